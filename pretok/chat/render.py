@@ -177,7 +177,7 @@ class Renderer:
         roles = [message["role"] for message in messages]
         bits = bits_of(pieces_made, slots, roles, self._markers, self._habits)
         _refuse_dropped(bits, slots, messages)
-        if shape is not None and trace.whole:
+        if shape is not None and trace.whole and self._template.reusable:
             guards = list({repr(guard): guard for guard in trace.guards}.values())
             if len(self._skeletons) >= MOST_SHAPES:
                 self._skeletons.clear()

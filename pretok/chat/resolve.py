@@ -23,6 +23,7 @@ from pretok.base.records import replace
 from pretok.base.storage import passes
 from pretok.chat.records import BadRecord
 from pretok.chat.template import ChatTemplate, DateNeeded
+from pretok.chat.text import Unusable
 from pretok.chat.turns import PROBES, Markers, gaps, learn_habits, probe
 from pretok.read.conversation import Conversation
 from pretok.read.readers import RecordFormat
@@ -148,7 +149,7 @@ def _texts(template: ChatTemplate) -> list[str]:
         for prompt in (False, True):
             try:
                 pieces, _ = probe(template, messages, prompt)
-            except DateNeeded:
+            except Unusable:
                 raise
             except TemplateError:
                 continue

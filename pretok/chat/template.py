@@ -17,26 +17,52 @@ from typing import Any
 from jinja2 import nodes
 from jinja2.exceptions import SecurityError, TemplateError
 from jinja2.ext import Extension, loopcontrols
+from jinja2.filters import do_indent, do_reverse
 from jinja2.nativetypes import NativeCodeGenerator
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
-from pretok.chat.text import STR_METHODS, Border, Piece, Text, Trace, Untracked, join_with, joined, to_json
+from pretok.chat.text import (
+    STR_METHODS,
+    Border,
+    Piece,
+    Text,
+    Trace,
+    Untracked,
+    Unusable,
+    join_with,
+    joined,
+    to_json,
+)
 
 MOST_STEPS = 200_000
 """Steps of loops, and calls, in one run: some tenths of a second."""
-FILTERS = frozenset(
+FOLLOWED = frozenset(
     (
-        "abs", "batch", "count", "d", "default", "dictsort", "first", "float", "groupby", "int", "items", "last",
-        "length", "list", "map", "max", "min", "reject", "rejectattr", "reverse", "round", "select", "selectattr",
-        "slice", "sort", "sum", "unique",
+        "capitalize", "count", "d", "default", "first", "items", "join", "last", "length", "list", "lower", "map",
+        "reject", "rejectattr", "replace", "reverse", "safe", "select", "selectattr", "string", "tojson", "trim",
+        "upper", "!=", "==", "boolean", "defined", "eq", "equalto", "false", "in", "integer", "iterable", "mapping",
+        "ne", "none", "number", "sequence", "true", "undefined",
     )
 )  # fmt: skip
-"""Jinja's own filters that make no text of content, or fail."""
-_LIKE_METHODS = ("upper", "lower", "title", "capitalize", "replace")
+"""Filters and tests that ask nothing of content but what `text.Trace` notes. A template with any other runs anew for
+each conversation, and no result of it is another's."""
+_OF_CONTAINERS = (
+    "batch", "count", "d", "default", "first", "items", "last", "length", "list", "map", "reject", "rejectattr",
+    "select", "selectattr", "slice",
+)  # fmt: skip
+"""Jinja's own filters that look at no text."""
+_LIKE_METHODS = ("upper", "lower", "capitalize", "replace")
+_THROUGH = ("float", "int", "title")
+"""Jinja's own filters whose result is a number, or content if what they are given is."""
+_OF_VALUES = ("abs", "dictsort", "groupby", "max", "min", "round", "sort", "sum", "unique")
+"""Jinja's own filters that take a text for something else where it is no `str`."""
+_REFUSED = {name for name in dir(str) if name[0] != "_"} - STR_METHODS
+_TAKE_NAMES = ("map", "reject", "rejectattr", "select", "selectattr")
+"""Filters whose arguments name filters or tests."""
 
 
-class DateNeeded(TemplateError):
+class DateNeeded(Unusable):
     """A template asks for the date, and the recipe has none."""
 
 
@@ -81,12 +107,22 @@ class _Sandbox(ImmutableSandboxedEnvironment):
         self.trace = Trace()
         self.left = 0
         self._date = date
-        own = {
-            name: getattr(self, f"_{name}") for name in ("trim", "join", "tojson", "string", "safe", "indent")
+        own = ("trim", "join", "tojson", "string", "safe", "indent", "reverse")
+        self.filters = {
+            **{name: self.filters[name] for name in _OF_CONTAINERS},
+            **{name: _through(self.filters[name]) for name in _THROUGH},
+            **{name: self._of_values(name, self.filters[name]) for name in _OF_VALUES},
+            **{name: _method_filter(name) for name in _LIKE_METHODS},
+            **{name: getattr(self, f"_{name}") for name in own},
+            "_steps": self._steps,
         }
-        likes = {name: _method_filter(name) for name in _LIKE_METHODS}
-        self.filters = {name: self.filters[name] for name in FILTERS} | own | likes
-        self.filters["_steps"] = self._steps
+        del (
+            self.tests["filter"],
+            self.tests["test"],
+            self.globals["lipsum"],
+        )  # of Jinja's names, and of chance
+        self.tests |= {name: _method_filter(f"is{name}") for name in ("lower", "upper")}
+        self.tests["sameas"] = self._of_values("sameas", self.tests["sameas"])
         self.tests["string"] = lambda value: isinstance(value, str | Text)
         self.tests["sequence"] = lambda value: isinstance(value, str | Text | list | tuple | dict)
         self.globals |= {
@@ -117,8 +153,12 @@ class _Sandbox(ImmutableSandboxedEnvironment):
         return self._of_str(obj, attribute) or super().getattr(obj, attribute)
 
     def getitem(self, obj: Any, argument: Any) -> Any:
-        if isinstance(obj, dict) and isinstance(argument, Text):
-            argument = argument.value if argument.value in obj else argument
+        if isinstance(argument, Text):
+            self.trace.whole = False
+            if isinstance(obj, dict) and argument.value in obj:
+                argument = argument.value
+            elif hasattr(obj, argument.value):
+                raise Untracked("content names an attribute")
         return self._of_str(obj, argument) or super().getitem(obj, argument)
 
     def _of_str(self, obj: Any, name: Any) -> Any:
@@ -165,13 +205,23 @@ class _Sandbox(ImmutableSandboxedEnvironment):
 
     _safe = _string
 
-    def _indent(self, value: Any, width: Any = 4, first: bool = False, blank: bool = False) -> Any:
-        if isinstance(value, Text):
-            raise Untracked("the filter indent on content")
-        space = width if isinstance(width, str) else " " * min(int(width), 100)
-        lines = value.split("\n")
-        rest = (line if not line and not blank else space + line for line in lines[1:])
-        return "\n".join([space * first + lines[0], *rest])
+    def _indent(self, value: Any, width: Any = 4, *args: Any, **named: Any) -> Any:
+        space = width if isinstance(width, str) else min(int(width), 100)
+        return _through(do_indent)(value, space, *args, **named)
+
+    def _reverse(self, value: Any) -> Any:
+        return value[::-1] if isinstance(value, Text) else do_reverse(value)
+
+    def _of_values(self, name: str, apply: Any) -> Any:
+        environment = (self,) if hasattr(apply, "jinja_pass_arg") else ()
+
+        def applied(value: Any, *args: Any, **named: Any) -> Any:
+            values = list(value) if isinstance(value, Iterator) else value
+            if _any_text((values, args, named)):
+                raise Untracked(f"`{name}` of content")
+            return apply(*environment, values, *args, **named)
+
+        return applied
 
     def _strftime_now(self, form: str) -> str:
         if not self._date:
@@ -194,7 +244,10 @@ def _raise(message: Any) -> None:
 
 def _any_text(values: Iterable[Any]) -> bool:
     return any(
-        isinstance(value, Text) or (isinstance(value, tuple | list) and _any_text(value)) for value in values
+        isinstance(value, Text)
+        or (isinstance(value, tuple | list) and _any_text(value))
+        or (isinstance(value, dict) and _any_text((*value, *value.values())))
+        for value in values
     )
 
 
@@ -211,11 +264,21 @@ def _method_filter(name: str) -> Any:
     return apply
 
 
+def _through(apply: Any) -> Any:
+    def applied(value: Any, *args: Any, **named: Any) -> Any:
+        return (
+            value.through(apply, *args, **named) if isinstance(value, Text) else apply(value, *args, **named)
+        )
+
+    return applied
+
+
 class ChatTemplate:
     """A compiled template. variables: names that every conversation sees: `bos_token`, tools, switches; date: what
     `strftime_now` formats, as YYYY-MM-DD, "" for a template that must not ask. Raises TemplateError for what is none.
 
-    constants: every text that the template itself can put; generation: whether it says what is generated.
+    constants: every text that the template itself can put; generation: whether it says what is generated; reusable:
+    whether what it makes of a conversation may be what it makes of another (`FOLLOWED`).
     """
 
     def __init__(self, source: str, variables: Mapping[str, Any], date: str = "") -> None:
@@ -240,6 +303,15 @@ class ChatTemplate:
         self.generation = any(
             node.identifier == _Generation.identifier for node in tree.find_all(nodes.ExtensionAttribute)
         )
+        self.reusable = True
+        for node in tree.find_all((nodes.Filter, nodes.Test)):
+            named = {node.name}
+            if node.name in _TAKE_NAMES:
+                named |= {one.value for one in node.args if isinstance(one, nodes.Const)}
+            self.reusable &= named & (self._sandbox.filters.keys() | self._sandbox.tests.keys()) <= FOLLOWED
+        for call in tree.find_all(nodes.Call):
+            if isinstance(call.node, nodes.Getattr) and call.node.attr in _REFUSED:
+                raise Untracked(f"it calls .{call.node.attr}() of a text, which is not followed")
         for loop in tree.find_all(nodes.For):
             if loop.recursive:
                 raise TemplateError("a recursive loop")

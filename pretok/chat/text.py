@@ -11,6 +11,7 @@ Placeholders in the place of content fail where a template looks at it (`| trim`
 
 What a template asks about content (is it empty, does it hold `</think>`) is noted in a `Trace` with the answer. Two
 conversations of the same shape that would answer alike are given the same by the template, which need not run again.
+Whatever else it does here says that the run is no other's (`whole`), before it does it.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
+from jinja2 import Undefined
 from jinja2.exceptions import TemplateError
 
 MOST_TEXT = 1 << 28
@@ -27,7 +29,11 @@ Ops = tuple[tuple[Any, ...], ...]
 """What was done to a value of a conversation: (name of a method of str, its arguments[, which of the results])."""
 
 
-class Untracked(TemplateError):
+class Unusable(TemplateError):
+    """A template needs what it cannot have, whatever the conversation: work with it does not begin."""
+
+
+class Untracked(Unusable):
     """A template does something to content that is not followed."""
 
 
@@ -68,11 +74,13 @@ _ONE = (
     "replace",
     "removeprefix",
     "removesuffix",
+    "casefold",
+    "swapcase",
 )
 _MANY = ("split", "rsplit", "splitlines", "partition", "rpartition")
 _ASKED = (
     "startswith", "endswith", "find", "rfind", "index", "rindex", "count", "isdigit", "isalpha", "isspace", "isalnum",
-    "isupper", "islower", "isnumeric", "isdecimal",
+    "isupper", "islower", "istitle", "isnumeric", "isdecimal", "isascii", "isidentifier", "isprintable",
 )  # fmt: skip
 STR_METHODS = frozenset((*_ONE, *_MANY, *_ASKED, "join"))
 """Methods of a string that a template may call."""
@@ -169,11 +177,10 @@ class Text:
         return joined((_text_or_str(other), self), self.trace)
 
     def __getitem__(self, at: Any) -> Text:
-        if isinstance(at, str):
-            raise TypeError("a text has no items by name")  # Jinja then looks for a method
+        self.trace.whole = False
+        found = self.value[at]  # an error here is no text to Jinja, as it is of a str
         if (part := self._only()) is not None:
-            self.trace.whole &= isinstance(at, slice) or not isinstance(at, Text)
-            return self._made(part, self.value[at], "__getitem__", (at,))
+            return self._made(part, found, "__getitem__", (at,))
         start, stop, step = (at if isinstance(at, slice) else slice(at, at + 1 or None)).indices(
             len(self.value)
         )
@@ -197,11 +204,15 @@ class Text:
     def __eq__(self, other: object) -> bool:
         return bool(isinstance(other, str | Text) and self._ask("__eq__", other))
 
-    def __lt__(self, other: Any) -> bool:
-        return bool(self._ask("__lt__", other))
-
-    def __gt__(self, other: Any) -> bool:
-        return bool(self._ask("__gt__", other))
+    def through(self, function: Callable[..., Any], *args: Any, **named: Any) -> Any:
+        """What a function makes of the characters: a number, or a text that is content as a whole."""
+        self.trace.whole = False
+        made = function(self.value, *args, **named)
+        if not isinstance(made, str):
+            return made
+        if (part := self._only()) is None:
+            raise Untracked("a filter on text that is made of template and content")
+        return Text((part._replace(text=made),), self.trace)
 
     def __hash__(self) -> int:
         self.trace.whole = False
@@ -223,7 +234,8 @@ def _method(name: str, way: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-for _names, _way in ((_ONE, Text._one), (_MANY, Text._many), (_ASKED, Text._ask)):
+_COMPARED = ("__lt__", "__le__", "__gt__", "__ge__")
+for _names, _way in ((_ONE, Text._one), (_MANY, Text._many), ((*_ASKED, *_COMPARED), Text._ask)):
     for _name in _names:
         setattr(Text, _name, _method(_name, _way))
 
@@ -242,7 +254,7 @@ def joined(values: Iterable[Any], trace: Trace) -> Any:
             parts.extend(value.parts)
         elif type(value) is Border:
             parts.append(value)
-        elif text := value if type(value) is str else str(value):
+        elif text := value if type(value) is str else _printed(value):
             parts.append(text)
     if all(type(part) is str for part in parts):
         whole = "".join(parts)  # type: ignore[arg-type]
@@ -250,6 +262,13 @@ def joined(values: Iterable[Any], trace: Trace) -> Any:
             raise TemplateError(f"it makes a text of more than {MOST_TEXT:,} characters")
         return whole
     return Text(tuple(parts), trace)
+
+
+def _printed(value: Any) -> str:
+    """`str` of what holds no content, as Jinja puts it."""
+    if isinstance(value, Iterator) or (callable(value) and not isinstance(value, Undefined)):
+        raise Untracked(f"it puts the address of a {type(value).__name__} into the text")
+    return str(value)
 
 
 def join_with(between: Any, values: Iterable[Any], trace: Trace) -> Any:

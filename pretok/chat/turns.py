@@ -20,8 +20,8 @@ from jinja2.exceptions import TemplateError
 
 from pretok.chat.records import ROLES, Slot, wrapped
 from pretok.chat.spans import ANSWER, CALL, TEMPLATE, THINKING
-from pretok.chat.template import ChatTemplate, DateNeeded
-from pretok.chat.text import Border, Ops, Part, Piece, Trace
+from pretok.chat.template import ChatTemplate
+from pretok.chat.text import Border, Ops, Part, Piece, Trace, Unusable
 
 _ASSISTANT = (ANSWER, THINKING, CALL)
 _SPLIT_THINKING = ("split", ("</think>",), 0)
@@ -111,7 +111,7 @@ def learn_habits(template: ChatTemplate, markers: Markers) -> Habits:
     for messages in ([_USER], [_SYSTEM, _USER], [_USER, _CALL, _TOOL], [_USER, _ANSWER], [_SYSTEM]):
         try:
             pieces, _ = probe(template, messages, prompt=True)
-        except DateNeeded:
+        except Unusable:
             raise
         except TemplateError:
             continue
@@ -122,6 +122,8 @@ def learn_habits(template: ChatTemplate, markers: Markers) -> Habits:
     for messages in PROBES:
         try:
             pieces, _ = probe(template, messages)
+        except Unusable:
+            raise
         except TemplateError:
             continue
         for (before, after), bits in gaps(pieces, markers):

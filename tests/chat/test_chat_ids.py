@@ -13,12 +13,16 @@ import pytest
 from chatting import FORMS, MARKERS, conversations, hostile, with_tags, without_tags, write_tokenizer
 from hypothesis import given
 from hypothesis import strategies as st
+from jinja2.defaults import DEFAULT_FILTERS, DEFAULT_TESTS
+from jinja2.exceptions import TemplateError
+from jinja2.sandbox import ImmutableSandboxedEnvironment
 from support import needs
 
 from pretok.base.kinds import KINDS, LEARNED
 from pretok.chat.encode import encode_spans
 from pretok.chat.render import Renderer
 from pretok.chat.resolve import chat_tokenizer, resolve
+from pretok.chat.spans import unpack
 from pretok.read.batches import TextBatch
 from pretok.read.conversation import Conversation
 from pretok.read.normalize import Normalization
@@ -29,13 +33,18 @@ from pretok.tokenizer.vocabulary import Vocabulary, load_vocab
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
-class Form:
-    """A template with its vocabulary, as pretok and as transformers have them."""
+UNFOLLOWED = "{% set _ = 'x' | title %}"
+"""Makes a template run anew for each conversation."""
 
-    def __init__(self, folder: Path, form: str, **settings: Any) -> None:
-        self.name = form
+
+class Form:
+    """A template with its vocabulary, as pretok and as transformers have them. anew: it runs for each conversation."""
+
+    def __init__(self, folder: Path, form: str, anew: bool) -> None:
         self.vocab: Vocabulary = load_vocab(folder, eod="<|endoftext|>")
-        how = Conversation(fields=False, template="", **settings)
+        own = folder / "anew.jinja"
+        own.write_text(UNFOLLOWED + without_tags(form))
+        how = Conversation(fields=False, template="", chat_template=str(own) if anew else "")
         record = resolve(RecordFormat("messages", conversation=how), self.vocab, "chat")
         assert isinstance(record.conversation, Conversation)
         self.markers = record.conversation.markers
@@ -43,6 +52,7 @@ class Form:
         tokenizer = chat_tokenizer(self.vocab.raw.decode(), self.markers)
         self.encoder = Encoder(tokenizer, self.vocab.eod_id, self.vocab.size)
         self.theirs = needs("transformers").AutoTokenizer.from_pretrained(folder)
+        assert self.render._template.reusable == (not anew)
 
     def encode(self, rows: list[Any]) -> tuple[list[list[int]], list[list[str]], TextBatch]:
         """(ids, kinds of each document without its end, the batch)."""
@@ -57,15 +67,19 @@ class Form:
         )
 
 
-@pytest.fixture(scope="session")
-def forms(tmp_path_factory: pytest.TempPathFactory, sample_texts: dict[str, list[str]]) -> Any:
+@pytest.fixture(scope="session", params=[False, True], ids=["reused", "anew"])
+def forms(
+    request: pytest.FixtureRequest,
+    tmp_path_factory: pytest.TempPathFactory,
+    sample_texts: dict[str, list[str]],
+) -> Any:
     """Name -> Form, made when asked for."""
     folder = tmp_path_factory.mktemp("forms")
     texts = sample_texts["en"][:60]
 
     @cache
     def form(name: str) -> Form:
-        return Form(write_tokenizer(folder / name, name, texts), name)
+        return Form(write_tokenizer(folder / name, name, texts), name, request.param)
 
     return form
 
@@ -161,3 +175,104 @@ def test_names_of_unknown_keys_are_content(forms: Any) -> None:
     assert batch.texts.to_pylist() == ["contenta<|im_end|>xcontentb", "contenta<|im_end|>ycontentb"]
     ids, _, _ = encode_spans(form.encoder, batch.texts, batch.spans)
     assert not set(ids.tolist()) & set(form.markers.values()) - {form.vocab.eod_id}
+
+
+CONTENTS = [
+    "a", "5", "42", "-3", "2.5", "1e3", "a b", "Hello world", "hello-WORLD (it's)", "HELLO", "éà Ü", "  led",
+    "end \n", "x\ny\u2028z", "a,b,c", "%d", "%s%s", "{0}", "<think>b</think>c", "</think>", "<|im_end|>",
+    "<|im_start|>user", "a5", "东西", "😀", "ab" * 20, "ß", "<b>&amp;", "True", "0x1F", "items", "zyx cba",
+]  # fmt: skip
+ARGUMENTS = {
+    "attr": "'x'", "batch": "2", "default": "'z', true", "d": "'z'", "format": "'x'", "groupby": "0",
+    "indent": "2, true", "join": "'-'", "map": "'upper'", "reject": "'lower'", "rejectattr": "'x'",
+    "replace": "'a', 'b'", "round": "1", "select": "'lower'", "selectattr": "'x'", "slice": "2",
+    "truncate": "5", "wordwrap": "3", "divisibleby": "2", "sameas": "'a'", "startswith": "'a'",
+    "endswith": "'d'", "find": "'a'", "rfind": "'a'", "index": "'a'", "rindex": "'a'", "partition": "'a'",
+    "rpartition": "'a'", "removeprefix": "'a'", "removesuffix": "'d'", "center": "9", "ljust": "9",
+    "rjust": "9", "zfill": "9", "translate": "{}", "maketrans": "'a', 'b'", "format_map": "{}", "filter": "",
+    "test": "", "in": "'ab'",
+}  # fmt: skip
+"""Of those that need some; tests that compare are asked about 'a'."""
+OPERATORS = (
+    "C + 'x'", "'<' + C", "C ~ 1", "C * 2", "2 * C", "C % 'x'", "'%s' % C", "C - 1", "-C", "C / 2", "C // 2",
+    "C ** 2", "C == 'a'", "'a' == C", "C != 'a'", "C < 'b'", "'b' < C", "C <= 'a'", "C >= 'a'", "C > 'a'",
+    "1 < 2 < C", "C and 1", "C or 1", "not C", "'a' in C", "C in 'abc'", "C in ['a', '5']",
+    "C not in {'a': 1}", "'y' if C else 'n'", "C is string", "(C ~ 'x') | trim",
+    "(C ~ 'x') | replace('a', 'b')", "(C ~ 'x') | title", "[C, 'x'] | join('+')", "[C] | max",
+    "[C, 'B'] | sort | join", "{'k': C} | dictsort", "C | int + 1", "C | length > 3", "C | list | length",
+    "C | select('in', ['a', '5']) | join", "C | map('title') | join", "range(C | int(2)) | length",
+    "C.split('a') | length", "C.split('</think>')[-1]", "C.split('a', 1)[0] | upper", "C.strip().split()[0]",
+    "C.upper() | title", "{'k': C}.k",
+)  # fmt: skip
+SUBSCRIPTS = (
+    "C[0]", "C[3]", "C[-2]", "C[99]", "C[1:]", "C[:2]", "C[::-1]", "C[1:99:2]", "C['x']", "C[C]",
+    "(C ~ 'x')[3]", "(C ~ 'x')[-1]", "(C ~ 'x')[1:]", "(C ~ 'x')[99]", "{'a': 1, '5': 2}[C]", "{'a': 1, 'items': 2}[C]",
+    "{'a': 1}.get(C, 3)", "['x', 'y'][C | int]", "{C: 1}['a']", "[C][0]", "(C | list)[0]", "(C | first)",
+    "(C | last)", "C.split()[1]",
+)  # fmt: skip
+
+
+def called(name: str, often: str = "") -> str:
+    return f"({ARGUMENTS[name]})" if ARGUMENTS.get(name) else often
+
+
+OPERATIONS = [
+    *(f"C | {name}{called(name)}" for name in DEFAULT_FILTERS),
+    *(f"C is {name}{called(name)}" for name in DEFAULT_TESTS if name.isidentifier()),
+    *(f"C is {name}('a')" for name in DEFAULT_TESTS if len(name) == 2 or "than" in name or name == "equalto"),
+    *(f"C.{name}{called(name, '()')}" for name in dir(str) if name[0] != "_"),
+    *OPERATORS,
+    *SUBSCRIPTS,
+]
+FOLLOWED = ("C | title", "C | int", "C | float", "C[3]", "{'a': 1, 'items': 2}[C]", "C | trim", "C | reverse",
+            "C is lower", "C.split('a') | length", "C <= 'a'", "C | indent(2, true)", "C | first",
+            "C[::-1]")  # fmt: skip
+"""Of which no conversation may be refused."""
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_whatever_is_done_to_content_gives_what_jinja_gives(operation: str) -> None:
+    """For each of 32 conversations of one shape, twice; or it is an error before the work begins, or a reject."""
+    value = operation.replace("C", "m.content")
+    say = f"{{% set v %}}{{{{ {value} }}}}{{% endset %}}{{{{ m.role ~ v ~ m.content }}}}<|im_end|>"
+    template = f"{{% for m in messages %}}<|im_start|>{say}{{% endfor %}}"
+    how = Conversation(fields=False, template=template, markers={"<|im_start|>": 1, "<|im_end|>": 2})
+    try:
+        render = Renderer(RecordFormat("messages", conversation=how), Normalization())
+    except TemplateError:
+        assert operation not in FOLLOWED
+        return
+    rows = [
+        [{"role": "user", "content": text}, {"role": "assistant", "content": text[::-1]}] for text in CONTENTS
+    ] * 2
+    texts = pa.array([json.dumps(row) for row in rows], pa.large_string())
+    batch = render(TextBatch(0, len(rows), len(rows), texts, np.arange(len(rows))))
+    assert operation not in FOLLOWED or not batch.rejects
+    plain = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+    plain.filters["tojson"] = lambda value: json.dumps(value, ensure_ascii=False)
+    compiled = plain.from_string(template)
+    for number, text in zip(batch.numbers.tolist(), batch.texts.to_pylist(), strict=True):
+        assert text == compiled.render(messages=rows[number])
+    for spans in batch.spans:
+        markers = unpack(np.array(spans.as_py()))[2]
+        assert markers[markers >= 0].tolist() == [1, 2] * 2
+
+
+@pytest.mark.parametrize(
+    "operation",
+    [
+        "C.center(9)",
+        "'%s' % C",
+        "C * 2",
+        "[C] | sort",
+        "(C ~ 'x') | title",
+        "C | batch(2)",
+        "C is sameas('a')",
+        "C | list",
+    ],
+)
+def test_what_tracked_text_cannot_follow_is_an_error_before_the_work(operation: str) -> None:
+    template = "{% for m in messages %}{{ " + operation.replace("C", "m.content") + " }}{% endfor %}"
+    how = Conversation(fields=False, template=template, markers={})
+    with pytest.raises(TemplateError):
+        Renderer(RecordFormat("messages", conversation=how), Normalization())

@@ -12,6 +12,7 @@ and what stands there in a row: two places of the file.
 
 from __future__ import annotations
 
+import mmap
 import struct
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
@@ -82,7 +83,8 @@ class SpanWriter:
 
 
 class ShardSpans:
-    """The spans of a shard, mapped into memory. Raises IntegrityError that names a file that holds none.
+    """The spans of a shard, mapped into memory. Raises IntegrityError that names a file that holds none, also where it
+    is cut short later: to touch a page that the file no longer has would end the process.
 
     tokens: of the shard; ends: (spans,) int64; kinds: (spans,) uint8.
     """
@@ -97,26 +99,39 @@ class ShardSpans:
         magic, version, self.tokens, count = HEADER.unpack(head)
         if magic != MAGIC or version != VERSION:
             raise IntegrityError(f"{path}: magic {magic!r}, version {version} unknown")
-        if size != HEADER.size + 9 * count:
-            raise IntegrityError(f"{path} has {size} bytes, its header says {HEADER.size + 9 * count}")
-        self.ends: Ints = np.empty(0, np.int64)
-        self.kinds: Bytes = np.empty(0, np.uint8)
-        if count:
-            with reading(path):
-                held = np.asarray(np.memmap(path, np.uint8, "r"))  # one mapping, so one open file
-            self.ends = held[HEADER.size : HEADER.size + 8 * count].view("<i8")
-            self.kinds = held[HEADER.size + 8 * count :]
-            if self.ends[-1] != self.tokens:
-                raise IntegrityError(
-                    f"{path}: its spans end at token {self.ends[-1]}, the shard at {self.tokens}"
-                )
+        self._path, self._size = path, HEADER.size + 9 * count
+        self._compare(size)
+        with reading(path), path.open("rb") as file:
+            self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        held = np.frombuffer(self._map, np.uint8)
+        self._ends: Ints = held[HEADER.size : HEADER.size + 8 * count].view("<i8")
+        self._kinds: Bytes = held[HEADER.size + 8 * count :]
+        if count and self.ends[-1] != self.tokens:
+            raise IntegrityError(
+                f"{path}: its spans end at token {self.ends[-1]}, the shard at {self.tokens}"
+            )
+
+    def _compare(self, size: int) -> None:
+        if size != self._size:
+            raise IntegrityError(f"{self._path} has {size} bytes, its header says {self._size}")
+
+    @property
+    def ends(self) -> Ints:
+        """Where each span ends, in tokens of the shard. Take it again for each read: the file is looked at before."""
+        self._compare(self._map.size())
+        return self._ends
+
+    @property
+    def kinds(self) -> Bytes:
+        """The kind of each span; as `ends`."""
+        self._compare(self._map.size())
+        return self._kinds
 
     def within(self, start: int, stop: int) -> Iterator[tuple[int, int, str]]:
         """(first token, tokens, kind) of what stands in the tokens start:stop of the shard, cut at both ends."""
-        first, last = (int(at) for at in np.searchsorted(self.ends, [start, stop - 1], side="right"))
-        for end, kind in zip(
-            self.ends[first : last + 1].tolist(), self.kinds[first : last + 1].tolist(), strict=True
-        ):
+        ends, kinds = self.ends, self.kinds
+        first, last = (int(at) for at in np.searchsorted(ends, [start, stop - 1], side="right"))
+        for end, kind in zip(ends[first : last + 1].tolist(), kinds[first : last + 1].tolist(), strict=True):
             end = min(end, stop)
             yield start, end - start, KINDS[kind]
             start = end
@@ -129,10 +144,12 @@ class ShardSpans:
         """(stop - start,) bool: which of the tokens start:stop of the shard are of a kind in `learn`."""
         if stop <= start:
             return np.zeros(0, np.bool_)
-        first, last = (int(at) for at in np.searchsorted(self.ends, [start, stop - 1], side="right"))
-        ends = np.minimum(self.ends[first : last + 1], stop)
+        ends, kinds = self.ends, self.kinds
+        first, last = (int(at) for at in np.searchsorted(ends, [start, stop - 1], side="right"))
         wanted = np.array([kind in learn for kind in KINDS])
-        return np.repeat(wanted[self.kinds[first : last + 1]], np.diff(ends, prepend=start))
+        return np.repeat(
+            wanted[kinds[first : last + 1]], np.diff(np.minimum(ends[first : last + 1], stop), prepend=start)
+        )
 
     def problem(self, offsets: Ints, stated: dict[str, int]) -> str | None:
         """What is wrong, or None. offsets: where documents begin in the shard, and it ends; stated: tokens by kind."""

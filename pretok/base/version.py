@@ -5,6 +5,7 @@ Input: the name of a package. Output: nothing, or UsageError where a version is 
 
 from __future__ import annotations
 
+import os
 from importlib.metadata import version
 
 from pretok.base.errors import UsageError
@@ -18,6 +19,6 @@ def refuse_untried(package: str, *known: str) -> None:
     found = version(package)
     if not any(f"{found}.".startswith(f"{one}.") for one in known):
         raise UsageError(
-            f"{package} {found} is not known to work with this version of pretok; known are "
+            f"{package} {found} on {os.uname().nodename} is not known to work with this version of pretok; known are "
             f"{', '.join(f'{one}.*' for one in known)}: pip install '{package}=={known[-1]}.*'"
         )

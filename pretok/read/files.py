@@ -168,7 +168,8 @@ def what_changed(file: InputFile, before: Stamp) -> str:
         else:
             _, _, size, identity = tried(lambda: identify(file.path))
     except (OSError, UsageError) as error:
-        return masked(f"changed since it was planned: {error}")
+        told: str = masked(f"changed since it was planned: {error}")
+        return told
     if size != file.size:
         return f"changed since it was planned: it had {file.size:,} bytes and has {size:,}"
     if identity != file.identity:

@@ -39,7 +39,8 @@ _urls: dict[str, str] = {}
 def name_url(url: str) -> str:
     """What an input is called: its path, of a URL without user, password and query. So another token in the query
     names the same input. `url_of` gives the URL that was named so last."""
-    if not is_remote(url) or (name := masked(url)) == url:
+    name: str = masked(url) if is_remote(url) else url
+    if name == url:
         return url
     _urls[name] = url
     return name

@@ -6,6 +6,7 @@ folder; MismatchError where another engine would give other ids to the rest.
 
 from __future__ import annotations
 
+import os
 import platform
 from collections.abc import Iterable, Mapping
 from functools import cache
@@ -48,8 +49,9 @@ def refuse_other_engine(shards: Path, made: Mapping[str, str], console: Console)
     if engines := [name for name in others if name in ENGINES]:
         name = engines[0]
         raise MismatchError(
-            f"{shards} holds ids of {name} {made[name]}, and here is {name} {now[name]}, which may give other ids to "
-            f"the same text: pip install {name}=={made[name].rpartition(', ')[2]}, or use another --out folder"
+            f"{shards} holds ids of {name} {made[name]}, and {os.uname().nodename} has {name} {now[name]}, which may "
+            f"give other ids to the same text: pip install {name}=={made[name].rpartition(', ')[2]}, or use another "
+            "--out folder"
         )
     if others:
         told = ", ".join(f"{name} {made[name]} (now {now[name]})" for name in others)

@@ -444,7 +444,9 @@ def test_a_tokenizer_that_is_not_the_shards_is_refused(view: View, tmp_path: Pat
 
 def test_a_version_that_nobody_tried_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tried, "version", lambda package: "0.31.0")
-    with pytest.raises(UsageError, match=r"torchtitan 0\.31\.0 is not known to work .* known are 0\.3\.\*"):
+    with pytest.raises(
+        UsageError, match=r"torchtitan 0\.31\.0 on \S+ is not known to work .* known are 0\.3\.\*"
+    ):
         tried.refuse_untried("torchtitan", "0.3")
     monkeypatch.setattr(tried, "version", lambda package: "0.3")
     tried.refuse_untried("torchtitan", "0.3")

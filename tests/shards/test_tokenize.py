@@ -43,6 +43,7 @@ from pretok.shards.manifest import FILE_NAME, load_manifest
 from pretok.shards.task import PartRecord, TokenizeTask, tokenize_partition
 from pretok.tokenizer.encoder import TRIED
 
+NODE = os.uname().nodename
 ROLLS = 250
 """Repetitions that make one file hold several batches, so that it rolls over."""
 
@@ -508,7 +509,9 @@ def test_ids_of_two_engines_are_not_mixed(tmp_path, inputs, vocab_dir, here, mon
     before = contents(first.shards_dir)
     for engine in ("gigatoken", "tokenizers"):
         installed(engine, "99.1")
-        with pytest.raises(MismatchError, match=f"ids of {engine} .*and here is {engine} 99.1.*pip install"):
+        with pytest.raises(
+            MismatchError, match=f"ids of {engine} .*and {NODE} has {engine} 99.1.*pip install"
+        ):
             run(again, here)
     kept = contents(first.shards_dir)
     assert {path: kept[path] for path in before} == before
@@ -533,7 +536,7 @@ def test_a_worker_of_another_environment_gives_no_ids(
 
     with StopFlag() as stop, Engine(workers, address, stop) as engine:
         driver_has(gigatoken="99.1")
-        with pytest.raises(MismatchError, match=r"gigatoken 99\.1.*and here is gigatoken"):
+        with pytest.raises(MismatchError, match=rf"gigatoken 99\.1.*and {NODE} has gigatoken"):
             run(made, engine)
         assert not list(made.shards_dir.rglob("*.bin"))
         driver_has(pyarrow="99.1")
@@ -548,7 +551,7 @@ def test_an_engine_that_nobody_tried_is_refused(tmp_path, inputs, vocab_dir, her
     monkeypatch.setattr("pretok.shards.task._loaded", {})
     made = recipe(tmp_path, vocab_dir, {"it": inputs["it"]})
     with pytest.raises(
-        UsageError, match=rf"gigatoken {found} is not known .* known are {TRIED}\.\*: pip install"
+        UsageError, match=rf"gigatoken {found} on {NODE} is not known .* known are {TRIED}\.\*: pip install"
     ):
         run(made, here)
     assert not list(made.shards_dir.rglob("*.bin"))

@@ -39,6 +39,9 @@ from pretok.shards.manifest import LEDGER_SUFFIX
 
 WINDOW = 65_536
 """Documents of a row group."""
+PIECE = 8192
+"""Rows that are put together as they come, so that nothing holds a row group twice. Where pieces of an array begin
+decides bytes of a file; with these they are those of a row group in one piece."""
 _DIGITS = np.frombuffer(b"0123456789abcdef", np.uint8)
 SCHEMA = pa.schema(
     [
@@ -120,8 +123,9 @@ class LedgerWriter:
     def __init__(self, prefix: Path, schema: pa.Schema = SCHEMA) -> None:
         self.documents = 0
         self._schema = schema
-        self._held: list[pa.RecordBatch] = []
-        self._rows = 0
+        self._pieces: list[pa.Table] = []
+        self._loose: list[pa.RecordBatch] = []
+        self._rows = 0  # of the loose batches
         self._file = TreeFile(ledger_path(prefix))
         self._writer = pq.ParquetWriter(
             pa.PythonFile(self._file, mode="w"),
@@ -141,21 +145,29 @@ class LedgerWriter:
 
     def append(self, rows: pa.RecordBatch) -> None:
         """Add rows of the schema."""
-        self._held.append(rows)
+        self._loose.append(rows)
         self._rows += len(rows)
         self.documents += len(rows)
-        while self._rows >= WINDOW:
-            self._write_window()
+        if self._rows < PIECE:
+            return
+        loose = pa.Table.from_batches(self._loose, self._schema)
+        whole = len(loose) // PIECE * PIECE
+        rest = loose.slice(whole)
+        self._loose, self._rows = rest.to_batches(), len(rest)
+        for at in range(0, whole, PIECE):
+            self._pieces.append(loose.slice(at, PIECE).combine_chunks())
+            if len(self._pieces) == WINDOW // PIECE:
+                self._write_window()
 
     def _write_window(self) -> None:
-        held = pa.Table.from_batches(self._held, self._schema)
-        window, rest = held.slice(0, WINDOW), held.slice(WINDOW)
-        self._writer.write_table(window.combine_chunks(), row_group_size=WINDOW)
-        self._held, self._rows = rest.to_batches(), len(rest)
+        self._writer.write_table(pa.concat_tables(self._pieces), row_group_size=WINDOW)
+        self._pieces = []
 
     def seal(self) -> SealedLedger:
         """Flush and rename."""
         if self._rows or not self.documents:
+            self._pieces.append(pa.Table.from_batches(self._loose, self._schema).combine_chunks())
+        if self._pieces:
             self._write_window()
         self._writer.close()
         self._file.seal()

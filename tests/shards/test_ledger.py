@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import resource
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 import xxhash
 import zstandard
+from support import ROOT
 from tokenizing import contents, recipe, run
 
 from pretok.audit.verify_job import run_verify
@@ -153,6 +157,30 @@ def test_a_field_with_the_name_of_a_column_is_kept_beside_it(
 def removed(shards: Path, where: str) -> Manifest:
     run_remove(Request(shards, "why", where=where), SILENT)
     return load_manifest(shards)
+
+
+def test_kept_values_of_a_row_group_are_held_once(tmp_path: Path) -> None:
+    """With what writing one column takes; putting them together at the end took them twice. In a process of its own, as
+    Arrow counts what a process ever took."""
+    code = """
+import sys, numpy as np, pyarrow as pa
+from pathlib import Path
+from pretok.shards.ledger import SCHEMA, WINDOW, LedgerWriter, ledger_rows
+schema = pa.schema([*SCHEMA, pa.field("id", pa.large_string())])
+n = np.arange(1000)
+with LedgerWriter(Path(sys.argv[1]), schema) as writer:
+    for start in range(0, WINDOW + 1, 1000):
+        kept = pa.array([f"{'x' * 1000}{start + i:024}" for i in range(1000)], pa.large_string())
+        rows = (n, n, n.astype(np.int32), n, np.zeros((1000, 2), np.uint64))
+        writer.append(ledger_rows(pa.array(["f"] * 1000), *rows, [kept], schema))
+    writer.seal()
+print(pa.default_memory_pool().max_memory() / (1024 * WINDOW))
+"""
+    command = [sys.executable, "-c", code, str(tmp_path / "a")]
+    done = subprocess.run(
+        command, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True
+    )
+    assert float(done.stdout) < 1.6, done.stderr
 
 
 @pytest.mark.parametrize(

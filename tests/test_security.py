@@ -10,6 +10,8 @@ import os
 import pickle
 import re
 import socket
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 

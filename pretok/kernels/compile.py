@@ -107,7 +107,7 @@ def is_few(size: int) -> bool:
     return size <= FEW
 
 
-class _Teller(event.Listener):
+class _Teller(event.Listener):  # type: ignore[misc]  # mypy does not read numba
     """Tells when Numba begins to compile and when it ends, not for each of the functions that a function calls."""
 
     def __init__(self) -> None:

@@ -255,7 +255,6 @@ def _most_records(block: Bytes) -> int:
         U8,
         U8,
         I64,
-        I64,
         types.int64,
         types.int64,
         types.boolean,
@@ -272,7 +271,6 @@ def _parse_block(
     block: Bytes,
     field: Bytes,
     path: Ints,
-    whole: Ints,
     longest: int,
     longest_line: int,
     blank: bool,
@@ -288,6 +286,7 @@ def _parse_block(
     record; (lines, records, texts). blank: whether a blank line stands before the block, which goes on."""
     closers = np.empty(MAX_DEPTH, np.uint8)
     scratch = np.empty(6 * len(field) + 1, np.uint8)  # the longest escaped key and its quote
+    whole = np.array([0, len(field) + 1])
     source, target = block.ctypes, out.ctypes
     lines = records = texts = size = at = 0
     offsets[0] = 0
@@ -296,14 +295,13 @@ def _parse_block(
         if end - at > longest_line:
             found, begin, stop = TOO_LONG, -1, -1
         else:
-            keys = path
-            while True:
+            found, size, begin, stop = _parse_line(
+                source, at, end, field, path, longest, raw, target, size, closers, scratch
+            )
+            if found == MISSING and len(path) > 2:
                 found, size, begin, stop = _parse_line(
-                    source, at, end, field, keys, longest, raw, target, size, closers, scratch
+                    source, at, end, field, whole, longest, raw, target, size, closers, scratch
                 )
-                if found != MISSING or len(keys) == 2:
-                    break
-                keys = whole  # no such path, but the name may be that of one key
         if found != BLANK or not blank:
             starts[records] = at
             numbers[records] = lines
@@ -364,7 +362,6 @@ def parse_lines(
         block,
         field,
         _path(field.tobytes()),
-        np.array([0, len(field) + 1]),
         longest,
         longest_line,
         after_blank,

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from pretok.base.console import Counts
-from pretok.base.gauge import COMPILING
 
+COMPILING = "compiling"
+"""How many processes compile at this moment: a count that is no part of what was done."""
 listeners: list[Callable[[Counts], object]] = []
 """Who is told, the newest last."""
 

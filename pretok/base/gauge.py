@@ -15,6 +15,7 @@ from typing import NamedTuple
 from msgspec import field
 from rich.cells import cell_len
 
+from pretok.base.compiling import COMPILING
 from pretok.base.records import Count, Record
 from pretok.base.units import duration, human_bytes, plural
 
@@ -27,8 +28,6 @@ REFUSED = "refused bytes"
 """Bytes of records that are no documents: they are read too."""
 OF_SOURCE = "bytes:"
 """How the bytes of one source are named among the counts."""
-COMPILING = "compiling"
-"""How many processes compile at this moment, which is no part of what was done."""
 
 
 class _Field(NamedTuple):

@@ -239,6 +239,7 @@ def run_annotate(request: Request, engine: Engine, console: Console) -> Annotate
             run(join.find_keys, groups, "file")
             joined = run(join.join_bucket, range(buckets), "bucket")
             _refuse_conflicts(request, inputs, columns, joined)
+            _refuse_unmatched(manifest, request, inputs, join, groups, joined)
             parts = run(join.write_rows, groups, "file")
             unused, unmatched = _list_unused(request, inputs, join, folder / f"unmatched-{mark}.parquet")
         record = AnnotationRecord(
@@ -378,6 +379,29 @@ def _refuse_conflicts(
         raise UsageError(
             "rows of one key say different things:\n  " + listed(told, SHOWN, "\n  ", count=count)
         )
+
+
+def _refuse_unmatched(
+    manifest: Manifest,
+    request: Request,
+    inputs: Sequence[InputFile],
+    join: Join,
+    groups: Sequence[Group],
+    joined: Sequence[Joined],
+) -> None:
+    """UsageError where no row has the key of a document."""
+    if any(one.used for one in joined):
+        return
+    files = listed([file.path for file in inputs], SHOWN)
+    unused = (pq.read_table(join.unused(at), partitioning=None) for at in range(join.buckets))
+    row = next((list(table.slice(0, 1).to_pylist()[0].values()) for table in unused if len(table)), None)
+    if row is None:
+        raise UsageError(f"{files} holds no row")
+    first = min(number for one in joined for number in one.lonely)
+    raise UsageError(
+        f"no row of {files} matches a document: the rows have keys like {_key_text(request, row[2:])}, the documents "
+        f"like {next(_keys_of(manifest, request, groups, [first]))}"
+    )
 
 
 def _same(one: object, other: object) -> bool:

@@ -458,7 +458,7 @@ def mix(
     kinds = dict(_named(pair, "--learn") for pair in learn or ())
     learned = {name: tuple(kind.strip() for kind in text.split(",")) for name, text in kinds.items()}
     request = MixRequest(make_mix(table, "", options), split or "train", after, beside, learned)
-    report = run_mix(shards, out, request) if out else plan_mix(manifest, request)[1]
+    report = run_mix(shards, out, request) if out else plan_mix(manifest.sized(), request)[1]
     if json:
         print_json(report)
     else:

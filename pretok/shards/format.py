@@ -174,14 +174,20 @@ class ShardReader:
         return view
 
 
+def check_size(path: Path, size: int) -> None:
+    """IntegrityError unless a file is there and has so many bytes."""
+    with reading(path):
+        try:
+            found = path.stat().st_size
+        except FileNotFoundError:
+            raise IntegrityError(f"{path} is missing") from None
+    if found != size:
+        raise IntegrityError(f"{path} has {found:,} bytes, {size:,} expected")
+
+
 def map_tokens(bin_path: Path, dtype: np.dtype[np.generic], tokens: int) -> Tokens:
     """Memory-map a `.bin` of `tokens` ids; IntegrityError when its size is another."""
-    with reading(bin_path):
-        size = bin_path.stat().st_size
-    if size != tokens * dtype.itemsize:
-        raise IntegrityError(
-            f"{bin_path} has {size} bytes, expected {tokens} tokens of {dtype.itemsize} bytes"
-        )
+    check_size(bin_path, tokens * dtype.itemsize)
     if tokens == 0:  # an empty file cannot be mapped
         return np.empty(0, dtype)
     with reading(bin_path):

@@ -55,7 +55,7 @@ from pretok.base.storage import (
 )
 from pretok.base.tokens import token_dtype
 from pretok.base.tree import NODES_SUFFIX, compare_root, entry_hash, fold, nodes_path
-from pretok.shards.format import SealedShard, ShardReader
+from pretok.shards.format import SealedShard, ShardReader, check_size, index_size
 
 FORMAT = "pretok-shards"
 VERSION = 6
@@ -494,6 +494,18 @@ class Manifest(Record, frozen=True, dict=True, omit_defaults=True):
         if path in self.roots:
             compare_root(path, self.roots[path])
         return path.exists()
+
+    def sized(self) -> Manifest:
+        """The same, after a look at each shard's size. Raises IntegrityError where a `.bin` or `.idx` is missing or
+        has another size."""
+        for shard in self.shards:
+            sizes = (shard.bin_path, shard.file_bytes), (shard.index_path, index_size(shard.documents))
+            for path, size in sizes:
+                try:
+                    check_size(path, size)
+                except IntegrityError as error:
+                    raise IntegrityError(f"{error}; run pretok verify {self.folder}") from None
+        return self
 
     @property
     def numbered(self) -> Iterator[tuple[Shard, int]]:

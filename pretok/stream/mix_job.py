@@ -189,7 +189,7 @@ def run_mix(shards: Path, out: Path, request: MixRequest) -> MixReport:
     when it is another one, which a run may depend on.
     """
     refuse_another_mix(out, request)
-    now, folder = load_manifest(shards), out.parent / FOLDER
+    now, folder = load_manifest(shards).sized(), out.parent / FOLDER
     # A mix that was made before the shards grew stays what was asked for.
     standing = out.exists() and request.after is None
     manifest = (now.as_of(load_mix(out).manifest) if standing else None) or now
@@ -780,5 +780,3 @@ def _show_what_if(
     console.show(
         table(f"if {subject} had", ("tokens", *(f"epochs of {name}" for name in names), "fits"), rows)
     )
-    if problems := [line.problem for line in lines if line.problem]:
-        console.notice(problems[0])

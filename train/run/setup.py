@@ -179,6 +179,7 @@ def describe(plan: Plan, segments: Sequence[Segment], device: Device) -> str:
     peak = "n/a" if device.peak is None else f"{device.peak / 1e12:.1f} TFLOP/s"
     first = segments[0].phase
     lines = [
+        *_cpu_warning(device),
         f"model {plan.config.sizes}: {model.parameters:,} parameters, sequences of "
         f"{first.view.seq_len} tokens, vocabulary {model.vocab_size:,} in {model.padded_vocab:,} rows",
         f"{dist.get_world_size()} ranks: {layout.replicate} replicas x {layout.shard} shards x "
@@ -193,6 +194,14 @@ def describe(plan: Plan, segments: Sequence[Segment], device: Device) -> str:
         when = begins.get(phase.at, "begun" if phase.at <= first.at else "not reached")
         lines.append(f"phase at {phase.at:,} tokens ({when}): {_changes(settings) or 'nothing changes'}")
     return "\n".join([*lines, f"attention: {_attention(plan, device)}", *_warnings(segments)])
+
+
+def _cpu_warning(device: Device) -> list[str]:
+    if device.is_gpu:
+        return []
+    able = torch.version.cuda or torch.version.hip
+    hint = "" if able else ". For a GPU install the CUDA build of torch"
+    return [f"warning: no GPU was found (torch {torch.__version__}): training on the CPU{hint}"]
 
 
 def _in_stages(plan: Plan) -> str:

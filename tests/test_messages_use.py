@@ -1,0 +1,122 @@
+"""What a person reads after a mistake with what is made: command lines with their exit codes and exact texts.
+
+Each command runs in this process, inside one small work folder (`work`), whose path is `{work}` in a text; `{torch}` is
+torch's version. A refusal (exit code 2) says its text and nothing else; any other command has these lines among what it
+says. The commands that make what is used here: `test_messages`.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from support import write_inputs
+from train_support import SIZES, leave_torch_alone
+
+import train.__main__
+from pretok.cli import run_command
+
+Case = tuple[str, int, str]
+"""Command line, exit code, text on standard error."""
+Say = Callable[[str], tuple[int, str]]
+
+CASES: list[Case] = [
+    (
+        "pretok mix gone/shards --out gone/mix.json --seq-len 16",
+        2,
+        "pretok: {work}/gone/shards/en/en-00000.bin is missing; run pretok verify {work}/gone/shards",
+    ),
+    (
+        "pretok mix cut/shards --seq-len 16",
+        2,
+        "pretok: {work}/cut/shards/en/en-00000.idx has 100 bytes, 962 expected; run pretok verify {work}/cut/shards",
+    ),
+    (
+        "train --shards ok/shards --mix ok/mix.json --model tiny.toml --out cpu --steps 1 --workers 0",
+        0,
+        "warning: no GPU was found (torch {torch}): training on the CPU. For a GPU install the CUDA build of torch",
+    ),
+    (
+        "pretok annotate ok/shards norows.jsonl --by id --workers 0",
+        2,
+        "1 row in 1 file\n"
+        "pretok: no row of norows.jsonl matches a document: the rows have keys like id 'nope-1', the documents like "
+        "id 'en0'",
+    ),
+    (
+        "pretok annotate ok/shards empty.jsonl --by id --workers 0",
+        2,
+        "empty: empty.jsonl\n0 rows in 1 file\npretok: empty.jsonl holds no row",
+    ),
+]
+
+
+def ended(line: str) -> int:
+    """The exit code of a command line of `pretok`, or of `train`."""
+    program, *arguments = shlex.split(line)
+    if program == "pretok":
+        return run_command(arguments)
+    try:
+        train.__main__.main(arguments)
+    except SystemExit as end:
+        return int(end.code or 0)
+    return 0
+
+
+TRAIN = "train --shards ok/shards --mix ok/mix.json --model tiny.toml --out run --steps 4 --workers 0"
+
+
+@pytest.fixture(scope="module")
+def work(tmp_path_factory: pytest.TempPathFactory, vocab_dir: Path) -> Iterator[Path]:
+    """vocab/; it.jsonl, en.jsonl, rows.jsonl; ok/shards and ok/mix.json of it and en; run, which read the mix."""
+    work = tmp_path_factory.mktemp("messages")
+    write_inputs(work)
+    shutil.copytree(vocab_dir, work / "vocab")
+    (work / "empty.jsonl").touch()
+    (work / "norows.jsonl").write_text('{"id": "nope-1", "score": 7}\n')
+    (work / "tiny.toml").write_text(SIZES.format(tied="true"))
+    (work / "big.toml").write_text(SIZES.format(tied="true").replace("layers = 2", "layers = 3"))
+    with pytest.MonkeyPatch.context() as patch:
+        leave_torch_alone(patch.setattr)
+        patch.setenv("COLUMNS", "200")
+        patch.setattr(torch.cuda, "is_available", lambda: False)
+        patch.setattr(torch.version, "cuda", None)
+        patch.chdir(work)
+        made = "it=it.jsonl en=en.jsonl --out ok --vocab vocab --val-fraction 0.1 --keep id --workers 0"
+        assert ended(f"pretok tokenize {made}") == 0
+        assert ended("pretok mix ok/shards --out ok/mix.json --weights it=0.9,en=0.1 --seq-len 16") == 0
+        assert ended("pretok mix ok/shards --out other.json --weights it=0.8,en=0.2 --seq-len 16") == 0
+        assert ended(TRAIN) == 0
+        for name in ("gone", "cut"):
+            shutil.copytree("ok/shards", f"{name}/shards")
+        Path("gone/shards/en/en-00000.bin").unlink()
+        os.truncate("cut/shards/en/en-00000.idx", 100)
+        yield work
+
+
+@pytest.fixture
+def say(work: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Say:
+    """Exit code and standard error of a command line typed in the work folder."""
+
+    def said(line: str) -> tuple[int, str]:
+        capsys.readouterr()
+        code, said = ended(line), capsys.readouterr()
+        text = said.err + ("" if code else said.out)  # `train` says all but errors on standard output
+        return code, text.replace(str(work), "{work}").replace(torch.__version__, "{torch}").rstrip()
+
+    return said
+
+
+@pytest.mark.parametrize(("line", "code", "text"), CASES, ids=[line for line, *_ in CASES])
+def test_a_message(line: str, code: int, text: str, say: Say) -> None:
+    found, err = say(line)
+    if code == 2:
+        assert (found, err) == (code, text)
+    else:
+        assert found == code, err
+        assert f"\n{text}\n" in f"\n{err}\n", err

@@ -90,6 +90,8 @@ def open_traced(target: Path, shards: Path | None) -> list[Traced]:
     read them or beside the mix. Raises UsageError, IntegrityError; MismatchError where these do not belong together."""
     if target.is_dir():
         return _open_run(target, shards)
+    if not target.exists():  # before a folder of shards follows from it
+        raise UsageError(f"{target} does not exist; name the folder of a run (train --out) or a mix.json")
     folder = shards or target.parent / "shards"
     return [Traced(pretok.stream.open(folder, target), _documents(folder))]
 

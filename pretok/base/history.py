@@ -13,6 +13,7 @@ from typing import Annotated, Any
 
 import msgspec
 
+from pretok.base.errors import PretokError
 from pretok.base.joblog import LOGS
 from pretok.base.records import Count, Record, read_record
 from pretok.base.storage import read_lines
@@ -82,6 +83,11 @@ class LoggedJob:
     settings: dict[str, Any] = field(default_factory=dict)
     idle: float | None = None
     peak_bytes: int = 0
+
+    @property
+    def refused(self) -> bool:
+        """Whether it was refused, with exit code 2: the same command would be again."""
+        return self.exit_code == PretokError.exit_code
 
 
 @dataclass(slots=True)

@@ -84,7 +84,7 @@ def status(
 
     Only files that jobs leave are read, so it may run on a login node while they work.
     """
-    from pretok.watch.status import status_of
+    from pretok.watch.status import next_of, status_of
 
     if not work.is_dir():
         raise UsageError(f"{work} is no folder")
@@ -98,9 +98,8 @@ def status(
         for one in found
     ]
     console.show(table(str(work), ("result", "state", "done", ""), rows), result=True)
-    for one in found:
-        if one.next:
-            console.show(f"{one.what}: {one.next}", result=True)
+    if command := next_of(work, found):
+        console.show(f"next: {command}", result=True)
 
 
 def report(

@@ -24,6 +24,7 @@ from pretok.base.storage import atomic_open
 from pretok.base.units import duration, human, human_bytes
 from pretok.report import charts
 from pretok.report.gather import Facts, gather
+from pretok.stream.segments import read_settings
 
 POINTS = 400
 """Points of a curve: more than a page is wide are not seen."""
@@ -47,7 +48,10 @@ class NodeRow:
 
 def run_report(work: Path, out: Path, run: Path | None = None) -> None:
     """Write the page of a WORK folder, and of a run. Raises IntegrityError, UsageError, OutputError."""
-    page = fill_page(gather(work), read_jobs(work), read_run(run) if run else None)
+    if run:
+        read_settings(run)  # whether it is one
+    jobs = [job for job in read_jobs(work) if not job.refused]
+    page = fill_page(gather(work), jobs, read_run(run) if run else None)
     with hold(out, "report", beside=True), atomic_open(out, "w") as file:
         file.write(page)
 

@@ -568,6 +568,8 @@ def mix_json(mix: Mix) -> dict[str, object]:
 
 def load_mix(path: Path) -> Mix:
     """Read a mix.json. Raises IntegrityError (missing, damaged, edited) or MismatchError (other version)."""
+    if not path.exists():
+        raise IntegrityError(f"{path} does not exist; name a mix, or make it with pretok mix")
     return parse_mix(read_json(path), path)
 
 

@@ -74,7 +74,8 @@ def read_settings(run: Path) -> RunSettings:
     """RUN/config.json. Raises UsageError where there is none, IntegrityError for one that train did not write."""
     path = run / CONFIG
     if not path.exists():
-        raise UsageError(f"{run} is no folder of a run: it has no {CONFIG}")
+        what = f"is no folder of a run: it has no {CONFIG}" if run.exists() else "does not exist"
+        raise UsageError(f"{run} {what}; name the folder of a run (train --out)")
     data: Any = read_json(path)
     if not isinstance(data, dict) or not isinstance(data.get("resolved"), dict):
         raise IntegrityError(f"{path} is not what train writes: it lacks 'resolved'")

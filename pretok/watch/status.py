@@ -10,6 +10,7 @@ import shlex
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import TypeVar
 
@@ -20,7 +21,7 @@ from pretok.base.lock import holder_of
 from pretok.base.records import Record, read_record, replace
 from pretok.base.units import plural
 from pretok.shards.annotations import find_annotations, outdated_parts, unknown_sources
-from pretok.shards.manifest import Manifest, has_manifest, load_manifest, unit_words
+from pretok.shards.manifest import UNFINISHED_REMOVAL, Manifest, has_manifest, load_manifest, unit_words
 from pretok.shards.unfinished import unfinished
 from pretok.stream.mix_file import load_mix
 from pretok.stream.segments import CONFIG, read_settings
@@ -45,7 +46,7 @@ class _Source(Record, frozen=True, forbid_unknown_fields=False):
 @dataclass(frozen=True, slots=True)
 class StepStatus:
     """A result of a job, or a part of one. done, planned: partitions, or steps of a run, None where nobody counts them;
-    next: what to do, "" for nothing."""
+    next: the command to type, "" for none."""
 
     what: str
     state: str
@@ -59,34 +60,60 @@ def status_of(target: Path) -> list[StepStatus]:
     """Results of WORK in the order of the steps, or that of a run. What is damaged is failed, and says why."""
     if (target / CONFIG).exists():
         return [_run(target)]
-    jobs: list[LoggedJob] = []
+    logs = _Logs(target, [])
     found: list[StepStatus] = []
     try:
-        jobs = settled(lambda: read_jobs(target))
+        logs = _Logs(target, settled(lambda: [job for job in read_jobs(target) if not job.refused]))
     except PretokError as error:
-        found.append(StepStatus("logs", FAILED, detail=str(error), next="delete that file"))
+        found.append(StepStatus("logs", FAILED, detail=f"{error}; delete that file"))
     found += [
-        *_simple("words", target / "counts", "counts.json", _newest(jobs, "count", "build-vocab", "run")),
-        *_vocabulary(target, _newest(jobs, "build-vocab", "run")),
-        *_shards(target / "shards", _newest(jobs, "tokenize", "run")),
-        *_mix(target / "mix.json", target / "shards", _newest(jobs, "mix")),
+        *_simple("words", target / "counts", "counts.json", logs, "count", "build-vocab", "run"),
+        *_vocabulary(target, logs),
+        *_shards(target / "shards", logs),
+        *_mix(target / "mix.json", target / "shards", logs),
     ]
-    found += _whole_run(target, jobs, found)
-    if found and all(one.state == FINISHED for one in found):
-        found[-1] = replace(found[-1], next=_after(target, jobs))
-    return found or [
-        StepStatus(str(target), UNFINISHED, next="nothing is here yet; pretok plan, then pretok run")
-    ]
+    found += _whole_run(logs, found)
+    if all(one.state == FINISHED for one in found):
+        last = found.pop() if found else StepStatus(str(target), UNFINISHED, detail="nothing is here yet")
+        found.append(replace(last, next=_after(logs)))
+    return found
 
 
-def _newest(jobs: Sequence[LoggedJob], *commands: str) -> LoggedJob | None:
-    """The newest job of any of the commands."""
-    return next((job for job in reversed(jobs) if job.command in commands), None)
+def next_of(target: Path, found: Sequence[StepStatus]) -> str:
+    """The command to type next: to watch what is in work, or that of the first step which is not finished."""
+    if any(one.state == RUNNING for one in found):
+        return shlex.join(["pretok", "watch", str(target)])
+    return next((one.next for one in found if one.next), "")
 
 
-def _whole_run(target: Path, jobs: Sequence[LoggedJob], found: Sequence[StepStatus]) -> Iterator[StepStatus]:
+@dataclass(frozen=True, slots=True)
+class _Logs:
+    """The jobs of WORK that were not refused, oldest first."""
+
+    work: Path
+    jobs: Sequence[LoggedJob]
+
+    def newest(self, *commands: str) -> LoggedJob | None:
+        """The newest job of any of the commands."""
+        return next((job for job in reversed(self.jobs) if job.command in commands), None)
+
+    def again(self, *commands: str) -> str:
+        """The newest job of the commands as it was typed; where there is none, the first of them, if it is a step, over
+        the inputs of another job."""
+        if (job := self.newest(*commands)) and job.argv:
+            return _typed(job, job.argv)
+        if commands[0] not in STEPS:
+            return ""
+        job = self.newest(*STEPS)
+        inputs = _inputs(job) if job else []
+        if job is None or not inputs:
+            return f"pretok {commands[0]} RECIPE.toml | NAME=GLOB ... --out {shlex.quote(str(self.work))}"
+        return _typed(job, [commands[0], *inputs, "--out", str(self.work.absolute())])
+
+
+def _whole_run(logs: _Logs, found: Sequence[StepStatus]) -> Iterator[StepStatus]:
     """`pretok run` where it is between two steps, or ended before its last one; its steps say the rest."""
-    job = _newest(jobs, *STEPS)
+    job = logs.newest(*STEPS)
     if (
         job is None
         or job.command != "run"
@@ -94,31 +121,30 @@ def _whole_run(target: Path, jobs: Sequence[LoggedJob], found: Sequence[StepStat
         or any(one.state == RUNNING for one in found)
     ):
         return
-    signs = [path.stat().st_mtime for path in (target / LOGS).glob(f"run-*{NOW}")]
+    signs = [path.stat().st_mtime for path in (logs.work / LOGS).glob(f"run-*{NOW}")]
     if job.exit_code is None and signs and time.time() - max(signs) < SILENT_SECONDS:
         yield StepStatus("run", RUNNING, detail=f"on {job.host}")
     else:
-        yield StepStatus(
-            "run", UNFINISHED, detail=_ended(job), next=_again(job, "run the same command again")
-        )
+        yield StepStatus("run", UNFINISHED, detail=_ended(job), next=logs.again("run"))
 
 
-def _after(target: Path, jobs: Sequence[LoggedJob]) -> str:
+def _after(logs: _Logs) -> str:
     """What to type when all that is there is finished: the next step over the same inputs."""
-    shards, mix = target / "shards", target / "mix.json"
+    shards, mix = logs.work / "shards", logs.work / "mix.json"
     if mix.exists():
         return (
             shlex.join(["train", "--shards", str(shards), "--mix", str(mix), "--out", "RUN"])
             + " --model debug"
         )
     if has_manifest(shards):
-        return shlex.join(["pretok", "mix", str(shards), "--out", str(mix)]) + " --weights natural"
-    step = "tokenize" if (target / "vocab").exists() else "build-vocab"
-    job = _newest(jobs, *STEPS)
-    inputs = _inputs(job) if job else []
-    if job is None or not inputs:
-        return f"pretok {step} RECIPE.toml | NAME=GLOB ... --out {shlex.quote(str(target))}"
-    return _typed(job, [step, *inputs, "--out", str(target.absolute())])
+        return _first_mix(shards, mix)
+    if (logs.work / "vocab").exists() or logs.newest("tokenize", "run"):
+        return logs.again("tokenize", "run")
+    return logs.again("build-vocab")
+
+
+def _first_mix(shards: Path, mix: Path) -> str:
+    return shlex.join(["pretok", "mix", str(shards), "--out", str(mix)]) + " --weights natural"
 
 
 def _inputs(job: LoggedJob) -> list[str]:
@@ -141,11 +167,6 @@ def settled(read: Callable[[], T]) -> T:
     return read()
 
 
-def _again(job: LoggedJob | None, otherwise: str) -> str:
-    """The command to run again, as it was typed."""
-    return _typed(job, job.argv) if job and job.argv else otherwise
-
-
 def _typed(job: LoggedJob, argv: Sequence[str]) -> str:
     """A command whose paths start where the job was typed."""
     there = f"cd {shlex.quote(job.directory)} && " if job.directory not in ("", str(Path.cwd())) else ""
@@ -160,30 +181,37 @@ def _ended(job: LoggedJob | None) -> str:
     return ("killed" if job.exit_code is None else f"ended with exit code {job.exit_code}") + told
 
 
-def _simple(what: str, folder: Path, file: str, job: LoggedJob | None) -> Iterator[StepStatus]:
-    """A folder that one file makes complete."""
+def _simple(what: str, folder: Path, file: str, logs: _Logs, *commands: str) -> Iterator[StepStatus]:
+    """A folder that one file makes complete, which the commands write."""
     if holder := holder_of(folder):
         yield StepStatus(what, RUNNING, detail=str(holder))
     elif (folder / file).exists():
         yield StepStatus(what, FINISHED, detail=str(folder))
     elif folder.exists():
-        yield StepStatus(what, UNFINISHED, detail=_ended(job), next=_again(job, "run the same command again"))
+        detail = _ended(logs.newest(*commands))
+        yield StepStatus(what, UNFINISHED, detail=detail, next=logs.again(*commands))
 
 
-def _vocabulary(target: Path, job: LoggedJob | None) -> Iterator[StepStatus]:
+def _vocabulary(target: Path, logs: _Logs) -> Iterator[StepStatus]:
     """A vocabulary of ours ends with its report; a tokenizer that was put there has none."""
-    ours = job is not None and (target / "counts").exists()
-    yield from _simple("vocabulary", target / "vocab", "report.json" if ours else "tokenizer.json", job)
+    commands = ("build-vocab", "run")
+    ours = logs.newest(*commands) is not None and (target / "counts").exists()
+    file = "report.json" if ours else "tokenizer.json"
+    yield from _simple("vocabulary", target / "vocab", file, logs, *commands)
 
 
-def _shards(folder: Path, job: LoggedJob | None) -> Iterator[StepStatus]:
+def _shards(folder: Path, logs: _Logs) -> Iterator[StepStatus]:
     holder = holder_of(folder)
-    again = _again(job, "run pretok tokenize again")
+    ended, again = _ended(logs.newest("tokenize", "run")), logs.again("tokenize", "run")
+    if not holder and (folder / UNFINISHED_REMOVAL).exists():
+        yield StepStatus("shards", UNFINISHED, detail="a removal was stopped", next=logs.again("remove"))
+        return
     try:
-        manifest = settled(lambda: load_manifest(folder) if has_manifest(folder) else None)
+        manifest = settled(lambda: load_manifest(folder).sized() if has_manifest(folder) else None)
         planned = settled(lambda: unfinished(folder))
     except PretokError as error:
-        yield StepStatus("shards", FAILED, detail=str(error), next="pretok verify says what is wrong")
+        look = shlex.join(["pretok", "verify", str(folder)])
+        yield StepStatus("shards", FAILED, detail=str(error), next=look)
         return
     sealed = set(manifest.sources) if manifest else set()
     for unit in sorted(sealed | planned.keys()):
@@ -194,10 +222,10 @@ def _shards(folder: Path, job: LoggedJob | None) -> Iterator[StepStatus]:
             yield StepStatus(f"shards of {name}", RUNNING, done, partitions, str(holder))
         elif failures:
             first = f"{failures[0].file}: {failures[0].error}"
-            detail = f"{plural(len(failures), 'input')} not read to the end; {first}"
-            yield StepStatus(f"shards of {name}", FAILED, done, partitions, detail, f"fix them, then {again}")
+            detail = f"{plural(len(failures), 'input')} not read to the end, to be fixed first; {first}"
+            yield StepStatus(f"shards of {name}", FAILED, done, partitions, detail, again)
         elif unit in planned:
-            yield StepStatus(f"shards of {name}", UNFINISHED, done, partitions, _ended(job), again)
+            yield StepStatus(f"shards of {name}", UNFINISHED, done, partitions, ended, again)
         elif manifest:
             counts, appends = manifest.sources[unit], manifest.appends(unit)
             told = f"{counts.tokens:,} tokens in {plural(counts.documents, 'document')}"
@@ -205,47 +233,50 @@ def _shards(folder: Path, job: LoggedJob | None) -> Iterator[StepStatus]:
             yield StepStatus(f"shards of {name}", FINISHED, detail=told)
     if not sealed and not planned and folder.exists():
         state = RUNNING if holder else UNFINISHED
-        yield StepStatus("shards", state, detail=str(holder or _ended(job)), next="" if holder else again)
+        yield StepStatus("shards", state, detail=str(holder or ended), next="" if holder else again)
     if manifest:
-        yield from _annotations(manifest)
+        yield from _annotations(manifest, logs)
 
 
-def _annotations(manifest: Manifest) -> Iterator[StepStatus]:
+def _annotations(manifest: Manifest, logs: _Logs) -> Iterator[StepStatus]:
+    again = logs.again("annotate")
     try:
         found = find_annotations(manifest.folder)
     except PretokError as error:
-        yield StepStatus("annotations", FAILED, detail=str(error), next="pretok annotate again")
+        yield StepStatus("annotations", FAILED, detail=str(error), next=again)
         return
     for one in found:
         what = f"annotations {one.name}"
         problems, unknown = outdated_parts(manifest, one), unknown_sources(manifest, one)
         counts = one.record.counts
         if problems:
-            yield StepStatus(what, FAILED, detail=problems[0], next="pretok annotate again")
+            yield StepStatus(what, FAILED, detail=problems[0], next=again)
         elif unknown:
             told = f"know nothing of {', '.join(unknown)}"
-            yield StepStatus(what, UNFINISHED, detail=told, next="pretok annotate again")
+            yield StepStatus(what, UNFINISHED, detail=told, next=again)
         else:
             told = f"{counts.documents_matched:,} of {plural(counts.documents, 'document')}"
             yield StepStatus(what, FINISHED, detail=told)
 
 
-def _mix(path: Path, shards: Path, job: LoggedJob | None) -> Iterator[StepStatus]:
+def _mix(path: Path, shards: Path, logs: _Logs) -> Iterator[StepStatus]:
     if not path.exists():
         return
+    other = next(other for n in count(2) if not (other := path.with_stem(f"{path.stem}-{n}")).exists())
     try:
         mix = settled(lambda: load_mix(path))
         for digest in {one for source in mix.sources for one in (*source.members, *source.packed)}:
             SideFile(path.parent / FOLDER, digest)
         manifest = settled(lambda: load_manifest(shards) if has_manifest(shards) else None)
     except PretokError as error:
-        yield StepStatus("mix", FAILED, detail=str(error), next=_again(job, "make it again with pretok mix"))
+        yield StepStatus("mix", FAILED, detail=str(error), next=_first_mix(shards, other))
         return
-    if manifest is None or manifest.was(mix.manifest) is None:
+    if manifest is None:
+        detail = f"made for shards with fingerprint {mix.manifest}; there are none"
+        yield StepStatus("mix", FAILED, detail=detail, next=logs.again("tokenize", "run"))
+    elif manifest.was(mix.manifest) is None:
         detail = f"made for shards with fingerprint {mix.manifest}, which {shards} has not"
-        yield StepStatus(
-            "mix", FAILED, detail=detail, next=_again(job, "make it again, or pretok mix --continue")
-        )
+        yield StepStatus("mix", FAILED, detail=detail, next=_first_mix(shards, other))
     else:
         yield StepStatus(
             "mix",
@@ -273,4 +304,4 @@ def _run(run: Path) -> StepStatus:
         return StepStatus(what, FINISHED, done, planned)
     saved = sorted((run / "checkpoints").glob("step-*/meta.json"))
     detail = f"newest checkpoint {saved[-1].parent.name}" if saved else "no checkpoint"
-    return StepStatus(what, UNFINISHED, done, planned, detail, "run the same train command again")
+    return StepStatus(what, UNFINISHED, done, planned, f"{detail}; the same train command goes on")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +72,8 @@ def test_shards_are_told_as_far_as_they_are(
     assert told.keys() == {"shards of en", "shards of it"}
     for name, partitions in planned.items():
         one = told[f"shards of {name}"]
-        assert (one.state, one.planned, one.next) == (UNFINISHED, partitions, "run pretok tokenize again")
+        typed = f"pretok tokenize RECIPE.toml | NAME=GLOB ... --out {made.out}"
+        assert (one.state, one.planned, one.next) == (UNFINISHED, partitions, typed)
     assert sum(one.done or 0 for one in told.values()) == 2  # five ledgers were sealed, of train and of val
     with hold(made.shards_dir, "tokenize"):
         told = by_name(made.out)
@@ -84,9 +86,11 @@ def test_shards_are_told_as_far_as_they_are(
     assert told["shards of it"].state == FINISHED
     assert told["shards of it"].detail == f"{counts.tokens:,} tokens in {counts.documents:,} documents"
     one = told["shards of en"]
-    assert (one.state, one.detail.startswith("1 input not read to the end; ")) == (FAILED, True)
+    assert (one.state, one.detail.startswith("1 input not read to the end, to be fixed first; ")) == (
+        FAILED,
+        True,
+    )
     assert "en.jsonl.zst" in one.detail
-    assert one.next.startswith("fix them")
 
 
 def test_a_mix_of_other_shards_and_damage_are_failures(
@@ -110,7 +114,11 @@ def test_a_mix_of_other_shards_and_damage_are_failures(
         ("vocabulary", FINISHED), ("shards of it", FINISHED), ("mix", FAILED),
     ]  # fmt: skip
     assert run_command(["status", str(tmp_path)]) == 0
-    assert "mix: " in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert (
+        f"next: pretok mix {tmp_path}/shards --out {tmp_path}/mix-2.json --weights natural"
+        in out.splitlines()
+    )
     (tmp_path / "shards/manifest.json").write_text("{")
     assert by_name(tmp_path)["shards"].state == FAILED
     assert run_command(["status", str(tmp_path / "nothing")]) == 2
@@ -133,9 +141,55 @@ def test_a_command_that_ended_badly_is_named_as_it_was_typed(tmp_path: Path) -> 
         "killed: disk full",
         "pretok count 'it=a b.jsonl'",
     )
-    with log.open("a") as file:
-        file.write(json.dumps({**always, "event": "end", "exit_code": 2}) + "\n")
-    assert by_name(tmp_path)["words"].detail == "ended with exit code 2: disk full"
+    whole = log.read_text()
+    for code in (1, 2):
+        log.write_text(whole + json.dumps({**always, "event": "end", "exit_code": code}) + "\n")
+        words = by_name(tmp_path)["words"]
+        if code == 1:
+            assert words.detail == "ended with exit code 1: disk full"
+        else:  # it was refused, and would be again
+            refused = StepStatus(
+                "words", UNFINISHED, next=f"pretok count RECIPE.toml | NAME=GLOB ... --out {tmp_path}"
+            )
+            assert words == refused
+
+
+def test_the_next_step_follows_from_what_is_there(
+    tmp_path: Path, vocab_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A refused command is never proposed, nor is a mix where the shards are gone."""
+    monkeypatch.chdir(tmp_path)
+    tokenize = f"pretok tokenize it=sample:it --out work --vocab {vocab_dir} --workers 0"
+    mix = "pretok mix work/shards --out work/mix.json --seq-len 16"
+
+    def typed(line: str) -> int:
+        return run_command(shlex.split(line)[1:])
+
+    def told() -> str:
+        capsys.readouterr()
+        assert run_command(["status", "work"]) == 0
+        (line,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("next: "))
+        return line.removeprefix("next: ")
+
+    assert typed(tokenize) == 0
+    assert typed(f"{tokenize} --val-fraction 0.1") == 2
+    assert told() == "pretok mix work/shards --out work/mix.json --weights natural"
+    assert typed(mix) == 0
+    assert typed(f"{mix} --seed 1") == 2
+    assert told().startswith("train ")
+    (bin_file,) = Path("work/shards/it").glob("it-0*.bin")
+    bin_file.rename("kept")
+    assert told() == "pretok verify work/shards"
+    Path("kept").rename(bin_file)
+    with hold(Path("work/shards"), "tokenize"):
+        monkeypatch.setattr("pretok.watch.status.unfinished", lambda _: {"it": (0, 1)})
+        assert told() == "pretok watch work"
+    monkeypatch.undo()
+    monkeypatch.chdir(tmp_path)
+    shutil.rmtree("work/shards")
+    assert told() == tokenize
+    Path("work/mix.json").unlink()
+    assert told() == tokenize
 
 
 RECIPE = 'out = "work"\n[sources.it]\ninputs = ["sample:it"]\n[mix]\nseq_len = 16\n[vocab]\n'
@@ -201,7 +255,7 @@ def test_a_run_is_told_by_its_files(tmp_path: Path) -> None:
     write_json(tmp_path / "checkpoints/step-00000010/meta.json", {})
     (one,) = status_of(tmp_path)
     assert (one.state, one.done, one.planned) == (UNFINISHED, 17, 40)
-    assert one.detail == "newest checkpoint step-00000010"
+    assert one.detail == "newest checkpoint step-00000010; the same train command goes on"
     with hold(tmp_path, "train"):
         assert status_of(tmp_path)[0].state == RUNNING
     write_json(tmp_path / "done.json", {})

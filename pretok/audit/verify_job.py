@@ -1,8 +1,9 @@
 """verify: a shards folder against its manifest.
 
-Input: SHARDS. Output: a list of problems, empty if all is as sealed: files missing or left over, sizes, roots,
+Input: SHARDS, or WORK. Output: a list of problems, empty if all is as sealed: files missing or left over, sizes, roots,
 index consistency, ids, EOD and BOS per document, totals, documents that decode and encode to themselves, and packing
-indexes of the mixes beside the folder. What is no problem but worth telling are the `notes`.
+indexes of the mixes beside the folder; of WORK also counts and mix.json. What is no problem but worth telling are the
+`notes`.
 """
 
 from __future__ import annotations
@@ -23,9 +24,11 @@ from pretok.base.execute import Engine, Report
 from pretok.base.failures import Failure
 from pretok.base.lock import is_lock, share
 from pretok.base.records import replace, to_json
-from pretok.base.storage import TEMPORARY_SUFFIX, reading
+from pretok.base.storage import TEMPORARY_SUFFIX, compare_checksum, reading
 from pretok.base.tasks import Step, open_step
 from pretok.base.tree import root_of
+from pretok.counts.counts_file import FILE_NAME as COUNTS
+from pretok.counts.counts_file import load_counts
 from pretok.shards.annotations import FOLDER as ANNOTATIONS
 from pretok.shards.annotations import matched_column
 from pretok.shards.inputs import load_inputs
@@ -36,10 +39,11 @@ from pretok.shards.manifest import (
     Manifest,
     count_source,
     load_manifest,
+    shards_of,
     sum_sources,
 )
 from pretok.shards.unfinished import incomplete, unfinished
-from pretok.stream.mix_file import parse_mix
+from pretok.stream.mix_file import check_sources, load_mix, parse_mix
 from pretok.stream.packed import packings_beside
 from pretok.stream.side_file import FOLDER, SUFFIX, verify_side_file
 from pretok.tokenizer.vocabulary import TOKENIZER_FILE, load_vocab
@@ -52,7 +56,7 @@ def run_verify(
 ) -> tuple[Manifest, list[str]]:
     """Check everything; `sample` documents are decoded and encoded again (None: all). removed: whether all are decoded
     and compared with the texts that were removed. (manifest, problems)."""
-    with share(shards, "verify"), open_step("verify", engine, console) as step:
+    with share(shards_of(shards), "verify"), open_step("verify", engine, console) as step:
         return _verify(shards, sample, step, removed)
 
 
@@ -110,10 +114,41 @@ def _verify(shards: Path, sample: int | None, step: Step, removed: bool) -> tupl
         for _, found in step.map(verify_removed, every, "shard", lambda task: task[1], kept=False):
             problems += found
     # Of the mixes beside the shards: the stream looks at a block when it reads it.
-    sides = sorted((shards.absolute().parent / FOLDER).glob(f"*{SUFFIX}"))
+    sides = sorted((manifest.folder.parent / FOLDER).glob(f"*{SUFFIX}"))
     for _, found in step.map(verify_beside, sides, "file", str, kept=False):
         problems += found
+    if manifest.folder != shards.absolute():  # it is WORK, which may hold more
+        words, found = _check_work(manifest)
+        problems += found
+        for _, found in step.map(verify_words, words, "file", lambda file: str(file[0]), kept=False):
+            problems += found
     return manifest, sorted(problems)
+
+
+def _check_work(manifest: Manifest) -> tuple[list[tuple[Path, str]], list[str]]:
+    """The files of the counts beside the shards, with their checksums, and what is wrong with counts and mix.json."""
+    work, problems = manifest.folder.parent, list[str]()
+    words: list[tuple[Path, str]] = []
+    try:
+        if (work / "counts" / COUNTS).exists():
+            words = load_counts(work / "counts").sealed
+    except PretokError as error:
+        problems.append(str(error))
+    try:
+        if (mix := work / "mix.json").exists():
+            check_sources(load_mix(mix), manifest, mix)
+    except PretokError as error:
+        problems.append(str(error))
+    return words, problems
+
+
+def verify_words(file: tuple[Path, str], report: Report) -> list[str]:  # noqa: ARG001
+    """Problems of a file of counts."""
+    try:
+        compare_checksum(*file)
+    except IntegrityError as error:
+        return [str(error)]
+    return []
 
 
 def verify_beside(path: Path, report: Report) -> list[str]:  # noqa: ARG001

@@ -303,6 +303,8 @@ def verify(
     """Check shards against their manifest: sizes, roots, ids, totals, and documents encoded again.
 
     pretok verify work/shards --full
+
+    Of a WORK folder counts and mix.json are checked too.
     """
     from pretok.audit.verify_job import notes, run_verify, verify_report
     from pretok.shards.manifest import FILE_NAME

@@ -123,10 +123,15 @@ class CorpusCounts:
         """The files of words."""
         return [self.folder / bucket.path for bucket in self.bucket_files]
 
+    @property
+    def sealed(self) -> list[tuple[Path, str]]:
+        """The files of words and texts, with their checksums."""
+        return [(self.folder / file.path, file.checksum) for file in (*self.bucket_files, self.heldout_file)]
+
     def check(self) -> None:
         """Raises IntegrityError where a file of words or texts is not as it was sealed."""
-        for file in (*self.bucket_files, self.heldout_file):
-            compare_checksum(self.folder / file.path, file.checksum)
+        for path, checksum in self.sealed:
+            compare_checksum(path, checksum)
 
     def of(self, source: str) -> CountRecord:
         """What was read of a source."""

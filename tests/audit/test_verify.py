@@ -78,6 +78,24 @@ def test_one_flipped_bit_is_found_anywhere(shards, here, suffix, split):
         assert path.name.split(".")[0] in problems(shards, here, 0)
 
 
+@pytest.mark.parametrize(
+    "damage", ["counts/bucket-0.parquet", "counts/heldout.parquet", "counts/counts.json", "mix.json"]
+)
+def test_counts_and_mix_of_a_work_folder_are_checked(tmp_path, monkeypatch, vocab_dir, here, damage):
+    monkeypatch.chdir(tmp_path)
+    for command in (
+        "count it=sample:it --out w --workers 0",
+        f"tokenize it=sample:it --out w --vocab {vocab_dir} --workers 0",
+        "mix w/shards --out w/mix.json --seq-len 16",
+    ):
+        assert run_command(command.split()) == 0
+    assert problems(Path("w"), here) == ""
+    path = Path("w") / damage if "bucket" not in damage else min(Path("w/counts").glob("bucket-*.parquet"))
+    path.write_bytes(path.read_bytes()[:-40] + bytes(39))
+    assert f"{path}" in problems(Path("w"), here)
+    assert problems(Path("w/shards"), here) == ""
+
+
 def test_missing_shortened_and_unknown_files_are_named(shards, here):
     first, second, *_ = load_manifest(shards).shards
     first.bin_path.unlink()

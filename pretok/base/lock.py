@@ -116,7 +116,7 @@ def share(folder: Path, what: str) -> Iterator[None]:
     """Say to other jobs that this one reads `folder` for long: `refuse_readers` names it to them. Where nothing may be
     written, they are not told; a job whose word is deleted goes on."""
     with contextlib.ExitStack() as stack:
-        if os.access(folder, os.W_OK):
+        if folder.is_dir() and os.access(folder, os.W_OK):
             with contextlib.suppress(FolderInUse):
                 refuse_readers(folder)  # what readers that were killed left there goes
             try:

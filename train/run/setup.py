@@ -236,9 +236,11 @@ def _warnings(segments: Sequence[Segment]) -> list[str]:
     warmup = warmup_steps(segment.phase.config, steps, segment.unit)
     if warmup < steps:
         return []
-    highest = segment.rate(segment.last_step - 1)
+    last = [one for one in segments if one.schedule == segment.schedule][-1]
+    highest = last.rate(last.last_step - 1)
+    run = steps if segment.schedule else last.last_step  # the batch may have changed since step 1
     return [
-        f"warning: the warm-up of {warmup:g} steps takes the whole run of {steps}: the learning rate only "
+        f"warning: the warm-up of {warmup:g} steps takes the whole run of {run}: the learning rate only "
         f"rises, to {highest:.2e} at its end, and does not decay; a --warmup of {max(1, steps // 20)} "
         "leaves room for the schedule"
     ]

@@ -1,8 +1,9 @@
 """What a person reads after a mistake with what is made: command lines with their exit codes and exact texts.
 
-Each command runs in this process, inside one small work folder (`work`), whose path is `{work}` in a text; `{torch}` is
-torch's version. A refusal (exit code 2) says its text and nothing else; any other command has these lines among what it
-says. The commands that make what is used here: `test_messages`.
+Each command runs in this process, inside one small work folder (`work`). In a text `{work}` is the path of that folder,
+`{torch}` torch's version, `{manifest}` the fingerprint of ok/shards.
+A refusal (exit code 2) says its text and nothing else; any other command has these lines among what it says.
+The commands that make what is used here: `test_messages`.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from train_support import SIZES, leave_torch_alone
 
 import train.__main__
 from pretok.cli import run_command
+from pretok.shards.manifest import load_manifest
 
 Case = tuple[str, int, str]
 """Command line, exit code, text on standard error."""
@@ -40,6 +42,59 @@ CASES: list[Case] = [
         "train --shards ok/shards --mix ok/mix.json --model tiny.toml --out cpu --steps 1 --workers 0",
         0,
         "warning: no GPU was found (torch {torch}): training on the CPU. For a GPU install the CUDA build of torch",
+    ),
+    (
+        "train --shards ok/shards --mix ok/nomix.json --model tiny.toml --out r",
+        2,
+        "train: ok/nomix.json does not exist; make it with pretok mix, or leave --mix out to read each source once",
+    ),
+    (
+        "train --shards it.jsonl --model tiny.toml --out r",
+        2,
+        "train: {work}/it.jsonl is a file; name the folder of shards, which holds manifest.json",
+    ),
+    (
+        "pretok certify norun --step 1",
+        2,
+        "pretok: norun does not exist; name the folder of a run (train --out) or a mix.json",
+    ),
+    (
+        "pretok trace norun --doc it3",
+        2,
+        "pretok: norun does not exist; name the folder of a run (train --out) or a mix.json",
+    ),
+    (
+        "pretok report ok --run norun",
+        2,
+        "pretok: norun does not exist; name the folder of a run (train --out)",
+    ),
+    (
+        "pretok report ok --run ok",
+        2,
+        "pretok: ok is no folder of a run: it has no config.json; name the folder of a run (train --out)",
+    ),
+    (
+        "pretok mix ok/shards --out o.json --continue ok/mix.json --run norun",
+        2,
+        "pretok: norun does not exist; name the folder of a run (train --out)",
+    ),
+    (
+        "pretok disclose ok --mix nope.json",
+        2,
+        "pretok: nope.json does not exist; name a mix, or make it with pretok mix",
+    ),
+    ("pretok query ok 'drop table docs'", 2, "pretok: pretok query only reads; it takes one SELECT"),
+    ("pretok query ok 'select count(*) as n from docs where removed is null'", 0, "n\n100"),
+    (
+        "pretok remove ok/shards --where \"source = 'fr'\" --reason x",
+        0,
+        "ok/shards: no document matches; nothing was removed (manifest {manifest})",
+    ),
+    (
+        "pretok annotate ok/shards rows.jsonl --by nope",
+        2,
+        "pretok: --by nope: these shards keep only id (tokenize them with --keep nope). Without it, join by "
+        "file,position or by hash",
     ),
     (
         "pretok annotate ok/shards norows.jsonl --by id --workers 0",
@@ -107,7 +162,13 @@ def say(work: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixtu
         capsys.readouterr()
         code, said = ended(line), capsys.readouterr()
         text = said.err + ("" if code else said.out)  # `train` says all but errors on standard output
-        return code, text.replace(str(work), "{work}").replace(torch.__version__, "{torch}").rstrip()
+        for name, value in (
+            ("work", str(work)),
+            ("torch", torch.__version__),
+            ("manifest", load_manifest(work / "ok" / "shards").fingerprint),
+        ):
+            text = text.replace(value, f"{{{name}}}")
+        return code, text.rstrip()
 
     return said
 

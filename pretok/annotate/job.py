@@ -121,7 +121,11 @@ def check_request(request: Request, shards: Sequence[Shard], console: Console) -
         lacking = sorted(source for source, names in kept.items() if column not in names)
         if len(lacking) == len(kept):
             there = sorted(set().union(*kept.values()))
-            raise UsageError(f"--by {column}: no ledger has it; kept is {', '.join(there) or 'nothing'}")
+            told = f"only {', '.join(there)}" if there else "no column"
+            raise UsageError(
+                f"--by {column}: these shards keep {told} (tokenize them with --keep {column}). Without it, join by "
+                "file,position or by hash"
+            )
         if lacking:
             console.notice(f"{', '.join(lacking)} kept no {column}: no row can be joined to their documents")
 

@@ -59,6 +59,10 @@ def run_query(work: Path, sql: str, console: Console) -> tuple[list[str], Iterat
     try:
         with errors():
             connection.execute(sql)
+    except duckdb.CatalogException as error:
+        if connection.extract_statements(sql)[0].type != duckdb.StatementType.SELECT:
+            raise UsageError("pretok query only reads; it takes one SELECT") from None
+        raise UsageError(f"{error}\nthe views are docs, ledger, shards, sources, rejects and words") from None
     except duckdb.Error as error:
         raise UsageError(
             f"{told(error)}\nthe views are docs, ledger, shards, sources, rejects and words; DESCRIBE docs"

@@ -226,7 +226,7 @@ def tell_removed(report: RemoveReport, request: Request, console: Console, *, do
     if not report.reach.documents:
         removed = report.removal
         what = (
-            "nothing to remove"
+            "no document matches; nothing was removed"
             if removed is None
             else (f"{plural(removed.documents, 'document')} of {plural(removed.tokens, 'token')} are removed")
         )

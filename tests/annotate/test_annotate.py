@@ -368,7 +368,7 @@ def test_what_was_changed_since_is_found(
         ([{"id": 1.5, "q": 1}], "id", "id is double; a key is text or a whole number"),
         ([{"name": "1", "q": 1}], "id", "no column 'id'; there are name, q"),
         ([{"id": "1", "q": "x" * 20_000}], "id", "line or row 1: q is .*which cannot be kept"),
-        ([{"id": "1"}], "url", "--by url: no ledger has it; kept is id"),
+        ([{"id": "1"}], "url", "--by url: these shards keep only id"),
         ([{"id": "1"}], "source,split", "--by names what tells documents apart"),
     ],
 )  # fmt: skip

@@ -239,7 +239,7 @@ def test_what_was_removed_may_be_asked_for_before(removable: Path, capsys: Any) 
     assert capsys.readouterr().out.splitlines()[1] == "180,0,0"
     assert pretok.open(removable).documents(columns=["removed"]).to_arrow()["removed"].null_count == 180
     assert command(removable, "--where", "removed is not null", "--dry-run") == 0
-    assert "nothing to remove" in capsys.readouterr().err
+    assert "nothing was removed" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("first", [False, True])

@@ -78,6 +78,10 @@ def make_plan(config: TrainConfig, world: int) -> Plan:
     """Open the data and solve every size. UsageError when something does not divide."""
     if not config.shards:
         raise UsageError("--shards is missing: the folder that pretok tokenize wrote")
+    if config.mix and not Path(config.mix).exists():
+        raise UsageError(
+            f"{config.mix} does not exist; make it with pretok mix, or leave --mix out to read each source once"
+        )
     if config.init_moments and config.init_from is None:
         raise UsageError("--init-moments needs --init-from")
     if config.vocab_map is not None and config.init_from is None:

@@ -116,7 +116,9 @@ class TrainConfig:
         example='"1b"',
     )
     init_from: str | None = _option(
-        None, "start from the weights of a transformers folder or a checkpoint", example='"model"'
+        None,
+        "start from the weights of a transformers folder, a checkpoint, or a run's newest",
+        example='"model"',
     )
     init_moments: bool = _option(False, "--init-from a checkpoint: take its optimizer's moments too")
     vocab_map: str | None = _option(
@@ -151,7 +153,7 @@ class TrainConfig:
     )
 
     lr: float = _option(3e-4, "peak learning rate", least=0)
-    min_lr: float = _option(0.1, "end of the decay, as a part of lr", least=0)
+    min_lr: float = _option(0.1, "rate of the last step of the decay, as a part of lr", least=0)
     warmup: float = _option(100, "steps of linear warm-up; below 1 a part of the schedule", least=0)
     warmup_tokens: int | None = _option(
         None, "tokens of linear warm-up, instead of steps", least=1, example='"10B"'
@@ -294,9 +296,17 @@ class TrainConfig:
         return 4 if self.moments == "bf16" else 8
 
     @property
+    def start(self) -> Path | None:
+        """The folder of --init-from; of a run's folder its newest checkpoint."""
+        if self.init_from is None:
+            return None
+        folder = Path(self.init_from)
+        return max(folder.glob("checkpoints/step-????????"), default=folder)
+
+    @property
     def sizes(self) -> str:
         """What names the sizes of the model."""
-        return self.model or self.init_from or "debug"
+        return self.model or str(self.start or "debug")
 
     def as_dict(self) -> dict[str, Any]:
         """The settings as JSON values, as a TOML file has them."""

@@ -194,7 +194,8 @@ def test_moments_come_along_where_asked(
 
 def test_weights_start_another_run(runs: dict[bool, Path], tmp_path: Path) -> None:
     """The new run's first loss is that of the old weights: the one an unfinished run would go on with. On one rank and
-    on two, from a checkpoint and from an exported model; and it goes on where what it began from is gone."""
+    on two, from a checkpoint and from an exported model; and it goes on where what it began from is gone. The folder of
+    a run stands for its newest checkpoint."""
     shards = runs[True].parent / "shards"
     saved = runs[True] / "checkpoints" / "step-00000003"
     model = exported(runs, True, tmp_path / "model", "--step", "3")
@@ -204,12 +205,20 @@ def test_weights_start_another_run(runs: dict[bool, Path], tmp_path: Path) -> No
             starts[ranks, source] = tmp_path / f"run-{ranks}-{source.name}"
             command = arguments(shards, starts[ranks, source], model_file(tmp_path))
             jobs.append((ranks, [*command, "--init-from", source, "--steps", 1]))
+    for source in (runs[True], runs[True] / "checkpoints" / "step-00000006"):
+        jobs.append(
+            (1, [*arguments(shards, tmp_path / source.name, ""), "--init-from", source, "--steps", 1])
+        )
+        jobs[-1][1].remove("--model")
+        jobs[-1][1].remove("")
     scratch = tmp_path / "scratch"
     jobs.append((1, [*arguments(shards, scratch, model_file(tmp_path)), "--steps", 1]))
     run_jobs(jobs, tmp_path)
     old, wanted = column(runs[True], "loss")[0], first_loss(model, shards)
     assert column(scratch, "loss") == pytest.approx([old], rel=1e-5)
     assert wanted != pytest.approx(old, rel=1e-4)
+    newest = column(tmp_path / runs[True].name, "loss")
+    assert newest == column(tmp_path / "step-00000006", "loss") != [pytest.approx(wanted, rel=1e-4)]
     for run in starts.values():
         assert column(run, "loss") == pytest.approx([wanted], rel=1e-5)
     model.rename(tmp_path / "gone")

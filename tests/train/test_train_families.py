@@ -19,7 +19,7 @@ from tests.train_support import add_tokenizer, column, filled, random_shards, ru
 from train.__main__ import main
 from train.checkpoint.export import exported_tensors
 from train.config import TrainConfig
-from train.model.sizes import ModelConfig, model_config, transformers_config
+from train.model.sizes import FAMILIES, ModelConfig, known_keys, model_config, transformers_config
 from train.parallel.layout import Layout
 from train.tools.memory import count_tensors
 
@@ -247,7 +247,10 @@ def test_the_tokenizer_of_the_folder_is_that_of_the_shards(
         ("llama-3", {"rope_parameters": {"partial_rotary_factor": 0.5}}, "rope_scaling is {'partial_rotary_factor'"),
         ("llama-3", {"attention_bias": True}, "attention_bias is True and not False"),
         ("llama-3", {"mlp_bias": True, "hidden_act": "gelu"}, "hidden_act is 'gelu' and not 'silu'"),
-        ("llama-3", {"quantization_config": {"bits": 4}}, "quantization_config is not known"),
+        ("llama-3", {"quantization_config": {"bits": 4}}, "quantization_config is {'bits': 4}"),
+        ("llama-3", {"auto_map": {"AutoModel": "theirs.Model"}}, "auto_map is {'AutoModel'"),
+        ("qwen-3", {"is_causal": False}, "is_causal is False"),
+        ("llama-3", {"partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5"),
         ("llama-3", {"hidden_size": None}, "hidden_size is missing"),
         ("llama-3", {"model_type": "gemma"}, "model_type is gemma; train computes llama, mistral, qwen2, qwen3"),
         ("mistral", {"layer_types": ["sliding_attention"] * 2}, "layer_types is"),
@@ -264,6 +267,30 @@ def test_what_is_not_computed_is_refused_by_name(
     with pytest.raises(MismatchError) as caught:
         model_config(str(folder))
     assert message in str(caught.value)
+
+
+NOTES = {"is_llama_config": True, "rope_interleaved": False, "transformers.js_config": {"dtype": "q4"}}
+
+
+def test_notes_that_transformers_does_not_read_are_said_and_passed_over(tmp_path: Path) -> None:
+    """Its logits are the same with them, so ours may be too."""
+    path, said = made("llama-3", tmp_path / "model", dtype=torch.float32) / "config.json", list[str]()
+    path.write_text(json.dumps(json.loads(path.read_text()) | NOTES))
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(path.parent, dtype=torch.float32).eval()
+    config, tokens = model_config(str(path.parent)), torch.arange(48)[None]
+    with torch.no_grad():
+        model = filled(config, exported_tensors(path.parent, config, said.append))
+        torch.testing.assert_close(model(tokens)[..., :ROWS], theirs(tokens).logits, rtol=1e-5, atol=1e-5)
+    assert said == [
+        f"warning: {path}: keys that transformers does not read are passed over: {', '.join(sorted(NOTES))}"
+    ]
+
+
+@pytest.mark.parametrize("kind", FAMILIES)
+def test_every_field_of_transformers_is_looked_at(kind: str) -> None:
+    """Of its class and the class behind it, in the version that is installed."""
+    fields = set(transformers.AutoConfig.for_model(kind).to_dict())
+    assert fields <= known_keys(FAMILIES[kind])
 
 
 def test_keys_that_change_nothing_are_passed_over(tmp_path: Path) -> None:

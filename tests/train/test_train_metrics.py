@@ -71,6 +71,44 @@ def test_lines_that_were_not_saved_go_and_half_a_line_is_written_over(
     assert (caught.value.filename, len(tries)) == (str(path), 1)
 
 
+def test_lines_without_space_are_dropped_and_said_once(
+    shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of metrics and goodput; what had space before and after is there, and no half line between them."""
+    full, original = [False], os.fdopen
+
+    class File:
+        def __init__(self, file: Any) -> None:
+            self.file = file
+
+        def write(self, line: bytes) -> int:
+            if full[0]:
+                full[0] = not self.file.write(line[:200])  # half of it still fits
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            return int(self.file.write(line))
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self.file, name)
+
+    def step(record: dict[str, Any]) -> dict[str, Any]:
+        full[0] = record["step"] in (3, 4)
+        return record if record["step"] != 4 else {"step": 4}
+
+    monkeypatch.setattr(os, "fdopen", lambda *rest, **named: File(original(*rest, **named)))
+    add, for_now = Lines.add, Lines.add_for_now
+    monkeypatch.setattr(
+        Lines, "add", lambda self, record: add(self, step(record) if "step" in record else record)
+    )
+    monkeypatch.setattr(
+        Lines, "add_for_now", lambda self, record: (full.__setitem__(0, True), for_now(self, record))
+    )
+    loop.train(tiny_config(shards, tmp_path, steps=6, log_every=3, lr=0.0))
+    assert [record["step"] for record in read_lines(tmp_path / "run/metrics.jsonl")] == [1, 2, 5, 6]
+    said = capsys.readouterr().out
+    assert said.count("metrics.jsonl: No space left on device: lines are dropped until there is space\n") == 1
+    assert said.count("goodput.jsonl: No space left on device: lines are dropped until there is space\n") == 1
+
+
 def test_wandb_is_offline_with_one_id_for_the_chain(
     shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

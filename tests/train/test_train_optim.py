@@ -36,20 +36,20 @@ def test_schedules() -> None:
     for settings in ({"schedule": "cosine"}, {"schedule": "wsd", "decay": 0.25}, {"schedule": "constant"}):
         assert rates(**settings)[:4] == [0.25, 0.5, 0.75, 1.0]
     cosine = rates(schedule="cosine")
-    assert cosine[4] == 1.0
-    assert cosine[12] == pytest.approx(0.55)
-    assert cosine[4:] == sorted(cosine[4:], reverse=True)
-    assert 0.1 < cosine[-1] < 0.12
+    assert cosine[3:] == sorted(cosine[3:], reverse=True)
+    assert (cosine[3], cosine[11], cosine[19]) == (1.0, pytest.approx(0.55), pytest.approx(0.1))
     stable = rates(schedule="wsd", decay=0.25)
-    assert stable[4:16] == [1.0] * 12
-    assert stable[16:] == pytest.approx([0.82, 0.64, 0.46, 0.28])
+    assert stable[4:15] == [1.0] * 11
+    assert stable[15:] == pytest.approx([0.82, 0.64, 0.46, 0.28, 0.1])
     rooted = rates(schedule="wsd", decay=0.25, decay_shape="1-sqrt")
-    assert rooted[:16] == stable[:16]
-    assert rooted[16:] == pytest.approx([0.1 + 0.9 * (1 - (done / 5) ** 0.5) for done in (1, 2, 3, 4)])
+    assert rooted[:15] == stable[:15]
+    assert rooted[15:] == pytest.approx([0.1 + 0.9 * (1 - (done / 5) ** 0.5) for done in (1, 2, 3, 4, 5)])
+    for settings in ({"decay": 0.05}, {"decay_tokens": 10}, {"decay": 0.05, "decay_shape": "1-sqrt"}):
+        assert rates(schedule="wsd", **settings)[18:] == pytest.approx([1.0, 0.1])  # a decay of one step
+    assert rates(schedule="cosine", warmup=19)[18:] == pytest.approx([1.0, 0.1])
     assert rates(warmup=0.2) == rates(warmup_tokens=40, warmup=0) == rates()
-    assert rates(warmup_tokens=45)[:6] == pytest.approx(
-        [1 / 4.5, 2 / 4.5, 3 / 4.5, 4 / 4.5, 1.0, 1.0], rel=0.01
-    )
+    assert rates(warmup_tokens=45)[:4] == pytest.approx([1 / 4.5, 2 / 4.5, 3 / 4.5, 4 / 4.5])
+    assert rates(warmup_tokens=45, schedule="constant")[4:] == [1.0] * 16
     assert rates(schedule="wsd", decay=0.0)[4:] == rates(schedule="constant")[4:] == [1.0] * 16
 
 

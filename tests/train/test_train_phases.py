@@ -162,7 +162,9 @@ def test_data_length_batch_and_positions_change_and_moments_stay(
     ]
     lr = column(tmp_path / "run", "lr")
     assert lr[:2] == [0.005, 0.01]
-    assert lr[2] == pytest.approx(0.01)  # the first schedule ends where the second begins
+    assert lr[2] == pytest.approx(
+        0.001
+    )  # the first schedule ends, by a decay of one step, where the second begins
     assert lr[3:] == [0.001] * 3
     text = capsys.readouterr().out
     assert f"phase at {3 * STEP:,} tokens (step 3): mix = {long}" in text
@@ -345,5 +347,5 @@ def test_decay_in_tokens(shards: Path, tmp_path: Path) -> None:
     )
     # 12 steps' worth of tokens in 8 steps; the last 6 of them decay.
     assert column(tmp_path / "run", "lr") == pytest.approx(
-        [0.01 * left / 6 for left in (6, 6, 6, 6, 6, 6, 4, 2)]
+        [0.01 * left / 6 for left in (6, 6, 6, 6, 6, 4, 2, 0)]
     )

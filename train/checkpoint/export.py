@@ -32,7 +32,7 @@ from pretok.base.vocab_map import VocabMap, read_map
 from train.checkpoint.meta import Meta, TokenizerOrigin, read_meta
 from train.checkpoint.restore import Reader, check_sizes, restore
 from train.checkpoint.saved import check_files
-from train.model.sizes import CONFIG, ModelConfig, read_config, transformers_config
+from train.model.sizes import CONFIG, ModelConfig, foreign_keys, read_config, transformers_config
 from train.model.transformer import Decoder
 
 SHARD_BYTES = 5 * 10**9
@@ -148,6 +148,10 @@ def exported_tensors(
     `Decoder` does not compute, IntegrityError when a file of it is missing or damaged.
     """
     theirs = read_config(folder / CONFIG)
+    if foreign := foreign_keys(folder / CONFIG):
+        report(
+            f"warning: {folder / CONFIG}: keys that transformers does not read are passed over: {listed(foreign, 5)}"
+        )
     if vocab_map is not None and theirs.rows < vocab_map.old.size:
         raise MismatchError(
             f"{folder} has rows for {theirs.rows} entries, but --vocab-map begins with {vocab_map.old.size}"

@@ -232,8 +232,6 @@ def model_config(name: str) -> ModelConfig:
 
 
 CONFIG = "config.json"
-_OFF = (None, False)
-"""Values by which an unknown key says that what it names is not there, such as the use_mrope of Qwen 2.5."""
 USUAL_LENGTH = 4096
 """Tokens of a sequence where nothing names them, of a model that allows more."""
 _SIZES = {
@@ -251,19 +249,40 @@ _SIZES = {
 """Fields of ModelConfig -> their keys in config.json."""
 _ROTARY = {"rope_theta", "rope_scaling", "rope_parameters"}
 _NO_MATTER = {
-    *("_attn_implementation", "_name_or_path", "architectures", "bos_token_id", "dtype", "eos_token_id"),
-    *("initializer_range", "layer_types", "max_window_layers", "model_type", "output_attentions"),
+    *("architectures", "bos_token_id", "chunk_size_feed_forward", "dtype", "eos_token_id", "id2label"),
     *(
-        "output_hidden_states",
-        "pad_token_id",
-        "pretraining_tp",
-        "return_dict",
-        "sliding_window",
-        "tokenizer_class",
+        "initializer_range",
+        "is_encoder_decoder",
+        "label2id",
+        "layer_types",
+        "max_window_layers",
+        "model_type",
     ),
-    *("torch_dtype", "transformers_version", "unk_token_id", "unsloth_fixed", "unsloth_version", "use_cache"),
+    *("output_attentions", "output_hidden_states", "pad_token_id", "pretraining_tp", "problem_type"),
+    *("return_dict", "sliding_window", "tokenizer_class", "torch_dtype", "transformers_version", "use_cache"),
+    *("_attn_implementation", "_name_or_path"),
 }
-"""Keys without a say in what is computed: layer_types is looked at by itself, sliding_window where it counts."""
+"""Fields of transformers' configuration classes without a say in what is computed: layer_types is looked at by itself,
+sliding_window where it counts."""
+_READ_BESIDE = {
+    "attention_chunk_size": None,
+    "auto_map": None,
+    "is_causal": True,
+    "partial_rotary_factor": 1.0,
+    "quantization_config": None,
+}
+"""Keys that transformers reads although no configuration class of FAMILIES has them -> the value they must have."""
+
+
+def known_keys(family: Family) -> set[str]:
+    """Keys of a family's config.json that are looked at; transformers computes the same whatever other keys say."""
+    return {*_SIZES.values(), *family.must, *_ROTARY, *_NO_MATTER, *_READ_BESIDE}
+
+
+def foreign_keys(path: Path) -> list[str]:
+    """Keys of a config.json that transformers does not read, and `read_config` neither."""
+    theirs = read_json(path)
+    return sorted(theirs.keys() - known_keys(FAMILIES[theirs["model_type"]]))
 
 
 def read_config(path: Path) -> ModelConfig:
@@ -290,9 +309,10 @@ def read_config(path: Path) -> ModelConfig:
     ]
     if set(found.get("layer_types") or ()) - {"full_attention"}:
         wrong.append(f"layer_types is {found['layer_types']!r}")
-    known = {*_SIZES.values(), *family.must, *_ROTARY, *_NO_MATTER}
     wrong += [
-        f"{key} is not known" for key, value in theirs.items() if key not in known and value not in _OFF
+        f"{key} is {found[key]!r}"
+        for key, value in _READ_BESIDE.items()
+        if found.get(key) is not None and found[key] != value
     ]
     wrong += [f"{key} is missing" for key in _SIZES.values() if found.get(key) is None]
     rotary = found.get("rope_parameters") or found.get("rope_scaling") or {}
@@ -307,10 +327,7 @@ def read_config(path: Path) -> ModelConfig:
     if dtype not in ("float32", "bfloat16", "float16"):
         wrong.append(f"dtype is {dtype}")
     if wrong:
-        raise MismatchError(
-            f"{path} describes a model that train does not compute: {'; '.join(wrong)}. A key that changes nothing can "
-            "be taken out"
-        )
+        raise MismatchError(f"{path} describes a model that train does not compute: {'; '.join(wrong)}")
     values = {ours: found[key] for ours, key in _SIZES.items()} | {
         "vocab_size": found["vocab_size"],
         "seq_len": min(USUAL_LENGTH, found["max_position_embeddings"]),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
@@ -71,8 +71,10 @@ class Goodput:
         path: Path | None = None,
         restart: Restart = Restart(),
         lost: Sequence[float] = (),
+        full: Callable[[str], None] | None = None,
     ) -> None:
-        """path: None on other ranks; lost: seconds of each step of the attempt before that is done again."""
+        """path: None on other ranks; lost: seconds of each step of the attempt before that is done again; full: as in
+        `Lines`."""
         self._seconds = dict.fromkeys(("initialisation", "training", "validation", "saving"), 0.0)
         self._since = started
         self.kind = "initialisation"
@@ -80,7 +82,7 @@ class Goodput:
         self._lines: Lines | None = None
         if path is None:
             return
-        self._lines = Lines(path)
+        self._lines = Lines(path, full=full)
         names = set(Attempt.__struct_fields__)  # and when and where the line was written
         self._earlier = [
             read_record(Attempt, {name: line[name] for name in names & line.keys()}, path)

@@ -14,22 +14,29 @@ from pathlib import Path
 from typing import IO, Any
 
 from pretok.base.joblog import when_and_where
-from pretok.base.storage import atomic_open, name_path, read_lines, tried
+from pretok.base.storage import FULL, atomic_open, name_path, read_lines, tried
 
 
 class Lines:
     """Adds to the lines that are there, or to those of them that `keep` says yes to: the others were not saved and will
-    be done again. stays_open: for a line a step, until `close`."""
+    be done again. stays_open: for a line a step, until `close`. full: gets a warning, once, where the disk has no space
+    for a line; such lines are dropped. Without it a full disk is an error."""
 
     def __init__(
-        self, path: Path, keep: Callable[[Any], bool] = lambda _record: True, *, stays_open: bool = False
+        self,
+        path: Path,
+        keep: Callable[[Any], bool] = lambda _record: True,
+        *,
+        stays_open: bool = False,
+        full: Callable[[str], None] | None = None,
     ) -> None:
         found = read_lines(path)
         self.kept = [record for record in found if keep(record)]
         self.dropped = [record for record in found if not keep(record)]
         self._path, self._end, self._size = path, 0, 0
         self._file: IO[bytes] | None = None
-        self._stays_open = stays_open
+        self._stays_open, self._full = stays_open, full
+        self._told = False
         if path.exists():  # written anew even if all stay: a kill may have cut the last line short
             with atomic_open(path) as file:
                 file.write(b"".join(json.dumps(record).encode() + b"\n" for record in self.kept))
@@ -63,7 +70,16 @@ class Lines:
                     self.close()
                 raise name_path(error, self._path) from None
 
-        tried(write)
+        try:
+            tried(write)
+        except OSError as error:
+            if self._full is None or error.errno not in FULL:
+                raise
+            if not self._told:
+                self._told = True
+                self._full(f"warning: {self._path}: {error.strerror}: lines are dropped until there is space")
+            self._size = max(self._size, end)  # half a line may lie there; the next one cuts it off
+            return self._end
         self._size = end
         if not self._stays_open:
             self.close()

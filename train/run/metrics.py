@@ -90,7 +90,7 @@ class MetricsLog:
             return bool(record["step"] <= step)
 
         for name in ("metrics", "validation", "evaluation"):
-            self._files[name] = Lines(out / f"{name}.jsonl", saved, stays_open=True)
+            self._files[name] = Lines(out / f"{name}.jsonl", saved, stays_open=True, full=report)
         self.lost = tuple(record["seconds"] for record in self._files["metrics"].dropped)
 
     def step(self, record: dict[str, Any]) -> None:

@@ -125,7 +125,8 @@ def _sizes(config: TrainConfig) -> str:
     saved = complete_checkpoints(Path(config.out) / "checkpoints")
     if not saved:
         raise UsageError(
-            f"--init-from: {config.init_from} is no folder; name one of transformers or train export, or a checkpoint's"
+            f"--init-from: {config.init_from} is no folder; name one of transformers, of train export, of a "
+            "checkpoint or a run"
         )
     return config.model or str(saved[-1])
 
@@ -170,7 +171,8 @@ class Segment:
     def rate(self, step: int) -> float:
         """Learning rate of step `step` (from 0)."""
         done, whole = self.tokens_after(step) - self.schedule, self.schedule_end - self.schedule
-        return learning_rate(self.phase.config, done / self.unit, whole / self.unit, self.unit)
+        size = self.phase.step_tokens / self.unit
+        return learning_rate(self.phase.config, done / self.unit, whole / self.unit, self.unit, size)
 
 
 def plan_segments(phases: Sequence[Phase], state: RunState, saved: Identity | None) -> list[Segment]:
@@ -327,5 +329,5 @@ def check_resume(phases: Sequence[Phase], meta: Meta, out: str) -> None:
     if different:
         raise MismatchError(
             f"{out} holds a run that cannot be continued with these settings: {'; '.join(different)}. "
-            "Give it back its settings, or another --out (with --init-from to keep the weights)"
+            f"Give it back its settings, or another --out (with --init-from {out} to keep the weights)"
         )

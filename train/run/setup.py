@@ -112,7 +112,7 @@ def build_trainee(plan: Plan, device: Device, report: Callable[[str], None]) -> 
     place, phase = torch.device("cpu") if config.offload else device.device, plan.phases[0]
     # A run that is resumed has its own weights; the folder it began from may be gone.
     resumed = complete_checkpoints(Path(config.out) / "checkpoints")
-    source = Path(config.init_from) if config.init_from and not resumed else None
+    source = None if resumed else config.start
     exported = source is not None and (source / CONFIG).exists()
     if source is not None and exported:
         if config.init_moments:

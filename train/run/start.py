@@ -117,7 +117,7 @@ def start_run(
         report=report,
         log=log,
         changes=changes,
-        goodput=Goodput(STARTED, None if rank else out / "goodput.jsonl", restart, log.lost),
+        goodput=Goodput(STARTED, None if rank else out / "goodput.jsonl", restart, log.lost, report),
         stragglers=Stragglers(device.device, config.timeout),
         stop=stop,
         lost=lost,

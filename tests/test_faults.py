@@ -148,8 +148,8 @@ COUNTING = ("count", "build-vocab", "extend", "run")
 """Counts of inputs that stay unreadable are finished without them: they end with 3 and are deleted by hand."""
 LOGS = re.compile(r"(^|/)logs/|\.lock$")
 """And locks: that of a dead job holds nothing, and who writes there next takes it over."""
-DIFFERS = re.compile(r"(^|/)goodput\.jsonl$|/\.metadata$")
-"""Files of which only that they are there is compared: they hold times, and torch's a random name of the save."""
+DIFFERS = re.compile(r"(^|/)goodput\.jsonl$")
+"""A file of which only that it is there is compared: it holds times."""
 TIMES = {"time", "seconds", "tokens_per_second", "tokens_per_second_per_device", "data_wait"}
 """What differs in a line of metrics.jsonl or segments.jsonl."""
 ANNOTATION = re.compile(r"(?<=-)[0-9a-f]{8}(?=\.parquet\b)")
@@ -214,10 +214,6 @@ def _same(path: Path) -> bytes:
         record = json.loads(ANNOTATION.sub("", data.decode()))
         del record["made"], record["seal"]
         data = json.dumps(record).encode()
-    if path.name == "meta.json":  # and with the checksum of `.metadata` the seal
-        meta = json.loads(data)
-        del meta["seal"], meta["files"][".metadata"]["checksum"]
-        data = json.dumps(meta).encode()
     return data
 
 

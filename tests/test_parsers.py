@@ -159,9 +159,11 @@ def read_checkpoint(path: Path) -> None:
 def read_tensors(path: Path) -> None:
     """As a run resumes, without the comparison with checksums."""
     torch = needs("torch")
-    from train.checkpoint.restore import Reader, restore
+    from train.checkpoint.meta import read_meta
+    from train.checkpoint.tensors import Reader, restore
 
-    restore({"model": {"embed_tokens.weight": torch.zeros(640, 4)}}, Reader(path.parent))
+    reader = Reader(path.parent, read_meta(path.parent, sizes=False))
+    restore({"model.embed_tokens.weight": torch.zeros(640, 4)}, reader)
 
 
 READERS: dict[str, Reader] = {
@@ -206,8 +208,8 @@ READERS: dict[str, Reader] = {
     ),
     "lock": Reader("locked/.lock", lambda path: holder_of(path.parent)),
     "checkpoint": Reader("checkpoint/meta.json", read_checkpoint),
-    "checkpoint's .metadata": Reader("checkpoint/.metadata", read_tensors),
-    "checkpoint's tensors": Reader("checkpoint/__0_0.distcp", read_tensors),
+    "checkpoint's index": Reader("checkpoint/index-00000.json", read_tensors),
+    "checkpoint's tensors": Reader("checkpoint/rank-00000.safetensors", read_tensors),
     "JSON Lines": Reader("it.jsonl", read_input, (PretokError, CorruptInputError)),
     "gzip": Reader("it.jsonl.gz", read_input, (PretokError, CorruptInputError)),
     "zstd": Reader("it.jsonl.zst", read_input, (PretokError, CorruptInputError)),

@@ -28,6 +28,8 @@ from pretok.shards.manifest import load_manifest, write_manifest
 from pretok.stream.mix_file import Mix, mix_sources, write_mix
 from pretok.tokenizer.vocabulary import load_vocab, tokenizer_data
 from tests.support import make_shards
+from train.checkpoint.meta import read_meta
+from train.checkpoint.tensors import Reader, restore
 from train.config import TrainConfig
 from train.model.sizes import ModelConfig
 from train.model.transformer import Decoder, initial_tensor
@@ -114,6 +116,14 @@ def reseal(checkpoint: Path, **changes: Any) -> None:
     del data["seal"]
     data |= changes
     write_json(checkpoint / "meta.json", {"seal": fingerprint(data)} | data)
+
+
+def read_tensors(checkpoint: Path) -> dict[str, torch.Tensor]:
+    """All of a checkpoint by name."""
+    reader = Reader(checkpoint, read_meta(checkpoint))
+    state = {name: torch.empty(kind.shape) for name, kind in reader.kinds.items()}
+    restore(state, reader)
+    return state
 
 
 def _rank_main(

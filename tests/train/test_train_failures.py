@@ -25,7 +25,6 @@ from pretok.base.storage import read_lines
 from tests.train_support import Ranks, tiny_config, tiny_flags
 from train import __main__
 from train.checkpoint import HungSave, save
-from train.checkpoint.saved import SummedWriter
 from train.config import TrainConfig
 from train.run import loop, metrics, report
 from train.run.failures import explain
@@ -256,13 +255,13 @@ def test_a_save_that_hangs_ends_the_run(
     shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     released = threading.Event()
-    original = SummedWriter.write_data
+    original = save.write_pieces
 
-    def write(self: SummedWriter, *arguments: Any) -> Any:
+    def write(*arguments: Any, **named: Any) -> Any:
         released.wait(60)
-        return original(self, *arguments)
+        return original(*arguments, **named)
 
-    monkeypatch.setattr(SummedWriter, "write_data", write)
+    monkeypatch.setattr(save, "write_pieces", write)
     config = tiny_config(shards, tmp_path, steps=2, timeout=2)
     with pytest.raises(
         HungSave, match=r"checkpoint of step 2 could not be written: not done after --timeout 2 s"

@@ -13,8 +13,7 @@ import pytest
 from support import needs
 
 torch = needs("torch")
-from tests.train_support import column, run_jobs
-from train.checkpoint.restore import Reader, restore
+from tests.train_support import column, read_tensors, run_jobs
 
 MESHES = [
     (1, 1, 1, 1, 1),
@@ -47,14 +46,6 @@ SIZES = (
 )
 
 
-def tensors(run: Path, step: int) -> dict[str, torch.Tensor]:
-    """All of a checkpoint's by name: parameters, their moments and steps, and what the guard has seen."""
-    reader = Reader(run / f"checkpoints/step-{step:08d}")
-    state = {name: torch.empty(of.size) for name, of in reader.read_metadata().state_dict_metadata.items()}
-    restore(state, reader)
-    return state
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_a_run_through_every_mesh_is_that_of_one_process(shards: Path, tmp_path: Path) -> None:
@@ -81,7 +72,7 @@ def test_a_run_through_every_mesh_is_that_of_one_process(shards: Path, tmp_path:
     assert column(through, "loss") == pytest.approx(losses, rel=1e-5)
     assert column(through, "grad_norm") == pytest.approx(column(whole, "grad_norm"), rel=1e-4)
     for mesh, end in zip(MESHES, ends, strict=True):
-        found, alone = tensors(through, end), tensors(whole, end)
+        found, alone = (read_tensors(run / f"checkpoints/step-{end:08d}") for run in (through, whole))
         assert len([name for name in alone if name.startswith("model.")]) == 2 * 9 + 3
         assert found.keys() == alone.keys(), mesh
         for name, value in alone.items():

@@ -108,19 +108,19 @@ def test_interrupted_run_goes_on_with_any_number_of_processes(
 
 
 def _die_in_second_save() -> None:
-    from torch.distributed.checkpoint import FileSystemWriter
+    from train.checkpoint import save
 
-    original = FileSystemWriter.write_data
+    original = save.write_pieces
     calls = []
 
-    def write(self: FileSystemWriter, *arguments: object) -> object:
+    def write(*arguments: Any, **named: Any) -> Any:
         calls.append(0)
-        result = original(self, *arguments)  # type: ignore[arg-type]
+        result = original(*arguments, **named)
         if len(calls) == 2:
             os.kill(os.getpid(), signal.SIGKILL)
         return result
 
-    FileSystemWriter.write_data = write  # type: ignore[method-assign]
+    save.write_pieces = write
 
 
 def _die_before_renaming_the_second() -> None:
@@ -164,7 +164,7 @@ def test_broken_newest_checkpoint_is_reported_and_the_one_before_used(
     run = tmp_path / "run"
     shutil.copytree(whole, run)
     newest = run / "checkpoints" / f"step-{STEPS:08d}"
-    data = next(newest.glob("*.distcp"))
+    data = next(newest.glob("*.safetensors"))
     if damage == "shorter file":
         os.truncate(data, data.stat().st_size - 1)
     elif damage == "wrong bytes":
@@ -286,15 +286,15 @@ def test_finished_run_can_be_extended(shards: Path, whole: Path, tmp_path: Path)
 
 def tell_restores() -> None:
     """Let a rank say that it reads a checkpoint."""
-    from train.checkpoint import restore
+    from train.checkpoint import tensors
 
-    original = restore.restore
+    original = tensors.restore
 
     def told(*given: Any) -> None:
         print(f"rank {os.environ['RANK']} reads")
         original(*given)
 
-    restore.restore = told
+    tensors.restore = told
 
 
 def test_one_replica_reads_a_checkpoint_for_all(shards: Path, tmp_path: Path) -> None:

@@ -94,7 +94,7 @@ def test_milestones_are_copied_whole_or_not_at_all(
     loop.train(tiny_config(shards, tmp_path / "other", steps=5, seed=1, **changes))
     assert "another run's checkpoint: name another --copy-to" in capsys.readouterr().out
     assert not made(tmp_path / "run/checkpoints/step-00000004", tmp_path / "new", lambda: True)
-    damaged = next((tmp_path / "run/checkpoints/step-00000004").glob("*.distcp"))
+    damaged = next((tmp_path / "run/checkpoints/step-00000004").glob("*.safetensors"))
     damaged.write_bytes(damaged.read_bytes()[:-1] + b"?")
     with pytest.raises(IntegrityError, match=damaged.name):
         made(damaged.parent, tmp_path / "new", lambda: False)
@@ -150,7 +150,7 @@ def test_what_was_just_saved_stays_beside_a_damaged_newer_one(
     )
     loop.train(config)
     folder = tmp_path / "run/checkpoints"
-    data = next((folder / "step-00000006").glob("*.distcp"))
+    data = next((folder / "step-00000006").glob("*.safetensors"))
     data.write_bytes(data.read_bytes()[:-1] + b"x")
     loop.train(replace(config, steps=5))
     names = sorted(path.name for path in folder.iterdir())
@@ -203,6 +203,7 @@ def test_what_a_checkpoint_records(shards: Path, tmp_path: Path) -> None:
         "seal",
         "step",
         "tokenizer",
+        "version",
     }
     assert set(meta) == names
     assert all(set(record) == {"size", "checksum"} for record in meta["files"].values())

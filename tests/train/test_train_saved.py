@@ -3,33 +3,31 @@
 from __future__ import annotations
 
 import errno
-import io
 import json
 import os
-import pickle
 import shutil
 from collections.abc import Callable
-from pathlib import Path, PosixPath
+from pathlib import Path
 from typing import Any
 
 import pytest
 from support import needs
 
 torch = needs("torch")
-from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
-from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING, BytesStorageMetadata, MetadataIndex
+from safetensors.torch import load_file
 
 from pretok.base.errors import IntegrityError, Stopped
-from pretok.base.storage import checksum
-from tests.train_support import random_shards, reseal, run_ranks, tiny_config
+from pretok.base.storage import NewFile, checksum
+from tests.train_support import random_shards, read_tensors, reseal, run_ranks, tiny_config
 from train.__main__ import main
 from train.checkpoint import save, saved
 from train.checkpoint.export import export
-from train.checkpoint.restore import Reader, _Unpickler, restore
-from train.checkpoint.saved import SummedWriter, read_meta
+from train.checkpoint.meta import read_meta
 from train.config import TrainConfig
 from train.run import loop
 from train.tools.tune import flags
+
+FIRST, SECOND, INDEX = "rank-00000.safetensors", "rank-00001.safetensors", "index-00000.json"
 
 
 @pytest.fixture(scope="module")
@@ -50,16 +48,6 @@ def run(trained: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(trained, tmp_path / "run"))
 
 
-class _Program:
-    """Unpickling it makes a file."""
-
-    def __init__(self, file: Path) -> None:
-        self.file = file
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Path.touch, (self.file,)
-
-
 def _record_again(checkpoint: Path) -> None:
     """State sizes and checksums of what is there now, as whoever plants something would."""
     names = json.loads((checkpoint / "meta.json").read_text())["files"]
@@ -68,25 +56,6 @@ def _record_again(checkpoint: Path) -> None:
         for name in names
     }
     reseal(checkpoint, files=files)
-
-
-def _in_metadata(checkpoint: Path, made: Path) -> None:
-    (checkpoint / ".metadata").write_bytes(pickle.dumps(_Program(made)))
-
-
-def _in_a_value(checkpoint: Path, made: Path) -> None:
-    """Behind a parameter that `.metadata` now calls a value without a tensor, which torch unpickles freely."""
-    name = "model.embed_tokens.weight"
-    metadata = pickle.loads((checkpoint / ".metadata").read_bytes())
-    metadata.state_dict_metadata[name] = BytesStorageMetadata()
-    place = next(info for index, info in metadata.storage_data.items() if index.fqn == name)
-    path = checkpoint / place.relative_path
-    place.offset = path.stat().st_size
-    with path.open("ab") as file:
-        torch.save(_Program(made), file)
-    place.length = path.stat().st_size - place.offset
-    metadata.storage_data[MetadataIndex(name)] = place
-    (checkpoint / ".metadata").write_bytes(pickle.dumps(metadata))
 
 
 def _resume(checkpoint: Path, folder: Path, out: Path) -> None:
@@ -105,67 +74,56 @@ def _export(checkpoint: Path, folder: Path, out: Path) -> None:
         export([checkpoint], None, out, torch.float32)
 
 
+def _no_header(checkpoint: Path) -> None:
+    flip(checkpoint / FIRST, 6)
+
+
+def _no_index(checkpoint: Path) -> None:
+    (checkpoint / INDEX).write_text("[" * 9999)
+
+
+def _another_box(checkpoint: Path) -> None:
+    """As if a row more were to be had."""
+    index = json.loads((checkpoint / INDEX).read_text())
+    index["kinds"][0]["boxes"][0][2][0] += 1
+    index["kinds"][0]["boxes"][1][1][0] += 1
+    (checkpoint / INDEX).write_text(json.dumps(index))
+
+
+def _no_box(checkpoint: Path) -> None:
+    index = json.loads((checkpoint / INDEX).read_text())
+    del index["kinds"][0]["boxes"][1]
+    (checkpoint / INDEX).write_text(json.dumps(index))
+
+
 @pytest.mark.parametrize("load", [_resume, _init_from, _export])
-@pytest.mark.parametrize("plant", [_in_metadata, _in_a_value])
-def test_no_program_in_a_checkpoint_is_run(
+@pytest.mark.parametrize("damage", [_no_header, _no_index, _another_box, _no_box])
+def test_what_somebody_made_of_a_checkpoint_is_named(
     run: Path,
     trained: Path,
     tmp_path: Path,
-    plant: Callable[[Path, Path], None],
+    damage: Callable[[Path], None],
     load: Callable[[Path, Path, Path], None],
     capfd: pytest.CaptureFixture[str],
 ) -> None:
+    """With sizes, checksums and seal of its own. Nothing in safetensors and JSON can be run."""
     shutil.rmtree(run / "checkpoints" / "step-00000002")
     checkpoint = run / "checkpoints" / "step-00000004"
-    made = tmp_path / "made"
-    plant(checkpoint, made)
+    assert {path.suffix for path in checkpoint.iterdir()} == {".safetensors", ".json"}
+    damage(checkpoint)
     _record_again(checkpoint)
     with pytest.raises(IntegrityError) as caught:
         load(checkpoint, trained.parent, tmp_path / "out")
-    assert not made.exists()
-    named = f"{checkpoint / '.metadata'}" if plant is _in_metadata else f"{checkpoint}"
-    assert named in f"{caught.value}{capfd.readouterr().out}"
-    # What was planted works: read as torch does, it makes its file.
-    if plant is _in_metadata:
-        pickle.loads((checkpoint / ".metadata").read_bytes())
-        assert made.exists()
+    assert f"{checkpoint}" in f"{caught.value}{capfd.readouterr().out}"
 
 
-class _ByName:
-    """Pickled as `getattr` of something, as Python 3.11.0 to 3.11.3 pickle a member of an enumeration."""
-
-    def __init__(self, of: object, name: str) -> None:
-        self._asked = of, name
-
-    def __reduce__(self) -> tuple[object, tuple[object, str]]:
-        return getattr, self._asked
-
-
-def test_getattr_in_a_checkpoint_gives_members_of_enumerations_alone() -> None:
-    member = _MEM_FORMAT_ENCODING.TORCH_CONTIGUOUS_FORMAT
-    data = pickle.dumps(_ByName(_MEM_FORMAT_ENCODING, member.name))
-    assert _Unpickler(io.BytesIO(data)).load() is member
-    for of, name in ((PosixPath, "home"), (_MEM_FORMAT_ENCODING, "mro")):
-        with pytest.raises((pickle.UnpicklingError, KeyError), match=name):
-            _Unpickler(io.BytesIO(pickle.dumps(_ByName(of, name)))).load()
-
-
-def test_metadata_that_leads_out_of_its_folder_is_refused(run: Path) -> None:
+def test_others_read_the_files(run: Path) -> None:
+    """Each by itself is a file of safetensors; together they are the tensors."""
     checkpoint = run / "checkpoints" / "step-00000004"
-    metadata = pickle.loads((checkpoint / ".metadata").read_bytes())
-    for info in metadata.storage_data.values():
-        info.relative_path = f"../step-00000002/{info.relative_path}"
-    (checkpoint / ".metadata").write_bytes(pickle.dumps(metadata))
-    with pytest.raises(IntegrityError, match="leads out of its folder"):
-        Reader(checkpoint)
-
-
-@pytest.mark.parametrize("damage", [b"", b"\x80\x05.", b"not a pickle", b"(" * 100])
-def test_damaged_metadata_is_named(run: Path, damage: bytes) -> None:
-    checkpoint = run / "checkpoints" / "step-00000004"
-    (checkpoint / ".metadata").write_bytes(damage)
-    with pytest.raises(IntegrityError, match=r"step-00000004/\.metadata is damaged"):
-        Reader(checkpoint)
+    parts = [load_file(checkpoint / name) for name in (FIRST, SECOND)]
+    for name, value in read_tensors(checkpoint).items():
+        found = [part[name].float() for part in parts if name in part]
+        assert torch.equal(torch.cat(found) if value.ndim else found[0], value)
 
 
 def flip(path: Path, position: int) -> None:
@@ -176,7 +134,7 @@ def flip(path: Path, position: int) -> None:
         file.write(bytes([byte ^ 1]))
 
 
-@pytest.mark.parametrize("name", ["__0_0.distcp", "__1_0.distcp"])
+@pytest.mark.parametrize("name", [FIRST, SECOND])
 def test_one_flipped_bit_is_found(
     run: Path, trained: Path, name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -198,14 +156,14 @@ def test_one_flipped_bit_is_found(
     assert f"{newest} is broken, trying the one before: {newest / name} was damaged" in text
     assert "resumed from step 2\n" in text
     main(["verify", str(run)])  # the broken one was made anew
-    flip(newest / "__0_0.distcp", 1000)
+    flip(newest / FIRST, 1000)
     with pytest.raises(IntegrityError, match="was damaged"):
         loop.train(settings(trained.parent, run.parent / "new", init_from=str(newest)))
 
 
 def test_two_ranks_find_what_one_of_them_reads(run: Path, trained: Path) -> None:
     newest = run / "checkpoints" / "step-00000004"
-    flip(newest / "__1_0.distcp", 1000)
+    flip(newest / SECOND, 1000)
     text = run_ranks(2, flags(settings(trained.parent, run)), run.parent)
     assert "is broken, trying the one before" in text
     assert "resumed from step 2\n" in text
@@ -237,7 +195,7 @@ def test_a_record_that_lacks_something_is_refused(run: Path) -> None:
     for text, message in (("[]", "expected an object"), ('{"step": 4}', "seal"), (None, "lacks the key")):
         (newest / "meta.json").write_text(text or '{"seal": ""}')
         if text is None:
-            reseal(newest, step=4)
+            reseal(newest, step=4, version=2)
         with pytest.raises(IntegrityError, match=message):
             read_meta(newest)
     (newest / "meta.json").write_text(json.dumps(meta))
@@ -246,7 +204,7 @@ def test_a_record_that_lacks_something_is_refused(run: Path) -> None:
 
 def test_one_rank_alone_asks_for_the_sizes_of_files(run: Path) -> None:
     newest = run / "checkpoints" / "step-00000004"
-    (newest / "__0_0.distcp").unlink()
+    (newest / FIRST).unlink()
     with pytest.raises(IntegrityError, match="is missing"):
         read_meta(newest)
     assert read_meta(newest, sizes=False).step == 4
@@ -276,7 +234,7 @@ def _fail_once(monkeypatch: pytest.MonkeyPatch, where: object, name: str, error:
 @pytest.mark.parametrize(
     ("where", "name", "error"),
     [
-        (saved._SummedStream, "write", errno.ENOSPC),  # torch makes "unexpected pos 704 vs 598" of it
+        (NewFile, "write", errno.ENOSPC),
         (os, "fsync", errno.EIO),
         (save, "write_meta", errno.EDQUOT),
         (Path, "mkdir", errno.ESTALE),
@@ -313,46 +271,18 @@ def test_a_save_that_fails_is_tried_again_while_the_run_goes_on(
     main(["verify", config.out])
 
 
-def test_the_plan_of_a_save_is_made_once(
-    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """And what is saved by it is what a run that saves once has; the next run of the process plans anew."""
-    original, plans = DefaultSavePlanner._create_global_plan, []
-
-    def plan(self: DefaultSavePlanner, every: Any) -> Any:
-        plans.append(len(every))
-        return original(self, every)
-
-    monkeypatch.setattr(DefaultSavePlanner, "_create_global_plan", plan)
-    found = []
-    for often in ("1", "4"):
-        loop.train(settings(trained.parent, tmp_path / often, save_every=often))
-        found.append(read_tensors(tmp_path / often / "checkpoints/step-00000004"))
-    assert plans == [1, 1]
-    assert found[0].keys() == found[1].keys()
-    assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])
-
-
-def test_ranks_whose_plans_are_kept_save_what_they_have(trained: Path) -> None:
-    """The second checkpoint of two ranks is by the plan of the first, and other numbers."""
+def test_each_save_holds_what_there_is_then(trained: Path) -> None:
+    """The copy on the host is used again."""
     first, second = (read_tensors(trained / f"checkpoints/step-0000000{step}") for step in (2, 4))
     assert first.keys() == second.keys()
     moved = [name for name, value in first.items() if not torch.equal(value, second[name])]
     assert len(moved) > len(first) / 2
 
 
-def read_tensors(checkpoint: Path) -> dict[str, Any]:
-    """All of a checkpoint by name."""
-    reader = Reader(checkpoint)
-    state = {name: torch.empty(of.size) for name, of in reader.read_metadata().state_dict_metadata.items()}
-    restore(state, reader)
-    return state
-
-
 def test_saves_that_keep_failing_stop_the_run(
     trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _fail_once(monkeypatch, SummedWriter, "write_data", errno.ENOSPC)
+    _fail_once(monkeypatch, save, "write_pieces", errno.ENOSPC)
     monkeypatch.setattr(save, "PATIENCE", 0.0)
     config = settings(trained.parent, tmp_path / "run")
     with pytest.raises(

@@ -2,7 +2,7 @@
 
 - meta.py: meta.json: where the run was and what it was
 - saved.py: a checkpoint's files, their sizes and checksums
-- restore.py: its tensors, by name; nothing in it is run
+- tensors.py: its tensors by name, in pieces on any mesh
 - save.py: writes in the background, keeps the newest
 - export.py: to transformers and back, with the tokenizer of the shards
 """

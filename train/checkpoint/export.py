@@ -30,8 +30,8 @@ from pretok.base.storage import TEMPORARY_SUFFIX, fingerprint, read_json, write_
 from pretok.base.units import listed
 from pretok.base.vocab_map import VocabMap, read_map
 from train.checkpoint.meta import Meta, TokenizerOrigin, read_meta
-from train.checkpoint.restore import Reader, check_sizes, restore
 from train.checkpoint.saved import check_files
+from train.checkpoint.tensors import Reader, check_sizes, restore
 from train.model.sizes import CONFIG, ModelConfig, foreign_keys, read_config, transformers_config
 from train.model.transformer import Decoder
 
@@ -94,9 +94,9 @@ def _mean_weights(checkpoints: Sequence[Path], config: ModelConfig) -> dict[str,
         if replace(meta.identity.model, seq_len=config.seq_len) != config:
             raise MismatchError(f"{checkpoint} holds a model of other sizes than {checkpoints[-1]}")
         check_files(checkpoint, meta)
-        state = {"model": {name: torch.empty(shape) for name, shape in shapes.items()}}
-        restore(state, Reader(checkpoint))
-        for name, value in state["model"].items():
+        state = {f"model.{name}": torch.empty(shape) for name, shape in shapes.items()}
+        restore(state, Reader(checkpoint, meta))
+        for name, value in ((name, state[f"model.{name}"]) for name in shapes):
             total[name] = total[name].add_(value) if name in total else value
     return {name: value.div_(len(checkpoints)) for name, value in total.items()}
 

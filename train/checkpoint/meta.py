@@ -1,8 +1,7 @@
 """meta.json of a checkpoint: where the run was, what it was, and which files there are.
 
 Input: the JSON of a checkpoint folder. Output: a `Meta`, or an IntegrityError that names the file and the key.
-`seal`, the fingerprint of all else in the file, shows a change by another hand. Every field must be there, those with a
-default too, and of its type.
+`seal`, the fingerprint of all else in the file, shows a change by another hand; `version` is that of the folder.
 """
 
 from __future__ import annotations
@@ -13,12 +12,16 @@ from typing import Any
 
 import msgspec
 
-from pretok.base.errors import IntegrityError, MismatchError, UsageError
-from pretok.base.records import Count, Record, Signed, read_record, replace, to_json
+from pretok.base.errors import IntegrityError, UsageError
+from pretok.base.records import Count, Record, Signed, check_version, read_record, replace, to_json
 from pretok.base.storage import fingerprint, read_json, write_json
 from train.model.sizes import ModelConfig
 
 META = "meta.json"
+VERSION = 2
+"""Of the whole folder: a change by which other versions of train would read it wrongly raises it. 1 had the files of
+torch.distributed.checkpoint."""
+OLDER = "go on with the train that wrote it, or export its model with that one and begin a new run with --init-from"
 
 
 class FileRecord(Record, frozen=True):
@@ -89,7 +92,7 @@ class Meta(Record, frozen=True, omit_defaults=True):
 def write_meta(folder: Path, meta: Meta, files: dict[str, FileRecord]) -> None:
     """Write meta.json, atomically. A loss that is not finite, which JSON cannot say, is left out."""
     val_loss = None if meta.val_loss is None or not math.isfinite(meta.val_loss) else meta.val_loss
-    data = to_json(replace(meta, val_loss=val_loss, files=files))
+    data = {"version": VERSION} | to_json(replace(meta, val_loss=val_loss, files=files))
     write_json(folder / META, {"seal": fingerprint(data)} | data)
 
 
@@ -104,14 +107,12 @@ def read_meta(checkpoint: Path, *, sizes: bool = True) -> Meta:
     data = read_json(path)
     if isinstance(data, dict) and data.pop("seal", None) != fingerprint(data):
         raise IntegrityError(f"{path} does not match its seal: it was damaged or edited")
+    if isinstance(data, dict):
+        check_version(data.pop("version", 1), VERSION, path, OLDER)
     try:
         meta = read_record(Meta, data, path)
     except UsageError as error:  # sizes that no model can have
         raise IntegrityError(f"{path}: {error}; it was damaged or edited") from None
-    if missing := _missing(to_json(meta), data):
-        raise MismatchError(
-            f"{path} lacks {missing}: another version of train wrote it; go on with that one, or begin a new run"
-        )
     for name, record in meta.files.items():
         file = checkpoint / name
         if file.parent != checkpoint:
@@ -129,13 +130,3 @@ def _size(file: Path) -> int | None:
         return file.stat().st_size
     except FileNotFoundError:
         return None
-
-
-def _missing(whole: dict[str, Any], found: dict[str, Any]) -> str:
-    """The first key of a record that its file lacks, such as `progress.phase`; empty where it has all."""
-    for key, value in whole.items():
-        if key not in found:
-            return key
-        if isinstance(value, dict) and (inner := _missing(value, found[key])):
-            return f"{key}.{inner}"
-    return ""

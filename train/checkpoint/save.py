@@ -1,9 +1,9 @@
 """Checkpoints: written in the background, complete or invisible, deleted by rule, loaded on any mesh.
 
-Input: the state dict of all ranks and a `meta` of JSON values. Output: RUN/checkpoints/step-XXXXXXXX/ with
-torch's distributed checkpoint and meta.json (run state, settings, provenance, every file's size and checksum). A
-folder of that name is complete: it is written under a temporary name and renamed when every rank's data is on
-disk; `latest` follows. A save that fails costs no step: rank 0 tells, and asks for another one.
+Input: the state of all ranks and a `meta` of JSON values. Output: RUN/checkpoints/step-XXXXXXXX/ with the files of
+`tensors` and meta.json (run state, settings, provenance, every file's size and checksum). A folder of that name is
+complete: it is written under a temporary name and renamed when every rank's data is on disk; `latest` follows. A save
+that fails costs no step: rank 0 tells, and asks for another one.
 """
 
 from __future__ import annotations
@@ -19,29 +19,28 @@ from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
+import torch
 import torch.distributed as dist
-from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
-from torch.distributed.checkpoint.state_dict_saver import async_save
+from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from pretok.base.errors import IntegrityError, PretokError, Stopped, UsageError
 from pretok.base.storage import TEMPORARY_SUFFIX, atomic_open
 from pretok.base.units import duration
 from train.checkpoint import HungSave
-from train.checkpoint.meta import Meta, read_meta, write_meta
-from train.checkpoint.restore import first_failure, open_checkpoint, restore_everywhere
-from train.checkpoint.saved import (
-    LATEST,
-    SummedWriter,
-    cached_planner,
-    complete_checkpoints,
-    copy_checkpoint,
+from train.checkpoint.meta import FileRecord, Meta, read_meta, write_meta
+from train.checkpoint.saved import LATEST, complete_checkpoints, copy_checkpoint
+from train.checkpoint.tensors import (
+    Index,
+    in_a_line,
+    make_index,
+    open_checkpoint,
+    own_pieces,
+    restore_everywhere,
+    write_pieces,
 )
 from train.config import TrainConfig, parse_save_every
-from train.parallel.group import first_problem
 
 SETTLE_SECONDS = 300.0
 """How long a run that ends by an error waits for the save in progress."""
@@ -57,8 +56,7 @@ DAMAGED_SUFFIX = ".damaged"
 
 @dataclass
 class _Pending:
-    future: Future[Any]
-    writer: SummedWriter
+    future: Future[dict[str, FileRecord]]
     meta: Meta
     started: float
 
@@ -108,8 +106,10 @@ class Checkpoints:
         self._copies = ThreadPoolExecutor(1)  # beside deletions, which make room
         self.ending = threading.Event()  # set where the process is to end: nothing more is copied
         self._copied: set[Path] = set()
-        self._planner = f"{uuid4()}"
-        self._stager = DefaultStager(StagingOptions(pinned, False, False, pinned))
+        self._writes = ThreadPoolExecutor(1)
+        self._pinned = pinned
+        self._index: Index | None = None
+        self._copy: dict[str, Tensor] = {}  # on the host, of what this rank writes
         if self._rank == 0:
             folder.mkdir(parents=True, exist_ok=True)
             for leftover in folder.glob(f"*{TEMPORARY_SUFFIX}"):
@@ -151,29 +151,35 @@ class Checkpoints:
         """Whether a save would bring anything: not where this very state is saved, or none is to be."""
         return self._saved_step != step and self.every[0] != "never"
 
-    def save(self, state: dict[str, Any], meta: Meta) -> None:
+    def save(self, state: dict[str, Tensor], mesh: DeviceMesh, meta: Meta) -> None:
         """Copy the state to host memory, write it in the background. Waits for an unfinished save first."""
         self._conclude()
         started = time.monotonic()
         self._saved_step = meta.step
-        temporary, problem = self._temporary(meta.step), None
-        if self._rank == 0:
-            try:
-                temporary.mkdir(exist_ok=True)
-            except OSError as error:
-                problem = first_failure(error)
-        if problem := first_problem(problem, self._group):
-            self._note(meta.step, problem)
-            return
-        writer = SummedWriter(temporary)
-        future: Any = async_save(
-            state,
-            storage_writer=writer,
-            planner=cached_planner(self._planner),
-            process_group=self._group,
-            async_stager=self._stager,
-        )
-        self._pending = _Pending(future, writer, meta, started)
+        if self._index is None:
+            self._index = make_index(state, mesh)
+        for name, piece in own_pieces(state, self._index, self._rank).items():
+            if name not in self._copy:
+                self._copy[name] = torch.empty(piece.shape, dtype=piece.dtype, pin_memory=self._pinned)
+            self._copy[name].copy_(piece, non_blocking=True)
+        if self._pinned:
+            torch.cuda.synchronize()
+        leads = not any(mesh.get_local_rank(name) for name in ("replicate", "shard", "tensor"))
+        future = self._writes.submit(self._write, self._temporary(meta.step), self._index, leads)
+        self._pending = _Pending(future, meta, started)
+
+    def _write(self, folder: Path, index: Index, leads: bool) -> dict[str, FileRecord]:
+        """Write this rank's files; on rank 0, all ranks' by name. Raises what went wrong on any, there."""
+        try:
+            answer: Any = write_pieces(folder, self._rank, index, self._copy, leads=leads)
+        except Exception as error:  # told to rank 0, which judges
+            answer = in_a_line(error)
+        answers: list[Any] | None = None if self._rank else [None] * dist.get_world_size()
+        dist.gather_object(answer, answers, group=self._group, group_dst=0)
+        for found in answers or ():
+            if isinstance(found, str):
+                raise PretokError(found)
+        return {name: record for found in answers or () for name, record in sorted(found.items())}
 
     def poll(self) -> None:
         """Finish a save whose data is on disk, or give up one that hangs; returns at once otherwise."""
@@ -209,7 +215,7 @@ class Checkpoints:
         self._deletes.shutdown()
         if self._deleted is not None:
             self._deleted.result()
-        self._stager.close()
+        self._writes.shutdown()
 
     def _temporary(self, step: int) -> Path:
         return self.folder / f".step-{step:08d}{TEMPORARY_SUFFIX}"
@@ -251,18 +257,16 @@ class Checkpoints:
         temporary = self._temporary(step)
         final = self.folder / f"step-{step:08d}"
         try:
-            # Done on every rank once it is done on one: its last act is collective.
-            pending.future.result(max(0.0, self._left(pending)))
+            files = pending.future.result(max(0.0, self._left(pending)))
             self.save_seconds = time.monotonic() - pending.started
             if self._rank:
                 return None
-            files = pending.writer.records()
             write_meta(temporary, pending.meta, files)
             read_meta(temporary)  # compares the sizes on disk with what was written
             if final.exists():  # damaged and not renamed, or resume would have started after it
                 _delete(final)
             temporary.rename(final)
-        except (Exception, CheckpointException) as error:
+        except Exception as error:
             if isinstance(error, FutureTimeout) and not pending.future.done():
                 raise HungSave(
                     f"{self.folder}: the checkpoint of step {step} could not be written: not done after --timeout "
@@ -270,7 +274,7 @@ class Checkpoints:
                 ) from error
             if not self._rank:  # on a full disk it takes the space that is needed to go on
                 shutil.rmtree(temporary, ignore_errors=True)
-            return first_failure(error)
+            return in_a_line(error)
         size = sum(record.size for record in files.values()) / 1e9
         self._report(f"saved {final} ({size:.2f} GB in {self.save_seconds:.1f} s)")
         self._follow(final)
@@ -324,7 +328,7 @@ class Checkpoints:
             self._report(f"warning: {path} {what}: {getattr(error, 'strerror', None) or error}")
 
     def load_newest(
-        self, state: dict[str, Any], mesh: DeviceMesh, check: Callable[[Meta], None]
+        self, state: dict[str, Tensor], mesh: DeviceMesh, check: Callable[[Meta], None]
     ) -> Meta | None:
         """Load the newest usable checkpoint into `state` on all ranks of `mesh`, return its meta; None when there is
         none.
@@ -362,7 +366,7 @@ class Checkpoints:
                 self._report(f"{path} is now {aside.name}: delete it when nobody wants to look at it")
 
     def _load(
-        self, path: Path, state: dict[str, Any], mesh: DeviceMesh, check: Callable[[Meta], None]
+        self, path: Path, state: dict[str, Tensor], mesh: DeviceMesh, check: Callable[[Meta], None]
     ) -> tuple[IntegrityError | None, Meta | None]:
         """Load one, tried again where what failed may pass. Raises what says nothing of the checkpoint."""
         for pause in (*READ_WAITS, None):
@@ -376,7 +380,7 @@ class Checkpoints:
         raise AssertionError
 
     def _try_load(
-        self, path: Path, state: dict[str, Any], mesh: DeviceMesh, check: Callable[[Meta], None]
+        self, path: Path, state: dict[str, Tensor], mesh: DeviceMesh, check: Callable[[Meta], None]
     ) -> tuple[PretokError | None, Meta | None]:
         opened = open_checkpoint(path, self._group)
         if isinstance(opened, PretokError):

@@ -339,7 +339,7 @@ def _save(run: Run) -> None:
             tokenizer=run.segment.phase.tokenizer(),
             provenance=provenance() | {"manifest": run.segment.phase.view.manifest_fingerprint},
         )
-        run.checkpoints.save(run.trainee.state(), meta)
+        run.checkpoints.save(run.trainee.state(), run.trainee.mesh, meta)
     run.checkpoints.saved_at, run.last_end = time.monotonic(), Mark(run.device.device)
 
 

@@ -21,8 +21,8 @@ from pretok.base.records import replace
 from pretok.base.vocab_map import read_map
 from train.checkpoint.export import check_tokenizer, exported_tensors
 from train.checkpoint.meta import Meta, TokenizerOrigin
-from train.checkpoint.restore import load_weights
 from train.checkpoint.saved import complete_checkpoints
+from train.checkpoint.tensors import load_weights
 from train.config import PhaseSettings, TrainConfig
 from train.model.attention import attention_kernel
 from train.model.sizes import CONFIG, ModelConfig

@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from train.checkpoint.restore import named_state
+from train.checkpoint.tensors import named_state
 from train.config import TrainConfig
 from train.model.loss import targets_of
 from train.model.transformer import Decoder
@@ -81,7 +81,7 @@ class Trainee:
         inputs, targets = tokens[:, :-1], targets_of(tokens, self.eod_id, learned)
         return self.context.part(inputs), self.context.part(targets)
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> dict[str, Tensor]:
         """All tensors that a checkpoint holds; loading fills them in place."""
         return named_state(self.model, self.optimizer, self.guard.state())
 

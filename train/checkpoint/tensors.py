@@ -1,0 +1,320 @@
+"""Tensors of a checkpoint: one file of safetensors for each rank of the first replica, and an index of pieces.
+
+Input: a state, name -> tensor, on any mesh. Output: rank-NNNNN.safetensors with the pieces of that rank, and for each
+stage of a pipeline an index-NNNNN.json: which rank holds which box of which tensor. Boxes follow from the mesh and the
+placements, so every rank knows them all, and nothing is exchanged to write or to read. Reading intersects boxes.
+
+A parameter is known by its name in the whole model and by nothing else. Nothing in these files can be run.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+from collections.abc import Callable
+from functools import lru_cache
+from itertools import product
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+import torch
+import torch.distributed as dist
+from safetensors import safe_open
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._utils import (  # torch has no public way
+    _compute_local_shape_and_global_offset,
+    compute_local_shape_and_global_offset,
+)
+
+from pretok.base.errors import IntegrityError, MismatchError, PretokError, Stopped
+from pretok.base.records import Record, read_record, to_json
+from pretok.base.storage import PASSING, NewFile, read_json, write_bytes
+from train.checkpoint.meta import FileRecord, Meta, read_meta
+from train.checkpoint.saved import check_files
+from train.model.sizes import ModelConfig
+from train.parallel.group import first_problem
+from train.parallel.mesh import clean_name
+
+DTYPES = {
+    torch.float64: "F64",
+    torch.int64: "I64",
+    torch.float32: "F32",
+    torch.int32: "I32",
+    torch.bfloat16: "BF16",
+    torch.bool: "BOOL",
+}
+"""What safetensors calls them, the widest first."""
+Numbers = tuple[int, ...]
+
+
+class Box(NamedTuple):
+    """A piece of a tensor and the rank that writes it."""
+
+    rank: int
+    offset: Numbers
+    size: Numbers
+
+
+class Kind(Record, frozen=True):
+    """Tensors of one shape that are split alike; blocks repeat, so a model has few kinds."""
+
+    shape: Numbers
+    boxes: tuple[Box, ...]
+    names: tuple[str, ...]
+
+
+class Index(Record, frozen=True):
+    """All tensors of a stage."""
+
+    kinds: tuple[Kind, ...]
+
+
+def named_state(
+    model: nn.Module, optimizer: torch.optim.Optimizer | None = None, guard: dict[str, Tensor] | None = None
+) -> dict[str, Tensor]:
+    """Name -> tensor: model.NAME, optimizer.NAME.exp_avg and so on, guard.NAME; what is None is not in it."""
+    named = {clean_name(name): parameter for name, parameter in model.named_parameters()}
+    state = {f"model.{name}": parameter.detach() for name, parameter in named.items()}
+    if optimizer is not None:
+        for name, parameter in named.items():
+            state |= {f"optimizer.{name}.{key}": value for key, value in optimizer.state[parameter].items()}
+    return state | {f"guard.{name}": value for name, value in (guard or {}).items()}
+
+
+def make_index(state: dict[str, Tensor], mesh: DeviceMesh) -> Index:
+    """Of the tensors of this rank's stage. mesh: (pipeline, replicate, shard, tensor)."""
+    alike: dict[Any, list[str]] = {}
+    for name, value in state.items():
+        split = (value.device_mesh, value.placements) if isinstance(value, DTensor) else None
+        alike.setdefault((value.shape, split), []).append(name)
+    ranks = mesh.mesh[mesh.get_local_rank("pipeline")]
+    return Index(
+        tuple(
+            Kind(tuple(shape), boxes_of(state[names[0]], ranks), tuple(names))
+            for (shape, _), names in alike.items()
+        )
+    )
+
+
+def boxes_of(value: Tensor, ranks: Tensor) -> tuple[Box, ...]:
+    """The pieces of a tensor. Where one is the same on many ranks, the first along each dimension of `ranks`
+    (replicate, shard, tensor) writes it."""
+    if not isinstance(value, DTensor):
+        return (Box(int(ranks[0, 0, 0]), (0,) * value.ndim, tuple(value.shape)),)
+    mesh, found = value.device_mesh, []
+    splits = zip(mesh.shape, value.placements, strict=True)
+    for place in product(*(range(1 if placement.is_replicate() else size) for size, placement in splits)):
+        size, offset = _compute_local_shape_and_global_offset(
+            value.shape, mesh.shape, list(place), value.placements
+        )
+        if math.prod(size):
+            at = dict(zip(mesh.mesh_dim_names or (), place, strict=True))
+            rank = ranks[tuple(at.get(name, 0) for name in ("replicate", "shard", "tensor"))]
+            found.append(Box(int(rank), offset, size))
+    assert sum(math.prod(box.size) for box in found) == value.numel()  # else torch splits in a new way
+    return tuple(found)
+
+
+def own_pieces(state: dict[str, Tensor], index: Index, rank: int) -> dict[str, Tensor]:
+    """What a rank writes."""
+    mine = [kind for kind in index.kinds if any(box.rank == rank for box in kind.boxes)]
+    return {name: local(state[name]) for kind in mine for name in kind.names}
+
+
+def local(value: Tensor) -> Tensor:
+    """This rank's piece."""
+    return value.to_local() if isinstance(value, DTensor) else value
+
+
+def write_tensors(path: Path, tensors: dict[str, Tensor]) -> FileRecord:
+    """A file of safetensors, summed up while it is written."""
+    header, end = {}, 0
+    order = sorted(tensors, key=lambda name: -tensors[name].itemsize)  # so that each is aligned
+    for name in order:
+        begin, end = end, end + tensors[name].nbytes
+        kind = {"dtype": DTYPES[tensors[name].dtype], "shape": list(tensors[name].shape)}
+        header[name] = kind | {"data_offsets": [begin, end]}
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with NewFile(path) as file:
+        file.write(struct.pack("<Q", len(text)) + text)
+        for name in order:
+            flat: Any = tensors[name].contiguous().view(-1).view(torch.uint8).numpy()
+            file.write(memoryview(flat))
+        file.seal()
+    return FileRecord(file.size, file.checksum)
+
+
+def write_pieces(
+    folder: Path, rank: int, index: Index, pieces: dict[str, Tensor], *, leads: bool
+) -> dict[str, FileRecord]:
+    """This rank's files, by name. leads: its stage, whose index it writes."""
+    files = {}
+    if pieces:
+        files[_file(rank)] = write_tensors(folder / _file(rank), pieces)
+    if leads:
+        name, data = f"index-{rank:05d}.json", msgspec.json.encode(index)
+        files[name] = FileRecord(len(data), write_bytes(folder / name, data))
+    return files
+
+
+def _file(rank: int) -> str:
+    return f"rank-{rank:05d}.safetensors"
+
+
+class Reader:
+    """A checkpoint's tensors by name."""
+
+    def __init__(self, checkpoint: Path, meta: Meta) -> None:
+        self.checkpoint = checkpoint
+        self.kinds: dict[str, Kind] = {}
+        for path in (checkpoint / name for name in meta.files if name.startswith("index-")):
+            for kind in read_record(Index, read_json(path), path).kinds:
+                self.kinds |= dict.fromkeys(kind.names, kind)
+        self._opened: dict[int, Any] = {}
+
+    def fill(self, name: str, shape: Numbers, piece: Tensor, offset: Numbers) -> None:
+        """Fill the piece at `offset` of a tensor of this shape. IntegrityError where not all of it is there."""
+        kind, found = self.kinds.get(name), 0
+        if kind is None or kind.shape != shape:
+            raise IntegrityError(f"{self.checkpoint} has no tensor {name} of the shape {shape}")
+        for rank, there, here in overlaps(kind.boxes, offset, tuple(piece.shape)):
+            if rank not in self._opened:
+                self._opened[rank] = safe_open(self.checkpoint / _file(rank), "pt")
+            file = self._opened[rank]
+            part = piece[here]
+            part.copy_(file.get_slice(name)[there] if there else file.get_tensor(name))
+            found += part.numel()
+        if found != piece.numel():
+            raise IntegrityError(f"{self.checkpoint}: {name} is not there as a whole")
+
+
+@lru_cache(1024)
+def overlaps(boxes: tuple[Box, ...], offset: Numbers, size: Numbers) -> list[tuple[int, Any, Any]]:
+    """(rank, slices of its piece, slices of ours) wherever a box meets ours."""
+    found: list[tuple[int, Any, Any]] = []
+    for rank, begin, extent in boxes:
+        spans = [
+            (max(ours, theirs), min(ours + count, theirs + number))
+            for ours, count, theirs, number in zip(offset, size, begin, extent, strict=True)
+        ]
+        if all(first < last for first, last in spans):
+            there, here = (
+                tuple(slice(first - base, last - base) for (first, last), base in zip(spans, of, strict=True))
+                for of in (begin, offset)
+            )
+            found.append((rank, there, here))
+    return found
+
+
+def restore(state: dict[str, Tensor], reader: Reader) -> None:
+    """Load this rank's part of a checkpoint into `state`, without a word to other ranks. Raises what `unreadable`
+    says."""
+    try:
+        for name, value in state.items():
+            offset: Any = (0,) * value.ndim
+            if isinstance(value, DTensor):
+                mesh, placements = value.device_mesh, value.placements
+                offset = compute_local_shape_and_global_offset(value.shape, mesh, placements)[1]
+            reader.fill(name, tuple(value.shape), local(value), tuple(offset))
+    except PretokError:
+        raise
+    except Exception as error:  # anything damaged files can raise
+        raise unreadable(reader.checkpoint, error) from None
+
+
+def unreadable(checkpoint: object, error: Exception) -> PretokError:
+    """What it says of a checkpoint that it could not be read: IntegrityError where it is damaged, Stopped where another
+    try may succeed, else that this process may not read it."""
+    if isinstance(error, OSError) and error.errno in PASSING:
+        return Stopped(f"{checkpoint} cannot be read now: {in_a_line(error)}; run the same command to go on")
+    if isinstance(error, PermissionError):
+        return PretokError(f"{checkpoint} cannot be read: {in_a_line(error)}")
+    return IntegrityError(f"{checkpoint}: {in_a_line(error)}")
+
+
+def in_a_line(error: BaseException) -> str:
+    """What went wrong."""
+    text = " ".join(str(error).split())
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+    return text if isinstance(error, PretokError) else f"{type(error).__name__}: {text or 'no message'}"
+
+
+def restore_everywhere(
+    state: dict[str, Tensor], reader: Reader, mesh: DeviceMesh, group: dist.ProcessGroup | None
+) -> PretokError | None:
+    """Load a checkpoint on all ranks of the run's mesh, or say what is wrong, the same on all of them.
+
+    Each part is read once: by the ranks of the first replica, from which the others get it.
+    """
+    replicas, problem = mesh["replicate"], None
+    if replicas.get_local_rank() == 0:
+        try:
+            restore(state, reader)
+        except PretokError as error:
+            problem = error
+    problem = first_problem(problem, group)
+    if problem is None and replicas.size() > 1:
+        for piece in map(local, state.values()):
+            if piece.numel():  # the last ranks may have no rows of a small one
+                there = piece.to(mesh.device_type)  # offloaded parameters and steps are elsewhere
+                dist.broadcast(there, group=replicas.get_group(), group_src=0)
+                piece.copy_(there)
+    return problem
+
+
+def open_checkpoint(checkpoint: Path, group: dist.ProcessGroup | None) -> tuple[Meta, Reader] | PretokError:
+    """On all ranks: a checkpoint's meta and reader, its files compared with their checksums; or what is wrong."""
+    problem: PretokError | None = None
+    try:
+        meta = read_meta(checkpoint, sizes=dist.get_rank() == 0)
+        check_files(checkpoint, meta, dist.get_rank(), dist.get_world_size())
+        reader = Reader(checkpoint, meta)
+    except PretokError as error:
+        problem = error
+    except OSError as error:
+        problem = unreadable(checkpoint, error)
+    problem = first_problem(problem, group)
+    return (meta, reader) if problem is None else problem
+
+
+def load_weights(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer | None,
+    mesh: DeviceMesh,
+    checkpoint: Path,
+    config: ModelConfig,
+    report: Callable[[str], None],
+) -> None:
+    """Load the model from a checkpoint folder of any mesh, and the moments where an optimizer is given.
+
+    Another rope_theta is told. Raises IntegrityError for a damaged checkpoint, MismatchError for one of other sizes.
+    """
+    opened = open_checkpoint(checkpoint, None)
+    if isinstance(opened, PretokError):
+        raise opened
+    meta, reader = opened
+    check_sizes(meta.identity.model, config, checkpoint, report)
+    if problem := restore_everywhere(named_state(model, optimizer), reader, mesh, None):
+        raise problem
+
+
+def check_sizes(saved: ModelConfig, config: ModelConfig, source: Path, report: Callable[[str], None]) -> None:
+    """MismatchError unless `source` holds a model of these sizes; tells of another rope_theta."""
+    theirs, ours = (
+        to_json(model) | {"rows": model.matrix_rows, "family": model.model_type} for model in (saved, config)
+    )
+    different = [
+        f"{name} {theirs[name]} (here {value})"
+        for name, value in ours.items()
+        if name not in ("seq_len", "rope_theta", "max_positions", "dtype") and theirs[name] != value
+    ]
+    if different:
+        raise MismatchError(f"{source} holds a model of other sizes: {', '.join(different)}")
+    if saved.rope_theta != config.rope_theta:
+        report(f"rope_theta was {saved.rope_theta} in {source}, is {config.rope_theta}")

@@ -10,9 +10,8 @@ import argparse
 import difflib
 import json
 import math
-import re
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -31,15 +30,11 @@ def _option(
     return field(default=default, metadata=metadata)
 
 
-MOST_BETA = 0.98
-"""Of AdamW with moments in bf16, whose values are 1/256 to 1/128 apart: a step moves a moment by 1 - beta of it. Of
-squares of noise that fell by a factor of 100 the mean is found within 1 % with 0.98, 9 % too high with 0.99, and 0.998
-never comes down."""
 SCHEDULE = ("lr", "min_lr", "warmup", "warmup_tokens", "schedule", "decay", "decay_tokens", "decay_shape")
 """Settings of the learning rate: a phase that names one of them begins a schedule of its own."""
 IN_PHASES = (
     *("shards", "mix", "seq_len", "rope_theta", "global_batch", "micro_batch", "accumulation", *SCHEDULE),
-    *("beta1", "beta2", "eps", "weight_decay", "clip", "z_loss", "skip_sigma", "max_skips"),
+    *("beta1", "beta2", "eps", "weight_decay", "clip", "z_loss", "skip_sigma"),
 )
 """What a phase may set. Parameters and moments go on as they are."""
 GROUPS = {
@@ -170,9 +165,6 @@ class TrainConfig:
     beta2: float = _option(0.95, "AdamW", least=0)
     eps: float = _option(1e-8, "AdamW", least=0)
     weight_decay: float = _option(0.1, "AdamW; never on norms", least=0)
-    moments: str = _option(
-        "fp32", "of AdamW, as they are kept; bf16: half the bytes", choices=("fp32", "bf16")
-    )
     decay_embeddings: bool = _option(False, "weight decay on embeddings too")
     clip: float = _option(1.0, "largest gradient norm; 0: gradients are not clipped", least=0)
     z_loss: float = _option(0.0, "weight of the squared log-partition", least=0)
@@ -182,7 +174,6 @@ class TrainConfig:
     skip_sigma: float = _option(
         6.0, "skip a step whose gradient norm or loss lies so many deviations up; 0: never", least=0
     )
-    max_skips: int = _option(10, "stop after so many skipped steps in a row", least=0)
 
     shard: int | None = _option(
         None,
@@ -257,13 +248,11 @@ class TrainConfig:
     )
 
     log_every: int = _option(10, "steps between lines on the terminal", least=1)
-    gc_every: int = _option(50, "steps between garbage collections, on all ranks together", least=1)
     wandb: str | None = _option(
         None, "Weights & Biases project; offline unless WANDB_MODE says otherwise", example='"my-project"'
     )
     tensorboard: bool = _option(False, "write TensorBoard events to RUN/tensorboard")
     profile: int = _option(0, "write a profile of so many steps to RUN/profile.json", least=0)
-    memory_snapshot: bool = _option(False, "when a GPU's memory runs out, write what holds it to RUN/memory")
     deterministic: bool = _option(False, "only operations that give the same bits each time; slower")
 
     phases: tuple[PhaseSettings, ...] = _option(
@@ -281,19 +270,8 @@ class TrainConfig:
         parse_save_every(self.save_every)
         recomputed(self.checkpointing, 0)
         parse_files(self.evaluate)
-        for name in ("beta1", "beta2") if self.moments == "bf16" else ():
-            if (value := getattr(self, name)) > MOST_BETA:
-                raise UsageError(
-                    f"moments = bf16 needs {name} of {MOST_BETA} at most, and it is {value}: what a step changes would "
-                    "be rounded away; use fp32"
-                )
         if self.phases:
             self.in_phases()
-
-    @property
-    def state_bytes(self) -> int:
-        """Of the two moments of a parameter."""
-        return 4 if self.moments == "bf16" else 8
 
     @property
     def start(self) -> Path | None:
@@ -386,22 +364,14 @@ def parse_files(text: str | None) -> dict[str, Path]:
     return files
 
 
-def _meant(name: str, known: Mapping[str, str]) -> str:
+def _meant(name: str, known: Sequence[str]) -> str:
     """What to say behind an unknown setting: what it is called here, where another trainer has it; else the known one
-    whose meaning is said in these very words, or that is spelled alike; else nothing.
-
-    known: name, with _ for -, -> what it means, in a few words.
-    """
+    that is spelled alike; else nothing. known: names with _ for -."""
     plain = name.lstrip("-").replace("-", "_")
     flag = (lambda ours: "--" + ours.replace("_", "-")) if name.startswith("-") else str
     if (ours := OTHER_NAMES.get(plain.rpartition(".")[2])) in known:
         return f"; here it is {flag(ours)!r}"
-    words = set(re.findall(r"[a-z]+", plain.lower()))
-    alike = [other for other, text in known.items() if words <= set(re.findall(r"[a-z]+", text.lower()))]
-    if len(words) > 1 and alike:
-        alike = [min(alike, key=lambda other: len(known[other]))]
-    else:
-        alike = difflib.get_close_matches(plain, list(known), n=1)
+    alike = difflib.get_close_matches(plain, known, n=1)
     return f"; the nearest known is {flag(alike[0])!r}" if alike else ""
 
 
@@ -459,10 +429,9 @@ def from_mapping(values: dict[str, Any], where: str) -> TrainConfig:
 
 def _settings(values: dict[str, Any], known: Sequence[str], where: str) -> dict[str, Any]:
     hints = get_type_hints(TrainConfig)
-    helps = {item.name: item.metadata["help"] for item in fields(TrainConfig) if item.name in known}
     for name in values:
         if name not in known:
-            raise UsageError(f"{where}: unknown setting {name!r}{_meant(name, helps)}")
+            raise UsageError(f"{where}: unknown setting {name!r}{_meant(name, known)}")
     return {name: _convert(name, value, hints[name]) for name, value in values.items()}
 
 
@@ -500,15 +469,12 @@ def parse(
 ) -> tuple[TrainConfig, argparse.Namespace]:
     """Parse a parser that `add_flags` extended; also returns what is not a setting."""
     space, unknown = parser.parse_known_args(list(arguments))
+    names = [item.name for item in fields(TrainConfig)]
     if unknown:
         name = unknown[0].partition("=")[0]
         if not name.startswith("-"):
             raise UsageError(f"{name!r} belongs to no option")
-        meaning = dict.fromkeys(vars(space), "") | {
-            item.name: item.metadata["help"] for item in fields(TrainConfig)
-        }
-        raise UsageError(f"unknown argument {name!r}{_meant(name, meaning)}")
-    names = {item.name for item in fields(TrainConfig)}
+        raise UsageError(f"unknown argument {name!r}{_meant(name, [*vars(space), *names])}")
     flags = {name: value for name, value in vars(space).items() if name in names}
     values: dict[str, Any] = {}
     if space.config:

@@ -78,7 +78,6 @@ def test_unknown_flag_names_the_nearest() -> None:
 @pytest.mark.parametrize(
     ("flag", "nearest"),
     [
-        ("--peak-learning-rate=3e-4", "; the nearest known is '--lr'"),
         ("--seq_lenght", "; the nearest known is '--seq-len'"),
         ("--learning-rate=3e-4", "; here it is '--lr'"),
         ("--train-iters", "; here it is '--steps'"),

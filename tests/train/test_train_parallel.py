@@ -38,7 +38,7 @@ SPLIT: dict[str, tuple[bool, tuple[object, ...]]] = {
     ),
 }
 """Of runs on four ranks whether the embedding is the output matrix, and what is their own."""
-OTHER = ("--precision", "bf16", "--moments", "bf16", "--offload")
+OTHER = ("--precision", "bf16", "--offload")
 OTHER += ("--micro-batch", 2, "--checkpointing", "ops", "--shard", 2)
 
 

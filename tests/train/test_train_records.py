@@ -12,17 +12,15 @@ import pytest
 from support import needs
 
 torch = needs("torch")
-from pretok.base.errors import UsageError
 from pretok.base.records import replace
 from pretok.shards.manifest import load_manifest
 from tests.train_support import column, run_jobs, tiny_config
 from train.config import TrainConfig
 from train.model.attention import attention_kernel
 from train.model.sizes import PRESETS
-from train.parallel.devices import deterministic, find_device
+from train.parallel.devices import deterministic
 from train.parallel.layout import Layout
 from train.run import loop
-from train.run.memory import memory_history
 from train.tools.memory import count_tensors
 from train.tools.tune import flags
 
@@ -91,33 +89,6 @@ def test_deterministic_holds_while_a_run_goes_on(
     with deterministic(True), pytest.raises(RuntimeError, match="deterministic"):
         torch.zeros(3).put_(torch.tensor([0, 0]), torch.tensor([1.0, 2.0]))
     torch.zeros(3).put_(torch.tensor([0, 0]), torch.tensor([1.0, 2.0]))
-
-
-def test_memory_that_ran_out_is_written_down(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    calls: list[Any] = []
-    monkeypatch.setattr(torch.cuda.memory, "_record_memory_history", lambda **options: calls.append(options))
-    monkeypatch.setattr(torch.cuda.memory, "_dump_snapshot", lambda path: calls.append(path))
-    monkeypatch.setenv("RANK", "3")
-    gpu = replace(find_device(), device=torch.device("cuda", 0))
-
-    def run() -> None:
-        with memory_history(True, gpu, tmp_path):
-            assert len(calls) == 1
-            raise torch.OutOfMemoryError("CUDA out of memory")
-
-    with pytest.raises(torch.OutOfMemoryError):
-        run()
-    path = str(tmp_path / "memory/rank-3.pickle")
-    assert calls[1:] == [path, {"enabled": None}]
-    assert path in capsys.readouterr().err
-    calls.clear()
-    with memory_history(True, gpu, tmp_path), memory_history(False, gpu, tmp_path):
-        pass
-    assert calls[1:] == [{"enabled": None}]  # nothing ran out, nothing is written
-    with pytest.raises(UsageError, match="no GPU here"), memory_history(True, find_device(), tmp_path):
-        pass
 
 
 def test_gradients_can_travel_in_bf16(shards: Path, tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 - report.py: lines for a person, never a minute of silence
 - failures.py: no memory, space or package -> one line
-- memory.py: what held a GPU's memory when it ran out
 - lines.py: the one writer of a run's lines
 - goodput.py: what the time was spent on
 - metrics.py: a line a step, MFU

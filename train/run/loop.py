@@ -33,7 +33,6 @@ from train.parallel.devices import Device, deterministic, find_device
 from train.parallel.group import process_group, run_folder
 from train.parallel.mesh import limit_collectives
 from train.run.failures import explain, out_of_memory
-from train.run.memory import memory_history
 from train.run.metrics import provenance
 from train.run.report import Reporter
 from train.run.setup import make_plan
@@ -41,7 +40,7 @@ from train.run.start import Run, enter_segment, start_run
 from train.run.stragglers import NOTABLE
 from train.steps.data import MicroBatch
 from train.steps.evaluate import evaluate
-from train.steps.optim import global_norm
+from train.steps.optim import MAX_SKIPS, global_norm
 from train.steps.score import score
 from train.steps.step import Mark, Readback, train_step
 
@@ -49,6 +48,8 @@ AUTO_FACTOR = 4
 AUTO_BOUNDS = (60.0, 7200.0)
 """`auto` saves every 4 start-up times, in seconds; a kill then costs a few of them at most."""
 
+GC_EVERY = 50
+"""Steps between garbage collections."""
 STEADY = 3
 """By this --timeout is divided for collectives after the first step of a phase."""
 FIRST_MARGIN = 30.0
@@ -78,8 +79,7 @@ def _train(config: TrainConfig, device: Device, stop: StopFlag, out: Path) -> No
         plan = make_plan(config, dist.get_world_size())
         run = start_run(plan, device, stop, out, report, lost)
         try:
-            with memory_history(config.memory_snapshot, device, out):
-                _loop(run)
+            _loop(run)
         except Exception:
             if not lost.is_set():
                 run.checkpoints.settle()
@@ -144,7 +144,7 @@ def _what_follows(run: Run, profiler: Any) -> list[tuple[Callable[[int], bool], 
     follows: list[tuple[Callable[[int], bool], Callable[[], object]]] = [
         (lambda step: step == run.first + 1, lambda: _after_first_step(run)),
         (lambda step: step == run.segment.step + 1, lambda: _limit(run, run.plan.config.timeout / STEADY)),
-        (lambda step: step % config.gc_every == 0, lambda: gc.collect(1)),
+        (lambda step: step % GC_EVERY == 0, lambda: gc.collect(1)),
         (always, run.checkpoints.poll),
     ]
     if profiler is not None:
@@ -255,7 +255,7 @@ def _record(run: Run, done: Readback) -> None:
         _tally(run)
     # The signal must leave time for a save, for the step in work and for the one queued after it.
     run.stop.margin = FIRST_MARGIN + 2 * run.checkpoints.save_seconds + 3 * seconds
-    if numbers.skipped_in_a_row > config.max_skips:
+    if numbers.skipped_in_a_row > MAX_SKIPS:
         raise PretokError(
             f"steps {numbers.step - numbers.skipped_in_a_row + 1} to {numbers.step} were skipped (last "
             f"gradient norm {numbers.grad_norm}, of {numbers.learned} learned tokens); the newest checkpoint holds "

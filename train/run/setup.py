@@ -48,9 +48,9 @@ from train.steps.optim import set_hyper_parameters, warmup_steps
 from train.steps.step import Trainee
 
 
-def checkpoint_bytes(config: TrainConfig, model: ModelConfig) -> int:
-    """Bytes of a checkpoint: the weights in float32 and their moments."""
-    return (4 + config.state_bytes) * model.parameters
+def checkpoint_bytes(model: ModelConfig) -> int:
+    """Bytes of a checkpoint: the weights and two moments in float32."""
+    return 12 * model.parameters
 
 
 @dataclass(frozen=True, slots=True)

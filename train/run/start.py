@@ -87,7 +87,7 @@ def start_run(
     trainee = build_trainee(plan, device, report)
     checkpoints = Checkpoints(out / "checkpoints", config, device.is_gpu, report)
     if config.save_every != "never":
-        checkpoints.check_space(checkpoint_bytes(config, plan.model))
+        checkpoints.check_space(checkpoint_bytes(plan.model))
     meta = checkpoints.load_newest(
         trainee.state(), trainee.mesh, lambda found: check_resume(plan.phases, found, config.out)
     )

@@ -16,64 +16,15 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
-from torch.optim.adamw import adamw
 
 from train.config import TrainConfig
 
 WINDOW = 128
 """Steps whose gradient norm and loss are looked back upon; none is judged before there are so many."""
+MAX_SKIPS = 10
+"""Steps skipped in a row; one more ends the run."""
 LEAST_RISE = 0.1
 """Nats per token: a loss that lies less above the mean is no spike, however alike the losses before it were."""
-
-
-class NarrowAdamW(torch.optim.AdamW):
-    """Fused AdamW that keeps its moments in bf16 and computes in float32; they are rounded to the nearest.
-
-    Where torch's kernel takes moments only as wide as the parameters, those of one parameter at a time are widened for
-    it. found_inf: 1.0 leaves everything as it is.
-    """
-
-    found_inf: Tensor | None = None
-    takes_narrow = False
-
-    @torch.no_grad()
-    def step(self, _closure: Any = None) -> None:  # type: ignore[override]
-        """One step of all parameters that have gradients."""
-        for group in self.param_groups:
-            names = ("lr", "weight_decay", "eps", "amsgrad", "maximize", "fused")
-            fixed: dict[str, Any] = {name: group[name] for name in names}
-            fixed["beta1"], fixed["beta2"] = group["betas"]
-            fixed["found_inf"] = self.found_inf
-            found = [parameter for parameter in group["params"] if parameter.grad is not None]
-            states = [self.state[parameter] for parameter in found]
-            own, gradients = local_tensors(found), local_tensors([parameter.grad for parameter in found])
-            firsts, seconds = (
-                local_tensors([state[name] for state in states]) for name in ("exp_avg", "exp_avg_sq")
-            )
-            steps = [state["step"] for state in states]
-            if self.takes_narrow:
-                adamw(own, gradients, firsts, seconds, [], steps, **fixed)
-                continue
-            for parts in zip(own, gradients, firsts, seconds, steps, strict=True):
-                parameter, gradient, *kept, step = parts
-                wide = [moment.float() for moment in kept]
-                adamw([parameter], [gradient], [wide[0]], [wide[1]], [], [step], **fixed)
-                torch._foreach_copy_(kept, wide)
-
-
-def takes_narrow_moments(device: torch.device) -> bool:
-    """Whether torch's fused kernel takes moments in bf16 beside parameters in float32, and uses them rightly: one step
-    with it is compared with what it must give."""
-    parameter, first, second = torch.ones(64, device=device), *torch.zeros(2, 64, device=device).bfloat16()
-    step = torch.zeros((), device=device)
-    fixed: dict[str, Any] = {"lr": 0.5, "beta1": 0.9, "beta2": 0.9, "weight_decay": 0.0, "eps": 0.0}
-    fixed |= {"amsgrad": False, "maximize": False, "fused": True}
-    try:
-        adamw([parameter], [parameter / 2], [first], [second], [], [step], **fixed)
-    except (RuntimeError, TypeError):
-        return False
-    expected = ((parameter, 0.5), (first, 0.05), (second, 0.025))
-    return all(bool((found.float() - value).abs().max() < 0.01 * value) for found, value in expected)
 
 
 def build_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.AdamW:
@@ -87,20 +38,16 @@ def build_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.AdamW:
         decays = parameter.ndim > 1 and (config.decay_embeddings or "embed_tokens" not in name)
         mesh = parameter.device_mesh if isinstance(parameter, DTensor) else None
         groups.setdefault((decays, mesh), []).append(parameter)
-    narrow = config.moments == "bf16"
-    optimizer = (NarrowAdamW if narrow else torch.optim.AdamW)(
+    optimizer = torch.optim.AdamW(
         [{"params": parameters, "decays": decays} for (decays, _), parameters in groups.items()], fused=True
     )
-    if isinstance(optimizer, NarrowAdamW):
-        optimizer.takes_narrow = takes_narrow_moments(next(model.parameters()).device)
     set_hyper_parameters(optimizer, config)
     # Made now and not at the first step, so that a checkpoint can be loaded into it.
-    dtype = torch.bfloat16 if narrow else None
     for parameter in model.parameters():
         optimizer.state[parameter] = {
             "step": torch.zeros((), device=parameter.device),
-            "exp_avg": torch.zeros_like(parameter, dtype=dtype),
-            "exp_avg_sq": torch.zeros_like(parameter, dtype=dtype),
+            "exp_avg": torch.zeros_like(parameter),
+            "exp_avg_sq": torch.zeros_like(parameter),
         }
     return optimizer
 

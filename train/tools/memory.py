@@ -155,9 +155,7 @@ def _count_rank(
     loss = chunk * vocabulary * (2 * width + 8) + vocabulary * model.dim * (4 + width)
     on_device = 0 if config.offload else own
     last = rank == layout.pipeline - 1
-    return Memory(
-        4 * on_device, gradients, config.state_bytes * on_device, gathered, activations, loss if last else 0
-    )
+    return Memory(4 * on_device, gradients, 8 * on_device, gathered, activations, loss if last else 0)
 
 
 def largest_micro_batch(

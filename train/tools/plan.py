@@ -69,7 +69,7 @@ def plan_figures(config: TrainConfig, space: argparse.Namespace) -> dict[str, An
         step_seconds = per_step * model.flops_per_token(seq_len) / (space.mfu * peak * ranks)
     hours = step_seconds * steps / 3600 if step_seconds is not None and steps is not None else None
     energy = hours * space.nodes * space.node_kw * space.pue if hours is not None and space.node_kw else None
-    checkpoint = checkpoint_bytes(config, model)
+    checkpoint = checkpoint_bytes(model)
     return {
         "parameters": model.parameters,
         "layout": asdict(layout),

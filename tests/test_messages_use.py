@@ -1,7 +1,7 @@
 """What a person reads after a mistake with what is made: command lines with their exit codes and exact texts.
 
 Each command runs in this process, inside one small work folder (`work`). In a text `{work}` is the path of that folder,
-`{torch}` torch's version, `{manifest}` the fingerprint of ok/shards.
+`{torch}` torch's version, `{manifest}`, `{mix}`, `{other}` the fingerprints of ok/shards, ok/mix.json, other.json.
 A refusal (exit code 2) says its text and nothing else; any other command has these lines among what it says.
 The commands that make what is used here: `test_messages`.
 """
@@ -9,6 +9,7 @@ The commands that make what is used here: `test_messages`.
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import shutil
 from collections.abc import Callable, Iterator
@@ -22,10 +23,13 @@ from train_support import SIZES, leave_torch_alone
 import train.__main__
 from pretok.cli import run_command
 from pretok.shards.manifest import load_manifest
+from pretok.stream.mix_file import load_mix
 
 Case = tuple[str, int, str]
 """Command line, exit code, text on standard error."""
 Say = Callable[[str], tuple[int, str]]
+
+TRAIN = "train --shards ok/shards --mix ok/mix.json --model tiny.toml --out run --steps 4 --workers 0"
 
 CASES: list[Case] = [
     (
@@ -52,6 +56,32 @@ CASES: list[Case] = [
         "train --shards it.jsonl --model tiny.toml --out r",
         2,
         "train: {work}/it.jsonl is a file; name the folder of shards, which holds manifest.json",
+    ),
+    (
+        "train --shards ok/shards --mix ok/mix.json --model tiny.toml --out it.jsonl",
+        2,
+        "train: --out it.jsonl is a file; name a folder",
+    ),
+    (
+        TRAIN.replace("tiny", "big"),
+        2,
+        "train: run was started with other settings: model.layers was 2, is 3. Resume with the old ones, or use "
+        "another --out",
+    ),
+    (
+        TRAIN.replace("ok/mix", "other"),
+        2,
+        "train: run was started with other settings: stream was {mix}, is {other} (another order from sequence 0 on, "
+        "and 32 are read; to go on with other data add a phase: [[phases]] with at = 512 and shards or mix or "
+        "seq_len). Resume with the old ones, or use another --out, with --init-from run for its weights",
+    ),
+    (
+        "pretok verify cut/shards --workers 0",
+        2,
+        "verify: 54 documents, 732 tokens, 54 encoded again, 3 shards in {seconds} s\n"
+        "pretok: 1 problem in cut/shards:\n"
+        "  {work}/cut/shards/en/en-00000.idx has 100 bytes, its header says 962\n"
+        "to repair, restore the files from a copy, or delete cut/shards and run what made it again",
     ),
     (
         "pretok certify norun --step 1",
@@ -123,9 +153,6 @@ def ended(line: str) -> int:
     return 0
 
 
-TRAIN = "train --shards ok/shards --mix ok/mix.json --model tiny.toml --out run --steps 4 --workers 0"
-
-
 @pytest.fixture(scope="module")
 def work(tmp_path_factory: pytest.TempPathFactory, vocab_dir: Path) -> Iterator[Path]:
     """vocab/; it.jsonl, en.jsonl, rows.jsonl; ok/shards and ok/mix.json of it and en; run, which read the mix."""
@@ -166,9 +193,11 @@ def say(work: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixtu
             ("work", str(work)),
             ("torch", torch.__version__),
             ("manifest", load_manifest(work / "ok" / "shards").fingerprint),
+            ("mix", load_mix(work / "ok" / "mix.json").fingerprint),
+            ("other", load_mix(work / "other.json").fingerprint),
         ):
             text = text.replace(value, f"{{{name}}}")
-        return code, text.rstrip()
+        return code, re.sub(r"in [\d.]+ s\n", "in {seconds} s\n", text).rstrip()
 
     return said
 

@@ -317,8 +317,11 @@ def verify(
     if json:
         print_json(verify_report(manifest, problems))
     if problems:
+        repair = f"to repair, restore the files from a copy, or delete {shards} and run what made it again"
         raise IntegrityError(
-            "\n".join([f"{plural(len(problems), 'problem')} in {shards}:", *(f"  {p}" for p in problems)])
+            "\n".join(
+                [f"{plural(len(problems), 'problem')} in {shards}:", *(f"  {p}" for p in problems), repair]
+            )
         )
     totals, sound = manifest.totals, "is" if len(manifest.shards) == 1 else "are"
     again = totals.documents if full else min(sample, totals.documents)

@@ -248,7 +248,7 @@ def test_a_run_goes_on_with_a_continued_mix(shards: Path, tmp_path: Path) -> Non
         wish = request(f"{8 * STEP}:en=0.75,it=0.25", seq_len=LENGTH, seed=after.seed, after=after)
         run_mix(shards, tmp_path / f"{name}.json", wish)
         new[name] = str(tmp_path / f"{name}.json")
-    with pytest.raises(MismatchError, match="they part at sequence 16, 24 are read"):
+    with pytest.raises(MismatchError, match="another order from sequence 16 on, and 24 are read"):
         loop.train(settings(shards, tmp_path, mix=new["early"], steps=6, **common))
     loop.train(settings(shards, tmp_path, mix=new["new"], steps=6, **common))
     loop.train(settings(shards, tmp_path, "whole", mix=new["new"], steps=6, **common))
@@ -275,8 +275,8 @@ def test_what_must_not_change_is_refused_by_name(shards: Path, tmp_path: Path) -
     for change, message in (
         ({"model": str(wide)}, r"model\.hidden was 64, is 32\. Give"),
         ({"seed": 3}, "seed was 0, is 3"),
-        ({"mix": other}, "they part at sequence 0, 48 are read"),
-        ({"mix": apart}, rf"they part at sequence 40, 48 are read; .*at = {6 * STEP} and"),
+        ({"mix": other}, "another order from sequence 0 on, and 48 are read"),
+        ({"mix": apart}, rf"another order from sequence 40 on, and 48 are read; .*at = {6 * STEP} and"),
         ({"mix": None, "seq_len": 8}, "seq_len was 16, is 8; stream was"),
         (
             {"phases": [{"at": 2 * STEP, "mix": other}]},

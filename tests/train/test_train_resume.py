@@ -194,7 +194,7 @@ def test_other_settings_are_refused_and_the_checkpoints_stay(
     shutil.copytree(whole, run)
     ranks = Ranks(2, arguments(shards, run, seed=1), tmp_path)
     assert ranks.wait() == [2, 2]
-    assert "cannot be continued with these settings: seed was 0, is 1" in ranks.text()
+    assert "was started with other settings: seed was 0, is 1" in ranks.text()
     assert len(list(run.glob("checkpoints/step-*"))) == 2
 
 

@@ -22,8 +22,8 @@ def explain(error: BaseException) -> PretokError | None:
         package = (error.name or "").partition(".")[0]
         if package in PACKAGES:
             return UsageError(
-                f"the package {package} is not installed for this Python: pip install 'pretok[train]' brings what "
-                "train needs (on a machine without a GPU install the CPU build of torch first)"
+                f"the package {package} is not installed for this Python: pip install '.[train]' in the folder of "
+                "pretok brings what train needs (on a machine without a GPU install the CPU build of torch first)"
             )
     if isinstance(error, OSError):
         where = f"{error.filename}: " if error.filename else ""

@@ -323,11 +323,17 @@ def check_resume(phases: Sequence[Phase], meta: Meta, out: str) -> None:
         )
         told = [f"{name} was {was}, is {now}" for name, was, now in names if was != now]
         different.append(
-            f"{'; '.join(told)} (they part at sequence {common}, {state.position} are read; other data in mid-run is a "
-            f"phase: [[phases]] with at = {state.tokens} and {' or '.join(IN_PHASES[:3])})"
+            f"{'; '.join(told)} (another order from sequence {common} on, and {state.position} are read; to go on with "
+            f"other data add a phase: [[phases]] with at = {state.tokens} and {' or '.join(IN_PHASES[:3])})"
         )
     if different:
+        # Other sizes could not take the weights.
+        keep = (
+            ""
+            if any(one.startswith("model.") for one in different)
+            else f", with --init-from {out} for its weights"
+        )
         raise MismatchError(
-            f"{out} holds a run that cannot be continued with these settings: {'; '.join(different)}. "
-            f"Give it back its settings, or another --out (with --init-from {out} to keep the weights)"
+            f"{out} was started with other settings: {'; '.join(different)}. Resume with the old ones, or use another "
+            f"--out{keep}"
         )

@@ -273,7 +273,7 @@ def test_what_must_not_change_is_refused_by_name(shards: Path, tmp_path: Path) -
     wide = Path(model_file(tmp_path / "wide"))
     wide.write_text(wide.read_text().replace("hidden = 64", "hidden = 32"))
     for change, message in (
-        ({"model": str(wide)}, r"model\.hidden was 64, is 32\. Give"),
+        ({"model": str(wide)}, r"model\.hidden was 64, is 32\. Resume"),
         ({"seed": 3}, "seed was 0, is 3"),
         ({"mix": other}, "another order from sequence 0 on, and 48 are read"),
         ({"mix": apart}, rf"another order from sequence 40 on, and 48 are read; .*at = {6 * STEP} and"),

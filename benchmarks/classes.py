@@ -4,11 +4,11 @@
 
 1. `divide` of `--documents` documents of simulated lengths into two classes and a rest, by quality and length: seconds.
 2. A mix of 20 classes of half the documents each over 3 trillion tokens in 3 billion documents of 3,000 shards, opened
-   in a fresh process: seconds and memory. Masks and shards are holes of sparse files, what is read to open is real;
+   in a fresh process: seconds and memory. Runs and shards are holes of sparse files, what is read to open is real;
    the 20 classes share one side file, which each of them opens and reads by itself.
 3. Two classes of half the documents each, at random, of `--read` documents: microseconds for a random sequence, and
    tokens a second of one process that reads forward, beside the same documents as one source. Tokens are holes of
-   sparse files of the true sizes, pointers and masks are real; all comes from memory.
+   sparse files of the true sizes, runs are real; all comes from memory.
 4. Two such classes, the same packed, and one source, of `--cold` documents with tokens on the disk: milliseconds for a
    random sequence, and bytes that the disk gave, where every file was evicted from memory before it (posix_fadvise).
 5. Memory of making classes, of packing and of `disclose` over half an epoch of packed sequences, each in a process of
@@ -43,9 +43,8 @@ from pretok.config import make_mix
 from pretok.shards.format import index_bytes
 from pretok.shards.ledger import SCHEMA, WINDOW
 from pretok.shards.manifest import Manifest, Shard, load_manifest, write_manifest
-from pretok.stream.members import DENSE, KIND, WORD
 from pretok.stream.mix_file import Mix, MixSource, load_mix, sequences, write_mix
-from pretok.stream.side_file import BLOCK, FOLDER, ROOM, SideFileWriter
+from pretok.stream.tapes import EACH, FOLDER, WIDE, TapeWriter, shards_key
 
 SEQ_LEN = 4096
 SHARD_DOCUMENTS = 1_000_000
@@ -107,7 +106,7 @@ def made(folder: Path, documents: int) -> None:
     manifest = simulate(folder / "shards", documents)
     began, used = time.perf_counter(), time.process_time()
     entries = divide(
-        manifest, "train", "web", CLASSES, folder / FOLDER, SEQ_LEN, "epoch", overlap=False, rest=None
+        manifest, "train", "web", CLASSES, folder / FOLDER, SEQ_LEN, "epoch", overlap=False
     ).entries
     print(
         f"made: {documents:,} documents into {', '.join(f'{e.name} {e.tokens:,}' for e in entries)} tokens in "
@@ -122,19 +121,19 @@ def opened(folder: Path) -> None:
     tokens, documents, shards = 3 * 10**12, 3 * 10**9, 3000
     entries = [shard_entry(folder, n, documents // shards, tokens // shards) for n in range(shards)]
     write_manifest(folder / "shards", bare_manifest(50_000, entries))
-    groups = shards * -(-(documents // shards) // WORD)
-    blocks = -(-groups // (ROOM // DENSE.itemsize))
-    with SideFileWriter(folder / FOLDER, "half") as writer:
-        writer.append("groups", np.empty(0, DENSE))
-        # The masks are a hole: what a sequence reads of them is not measured here.
-        writer._arrays[-1] = ("groups", DENSE, groups)
-        writer._blocks = blocks
-        writer._file.file.seek(blocks * BLOCK)
-        writer.append("tokens", np.linspace(0, tokens // 2, blocks + 1).astype("<u8"))
-        about = {"kind": KIND, "form": "dense", "shards": shards, "documents": documents}
-        digest = writer.seal({**about, "members": documents // 2, "tokens": tokens // 2})
+    runs = documents // 4  # of a half at random: some two documents each
+    blocks = -(-runs // EACH)
+    with TapeWriter(folder / FOLDER, "half") as writer:
+        # The runs are a hole: what a sequence reads of them is not measured here.
+        writer._at, writer.tokens = blocks * EACH * WIDE.itemsize, tokens // 2
+        writer._file.file.seek(writer._at)
+        starts = np.linspace(0, tokens // 2, blocks + 1).astype(np.int64)[:-1]
+        places = 2 * EACH * WIDE.itemsize * np.arange(blocks) + 1
+        columns = (starts, 2 * starts, 2 * starts + 1, places, 0 * starts)
+        writer._blocks = list(zip(*(column.tolist() for column in columns), strict=True))
+        digest = writer.seal({"shards": shards, "indexes": shards_key(entries), "members": documents // 2})
     held = [
-        MixSource(f"class-{n:02d}", tokens // 2, sequences(tokens // 2, SEQ_LEN, "epoch"), "web", (digest,))
+        MixSource(f"class-{n:02d}", tokens // 2, sequences(tokens // 2, SEQ_LEN, "epoch"), "web", digest)
         for n in range(20)
     ]
     manifest = load_manifest(folder / "shards")
@@ -151,7 +150,7 @@ def opened(folder: Path) -> None:
         [sys.executable, "-c", code, str(folder)], capture_output=True, text=True, check=True
     )
     load, seconds, before, peak = json.loads(done.stdout)
-    size = blocks * BLOCK / 1e9
+    size = runs * WIDE.itemsize / 1e9
     print(
         f"opened: 20 classes of {size:.2f} GB each over 3,000 shards in {seconds:.2f} s after {load:.2f} s of imports; "
         f"peak {peak / 2**20:.0f} MiB, {(peak - before) / 2**20:.0f} of them by opening"
@@ -165,7 +164,7 @@ def read(folder: Path, documents: int) -> None:
 
     manifest = simulate(folder / "shards", documents)
     entries = divide(
-        manifest, "train", "web", HALVES, folder / FOLDER, SEQ_LEN, "epoch", overlap=False, rest=None
+        manifest, "train", "web", HALVES, folder / FOLDER, SEQ_LEN, "epoch", overlap=False
     ).entries
     length = min(100_000, 2 * min(entry.sequences for entry in entries))
     write_mix(folder / "mix.json", mix_of(manifest, list(entries), length), {})
@@ -185,7 +184,7 @@ def read(folder: Path, documents: int) -> None:
             view.batch(range(first, first + 64), view.dtype)
         count = (len(view) // 64) * 64 * SEQ_LEN
         seconds, processor = time.perf_counter() - began, time.process_time() - used
-        pieces = len(view._locate(np.arange(1024)).row) / 1024
+        pieces = len(view.pieces_of(np.arange(1024))[0].row) / 1024
         what = "two classes" if name == "mix.json" else "one source"
         print(
             f"read {what}: a random sequence {np.median(times) * 1e6:.0f} us, forward {count / seconds / 1e6:.0f} M "
@@ -201,7 +200,7 @@ def cold(folder: Path, documents: int) -> None:
 
     manifest = simulate(folder / "shards", documents, holes=False)
     entries = divide(
-        manifest, "train", "web", HALVES, folder / FOLDER, SEQ_LEN, "epoch", overlap=False, rest=None
+        manifest, "train", "web", HALVES, folder / FOLDER, SEQ_LEN, "epoch", overlap=False
     ).entries
     length = 2 * min(entry.sequences for entry in entries)
     write_mix(folder / "classes.json", mix_of(manifest, list(entries), length), {})
@@ -258,15 +257,15 @@ def make_classes(folder: Path) -> tuple[float, int, int]:
     manifest = load_manifest(folder / "shards")
     options = (SEQ_LEN, "epoch")
     return _measured(
-        lambda: divide(manifest, "train", "web", CLASSES, folder / FOLDER, *options, overlap=False, rest=None)
+        lambda: divide(manifest, "train", "web", CLASSES, folder / FOLDER, *options, overlap=False)
     )
 
 
 def make_packing(folder: Path) -> tuple[float, int, int]:
     from pretok.stream.mix_job import MixRequest, run_mix
-    from pretok.stream.pack import pack_window
+    from pretok.stream.pack import window_runs
 
-    pack_window(np.ones(9, np.int64), 9)  # loads the kernel
+    window_runs(np.arange(9), np.ones(9, np.int64), 9)  # loads the kernel
     wish = make_mix({"seq_len": SEQ_LEN, "pack": "best-fit"}, "benchmark")
     return _measured(lambda: run_mix(folder / "shards", folder / "packed.json", MixRequest(wish)))
 

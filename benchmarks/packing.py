@@ -20,7 +20,7 @@ import numpy as np
 
 from pretok.base.tokens import Ints
 from pretok.shards.manifest import load_manifest
-from pretok.stream.pack import DOCUMENTS, MOST_DOCUMENTS, pack_window, window_of
+from pretok.stream.pack import DOCUMENTS, MOST_DOCUMENTS, window_of, window_runs
 
 
 def cut_documents(lengths: Ints, seq_len: int) -> int:
@@ -34,7 +34,8 @@ def in_windows(window: int) -> Callable[[Ints, int], int]:
 
     def bins(lengths: Ints, capacity: int) -> int:
         return sum(
-            len(pack_window(lengths[at : at + window], capacity)[0]) for at in range(0, len(lengths), window)
+            len(window_runs(part, part, capacity)[2])
+            for part in np.split(lengths, range(window, len(lengths), window))
         )
 
     return bins
@@ -98,7 +99,7 @@ def main() -> None:
     manifest = load_manifest(args.shards)
     lengths = np.concatenate([shard.open().lengths for shard in manifest.shards if shard.split == "train"])
     lengths = lengths.astype(np.int64)
-    pack_window(lengths[:DOCUMENTS], 1025)  # loads or compiles it
+    window_runs(lengths[:DOCUMENTS], lengths[:DOCUMENTS], 1025)  # loads or compiles it
     print(f"{len(lengths):,} documents, {int(lengths.sum()):,} tokens\n")
     print("| sequences | packer, documents in a window | documents cut | padding | seconds for a million |")
     print("|---:|---|---:|---:|---:|")

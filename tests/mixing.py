@@ -15,7 +15,7 @@ from pretok.base.records import replace, to_json
 from pretok.config import make_mix
 from pretok.shards.ledger import SCHEMA
 from pretok.shards.manifest import Manifest, Shard, load_manifest
-from pretok.stream import View
+from pretok.stream import View, audit
 from pretok.stream.mix_file import Mix, mix_json
 from pretok.stream.mix_job import MixRequest
 from pretok.stream.quota import stage_table
@@ -56,12 +56,17 @@ def write_segment(run: Path, shards: Path, view: View, batch: int, **changes: An
 def stretches(view: View, position: int) -> list[tuple[int, int, int]]:
     """(column, first token of the source, tokens) of each stretch of a source in the sequence at a position."""
     found, column = [], 0
-    for path, first, tokens in view.pieces(position):
+    for path, first, tokens in audit.pieces(view, position):
         shards = load_manifest(path.parents[1]).of(path.parent.name, view.mix.split)
         number = [shard.bin_path for shard in shards].index(path)
         found.append((column, sum(shard.tokens for shard in shards[:number]) + first, tokens))
         column += tokens
     return found
+
+
+def cut_of(view: View, name: str, epoch: int) -> int:
+    """At which token of its tape an epoch of an entry begins."""
+    return 0 if view.mix.packs else view.order.cut(view.order.names.index(name), epoch)
 
 
 def request(*stages: str, split: str = "train", after: Mix | None = None, **table: object) -> MixRequest:

@@ -7,12 +7,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from mixing import cut_of
 from support import needs
 from tokenizers import Tokenizer
 
 import pretok.stream
 from pretok.cli import run_command
 from pretok.read.files import read_bytes
+from pretok.stream import audit
 
 pytestmark = [pytest.mark.corpus, pytest.mark.timeout(600)]
 
@@ -110,14 +112,14 @@ def test_every_token_but_those_at_the_ends_is_read_in_every_epoch(work):
     for source in view.mix.sources:
         flat = np.concatenate([np.fromfile(f"{p}.bin", "<u2") for p in prefixes(work, source.name)])
         for epoch in range(given[source.name] // source.sequences):
-            drawn = view.drawn(source.name, epoch * source.sequences, (epoch + 1) * source.sequences)
+            drawn = audit.drawn(view, source.name, epoch * source.sequences, (epoch + 1) * source.sequences)
             assert np.array_equal(np.sort(drawn), np.arange(source.sequences))
-            first = view.cut(source.name, epoch)
+            first = cut_of(view, source.name, epoch)
             assert 0 <= first < length
             assert 0 < source.tokens - first - source.sequences * length <= 2 * length
             for index in (0, source.sequences // 2, source.sequences - 1):
                 start = first + index * length
-                rows = view.positions(source.name, start + 1, start + 2)
+                rows = audit.positions(view, source.name, start + 1, start + 2)
                 [position] = rows[rows[:, 1] == epoch][:, 0].tolist()
                 assert np.array_equal(view[position], flat[start : start + length + 1])
             checked += 1

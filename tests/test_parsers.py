@@ -33,7 +33,7 @@ from test_golden import GOLDEN
 
 import pretok.stream
 from pretok.audit.trace import open_traced
-from pretok.base.errors import PretokError
+from pretok.base.errors import IntegrityError, PretokError
 from pretok.base.history import read_jobs, read_run
 from pretok.base.lock import holder_of
 from pretok.base.storage import fingerprint, write_json
@@ -64,7 +64,7 @@ from pretok.shards.names import read_names
 from pretok.shards.spans import ShardSpans
 from pretok.stream.mix_file import load_mix
 from pretok.stream.segments import open_segments, read_segments
-from pretok.stream.side_file import SideFile
+from pretok.stream.tapes import SideFile, verify_side_file
 from pretok.tokenizer.vocabulary import Vocabulary, load_vocab
 from pretok.watch.lines import watch_lines
 from pretok.watch.status import status_of
@@ -134,9 +134,9 @@ def read_stream(path: Path) -> None:
 
 def read_side_file(path: Path) -> None:
     file = SideFile(path.parent, path.name.removesuffix(".side"))
-    for name in file.arrays:
-        file.whole(name)
-    file.verify()
+    file.holding(0, 1 << 60)
+    if problems := verify_side_file(path):
+        raise IntegrityError(problems[0])
 
 
 def read_run_folder(path: Path) -> None:
@@ -532,7 +532,7 @@ def test_what_was_found(work: Path, kind: str, change: Callable[[bytes], bytes],
 @pytest.mark.parametrize(
     ("kind", "key", "value", "says"),
     [
-        ("mix", ("sources", 0, "packed"), ["../../x"], "names the side file '../../x', which is no digest"),
+        ("mix", ("sources", 0, "tape"), "../../x", "names the side file '../../x', which is no digest"),
         ("checkpoint", ("identity", "model", "heads"), 0, "heads is 0; it must be more than 0"),
         ("checkpoint", ("identity", "model", "kv_heads"), 0, "kv_heads is 0; it must be more than 0"),
     ],

@@ -24,7 +24,6 @@ from pretok.config import Recipe, load_toml, make_mix
 from pretok.counts.job import refuse_partial
 from pretok.shards.manifest import load_manifest, shards_of
 from pretok.stream.mix_job import MixReport, MixRequest, run_mix, show_mix
-from pretok.stream.side_file import FOLDER
 from pretok.vocab.job import refuse_short, run_build_vocab
 from pretok.vocab.records import VocabReport
 
@@ -108,7 +107,7 @@ def mix(
     target = shards.absolute().parent / "mix.json" if out is None else Path(out)
     with _told("mix", work_of(target), {"shards": shards, "out": target, **settings}, quiet=True) as console:
         report = run_mix(shards, target, request)
-        show_mix(load_manifest(shards), request, report, console, target.parent / FOLDER)
+        show_mix(load_manifest(shards), report, console, request.table.count == "learned")
     return report
 
 

@@ -18,11 +18,12 @@ import numpy as np
 
 import pretok.stream
 from pretok.audit.documents import find_shard, origin
-from pretok.base.errors import IntegrityError, UsageError
+from pretok.base.errors import UsageError
 from pretok.base.records import Count, Record, read_record, replace
 from pretok.base.storage import read_json
 from pretok.shards.manifest import Manifest, Shard, load_manifest
 from pretok.stream import View
+from pretok.stream.audit import entries_of, of_class, pieces, positions
 from pretok.stream.segments import RunSegment, open_segments, read_segments, read_settings
 
 
@@ -173,18 +174,15 @@ def readings(traced: Traced, name: str, split: str, document: int) -> list[Readi
         return []
     begins, ends = (int(offset) for offset in _offsets(shard)[number : number + 2])
     found = []
-    for entry in view.entries(name):  # the source, or those of its classes that have the document
-        start, end = view.before(entry, [document, document + 1]).tolist()
-        if end - start not in (0, ends - begins):
-            raise IntegrityError(
-                f"{shard.index_path}: document {number} has {ends - begins} tokens, {entry} {end - start}"
-            )
-        for position, epoch, index in view.positions(entry, start, end).tolist():
+    shards = traced.manifest.of(name, split)
+    base = sum(one.tokens for one in shards[: shards.index(shard)])
+    for entry in entries_of(view, name):  # the source, or those of its classes that have the document
+        for position, epoch, index in positions(view, entry, base + begins, base + ends).tolist():
             if position in traced.positions:
                 # In one piece: a longer document that is packed is in one sequence with one of its pieces.
                 first, last = next(
                     (max(begins, at), min(ends, at + count))
-                    for path, at, count in view.pieces(position)
+                    for path, at, count in pieces(view, position)
                     if path == shard.bin_path and at < ends and at + count > begins
                 )
                 step = traced.step_of(position)
@@ -210,7 +208,7 @@ def passages(traced: Traced, position: int) -> Iterator[Passage]:
     if not 0 <= position < len(view):
         raise UsageError(f"there is no position {position}; the stream has {len(view)}, from 0")
     numbered = {shard.bin_path: (shard, before) for shard, before in traced.manifest.numbered}
-    for path, start, tokens in view.pieces(position):
+    for path, start, tokens in pieces(view, position):
         shard, before = numbered[path]
         offsets, end = _offsets(shard), start + tokens
         document = int(np.searchsorted(offsets, start, side="right")) - 1
@@ -240,11 +238,6 @@ class TraceRow:
     line: int
     of_class: str | None = None
     removed: bool = False
-
-
-def of_class(view: View, entry: str) -> str | None:
-    """What the mix calls an entry, where that is not a whole source."""
-    return entry if any(one.members for one in view.mix.sources if one.name == entry) else None
 
 
 def document_rows(traced: Traced, source: str, split: str, document: int) -> list[TraceRow]:

@@ -17,7 +17,7 @@ import numpy as np
 
 from pretok.audit.verify_annotations import JoinedFile, annotation_notes, check_records, verify_joined
 from pretok.audit.verify_removed import verify_removed
-from pretok.audit.verify_task import VerifyTask, verify_index, verify_shard
+from pretok.audit.verify_task import VerifyTask, verify_shard
 from pretok.base.console import Console
 from pretok.base.errors import IntegrityError, PretokError, UsageError
 from pretok.base.execute import Engine, Report
@@ -44,8 +44,7 @@ from pretok.shards.manifest import (
 )
 from pretok.shards.unfinished import incomplete, unfinished
 from pretok.stream.mix_file import check_sources, load_mix, parse_mix
-from pretok.stream.packed import packings_beside
-from pretok.stream.side_file import FOLDER, SUFFIX, verify_side_file
+from pretok.stream.tapes import FOLDER, SUFFIX, verify_side_file
 from pretok.tokenizer.vocabulary import TOKENIZER_FILE, load_vocab
 
 SEED = 0
@@ -96,9 +95,6 @@ def _verify(shards: Path, sample: int | None, step: Step, removed: bool) -> tupl
     # By the reference engine a byte takes fifty times as long, and a token is four of them.
     step.engine.choose(sum(task.shard.tokens for task in tasks) * (200 if sample is None else 1))
     for _, found in step.map(verify_shard, tasks, "shard", lambda task: str(task.shard.prefix), kept=False):
-        problems += found
-    indexes = [(manifest.folder, mix, source) for mix, source in packings_beside(manifest)]
-    for _, found in step.map(verify_index, indexes, "index", lambda task: f"{task[1]} {task[2]}", kept=False):
         problems += found
     annotations, found = check_records(manifest)
     joined = [

@@ -25,7 +25,6 @@ from pretok.shards.format import ShardReader
 from pretok.shards.ledger import ledger_column, ledger_schema
 from pretok.shards.manifest import RemovedCounts, Shard, TokenizerEntry
 from pretok.shards.spans import ShardSpans
-from pretok.stream.packed import verify_packing
 from pretok.tokenizer.encoder import Encoder
 from pretok.tokenizer.reference import ReferenceEngine, Unencodable
 from pretok.tokenizer.vocabulary import load_vocab
@@ -53,12 +52,6 @@ class VerifyTask:
     sample: tuple[int, ...] | None
     documents_end: bool
     markers: Mapping[str, int] = field(default_factory=dict)
-
-
-def verify_index(task: tuple[Path, Path, str], report: Callable[[dict[str, int]], None]) -> list[str]:  # noqa: ARG001
-    """Problems of the packing index of (shards, mix, source)."""
-    problem = verify_packing(*task)
-    return [] if problem is None else [problem]
 
 
 def verify_shard(task: VerifyTask, report: Callable[[dict[str, int]], None]) -> list[str]:

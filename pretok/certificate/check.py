@@ -238,7 +238,7 @@ class _Check:
             raise _Wrong(f"its positions are not rising and below {len(mix)}")
         order = mix.order()
         which, epochs, numbers = order.locate(positions)
-        cuts = order.cuts(which, epochs, numbers, mix.seq_len)
+        cuts = order.cuts(which, epochs)
         mapped = 0
         columns = (part.tolist() for part in (which, epochs, numbers, cuts))
         for sequence, source, epoch, number, cut in zip(sequences, *columns, strict=True):
@@ -248,18 +248,14 @@ class _Check:
                     f"at position {sequence.position} the mix has sequence {number} of {entry.name} in epoch {epoch}, "
                     f"not {sequence.sequence} of {sequence.source} in epoch {sequence.epoch}"
                 )
-            is_cut, at = not entry.members and not entry.packed, 0
+            is_cut, at = entry.tape is None, 0
             for piece in sequence.pieces:
                 shard = self._shown(piece, sequence.position)
                 if (shard.source, shard.split) != (entry.held_in, mix.split):
                     raise _Wrong(
                         f"position {sequence.position} has tokens of {shard.path}, which is not of its source"
                     )
-                if (
-                    not entry.members
-                    and not entry.packed
-                    and shard.first + piece.first != cut + number * mix.seq_len + at
-                ):
+                if is_cut and shard.first + piece.first != entry.begin + cut + number * mix.seq_len + at:
                     raise _Wrong(
                         f"position {sequence.position} has other tokens of {shard.source} than the mix says"
                     )
@@ -350,13 +346,13 @@ class _Check:
         for number, entry in enumerate(mix.sources):
             if entry.held_in != shard.source:
                 continue
-            if entry.members or entry.packed or order.epochs(number) > MAX_EPOCHS:
+            if entry.tape or order.epochs(number) > MAX_EPOCHS:
                 return False
             for epoch in range(order.epochs(number)):
-                for start, stop, token in order.parts(number, epoch):
-                    low = start + max(first - token - 1, 0) // mix.seq_len
-                    high = min(start + (end - 1 - token) // mix.seq_len + 1, stop)
-                    found += order.positions(number, epoch, np.arange(low, high)).tolist()
+                token = entry.begin + order.cut(number, epoch)
+                low = max(first - token - 1, 0) // mix.seq_len
+                high = min((end - 1 - token) // mix.seq_len + 1, entry.sequences)
+                found += order.positions(number, epoch, np.arange(low, high)).tolist()
         if missing := sorted({at for at in found if at in between} - set(shown)):
             raise _Wrong(f"position {missing[0]} reads its document too, and it does not show it")
         return True

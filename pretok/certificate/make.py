@@ -34,6 +34,7 @@ from pretok.certificate.certificate_file import (
 from pretok.shards.documents import lines_of_source
 from pretok.shards.ledger import SCHEMA, ledger_windows
 from pretok.shards.manifest import Manifest, Shard
+from pretok.stream.audit import pieces as pieces_of
 from pretok.stream.mix_file import mix_json
 
 Range = tuple[int, int]
@@ -100,7 +101,7 @@ def _certify(
     for position in positions:
         source, epoch, sequence = view.origin(position)
         pieces = tuple(
-            ShownPiece(numbers[path], first, count) for path, first, count in view.pieces(position)
+            ShownPiece(numbers[path], first, count) for path, first, count in pieces_of(view, position)
         )
         sequences.append(ShownSequence(position, source, epoch, sequence, pieces))
     wanted: defaultdict[int, list[Range]] = defaultdict(list)

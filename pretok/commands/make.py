@@ -356,7 +356,6 @@ def verify(
     "mix.max_epochs",
     "mix.cap",
     "mix.overlap",
-    "mix.rest",
     "mix.pack",
     "mix.count",
 )
@@ -365,7 +364,10 @@ def mix(
     shards: Shards,
     out: Annotated[
         Path | None,
-        typer.Option(metavar="MIX.json", help="Where the mix goes. Without it nothing is written."),
+        typer.Option(
+            metavar="MIX.json",
+            help="Where the mix goes. Without it only side files of classes and of packing are written.",
+        ),
     ] = None,
     *,
     given: Given,
@@ -433,7 +435,7 @@ def mix(
     from pretok.stream.continued import beginning
     from pretok.stream.mix_job import MixRequest, plan_mix, run_mix, show_mix
     from pretok.stream.quota import stage_table
-    from pretok.stream.side_file import FOLDER
+    from pretok.stream.tapes import FOLDER
 
     options = {dotted: option_of(dotted) for dotted in given} | {"mix.stages": "--stage"}
     table = {dotted.removeprefix("mix."): value for dotted, value in given.items()}
@@ -459,15 +461,15 @@ def mix(
         split = after.split
     elif at is not None or run is not None:
         raise UsageError("--at and --run say where a mix is continued: name it with --continue")
-    beside = continued and continued.parent
+    beside = continued and continued.parent / FOLDER
     kinds = dict(_named(pair, "--learn") for pair in learn or ())
     learned = {name: tuple(kind.strip() for kind in text.split(",")) for name, text in kinds.items()}
-    request = MixRequest(make_mix(table, "", options), split or "train", after, beside, learned)
-    report = run_mix(shards, out, request) if out else plan_mix(manifest.sized(), request)[1]
+    request = MixRequest(make_mix(table, "", options), split or "train", after, learned)
+    report = run_mix(shards, out, request) if out else plan_mix(manifest.sized(), request, beside)[1]
     if json:
         print_json(report)
     else:
-        show_mix(manifest, request, report, console, out and out.parent / FOLDER)
+        show_mix(manifest, report, console, request.table.count == "learned")
     if out is None:
         written = shards.absolute().parent / "mix.json"
         if continued and after:

@@ -22,8 +22,8 @@ from pretok.shards.contamination import contamination_table
 from pretok.shards.job import run_tokenize
 from pretok.shards.manifest import has_manifest, load_manifest
 from pretok.shards.unfinished import unfinished
-from pretok.stream.mix_job import MixRequest, plan_mix, refuse_another_mix, run_mix, show_stages
-from pretok.stream.side_file import FOLDER
+from pretok.stream.mix_job import MixRequest, plan_mix, run_mix, show_stages
+from pretok.stream.tapes import FOLDER
 from pretok.tokenizer.vocabulary import load_vocab
 from pretok.vocab.job import refuse_short, run_build_vocab
 
@@ -59,18 +59,14 @@ def _mix_request(recipe: Recipe, table: MixTable) -> MixRequest:
 
 
 def check_steps(recipe: Recipe) -> None:
-    """UsageError or MismatchError for what can be known of later steps before the first: the tokenizer, the mix that is
-    there already, the budget over shards that are finished."""
+    """UsageError for what can be known of later steps before the first: the tokenizer, the budget over shards that are
+    finished."""
     if recipe.vocab.path is not None:
         load_vocab(recipe.vocab.path, recipe.vocab.eod, recipe.vocab.bos)
-    if recipe.mix is None:
-        return
-    request = _mix_request(recipe, recipe.mix)
-    refuse_another_mix(recipe.mix_path, request)
-    if has_manifest(recipe.shards_dir) and not unfinished(recipe.shards_dir):
+    if recipe.mix is not None and has_manifest(recipe.shards_dir) and not unfinished(recipe.shards_dir):
         manifest = load_manifest(recipe.shards_dir)
         if recipe.sources.keys() <= set(manifest.sources):
-            plan_mix(manifest, request, recipe.mix_path.parent / FOLDER)
+            plan_mix(manifest, _mix_request(recipe, recipe.mix), recipe.mix_path.parent / FOLDER)
 
 
 def run_steps(recipe: Recipe, engine: Engine, console: Console) -> None:
@@ -85,13 +81,12 @@ def run_steps(recipe: Recipe, engine: Engine, console: Console) -> None:
             refuse_short(run_build_vocab(recipe, engine, console), recipe.vocab)
         tokenize_step(recipe, engine, console)
         if request is not None:  # a budget that does not fit is said before the hours of verification
-            plan_mix(load_manifest(recipe.shards_dir), request, recipe.mix_path.parent / FOLDER)
+            report = run_mix(recipe.shards_dir, recipe.mix_path, request)
         verify_step(recipe, engine, console)
         show_stats(recipe.shards_dir, console)
         if request is None:
             console.notice(f"next: pretok mix {recipe.shards_dir} --out {recipe.mix_path}")
             return
-        report = run_mix(recipe.shards_dir, recipe.mix_path, request)
         by_learned = request.table.count == "learned"
         show_stages(load_manifest(recipe.shards_dir), report, console, by_learned)
     command = ["train", *recipe_flags(recipe), "--out", str(recipe.out / "run")]

@@ -423,9 +423,6 @@ class MixTable(StageTable):
     query`; the source's own name means its rest. | {good = "it where quality >= 0.8"} | mix.md"""
     overlap: bool = False
     """Whether a document may be in several classes. | true | mix.md"""
-    rest: SourceName | None = None
-    """The class, or the source for its rest, that takes the documents of a class of less than one
-    sequence. | "good" | mix.md"""
     repeat: dict[SourceName, Annotated[Share, Field(gt=0)]] = {}
     """How often classes and sources are read, instead of weights; once where nothing is said. | {good = 3} | mix.md"""
     pack: Literal["none", "best-fit"] = "none"

@@ -169,13 +169,13 @@ def _count(
     order = {at: number for number, at in enumerate([*(r.at for r in manifest.removals), None])}
     first = 0  # of the window among the flat tokens of the source
     wanted = ["tokens", "bytes", "removed", *sorted(set(columns.values()) - {"removed"})]
-    for _, number, rows in scan(manifest, wanted, chosen_shards(manifest, name, extent.split), joined):
+    for _, _, rows in scan(manifest, wanted, chosen_shards(manifest, name, extent.split), joined):
         lengths = np.asarray(rows["tokens"]).astype(np.int64)
         bounds: Ints = first + np.concatenate([[0], np.cumsum(lengths)])
         removed = None
         if rows["removed"].null_count < len(rows):
             removed = np.array([order[at] for at in rows["removed"].to_pylist()])
-        tokens = source.tokens(bounds, number, removed)
+        tokens = source.tokens(bounds, removed)
         if source.coverage is None and removed is not None:  # shards are what they are now
             tokens = np.where(removed < order[None], 0, tokens)
         first = int(bounds[-1])

@@ -27,8 +27,10 @@ from pretok.base.records import replace
 from pretok.base.tokens import Ints
 from pretok.shards.manifest import Manifest
 from pretok.stream import View
+from pretok.stream.audit import drawn, number_of, runs
 from pretok.stream.mix_file import MixSource
 from pretok.stream.segments import RunSegment, open_segments, read_segments, read_settings
+from pretok.stream.tapes import Runs
 
 BLOCK = 1 << 20
 """Sequences whose places are computed at once."""
@@ -42,15 +44,14 @@ class Coverage:
 
     cut: at which token they begin; seq_len: of a sequence; whole: epochs that are complete; part: (n,) how often each
     of the n sequences was read besides: not at all, once, or twice where the reading neither begins nor ends with an
-    epoch; before: of a class, its tokens before documents of the source; removals: how often documents had been removed
-    by then.
+    epoch; runs: of a class, where it has tokens of the source; removals: how often documents had been removed by then.
     """
 
     cut: int
     seq_len: int
     whole: int
     part: npt.NDArray[np.uint8]
-    before: Callable[[Ints], Ints] | None = None
+    runs: Callable[[int, int], Runs] | None = None
     removals: int = 0
 
     def tokens(self, bounds: Ints) -> Ints:
@@ -58,6 +59,12 @@ class Coverage:
 
         bounds: (stretches + 1,), not falling, places in the flat tokens. Returns (stretches,).
         """
+        if self.runs is not None:  # where they are in what the class has
+            start, address, length = self.runs(int(bounds[0]), int(bounds[-1]))
+            if not len(start):
+                return np.zeros(len(bounds) - 1, np.int64)
+            run = np.maximum(np.searchsorted(address, bounds, side="right") - 1, 0)
+            bounds = start[run] + np.clip(bounds - address[run], 0, length[run])
         inside = np.clip(bounds - self.cut, 0, len(self.part) * self.seq_len)
         first, last = int(inside[0]) // self.seq_len, int(inside[-1]) // self.seq_len
         part = np.append(self.part[first : last + 1], np.uint8(0)).astype(np.int64)
@@ -71,37 +78,33 @@ class Coverage:
 
 @dataclass(frozen=True, slots=True)
 class PackedCoverage:
-    """What is read of a packed source, `name` in `view`. whole: epochs that are complete, of its first `held` tokens;
-    part: (n,) how often each of its sequences was read besides; before, removals: as of `Coverage`."""
+    """What is read of a packed source. whole: epochs that are complete; part: (n,) how often each of its sequences was
+    read besides; length: of a sequence; runs, removals: as of `Coverage`."""
 
-    view: View
-    name: str
     whole: int
-    held: int
     part: npt.NDArray[np.uint16]
-    before: Callable[[Ints], Ints] | None = None
+    length: int
+    runs: Callable[[int, int], Runs]
     removals: int = 0
 
-    def tokens(self, bounds: Ints, own: Ints, first: int) -> Ints:
-        """As of `Coverage`, of documents from number `first` on; own: the same places in its own tokens. A packed
-        sequence reads all its tokens: its last one is of no other. Memory holds those of the sequences of these
-        documents."""
-        read = self.whole * np.minimum(own, self.held)
+    def tokens(self, bounds: Ints) -> Ints:
+        """As of `Coverage`. A packed sequence reads all its tokens: its last one is of no other."""
+        start, address, length = self.runs(int(bounds[0]), int(bounds[-1]))
+        address, bounds = address - bounds[0], bounds - bounds[0]
+        times = np.full(len(start), self.whole)
         if len(self.part):
-            stretches = self.view.stretches(self.name, first, first + len(bounds) - 1, self.part)
-            places = bounds - bounds[0]
-            for sign, edges in ((1, stretches[:, 0]), (-1, stretches[:, 1])):
-                # Of a stretch, as often as it was read: bound - start, less bound - end behind it.
-                edges = np.clip(edges - bounds[0], 0, places[-1])
-                order = np.argsort(edges)
-                edges, times = edges[order], stretches[order, 2]
-                reached = np.searchsorted(edges, places)
-                count, before = (
-                    np.concatenate([[0], np.cumsum(numbers)])[reached] for numbers in (times, times * edges)
-                )
-                read = read + sign * (count * places - before)
-        tokens: Ints = np.diff(read)
-        return tokens
+            times += self.part[start // self.length]
+        read = np.zeros(len(bounds), np.int64)
+        for sign, edges in ((1, address), (-1, address + length)):
+            # Of a run, as often as it was read: bound - start, less bound - end behind it.
+            order = np.argsort(edges)
+            reached = np.searchsorted(edges[order], bounds)
+            count, before = (
+                np.concatenate([[0], np.cumsum(numbers[order])])[reached]
+                for numbers in (times, times * edges)
+            )
+            read += sign * (count * bounds - before)
+        return np.diff(read)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,16 +119,14 @@ class SourceReading:
     epochs: float | None = None
     coverage: tuple[Coverage | PackedCoverage, ...] | None = None
 
-    def tokens(self, bounds: Ints, first: int, removed: Ints | None = None) -> Ints:
-        """As of `Coverage`, of all of them, where the stretches are the documents from number `first` on. removed (n,):
-        by which of the removals each went; what was read of it since is not of it."""
+    def tokens(self, bounds: Ints, removed: Ints | None = None) -> Ints:
+        """As of `Coverage`, of all of them. removed (n,): by which of the removals each stretch went; what was read of
+        it since is not of it."""
         if self.coverage is None:
             return np.diff(bounds)
-        documents = np.arange(first, first + len(bounds))
         found = np.zeros(len(bounds) - 1, np.int64)
         for one in self.coverage:
-            own = one.before(documents) if one.before else bounds
-            read = one.tokens(own) if isinstance(one, Coverage) else one.tokens(bounds, own, first)
+            read = one.tokens(bounds)
             found += read if removed is None else np.where(removed >= one.removals, read, 0)
         return found
 
@@ -260,41 +261,37 @@ def _reading(name: str, spans: list[Span]) -> SourceReading:
 def _packed_coverage(view: View, entry: MixSource, low: int, high: int) -> list[PackedCoverage]:
     """As `_coverage`, of what is packed."""
     whole, part = 0, np.zeros(0, np.uint16)
-    for _, begin, start, end in _epochs(view, entry.name, low, high):
-        if (start, end) == (begin, begin + entry.sequences):
+    for _, start, end in _epochs(entry, low, high):
+        if end - start == entry.sequences:
             whole += 1
             continue
         part = part if len(part) else np.zeros(entry.sequences, np.uint16)
-        for at in range(start, end, BLOCK):  # of an epoch that was smaller too: not all it holds now
-            part[view.drawn(entry.name, at, min(at + BLOCK, end))] += 1
-    before = partial(view.before, entry.name) if entry.members else None
-    return [PackedCoverage(view, entry.name, whole, entry.tokens, part, before)]
+        for at in range(start, end, BLOCK):
+            part[drawn(view, entry.name, at, min(at + BLOCK, end))] += 1
+    return [PackedCoverage(whole, part, view.seq_len + 1, partial(runs, view, entry.name))]
 
 
-def _epochs(
-    view: View, name: str, low: int, high: int
-) -> Iterator[tuple[list[tuple[int, int, int]], int, int, int]]:
-    """(what it consists of, its first draw, from which draw, to which) of each epoch of which a source gives some as
-    its `low`-th to `high - 1`-th sequences."""
-    for epoch in range(view.epoch(name, low), view.epoch(name, high - 1) + 1 if low < high else 0):
-        begin, parts = view.begin(name, epoch), view.parts(name, epoch)
-        yield parts, begin, max(low, begin), min(high, begin + parts[-1][1])
+def _epochs(entry: MixSource, low: int, high: int) -> Iterator[tuple[int, int, int]]:
+    """(epoch, from which draw, to which) of each epoch of which an entry gives some as its `low`-th to `high - 1`-th
+    sequences."""
+    size = entry.sequences
+    for epoch in range(low // size, (high - 1) // size + 1) if low < high else ():
+        yield epoch, max(low, epoch * size), min(high, (epoch + 1) * size)
 
 
 def _coverage(view: View, entry: MixSource, low: int, high: int) -> list[Coverage]:
-    """What of a source its `low`-th to `high - 1`-th sequences are; by where epochs are cut."""
-    name, before = entry.name, partial(view.before, entry.name) if entry.members else None
-    found: dict[tuple[int, int], Coverage] = {}
-    for parts, _, start, end in _epochs(view, name, low, high):
-        size = parts[-1][1]
-        drawn = np.zeros(size if end - start < size else 0, np.uint8)
-        for at in range(start, end, BLOCK) if len(drawn) else ():
-            drawn[view.drawn(name, at, min(at + BLOCK, end))] += 1
-        for first, stop, cut in parts:
-            nothing = np.broadcast_to(np.uint8(0), stop - first)
-            one = found.get((cut, stop - first)) or Coverage(cut, view.seq_len, 0, nothing, before)
-            if len(drawn):
-                found[cut, stop - first] = replace(one, part=one.part + drawn[first:stop])
-            else:
-                found[cut, stop - first] = replace(one, whole=one.whole + 1)
+    """What of an entry its `low`-th to `high - 1`-th sequences are; by where epochs are cut."""
+    number, size = number_of(view, entry.name), entry.sequences
+    held = partial(runs, view, entry.name) if entry.tape else None
+    found: dict[int, Coverage] = {}
+    for epoch, start, end in _epochs(entry, low, high):
+        cut = view.order.cut(number, epoch) + (0 if entry.tape else entry.begin)
+        one = found.get(cut) or Coverage(cut, view.seq_len, 0, np.broadcast_to(np.uint8(0), size), held)
+        if end - start == size:
+            found[cut] = replace(one, whole=one.whole + 1)
+            continue
+        part = one.part.copy()
+        for at in range(start, end, BLOCK):
+            part[drawn(view, entry.name, at, min(at + BLOCK, end))] += 1
+        found[cut] = replace(one, part=part)
     return list(found.values())

@@ -60,17 +60,20 @@ def source_tokens(manifest: Manifest, mix: Path | None, stage: int | None) -> di
     if stage is not None and not 1 <= stage <= len(plan.stages):
         raise UsageError(f"{mix} has no stage {stage}; its stages are 1 to {len(plan.stages)}")
     quotas = plan.stages[(stage or 1) - 1]
-    if classes := [s.name for s, quota in zip(plan.sources, quotas, strict=True) if quota and s.members]:
+    read = dict(zip(plan.pools, quotas, strict=True))
+    divided = {source.held_in for source in plan.sources if source.pool != source.held_in}
+    if classes := [one.name for one in plan.sources if read[one.pool] and one.held_in in divided]:
         raise UsageError(
             f"{mix} weighs classes ({', '.join(classes)}), and this format takes whole files of a source: write the "
             "mix as shards in its order (pretok mix --materialize) and export those, or read it in Python: "
             "docs/trainers.md"
         )
-    return {
-        source.name: round(quota * source.predicted(plan.seq_len))
-        for source, quota in zip(plan.sources, quotas, strict=True)
-        if quota
-    }
+    tokens: dict[str, Fraction] = {}
+    first, last = (plan.predicted_by(sum(plan.lengths[:n])) for n in ((stage or 1) - 1, stage or 1))
+    for source, before, after in zip(plan.sources, first, last, strict=True):
+        if after > before:
+            tokens[source.held_in] = tokens.get(source.held_in, Fraction(0)) + after - before
+    return {name: round(count) for name, count in tokens.items()}
 
 
 def learned_kinds(manifest: Manifest, mix: Path | None) -> dict[str, tuple[str, ...]]:

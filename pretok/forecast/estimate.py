@@ -251,7 +251,7 @@ def _try(
         made = MixSource(name, count, sequences(count, length, "epoch"))
         if mix.pack != "none" and count > 1:
             bins, targets = (int(count * share) for share in packed_shares(entry.lengths, length))
-            made = replace(made, sequences=bins, packed=("sample",), targets=targets)
+            made = replace(made, sequences=bins, packed=True, targets=targets)
         if entry.learned is not None:
             known = int((made.targets if made.packed else count) * entry.learned)
             made = replace(made, learn=LEARNED, learned_tokens=known)

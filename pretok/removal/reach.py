@@ -102,7 +102,7 @@ def _mixes(manifest: Manifest, chosen: tuple[Chosen, ...], offsets: dict[str, An
             if one.shard.split != extent.split or one.shard.source not in extent.sources:
                 continue
             bounds = starts[one.shard.path] + offsets[one.shard.path]
-            read = extent.sources[one.shard.source].tokens(bounds, one.before)[one.rows]
+            read = extent.sources[one.shard.source].tokens(bounds)[one.rows]
             documents, tokens = documents + int((read > 0).sum()), tokens + int(read.sum())
             held += int(np.diff(bounds)[one.rows].sum())
         yield MixReach(str(path), documents, tokens, tokens / held if held else 0.0)

@@ -8,9 +8,7 @@ read, and the number of open files is bounded. numpy, msgspec and the standard l
     view[i]                 # (seq_len + 1,) token ids at position i; view[a:b] for (b - a, seq_len + 1)
     view.batch(positions)   # (n, seq_len + 1), one call for many
     view.origin(i)          # (source, epoch, index of the sequence inside the source)
-    view.positions(source, first, end)  # back: (n, 3) the positions that read some of its tokens, epoch and sequence
     view.prefix_counts(n)   # {source: sequences among the first n positions}
-    view.boundaries(i)      # where documents start in the inputs view[i][:-1]
     view.loss(i)            # (seq_len,) which of the targets view[i][1:] are learned
     view.batch(positions, loss=True)  # tokens and (n, seq_len), one call for both
 
@@ -20,47 +18,41 @@ In this folder:
     permutation.py  keyed permutations, by which an epoch is shuffled
     quota.py        weights -> whole sequences by source
     mix_file.py     a mix and its file
-    tapes.py        where the sequences of a source lie
+    tapes.py        where the tokens of an entry lie: runs of its source, in a side file or one
     learned.py      which of their tokens are learned
-    members.py      which documents a class has, and where they lie
-    packed.py       sequences of whole documents, by their index
-    pack.py         lengths of documents -> that index
-    side_file.py    sealed arrays that belong to a mix, read a block at a time
-    growth.py       sources that grow while they are read
+    pack.py         lengths of documents -> the tape of a packed entry
     flat_tokens.py  many shards as one array of tokens
     loader.py       the part of each batch that a rank reads
     digests.py      what was read, as one number
     continued.py    a mix that goes on with another, and how long two mixes are the same
     segments.py     which positions of which stream the steps of a run read
-    classes.py      predicates over documents -> the side files of classes
+    classes.py      predicates over documents -> the tapes of classes
     mix_job.py      the job: weights and a budget -> mix.json and its report
+    audit.py        where tokens come from, and which positions read them
     materialize.py  a mix written as shards in its order
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from itertools import accumulate
 from operator import index
 from pathlib import Path
-from typing import Any, Literal, overload
+from typing import Any, Literal, NamedTuple, overload
 
 import numpy as np
 import numpy.typing as npt
 
 from pretok.base.errors import IntegrityError, MismatchError, UsageError
 from pretok.base.records import to_json
-from pretok.base.tokens import Bytes, Ints, Tokens, document_starts
+from pretok.base.tokens import Ints, Tokens
 from pretok.shards.manifest import FILE_NAME, Manifest, Shard, load_manifest
 from pretok.stream.continued import same_until
 from pretok.stream.digests import data_hash, digest
-from pretok.stream.flat_tokens import FlatTokens
-from pretok.stream.learned import Learned, Mask
-from pretok.stream.members import ClassTape, DocumentStarts, Members
-from pretok.stream.mix_file import Mix, check_sources, load_mix, mixed_shards, natural_mix, parse_mix
-from pretok.stream.packed import PackedTape, open_packed
-from pretok.stream.side_file import FOLDER
-from pretok.stream.tapes import MixedTape, Pieces, Tape, WholeSources
+from pretok.stream.flat_tokens import FlatTokens, Pieces
+from pretok.stream.learned import Learned, Marks, Mask
+from pretok.stream.mix_file import Mix, behind, check_sources, load_mix, mixed_shards, natural_mix, parse_mix
+from pretok.stream.pack import open_packing
+from pretok.stream.tapes import FOLDER, SideFile, Tapes
 
 __all__ = ["View", "data_hash", "digest", "open", "same_until"]
 
@@ -159,6 +151,15 @@ def _whole(numbers: Sequence[int] | Ints) -> Ints:
     return array.astype(np.int64, copy=False)
 
 
+class _Ahead(NamedTuple):
+    """What of positions `start` to `end - 1` was computed at once."""
+
+    start: int
+    end: int
+    pieces: Pieces
+    marks: Marks | None
+
+
 class View:
     """A stream: `len(view)` positions, each a sequence of seq_len + 1 token ids.
 
@@ -188,60 +189,51 @@ class View:
         self.materialized = materialized
         self.removals = len(manifest.removals)
         self.but_for_removals = manifest.but_for_removals
-        self._order = mix.order()
-        # Classes share the documents of a source, whose tokens have one address each.
+        self.order = mix.order()
+        # Entries share the documents of a source, whose tokens have one address each.
         held = {} if materialized else mixed_shards(mix, manifest)
         shards = [shard for some in held.values() for shard in some]
-        self._tokens = FlatTokens(manifest.shards if materialized else shards, self.dtype, materialized)
+        self.tokens = FlatTokens(manifest.shards if materialized else shards, self.dtype, materialized)
         # One address space for all sources, one after the other: a sequence lies inside its source.
         sizes = [sum(shard.tokens for shard in some) for some in held.values()]
-        begins = dict(zip(held, np.cumsum([0, *sizes], dtype=np.int64).tolist(), strict=False))
-        bases = np.array([begins.get(source.held_in, 0) for source in mix.sources], np.int64)
-        self._classes: dict[int, ClassTape] = {}
-        self._packed: dict[int, PackedTape] = {}
-        if materialized:  # the sequences are the documents, each with its target
-            self._tape: Tape = WholeSources(bases[:1], self.seq_len + 1, self.seq_len + 1)
-        else:
-            self._tape = WholeSources(bases, self.seq_len, self.seq_len + 1)
-            self._held, self._bases = held, bases
-            self._starts = DocumentStarts(shards, self.dtype)
-            self._open_tapes(folder)
-            if self._classes or self._packed:
-                self._tape = MixedTape(self._tape, {**self._classes, **self._packed}, len(bases))
-        self._learned = self._open_learned(manifest, shards)
-        self.masked = self._learned is not None
-        self._ahead = Pieces(*[np.empty(0, np.int64)] * 4)  # of positions _ahead_start to _ahead_end - 1
-        self._ahead_start = self._ahead_end = self._expected = 0
+        starts = dict(zip(held, np.cumsum([0, *sizes], dtype=np.int64).tolist(), strict=False))
+        self.source_bases = np.array([starts.get(source.held_in, 0) for source in mix.sources], np.int64)
+        length = self.seq_len + 1
+        # Packed sequences, and the documents of a materialized mix, each have their target to themselves.
+        alone = np.array([materialized or source.packed for source in mix.sources])
+        strides = self.seq_len + alone.astype(np.int64)
+        files = {} if materialized else self._side_files(folder, held)
+        begins = np.array([source.begin for source in mix.sources], np.int64)
+        self.tapes = Tapes(
+            self.source_bases + begins, [source.tokens for source in mix.sources], strides, length, files
+        )
+        self.learned = self._open_learned(manifest, shards)
+        self.masked = self.learned is not None
+        self._ahead = _Ahead(0, 0, Pieces(*[np.empty(0, np.int64)] * 4), None)
+        self._expected = 0
 
-    def _open_tapes(self, folder: Path | None) -> None:
-        """The tape of each entry of the mix that is a class, a rest or packed, by its number."""
-        first = dict(zip(self._held, accumulate(map(len, self._held.values()), initial=0), strict=False))
+    def _side_files(self, folder: Path | None, held: Mapping[str, Sequence[Shard]]) -> dict[int, SideFile]:
+        """The side file of each entry that has one, by its number."""
+        found: dict[int, SideFile] = {}
         for number, source in enumerate(self.mix.sources):
-            if not source.members and not source.packed:
+            if source.tape is None:
                 continue
             if folder is None:
-                kind = "packed" if source.packed else "a class"
-                raise UsageError(
-                    f"{source.name} is {kind}, whose side files lie beside its mix: name the mix"
-                )
-            side = folder / FOLDER
-            shards = self._held[source.held_in]
+                raise UsageError(f"{source.name} has a side file, which lies beside its mix: name the mix")
+            shards = behind(held[source.held_in], source.begin)
+            stated = [source.tokens, source.sequences, source.targets]
             if source.packed:
-                at = first[source.held_in]
-                self._packed[number] = open_packed(side, source, shards, at, self._starts, self.seq_len)
-            if not source.members:
-                continue
-            parts: list[Members] = []
-            for name in source.members:
-                seen = sum(part.shards for part in parts)
-                parts.append(Members(side, name, shards[seen:], first[source.held_in] + seen, self._starts))
-            self._classes[number] = tape = ClassTape(parts, self.seq_len)
-            seen = sum(part.shards for part in parts)
-            if (tape.tokens, seen) != (source.tokens, len(shards)):
+                found[number], about = open_packing(folder / FOLDER, source.tape, shards, self.seq_len)
+                says = [about.tokens, about.bins, about.targets]
+            else:
+                found[number] = SideFile(folder / FOLDER, source.tape, shards)
+                says = [found[number].tokens, *stated[1:]]
+            if says != stated:
                 raise IntegrityError(
-                    f"{parts[0].path} has {tape.tokens} tokens in {seen} shards, the mix says {source.tokens} of "
-                    f"{source.name} in {len(shards)}: make the mix again with pretok mix"
+                    f"the side file of {source.name} has {says} tokens, sequences and targets, the mix says {stated}: "
+                    "make the mix again with pretok mix"
                 )
+        return found
 
     def _open_learned(self, manifest: Manifest, shards: Sequence[Shard]) -> Learned | None:
         """Which tokens are learned; None where all are."""
@@ -266,7 +258,7 @@ class View:
         )
 
     def __len__(self) -> int:
-        return self._order.length
+        return self.order.length
 
     def __getitem__(self, position: int | slice) -> Tokens:
         """Token ids in the dtype of the shards at one position: (seq_len + 1,), or at those of a slice:
@@ -276,8 +268,8 @@ class View:
         except IndexError:
             raise IndexError(f"position {position}; the stream has {len(self)}") from None
         if isinstance(at, range):
-            return self._read(np.array(at, np.int64), self.dtype)
-        tokens: Tokens = self._read(np.array([at], np.int64), self.dtype)[0]
+            return self._read(np.array(at, np.int64))[0]
+        tokens: Tokens = self._read(np.array([at], np.int64))[0][0]
         return tokens
 
     def __iter__(self) -> Iterator[Tokens]:
@@ -305,32 +297,15 @@ class View:
                 f"{kind.name} does not hold ids up to {self.vocab_size - 1}; take int64 or {self.dtype.name}"
             )
         at = self._checked(positions)
-        tokens = self._read(at, kind)
-        return (tokens, self._loss(at, tokens)) if loss else tokens
+        tokens, mask = self._read(at, loss)
+        found = tokens.astype(kind, copy=False)
+        return found if mask is None else (found, mask)
 
     def loss(self, position: int) -> Mask:
         """(seq_len,) bool: which of the targets at one position, `view[position][1:]`, are learned. All but an EOD
         whose input is EOD (the rule of the stream), and of conversations the kinds that the mix names."""
         learned: Mask = self.batch([position], self.dtype, loss=True)[1][0]
         return learned
-
-    def _loss(self, positions: Ints, tokens: npt.NDArray[Any]) -> Mask:
-        ends = tokens == self.eod_id
-        if self._learned is None:
-            learned = np.ones((len(positions), self.seq_len), np.bool_)
-        else:
-            chosen = self._order.locate(positions)[0] if self.materialized and len(positions) else None
-            rows, width = tokens.shape
-            learned = self._learned.mask(self._pieces(positions), rows, width, chosen)[:, 1:]
-        found: Mask = learned & ~(ends[:, 1:] & ends[:, :-1])
-        return found
-
-    def kinds(self, positions: Sequence[int] | Ints) -> Bytes:
-        """(n, seq_len + 1) uint8: of which kind each token at (n,) positions of a masked stream is, in the numbers of
-        `base.kinds`. What fills a sequence up is as what is before it."""
-        assert self._learned is not None
-        at = self._checked(positions)
-        return self._learned.kinds(self._pieces(at), len(at), self.seq_len + 1)
 
     def __getitems__(self, positions: Sequence[int]) -> npt.NDArray[Any]:
         """`batch` by the name torch's DataLoader calls; use `collate_fn=torch.from_numpy`, or `loader.Narrow` where
@@ -339,175 +314,14 @@ class View:
 
     def origin(self, position: int) -> tuple[str, int, int]:
         """(source, epoch, index of the sequence inside the source) of one position."""
-        source, epoch, number = self._order.locate(self._checked([position]))
-        return self._order.names[source[0]], int(epoch[0]), int(number[0])
-
-    def boundaries(self, position: int) -> Ints:
-        """(documents,) where documents start in the inputs at one position, `view[position][:-1]`, 0 first: one may go
-        on there from another sequence. `loader.document_boundaries` says it of a batch, for attention kernels."""
-        return np.flatnonzero(document_starts(self[position][:-1], self.eod_id))
-
-    def shard(self, position: int, token: int = 0) -> Path:
-        """The file that holds a token, counted from 0, of the sequence at one position."""
-        pieces = self._pieces(self._checked([position]))
-        at = np.flatnonzero((pieces.column <= token) & (token < pieces.column + pieces.length))
-        piece = int(at[0]) if len(at) else 0  # what no piece fills belongs to its sequence
-        return self._tokens.path(int(pieces.address[piece] + max(token - pieces.column[piece], 0)))
-
-    def positions(self, source: str, first: int, end: int) -> Ints:
-        """Inverse of `origin`, by arithmetic: which positions hold any of the tokens `first` to `end - 1` of a source.
-
-        Returns (n, 3), in the order of the stream: position, epoch, index of the sequence inside the source. A token
-        that is the last of a sequence is only predicted there. UsageError for an unknown source, IndexError for tokens
-        that it does not have.
-        """
-        number = self._number(source)
-        held = self.mix.sources[number]
-        if not 0 <= index(first) <= index(end) <= held.tokens:
-            raise IndexError(f"tokens {first} to {end}; source {source} has {held.tokens}")
-        if number in self._packed:
-            return self._packed_positions(number, first, end)
-        found = [np.empty((0, 3), np.int64)]
-        for epoch in range(self._order.epochs(number) if first < end else 0):
-            for start, stop, token in self._order.parts(number, epoch):
-                low = start + max(first - token - 1, 0) // self.seq_len
-                high = min(start + (end - 1 - token) // self.seq_len + 1, stop)
-                sequences = np.arange(low, high)
-                at = self._order.positions(number, epoch, sequences)
-                found.append(np.column_stack([at, np.full_like(at, epoch), sequences])[at >= 0])
-        rows = np.concatenate(found)
-        return rows[np.argsort(rows[:, 0])]
-
-    def _packed_positions(self, number: int, first: int, end: int) -> Ints:
-        """As `positions`, of a packed source by its number."""
-        ranges = [(int(self._bases[number]) + first, int(self._bases[number]) + end)]
-        if number in self._classes:
-            pieces = self._classes[number].between(np.array([first]), np.array([end]))
-            ranges = list(
-                zip(pieces.address.tolist(), (pieces.address + pieces.length).tolist(), strict=True)
-            )
-        some = [self._packed[number].sequences(*one) for one in ranges]
-        having = np.unique(np.concatenate([np.empty(0, np.int64), *some]))
-        found = [np.empty((0, 3), np.int64)]
-        for epoch in range(self._order.epochs(number) if len(having) else 0):
-            size = self._order.parts(number, epoch)[-1][1]
-            sequences = having[having < size]  # the others came later
-            at = self._order.positions(number, epoch, sequences)
-            found.append(np.column_stack([at, np.full_like(at, epoch), sequences])[at >= 0])
-        rows = np.concatenate(found)
-        return rows[np.argsort(rows[:, 0])]
-
-    def stretches(self, source: str, first: int, end: int, times: npt.NDArray[Any]) -> Ints:
-        """(n, 3): where what is packed of `source` begins and ends in it, of a class in the source whose documents it
-        takes, in all sequences with any of the documents `first` to `end - 1` of the split; and how often each was
-        read. times: that of every sequence; what was not read is left out."""
-        number = self._number(source)
-        base, tape = int(self._bases[number]), self._packed[number]
-        near = tape.near(first, end)
-        near = near[times[near] > 0]
-        pieces = tape.pieces(near, near, near)
-        begins = pieces.address - base
-        return np.column_stack([begins, begins + pieces.length, times[near[pieces.row]].astype(np.int64)])
-
-    def entries(self, source: str) -> tuple[str, ...]:
-        """What the mix takes of the documents of a source: the source by its name, or its classes and its rest."""
-        return tuple(entry.name for entry in self.mix.sources if entry.held_in == source)
-
-    def before(self, name: str, documents: Sequence[int] | Ints) -> Ints:
-        """(n,): how many tokens of what the mix calls `name` are before documents (n,) of its source, numbers in the
-        split in rising order. So document d lies in its tokens before(d) to before(d + 1) - 1; none where a class has
-        it not, and none where the source came to have it after the mix was made. UsageError for an unknown name."""
-        number = self._number(name)
-        shards = self._held[self.mix.sources[number].held_in]
-        ends = np.cumsum([shard.documents for shard in shards])
-        asked = np.minimum(_whole(documents), int(ends[-1]) if len(ends) else 0)
-        if number in self._classes:
-            return self._classes[number].before(asked)
-        found = np.full(len(asked), self.mix.sources[number].tokens)
-        inside = asked < (int(ends[-1]) if len(ends) else 0)
-        shard = np.searchsorted(ends, asked[inside], side="right")
-        first = list(self._held).index(self.mix.sources[number].held_in)
-        skipped = sum(len(some) for some in list(self._held.values())[:first])
-        begins = np.concatenate([[0], ends])[shard]
-        found[inside] = (
-            self._starts.read(shard + skipped, asked[inside] - begins, 0)[:, 0] - self._bases[number]
-        )
-        return found
-
-    def pieces(self, position: int) -> list[tuple[Path, int, int]]:
-        """(`.bin`, first token in it, tokens) of what one position reads, in its order."""
-        return self._tokens.parts(self._pieces(self._checked([position])))
-
-    def learned_tokens(self, source: str) -> tuple[int, float]:
-        """Learned tokens of a source of conversations, and the standard deviation of those of a sequence: where it is
-        packed the targets of an epoch, else all its tokens. The spans are read, no tokens. UsageError for an unknown
-        source."""
-        assert self._learned is not None
-        number, width = self._number(source), self.seq_len + 1
-        held, packed = self.mix.sources[number], number in self._packed
-        counts = [np.empty(0, np.int64)]
-        for first in range(0, held.sequences, AHEAD):
-            sequences = np.arange(first, min(first + AHEAD, held.sequences))
-            zeros = np.zeros_like(sequences)
-            pieces = self._tape.pieces(zeros + number, zeros, sequences)
-            counts.append(self._learned.counts(pieces, len(sequences), width, packed))
-        learned = np.concatenate(counts)
-        spread = float(learned.std()) if len(learned) else 0.0
-        if packed:
-            return int(learned.sum()), spread
-        total = 0
-        for first in range(0, held.tokens, AHEAD * width):
-            ends = np.array([first]), np.array([min(first + AHEAD * width, held.tokens)])
-            if number in self._classes:
-                pieces = self._classes[number].between(*ends)
-            else:
-                zero = np.zeros(1, np.int64)
-                pieces = Pieces(zero, zero, ends[0] + self._bases[number], ends[1] - ends[0])
-            # A column further, as here the first of all is one of them.
-            pieces = pieces._replace(column=pieces.column + 1)
-            total += int(self._learned.counts(pieces, 1, AHEAD * width + 1, False)[0])
-        return total, spread
-
-    def cut(self, source: str, epoch: int, sequence: int = 0) -> int:
-        """Where an epoch of a source begins that is cut: its sequence i holds the source's tokens cut + i * seq_len to
-        cut + (i + 1) * seq_len, both included. Sequences of what was appended in the epoch have another cut than its
-        first. UsageError for an unknown source."""
-        number, of, at = (np.array([index(one)]) for one in (self._number(source), epoch, sequence))
-        return int(self._order.cuts(number, of, at, self.seq_len)[0])
-
-    def parts(self, source: str, epoch: int) -> list[tuple[int, int, int]]:
-        """(first, end, token): sequences `first` to `end - 1` of an epoch follow each other from a token of the source
-        on, if it is cut. One part, and one more for each time that the source was appended to in the epoch."""
-        return self._order.parts(self._number(source), index(epoch))
-
-    def epoch(self, source: str, drawn: int) -> int:
-        """In which epoch a source gives its `drawn`-th sequence, from 0. UsageError for an unknown source."""
-        return self._order.epoch(self._number(source), index(drawn))
-
-    def begin(self, source: str, epoch: int) -> int:
-        """How many sequences a source gives before an epoch. UsageError for an unknown source."""
-        return self._order.begin(self._number(source), index(epoch))
+        source, epoch, number = self.order.locate(self._checked([position]))
+        return self.order.names[source[0]], int(epoch[0]), int(number[0])
 
     def prefix_counts(self, length: int) -> dict[str, int]:
         """How many of the first `length` positions each source has; 0 <= length <= len."""
         if not 0 <= index(length) <= len(self):
             raise IndexError(f"a prefix of {length} sequences; the stream has {len(self)}")
-        return dict(zip(self._order.names, self._order.prefix(length).tolist(), strict=True))
-
-    def drawn(self, source: str, low: int, high: int) -> Ints:
-        """(high - low,): which of its sequences a source gives from its `low`-th on; `prefix_counts` says how many a
-        prefix has. UsageError for an unknown source, IndexError for more than it gives."""
-        number, given = self._number(source), self.prefix_counts(len(self))[source]
-        if not 0 <= index(low) <= index(high) <= given:
-            raise IndexError(f"sequences {low} to {high}; source {source} gives {given}")
-        return self._order.drawn(number, low, high)
-
-    def _number(self, source: str) -> int:
-        if source not in self._order.names:
-            raise UsageError(
-                f"the stream has no source {source!r}; its sources are {', '.join(self._order.names)}"
-            )
-        return self._order.names.index(source)
+        return dict(zip(self.order.names, self.order.prefix(length).tolist(), strict=True))
 
     def _checked(self, positions: Sequence[int] | Ints) -> Ints:
         array = _whole(positions)
@@ -515,38 +329,58 @@ class View:
             raise IndexError(f"positions {array.min()} to {array.max()}; the stream has {len(self)}")
         return array
 
-    def _read(self, positions: Ints, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-        out = np.empty((len(positions), self.seq_len + 1), self.dtype)
-        if self._packed:  # what no piece fills
-            out.fill(self.eod_id)
-        if len(positions):
-            self._tokens.read(self._pieces(positions), out)
-        return out.astype(dtype, copy=False)
+    def _read(self, positions: Ints, loss: bool = False) -> tuple[Tokens, Mask | None]:
+        """Token ids in the dtype of the shards; with `loss` also which targets are learned."""
+        tokens = np.empty((len(positions), self.seq_len + 1), self.dtype)
+        if self.mix.packs:  # what no piece fills
+            tokens.fill(self.eod_id)
+        if not len(positions):
+            return tokens, np.empty((0, self.seq_len), np.bool_) if loss else None
+        pieces, marks = self._part(positions, loss and self.masked)
+        self.tokens.read(pieces, tokens)
+        if not loss:
+            return tokens, None
+        rows = len(positions), self.seq_len
+        mask = np.ones(rows, np.bool_) if marks is None else marks.mask(*rows)
+        ends = np.flatnonzero(tokens.reshape(-1) == self.eod_id)
+        row, column = np.divmod(ends[1:][np.diff(ends) == 1], self.seq_len + 1)
+        mask[row[column > 0], column[column > 0] - 1] = False
+        return tokens, mask
 
-    def _pieces(self, positions: Ints) -> Pieces:
-        """Where the tokens of the sequences at `positions` are. A reader that moves forward gets them from a block
-        computed at once: the arithmetic costs the same for one position as for a hundred."""
+    def _part(self, positions: Ints, masked: bool) -> tuple[Pieces, Marks | None]:
+        """`pieces_of`. A reader that moves forward gets them from a block computed at once: the arithmetic costs the
+        same for one position as for a hundred."""
         start, end = int(positions[0]), int(positions[-1]) + 1
         near = 0 <= start - self._expected <= NEAR * len(positions)
         self._expected = end
         if end - start != len(positions) or (np.diff(positions) != 1).any():
-            return self._locate(positions)
-        if not self._ahead_start <= start <= end <= self._ahead_end:
+            return self.pieces_of(positions, masked)
+        ahead = self._ahead
+        if not ahead.start <= start <= end <= ahead.end or (masked and ahead.marks is None):
             if not near:
-                return self._locate(positions)
-            self._ahead_start, self._ahead_end = start, min(max(end, start + AHEAD), len(self))
-            self._ahead = self._locate(np.arange(self._ahead_start, self._ahead_end))
-        first = low = start - self._ahead_start
-        high = end - self._ahead_start
-        if len(self._ahead.row) != self._ahead_end - self._ahead_start:  # not one piece a row
-            low, high = np.searchsorted(self._ahead.row, (low, high)).tolist()
-        row, column, address, length = (part[low:high] for part in self._ahead)
-        return Pieces(row - first if first else row, column, address, length)
+                return self.pieces_of(positions, masked)
+            every = np.arange(start, min(max(end, start + AHEAD), len(self)))
+            ahead = self._ahead = _Ahead(start, start + len(every), *self.pieces_of(every, masked))
+        first, last = start - ahead.start, end - ahead.start
+        low, high = first, last
+        if len(ahead.pieces.row) != ahead.end - ahead.start:  # not one piece a row
+            low, high = np.searchsorted(ahead.pieces.row, (first, last)).tolist()
+        row, column, address, length = (part[low:high] for part in ahead.pieces)
+        pieces = Pieces(row - first if first else row, column, address, length)
+        if not masked or ahead.marks is None:
+            return pieces, None
+        return pieces, ahead.marks.part(first * self.seq_len, last * self.seq_len)
 
-    def _locate(self, positions: Ints) -> Pieces:
-        """The pieces of the sequences at `positions`, in the order of their rows."""
+    def pieces_of(self, positions: Ints, masked: bool = False) -> tuple[Pieces, Marks | None]:
+        """The pieces of the sequences at `positions`, in the order of their rows; where it is `masked` also which of
+        their targets are learned."""
         if self.materialized:
             zeros = np.zeros_like(positions)
-            return self._tape.pieces(zeros, zeros, positions)
-        source, epoch, number = self._order.locate(positions)
-        return self._tape.pieces(source, self._order.cuts(source, epoch, number, self.seq_len), number)
+            pieces = self.tapes.pieces(zeros, zeros, positions)
+        else:
+            entry, epoch, number = self.order.locate(positions)
+            pieces = self.tapes.pieces(entry, self.order.cuts(entry, epoch), number)
+        if not masked or self.learned is None:
+            return pieces, None
+        choices = self.order.locate(positions)[0] if self.materialized else None
+        return pieces, self.learned.marks(pieces, self.seq_len + 1, choices)

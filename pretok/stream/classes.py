@@ -2,7 +2,7 @@
 
 Input: a manifest, a source, and its classes as SQL expressions over the columns of `docs` (`pretok query`): the ledger
 and what `pretok annotate` joined. Output: the entries of a mix for these classes and for the rest of the source, whose
-side files (`stream.members`) are written; nothing reads a ledger after that.
+side files (`stream.tapes`) are written; nothing reads a ledger after that.
 
 DuckDB evaluates the expressions on a window of 65,536 documents at a time, on one core in its share of the memory, and
 reaches no file. An expression is of one document: it may not ask for others, the time or a random number.
@@ -24,7 +24,6 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from pretok.base.errors import IntegrityError, UsageError
-from pretok.base.records import replace
 from pretok.base.sql import database, errors, told
 from pretok.base.storage import remove_leftovers
 from pretok.base.tokens import Ints
@@ -32,8 +31,8 @@ from pretok.shards.annotations import open_annotations
 from pretok.shards.documents import OF_SHARD, scan
 from pretok.shards.ledger import REMOVED, SCHEMA, ledger_schema
 from pretok.shards.manifest import Manifest, Shard
-from pretok.stream.members import MembersWriter
-from pretok.stream.mix_file import MixSource, sequences
+from pretok.stream.mix_file import MixSource, behind, sequences
+from pretok.stream.tapes import TapeWriter, shards_key
 
 NOT_PLAIN = {"SUBQUERY": "another query", "WINDOW": "other documents"}
 """Kinds of expressions that are not of one document."""
@@ -54,12 +53,11 @@ class Class:
 @dataclass(frozen=True, slots=True)
 class Made:
     """What a source was divided into. entries: its classes and, last, its rest, under the name of the source;
-    documents: of each; overlap: tokens that several classes have; folded: classes that were too small."""
+    documents: of each; overlap: tokens that several classes have."""
 
     entries: tuple[MixSource, ...]
     documents: dict[str, int]
     overlap: int
-    folded: tuple[str, ...] = ()
 
 
 def parse_class(name: str, text: str) -> Class:
@@ -82,71 +80,33 @@ def divide(
     cuts: str,
     *,
     overlap: bool,
-    rest: str | None,
-    skip: int = 0,
+    begin: int = 0,
 ) -> Made:
     """Divide the documents of a source's split into classes; their side files go to `folder`.
 
-    rest: the class, or the source for its rest, that takes what is in a class of less than one sequence; skip: how many
-    shards are divided already, behind which others were appended, of whatever size.
+    begin: from which token of the source on; what is before it is divided already, and what came may be of any size.
 
     Raises UsageError (a predicate that cannot be evaluated, classes that overlap or hold less than a sequence),
     MismatchError (annotations of other documents), IntegrityError (a ledger that is missing or damaged).
     """
-    wanted = dict(predicates)
-    folded: list[str] = []
-    while True:
-        made = _written(manifest, split, source, wanted, folder, seq_len, cuts, overlap, skip)
-        small = [entry for entry in made.entries if entry.name != source and not entry.sequences]
-        if skip or not small:
-            return Made(made.entries, made.documents, made.overlap, tuple(folded))
-        names = [entry.name for entry in small]
-        if rest is None or rest in names or rest not in (*wanted, source):
-            told = ", ".join(
-                f"{entry.name} has {made.documents[entry.name]:,} documents of {entry.tokens:,} tokens"
-                for entry in small
-            )
-            raise UsageError(
-                f"{told}, not one sequence of {seq_len} + 1: change the condition ({wanted[names[0]]}), or name with "
-                f"--rest the class that takes such documents, {source} for its rest"
-            )
-        for name in names:
-            if rest != source:
-                wanted[rest] = f"({wanted[rest]}\n) or coalesce(({wanted[name]}\n), false)"
-            del wanted[name]
-        folded += names
-
-
-def _written(
-    manifest: Manifest,
-    split: str,
-    source: str,
-    predicates: Mapping[str, str],
-    folder: Path,
-    seq_len: int,
-    cuts: str,
-    overlap: bool,
-    skip: int,
-) -> Made:
-    """The classes as they are asked for; they are written where each has a sequence."""
-    shards = tuple(
-        (shard, before)
-        for shard, before in manifest.numbered
-        if (shard.source, shard.split) == (source, split)
-    )[skip:]
-    documents = sum(shard.documents for shard, _ in shards)
+    shards = [pair for pair in manifest.numbered if (pair[0].source, pair[0].split) == (source, split)]
+    shards = shards[-len(behind([shard for shard, _ in shards], begin)) :]
     names = [*predicates, source]
     folder.mkdir(parents=True, exist_ok=True)
     remove_leftovers(folder)
     several = np.zeros(len(names), np.bool_)
-    twice = 0
+    documents = np.zeros(len(names), np.int64)
+    twice = at = 0
     with ExitStack() as held:
-        writers = [held.enter_context(MembersWriter(folder, f"{n}", documents)) for n in range(len(names))]
+        writers = [held.enter_context(TapeWriter(folder, f"{n}")) for n in range(len(names))]
         connection = held.enter_context(database(folder / ".duckdb", 1, SCRATCH))
         for chosen, lengths in evaluated(connection, manifest, shards, predicates, (source,)):
             counts = chosen.sum(axis=0)
-            for writer, mask in zip(writers, (*chosen, counts == 0), strict=True):
-                writer.append(mask, lengths)
+            address = at + np.cumsum(lengths) - lengths
+            at += int(lengths.sum())
+            for number, mask in enumerate((*chosen, counts == 0)):
+                writers[number].append(address[mask], lengths[mask])
+                documents[number] += mask.sum()
             if len(again := np.flatnonzero(counts > 1)):
                 several[:-1] |= chosen[:, again].any(axis=1)
                 twice += int(((counts[again] - 1) * lengths[again]).sum())
@@ -156,16 +116,26 @@ def _written(
                 f"{who} overlap: they have {twice:,} tokens of {source} in common, which each of them would read; "
                 "write conditions that exclude each other, or allow it with overlap = true (--overlap)"
             )
+        held_by = dict(zip(names, documents.tolist(), strict=True))
+        sizes = [sequences(writer.tokens, seq_len, cuts) for writer in writers]
+        for name, writer, size in zip(predicates, writers, sizes, strict=False):
+            if not size and not begin:
+                raise UsageError(
+                    f"{name} has {held_by[name]:,} documents of {writer.tokens:,} tokens, not one sequence of "
+                    f"{seq_len} + 1: change the condition ({predicates[name]})"
+                )
+        about = {"shards": len(shards), "indexes": shards_key([shard for shard, _ in shards])}
         entries = [
-            MixSource(name, writer.tokens, sequences(writer.tokens, seq_len, cuts), source)
-            for name, writer in zip(names, writers, strict=True)
+            MixSource(
+                name,
+                writer.tokens,
+                size,
+                source,
+                writer.seal(about | {"members": held_by[name]}),
+                begin=begin,
+            )
+            for name, writer, size in zip(names, writers, sizes, strict=True)
         ]
-        if skip or all(entry.sequences for entry in entries[:-1]):  # else nothing is left behind
-            entries = [
-                replace(entry, members=(writer.seal(len(shards)),))
-                for entry, writer in zip(entries, writers, strict=True)
-            ]
-    held_by = {name: writer.members for name, writer in zip(names, writers, strict=True)}
     return Made(tuple(entries), held_by, twice)
 
 
@@ -201,9 +171,7 @@ def evaluated(
     for shard, _, batch in scan(manifest, columns, shards, joined):
         arrays = [array.cast(types[name]) for name, array in zip(columns, batch.columns, strict=True)]
         table = pa.table([*arrays, pa.array(np.arange(len(batch)))], names=[*columns, ROW])
-        chosen = np.zeros((0, len(batch)), np.bool_)
-        if predicates:  # none is left where all are folded
-            chosen = _run(connection, table, query, predicates, what)
+        chosen = _run(connection, table, query, predicates, what)
         lengths = np.asarray(batch["tokens"]).astype(np.int64)
         seen[shard.path] = seen.get(shard.path, 0) + int(lengths.sum())
         yield chosen, lengths

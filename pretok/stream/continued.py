@@ -18,7 +18,7 @@ from pretok.base.errors import MismatchError, UsageError
 from pretok.base.records import replace
 from pretok.base.storage import read_json
 from pretok.shards.manifest import Manifest
-from pretok.stream.mix_file import Mix, check_sources, load_mix, mix_sources, parse_mix
+from pretok.stream.mix_file import Mix, MixSource, check_sources, load_mix, parse_mix
 
 _CHECKPOINT = re.compile(r"step-\d{8}")
 
@@ -28,57 +28,62 @@ def same_until(one: Mix, other: Mix, equal: Mapping[str, str] | None = None) -> 
     which the same are learned. equal: fingerprint of shards -> that of others which count as the same
     (`Manifest.but_for_removals`).
 
-    That is so as far as their stages are the same, in shards that one grew out of the other or both out of third ones.
-    Sources that neither has drawn from by then do not matter.
+    That is so as far as their stages read the same entries, which came in the same shards.
     """
     if one.fingerprint == other.fingerprint:
         return one.length
     if (one.split, one.seq_len, one.seed, one.cuts) != (other.split, other.seq_len, other.seed, other.cuts):
         return 0
-    mine, theirs = _shards(one, equal or {}), _shards(other, equal or {})
-    known = max((min(mine[name], theirs[name]) for name in mine.keys() & theirs.keys()), default=0)
     same = 0
     for left, right, length, others in zip(
-        _stages(one), _stages(other), one.lengths, other.lengths, strict=False
+        _stages(one, equal or {}), _stages(other, equal or {}), one.lengths, other.lengths, strict=False
     ):
         if left != right:
             break
         same += min(length, others)
         if length != others:
             break
-    return min(same, known)
+    return same
 
 
-def _shards(mix: Mix, equal: Mapping[str, str]) -> dict[str, int]:
-    """Fingerprint of shards -> positions from the first that lie in them; the later of equal ones count, as they are
-    of more."""
-    found = {part.manifest: part.length for part in mix.earlier} | {mix.manifest: mix.length}
-    return {equal.get(name, name): length for name, length in found.items()}
+def _stages(mix: Mix, equal: Mapping[str, str]) -> list[list[tuple[int, list[MixSource]]]]:
+    """What each stage reads: the quota of each pool and its entries, in the order that decides between equal times."""
+    pools = []
+    for numbers in mix.pools.values():
+        entries = [mix.sources[number] for number in numbers if mix.sources[number].sequences]
+        shards = [entry.manifest or mix.manifest for entry in entries]
+        same = [
+            replace(entry, manifest=equal.get(then, then), learned_tokens=0, stage=0)
+            for entry, then in zip(entries, shards, strict=True)
+        ]
+        pools.append([(entry.stage, one) for entry, one in zip(entries, same, strict=True)])
+    return [
+        [
+            (quota, [one for since, one in pool if since <= number])
+            for pool, quota in zip(pools, quotas, strict=True)
+            if quota
+        ]
+        for number, quotas in enumerate(mix.stages)
+    ]
 
 
-def _stages(mix: Mix) -> list[list[tuple[object, ...]]]:
-    """What each stage reads: name, source, tokens, side files and quota of its sources, and what it learns of them, in
-    the order that decides between equal times."""
-    stages: list[list[tuple[object, ...]]] = []
-    for quotas, then in zip(mix.stages, mix.then, strict=True):
-        none = (0,) * len(then.tokens)
-        held = zip(mix.sources, then.tokens, then.members or none, then.packed or none, quotas, strict=False)
-        stages.append(
-            [
-                (
-                    source.name,
-                    source.of,
-                    tokens,
-                    source.members[:files],
-                    source.packed[:indexes],
-                    quota,
-                    source.learn,
-                )
-                for source, tokens, files, indexes, quota in held
-                if quota
-            ]
-        )
-    return stages
+def difference(one: Any, other: Any, where: str = "its") -> str | None:
+    """The first field in which two mixes differ (`Mix.identity`), and what it says in each; None where they are
+    equal."""
+    if isinstance(one, dict) and isinstance(other, dict):
+        pairs = [(one.get(name), other.get(name), f"{where} {name}") for name in one | other]
+    elif isinstance(one, list) and isinstance(other, list) and isinstance(next(iter(one), None), dict):
+        if len(one) != len(other):
+            return f"{where} are {len(one)}, not {len(other)}"
+        names = [part.get("name", number) for number, part in enumerate(one, 1)]
+        pairs = [(a, b, f"{where} {name}") for a, b, name in zip(one, other, names, strict=True)]
+    else:
+        return None if one == other else f"{where} is {_told(one)}, not {_told(other)}"
+    return next(filter(None, (difference(*pair) for pair in pairs)), None)
+
+
+def _told(value: Any) -> str:
+    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
 def beginning(manifest: Manifest, path: Path, at: int, seq_len: int | None = None) -> Mix:
@@ -96,16 +101,9 @@ def beginning(manifest: Manifest, path: Path, at: int, seq_len: int | None = Non
         raise UsageError(_other_length(mix, path, seq_len))
     check_sources(mix, manifest, path)
     if mix.manifest != manifest.fingerprint:
-        earlier = mix.earlier
-        if not earlier or earlier[-1].length < at:
-            earlier = (*earlier, mix.now)
-        # What was appended to a class, and how it is packed, is known when that is done (`mix_job`).
-        whole = [source.name for source in mix.sources if not (source.members or source.packed)]
-        learn = {source.held_in: source.learn for source in mix.sources}
-        found = mix_sources(manifest, mix.split, mix.seq_len, whole, mix.cuts, learn)
-        now = {one.name: one for one in found}
-        sources = tuple(now.get(source.name, source) for source in mix.sources)
-        mix = replace(mix, manifest=manifest.fingerprint, earlier=earlier, sources=sources)
+        # What was appended becomes entries of their own (`mix_job`).
+        sources = tuple(replace(source, manifest=source.manifest or mix.manifest) for source in mix.sources)
+        mix = replace(mix, manifest=manifest.fingerprint, sources=sources)
     return mix
 
 

@@ -17,7 +17,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from operator import itemgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -26,7 +26,19 @@ from pretok.base.errors import IntegrityError
 from pretok.base.storage import reading
 from pretok.base.tokens import Ints
 from pretok.shards.manifest import Shard
-from pretok.stream.tapes import Pieces
+
+
+class Pieces(NamedTuple):
+    """Tokens of sequences, in pieces that lie together; each (n,).
+
+    row, column: where a piece goes in the sequences asked for; address: of its first token; length: its tokens.
+    """
+
+    row: Ints
+    column: Ints
+    address: Ints
+    length: Ints
+
 
 _Part = tuple[int, int, int, int]
 """From which shard, to which bytes of what is asked for: from and to, and from which byte of the shard on."""

@@ -20,7 +20,8 @@ from pretok.base.kinds import KINDS, TEXT
 from pretok.base.tokens import Bytes, Ints
 from pretok.shards.manifest import Shard
 from pretok.shards.spans import ShardSpans
-from pretok.stream.tapes import Pieces, ranges
+from pretok.stream.flat_tokens import Pieces
+from pretok.stream.tapes import ranges
 
 Mask = npt.NDArray[np.bool_]
 OPEN = 256
@@ -30,14 +31,34 @@ OPEN = 256
 class Runs(NamedTuple):
     """Tokens in a row of one kind, in one piece; each (n,), in the order of their sequences.
 
-    start: place of the first among the tokens of all sequences; length: tokens; kind: number in `base.kinds`; shard:
-    its number.
+    start: place of the first among the tokens of all sequences; row: of its sequence; length: tokens; kind: number in
+    `base.kinds`; shard: its number.
     """
 
     start: Ints
+    row: Ints
     length: Ints
     kind: Bytes
     shard: Ints
+
+
+class Marks(NamedTuple):
+    """Targets of sequences in a row, of which all are learned or none; each (n,).
+
+    start: place of the first among those of all sequences; what no piece fills is as what is before it.
+    """
+
+    start: Ints
+    learned: Mask
+
+    def part(self, begin: int, end: int) -> Marks:
+        """The same of the places `begin` to `end - 1`, between which sequences begin and end."""
+        low, high = np.searchsorted(self.start, (begin, end)).tolist()
+        return Marks(self.start[low:high] - begin, self.learned[low:high])
+
+    def mask(self, rows: int, targets: int) -> Mask:
+        """(rows, targets) bool."""
+        return np.repeat(self.learned, np.diff(self.start, append=rows * targets)).reshape(rows, targets)
 
 
 class Learned:
@@ -65,14 +86,13 @@ class Learned:
     def __getstate__(self) -> dict[str, object]:
         return self.__dict__ | {"_files": OrderedDict()}
 
-    def mask(self, pieces: Pieces, rows: int, width: int, choices: Ints | None = None) -> Mask:
-        """(rows, width) bool: which tokens of sequences are learned. What no piece fills is as what is before it.
-        choices: (rows,) number in `learn`, where it is said for each sequence. Raises IntegrityError."""
-        if not rows:
-            return np.zeros((0, width), np.bool_)
+    def marks(self, pieces: Pieces, width: int, choices: Ints | None = None) -> Marks:
+        """Which targets of sequences are learned, each of `width` tokens, of which the first is none. choices: (rows,)
+        number in `learn`, where it is said for each sequence. Raises IntegrityError."""
         runs = self._runs(pieces, width, self._asked)
-        learned = self._are_learned(runs, width, choices)
-        return np.repeat(learned, np.diff(runs.start, append=rows * width)).reshape(rows, width)
+        behind = runs.start - runs.row  # one less in each sequence, as the first token is no target
+        behind -= runs.start > runs.row * width
+        return Marks(behind, self._are_learned(runs, choices))
 
     def kinds(self, pieces: Pieces, rows: int, width: int) -> Bytes:
         """(rows, width) uint8: number in `base.kinds` of each token, as `mask`."""
@@ -88,17 +108,18 @@ class Learned:
             alone = (pieces.length == 1) & (pieces.column > 0)
             pieces = pieces._replace(length=np.where(alone, 0, pieces.length))
         runs = self._runs(pieces, width, self._asked)
-        counted = np.where(self._are_learned(runs, width, None), runs.length - (runs.start % width == 0), 0)
-        return np.bincount(runs.start // width, counted, rows).astype(np.int64)
+        counted = np.where(self._are_learned(runs, None), runs.length - (runs.start == runs.row * width), 0)
+        return np.bincount(runs.row, counted, rows).astype(np.int64)
 
-    def _are_learned(self, runs: Runs, width: int, choices: Ints | None) -> Mask:
+    def _are_learned(self, runs: Runs, choices: Ints | None) -> Mask:
+        if len(self._learned) == 1:
+            return np.take(self._learned[0], runs.kind)
         if choices is not None:
-            choice = choices[runs.start // width]
+            choice = choices[runs.row]
         else:
             assert self._choice is not None
             choice = self._choice[runs.shard]
-        found: Mask = self._learned[choice, runs.kind]
-        return found
+        return np.take(self._learned, choice * len(KINDS) + runs.kind)
 
     def _runs(self, pieces: Pieces, width: int, asked: Mask) -> Runs:
         """The runs of pieces; those of shards that are not `asked` for are of text."""
@@ -108,32 +129,35 @@ class Learned:
         address = pieces.address[piece]
         begin = np.maximum(address, self._starts[shard])
         end = np.minimum(address + pieces.length[piece], self._starts[shard + 1])
-        place = (pieces.row * width + pieces.column)[piece] + begin - address
+        row = pieces.row[piece]
+        place = row * width + pieces.column[piece] + begin - address
         if len(held := np.flatnonzero(end > begin)) < len(begin):  # a shard may be empty
-            shard, begin, end, place = (part[held] for part in (shard, begin, end, place))
-        spans = np.ones(len(shard), np.int64)
-        low = np.zeros(len(shard), np.int64)
-        wanted = asked[shard]
+            shard, begin, end, row, place = (part[held] for part in (shard, begin, end, row, place))
+        # Of each part the spans from `low` on, `counts` of them; of what nobody asks for there is one.
+        low, counts = np.zeros(len(shard), np.int64), np.ones(len(shard), np.int64)
+        wanted = np.flatnonzero(asked[shard])
         for one in np.unique(shard[wanted]).tolist():
-            ends, at = self._spans(one).ends, np.flatnonzero(shard == one)
+            ends, at = self._spans(one).ends, wanted[shard[wanted] == one]
             low[at] = np.searchsorted(ends, begin[at] - self._starts[one], side="right")
-            spans[at] = np.searchsorted(ends, end[at] - self._starts[one] - 1, side="right") - low[at] + 1
-        if (spans < 1).any():
-            raise self._damaged(int(shard[np.argmin(spans)]))
-        part, span = ranges(low, low + spans)
-        stop, kind = end[part], np.full(len(part), TEXT, np.uint8)
-        of = shard[part]
-        for one in np.unique(shard[wanted]).tolist():
-            at, file = np.flatnonzero(of == one), self._spans(one)
-            kind[at] = file.kinds[span[at]]
-            stop[at] = np.minimum(stop[at], file.ends[span[at]] + self._starts[one])
+            counts[at] += np.searchsorted(ends, end[at] - self._starts[one] - 1, side="right") - low[at]
+        if (counts < 1).any():
+            raise self._damaged(int(shard[np.argmin(counts)]))
+        last = np.cumsum(counts)
+        stop, kind = np.empty(int(counts.sum()), np.int64), np.full(int(counts.sum()), TEXT, np.uint8)
+        columns = (shard, low, last - counts, last, self._starts[shard])
+        for one, first_span, here, there, base in zip(*(c[wanted].tolist() for c in columns), strict=True):
+            file, until = self._spans(one), first_span + there - here
+            np.add(file.ends[first_span:until], base, out=stop[here:there])
+            kind[here:there] = file.kinds[first_span:until]
+        stop[last - 1] = end
         start = np.empty_like(stop)
         start[1:] = stop[:-1]
-        start[span == low[part]] = begin
-        length = stop - start
-        if len(part) and (length.min() < 1 or kind.max() >= len(KINDS)):
+        start[last - counts] = begin
+        length, of = stop - start, np.repeat(shard, counts)
+        if len(length) and (length.min() < 1 or kind.max() >= len(KINDS)):
             raise self._damaged(int(of[np.argmin(length)]) if length.min() < 1 else int(of[np.argmax(kind)]))
-        return Runs(place[part] + start - begin[part], length, kind, of)
+        row = np.repeat(row, counts)
+        return Runs(start + np.repeat(place - begin, counts), row, length, kind, of)
 
     def _spans(self, shard: int) -> ShardSpans:
         """The spans of a shard. Raises IntegrityError."""

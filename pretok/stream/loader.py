@@ -28,6 +28,7 @@ import numpy.typing as npt
 from pretok.base.errors import IntegrityError, MismatchError, PretokError, UsageError
 from pretok.base.tokens import document_starts
 from pretok.stream import View, digest
+from pretok.stream.audit import shard
 from pretok.stream.learned import Mask
 
 _Ids = npt.NDArray[np.integer[Any]]
@@ -198,7 +199,7 @@ def read_batch(view: View, positions: Sequence[int], dtype: npt.DTypeLike) -> tu
     if tokens.size and not 0 <= tokens.min() <= tokens.max() < view.vocab_size:
         row, column = np.argwhere((tokens < 0) | (tokens >= view.vocab_size))[0].tolist()
         raise IntegrityError(
-            f"{view.shard(positions[row], column)} holds the id {tokens[row, column]}, and the vocabulary ends at "
+            f"{shard(view, positions[row], column)} holds the id {tokens[row, column]}, and the vocabulary ends at "
             f"{view.vocab_size - 1}: the shard was damaged. `pretok verify` compares checksums, which reading does not"
         )
     return tokens, learned

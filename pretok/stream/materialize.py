@@ -47,6 +47,7 @@ from pretok.shards.seal import side_files
 from pretok.shards.spans import SpanWriter
 from pretok.shards.unfinished import keep_plan, reading
 from pretok.stream import View
+from pretok.stream.audit import kinds as kinds_of
 from pretok.stream.mix_file import mix_json, mixed_shards, parse_mix
 from pretok.tokenizer.vocabulary import TOKENIZER_FILE
 
@@ -163,7 +164,7 @@ def write_shard(task: MaterializeTask, report: Report) -> None:
             batch, lengths = view.batch(positions, view.dtype), np.full(len(positions), length, np.int32)
             writer.append(batch.reshape(-1), lengths)
             if spans is not None:
-                spans.append(view.kinds(positions).reshape(-1), lengths)
+                spans.append(kinds_of(view, positions).reshape(-1), lengths)
             report({"documents": len(batch), "tokens": batch.size})
         sealed = writer.seal()
     kinds = spans.seal().kinds if spans is not None else None

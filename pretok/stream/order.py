@@ -1,7 +1,7 @@
 """Which sequence stands at which position: integer arithmetic only, no table, the same on every machine for ever.
 
-Input: how many sequences each source has and how many of them every stage of a mix takes (its quotas). Output:
-`Order`, which maps positions to (source, epoch, sequence) and back, and prefixes to counts, in vectors.
+Input: how many sequences each entry has and how many of them every stage of a mix takes (its quotas). Output:
+`Order`, which maps positions to (entry, epoch, sequence) and back, and prefixes to counts, in vectors.
 
 Cuts. Sequence i of epoch e of a source begins at token o + i seq_len of its flat tokens, where o, the same for the
 whole epoch, is `cut`: a hash modulo seq_len, so that no border falls where it fell in another epoch. 0 where cuts are
@@ -13,21 +13,24 @@ within 1/2 of its share, so the counts of S sources add up to T within S/2: the 
 by bisection over S + 1 candidates, and within one unit of time each source is due at most once. So at every prefix n
 the count of source s is within 1/2 + w_s S/2 of w_s n, with w_s = q_s / N.
 
-Permutation. The k-th sequence drawn from a source of n is element k mod n of epoch k div n, permuted
+Pools. A source and what was appended to it are entries of one pool, which has one quota. Where a stage begins, the pool
+first gives what each entry has left of the epoch that is on, then all of them once, again and again; each of these
+rounds is interleaved as above, by what each entry has to give in it. So no sequence comes a second time before every
+other of its pool came once, whatever the quotas are. What was appended joins the epoch that is on, or has just ended.
+
+Permutation. The k-th sequence drawn from an entry of n is element k mod n of epoch k div n, permuted
 (`stream.permutation`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from pretok.base.errors import UsageError
 from pretok.base.tokens import Ints
-from pretok.stream.growth import Epochs
 from pretok.stream.permutation import ROUNDS, UInt64s, cut, permute, round_keys, unpermute
 
 DIGIT = 21
@@ -158,14 +161,55 @@ def _fraction(numerator: Ints, denominator: Ints) -> Ints:
     return high << DIGIT | low
 
 
-class Order:
-    """Positions of a whole mix -> sequences of its sources.
+class Rounds:
+    """A pool of several entries in one stage: sizes: how many sequences each has; spent: how many it gave before, whole
+    epochs that it missed included."""
 
-    names, sizes: the sources and how many sequences each has; stages: the quotas of each stage, in the order of
-    `names`; lengths: how many positions of each stage there are, all by default; shifts: for each source the seq_len by
-    which its epochs are cut anew, 0 where they are not; grown: the epochs of sources, by number, that were smaller at
-    first (`stream.growth`). Each stage goes on in every source where the one before stopped.
-    """
+    def __init__(self, sizes: Ints, spent: Ints) -> None:
+        self._sizes = sizes
+        level = min(int(done // size) for size, done in zip(sizes, spent, strict=True) if size)
+        self._rest = Schedule(((level + 1) * sizes - spent).tolist())
+        self._whole = Schedule(sizes.tolist())
+
+    def locate(self, draws: Ints) -> tuple[Ints, Ints]:
+        """draws: (n,) of the pool, from 0 -> entry (n,), by its place in `sizes`, and k (n,): its k-th in this
+        stage."""
+        entry, k = self._rest.locate(np.minimum(draws, self._rest.length - 1))
+        if len(later := np.flatnonzero(draws >= self._rest.length)):
+            turn, draw = np.divmod(draws[later] - self._rest.length, self._whole.length)
+            entry[later], nth = self._whole.locate(draw)
+            k[later] = self._rest.quotas[entry[later]] + turn * self._sizes[entry[later]] + nth
+        return entry, k
+
+    def draw(self, entry: int, k: Ints) -> Ints:
+        """Inverse of `locate` for one entry."""
+        rest, size = int(self._rest.quotas[entry]), int(self._sizes[entry])
+        found, entries = np.empty_like(k), np.full_like(k, entry)
+        later = k >= rest
+        found[~later] = self._rest.position(entries[~later], k[~later])
+        turn, nth = np.divmod(k[later] - rest, size)
+        found[later] = (
+            self._rest.length + turn * self._whole.length + self._whole.position(entries[later], nth)
+        )
+        return found
+
+    def first(self, count: int) -> Ints:
+        """How many of its first `count` draws each entry has."""
+        if count <= self._rest.length:
+            return self._rest.first(count)
+        turns, more = divmod(count - self._rest.length, self._whole.length)
+        counts: Ints = self._rest.quotas + turns * self._sizes + self._whole.first(more)
+        return counts
+
+
+class Order:
+    """Positions of a whole mix -> sequences of its entries.
+
+    names, sizes: the entries and how many sequences each has; stages: the quotas of each stage, by pool; lengths: how
+    many positions of each stage there are, all by default; shifts: for each entry the seq_len by which its epochs are
+    cut anew, 0 where they are not; pools: the pool of each entry, by default its own; since: the stage with which each
+    entry came. Each stage goes on in every entry where the one before stopped. spent: how many sequences each entry
+    gave in all, those included that it missed before it came."""
 
     def __init__(
         self,
@@ -175,147 +219,145 @@ class Order:
         seed: int,
         lengths: Sequence[int] | None = None,
         shifts: Sequence[int] = (),
-        grown: Mapping[int, Epochs] | None = None,
+        pools: Sequence[int] = (),
+        since: Sequence[int] = (),
     ) -> None:
         self.names = tuple(names)
         self.sizes: Ints = np.array(sizes, np.int64)
         self.seed = seed
+        self._shifts = tuple(shifts) or (0,) * len(self.names)
+        self._pools: Ints = np.array(pools or range(len(self.names)), np.int64)
         self._stages = [Schedule(quotas) for quotas in stages]
         if lengths is None:
             lengths = [stage.length for stage in self._stages]
         self._starts: Ints = np.cumsum([0, *lengths], dtype=np.int64)
-        given = [stage.first(length) for stage, length in zip(self._stages, lengths, strict=True)]
-        quotas = np.array([np.zeros(len(self.names), np.int64), *given])
-        self._drawn: Ints = np.cumsum(quotas, axis=0)  # by each source before each stage
-        self._shifts = tuple(shifts) or (0,) * len(self.names)
-        self._grown = grown or {}
-        self._keys: dict[tuple[int, int, int], UInt64s] = {}
-        self._cuts: dict[tuple[int, int, int], int] = {}
+        self._keys: dict[tuple[int, int], UInt64s] = {}
+        self._cuts: dict[tuple[int, int], int] = {}
         self.length = int(self._starts[-1])
+        self._join(lengths, tuple(since) or (0,) * len(self.names))
 
-    def locate(self, positions: Ints) -> tuple[Ints, Ints, Ints]:
-        """positions: (n,) in 0..length-1 -> source, epoch and sequence inside the source, each (n,)."""
-        stage_of = np.searchsorted(self._starts, positions, side="right") - 1
-        source = np.empty_like(positions)
-        drawn = np.empty_like(positions)
-        for stage in np.unique(stage_of):
-            rows = np.flatnonzero(stage_of == stage)
-            source[rows], k = self._stages[stage].locate(positions[rows] - self._starts[stage])
-            drawn[rows] = k + self._drawn[stage, source[rows]]
-        size = self.sizes[source]
-        epoch, index = np.divmod(drawn, size)
-        number = permute(index, size, self._keys_of(source, epoch))
-        for one, epochs in self._grown.items():
-            rows = np.flatnonzero(source == one)
-            epoch[rows], number[rows] = epochs.locate(drawn[rows], self._keys_for(one))
-        return source, epoch, number
-
-    def epochs(self, source: int) -> int:
-        """Epochs of a source that the stream begins."""
-        drawn = int(self._drawn[-1, source])
-        if source in self._grown:
-            return self._grown[source].epochs(drawn)
-        return -(-drawn // max(int(self.sizes[source]), 1))
-
-    def spent(self, length: int) -> list[int]:
-        """How many of the first `length` positions each source has; of one that has grown how many it would have, had
-        it always held what it holds now, with the same number left in the epoch."""
-        drawn = self.prefix(length).tolist()
-        return [self._grown[n].spent(count) if n in self._grown else count for n, count in enumerate(drawn)]
-
-    def epoch(self, source: int, drawn: int) -> int:
-        """In which epoch a source gives its `drawn`-th sequence."""
-        if source in self._grown:
-            return self._grown[source].at(drawn)[0]
-        return drawn // max(int(self.sizes[source]), 1)
-
-    def begin(self, source: int, epoch: int) -> int:
-        """How many sequences a source gives before an epoch."""
-        return self._grown[source].begin(epoch) if source in self._grown else epoch * int(self.sizes[source])
-
-    def parts(self, source: int, epoch: int) -> list[tuple[int, int, int]]:
-        """(first, end, token): sequences `first` to `end - 1` of an epoch are cut alike, the first of them at a token
-        of the source."""
-        if source not in self._grown:
-            return [(0, int(self.sizes[source]), self._cut(source, epoch, 0, self._shifts[source]))]
-        return [
-            (part.first, part.end, part.token + self._cut(source, epoch, part.grown, part.shift))
-            for part in self._grown[source].parts(epoch)
+    def _join(self, lengths: Sequence[int], since: Sequence[int]) -> None:
+        """What each entry gave before each stage, and how the pools of several are divided in it."""
+        came, given = np.array(since, np.int64), self.sizes > 0
+        pools = [
+            np.flatnonzero((self._pools == pool) & given)
+            for pool in range(int(self._pools.max(initial=-1)) + 1)
         ]
+        # Of a pool of one entry all draws are its own; of one without a sequence there are none.
+        self._alone: Ints = np.array([entries[0] if len(entries) else 0 for entries in pools], np.int64)
+        several = {pool: entries for pool, entries in enumerate(pools) if len(entries) > 1}
+        self._rounds: list[
+            dict[int, tuple[Ints, Rounds]]
+        ] = []  # of each stage: pool -> its entries, and what they give
+        self._drawn = np.zeros(
+            (len(lengths) + 1, len(self.names)), np.int64
+        )  # of each entry before each stage
+        missed = np.zeros(len(self.names), np.int64)
+        for stage in range(len(lengths) + 1):
+            spent = missed + self._drawn[stage]
+            rounds = {}
+            for pool, entries in several.items():
+                old, new = entries[came[entries] < stage], entries[came[entries] == stage]
+                if len(old) and len(new):
+                    begun = -(-spent[old] // self.sizes[old])
+                    spent[new] = missed[new] = max(int(begun.min()) - 1, 0) * self.sizes[new]
+                if len(known := entries[came[entries] <= stage]) > 1:
+                    rounds[pool] = known, Rounds(self.sizes[known], spent[known])
+            self._rounds.append(rounds)
+            if stage < len(lengths):
+                self._drawn[stage + 1] = self._drawn[stage] + self._given(stage, lengths[stage])
+        self.spent: Ints = spent
 
-    def positions(self, source: int, epoch: int, sequences: Ints) -> Ints:
-        """Inverse of `locate`. sequences: (n,) of one source -> (n,): the position at which the epoch has each, -1
-        where the stream ends before."""
-        size, end = int(self.sizes[source]), int(self._drawn[-1, source])
-        found = np.full(len(sequences), -1, np.int64)
-        sizes, here = np.full(len(sequences), size), np.full(len(sequences), source)
-        if source in self._grown:
-            drawn = self._grown[source].drawn(epoch, sequences, self._keys_for(source))
-        else:
-            keys = self._keys_of(here, np.full(len(sequences), epoch))
-            drawn = epoch * size + unpermute(sequences, sizes, keys)
-        stage_of = np.searchsorted(self._drawn[:, source], drawn, side="right") - 1
-        for stage in np.unique(stage_of[drawn < end]):
-            rows = np.flatnonzero(stage_of == stage)
-            k = drawn[rows] - self._drawn[stage, source]
-            found[rows] = self._starts[stage] + self._stages[stage].position(here[rows], k)
-        return found
+    def _given(self, stage: int, length: int) -> Ints:
+        """(entries,): how many of the first `length` positions of a stage each has."""
+        return self.divide(self._stages[stage].first(length), stage)
 
-    def cuts(self, source: Ints, epoch: Ints, number: Ints, seq_len: int) -> Ints:
-        """(n,): at which token of its source each epoch begins, see `cut`; its sequence `number` (n,) begins
-        `number * seq_len` tokens behind. In what came while the epoch ran, where the epoch would begin by its cut."""
-        cuts = np.zeros_like(source)
-        if any(self._shifts):
-            pairs, inverse = np.unique(epoch * len(self.names) + source, return_inverse=True)
-            places = [(pair % len(self.names), pair // len(self.names)) for pair in pairs.tolist()]
-            found = [self._cut(one, of, 0, self._shifts[one]) for one, of in places]
-            cuts = np.array(found, np.int64)[inverse]
-        for one in self._grown:
-            rows = np.flatnonzero(source == one)
-            for of in np.unique(epoch[rows]).tolist():
-                for first, end, token in self.parts(one, of):
-                    here = rows[(epoch[rows] == of) & (number[rows] >= first) & (number[rows] < end)]
-                    cuts[here] = token - first * seq_len
-        return cuts
-
-    def _cut(self, source: int, epoch: int, grown: int, shift: int) -> int:
-        if not shift:
-            return 0
-        which = source, epoch, grown
-        if which not in self._cuts:
-            self._cuts[which] = cut(self.seed, self.names[source], epoch, shift, grown)
-        return self._cuts[which]
-
-    def prefix(self, length: int) -> Ints:
-        """(sources,): how many of the first `length` positions each source has."""
-        stage = min(int(np.searchsorted(self._starts, length, side="right")) - 1, len(self._stages) - 1)
-        counts: Ints = self._drawn[stage] + self._stages[stage].first(length - int(self._starts[stage]))
+    def divide(self, by_pool: Sequence[int] | Ints, stage: int = -1) -> Ints:
+        """(entries,): what each gives of the first so many sequences of each pool in a stage, by default in one to
+        come."""
+        counts = np.zeros(len(self.names), np.int64)
+        np.add.at(counts, self._alone, by_pool)
+        for pool, (entries, rounds) in self._rounds[stage].items():
+            counts[entries] = rounds.first(int(by_pool[pool]))
         return counts
 
-    def drawn(self, source: int, low: int, high: int) -> Ints:
-        """(high - low,): the sequences inside a source that it gives as its `low`-th to `high - 1`-th, whatever the
-        positions they fall on."""
-        if source in self._grown:
-            return self._grown[source].locate(np.arange(low, high), self._keys_for(source))[1]
-        size = self.sizes[[source]]
-        epoch, index = np.divmod(np.arange(low, high), size)
-        sources = np.full_like(index, source)
-        return permute(index, np.broadcast_to(size, index.shape), self._keys_of(sources, epoch))
+    def locate(self, positions: Ints) -> tuple[Ints, Ints, Ints]:
+        """positions: (n,) in 0..length-1 -> entry, epoch and sequence inside the entry, each (n,)."""
+        stage_of = np.searchsorted(self._starts, positions, side="right") - 1
+        entry = np.empty_like(positions)
+        drawn = np.empty_like(positions)
+        for stage in np.unique(stage_of).tolist():
+            rows = np.flatnonzero(stage_of == stage)
+            pool, k = self._stages[stage].locate(positions[rows] - self._starts[stage])
+            entry[rows] = self._alone[pool]
+            for one, (entries, rounds) in self._rounds[stage].items():
+                mine = np.flatnonzero(pool == one)
+                place, k[mine] = rounds.locate(k[mine])
+                entry[rows[mine]] = entries[place]
+            drawn[rows] = k + self._drawn[stage, entry[rows]]
+        size = self.sizes[entry]
+        epoch, index = np.divmod(drawn, size)
+        return entry, epoch, permute(index, size, self._keys_of(entry, epoch))
 
-    def _keys_of(self, source: Ints, epoch: Ints) -> UInt64s:
+    def epochs(self, entry: int) -> int:
+        """Epochs of an entry that the stream begins."""
+        return -(-int(self._drawn[-1, entry]) // max(int(self.sizes[entry]), 1))
+
+    def positions(self, entry: int, epoch: int, sequences: Ints) -> Ints:
+        """Inverse of `locate`. sequences: (n,) of one entry -> (n,): the position at which the epoch has each, -1
+        where the stream ends before."""
+        size, end = int(self.sizes[entry]), int(self._drawn[-1, entry])
+        found = np.full(len(sequences), -1, np.int64)
+        sizes, pool = np.full(len(sequences), size), int(self._pools[entry])
+        keys = self._keys_of(np.full(len(sequences), entry), np.full(len(sequences), epoch))
+        drawn = epoch * size + unpermute(sequences, sizes, keys)
+        stage_of = np.searchsorted(self._drawn[:, entry], drawn, side="right") - 1
+        for stage in np.unique(stage_of[drawn < end]).tolist():
+            rows = np.flatnonzero(stage_of == stage)
+            k = drawn[rows] - self._drawn[stage, entry]
+            if pool in self._rounds[stage]:
+                entries, rounds = self._rounds[stage][pool]
+                k = rounds.draw(int(np.searchsorted(entries, entry)), k)
+            found[rows] = self._starts[stage] + self._stages[stage].position(np.full_like(k, pool), k)
+        return found
+
+    def cuts(self, entry: Ints, epoch: Ints) -> Ints:
+        """(n,): at which token of its tape each epoch begins, see `cut`; sequence i begins i strides behind."""
+        if not any(self._shifts):
+            return np.zeros_like(entry)
+        pairs, inverse = np.unique(epoch * len(self.names) + entry, return_inverse=True)
+        found = [self.cut(pair % len(self.names), pair // len(self.names)) for pair in pairs.tolist()]
+        return np.array(found, np.int64)[inverse]
+
+    def cut(self, entry: int, epoch: int) -> int:
+        """At which token of its tape an epoch of an entry begins."""
+        if not (shift := self._shifts[entry]):
+            return 0
+        if (entry, epoch) not in self._cuts:
+            self._cuts[entry, epoch] = cut(self.seed, self.names[entry], epoch, shift)
+        return self._cuts[entry, epoch]
+
+    def prefix(self, length: int) -> Ints:
+        """(entries,): how many of the first `length` positions each has."""
+        stage = min(int(np.searchsorted(self._starts, length, side="right")) - 1, len(self._stages) - 1)
+        counts: Ints = self._drawn[stage] + self._given(stage, length - int(self._starts[stage]))
+        return counts
+
+    def drawn(self, entry: int, low: int, high: int) -> Ints:
+        """(high - low,): the sequences inside an entry that it gives as its `low`-th to `high - 1`-th, whatever the
+        positions they fall on."""
+        size = self.sizes[[entry]]
+        epoch, index = np.divmod(np.arange(low, high), size)
+        keys = self._keys_of(np.full_like(index, entry), epoch)
+        return permute(index, np.broadcast_to(size, index.shape), keys)
+
+    def _keys_of(self, entry: Ints, epoch: Ints) -> UInt64s:
         """(n, ROUNDS) round keys; those of an epoch are made once."""
-        pairs, inverse = np.unique(epoch * len(self.names) + source, return_inverse=True)
+        pairs, inverse = np.unique(epoch * len(self.names) + entry, return_inverse=True)
         table = np.empty((len(pairs), ROUNDS), np.uint64)
         for row, pair in enumerate(pairs.tolist()):
-            table[row] = self._key(pair % len(self.names), pair // len(self.names), 0)
+            which = pair % len(self.names), pair // len(self.names)
+            if which not in self._keys:
+                self._keys[which] = round_keys(self.seed, self.names[which[0]], which[1])
+            table[row] = self._keys[which]
         return table[inverse]
-
-    def _keys_for(self, source: int) -> Callable[[int, int], UInt64s]:
-        """The round keys of a source by epoch and how often it had grown in it."""
-        return partial(self._key, source)
-
-    def _key(self, source: int, epoch: int, grown: int) -> UInt64s:
-        which = source, epoch, grown
-        if which not in self._keys:
-            self._keys[which] = round_keys(self.seed, self.names[source], epoch, grown)
-        return self._keys[which]

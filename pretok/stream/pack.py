@@ -1,97 +1,119 @@
-"""pack: documents -> bins of seq_len + 1 tokens, of which none is cut unless it is longer; sealed in a side file.
+"""pack: documents -> sequences of seq_len + 1 tokens, of which none is cut unless it is longer; a tape (`tapes`).
 
-Input: the shards of a source, of which only the lengths in their `.idx` are read. Output: a packing index in a folder
-of side files, and what it says (`stream.packed`). A document of more than seq_len + 1 tokens is cut behind each
-seq_len + 1 tokens: these pieces fill a bin each, and what is left is packed as a document is.
+Input: the shards of a source, of which only the lengths in their `.idx` are read, and the tape of a class where this is
+packed. Output: a side file, and what it says. A document of more than seq_len + 1 tokens is cut behind each
+seq_len + 1 tokens: these pieces fill a sequence each, and what is left is packed as a document is. What documents leave
+is EOD. A sequence learns all its tokens but the first and what follows an EOD and is one: what fills it up, and the
+last token of a longer document where that alone is left of it.
 
-Windows of documents in a row are packed by themselves (`kernels.packing`), so a sequence has documents from one place
-of a source, memory holds the lengths of one shard, and the result is the same wherever it is computed. A finished index
-is noted in the folder as `packing-KEY.json`, by which a job that was killed, and another mix of the same shards, find
-it.
+Windows of documents in a row are packed by themselves (`kernels.packing`), so memory holds the lengths of one shard,
+and the result is the same wherever it is computed. A finished tape is noted in the folder as `packing-KEY.json`, by
+which a job that was killed, and another mix of the same shards, find it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from math import sqrt
 from pathlib import Path
-from tempfile import TemporaryFile
 
 import numpy as np
 import numpy.typing as npt
 
 from pretok.base.errors import IntegrityError
 from pretok.base.lock import hold
-from pretok.base.records import Record, read_record, to_json
+from pretok.base.records import Count, Record, read_record, to_json
 from pretok.base.storage import FULL, fingerprint, read_json, write_json, writing
 from pretok.base.tokens import Ints
 from pretok.shards.manifest import Shard
-from pretok.stream.members import Members
-from pretok.stream.packed import KIND, WINDOW, Packing, open_packing, shards_key
-from pretok.stream.side_file import SideFileWriter, path_of
+from pretok.stream.tapes import FILL, SideFile, TapeWriter, path_of, shards_key
 
 DOCUMENTS = 4096
 """Of a window, at least. Packed in a row they leave 0.1 % of padding; 65,536 a tenth of that, in bins of documents that
 lie farther apart."""
 MOST_DOCUMENTS = 1 << 16
-"""Of a window, at most: an entry of a whole source has two bytes."""
 BINS = 512
 """Of a window, about, at least: the last bins of a window are not full."""
 
 
-class _Made(Record, frozen=True):
-    """A finished index, by its digest."""
+class Packing(Record, frozen=True, kw_only=True):
+    """What a packed tape says of itself. shards: how many it is of; indexes: see `shards_key`; documents, tokens:
+    packed ones; cut: documents longer than a sequence; targets: what all bins learn, and squares: of that of each,
+    added up."""
 
-    digest: str
+    shards: Count
+    indexes: str
+    seq_len: Count
+    documents: Count
+    tokens: Count
+    bins: Count
+    cut: Count
+    targets: Count
+    squares: Count
+
+    @property
+    def padding(self) -> int:
+        """Tokens that only fill bins up."""
+        return self.bins * (self.seq_len + 1) - self.tokens
+
+    @property
+    def spread(self) -> float:
+        """Standard deviation of what a bin learns."""
+        mean = self.targets / max(self.bins, 1)
+        return sqrt(max(self.squares / max(self.bins, 1) - mean * mean, 0))
+
+
+def open_packing(
+    folder: Path, digest: str, shards: Sequence[Shard], seq_len: int
+) -> tuple[SideFile, Packing]:
+    """A packed tape, and what it says. Raises as `SideFile`."""
+    file = SideFile(folder, digest, shards)
+    about = read_record(Packing, file.about, file.path)
+    if (about.seq_len, about.bins * (seq_len + 1)) != (seq_len, file.tokens):
+        raise IntegrityError(f"{file.path} packs sequences of {about.seq_len} tokens, not {seq_len}")
+    return file, about
 
 
 def pack(
-    folder: Path, shards: Sequence[Shard], seq_len: int, members: Sequence[Members] | None = None
+    folder: Path, shards: Sequence[Shard], seq_len: int, members: SideFile | None = None
 ) -> tuple[str, Packing]:
-    """The digest of the packing index of `shards` in `folder`, and what it says; made unless it is there.
+    """The digest of the packed tape of `shards` in `folder`, and what it says; made unless it is there.
 
-    members: those of a class in these shards, which alone are packed. Raises IntegrityError for an `.idx` that is not
+    members: the tape of a class in these shards, which alone is packed. Raises IntegrityError for an `.idx` that is not
     as it was sealed, OutputError.
     """
-    named = {} if members is None else {"members": [part.path.name for part in members]}
+    named = {} if members is None else {"members": members.path.name}
     key = fingerprint({"shards": shards_key(shards), "seq_len": seq_len, **named})
     noted = folder / f"packing-{key.removeprefix('xxh3:')}.json"
-    if noted.exists():
-        digest = read_record(_Made, read_json(noted), noted).digest
-        if path_of(folder, digest).exists():
-            return digest, open_packing(folder, digest, shards, seq_len)[1]
-    folder.mkdir(parents=True, exist_ok=True)
-    with hold(folder, "mix"):
-        if members is None:
-            held = sum(shard.documents for shard in shards), sum(shard.tokens for shard in shards)
-            documents = _documents(shards)
-        else:
-            held = sum(part.members for part in members), sum(part.tokens for part in members)
-            documents = _members(members)
-        digest = write_packing(folder, shards, seq_len, documents, *held)
-        write_json(noted, to_json(_Made(digest)))
+    digest = read_json(noted)["digest"] if noted.exists() else ""
+    if not digest or not path_of(folder, digest).exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        with hold(folder, "mix"), writing(folder, FULL):
+            count, tokens = sum(shard.documents for shard in shards), sum(shard.tokens for shard in shards)
+            if members is not None:
+                count, tokens = members.about["members"], members.tokens
+            digest = write_packing(folder, shards, seq_len, documents_of(shards, members), count, tokens)
+            write_json(noted, {"digest": digest})
     return digest, open_packing(folder, digest, shards, seq_len)[1]
 
 
-def _documents(shards: Sequence[Shard]) -> Iterator[tuple[Ints, Ints]]:
-    """(numbers, lengths) of all documents in the split, shard by shard."""
-    first = 0
+def documents_of(shards: Sequence[Shard], members: SideFile | None) -> Iterator[Ints]:
+    """(2, n) of each shard: addresses and lengths of its documents, or of those of a class in it."""
+    base = 0
     for shard in shards:
-        lengths = shard.open().lengths.astype(np.int64)
-        if (len(lengths), int(lengths.sum())) != (shard.documents, shard.tokens):
+        length = shard.open().lengths.astype(np.int64)
+        if (len(length), int(length.sum())) != (shard.documents, shard.tokens):
             raise IntegrityError(
-                f"{shard.index_path} has {len(lengths)} documents, the manifest {shard.documents}"
+                f"{shard.index_path} has {len(length)} documents, the manifest {shard.documents}"
             )
-        yield np.arange(first, first + len(lengths)), lengths
-        first += len(lengths)
-
-
-def _members(parts: Sequence[Members]) -> Iterator[tuple[Ints, Ints]]:
-    """The same of the members of a class."""
-    first = 0
-    for part in parts:
-        for numbers, lengths in part.every():
-            yield numbers + first, lengths
-        first += part.documents
+        address = base + np.cumsum(length) - length
+        if members is not None:
+            _, begin, size = members.holding(base, base + shard.tokens)
+            run = np.searchsorted(begin, address, side="right") - 1
+            held = (run >= 0) & (address < np.append(begin + size, 0)[run])
+            address, length = address[held], length[held]
+        yield np.stack([address, length])
+        base += shard.tokens
 
 
 def window_of(documents: int, tokens: int, seq_len: int) -> int:
@@ -108,108 +130,69 @@ def packed_shares(lengths: Ints, seq_len: int) -> tuple[float, float]:
     bins = learned = 0
     window = window_of(len(lengths), int(lengths.sum()), seq_len)
     for at in range(0, len(lengths), window):
-        some = lengths[at : at + window]
-        starts, members, full = pack_window(some, seq_len + 1)
-        bins += len(starts)
-        learned += int(_targets(some, starts, members, full, seq_len + 1).sum())
+        targets = window_runs(lengths[at : at + window], lengths[at : at + window], seq_len + 1)[2]
+        bins, learned = bins + len(targets), learned + int(targets.sum())
     return bins / max(int(lengths.sum()), 1), learned / max(int(lengths.sum()), 1)
 
 
 def write_packing(
-    folder: Path,
-    shards: Sequence[Shard],
-    seq_len: int,
-    documents: Iterable[tuple[Ints, Ints]],
-    given: int,
-    given_tokens: int,
+    folder: Path, shards: Sequence[Shard], seq_len: int, documents: Iterable[Ints], count: int, tokens: int
 ) -> str:
-    """Pack documents of `shards` and write their index; its digest.
-
-    documents: (numbers in the split, lengths) of those that are packed, rising, in parts of any size; given,
-    given_tokens: how many they are and have. Where they are few among others an entry has four bytes.
-    """
-    capacity = seq_len + 1
-    held = sum(shard.documents for shard in shards)
-    window = window_of(given, given_tokens, seq_len)
-    entry = np.dtype("<u2" if given == held else "<u4")
-    windows = bytearray()
-    count = tokens = entries = cut = targets = squares = bins_so_far = 0
-    folder.mkdir(parents=True, exist_ok=True)
-    label = f"packing-{shards[0].source if shards else ''}-{seq_len}"
-    # Bins wait on the disk until all entries are written: of 3 billion documents they are gigabytes.
-    with (
-        writing(folder, FULL),
-        TemporaryFile(dir=folder) as bins,
-        SideFileWriter(folder, label) as writer,
-    ):
-        writer.append("entries", np.empty(0, entry))
-        for numbers, lengths in _windows(documents, window):
-            starts, members, full = pack_window(lengths, capacity)
-            windows += np.array((bins_so_far, entries, int(numbers[0]), full), WINDOW).tobytes()
-            bins.write(starts.astype("<u4").data)
-            writer.append("entries", (numbers[members] - numbers[0]).astype(entry))
-            learned = _targets(lengths, starts, members, full, capacity)
+    """Pack `count` documents of `shards`, (2, n) addresses and lengths in parts of any size; the digest of the tape."""
+    cut = targets = squares = bins = 0
+    with TapeWriter(folder, f"packing-{shards[0].source if shards else ''}-{seq_len}", seq_len + 1) as writer:
+        for address, length in _windows(documents, window_of(count, tokens, seq_len)):
+            start, lengths, learned = window_runs(address, length, seq_len + 1)
+            whole = int(
+                (length // (seq_len + 1)).sum()
+            )  # a document's pieces lie in a row, one after the other
+            writer.append(start[:whole], lengths[:whole])
+            writer.append(start[whole:], lengths[whole:], joined=False)
             targets, squares = targets + int(learned.sum()), squares + int((learned**2).sum())
-            count, tokens = count + len(numbers), tokens + int(lengths.sum())
-            cut += int((lengths > capacity).sum())
-            bins_so_far, entries = bins_so_far + len(starts), entries + len(members)
-        bins.seek(0)
-        writer.append("bins", np.empty(0, "<u4"))
-        while part := bins.read(1 << 22):
-            writer.append("bins", np.frombuffer(part, "<u4"))
-        windows += np.array((bins_so_far, entries, held, 0), WINDOW).tobytes()
-        writer.append("windows", np.frombuffer(windows, WINDOW))
+            cut, bins = cut + int((length > seq_len + 1).sum()), bins + len(learned)
         about = Packing(
-            kind=KIND,
-            shards=len(shards),
-            indexes=shards_key(shards),
-            seq_len=seq_len,
-            window=window,
-            documents=count,
-            tokens=tokens,
-            bins=bins_so_far,
-            cut=cut,
-            targets=targets,
-            squares=squares,
-        )
+            shards=len(shards), indexes=shards_key(shards), seq_len=seq_len, documents=count, tokens=tokens,
+            bins=bins, cut=cut, targets=targets, squares=squares,
+        )  # fmt: skip
         return writer.seal(to_json(about))
 
 
-def _windows(documents: Iterable[tuple[Ints, Ints]], window: int) -> Iterator[tuple[Ints, Ints]]:
-    """The same documents, `window` at a time."""
-    waiting: list[npt.NDArray[np.int64]] = []
-    held = 0
-    for part in documents:
-        waiting.append(np.stack(part))
-        held += waiting[-1].shape[1]
-        if held >= window:
-            whole = np.concatenate(waiting, axis=1)
-            for at in range(0, held - window + 1, window):
-                yield whole[0, at : at + window], whole[1, at : at + window]
-            waiting = [whole[:, held - held % window :]]
-            held %= window
-    if held:
-        numbers, lengths = np.concatenate(waiting, axis=1)
-        yield numbers, lengths
+def _windows(parts: Iterable[Ints], window: int) -> Iterator[npt.NDArray[np.int64]]:
+    """(2, n): the same documents, `window` at a time."""
+    rest = np.empty((2, 0), np.int64)
+    for part in parts:
+        rest = np.concatenate([rest, part], axis=1)
+        whole = rest.shape[1] // window * window
+        for at in range(0, whole, window):
+            yield rest[:, at : at + window]
+        rest = rest[:, whole:]
+    if rest.shape[1]:
+        yield rest
 
 
-def _targets(lengths: Ints, starts: Ints, members: Ints, full: int, capacity: int) -> Ints:
-    """(bins,): how many tokens each bin of a window learns, see `stream.packed`."""
-    learned = np.full(len(starts), capacity - 1)
-    if full < len(starts):
-        rests = lengths[members[full:]] % capacity
-        ends_alone = rests == 1
-        ends_alone[starts[full:] - full] = False
-        learned[full:] = np.add.reduceat(rests - ends_alone, starts[full:] - full) - 1
-    return learned
-
-
-def pack_window(lengths: Ints, capacity: int) -> tuple[Ints, Ints, int]:
-    """Bins and entries of one window, and how many bins one document fills, as `best_fit` says."""
+def window_runs(address: Ints, length: Ints, capacity: int) -> tuple[Ints, Ints, Ints]:
+    """Addresses and lengths of the runs of a window's bins, each bin filled up; (bins,) what each learns."""
     from pretok.kernels.packing import best_fit
 
-    lengths = np.ascontiguousarray(lengths)
-    room = len(lengths) + int((lengths // capacity).sum())
-    starts, members = np.empty(room, np.int64), np.empty(room, np.int64)
-    full, count = best_fit(lengths, capacity, starts, members)
-    return starts[:count], members[: full + int((lengths % capacity > 0).sum())], full
+    length = np.ascontiguousarray(length)
+    room = len(length) + int((length // capacity).sum())
+    starts, entries = np.empty(room, np.int64), np.empty(room, np.int64)
+    full, count = best_fit(length, capacity, starts, entries)
+    alone, packed = entries[:full], entries[full : full + int((length % capacity > 0).sum())]
+    begins, rest = starts[full:count] - full, length[packed] % capacity
+    learned = np.full(count, capacity - 1)
+    fill = np.empty(0, np.int64)
+    if len(begins):
+        fill = capacity - np.add.reduceat(rest, begins)
+        of_another = rest == 1  # an EOD behind another's
+        of_another[begins] = False
+        learned[full:] = np.add.reduceat(rest - of_another, begins) - 1
+    behind = np.append(begins[1:], len(rest))[: len(begins)]
+    found = np.concatenate(
+        [
+            address[alone] + starts[:full] * capacity,
+            np.insert(address[packed] + length[packed] - rest, behind, FILL),
+        ]
+    )
+    lengths = np.concatenate([np.full(full, capacity), np.insert(rest, behind, fill)])
+    return found[lengths > 0], lengths[lengths > 0], learned

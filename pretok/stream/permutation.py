@@ -25,18 +25,15 @@ _MULTIPLIERS = (
 _SHIFT = np.uint64(32)
 
 
-def round_keys(seed: int, source: str, epoch: int, grown: int = 0) -> UInt64s:
-    """The (ROUNDS,) keys of one epoch's permutation; grown: of its rest when the source has grown so often."""
-    text = f"{seed}\0{source}\0{epoch}" + (f"\0{grown}" if grown else "")
-    digest = hashlib.blake2b(text.encode(), digest_size=8 * ROUNDS).digest()
+def round_keys(seed: int, source: str, epoch: int) -> UInt64s:
+    """The (ROUNDS,) keys of one epoch's permutation."""
+    digest = hashlib.blake2b(f"{seed}\0{source}\0{epoch}".encode(), digest_size=8 * ROUNDS).digest()
     return np.frombuffer(digest, "<u8").astype(np.uint64)
 
 
-def cut(seed: int, source: str, epoch: int, seq_len: int, grown: int = 0) -> int:
-    """At which token of a source the sequences of an epoch begin, 0 to seq_len - 1; grown: at which of the tokens that
-    came when it had grown so often in the epoch."""
-    text = f"{seed}\0{source}\0{epoch}\0cut" + (f"\0{grown}" if grown else "")
-    digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
+def cut(seed: int, source: str, epoch: int, seq_len: int) -> int:
+    """At which token of a source the sequences of an epoch begin, 0 to seq_len - 1."""
+    digest = hashlib.blake2b(f"{seed}\0{source}\0{epoch}\0cut".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") % seq_len
 
 

@@ -59,6 +59,23 @@ def largest_remainder(total: int, weights: Sequence[Fraction]) -> list[int]:
     return quotas
 
 
+def pooled(name: str, entries: Sequence[MixSource], given: Sequence[int], seq_len: int) -> MixSource:
+    """What a quota names once: entries, of which each gives so many sequences; a sequence of it is as they are on
+    average."""
+    if len(entries) == 1:
+        return replace(entries[0], name=name)
+    given = given if any(given) else [entry.sequences for entry in entries]
+    count = max(sum(given), 1)
+    predicted = sum(n * entry.predicted(seq_len) for n, entry in zip(given, entries, strict=True)) / count
+    learned = sum(n * entry.learned(seq_len) for n, entry in zip(given, entries, strict=True)) / count
+    tokens, sequences = (sum(entry.tokens for entry in entries), sum(entry.sequences for entry in entries))
+    packed = any(entry.packed for entry in entries)
+    return replace(
+        entries[0], name=name, tokens=tokens, sequences=sequences, packed=packed, targets=round(predicted * sequences),
+        learned_tokens=round(learned * sequences if packed else learned * tokens / seq_len),
+    )  # fmt: skip
+
+
 def stage_quotas(
     stage: StageTable, mix: MixTable, sources: Sequence[MixSource], drawn: Sequence[int]
 ) -> tuple[list[int], list[str]]:

@@ -1,80 +1,361 @@
-"""Where the sequences of a mix lie: source, cut and number -> pieces of shards.
+"""Tapes: what an entry of a mix reads, as runs of tokens of its source; whole sources, classes and packed ones alike.
 
-Input: the sources of a mix and their first addresses among all its tokens (`flat_tokens`). Output: a tape, which says
-from which addresses the tokens of any sequence come; what no piece fills is EOD. numpy and the standard library only.
+Input: runs in any number, or the digest of a side file of them. Output: a sealed side file; or where any tokens of a
+tape lie, and back. A class is the runs of its documents; a packed source is those of its sequences, each filled up to
+seq_len + 1 by a run of EOD; a whole source is one run and needs no file. A side file, beside mix.json:
+
+    runs     the tape in its order, in blocks of at most 512: each {address: u32, length: u16 or u32}, the address
+             behind the lowest of the block, the length twice, and one more where EOD follows up to a multiple of
+             `every`
+    blocks   five columns of i64, of each block: its first token on the tape, its lowest address, the end of its highest
+             run, twice the byte at which its runs begin, one more where their lengths are u32, and 63 bits of their
+             XXH3-64, seeded by the lowest address; at last the tokens of the tape, 0, 0, twice the end of the runs, 0
+    tops     i64: the first token of each 100th block
+    footer   JSON: format, version, about, every, blocks, tokens, checksum: XXH3-128 of what is before
+    trailer  u32 bytes of the footer | b"PRETOKSF"
+
+The digest, which names the file, is that of the footer. `blocks` are mapped into memory, so any tokens are found by two
+reads, of one page of them and of the runs. Opening reads the footer alone. numpy, xxhash and the standard library only.
 """
 
 from __future__ import annotations
 
+import mmap
+import os
+import struct
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple, Protocol
+from pathlib import Path
+from typing import Any, NamedTuple, Self
 
+import msgspec
 import numpy as np
+import xxhash
 
+from pretok.base.errors import IntegrityError, PretokError
+from pretok.base.records import Count, Record, check_version, read_record
+from pretok.base.storage import NewFile, canonical_json, digest, fingerprint, reading
 from pretok.base.tokens import Ints
+from pretok.shards.manifest import Shard
+from pretok.stream.flat_tokens import OpenFiles, Pieces
+
+FORMAT, VERSION = "pretok-side-file", 2
+FOLDER = "side_files"
+"""Beside a mix.json: the side files of all mixes of that folder."""
+SUFFIX = ".side"
+NARROW: np.dtype[Any] = np.dtype([("address", "<u4"), ("length", "<u2")])
+WIDE: np.dtype[Any] = np.dtype([("address", "<u4"), ("length", "<u4")])
+EACH = 512
+"""Runs of a block, at most."""
+PAGE = 100
+"""Blocks that are looked through at once: what is said of them takes 4,000 bytes."""
+MOST = 1 << 30
+"""Tokens of a run."""
+FILL = -1
+TRAILER = struct.Struct("<I8s")
+MAGIC = b"PRETOKSF"
+REMEDY = f"copy it again from where the mix was made (the folder {FOLDER} beside it), or make the mix again"
 
 
-class Pieces(NamedTuple):
-    """Tokens of sequences, in pieces that lie together; each (n,).
+class _Footer(Record, frozen=True):
+    format: str
+    version: Count
+    about: dict[str, Any]
+    every: Count
+    blocks: Count
+    tokens: Count
+    checksum: str
 
-    row, column: where a piece goes in the sequences asked for; address: of its first token; length: its tokens.
-    """
 
-    row: Ints
-    column: Ints
+class TapeWriter:
+    """Writes a side file into `folder`: `append` runs in the order of the tape, then `seal`, which names it. Leaving
+    the context without leaves nothing. label: tells apart what one process writes at a time; every: EOD fills the tape
+    up to multiples of so many tokens."""
+
+    def __init__(self, folder: Path, label: str, every: int = 1) -> None:
+        self._file, self._every = NewFile(folder / label), every
+        self.tokens = self._written = self._at = 0
+        self._runs = np.empty(
+            (3, 0), np.int64
+        )  # address, length and EOD behind it, of those that are not written
+        self._blocks: list[tuple[int, int, int, int, int]] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._file.__exit__()
+
+    def append(self, address: Ints, length: Ints, joined: bool = True) -> None:
+        """Runs of `length` (n,) tokens from `address` (n,) on; FILL, behind another, for EOD up to a multiple of
+        `every`. joined: one that goes on where the one before ended is the same run."""
+        if not len(address):
+            return
+        self.tokens += int(length.sum())
+        real = np.flatnonzero(address != FILL)
+        behind = np.append(length, 0)[real + 1] * (np.append(address, 0)[real + 1] == FILL)
+        runs = np.stack([address[real], length[real], behind])
+        if joined:
+            last, self._runs = self._runs[:, -1:], self._runs[:, :-1]
+            runs = _split(_join(np.concatenate([last, runs], axis=1)))
+        self._runs = np.concatenate([self._runs, runs], axis=1)
+        while self._runs.shape[1] >= 2 * EACH:  # the last run is not known yet
+            self._write()
+
+    def _write(self) -> None:
+        """The next block."""
+        address, length, behind = self._runs[:, :EACH]
+        within = np.maximum.accumulate(address) - np.minimum.accumulate(address) < 1 << 32
+        count = int(within.sum())
+        address, length, behind = (part[:count] for part in (address, length, behind))
+        low, high = int(address.min()), int((address + length).max())
+        wide = int(length.max()) >= 1 << 15
+        runs = np.empty(count, WIDE if wide else NARROW)
+        runs["address"], runs["length"] = address - low, 2 * length + (behind > 0)
+        self._blocks.append((self._written, low, high, 2 * self._at + wide, _check(runs.tobytes(), low)))
+        self._file.write(runs.tobytes())
+        self._at += runs.nbytes
+        self._written += int((length + behind).sum())
+        self._runs = self._runs[:, count:]
+
+    def seal(self, about: Mapping[str, Any]) -> str:
+        """Flush and rename; the digest. about: what readers compare, as JSON."""
+        while self._runs.shape[1]:
+            self._write()
+        if padding := -self._at % 8:
+            self._file.write(bytes(padding))
+        table = np.array([*self._blocks, (self.tokens, 0, 0, 2 * self._at, 0)], "<i8")
+        self._file.write(table.tobytes() + table[:-1:PAGE, 0].tobytes())
+        blocks = len(self._blocks)
+        sealed = _Footer(FORMAT, VERSION, dict(about), self._every, blocks, self.tokens, self._file.checksum)
+        footer = canonical_json({name: getattr(sealed, name) for name in _Footer.__struct_fields__})
+        name = digest(footer)
+        self._file.write(footer + TRAILER.pack(len(footer), MAGIC))
+        self._file.path = path_of(self._file.path.parent, name)
+        self._file.seal()
+        return name
+
+
+def _check(runs: bytes, low: int) -> int:
+    return xxhash.xxh3_64_intdigest(runs, low) >> 1
+
+
+def _join(runs: Ints) -> Ints:
+    """(3, n): the same runs, where one that goes on where the one before ended is part of it."""
+    address, length, behind = runs
+    begins = np.ones(len(address), np.bool_)
+    begins[1:] = (address[1:] != (address + length)[:-1]) | (behind[:-1] > 0)
+    first = np.flatnonzero(begins)
+    last = np.append(first[1:], len(address)) - 1
+    return np.stack([address[first], np.add.reduceat(length, first), behind[last]])
+
+
+def _split(runs: Ints) -> Ints:
+    """(3, n): the same runs, none of more than MOST tokens."""
+    if not (runs[1] > MOST).any():
+        return runs
+    row, part = ranges(np.zeros(runs.shape[1], np.int64), -(-runs[1] // MOST))
+    address, length, behind = runs[:, row]
+    left = length - part * MOST
+    return np.stack([address + part * MOST, np.minimum(left, MOST), behind * (left <= MOST)])
+
+
+class Runs(NamedTuple):
+    """Runs of a tape, each (n,): `length` tokens from `start` on are those of the shards from `address` on; what is
+    between two is EOD."""
+
+    start: Ints
     address: Ints
     length: Ints
 
 
-class Tape(Protocol):
-    """The sequences of some sources of a mix."""
+class SideFile:
+    """The tape of a side file, by its digest. about: what its maker said. shards: those it is of and, behind them, more
+    that came later; None: not compared. Raises IntegrityError (missing, damaged, of others), MismatchError."""
 
-    def pieces(self, source: Ints, cut: Ints, number: Ints) -> Pieces:
-        """Where sequences `number` (n,) of `source` (n,) lie, in epochs whose first one begins at token `cut` (n,); in
-        the order of their rows."""
+    def __init__(self, folder: Path, name: str, shards: Sequence[Shard] | None = None) -> None:
+        self.path = path_of(folder, name)
+        if not self.path.exists():
+            raise IntegrityError(f"{self.path} is missing, which a mix is made of: {REMEDY}")
+        size = self.path.stat().st_size
+        self._files = OpenFiles([self.path], [size], sequential=False)
+        length, magic = (
+            TRAILER.unpack(self._read(size - TRAILER.size, TRAILER.size)) if size > TRAILER.size else (0, b"")
+        )
+        footer = self._read(size - TRAILER.size - length, length) if magic == MAGIC and length < size else b""
+        if digest(footer) != name:
+            raise IntegrityError(f"{self.path} is damaged, was cut or is no side file; {REMEDY}")
+        data = msgspec.json.decode(footer)
+        check_version(data.get("version"), VERSION, self.path, "make the mix again with pretok mix")
+        self.footer = read_record(_Footer, data, self.path)
+        self.about, self.tokens = self.footer.about, self.footer.tokens
+        self._every, self.blocks = self.footer.every, self.footer.blocks
+        # What is before the footer: runs, blocks and tops.
+        tops = -(-self.blocks // PAGE)
+        self.end = size - TRAILER.size - length
+        self._tops_at, self._table_at = self.end - 8 * tops, self.end - 8 * (tops + 5 * (self.blocks + 1))
+        if self._table_at < 0:
+            raise IntegrityError(f"{self.path} was cut; {REMEDY}")
+        self._mapped: Any = None
+        self._tops: Ints | None = None
+        if shards is not None:
+            known = shards[: self.about["shards"]]
+            if (self.about["shards"], self.about["indexes"]) != (len(known), shards_key(known)):
+                raise IntegrityError(f"{self.path} is of other shards; {REMEDY}")
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_mapped": None}
+
+    @property
+    def _table(self) -> Any:
+        """(blocks + 1, 5): what is said of each block."""
+        if self._mapped is None:
+            with reading(self.path):
+                file = np.memmap(self.path, "<i8", "r", self._table_at, (self.blocks + 1, 5))
+            file._mmap.madvise(mmap.MADV_RANDOM)  # type: ignore[attr-defined]
+            self._mapped = np.asarray(file)
+        return self._mapped
+
+    def _read(self, at: int, length: int) -> bytes:
+        with reading(self.path):
+            found = os.pread(self._files.get(0), length, at) if at >= 0 else b""
+        if len(found) != length:
+            raise IntegrityError(f"{self.path} was cut; {REMEDY}")
+        return found
+
+    def _block_of(self, tokens: Ints) -> Ints:
+        """The blocks that tokens (n,) of the tape are in."""
+        if self._tops is None:
+            self._tops = np.frombuffer(self._read(self._tops_at, self.end - self._tops_at), "<i8")
+        page = np.maximum(np.searchsorted(self._tops, tokens, side="right") - 1, 0) * PAGE
+        blocks = np.minimum(page[:, None] + np.arange(PAGE), self.blocks)
+        found: Ints = page + (self._table[blocks, 0] <= tokens[:, None]).sum(axis=1) - 1
+        if (self._table[found, 0] > tokens).any() or (self._table[found + 1, 0] <= tokens).any():
+            raise self._damaged()
+        return found
+
+    def _runs(self, blocks: Ints) -> Runs:
+        """All runs of blocks (b,), rising."""
+        begin, low, _, place, check = self._table[blocks].T
+        end, _, _, behind, _ = self._table[blocks + 1].T
+        wide = (place & 1).astype(np.bool_)
+        sizes = np.where(wide, WIDE.itemsize, NARROW.itemsize)
+        counts = ((behind >> 1) - (place >> 1)) // sizes
+        if (counts < 1).any() or (counts > EACH).any():
+            raise self._damaged()
+        parts = [
+            self._read(*one) for one in zip((place >> 1).tolist(), (counts * sizes).tolist(), strict=True)
+        ]
+        address, code = (np.empty(int(counts.sum()), np.int64) for _ in range(2))
+        if [_check(*one) for one in zip(parts, low.tolist(), strict=True)] != check.tolist():
+            raise self._damaged()
+        of = np.repeat(np.arange(len(blocks)), counts)
+        for kind, some in ((NARROW, ~wide), (WIDE, wide)):
+            if some.any():
+                runs = np.frombuffer(b"".join(parts[n] for n in np.flatnonzero(some)), kind)
+                address[some[of]], code[some[of]] = runs["address"], runs["length"]
+        length, gap = code >> 1, np.zeros_like(code)
+        first = np.cumsum(counts) - counts
+        ends = np.cumsum(length)
+        if len(filled := np.flatnonzero(code & 1)):
+            # Up to a multiple of `every` behind the last that was filled up, or behind the beginning of the block.
+            since = (ends - length)[first] - begin % self._every
+            before = np.append(-1, filled[:-1])
+            since = np.where(before >= first[of[filled]], ends[before], since[of[filled]])
+            gap[filled] = (since - ends[filled]) % self._every
+        start = np.cumsum(length + gap) - length - gap
+        start += (begin - start[first])[of]
+        last = first + counts - 1
+        if (length < 1).any() or ((start + length + gap)[last] != end).any():
+            raise self._damaged()
+        return Runs(start, address + low[of], length)
+
+    def _damaged(self) -> IntegrityError:
+        return IntegrityError(f"{self.path} is damaged; {REMEDY}")
+
+    def between(self, first: Ints, end: Ints) -> Pieces:
+        """The tokens `first` (n,) to `end - 1` (n,) of the tape but for what is EOD, 0 <= first < end <= tokens. Row n
+        is the n-th range, column from `first` on."""
+        low, high = self._block_of(first), self._block_of(end - 1)
+        start, address, length = self._runs(np.unique(ranges(low, high + 1)[1]))
+        low, high = (np.searchsorted(start, at, side="right") - 1 for at in (first, end - 1))
+        row, run = ranges(low, high + 1)
+        begin = np.maximum(start[run], first[row])
+        stop = np.minimum(start[run] + length[run], end[row])
+        pieces = Pieces(row, begin - first[row], address[run] + begin - start[run], stop - begin)
+        return Pieces(*(part[stop > begin] for part in pieces)) if self._every > 1 else pieces
+
+    def holding(self, first: int, end: int) -> Runs:
+        """The runs that have any of the addresses `first` to `end - 1`, and only these of each; of a tape that is
+        filled up none goes over a multiple of `every`."""
+        blocks = np.flatnonzero((self._table[:-1, 1] < end) & (self._table[:-1, 2] > first))
+        start, address, length = self._runs(blocks)
+        skipped = np.maximum(first - address, 0)
+        length = np.minimum(address + length, end) - address - skipped
+        kept = length > 0
+        start, address, length = (start + skipped)[kept], (address + skipped)[kept], length[kept]
+        if self._every == 1:
+            return Runs(start, address, length)
+        row, part = ranges(start // self._every, (start + length - 1) // self._every + 1)
+        begin = np.maximum(start[row], part * self._every)
+        stop = np.minimum((start + length)[row], (part + 1) * self._every)
+        return Runs(begin, address[row] + begin - start[row], stop - begin)
 
 
-class WholeSources:
-    """Every token of each source, `bases` (sources,) being the address of its first: a sequence is one piece of
-    `length` tokens, the next one begins `stride` tokens later."""
+class Tapes:
+    """The tapes of all entries of a mix. bases (entries,): the address of the first token that it may have; sizes: of
+    what it holds; strides: tokens from one sequence to the next; length: of a sequence; files: of those with a side
+    file."""
 
-    def __init__(self, bases: Ints, stride: int, length: int) -> None:
-        self._bases = bases
-        self._stride = stride
-        self._length = length
+    def __init__(
+        self, bases: Ints, sizes: Sequence[int], strides: Ints, length: int, files: Mapping[int, SideFile]
+    ) -> None:
+        self.bases, self._sizes, self.strides, self._length, self.files = bases, sizes, strides, length, files
 
-    def pieces(self, source: Ints, cut: Ints, number: Ints) -> Pieces:
-        """See `Tape`."""
-        rows = np.arange(len(number))
-        address = self._bases[source] + cut + number * self._stride
-        return Pieces(rows, np.zeros_like(rows), address, np.full_like(rows, self._length))
+    def pieces(self, entry: Ints, cut: Ints, number: Ints) -> Pieces:
+        """Where sequences `number` (n,) of entries (n,) lie, in epochs that begin at token `cut` (n,); in the order of
+        their rows. What no piece fills is EOD."""
+        first = cut + number * self.strides[entry]
+        rows = np.arange(len(entry))
+        filed = np.isin(entry, list(self.files)) if self.files else np.zeros(len(entry), np.bool_)
+        whole = rows[~filed]
+        found = [
+            Pieces(
+                whole,
+                np.zeros_like(whole),
+                (self.bases[entry] + first)[whole],
+                np.full_like(whole, self._length),
+            )
+        ]
+        for one in np.unique(entry[filed]).tolist():
+            mine = np.flatnonzero(entry == one)
+            pieces = self.between(one, first[mine], first[mine] + self._length)
+            found.append(pieces._replace(row=mine[pieces.row]))
+        return _in_rows(found)
+
+    def between(self, entry: int, first: Ints, end: Ints) -> Pieces:
+        """The tokens `first` (n,) to `end - 1` (n,) of an entry's tape. A row a range."""
+        if entry not in self.files:
+            rows = np.arange(len(first))
+            return Pieces(rows, np.zeros_like(rows), first + self.bases[entry], end - first)
+        pieces = self.files[entry].between(first, end)
+        return pieces._replace(address=pieces.address + self.bases[entry])
+
+    def holding(self, entry: int, first: int, end: int) -> Runs:
+        """The inverse: what of an entry's tape are the tokens of addresses `first` to `end - 1`."""
+        base = int(self.bases[entry])
+        if entry in self.files:
+            start, address, length = self.files[entry].holding(first - base, end - base)
+            return Runs(start, address + base, length)
+        low, high = (min(max(at - base, 0), self._sizes[entry]) for at in (first, end))
+        return Runs(*(np.array([at] if low < high else [], np.int64) for at in (low, base + low, high - low)))
 
 
-class MixedTape:
-    """Sources of several kinds: `whole` has all but those in `others`, a tape for each by its number."""
-
-    def __init__(self, whole: Tape, others: Mapping[int, Tape], sources: int) -> None:
-        self._whole = whole
-        self._others = others
-        self._other: Ints = np.full(sources, -1)
-        self._other[list(others)] = list(others)
-
-    def pieces(self, source: Ints, cut: Ints, number: Ints) -> Pieces:
-        """See `Tape`."""
-        kind = self._other[source]
-        parts = []
-        for one in np.unique(kind).tolist():
-            rows = np.flatnonzero(kind == one)
-            tape = self._whole if one < 0 else self._others[one]
-            found = tape.pieces(source[rows], cut[rows], number[rows])
-            parts.append(found._replace(row=rows[found.row]))
-        return parts[0] if len(parts) == 1 else in_rows(parts)
-
-
-def in_rows(parts: Sequence[Pieces]) -> Pieces:
-    """Pieces of several kinds in the order of their rows and, in a row, of `parts`."""
-    empty = Pieces(*[np.empty(0, np.int64)] * 4)
-    whole = Pieces(*(np.concatenate(field) for field in zip(empty, *parts, strict=True)))
+def _in_rows(parts: Sequence[Pieces]) -> Pieces:
+    """Pieces in the order of their rows and, in a row, of `parts`."""
+    parts = [part for part in parts if len(part.row)] or parts[:1]
+    if len(parts) == 1:
+        return parts[0]
+    whole = Pieces(*(np.concatenate(field) for field in zip(*parts, strict=True)))
     order = np.argsort(whole.row, kind="stable")
     return Pieces(*(field[order] for field in whole))
 
@@ -84,3 +365,30 @@ def ranges(low: Ints, high: Ints) -> tuple[Ints, Ints]:
     counts = high - low
     row = np.repeat(np.arange(len(low)), counts)
     return row, np.arange(len(row)) - np.repeat(np.cumsum(counts) - counts, counts) + low[row]
+
+
+def shards_key(shards: Sequence[Shard]) -> str:
+    """What a side file depends on: the documents of shards and their order."""
+    return fingerprint({"indexes": [shard.index_root for shard in shards]})
+
+
+def path_of(folder: Path, name: str) -> Path:
+    """Where the side file of a digest lies in a folder of side files."""
+    return folder / f"{name}{SUFFIX}"
+
+
+def verify_side_file(path: Path) -> list[str]:
+    """What is wrong with a side file, of which every byte is read."""
+    try:
+        file = SideFile(path.parent, path.name.removesuffix(SUFFIX))
+        found, left = xxhash.xxh3_128(), file.end
+        with path.open("rb") as data:
+            while left:
+                part = data.read(min(left, 1 << 22))
+                found.update(part)
+                left -= len(part)
+        if f"xxh3:{found.hexdigest()}" != file.footer.checksum:
+            raise IntegrityError(f"{path} is damaged; {REMEDY}")
+    except PretokError as error:
+        return [str(error)]
+    return []

@@ -25,7 +25,7 @@ from pretok.shards.manifest import UNFINISHED_REMOVAL, Manifest, has_manifest, l
 from pretok.shards.unfinished import unfinished
 from pretok.stream.mix_file import load_mix
 from pretok.stream.segments import CONFIG, read_settings
-from pretok.stream.side_file import FOLDER, SideFile
+from pretok.stream.tapes import FOLDER, SideFile
 from pretok.watch.lines import SILENT_SECONDS
 
 TRIES, APART = 3, 0.1
@@ -265,8 +265,9 @@ def _mix(path: Path, shards: Path, logs: _Logs) -> Iterator[StepStatus]:
     other = next(other for n in count(2) if not (other := path.with_stem(f"{path.stem}-{n}")).exists())
     try:
         mix = settled(lambda: load_mix(path))
-        for digest in {one for source in mix.sources for one in (*source.members, *source.packed)}:
-            SideFile(path.parent / FOLDER, digest)
+        for source in mix.sources:
+            if source.tape:
+                SideFile(path.parent / FOLDER, source.tape)
         manifest = settled(lambda: load_manifest(shards) if has_manifest(shards) else None)
     except PretokError as error:
         yield StepStatus("mix", FAILED, detail=str(error), next=_first_mix(shards, other))

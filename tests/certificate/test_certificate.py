@@ -29,6 +29,7 @@ from pretok.certificate.check import check_certificate, sentences
 from pretok.certificate.make import certify_document, certify_step
 from pretok.cli import run_command
 from pretok.shards.manifest import load_manifest
+from pretok.stream import audit
 from pretok.stream.mix_job import run_mix
 
 BATCH = 4
@@ -114,7 +115,9 @@ def test_a_step_is_proven_without_the_shards(work: Path, tmp_path: Path, kind: s
     said, _ = read_certificate(out)
     paths = {entry.number: json.loads(entry.text).get("path") for entry in said.entries}
     for position, sequence in zip(checked.positions, said.sequences, strict=True):
-        pieces = [(str(path.relative_to(work / "shards")), *rest) for path, *rest in view.pieces(position)]
+        pieces = [
+            (str(path.relative_to(work / "shards")), *rest) for path, *rest in audit.pieces(view, position)
+        ]
         assert [(paths[one.entry], one.first, one.tokens) for one in sequence.pieces] == pieces
     for document in said.documents:
         source = document.file.rpartition("/")[2].removesuffix(".jsonl")
@@ -125,7 +128,7 @@ def test_a_step_is_proven_without_the_shards(work: Path, tmp_path: Path, kind: s
 
 def made_of_side_files(view: pretok.stream.View, position: int) -> bool:
     entry = next(one for one in view.mix.sources if one.name == view.origin(position)[0])
-    return bool(entry.members or entry.packed)
+    return entry.tape is not None
 
 
 @pytest.mark.parametrize("step", [1, 7, STEPS])

@@ -29,7 +29,6 @@ IMPOSSIBLE = {
     "size": ("[vocab]\nsize = 300", "no room for 64 special tokens"),
     "benchmark": ('[shards]\nagainst = "none"', "is no folder; --against"),
     "tokenizer": ('[vocab]\npath = "none"', "no tokenizer at"),
-    "other mix": ("[mix]\nseq_len = 16", "its sequence length is 8, not 16"),
 }
 
 
@@ -40,9 +39,6 @@ def test_what_a_recipe_cannot_be_is_said_before_anything_is_read(
     monkeypatch.chdir(tmp_path)
     tables, message = IMPOSSIBLE[what]
     Path("r.toml").write_text(f'out = "work"\n[sources.it]\ninputs = ["sample:it"]\n{tables}\n')
-    if what == "other mix":
-        shards = make_shards(tmp_path / "shards", {"it": [range(1, 90)]})
-        assert run_command(["mix", str(shards), "--seq-len", "8", "--out", "work/mix.json"]) == 0
     before = contents(tmp_path)
     for command in (["plan"], ["run", "--workers", "0"]):
         assert run_command([*command, "r.toml"]) == 2

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 import numpy as np
 import pytest
-from mixing import stretches, write_segment
+from mixing import cut_of, stretches, write_segment
 from support import needs
 from tokenizing import recipe, run
 
@@ -31,6 +31,7 @@ from pretok.disclosure.read import Coverage
 from pretok.disclosure.register import reservation_of
 from pretok.shards.format import ShardReader
 from pretok.shards.manifest import load_manifest
+from pretok.stream import audit
 
 SEQ_LEN, BATCH = 48, 8
 LANGUAGES = {"it": ["it", "it", None, "sc"], "en": ["en", "it"]}
@@ -144,7 +145,7 @@ def walk(documents: Figures, view: pretok.stream.View, length: int, first: int =
             for _, first, tokens in stretches(view, position):
                 read[source][first : first + tokens] += 1
         else:
-            first = view.cut(source, epoch) + index * SEQ_LEN
+            first = cut_of(view, source, epoch) + index * SEQ_LEN
             read[source][first : first + SEQ_LEN] += 1
     found: Figures = {}
     for name, counts in read.items():
@@ -317,8 +318,8 @@ def test_what_a_source_gives_is_what_its_positions_hold(made: Recipe) -> None:
         source, _, index = view.origin(position)
         given[source].append(index)
     for source, indices in given.items():
-        assert view.drawn(source, 0, len(indices)).tolist() == indices
-        assert view.drawn(source, 3, 11).tolist() == indices[3:11]
+        assert audit.drawn(view, source, 0, len(indices)).tolist() == indices
+        assert audit.drawn(view, source, 3, 11).tolist() == indices[3:11]
 
 
 def test_blanks_are_named_and_nothing_is_guessed(made: Recipe, capsys: pytest.CaptureFixture[str]) -> None:

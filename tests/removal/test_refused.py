@@ -23,6 +23,7 @@ from pretok.cli import run_command
 from pretok.config import Recipe, make_recipe
 from pretok.removal.job import Request, run_remove
 from pretok.shards.manifest import load_manifest
+from pretok.stream import audit
 
 GONE = ("a3", "b9", "b5")
 """Of the last the text stands in `a` and in what was appended to it too."""
@@ -143,7 +144,7 @@ def test_disclose_joins_removals_with_a_register(
     read = 0
     for position in range(160):
         left = 16  # the last token of a sequence is only predicted
-        for path, first, count in old.pieces(position):
+        for path, first, count in audit.pieces(old, position):
             taken = min(count, left)
             read += int(tokens[str(path.relative_to(removable))][first : first + taken].sum())
             left -= taken

@@ -33,6 +33,7 @@ from pretok.base.stop import StopFlag
 from pretok.cli import run_command
 from pretok.removal.job import Request, run_remove
 from pretok.shards.manifest import Manifest, load_manifest, write_manifest
+from pretok.stream import audit
 
 EOD = 0
 
@@ -91,7 +92,7 @@ def check(before: Path, after: Path, gone: set[str], here: Engine) -> None:
         expected = old_view[:].copy()
         for position in range(len(old_view)):
             column = 0
-            for path, first, count in old_view.pieces(position):
+            for path, first, count in audit.pieces(old_view, position):
                 mask = removed[str(path.relative_to(before))][first : first + count]
                 expected[position, column : column + count][mask] = EOD
                 column += count
@@ -313,7 +314,7 @@ def test_a_dry_run_says_how_often_mixes_read(removable: Path, tmp_path: Path, ca
         packed = {source.name for source in view.mix.sources if source.packed}
         read = 0
         for position in range(len(view)):
-            for number, (path, first, count) in enumerate(pieces := view.pieces(position)):
+            for number, (path, first, count) in enumerate(pieces := audit.pieces(view, position)):
                 last = number == len(pieces) - 1 and view.origin(position)[0] not in packed
                 read += int(removed[str(path.relative_to(removable))][first : first + count - last].sum())
         assert mix["tokens"] == read

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import shutil
 import sys
@@ -18,7 +17,7 @@ import numpy as np
 import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
-from mixing import best_fit, request, write_ledgers, write_segment
+from mixing import best_fit, cut_of, request, write_ledgers, write_segment
 from support import EOD, make_shards
 from tokenizing import contents
 
@@ -31,13 +30,13 @@ from pretok.base.records import replace
 from pretok.cli import run_command
 from pretok.disclosure.read import read_mix
 from pretok.shards.manifest import load_manifest
-from pretok.stream import same_until
+from pretok.stream import audit, same_until
 from pretok.stream.continued import beginning
 from pretok.stream.materialize import run_materialize
 from pretok.stream.mix_file import load_mix
 from pretok.stream.mix_job import plan_mix, run_mix
 from pretok.stream.segments import open_segments, written_segments
-from pretok.stream.side_file import FOLDER
+from pretok.stream.tapes import FOLDER
 
 CLASSES = {
     "good": "it where quality >= 7",
@@ -89,9 +88,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Documents, dic
 Held = dict[str, list[tuple[str, int]]]
 
 
-def check(mix: Path, documents: Documents, held: Held, generations: list[Held] | None = None) -> None:
-    """Every position against the concatenation of the documents of its class; or, where the mix packs, against those
-    that are packed of each generation."""
+def check(mix: Path, documents: Documents, held: Held) -> None:
+    """Every position against the concatenation of the documents of its entry, or those of its bins."""
     view = pretok.stream.open(mix.parent / "shards", mix)
     tapes = {
         name: np.array([t for source, number in some for t in (*documents[source][number], EOD)])
@@ -102,22 +100,19 @@ def check(mix: Path, documents: Documents, held: Held, generations: list[Held] |
     }
     bins = defaultdict(list)
     for name in tapes if view.mix.packs else ():
-        begin = 0
-        for part in generations or [held]:
-            sizes = [len(documents[source][number]) + 1 for source, number in part.get(name, [])]
-            starts = begin + np.cumsum([0, *sizes])
-            for one in best_fit(sizes, view.seq_len + 1):
-                pieces = [tapes[name][starts[n] + first : starts[n] + first + size] for n, first, size in one]
-                fill = [EOD] * (view.seq_len + 1 - sum(map(len, pieces)))
-                bins[name].append([*np.concatenate(pieces).tolist(), *fill])
-            begin = int(starts[-1])
+        sizes = [len(documents[source][number]) + 1 for source, number in held[name]]
+        starts = np.cumsum([0, *sizes])
+        for one in best_fit(sizes, view.seq_len + 1):
+            pieces = [tapes[name][starts[n] + first : starts[n] + first + size] for n, first, size in one]
+            fill = [EOD] * (view.seq_len + 1 - sum(map(len, pieces)))
+            bins[name].append([*np.concatenate(pieces).tolist(), *fill])
     batch = view.batch(np.random.default_rng(0).permutation(len(view)))
     batch = batch[np.argsort(np.random.default_rng(0).permutation(len(view)))]
     seen: dict[tuple[str, int], set[int]] = defaultdict(set)
     counts = dict.fromkeys(view.prefix_counts(0), 0)
     for position in range(len(view)):
         name, epoch, number = view.origin(position)
-        first = view.cut(name, epoch, number) + number * view.seq_len
+        first = cut_of(view, name, epoch) + number * view.seq_len
         expected = bins[name][number] if bins else tapes[name][first : first + view.seq_len + 1].tolist()
         assert view[position].tolist() == expected == batch[position].tolist()
         assert number not in seen[name, epoch], "a sequence twice in an epoch"
@@ -126,7 +121,7 @@ def check(mix: Path, documents: Documents, held: Held, generations: list[Held] |
         counts[name] += 1
     sizes = {entry.name: entry.sequences for entry in view.mix.sources}
     for name, epoch in seen:
-        if (name, epoch + 1) in seen and not view.mix.earlier:
+        if (name, epoch + 1) in seen:
             assert len(seen[name, epoch]) == sizes[name], "an epoch begins before the one before it ends"
 
 
@@ -170,9 +165,7 @@ def test_any_mix_of_classes_reads_their_documents_in_a_row(
         for name, given_ in view.prefix_counts(length).items():
             bound = report.stages[0].prefix_bound_tokens[name] / seq_len
             assert abs(given_ - length * report.stages[0].shares[name]) <= bound + 1e-9
-    assert {name: one.documents for name, one in (report.classes or {}).items()} == {
-        name: len(held[name]) for name in CLASSES
-    }
+    assert {n: one.documents for n, one in report.sources.items()} == {n: len(held[n]) for n in names}
 
 
 @pytest.mark.parametrize("pack", ["none", "best-fit"])
@@ -200,7 +193,6 @@ def test_every_document_is_found_where_it_is_read(
     inputs = np.bincount(np.concatenate([view[p][read] for p in range(len(view))]), minlength=60_000)
     reading = read_mix(manifest, path).sources
     for source, some in documents.items():
-        assert view.entries(source) == tuple(sorted(view.entries(source)))
         bounds = np.cumsum([0, *(len(document) + 1 for document in some)])
         disclosed = reading[source].tokens(bounds, 0)
         for number, document in enumerate(some[:60]):
@@ -213,7 +205,7 @@ def test_every_document_is_found_where_it_is_read(
             if document:
                 assert 0 <= disclosed[number] - inputs[document[0]] <= inputs[EOD]
         assert reading[source].sequences == sum(
-            view.prefix_counts(len(view))[n] for n in view.entries(source)
+            view.prefix_counts(len(view))[n] for n in audit.entries_of(view, source)
         )
     assert sum(
         reading[s].tokens(np.cumsum([0, *(len(d) + 1 for d in documents[s])]), 0).sum() for s in documents
@@ -222,7 +214,7 @@ def test_every_document_is_found_where_it_is_read(
 
 def _tokens(view: pretok.stream.View, position: int) -> int:
     """Those that are of documents."""
-    return sum(tokens for *_, tokens in view.pieces(position))
+    return sum(tokens for *_, tokens in audit.pieces(view, position))
 
 
 def test_other_members_are_another_stream(
@@ -240,7 +232,7 @@ def test_other_members_are_another_stream(
     one, other = (load_mix(tmp_path / name) for name in ("mix.json", "swapped.json"))
     assert same_until(one, other) == 0
     entry = one.sources[0]
-    like = replace(one, sources=(replace(entry, members=("0" * 32,)), *one.sources[1:]))
+    like = replace(one, sources=(replace(entry, tape="0" * 32), *one.sources[1:]))
     assert same_until(one, like) == 0 != same_until(one, load_mix(tmp_path / "mix.json"))
 
 
@@ -283,11 +275,10 @@ def test_classes_grow_with_their_source(tmp_path: Path, pack: str) -> None:
     mixes = [tmp_path / f"{n}.json" for n in range(3)]
     stage = "1600:good=0.5,it=0.2,short=0.3"
     run_mix(shards, mixes[0], request(stage, seq_len=16, max_epochs=99, classes=CLASSES, pack=pack))
-    held, ends = members(documents, quality), [0]
-    generations = [{name: list(some) for name, some in held.items()}]
-    for before, mix in pairwise(mixes):
+    held, at = members(documents, quality), 0
+    for number, (before, mix) in enumerate(pairwise(mixes), 1):
         was = pretok.stream.open(shards, before)
-        more = {"it": [[5000 + len(ends)] * length for length in LENGTHS["it"]]}
+        more = {"it": [[5000 + number] * length for length in LENGTHS["it"]]}
         since = shutil.copytree(shards, before.with_suffix(".shards"))
         make_shards(shards, more, since=since, documents_per_shard=50, vocab_size=60_000)
         # What annotations say of old documents by now does not matter.
@@ -296,29 +287,23 @@ def test_classes_grow_with_their_source(tmp_path: Path, pack: str) -> None:
         write_ledgers(shards, {name: old[name] + new[name] for name in old})
         now = pretok.stream.open(shards, before)
         assert (now.fingerprint, now[:].tolist()) == (was.fingerprint, was[:].tolist())
-        at = ends[-1] + 60
+        at += 60
         after = beginning(load_manifest(shards), before, at)
         with pytest.raises(UsageError, match="say again which documents are in good"):
             run_mix(shards, mix, request(stage, seq_len=16, after=after))
         stages = "3200:good=0.7,it=0.2,en=0.1"
         wish = request(stages, seq_len=16, max_epochs=99, after=after, classes=CLASSES)
-        with pytest.raises(UsageError, match=r"the mix before has classes or is packed.*--out"):
-            plan_mix(load_manifest(shards), wish)
-        seen = plan_mix(load_manifest(shards), dataclasses.replace(wish, beside=tmp_path))
+        seen = plan_mix(load_manifest(shards), wish, tmp_path / FOLDER)
         assert not mix.exists()
         report = run_mix(shards, mix, wish)
         assert seen == (load_mix(mix), report)
-        good = (report.classes or {})["good"]
-        generations.append({"good": [("it", len(documents["it"]) + n) for n in range(len(more["it"]))]})
-        held["good"] += generations[-1]["good"]
+        held[f"good+{number}"] = [("it", len(documents["it"]) + n) for n in range(len(more["it"]))]
         documents["it"] += more["it"]
-        assert (good.documents, good.predicate) == (len(held["good"]), "quality >= 7")
-        check(mix, documents, held, generations)
+        check(mix, documents, held)
         assert pretok.stream.open(shards, mix)[:at].tolist() == was[:at].tolist()
         assert (
             same_until(load_mix(before), load_mix(mix)) == at == same_until(load_mix(mix), load_mix(before))
         )
-        ends.append(at)
 
 
 @pytest.mark.parametrize("pack", ["none", "best-fit"])
@@ -335,8 +320,8 @@ def test_a_rest_of_one_token_may_grow(tmp_path: Path, pack: str) -> None:
     table["classes"] = {"good": "it where tokens > 30 and false"}
     run_mix(shards, tmp_path / "b.json", request("160:good=0.5,it=0.5", after=after, **table))
     documents["it"] += more
-    parts = [{"good": [("it", n) for n in range(1, 10)]}, {"it": [("it", n) for n in (0, 10, 11)]}]
-    check(tmp_path / "b.json", documents, parts[0] | parts[1], parts)
+    held = {"good": [("it", n) for n in range(1, 10)], "it": [("it", 0)], "it+1": [("it", 10), ("it", 11)]}
+    check(tmp_path / "b.json", documents, held)
 
 
 def test_an_export_of_classes_is_refused_by_name(
@@ -378,8 +363,6 @@ def test_a_split_has_the_columns_of_its_source(tmp_path: Path) -> None:
     classes = {"good": "it where quality >= 7"}
     with pytest.raises(UsageError, match="good has 0 documents of 0 tokens"):
         run_mix(shards, tmp_path / "no.json", request(split="val", seq_len=8, classes=classes))
-    wish = request("all:en=1", split="val", seq_len=8, classes=classes, rest="it")
-    assert run_mix(shards, tmp_path / "mix.json", wish).sources["en"].tokens
 
 
 @pytest.mark.parametrize(
@@ -491,7 +474,7 @@ def test_a_side_file_that_is_not_that_of_the_mix_is_named(
     made: tuple[Path, Documents, dict[str, list[int | None]]], tmp_path: Path, how: str
 ) -> None:
     run_mix(made[0], tmp_path / "mix.json", request("1600:good=1", seq_len=16, classes=CLASSES))
-    digest = load_mix(tmp_path / "mix.json").sources[0].members[0]
+    digest = load_mix(tmp_path / "mix.json").sources[0].tape
     (path,) = tmp_path.rglob(f"{digest}.side")
     other = next(one for one in tmp_path.rglob("*.side") if one != path)
     data = path.read_bytes()
@@ -503,7 +486,7 @@ def test_a_side_file_that_is_not_that_of_the_mix_is_named(
         pretok.stream.open(made[0], tmp_path / "mix.json")[0]
 
 
-def test_overlap_and_small_classes_are_taken_where_it_is_asked_for(
+def test_overlap_is_taken_where_it_is_asked_for(
     made: tuple[Path, Documents, dict[str, list[int | None]]], tmp_path: Path
 ) -> None:
     shards, documents, quality = made
@@ -515,34 +498,6 @@ def test_overlap_and_small_classes_are_taken_where_it_is_asked_for(
         shards, tmp_path / "over.json", request("all:natural", seq_len=16, classes=classes, overlap=True)
     )
     assert f"classes of it overlap: {sum(held):,} tokens" in " ".join(report.notes)
-    classes = {"good": "it where quality > 3", "tiny": "it where doc = 1"}
-    for rest in ("good", "it"):
-        path = tmp_path / f"{rest}.json"
-        report = run_mix(
-            shards, path, request("all:natural", seq_len=64, classes=classes, rest=rest, overlap=True)
-        )
-        assert report.sources.keys() == {"en", "good", "it"}
-        assert f"{rest} takes its documents" in " ".join(report.notes)
-        view = pretok.stream.open(shards, path)
-        assert int(np.diff(view.before(rest, [1, 2]))[0]) == len(documents["it"][1]) + 1
-
-
-@pytest.mark.parametrize("pack", ["none", "best-fit"])
-def test_where_every_class_is_too_small_the_rest_is_all(tmp_path: Path, pack: str) -> None:
-    """Also behind an append."""
-    shards, documents, _ = make(tmp_path, {"it": [20] * 9}, 0)
-    table = {"seq_len": 16, "max_epochs": 9, "pack": pack}
-    classes = {"none": "it where false", "tiny": "it where tokens > 99"}
-    run_mix(shards, tmp_path / "a.json", request("all:natural", classes=classes, rest="it", **table))
-    parts = [{"it": [("it", n) for n in range(9)]}, {"it": [("it", 9), ("it", 10)]}]
-    check(tmp_path / "a.json", documents, parts[0], parts[:1])
-    since, more = shutil.copytree(shards, tmp_path / "since"), [[99] * 30, [98] * 20]
-    make_shards(shards, {"it": more}, since=since, vocab_size=60_000)
-    write_ledgers(shards)
-    after = beginning(load_manifest(shards), tmp_path / "a.json", 5)
-    run_mix(shards, tmp_path / "b.json", request("160:it=1", after=after, **table))
-    documents["it"] += more
-    check(tmp_path / "b.json", documents, {"it": [*parts[0]["it"], *parts[1]["it"]]}, parts)
 
 
 def test_a_run_and_a_materialized_mix_read_the_same(
@@ -564,7 +519,7 @@ def test_a_run_and_a_materialized_mix_read_the_same(
         open_segments(written_segments(tmp_path), load_manifest(shards))
 
 
-def test_the_command_takes_classes_and_writes_nothing_without_out(
+def test_the_command_takes_classes(
     made: tuple[Path, Documents, dict[str, list[int | None]]],
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
@@ -579,17 +534,13 @@ def test_the_command_takes_classes_and_writes_nothing_without_out(
         "--repeat",
         "good=3",
     ]
-    before = sorted(made[0].parent.iterdir())
     assert run_command(line) == 0
-    assert sorted(made[0].parent.iterdir()) == before
+    assert not (made[0].parent / "mix.json").exists()
     assert run_command([*line, "--out", str(tmp_path / "mix.json")]) == 0
     assert load_mix(tmp_path / "mix.json").sources[1].of == "it"
     for wrong, told in (
         (["--class", "good"], "write NAME="),
         (["--repeat", "good=x"], "repeat"),
-        (["--rest", "no"], ""),
     ):
-        assert run_command([*line, *wrong, "--out", str(tmp_path / "mix.json")]) in (
-            (0,) if not told else (2,)
-        )
+        assert run_command([*line, *wrong, "--out", str(tmp_path / "mix.json")]) == 2
         assert told in capsys.readouterr().err

@@ -220,19 +220,12 @@ def test_sources_left_out_belong_to_the_shards_too(grown: Path, tmp_path: Path) 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"stages": [{"quotas": [15, 135], "length": 151}, {"quotas": [1, 1]}]}, "cannot be of"),
+        ({"stages": [{"quotas": [15, 135], "length": 151}, {"quotas": [1, 1]}]}, "a stage of 151 positions"),
         ({"stages": [{"quotas": [15, 135], "length": -1}]}, "expected a whole number"),
         ({"stages": [{"quotas": [15, 135], "length": 0}]}, "1 stages and 0 sequences"),
-        ({"earlier": [{"manifest": "x", "length": 350, "tokens": []}]}, "segments cannot end at"),
-        ({"earlier": [{"manifest": m, "length": 9, "tokens": []} for m in "xy"]}, "segments cannot end"),
-        ({"earlier": [{"manifest": "x", "length": 9, "tokens": [401, 905]}]}, "not grow between two stages"),
-        ({"earlier": [{"manifest": "x", "length": 150, "tokens": [401, 906]}]}, "have lost tokens"),
-        ({"earlier": [{"manifest": "x", "length": 150, "tokens": [400]}]}, "it had not one sequence to give"),
-        ({"earlier": [{"manifest": "x", "length": 150, "tokens": [400, 5]}]}, "it had not one sequence"),
-        ({"earlier": [{"manifest": "x"}]}, "earlier"),
     ],
 )
-def test_forged_segments_are_refused(old: Path, change: dict[str, Any], message: str) -> None:
+def test_forged_stages_are_refused(old: Path, change: dict[str, Any], message: str) -> None:
     data = json.loads(old.read_text()) | change
     identity = {key: data[key] for key in data if key not in ("fingerprint", "report")}
     with pytest.raises(IntegrityError, match=message):
@@ -243,7 +236,7 @@ def test_a_mix_that_was_never_continued_keeps_its_file_for_ever() -> None:
     sources = (MixSource("en", 401, 80), MixSource("it", 905, 180))
     mix = Mix("m" * 32, "train", 5, 3, "fixed", sources, ((15, 135), (100, 100)))
     assert json.dumps(mix_json(mix)) == (
-        '{"fingerprint": "523153127f7a036d2e2e0ee280682537", "format": "pretok-mix", "version": 2, "manifest": "'
+        '{"fingerprint": "e33ec02b2454da1b95ff046f8fa2e333", "format": "pretok-mix", "version": 3, "manifest": "'
         + "m" * 32
         + '", "split": "train", "seq_len": 5, "seed": 3, "cuts": "fixed", "sources": '
         '[{"name": "en", "tokens": 401, "sequences": 80}, '

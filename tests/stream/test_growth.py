@@ -1,8 +1,9 @@
-"""Mixes that go on after their sources grew, against a plain model of what each draw must be."""
+"""Mixes that go on after their sources grew, against a plain model: what came is an entry of its own."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 
@@ -10,17 +11,17 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from mixing import best_fit, request, write_ledgers
+from mixing import best_fit, cut_of, request, write_ledgers
 from support import EOD, make_shards
 
 import pretok.stream
 from pretok.base.errors import MismatchError
 from pretok.disclosure.read import read_mix
 from pretok.shards.manifest import load_manifest
-from pretok.stream import View, same_until
+from pretok.stream import View, audit, same_until
 from pretok.stream.continued import beginning
 from pretok.stream.loader import PositionSampler
-from pretok.stream.mix_file import load_mix
+from pretok.stream.mix_file import Mix, MixSource, load_mix
 from pretok.stream.mix_job import run_mix
 from pretok.stream.order import cut, permute, round_keys
 from train.config import TrainConfig
@@ -29,46 +30,18 @@ from train.steps.evaluate import validation_sources
 Documents = dict[str, list[list[int]]]
 
 
-def count(tokens: int, seq_len: int, fixed: bool, packed: bool) -> int:
-    """Sequences of so many tokens; of packed ones `tokens` are how many there are."""
-    if packed:
-        return tokens
-    sequences = max(tokens - 1, 0) // seq_len
-    return sequences if fixed or sequences < 2 else (tokens - seq_len) // seq_len
-
-
-def shuffled(size: int, seed: int, name: str, epoch: int, grown: int) -> list[int]:
-    keys = np.broadcast_to(round_keys(seed, name, epoch, grown), (size, 6))
-    return permute(np.arange(size), np.full(size, size), keys).tolist()
-
-
 def draws(
-    name: str, held: Sequence[int], seed: int, seq_len: int, fixed: bool, packed: bool
+    entry: MixSource, count: int, seed: int, seq_len: int, fixed: bool
 ) -> Iterator[tuple[int, int, int]]:
-    """(epoch, sequence, first token) of each draw of a source; held: its tokens when each is drawn, or its sequences if
-    they are packed, which have no first token."""
-
-    def begin(tokens: int) -> int:
-        moved = not fixed and max(tokens - 1, 0) // seq_len > 1
-        return cut(seed, name, epoch, seq_len, grown if tokens != now else 0) if moved else 0
-
-    epoch, grown, before = -1, 0, 0
-    order: list[int] = []
-    starts: list[int] = []
-    drawn = 0
-    for now in held:
-        grown += now > before > 0
-        if drawn == len(order):
-            epoch, drawn = epoch + 1, 0
-            order = shuffled(count(now, seq_len, fixed, packed), seed, name, epoch, 0)
-            starts = [begin(now) + i * seq_len for i in range(len(order))]
-        elif now > before:
-            new = count(now - before, seq_len, fixed, packed)
-            rest = [*order[drawn:], *range(len(order), len(order) + new)]  # one pool, under one permutation
-            starts += [before + begin(now - before) + i * seq_len for i in range(new)]
-            order[drawn:] = [rest[i] for i in shuffled(len(rest), seed, name, epoch, grown)]
-        yield epoch, order[drawn], starts[order[drawn]]
-        drawn, before = drawn + 1, now
+    """(epoch, sequence, first token of its tape) of each draw of an entry; of a packed one the token says nothing."""
+    size = entry.sequences
+    for epoch in range(-(-count // max(size, 1))):
+        keys = np.broadcast_to(round_keys(seed, entry.name, epoch), (size, 6))
+        order = permute(np.arange(size), np.full(size, size), keys).tolist()
+        moved = not fixed and max(entry.tokens - 1, 0) // seq_len > 1
+        begin = cut(seed, entry.name, epoch, seq_len) if moved else 0
+        for number in order[: count - epoch * size]:
+            yield epoch, number, begin + number * seq_len
 
 
 def grow(folder: Path, since: Path | None, more: Documents, split: str) -> Path:
@@ -89,42 +62,58 @@ steps = st.lists(
 
 
 class Model:
-    """What a mix weighs, written plainly. tapes: tokens of each entry, one document after the other; places: of each of
-    them the document, and its number among the tokens of the source; bins: of each packed sequence its tokens in the
-    tape, () where it is cut."""
+    """What a mix weighs, written plainly. texts: of each source; ends: where its documents end; short: of what began at
+    a token of `a` up to how many tokens documents are in the class; tapes: tokens of each entry, and places: the number
+    of each among those of its source; bins: of each packed sequence its tokens on the tape."""
 
     def __init__(self, seq_len: int, packed: bool) -> None:
         self.seq_len, self.packed = seq_len, packed
+        self.texts: Documents = {}
+        self.ends: dict[str, list[int]] = {}
+        self.short: dict[int, int] = {}
+
+    def append(self, more: Documents) -> None:
+        for name, texts in more.items():
+            self.texts.setdefault(name, []).extend(texts)
+            for text in texts:
+                ends = self.ends.setdefault(name, [0])
+                ends.append(ends[-1] + len(text) + 1)
+
+    def take(self, mix: Mix, most: int | None) -> None:
+        """The entries of a mix: together all documents of their sources. most: of so many tokens those of `a` that came
+        now are short, None: there are no classes."""
         self.tapes: dict[str, list[int]] = {}
         self.places: dict[str, list[tuple[int, int]]] = {}
         self.bins: dict[str, list[list[int]]] = {}
-        self.source: dict[str, str] = {}
-        self.ends: dict[str, list[int]] = {}
-
-    def append(self, more: Documents, most: int | None) -> None:
-        """More documents; most: of so many tokens those of `a` are short, None: there are no classes."""
-        for name, texts in more.items():
-            new: dict[str, list[int]] = {}
-            for text in texts:
-                entry = "short" if name == "a" and most is not None and len(text) + 1 <= most else name
-                self.source[entry] = name
-                ends = self.ends.setdefault(name, [0])
-                tape, places = self.tapes.setdefault(entry, []), self.places.setdefault(entry, [])
-                places += [(len(ends), ends[-1] + n) for n in range(len(text) + 1)]
-                tape += [*text, EOD]
-                ends.append(ends[-1] + len(text) + 1)
-                new.setdefault(entry, []).append(len(text) + 1)
-            for entry, lengths in new.items() if self.packed else ():
-                begins = len(self.tapes[entry]) - sum(lengths) + np.cumsum([0, *lengths])
-                self.bins.setdefault(entry, []).extend(
-                    [int(begins[n]) + token for n, first, size in one for token in range(first, first + size)]
-                    for one in best_fit(lengths, self.seq_len + 1)
-                )
-
-    @property
-    def sizes(self) -> dict[str, int]:
-        """Tokens of each entry; of packed ones sequences."""
-        return {name: len(self.bins[name] if self.packed else tape) for name, tape in self.tapes.items()}
+        self.source = {entry.name: entry.held_in for entry in mix.sources}
+        seen = set()
+        for source in dict.fromkeys(self.source.values()):
+            mine = [entry for entry in mix.sources if entry.held_in == source]
+            begins = sorted({entry.begin for entry in mine})
+            for begin, end in pairwise([*begins, self.ends[source][-1]]):
+                short = self.short.setdefault(begin, most) if source == "a" and most is not None else None
+                for number, (first, after) in enumerate(pairwise(self.ends[source])):
+                    if begin <= first < end:
+                        asked = "short" if short is not None and after - first <= short else source
+                        (entry,) = (one for one in mine if (one.pool, one.begin) == (asked, begin))
+                        self.tapes.setdefault(entry.name, []).extend([*self.texts[source][number], EOD])
+                        places = self.places.setdefault(entry.name, [])
+                        places += [(number + 1, token) for token in range(first, after)]
+                        seen.add((source, number))
+        assert len(seen) == sum(len(self.texts[source]) for source in set(self.source.values()))
+        for name, places in self.places.items() if self.packed else ():
+            lengths = np.unique([document for document, _ in places], return_counts=True)[1].tolist()
+            begins = np.cumsum([0, *lengths])
+            self.bins[name] = [
+                [int(begins[n]) + token for n, first, size in one for token in range(first, first + size)]
+                for one in best_fit(lengths, self.seq_len + 1)
+            ]
+        for entry in mix.sources:
+            tokens = len(self.tapes[entry.name])
+            fixed = max(tokens - 1, 0) // self.seq_len
+            size = fixed if mix.cuts == "fixed" or fixed < 2 else (tokens - self.seq_len) // self.seq_len
+            size = len(self.bins[entry.name]) if self.packed else size
+            assert (entry.tokens, entry.sequences) == (tokens, size)
 
 
 @settings(max_examples=max(20, settings().max_examples // 2))
@@ -152,19 +141,19 @@ def test_random_histories(
     shards = grow(folder / "0", None, texts, split)
     write_ledgers(shards)
     model = Model(seq_len, packed)
-    model.append(texts, 9 if classes else None)
+    model.append(texts)
     options = {"seq_len": seq_len, "seed": seed, "max_epochs": 1000, "split": split}
     table = {"classes": {"short": "a where tokens <= 9"}} if classes else {}
     weights = "a=0.25,short=0.25,b=0.5" if classes else "a=0.5,b=0.5"
     wish = request(f"{30 * seq_len}:{weights}", pack="best-fit" if packed else "none", **table, **options)
     run_mix(shards, folder / "0.json", wish)
     view = pretok.stream.open(shards, folder / "0.json")
-    held = [model.sizes] * len(view)  # at each position
+    model.take(view.mix, 9 if classes else None)
     for number, (more, share, length, weight, most) in enumerate(history, 1):
         if more:
             shards = grow(folder / str(number), shards, more, split)
             write_ledgers(shards)
-            model.append(more, most if classes else None)
+            model.append(more)
         at = 1 + int(share * (len(view) - 1))
         after = beginning(load_manifest(shards), folder / f"{number - 1}.json", at)
         stage = f"{length * seq_len}:" + ("a=1" if weight == 0 else f"a={weight / 4},b={1 - weight / 4}")
@@ -176,60 +165,91 @@ def test_random_histories(
         assert at <= same_until(earlier.mix, view.mix) == same_until(view.mix, earlier.mix)
         same = same_until(earlier.mix, view.mix)
         np.testing.assert_array_equal(view[:same], earlier[:same])
-        held = [*held[:at], *[model.sizes] * (len(view) - at)]
-    check(view, model, held, seed, fixed)
+        kept = {begin for entry in after.sources if entry.held_in == "a" for begin in [entry.begin]}
+        model.short = {begin: short for begin, short in model.short.items() if begin in kept}
+        model.take(view.mix, most if classes else None)
+        shares = {"a": 1.0} if weight == 0 else {"a": weight / 4, "b": 1 - weight / 4}
+        for name, quota in zip(view.mix.pools, view.mix.stages[-1], strict=True) if not packed else ():
+            assert abs(quota - shares.get(name, 0) * sum(view.mix.stages[-1])) < 1
+    check(view, model, seed, fixed)
+    check_rounds(view)
     check_ranks(view, folder / f"{number}.json", shards, *world)
-    for one in (0, number):  # in the shards of the last
-        check_disclosed(shards, folder / f"{one}.json", model)
+    check_disclosed(shards, folder / f"{number}.json", model)
 
 
-def check(view: View, model: Model, held: list[dict[str, int]], seed: int, fixed: bool) -> None:
+def check_rounds(view: View) -> None:
+    """No sequence comes a second time before every other of its source came once, appended ones included. What was
+    appended counts as read as often as all there was before had been, but for an epoch that had just ended."""
+    for pool in view.mix.pools.values():
+        entries = {
+            view.mix.sources[n].name: view.mix.sources[n] for n in pool if view.mix.sources[n].sequences
+        }
+        counts: dict[tuple[str, int], int] = {}
+        levels: Counter[int] = Counter()  # how many sequences were read so often
+        first = 0
+        for stage, length in enumerate(view.mix.lengths):
+            missed = min(levels) - (len(levels) == 1 and min(levels) > 0) if levels else 0
+            new = [
+                (one.name, n) for one in entries.values() if one.stage == stage for n in range(one.sequences)
+            ]
+            counts |= dict.fromkeys(new, missed)
+            levels.update({missed: len(new)} if new else {})
+            for position in range(first, first + length):
+                name, _, sequence = view.origin(position)
+                if (one := (name, sequence)) in counts:
+                    levels += Counter({counts[one]: -1, counts[one] + 1: 1})  # what is at 0 goes
+                    counts[one] += 1
+                    assert max(levels) - min(levels) <= 1
+            first += length
+
+
+def check(view: View, model: Model, seed: int, fixed: bool) -> None:
     origins = [view.origin(position) for position in range(len(view))]
     everything = view[:]
     check_shares(view, [name for name, _, _ in origins])
-    for name in {name for name, _, _ in origins}:
+    for number, entry in enumerate(view.mix.sources):
+        name = entry.name
         mine = [position for position, origin in enumerate(origins) if origin[0] == name]
         tape, last = model.tapes[name], view.seq_len + 1
-        given = [held[p][name] for p in mine]
-        expected = list(draws(name, given, seed, view.seq_len, fixed, model.packed))
+        expected = list(draws(entry, len(mine), seed, view.seq_len, fixed))
         tokens = [
             model.bins[name][sequence] if model.packed else range(start, start + last)
             for _, sequence, start in expected
         ]
         assert [origins[position][1:] for position in mine] == [one[:2] for one in expected]
         assert len({one[:2] for one in expected}) == len(expected)  # no repeat before an epoch ends
-        assert view.drawn(name, 0, len(mine)).tolist() == [one[1] for one in expected]
+        assert audit.drawn(view, name, 0, len(mine)).tolist() == [one[1] for one in expected]
         learned = [0]
-        for position, one, (epoch, sequence, start) in zip(mine, tokens, expected, strict=True):
+        for position, one in zip(mine, tokens, strict=True):
             ids = [tape[n] for n in one] + [EOD] * (last - len(one))
             assert everything[position].tolist() == ids
-            assert model.packed or view.cut(name, epoch, sequence) + sequence * view.seq_len == start
-            documents = [model.places[name][n][0] for n in one] + [0] * (last - len(one))
-            new = [n == 0 or (documents[n] != documents[n - 1] and ids[n] != EOD) for n in range(last - 1)]
-            assert view.boundaries(position).tolist() == np.flatnonzero(new).tolist()
             learned.append(learned[-1] + sum(not (a == b == EOD) for a, b in pairwise(ids)))
-        number = [source.name for source in view.mix.sources].index(name)
-        begin = view.begin(name, view.epoch(name, len(mine)))  # behind a whole epoch the figures are exact
-        for drawn in (begin, *([] if model.packed else [len(mine)])):
+        whole = (
+            len(mine) // max(entry.sequences, 1) * entry.sequences
+        )  # behind a whole epoch the figures are exact
+        for drawn in (whole, *([] if model.packed else [len(mine)])):
             assert view.mix.learned_by(mine[drawn - 1] + 1 if drawn else 0)[number] == learned[drawn]
-        for low, high in ((0, len(tape)), (3, 4), (len(tape) // 2, len(tape) - 1)):
+        end = model.ends[entry.held_in][-1]
+        for low, high in ((0, end), (3, 4), (end // 2, end - 1)):
             found = [
                 [position, epoch, sequence]
                 for position, one, (epoch, sequence, _) in zip(mine, tokens, expected, strict=True)
-                if any(low <= n < high for n in one)
+                if any(low <= model.places[name][n][1] < high for n in one)
             ]
-            assert view.positions(name, low, high).tolist() == found
+            assert audit.positions(view, name, low, high).tolist() == found
 
 
 def check_shares(view: View, names: list[str]) -> None:
     """At every prefix of every stage."""
     first = 0
+    pools = [name.partition("+")[0] for name in names]
     for quotas, length in zip(view.mix.stages, view.mix.lengths, strict=True):
         asked, total = sum(quota > 0 for quota in quotas), sum(quotas)
-        for source, quota in zip(view.mix.sources, quotas, strict=False):
-            counts = np.cumsum([name == source.name for name in names[first : first + length]])
+        for pool, quota in zip(view.mix.pools, quotas, strict=True):
+            counts = np.cumsum([name == pool for name in pools[first : first + length]])
             shares = quota / total * np.arange(1, length + 1)
             bound = 0.5 + quota / total * asked / 2 if quota else 0
+            assert bound <= 2
             assert np.abs(counts - shares).max(initial=0) <= bound + 1e-9
         first += length
 
@@ -258,7 +278,7 @@ def check_disclosed(shards: Path, mix: Path, model: Model) -> None:
             entry, epoch, sequence = view.origin(position)
             if model.source[entry] != name:
                 continue
-            start = view.cut(entry, epoch, sequence) + sequence * view.seq_len
+            start = cut_of(view, entry, epoch) + sequence * view.seq_len
             read = model.bins[entry][sequence] if model.packed else range(start, start + view.seq_len)
             expected[[model.places[entry][n][1] for n in read]] += 1
         bounds = np.array(model.ends[name])
@@ -266,7 +286,7 @@ def check_disclosed(shards: Path, mix: Path, model: Model) -> None:
             expected = np.add.reduceat(expected, bounds[:-1])
         else:
             bounds = np.arange(len(expected) + 1)
-        np.testing.assert_array_equal(reading.tokens(bounds, 0), expected)
+        np.testing.assert_array_equal(reading.tokens(bounds), expected)
 
 
 def test_an_epoch_goes_on_over_what_was_appended(tmp_path: Path) -> None:
@@ -275,17 +295,15 @@ def test_an_epoch_goes_on_over_what_was_appended(tmp_path: Path) -> None:
     run_mix(shards, tmp_path / "0.json", request("200:it=1", seq_len=5))
     grown = grow(tmp_path / "1", shards, {"it": [list(range(401, 601))]}, "train")
     after = beginning(load_manifest(grown), tmp_path / "0.json", 40)
-    run_mix(grown, tmp_path / "1.json", request("600:it=1", seq_len=5, after=after))
+    run_mix(grown, tmp_path / "1.json", request("390:it=1", seq_len=5, after=after))
     view = pretok.stream.open(grown, tmp_path / "1.json")
-    epochs, sequences = np.array([view.origin(position)[1:] for position in range(len(view))]).T
     n, m = 79, 39  # of 401 and 201 tokens, cut anew
-    assert np.count_nonzero(epochs == 0) == n + m == len(set(sequences[epochs == 0]))
-    new = np.flatnonzero(sequences[40 : n + m] >= n)
-    assert len(new) == m
-    assert 0.3 < new.mean() / (n + m - 40) < 0.7  # neither first nor last
-    assert view.parts("it", 0) == [(0, n, view.cut("it", 0)), (n, n + m, view.cut("it", 0, n) + n * 5)]
-    assert [len(view.parts("it", epoch)) for epoch in (0, 1)] == [2, 1]
-    assert load_mix(tmp_path / "1.json").sources[0].sequences == (602 - 5) // 5
+    assert [(one.name, one.sequences) for one in view.mix.sources] == [("it", n), ("it+1", m)]
+    epoch = [view.origin(position) for position in range(n + m)]
+    assert {one[1] for one in epoch} == {0}
+    assert len(set(epoch)) == n + m
+    new = [name == "it+1" for name, *_ in epoch[40:]]
+    assert np.abs(np.cumsum(new) - m / (n + m - 40) * np.arange(1, n + m - 39)).max() <= 1.5
 
 
 def test_validation_stays_what_it_was(tmp_path: Path) -> None:

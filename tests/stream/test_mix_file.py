@@ -22,6 +22,7 @@ from pretok.base.storage import fingerprint
 from pretok.cli import app, run_command
 from pretok.config import MixTable
 from pretok.shards.manifest import load_manifest
+from pretok.stream.continued import difference
 from pretok.stream.mix_file import MixSource, load_mix, write_mix
 from pretok.stream.mix_job import MixRequest, plan_mix, run_mix
 
@@ -209,3 +210,28 @@ def test_recipes_mean_the_same(made: tuple[Path, Path]) -> None:
     for table, stages in tables:
         of_recipe = MixRequest(MixTable.model_validate(table))
         assert plan_mix(manifest, of_recipe)[0] == plan_mix(manifest, request(*stages, seq_len=5))[0]
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"seq_len": 6}, "its seq_len is 5, not 6"),
+        ({"seed": 8}, "its seed is 7, not 8"),
+        ({"pack": "best-fit"}, "its sources en sequences is"),
+        ({"stages": ["300:it=1"]}, "its sources are 2, not 1"),
+        ({"stages": ["300:it=0.5,en=0.5"]}, "its stages 1 quotas is 6, 54, not 30, 30"),
+        ({"stages": ["300:it=0.9,en=0.1", "50:en=1"]}, "its stages are 1, not 2"),
+    ],
+)
+def test_another_mix_is_refused_by_the_first_field_that_differs(
+    made: tuple[Path, Path], tmp_path: Path, changes: dict[str, Any], told: str
+) -> None:
+    options = {"stages": ["300:it=0.9,en=0.1"], "seq_len": 5, "seed": 7, "max_epochs": 99}
+    for number, wish in enumerate((options, {**options, **changes})):
+        stages = wish.pop("stages")
+        if not number:
+            run_mix(made[0], tmp_path / "own.json", request(*stages, **wish))
+            continue
+        with pytest.raises(MismatchError, match=f"holds another mix .*{told}"):
+            run_mix(made[0], tmp_path / "own.json", request(*stages, **wish))
+    assert difference({"a": 1}, {"a": 1}) is None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import re
 import shutil
 from collections.abc import Callable
 from itertools import pairwise
@@ -19,7 +18,7 @@ from support import EOD, make_shards
 
 import pretok.stream
 from pretok.base.console import Silent
-from pretok.base.errors import IntegrityError, MismatchError, UsageError
+from pretok.base.errors import IntegrityError, MismatchError
 from pretok.base.execute import Engine
 from pretok.base.stop import StopFlag
 from pretok.base.storage import fingerprint, read_json, write_json
@@ -27,29 +26,27 @@ from pretok.cli import run_command
 from pretok.config import make_mix
 from pretok.export.text import mix_notices
 from pretok.shards.manifest import load_manifest
-from pretok.stream import View
+from pretok.stream import View, audit
 from pretok.stream.continued import beginning, same_until
 from pretok.stream.loader import PositionSampler, identity_of
 from pretok.stream.materialize import run_materialize
-from pretok.stream.members import DocumentStarts
 from pretok.stream.mix_file import load_mix, mix_json, parse_mix
 from pretok.stream.mix_job import MixRequest, plan_mix, run_mix
-from pretok.stream.pack import pack, pack_window, write_packing
-from pretok.stream.packed import PackedPart, open_packing, packings_beside, verify_packing
-from pretok.stream.side_file import FOLDER, path_of
+from pretok.stream.pack import open_packing, pack, window_runs, write_packing
+from pretok.stream.tapes import FILL, FOLDER, path_of, verify_side_file
 
 
 def packed(lengths: list[int], capacity: int) -> list[list[tuple[int, int, int]]]:
     """As `best_fit`, by the kernel."""
-    starts, members, full = pack_window(np.array(lengths, np.int64), capacity)
-    found = []
-    for number in range(len(starts)):
-        if number < full:
-            found.append([(int(members[number]), int(starts[number]) * capacity, capacity)])
-            continue
-        end = starts[number + 1] if number + 1 < len(starts) else len(members)
-        rests = [(d, lengths[d] % capacity) for d in members[starts[number] : end].tolist()]
-        found.append([(d, lengths[d] - rest, rest) for d, rest in rests])
+    begins = np.cumsum([0, *lengths])[:-1]
+    address, length, learned = window_runs(begins, np.array(lengths, np.int64), capacity)
+    ends = np.cumsum(length)
+    assert (ends[-1] if len(ends) else 0) == len(learned) * capacity
+    found: list[list[tuple[int, int, int]]] = [[] for _ in learned]
+    for at, size, end in zip(address.tolist(), length.tolist(), ends.tolist(), strict=True):
+        if at != FILL:
+            document = int(np.searchsorted(begins, at, side="right")) - 1
+            found[(end - 1) // capacity].append((document, at - int(begins[document]), size))
     return found
 
 
@@ -81,7 +78,7 @@ def test_every_token_is_in_an_epoch_once_and_no_document_is_cut_unless_it_is_lon
         request(f"{learned}:it=1", seq_len=seq_len, seed=seed, max_epochs=9, pack="best-fit"),
     )
     view = pretok.stream.open(shards, folder / "mix.json")
-    assert [source.packed for source in view.mix.sources] == [(digest,)]
+    assert [source.tape for source in view.mix.sources] == [digest]
     assert len(view) == about.bins * epochs
     whole = sorted([*document, EOD] for document in documents["it"])
     targets = [0] * epochs
@@ -97,8 +94,6 @@ def test_every_token_is_in_an_epoch_once_and_no_document_is_cut_unless_it_is_lon
             assert ids[filled:] == [EOD] * (seq_len + 1 - filled)
             assert all(a[0] + a[2] == b[0] for a, b in pairwise(parts))
             # Each begins a document of its own; what is cut is longer than a sequence, and fills its own.
-            starts = [column for column, *_ in parts if column == 0 or ids[column] != EOD]
-            assert view.boundaries(position).tolist() == [column for column in starts if column < seq_len]
             targets[epoch] += sum(b != EOD or a != EOD for a, b in pairwise(ids))
         assert targets[epoch] == about.targets
         found.sort()
@@ -163,7 +158,7 @@ def test_shares_are_those_of_learned_tokens(made: Path) -> None:
         taken[name] += 1
         ids = view[position]
         learned[name] += int((~((ids[1:] == EOD) & (ids[:-1] == EOD))).sum())
-        for source, spread in ((s, report["sources"][s]["packed"]["spread_tokens"]) for s in sizes):
+        for source, spread in ((s, report["sources"][s]["spread_tokens"]) for s in sizes):
             away = 4 * spread * np.sqrt(sizes[source]) / 2
             assert abs(learned[source] - mean[source] * taken[source]) <= away
             total = sum(mean[s] * taken[s] for s in sizes)
@@ -187,7 +182,7 @@ def test_positions_finds_what_parts_say(made: Path) -> None:
                         read[token].add(position)
         for first, end in ((0, 1), (5, 200), (tokens - 3, tokens), (0, tokens), (7, 7)):
             expected = set().union(*(read[token] for token in range(first, end)))
-            assert {row[0] for row in view.positions(name, first, end).tolist()} == expected
+            assert {row[0] for row in audit.positions(view, name, first, end).tolist()} == expected
 
 
 def test_materialized_sequences_keep_their_packing(made: Path, tmp_path: Path) -> None:
@@ -195,7 +190,6 @@ def test_materialized_sequences_keep_their_packing(made: Path, tmp_path: Path) -
         run_materialize(made / "shards", made / "mix.json", tmp_path / "out", engine, Silent())
     view, written = opened(made), pretok.stream.open(tmp_path / "out")
     assert np.array_equal(written[:], view[:])
-    assert written.boundaries(3).tolist() == view.boundaries(3).tolist()
     (told,) = mix_notices(load_manifest(tmp_path / "out"), None, "olmo")
     assert "olmo will learn them" in told
 
@@ -224,8 +218,12 @@ def test_a_mix_that_goes_on_keeps_bins_and_refuses_others(made: Path) -> None:
     assert len(set(names)) == len(names)
     run_mix(made / "shards", made / "cut.json", request("9000:it=0.75,en=0.25", seq_len=31, max_epochs=20))
     assert same_until(load_mix(made / "cut.json"), before.mix) == 0
-    with pytest.raises(MismatchError, match="its packing is best-fit, not none"):
-        run_mix(made / "shards", made / "mix.json", request("9000:it=0.75,en=0.25", "1500:en=1", seq_len=31))
+    with pytest.raises(MismatchError, match="holds another mix"):
+        run_mix(
+            made / "shards",
+            made / "mix.json",
+            request("9000:it=0.75,en=0.25", "1500:en=1", seq_len=31, max_epochs=20),
+        )
 
 
 def test_repeat_reads_whole_epochs(made: Path) -> None:
@@ -249,22 +247,13 @@ def test_after_an_append_only_what_came_is_packed(tmp_path: Path) -> None:
     grown = make_shards(folder / "grown", {"it": more}, since=shards)
     after = beginning(load_manifest(grown), folder / "mix.json", 9)
     wish = request("900:it=1", seq_len=31, max_epochs=9, after=after)
-    with pytest.raises(UsageError, match="the mix before has classes or is packed"):
-        plan_mix(load_manifest(grown), wish)
     run_mix(grown, folder / "on.json", wish)
-    (before,), mix = load_mix(folder / "mix.json").sources, load_mix(folder / "on.json")
-    (now,) = mix.sources
-    assert (len(now.packed), now.packed[:1]) == (2, before.packed)
-    assert (mix.earlier[0].packed, mix.earlier[0].sequences) == ((1,), (before.sequences,))
+    mix = load_mix(folder / "on.json")
     new = load_manifest(grown).of("it")[len(load_manifest(shards).of("it")) :]
-    assert open_packing(folder / FOLDER, now.packed[1], new, 31)[1].documents == len(more)
+    tape = mix.sources[1].tape or ""
+    assert open_packing(folder / FOLDER, tape, new, 31)[1].documents == len(more)
     assert np.array_equal(pretok.stream.open(grown, folder / "mix.json")[:9], opened(folder)[:9])
-    assert {verify_packing(grown, *one) for one in packings_beside(load_manifest(grown))} == {None}
-    data = read_json(folder / "on.json")
-    for wrong in ([now.sequences + 1], [before.tokens + 1], [0], []):
-        data["earlier"][0]["sequences"] = wrong
-        with pytest.raises(IntegrityError, match="the mix is damaged"):
-            parse_mix({**data, "fingerprint": _fingerprint(data)}, folder)
+    assert not verify_side_file(path_of(folder / FOLDER, tape))
 
 
 def _missing(folder: Path, index: Path) -> None:
@@ -277,7 +266,7 @@ def _cut(folder: Path, index: Path) -> None:
 
 def _changed(folder: Path, index: Path) -> None:
     data = bytearray(index.read_bytes())
-    data[2] ^= 1
+    data[18] ^= 1  # the start of the second run
     index.write_bytes(data)
 
 
@@ -285,7 +274,7 @@ def _of_another_length(folder: Path, index: Path) -> None:
     digest, _ = pack(folder / FOLDER, load_manifest(folder / "shards").of("it"), 15)
     data = read_json(folder / "mix.json")
     it = next(source for source in data["sources"] if source["name"] == "it")
-    it["packed"] = [digest]
+    it["tape"] = digest
     write_json(folder / "mix.json", mix_json(parse_mix({**data, "fingerprint": _fingerprint(data)}, folder)))
 
 
@@ -294,24 +283,13 @@ def _fingerprint(data: dict[str, Any]) -> str:
     return fingerprint(body)
 
 
-def _of_another_index(folder: Path, index: Path) -> None:
-    """The shards' own `.idx` says other lengths, of the same sum."""
-    path = next(iter(load_manifest(folder / "shards").of("it"))).index_path
-    data = bytearray(path.read_bytes())
-    at = 34 + 4 * 3 + 8  # the offset of the second of three documents
-    offset = int.from_bytes(data[at : at + 8], "little")
-    data[at : at + 8] = (offset + 62).to_bytes(8, "little")
-    path.write_bytes(data)
-
-
 @pytest.mark.parametrize(
     ("harm", "words"),
     [
         (_missing, "is missing, which a mix is made of: copy it again"),
         (_cut, "was cut or is no side file"),
         (_changed, "is damaged"),
-        (_of_another_length, "packs other shards, or sequences of 15 tokens, not 31"),
-        (_of_another_index, "(does not fit the documents of|documents overlap in it).*run pretok verify"),
+        (_of_another_length, "packs sequences of 15 tokens, not 31"),
     ],
 )
 def test_what_is_not_the_index_of_this_mix_is_refused_by_name(
@@ -319,20 +297,11 @@ def test_what_is_not_the_index_of_this_mix_is_refused_by_name(
 ) -> None:
     folder = shutil.copytree(made, tmp_path / "made")
     source = next(source for source in load_mix(folder / "mix.json").sources if source.name == "it")
-    harm(folder, path_of(folder / FOLDER, source.packed[0]))
+    harm(folder, path_of(folder / FOLDER, source.tape))
     with pytest.raises(IntegrityError, match=words):
         opened(folder)[:]
-    told = [
-        verify_packing(folder / "shards", *one) for one in packings_beside(load_manifest(folder / "shards"))
-    ]
-    assert {bool(re.search(words, problem)) for problem in told if problem} == {True}
-
-
-def test_verify_reads_the_indexes_of_mixes_beside_the_shards(made: Path) -> None:
-    shards = made / "shards"
-    found = list(packings_beside(load_manifest(shards)))
-    assert (made / "mix.json", "it") in found
-    assert {verify_packing(shards, *one) for one in found} == {None}
+    if harm in (_cut, _changed):
+        assert verify_side_file(path_of(folder / FOLDER, source.tape))
 
 
 def test_some_documents_of_a_source_are_packed_alone(made: Path, tmp_path: Path) -> None:
@@ -340,14 +309,13 @@ def test_some_documents_of_a_source_are_packed_alone(made: Path, tmp_path: Path)
     shards = load_manifest(made / "shards").of("it")
     lengths = np.concatenate([shard.open().lengths for shard in shards]).astype(np.int64)
     chosen = np.arange(2, len(lengths), 3)
-    parts = [(part, lengths[part]) for part in np.array_split(chosen, 4)]
-    digest = write_packing(tmp_path, shards, 31, parts, len(chosen), int(lengths[chosen].sum()))
-    starts_of = DocumentStarts(shards, np.dtype("<u2"))
-    tape = PackedPart(tmp_path, digest, shards, 0, starts_of, 31)
-    assert (tape.about.documents, tape.about.tokens) == (len(chosen), lengths[chosen].sum())
-    bins = np.arange(tape.about.bins)
-    pieces = tape.pieces(bins)
     starts = np.cumsum(lengths) - lengths
+    parts = [np.stack([starts[part], lengths[part]]) for part in np.array_split(chosen, 4)]
+    digest = write_packing(tmp_path, shards, 31, parts, len(chosen), int(lengths[chosen].sum()))
+    tape, about = open_packing(tmp_path, digest, shards, 31)
+    assert (about.documents, about.tokens) == (len(chosen), lengths[chosen].sum())
+    first = np.arange(about.bins) * 32
+    pieces = tape.between(first, first + 32)
     expected = [
         token
         for document in chosen
@@ -357,18 +325,8 @@ def test_some_documents_of_a_source_are_packed_alone(made: Path, tmp_path: Path)
         token for at, n in zip(pieces.address, pieces.length, strict=True) for token in range(at, at + n)
     ]
     assert sorted(found) == expected
-    tape.verify()
-
-
-def test_verify_tells_an_index_that_has_a_document_twice(made: Path, tmp_path: Path) -> None:
-    shards = load_manifest(made / "shards").of("it")
-    lengths = np.concatenate([shard.open().lengths for shard in shards]).astype(np.int64)
-    numbers = np.arange(len(lengths))
-    numbers[7] = 6
-    held = lengths[numbers]
-    digest = write_packing(tmp_path, shards, 31, [(numbers, held)], len(held), int(held.sum()))
-    with pytest.raises(IntegrityError, match="does not fit the documents"):
-        PackedPart(tmp_path, digest, shards, 0, DocumentStarts(shards, np.dtype("<u2")), 31).verify()
+    runs = tape.holding(int(starts[chosen[3]]), int(starts[chosen[5]]))
+    assert runs.length.sum() == lengths[chosen[3:5]].sum()
 
 
 def test_an_export_warns_loudly(made: Path, capsys: pytest.CaptureFixture[str]) -> None:

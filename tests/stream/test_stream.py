@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import hashlib
 import json
 import multiprocessing
 import os
@@ -16,14 +17,16 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from mixing import cut_of, request
 from support import EOD, make_shards
 
 import pretok.stream
 from pretok.base.errors import IntegrityError, MismatchError, UsageError
 from pretok.shards.format import HEADER, MAGIC, ShardReader
 from pretok.shards.manifest import load_manifest
-from pretok.stream import View
+from pretok.stream import View, audit
 from pretok.stream.mix_file import Mix, mix_sources, natural_mix, write_mix
+from pretok.stream.mix_job import run_mix
 from pretok.stream.order import cut
 
 DOCUMENTS = {
@@ -47,12 +50,12 @@ def check(view: View, flats: dict[str, list[int]]) -> None:
     assert batch.dtype == np.int64
     for position in range(len(view)):
         source, epoch, index = view.origin(position)
-        first = view.cut(source, epoch) + index * view.seq_len
+        first = cut_of(view, source, epoch) + index * view.seq_len
         expected = flats[source][first : first + view.seq_len + 1]
         assert len(expected) == view.seq_len + 1
         assert view[position].tolist() == expected
         assert view[position].dtype == view.dtype
-        assert [position, epoch, index] in view.positions(source, first, first + 1).tolist()
+        assert [position, epoch, index] in audit.positions(view, source, first, first + 1).tolist()
         assert batch[position].tolist() == expected
 
 
@@ -149,7 +152,7 @@ def test_each_shard_is_opened_once_for_a_batch(shards: Path, monkeypatch: pytest
     )
     for limit in (1, 2, 3, 64):
         view = pretok.stream.open(shards, seq_len=100)
-        view._tokens.files.limit = limit
+        view.tokens.files.limit = limit
         opened.clear()
         everything = view.batch(np.random.default_rng(0).permutation(len(view)))
         assert len(set(opened)) == len(opened) > 3
@@ -159,7 +162,7 @@ def test_each_shard_is_opened_once_for_a_batch(shards: Path, monkeypatch: pytest
 def test_files_are_closed_with_the_view(shards: Path) -> None:
     view = pretok.stream.open(shards, seq_len=4)
     view[:]
-    files = list(view._tokens.files._files.values())
+    files = list(view.tokens.files._files.values())
     assert files
     del view
     gc.collect()
@@ -191,7 +194,7 @@ def test_numbers_that_are_not_whole_are_refused_not_cut(shards: Path) -> None:
     for read in (lambda: view.batch([1.9]), lambda: view.origin(1.7)):
         with pytest.raises(TypeError, match="positions are whole numbers, not float64"):
             read()
-    for read in (lambda: view.prefix_counts(1.5), lambda: view.positions("it", 1.5, 3)):
+    for read in (lambda: view.prefix_counts(1.5), lambda: audit.positions(view, "it", 1.5, 3)):
         with pytest.raises(TypeError):
             read()
 
@@ -207,20 +210,20 @@ def test_ids_are_never_wrapped(shards: Path) -> None:
 def test_what_a_source_gives_has_an_end(shards: Path) -> None:
     view = pretok.stream.open(shards, seq_len=4)
     given = view.prefix_counts(len(view))["it"]
-    assert sorted(view.drawn("it", 0, given)) == list(range(given))
+    assert sorted(audit.drawn(view, "it", 0, given)) == list(range(given))
     for low, high in ((-1, 2), (2, 1), (0, given + 1)):
-        with pytest.raises(IndexError, match=f"source it gives {given}"):
-            view.drawn("it", low, high)
+        with pytest.raises(IndexError, match=f"it gives {given}"):
+            audit.drawn(view, "it", low, high)
     with pytest.raises(UsageError, match="no source 'xx'; its sources are en, it"):
-        view.drawn("xx", 0, 1)
+        audit.drawn(view, "xx", 0, 1)
 
 
 def test_open_files_are_bounded(shards: Path) -> None:
     view, bounded = (pretok.stream.open(shards, seq_len=7) for _ in range(2))
-    bounded._tokens.files.limit = 1
+    bounded.tokens.files.limit = 1
     np.testing.assert_array_equal(bounded.batch(range(len(bounded))), view.batch(range(len(view))))
-    assert len(bounded._tokens.files._files) == 1
-    assert len(view._tokens.files._files) > 3
+    assert len(bounded.tokens.files._files) == 1
+    assert len(view.tokens.files._files) > 3
 
 
 def _sums(view: View, results: multiprocessing.queues.Queue[list[int]]) -> None:
@@ -243,7 +246,7 @@ def test_a_view_that_was_read_can_be_pickled(shards: Path) -> None:
     view = pretok.stream.open(shards, seq_len=7)
     expected = view.batch(range(len(view)))
     copy = pickle.loads(pickle.dumps(view))
-    assert not copy._tokens.files._files
+    assert not copy.tokens.files._files
     np.testing.assert_array_equal(copy.batch(range(len(view))), expected)
 
 
@@ -396,25 +399,27 @@ def test_each_epoch_is_cut_at_another_place(
     reads: dict[tuple[str, int], list[int]] = {}
     for position in range(len(view)):
         source, epoch, index = view.origin(position)
-        first = view.cut(source, epoch) + index * seq_len
+        first = cut_of(view, source, epoch) + index * seq_len
         reads.setdefault((source, epoch), []).extend(range(first, first + seq_len))
     for (name, epoch), read in reads.items():
         source = next(source for source in sources if source.name == name)
         fixed = (source.tokens - 1) // seq_len
         assert source.sequences == (fixed if fixed <= 1 else (source.tokens - seq_len) // seq_len)
-        assert 0 <= view.cut(name, epoch) < (seq_len if fixed > 1 else 1)
+        assert 0 <= cut_of(view, name, epoch) < (seq_len if fixed > 1 else 1)
         assert len(set(read)) == len(read)
         if len(read) == source.sequences * seq_len:  # the whole epoch
             assert sorted(read) == list(range(min(read), max(read) + 1))
-            assert min(read) == view.cut(name, epoch)
+            assert min(read) == cut_of(view, name, epoch)
             assert source.tokens - len(read) < 2 * seq_len + 1
     for name in names:  # which positions hold a stretch of tokens, by looking at all
         for first, end in ((0, len(flats[name])), (2, 3), (1, 1)):
-            rows = view.positions(name, min(first, end), end).tolist() if end <= len(flats[name]) else []
+            rows = (
+                audit.positions(view, name, min(first, end), end).tolist() if end <= len(flats[name]) else []
+            )
             expected = []
             for position in range(len(view)):
                 source_, epoch, index = view.origin(position)
-                low = view.cut(source_, epoch) + index * seq_len
+                low = cut_of(view, source_, epoch) + index * seq_len
                 if (
                     source_ == name
                     and low < end
@@ -431,9 +436,25 @@ def test_cuts_of_an_epoch_never_change_and_differ() -> None:
     assert max(found) > 3900
 
 
-def test_boundaries_of_a_position_are_where_documents_start(tmp_path):
-    """Of cut sequences: its first token, and what follows an EOD."""
-    folder = make_shards(tmp_path / "s", {"it": [[5, 5], [6], [7, 7, 7, 7, 7, 7], [8, EOD, EOD, 9]]})
-    view = pretok.stream.open(folder, seq_len=16)
-    assert [view[0].tolist(), len(view)] == [[5, 5, 0, 6, 0, 7, 7, 7, 7, 7, 7, 0, 8, 0, 0, 9, 0], 1]
-    assert view.boundaries(0).tolist() == [0, 3, 5, 12, 15]
+GOLDEN = {
+    "whole": ("24ff205bb4312e60", {"seq_len": 64, "seed": 5}, ["80000:it=0.6,en=0.4"]),
+    "stages": (
+        "505d854a04950122",
+        {"seq_len": 37, "seed": -3},
+        ["30000:it=0.6,en=0.4", "9000:en=1", "50000:it=0.1,en=0.9"],
+    ),
+}
+"""Digests of all tokens in their order, as they were when each epoch was first cut anew."""
+
+
+@pytest.mark.parametrize("name", GOLDEN)
+def test_the_order_of_whole_sources_is_for_ever(tmp_path: Path, name: str) -> None:
+    rng = np.random.default_rng(1)
+    texts = {
+        one: [rng.integers(1, 999, n).tolist() for n in rng.integers(1, 200, 150)] for one in ("en", "it")
+    }
+    shards = make_shards(tmp_path / "shards", texts, documents_per_shard=37)
+    digest, options, stages = GOLDEN[name]
+    run_mix(shards, tmp_path / "mix.json", request(*stages, **options, max_epochs=99))
+    view = pretok.stream.open(shards, tmp_path / "mix.json")
+    assert hashlib.sha256(view[:].astype("<u2").tobytes()).hexdigest()[:16] == digest

@@ -164,8 +164,7 @@ class TrainConfig:
     beta1: float = _option(0.9, "AdamW", least=0)
     beta2: float = _option(0.95, "AdamW", least=0)
     eps: float = _option(1e-8, "AdamW", least=0)
-    weight_decay: float = _option(0.1, "AdamW; never on norms", least=0)
-    decay_embeddings: bool = _option(False, "weight decay on embeddings too")
+    weight_decay: float = _option(0.1, "AdamW; never on norms and embeddings", least=0)
     clip: float = _option(1.0, "largest gradient norm; 0: gradients are not clipped", least=0)
     z_loss: float = _option(0.0, "weight of the squared log-partition", least=0)
     init: str = _option(
@@ -217,7 +216,6 @@ class TrainConfig:
     compile: bool | None = _option(
         None, "torch.compile of each block (default: on where there is a GPU)", example="true"
     )
-    loss_chunk: int = _option(4096, "tokens whose logits are in memory at a time", least=1)
     timeout: int = _option(
         900,
         "seconds after which a hung save ends the job, or a collective, after the first step a third",
@@ -225,7 +223,6 @@ class TrainConfig:
     )
 
     workers: int = _option(2, "loader processes of a rank", least=0)
-    prefetch: int = _option(4, "batches each loader process holds ready", least=1)
     val_every: int = _option(0, "evaluate every so many steps; 0: never", least=0)
     val_sequences: int = _option(256, "sequences evaluated of each source, at most", least=1)
     evaluate: str | None = _option(

@@ -181,6 +181,8 @@ class ModelConfig(Record, frozen=True, kw_only=True):
         return 6.0 * weights + 12.0 * self.layers * self.attention_dim * window * (2 - window / seq_len)
 
 
+LOSS_CHUNK = 4096
+"""Tokens whose logits are in memory at a time."""
 PRESETS = {
     "debug": ModelConfig(dim=128, layers=2, heads=4, kv_heads=2, hidden=384, seq_len=128),
     "160m": ModelConfig(dim=768, layers=12, heads=12, kv_heads=12, hidden=2048, seq_len=2048, tied=False),

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from train.model.attention import attend, mask_of
 from train.model.loss import linear_cross_entropy, token_scores
-from train.model.sizes import ModelConfig, RopeScaling
+from train.model.sizes import LOSS_CHUNK, ModelConfig, RopeScaling
 
 
 def _stretch(frequencies: Tensor, scaling: RopeScaling) -> Tensor:
@@ -136,13 +136,12 @@ class Head(nn.Module):
 class Decoder(nn.Module):
     """The whole model, or a part of it (see `train.parallel.pipeline`): without its beginning it takes hidden states
     (n, L, dim) for tokens, without its end it returns them; of L one of `sequence_parts` where tensor ranks share
-    sequences. `context`: which part of each sequence its tokens are, and of how many. `loss_chunk` tokens have their
+    sequences. `context`: which part of each sequence its tokens are, and of how many. LOSS_CHUNK tokens have their
     logits in memory at a time; `fuse_loss` compiles the loss."""
 
-    def __init__(self, config: ModelConfig, *, loss_chunk: int = 4096, z_loss: float = 0.0) -> None:
+    def __init__(self, config: ModelConfig, *, z_loss: float = 0.0) -> None:
         super().__init__()
         self.config = config
-        self.loss_chunk = loss_chunk
         self.z_loss = z_loss
         self.fuse_loss = False
         self.sequence_parts = 1
@@ -193,10 +192,10 @@ class Decoder(nn.Module):
             return F.linear(x, weight)
         flat, vocab_size = (x.flatten(0, 1), weight, targets.flatten()), self.config.vocab_size
         if each:
-            scores = token_scores(*flat, vocab_size, chunk=self.loss_chunk)
+            scores = token_scores(*flat, vocab_size, chunk=LOSS_CHUNK)
             return tuple(score.view_as(targets) for score in scores)
         return linear_cross_entropy(
-            *flat, vocab_size, chunk=self.loss_chunk, z_loss=self.z_loss, fuse=self.fuse_loss
+            *flat, vocab_size, chunk=LOSS_CHUNK, z_loss=self.z_loss, fuse=self.fuse_loss
         )
 
 

@@ -158,7 +158,7 @@ def _build_model(plan: Plan, mesh: DeviceMesh, context: Context, device: Device)
     parts = []
     for stage in range(mesh["pipeline"].get_local_rank(), len(blocks), config.pipeline):
         with torch.device("meta"):
-            part = Decoder(sizes, loss_chunk=config.loss_chunk, z_loss=config.z_loss)
+            part = Decoder(sizes, z_loss=config.z_loss)
         take_part(part, stage, blocks)
         parallelize(part, mesh, context, config, device)
         parts.append(part)

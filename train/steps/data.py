@@ -25,6 +25,9 @@ from train.model.loss import IGNORE, targets_of
 from train.parallel.context import Context
 from train.parallel.layout import Batch
 
+PREFETCH = 4
+"""Batches that each loader process holds ready."""
+
 
 class MicroBatch(NamedTuple):
     """On the device. tokens: (n, seq_len + 1); checksum: `pretok.stream.digest`, 0 where nobody compares it; documents:
@@ -100,7 +103,7 @@ class Feed:
             position=position,
             identity=identity_of(view),
         )
-        options: dict[str, Any] = {"prefetch_factor": config.prefetch} if config.workers else {}
+        options: dict[str, Any] = {"prefetch_factor": PREFETCH} if config.workers else {}
         loader: Any = DataLoader  # its annotations know no dataset that reads whole batches
         self._loader = loader(
             Fetch(view),

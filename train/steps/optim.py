@@ -28,14 +28,14 @@ LEAST_RISE = 0.1
 
 
 def build_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.AdamW:
-    """Fused AdamW, its hyper-parameters from the settings. Norms do not decay, embeddings by `decay_embeddings`.
+    """Fused AdamW, its hyper-parameters from the settings. Norms and embeddings do not decay.
 
     A fused update of DTensors must not mix meshes, and with tensor parallelism norms are not on it; so there may be
     several groups of one kind. `decays` says which, and checkpoints know parameters by name.
     """
     groups: dict[tuple[bool, Any], list[nn.Parameter]] = {}
     for name, parameter in model.named_parameters():
-        decays = parameter.ndim > 1 and (config.decay_embeddings or "embed_tokens" not in name)
+        decays = parameter.ndim > 1 and "embed_tokens" not in name
         mesh = parameter.device_mesh if isinstance(parameter, DTensor) else None
         groups.setdefault((decays, mesh), []).append(parameter)
     optimizer = torch.optim.AdamW(

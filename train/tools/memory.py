@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 from train.config import TrainConfig, recomputed
-from train.model.sizes import ModelConfig
+from train.model.sizes import LOSS_CHUNK, ModelConfig
 from train.parallel.layout import Layout, compiles, passes_in_memory, split_layers, stages_per_rank
 
 HEADROOM = 0.9
@@ -148,7 +148,7 @@ def _count_rank(
         gradients += reduced * whole
     elif accumulation == 1:
         gradients = max(0, gradients - activations)
-    chunk = min(config.loss_chunk, tokens)
+    chunk = min(LOSS_CHUNK, tokens)
     vocabulary = model.padded_vocab // layout.tensor
     # Logits in the pass's width, twice in float32, their gradient; the matrix's gradient in float32 and that
     # width.

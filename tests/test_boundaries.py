@@ -32,7 +32,7 @@ MAY_IMPORT = {
     "report": ("base", "tokenizer", "shards", "stream"),
     "disclosure": ("base", "config", "shards", "stream"),
     "annotate": ("base", "kernels", "read", "shards"),
-    "audit": ("base", "read", "tokenizer", "chat", "screen", "shards", "stream"),
+    "audit": ("base", "read", "tokenizer", "chat", "screen", "counts", "shards", "stream"),
     "certificate": ("base", "shards", "stream", "audit"),
     "export": ("base", "tokenizer", "shards", "stream"),
     "removal": ("base", "read", "screen", "counts", "shards", "stream", "disclosure"),

@@ -153,12 +153,14 @@ def test_no_file_keeps_the_secrets_of_a_url(
         urls = [
             SECRET_URL.format(tmp_path / name, vault["token"]) for name in ("a.jsonl", "b.jsonl", "c.parquet")
         ]
-        inputs = [f"it={url}" for url in urls]
+        recipe = tmp_path / "r.toml"
+        recipe.write_text(f"[sources.it]\ninputs = {json.dumps(urls)}\n[shards]\nmax_reject_share = 0.5\n")
+        inputs = [str(recipe)] if command == "tokenize" else [f"it={url}" for url in urls]
         return run_command([command, *inputs, "--out", str(work), "--workers", "0", *more])
 
     assert typed("count") == 0
     vault["broken"] = "b.jsonl"
-    tokenize = ("--vocab", str(vocab_dir), "--val-fraction", "0", "--max-reject-share", "0.5")
+    tokenize = ("--vocab", str(vocab_dir), "--val-fraction", "0")
     assert typed("tokenize", *tokenize) == 3
     vault |= {"broken": "", "token": "token-2"}
     assert typed("count") == 0

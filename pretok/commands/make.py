@@ -496,10 +496,10 @@ def _named(text: str, option: str) -> tuple[str, str]:
 def _left_at(continued: Path, at: int | None, run: Path | None) -> int:
     """The position that was given, or that of the run."""
     from pretok.stream.continued import run_position
-    from pretok.stream.segments import read_settings
+    from pretok.stream.segments import check_run
 
     if run is not None and at is None:
-        read_settings(run)  # whether it is one
+        check_run(run)
         return run_position(run, continued)
     if at is None or run is not None:
         raise UsageError("--continue needs a position: give either --at or --run")

@@ -24,7 +24,7 @@ from pretok.base.storage import atomic_open
 from pretok.base.units import duration, human, human_bytes
 from pretok.report import charts
 from pretok.report.gather import Facts, gather
-from pretok.stream.segments import read_settings
+from pretok.stream.segments import check_run
 
 POINTS = 400
 """Points of a curve: more than a page is wide are not seen."""
@@ -49,7 +49,7 @@ class NodeRow:
 def run_report(work: Path, out: Path, run: Path | None = None) -> None:
     """Write the page of a WORK folder, and of a run. Raises IntegrityError, UsageError, OutputError."""
     if run:
-        read_settings(run)  # whether it is one
+        check_run(run)
     jobs = [job for job in read_jobs(work) if not job.refused]
     page = fill_page(gather(work), jobs, read_run(run) if run else None)
     with hold(out, "report", beside=True), atomic_open(out, "w") as file:

@@ -70,12 +70,17 @@ class RunSettings(Record, frozen=True):
     model: str
 
 
-def read_settings(run: Path) -> RunSettings:
-    """RUN/config.json. Raises UsageError where there is none, IntegrityError for one that train did not write."""
-    path = run / CONFIG
-    if not path.exists():
+def check_run(run: Path) -> None:
+    """UsageError unless this is the folder of a run."""
+    if not (run / CONFIG).exists():
         what = f"is no folder of a run: it has no {CONFIG}" if run.exists() else "does not exist"
         raise UsageError(f"{run} {what}; name the folder of a run (train --out)")
+
+
+def read_settings(run: Path) -> RunSettings:
+    """RUN/config.json. Raises UsageError where there is none, IntegrityError for one that train did not write."""
+    check_run(run)
+    path = run / CONFIG
     data: Any = read_json(path)
     if not isinstance(data, dict) or not isinstance(data.get("resolved"), dict):
         raise IntegrityError(f"{path} is not what train writes: it lacks 'resolved'")

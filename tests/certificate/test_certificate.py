@@ -427,7 +427,9 @@ def test_a_folder_that_has_grown_proves_what_was_read_before(
     work: Path, tmp_path: Path, here: Engine
 ) -> None:
     grown = shutil.copytree(work, tmp_path / "work")
-    made = recipe(grown, GOLDEN, {"de": [write_texts(grown / "de.jsonl", 9)]}, keep=["id", "long"], size=8000)
+    inputs = {name: [work / f"{name}.jsonl"] for name in ("en", "it")}
+    inputs["de"] = [write_texts(grown / "de.jsonl", 9)]
+    made = recipe(grown, GOLDEN, inputs, keep=["id", "long"], size=8000)
     run(made, here)
     manifest = load_manifest(grown / "shards")
     assert manifest.root != load_manifest(work / "shards").root

@@ -271,6 +271,7 @@ def test_a_run_is_shown_with_its_curves(work, tmp_path):
     write("validation", [{"step": 50, "val_loss": 4.0, "sources": {"it": 3.5, "en": 4.5}}])
     kinds = dict.fromkeys(("initialisation", "training", "validation", "saving", "data"), 1.0)
     write("goodput", [kinds | {"steps": 50, "lost_steps": 3}])
+    (tmp_path / "config.json").write_text("{}")
     text = page(work, "--run", str(tmp_path))
     assert "Step 50, not finished; loss 4.0000; 1 start on record." in text
     assert "validation, it" in text

@@ -297,6 +297,7 @@ def test_where_a_run_is(shards: Path, old: Path, tmp_path: Path) -> None:
 def test_command(shards: Path, old: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "new.json"
     checkpoint(tmp_path / "run", 10, 120, load_mix(old).fingerprint)
+    (tmp_path / "run" / "config.json").write_text("{}")
     wish = ["mix", str(shards), "--out", str(out), "--continue", str(old), "--stage", "300:it=0.5,en=0.5"]
     assert run_command([*wish, "--run", str(tmp_path / "run"), "--max-epochs", "10"]) == 0
     assert "the first 120 sequences are those of the mix before" in capsys.readouterr().err

@@ -116,7 +116,7 @@ def test_what_is_no_byte_level_bpe_is_refused(tmp_path, content, message):
     (tmp_path / "tokenizer.json").write_text(content)
     with pytest.raises(UsageError, match=message):
         load_vocab(tmp_path)
-    with pytest.raises(UsageError, match="run pretok build-vocab"):
+    with pytest.raises(UsageError, match="make one with pretok build-vocab"):
         load_vocab(tmp_path / "nothing")
 
 

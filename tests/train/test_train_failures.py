@@ -146,7 +146,7 @@ def test_step_lines_say_how_far_and_how_long(
     loop.train(replace(config, out=str(tmp_path / "b"), log_every=100, warmup=2))
     text = capsys.readouterr().out
     assert text.count("/6  ") == 6
-    assert "warning" not in text
+    assert "warm-up" not in text
 
 
 def test_silence_is_broken_once_a_minute(

@@ -371,7 +371,7 @@ def test_another_setting_than_before_says_the_option_to_add(tmp_path, vocab_dir,
     capsys.readouterr()
     assert run_command(first) == 2
     assert (
-        "Restore that ([shards] val_fraction = 0.01 in a recipe, else --val-fraction 0.01)"
+        "Restore that ([shards] val_fraction = 0.01 in a recipe, or --val-fraction 0.01)"
         in capsys.readouterr().err
     )
 

@@ -6,7 +6,6 @@ every difference; results of other settings are never mixed.
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
 from collections.abc import Mapping, Sequence
@@ -34,9 +33,7 @@ class SourceInputs(RecordFormat, frozen=True, kw_only=True):
 def refuse_changes(what: str, folder: Path, old: Mapping[str, object], new: Mapping[str, object]) -> None:
     """MismatchError when `what`, which is in `folder`, was made with settings `old`, and `new` (JSON) differs."""
     restoring = [_restoring(key, old.get(key), folder) for key, value in new.items() if old.get(key) != value]
-    keys, options = ([text for text in texts if text] for texts in zip(("", ""), *restoring, strict=True))
-    told = f"{', '.join(keys)} in a recipe, else {' '.join(options)}" if keys else ""
-    refuse(what, folder, differences(old, new), told)
+    refuse(what, folder, differences(old, new), "; ".join(filter(None, restoring)))
 
 
 def differences(old: Mapping[str, object], new: Mapping[str, object]) -> list[str]:
@@ -52,20 +49,24 @@ def differences(old: Mapping[str, object], new: Mapping[str, object]) -> list[st
     return found
 
 
-def _restoring(key: str, old: object, folder: Path) -> tuple[str, str]:
-    """The key of a recipe and the option that ask for what was there, "" where none does."""
+def _restoring(key: str, old: object, folder: Path) -> str:
+    """The key of a recipe, and the option if there is one, that ask for what was there; "" where none does."""
     match key:
         case "tokenizer" if (path := folder / "tokenizer.json").exists():
-            return f'[vocab] path = "{path}"', shlex.join(["--vocab", str(path)])
+            return f'[vocab] path = "{path}" in a recipe, or {shlex.join(["--vocab", str(path)])}'
         case "duplicates" if old:
-            return f'[shards] duplicates = "{old}"', f"--{old}-duplicates"
+            return f'[shards] duplicates = "{old}" in a recipe, or --{old}-duplicates'
         case "size":
-            return f"[vocab] size = {old}", f"--vocab-size {old}"
-        case "val_fraction" | "reject_contaminated" if old is not None:
-            return f"[shards] {key} = {_written(old)}", f"--{key.replace('_', '-')} {_written(old)}"
-        case "pattern" | "min_count" if old is not None:
-            return f"[vocab] {key} = {json.dumps(old)}", f"--{key.replace('_', '-')} {old}"
-    return "", ""
+            return f"[vocab] size = {old} in a recipe, or --vocab-size {old}"
+        case "pattern" if old is not None:
+            return f'[vocab] pattern = "{old}" in a recipe, or --pattern {old}'
+        case "val_fraction" if old is not None:
+            return f"[shards] val_fraction = {_written(old)} in a recipe, or --val-fraction {_written(old)}"
+        case "reject_contaminated" if old is not None:
+            return f"[shards] reject_contaminated = {_written(old)} in a recipe"
+        case "min_count" if old is not None:
+            return f"[vocab] min_count = {old} in a recipe"
+    return ""
 
 
 def _written(value: object) -> str:

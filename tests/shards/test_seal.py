@@ -154,7 +154,7 @@ def test_adding_a_source(tmp_path: Path, inputs: tuple[Path, Callable[[], None]]
     first = recipe(tmp_path / "out", GOLDEN, {"good": [folder / "good.jsonl"]})
     run(first, here)
     before = load_manifest(first.shards_dir)
-    made = recipe(tmp_path / "out", GOLDEN, {"more": [folder / "good.jsonl"]})
+    made = recipe(tmp_path / "out", GOLDEN, {name: [folder / "good.jsonl"] for name in ("good", "more")})
     for steps in range(100):
         try:
             with killed_after(steps):
@@ -181,7 +181,7 @@ def test_another_source_is_sealed_while_one_is_withdrawn(
     with pytest.raises(Killed), killed_after(12):
         run(made, here)
     assert not has_manifest(made.shards_dir)
-    run(recipe(tmp_path / "out", GOLDEN, {"new": [folder / "good.jsonl"]}), here)
+    run(recipe(tmp_path / "out", GOLDEN, {name: [folder / "good.jsonl"] for name in ("good", "new")}), here)
     manifest = load_manifest(made.shards_dir)
     assert list(manifest.sources) == ["good", "new"]  # not the one whose files are gone
     look(made.shards_dir, here)
@@ -199,7 +199,7 @@ def test_a_tokenizer_written_in_another_way_leaves_the_sealed_one(tmp_path: Path
     (other / "tokenizer.json").write_text(
         json.dumps(json.loads((GOLDEN / "tokenizer.json").read_text()), indent=3)
     )
-    made = recipe(tmp_path / "out", other, {"b": [tmp_path / "a.jsonl"]})
+    made = recipe(tmp_path / "out", other, {name: [tmp_path / "a.jsonl"] for name in "ab"})
     run(made, here)
     assert run_verify(made.shards_dir, None, here, Silent())[1] == []
 

@@ -263,7 +263,7 @@ def test_a_read_that_takes_long(
 def test_a_disk_that_fills_under_a_run(
     disk: Disk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Saves are tried again for a while; a line of a log ends the run. Its last whole checkpoint stays."""
+    """Saves are tried again for a while, lines of metrics are left out. The last whole checkpoint stays."""
     needs("torch")
     from tests.train_support import column, leave_torch_alone, random_shards, tiny_flags
     from train.__main__ import main
@@ -287,8 +287,8 @@ def test_a_disk_that_fills_under_a_run(
     main(line(tmp_path / "whole"))
     assert (tmp_path / "whole" / "metrics.jsonl").stat().st_size > 3 * PAGE  # one ends behind step 8
     for patience, said in (
-        (0.0, "checkpoints: the checkpoint of step 8 could not be written: No space left on device"),
-        (60.0, r"(metrics|goodput)\.jsonl: No space left on device: free some, then run the same command"),
+        (0.0, "checkpoints: the checkpoint of step 8 could not be written: .*No space left on device"),
+        (60.0, "checkpoints: the checkpoint of step 32 could not be written: .*No space left on device"),
     ):
         run = disk.path / f"run-{patience:g}"
         disk.limit()

@@ -109,6 +109,24 @@ CASES: list[Case] = [
         "pretok: norun does not exist; name the folder of a run (train --out)",
     ),
     (
+        "pretok mix ok/shards --weights it=0.9,en=0.1 --seq-len 16 --tokens 1M",
+        2,
+        "pretok: 1,000,000 tokens are more than 4 epochs of the sources give: en has 624 (164.47 epochs), it has 610 "
+        "(1,520.27 epochs). With these weights 2,624 are the most: take that many (--tokens), add text, or allow more "
+        "epochs (--max-epochs)",
+    ),
+    (
+        "pretok mix ok/shards --seq-len 100000",
+        2,
+        "pretok: no source holds 100,000 + 1 tokens; take --seq-len 623 at most",
+    ),
+    (
+        "pretok mix ok/shards --out ok/mix.json --weights it=0.8,en=0.2 --seq-len 16",
+        2,
+        "pretok: ok/mix.json holds another mix: its number of sequences of en in stage 1 is 4, not 9. Write this one "
+        "to another --out, or delete the old one if no run uses it",
+    ),
+    (
         "pretok disclose ok --mix nope.json",
         2,
         "pretok: nope.json does not exist; name a mix, or make it with pretok mix",

@@ -148,10 +148,21 @@ def run_mix(shards: Path, out: Path, request: MixRequest) -> MixReport:
                 write_mix(out, mix, report)
     if (old := load_mix(out)).fingerprint != mix.fingerprint:
         raise MismatchError(
-            f"{out} holds another mix (fingerprint {old.fingerprint}; {difference(old.identity(), mix.identity())}): "
-            "delete it if no run needs it, or choose another name"
+            f"{out} holds another mix: {difference(_as_told(old), _as_told(mix))}. Write this one to another --out, or "
+            "delete the old one if no run uses it"
         )
     return report
+
+
+def _as_told(mix: Mix) -> dict[str, object]:
+    """The identity of a mix, with a name for each number of its stages."""
+    told = mix.identity()
+    del told["stages"]
+    told["number of stages"] = len(mix.stages)
+    for number, quotas in enumerate(mix.stages, 1):
+        for source, quota in zip(mix.sources, quotas, strict=True):
+            told[f"number of sequences of {source.name} in stage {number}"] = quota
+    return told
 
 
 def plan_mix(manifest: Manifest, request: MixRequest, folder: Path | None = None) -> tuple[Mix, MixReport]:

@@ -13,12 +13,14 @@ from typing import TYPE_CHECKING
 
 from pretok.base.errors import UsageError
 from pretok.base.records import replace
-from pretok.base.units import parse_share, scaled
+from pretok.base.units import listed, parse_share, scaled
 from pretok.stream.mix_file import MixSource
 
 if TYPE_CHECKING:
     from pretok.config import MixTable, StageTable
 
+SHOWN = 6
+"""Sources that a message names."""
 WEIGHTS_HINT = "write 'natural' or weights like it=0.9,en=0.1"
 
 
@@ -98,7 +100,7 @@ def stage_quotas(
     if not over:
         return quotas, []
     if not mix.cap:
-        raise UsageError(_too_much(over[0], total, weights, sources, room, learned, most))
+        raise UsageError(_too_much(over, total, weights, sources, room, learned, most))
     capped = _fill_up(total, weights, room)
     if capped is None:
         given = int(sum(r for r, weight in zip(room, weights, strict=True) if weight) * learned)
@@ -135,7 +137,7 @@ def weighed(table: MixTable, sources: Sequence[MixSource]) -> MixTable:
     read = {source.name: source.sequences * table.repeat.get(source.name, Fraction(1)) for source in sources}
     total = sum(read.values(), Fraction(0))
     if total < 1:
-        raise UsageError(f"the sources hold no sequence of {table.seq_len} + 1 tokens")
+        raise UsageError(_no_sequence(sources, table.seq_len))
     for source in sources:
         if read[source.name]:
             _check_learned(source, table.seq_len)
@@ -151,7 +153,7 @@ def shares_of(stage: StageTable, sources: Sequence[MixSource], seq_len: int) -> 
     if stage.weights == "natural":
         total = sum(source.sequences for source in sources)
         if not total:
-            raise UsageError(f"the sources hold no sequence of {seq_len} + 1 tokens")
+            raise UsageError(_no_sequence(sources, seq_len))
         return [Fraction(source.sequences, total) for source in sources]
     weights = [stage.weights.get(source.name, Fraction(0)) for source in sources]
     for source, weight in zip(sources, weights, strict=True):
@@ -216,7 +218,7 @@ def _fill_up(total: int, weights: Sequence[Fraction], room: Sequence[int]) -> li
 
 
 def _too_much(
-    number: int,
+    over: Sequence[int],
     total: int,
     weights: Sequence[Fraction],
     sources: Sequence[MixSource],
@@ -224,12 +226,20 @@ def _too_much(
     learned: Fraction,
     max_epochs: Fraction,
 ) -> str:
-    source = sources[number]
-    epochs = max_epochs + (total * weights[number] - room[number]) / source.sequences
-    lower = f", give {source.name!r} a weight of at most {room[number] / total:.4g}"
-    others = f"{lower}, let the other sources fill up (--cap)" if weights[number] < 1 else ""
+    told = []
+    for number in over:
+        source = sources[number]
+        epochs = max_epochs + (total * weights[number] - room[number]) / source.sequences
+        told.append(f"{source.name} has {source.tokens:,} ({float(epochs):,.2f} epochs)")
+    fill = ", let the other sources fill up (--cap)" if _fill_up(total, weights, room) else ""
+    most = int(most_that_fits(weights, room) * learned)
     return (
-        f"{int(total * learned):,} tokens would read the source {source.name!r} {float(epochs):,.2f} times, and "
-        f"{float(max_epochs):g} times are allowed: take at most {int(most_that_fits(weights, room) * learned):,} "
-        f"tokens{others}, or allow more with max_epochs (--max-epochs)"
+        f"{int(total * learned):,} tokens are more than {float(max_epochs):g} epochs of the sources give: "
+        f"{listed(told, SHOWN)}. With these weights {most:,} are the most: take that many (--tokens), add text{fill}, "
+        "or allow more epochs (--max-epochs)"
     )
+
+
+def _no_sequence(sources: Sequence[MixSource], seq_len: int) -> str:
+    longest = max((source.tokens for source in sources), default=0) - 1
+    return f"no source holds {seq_len:,} + 1 tokens; take --seq-len {max(1, longest)} at most"

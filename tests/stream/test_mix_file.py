@@ -219,8 +219,8 @@ def test_recipes_mean_the_same(made: tuple[Path, Path]) -> None:
         ({"seed": 8}, "its seed is 7, not 8"),
         ({"pack": "best-fit"}, "its sources en sequences is"),
         ({"stages": ["300:it=1"]}, "its sources are 2, not 1"),
-        ({"stages": ["300:it=0.5,en=0.5"]}, "its stages 1 quotas is 6, 54, not 30, 30"),
-        ({"stages": ["300:it=0.9,en=0.1", "50:en=1"]}, "its stages are 1, not 2"),
+        ({"stages": ["300:it=0.5,en=0.5"]}, "its number of sequences of en in stage 1 is 6, not 30"),
+        ({"stages": ["300:it=0.9,en=0.1", "50:en=1"]}, "its number of stages is 1, not 2"),
     ],
 )
 def test_another_mix_is_refused_by_the_first_field_that_differs(
@@ -232,6 +232,6 @@ def test_another_mix_is_refused_by_the_first_field_that_differs(
         if not number:
             run_mix(made[0], tmp_path / "own.json", request(*stages, **wish))
             continue
-        with pytest.raises(MismatchError, match=f"holds another mix .*{told}"):
+        with pytest.raises(MismatchError, match=f"holds another mix: .*{told}"):
             run_mix(made[0], tmp_path / "own.json", request(*stages, **wish))
     assert difference({"a": 1}, {"a": 1}) is None

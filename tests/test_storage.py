@@ -288,7 +288,7 @@ def test_a_disk_that_fills_under_a_run(
     assert (tmp_path / "whole" / "metrics.jsonl").stat().st_size > 3 * PAGE  # one ends behind step 8
     for patience, said in (
         (0.0, "checkpoints: the checkpoint of step 8 could not be written: .*No space left on device"),
-        (60.0, "checkpoints: the checkpoint of step 32 could not be written: .*No space left on device"),
+        (3.0, r"checkpoints: the checkpoint of step \d+ could not be written: .*No space left on device"),
     ):
         run = disk.path / f"run-{patience:g}"
         disk.limit()

@@ -168,7 +168,7 @@ def forge(shards: Path, *path: Any, value: Any) -> None:
         (("software", "pretok"), 1, r"software\.pretok: expected a text"),
         (("materialized",), 5, "materialized: expected an object"),
         (("materialized",), {"format": "shards"}, "holds no mix"),
-        (("materialized",), {"format": "pretok-mix", "version": 2}, "lacks the key"),
+        (("materialized",), {"format": "pretok-mix", "version": 3}, "lacks the key"),
     ],
 )
 def test_forged_manifests_are_refused_by_key(shards: Path, path: Any, value: Any, message: str) -> None:

@@ -2,10 +2,9 @@
 
 python -m benchmarks all                # everything, about half an hour on two cores
 python -m benchmarks parts end-to-end   # some sections; results.json keeps the others
-python -m benchmarks loader cold ray files exports remote  # streams, the driver, file systems; no peers needed
+python -m benchmarks loader cold ray files remote  # streams, the driver, file systems; no peers needed
 python -m benchmarks streams            # our loader beside litdata and mosaicml-streaming, which it needs
-python -m benchmarks report             # table and plot again from results.json
-python -m benchmarks house              # the shape of the code, in seconds and without text
+python -m benchmarks report             # the tables again from results.json
 """
 
 from __future__ import annotations
@@ -20,9 +19,7 @@ from typing import Any
 from benchmarks.cold import measure_cold
 from benchmarks.end_to_end import measure_end_to_end
 from benchmarks.engine import measure_ray
-from benchmarks.exports import measure_exports
 from benchmarks.files import measure_files
-from benchmarks.house import main as measure_house
 from benchmarks.inputs import Inputs, prepare
 from benchmarks.loader import measure_loader
 from benchmarks.measure import save
@@ -30,7 +27,6 @@ from benchmarks.parts import measure_parts
 from benchmarks.peers import measure_peers
 from benchmarks.remote import measure_remote
 from benchmarks.report import write_report
-from benchmarks.scaling import measure_balance, measure_memory, measure_scaling
 from benchmarks.streams import measure_streams
 from pretok.base.children import child_environment
 
@@ -38,15 +34,11 @@ SECTIONS: dict[str, Callable[[Inputs, int], dict[str, Any]]] = {
     "parts": measure_parts,
     "end-to-end": measure_end_to_end,
     "peers": measure_peers,
-    "memory": lambda inputs, runs: measure_memory(inputs),
-    "scaling": measure_scaling,
-    "balance": lambda inputs, runs: measure_balance(inputs),
     "ray": lambda inputs, runs: measure_ray(runs),
     "loader": measure_loader,
     "streams": measure_streams,
     "cold": measure_cold,
     "files": measure_files,
-    "exports": measure_exports,
     "remote": measure_remote,
 }
 
@@ -56,16 +48,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("sections", nargs="+", choices=[*SECTIONS, "all", "report", "house"])
+    parser.add_argument("sections", nargs="+", choices=[*SECTIONS, "all", "report"])
     parser.add_argument(
         "--vocab", type=Path, help="folder with a tokenizer.json; default: train one of 50,000"
     )
     parser.add_argument("--work", type=Path, help="keep the derived files here; default: a temporary folder")
     parser.add_argument("--runs", type=int, default=3, help="runs of which the median counts (default 3)")
     arguments = parser.parse_args()
-    if arguments.sections == ["house"]:
-        measure_house(Path(__file__).parents[1])
-        return
     # The worker processes import this package too.
     os.environ.update(child_environment())
     sections = list(SECTIONS) if "all" in arguments.sections else arguments.sections

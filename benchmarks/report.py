@@ -1,11 +1,10 @@
-"""results.json -> the table and the plot of the README, and which targets are met.
+"""results.json -> the tables of results.md, and which targets are met.
 
-Output: `results.md` and `speed.svg` beside results.json.
+Input: what `benchmarks.measure.save` has kept. Output: `results.md` beside results.json.
 """
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from benchmarks.measure import RESULTS, load_results
@@ -24,7 +23,6 @@ ROWS = (
     ("datasets.map + tokenizers, 2 processes", "peers", ("datasets_map_2_processes",)),
     ("datatrove, 2 processes", "peers", ("datatrove_2_processes",)),
 )
-OURS = "pretok"
 
 MORE = {
     "loader": "loader processes of torch, sequences of 4,096 from memory",
@@ -33,7 +31,6 @@ MORE = {
     "cold": "streams of 500 M tokens, micro-batches of 8 x 4,096",
     "ray": "driver",
     "files": "files of three documents, 2 workers",
-    "exports": "600 MB of ids in the formats of others, one process, to the disk",
     "remote": "from a server 50 ms away, one process",
 }
 """Sections whose results are lines of a table as they are, and its title."""
@@ -66,7 +63,7 @@ def _targets(results: dict[str, Any]) -> list[tuple[str, float, str]]:
     """(what, measured, wanted)."""
     two = _get(results, "end_to_end", ("two_workers", "mb_s"))
     peers = results["peers"]
-    targets = [
+    return [
         (
             "end to end / limit of the parts, 2 workers",
             two / results["parts"]["limit_two_cores"],
@@ -77,13 +74,6 @@ def _targets(results: dict[str, Any]) -> list[tuple[str, float, str]]:
         ("end to end / gigatoken in memory", two / peers["gigatoken_in_memory_2_threads"], "at least 0.4"),
         ("Parquet / .jsonl.zst", results["end_to_end"]["two_workers_parquet"]["mb_s"] / two, "at least 1"),
     ]
-    if "scaling" in results:
-        ratio = results["scaling"]["two_workers_over_one"]["3x"]
-        targets.append(("2 workers / 1 worker on 1 core, 3x the corpus", ratio, "at least 1.8"))
-    if "memory" in results:
-        peak = max(value for key, value in results["memory"].items() if key != "load_average")
-        targets.append(("peak memory of a worker, MB, any input", peak, "under 700"))
-    return targets
 
 
 TEXT = 4e12
@@ -154,17 +144,6 @@ def markdown(results: dict[str, Any]) -> str:
             f"| {name} | {both['before']:.3g} | {both['now']:.3g} | {both['before'] / both['now']:.2f} |"
             for name, both in rows
         ]
-    if "scaling" in results:
-        lines += [
-            "",
-            "| corpus, workers | text MB | seconds | MB/s | idle | worker MB |",
-            "|---|---:|---:|---:|---:|---:|",
-        ]
-        for name, row in results["scaling"]["curve"].items():
-            numbers = f"{row['text_mb']:.0f} | {row['seconds']:.1f} | {row['mb_s']:.0f}"
-            lines.append(
-                f"| {name.replace('_', ' ')} | {numbers} | {row['idle_share']:.0%} | {row['worker_peak_mb']:.0f} |"
-            )
     for section, title in MORE.items():
         lines += _rows(title, results.get(section, {}))
     lines += ["", "| 4 TB on 10 nodes of 112 cores | |", "|---|---:|"]
@@ -189,35 +168,12 @@ def _shown(value: float | str) -> str:
     return f"{value:,.3g}" if abs(value) < 1000 else f"{value:,.0f}"
 
 
-def plot(results: dict[str, Any]) -> str:
-    """Bars on a logarithmic scale, as SVG."""
-    values = [(label, _get(results, section, keys)) for label, section, keys in ROWS]
-    left, width, step = 430, 330, 30
-    top = math.log10(max(value for _, value in values))
-    height = step * len(values) + 40
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{left + width + 70}" height="{height}" '
-        'font-family="sans-serif" font-size="13">',
-        f'<rect width="100%" height="100%" fill="white"/><text x="{left}" y="20" fill="#555">'
-        "MB of text a second, logarithmic</text>",
-    ]
-    for at, (label, value) in enumerate(values):
-        y = 32 + at * step
-        length = max(2.0, width * math.log10(value) / top)
-        colour = "#1f6feb" if label.startswith(OURS) else "#9aa4b2"
-        parts.append(f'<text x="{left - 8}" y="{y + 15}" text-anchor="end">{label}</text>')
-        parts.append(f'<rect x="{left}" y="{y}" width="{length:.1f}" height="20" fill="{colour}"/>')
-        parts.append(f'<text x="{left + length + 6:.1f}" y="{y + 15}">{value:.3g}</text>')
-    return "\n".join([*parts, "</svg>"]) + "\n"
-
-
 def write_report() -> None:
-    """Write table and plot from what has been measured. Needs the sections parts, end_to_end and peers."""
+    """Write the tables of what has been measured. Needs the sections parts, end_to_end and peers."""
     results = load_results()
     if missing := {"parts", "end_to_end", "peers"} - results.keys():
         print(f"no report yet: measure {', '.join(sorted(missing))} first")
         return
     text = markdown(results)
     RESULTS.with_name("results.md").write_text(text, encoding="utf-8")
-    RESULTS.with_name("speed.svg").write_text(plot(results), encoding="utf-8")
     print(text)

@@ -14,18 +14,15 @@ from support import needs
 import benchmarks
 from benchmarks import classes
 from benchmarks.chats import run as measure_chats
-from benchmarks.exports import run_exports
 from benchmarks.files import write_files
 from benchmarks.inputs import Inputs, prepare, texts_of
 from benchmarks.measure import load_results
 from benchmarks.parts import PARTS, run_parts
 from benchmarks.report import markdown
-from benchmarks.train_shards import write_random_shards
 from benchmarks.words import widen
 from pretok.cli import run_command
 from pretok.counts.buckets import concatenate, read_group
 from pretok.counts.counts_file import load_counts
-from pretok.export.formats import FORMATS
 
 NAMES = sorted(
     module.name for module in pkgutil.iter_modules(benchmarks.__path__) if module.name != "__main__"
@@ -98,10 +95,6 @@ def test_classes_are_measured(
     ]
     for work in (classes.make_packing, classes.disclose_half):
         assert work(tmp_path / "cold")[0] > 0
-
-
-def test_exports_are_measured(tmp_path: Path) -> None:
-    assert len(run_exports(write_random_shards(tmp_path / "shards", 100_000))) == 1 + len(FORMATS)
 
 
 def test_the_tables_are_those_of_the_results() -> None:

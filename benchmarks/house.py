@@ -57,13 +57,16 @@ def modules(checkout: Path) -> Iterator[Path]:
 
 
 def imports(path: Path) -> set[str]:
-    """Every module that a module imports, anywhere in it; names imported from a package as if they were modules."""
+    """Every module that a module imports, anywhere in it, also by `import_module`; names imported from a package as if
+    they were modules."""
     found = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
             found |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith("import_module"):
+            found |= {one.value for one in node.args if isinstance(one, ast.Constant)}
     return found
 
 

@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 
 from pretok.base.kinds import MARKERS
+from pretok.chat.documents import read_documents
 from pretok.chat.encode import encode_spans
 from pretok.chat.resolve import resolve
 from pretok.kernels.pretokenize import PATTERNS
@@ -20,7 +21,7 @@ from pretok.read.conversation import Conversation
 from pretok.read.normalize import Normalization
 from pretok.read.partition import plan
 from pretok.read.probe import probe_inputs
-from pretok.read.readers import Damage, RecordFormat, read_partition
+from pretok.read.readers import Damage, RecordFormat
 from pretok.read.recognise import list_inputs
 from pretok.tokenizer.encoder import Encoder
 from pretok.tokenizer.vocabulary import load_vocab, write_vocab
@@ -60,7 +61,7 @@ def run(text: str, vocab_dir: Path | None = None) -> dict[str, float]:
         chat, plain = folder / "chat.jsonl", folder / "plain.jsonl"
         chat.write_text("".join(json.dumps({"messages": row}, ensure_ascii=False) + "\n" for row in rows))
         parts = {"chat": _partition(chat, "messages")}
-        texts = [t for batch in read_partition(parts["chat"], record, Normalization())
+        texts = [t for batch in read_documents(parts["chat"], record, Normalization())
                  if not isinstance(batch, Damage) for t in batch.texts.to_pylist()]  # fmt: skip
         size = sum(len(t.encode()) for t in texts)
         plain.write_text("".join(json.dumps({"text": t}, ensure_ascii=False) + "\n" for t in texts))
@@ -72,7 +73,7 @@ def run(text: str, vocab_dir: Path | None = None) -> dict[str, float]:
         for _ in range(ROUNDS + 1):
             for way in ("chat", "plain"):
                 began, encoding = time.process_time(), 0.0
-                for batch in read_partition(parts[way], formats[way], Normalization()):
+                for batch in read_documents(parts[way], formats[way], Normalization()):
                     if isinstance(batch, Damage):
                         raise AssertionError(batch.error)
                     before = time.process_time()

@@ -27,15 +27,8 @@ def main(shards: str, times: int, loaders: int) -> None:
     import torch
     from torch.utils.data import DataLoader
 
-    collate: Any = torch.from_numpy
-    try:
-        from pretok.stream.loader import Narrow
-    except ImportError:  # the first version
-        pass
-    else:
-        collate = Narrow(torch.from_numpy, view.dtype)
     loader: Any = DataLoader
-    for _ in loader(view, batch_sampler=positions, collate_fn=collate, num_workers=loaders):
+    for _ in loader(view, batch_sampler=positions, collate_fn=torch.from_numpy, num_workers=loaders):
         pass
 
 

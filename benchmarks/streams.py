@@ -12,6 +12,7 @@ from __future__ import annotations
 import gc
 import itertools
 import os
+import resource
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -22,11 +23,27 @@ from typing import Any
 import numpy as np
 
 from benchmarks.inputs import Inputs
-from benchmarks.loader import SEQ_LEN, cpu_seconds, read_for_a_while
 from benchmarks.measure import fresh, medians
 
 TOKENS = 200_000_000
-MICRO_BATCH = 8
+SEQ_LEN, MICRO_BATCH = 4096, 8
+SECONDS = 3.0
+
+
+def cpu_seconds() -> float:
+    """Seconds of this process and of the children that have ended."""
+    used = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return sum(one.ru_utime + one.ru_stime for one in used)
+
+
+def read_for_a_while(batches: Iterator[Any], tokens: int) -> tuple[float, float]:
+    """Batches of so many tokens for SECONDS: millions of tokens, and millions a second."""
+    count, began = 0, time.perf_counter()
+    while time.perf_counter() - began < SECONDS:
+        next(batches)
+        count += 1
+    millions = count * tokens / 1e6
+    return millions, millions / (time.perf_counter() - began)
 
 
 def write_formats(folder: Path) -> None:
@@ -62,19 +79,11 @@ def token_tensors(shards: Path) -> Iterator[Any]:
 
 
 def ours(folder: Path, workers: int) -> Iterable[Any]:
-    """Ours, as `train` and docs/trainers.md build it."""
-    import torch
-    from torch.utils.data import DataLoader
-
+    """Ours, as docs/trainers.md builds it."""
     import pretok.stream
-    from pretok.stream.loader import Narrow, PositionSampler
+    from pretok.integrations.pytorch import Loader
 
-    view = pretok.stream.open(folder / "pretok", seq_len=SEQ_LEN)
-    order = PositionSampler(len(view), global_batch=MICRO_BATCH, micro_batch=MICRO_BATCH)
-    loader: Any = DataLoader
-    return loader(  # type: ignore[no-any-return]
-        view, batch_sampler=order, collate_fn=Narrow(torch.from_numpy, view.dtype), num_workers=workers
-    )
+    return Loader(pretok.stream.open(folder / "pretok", seq_len=SEQ_LEN), MICRO_BATCH, workers=workers)
 
 
 def litdata(folder: Path, workers: int) -> Iterable[Any]:

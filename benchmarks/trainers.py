@@ -7,8 +7,8 @@
     python benchmarks/trainers.py collect FOLDER                                   # compare, results.json, results.md
 
 Input: FOLDER/demo, the shards of pipelines/demo.toml, and FOLDER/mix.json; for speed FOLDER/random, 40 M random tokens.
-Output: FOLDER/NAME/got, digests of the tensors that reached the trainer's step, FOLDER/NAME/digests, those of the
-loader's own log, FOLDER/NAME.json, millions of tokens a second of one core. Of torchtitan, OLMo-core and transformers
+Output: FOLDER/NAME/got, digests of the tensors that reached the trainer's step, FOLDER/NAME.json, millions of tokens a
+second of one core. Of torchtitan, OLMo-core and transformers
 the trainer itself runs, on CPUs; of Megatron-core, whose training loop is not on PyPI, the dataset and a sampler as
 Megatron-LM's.
 """
@@ -36,8 +36,7 @@ import torch
 
 import pretok.stream
 from pretok.base.storage import read_json, read_lines
-from pretok.integrations.digests import DigestLog, data_hashes
-from pretok.stream import View, digest
+from pretok.stream import View, data_hash, digest
 
 SEQ_LEN, BATCH, STEPS = 64, 8, 1000
 LONG, MICRO, SECONDS, TURNS = 4096, 8, 0.5, 5
@@ -54,18 +53,30 @@ PACKAGES = {
 
 
 class Got:
-    """Digests of what reached a trainer's step on this rank."""
+    """Digests of what reached a trainer's step on this rank, a line {step, digest} for each micro-batch."""
 
     def __init__(self, folder: Path, start: int, micro: int) -> None:
-        self._log, self._at, self._micro = DigestLog(folder / "got", start, RANK, RANKS), start, micro
+        (folder / "got").mkdir(parents=True, exist_ok=True)
+        self._file = (folder / "got" / f"{start}-{RANK}.jsonl").open("w", buffering=1)
+        self._at, self._micro = start, micro
 
     def add(self, inputs: torch.Tensor, labels: torch.Tensor) -> None:
         """The next micro-batch."""
         ids = torch.cat([inputs.cpu(), labels.cpu()[:, -1:]], dim=1).numpy()
         first = self._at + RANK * self._micro
         assert (inputs[:, 1:] == labels[:, :-1]).all()
-        self._log.add(first, len(ids), digest(range(first, first + len(ids)), ids))
+        found = digest(range(first, first + len(ids)), ids)
+        self._file.write(json.dumps({"step": first // BATCH, "digest": found}) + "\n")
         self._at += RANKS * self._micro
+
+
+def example(section: str) -> Any:
+    """`PretokDataLoader` of the first Python in a section of docs/trainers.md."""
+    page = (Path(__file__).parents[1] / "docs" / "trainers.md").read_text(encoding="utf-8")
+    code = page.split(f"\n## {section}\n")[1].split("```python\n")[1].split("```")[0]
+    names: dict[str, Any] = {"__name__": section}
+    exec(compile(code, section, "exec", dont_inherit=True), names)
+    return names["PretokDataLoader"]
 
 
 def open_view(folder: Path) -> View:
@@ -83,7 +94,7 @@ def run_pytorch(folder: Path, out: Path, steps: int) -> None:
     from pretok.integrations.pytorch import Loader
 
     micro = BATCH // RANKS // ACCUMULATION
-    loader = Loader(open_view(folder), micro, rank=RANK, ranks=RANKS, workers=1, digests=out / "digests")
+    loader = Loader(open_view(folder), micro, rank=RANK, ranks=RANKS, workers=1)
     if (out / "state.json").exists():
         loader.load_state_dict(read_json(out / "state.json"))
     got = Got(out, loader.position, micro)
@@ -122,7 +133,7 @@ def run_transformers(folder: Path, out: Path, steps: int) -> None:
     )
     got = Got(out, done(out), micro)
     model = LlamaForCausalLM(LlamaConfig(vocab_size=4000, **sizes))
-    trainer = Watched(model=model, args=arguments, view=open_view(folder), digests=out / "digests")
+    trainer = Watched(model=model, args=arguments, view=open_view(folder))
     trainer.train(resume_from_checkpoint=bool(done(out)))
 
 
@@ -158,8 +169,6 @@ def run_torchtitan(folder: Path, out: Path, steps: int) -> None:
     if not hasattr(torch.distributed, "set_timeout"):  # torchtitan 0.3 wants a later torch than 2.13
         torch.distributed.set_timeout = lambda *_: None  # type: ignore[attr-defined]
 
-    from pretok.integrations.torchtitan import PretokDataLoader
-
     micro = BATCH // RANKS // ACCUMULATION
     config = llama3_debugmodel()
     model = config.model_spec.model
@@ -176,11 +185,8 @@ def run_torchtitan(folder: Path, out: Path, steps: int) -> None:
     config.loss.loss_fn.global_vocab_size = 4000
     config.hf_assets_path = str(folder / "demo" / "vocab")
     config.dump_folder = str(out / "run")
-    config.dataloader = PretokDataLoader.Config(
-        shards=str(folder / "demo" / "shards"),
-        mix=str(folder / "mix.json"),
-        sequences=steps * BATCH,
-        digests=str(out / "digests"),
+    config.dataloader = example("torchtitan").Config(
+        shards=str(folder / "demo" / "shards"), mix=str(folder / "mix.json")
     )
     config.training.local_batch_size, config.training.global_batch_size = micro, BATCH
     config.training.seq_len, config.training.steps = SEQ_LEN, steps
@@ -218,10 +224,14 @@ def run_olmo(folder: Path, out: Path, steps: int) -> None:
     from olmo_core.train.callbacks import Callback, CheckpointerCallback
     from olmo_core.train.train_module import TransformerDataParallelConfig, TransformerTrainModuleConfig
 
-    from pretok.integrations.olmo import PretokDataLoader
-
     prepare_training_environment(seed=0, backend="cpu:gloo")
     got = Got(out, done(out), BATCH // RANKS)
+
+    class Plain(example("OLMo-core")):  # type: ignore[misc]
+        """Its attention inside documents needs a GPU."""
+
+        def form(self, batch: Any) -> Any:
+            return {"input_ids": batch.inputs, "labels": batch.labels}
 
     class Watch(Callback):
         def pre_step(self, batch: Any) -> None:
@@ -236,15 +246,12 @@ def run_olmo(folder: Path, out: Path, steps: int) -> None:
         optim=AdamWConfig(lr=1e-3),
         dp_config=TransformerDataParallelConfig(name=DataParallelType.ddp),
     ).build(model, device=torch.device("cpu"))
-    loader = PretokDataLoader(
+    loader = Plain(
         open_view(folder),
         global_batch_size=BATCH * SEQ_LEN,
         work_dir=out / "work",
         dp_world_size=RANKS,
         dp_rank=RANK,
-        sequences=steps * BATCH,
-        documents=False,  # its attention inside documents needs a GPU
-        digests=out / "digests",
     )
     config = TrainerConfig(
         save_folder=str(out / "run"),
@@ -290,27 +297,15 @@ def in_order(dataset: Any, consumed: int, micro: int) -> Iterator[Any]:
 
 
 def run_megatron(folder: Path, out: Path, steps: int) -> None:
-    """The dataset in order, from `consumed_train_samples` on; the loader for type `external` beside it."""
-    from pretok.integrations.megatron import PretokDataset, external_loader
+    """The dataset in order, from `consumed_train_samples` on."""
+    from pretok.integrations.megatron import PretokDataset
 
     micro, consumed, config = BATCH // RANKS // ACCUMULATION, done(out), megatron_config(SEQ_LEN, 4000)
     got = Got(out, consumed, micro)
     view = open_view(folder)
-    external = iter(
-        external_loader(
-            view,
-            config,
-            micro_batch=micro,
-            rank=RANK,
-            ranks=RANKS,
-            position=consumed,
-            digests=out / "digests",
-        )
-    )
     single = in_order(PretokDataset(view, config, STEPS * BATCH), consumed, micro)
     for batch in itertools.islice(single, (steps * BATCH - consumed) // (micro * RANKS)):
         got.add(batch["tokens"], batch["labels"])
-        assert all((batch[name] == other).all() for name, other in next(external).items())
 
 
 RUN: dict[str, Callable[[Path, Path, int], None]] = {
@@ -389,8 +384,6 @@ def speed_torchtitan(folder: Path) -> dict[str, Any]:
     from torchtitan.components.tokenizer import HuggingFaceTokenizer
     from torchtitan.hf_datasets.text_datasets import HuggingFaceTextDataLoader
 
-    from pretok.integrations.torchtitan import PretokDataLoader
-
     text = folder / "text"
     text.mkdir(exist_ok=True)
     lines = [
@@ -401,7 +394,7 @@ def speed_torchtitan(folder: Path) -> dict[str, Any]:
     (text / "sample.jsonl").write_text("".join(lines))
     tokenizer = HuggingFaceTokenizer(tokenizer_path=str(folder / "demo" / "vocab"))
     given = {"dp_world_size": 1, "dp_rank": 0, "seq_len": LONG, "local_batch_size": MICRO}
-    ours = PretokDataLoader.Config(shards=str(folder / "random"))
+    ours = example("torchtitan").Config(shards=str(folder / "random"))
     own = HuggingFaceTextDataLoader.Config(dataset="c4_test", dataset_path=str(text))
     return {
         "ours": lambda: iter(ours.build(tokenizer=None, **given)),
@@ -412,8 +405,6 @@ def speed_torchtitan(folder: Path) -> dict[str, Any]:
 def speed_olmo(folder: Path) -> dict[str, Any]:
     """Ours beside its loader of a token file, with starts of documents and without."""
     from olmo_core.data import NumpyDataLoaderConfig, NumpyFSLDatasetConfig, TokenizerConfig
-
-    from pretok.integrations.olmo import PretokDataLoader
 
     path = next((folder / "random" / "random").glob("*.bin"))
     tokenizer = TokenizerConfig(vocab_size=50_000, eos_token_id=0, pad_token_id=0)
@@ -435,18 +426,12 @@ def speed_olmo(folder: Path) -> dict[str, Any]:
 
         return again
 
-    def ours(documents: bool) -> Callable[[], Iterator[Any]]:
-        return lambda: iter(
-            PretokDataLoader(
-                long_view(folder), global_batch_size=MICRO * LONG, work_dir=folder, documents=documents
-            )
-        )
-
+    ours = example("OLMo-core")
+    given = {"global_batch_size": MICRO * LONG, "work_dir": folder, "dp_world_size": 1, "dp_rank": 0}
     return {
-        "ours": ours(False),
-        "own": own(False),
-        "ours with documents": ours(True),
+        "ours with documents": lambda: iter(ours(long_view(folder), **given, fs_local_rank=0)),
         "own with documents": own(True),
+        "own": own(False),
     }
 
 
@@ -455,7 +440,7 @@ def speed_megatron(folder: Path) -> dict[str, Any]:
     from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegatronDatasetBuilder
     from megatron.core.datasets.gpt_dataset import GPTDataset
 
-    from pretok.integrations.megatron import PretokDataset, external_loader
+    from pretok.integrations.megatron import PretokDataset
 
     prefix = str(next((folder / "random" / "random").glob("*.bin")).with_suffix(""))
     view = long_view(folder)
@@ -466,9 +451,6 @@ def speed_megatron(folder: Path) -> dict[str, Any]:
     return {
         "ours": lambda: in_order(ours, 0, MICRO),
         "own": lambda: in_order(own, 0, MICRO),
-        "ours, external": lambda: iter(
-            external_loader(view, plain, micro_batch=MICRO, rank=0, ranks=1, position=0)
-        ),
     }
 
 
@@ -498,6 +480,18 @@ def measure(name: str, folder: Path) -> dict[str, float]:
     return {loader: statistics.median(speeds) for loader, speeds in found.items()}
 
 
+def hashes_of(folder: Path) -> list[str]:
+    """`data_hash` after each step of all that the ranks got."""
+    steps = Counter[int]()
+    for path in folder.glob("*.jsonl"):
+        for line in read_lines(path):
+            steps[line["step"]] += line["digest"]
+    hashes = [""]
+    for step in range(STEPS):
+        hashes.append(data_hash(hashes[-1], steps[step]))
+    return hashes[1:]
+
+
 def collect(folder: Path) -> None:
     """Compare with `train` step by step, and write the section `trainers`."""
     from benchmarks.measure import save
@@ -507,14 +501,12 @@ def collect(folder: Path) -> None:
     assert len(wanted) == STEPS, f"train has {len(wanted)} steps"
     found: dict[str, Any] = {}
     for name in RUN:
-        for log in ("got", "digests"):
-            path = folder / name / "failed.txt"
-            if path.exists():
-                found[f"{name}: steps equal to those of train"] = path.read_text().strip()
-                continue
-            hashes = data_hashes(folder / name / log, BATCH)
-            assert hashes == wanted, f"{name}: {log} differs from train"
-            found[f"{name}: steps equal to those of train"] = len(hashes)
+        steps = f"{name}: steps equal to those of train"
+        if (path := folder / name / "failed.txt").exists():
+            found[steps] = path.read_text().strip()
+        else:
+            assert hashes_of(folder / name / "got") == wanted, f"{name} differs from train"
+            found[steps] = len(wanted)
         speeds = folder / f"{name}.json"
         if speeds.exists():
             data = read_json(speeds)

@@ -41,6 +41,7 @@ from pretok.base.tree import prove_nodes
 from pretok.base.vocab_map import MapEnd, read_map, write_map
 from pretok.certificate.check import check_certificate
 from pretok.certificate.make import certify_step
+from pretok.chat.documents import documents_of
 from pretok.chat.resolve import resolve
 from pretok.cli import run_command
 from pretok.config.recipes import load_recipe
@@ -52,7 +53,7 @@ from pretok.read.files import CorruptInputError
 from pretok.read.kept import Keep, KeptColumn
 from pretok.read.normalize import Normalization
 from pretok.read.partition import Piece
-from pretok.read.readers import RecordFormat, documents_of, read_piece
+from pretok.read.readers import RecordFormat, read_piece
 from pretok.read.recognise import list_inputs
 from pretok.screen.benchmark import read_benchmark
 from pretok.shards.annotations import read_annotations

@@ -204,7 +204,7 @@ def test_an_input_that_changes_behind_the_plan(
     line = [command, f"it={path}", "--out", str(out), *vocab, *HERE]
     module = import_module({"tokenize": "pretok.shards.task", "count": "pretok.counts.task"}[command])
     assert run_command(line) == 0
-    wanted, read = left(out), module.read_partition
+    wanted, read = left(out), module.read_documents
     for change, after in CHANGES.items():
         shutil.rmtree(out)
         changed = after(data)
@@ -215,10 +215,10 @@ def test_an_input_that_changes_behind_the_plan(
                 path.write_bytes(changed)
             return read(*arguments)
 
-        monkeypatch.setattr(module, "read_partition", behind)
+        monkeypatch.setattr(module, "read_documents", behind)
         assert run_command(line) == 3, change
         assert f"{path}: changed since it was planned" in capfd.readouterr().err, change
-        monkeypatch.setattr(module, "read_partition", read)
+        monkeypatch.setattr(module, "read_documents", read)
         path.write_bytes(data)
         if command == "count":  # as its message says
             shutil.rmtree(out)

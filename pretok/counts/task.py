@@ -27,6 +27,7 @@ from pretok.base.execute import Report
 from pretok.base.failures import Failure
 from pretok.base.records import Count, read_record, to_json
 from pretok.base.storage import atomic_open, temporary_of, writing
+from pretok.chat.documents import read_documents
 from pretok.chat.spans import content_ends
 from pretok.counts.buckets import BUCKETS, WordCounts, read_group, read_metadata, split_buckets, write_groups
 from pretok.counts.table import WordTable
@@ -34,7 +35,7 @@ from pretok.kernels.hashing import hash_documents, select
 from pretok.read.batches import TextBatch, buffers
 from pretok.read.normalize import Normalization
 from pretok.read.partition import Partition
-from pretok.read.readers import Damage, RecordFormat, read_partition
+from pretok.read.readers import Damage, RecordFormat
 
 TABLE_BYTES = 256 << 20
 """Memory of a worker's table of words; when its words may take as much, they are spilled."""
@@ -127,7 +128,7 @@ def count_partition(task: CountTask, report: Report) -> CountRecord:
         return load_record(task.path)
     counter = _Counter(task)
     try:
-        for batch in read_partition(task.partition, task.record, task.normalization):
+        for batch in read_documents(task.partition, task.record, task.normalization):
             report(counter.add(batch))
         return counter.finish()
     finally:

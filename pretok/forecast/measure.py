@@ -18,6 +18,7 @@ import pyarrow as pa
 
 from pretok.base.kinds import KINDS, LEARNED, TEXT
 from pretok.base.tokens import Ints
+from pretok.chat.documents import documents_of
 from pretok.chat.encode import encode_spans
 from pretok.counts.table import WordTable
 from pretok.forecast.windows import Window, windows
@@ -26,7 +27,7 @@ from pretok.read.files import CorruptInputError
 from pretok.read.kept import Keep
 from pretok.read.normalize import Normalization
 from pretok.read.probe import Probe
-from pretok.read.readers import NOTHING, RecordFormat, documents_of, read_piece
+from pretok.read.readers import NOTHING, RecordFormat, read_piece
 from pretok.tokenizer.encoder import Encoder
 from pretok.tokenizer.reference import Unencodable
 

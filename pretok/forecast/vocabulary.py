@@ -14,6 +14,7 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 
+from pretok.chat.documents import documents_of
 from pretok.config import Recipe, Source
 from pretok.counts.buckets import WordCounts, concatenate
 from pretok.counts.table import WordTable
@@ -23,7 +24,7 @@ from pretok.kernels.pretokenize import PATTERNS
 from pretok.read.batches import buffers
 from pretok.read.files import CorruptInputError
 from pretok.read.probe import Probe
-from pretok.read.readers import documents_of, read_piece
+from pretok.read.readers import read_piece
 from pretok.tokenizer.vocabulary import TOKENIZER_FILE, Vocabulary, load_vocab, write_vocab
 from pretok.vocab.bpe import train_merges
 from pretok.vocab.symbols import buffer_of

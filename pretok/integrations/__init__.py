@@ -9,11 +9,8 @@ loader is one position.
 
 In this folder:
 
-    pytorch.py       any loop of torch or accelerate; the others are built on it
+    pytorch.py       any loop of torch or accelerate; the others, and the examples of docs/trainers.md, are built on it
     transformers.py  a Trainer
-    torchtitan.py    a dataloader of its configuration
-    megatron.py      a dataset for Megatron-core, and a loader for its type `external`
-    olmo.py          a data loader of OLMo-core
+    megatron.py      a dataset for Megatron-core
     checks.py        what is refused before the first step
-    digests.py       what each rank was handed, in a file; and the hashes of a run's steps from these
 """

@@ -1,8 +1,7 @@
-"""Megatron-core: a dataset in the exact order in place of its blended index, and a loader with a log of digests.
+"""Megatron-core: a dataset in the exact order in place of its blended index.
 
 Input: a View and the GPTDatasetConfig of the run. Output: `PretokDataset` with the samples that GPTDataset gives, for
-`--dataloader-type single`, whose own sampler reads in order from `consumed_train_samples` on; or `external_loader` for
-`--dataloader-type external`.
+`--dataloader-type single`, whose own sampler reads in order from `consumed_train_samples` on.
 
     def train_valid_test_datasets_provider(train_val_test_num_samples):
         config = core_gpt_dataset_config_from_args(get_args())
@@ -14,17 +13,15 @@ In its checkpoint the position is `args.consumed_train_samples` (`torch.load("..
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from megatron.core.datasets.utils import Split
 from torch import Tensor
 
 from pretok.base.version import refuse_untried
 from pretok.integrations.checks import check_length, check_model
-from pretok.integrations.pytorch import IGNORE, Batch, Loader, make_batch
+from pretok.integrations.pytorch import IGNORE, Batch, make_batch
 from pretok.stream import View
 from pretok.stream.loader import read_batch
 
@@ -43,7 +40,7 @@ class PretokDataset(torch.utils.data.Dataset[dict[str, Tensor]]):
     index_split = Split.train
 
     def __init__(self, view: View, config: Any, samples: int | None = None) -> None:
-        check_config(view, config)
+        check_model(view, seq_len=config.sequence_length, rows=config.tokenizer.vocab_size)
         if samples is not None:
             check_length(view, samples)
         self.view, self.config = view, config
@@ -59,21 +56,10 @@ class PretokDataset(torch.utils.data.Dataset[dict[str, Tensor]]):
 
     def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Tensor]]:
         """A micro-batch at once."""
-        ids, mask = read_batch(self.view, indices, np.int64)
-        learned = None if mask is None else torch.from_numpy(mask)
-        made = make_batch(self.view, torch.from_numpy(ids), resets(self.config), learned)
-        batch = sample(made, self.view, self.config)
+        ids, learned = read_batch(self.view, indices, self.view.dtype)
+        resets = self.config.reset_position_ids or self.config.reset_attention_mask
+        batch = sample(make_batch(self.view, ids, resets, learned), self.view, self.config)
         return [{name: tensor[row] for name, tensor in batch.items()} for row in range(len(indices))]
-
-
-def check_config(view: View, config: Any) -> None:
-    """MismatchError where the configuration is not made for the stream."""
-    check_model(view, seq_len=config.sequence_length, rows=config.tokenizer.vocab_size)
-
-
-def resets(config: Any) -> bool:
-    """Whether the configuration wants to know where documents start."""
-    return bool(config.reset_position_ids or config.reset_attention_mask)
 
 
 def sample(batch: Batch, view: View, config: Any) -> dict[str, Tensor]:
@@ -95,35 +81,3 @@ def sample(batch: Batch, view: View, config: Any) -> dict[str, Tensor]:
         document = (plain - starts) if config.reset_attention_mask else torch.zeros_like(plain)
         found["attention_mask"] = (hidden | (document[:, :, None] != document[:, None, :]))[:, None]
     return found
-
-
-def external_loader(
-    view: View,
-    config: Any,
-    *,
-    micro_batch: int,
-    rank: int,
-    ranks: int,
-    position: int,
-    sequences: int | None = None,
-    workers: int = 0,
-    digests: str | Path | None = None,
-) -> Loader:
-    """A loader of the same samples that logs digests: `iter` of it is what `--dataloader-type external` takes.
-
-    rank, ranks: `mpu.get_data_parallel_rank()`, `mpu.get_data_parallel_world_size()`; position:
-    `args.consumed_train_samples`; the rest as in `pytorch.Loader`.
-    """
-    check_config(view, config)
-    return Loader(
-        view,
-        micro_batch,
-        rank=rank,
-        ranks=ranks,
-        position=position,
-        sequences=sequences,
-        workers=workers,
-        documents=resets(config),
-        digests=digests,
-        form=lambda batch: sample(batch, view, config),
-    )

@@ -10,7 +10,6 @@ In its checkpoint the position is `stateful_callbacks.PretokPosition.attributes.
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from torch import Tensor
@@ -63,20 +62,12 @@ class PretokPosition(TrainerCallback, ExportableState):
 class PretokTrainer(Trainer):
     """A Trainer whose training data are a stream; everything else is the Trainer's.
 
-    view: the stream; documents: give `position_ids` that begin anew with each document; digests: a folder for what each
-    rank was handed (`integrations.digests`). TrainingArguments must have max_steps; dataloader_num_workers,
-    dataloader_prefetch_factor and dataloader_pin_memory count. Raises UsageError, and MismatchError where the model or
-    the tokenizer are not the mix's.
+    view: the stream; documents: give `position_ids` that begin anew with each document. TrainingArguments must have
+    max_steps; dataloader_num_workers, dataloader_prefetch_factor and dataloader_pin_memory count. Raises UsageError,
+    and MismatchError where the model or the tokenizer are not the mix's.
     """
 
-    def __init__(
-        self,
-        *arguments: Any,
-        view: View,
-        documents: bool = False,
-        digests: str | Path | None = None,
-        **named: Any,
-    ) -> None:
+    def __init__(self, *arguments: Any, view: View, documents: bool = False, **named: Any) -> None:
         super().__init__(*arguments, **named)
         if self.args.max_steps <= 0:
             raise UsageError("TrainingArguments needs max_steps: a mix has its epochs inside")
@@ -99,9 +90,8 @@ class PretokTrainer(Trainer):
             ranks=self.args.world_size,
             workers=self.args.dataloader_num_workers,
             prefetch=self.args.dataloader_prefetch_factor or 2,
-            pin_memory=self.args.dataloader_pin_memory and self.args.device.type == "cuda",
+            pin_memory=self.args.dataloader_pin_memory,
             documents=documents,
-            digests=digests,
             form=_form,
         )
         self.add_callback(PretokPosition(self.loader))

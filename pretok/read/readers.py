@@ -13,8 +13,6 @@ from codecs import BOM_UTF8
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
-from importlib import import_module
 from typing import Any
 
 import msgspec
@@ -40,7 +38,6 @@ from pretok.read.json_kept import kept_lines
 from pretok.read.json_values import MAX_DEPTH
 from pretok.read.jsonl import field_bytes, parse_lines
 from pretok.read.kept import Keep, KeptValues, describe_mismatch, kept_tables, mismatches
-from pretok.read.normalize import Normalization, normalize_batch
 from pretok.read.partition import Partition, Piece
 from pretok.read.paths import is_remote
 from pretok.read.prefetch import PIECES, ahead, begun
@@ -99,10 +96,11 @@ NOTHING = Keep()
 
 
 def read_partition(
-    partition: Partition, record: RecordFormat, normalization: Normalization, keep: Keep = NOTHING
+    partition: Partition, record: RecordFormat, make: Callable[[TextBatch], TextBatch], keep: Keep = NOTHING
 ) -> Iterator[TextBatch | Damage]:
-    """All batches of a partition, normalized, read ahead in a thread; a damaged piece does not end the others.
+    """All batches of a partition, read ahead in a thread; a damaged piece does not end the others.
 
+    make: turns what was read into documents, in the thread of the caller (`chat.documents`).
     A file that is no longer what was planned, or was written to meanwhile, counts as damaged once it has been read. A
     server is asked about that while the next pieces are read, and its answers are told when all are.
     """
@@ -139,26 +137,11 @@ def read_partition(
         finally:
             pool.shutdown(cancel_futures=True)
 
-    make = documents_of(record, normalization)
-
     def made(batch: TextBatch | Damage) -> TextBatch | Damage:
         return batch if isinstance(batch, Damage) else make(batch)
 
     # A generator would hold each batch as it was read for as long as its consumer works on it.
     return map(made, ahead(batches(), _held_bytes, 2 * BATCH_BYTES))
-
-
-def documents_of(record: RecordFormat, normalization: Normalization) -> Callable[[TextBatch], TextBatch]:
-    """What makes documents of the texts of a batch as it was read.
-
-    This is the seam to `pretok.chat`: by name, because it stands on this stage, and loaded only for conversations.
-    """
-    if isinstance(record.conversation, Conversation):
-        make: Callable[[TextBatch], TextBatch] = import_module("pretok.chat.render").Renderer(
-            record, normalization
-        )
-        return make
-    return partial(normalize_batch, normalization=normalization)
 
 
 def _held_bytes(batch: TextBatch | Damage) -> int:

@@ -15,11 +15,12 @@ import numpy.typing as npt
 from pretok.base.execute import Report
 from pretok.base.storage import atomic_open
 from pretok.base.tokens import Hashes
+from pretok.chat.documents import read_documents
 from pretok.read.batches import buffers, hash_texts
 from pretok.read.kept import Keep
 from pretok.read.normalize import Normalization
 from pretok.read.partition import Partition
-from pretok.read.readers import Damage, RecordFormat, read_partition
+from pretok.read.readers import Damage, RecordFormat
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +51,7 @@ def hash_partition(task: HashTask, report: Report) -> int:
         return len(load_hashes(task.path).hashes)
     hashes, pieces = [np.empty((0, 2), np.uint64)], [np.empty(0, np.int64)]
     records, damaged = [np.empty(0, np.int64)], False
-    for batch in read_partition(task.partition, task.record, task.normalization, task.keep):
+    for batch in read_documents(task.partition, task.record, task.normalization, task.keep):
         if isinstance(batch, Damage):
             damaged = True
             continue

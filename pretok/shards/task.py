@@ -31,13 +31,14 @@ from pretok.base.failures import Failure
 from pretok.base.records import Count, Record, read_record, replace, to_json
 from pretok.base.storage import atomic_open, read_json, write_json
 from pretok.base.tokens import Bytes, Tokens
+from pretok.chat.documents import read_documents
 from pretok.chat.resolve import chat_tokenizer
 from pretok.read.batches import Rejects, TextBatch, buffers
 from pretok.read.conversation import Conversation
 from pretok.read.kept import Keep, Mismatch
 from pretok.read.normalize import Normalization
 from pretok.read.partition import Partition
-from pretok.read.readers import Damage, RecordFormat, read_partition
+from pretok.read.readers import Damage, RecordFormat
 from pretok.screen.benchmark import ItemCount
 from pretok.screen.screening import Screen, Screening
 from pretok.shards.batching import (
@@ -248,7 +249,7 @@ def tokenize_partition(task: TokenizeTask, report: Report) -> list[PartRecord]:
 
 def _batches(task: TokenizeTask, done: list[PartRecord]) -> tuple[Screen, Iterator[TextBatch | Damage]]:
     """What follows the sealed parts, and what screens it."""
-    batches = read_partition(task.partition, task.record, task.normalization, task.keep)
+    batches = read_documents(task.partition, task.record, task.normalization, task.keep)
     screen = Screen(task.screening, copies_path(task))
     return screen, map(screen, _skip(batches, sum(part.read for part in done), task))
 

@@ -308,8 +308,7 @@ class View:
         return learned
 
     def __getitems__(self, positions: Sequence[int]) -> npt.NDArray[Any]:
-        """`batch` by the name torch's DataLoader calls; use `collate_fn=torch.from_numpy`, or `loader.Narrow` where
-        processes read."""
+        """`batch` by the name torch's DataLoader calls; use `collate_fn=torch.from_numpy`."""
         return self.batch(positions)
 
     def origin(self, position: int) -> tuple[str, int, int]:

@@ -1,14 +1,14 @@
 """Who reads what: positions of a stream -> the micro-batches of one rank; tokens -> their document boundaries.
 
 Input: the length of a stream, the batch sizes and the rank. Output: `PositionSampler`, a `batch_sampler` for torch's
-DataLoader or torchdata's StatefulDataLoader, whose state is one position; `Narrow`, its `collate_fn`, which lets
-tokens leave loader processes in 2 bytes each; `Fetch` and `Collate`, the two ends of that with a digest of each
-micro-batch; `document_boundaries` for attention inside documents. numpy and the standard library only.
+DataLoader or torchdata's StatefulDataLoader, whose state is one position; `Fetch` and `as_read`, a dataset and its
+`collate_fn` that read several sequences at once and check their ids; `document_boundaries` for attention inside
+documents. numpy and the standard library only.
 
     view = pretok.stream.open("shards", "mix.json")
     sampler = PositionSampler(len(view), global_batch=512, micro_batch=8, rank=rank, world_size=world_size,
                               identity=identity_of(view))
-    loader = DataLoader(view, batch_sampler=sampler, collate_fn=Narrow(torch.from_numpy, view.dtype), num_workers=2)
+    loader = DataLoader(view, batch_sampler=sampler, collate_fn=torch.from_numpy, num_workers=2)
 
 Global batch g is the positions [g * global_batch, (g + 1) * global_batch) counted from `position`; rank r takes the
 r-th of world_size equal contiguous parts and cuts it into micro-batches in order. Which sequences make an optimizer
@@ -17,9 +17,7 @@ step therefore does not depend on ranks, micro-batch, accumulation or workers.
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from math import prod
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -144,51 +142,6 @@ class PositionSampler:
         }
 
 
-class Narrow:
-    """A `collate_fn`: token ids as they were read, (n, seq_len + 1) of any integer dtype -> make(ids), a tensor.
-
-    Out of a loader process they go as `dtype`, that of the shards, bool in bits, through the pipe, and are widened to
-    what they were where they arrive. A tensor would go by a file in shared memory of its own, made, mapped and faulted
-    in on both sides for every batch: a multiple of the time of reading it. make: `torch.from_numpy`, or another
-    top-level function of an array that may be written to.
-    """
-
-    def __init__(self, make: Callable[[npt.NDArray[Any]], Any], dtype: npt.DTypeLike) -> None:
-        self.make = make
-        self.dtype = np.dtype(dtype)
-
-    def __call__(self, ids: npt.NDArray[Any]) -> Any:
-        """make(ids); in a loader process what becomes that in the process it is sent to."""
-        # Whoever has a loader has torch loaded; this package does without.
-        data: Any = sys.modules.get("torch.utils.data")
-        if data is None or data.get_worker_info() is None:
-            return self.make(ids)
-        return _Sent(self.make, ids.astype(self.dtype, copy=False), ids.dtype)
-
-
-class _Sent:
-    """Pickled, it is bytes; unpickled, what `make` makes of them."""
-
-    def __init__(
-        self, make: Callable[[npt.NDArray[Any]], Any], ids: npt.NDArray[Any], dtype: np.dtype[Any]
-    ) -> None:
-        self.make, self.ids, self.dtype = make, ids, dtype
-
-    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        ids = np.packbits(self.ids) if self.ids.dtype == np.bool_ else self.ids
-        return _arrive, (self.make, ids.tobytes(), self.ids.dtype.str, self.ids.shape, self.dtype.str)
-
-
-def _arrive(
-    make: Callable[[npt.NDArray[Any]], Any], raw: bytes, sent: str, shape: tuple[int, ...], dtype: str
-) -> Any:
-    if np.dtype(sent) == np.bool_:
-        return make(
-            np.unpackbits(np.frombuffer(raw, np.uint8), count=prod(shape)).view(np.bool_).reshape(shape)
-        )
-    return make(np.frombuffer(raw, sent).reshape(shape).astype(dtype))
-
-
 def read_batch(view: View, positions: Sequence[int], dtype: npt.DTypeLike) -> tuple[_Ids, Mask | None]:
     """(n, seq_len + 1) ids at n positions and, of a stream that is masked, which targets are learned, (n, seq_len);
     else None. IntegrityError names the shard with an id outside of the vocabulary: the model would fail without naming
@@ -205,40 +158,41 @@ def read_batch(view: View, positions: Sequence[int], dtype: npt.DTypeLike) -> tu
     return tokens, learned
 
 
-class Fetch:
-    """Dataset whose one call reads a micro-batch: (n, seq_len + 1) int32 ids, which targets are learned or None (see
-    `read_batch`), and the digest of both; or what is wrong: an exception that a loader process raises would arrive with
-    a traceback in its text."""
+class Fetched(NamedTuple):
+    """What one call read: (n, seq_len + 1) ids in the dtype of the shards, which targets are learned or None (see
+    `read_batch`), and the digest of both, 0 where nobody asks for it."""
 
-    def __init__(self, view: View) -> None:
-        self.view = view
+    ids: _Ids
+    learned: Mask | None
+    digest: int
+
+
+class Fetch:
+    """Dataset whose one call reads all positions of a list, for a DataLoader with the `collate_fn` `as_read`.
+
+    numpy arrays leave a loader process through the pipe, ids in the 2 bytes of the shards. Tensors would go by a file
+    in shared memory, made, mapped and faulted in on both sides for each: three times the processor time of the trainer.
+    What is wrong is handed over, not raised: an exception of a loader process would arrive with a traceback in its
+    text.
+    """
+
+    def __init__(self, view: View, digests: bool = False) -> None:
+        self.view, self.digests = view, digests
 
     def __len__(self) -> int:
         return len(self.view)
 
-    def __getitems__(self, positions: list[int]) -> tuple[_Ids, Mask | None, int] | Exception:
+    def __getitems__(self, positions: Sequence[int]) -> Fetched | Exception:
         try:
-            tokens, learned = read_batch(self.view, positions, np.int32)
+            ids, learned = read_batch(self.view, positions, self.view.dtype)
         except (PretokError, OSError) as error:
             return error
-        return tokens, learned, digest(positions, tokens, learned)
+        return Fetched(ids, learned, digest(positions, ids, learned) if self.digests else 0)
 
 
-class Collate:
-    """make(ids) and make(learned), or None, beside their digest; out of a loader process ids go in the dtype of the
-    shards, masks in bits (see `Narrow`)."""
-
-    def __init__(self, view: View, make: Callable[[npt.NDArray[Any]], Any]) -> None:
-        self._narrow = Narrow(make, view.dtype)
-        self._bits = Narrow(make, np.bool_)
-
-    def __call__(
-        self, fetched: tuple[_Ids, Mask | None, int] | Exception
-    ) -> tuple[Any, Any, int] | Exception:
-        if isinstance(fetched, Exception):
-            return fetched
-        ids, learned, found = fetched
-        return self._narrow(ids), None if learned is None else self._bits(learned), found
+def as_read(fetched: Fetched | Exception) -> Fetched | Exception:
+    """A `collate_fn`: the arrays as they are."""
+    return fetched
 
 
 class Boundaries(NamedTuple):

@@ -22,6 +22,7 @@ from pretok.base.errors import FolderInUse, IntegrityError, MismatchError, Stopp
 from pretok.base.execute import Engine
 from pretok.base.records import replace
 from pretok.base.stop import StopFlag
+from pretok.chat.documents import read_documents
 from pretok.config import make_recipe
 from pretok.counts.buckets import read_group
 from pretok.counts.counts_file import FILE_NAME, CorpusCounts, load_counts
@@ -29,7 +30,6 @@ from pretok.counts.job import _tasks, add_counts, count_config, run_count
 from pretok.counts.task import SAMPLE_SEED_STEP, CountTask, _Counter, count_partition
 from pretok.kernels.hashing import hash_documents, select
 from pretok.kernels.pretokenize import PATTERNS
-from pretok.read.readers import read_partition
 
 pytestmark = pytest.mark.usefixtures("few_buckets")
 Words = dict[str, tuple[int, int]]
@@ -214,7 +214,7 @@ def test_two_attempts_at_one_partition_do_not_share_a_file(
     for process in (1, 2):
         monkeypatch.setattr(os, "getpid", lambda process=process: process)
         counter = _Counter(task)
-        for batch in read_partition(task.partition, task.record, task.normalization):
+        for batch in read_documents(task.partition, task.record, task.normalization):
             counter.add(batch)
         spills.append(set(counter._spills))
     assert spills[0]

@@ -1,7 +1,8 @@
 """Streams inside other trainers: the exact order on any ranks at any resume, through the classes that each one takes.
 
-Where a trainer is installed its own base classes are used (.ci/run installs those that go beside us), elsewhere
-stand-ins with the same small interface.
+What every rank is handed is hashed and compared with what `train` logs for the same mix. The classes for torchtitan
+and OLMo-core are the examples of docs/trainers.md, as they stand there. Where a trainer is installed its own base
+classes are used (.ci/run installs those that go beside us), elsewhere stand-ins with the same small interface.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +27,13 @@ from support import EOD, ROOT, make_shards, needs
 
 import pretok.stream
 from pretok.base import version as tried
-from pretok.base.errors import IntegrityError, MismatchError, UsageError
+from pretok.base.errors import MismatchError, UsageError
 from pretok.integrations import checks
-from pretok.integrations.digests import DigestLog, data_hashes
 from pretok.shards.manifest import load_manifest
-from pretok.stream import View, data_hash, digest
+from pretok.stream import View
 from pretok.stream.continued import beginning
 from pretok.stream.mix_job import run_mix
+from tests.handed import Handed, train_hashes
 from tests.mixing import request as wish
 
 torch: Any = needs("torch")
@@ -55,6 +57,14 @@ def mix(shards: Path) -> Path:
 @pytest.fixture(scope="module")
 def view(shards: Path, mix: Path) -> View:
     return pretok.stream.open(shards, mix)
+
+
+@pytest.fixture(scope="module")
+def trained(shards: Path, mix: Path, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """The `data_hash` of each step of `train`."""
+    return train_hashes(
+        tmp_path_factory.mktemp("train"), shards, mix, BATCH, len(pretok.stream.open(shards, mix))
+    )
 
 
 def stand_in_torchtitan() -> dict[str, types.SimpleNamespace]:
@@ -100,33 +110,48 @@ def stand_in_megatron() -> dict[str, types.SimpleNamespace]:
 
 
 STAND_INS = {
-    "torchtitan": ("torchtitan", "0.3.0", stand_in_torchtitan),
-    "olmo": ("olmo_core", "3.0.0", stand_in_olmo),
-    "megatron": ("megatron", "0.16.1", stand_in_megatron),
+    "torchtitan": ("torchtitan", stand_in_torchtitan),
+    "OLMo-core": ("olmo_core", stand_in_olmo),
+    "megatron": ("megatron", stand_in_megatron),
 }
-INSTALLED = {package for package, _, _ in STAND_INS.values() if importlib.util.find_spec(package)}
+INSTALLED = {package for package, _ in STAND_INS.values() if importlib.util.find_spec(package)}
 
 
 @pytest.fixture(scope="module")
 def module() -> Iterator[Callable[[str], Any]]:
-    """The module for a trainer, over the trainer itself or a stand-in."""
+    """The module for a trainer, or its example, over the trainer itself or a stand-in."""
     patch = pytest.MonkeyPatch()
 
+    @cache
     def load(name: str) -> Any:
-        package, version, stand_in = STAND_INS[name]
+        package, stand_in = STAND_INS[name]
         with pytest.MonkeyPatch.context() as importing, warnings.catch_warnings():
             warnings.simplefilter("ignore")  # a trainer's own, and torch's while it is imported
             if package not in INSTALLED:
-                importing.setattr(tried, "version", lambda _: version)
+                importing.setattr(tried, "version", lambda _: "0.16.1")
                 for path, found in stand_in().items():
                     parts = path.split(".")
                     for end in range(1, len(parts)):
                         patch.setitem(sys.modules, ".".join(parts[:end]), types.ModuleType(parts[end - 1]))
                     patch.setitem(sys.modules, path, found)
-            return importlib.import_module(f"pretok.integrations.{name}")
+            if name == "megatron":
+                return importlib.import_module("pretok.integrations.megatron")
+            example = types.ModuleType("example")
+            # By itself: what this file imports from the future is none of its.
+            exec(
+                compile(first_snippet(name), f"docs/trainers.md, {name}", "exec", dont_inherit=True),
+                vars(example),
+            )
+            return example
 
     yield load
     patch.undo()
+
+
+def first_snippet(section: str) -> str:
+    """The first Python of a section of the page."""
+    page = (ROOT / "docs" / "trainers.md").read_text(encoding="utf-8")
+    return page.split(f"\n## {section}\n")[1].split("```python\n")[1].split("```")[0]
 
 
 @dataclass
@@ -160,56 +185,23 @@ class Megatron:
 
 
 def open_loader(
-    name: str,
-    module: Any,
-    view: View,
-    shards: Path,
-    micro: int,
-    rank: int,
-    ranks: int,
-    state: Any,
-    digests: Any,
+    name: str, module: Any, view: View, shards: Path, micro: int, rank: int, ranks: int, state: Any
 ) -> Any:
     """This rank's loader of a trainer, as the trainer builds it, after it has loaded `state`."""
-    if name == "pytorch":
-        loader = pytorch.Loader(view, micro, rank=rank, ranks=ranks, digests=digests)
-    elif name == "torchtitan":
-        config = module(name).PretokDataLoader.Config(
-            shards=str(shards), mix=str(shards / "mix.json"), digests=str(digests)
-        )
-        loader = config.build(
-            dp_world_size=ranks,
-            dp_rank=rank,
-            tokenizer=None,
-            seq_len=SEQ_LEN,
-            local_batch_size=micro,
-            snapshot_every_n_steps=None,
-        )
-    elif name == "olmo":
-        loader = module(name).PretokDataLoader(
-            view,
-            global_batch_size=micro * ranks * SEQ_LEN,
-            work_dir=shards,
-            dp_world_size=ranks,
-            dp_rank=rank,
-            fs_local_rank=rank,
-            digests=digests,
-        )
+    if name == "megatron":
+        dataset = module(name).PretokDataset(view, GPTDatasetConfig())
+        return Megatron(dataset, micro, rank, ranks, state)
+    if name == "torchtitan":
+        config = module(name).PretokDataLoader.Config(shards=str(shards), mix=str(shards / "mix.json"))
+        loader = config.build(dp_world_size=ranks, dp_rank=rank, tokenizer=None, seq_len=SEQ_LEN,
+                              local_batch_size=micro, snapshot_every_n_steps=None)  # fmt: skip
+    elif name == "OLMo-core":
+        split = {"dp_world_size": ranks, "dp_rank": rank, "fs_local_rank": rank}
+        size = micro * ranks * SEQ_LEN
+        loader = module(name).PretokDataLoader(view, global_batch_size=size, work_dir=shards, **split)
         loader.reshuffle(1)
     else:
-        megatron = module("megatron")
-        if name == "megatron":
-            return Megatron(megatron.PretokDataset(view, GPTDatasetConfig()), micro, rank, ranks, state)
-        position = state["position"] if state else 0
-        return megatron.external_loader(
-            view,
-            GPTDatasetConfig(),
-            micro_batch=micro,
-            rank=rank,
-            ranks=ranks,
-            position=position,
-            digests=digests,
-        )
+        loader = pytorch.Loader(view, micro, rank=rank, ranks=ranks)
     if state:
         loader.load_state_dict(json.loads(json.dumps(state)))
     return loader
@@ -224,90 +216,57 @@ def ids_of(batch: Any) -> Any:
     return np.concatenate([inputs.numpy(), labels.numpy()[:, -1:]], axis=1)
 
 
-@pytest.mark.parametrize("name", ["pytorch", "torchtitan", "olmo", "megatron", "megatron-external"])
+@pytest.mark.parametrize("name", ["pytorch", "torchtitan", "OLMo-core", "megatron"])
 def test_stopped_at_an_odd_step_and_resumed_with_other_ranks_it_reads_what_train_reads(
-    name: str, module: Any, view: View, shards: Path, tmp_path: Path
+    name: str, module: Any, view: View, shards: Path, trained: list[str]
 ) -> None:
     """4 ranks for 3 steps of 12 sequences, then 2 ranks to the end, with other micro-batches where they may differ."""
-    read: list[Any] = []
+    handed = Handed(BATCH)
     state = None
-    for ranks, micro, steps in ((4, 3, 3), (2, 6 if name == "olmo" else 2, 17)):
+    for ranks, micro, steps in ((4, 3, 3), (2, 6 if name == "OLMo-core" else 2, 17)):
         loaders = [
-            open_loader(name, module, view, shards, micro, rank, ranks, state, tmp_path)
-            for rank in range(ranks)
+            open_loader(name, module, view, shards, micro, rank, ranks, state) for rank in range(ranks)
         ]
         batches = [iter(loader) for loader in loaders]
         for _ in range(steps * BATCH // (ranks * micro)):
-            read += [row for each in batches for row in ids_of(next(each))]
+            for each in batches:
+                handed.add(ids_of(next(each)))
         states = [loader.state_dict() for loader in loaders]
         assert all(one == states[0] for one in states)
         state = states[0]
         del batches
-    np.testing.assert_array_equal(np.array(read), view.batch(range(20 * BATCH)))
     assert state["position"] == 20 * BATCH == len(view)
-    if name == "megatron":  # whose own loader keeps no log
-        return
-    hashes = [""]
-    for step in range(20):
-        positions = range(step * BATCH, (step + 1) * BATCH)
-        hashes.append(data_hash(hashes[-1], digest(positions, view.batch(positions))))
-    assert data_hashes(tmp_path, BATCH) == hashes[1:]
+    assert handed.hashes == trained
 
 
 divided = st.sampled_from([(1, 1), (1, 4), (1, 12), (2, 3), (3, 1), (3, 4), (4, 1), (4, 3)])
 layouts = st.tuples(divided, st.integers(0, 3), st.integers(0, 2))
 
 
-@given(st.lists(layouts, min_size=1, max_size=5))
+@given(st.lists(layouts, min_size=1, max_size=5), st.integers(1, 200))
 @settings(max_examples=25, deadline=None)
-def test_any_attempts_leave_the_digests_of_an_uninterrupted_run(
-    view: View, tmp_path_factory: pytest.TempPathFactory, attempts: list[tuple[tuple[int, int], int, int]]
+def test_any_attempts_read_what_an_uninterrupted_run_reads(
+    view: View, trained: list[str], attempts: list[tuple[tuple[int, int], int, int]], message: int
 ) -> None:
-    """Each attempt reads some steps of 12, saves, and reads some more that are lost with it."""
-    folder, state = tmp_path_factory.mktemp("digests"), None
-    for (ranks, micro), steps, lost in [*attempts, ((1, 12), 2, 0)]:
-        saved = []
-        for rank in range(ranks):
-            loader = pytorch.Loader(view, micro, rank=rank, ranks=ranks, digests=folder)
-            if state:
+    """Each attempt reads some steps of 12, saves, and reads some more that are lost with it; messages of any size."""
+    handed, state = Handed(BATCH), None
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pytorch, "_MESSAGE", message)
+        for (ranks, micro), steps, lost in [*attempts, ((1, 12), 2, 0)]:
+            loaders = [pytorch.Loader(view, micro, rank=rank, ranks=ranks) for rank in range(ranks)]
+            for loader in loaders if state else ():
                 loader.load_state_dict(state)
-            batches = iter(loader)
-            for number in range((steps + lost) * BATCH // (ranks * micro)):
-                if number == steps * BATCH // (ranks * micro):
-                    saved.append(loader.state_dict())
-                next(batches, None)
-            if len(saved) == rank:
-                saved.append(loader.state_dict())
-        state = saved[0]
-    steps = min(state["position"], len(view)) // BATCH
-    expected = ""
-    for step in range(steps):
-        positions = range(step * BATCH, (step + 1) * BATCH)
-        expected = data_hash(expected, digest(positions, view.batch(positions)))
-    assert data_hashes(folder, BATCH)[steps - 1] == expected
-
-
-def test_what_is_handed_out_twice_or_never_is_found(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="no digests"):
-        data_hashes(tmp_path, 4)
-    for rank, positions in ((0, [0, 4]), (1, [2])):
-        log = DigestLog(tmp_path, 0, rank, 2)
-        for position in positions:
-            log.add(position, 2, 1)
-        log.close()
-    with (tmp_path / "000000000000-00002-00001.jsonl").open("a") as file:
-        file.write('{"position": 6, "seq')  # a kill
-    assert len(data_hashes(tmp_path, 4)) == 1
-    with pytest.raises(UsageError, match="in two steps of 3"):
-        data_hashes(tmp_path, 3)
-    (tmp_path / "000000000000-00002-00001.jsonl").unlink()
-    with pytest.raises(IntegrityError, match="position 2 was never handed out"):
-        data_hashes(tmp_path, 4)
-    log = DigestLog(tmp_path, 0, 1, 2)
-    log.add(0, 2, 1)
-    log.close()
-    with pytest.raises(IntegrityError, match="position 0 was handed out twice"):
-        data_hashes(tmp_path, 4)
+            batches = [iter(loader) for loader in loaders]
+            rounds = min(steps * BATCH, len(view) - handed.read) // (ranks * micro)
+            for _ in range(rounds):
+                for each in batches:
+                    handed.add(ids_of(next(each)))
+            state = loaders[0].state_dict()
+            for _ in range(lost * BATCH // (ranks * micro)):
+                for each in batches:
+                    next(each, None)
+    assert handed.hashes == trained[: len(handed.hashes)]
+    assert state["position"] == handed.read
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -327,7 +286,7 @@ def test_labels_and_starts_of_documents(view: View, workers: int) -> None:
 
 def test_what_fills_a_sequence_up_is_not_learned(view: View) -> None:
     """An EOD behind an EOD, which belongs to the document before it."""
-    ids = torch.tensor([[5, EOD, EOD, EOD, 6, EOD, 7, EOD, EOD]])
+    ids = np.array([[5, EOD, EOD, EOD, 6, EOD, 7, EOD, EOD]])
     batch = pytorch.make_batch(view, ids, True)
     assert batch.labels.tolist() == [[EOD, -100, -100, 6, EOD, 7, EOD, -100]]
     assert batch.position_ids.tolist() == [[0, 1, 2, 3, 0, 1, 0, 1]]
@@ -335,20 +294,17 @@ def test_what_fills_a_sequence_up_is_not_learned(view: View) -> None:
 
 
 def test_torchtitan_gets_positions_and_refuses_what_is_not_the_mixes(
-    module: Any, shards: Path, mix: Path, view: View, tmp_path: Path
+    module: Any, shards: Path, mix: Path, view: View
 ) -> None:
     ours = module("torchtitan").PretokDataLoader
     given = {"dp_world_size": 2, "dp_rank": 1, "tokenizer": None, "seq_len": SEQ_LEN, "local_batch_size": 3}
-    inputs, labels = next(iter(ours.Config(shards=str(shards), mix=str(mix)).build(**given)))
+    config = ours.Config(shards=str(shards), mix=str(mix))
+    inputs, labels = next(iter(config.build(**given)))
     assert labels.tolist() == view.batch(range(3, 6))[:, 1:].tolist()
     assert (inputs["positions"][:, 1:] == 0).tolist() == (inputs["input"][:, :-1] == EOD).tolist()
-    with pytest.raises(UsageError, match="needs `shards`"):
-        ours.Config().build(**given)
     with pytest.raises(MismatchError, match="sequences of 8 tokens, not 9"):
-        ours.Config(shards=str(shards), mix=str(mix)).build(**given | {"seq_len": 9})
-    with pytest.raises(UsageError, match="reads 241 sequences and the stream has 240"):
-        ours.Config(shards=str(shards), mix=str(mix), sequences=241).build(**given)
-    fresh = ours.Config(shards=str(shards), mix=str(mix)).build(**given)
+        config.build(**given | {"seq_len": 9})
+    fresh = config.build(**given)
     fresh.load_state_dict({})
     with pytest.raises(MismatchError, match="no position of pretok's"):
         fresh.load_state_dict({"dp_rank_0": b"", "world_size": 4})
@@ -357,28 +313,23 @@ def test_torchtitan_gets_positions_and_refuses_what_is_not_the_mixes(
 def test_olmo_counts_batches_in_tokens_and_documents_by_length(
     module: Any, view: View, tmp_path: Path
 ) -> None:
-    ours = module("olmo").PretokDataLoader
+    ours = module("OLMo-core").PretokDataLoader
     given = {"work_dir": tmp_path, "dp_world_size": 2, "dp_rank": 0, "fs_local_rank": 0}
     loader = ours(view, global_batch_size=BATCH * SEQ_LEN, **given)
     loader.reshuffle(1)
     assert loader.total_batches == 20
     mock = loader.get_mock_batch()
-    batches = iter(loader)
-    first = next(batches)
+    first = next(iter(loader))
     assert all((first[name] == mock[name]).all() for name in ("input_ids", "labels", "doc_lens"))
     assert (first["doc_lens"].sum(dim=1) == SEQ_LEN).all()
     assert first["max_doc_lens"] == first["doc_lens"].max(dim=1).values.tolist()
     begins = torch.cumsum(first["doc_lens"], 1)[first["doc_lens"] > 0]
     assert len(begins) == 6 + int((first["input_ids"][:, :-1] == EOD).sum())
     assert (loader.total_batches, loader.global_num_tokens_in_batch(first)) == (20, BATCH * SEQ_LEN)
-    next(batches)
-    loader.global_batch_size = 2 * BATCH * SEQ_LEN  # by a callback, after two steps
-    rows = next(batches)["input_ids"]
-    np.testing.assert_array_equal(rows.numpy(), view.batch(range(2 * BATCH, 3 * BATCH))[:, :-1])
-    with pytest.raises(UsageError, match="epoch 2 is asked for"):
+    with pytest.raises(AssertionError, match="epochs inside"):
         loader.reshuffle(2)
-    with pytest.raises(UsageError, match="no whole number of sequences"):
-        ours(view, global_batch_size=BATCH * SEQ_LEN + 1, **given)
+    with pytest.raises(AssertionError, match="whole number of sequences"):
+        ours(view, global_batch_size=BATCH * SEQ_LEN + 2, **given)
 
 
 def test_megatron_gets_the_samples_of_its_own_dataset(module: Any, view: View) -> None:
@@ -453,18 +404,15 @@ def test_a_version_that_nobody_tried_is_refused(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_the_snippets_of_the_page_run(
-    view: View, shards: Path, mix: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    view: View, shards: Path, mix: Path, trained: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Those for trainers that need no module of ours, over the shards that they name."""
-    page = (ROOT / "docs" / "trainers.md").read_text(encoding="utf-8")
-    sections = [part for part in page.split("\n## ") if "```python" in part]
-    parts = {part.split("\n", 1)[0]: part.split("```python\n")[1].split("```")[0] for part in sections}
     (tmp_path / "work").mkdir()
     (tmp_path / "work" / "shards").symlink_to(shards)
     (tmp_path / "work" / "mix.json").symlink_to(mix)
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {"batch_size": 4, "device": "cpu"}
-    exec(parts["nanoGPT"], names)
+    exec(first_snippet("nanoGPT"), names)
     for first in (0, 4):
         inputs, targets = names["get_batch"]("train")
         expected = view.batch(range(first, first + 4))
@@ -473,10 +421,15 @@ def test_the_snippets_of_the_page_run(
     litgpt.DataModule = object  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "litgpt", types.ModuleType("litgpt"))
     monkeypatch.setitem(sys.modules, "litgpt.data", litgpt)
-    exec(parts["litgpt, Lightning, NeMo"], names)
+    exec(first_snippet("litgpt, Lightning, NeMo"), names)
     module = names["Pretok"]()
     module.connect(batch_size=4)
     assert next(iter(module.train_dataloader())).tolist() == view.batch(range(4)).tolist()
     linear = torch.nn.Embedding(1000, 1000)
     names = {"rank": 0, "ranks": 1, "steps": 2, "global_batch": 8, "resumed": False, "model": linear}
-    exec(parts["PyTorch and accelerate"], names | {"cross_entropy": torch.nn.functional.cross_entropy})
+    exec(
+        first_snippet("PyTorch and accelerate"), names | {"cross_entropy": torch.nn.functional.cross_entropy}
+    )
+    names = {"positions": range(BATCH), "ids": view.batch(range(BATCH)), "previous": ""}
+    exec(first_snippet("Compare two runs"), names)
+    assert names["previous"] == trained[0]

@@ -12,8 +12,8 @@ from support import make_shards, needs
 
 import pretok.stream
 from pretok.base.errors import MismatchError, UsageError
-from pretok.integrations.digests import data_hashes
-from pretok.stream import View, data_hash, digest
+from pretok.stream import View
+from tests.handed import Handed, train_hashes
 
 torch: Any = needs("torch")
 transformers: Any = needs("transformers")
@@ -59,7 +59,7 @@ def trainer(view: View, out: Path, rows: int = 64, **more: Any) -> PretokTrainer
     settings: dict[str, Any] = {"max_steps": STEPS, "save_steps": 3, "per_device_train_batch_size": 2}
     settings |= {"gradient_accumulation_steps": 2, "report_to": "none", "use_cpu": True, "logging_steps": 1}
     arguments = transformers.TrainingArguments(output_dir=str(out), disable_tqdm=True, **settings | more)
-    return PretokTrainer(model=model(rows), args=arguments, view=view, digests=out / "digests")
+    return PretokTrainer(model=model(rows), args=arguments, view=view)
 
 
 @pytest.mark.peers
@@ -68,28 +68,30 @@ def test_a_trainer_goes_on_with_another_micro_batch_and_learns_every_token(
     view: View, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     needs("accelerate")
-    trainer(view, tmp_path, max_steps=3).train()
-    resumed = trainer(view, tmp_path, per_device_train_batch_size=1, gradient_accumulation_steps=4)
     seen: list[Any] = []
-    original = resumed.model.forward
+    forward = transformers.LlamaForCausalLM.forward
 
-    def forward(**inputs: Any) -> Any:
-        result = original(**inputs)
-        seen.append((inputs["input_ids"], result.loss, result.logits))
+    def watched(self: Any, **inputs: Any) -> Any:
+        result = forward(self, **inputs)
+        seen.append((inputs["input_ids"], inputs["shift_labels"], result.loss, result.logits))
         return result
 
-    monkeypatch.setattr(resumed.model, "forward", forward)
+    monkeypatch.setattr(transformers.LlamaForCausalLM, "forward", watched)
+    trainer(view, tmp_path, max_steps=3).train()
+    before = len(seen)
+    resumed = trainer(view, tmp_path, per_device_train_batch_size=1, gradient_accumulation_steps=4)
     resumed.train(resume_from_checkpoint=True)
+    handed = Handed(4)
+    for inputs, labels, *_ in seen:
+        handed.add(torch.cat([inputs, labels[:, -1:]], dim=1).numpy())
+    shards = view.tokens.files.paths[0].parents[1]
+    assert handed.hashes == train_hashes(tmp_path, shards, None, 4, STEPS * 4, seq_len=SEQ_LEN)
     ids = torch.from_numpy(view.batch(range(3 * 4, STEPS * 4)))
-    assert torch.cat([inputs for inputs, _, _ in seen]).tolist() == ids[:, :-1].tolist()
-    for row, (_, loss, logits) in enumerate(seen):  # the sum over a sequence, of the tokens of a step
+    for row, (_, _, loss, logits) in enumerate(
+        seen[before:]
+    ):  # the sum over a sequence, of the tokens of a step
         wanted = torch.nn.functional.cross_entropy(logits[0], ids[row, 1:], reduction="sum")
         assert loss.item() == pytest.approx(wanted.item() / (4 * SEQ_LEN), rel=1e-5)
-    expected = [""]
-    for step in range(STEPS):
-        positions = range(4 * step, 4 * step + 4)
-        expected.append(data_hash(expected[-1], digest(positions, view.batch(positions))))
-    assert data_hashes(tmp_path / "digests", 4) == expected[1:]
     state = json.loads((tmp_path / "checkpoint-6" / "trainer_state.json").read_text())
     assert state["stateful_callbacks"]["PretokPosition"]["attributes"]["position"] == STEPS * 4
 

@@ -9,10 +9,11 @@ import pyarrow.parquet as pq
 import pytest
 import zstandard
 
+from pretok.chat.documents import read_documents
 from pretok.read.files import CorruptInputError, InputFile
 from pretok.read.normalize import Normalization
 from pretok.read.partition import Partition, Piece
-from pretok.read.readers import Damage, RecordFormat, read_partition, read_piece
+from pretok.read.readers import Damage, RecordFormat, read_piece
 from pretok.read.recognise import list_inputs
 
 TEXTS = [f"Documento {i}: perché no? " * (i % 9 + 1) for i in range(200)]
@@ -89,7 +90,7 @@ def test_parquet_that_breaks_in_the_middle_keeps_what_came_before(tmp_path):
     write("zstd", tmp_path / "other")
     inputs, _ = list_inputs([str(path), str(tmp_path / "other" / "input")], "auto")  # planned as they are now
     partition = Partition("it", 0, tuple(Piece(file) for file in inputs), 0)
-    found = list(read_partition(partition, RecordFormat(), Normalization()))
+    found = list(read_documents(partition, RecordFormat(), Normalization()))
     (damage,) = [batch for batch in found if isinstance(batch, Damage)]
     assert damage.piece == 0
     assert damage.error.startswith("damaged Parquet")
@@ -104,7 +105,7 @@ def test_an_error_of_ours_is_not_called_damage(tmp_path, monkeypatch):
     monkeypatch.setattr("pretok.read.readers.parse_lines", fail)
     partition = Partition("it", 0, (write("zstd", tmp_path),), 0)
     with pytest.raises(ZeroDivisionError, match="ours"):
-        list(read_partition(partition, RecordFormat(), Normalization()))
+        list(read_documents(partition, RecordFormat(), Normalization()))
 
 
 @pytest.mark.parametrize("kind", ["parquet", "zstd"])

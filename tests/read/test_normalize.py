@@ -9,13 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pretok.chat.documents import read_documents
 from pretok.counts.task import CountTask, count_partition
 from pretok.read import readers
 from pretok.read.kept import Keep
 from pretok.read.normalize import Normalization
 from pretok.read.partition import plan
 from pretok.read.probe import probe_inputs
-from pretok.read.readers import RecordFormat, read_partition
+from pretok.read.readers import RecordFormat
 from pretok.read.recognise import list_inputs
 from pretok.screen.screening import Screening
 from pretok.shards.task import TokenizeTask, tokenize_partition
@@ -42,7 +43,7 @@ def test_documents_are_normalized_one_by_one(tmp_path_factory, documents, batch_
     normalization = Normalization("nfc", strip_bom=True, crlf=True)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(readers, "BATCH_BYTES", batch_bytes)
-        batches = list(read_partition(partition, RecordFormat(), normalization))
+        batches = list(read_documents(partition, RecordFormat(), normalization))
     wanted = [unicodedata.normalize("NFC", d.removeprefix("\ufeff").replace("\r\n", "\n")) for d in documents]
     assert [text for batch in batches for text in batch.texts.to_pylist()] == [
         text for text in wanted if text

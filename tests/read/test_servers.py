@@ -13,6 +13,7 @@ import pytest
 import zstandard
 from serving import serve
 
+from pretok.chat.documents import read_documents
 from pretok.read import prefetch
 from pretok.read.files import (
     CorruptInputError,
@@ -26,7 +27,7 @@ from pretok.read.normalize import Normalization
 from pretok.read.partition import Partition, Piece, line_starts
 from pretok.read.paths import server_of
 from pretok.read.probe import probe_inputs
-from pretok.read.readers import Damage, RecordFormat, read_partition, read_piece
+from pretok.read.readers import Damage, RecordFormat, read_piece
 from pretok.read.recognise import list_inputs
 from pretok.read.servers import REQUESTS
 from pretok.read.tables import table_columns
@@ -249,7 +250,7 @@ def whole(folder, protocol=""):
 
 
 def read(partition):
-    found = list(read_partition(partition, RecordFormat(), Normalization()))
+    found = list(read_documents(partition, RecordFormat(), Normalization()))
     texts = [t for batch in found if not isinstance(batch, Damage) for t in batch.texts.to_pylist()]
     return texts, [batch for batch in found if isinstance(batch, Damage)]
 

@@ -10,11 +10,12 @@ import pytest
 import zstandard
 
 from pretok.base.records import replace
+from pretok.chat.documents import read_documents
 from pretok.read import readers
 from pretok.read.files import IDENTITY_BYTES, InputFile, read_small
 from pretok.read.normalize import Normalization
 from pretok.read.partition import Partition, Piece
-from pretok.read.readers import Damage, RecordFormat, read_partition
+from pretok.read.readers import Damage, RecordFormat
 from pretok.read.recognise import list_inputs
 
 LINES = "".join(json.dumps({"text": f"documento {i}, perché no?"}) + "\n" for i in range(40)).encode()
@@ -53,7 +54,7 @@ def read(pieces: list[Piece], record: RecordFormat) -> list[tuple[object, ...]]:
             item.texts.to_pylist(),
             list(item.rejects),
         )
-        for item in read_partition(Partition("it", 0, tuple(pieces), 0), record, Normalization())
+        for item in read_documents(Partition("it", 0, tuple(pieces), 0), record, Normalization())
     ]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from typing import Any
 
 import numpy as np
@@ -13,8 +12,8 @@ from support import EOD, make_shards, needs
 
 import pretok.stream
 from pretok.base.errors import MismatchError, UsageError
-from pretok.stream import View
-from pretok.stream.loader import Narrow, PositionSampler, _Sent, document_boundaries, identity_of
+from pretok.stream import View, digest
+from pretok.stream.loader import Fetch, PositionSampler, as_read, document_boundaries, identity_of
 
 SEQ_LEN = 5
 layouts = st.sampled_from(
@@ -136,44 +135,21 @@ def test_dataloader_fetches_whole_micro_batches(view: View, torch: Any, workers:
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-@pytest.mark.parametrize("dtype", [np.int64, np.int32])
 @pytest.mark.parametrize(
     "package",
     ["torch.utils.data", pytest.param("torchdata.stateful_dataloader", marks=pytest.mark.peers)],
 )
 @pytest.mark.filterwarnings("ignore:.set_vital. is deprecated:UserWarning")  # torchdata calls it
-def test_narrow_ids_arrive_as_they_were_read(
-    view: View, torch: Any, workers: int, dtype: type, package: str
-) -> None:
-    """Through the loaders of torch and torchdata, with what is beside them; the trainer may write to them."""
+def test_what_is_fetched_arrives_as_it_was_read(view: View, torch: Any, workers: int, package: str) -> None:
+    """In the bytes of the shards, with its digest; the trainer may write to it."""
     loaders = needs(package)
-    narrow = Narrow(torch.from_numpy, view.dtype)
-
-    class Rows:
-        def __len__(self) -> int:
-            return len(view)
-
-        def __getitems__(self, positions: list[int]) -> Any:
-            return view.batch(positions, dtype), positions
-
     make = getattr(loaders, "StatefulDataLoader", None) or loaders.DataLoader
-    loader = make(
-        Rows(),
-        batch_sampler=PositionSampler(len(view), global_batch=12, micro_batch=3),
-        collate_fn=lambda found: (narrow(found[0]), type(narrow(found[0])).__name__, found[1]),
-        num_workers=workers,
-    )
-    for batch, sent, positions in loader:
-        np.testing.assert_array_equal(batch.numpy(), view.batch(positions))
-        assert batch.dtype == (torch.int64 if dtype is np.int64 else torch.int32)
-        batch += 1
-        assert sent == ("_Sent" if workers else "Tensor")
-
-
-def test_what_leaves_a_loader_process_takes_the_bytes_of_the_shards(view: View, torch: Any) -> None:
-    ids = view.batch(range(100))
-    sent = pickle.dumps(_Sent(torch.from_numpy, ids.astype(view.dtype), ids.dtype))
-    assert ids.size * view.dtype.itemsize <= len(sent) < ids.size * view.dtype.itemsize + 500
+    sampler = PositionSampler(len(view), global_batch=12, micro_batch=3)
+    loader = make(Fetch(view, digests=True), batch_sampler=sampler, collate_fn=as_read, num_workers=workers)
+    for positions, (ids, learned, found) in zip(sampler, loader, strict=True):
+        np.testing.assert_array_equal(ids, view.batch(positions))
+        assert (ids.dtype, learned, found) == (view.dtype, None, digest(positions, ids))
+        ids += 1
 
 
 @pytest.mark.filterwarnings("ignore:.set_vital. is deprecated:UserWarning")  # torchdata calls it

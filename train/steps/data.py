@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader
 from pretok.base.stop import SIGNALS
 from pretok.base.tokens import document_starts
 from pretok.stream import View
-from pretok.stream.loader import Collate, Fetch, PositionSampler, identity_of, read_batch
+from pretok.stream.loader import Fetch, PositionSampler, as_read, identity_of, read_batch
 from train.config import TrainConfig
 from train.model.loss import IGNORE, targets_of
 from train.parallel.context import Context
@@ -106,11 +106,10 @@ class Feed:
         options: dict[str, Any] = {"prefetch_factor": PREFETCH} if config.workers else {}
         loader: Any = DataLoader  # its annotations know no dataset that reads whole batches
         self._loader = loader(
-            Fetch(view),
+            Fetch(view, digests=True),
             batch_sampler=sampler,
-            collate_fn=Collate(view, torch.from_numpy),
+            collate_fn=as_read,
             num_workers=config.workers,
-            pin_memory=device.type == "cuda",
             worker_init_fn=_ignore_signals,
             **options,
         )
@@ -133,11 +132,12 @@ class Feed:
                     return
                 if isinstance(fetched, Exception):
                     raise fetched
-                ids, mask, checksum = fetched
+                ids = torch.from_numpy(fetched.ids.astype(np.int32))
+                mask = None if fetched.learned is None else torch.from_numpy(fetched.learned)
                 documents = documents_of(ids[:, :-1], self._eod_id, self._config)
                 tokens, learned = self._copy(ids), None if mask is None else self._copy(mask)
                 self._broadcast(tokens, learned)
-                yield MicroBatch(tokens, checksum, self._shared(documents), learned)
+                yield MicroBatch(tokens, fetched.digest, self._shared(documents), learned)
         finally:
             del batches  # and with it its processes, also where an exception keeps this frame
 
@@ -154,15 +154,14 @@ class Feed:
             host = torch.device("cpu")
             dist.broadcast_object_list(found, group=self._context.group, group_src=0, device=host)
             [documents] = found
-        if documents is not None and self._copies is not None:
-            documents = documents.pin_memory()
         return None if documents is None else self._copy(documents)
 
     def _copy(self, tokens: Tensor) -> Tensor:
         if self._copies is None:
             return tokens
+        pinned = tokens.pin_memory()  # its allocator keeps the memory until the copy has read it
         with torch.cuda.stream(self._copies):
-            on_device = tokens.to(self._device, non_blocking=True)
+            on_device = pinned.to(self._device, non_blocking=True)
         torch.cuda.current_stream().wait_stream(self._copies)
         on_device.record_stream(torch.cuda.current_stream())
         return on_device

@@ -1,0 +1,33 @@
+"""Batches as they were read -> batches of documents: plain text normalized, conversations through their template.
+
+Input: a partition and the record format of its source. Output: what `read.readers` gives, with documents for texts.
+What runs templates is loaded only where there are conversations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+
+from pretok.read.batches import TextBatch
+from pretok.read.conversation import Conversation
+from pretok.read.kept import Keep
+from pretok.read.normalize import Normalization, normalize_batch
+from pretok.read.partition import Partition
+from pretok.read.readers import NOTHING, Damage, RecordFormat, read_partition
+
+
+def documents_of(record: RecordFormat, normalization: Normalization) -> Callable[[TextBatch], TextBatch]:
+    """What makes documents of the texts of a batch as it was read."""
+    if isinstance(record.conversation, Conversation):
+        from pretok.chat.render import Renderer
+
+        return Renderer(record, normalization)
+    return partial(normalize_batch, normalization=normalization)
+
+
+def read_documents(
+    partition: Partition, record: RecordFormat, normalization: Normalization, keep: Keep = NOTHING
+) -> Iterator[TextBatch | Damage]:
+    """All batches of documents of a partition, see `read_partition`."""
+    return read_partition(partition, record, documents_of(record, normalization), keep)

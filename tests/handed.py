@@ -1,0 +1,52 @@
+"""What the ranks of a trainer were handed, as `train` hashes what it reads."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pretok.base.storage import read_lines
+from pretok.stream import data_hash, digest
+
+
+def train_hashes(
+    folder: Path, shards: Path, mix: Path | None, batch: int, sequences: int, **more: Any
+) -> list[str]:
+    """What a run of `train` logs, with a model of one layer that is as small as can be."""
+    from train.config import TrainConfig
+    from train.run import loop
+
+    sizes = {
+        "vocab_size": 1024,
+        "dim": 8,
+        "layers": 1,
+        "heads": 1,
+        "kv_heads": 1,
+        "hidden": 8,
+        "tied": "true",
+    }
+    (folder / "model.toml").write_text("".join(f"{name} = {size}\n" for name, size in sizes.items()))
+    where = {"shards": str(shards), "out": str(folder / "run"), "model": str(folder / "model.toml")}
+    read = {"mix": None if mix is None else str(mix), "global_batch": batch, "steps": sequences // batch}
+    loop.train(TrainConfig(**where, **read, workers=0, save_every="never", **more))
+    return [record["data_hash"] for record in read_lines(folder / "run" / "metrics.jsonl")]
+
+
+@dataclass
+class Handed:
+    """The `data_hash` after each step of all that the ranks were handed, from the tensors themselves."""
+
+    batch: int
+    hashes: list[str] = field(default_factory=list)
+    read: int = 0
+    step: int = 0
+
+    def add(self, ids: Any) -> None:
+        """The next sequences of the order, by whichever rank."""
+        for row in ids:
+            self.step += digest([self.read], row[None])
+            self.read += 1
+            if self.read % self.batch == 0:
+                self.hashes.append(data_hash(self.hashes[-1] if self.hashes else "", self.step))
+                self.step = 0

@@ -339,12 +339,13 @@ class View:
         self.tokens.read(pieces, tokens)
         if not loss:
             return tokens, None
-        rows = len(positions), self.seq_len
-        mask = np.ones(rows, np.bool_) if marks is None else marks.mask(*rows)
-        ends = np.flatnonzero(tokens.reshape(-1) == self.eod_id)
-        row, column = np.divmod(ends[1:][np.diff(ends) == 1], self.seq_len + 1)
-        mask[row[column > 0], column[column > 0] - 1] = False
-        return tokens, mask
+        ends = tokens == self.eod_id
+        again = ends[:, 1:] & ends[:, :-1]
+        if marks is None:
+            return tokens, np.logical_not(again, out=again)
+        # Written last, so that the processor's cache still has it when EODs are left out.
+        mask = marks.mask(self.seq_len)
+        return tokens, np.greater(mask, again, out=mask)
 
     def _part(self, positions: Ints, masked: bool) -> tuple[Pieces, Marks | None]:
         """`pieces_of`. A reader that moves forward gets them from a block computed at once: the arithmetic costs the
@@ -352,11 +353,9 @@ class View:
         start, end = int(positions[0]), int(positions[-1]) + 1
         near = 0 <= start - self._expected <= NEAR * len(positions)
         self._expected = end
-        if end - start != len(positions) or (np.diff(positions) != 1).any():
-            return self.pieces_of(positions, masked)
-        ahead = self._ahead
-        if not ahead.start <= start <= end <= ahead.end or (masked and ahead.marks is None):
-            if not near:
+        ahead, alone = self._ahead, end - start != len(positions) or (np.diff(positions) != 1).any()
+        if alone or not ahead.start <= start <= end <= ahead.end or (masked and ahead.marks is None):
+            if alone or not near:
                 return self.pieces_of(positions, masked)
             every = np.arange(start, min(max(end, start + AHEAD), len(self)))
             ahead = self._ahead = _Ahead(start, start + len(every), *self.pieces_of(every, masked))
@@ -368,7 +367,7 @@ class View:
         pieces = Pieces(row - first if first else row, column, address, length)
         if not masked or ahead.marks is None:
             return pieces, None
-        return pieces, ahead.marks.part(first * self.seq_len, last * self.seq_len)
+        return pieces, ahead.marks.part(first, last)
 
     def pieces_of(self, positions: Ints, masked: bool = False) -> tuple[Pieces, Marks | None]:
         """The pieces of the sequences at `positions`, in the order of their rows; where it is `masked` also which of
@@ -382,4 +381,4 @@ class View:
         if not masked or self.learned is None:
             return pieces, None
         choices = self.order.locate(positions)[0] if self.materialized else None
-        return pieces, self.learned.marks(pieces, self.seq_len + 1, choices)
+        return pieces, self.learned.marks(pieces, len(positions), self.seq_len + 1, choices)

@@ -29,36 +29,46 @@ OPEN = 256
 
 
 class Runs(NamedTuple):
-    """Tokens in a row of one kind, in one piece; each (n,), in the order of their sequences.
+    """Pieces of sequences, (p,) each inside one shard, and their runs, (n,) of tokens in a row of one kind.
 
-    start: place of the first among the tokens of all sequences; row: of its sequence; length: tokens; kind: number in
-    `base.kinds`; shard: its number.
+    row, column: where a piece goes; size: its tokens; shard: its number; first: of its runs. length: tokens of a run;
+    kind: its number in `base.kinds`.
     """
 
-    start: Ints
     row: Ints
+    column: Ints
+    size: Ints
+    shard: Ints
+    first: Ints
     length: Ints
     kind: Bytes
-    shard: Ints
+
+    def fill(self, rows: int, width: int) -> Ints:
+        """Lengthen the runs until they fill `rows` sequences of `width` tokens: what no piece fills is as what is
+        before it. Returns (rows + 1,), where the runs of each sequence begin and the last one's end."""
+        place = self.row * width + self.column
+        begin = np.append(self.first, len(self.length))
+        self.length[begin[1:] - 1] += np.append(place[1:], rows * width) - place - self.size
+        return begin[np.searchsorted(self.row, np.arange(rows + 1))]
 
 
 class Marks(NamedTuple):
-    """Targets of sequences in a row, of which all are learned or none; each (n,).
+    """Which targets of sequences are learned, in runs of which all are or none. length, learned: (n,) of each run;
+    begin: (rows + 1,) where the runs of each sequence begin, and the last one's end, among those of all that were
+    looked up together."""
 
-    start: place of the first among those of all sequences; what no piece fills is as what is before it.
-    """
-
-    start: Ints
+    length: Ints
     learned: Mask
+    begin: Ints
 
-    def part(self, begin: int, end: int) -> Marks:
-        """The same of the places `begin` to `end - 1`, between which sequences begin and end."""
-        low, high = np.searchsorted(self.start, (begin, end)).tolist()
-        return Marks(self.start[low:high] - begin, self.learned[low:high])
+    def part(self, first: int, end: int) -> Marks:
+        """The same of the sequences `first` to `end - 1`."""
+        runs = slice(self.begin[first], self.begin[end])
+        return Marks(self.length[runs], self.learned[runs], self.begin[first : end + 1])
 
-    def mask(self, rows: int, targets: int) -> Mask:
-        """(rows, targets) bool."""
-        return np.repeat(self.learned, np.diff(self.start, append=rows * targets)).reshape(rows, targets)
+    def mask(self, targets: int) -> Mask:
+        """(rows, targets)."""
+        return np.repeat(self.learned, self.length).reshape(-1, targets)
 
 
 class Learned:
@@ -86,32 +96,33 @@ class Learned:
     def __getstate__(self) -> dict[str, object]:
         return self.__dict__ | {"_files": OrderedDict()}
 
-    def marks(self, pieces: Pieces, width: int, choices: Ints | None = None) -> Marks:
-        """Which targets of sequences are learned, each of `width` tokens, of which the first is none. choices: (rows,)
-        number in `learn`, where it is said for each sequence. Raises IntegrityError."""
-        runs = self._runs(pieces, width, self._asked)
-        behind = runs.start - runs.row  # one less in each sequence, as the first token is no target
-        behind -= runs.start > runs.row * width
-        return Marks(behind, self._are_learned(runs, choices))
+    def marks(self, pieces: Pieces, rows: int, width: int, choices: Ints | None = None) -> Marks:
+        """Which targets of `rows` sequences are learned, each of `width` tokens, of which the first is none. choices:
+        (rows,) number in `learn`, where it is said for each sequence. Raises IntegrityError."""
+        runs = self._runs(pieces, self._asked)
+        learned, begin = self._are_learned(runs, choices), runs.fill(rows, width)
+        runs.length[begin[:-1]] -= 1  # the first token of a sequence is no target
+        return Marks(runs.length, learned, begin)
 
     def kinds(self, pieces: Pieces, rows: int, width: int) -> Bytes:
-        """(rows, width) uint8: number in `base.kinds` of each token, as `mask`."""
-        if not rows:
-            return np.zeros((0, width), np.uint8)
-        runs = self._runs(pieces, width, self._known)
-        return np.repeat(runs.kind, np.diff(runs.start, append=rows * width)).reshape(rows, width)
+        """(rows, width) uint8: number in `base.kinds` of each token."""
+        runs = self._runs(pieces, self._known)
+        runs.fill(rows, width)
+        return np.repeat(runs.kind, runs.length).reshape(rows, width)
 
-    def counts(self, pieces: Pieces, rows: int, width: int, packed: bool) -> Ints:
+    def counts(self, pieces: Pieces, rows: int, packed: bool) -> Ints:
         """(rows,): targets of sequences that are learned: all but the first token of each and, where they are packed,
         an EOD that is all that is left of a longer document: another's stands before it."""
+        runs = self._runs(pieces, self._asked)
+        learned = self._are_learned(runs, None)
+        counted = np.add.reduceat(np.where(learned, runs.length, 0), runs.first)
+        counted -= (runs.column == 0) & learned[runs.first]
         if packed:
-            alone = (pieces.length == 1) & (pieces.column > 0)
-            pieces = pieces._replace(length=np.where(alone, 0, pieces.length))
-        runs = self._runs(pieces, width, self._asked)
-        counted = np.where(self._are_learned(runs, None), runs.length - (runs.start == runs.row * width), 0)
+            counted[(runs.size == 1) & (runs.column > 0)] = 0
         return np.bincount(runs.row, counted, rows).astype(np.int64)
 
     def _are_learned(self, runs: Runs, choices: Ints | None) -> Mask:
+        """(n,): which runs are."""
         if len(self._learned) == 1:
             return np.take(self._learned[0], runs.kind)
         if choices is not None:
@@ -119,45 +130,46 @@ class Learned:
         else:
             assert self._choice is not None
             choice = self._choice[runs.shard]
-        return np.take(self._learned, choice * len(KINDS) + runs.kind)
+        counts = np.diff(runs.first, append=len(runs.kind))
+        return np.take(self._learned, np.repeat(choice * len(KINDS), counts) + runs.kind)
 
-    def _runs(self, pieces: Pieces, width: int, asked: Mask) -> Runs:
+    def _runs(self, pieces: Pieces, asked: Mask) -> Runs:
         """The runs of pieces; those of shards that are not `asked` for are of text."""
         first = np.searchsorted(self._starts, pieces.address, side="right") - 1
         last = np.searchsorted(self._starts, pieces.address + pieces.length - 1, side="right") - 1
         piece, shard = ranges(first, last + 1)
-        address = pieces.address[piece]
-        begin = np.maximum(address, self._starts[shard])
+        address, row, start = pieces.address[piece], pieces.row[piece], self._starts[shard]
+        begin = np.maximum(address, start)
         end = np.minimum(address + pieces.length[piece], self._starts[shard + 1])
-        row = pieces.row[piece]
-        place = row * width + pieces.column[piece] + begin - address
+        column = pieces.column[piece] + begin - address
+        begin, end = begin - start, end - start  # in the shard
         if len(held := np.flatnonzero(end > begin)) < len(begin):  # a shard may be empty
-            shard, begin, end, row, place = (part[held] for part in (shard, begin, end, row, place))
-        # Of each part the spans from `low` on, `counts` of them; of what nobody asks for there is one.
+            shard, begin, end, row, column = (part[held] for part in (shard, begin, end, row, column))
+        # Of each piece the spans from `low` on, `counts` of them; of what nobody asks for there is one.
         low, counts = np.zeros(len(shard), np.int64), np.ones(len(shard), np.int64)
         wanted = np.flatnonzero(asked[shard])
-        for one in np.unique(shard[wanted]).tolist():
-            ends, at = self._spans(one).ends, wanted[shard[wanted] == one]
-            low[at] = np.searchsorted(ends, begin[at] - self._starts[one], side="right")
-            counts[at] += np.searchsorted(ends, end[at] - self._starts[one] - 1, side="right") - low[at]
+        found = [(one, wanted[shard[wanted] == one]) for one in np.unique(shard[wanted]).tolist()]
+        for one, mine in found:
+            ends = self._spans(one).ends
+            low[mine] = np.searchsorted(ends, begin[mine], side="right")
+            counts[mine] += np.searchsorted(ends, end[mine] - 1, side="right") - low[mine]
         if (counts < 1).any():
-            raise self._damaged(int(shard[np.argmin(counts)]))
-        last = np.cumsum(counts)
+            raise self._damaged(shard, counts < 1)
+        behind = np.cumsum(counts)
+        first, last = behind - counts, behind - 1
         stop, kind = np.empty(int(counts.sum()), np.int64), np.full(int(counts.sum()), TEXT, np.uint8)
-        columns = (shard, low, last - counts, last, self._starts[shard])
-        for one, first_span, here, there, base in zip(*(c[wanted].tolist() for c in columns), strict=True):
-            file, until = self._spans(one), first_span + there - here
-            np.add(file.ends[first_span:until], base, out=stop[here:there])
-            kind[here:there] = file.kinds[first_span:until]
-        stop[last - 1] = end
-        start = np.empty_like(stop)
-        start[1:] = stop[:-1]
-        start[last - counts] = begin
-        length, of = stop - start, np.repeat(shard, counts)
+        for one, mine in found:
+            file, to = self._spans(one), ranges(first[mine], behind[mine])[1]
+            spans = to + np.repeat(low[mine] - first[mine], counts[mine])
+            stop[to], kind[to] = file.ends[spans], file.kinds[spans]
+        stop[last] = end
+        length = np.empty_like(stop)
+        np.subtract(stop[1:], stop[:-1], out=length[1:])
+        length[first] = stop[first] - begin
         if len(length) and (length.min() < 1 or kind.max() >= len(KINDS)):
-            raise self._damaged(int(of[np.argmin(length)]) if length.min() < 1 else int(of[np.argmax(kind)]))
-        row = np.repeat(row, counts)
-        return Runs(start + np.repeat(place - begin, counts), row, length, kind, of)
+            wrong = (length < 1) | (kind >= len(KINDS))
+            raise self._damaged(shard, np.logical_or.reduceat(wrong, first))
+        return Runs(row, column, end - begin, shard, first, length, kind)
 
     def _spans(self, shard: int) -> ShardSpans:
         """The spans of a shard. Raises IntegrityError."""
@@ -169,10 +181,12 @@ class Learned:
             self._files.popitem(last=False)
         found = self._files[shard] = ShardSpans(self._shards[shard].spans_path)
         if found.tokens != self._shards[shard].tokens:
-            raise self._damaged(shard)
+            raise self._damaged(np.array([shard]), np.array([True]))
         return found
 
-    def _damaged(self, shard: int) -> IntegrityError:
+    def _damaged(self, shards: Ints, wrong: Mask) -> IntegrityError:
+        """Names the first of `shards` (p,) that is `wrong` (p,)."""
+        path = self._shards[int(shards[np.argmax(wrong)])].spans_path
         return IntegrityError(
-            f"{self._shards[shard].spans_path} does not say of each token what it is: it was damaged; run pretok verify"
+            f"{path} does not say of each token what it is: it was damaged; run pretok verify"
         )

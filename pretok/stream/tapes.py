@@ -363,8 +363,9 @@ def _in_rows(parts: Sequence[Pieces]) -> Pieces:
 def ranges(low: Ints, high: Ints) -> tuple[Ints, Ints]:
     """The numbers `low` (n,) to `high - 1` (n,), one row after the other: row and number, each (all,)."""
     counts = high - low
-    row = np.repeat(np.arange(len(low)), counts)
-    return row, np.arange(len(row)) - np.repeat(np.cumsum(counts) - counts, counts) + low[row]
+    number = np.repeat(low - np.cumsum(counts) + counts, counts)
+    number += np.arange(len(number))
+    return np.repeat(np.arange(len(low)), counts), number
 
 
 def shards_key(shards: Sequence[Shard]) -> str:

@@ -48,7 +48,7 @@ LINES = {
     "build-vocab": ("build-vocab", *INPUTS, "--out", "{work}/new", "--vocab-size", "370", *HERE),
     "run": ("run", "{work}/recipe.toml", *HERE),
     "plan": ("plan", *INPUTS, "--out", "{work}/new"),
-    "annotate": ("annotate", SHARDS, "{work}/rows.jsonl", "--name", "q", "--by", "id", *HERE),
+    "annotate": ("annotate", SHARDS, "{work}/rows.jsonl", "--name", "q", "--by", "id"),
     "remove": ("remove", SHARDS, "--where", "id = 'it3'", "--reason", "why"),
     "verify": ("verify", SHARDS, *HERE),
     "stats": ("stats", SHARDS),

@@ -145,14 +145,14 @@ CASES: list[Case] = [
         "file,position or by hash",
     ),
     (
-        "pretok annotate ok/shards norows.jsonl --by id --workers 0",
+        "pretok annotate ok/shards norows.jsonl --by id",
         2,
         "1 row in 1 file\n"
         "pretok: no row of norows.jsonl matches a document: the rows have keys like id 'nope-1', the documents like "
         "id 'en0'",
     ),
     (
-        "pretok annotate ok/shards empty.jsonl --by id --workers 0",
+        "pretok annotate ok/shards empty.jsonl --by id",
         2,
         "empty: empty.jsonl\n0 rows in 1 file\npretok: empty.jsonl holds no row",
     ),

@@ -283,7 +283,7 @@ def work(tmp_path_factory: pytest.TempPathFactory, sample_texts: dict[str, list[
         ("count", f"it={work}/it.jsonl", "--out", str(work), *here),
         ("tokenize", str(work / "recipe.toml"), *here),
         ("annotate", f"{work}/shards", f"{work}/marks.jsonl", "--by", "id", "--columns", "mark",
-         "--name", "marks", *here),
+         "--name", "marks"),
         ("mix", f"{work}/shards", "--out", f"{work}/mix.json", "--seq-len", "16", "--pack", "best-fit",
          "--class", "low=it where n < 20", "--stage", "300:low=0.4,it=0.3,chat=0.3", "--max-epochs", "99"),
     ):  # fmt: skip

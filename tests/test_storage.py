@@ -44,7 +44,7 @@ LINES = {
     "mix": (*MIX, "--pack", "best-fit"),
     "materialize": (*MIX, "--materialize", OUT, *HERE),
     "export": ("export", SHARDS, "--to", "olmo", "--out", OUT, *HERE),
-    "annotate": ("annotate", SHARDS, "{work}/rows.jsonl", "--name", "q", "--by", "id", *HERE),
+    "annotate": ("annotate", SHARDS, "{work}/rows.jsonl", "--name", "q", "--by", "id"),
     "remove": ("remove", SHARDS, "--where", "id = 'it3'", "--reason", "why"),
 }
 """Commands that write; {work} holds inputs and shards of them."""

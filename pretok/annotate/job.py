@@ -2,49 +2,45 @@
 
 Input: a shards folder, files of rows and the columns of a key. Output: SHARDS/annotations/NAME (`shards.annotations`).
 
-    read   the rows are read once, in this process, and kept by the number of their key
-    join   tasks find the row of each document, bucket by bucket of these numbers, and write the files (`annotate.join`)
-    seal   the rows that no document used are listed, the record is replaced, files of the one before are removed
+DuckDB joins two tables, which it keeps on disk where they fit no memory:
 
-Until the record is replaced nothing has changed; a job that was killed begins anew. While it runs, the folder holds the
-rows, 24 bytes for each document and, for each, what was joined to it.
+    given   a row of the files: file, line, the key as texts `k0`, ..., the values `v0`, ..., and `key`
+    wanted  a document: its number `n` among all, and `key`
+
+`key` is the MD5 of the columns of the key, 128 bits; null where one of these is, and then it equals nothing. What is
+kept is written by Arrow in the order of the documents, so no byte of it depends on DuckDB. Until the record is
+replaced nothing has changed; a job that was killed begins anew.
 """
 
 from __future__ import annotations
 
+import os
 import re
 import secrets
 import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import groupby, islice
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pretok.annotate.join import (
-    SHOWN,
-    Group,
-    Join,
-    Joined,
-    key_writer,
-    write_by_key,
-)
-from pretok.annotate.keys import document_keys
-from pretok.annotate.values import Columns, read_values, rows_schema
+from pretok.annotate.rows import Columns, read_rows
 from pretok.base.console import Console
 from pretok.base.errors import UsageError
-from pretok.base.execute import Engine, Item, Result, Task
 from pretok.base.lock import hold
+from pretok.base.memory import free_memory
+from pretok.base.sql import database
 from pretok.base.stop import StopFlag
 from pretok.base.storage import TEMPORARY_SUFFIX, atomic_open, checksum
-from pretok.base.tasks import open_step
 from pretok.base.units import listed, plural
 from pretok.read.files import InputFile
 from pretok.read.kept import TYPES
-from pretok.read.probe import COMPRESSION_RATIO
 from pretok.read.recognise import list_inputs
 from pretok.shards.annotations import (
     FOLDER,
@@ -53,36 +49,31 @@ from pretok.shards.annotations import (
     GivenFile,
     JoinCounts,
     JoinedColumn,
+    JoinedPart,
     ListedRows,
     annotations_folder,
     find_annotations,
+    ledgers_fingerprint,
     matched_column,
     write_annotations,
 )
-from pretok.shards.documents import OF_SHARD, Numbered, chosen_shards, scan
-from pretok.shards.ledger import SCHEMA, ledger_schema
+from pretok.shards.documents import OF_SHARD, Numbered, chosen_shards, identifier, make_table, make_views
+from pretok.shards.ledger import SCHEMA, WINDOW, ledger_schema
 from pretok.shards.manifest import Manifest, Shard, load_manifest
 from pretok.shards.unfinished import reading, refuse_unfinished
 
 WORK = ".work"
-"""Folder inside that of the annotations that holds rows while the job runs."""
-TEXT_PER_DOCUMENT = 100
-"""Bytes of text that take as long to encode as the row of a document takes to find, about."""
+"""Folder inside that of the annotations that holds what fits no memory while the job runs."""
 OURS = r".+-[0-9a-f]{8}\.parquet|\..+" + re.escape(TEMPORARY_SUFFIX)
 """Names of files that this job writes and replaces."""
+SHOWN = 5
+"""Conflicts, documents and rows that are named."""
 PART_DOCUMENTS = 8 << 20
-"""Documents of one file of rows: few files, and enough of them for many workers."""
-BUCKET_BYTES = 32 << 20
-"""Of rows and keys of documents in a bucket, where there are not too many."""
-KEY_BYTES = 24
-"""Of the key of a document."""
-MOST_BUCKETS = 256
-"""As many as the first byte of a key's number has values."""
-RUN_BYTES = 32 << 20
-"""Rows that are sorted by bucket at a time."""
-SPILL_TIMES, SPILL_LEAST = 16, 1 << 30
-"""What a task may put on disk: so many times the bytes of its bucket and a byte of each document, and so many at
-least."""
+"""Documents of one file of rows: few files, and none too large."""
+THREAD_BYTES = 1 << 30
+"""Free memory for each thread of DuckDB."""
+SQL_TYPES = {"text": "VARCHAR", "integer": "BIGINT", "float": "DOUBLE", "boolean": "BOOLEAN"}
+"""Of `read.kept.TYPES`."""
 DOCUMENT = (*OF_SHARD, "doc", "file", "position", "hash")
 """What names every document, as the view `docs` of `pretok query` has it; what a ledger keeps comes to it."""
 
@@ -130,25 +121,15 @@ def check_request(request: Request, shards: Sequence[Shard], console: Console) -
             console.notice(f"{', '.join(lacking)} kept no {column}: no row can be joined to their documents")
 
 
-def refuse_taken(
-    request: Request, shards: Sequence[Shard], others: Sequence[Annotations]
-) -> Callable[[str], None]:
-    """What raises UsageError for the name of a column that documents have already."""
+def taken_names(request: Request, shards: Sequence[Shard], others: Sequence[Annotations]) -> dict[str, str]:
+    """Names of columns that documents have already, in small letters as SQL tells no case apart -> where they are."""
     own = (*DOCUMENT, matched_column(request.name), "file_row_number", "pretok:file")
     taken = dict.fromkeys(own, "the view docs has")
     for shard in shards:
         taken |= dict.fromkeys(ledger_schema(shard.ledger_path).names, "the ledgers have")
     for one in others:
         taken |= dict.fromkeys(one.columns, f"the annotations {one.name} have")
-    lower = {name.lower(): where for name, where in taken.items()}  # SQL tells no case apart
-
-    def refuse(name: str) -> None:
-        if where := lower.get(name.lower()):
-            raise UsageError(
-                f"column {name}: {where} one of that name; rename it, or leave it out with --columns"
-            )
-
-    return refuse
+    return {name.lower(): where for name, where in taken.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,89 +171,72 @@ def tell_summary(summary: AnnotateSummary, console: Console) -> None:
         console.notice(f"{plural(counts.repeated, 'row')} left out that said again what an earlier row says")
 
 
-def run_annotate(request: Request, engine: Engine, console: Console) -> AnnotateSummary:
+def run_annotate(request: Request, console: Console) -> AnnotateSummary:
     """Join the columns, as the only job that writes annotations there; shards may be added meanwhile.
 
-    Raises UsageError, MismatchError, IntegrityError, FolderInUse.
+    Raises UsageError, MismatchError, IntegrityError, FolderInUse, MemoryError.
     """
     refuse_unfinished(request.shards)
     manifest = load_manifest(request.shards)
-    numbered = [(shard, before) for shard, before in chosen_shards(manifest) if shard.documents]
+    numbered = [one for one in chosen_shards(manifest) if one[0].documents]
+    numbered.sort(key=lambda one: (one[0].source, one[0].split, one[1]))
     if not numbered:
         raise UsageError(f"{manifest.folder} holds no documents")
     shards = [shard for shard, _ in numbered]
     check_request(request, shards, console)
     folder = annotations_folder(manifest.folder, request.name)
-    with hold(manifest.folder / FOLDER, "annotate", beside=True), reading(manifest, "annotate"):
+    with (
+        hold(manifest.folder / FOLDER, "annotate", beside=True),
+        reading(manifest, "annotate"),
+        StopFlag() as stop,
+        stop.raising(),
+    ):
         others = [one for one in find_annotations(manifest.folder) if one.name != request.name]
-        columns = Columns(request.by, request.columns, refuse_taken(request, shards, others))
+        columns = Columns(request.by, request.columns, taken_names(request, shards, others))
+        inputs = list_rows(request, console)
+        for shard in shards:
+            manifest.check(shard.ledger_path)
         with (
             _work_folder(manifest.folder, request.name) as work,
-            open_step("annotate", engine, console) as step,
+            database(work / "spilled", 1, shutil.disk_usage(work).free // 2) as sql,
         ):
-            inputs = list_rows(request, console)
-            documents = sum(shard.documents for shard in shards)
-            size = sum(int(file.size * (COMPRESSION_RATIO if file.compression else 1)) for file in inputs)
-            size += KEY_BYTES * documents
-            buckets = min(MOST_BUCKETS, 1 << max(0, -(-size // BUCKET_BYTES) - 1).bit_length())
-            read_rows(request, inputs, columns, buckets, work, engine.stop, console)
-            engine.choose(sum(file.size for file in inputs) + TEXT_PER_DOCUMENT * documents)
-            groups = _groups(numbered, folder, mark := secrets.token_hex(4))
-            join = Join(
-                shards=manifest.folder,
-                work=work,
-                by=request.by,
-                types=tuple(columns.kinds.values()),
-                schema=_schema(request, columns),
-                groups=len(groups),
-                buckets=buckets,
-                workers=engine.parallel,
-                spill=SPILL_LEAST
-                + SPILL_TIMES * (size // buckets + max(group.documents for group in groups)),
+            threads = max(1, min(len(os.sched_getaffinity(0)), free_memory() // THREAD_BYTES))
+            sql.execute(f"SET threads = {threads}")  # every result below has its order
+            _load_rows(sql, request, inputs, columns, console)
+            _load_documents(sql, request, manifest, numbered)
+            repeated = _drop_repeated(sql, request, inputs, columns)
+            _refuse_unmatched(sql, request, inputs)
+            parts = list(_write_parts(sql, request, columns, manifest, numbered, folder))
+            unused, unmatched = _list_unused(sql, request, folder)
+            lonely = _lonely(sql, request)
+            counts = JoinCounts(
+                rows=_one(sql, "SELECT count(*) FROM given"),
+                repeated=repeated,
+                rows_matched=_one(sql, "SELECT count(*) FROM given SEMI JOIN wanted USING (key)"),
+                documents=sum(shard.documents for shard in shards),
+                documents_matched=sum(part.matched for part in parts),
             )
-
-            def name(item: object) -> str:
-                return item.out.stem if isinstance(item, Group) else f"bucket {item}"
-
-            def run(task: Task[Item, Result], items: Sequence[Item], what: str) -> list[Result]:
-                each = list(items)
-                done = step.map(task, each, what, name, kept=False)
-                found = {id(item): result for item, result in done}  # groups have no hash
-                return [found[id(item)] for item in each]
-
-            run(join.find_keys, groups, "file")
-            joined = run(join.join_bucket, range(buckets), "bucket")
-            _refuse_conflicts(request, inputs, columns, joined)
-            _refuse_unmatched(manifest, request, inputs, join, groups, joined)
-            parts = run(join.write_rows, groups, "file")
-            unused, unmatched = _list_unused(request, inputs, join, folder / f"unmatched-{mark}.parquet")
         record = AnnotationRecord(
             made=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
             by=request.by,
             columns=tuple(JoinedColumn(name, kind or "text") for name, kind in columns.kinds.items()),
-            counts=JoinCounts(
-                rows=sum(one.rows for one in joined),
-                repeated=sum(one.repeated for one in joined),
-                rows_matched=sum(one.used for one in joined),
-                documents=documents,
-                documents_matched=sum(part.matched for part in parts),
-            ),
+            counts=counts,
             files=tuple(GivenFile(file.path, file.size, file.identity) for file in inputs),
             parts=tuple(parts),
             unmatched=unmatched,
         )
+        # The record makes the new files count; what they replace goes after it.
         _remove_others(write_annotations(folder, record))
-        lonely = sorted(number for one in joined for number in one.lonely)[:SHOWN]
-        return AnnotateSummary(
-            name=request.name,
-            folder=str(folder),
-            by=request.by,
-            columns=record.columns,
-            counts=record.counts,
-            unmatched=str(folder / unmatched.path) if unmatched else None,
-            lonely=tuple(_keys_of(manifest, request, groups, lonely)),
-            unused=unused,
-        )
+    return AnnotateSummary(
+        name=request.name,
+        folder=str(folder),
+        by=request.by,
+        columns=record.columns,
+        counts=record.counts,
+        unmatched=str(folder / record.unmatched.path) if record.unmatched else None,
+        lonely=lonely,
+        unused=unused,
+    )
 
 
 @contextmanager
@@ -301,110 +265,99 @@ def list_rows(request: Request, console: Console) -> Sequence[InputFile]:
     return inputs
 
 
-def read_rows(
-    request: Request,
-    inputs: Sequence[InputFile],
-    columns: Columns,
-    buckets: int,
-    work: Path,
-    stop: StopFlag,
-    console: Console,
+def _one(sql: Any, query: str) -> int:
+    ((number,),) = sql.execute(query).fetchall()
+    return int(number)
+
+
+def _key(texts: Sequence[str]) -> str:
+    """The key of some expressions. Lengths tell ('a', 'bc') from ('ab', 'c'); `||` is null where one of them is."""
+    parts = " || ".join(f"length({text}) || ':' || {text}" for text in texts)
+    return f"md5_number({parts})"
+
+
+def _load_rows(
+    sql: Any, request: Request, inputs: Sequence[InputFile], columns: Columns, console: Console
 ) -> None:
-    """Leave the rows in WORK/rows-*.parquet; `columns` learns what they hold. Raises UsageError, Stopped."""
-    held: list[pa.Table] = []
-    rows = files = 0
-
-    def write() -> None:
-        nonlocal files
-        with key_writer(work / f"rows-{files}.parquet", held[0].schema) as writer:
-            write_by_key(writer, pa.concat_tables(held), buckets)
-        held.clear()
-        files += 1
-
-    with stop.raising():
-        for number, file in enumerate(inputs):
-            for table in read_values(number, file, columns):
-                if held and (held[0].schema != table.schema or sum(one.nbytes for one in held) > RUN_BYTES):
-                    write()
-                held.append(table)
-                rows += len(table)
-        held = held or [rows_schema(request.by).empty_table()]
-        write()
+    """Fill the table `given`; `columns` learns what the rows hold. Raises UsageError."""
+    keys = [f"k{at}" for at in range(len(request.by))]
+    fields = ["file INTEGER", "line BIGINT", *(f"{key} VARCHAR" for key in keys), "key UHUGEINT"]
+    sql.execute(f"CREATE TABLE given ({', '.join(fields)})")
+    known = dict[str, str]()
+    for number, file in enumerate(inputs):
+        for table in read_rows(number, file, columns):
+            for at, (name, kind) in enumerate(columns.kinds.items()):
+                if kind and name not in known:
+                    sql.execute(f"ALTER TABLE given ADD COLUMN v{at} {SQL_TYPES[kind]}")
+                elif kind != known.get(name, ""):  # whole numbers before, now a float
+                    sql.execute(f"ALTER TABLE given ALTER v{at} TYPE {SQL_TYPES[kind]}")
+                if kind:
+                    known[name] = kind
+            sql.register("block", table)
+            sql.execute(f"INSERT INTO given BY NAME SELECT *, {_key(keys)} AS key FROM block")
+            sql.unregister("block")
+    for at, kind in enumerate(columns.kinds.values()):
+        if not kind:  # no row has a value
+            sql.execute(f"ALTER TABLE given ADD COLUMN v{at} VARCHAR")
     if missing := [name for name in request.columns or () if name not in columns.kinds]:
         raise UsageError(
             f"--columns: no row has {missing[0]!r}; other columns are {', '.join(columns.left) or 'none'}"
         )
+    make_table(sql, "files", [{"file": n, "given_file": file.path} for n, file in enumerate(inputs)])
+    rows = _one(sql, "SELECT count(*) FROM given")
     console.notice(f"{plural(rows, 'row')} in {plural(len(inputs), 'file')}")
 
 
-def _groups(numbered: Sequence[Numbered], folder: Path, mark: str) -> list[Group]:
-    """Shards whose rows stand in one file: of one source and split, in a row. mark: ends the names of this job's
-    files."""
-    groups: list[list[Numbered]] = []
-    held = end = 0
-    for shard, before in numbered:
-        last = groups[-1][-1][0] if groups else None
-        follows = last and (last.source, last.split, end) == (shard.source, shard.split, before)
-        if not follows or held + shard.documents > PART_DOCUMENTS:
-            groups.append([])
-            held = 0
-        groups[-1].append((shard, before))
-        held, end = held + shard.documents, before + shard.documents
-    found, first = list[Group](), 0
-    for number, group in enumerate(groups):
-        shard, documents = group[0][0], sum(shard.documents for shard, _ in group)
-        name = f"{shard.source}-{shard.split}-{number:05d}-{mark}.parquet"
-        found.append(Group(tuple(group), number, first, documents, folder / name))
-        first += documents
-    return found
+def _load_documents(sql: Any, request: Request, manifest: Manifest, numbered: Sequence[Numbered]) -> None:
+    """Fill the table `wanted`, and make the view `keys` of the number and the key of documents as texts."""
+    make_views(sql, manifest, ())
+    first, splits = 0, list[dict[str, Any]]()
+    for (source, split), shards in groupby(numbered, lambda one: (one[0].source, one[0].split)):
+        splits.append({"source": source, "split": split, "first": first})
+        first += sum(shard.documents for shard, _ in shards)
+    make_table(sql, "splits", splits)
+    keys = ", ".join(f"{identifier(name)}::VARCHAR AS k{at}" for at, name in enumerate(request.by))
+    sql.execute(
+        f"CREATE VIEW keys AS SELECT first + doc AS n, {keys} FROM ledger JOIN splits USING (source, split)"
+    )
+    key = _key([f"k{at}" for at in range(len(request.by))])
+    sql.execute(f"CREATE TABLE wanted AS SELECT n, {key} AS key FROM keys")
 
 
-def _schema(request: Request, columns: Columns) -> pa.Schema:
-    """Of the files of rows."""
-    values = [pa.field(name, TYPES[kind or "text"]) for name, kind in columns.kinds.items()]
-    return pa.schema([pa.field(matched_column(request.name), pa.bool_(), nullable=False), *values])
-
-
-def _refuse_conflicts(
-    request: Request, inputs: Sequence[InputFile], columns: Columns, joined: Sequence[Joined]
-) -> None:
-    """UsageError that names rows which say different things of one key."""
-    told = []
-    for before, here in (pair for one in joined for pair in one.named):
-        values = 2 + len(request.by)
-        at = next(at for at in range(values, len(here)) if not _same(before[at], here[at]))
-        name = list(columns.kinds)[at - values]
-        one, other = (f"{inputs[row[0]].path}, line or row {row[1]}" for row in (before, here))
-        told.append(
-            f"{_key_text(request, here[2:])}: {name} is {before[at]!r} in {one} and {here[at]!r} in {other}"
-        )
-    if told:
-        count = sum(one.conflicts for one in joined)
+def _drop_repeated(sql: Any, request: Request, inputs: Sequence[InputFile], columns: Columns) -> int:
+    """Delete rows that say again what an earlier one says; how many. UsageError names those that say something else."""
+    values = [f"v{at}" for at in range(len(columns.kinds))]
+    told = ["file", "line", *(f"k{at}" for at in range(len(request.by))), *values]
+    of_key = "OVER (PARTITION BY key ORDER BY file, line)"
+    sql.execute(
+        "CREATE TABLE again AS SELECT key FROM given WHERE key NOT NULL GROUP BY key HAVING count(*) > 1"
+    )
+    differs = " OR ".join(f"{name} IS DISTINCT FROM before_{name}" for name in values) or "false"
+    sql.execute(
+        f"""CREATE TABLE conflicts AS
+        SELECT {", ".join(f"before_{name}" for name in told)}, {", ".join(told)}
+        FROM (SELECT *, {", ".join(f"lag({name}) {of_key} AS before_{name}" for name in told)}
+              FROM given SEMI JOIN again USING (key))
+        WHERE before_line NOT NULL AND ({differs})"""
+    )
+    sentences = []
+    for row in sql.execute(f"SELECT * FROM conflicts ORDER BY file, line LIMIT {SHOWN}").fetchall():
+        before, here = row[: len(told)], row[len(told) :]
+        at = next(at for at in range(len(told) - len(values), len(told)) if not _same(before[at], here[at]))
+        name = list(columns.kinds)[at - len(told) + len(values)]
+        one, other = (f"{inputs[file].path}, line or row {line}" for file, line, *_ in (before, here))
+        key = _key_text(request, here[2:])
+        sentences.append(f"{key}: {name} is {before[at]!r} in {one} and {here[at]!r} in {other}")
+    if sentences:
+        count = _one(sql, "SELECT count(*) FROM conflicts")
         raise UsageError(
-            "rows of one key say different things:\n  " + listed(told, SHOWN, "\n  ", count=count)
+            "rows of one key say different things:\n  " + listed(sentences, SHOWN, "\n  ", count=count)
         )
-
-
-def _refuse_unmatched(
-    manifest: Manifest,
-    request: Request,
-    inputs: Sequence[InputFile],
-    join: Join,
-    groups: Sequence[Group],
-    joined: Sequence[Joined],
-) -> None:
-    """UsageError where no row has the key of a document."""
-    if any(one.used for one in joined):
-        return
-    files = listed([file.path for file in inputs], SHOWN)
-    unused = (pq.read_table(join.unused(at), partitioning=None) for at in range(join.buckets))
-    row = next((list(table.slice(0, 1).to_pylist()[0].values()) for table in unused if len(table)), None)
-    if row is None:
-        raise UsageError(f"{files} holds no row")
-    first = min(number for one in joined for number in one.lonely)
-    raise UsageError(
-        f"no row of {files} matches a document: the rows have keys like {_key_text(request, row[2:])}, the documents "
-        f"like {next(_keys_of(manifest, request, groups, [first]))}"
+    return _one(
+        sql,
+        f"""DELETE FROM given WHERE rowid IN (SELECT row FROM (
+            SELECT given.rowid AS row, row_number() {of_key} AS nth FROM given SEMI JOIN again USING (key)
+        ) WHERE nth > 1)""",
     )
 
 
@@ -413,50 +366,129 @@ def _same(one: object, other: object) -> bool:
     return one == other or (one != one and other != other)
 
 
-def _list_unused(
-    request: Request, inputs: Sequence[InputFile], join: Join, out: Path
-) -> tuple[tuple[str, ...], ListedRows | None]:
+def _refuse_unmatched(sql: Any, request: Request, inputs: Sequence[InputFile]) -> None:
+    """UsageError where no row has the key of a document."""
+    if _one(sql, "SELECT count(*) FROM given SEMI JOIN wanted USING (key)"):
+        return
+    files = listed([file.path for file in inputs], SHOWN)
+    row = sql.execute("SELECT COLUMNS('k[0-9]+') FROM given ORDER BY file, line LIMIT 1").fetchone()
+    if row is None:
+        raise UsageError(f"{files} holds no row")
+    raise UsageError(
+        f"no row of {files} matches a document: the rows have keys like {_key_text(request, row)}, the documents "
+        f"like {_lonely(sql, request)[0]}"
+    )
+
+
+def _lonely(sql: Any, request: Request) -> tuple[str, ...]:
+    """The keys of the first documents without a row."""
+    rows = sql.execute(
+        f"""SELECT COLUMNS('k[0-9]+') FROM keys SEMI JOIN (
+            SELECT n FROM wanted ANTI JOIN given USING (key) ORDER BY n LIMIT {SHOWN}
+        ) USING (n) ORDER BY n"""
+    )
+    return tuple(_key_text(request, row) for row in rows.fetchall())
+
+
+def _key_text(request: Request, key: Sequence[object]) -> str:
+    return ", ".join(f"{name} {value!r}" for name, value in zip(request.by, key, strict=False))
+
+
+def _write_parts(
+    sql: Any,
+    request: Request,
+    columns: Columns,
+    manifest: Manifest,
+    numbered: Sequence[Numbered],
+    folder: Path,
+) -> Iterator[JoinedPart]:
+    """Write the row of every document, in the windows of the ledgers, a file for some shards in a row."""
+    kinds = [pa.field(name, TYPES[kind or "text"]) for name, kind in columns.kinds.items()]
+    schema = pa.schema([pa.field(matched_column(request.name), pa.bool_(), nullable=False), *kinds])
+    values = [f"v{at}" for at in range(len(columns.kinds))]
+    rows = sql.sql(
+        f"""SELECT {", ".join(["given.key NOT NULL AS matched", *values])}
+        FROM wanted LEFT JOIN given ON wanted.key = given.key ORDER BY n"""
+    )
+    sizes = [
+        min(WINDOW, shard.documents - start)
+        for shard, _ in numbered
+        for start in range(0, shard.documents, WINDOW)
+    ]
+    windows = _windows(rows.to_arrow_reader(WINDOW), sizes)
+    mark = secrets.token_hex(4)
+    for number, group in enumerate(_groups(numbered)):
+        shard, first = group[0]
+        out = folder / f"{shard.source}-{shard.split}-{number:05d}-{mark}.parquet"
+        matched = 0
+        with (
+            atomic_open(out) as file,
+            pq.ParquetWriter(file, schema, compression="zstd", store_schema=False) as writer,
+        ):
+            for table in islice(windows, sum(-(-one.documents // WINDOW) for one, _ in group)):
+                writer.write_table(table.rename_columns(schema.names).cast(schema))
+                matched += int(np.count_nonzero(table[0]))
+        yield JoinedPart(
+            path=out.name,
+            source=shard.source,
+            split=shard.split,
+            first=first,
+            documents=sum(one.documents for one, _ in group),
+            matched=matched,
+            ledgers=ledgers_fingerprint(manifest, [one for one, _ in group]),
+            file_bytes=out.stat().st_size,
+            checksum=checksum(out),
+        )
+
+
+def _groups(numbered: Sequence[Numbered]) -> Iterator[list[Numbered]]:
+    """Shards whose rows stand in one file: of one source and split, in a row."""
+    for _, shards in groupby(numbered, lambda one: (one[0].source, one[0].split)):
+        group, held = list[Numbered](), 0
+        for one in shards:
+            if group and held + one[0].documents > PART_DOCUMENTS:
+                yield group
+                group, held = [], 0
+            group.append(one)
+            held += one[0].documents
+        yield group
+
+
+def _windows(rows: pa.RecordBatchReader, sizes: Sequence[int]) -> Iterator[pa.Table]:
+    """Tables of so many rows."""
+    held = list[pa.RecordBatch]()
+    for size in sizes:
+        while sum(map(len, held)) < size:
+            held.append(rows.read_next_batch())
+        table = pa.Table.from_batches(held)
+        yield table.slice(0, size).combine_chunks()
+        held = table.slice(size).to_batches()
+
+
+def _list_unused(sql: Any, request: Request, folder: Path) -> tuple[tuple[str, ...], ListedRows | None]:
     """Write which rows no document has the key of: their file, line or row, and key. (some by name, the file)."""
     fields = [("given_file", pa.string()), ("line", pa.int64())]
     schema = pa.schema([*fields, *((name, pa.large_string()) for name in request.by)])
-    paths = pa.array([file.path for file in inputs], pa.string())
-    named = list[str]()
+    rows = sql.sql(
+        """SELECT given_file, line, COLUMNS('k[0-9]+')
+        FROM given ANTI JOIN wanted USING (key) JOIN files USING (file) ORDER BY file, line"""
+    )
+    named, out = list[str](), folder / f"unmatched-{secrets.token_hex(4)}.parquet"
     with (
         atomic_open(out) as file,
         pq.ParquetWriter(file, schema, compression="zstd", store_schema=False) as writer,
     ):
-        for bucket in range(join.buckets):
-            table = pq.read_table(join.unused(bucket), use_threads=False, partitioning=None)
-            files = paths.take(table["file"].combine_chunks())
-            table = table.set_column(0, "file", files).rename_columns(schema.names).cast(schema)
+        for batch in rows.to_arrow_reader(WINDOW):
+            table = pa.Table.from_batches([batch]).rename_columns(schema.names).cast(schema)
             writer.write_table(table)
-            for row in table.slice(0, SHOWN - len(named)).to_pylist():
-                where, line, *key = row.values()
+            for where, line, *key in zip(
+                *table.slice(0, SHOWN - len(named)).to_pydict().values(), strict=True
+            ):
                 named.append(f"{where}, line or row {line}: {_key_text(request, key)}")
     if not named:
         out.unlink()
         return (), None
     return tuple(named), ListedRows(out.name, out.stat().st_size, checksum(out))
-
-
-def _keys_of(
-    manifest: Manifest, request: Request, groups: Sequence[Group], numbers: Sequence[int]
-) -> Iterator[str]:
-    """The keys of documents by their numbers among all, which rise."""
-    for group in groups:
-        at, last = group.first, max((n for n in numbers if n < group.first + group.documents), default=-1)
-        for _, _, rows in scan(manifest, request.by, group.shards) if last >= at else ():
-            keys = document_keys(request.by, rows)
-            for number in numbers:
-                if at <= number < at + len(rows):
-                    yield _key_text(request, [column[number - at].as_py() for column in keys])
-            at += len(rows)
-            if at > last:
-                break
-
-
-def _key_text(request: Request, key: Sequence[object]) -> str:
-    return ", ".join(f"{name} {value!r}" for name, value in zip(request.by, key, strict=False))
 
 
 def _remove_others(annotations: Annotations) -> None:

@@ -20,21 +20,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-
 from pretok.base.console import Console
 from pretok.base.errors import IntegrityError, UsageError
 from pretok.base.sql import errors, parquet, path_list, quoted, told
-from pretok.shards.annotations import Annotations, open_annotations, unknown_sources
-from pretok.shards.documents import lines_of_source
-from pretok.shards.ledger import REMOVED
+from pretok.shards.annotations import open_annotations, unknown_sources
+from pretok.shards.documents import make_table, make_views
 from pretok.shards.manifest import Manifest, has_manifest, load_manifest
 from pretok.shards.unfinished import refuse_unfinished
 
 BATCH = 10_000
 """Rows that are fetched at a time."""
-ROWS = "filename = 'pretok:file', file_row_number = true"
-"""With what DuckDB reads the rows of our files: a kept column may be called `filename`."""
 
 
 def run_query(work: Path, sql: str, console: Console) -> tuple[list[str], Iterator[list[tuple[Any, ...]]]]:
@@ -109,79 +104,21 @@ def _make_tables(connection: Any, manifest: Manifest) -> None:
         for name, counts in manifest.sources.items()
     ]
     for name, rows in (("shards", entries), ("sources", sources)):
-        _make_table(connection, name, rows)
-
-
-def _make_table(connection: Any, name: str, rows: list[dict[str, Any]]) -> None:
-    connection.register(f"{name}_arrow", pa.Table.from_pylist(rows))
-    connection.execute(f"CREATE TABLE {name} AS SELECT * FROM {name}_arrow")
+        make_table(connection, name, rows)
 
 
 def _make_docs(connection: Any, manifest: Manifest, console: Console) -> None:
+    """The views ledger and docs. What they have no rows of is told."""
     if manifest.materialized is not None:
         console.notice(
             f"{manifest.folder} holds a mix in its order: there is no docs, documents are in the shards it was made of"
         )
         return
-    files, paths = [], []
-    for shard, before in manifest.numbered:
-        paths.append(path := shard.ledger_path)
-        named = {"source": shard.source, "split": shard.split, "shard": shard.prefix.name}
-        files.append({"path": str(path), **named, "before": before})
-        if not path.exists():
-            raise IntegrityError(f"{path} is missing; see pretok verify")
-    if not files:
-        return
-    _make_table(connection, "ledger_files", files)
-    pieces = [
-        {"source": name, "file": file, "start": start, "before": before}
-        for name in manifest.tokenized
-        for (file, start), before in lines_of_source(manifest, name).items()
-        if before
-    ]
-    empty = {"source": "", "file": "", "start": 0, "before": 0}  # gives the columns their types
-    _make_table(connection, "pieces", [*pieces, empty])
     joined = open_annotations(manifest)
-    known = any(shard.removed for shard in manifest.shards)
-    removed = "" if known else "".join(f", NULL::VARCHAR AS {name}" for name in REMOVED.names)
-    connection.execute(
-        f"""CREATE VIEW ledger AS
-        SELECT f.source, f.split, f.shard, f.before + d.file_row_number AS doc, d.file,
-            coalesce(p.before, 0) + d.record + 1 AS position, d.tokens, d.bytes, lower(hex(d.hash)) AS hash,
-            d.* EXCLUDE (file, tokens, bytes, hash, "pretok:file", file_row_number){removed}
-        FROM {parquet(paths, f"union_by_name = true, {ROWS}")} d
-        JOIN ledger_files f ON f.path = d."pretok:file"
-        LEFT JOIN pieces p ON p.source = f.source AND p.file = d.file AND p.start = d.start"""
-    )
-    _join_annotations(connection, manifest, joined, console)
-
-
-def _join_annotations(
-    connection: Any, manifest: Manifest, joined: list[Annotations], console: Console
-) -> None:
-    """The view docs: the ledgers and, beside them, what was joined to their documents."""
-    parts = []
-    for number, one in enumerate(joined):
+    for one in joined:
         if unknown := unknown_sources(manifest, one):
             console.notice(f"the annotations {one.name} know nothing of {', '.join(unknown)}: null there")
-        files = [
-            {
-                "path": str(one.folder / part.path),
-                "source": part.source,
-                "split": part.split,
-                "before": part.first,
-            }
-            for part in one.record.parts
-        ]
-        _make_table(connection, f"joined_files_{number}", files)
-        names = ", ".join(f'a."{name.replace(chr(34), chr(34) * 2)}"' for name in one.columns)
-        paths = [one.folder / part.path for part in one.record.parts]
-        parts.append(
-            f"""LEFT JOIN (SELECT f.source, f.split, f.before + a.file_row_number AS doc, {names}
-            FROM {parquet(paths, ROWS)} a
-            JOIN joined_files_{number} f ON f.path = a."pretok:file") USING (source, split, doc)"""
-        )
-    connection.execute(f"CREATE VIEW docs AS SELECT * FROM ledger {' '.join(parts)}")
+    make_views(connection, manifest, joined)
 
 
 def _make_rejects(connection: Any, manifest: Manifest) -> None:

@@ -210,8 +210,6 @@ def annotate(
         str | None,
         typer.Option(metavar="NAME,...", help="Columns to join. Default: all that are not of the key."),
     ] = None,
-    workers: Workers = None,
-    address: Address = None,
     json: Json = False,
 ) -> None:
     """Join columns that were made afterwards to the documents, as a second ledger beside the first.
@@ -228,8 +226,7 @@ def annotate(
     console = terminal(context, work_of(shards))
     wanted = None if columns is None else tuple(columns.split(","))
     request = Request(shards, tuple(files), tuple(by.split(",")), name, wanted)
-    with start_engine(workers, address) as engine:
-        summary = run_annotate(request, engine, console)
+    summary = run_annotate(request, console)
     if json:
         print_json(summary)
     else:

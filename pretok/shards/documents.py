@@ -13,19 +13,23 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from pretok.base.errors import UsageError
+from pretok.base.errors import IntegrityError, UsageError
+from pretok.base.sql import parquet
 from pretok.shards.annotations import Annotations
 from pretok.shards.inputs import lines_before, load_inputs
-from pretok.shards.ledger import SCHEMA, ledger_windows
+from pretok.shards.ledger import REMOVED, SCHEMA, ledger_windows
 from pretok.shards.manifest import SPLITS, Manifest, Shard
 
 OF_SHARD = ("source", "split", "shard")
 PLACE_IN_FILE = ("file", "start", "record")
 """Columns of a ledger that a position follows from."""
+ROWS = "filename = 'pretok:file', file_row_number = true"
+"""With what DuckDB reads the rows of our files: a kept column may be called `filename`."""
 LinesBefore = Mapping[tuple[str, int], int]
 """(file, start) -> records of the file before `start`."""
 Numbered = tuple[Shard, int]
@@ -103,3 +107,79 @@ def row_positions(rows: pa.RecordBatch, before: LinesBefore) -> pa.Array:
     names = files.dictionary.to_pylist()
     lines = np.array([before[names[file], start] for file, start in unique.tolist()], np.int64)
     return pa.array(lines[of_row.reshape(-1)] + np.asarray(rows["record"]) + 1)
+
+
+def make_table(connection: Any, name: str, rows: list[dict[str, Any]]) -> None:
+    """A table of DuckDB of some rows, at least one, which say its columns."""
+    connection.register(f"{name}_arrow", pa.Table.from_pylist(rows))
+    connection.execute(f"CREATE TABLE {name} AS SELECT * FROM {name}_arrow")
+    connection.unregister(f"{name}_arrow")
+
+
+def make_views(connection: Any, manifest: Manifest, joined: Sequence[Annotations]) -> None:
+    """The same table in DuckDB: the view `ledger`, and `docs` with the joined columns too. `hash` is hexadecimal.
+
+    Nothing is copied: a query reads the columns that it names from the Parquet files themselves. Without a shard there
+    are no views. Raises IntegrityError for a ledger that is not there.
+    """
+    for shard in manifest.shards:
+        if not shard.ledger_path.exists():
+            raise IntegrityError(f"{shard.ledger_path} is missing; see pretok verify")
+    if not manifest.shards:
+        return
+    files = [
+        {
+            "path": str(shard.ledger_path),
+            "source": shard.source,
+            "split": shard.split,
+            "shard": shard.prefix.name,
+            "before": before,
+        }
+        for shard, before in manifest.numbered
+    ]
+    make_table(connection, "ledger_files", files)
+    pieces = [
+        {"source": name, "file": file, "start": start, "before": before}
+        for name in manifest.tokenized
+        for (file, start), before in lines_of_source(manifest, name).items()
+        if before
+    ]
+    empty = {"source": "", "file": "", "start": 0, "before": 0}  # gives the columns their types
+    make_table(connection, "pieces", [*pieces, empty])
+    known = any(shard.removed for shard in manifest.shards)
+    removed = "" if known else "".join(f", NULL::VARCHAR AS {name}" for name in REMOVED.names)
+    ledgers = parquet((shard.ledger_path for shard in manifest.shards), f"union_by_name = true, {ROWS}")
+    connection.execute(
+        f"""CREATE VIEW ledger AS
+        SELECT f.source, f.split, f.shard, f.before + d.file_row_number AS doc, d.file,
+            coalesce(p.before, 0) + d.record + 1 AS position, d.tokens, d.bytes, lower(hex(d.hash)) AS hash,
+            d.* EXCLUDE (file, tokens, bytes, hash, "pretok:file", file_row_number){removed}
+        FROM {ledgers} d
+        JOIN ledger_files f ON f.path = d."pretok:file"
+        LEFT JOIN pieces p ON p.source = f.source AND p.file = d.file AND p.start = d.start"""
+    )
+    # A file of joined rows holds those of one source and split, in the order of its documents.
+    parts = []
+    for number, one in enumerate(joined):
+        files = [
+            {
+                "path": str(one.folder / part.path),
+                "source": part.source,
+                "split": part.split,
+                "before": part.first,
+            }
+            for part in one.record.parts
+        ]
+        make_table(connection, f"joined_files_{number}", files)
+        names = ", ".join(f"a.{identifier(name)}" for name in one.columns)
+        rows = parquet((one.folder / part.path for part in one.record.parts), ROWS)
+        parts.append(
+            f"""LEFT JOIN (SELECT f.source, f.split, f.before + a.file_row_number AS doc, {names}
+            FROM {rows} a JOIN joined_files_{number} f ON f.path = a."pretok:file") USING (source, split, doc)"""
+        )
+    connection.execute(f"CREATE VIEW docs AS SELECT * FROM ledger {' '.join(parts)}")
+
+
+def identifier(name: str) -> str:
+    """A column's name in SQL."""
+    return '"' + name.replace('"', '""') + '"'

@@ -130,21 +130,6 @@ def test_a_holder_touches_its_lock_and_stops_when_it_is_lost(tmp_path, monkeypat
         assert stop.reason == "received SIGTERM"
 
 
-def test_a_process_that_stood_still_looks_before_it_goes_on(tmp_path, caplog):
-    before = signal.getsignal(signal.SIGCONT)
-    with hold(tmp_path, "tokenize") as lost:
-        os.kill(os.getpid(), signal.SIGCONT)
-        (tmp_path / LOCK_FILE).write_text("another job's")
-        with pytest.raises(KeyboardInterrupt):
-            os.kill(os.getpid(), signal.SIGCONT)
-        assert lost.is_set()
-    assert (
-        f"{tmp_path / LOCK_FILE} is gone or another job's, which took it while this one stood" in caplog.text
-    )
-    assert (tmp_path / LOCK_FILE).exists()
-    assert signal.getsignal(signal.SIGCONT) == before
-
-
 def test_a_reader_whose_word_is_deleted_goes_on(tmp_path, monkeypatch):
     monkeypatch.setattr(lock, "HEARTBEAT", 0.02)
     with StopFlag() as stop, share(tmp_path, "train"):
@@ -241,11 +226,10 @@ def test_a_job_killed_while_it_takes_over_is_no_hindrance(tmp_path, elsewhere, m
 
 
 @pytest.mark.parametrize("touched", [False, True])
-@pytest.mark.parametrize("hours", [-1, 1])
-def test_a_lock_of_another_time_is_watched(tmp_path, elsewhere, monkeypatch, caplog, hours, touched):
-    """A clock is wrong, here or there: whether its holder lives is seen from its touches."""
+def test_an_old_lock_is_watched_before_it_is_taken(tmp_path, elsewhere, monkeypatch, caplog, touched):
+    """A clock may be wrong, here or there: whether its holder lives is seen from its touches."""
     change(tmp_path, machine="another")
-    path, then = tmp_path / LOCK_FILE, time.time() + 3600 * hours
+    path, then = tmp_path / LOCK_FILE, time.time() - 3600
     os.utime(path, (then, then))
     monkeypatch.setattr(lock.time, "sleep", lambda _: touched and os.utime(path, (then + 15, then + 15)))
     if touched:
@@ -253,8 +237,7 @@ def test_a_lock_of_another_time_is_watched(tmp_path, elsewhere, monkeypatch, cap
             pass
     else:
         with hold(tmp_path, "tokenize"):
-            said = "its time lies in the future" if hours > 0 else "not touched for 36"
-            assert said in caplog.text
+            assert "not touched for 36" in caplog.text
 
 
 @pytest.mark.parametrize("hours", [-1, 1])

@@ -19,6 +19,7 @@ from pretok.cluster.chain import (
     Chain,
     check_profile,
     choose_stages,
+    find_scripts,
     load_profile,
     parse_time,
     plan_chain,
@@ -309,3 +310,24 @@ def test_spare_nodes_are_further_nodes_of_training_alone(recipe: Recipe, profile
     assert {"--nodes=1"} <= set(options["tokenize"])
     assert chain.environment["PRETOK_SPARE"] == "2"
     assert "--no-kill" not in plan(recipe, profile).jobs[-1].options
+
+
+@pytest.mark.parametrize(("nodes", "said"), [("n1", "tokenize\n7\n"), ("n1 n2", "no srun\n1\n")])
+def test_a_job_of_one_node_starts_no_ray(tmp_path: Path, nodes: str, said: str) -> None:
+    """What `ray_run` runs, and its exit code; on several nodes the first thing is the head of a Ray cluster."""
+    script = f"""
+set -euo pipefail
+slurm={find_scripts()} logs={tmp_path} node_local={tmp_path} port=1 SLURM_JOB_ID=1 SLURM_JOB_NODELIST=n
+scontrol() {{ printf '%s\\n' {nodes}; }}
+node_address() {{ echo 127.0.0.1; }}
+srun() {{ return 1; }}
+say() {{ echo "no srun"; }}
+source "$slurm/ray.sh"
+ray_node() {{ return 1; }}
+command() {{ echo "$@"; return 7; }}
+status=0
+ray_run command tokenize 2>&1 || status=$?
+echo "$status"
+"""
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=False, timeout=60)
+    assert done.stdout == said

@@ -74,6 +74,7 @@ def cases(inputs: Inputs, folder: Path, endpoint: str | None) -> list[Case]:
     served = Case("tokenize it from a server 50 ms away, one process, s", (*one, *plain, *far), "clock")
     return [
         Case("tokenize one document, one process, CPU s", (*one, *plain, f"s={folder}/one.jsonl")),
+        Case("start: tokenize one document, 2 workers, s", (*two, *plain, f"s={folder}/one.jsonl"), "clock"),
         Case("tokenize the corpus, one process, CPU s", (*one, *plain, *corpus)),
         Case("tokenize the corpus, 2 workers, s", (*two, *plain, *corpus), "clock", CORPUS),
         Case("read its 63 M tokens 5 times, CPU s", (SHARDS, "5", "0"), **reading),

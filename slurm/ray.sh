@@ -1,4 +1,5 @@
-# ray_run COMMAND...: run COMMAND on the job's first node with RAY_ADDRESS set to a Ray cluster over all its nodes.
+# ray_run COMMAND...: run COMMAND on the job's first node. In a job of several nodes it gets `--address auto`, and
+# RAY_ADDRESS is that of a Ray cluster over all of them; on one node its workers are processes, and there is no Ray.
 # Returns COMMAND's exit code, or 1 when the Ray head ended first; nothing of Ray is left in either case. A worker node
 # that dies costs its running tasks only. SIGUSR1 and SIGTERM reach COMMAND, which stops in time and returns 75.
 # ray_stage STAGE OUT COMMAND ARGUMENTS...: a link of a chain that runs a `pretok` command so.
@@ -91,17 +92,20 @@ ray_run() {
     RAY_AUTH_TOKEN=$(od -An -N32 -tx1 /dev/urandom | tr -d ' \n')
     export RAY_ADDRESS RAY_AUTH_TOKEN RAY_AUTH_MODE=token
     export RAY_gcs_rpc_server_reconnect_timeout_s=20 # a worker whose head is gone ends after this
+    # What workers read when they start; all else pretok.base.execute sets in them.
+    export MALLOC_ARENA_MAX=2 ARROW_DEFAULT_MEMORY_POOL=jemalloc
+    if ((${#nodes[@]} > 1)); then set -- "$@" --address auto; fi
 
     trap 'kill -USR1 $ray_driver 2>/dev/null || true' USR1
     trap 'ray_cancelled=1; kill -TERM $ray_driver 2>/dev/null || true' TERM
-    if ray_start "${nodes[@]}"; then
+    if ((${#nodes[@]} == 1)) || ray_start "${nodes[@]}"; then
         "$@" &
         ray_driver=$!
         ray_watch "${nodes[0]}" || status=$?
     else
         status=1
     fi
-    ray_stop "${nodes[0]}"
+    if ((${#nodes[@]} > 1)); then ray_stop "${nodes[0]}"; fi
     trap - USR1 TERM
     return "$status"
 }
@@ -112,6 +116,6 @@ ray_stage() {
     mapfile -t nodes < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
     link_preflight "$1" "$2" "${#nodes[@]}"
     link_guard "scontrol requeue" "${nodes[@]}"
-    ray_run python -m pretok "${@:3}" --out "$2" --address auto || status=$?
+    ray_run python -m pretok "${@:3}" --out "$2" || status=$?
     link_end "$1" "$status"
 }

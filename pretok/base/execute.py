@@ -8,17 +8,18 @@ any of them may run twice.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import gc
 import itertools
 import logging
 import os
+import pickle
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Generic, TypeVar
 
 from pretok.base import storage
@@ -30,7 +31,6 @@ from pretok.base.pool import Pool
 from pretok.base.records import replace
 from pretok.base.startup import collect_seldom, without_pandas
 from pretok.base.stop import StopFlag
-from pretok.base.units import human
 
 logger = logging.getLogger(__name__)
 
@@ -55,6 +55,8 @@ NO_INDEX = -1
 AGAIN = "run the same command again to continue"
 REPORT_SECONDS = 1.0
 """How often a worker sends its increments: one actor takes those of all workers of a cluster."""
+M_ARENA_MAX = -8
+"""How `mallopt` calls MALLOC_ARENA_MAX."""
 WORKER_ENVIRONMENT = {
     # One task, one core: the libraries inside must not start a thread per core of the node.
     "OMP_NUM_THREADS": "1",
@@ -91,42 +93,46 @@ class Engine:
 
     workers: tasks that run at once at most; 0 runs everything in this process; None: one per CPU. address: a Ray
     cluster (`auto` inside an allocation); without one, workers are processes of this node. With neither, `choose` keeps
-    small work in this process. Workers are started when they are first needed. Raises Stopped out of `map` when `stop`
-    has a reason, after the tasks in flight were told to end, and EngineLost when what the workers hang on has died.
+    small work in this process. Workers are started when they are first needed; module: what the first tasks of workers
+    of this node need, which is loaded while the driver still plans. Raises Stopped out of `map` when `stop` has a
+    reason, after the tasks in flight were told to end, and EngineLost when what the workers hang on has died.
     """
 
-    def __init__(self, workers: int | None, address: str | None, stop: StopFlag) -> None:
+    def __init__(self, workers: int | None, address: str | None, stop: StopFlag, module: str = "") -> None:
         self.workers = workers
         self.address = address
         self.stop = stop
+        self._module = module
         self._here = workers == 0
         self._started: _Ray | _Processes | None = None
 
     def __enter__(self) -> Engine:
-        gc.freeze()  # what is loaded by now stays: collections would visit its 200,000 objects again and again
+        if self._module and not self._here and self.address is None and _cpus() > 1:
+            workers = self.start()
+            assert isinstance(workers, _Processes)
+            workers.load(self._module)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         gc.unfreeze()
         if self._started is not None:
             self._started.close()
             self._started = None
 
-    def choose(self, size: int) -> str | None:
-        """Decide where the next `map` works, for about `size` bytes of text; a sentence if that is in this process."""
-        if self.workers is not None or self.address or self._started:
-            return None
-        cpus = _cpus()
-        alone = size / BYTES_PER_SECOND
-        self._here = alone <= START_SECONDS + alone / cpus
-        if not self._here:
-            return None
-        return (
-            f"{human(size)}B of text: working in this process, done before {cpus} workers would have started "
-            "(--workers N starts them)"
-        )
+    def choose(self, size: int) -> None:
+        """Decide where the next `map` works, for about `size` bytes of text: a small job is done in this process before
+        the workers would have started."""
+        if self.workers is None and self.address is None:
+            alone = size / BYTES_PER_SECOND
+            self._here = alone <= START_SECONDS + alone / _cpus()
+
+    def warm(self, function: Callable[[Item], object], item: Item) -> None:
+        """Have workers of this node call `function(item)`, which loads what their tasks need. It is not waited for."""
+        if not self._here and self.address is None:
+            workers = self.start()
+            assert isinstance(workers, _Processes)
+            with contextlib.suppress(OSError):  # their parent died: the next task says so
+                workers.warm(function.__module__, _warmed, function, item)
 
     @property
     def parallel(self) -> int:
@@ -141,7 +147,6 @@ class Engine:
             else:
                 self._started = _Ray(self.workers, self.address)
                 self.stop.install()
-                gc.freeze()
         return self._started
 
     def map(
@@ -154,6 +159,7 @@ class Engine:
         """
         if not items:
             return
+        gc.freeze()  # what is loaded by now stays: collections would visit its 200,000 objects again and again
         run = self._map_here if self._here else self._map_workers
         yield from run(task, items, on_report or (lambda counts: None))
 
@@ -271,12 +277,10 @@ class _Ray:
                 "this program uses a Ray of its own: call ray.shutdown() before, or work on this node without --address"
             )
         self._ray = ray
-        variables = dict(WORKER_ENVIRONMENT)
-        if "PYTHONPATH" in os.environ:  # a checkout that is not installed
-            variables["PYTHONPATH"] = os.environ["PYTHONPATH"]
-        quiet: dict[str, object] = {"logging_level": logging.ERROR, "log_to_driver": False}
         try:
-            ray.init(address=address, runtime_env={"env_vars": variables}, **quiet)
+            # No runtime_env: for its variables Ray starts a second set of workers, 2 s later. `_on_ray` sets them, and
+            # workers find this package where `ray start` did, or in the folder where the command is typed.
+            ray.init(address=address, logging_level=logging.ERROR, log_to_driver=False)
         except ConnectionError as error:
             raise UsageError(f"no Ray cluster answers at {address}: {error}") from None
         # On the driver's own node: the loss of any other node must not end the job. One for all calls of `map`, as its
@@ -306,7 +310,7 @@ class _Ray:
     def submit_task(self, task: Task[Any, Any], item: Any, wait: float) -> Any:
         """Start a task, whose worker waits so many seconds first; its reference."""
         with self._watched():
-            return self._remote.remote(task, item, self._board, wait)
+            return self._remote.remote(pickle.dumps((task, item)), self._board, wait)
 
     def take_reports(self) -> Counts:
         """What the tasks reported since the last call."""
@@ -356,7 +360,18 @@ class _Board:
         return counts
 
 
-def _on_ray(task: Task[Any, Any], item: Any, board: Any, wait: float) -> tuple[Outcome[Any], Counts]:
+def _warmed(function: Callable[[Any], object], item: Any, _send: Report) -> None:
+    collect_seldom()
+    without_pandas()
+    function(item)
+
+
+def _on_ray(job: bytes, board: Any, wait: float) -> tuple[Outcome[Any], Counts]:
+    os.environ.update(WORKER_ENVIRONMENT)  # before the module of the task loads what reads them
+    ctypes.CDLL(None).mallopt(
+        M_ARENA_MAX, int(WORKER_ENVIRONMENT["MALLOC_ARENA_MAX"])
+    )  # read at a process's start
+    task, item = pickle.loads(job)
     return _on_worker(task, item, wait, board.add.remote)
 
 

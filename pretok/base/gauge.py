@@ -1,8 +1,8 @@
 """How far a step is: counts that arrive and an estimate of the whole -> one line for a log, a terminal or the end.
 
 Input: increments (bytes of text, refused bytes, documents, tokens, rejected, partitions, bytes:SOURCE, which is of
-both, or any other count), what an earlier run had done, and the estimate. Output: text. Nothing is printed here. The
-job itself shows it, and who watches the job from what it left.
+both, or any other count), what an earlier run did, and the estimate. Output: text. Nothing is printed here: the job
+shows it, and `pretok watch` makes it again from a line of the job's log.
 
     12:03:10 tokenize 41/108 38% 2.98 GB 120 MB/s ETA 4m rejects 0 it 40% en 35%
 """
@@ -10,10 +10,8 @@ job itself shows it, and who watches the job from what it left.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import NamedTuple
 
 from msgspec import field
-from rich.cells import cell_len
 
 from pretok.base.compiling import COMPILING
 from pretok.base.records import Count, Record
@@ -21,8 +19,8 @@ from pretok.base.units import duration, human_bytes, plural
 
 NEARLY = 99
 """Most percent shown before the end: the whole is an estimate, and may be too small."""
-SOURCES_SHOWN, LEAST_BAR = 6, 10
-"""Sources with a bar of their own, and columns below which a bar is left out."""
+SOURCES_SHOWN = 6
+"""Most sources of which a line says how far they are."""
 ORDER = ("partitions", "documents", "tokens", "rejected")
 REFUSED = "refused bytes"
 """Bytes of records that are no documents: they are read too."""
@@ -30,14 +28,8 @@ OF_SOURCE = "bytes:"
 """How the bytes of one source are named among the counts."""
 
 
-class _Field(NamedTuple):
-    text: str
-    essential: bool
-    """Whether it stays where a terminal has no room for all."""
-
-
-class Gauge(Record, frozen=True):
-    """One step at one time; COMMAND-DATE.now.json holds it as it is here.
+class Gauge(Record, frozen=True, forbid_unknown_fields=False):
+    """One step at one time; a `progress` line of the log holds these fields beside those of every line.
 
     seconds: since it began; counts: of this run; before: of earlier ones; expected_bytes: of text of the whole step,
     earlier runs included, 0 while unknown; partitions: their number; sources: bytes of text of each. Rates and times
@@ -73,20 +65,28 @@ class Gauge(Record, frozen=True):
 
     def line(self) -> str:
         """All that is known, as one line of a log."""
-        return " ".join([self.title, *(part.text for part in self._fields())])
+        return " ".join([self.title, *self.short(), *self._sources()])
 
-    def bar(self, width: int) -> str:
-        """At most `width` cells: a bar, and as much of `line` as fits; percentage, rate and time left always do."""
-        fields = list(self._fields())
-        percent = self.percent
-        least = 0 if percent is None else LEAST_BAR + 1
-        while _width(self.title, fields) + least > width and not all(part.essential for part in fields):
-            fields.remove([part for part in fields if not part.essential][-1])
-        text = [self.title, *(part.text for part in fields)]
-        if percent is not None and (room := width - _width(self.title, fields) - 1) > 0:
-            full = room * percent // 100
-            text.insert(1, "━" * full + "╌" * (room - full))
-        return " ".join(text)
+    def short(self) -> Iterator[str]:
+        """What stands beside a bar: how much is done, how fast, and how long the rest takes."""
+        done = self.read
+        if self.counts.get(COMPILING):
+            yield "(compiling)"
+        if self.partitions:
+            yield f"{self.done('partitions')}/{self.partitions}"
+        if self.percent is not None:
+            yield f"{self.percent}%"
+        if not done and not self.expected_bytes:  # a step that reads no text
+            for key in dict.fromkeys([*self.before, *self.counts]):
+                if key != COMPILING and (number := self.done(key)):
+                    yield f"{number:,} {_noun(key, number)}"
+            yield f"{self.seconds:.0f} s"
+            return
+        yield human_bytes(done)
+        if self.rate:
+            yield f"{human_bytes(self.rate)}/s"
+            if self.expected_bytes > done:
+                yield f"ETA {duration((self.expected_bytes - done) / self.rate)}"
 
     def summary(self) -> str:
         """What this run did, for the end; empty when that is nothing and took no time."""
@@ -106,45 +106,20 @@ class Gauge(Record, frozen=True):
             return ""
         return f"{self.title}: {', '.join(counts)}{' in ' if counts else ''}{self.seconds:.1f} s{before}"
 
-    def _fields(self) -> Iterator[_Field]:
-        done, percent = self.read, self.percent
-        if self.counts.get(COMPILING):
-            yield _Field("(compiling)", True)
-        if self.partitions:
-            yield _Field(f"{self.done('partitions')}/{self.partitions}", False)
-        if percent is not None:
-            yield _Field(f"{percent}%", True)
-        if not done and not self.expected_bytes:
-            yield from self._other_counts()
+    def _sources(self) -> Iterator[str]:
+        """Rejects, and the sources with most left to do, in their order: of very many only some fit into a line."""
+        if not self.read and not self.expected_bytes:
             return
-        yield _Field(human_bytes(done), False)
-        if self.rate:
-            yield _Field(f"{human_bytes(self.rate)}/s", True)
-            if self.expected_bytes > done:
-                yield _Field(f"ETA {duration((self.expected_bytes - done) / self.rate)}", True)
-        yield _Field(f"rejects {self.done('rejected'):,}", False)
+        yield f"rejects {self.done('rejected'):,}"
         if len(self.sources) > 1:
-            yield _Field(self._sources(), False)
-
-    def _other_counts(self) -> Iterator[_Field]:
-        """Of a step that reads no text."""
-        for key in dict.fromkeys([*self.before, *self.counts]):
-            if key != COMPILING and (number := self.done(key)):
-                yield _Field(f"{number:,} {_noun(key, number)}", False)
-        yield _Field(f"{self.seconds:.0f} s", True)
-
-    def _sources(self) -> str:
-        """Those with most left to do, in their order: of very many only some fit into a line."""
-        left = {name: size - self.done(OF_SOURCE + name) for name, size in self.sources.items()}
-        largest = sorted(left, key=lambda name: -left[name])[:SOURCES_SHOWN]
-        shares = [
-            (name, _percent(self.done(OF_SOURCE + name), self.sources[name]))
-            for name in left
-            if name in largest
-        ]
-        text = " ".join(f"{name} {NEARLY if share is None else share}%" for name, share in shares)
-        more = len(left) - len(largest)
-        return text + (f" and {plural(more, 'source')} more" if more else "")
+            left = {name: size - self.done(OF_SOURCE + name) for name, size in self.sources.items()}
+            largest = sorted(left, key=lambda name: -left[name])[:SOURCES_SHOWN]
+            for name in left:
+                if name in largest:
+                    share = _percent(self.done(OF_SOURCE + name), self.sources[name])
+                    yield f"{name} {NEARLY if share is None else share}%"
+            if more := len(left) - len(largest):
+                yield f"and {plural(more, 'source')} more"
 
 
 def _read(counts: Mapping[str, int]) -> int:
@@ -158,7 +133,3 @@ def _percent(done: int, whole: int) -> int | None:
 def _noun(key: str, number: int) -> str:
     """The counts' keys are plurals, but for `rejected`."""
     return key.removesuffix("s") if number == 1 else key
-
-
-def _width(title: str, fields: list[_Field]) -> int:
-    return cell_len(title) + sum(1 + cell_len(part.text) for part in fields)

@@ -14,6 +14,7 @@ from typing import Annotated, Any
 import msgspec
 
 from pretok.base.errors import PretokError
+from pretok.base.gauge import Gauge
 from pretok.base.joblog import LOGS
 from pretok.base.records import Count, Record, read_record
 from pretok.base.storage import read_lines
@@ -22,8 +23,9 @@ Amount = Annotated[float, msgspec.Meta(ge=0, le=1e18)]
 """Of seconds, or tokens a second."""
 
 
-class LogLine(Record, frozen=True, forbid_unknown_fields=False):
-    """What is needed of a line of a log: of all events, and behind `host` of some; see `base.joblog`."""
+class LogLine(Gauge, frozen=True, kw_only=True):
+    """What is needed of a line of a log; see `base.joblog`. A line of a step is a Gauge too, all others have none of
+    its fields."""
 
     time: datetime
     event: str
@@ -36,7 +38,6 @@ class LogLine(Record, frozen=True, forbid_unknown_fields=False):
     message: str = ""
     title: str = ""
     seconds: Amount = 0.0
-    counts: dict[str, Count] = msgspec.field(default_factory=dict)
     what: str = ""
     tasks: Count = 0
     workers: Count = 0

@@ -13,15 +13,14 @@ two pages of a file, and readers leave out a line without an end (`storage.read_
     start      argv, directory, pid, versions, settings
     notice     message: what stood on the terminal; `table` the same with title, columns, rows
     warning    message, of a library or of the engine, such as a task that is tried again
-    step       title; then now and then `progress` and at last `step_end`: seconds, counts of this run, earlier ones
+    step       title; then `progress` after 3, 9, 21 s and so on, at least every minute, and at last `step_end`:
+               seconds, counts of this run, those of earlier ones, the estimate of the whole
     task       what (partition, bucket, ...), item, node, began, ended, seconds, tries, peak_bytes of its process
     task_failed  the same with message, kind and traceback
     tasks      before a step's tasks begin: what, tasks, workers
     workers    of a step: workers, tasks done by node, idle (share of their time without a task), peak_bytes
     error      message, traceback: why the job ended
     end        exit_code, null where it is not known yet; seconds
-
-Beside it, while a step goes on, COMMAND-DATE.now.json says every second how far it is (`pretok watch` reads it).
 
 A log that cannot be written ends no job: that is said once, and nothing more is written.
 """
@@ -40,13 +39,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO
 
-from pretok.base.storage import temporary_of
 from pretok.base.visible import masked
 
-NOW = ".now.json"
-"""Ends the name of the file that says how far a job's step is."""
-ABANDONED = 300.0
-"""Seconds without a change after which that file is a killed job's."""
 LOGS = "logs"
 """Folder of the logs below WORK or RUN."""
 
@@ -103,22 +97,6 @@ class JobLog:
                     f"no log is kept in {where}: {error.strerror or error}; the job goes on without"
                 )
 
-    def now(self, state: Mapping[str, object] | None) -> None:
-        """How far the step is, in the place of what was told before; None: it is over. That this cannot be written is
-        passed over."""
-        if self.path is None:
-            return
-        path = self.path.with_suffix(NOW)
-        with contextlib.suppress(OSError):
-            if state is None:
-                path.unlink(missing_ok=True)
-                return
-            temporary = temporary_of(path)
-            temporary.write_text(
-                json.dumps({**when_and_where(), **self._always, **state}, default=str), "utf-8"
-            )
-            temporary.replace(path)
-
     def end(self, code: int | None) -> None:
         """The last line: how the job ended, None if that is not known here. Nothing where nothing was written."""
         if self._file is not None:
@@ -138,18 +116,6 @@ class JobLog:
         stem = f"{self._name}-{time.strftime('%Y%m%d-%H%M%S')}"
         for number in itertools.count(1):
             path = self._folder / f"{stem}{f'-{number}' if number > 1 else ''}.jsonl"
-            try:
-                file = path.open("xb", buffering=0)
-            except FileExistsError:
-                continue
-            self._tidy(os.fstat(file.fileno()).st_mtime)
-            return file, path
+            with contextlib.suppress(FileExistsError):  # of a job that began in the same second
+                return path.open("xb", buffering=0), path
         raise AssertionError
-
-    def _tidy(self, now: float) -> None:
-        """Delete what killed jobs of the same command said of their steps. now: by the clock that times these files,
-        which may be another than that of this node."""
-        for left in self._folder.glob(f"{self._name}-*{NOW}"):
-            with contextlib.suppress(OSError):
-                if now - left.stat().st_mtime > ABANDONED:
-                    left.unlink()

@@ -40,8 +40,6 @@ HEARTBEAT = 15.0
 """Seconds between touches of the lock."""
 STALE = 300.0
 """Seconds without a touch after which the holder may be gone."""
-AHEAD = 60.0
-"""Seconds that a lock may be newer than a file made now before its time says nothing."""
 MACHINE = ("/proc/sys/kernel/random/boot_id", "/proc/self/ns/pid")
 """Where two processes see the same in both, a process id means the same to both."""
 NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK}
@@ -66,18 +64,10 @@ class Holder(Record, frozen=True):
         return f"{self.what} (host {self.host}, process {self.pid}{job}, since {self.since})"
 
 
-class _Ours(threading.local):
-    """The locks that this thread holds, each with its event: what it does inside may hold them too."""
-
-    def __init__(self) -> None:
-        self.held: dict[Path, threading.Event] = {}
-
-
-_ours = _Ours()
+_ours: dict[tuple[int, Path], threading.Event] = {}
+"""The locks that threads of this process hold, each with its event: what a thread does inside may hold them too."""
 _tokens: set[str] = set()
 """Of the locks that this process holds."""
-_written: dict[Path, tuple[str, threading.Event]] = {}
-"""The locks under which this process writes: what each says, and the event for its loss."""
 
 
 @contextmanager
@@ -89,22 +79,23 @@ def hold(target: Path, what: str, *, beside: bool = False) -> Iterator[threading
 
     Raises FolderInUse, OutputError. A lock taken over is logged as a warning. Should the lock be lost while it is held
     (someone deleted it), this process gets SIGTERM, which ends a job in good order; the event that is yielded is then
-    set, for a body that must not write even at its end. A main thread that goes on after it stood still (SIGCONT) and
-    finds that gets KeyboardInterrupt wherever it is.
+    set, for a body that must not write even at its end. A main thread that stood still for so long that another job
+    took the lock gets KeyboardInterrupt, wherever it is.
     """
     path = (target.with_name(f".{target.name}{LOCK_FILE}") if beside else target / LOCK_FILE).absolute()
-    if path in _ours.held:
-        yield _ours.held[path]
+    mine = threading.get_ident(), path
+    if mine in _ours:
+        yield _ours[mine]
         return
     new = not path.parent.exists()
     try:
         with _locked(path, target, what) as lost:
-            _ours.held[path] = lost
+            _ours[mine] = lost
             try:
                 remove_leftovers(target)
                 yield lost
             finally:
-                del _ours.held[path]
+                del _ours[mine]
     finally:
         if new:
             with contextlib.suppress(OSError):  # what was written stays
@@ -170,13 +161,10 @@ def _locked(path: Path, target: Path, what: str, *, writes: bool = True) -> Iter
         target=_beat, args=(path, text, ended, lost, writes), daemon=True, name="folder-lock"
     )
     thread.start()
-    if writes:
-        _written[path] = text, lost
     try:
-        with _looking_when_continued():
+        with _looking_when_continued(path, text, lost) if writes else contextlib.nullcontext():
             yield lost
     finally:
-        _written.pop(path, None)
         ended.set()
         if os.getpid() == holder.pid:  # not in a forked child
             thread.join()
@@ -189,22 +177,14 @@ def _locked(path: Path, target: Path, what: str, *, writes: bool = True) -> Iter
 
 
 @contextmanager
-def _looking_when_continued() -> Iterator[None]:
-    """Look for the locks before anything else when this process goes on after it stood still (`scontrol suspend`,
+def _looking_when_continued(path: Path, text: str, lost: threading.Event) -> Iterator[None]:
+    """Look for the lock before anything else when this process goes on after it stood still (`scontrol suspend`,
     Ctrl-Z): what it found in a folder, and is about to act on, may be another job's by now. The thread that touches the
     lock would see it too, some files later."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGCONT, _look)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGCONT, before or signal.SIG_DFL)
 
-
-def _look(_number: int, _frame: FrameType | None) -> None:
-    for path, (text, lost) in [*_written.items()]:
+    def look(number: int, frame: FrameType | None) -> None:
+        if callable(before):  # of a lock that is held around this one
+            before(number, frame)
         if _read(path) != text:
             lost.set()
             logger.error(
@@ -212,14 +192,25 @@ def _look(_number: int, _frame: FrameType | None) -> None:
             )
             raise KeyboardInterrupt  # which nobody takes for a failure to get over
 
+    if threading.current_thread() is not threading.main_thread():  # no other handles signals
+        yield
+        return
+    before = signal.signal(signal.SIGCONT, look)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGCONT, before or signal.SIG_DFL)
+
 
 def _take(path: Path, text: str, target: Path) -> None:
     """Put a lock that says `text` at `path`, in the place of one whose holder is gone; FolderInUse if it is not."""
     made = temporary_of(path, f"-{secrets.token_hex(4)}")
     try:
         while True:
+            # 1. The whole lock under a name of our own. A kill leaves a `.tmp` file, which the next job removes.
             made.write_text(text, encoding="utf-8")
             try:
+                # 2. Its place, which one of many gets. A kill after it leaves the lock of a dead process.
                 if _link(made, path, text):
                     return
                 if (found := _read(path)) is None:  # given back in the meantime
@@ -245,11 +236,13 @@ def _replace(made: Path, path: Path, found: str, text: str, target: Path) -> boo
     this text is a lock too.
     """
     claim = path.with_name(f"{path.name}-{digest(found.encode())[:16]}")
-    _take(claim, text, target)
+    _take(
+        claim, text, target
+    )  # killed from here on, we leave a claim, which the next job takes over like any lock
     try:
         if _read(path) != found:
             return False
-        made.replace(path)
+        made.replace(path)  # at once: there is never a moment without a lock
         return True
     finally:
         claim.unlink(missing_ok=True)
@@ -281,8 +274,8 @@ def _refuse_living(path: Path, found: str, target: Path, why: str, now: Path | N
     with contextlib.suppress(FileNotFoundError):
         touched = path.stat().st_mtime
         age = (now.stat().st_mtime if now else time.time()) - touched
-        if not -AHEAD <= age < STALE:
-            # Clocks of nodes may differ, and some file systems take the times of files from them.
+        if age >= STALE:
+            # Clocks of nodes may differ, and some file systems take the times of files from them: old is not yet dead.
             logger.warning(
                 "%s was touched %.0f s ago by the clock here: looking for %g s whether it is touched",
                 path,
@@ -291,7 +284,7 @@ def _refuse_living(path: Path, found: str, target: Path, why: str, now: Path | N
             )
             time.sleep(2 * HEARTBEAT)
             if path.stat().st_mtime == touched:
-                return f"not touched for {age:.0f} s" if age > 0 else "its time lies in the future"
+                return f"not touched for {age:.0f} s"
     raise FolderInUse(
         f"{target} is in use by {holder or 'a job'}: two jobs {why}. Wait for it or stop it; if it is dead, "
         f"delete {path}"

@@ -1,10 +1,16 @@
 """Workers of this node: processes forked from one that has loaded everything and has a single thread.
 
 Input: jobs for `Pool.submit`. Output: what each returned. A Pool starts one process, the nursery, which imports what
-the first job needs and forks a worker whenever one is asked for: a worker has nothing to import, and shares the pages
-of what is loaded with the others. The driver may have threads, whose locks a fork of it would leave locked for ever;
-the nursery has none, and the variables that it gets tell the libraries to start none. A worker ends with the nursery
-(PR_SET_PDEATHSIG), the nursery with the driver, whose end of their socket the kernel closes however the driver dies.
+jobs need while the driver still plans, and forks a worker whenever one is asked for: a worker has nothing to import,
+and shares the pages of what is loaded with the others.
+
+Why the fork is safe: a fork copies one thread, and a lock that another one held stays locked for ever. The driver has
+threads; the nursery runs nothing but imports, and its variables tell libraries to start no threads. The one that
+Arrow's allocator starts (jemalloc) takes care of forks itself. Numba's compiled loops, DuckDB and Arrow's readers start
+theirs where they first work: in a worker, behind the fork.
+
+A worker ends with the nursery (PR_SET_PDEATHSIG), the nursery with the driver, whose end of their socket the kernel
+closes however the driver dies.
 """
 
 from __future__ import annotations
@@ -52,11 +58,25 @@ class Pool:
         """Have a worker call `function(*arguments, send)`. module: what a new worker should have loaded. Returns what
         the job is waited for by. Raises OSError where no worker can be had, and what pickle raises for arguments that
         it cannot write."""
-        job = pickle.dumps((function, arguments))
+        job = pickle.dumps((function, arguments, True))
         worker = self._idle.pop() if self._idle else self._new(module)
         with contextlib.suppress(OSError):  # it died while it had nothing to do: `wait` finds out
             worker.send_bytes(job)
         return worker
+
+    def load(self, module: str) -> None:
+        """Have the nursery import a module, which is not waited for."""
+        if self._nursery is None:
+            self._nursery = self._start()
+        self._nursery[1].send(module.encode())
+
+    def warm(self, module: str, function: Callable[..., Any], *arguments: Any) -> None:
+        """Have all workers call `function(*arguments, send)` before their next job, whatever becomes of it."""
+        job = pickle.dumps((function, arguments, False))
+        self._idle += [self._new(module) for _ in range(self.workers - len(self._idle))]
+        for worker in self._idle:
+            with contextlib.suppress(OSError):  # as in `submit`
+                worker.send_bytes(job)
 
     def _new(self, module: str) -> Connection:
         """A connection to a worker that the nursery forks once it has imported `module`."""
@@ -108,7 +128,8 @@ class Pool:
         returned = self._done.pop(worker)
         if worker.closed:
             return EOFError(
-                "its worker process died, killed or out of memory; fewer --workers leave each more"
+                f"its worker process on {os.uname().nodename} died, killed or out of memory; fewer --workers leave "
+                "each more"
             )
         self._idle.append(worker)
         return returned
@@ -133,17 +154,26 @@ class Pool:
 
 
 def nurse(driver: int) -> None:
-    """Fork a worker for each connection that the driver sends over this socket, until the driver is gone."""
+    """Fork a worker for each connection that the driver sends over this socket, until the driver is gone.
+
+    A module that is asked for is imported, and its `preload` called: what loads more than imports do, and no thread.
+    """
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for a worker: the kernel reaps it
+    loaded: set[bytes] = set()
     with socket.socket(fileno=driver) as asked:
         while True:
-            module, fds, *_ = socket.recv_fds(asked, 1 << 10, 1)
-            if not fds:
+            name, fds, *_ = socket.recv_fds(asked, 1 << 10, 1)
+            if not name:  # the driver is gone
                 return
             with contextlib.suppress(Exception):  # the worker meets it again and says so
-                importlib.import_module(module.decode())
+                module = importlib.import_module(name.decode())
+                if name not in loaded and hasattr(module, "preload"):
+                    module.preload()
+            loaded.add(name)
+            if not fds:
+                continue
             gc.collect()
             gc.freeze()  # a worker's search for garbage would copy every page that it shares
             me = os.getpid()
@@ -162,13 +192,15 @@ def serve(driver: Connection, nursery: int) -> None:
     with contextlib.suppress(EOFError, OSError):
         while True:
             job = driver.recv_bytes()
+            answered = True
             try:
-                function, arguments = pickle.loads(job)
+                function, arguments, answered = pickle.loads(job)
                 answer = pickle.dumps(
                     (True, function(*arguments, lambda counts: driver.send((False, counts))))
                 )
             except BaseException as error:  # of the job's way to and fro: what a task raises is its result
                 text = f"{type(error).__name__}: {error}"
                 answer = pickle.dumps((True, RuntimeError(text)))
-            driver.send_bytes(answer)
+            if answered:
+                driver.send_bytes(answer)
     os._exit(0)

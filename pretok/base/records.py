@@ -25,16 +25,18 @@ Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 Signed = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 """Any whole number of 64 bits."""
 
-_WANTED = {
-    "array": "a list",
-    "bool": "true or false",
-    "float": "a number",
-    "int": "a whole number",
-    "null": "null",
-    "object": "an object",
-    "str": "a text",
+_WORDS = {
+    r"Object missing required field `(.*)`": r"lacks the key '\1'",
+    r"Object contains unknown field `(.*)`": r"has an unknown key '\1'",
+    "Expected ": "expected ",
+    r"\barray\b": "a list",
+    r"\bint\b": "a whole number",
+    r"\bobject\b": "an object",
+    r"\bstr\b": "a text",
+    r"`([^`']*)`": r"\1",
+    r" \| ": " or ",
 }
-"""What msgspec calls a kind of value -> what people do."""
+"""What msgspec says -> what people do."""
 
 
 class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -48,7 +50,7 @@ def read_record(kind: type[T], value: Any, where: Path | str) -> T:
         return made
     except msgspec.ValidationError as error:
         raise IntegrityError(
-            f"{where}: {_describe(kind, value, error)}; the file was damaged, edited or made by another version"
+            f"{where}: {_describe(error)}; the file was damaged, edited or made by another version"
         ) from None
 
 
@@ -78,49 +80,10 @@ def replace(record: T, **changes: Any) -> T:
     return changed
 
 
-def _describe(kind: Any, value: Any, error: msgspec.ValidationError) -> str:
-    """`shards[0].tokens: expected a whole number, found 'x'`, from what msgspec says of a value."""
-    message, _, path = str(error).rpartition(" - at `$") if " - at `$" in str(error) else (str(error), "", "")
-    key, found = "", value
-    for name, index in re.findall(r"\.(\w+)|\[(\d+|\.\.\.)\]", path):
-        step = name or (int(index) if index.isdigit() else _failing_key(kind, value, found, str(error)))
-        key += f"[{step}]" if isinstance(step, int) else f".{step}"
-        found = found[step]
-    if missing := re.fullmatch(r"Object missing required field `(.*)`", message):
-        told = f"lacks the key {missing[1]!r}"
-    elif unknown := re.fullmatch(r"Object contains unknown field `(.*)`", message):
-        told = f"has an unknown key {unknown[1]!r}"
-    else:
-        wanted = re.sub(r"`(.*?)`", lambda kinds: _wanted(kinds[1]), message.partition(", got ")[0])
-        told = f"{wanted[0].lower()}{wanted[1:]}, found {_shown(found)}"
-    return f"{key.removeprefix('.')}: {told}" if key else told
-
-
-def _failing_key(kind: Any, value: Any, table: dict[str, Any], error: str) -> str:
-    """The key of a dict[str, X] inside `value` at which reading fails; msgspec calls each of them `...`."""
-    items = dict(table)
-    try:
-        for key, item in items.items():
-            table.clear()
-            table[key] = item
-            try:
-                msgspec.convert(value, kind)
-            except msgspec.ValidationError as again:
-                if str(again) == error:
-                    return key
-    finally:
-        table.clear()
-        table.update(items)
-    raise AssertionError(error)
-
-
-def _wanted(kinds: str) -> str:
-    return " or ".join(_WANTED.get(kind, kind) for kind in kinds.split(" | "))
-
-
-def _shown(value: Any) -> str:
-    """A value in a message, cut where it is long; how many digits a number has is not worth its digits."""
-    if type(value) is int and abs(value) >= 2**64:
-        return f"a number of {value.bit_length()} bits"
-    text = repr(value) if isinstance(value, str | int | float | None) else f"a {type(value).__name__}"
-    return text if len(text) <= 60 else f"{text[:60]}..."
+def _describe(error: msgspec.ValidationError) -> str:
+    """`shards[0].tokens: expected a whole number, got a text`."""
+    told, _, path = str(error).partition(" - at `$")
+    for found, words in _WORDS.items():
+        told = re.sub(found, words, told)
+    key = path.rstrip("`").removeprefix(".")
+    return f"{key}: {told}" if key else told

@@ -43,15 +43,18 @@ PASSING = {
     errno.EHOSTUNREACH,
     errno.EINTR,
     errno.EIO,
+    errno.EMFILE,
     errno.ENETDOWN,
     errno.ENETUNREACH,
+    errno.ENFILE,
+    errno.ENOMEM,
     errno.ENOTCONN,
     errno.EPIPE,
     errno.ESHUTDOWN,
     errno.ESTALE,
     errno.ETIMEDOUT,
 }
-"""Errors of file systems and networks that may be gone at the next try."""
+"""Errors of file systems, networks and full tables of the kernel that may be gone at the next try."""
 WAITS = (0.2, 2.0, 20.0)
 """Seconds before each further try of what failed with an error that may pass."""
 Result = TypeVar("Result")
@@ -210,6 +213,8 @@ class NewFile:
     def seal(self) -> None:
         """Flush to disk, then rename: a reader sees the old file, the whole new one or none."""
         with writing(self.path):
+            # Killed before the rename, it leaves the temporary file, which `remove_leftovers` takes. The bytes come
+            # first: a host that dies must not leave a name without them. The rename is one step for all nodes.
             self.file.flush()
             os.fsync(self.file.fileno())
             self.file.close()

@@ -12,15 +12,14 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from importlib.metadata import version
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from rich.console import Console as RichConsole
 from rich.live import Live
-from rich.measure import Measurement
+from rich.progress_bar import ProgressBar
 from rich.table import Table as RichTable
 from rich.text import Text
 
@@ -35,9 +34,8 @@ from pretok.base.visible import masked, visible, visible_json
 FIRST_LINE = 3.0
 LINES_APART = 60.0
 """Seconds from the start of a step to its first line in a log, and from line to line at most."""
-TICK = 1.0
-"""Seconds from one state that is left for `pretok watch` to the next."""
 UNBOUNDED = 1_000_000
+"""Columns of what is no terminal."""
 COLOURS = ("black on bright_cyan", "black on bright_yellow")
 SPECIAL_COLOURS = {
     "bytes": "black on bright_magenta",
@@ -115,11 +113,6 @@ class Terminal(Console):
         if self._log:
             self._log.write(name, details)
 
-    def now(self, state: Mapping[str, object] | None) -> None:
-        """How far a step is, for who watches; None: it is over."""
-        if self._log:
-            self._log.now(state)
-
     def notice(self, text: str) -> None:
         """One plain line."""
         self.record("notice", message=text)
@@ -196,37 +189,18 @@ class ConsoleWarnings(logging.Handler):
 
 
 def _print(made: Table | str, where: RichConsole) -> None:
+    """No cell is cut: in a file or a pipe a table is as wide as it must be, on a terminal long cells fold."""
     if isinstance(made, str):
         where.print(made)
-    else:
-        _print_table(made, where)
-
-
-def _print_table(made: Table, where: RichConsole) -> None:
-    """No cell is shortened: a file or a pipe gets the table as wide as it is, a terminal too narrow for it gets the
-    rows as lines `name: value`."""
-    columns, *rows = ([visible(cell, "") for cell in row] for row in (made.columns, *made.rows))
-    made = Table(made.title, columns, rows)
+        return
     grid = RichTable()
     for at, column in enumerate(made.columns):
-        grid.add_column(Text(column), justify="left" if at == 0 else "right", no_wrap=True, overflow="ignore")
+        grid.add_column(Text(visible(column, "")), justify="left" if at == 0 else "right", overflow="fold")
     for row in made.rows:
-        grid.add_row(*map(Text, row))
-    unbounded = where.options.update(width=UNBOUNDED, max_width=UNBOUNDED)
-    width = Measurement.get(where, unbounded, grid).maximum
+        grid.add_row(*(Text(visible(cell, "")) for cell in row))
     where.print(made.title, style="bold")
-    if where.is_terminal and width > where.width:
-        where.print("\n".join(_as_lines(made)))
-    else:  # `print(width=...)` takes no more than the console's own width, which is 80 where there is no terminal
-        _Console(file=where.file, width=width).print(grid)
-
-
-def _as_lines(made: Table) -> Iterator[str]:
-    for row in made.rows:
-        yield from (
-            f"  {name}: {cell}" if name else f"  {cell}" for name, cell in zip(made.columns, row, strict=True)
-        )
-        yield ""
+    # `print(width=...)` takes no more than the console's own width, which is 80 where there is no terminal.
+    (where if where.is_terminal else _Console(file=where.file, width=UNBOUNDED)).print(grid)
 
 
 def _coloured(marked: Marked) -> Text:
@@ -246,9 +220,9 @@ class Meter(Progress):
     apart, whether or not anything is reported. As often the log gets the counts so far.
     """
 
-    def __init__(self, title: str, console: Terminal, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, title: str, console: Terminal) -> None:
         self._console = console
-        self._clock, self._began = clock, clock()
+        self._began = time.monotonic()
         self._gauge = Gauge(title)
         self._counts = Counter[str]()
         self._lock = threading.Lock()
@@ -266,13 +240,10 @@ class Meter(Progress):
         listeners.append(self)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
         listeners.remove(self)
         self._ended.set()
         self._lines.join()
-        self._console.now(None)
         if self._bar:
             self._bar.stop()
         gauge = self._now()
@@ -297,21 +268,26 @@ class Meter(Progress):
         with self._lock:
             self._counts.update(counts)
 
-    def _render(self) -> Text:
-        return Text(visible(self._now().bar(self._console._error.width - 1)), no_wrap=True)
+    def _render(self) -> RichTable:
+        """Title, bar and figures in one line; where a terminal is too narrow, the bar gives way first."""
+        gauge = self._now()
+        grid = RichTable.grid(padding=(0, 1, 0, 0), expand=True)
+        grid.add_column(no_wrap=True)
+        grid.add_column(ratio=1)
+        grid.add_column(no_wrap=True)
+        bar = ProgressBar(completed=gauge.percent) if gauge.percent is not None else ""
+        grid.add_row(Text(visible(gauge.title)), bar, Text(" ".join(gauge.short())))
+        return grid
 
     def _now(self) -> Gauge:
         with self._lock:
-            seconds = round(self._clock() - self._began, 6)
+            seconds = round(time.monotonic() - self._began, 6)
             return replace(self._gauge, seconds=seconds, counts=dict(self._counts))
 
     def _tell_now_and_then(self) -> None:
         for gap in _gaps():
-            due = time.monotonic() + gap
-            while (left := due - time.monotonic()) > 0:
-                self._console.now({"step": to_json(self._now())})
-                if self._ended.wait(min(left, TICK)):
-                    return
+            if self._ended.wait(gap):
+                return
             gauge = self._now()
             self._console.record("progress", **to_json(gauge))
             if not self._bar:

@@ -10,13 +10,11 @@ Between stages a job waits for the success of the one before (afterok), between 
 from __future__ import annotations
 
 import json
-import os
 import re
 import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -101,13 +99,13 @@ class Job:
     arguments: tuple[str, ...]
     depends: tuple[tuple[str, int], ...] = ()
 
-    def command(self, identity: Callable[[int], str]) -> list[str]:
-        """The sbatch command line; `identity` gives the job id of an earlier job of the chain."""
-        options = list(self.options)
+    def command(self) -> str:
+        """The sbatch command as a shell line, in which the id of job n of the chain is `$JOB_n`."""
+        words = [shlex.quote(word) for word in ("sbatch", "--parsable", *self.options)]
         if self.depends:
-            conditions = ",".join(f"{condition}:{identity(index)}" for condition, index in self.depends)
-            options += [f"--dependency={conditions}", "--kill-on-invalid-dep=yes"]
-        return ["sbatch", "--parsable", *options, str(self.script), *self.arguments]
+            conditions = ",".join(f"{condition}:$JOB_{index}" for condition, index in self.depends)
+            words += [f"--dependency={conditions}", "--kill-on-invalid-dep=yes"]
+        return " ".join([*words, *map(shlex.quote, (str(self.script), *self.arguments))])
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,32 +220,23 @@ def recipe_flags(recipe: Recipe) -> list[str]:
 
 
 def submit_chain(chain: Chain) -> list[str]:
-    """Submit every job and return their ids. When Slurm refuses one, cancel the others: PretokError with its answer."""
+    """Run `chain_script`; the jobs' ids. PretokError with Slurm's answer when it refuses one: no other is left."""
     if shutil.which("sbatch") is None:
         raise UsageError("sbatch is not on PATH: run this on a login node of the cluster, or with --dry-run")
-    chain.folder.mkdir(parents=True)
+    done = subprocess.run(["bash"], input=chain_script(chain), capture_output=True, text=True, check=False)
     record = chain.folder / RECORD
-    ids: list[str] = []
-    for job in chain.jobs:
-        command = job.command(lambda index: ids[index])
-        answer = subprocess.run(
-            command, capture_output=True, text=True, check=False, env={**os.environ, **chain.environment}
+    ids = [line.split("\t")[0] for line in record.read_text("utf-8").splitlines()] if record.exists() else []
+    if done.returncode:
+        job = chain.jobs[len(ids)]
+        raise PretokError(
+            f"Slurm refused {job.stage} {job.link}: {done.stderr.strip()}\n  {job.command()}\n"
+            f"{len(ids)} jobs submitted before it were cancelled; fix the profile or the options"
         )
-        if answer.returncode:
-            if ids:
-                subprocess.run(["scancel", *ids], check=False)
-            raise PretokError(
-                f"Slurm refused {job.stage} {job.link}: {answer.stderr.strip()}\n  {shlex.join(command)}\n"
-                f"{len(ids)} jobs submitted before it were cancelled; fix the profile or the options"
-            )
-        ids.append(answer.stdout.strip().partition(";")[0])
-        with record.open("a", encoding="utf-8") as file:
-            file.write(f"{ids[-1]}\t{job.stage}\t{job.link}\n")
     return ids
 
 
 def chain_script(chain: Chain) -> str:
-    """What `submit_chain` does, as a shell script to run or to paste; the job scripts follow as comments.
+    """A shell script that submits all jobs, to run or to paste; the job scripts follow as comments.
 
     A subshell: when Slurm refuses a job, the rest is not submitted, those before it are cancelled, and the shell that
     the script was pasted into goes on.
@@ -264,9 +253,8 @@ def chain_script(chain: Chain) -> str:
         """trap '[ $? = 0 ] || [ -z "$submitted" ] || scancel $submitted' EXIT""",
     ]
     for index, job in enumerate(chain.jobs):
-        words = job.command(lambda earlier: f"\0JOB_{earlier}\0")
         lines += [
-            f"JOB_{index}=$({' '.join(map(_shell_word, words))})",
+            f"JOB_{index}=$({job.command()})",
             f'JOB_{index}=${{JOB_{index}%%;*}}; submitted="$submitted $JOB_{index}"',
             f"printf '%s\\t%s\\t%s\\n' \"$JOB_{index}\" {job.stage} {job.link} >>{record}",
         ]
@@ -275,11 +263,3 @@ def chain_script(chain: Chain) -> str:
         body = script.read_text(encoding="utf-8").splitlines()
         lines += ["", f"# ---- {script}", *(f"# {line}".rstrip() for line in body)]
     return "\n".join(lines) + "\n"
-
-
-def _shell_word(word: str) -> str:
-    """A word quoted for the shell, where `\\0NAME\\0` is the value of a variable: no argument can hold such bytes."""
-    if "\0" not in word:
-        return shlex.quote(word)
-    parts = enumerate(word.split("\0"))
-    return "".join(f'"${part}"' if at % 2 else shlex.quote(part) if part else "" for at, part in parts)

@@ -55,14 +55,15 @@ def count(
         pretok count italian/counts english/counts --out both
     """
     from pretok.counts.counts_file import FILE_NAME, load_counts
-    from pretok.counts.job import add_counts, refuse_partial, run_count
 
     folders = [Path(value) for value in inputs if (Path(value) / FILE_NAME).exists()]
     if folders and (len(folders) < len(inputs) or out is None or given):
         raise UsageError("to add up counts, give folders of finished counts and --out DIR, nothing else")
     recipe = None if folders else read_recipe(inputs, out, given)  # before the engine, which takes seconds
     console = terminal(context, recipe.out if recipe else out, recipe)
-    with start_engine(workers, address) as engine:
+    with start_engine(workers, address, "pretok.counts.task") as engine:
+        from pretok.counts.job import add_counts, refuse_partial, run_count
+
         if recipe:
             counts = run_count(recipe, engine, console)
         else:
@@ -120,7 +121,7 @@ def build_vocab(
             ) from None
     recipe = read_recipe(inputs, out, given)
     console = terminal(context, recipe.out, recipe)
-    with start_engine(workers, address) as engine:
+    with start_engine(workers, address, "pretok.counts.task") as engine:
         report = run_build_vocab(
             recipe, engine, console, compare or [], load_counts(counts) if counts else None
         )
@@ -164,15 +165,16 @@ def tokenize(
 
         pretok tokenize it='data/it/*.jsonl.zst' en='data/en/*.parquet' --out work --append it='2026/*.jsonl.zst'
     """
-    from pretok.audit.totals import show_stats
-    from pretok.commands.steps import tokenize_step
     from pretok.shards.manifest import FILE_NAME, load_manifest
 
     recipe = read_recipe(inputs, out, given, append or ())
     shards = recipe.shards_dir
     before = load_manifest(shards).fingerprint if (shards / FILE_NAME).exists() else None
     console = terminal(context, recipe.out, recipe)
-    with start_engine(workers, address) as engine:
+    with start_engine(workers, address, "pretok.shards.task") as engine:
+        from pretok.audit.totals import show_stats
+        from pretok.commands.steps import tokenize_step
+
         tokenize_step(recipe, engine, console)
     manifest = load_manifest(shards)
     totals = manifest.totals

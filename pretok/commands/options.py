@@ -304,12 +304,13 @@ def work_of(result: Path) -> Path | None:
 
 
 @contextmanager
-def start_engine(workers: int | None, address: str | None) -> Iterator[Engine]:
-    """An engine that stops for signals and for the end of the Slurm job."""
+def start_engine(workers: int | None, address: str | None, module: str = "") -> Iterator[Engine]:
+    """An engine that stops for signals and for the end of the Slurm job. module: what workers of this node load while
+    the command imports and plans."""
     from pretok.base.execute import Engine
     from pretok.base.startup import without_pandas
     from pretok.base.stop import StopFlag
 
-    without_pandas()
-    with StopFlag() as stop, Engine(workers, address, stop) as engine:
+    with StopFlag() as stop, Engine(workers, address, stop, module) as engine:
+        without_pandas()
         yield engine

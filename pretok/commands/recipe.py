@@ -133,10 +133,10 @@ def run(
     pretok run pipelines/demo.toml
     """
     loaded = read_recipe([str(recipe)], out, {})
-    from pretok.commands.steps import run_steps
-
     console = terminal(context, loaded.out, loaded)
-    with start_engine(workers, address) as engine:
+    with start_engine(workers, address, "pretok.shards.task") as engine:
+        from pretok.commands.steps import run_steps
+
         run_steps(loaded, engine, console)
 
 

@@ -31,6 +31,7 @@ from pretok.chat.documents import read_documents
 from pretok.chat.spans import content_ends
 from pretok.counts.buckets import BUCKETS, WordCounts, read_group, read_metadata, split_buckets, write_groups
 from pretok.counts.table import WordTable
+from pretok.kernels.compile import load_registries
 from pretok.kernels.hashing import hash_documents, select
 from pretok.read.batches import TextBatch, buffers
 from pretok.read.normalize import Normalization
@@ -42,6 +43,10 @@ TABLE_BYTES = 256 << 20
 SAMPLE_SEED_STEP = 1 << 32
 """Added to the seed for the sample, so that sample and hold-out choose independently."""
 TEXT_SCHEMA = pa.schema([("text", pa.large_string())])
+
+
+preload = load_registries
+"""What all workers need beside this module; see `pretok.base.pool`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,6 +28,7 @@ from typing import Any, TypeVar, cast
 import numba
 from numba import types
 from numba.core import event
+from numba.core.registry import cpu_target
 from numba.extending import typeof_impl
 
 from pretok.base import compiling
@@ -100,6 +101,12 @@ a word take it, because an array as argument costs two atomic changes of its ref
 
 _LOADING = threading.RLock()
 """Held while any function is loaded, which may load others: threads that read and encode call them first at once."""
+
+
+def load_registries() -> None:
+    """Load what Numba looks up before its first function: a quarter of a second that workers of one parent share."""
+    cpu_target.typing_context.refresh()
+    cpu_target.target_context.refresh()
 
 
 def is_few(size: int) -> bool:

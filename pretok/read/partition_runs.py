@@ -53,8 +53,7 @@ def run_partitions(
     if kept := ", ".join(f"{before[key]:,} {key}" for key in ("documents", "tokens") if before.get(key)):
         text += f", {done} of them done by an earlier run, which left {kept}"
     (step.console.notice if kept else step.console.detail)(text)
-    if place := step.engine.choose(sum(task.partition.estimate for task in todo)):
-        step.console.detail(place)
+    step.engine.choose(sum(task.partition.estimate for task in todo))
     ordered = sorted(todo, key=lambda task: (-task.partition.estimate, task.partition.name))
     with contextlib.closing(
         step.map(

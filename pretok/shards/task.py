@@ -33,6 +33,7 @@ from pretok.base.storage import atomic_open, read_json, write_json
 from pretok.base.tokens import Bytes, Tokens
 from pretok.chat.documents import read_documents
 from pretok.chat.resolve import chat_tokenizer
+from pretok.kernels.compile import load_registries
 from pretok.read.batches import Rejects, TextBatch, buffers
 from pretok.read.conversation import Conversation
 from pretok.read.kept import Keep, Mismatch
@@ -55,7 +56,7 @@ from pretok.shards.ledger import LedgerWriter, SealedLedger, ledger_rows, schema
 from pretok.shards.sample import Differs, Place, Sample
 from pretok.shards.software import refuse_other_engine, software
 from pretok.shards.spans import SealedSpans, SpanWriter
-from pretok.tokenizer.encoder import Encoder
+from pretok.tokenizer.encoder import Encoder, load_libraries
 from pretok.tokenizer.reference import Unencodable
 from pretok.tokenizer.vocabulary import load_vocab
 
@@ -182,6 +183,12 @@ def load_parts(state_dir: Path, partition: str) -> list[PartRecord]:
 _loaded: dict[tuple[str, int, int | None, tuple[str, ...]], Encoder] = {}
 """The process's encoder: loading it costs a second and its word cache starts cold. By what it encodes, not by its path:
 each job has a copy of the file beside its shards. A second one may be for conversations."""
+
+
+def preload() -> None:
+    """Load what all workers need beside this module; see `pretok.base.pool`."""
+    load_libraries()
+    load_registries()
 
 
 def encoder_of(task: TokenizeTask) -> Encoder:

@@ -177,6 +177,14 @@ def choose_engine(tokenizer_json: str, reference: ReferenceEngine) -> tuple[Batc
     return reference, f"{reason}; encoding with tokenizers instead, at about 1.3 MB/s per core"
 
 
+def load_libraries() -> None:
+    """Import what `FastEngine` needs; it does so itself at its first texts."""
+    import awkward
+    import gigatoken
+
+    del awkward, gigatoken
+
+
 class FastEngine:
     """`gigatoken` on Arrow buffers, one thread. Raises ValueError for a tokenizer it does not know, UsageError for
     another version of it than was tried.

@@ -1,30 +1,30 @@
 """How far jobs and runs are -> lines for a terminal or a pipe.
 
 Input: WORK or RUN, and the time. Output: lines; nothing is kept between two calls, so that what watches may be ended
-and begun at any time. Jobs leave COMMAND-DATE.now.json beside their logs every second (`pretok.base.joblog`), a run
-adds a line a step to metrics.jsonl. A file that vanishes while it is read is left out.
+and begun at any time. A job adds a line to its log at least every minute (`pretok.base.joblog`), a run one a step to
+metrics.jsonl. A file that vanishes while it is read is left out.
 """
 
 from __future__ import annotations
 
 import contextlib
+import re
 import shutil
 import subprocess
 from collections.abc import Iterator, Sequence
-from datetime import datetime
 from pathlib import Path
 
 from pretok.base.errors import IntegrityError
-from pretok.base.gauge import Gauge
+from pretok.base.gauge import OF_SOURCE
 from pretok.base.history import LogLine, RunLine, read_log
-from pretok.base.joblog import LOGS, NOW
-from pretok.base.records import Record, read_record
-from pretok.base.storage import parse_line, read_json
+from pretok.base.joblog import LOGS
+from pretok.base.records import read_record
+from pretok.base.storage import parse_line
 from pretok.base.units import duration, human, human_bytes, plural
 from pretok.stream.segments import CONFIG, read_settings
 
-SILENT_SECONDS = 30.0
-"""Without a sign for longer a job is no longer said to be at work: it writes one every second."""
+SILENT_SECONDS = 150.0
+"""Without a sign for longer a job or a run is no longer said to be at work."""
 BLOCKS = "▁▂▃▄▅▆▇█"
 LOSSES = 60
 """Newest steps that are drawn and that rates are of."""
@@ -33,16 +33,6 @@ TAIL_BYTES = 1 << 17
 BAR = 20
 SHOWN = 5
 SQUEUE_SECONDS = 20.0
-
-
-class Now(Record, frozen=True):
-    """COMMAND-DATE.now.json: the step of a job, as its `Meter` left it."""
-
-    time: datetime
-    host: str
-    command: str
-    step: Gauge
-    job: str = ""
 
 
 def finished(target: Path) -> bool:
@@ -54,40 +44,39 @@ def watch_lines(target: Path, now: float) -> list[str]:
     """All there is to say of WORK or RUN at a time (seconds since 1970)."""
     if (target / CONFIG).exists():
         return list(_run(target, now))
-    lines = [line for path in sorted((target / LOGS).glob(f"*{NOW}")) for line in _job(path, now)]
+    logs = sorted((target / LOGS).glob("*.jsonl"), key=lambda path: path.stem)
+    newest = {re.sub(r"-\d{8}-\d{6}(-\d+)?$", "", path.stem): path for path in logs}
+    lines = [line for path in newest.values() for line in _job(path, now)]
     lines = lines or ["no job is in a step here; pretok status says what is finished"]
     chains = sorted((target / "slurm").glob("*/chain.tsv"), key=lambda path: path.stat().st_mtime)
     return lines + [line for path in chains[-1:] for line in _chain(path)]
 
 
 def _job(path: Path, now: float) -> Iterator[str]:
+    """What the log of a job says while it is in a step: its newest `progress`, and its tasks."""
     try:
-        state = read_record(Now, read_json(path), path)
-        events = read_log(path.with_name(path.name.removesuffix(NOW) + ".jsonl"))
-    except (OSError, IntegrityError):  # the job has just ended
+        events = read_log(path)
+    except (OSError, IntegrityError):  # not a log, or gone
         return
-    where = f"{state.host}, Slurm job {state.job}" if state.job else state.host
-    yield f"{state.command} on {where}: {_age(state.time.timestamp(), now)}"
-    yield f"  {state.step.line()}"
-    for name, size in state.step.sources.items():
-        done = state.step.done(f"bytes:{name}")
+    steps = [at for at, event in enumerate(events) if event.event in ("step", "step_end", "end")]
+    if not steps or events[steps[-1]].event != "step":
+        return
+    events = events[steps[-1] :]
+    step, last = next(event for event in reversed(events) if event.event in ("step", "progress")), events[-1]
+    where = f"{last.host}, Slurm job {last.job}" if last.job else last.host
+    yield f"{last.command} on {where}: {_age(last.time.timestamp(), now)}"
+    yield f"  {step.line()}"
+    for name, size in step.sources.items():
+        done = step.done(OF_SOURCE + name)
         share = min(1.0, done / size) if size else 0.0
         yield f"  {name}: {_bar(share)} {human_bytes(done)} of about {human_bytes(size)}"
-    steps = [at for at, event in enumerate(events) if event.event == "step"]
-    yield from _tasks(state.step, events[steps[-1] if steps else 0 :])
+    yield from _tasks(events)
 
 
-def _tasks(gauge: Gauge, events: Sequence[LogLine]) -> Iterator[str]:
-    """Of the tasks of the newest step: workers, and how many are done or failed, these by name. Before the first word
-    of a worker, which takes some seconds, why nothing is read yet."""
+def _tasks(events: Sequence[LogLine]) -> Iterator[str]:
+    """Of the tasks of a step: workers, and how many are done or failed, these by name."""
     begins = [at for at, event in enumerate(events) if event.event == "tasks"]
     if not begins:
-        if gauge.partitions and not gauge.counts:
-            yield "  its workers are starting; nothing is read yet"
-        return
-    if not gauge.counts:
-        workers = plural(events[begins[-1]].workers, "worker")
-        yield f"  {workers} started, loading what encodes and counts; nothing is read yet"
         return
     step, since = events[begins[-1]], events[begins[-1] :]
     done = [event for event in since if event.event == "task"]

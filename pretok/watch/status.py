@@ -16,7 +16,6 @@ from typing import TypeVar
 
 from pretok.base.errors import PretokError
 from pretok.base.history import LoggedJob, read_jobs, read_run
-from pretok.base.joblog import LOGS, NOW
 from pretok.base.lock import holder_of
 from pretok.base.records import Record, read_record, replace
 from pretok.base.units import plural
@@ -26,7 +25,6 @@ from pretok.shards.unfinished import unfinished
 from pretok.stream.mix_file import load_mix
 from pretok.stream.segments import CONFIG, read_settings
 from pretok.stream.tapes import FOLDER, SideFile
-from pretok.watch.lines import SILENT_SECONDS
 
 TRIES, APART = 3, 0.1
 """How often, and how many seconds apart, what another job changes is read before it counts as damaged."""
@@ -121,9 +119,8 @@ def _whole_run(logs: _Logs, found: Sequence[StepStatus]) -> Iterator[StepStatus]
         or any(one.state == RUNNING for one in found)
     ):
         return
-    signs = [path.stat().st_mtime for path in (logs.work / LOGS).glob(f"run-*{NOW}")]
-    if job.exit_code is None and signs and time.time() - max(signs) < SILENT_SECONDS:
-        yield StepStatus("run", RUNNING, detail=f"on {job.host}")
+    if holder := holder_of(logs.work / "shards"):  # `run` holds it from its first step to its last
+        yield StepStatus("run", RUNNING, detail=str(holder))
     else:
         yield StepStatus("run", UNFINISHED, detail=_ended(job), next=logs.again("run"))
 

@@ -61,6 +61,8 @@ def fails(case: tuple[str, Path], report: Report) -> int:
         raise ValueError("cannot do it\nsecond line")
     if kind == "panic":
         raise Panic("regex gave up", 3)
+    if kind == "handles":
+        raise OSError(errno.EMFILE, "Too many open files", str(folder))
     if kind == "refused":
         raise MismatchError("made from\nsomething else")
     raise OSError(errno.ESTALE, "stale file handle")
@@ -86,6 +88,20 @@ def compiles(path: Path, report: Report) -> None:
 
 def environment(item: int, report: Report) -> dict[str, str]:
     return {name: os.environ.get(name, "") for name in WORKER_ENVIRONMENT}
+
+
+def preload() -> None:
+    """What the parent of the workers calls."""
+    os.environ["PRELOADED"] = str(os.getpid())
+
+
+def process(item: int, report: Report) -> str:
+    assert os.environ["PRELOADED"] == str(os.getppid())
+    return str(os.getpid())
+
+
+def touch_own(folder: Path) -> None:
+    (folder / str(os.getpid())).touch()
 
 
 def give_back_a_lambda(item: int, report: Report) -> object:
@@ -132,6 +148,7 @@ FAILURES = {
     "bug": (InternalError, "ValueError: cannot do it", 1),
     "panic": (InternalError, "Panic: regex gave up", 1),
     "refused": (MismatchError, "made from\nsomething else", 1),
+    "handles": (PartitionsFailed, None, 4),
     "passing": (PartitionsFailed, "OSError: [Errno 116] stale file handle", 4),
 }
 """Kind -> what a job raises, the message, how often it is tried."""
@@ -142,6 +159,7 @@ def test_a_failure_is_a_result_of_its_kind_tried_again_only_where_it_may_pass(en
     for index, (kind, (raises, message, tries)) in enumerate(FAILURES.items()):
         error = outcomes[index]
         assert isinstance(error, TaskError)
+        message = message or f"{tmp_path}: Too many open files"
         assert (error.raises, error.message) == (raises, message)
         assert "in fails" in error.trace
         assert len(list(tmp_path.glob(f"{kind}.*"))) == tries, kind
@@ -207,24 +225,33 @@ def test_small_work_stays_in_this_process(monkeypatch, workers, address, size, c
         engine_module, "_Ray", lambda workers, address: SimpleNamespace(workers=cpus, close=int)
     )
     monkeypatch.setattr(engine_module, "_cpus", lambda: cpus)
-    with StopFlag() as stop, Engine(workers, address, stop) as made:
-        said = made.choose(size)
+    with StopFlag() as stop, Engine(workers, address, stop, __name__) as made:
+        made.choose(size)
+        made.warm(abs, 3)
         assert made.parallel == (1 if here else workers or cpus)
         if not address:
             assert [o.result for o in made.map(square, [3])] == [9]
-    assert (said is not None) == (here and workers is None)
-    if said:
-        assert "B of text: working in this process" in said
 
 
-def test_a_resumed_job_may_begin_small_and_go_on_large(monkeypatch):
+def test_a_job_may_go_on_larger_or_smaller(monkeypatch):
     monkeypatch.setattr(engine_module, "_cpus", lambda: 16)
     with StopFlag() as stop, Engine(None, None, stop) as made:
         most = START_SECONDS * engine_module.BYTES_PER_SECOND * 16 / 15
-        assert made.choose(int(most) - 1)
-        assert made.parallel == 1
-        assert made.choose(int(most * 1.1)) is None
-        assert not made._here
+        for size, workers in ((most - 1, 1), (most * 1.1, 16), (most - 1, 1)):
+            made.choose(int(size))
+            assert made.parallel == workers
+
+
+def test_workers_load_what_they_are_told_to_before_their_tasks(tmp_path):
+    def touched() -> set[str]:
+        return {path.name for path in tmp_path.iterdir()}
+
+    with StopFlag() as stop, Engine(2, None, stop, __name__) as engine:
+        engine.warm(touch_own, tmp_path)
+        assert {o.result for o in engine.map(process, range(20))} <= {*touched()}
+        assert len(touched()) == 2
+        engine.warm(touch_own, tmp_path / "nowhere")  # what fails is left to the tasks
+        assert [o.result for o in engine.map(square, [3])] == [9]
 
 
 DRIVER = """

@@ -241,11 +241,10 @@ def test_a_job_killed_while_it_takes_over_is_no_hindrance(tmp_path, elsewhere, m
 
 
 @pytest.mark.parametrize("touched", [False, True])
-@pytest.mark.parametrize("hours", [-1, 1])
-def test_a_lock_of_another_time_is_watched(tmp_path, elsewhere, monkeypatch, caplog, hours, touched):
-    """A clock is wrong, here or there: whether its holder lives is seen from its touches."""
+def test_an_old_lock_is_watched_before_it_is_taken(tmp_path, elsewhere, monkeypatch, caplog, touched):
+    """A clock may be wrong, here or there: whether its holder lives is seen from its touches."""
     change(tmp_path, machine="another")
-    path, then = tmp_path / LOCK_FILE, time.time() + 3600 * hours
+    path, then = tmp_path / LOCK_FILE, time.time() - 3600
     os.utime(path, (then, then))
     monkeypatch.setattr(lock.time, "sleep", lambda _: touched and os.utime(path, (then + 15, then + 15)))
     if touched:
@@ -253,8 +252,7 @@ def test_a_lock_of_another_time_is_watched(tmp_path, elsewhere, monkeypatch, cap
             pass
     else:
         with hold(tmp_path, "tokenize"):
-            said = "its time lies in the future" if hours > 0 else "not touched for 36"
-            assert said in caplog.text
+            assert "not touched for 36" in caplog.text
 
 
 @pytest.mark.parametrize("hours", [-1, 1])

@@ -19,6 +19,7 @@ from pretok.cluster.chain import (
     Chain,
     check_profile,
     choose_stages,
+    find_scripts,
     load_profile,
     parse_time,
     plan_chain,
@@ -76,9 +77,9 @@ def test_stages_wait_for_success_and_links_for_the_end(recipe: Recipe, profile: 
         ("train", 2, (("afterok", 3), ("afterany", 4))),
         ("train", 3, (("afterok", 3), ("afterany", 5))),
     ]
-    command = chain.jobs[5].command(lambda index: f"id{index}")
-    assert "--dependency=afterok:id3,afterany:id4" in command
-    assert "--kill-on-invalid-dep=yes" in command
+    assert (
+        " --dependency=afterok:$JOB_3,afterany:$JOB_4 --kill-on-invalid-dep=yes " in chain.jobs[5].command()
+    )
 
 
 def test_options_come_from_profile_recipe_and_flags(recipe: Recipe, profile: Path) -> None:
@@ -239,7 +240,7 @@ def test_the_job_scripts_of_a_dry_run_are_comments(
     assert not recipe.out.exists()
 
 
-def test_a_script_stops_and_cancels_when_slurm_refuses(
+def test_a_chain_ends_and_is_cancelled_when_slurm_refuses(
     hostile: Path,
     profile: Path,
     slurm: Callable[[], list[list[str]]],
@@ -248,9 +249,10 @@ def test_a_script_stops_and_cancels_when_slurm_refuses(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("REFUSE_AT", "3")
-    assert run_command(["submit", str(hostile), "--profile", str(profile), "--dry-run"]) == 0
-    done = subprocess.run(["bash"], input=capsys.readouterr().out, text=True, check=False)
-    assert done.returncode == 1
+    assert run_command(["submit", str(hostile), "--profile", str(profile)]) == 2
+    said = capsys.readouterr().err
+    assert "Slurm refused tokenize 2: no such partition\n  sbatch --parsable " in said
+    assert "2 jobs submitted before it were cancelled" in said
     assert len(slurm()) == 3
     assert (tmp_path / "ledger.cancelled").read_text() == "101 102\n"
 
@@ -308,3 +310,24 @@ def test_spare_nodes_are_further_nodes_of_training_alone(recipe: Recipe, profile
     assert {"--nodes=1"} <= set(options["tokenize"])
     assert chain.environment["PRETOK_SPARE"] == "2"
     assert "--no-kill" not in plan(recipe, profile).jobs[-1].options
+
+
+@pytest.mark.parametrize(("nodes", "said"), [("n1", "tokenize\n7\n"), ("n1 n2", "no srun\n1\n")])
+def test_a_job_of_one_node_starts_no_ray(tmp_path: Path, nodes: str, said: str) -> None:
+    """What `ray_run` runs, and its exit code; on several nodes the first thing is the head of a Ray cluster."""
+    script = f"""
+set -euo pipefail
+slurm={find_scripts()} logs={tmp_path} node_local={tmp_path} port=1 SLURM_JOB_ID=1 SLURM_JOB_NODELIST=n
+scontrol() {{ printf '%s\\n' {nodes}; }}
+node_address() {{ echo 127.0.0.1; }}
+srun() {{ return 1; }}
+say() {{ echo "no srun"; }}
+source "$slurm/ray.sh"
+ray_node() {{ return 1; }}
+command() {{ echo "$@"; return 7; }}
+status=0
+ray_run command tokenize 2>&1 || status=$?
+echo "$status"
+"""
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=False, timeout=60)
+    assert done.stdout == said

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from support import until
 
-from pretok.base import joblog, terminal
+from pretok.base import terminal
 from pretok.base.execute import Engine
 from pretok.base.joblog import utc
 from pretok.base.storage import write_json
@@ -24,34 +24,33 @@ from pretok.watch.lines import blocks, watch_lines
 NOW = 1_800_000_000.0
 
 
-def leave(work: Path, seconds_ago: float = 2.0, **step: Any) -> Path:
-    """What a job of `tokenize` leaves, in the middle of its second run."""
-    path = work / "logs" / "tokenize-1.now.json"
-    gauge = {
-        "title": "tokenize", "seconds": 100.0,
-        "counts": {"bytes": 3_000_000_000, "partitions": 4, "rejected": 12, "bytes:it": 2 * 10**9},
-        "before": {"bytes": 10**9, "partitions": 2, "bytes:it": 10**9}, "expected_bytes": 10 * 10**9, "partitions": 20,
-        "sources": {"it": 6 * 10**9, "en": 4 * 10**9},
-    }  # fmt: skip
-    told = {"time": utc(NOW - seconds_ago), "host": "n7", "job": "41", "command": "tokenize"}
-    write_json(path, told | {"step": gauge | step})
+def log(work: Path, *lines: dict[str, Any], name: str = "tokenize-20260301-120000") -> Path:
+    """A log with these lines, 2 s old, and one that is being written."""
+    always = {"time": utc(NOW - 2), "host": "n7", "job": "41", "command": "tokenize"}
+    text = "".join(json.dumps({**always, **line}) + "\n" for line in lines)
+    path = work / "logs" / f"{name}.jsonl"
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(text + '{"event": "ta')
     return path
 
 
-def events(work: Path, *lines: dict[str, Any]) -> None:
-    always = {"time": utc(NOW), "host": "n7", "command": "tokenize"}
-    text = "".join(json.dumps({**always, **line}) + "\n" for line in lines)
-    (work / "logs" / "tokenize-1.jsonl").write_text(text + '{"event": "ta')
+STEP = {"event": "step", "title": "tokenize"}
+PROGRESS = {
+    "event": "progress", "title": "tokenize", "seconds": 100.0, "expected_bytes": 10 * 10**9, "partitions": 20,
+    "counts": {"bytes": 3_000_000_000, "partitions": 4, "rejected": 12, "bytes:it": 2 * 10**9},
+    "before": {"bytes": 10**9, "partitions": 2, "bytes:it": 10**9}, "sources": {"it": 6 * 10**9, "en": 4 * 10**9},
+}  # fmt: skip
+"""In the middle of the second run of a job."""
+NOTHING = ["no job is in a step here; pretok status says what is finished"]
 
 
-def test_a_job_is_told_by_what_it_leaves(tmp_path: Path) -> None:
-    leave(tmp_path)
+def test_a_job_is_told_by_its_log(tmp_path: Path) -> None:
     task = {"event": "task", "item": "it-00001", "tries": 1}
     bad = {"event": "task_failed", "item": "it-00009", "tries": 3, "message": "cut short"}
-    old = [{"event": "tasks", "what": "bucket", "tasks": 9, "workers": 9}, task, task]
+    old = [STEP, {"event": "tasks", "what": "bucket", "tasks": 9, "workers": 9}, task, task]
     begun = {"event": "tasks", "what": "partition", "tasks": 18, "workers": 6}
-    events(tmp_path, *old, begun, *[task] * 3, bad)
-    assert watch_lines(tmp_path, NOW) == [
+    log(tmp_path, *old, {"event": "step_end"}, STEP, begun, task, PROGRESS, task, task, bad)
+    told = [
         "tokenize on n7, Slurm job 41: 2 s ago",
         # 4 of 10 GB, of which this run did 3 in 100 s: 6 are left, at 30 MB/s
         "  tokenize 6/20 40% 4 GB 30 MB/s ETA 3 min rejects 12 it 50% en 0%",
@@ -60,34 +59,33 @@ def test_a_job_is_told_by_what_it_leaves(tmp_path: Path) -> None:
         "  6 workers; partitions: 3 of 18 done, 1 failed, 2 tried again",
         "  failed: it-00009: cut short",
     ]
-    leave(tmp_path, counts={})
-    events(tmp_path, *old, {"event": "step", "title": "tokenize"})
-    assert watch_lines(tmp_path, NOW)[4:] == ["  its workers are starting; nothing is read yet"]
-    events(tmp_path, *old, {"event": "step", "title": "tokenize"}, begun)
-    assert watch_lines(tmp_path, NOW)[4:] == [
-        "  6 workers started, loading what encodes and counts; nothing is read yet"
-    ]
-    leave(tmp_path, 400.0)
-    assert watch_lines(tmp_path, NOW)[0].endswith("no sign for 7 min; killed, or its file system hangs")
+    assert watch_lines(tmp_path, NOW) == told
+    log(tmp_path, STEP, name="tokenize-20260228-120000")  # killed, and begun again
+    assert watch_lines(tmp_path, NOW) == told
+    assert watch_lines(tmp_path, NOW + 400)[0].endswith("no sign for 7 min; killed, or its file system hangs")
+    log(tmp_path, STEP)
+    assert watch_lines(tmp_path, NOW) == [told[0], "  tokenize 0 s"]
+    for over in ("step_end", "end"):
+        log(tmp_path, STEP, PROGRESS, {"event": over})
+        assert watch_lines(tmp_path, NOW) == NOTHING
 
 
 def test_files_that_vanish_or_are_damaged_are_left_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    nothing = ["no job is in a step here; pretok status says what is finished"]
-    assert watch_lines(tmp_path, NOW) == nothing
-    leave(tmp_path).write_text('{"time": ')
-    assert watch_lines(tmp_path, NOW) == nothing
-    leave(tmp_path)
-    assert watch_lines(tmp_path, NOW) != nothing
-    real = Path.read_bytes
+    assert watch_lines(tmp_path, NOW) == NOTHING
+    log(tmp_path).write_text('{"time": \n')
+    assert watch_lines(tmp_path, NOW) == NOTHING
+    log(tmp_path, STEP)
+    assert watch_lines(tmp_path, NOW) != NOTHING
+    real = Path.open
 
-    def gone(self: Path) -> bytes:
+    def gone(self: Path, *how: Any) -> Any:
         self.unlink()
-        return real(self)
+        return real(self, *how)
 
-    monkeypatch.setattr(Path, "read_bytes", gone)
-    assert watch_lines(tmp_path, NOW) == nothing
+    monkeypatch.setattr(Path, "open", gone)
+    assert watch_lines(tmp_path, NOW) == NOTHING
 
 
 def count(item: int, report: Any) -> int:
@@ -95,10 +93,11 @@ def count(item: int, report: Any) -> int:
     return item
 
 
-def test_a_real_job_leaves_its_state_and_takes_it_away(
+def test_a_real_job_is_watched_and_then_over(
     tmp_path: Path, here: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(terminal, "TICK", 0.02)
+    monkeypatch.setattr(terminal, "FIRST_LINE", 0.02)
+    monkeypatch.setattr(terminal, "LINES_APART", 0.02)
     console = Terminal(["count"])
     console.keep_log(tmp_path / "logs", "count")
     seen = []
@@ -116,28 +115,8 @@ def test_a_real_job_leaves_its_state_and_takes_it_away(
     for number, lines in enumerate(seen, 1):
         assert re.fullmatch(r"count on \S+: \d+ s ago", lines[0])
         assert lines[-1] == f"  1 worker; partitions: {number} of 3 done, 0 failed, 0 tried again"
-    assert not list((tmp_path / "logs").glob(f"*{joblog.NOW}"))
+    assert watch_lines(tmp_path, time.time()) == NOTHING
     console.end(0)
-
-
-@pytest.mark.parametrize("hours", [-1, 0, 1])
-def test_what_a_killed_job_left_goes_with_the_next_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hours: int
-) -> None:
-    """By the clock of the file system, whatever that of this node says."""
-    now = time.time()
-    monkeypatch.setattr(joblog.time, "time", lambda: now + 3600 * hours)
-    (tmp_path / "logs").mkdir()
-    names = ["count-1", "count-2", "tokenize-1"]
-    old, fresh, other = (tmp_path / "logs" / f"{name}{joblog.NOW}" for name in names)
-    for path in (old, fresh, other):
-        path.touch()
-    for path in (old, other):
-        os.utime(path, (1, 1))
-    console = Terminal(["count"])
-    console.keep_log(tmp_path / "logs", "count")
-    console.end(0)
-    assert [path.exists() for path in (old, fresh, other)] == [False, True, True]
 
 
 def test_a_run_is_told_by_its_newest_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -207,7 +186,7 @@ def test_the_queue_of_the_newest_chain(tmp_path: Path, monkeypatch: pytest.Monke
 def test_piped_it_prints_plain_lines(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    leave(tmp_path)
+    log(tmp_path, STEP, PROGRESS)
     assert run_command(["watch", str(tmp_path), "--once"]) == 0
     told = capsys.readouterr().out
     assert told.count("\n") == 4

@@ -24,6 +24,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+import pretok
 from pretok.base.records import replace
 from pretok.base.storage import read_lines
 from pretok.shards.manifest import load_manifest
@@ -65,8 +66,7 @@ def build(corpus: Path, work: Path, arm: str) -> None:
     command("pretok", "build-vocab", *inputs, "--weights", weights, *ARMS[arm], *flags)
     command("pretok", "tokenize", *inputs, "--val-fraction", 0.01, *flags)
     for seed in SEEDS:
-        mix = ("--weights", weights, "--seq-len", LENGTH, "--seed", seed, "--out", out / f"mix-{seed}.json")
-        command("pretok", "mix", out / "shards", *mix)
+        pretok.mix(out, out / f"mix-{seed}.json", weights=WEIGHTS, seq_len=LENGTH, seed=seed)
 
 
 def point(work: Path, arm: str, seed: int) -> Iterator[dict[str, Any]]:

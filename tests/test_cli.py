@@ -40,7 +40,7 @@ def tokenizing(out, vocab, *inputs: str) -> list[str]:
 def test_commands_are_those_we_decided_on():
     assert sorted(COMMANDS) == [
         "annotate", "build-vocab", "certify", "count", "disclose", "export", "init", "inspect", "mix", "plan",
-        "preflight", "query", "remove", "report", "run", "stats", "status", "submit", "tokenize", "trace", "verify",
+        "preflight", "query", "remove", "report", "run", "status", "submit", "tokenize", "trace", "verify",
         "watch",
     ]  # fmt: skip
 
@@ -95,7 +95,6 @@ def test_the_version(capsys):
         (["tokenize", "a.toml", "it=b"], "not both"),
         (["run", "none.toml"], "none.toml does not exist"),
         (["verify", "nowhere", "--workers", "0"], "run pretok tokenize"),
-        (["stats", "nowhere"], "run pretok tokenize"),
         (["tokenize", "it=a.jsonl", "--out", "work", "--workers", "-1"], "--workers"),
     ],
 )
@@ -116,8 +115,8 @@ def test_failed_partitions_are_code_3(tmp_path, vocab_dir, capsys):
     inputs = [f"it={tmp_path}/a.parquet", f"it={tmp_path}/b.jsonl"]
     assert run_command(tokenizing(tmp_path / "out", vocab_dir, *inputs)) == 3
     assert "a.parquet: damaged Parquet" in capsys.readouterr().err
-    assert run_command(["stats", str(tmp_path / "out" / "shards"), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["totals"]["documents"] == 1
+    assert run_command(["status", str(tmp_path / "out"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["shards"]["totals"]["documents"] == 1
     assert run_command(["verify", str(tmp_path / "out" / "shards"), "--workers", "0"]) == 3
 
 
@@ -133,8 +132,8 @@ def test_counts_of_a_damaged_input_are_code_3(tmp_path, capsys):
 
 
 def test_an_internal_error_is_code_1(monkeypatch, capsys):
-    monkeypatch.setattr("pretok.audit.totals.show_stats", lambda *a, **k: 1 / 0)
-    assert run_command(["stats", "x"]) == 1
+    monkeypatch.setattr("pretok.report.page.run_report", lambda *a, **k: 1 / 0)
+    assert run_command(["report", "x"]) == 1
     assert "this is a bug" in capsys.readouterr().err
 
 
@@ -160,8 +159,8 @@ def test_an_interrupted_command_is_one_line_and_code_75(monkeypatch, capsys):
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("pretok.audit.totals.show_stats", interrupted)
-    assert run_command(["stats", "x"]) == 75
+    monkeypatch.setattr("pretok.report.page.run_report", interrupted)
+    assert run_command(["report", "x"]) == 75
     printed = capsys.readouterr().err
     assert "interrupted; run the same command again" in printed
     assert len(printed.splitlines()) == 1
@@ -180,8 +179,8 @@ def raising(error: BaseException):
 
 @pytest.mark.parametrize("error", [Panic("rust"), ZeroDivisionError(), OSError(9, "Bad file descriptor")])
 def test_bugs_are_code_1_with_a_traceback(error, monkeypatch, capsys):
-    monkeypatch.setattr("pretok.audit.totals.show_stats", raising(error))
-    assert run_command(["stats", "x"]) == 1
+    monkeypatch.setattr("pretok.report.page.run_report", raising(error))
+    assert run_command(["report", "x"]) == 1
     printed = capsys.readouterr().err
     assert "Traceback" in printed
     assert "this is a bug" in printed
@@ -207,8 +206,8 @@ def test_bugs_are_code_1_with_a_traceback(error, monkeypatch, capsys):
 )
 def test_what_a_user_can_mend_is_one_line_and_code_2_or_75(error, message, monkeypatch, capsys):
     """75 where the same command will do once there is room."""
-    monkeypatch.setattr("pretok.audit.totals.show_stats", raising(error))
-    assert run_command(["stats", "x"]) == (75 if "make room" in message else 2)
+    monkeypatch.setattr("pretok.report.page.run_report", raising(error))
+    assert run_command(["report", "x"]) == (75 if "make room" in message else 2)
     printed = capsys.readouterr().err
     assert message in printed
     assert len(printed.splitlines()) == 1
@@ -237,8 +236,8 @@ def test_what_may_pass_is_tried_again_and_then_code_75(passes_after, monkeypatch
         if len(tries) <= passes_after:
             raise OSError(116, "Stale file handle", "/x/a")
 
-    monkeypatch.setattr("pretok.audit.totals.show_stats", fail)
-    assert run_command(["stats", "x"]) == (0 if passes_after == 2 else 75)
+    monkeypatch.setattr("pretok.report.page.run_report", fail)
+    assert run_command(["report", "x"]) == (0 if passes_after == 2 else 75)
     assert len(tries) == min(passes_after, 3) + 1
     told = "/x/a: Stale file handle; run the same command again to continue"
     assert (told in capsys.readouterr().err) is (passes_after == 9)
@@ -263,7 +262,7 @@ def test_a_mix_or_an_export_into_a_folder_is_one_line(tmp_path, capsys):
         assert "Traceback" not in printed
 
 
-@pytest.mark.parametrize("command", ["stats", "stats --json", "inspect --source it"])
+@pytest.mark.parametrize("command", ["status", "status --json", "inspect --source it"])
 def test_a_reader_that_goes_away_is_no_error(command, tmp_path, vocab_dir):
     assert run_command(tokenizing(tmp_path, vocab_dir)) == 0
     name, *options = command.split()
@@ -279,12 +278,12 @@ NO_TEXT = " is not UTF-8; if the terminal shows it right, the locale is wrong: e
 @pytest.mark.parametrize(
     ("shell", "message"),
     [
-        ("$pretok stats x >&-", "pretok: standard output is closed; send it to a file, or to /dev/null"),
+        ("$pretok status x >&-", "pretok: standard output is closed; send it to a file, or to /dev/null"),
         ("$train --shards x >&-", "train: standard output is closed; send it to a file, or to /dev/null"),
         ("mkdir gone; cd gone; rmdir ../gone; $pretok tokenize it=sample:it --out o",
          "pretok: the current folder was deleted; go to one that exists (cd)"),
         ("$pretok query x $'select \\'\\xe9\\''", f"pretok: \"select '\\udce9'\"{NO_TEXT}"),
-        ("LC_ALL=C PYTHONUTF8=0 PYTHONCOERCECLOCALE=0 $pretok stats é", f"pretok: '\\udcc3\\udca9'{NO_TEXT}"),
+        ("LC_ALL=C PYTHONUTF8=0 PYTHONCOERCECLOCALE=0 $pretok status é", f"pretok: '\\udcc3\\udca9'{NO_TEXT}"),
         ("SLURM_JOB_END_TIME=abc $pretok verify shards",
          "pretok: SLURM_JOB_END_TIME=abc is no time; set it to seconds since 1970, as date +%s prints, or unset it"),
     ],
@@ -317,7 +316,7 @@ def test_a_folder_is_called_what_was_typed(tmp_path, vocab_dir, monkeypatch):
 def test_what_the_locale_cannot_write_is_escaped(tmp_path):
     shards = make_shards(tmp_path / "shards", {"città": [range(1, 9)]})
     done = subprocess.run(
-        [sys.executable, "-m", "pretok", "stats", str(shards), "--json"],
+        [sys.executable, "-m", "pretok", "status", str(shards), "--json"],
         cwd=ROOT,
         env={**os.environ, "PYTHONIOENCODING": "ascii"},
         capture_output=True,
@@ -339,7 +338,7 @@ def test_an_output_folder_that_is_a_result_is_asked_about(tmp_path, vocab_dir, c
 
 
 EITHER = (
-    ["verify", "--workers", "0"], ["stats"], ["inspect", "--source", "it", "--doc", "0"], ["mix", "--seq-len", "64"],
+    ["verify", "--workers", "0"], ["inspect", "--source", "it", "--doc", "0"], ["mix", "--seq-len", "64"],
     ["export", "--to", "megatron"], ["status"], ["watch", "--once"], ["disclose", "--format", "json"], ["report"],
     ["query", "--format", "json", "select count(*) from docs"],
 )  # fmt: skip

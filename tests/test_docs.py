@@ -117,7 +117,7 @@ def test_the_test_finds_what_is_wrong() -> None:
         ["e"],
     ]
     with pytest.raises(Exception, match="No such option"):
-        test_every_command_parses(["pretok", "stats", "work/shards", "--nothing"])
+        test_every_command_parses(["pretok", "verify", "work/shards", "--nothing"])
     with pytest.raises(SystemExit):
         train_parses(["--shards", "x", "--nothing"])
     assert len(CASES) > 30

@@ -51,7 +51,6 @@ LINES = {
     "annotate": ("annotate", SHARDS, "{work}/rows.jsonl", "--name", "q", "--by", "id"),
     "remove": ("remove", SHARDS, "--where", "id = 'it3'", "--reason", "why"),
     "verify": ("verify", SHARDS, *HERE),
-    "stats": ("stats", SHARDS),
     "inspect": ("inspect", SHARDS, "--source", "it", "--doc", "3"),
     "extend": ("build-vocab", *INPUTS, "--out", "{work}/new", "--extend", SHARDS, "--add", "20", *HERE),
     "append": (
@@ -72,7 +71,7 @@ LINES = {
         "{work}/new",
         "--vocab",
         SHARDS,
-        "--drop-duplicates",
+        "--duplicates=drop",
         *HERE,
     ),
     "pack": ("mix", SHARDS, "--out", "{work}/new.json", *HALVES, "--pack", "best-fit"),
@@ -339,7 +338,9 @@ def test_a_command_gets_over_errors_of_files(name: str, work: Path) -> None:
 @pytest.mark.parametrize(("error", "code"), [("EIO", 75), ("EACCES", 2)])
 def test_what_stays_is_said_with_the_file(work: Path, error: str, code: int) -> None:
     manifest = work / "shards" / "manifest.json"
-    found, said = injected(["stats", f"{work}/shards"], {str(manifest)}, (("openat", error, "1+"),))
+    found, said = injected(
+        ["verify", f"{work}/shards", "--workers", "0"], {str(manifest)}, (("openat", error, "1+"),)
+    )
     assert (found, str(manifest) in said) == (code, True), said
     assert ("run the same command again" in said) is (code == 75)
 

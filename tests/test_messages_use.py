@@ -104,7 +104,7 @@ CASES: list[Case] = [
         "pretok: ok is no folder of a run: it has no config.json; name the folder of a run (train --out)",
     ),
     (
-        "pretok mix ok/shards --out o.json --continue ok/mix.json --run norun",
+        "pretok mix ok/shards --out o.json --continue ok/mix.json --at norun",
         2,
         "pretok: norun does not exist; name the folder of a run (train --out)",
     ),

@@ -1,4 +1,4 @@
-"""stats: the exact counts in a manifest, as a table and as JSON, and what is missing from them."""
+"""The exact counts in a manifest, as a table and as JSON, and what is missing from them."""
 
 from __future__ import annotations
 
@@ -22,8 +22,9 @@ from pretok.shards.unfinished import incomplete, refuse_unfinished
 
 @dataclass(frozen=True, slots=True)
 class Stats:
-    """What `pretok stats --json` prints. mismatches: kept values that had another type, by source; incomplete: all that
-    is missing, as sentences; history: what the folder was before it grew, the oldest first; root: over all."""
+    """What `pretok status --json` prints of shards. mismatches: kept values that had another type, by source;
+    incomplete: all that is missing, as sentences; history: what the folder was before it grew, the oldest first; root:
+    over all."""
 
     totals: SourceCounts
     sources: dict[str, SourceCounts]
@@ -94,7 +95,7 @@ def show_stats(shards: Path, console: Console, *, result: bool = False) -> None:
         )
     for sentence in incomplete(manifest):
         console.notice(sentence)
-    console.notice(f"fingerprint {manifest.fingerprint}, root {manifest.root}")
+    console.show(f"fingerprint {manifest.fingerprint}, root {manifest.root}", result=result)
 
 
 def _load(shards: Path) -> Manifest:

@@ -357,7 +357,7 @@ def certify(
 ) -> None:
     """Prove to somebody without the shards what a step of a run read, or check such a proof.
 
-    The file has the tokens, and hashes that lead from them to the root which `pretok stats` prints for the shards.
+    The file has the tokens, and hashes that lead from them to the root which `pretok status` prints for the shards.
 
         pretok certify run --step 81 --out step-81.certificate
 

@@ -35,10 +35,9 @@ SECTIONS = {
     },
     "To look at things": {
         "watch": "how far the jobs in a folder, or a training run, are",
-        "status": "what is finished, unfinished or failed, and what to do next",
+        "status": "what is finished or failed, exact counts, and what to do next",
         "report": "one page on what the shards hold and what happened",
         "disclose": "what was trained on, for the public summary",
-        "stats": "exact counts of a folder of shards",
         "inspect": "one document as its tokens, and where it came from",
         "query": "SQL over documents, shards, rejects and words",
         "trace": "which steps of a run read a document, or what they read",
@@ -50,7 +49,7 @@ SECTIONS = {
 MODULES = {
     "recipe": ("init", "plan", "run", "submit"),
     "make": ("count", "build-vocab", "tokenize", "annotate", "remove", "verify", "mix", "export"),
-    "look": ("watch", "status", "report", "disclose", "stats", "preflight"),
+    "look": ("watch", "status", "report", "disclose", "preflight"),
     "documents": ("inspect", "query", "trace", "certify"),
 }
 """Module of this folder -> the commands in it; it is loaded for the one that is typed."""

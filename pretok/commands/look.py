@@ -1,4 +1,4 @@
-"""The commands that show states, figures and pages: watch, status, report, disclose, stats, preflight."""
+"""The commands that show states, figures and pages: watch, status, report, disclose, preflight."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from typing import Annotated
 import typer
 
 from pretok.base.console import table
-from pretok.base.errors import UsageError
+from pretok.base.errors import PretokError, UsageError
 from pretok.base.lock import hold
+from pretok.base.records import to_json
 from pretok.base.storage import atomic_open
 from pretok.base.terminal import print_json
 from pretok.base.visible import visible
-from pretok.commands.options import WORK, WORK_OR_RUN, Json, Shards, parse_size, terminal
+from pretok.commands.options import WORK, WORK_OR_RUN, Json, parse_size, terminal
 
 TERMINAL, PIPE = 2.0, 60.0
 """Seconds from one look to the next where nobody says."""
@@ -78,26 +79,43 @@ def status(
     ],
     json: Json = False,
 ) -> None:
-    """Say what is finished, unfinished, failed or in work, and what to do next.
+    """Say what is finished, unfinished, failed or in work, exact counts of the shards, and what to do next.
 
         pretok status work
 
     Only files that jobs leave are read, so it may run on a login node while they work.
     """
+    from pretok.audit.totals import show_stats, stats_of
+    from pretok.shards.manifest import has_manifest, shards_of
     from pretok.watch.status import next_of, status_of
 
     if not work.is_dir():
         raise UsageError(f"{work} is no folder")
-    found = status_of(work)
+    shards = shards_of(work)
+    found = [] if shards == work and has_manifest(work) else status_of(work)  # bare shards have no steps
+    try:
+        stats = stats_of(shards)
+    except PretokError:
+        if not found:
+            raise
+        stats = None  # the row of the shards says why
     if json:
-        print_json(found)
+        print_json({"results": to_json(found), "shards": to_json(stats)})
         return
     console = terminal(context)
-    rows = [
-        (one.what, one.state, "" if one.planned is None else f"{one.done:,} of {one.planned:,}", one.detail)
-        for one in found
-    ]
-    console.show(table(str(work), ("result", "state", "done", ""), rows), result=True)
+    if found:
+        rows = [
+            (
+                one.what,
+                one.state,
+                "" if one.planned is None else f"{one.done:,} of {one.planned:,}",
+                one.detail,
+            )
+            for one in found
+        ]
+        console.show(table(str(work), ("result", "state", "done", ""), rows), result=True)
+    if stats is not None:
+        show_stats(shards, console, result=True)
     if command := next_of(work, found):
         console.show(f"next: {command}", result=True)
 
@@ -191,19 +209,6 @@ def _columns(given: list[str]) -> dict[str, str]:
             raise UsageError(f"--column {text}: write KIND=COLUMN, as in language=lang_id")
         columns[kind] = name
     return columns
-
-
-def stats(context: typer.Context, shards: Shards, json: Json = False) -> None:
-    """Exact tokens, documents, bytes and rejects per source and split.
-
-    pretok stats work/shards --json
-    """
-    from pretok.audit.totals import show_stats, stats_of
-
-    if json:
-        print_json(stats_of(shards))
-    else:
-        show_stats(shards, terminal(context), result=True)
 
 
 def preflight(

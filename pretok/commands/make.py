@@ -78,7 +78,7 @@ def count(
 
 
 @takes(
-    *(f"vocab.{key}" for key in ("size", "sizes", "pattern", "weights", "sample", "extend", "add")),
+    *(f"vocab.{key}" for key in ("size", "sizes", "pattern", "weights", "extend", "add")),
     "sources.field",
 )
 def build_vocab(
@@ -136,8 +136,8 @@ def build_vocab(
 
 
 @takes(
-    *("vocab.path", "vocab.eod", "vocab.bos", "sources.field", "sources.keep"),
-    *("shards.val_fraction", "shards.against", "shards.duplicates"),
+    *("vocab.path", "vocab.eod", "sources.field", "sources.keep"),
+    *("shards.val_fraction", "shards.duplicates"),
 )
 def tokenize(
     context: typer.Context,
@@ -347,20 +347,17 @@ def verify(
         )
 
 
-@takes(
-    "mix.weights",
-    "mix.tokens",
-    "mix.seq_len",
-    "mix.seed",
-    "mix.max_epochs",
-    "mix.cap",
-    "mix.overlap",
-    "mix.pack",
-    "mix.count",
-)
+@takes("mix.weights", "mix.tokens", "mix.seq_len", "mix.max_epochs", "mix.pack")
 def mix(
     context: typer.Context,
-    shards: Shards,
+    work: Annotated[
+        Path,
+        typer.Argument(
+            metavar="WORK | SHARDS | RECIPE.toml",
+            help="Folder of results, or its shards; or the recipe with [mix].",
+            show_default=False,
+        ),
+    ],
     out: Annotated[
         Path | None,
         typer.Option(
@@ -385,86 +382,79 @@ def mix(
             help="A part of a source, weighed as sources are; the source's name means its rest. May be repeated.",
         ),
     ] = None,
-    repeat: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME=TIMES",
-            help="How often a class or source is read, instead of --weights and --tokens. May be repeated.",
-        ),
-    ] = None,
-    learn: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="SOURCE=KIND,KIND",
-            help="What is learned of conversations, as `learn` in a recipe. May be repeated.",
-        ),
-    ] = None,
-    split: Annotated[str | None, typer.Option(help="train or val.", show_default="train")] = None,
     continued: Annotated[
         Path | None,
         typer.Option(
             "--continue",
             metavar="OLD.json",
-            help="Begin as this mix does, up to --at or where --run is; its sources go on from there.",
+            help="Begin with the sequences of this mix before --at; its sources go on from there.",
         ),
     ] = None,
     at: Annotated[
-        int | None, typer.Option(min=1, metavar="POSITION", help="How many sequences of OLD.json come first.")
-    ] = None,
-    run: Annotated[
-        Path | None, typer.Option(metavar="RUN", help="As many as this run's newest checkpoint has read.")
+        str | None,
+        typer.Option(
+            metavar="POSITION | RUN",
+            help="A number of sequences, or what the newest checkpoint of a run has read.",
+        ),
     ] = None,
     materialize: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Also write the sequences as shards in their order.")
     ] = None,
     workers: Workers = None,
-    address: Address = None,
     json: Json = False,
 ) -> None:
     """Fix which sequences of which source come in which order, exactly. The file is small, whatever the budget.
 
     pretok mix work/shards --out work/mix.json --weights it=0.9,en=0.1 --tokens 1.2T
 
+    pretok mix recipe.toml --out work/mix.json
+
     pretok mix work/shards --out work/mix.json --stage 1.2T:it=0.9,en=0.1 --stage 3T:it=0.5,en=0.5
 
-    pretok mix work/shards --out work/mix2.json --continue work/mix.json --run run --stage 300B:it=0.5,en=0.5
+    pretok mix work/shards --out work/mix2.json --continue work/mix.json --at run --stage 300B:it=0.5,en=0.5
+
+    The [mix] of a recipe has more settings, such as repeat, cap and seed; what conversations learn stands there in
+    their sources.
     """
-    from pretok.config import make_mix
-    from pretok.shards.manifest import load_manifest
+    from pretok.config import MixTable, make_mix
+    from pretok.shards.manifest import load_manifest, shards_of
     from pretok.stream.continued import beginning
+    from pretok.stream.mix_file import load_mix
     from pretok.stream.mix_job import MixRequest, plan_mix, run_mix, show_mix
     from pretok.stream.quota import stage_table
     from pretok.stream.tapes import FOLDER
 
-    options = {dotted: option_of(dotted) for dotted in given} | {"mix.stages": "--stage"}
-    table = {dotted.removeprefix("mix."): value for dotted, value in given.items()}
-    if stage:
-        if table.keys() & {"weights", "tokens"}:
-            raise UsageError("give either --stage or --weights and --tokens, not both")
-        table["stages"] = tuple(map(stage_table, stage))
-    for key, pairs in (("classes", classes), ("repeat", repeat)):
-        if pairs:
-            table[key] = dict(_named(pair, "--class" if key == "classes" else "--repeat") for pair in pairs)
     if materialize and not out:
         raise UsageError("--materialize writes the mix too: say where with --out")
+    if (continued is None) != (at is None):
+        raise UsageError("--continue OLD.json needs --at, a position or a run, and --at needs --continue")
+    if stage:
+        if given.keys() & {"mix.weights", "mix.tokens"}:
+            raise UsageError("give either --stage or --weights and --tokens, not both")
+        given["mix.stages"] = tuple(map(stage_table, stage))
+    if classes:
+        given["mix.classes"] = dict(map(_class, classes))
+    if continued is not None and work.suffix != ".toml":
+        given.setdefault("mix.seq_len", load_mix(continued).seq_len)
+    if work.suffix == ".toml":
+        recipe = read_recipe([str(work)], None, given)
+        shards, table, learn = recipe.shards_dir, recipe.mix or MixTable(), recipe.learned
+    else:
+        names = {dotted: option_of(dotted) for dotted in given} | {"mix.stages": "--stage"}
+        table = make_mix({dotted.removeprefix("mix."): value for dotted, value in given.items()}, "", names)
+        shards, learn = shards_of(work), {}
     manifest, console, after = load_manifest(shards), terminal(context, out and work_of(out)), None
-    if continued is not None:
-        if table.keys() & {"seed", "pack"} or split is not None:
-            raise UsageError(
-                "a mix that is continued keeps its seed, split and packing: leave --seed, --split and --pack out"
-            )
-        asked = {key: table[key] for key in ("seq_len",) if key in table}
-        length = make_mix(asked, "", options).seq_len if asked else None
-        after = beginning(manifest, continued, _left_at(continued, at, run), length)
-        table |= {"seq_len": after.seq_len, "seed": after.seed}
-        split = after.split
-    elif at is not None or run is not None:
-        raise UsageError("--at and --run say where a mix is continued: name it with --continue")
-    beside = continued and continued.parent / FOLDER
-    kinds = dict(_named(pair, "--learn") for pair in learn or ())
-    learned = {name: tuple(kind.strip() for kind in text.split(",")) for name, text in kinds.items()}
-    request = MixRequest(make_mix(table, "", options), split or "train", after, learned)
-    report = run_mix(shards, out, request) if out else plan_mix(manifest.sized(), request, beside)[1]
+    if continued is not None and at is not None:
+        if table.model_fields_set & {"seed", "pack"}:
+            raise UsageError("a mix that is continued keeps its seed and packing: leave them out")
+        position = int(at) if at.isdigit() else _left_at(continued, Path(at))
+        after = beginning(manifest, continued, position, table.seq_len)
+        table = table.model_copy(update={"seed": after.seed})
+    request = MixRequest(table, after.split if after else "train", after, learn)
+    if out:
+        report = run_mix(shards, out, request)
+    else:
+        report = plan_mix(manifest.sized(), request, continued and continued.parent / FOLDER)[1]
     if json:
         print_json(report)
     else:
@@ -475,34 +465,30 @@ def mix(
             written = continued.absolute().with_stem(f"{continued.stem}-from-{len(after)}")
         again = shlex.join(["pretok", *console.arguments, "--out", str(written)])
         console.notice(f"nothing was written; to write it:\n\n  {again}")
-    else:
-        console.notice(f"{out}: {plural(report.sequences, 'sequence')}, {plural(report.tokens, 'token')}")
-    if materialize and out:
+        return
+    console.notice(f"{out}: {plural(report.sequences, 'sequence')}, {plural(report.tokens, 'token')}")
+    if materialize:
         from pretok.stream.materialize import run_materialize
 
-        with start_engine(workers, address) as engine:
+        with start_engine(workers, None) as engine:
             run_materialize(shards, out, materialize, engine, console)
 
 
-def _named(text: str, option: str) -> tuple[str, str]:
-    """`good=3` -> its two parts."""
-    name, equals, value = text.partition("=")
+def _class(text: str) -> tuple[str, str]:
+    """`good=it where quality >= 0.8` -> its two parts."""
+    name, equals, condition = text.partition("=")
     if not equals or not name.strip():
-        raise UsageError(f"cannot read {option} {text!r}; write NAME=...")
-    return name.strip(), value.strip()
+        raise UsageError(f"cannot read --class {text!r}; write NAME=SOURCE where CONDITION")
+    return name.strip(), condition.strip()
 
 
-def _left_at(continued: Path, at: int | None, run: Path | None) -> int:
-    """The position that was given, or that of the run."""
+def _left_at(continued: Path, run: Path) -> int:
+    """The position in a mix that the newest checkpoint of a run has read up to."""
     from pretok.stream.continued import run_position
     from pretok.stream.segments import check_run
 
-    if run is not None and at is None:
-        check_run(run)
-        return run_position(run, continued)
-    if at is None or run is not None:
-        raise UsageError("--continue needs a position: give either --at or --run")
-    return at
+    check_run(run)
+    return run_position(run, continued)
 
 
 def export(

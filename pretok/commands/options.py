@@ -69,19 +69,22 @@ WORK_OR_RUN = typer.Argument(
 
 Given = dict[str, Any]
 """Settings that a command line gives: dotted key -> value. In a signature it stands for their options, see `takes`."""
-OPTIONS = {
-    "vocab.size": "--vocab-size",
-    "vocab.path": "--vocab",
-    "shards.duplicates": "--drop-duplicates/--mark-duplicates",
-}
+OPTIONS = {"vocab.size": "--vocab-size", "vocab.path": "--vocab"}
 """Key -> the option that gives it, where it is not called as the key is."""
-REPEATED = ("sources.keep",)
-"""Lists of which each value has an option of its own; those of the others are parted by commas."""
+METAVARS = {
+    "count": "N",
+    "whole": "N",
+    "share": "SHARE",
+    "path": "PATH",
+    "table": "NAME=SHARE,...",
+    "list": "A,B,...",
+}
+"""First word of a key's type -> how its value is called in the help."""
 
 
 def option_of(dotted: str) -> str:
-    """What the option that gives a setting is called; of two the first."""
-    return OPTIONS.get(dotted, f"--{dotted.rpartition('.')[2].replace('_', '-')}").partition("/")[0]
+    """What the option that gives a setting is called."""
+    return OPTIONS.get(dotted, f"--{dotted.rpartition('.')[2].replace('_', '-')}")
 
 
 def takes(*settings: str) -> Callable[[Command], Command]:
@@ -105,9 +108,9 @@ def with_options(command: Callable[..., None]) -> Callable[..., None]:
     @wraps(command)
     def typed(**values: Any) -> None:
         given = {
-            dotted: _value(dotted, key, value)
+            dotted: value_of(key, value)
             for name, (dotted, key) in keys.items()
-            if (value := values.pop(name)) is not None
+            if (value := values.pop(name)) not in (None, [])
         }
         command(**values, given=given)
 
@@ -125,56 +128,37 @@ def with_options(command: Callable[..., None]) -> Callable[..., None]:
     return typed
 
 
-METAVARS = {
-    "count": "N",
-    "whole": "N",
-    "share": "SHARE",
-    "path": "PATH",
-    "table": "NAME=SHARE,...",
-    "list": "A,B,...",
-}
-"""First word of a key's type -> how its value is called in the help."""
-
-
 def _annotation(dotted: str, key: Key) -> Any:
     """The type of an option, with its help."""
-    names = OPTIONS.get(dotted, option_of(dotted))
     text = key.text + (" In all sources." if dotted.startswith("sources.") else "")
-    example, default = (_as_typed(toml) for toml in (key.example, key.default))
-    end = f" Default: {default}." if default else ""
-    metavar = METAVARS.get(key.kind.replace(",", " ").split()[0], "TEXT")
+    text += f" For example {as_typed(key.example)}." if key.example else ""
+    text += f" Default: {as_typed(key.default)}." if as_typed(key.default) else ""
     if key.kind == "true or false":
-        return Annotated[bool | None, typer.Option(names, help=text)]
-    if "/" in names:
-        return Annotated[bool | None, typer.Option(names, help=text + end)]
-    if dotted in REPEATED:
-        return Annotated[
-            list[str] | None, typer.Option(names, metavar="TEXT", help=f"{text} May be repeated.")
-        ]
+        return Annotated[bool | None, typer.Option(option_of(dotted), help=key.text)]
+    metavar = METAVARS.get(key.kind.replace(",", " ").split()[0], "TEXT")
     if key.kind.startswith('"'):
         metavar = key.kind.replace('"', "").replace(" or ", "|")
-    else:
-        text += f" For example {example}."
-    return Annotated[str | None, typer.Option(names, metavar=metavar, help=text + end)]
+    kind = list[str] if key.kind.startswith("list") else str
+    return Annotated[kind | None, typer.Option(option_of(dotted), metavar=metavar, help=text)]
 
 
-def _as_typed(toml: str) -> str:
-    """A value as TOML -> as it is typed behind an option; the inverse of `_value`."""
+def as_typed(toml: str) -> str:
+    """A value as TOML -> as it is typed behind an option; the inverse of `value_of`."""
     value = tomllib.loads(f"value = {toml}")["value"] if toml else ""
     if isinstance(value, dict):
         return ",".join(f"{name}={share}" for name, share in value.items())
     return ",".join(map(str, value)) if isinstance(value, list) else toml.strip('"')
 
 
-def _value(dotted: str, key: Key, typed: Any) -> object:
-    """What was typed behind an option, as a recipe has it."""
-    if isinstance(typed, bool) and "/" in (names := OPTIONS.get(dotted, "")):
-        return names.split("/")[not typed][2:].partition("-")[0]
+def value_of(key: Key, typed: Any) -> object:
+    """What was typed behind an option, as a recipe has it. A list may stand behind one option, or behind several."""
+    if isinstance(typed, list):
+        return [part for text in typed for part in text.split(",")]
     if key.kind.startswith("table"):
         from pretok.stream.quota import parse_weights
 
         return parse_weights(typed) or ("natural" if "natural" in key.kind else {})
-    return typed.split(",") if key.kind.startswith("list") and dotted not in REPEATED else typed
+    return typed
 
 
 def read_recipe(

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from pretok.base.errors import UsageError
-from pretok.base.records import to_json
 from pretok.base.terminal import print_json
 from pretok.commands.options import (
     Address,
     Given,
+    Inputs,
     Json,
     Out,
     Workers,
@@ -26,8 +26,8 @@ from pretok.commands.options import (
 )
 
 if TYPE_CHECKING:
-    from pretok.commands.plan_train import TrainForecast
-    from pretok.forecast.estimate import MixForecast
+    from pretok.config import Recipe
+    from pretok.forecast.job import Forecast
 
 RecipeFile = Annotated[Path, typer.Argument(metavar="RECIPE.toml", show_default=False)]
 STAGE = "STAGE=VALUE"
@@ -37,12 +37,13 @@ def init(
     context: typer.Context,
     inputs: Annotated[list[str], typer.Argument(metavar="NAME=GLOB ...", show_default=False)],
     out: Annotated[str, typer.Option(help="Folder for the results, as the recipe names it.")] = "work",
+    all: Annotated[bool, typer.Option("--all", help="Print every key, not only those that matter.")] = False,
 ) -> None:
-    """Print a recipe for these inputs, with every key, its default and what it is as a comment.
+    """Print a recipe for these inputs, with the keys that matter as comments.
 
     pretok init it='data/it/*.jsonl.zst' en='data/en/*.parquet' --out work > recipe.toml
     """
-    from pretok.commands.reference import commented
+    from pretok.commands.reference import recipe_for
     from pretok.config import make_recipe, parse_inputs
     from pretok.read.paths import expand, is_remote
 
@@ -53,18 +54,14 @@ def init(
             _ = is_remote(pattern) or expand(pattern)
         except UsageError as error:
             terminal(context).notice(f"note: {error}")
-    sys.stdout.write(
-        commented(out.replace("$", "$$"), {name: source["inputs"] for name, source in sources.items()})
-    )
+    named = {name: source["inputs"] for name, source in sources.items()}
+    sys.stdout.write(recipe_for(out.replace("$", "$$"), named, everything=all))
 
 
 @takes("sources.field")
 def plan(
     context: typer.Context,
-    inputs: Annotated[
-        list[str],
-        typer.Argument(metavar="RECIPE.toml | NAME=GLOB ... [-- TRAIN PLAN FLAGS]", show_default=False),
-    ],
+    inputs: Inputs,
     out: Out = None,
     workers: Annotated[
         int | None, typer.Option(min=1, help="Workers to reckon with. Default: one per CPU of this machine.")
@@ -82,43 +79,44 @@ def plan(
 
     pretok plan recipe.toml --workers 1120 --json
 
-    pretok plan recipe.toml -- --devices-per-node 4 --device A100-SXM-64GB --mfu 0.4 --node-kw 2.2
-
-    With [train]: memory, time, energy and jobs of the run, as `train plan` says them with what follows `--`.
+    With [train] it prints the command that says memory, time and energy of the run: `train plan`.
     """
-    from pretok.commands.plan_train import forecast_train
     from pretok.commands.steps import check_steps
     from pretok.forecast.job import run_forecast, tables
 
-    cut = next((at for at, word in enumerate(inputs) if word.startswith("-")), len(inputs))
-    recipe, console = read_recipe(inputs[:cut], out, given, default=Path("work")), terminal(context)
+    recipe, console = read_recipe(inputs, out, given, default=Path("work")), terminal(context)
     check_steps(recipe)
     forecast = run_forecast(recipe, workers or os.cpu_count() or 1, seed, console)
-    train = forecast_train(recipe, forecast, inputs[cut:])
     if json:
-        figures = {} if train is None else {"train": {"jobs": train.jobs, **(train.figures or {})}}
-        print_json(to_json(forecast) | figures)
-        _refuse_impossible(forecast.mix, train)
-        return
-    for made in tables(forecast):
-        console.show(made, result=True)
-    if not forecast.vocabulary:
-        console.notice(
-            "counted with a vocabulary trained on a sample; the real one, of more text, needs fewer tokens"
-        )
-    if train is not None:
-        console.show(train.text.rstrip(), result=True)
-        for sentence in train.sentences():
-            console.show(sentence, result=True)
-    _refuse_impossible(forecast.mix, train)
-
-
-def _refuse_impossible(mix: MixForecast | None, train: TrainForecast | None) -> None:
-    """UsageError, behind the figures, for what cannot be whichever end of its interval an estimate lies at."""
-    if mix is not None and mix.problem and mix.sure:
+        print_json(forecast)
+    else:
+        for made in tables(forecast):
+            console.show(made, result=True)
+        if not forecast.vocabulary:
+            console.notice(
+                "counted with a vocabulary trained on a sample; the real one, of more text, needs fewer tokens"
+            )
+        if recipe.train:
+            console.show(f"next: {_train_plan(recipe, forecast)}", result=True)
+    mix = forecast.mix
+    if mix is not None and mix.problem and mix.sure:  # whichever end of its interval an estimate lies at
         raise UsageError(f"the mix is not possible: {mix.problem}")
-    if train is not None and train.figures is not None and train.figures["fits"] is False:
-        raise UsageError("the training run does not fit its devices; the lines above say what would")
+
+
+def _train_plan(recipe: Recipe, forecast: Forecast) -> str:
+    """The command that forecasts the training of a recipe. What the devices are is for a person to add."""
+    import shlex
+
+    from pretok.cluster.chain import recipe_flags
+
+    words = ["train", "plan", *recipe_flags(recipe), "--nodes", str(recipe.slurm.train.nodes)]
+    words += ["--vocab-size", str(forecast.vocab_size)]
+    given = {name.replace("-", "_") for name in recipe.train}
+    if recipe.mix is not None and "seq_len" not in given:
+        words += ["--seq-len", str(recipe.mix.seq_len)]
+    if forecast.mix is not None and not forecast.mix.problem and not given & {"tokens", "steps"}:
+        words += ["--tokens", str(forecast.mix.tokens)]
+    return shlex.join(words)
 
 
 def run(

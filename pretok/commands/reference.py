@@ -1,8 +1,7 @@
-"""The settings' own types -> a page of all keys, and a commented recipe.
+"""The settings' own types -> a page of all keys, and a recipe to begin with.
 
 Input: the types of a recipe's tables, of [slurm] and of [train], and what they say of each key. Output: Markdown, or
-TOML in which every default stands as a comment. Nothing is written down twice, so neither can say what the settings do
-not.
+TOML. Nothing is written down twice, so neither can say what the settings do not.
 """
 
 from __future__ import annotations
@@ -31,16 +30,32 @@ TABLES: dict[str, Any] = {
 }
 """Headings of a recipe and what is below them."""
 ABOVE = {
-    "[train]": "The flags of `train`, with `_` for `-`; what `pretok run` made (`shards`, `mix`) need not be named.\n"
-    "`[[train.phases]]` changes settings in mid-run: `at`, the tokens at which it begins, and any of\n"
-    + ", ".join(f"`{name}`" for name in IN_PHASES)
-    + ".",
+    "[sources.NAME]": "See [add a source](add-a-source.md), [conversations](conversations.md), [ledger](ledger.md).",
     "[[sources.NAME.append]]": "Each such table becomes shards behind those that are there; all else is as in the\n"
     "source ([append](add-a-source.md#append-to-a-source)).",
-    "[slurm]": "What `pretok submit` needs beside a profile; its options win.",
+    "[normalize]": "See [formats](formats.md).",
+    "[vocab]": "See [vocabulary](vocabulary.md), [adapt a model](adapt-a-model.md).",
+    "[shards]": "See [running](running.md), [ledger](ledger.md), [removal](removal.md).",
+    "[mix]": "See [mix](mix.md).",
+    "[train]": "The flags of `train`, with `_` for `-` ([training](training.md)); what `pretok run` made (`shards`,\n"
+    "`mix`) need not be named. `[[train.phases]]` changes settings in mid-run: `at`, the tokens at which it begins,\n"
+    "and any of " + ", ".join(f"`{name}`" for name in IN_PHASES) + ".",
+    "[slurm]": "What `pretok submit` needs beside a profile ([Slurm](../slurm/README.md)); its options win.",
     "[slurm.STAGE]": "STAGE is `vocab`, `tokenize` or `mix`.",
 }
 """What stands on the page between a heading and its keys."""
+INTRODUCTION = """A recipe is TOML. `pretok init it='data/it/*.jsonl.zst' --out work > recipe.toml` writes one to begin
+with. A count is a number or text such as `"1.2T"`, `"300B"`, `"64MiB"`; a share is a number from
+0 to 1, or text such as `"1/20"`. Relative paths start at the folder of the recipe; `~` and `$VAR` are expanded, `$$` is
+a dollar sign. An unknown key is refused. This page is made from the settings themselves."""
+MATTER = {
+    "[sources.NAME]": ("inputs", "field", "keep"),
+    "[vocab]": ("path", "size", "weights"),
+    "[shards]": ("val_fraction", "duplicates"),
+    "[mix]": ("weights", "tokens", "seq_len"),
+    "[train]": ("model", "global_batch"),
+}
+"""Heading -> the keys that most recipes set, for `pretok init`."""
 OPTIONAL = ("[mix]", "[train]", "[slurm")
 """Beginnings of headings that are a comment in a recipe: the table alone asks for something."""
 STAGES = ["vocab", "tokenize", "mix"]
@@ -57,26 +72,15 @@ def _flags() -> Iterator[Key]:
     for item in fields(TrainConfig):
         if item.name == "phases":
             continue
-        kind = next(
-            part for part in get_args(hints[item.name]) or (hints[item.name],) if part is not type(None)
-        )
+        kinds = get_args(hints[item.name]) or (hints[item.name],)
+        kind = next(part for part in kinds if part is not type(None))
         words = {int: "count", float: "number", bool: "true or false"}.get(kind, "text")
-        choices, least = item.metadata["choices"], item.metadata["least"]
-        if choices:
+        if choices := item.metadata["choices"]:
             words = " or ".join(f'"{choice}"' for choice in choices)
-        if least is not None:
+        if (least := item.metadata["least"]) is not None:
             words += f", at least {least}"
-        other = choices[-1] if choices else not item.default if kind is bool else item.default
-        example = item.metadata["example"] or toml(other)
-        yield Key(
-            item.name,
-            words,
-            toml(item.default),
-            False,
-            example,
-            item.metadata["help"],
-            "training.md",
-        )
+        example = item.metadata["example"] or ""
+        yield Key(item.name, words, toml(item.default), False, example, item.metadata["help"])
 
 
 def page() -> str:
@@ -85,44 +89,32 @@ def page() -> str:
     for heading, table in TABLES.items():
         lines += ["", f"## `{heading}`" if heading else "## Above the tables", ""]
         lines += [ABOVE[heading], ""] if heading in ABOVE else []
-        keys = list(keys_of(table))
-        links = [f"[{PAGES.get(key.page, key.page[:-3])}]({key.page})" for key in keys]
-        several = len(set(links)) > 1
-        lines += [] if several else [f"See {links[0]}.", ""]
-        lines += ["| key | type | default | example | |" + several * " see |", "|---" * (5 + several) + "|"]
-        for key, link in zip(keys, links, strict=True):
+        lines += ["| key | type | default | example | |", "|---|---|---|---|---|"]
+        for key in keys_of(table):
             default = "must be given" if key.needed else f"`{key.default}`" if key.default else "none"
-            example = f"`{key.example}`" if key.example != key.default else ""
-            cells = (f"`{key.name}`", key.kind, default, example, key.text) + several * (link,)
+            example = f"`{key.example}`" if key.example else ""
+            cells = (f"`{key.name}`", key.kind, default, example, key.text)
             lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     return "\n".join([*lines, ""])
 
 
-PAGES = {"../slurm/README.md": "Slurm"}
-"""Pages that are not called as their file is."""
-
-
-INTRODUCTION = """A recipe is TOML. `pretok init it='data/it/*.jsonl.zst' --out work > recipe.toml` writes one with
-every default as a comment. A count is a number or text such as `"1.2T"`, `"300B"`, `"64MiB"`; a share is a number from
-0 to 1, or text such as `"1/20"`. Relative paths start at the folder of the recipe; `~` and `$VAR` are expanded, `$$` is
-a dollar sign. An unknown key is refused. This page is made from the settings themselves."""
-
-
-def commented(out: str, sources: Mapping[str, Sequence[str]]) -> str:
-    """A recipe for these inputs in which every other key stands as a comment with its default."""
-    lines = ["# A recipe for pretok. What stands behind a # is the default, or an example; docs/recipe.md says more.",
+def recipe_for(out: str, sources: Mapping[str, Sequence[str]], *, everything: bool) -> str:
+    """A recipe for these inputs in which other keys stand as comments with their defaults, or examples: those that
+    matter, or everything."""
+    more = "" if everything else "; pretok init --all prints every key"
+    lines = [f"# What stands behind a # is a default or an example; docs/recipe.md explains it{more}.",
              f"out = {toml(out)}"]  # fmt: skip
     for heading, table in TABLES.items():
-        names = (
-            list(sources) if table is settings.Source else STAGES if table is settings.SlurmStage else [""]
-        )
-        for name in names if heading and not heading.startswith("[[") else ():
+        wanted = [key for key in keys_of(table) if everything or key.name in MATTER.get(heading, ())]
+        if not heading or heading.startswith("[[") or not wanted:
+            continue
+        stages = STAGES if table is settings.SlurmStage else [""]
+        for name in list(sources) if table is settings.Source else stages:
             above = "# " if heading.startswith(OPTIONAL) else ""
             lines += ["", above + heading.replace("NAME", name).replace("STAGE", name)]
-            for key in keys_of(table):
+            for key in wanted:
                 if key.name == "inputs":
-                    lines.append(f"inputs = {toml(tuple(sources[name]))}")
+                    lines.append("inputs = [" + ", ".join(map(toml, sources[name])) + "]")
                 elif key.name != "stages":
-                    value = key.default if key.default and "..." not in key.default else key.example
-                    lines.append(f"# {key.name} = {value}  # {key.kind}: {key.text}")
+                    lines.append(f"# {key.name} = {key.shown}  # {key.text}")
     return "\n".join(lines) + "\n"

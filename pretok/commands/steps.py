@@ -17,7 +17,7 @@ from pretok.base.errors import IntegrityError
 from pretok.base.execute import Engine
 from pretok.base.lock import hold
 from pretok.cluster.chain import recipe_flags
-from pretok.config import MixTable, Recipe
+from pretok.config import Recipe
 from pretok.shards.contamination import contamination_table
 from pretok.shards.job import run_tokenize
 from pretok.shards.manifest import has_manifest, load_manifest
@@ -50,14 +50,6 @@ def verify_step(recipe: Recipe, engine: Engine, console: Console) -> None:
         raise IntegrityError("\n".join(problems))
 
 
-def _mix_request(recipe: Recipe, table: MixTable) -> MixRequest:
-    """The mix of a recipe; what is learned of conversations stands in their sources."""
-    learn = {
-        name: source.learn for name, source in recipe.sources.items() if source.messages and source.learn
-    }
-    return MixRequest(table, learn=learn)
-
-
 def check_steps(recipe: Recipe) -> None:
     """UsageError for what can be known of later steps before the first: the tokenizer, the budget over shards that are
     finished."""
@@ -66,13 +58,13 @@ def check_steps(recipe: Recipe) -> None:
     if recipe.mix is not None and has_manifest(recipe.shards_dir) and not unfinished(recipe.shards_dir):
         manifest = load_manifest(recipe.shards_dir)
         if recipe.sources.keys() <= set(manifest.sources):
-            plan_mix(manifest, _mix_request(recipe, recipe.mix), recipe.mix_path.parent / FOLDER)
+            plan_mix(manifest, MixRequest(recipe.mix, learn=recipe.learned), recipe.mix_path.parent / FOLDER)
 
 
 def run_steps(recipe: Recipe, engine: Engine, console: Console) -> None:
     """Every step in order; at the end what to type next. All that later steps write is held from the start."""
     check_steps(recipe)
-    request = _mix_request(recipe, recipe.mix) if recipe.mix is not None else None
+    request = MixRequest(recipe.mix, learn=recipe.learned) if recipe.mix is not None else None
     with ExitStack() as held:
         held.enter_context(hold(recipe.shards_dir, "run"))
         if request is not None:

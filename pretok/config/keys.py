@@ -1,4 +1,4 @@
-"""What the settings' own types say of each key: name, type, default, limits, a sentence, an example and a page.
+"""What the settings' own types say of each key: name, type, default, limits, a sentence and an example.
 
 Input: the types of `config.settings`. Output: a Key for each of their fields. The page of all keys, the recipe that
 `pretok init` prints and the options of commands are all made of these, so none can say what the settings do not.
@@ -6,28 +6,25 @@ Input: the types of `config.settings`. Output: a Key for each of their fields. T
 
 from __future__ import annotations
 
-import ast
-import inspect
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from pretok.base.units import parse_count, parse_length, parse_share
-from pretok.config.settings import Recipe, budget, proportions
+from pretok.config.settings import Recipe
 
-BOUNDS = {"ge": "at least", "gt": "more than", "le": "at most", "lt": "less than"}
+LIMITS = {"ge": "at least", "gt": "more than", "le": "at most", "lt": "less than"}
+NAMES = {str: "text", int: "whole number", bool: "true or false", Path: "path", Fraction: "share"}
 
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """A key of a table. kind: its type in words, with its bounds; default: as TOML, "" where it must be given or there
-    is none; page: of docs/."""
+    """A key of a table. kind: its type in words, with its limits; default, example: as TOML, "" where there is none;
+    needed: whether it must be given."""
 
     name: str
     kind: str
@@ -35,93 +32,70 @@ class Key:
     needed: bool
     example: str
     text: str
-    page: str
+
+    @property
+    def shown(self) -> str:
+        """A value to show: the default, or an example where that is empty or cut."""
+        return self.default if self.default.strip('"[]{}') and "..." not in self.default else self.example
 
 
 def keys_of(table: type[BaseModel]) -> Iterator[Key]:
-    """The keys of a table in the order of the type; tables within it have a heading of their own."""
-    told = _told(table)
+    """The keys of a table in the order of the type, those that have a text; tables within it have a heading of their
+    own."""
     for name, field in table.model_fields.items():
-        if name in told:
-            text, example, page = (part.strip() for part in told[name].split(" | "))
+        if field.description:
             default = "" if field.is_required() else toml(field.default)
-            yield Key(name, _kind(field), default, field.is_required(), example, text, page)
-
-
-def inner_table(table: type[BaseModel], name: str) -> type[BaseModel] | None:
-    """The type of the tables that a key of a table holds; None where it holds values."""
-    field = table.model_fields.get(name)
-    return None if field is None else _table_in(field.annotation)
+            example = toml(field.examples[0]) if field.examples else ""
+            yield Key(name, _kind(field), default, field.is_required(), example, field.description)
 
 
 def _table_in(kind: Any) -> type[BaseModel] | None:
+    """The type of the tables that a key holds; None where it holds values."""
     if isinstance(kind, type) and issubclass(kind, BaseModel):
         return kind
     return next((found for part in get_args(kind) if (found := _table_in(part))), None)
 
 
+def table_at(names: Sequence[str], top: type[BaseModel] = Recipe) -> type[BaseModel]:
+    """The type of a table by its names from `top` on; what is no key, such as the name of a source, is passed over."""
+    for name in names:
+        field = top.model_fields.get(name)
+        top = _table_in(field and field.annotation) or top
+    return top
+
+
 def key_at(dotted: str) -> Key:
     """The key of a recipe by its dotted name; `sources.field` is that of every source."""
     *tables, name = dotted.split(".")
-    table: type[BaseModel] = Recipe
-    for part in tables:
-        table = inner_table(table, part) or table
-    return next(key for key in keys_of(table) if key.name == name)
-
-
-def _told(table: type) -> dict[str, str]:
-    """Key -> the line below it, in the type and those it is made from."""
-    kinds = reversed(table.__mro__[: table.__mro__.index(BaseModel)])
-    return {
-        name: line for kind in kinds for name, line in _lines_of(inspect.getfile(kind))[kind.__name__].items()
-    }
-
-
-@cache
-def _lines_of(file: str) -> dict[str, dict[str, str]]:
-    """Class -> field -> the line below it."""
-    classes = [
-        node for node in ast.parse(Path(file).read_text("utf-8")).body if isinstance(node, ast.ClassDef)
-    ]
-    found: dict[str, dict[str, str]] = {node.name: {} for node in classes}
-    for node in classes:
-        for field, below in zip(node.body, node.body[1:], strict=False):
-            match field, below:
-                case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(line))):
-                    found[node.name][name] = " ".join(line.split("\n    "))
-    return found
+    return next(key for key in keys_of(table_at(tables)) if key.name == name)
 
 
 def _kind(field: FieldInfo) -> str:
-    bounds = [f"{BOUNDS[name]} {bound}" for part in field.metadata for name in BOUNDS
-              if (bound := getattr(part, name, None)) is not None]  # fmt: skip
-    return ", ".join([_words(field.annotation, field.metadata), *(bounds if len(str(bounds)) < 60 else [])])
+    limits = [f"{LIMITS[name]} {limit}" for part in field.metadata for name in LIMITS
+              if (limit := getattr(part, name, None)) is not None]  # fmt: skip
+    return ", ".join([_words(field.annotation, field.metadata), *(limits if len(str(limits)) < 60 else [])])
 
 
 def _words(kind: Any, metadata: Sequence[Any] = ()) -> str:
-    called = {getattr(part, "func", None) for part in metadata}
+    """A type as a person reads it: the text in its Annotated, or what its parts are."""
+    if told := next((part for part in metadata if isinstance(part, str)), ""):
+        return told
+    parts = get_args(kind)
     if get_origin(kind) is Annotated:
-        return _words(get_args(kind)[0], get_args(kind)[1:])
-    if called & {parse_count, parse_length, budget}:
-        return 'count or "all"' if budget in called else "count"
-    if parse_share in called or kind is Fraction:
-        return "share"
-    if proportions in called:
-        return 'table of shares or "natural"'
+        return _words(parts[0], parts[1:])
     if get_origin(kind) is Literal:
-        return " or ".join(f'"{value}"' for value in get_args(kind))
-    if get_origin(kind) is tuple:
-        return f"list of {_words(get_args(kind)[0])}"
-    if get_origin(kind) is dict:
-        return f"table of {_words(get_args(kind)[1])}"
-    if parts := [part for part in get_args(kind) if part is not type(None)]:
-        return _words(parts[0])
-    names = {str: "text", int: "whole number", bool: "true or false", Path: "path"}
-    return names.get(kind, "table")
+        return " or ".join(f'"{value}"' for value in parts)
+    if get_origin(kind) in (tuple, dict):
+        return (
+            f"list of {_words(parts[0])}"
+            if len(parts) > 1 and parts[1] is ...
+            else f"table of {_words(parts[1])}"
+        )
+    return _words(parts[0]) if parts else NAMES.get(kind, "table")  # of `X | None` X
 
 
 def toml(value: Any) -> str:
-    """A default as TOML writes it, "" for None."""
+    """A value as TOML writes it, "" for None; a long list is cut."""
     match value:
         case None:
             return ""
@@ -129,12 +103,12 @@ def toml(value: Any) -> str:
             return str(value).lower()
         case Fraction():
             return f"{float(value):g}"
-        case tuple() if len(value) > 3:
-            return f"[{toml(value[0])}, {toml(value[1])}, ...]"
-        case tuple():
-            return f"[{', '.join(map(toml, value))}]"
+        case list() | tuple():
+            shown = [toml(one) for one in value]
+            return f"[{', '.join(shown if len(shown) <= 3 else [*shown[:2], '...'])}]"
         case dict():
-            return "{}"
-        case str():
-            return '"' + value.replace("\\", "\\\\").replace("\n", "\\n") + '"'
+            pairs = ", ".join(f"{name} = {toml(one)}" for name, one in value.items())
+            return f"{{{pairs}}}"
+        case str() | Path():
+            return '"' + str(value).replace("\\", "\\\\").replace("\n", "\\n") + '"'
     return f"{value:_}" if abs(value) >= 10_000 else str(value)

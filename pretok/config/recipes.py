@@ -10,8 +10,10 @@ from __future__ import annotations
 import difflib
 import glob
 import os
+import re
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -19,11 +21,13 @@ from pydantic import BaseModel, ValidationError
 
 from pretok.base.errors import UsageError
 from pretok.base.storage import passes
-from pretok.config.keys import inner_table
+from pretok.config.keys import table_at
 from pretok.config.settings import MixTable, Part, Recipe
 from pretok.read.paths import SAMPLE, is_remote
 
 Table = TypeVar("Table", bound=Part)
+CHATML = "chatml"
+"""A chat template that ships with pretok."""
 
 
 def load_toml(path: Path) -> dict[str, object]:
@@ -45,30 +49,30 @@ def load_toml(path: Path) -> dict[str, object]:
         raise UsageError(f"recipe {path} is not valid TOML: {error}") from None
 
 
-def _anchor(data: dict[str, object], folder: Path) -> dict[str, object]:
+def _anchor(data: dict[str, Any], folder: Path) -> dict[str, object]:
     """A recipe whose relative paths start at the current folder instead of `folder`, which is that of its file."""
+    literal, escaped = (text.replace("$", "$$") for text in (str(folder), glob.escape(str(folder))))
 
     def lead(value: Any, base: str) -> Any:
         if not isinstance(value, str) or not value or value.startswith(("/", "~", "$", SAMPLE)):
             return value  # a home or a variable begins no relative path
         return value if is_remote(value) else os.path.normpath(os.path.join(base, value))  # noqa: PTH118
 
-    literal, escaped = (text.replace("$", "$$") for text in (str(folder), glob.escape(str(folder))))
+    def lead_keys(table: Any, *keys: str) -> None:
+        for key in keys if isinstance(table, dict) else ():
+            if table.get(key, CHATML) != CHATML:  # the template of pretok is no path
+                table[key] = lead(table[key], literal)
+
+    lead_keys(data, "out")
+    lead_keys(data.get("vocab"), "path", "extend")
+    lead_keys(data.get("shards"), "against", "removed")
     sources = data.get("sources")
-    if "out" in data:
-        data["out"] = lead(data["out"], literal)
-    for name, key in (("vocab", "path"), ("shards", "against")):
-        table = data.get(name)
-        if isinstance(table, dict) and key in table:
-            table[key] = lead(table[key], literal)
     for source in sources.values() if isinstance(sources, dict) else ():
+        lead_keys(source, "tools", "chat_template")
         appends = source.get("append") if isinstance(source, dict) else None
         for table in (source, *(appends if isinstance(appends, list) else ())):
             if isinstance(table, dict) and isinstance(table.get("inputs"), list):
                 table["inputs"] = [lead(value, escaped) for value in table["inputs"]]
-        for key in ("tools", "chat_template"):
-            if isinstance(source, dict) and source.get(key, "chatml") != "chatml":  # the template of pretok
-                source[key] = lead(source[key], literal)
     return data
 
 
@@ -131,33 +135,53 @@ def validated(
         return kind.model_validate(data)
     except ValidationError as error:
         top = Recipe if where else kind
-        lines = [
-            _explain({**detail, "loc": (*where, *detail["loc"])}, options or {}, top)
+        found = [
+            _explain({**detail, "loc": (*where, *detail["loc"])}, options or {}, top, origin)
             for detail in error.errors()
         ]
-        raise UsageError((origin and f"{origin}: ") + "; ".join(dict.fromkeys(lines))) from None
+        raise UsageError((origin and f"{origin}: ") + "; ".join(dict.fromkeys(found))) from None
 
 
-def _explain(detail: Any, options: Mapping[str, str], top: type[BaseModel]) -> str:
-    """One pydantic error as a sentence, with the nearest known key for an unknown one."""
+def _explain(detail: Any, options: Mapping[str, str], top: type[BaseModel], origin: str) -> str:
+    """One pydantic error as a sentence: where it is, what is wrong, and the nearest known key for an unknown one."""
     loc = [str(part) for part in detail["loc"]]
     where = ".".join(loc)
     if detail["type"] == "extra_forbidden":
-        table = top
-        for part in loc[:-1]:
-            table = inner_table(table, part) or table
-        return unknown_key(where, table.model_fields)
-    line = f"{where}: {_wrong(detail)}" if where and loc[-1] != "[key]" else _wrong(detail)
-    for key, option in options.items():
+        said = unknown_key(where, table_at(loc[:-1], top).model_fields)
+    else:
+        said = f"{where}: {_wrong(detail)}" if where and loc[-1] != "[key]" else _wrong(detail)
+    for (
+        key,
+        option,
+    ) in options.items():  # named as it was typed; of `sources.field` one option is for every source
         name = where if key.startswith("sources.") and [loc[0], *loc[2:3]] == key.split(".") else key
-        if line.startswith((f"{name}:", f"{name} ")):
-            return option + line[len(name) :]
-    return line
+        if said.startswith((f"{name}:", f"{name} ")):
+            return option + said[len(name) :]
+    number = _line_of(loc or said.split()[0].split("."), origin)
+    return (f"line {number}: " if number else "") + said
+
+
+def _line_of(names: Sequence[str], origin: str) -> int:
+    """The line of a recipe that holds a key, or else the nearest table around it; 0 where there is none."""
+    names = list(takewhile(lambda name: not name.isdigit(), names))
+    best, found, table = 0, 0, list[str]()
+    file = Path(origin)
+    text = file.read_text("utf-8") if file.suffix == ".toml" and file.is_file() else ""
+    for number, line in enumerate(text.splitlines(), 1):
+        if header := re.match(r"\s*\[+([^\]]+)\]", line):
+            path = table = header[1].split(".")
+        elif key := re.match(r"\s*([\w.-]+)\s*=", line):
+            path = [*table, *key[1].split(".")]
+        else:
+            continue
+        if len(path) > best and path == names[: len(path)]:
+            best, found = len(path), number
+    return found
 
 
 def _wrong(detail: Any) -> str:
-    """What is wrong with a value, and what to write; in pydantic's words where there are no better ones."""
-    given, limits = repr(detail["input"]), detail.get("ctx", {})
+    """What is wrong with a value; in pydantic's words where there are no better ones."""
+    given = repr(detail["input"])
     match detail["type"]:
         case "missing":
             return "it is missing"
@@ -167,19 +191,9 @@ def _wrong(detail: Any) -> str:
             return f"{given} is no table; write its keys below a line [{'.'.join(map(str, detail['loc']))}]"
         case "too_short" | "string_too_short":
             return "it is empty; give at least one"
-        case "string_type":
-            return f"{given} is no text; write it in quotes"
-        case "int_type" | "int_parsing" | "int_from_float":
-            return f"{given} is no whole number"
-        case "bool_type" | "bool_parsing":
-            return f"{given} is neither true nor false"
-        case "literal_error":
-            return f"{given} is none of {limits['expected']}"
-        case "greater_than_equal" | "greater_than" | "less_than_equal" | "less_than":
-            bound = next(iter(limits.values()))
-            words = {"ge": "at least", "gt": "more than", "le": "at most", "lt": "less than"}
-            return f"{detail['input']} is out of range; it must be {words[next(iter(limits))]} {bound}"
-    return str(detail["msg"].removeprefix("Value error, "))
+        case "value_error":
+            return str(detail["ctx"]["error"])
+    return f"{given}: {detail['msg'].replace('Input ', 'it ', 1)}"
 
 
 def unknown_key(where: str, known: Iterable[str]) -> str:

@@ -1,8 +1,8 @@
-"""The settings: one frozen type for each table of a recipe, which says what a value may be.
+"""The settings: one frozen type for each table of a recipe. A field has a type, default, limits, sentence and example.
 
-Input: tables as TOML gives them. Output: a Recipe; whatever is wrong whatever the inputs hold is refused here. `~` and
-`$VAR` are expanded in every path, `$$` stands for a dollar sign. The line below a key says what it is, gives an example
-and names the page that explains it; `config.keys` reads these lines.
+Input: tables as TOML gives them. Output: a Recipe. What is wrong whatever the inputs hold is refused here. `~` and
+`$VAR` are expanded in every path, `$$` stands for a dollar sign. The options of commands, docs/recipe.md and
+`pretok init` are made from these fields (`config.keys`).
 """
 
 from __future__ import annotations
@@ -24,21 +24,16 @@ from pydantic import (
 )
 
 from pretok.base.kinds import CHAT_KINDS, MARKERS
+from pretok.base.records import replace
 from pretok.base.units import parse_count, parse_length, parse_share, scaled
 
 if TYPE_CHECKING:
-    from msgspec import UnsetType
-
-    from pretok.read.conversation import Conversation
     from pretok.read.kept import KeptColumn
     from pretok.read.normalize import Normalization
     from pretok.read.readers import RecordFormat
 
 DEFAULT_SPECIAL_TOKENS = ("<|endoftext|>", "<|pad|>", *(f"<|reserved_{i}|>" for i in range(62)))
 """End of document, padding, and a block for later use; their ids are 0 to 63."""
-
-Count = Annotated[int, BeforeValidator(parse_count)]
-"""A whole number, or a string such as "1.2T", "300B", "64MiB"."""
 
 LONGEST_NAME = 100
 """Bytes of a source's name: with what is added, the name of a temporary file too stays below the usual 255."""
@@ -55,11 +50,12 @@ def _safe_name(name: str) -> str:
 
 
 def _expand(value: Any) -> Any:
-    """A path with `~` and `$VAR` replaced; what is no path is left to the validation that follows."""
-    if not isinstance(value, str | Path):
-        return value
+    """A path with `~` and `$VAR` replaced. A Path stays as it is: on a command line the shell has replaced them, or was
+    not to. What is no path is left to the validation that follows."""
+    if not isinstance(value, str):
+        return str(value) if isinstance(value, Path) else value
     try:
-        path = os.path.expanduser(string.Template(str(value)).substitute(os.environ))  # noqa: PTH111 - also URLs
+        path = os.path.expanduser(string.Template(value).substitute(os.environ))  # noqa: PTH111 - also URLs
     except KeyError as missing:
         raise ValueError(f"{value}: the environment has no variable {missing.args[0]}") from None
     except ValueError:
@@ -69,7 +65,7 @@ def _expand(value: Any) -> Any:
     return path
 
 
-def check_keep(keep: tuple[str, ...]) -> tuple[str, ...]:
+def _check_keep(keep: tuple[str, ...]) -> tuple[str, ...]:
     from pretok.read.kept import LEDGER_NAMES, parse_keep
 
     columns = [parse_keep(text) for text in keep]
@@ -84,7 +80,7 @@ def check_keep(keep: tuple[str, ...]) -> tuple[str, ...]:
     return keep
 
 
-def budget(value: Any) -> Any:
+def _budget(value: Any) -> Any:
     """Tokens of a stage: a count, or `all`."""
     if value == "all":
         return value
@@ -97,7 +93,7 @@ def budget(value: Any) -> Any:
     return tokens
 
 
-def proportions(value: Any) -> Any:
+def _proportions(value: Any) -> Any:
     """Weights of a stage that add up to 1, or `natural`."""
     if value == "natural":
         return value
@@ -112,65 +108,78 @@ def proportions(value: Any) -> Any:
     return scaled(weights)
 
 
+# A text in Annotated is how the page of all keys calls the type; pydantic passes over it.
 SourceName = Annotated[str, AfterValidator(_safe_name)]
-ExpandedPath = Annotated[Path, BeforeValidator(_expand)]
-Input = Annotated[str, BeforeValidator(_expand)]
-Share = Annotated[Fraction, BeforeValidator(parse_share)]
+ExpandedPath = Annotated[Path, BeforeValidator(_expand), "path"]
+Input = Annotated[str, BeforeValidator(_expand), "text"]
+Inputs = Annotated[tuple[Input, ...], Field(min_length=1)]
+Keep = Annotated[tuple[str, ...], AfterValidator(_check_keep)]
+Token = Annotated[str, Field(min_length=1), "text"]
+Count = Annotated[int, BeforeValidator(parse_count), "count"]
+"""A whole number, or a string such as "1.2T", "300B", "64MiB"."""
+Length = Annotated[int, BeforeValidator(parse_length), "count"]
+Share = Annotated[Fraction, BeforeValidator(parse_share), "share"]
+Weights = Annotated[dict[SourceName, Share], AfterValidator(lambda given: given and scaled(given))]
+Repeats = dict[SourceName, Annotated[Share, Field(gt=0)]]
+Budget = Annotated[int | Literal["all"], BeforeValidator(_budget), 'count or "all"']
+Proportions = Annotated[
+    dict[str, Fraction] | Literal["natural"], BeforeValidator(_proportions), 'table of shares or "natural"'
+]
+
+
+def key(default: Any, text: str, example: Any = None, **limits: Any) -> Any:
+    """A field of a table. default: `...` where it must be given; text: one sentence or two; example: a value, where the
+    default does not show one; limits: those of pydantic's Field, such as ge, lt, min_length."""
+    return Field(default, description=text, examples=None if example is None else [example], **limits)
 
 
 class Part(BaseModel):
     """Base of every recipe table: frozen, unknown keys refused."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", arbitrary_types_allowed=True, validate_default=True
+    )
 
 
 class Append(Part):
     """[[sources.NAME.append]]: more inputs for a source that is tokenized, read as the others are."""
 
-    inputs: tuple[Input, ...] = Field(min_length=1)
-    """Other files than those of the source, named in the same ways. | ["data/it-2026/*.jsonl.zst"] |
-    add-a-source.md"""
+    inputs: Inputs = key(..., "Other files than those of the source.", ["data/it-2026/*.jsonl.zst"])
 
 
 class Source(Part):
     """[sources.NAME]: one language or collection."""
 
-    inputs: tuple[Input, ...] = Field(min_length=1)
-    """Paths, globs, URLs, or `sample:it` and `sample:en`, which ship with the package. | ["data/it/*.jsonl.zst"] |
-    add-a-source.md"""
-    format: Literal["auto", "jsonl", "parquet", "text"] = "auto"
-    """How records are found in the files; `auto` looks into them. | "jsonl" | running.md"""
-    field: str = "text"
-    """Field or column that holds the text; `data.text` where it is inside of another. | "content" |
-    running.md"""
-    messages: str = ""
-    """Field or column that holds a conversation, in the place of `field`: a list of messages with role and
-    content. | "messages" | conversations.md"""
-    template: str = ""
-    r"""Several fields of a record as one text, in the place of `field`. | "{question}\n{answer}" |
-    conversations.md"""
-    learn: tuple[str, ...] = ()
-    """What of a conversation is learned; empty: what an assistant writes. Of a template, fields; empty: all. |
-    ["answer", "tool call"] | conversations.md"""
-    chat_template: Annotated[str, BeforeValidator(_expand)] = ""
-    """A file with the chat template, or `chatml`; empty: the tokenizer's own. | "chatml" | conversations.md"""
-    template_kwargs: dict[str, bool | int | str] = {}
-    """Switches that the chat template sees. | {enable_thinking = false} | conversations.md"""
-    tools: ExpandedPath | None = None
-    """A JSON file with the list of tools that the chat template sees. | "tools.json" | conversations.md"""
-    date: str = ""
-    """The date that a chat template sees that asks for one. | "2026-01-31" | conversations.md"""
-    separator: str = ""
-    r"""What ends a document in plain text; empty: a file is one document. | "\n\n" | running.md"""
-    max_document: Annotated[Count, Field(gt=0)] = 256 << 20
-    """Bytes of a record above which it is rejected. | "64MiB" | running.md"""
-    keep: Annotated[tuple[str, ...], AfterValidator(check_keep)] = ()
-    """Fields that go into the ledger, each `[NAME=]FIELD[:TYPE]` of type text, integer, float or boolean. |
-    ["id", "url=meta.url"] | ledger.md"""
-    on_mismatch: Literal["null", "reject"] = "null"
-    """Whether a kept value of another type is null in the ledger, or rejects its document. | "reject" |
-    ledger.md"""
-
+    inputs: Inputs = key(..., "Paths, globs, URLs, or `sample:it` and `sample:en`.", ["data/it/*.jsonl.zst"])
+    format: Literal["auto", "jsonl", "parquet", "text"] = key("auto", "Format; `auto` looks into the files.")
+    field: str = key("text", "Field or column that holds the text; `data.text` if it is inside another.")
+    messages: str = key(
+        "", "Field with a conversation: a list of messages with role and content.", "messages"
+    )
+    template: str = key("", "Several fields as one text, instead of `field`.", "{question}\n{answer}")
+    learn: tuple[str, ...] = key(
+        (),
+        "Kinds of tokens that are learned; empty: what the assistant says. Of a template: fields; empty: all.",
+        ["answer", "tool call"],
+    )
+    chat_template: Input = key(
+        "", "File with the chat template, or `chatml`; empty: the tokenizer's own.", "chatml"
+    )
+    template_kwargs: dict[str, bool | int | str] = key(
+        {}, "Switches for the chat template.", {"enable_thinking": False}
+    )
+    tools: ExpandedPath | None = key(None, "JSON file with the tools for the chat template.", "tools.json")
+    date: str = key("", "Date for a chat template that asks for one.", "2026-01-31")
+    separator: str = key("", "What ends a document in plain text; empty: each file is one document.", "\n\n")
+    max_document: Count = key(256 << 20, "A record of more bytes is rejected.", "64MiB", gt=0)
+    keep: Keep = key(
+        (),
+        "Fields to keep in the ledger: `[NAME=]FIELD[:TYPE]`, of type text, integer, float or boolean.",
+        ["id", "url=meta.url"],
+    )
+    on_mismatch: Literal["null", "reject"] = key(
+        "null", "A kept value of another type: null, or reject its document."
+    )
     append: tuple[Append, ...] = ()
 
     @property
@@ -219,29 +228,26 @@ class Source(Part):
     @property
     def record(self) -> RecordFormat:
         """How documents are found in this source; of a conversation what the tokenizer has to say is left open."""
-        from msgspec import UNSET
-
         from pretok.read.conversation import Conversation, fields_of, load_tools
         from pretok.read.readers import RecordFormat
 
-        conversation: Conversation | UnsetType = UNSET
-        field = self.field
-        if self.messages:
-            field = self.messages
-            tools = load_tools(self.tools) if self.tools else []
-            conversation = Conversation(
-                fields=False,
-                template="",
-                chat_template=self.chat_template,
-                template_kwargs=self.template_kwargs,
-                tools=tools,
-                date=self.date,
-            )
-        elif self.template:
-            field = ""
+        plain = RecordFormat(self.field, self.separator, self.max_document)
+        if self.template:
             learned = self.learn or tuple(name for _, name in fields_of(self.template) if name)
-            conversation = Conversation(fields=True, template=self.template, learned=learned)
-        return RecordFormat(field, self.separator, self.max_document, conversation)
+            how = Conversation(fields=True, template=self.template, learned=learned)
+            return replace(plain, field="", conversation=how)
+        if not self.messages:
+            return plain
+        tools = load_tools(self.tools) if self.tools else []
+        chat = Conversation(
+            fields=False,
+            template="",
+            chat_template=self.chat_template,
+            template_kwargs=self.template_kwargs,
+            tools=tools,
+            date=self.date,
+        )
+        return replace(plain, field=self.messages, conversation=chat)
 
     @property
     def probed(self) -> tuple[str, bool]:
@@ -262,12 +268,9 @@ class Source(Part):
 class Normalize(Part):
     """[normalize]: what is changed in every document before vocabulary and encoding; nothing by default."""
 
-    unicode: Literal["none", "nfc"] = "none"
-    """The form of Unicode that every text is brought to. | "nfc" | formats.md"""
-    strip_bom: bool = False
-    """Take the byte order mark (U+FEFF) at the beginning of a text away. | true | formats.md"""
-    crlf: bool = False
-    """Make line ends of Windows (CR LF) plain ones (LF). | true | formats.md"""
+    unicode: Literal["none", "nfc"] = key("none", "Unicode form of every text.")
+    strip_bom: bool = key(False, "Remove a byte order mark (U+FEFF) at the start of a text.")
+    crlf: bool = key(False, "Turn Windows line ends (CR LF) into LF.")
 
     @property
     def function(self) -> Normalization:
@@ -280,43 +283,33 @@ class Normalize(Part):
 class Vocab(Part):
     """[vocab]: an existing tokenizer, or how one is trained."""
 
-    path: ExpandedPath | None = None
-    """An existing tokenizer.json of a byte-level BPE, or its folder, instead of WORK/vocab; nothing is trained
-    then. | "llama3/tokenizer.json" | vocabulary.md"""
-    eod: Annotated[str, Field(min_length=1)] | None = None
-    """The token that ends a document; without it what the files of the tokenizer name, or a known one. |
-    "<|end_of_text|>" | vocabulary.md"""
-    bos: Annotated[str, Field(min_length=1)] | None = None
-    """The special token that begins a document; without it none does. | "<|begin_of_text|>" |
-    vocabulary.md"""
-    extend: ExpandedPath | None = None
-    """An existing tokenizer.json of a byte-level BPE, or its folder, that training goes on from; every id it has
-    keeps its meaning. | "llama3/tokenizer.json" | adapt-a-model.md"""
-    add: Annotated[Count, Field(gt=0)] | None = None
-    """Entries that `extend` adds; without it 8,000. | "4k" | adapt-a-model.md"""
-    replace: bool = False
-    """Let the entries that `extend` adds take the ids of those that the planned mix uses least. | true |
-    adapt-a-model.md"""
-    size: Annotated[Count, Field(ge=257)] = 50_000
-    """Entries, special tokens included. | "32k" | vocabulary.md"""
-    pattern: str = "cl100k"
-    """What cuts text into words: cl100k, gpt2, o200k, qwen2 or cl100k-apostrophe. | "o200k" | vocabulary.md"""
-    special_tokens: tuple[str, ...] = DEFAULT_SPECIAL_TOKENS
-    """Their names, from id 0 on; the first ends a document, the second is for padding. | ["<|endoftext|>",
-    "<|pad|>"] | vocabulary.md"""
-    sample: Annotated[Share, Field(gt=0, le=1)] = Fraction(1)
-    """Share of the documents that is counted. | 0.1 | vocabulary.md"""
-    holdout: Annotated[Share, Field(ge=0, lt=1)] = Fraction(1, 100)
-    """Share of the documents that is kept out of training, for the report. | 0.02 | vocabulary.md"""
-    seed: int = 0
-    """Another seed, other documents in `sample` and `holdout`. | 1 | vocabulary.md"""
-    min_count: Annotated[int, Field(ge=1)] = 1
-    """Words that occur less often are dropped before training. | 2 | vocabulary.md"""
-    weights: Annotated[dict[SourceName, Share], AfterValidator(lambda given: given and scaled(given))] = {}
-    """Share of each source in the counts; empty: as on disk. | {it = 0.9, en = 0.1} | vocabulary.md"""
-    sizes: tuple[int, ...] = ()
-    """Smaller vocabularies to write beside it: the beginnings of the largest. | [16000, 32000] |
-    vocabulary.md"""
+    path: ExpandedPath | None = key(
+        None, "An existing byte-level BPE: its tokenizer.json or folder.", "llama3"
+    )
+    eod: Token | None = key(
+        None, "Token that ends a document. Default: the tokenizer's own.", "<|end_of_text|>"
+    )
+    bos: Token | None = key(None, "Special token that begins a document. Default: none.", "<|begin_of_text|>")
+    extend: ExpandedPath | None = key(
+        None, "A tokenizer to train further; its ids keep their meaning.", "llama3"
+    )
+    add: Count | None = key(None, "Entries that `extend` adds. Default: 8,000.", "4k", gt=0)
+    replace: bool = key(False, "New entries take the ids of those that the planned mix uses least.")
+    size: Count = key(50_000, "Entries of the vocabulary, special tokens included.", "32k", ge=257)
+    pattern: str = key("cl100k", "Splits text into words: cl100k, gpt2, o200k, qwen2 or cl100k-apostrophe.")
+    special_tokens: tuple[str, ...] = key(
+        DEFAULT_SPECIAL_TOKENS,
+        "Special tokens from id 0 on; the first ends a document, the second is for padding.",
+        ["<|endoftext|>", "<|pad|>"],
+    )
+    sample: Share = key(1, "Share of the documents to count.", 0.1, gt=0, le=1)
+    holdout: Share = key(0.01, "Share of the documents kept out of training, for the report.", ge=0, lt=1)
+    seed: int = key(0, "Chooses the documents of `sample` and `holdout`.")
+    min_count: int = key(1, "Rarer words are dropped before training.", 2, ge=1)
+    weights: Weights = key({}, "Share of each source; empty: as on disk.", {"it": 0.9, "en": 0.1})
+    sizes: tuple[int, ...] = key(
+        (), "Smaller vocabularies to write too, beginnings of the largest.", [16000, 32000]
+    )
 
     @model_validator(mode="after")
     def _extends(self) -> Self:
@@ -362,27 +355,27 @@ class Vocab(Part):
 class Shards(Part):
     """[shards]: how documents become files of tokens, and which do not."""
 
-    size: Annotated[Count, Field(ge=0)] = 0
-    """Bytes of tokens in a shard; 0: 1 GiB, less for small sources. | "512MiB" | running.md"""
-    val_fraction: Annotated[Share, Field(ge=0, lt=1)] = Fraction(0)
-    """Share of the documents that is held out for validation, chosen by a hash of the text. | 0.001 |
-    running.md"""
-    seed: int = 0
-    """Another seed, other documents in the validation split. | 1 | formats.md"""
-    max_reject_share: Annotated[Share, Field(ge=0, le=1)] = Fraction(1, 50)
-    """Share of the records of a source above which bad ones end the command with code 3; blank lines and what another
-    setting refuses do not count. | 0.1 | running.md"""
-    against: ExpandedPath | None = None
-    """Folder of benchmark items as JSON Lines, each text of a line a passage, to be found in the documents. |
-    "benchmarks" | ledger.md"""
-    reject_contaminated: Annotated[Share, Field(gt=0, le=1)] | None = None
-    """Share of a benchmark item from which on a document that holds it is rejected. | 0.5 | ledger.md"""
-    duplicates: Literal["keep", "mark", "drop"] = "keep"
-    """What becomes of a text that an earlier document of any source has: kept, marked in the ledger, or rejected; to
-    mark or reject them the inputs are read twice. | "drop" | ledger.md"""
-    removed: ExpandedPath | None = None
-    """List of texts that another project removed, its shards/removed.parquet: they are rejected here too. |
-    "other/shards/removed.parquet" | removal.md"""
+    size: Count = key(0, "Bytes of tokens in a shard; 0: 1 GiB, less for small sources.", "512MiB", ge=0)
+    val_fraction: Share = key(0, "Share of the documents held out for validation.", 0.001, ge=0, lt=1)
+    seed: int = key(0, "Chooses the documents of the validation split.")
+    max_reject_share: Share = key(
+        0.02, "Share of bad records above which a source fails (exit code 3).", ge=0, le=1
+    )
+    against: ExpandedPath | None = key(
+        None, "Folder of benchmark items (JSON Lines) to look for.", "benchmarks"
+    )
+    reject_contaminated: Share | None = key(
+        None, "Reject a document that holds at least this share of a benchmark item.", 0.5, gt=0, le=1
+    )
+    duplicates: Literal["keep", "mark", "drop"] = key(
+        "keep",
+        "Documents whose text came before: keep, mark in the ledger, or drop. Without keep, inputs are read twice.",
+    )
+    removed: ExpandedPath | None = key(
+        None,
+        "The shards/removed.parquet of another project; its texts are rejected.",
+        "other/shards/removed.parquet",
+    )
 
     @model_validator(mode="after")
     def _has_benchmark(self) -> Self:
@@ -394,10 +387,8 @@ class Shards(Part):
 class StageTable(Part):
     """One stage of [mix]: so many tokens in these proportions."""
 
-    tokens: Annotated[int | Literal["all"], BeforeValidator(budget)] = "all"
-    """Budget; `all` is one epoch of the scarcest source. | "300B" | mix.md"""
-    weights: Annotated[dict[str, Fraction] | Literal["natural"], BeforeValidator(proportions)] = "natural"
-    """Share of each source, adding up to 1; `natural` is what each holds. | {it = 0.9, en = 0.1} | mix.md"""
+    tokens: Budget = key("all", "Number of tokens; `all` is one epoch of the scarcest source.", "300B")
+    weights: Proportions = key("natural", "Share of each source; `natural`: by size.", {"it": 0.9, "en": 0.1})
 
     @property
     def named(self) -> dict[str, Fraction]:
@@ -406,32 +397,34 @@ class StageTable(Part):
 
 
 class MixTable(StageTable):
-    """[mix]: one stage, or several in `stages`."""
+    """[mix]: which sequences are read, in which order."""
 
-    seq_len: Annotated[int, BeforeValidator(parse_length), Field(ge=1, lt=2**31)] = 4096
-    """Tokens of a sequence. | 8192 | mix.md"""
-    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] = 0
-    """Another seed, another order. | 1 | mix.md"""
-    # Text read up to about four times is worth nearly as much as new text: Muennighoff et al., "Scaling
-    # Data-Constrained Language Models", 2023.
-    max_epochs: Annotated[Share, Field(gt=0)] = Fraction(4)
-    """How often a source may be read at most. | 2 | mix.md"""
-    cap: bool = False
-    """Hold sources at `max_epochs` and let the others fill up, instead of refusing the mix. | true | mix.md"""
-    classes: dict[SourceName, str] = {}
-    """Parts of sources that are weighed as sources are: SOURCE where CONDITION, a condition on the columns of `pretok
-    query`; the source's own name means its rest. | {good = "it where quality >= 0.8"} | mix.md"""
-    overlap: bool = False
-    """Whether a document may be in several classes. | true | mix.md"""
-    repeat: dict[SourceName, Annotated[Share, Field(gt=0)]] = {}
-    """How often classes and sources are read, instead of weights; once where nothing is said. | {good = 3} | mix.md"""
-    pack: Literal["none", "best-fit"] = "none"
-    """`best-fit`: sequences of whole documents, none of them cut unless it is longer than one. | "best-fit" | mix.md"""
-    count: Literal["tokens", "learned"] = "tokens"
-    """What weights and budgets count: all tokens, or those of conversations that are learned. | "learned" | mix.md"""
-    stages: tuple[StageTable, ...] = ()
-    """Several stages, one after the other, each a table `[[mix.stages]]`, instead of tokens and weights
-    here. | [{tokens = "1T"}, {tokens = "300B", weights = {it = 1}}] | mix.md"""
+    seq_len: Length = key(4096, "Tokens of a sequence.", 8192, ge=1, lt=2**31)
+    seed: int = key(0, "Another seed gives another order.", ge=-(2**63), lt=2**63)
+    max_epochs: Share = key(4, "How often a source may be read at most.", gt=0)
+    cap: bool = key(
+        False, "Where a source reaches `max_epochs`, fill up with the others instead of refusing."
+    )
+    classes: dict[SourceName, str] = key(
+        {},
+        "Parts of sources, weighed as sources are: SOURCE where CONDITION on the columns of `pretok query`.",
+        {"good": "it where quality >= 0.8"},
+    )
+    overlap: bool = key(False, "Let a document be in several classes.")
+    repeat: Repeats = key(
+        {}, "How often to read classes and sources, instead of weights; others once.", {"good": 3}
+    )
+    pack: Literal["none", "best-fit"] = key(
+        "none", "`best-fit`: only documents longer than a sequence are cut."
+    )
+    count: Literal["tokens", "learned"] = key(
+        "tokens", "What weights and budgets count: all or learned tokens."
+    )
+    stages: tuple[StageTable, ...] = key(
+        (),
+        "Stages, one after the other, instead of tokens and weights here.",
+        [{"tokens": "1T"}, {"tokens": "300B", "weights": {"it": 1}}],
+    )
 
     @property
     def all_stages(self) -> tuple[StageTable, ...]:
@@ -463,28 +456,22 @@ class MixTable(StageTable):
 class SlurmStage(Part):
     """[slurm.STAGE]: the jobs of a stage."""
 
-    nodes: Annotated[int, Field(ge=1)] = 1
-    """Nodes of each job. | 16 | ../slurm/README.md"""
-    links: Annotated[int, Field(ge=1)] = 1
-    """Jobs that continue each other. | 20 | ../slurm/README.md"""
-    time: str | None = None
-    """Time of each job, as sbatch takes it; without it the profile's. | "24:00:00" | ../slurm/README.md"""
+    nodes: int = key(1, "Nodes of each job.", 16, ge=1)
+    links: int = key(1, "Jobs that continue each other.", 20, ge=1)
+    time: str | None = key(None, "Time limit of each job, for sbatch. Default: the profile's.", "24:00:00")
 
 
 class SlurmTrain(SlurmStage):
     """[slurm.train]: the jobs of the training."""
 
-    spare: Annotated[int, Field(ge=0)] = 0
-    """Nodes in every job beside `nodes`, which take the place of those that fail. | 1 | ../slurm/README.md"""
+    spare: int = key(0, "Extra nodes in every job, which replace nodes that fail.", 1, ge=0)
 
 
 class Slurm(Part):
     """[slurm]: what `pretok submit` needs beside a profile."""
 
-    account: str | None = None
-    """The account to charge, instead of the profile's. | "project_1" | ../slurm/README.md"""
-    exclude: str | None = None
-    """Nodes that no job may use, as sbatch takes them. | "node[3,7]" | ../slurm/README.md"""
+    account: str | None = key(None, "Slurm account, instead of the profile's.", "project_1")
+    exclude: str | None = key(None, "Nodes that no job may use, as sbatch takes them.", "node[3,7]")
     vocab: SlurmStage = SlurmStage()
     tokenize: SlurmStage = SlurmStage()
     mix: SlurmStage = SlurmStage()
@@ -494,9 +481,7 @@ class Slurm(Part):
 class Recipe(Part):
     """A whole recipe. `train` holds what the trainer reads, unchecked here."""
 
-    out: Annotated[Path, BeforeValidator(lambda given: given if isinstance(given, Path) else _expand(given))]
-    """The WORK folder, to which all results go. | "work" | running.md"""
-    # A Path is that of a command line, where the shell has replaced `~` and `$VAR`, or was not to.
+    out: ExpandedPath = key(..., "The WORK folder, to which all results go.", "work")
     sources: dict[SourceName, Source] = Field(min_length=1)
     normalize: Normalize = Normalize()
     vocab: Vocab = Vocab()
@@ -528,6 +513,13 @@ class Recipe(Part):
             named = (*DEFAULT_SPECIAL_TOKENS[:2], *MARKERS, *DEFAULT_SPECIAL_TOKENS[2 : -len(MARKERS)])
             self.__dict__["vocab"] = self.vocab.model_copy(update={"special_tokens": named})
         return self
+
+    @property
+    def learned(self) -> dict[str, tuple[str, ...]]:
+        """What is learned of each source of conversations that says it."""
+        return {
+            name: source.learn for name, source in self.sources.items() if source.messages and source.learn
+        }
 
     @property
     def vocab_dir(self) -> Path:

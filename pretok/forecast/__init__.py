@@ -2,7 +2,7 @@
 
 windows.py     the inputs of a source -> evenly spread windows of text
 vocabulary.py  a recipe -> the vocabulary to count with: its own, or one trained on samples
-measure.py     windows -> what a byte of input holds: documents, text, tokens, rejects
+measure.py     windows -> what they hold: documents, text, tokens, rejects
 estimate.py    measured windows -> whole sources, with intervals; sources and a mix -> epochs
 job.py         the job: a recipe -> a forecast, its JSON and its tables
 """

@@ -22,9 +22,8 @@ from pretok.forecast.measure import measure
 from pretok.forecast.vocabulary import counting_vocabulary
 from pretok.read.conversation import Conversation
 from pretok.read.guarded import one_child
-from pretok.read.kept import Keep
 from pretok.read.partition import shard_bytes
-from pretok.read.probe import Probe, decide_types, probe_inputs
+from pretok.read.probe import Probe, probe_inputs
 from pretok.read.readers import RecordFormat
 from pretok.read.recognise import list_inputs
 from pretok.read.rejects import poor_sources
@@ -40,80 +39,92 @@ FILES_A_SHARD = 3
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """What a recipe should give. vocabulary: the tokenizer that counted, "" for one made for the purpose; vocab_size:
-    entries of it, or of the one to be made; itemsize: bytes of a token on disk; words: distinct ones of all sources, at
-    most."""
+    """What a recipe should give. vocabulary: the tokenizer that counted, "" for one that stands in for it; vocab_size:
+    entries of the recipe's; itemsize: bytes of a token on disk; words: distinct ones, as if sources shared none;
+    seconds: of tokenizing with all workers, each at the rate measured here; mix: None without [mix] or with classes,
+    whose documents are known when they are tokenized."""
 
     vocabulary: str
     vocab_size: int
     itemsize: int
     workers: int
+    tokens: Interval
+    words: float
+    seconds: float
     sources: dict[str, SourceForecast]
     mix: MixForecast | None
-
-    @property
-    def tokens(self) -> Interval:
-        """Of all sources. The intervals are added, as if all erred to the same side."""
-        parts = [source.tokens for source in self.sources.values()]
-        return Interval(*(sum(getattr(part, name) for part in parts) for name in ("value", "low", "high")))
-
-    @property
-    def words(self) -> float:
-        """Distinct words at most: those of all sources, as if they shared none."""
-        return sum(source.words for source in self.sources.values())
-
-    @property
-    def seconds(self) -> float:
-        """Tokenizing with all workers, each at the rate measured here."""
-        return sum(source.bytes.value / source.rate for source in self.sources.values()) / max(
-            1, self.workers
-        )
 
 
 def run_forecast(recipe: Recipe, workers: int, seed: int, console: Console) -> Forecast:
     """Sample every source. Raises UsageError for inputs that are not there or hold no text, as tokenize would."""
     with one_child():
         probed = {name: _probe(source, console) for name, source in recipe.sources.items()}
-    with counting_vocabulary(recipe, probed, seed) as (vocab, trained):
-        vocab_size = recipe.vocab.size if trained else vocab.size  # a sample may allow fewer entries
-        if trained and recipe.vocab.extend is not None:
-            vocab_size = vocab.size + (0 if recipe.vocab.replace else recipe.vocab.added)
-        itemsize = token_dtype(vocab_size).itemsize
-        sources, samples = {}, {}
-        for name, source in recipe.sources.items():
-            kept = decide_types(name, source.kept, probed[name], console)
-            record = resolve(source.record, vocab, name)
-            encoder = _encoder(vocab, record)
-            found = measure(
-                probed[name],
-                f"{seed}/{name}",
-                record,
-                recipe.normalize.function,
-                encoder,
-                recipe.vocab.pattern,
-                Keep(kept, source.on_mismatch == "reject"),
-                (source.messages and source.learn) or LEARNED,
-            )
-            samples[name] = found
-            for error in found.errors:
-                console.notice(f"{name}: not sampled: {error}")
-            probes = probed[name]
-            target = recipe.shards.size or shard_bytes(probes, itemsize)
-            stored, chat = sum(probe.file.size for probe in probes), bool(source.messages or source.template)
-            try:
-                sources[name] = forecast_source(found, len(probes), stored, target, itemsize, chat)
-            except UsageError as error:
-                raise UsageError(f"source {name}: {error}") from None
-        read = {}
-        for name, held in sources.items():
-            rejected = {reason: round(number) for reason, number in held.rejected.items()}
-            read[name] = round(held.documents.value) + sum(rejected.values()), rejected
-        for complaint in poor_sources(recipe.shards.max_reject_share, read, "estimated from a sample"):
-            console.notice(complaint)
-        fingerprint = "" if trained else vocab.fingerprint
-    train = 1.0 - recipe.shards.val_fraction
-    mix = None if recipe.mix is None else forecast_mix(recipe.mix, sources, samples, train)
-    return Forecast(fingerprint, vocab_size, itemsize, workers, sources, mix)
+    vocab, stands_in = counting_vocabulary(recipe, probed, seed)
+    vocab_size = recipe.vocab.size if stands_in else vocab.size  # a sample may allow fewer entries
+    if stands_in and recipe.vocab.extend is not None:
+        vocab_size = vocab.size + (0 if recipe.vocab.replace else recipe.vocab.added)
+    itemsize = token_dtype(vocab_size).itemsize
+    sources = {
+        name: _forecast(recipe, name, probes, vocab, itemsize, seed, console)
+        for name, probes in probed.items()
+    }
+    read = {}
+    for name, held in sources.items():
+        rejected = {reason: round(number) for reason, number in held.rejected.items()}
+        read[name] = round(held.documents.value) + sum(rejected.values()), rejected
+    for complaint in poor_sources(recipe.shards.max_reject_share, read, "estimated from a sample"):
+        console.notice(complaint)
+    mix = None
+    if recipe.mix is not None and recipe.mix.classes:
+        console.notice(
+            "the mix has classes, whose documents are known once they are tokenized: pretok mix says it"
+        )
+    elif recipe.mix is not None:
+        mix = forecast_mix(recipe.mix, sources, 1.0 - recipe.shards.val_fraction)
+    parts = [source.tokens for source in sources.values()]
+    return Forecast(
+        vocabulary="" if stands_in else vocab.fingerprint,
+        vocab_size=vocab_size,
+        itemsize=itemsize,
+        workers=workers,
+        # The intervals are added, as if all erred to the same side.
+        tokens=Interval(*(sum(getattr(part, end) for part in parts) for end in ("value", "low", "high"))),
+        words=sum(source.words for source in sources.values()),
+        seconds=sum(source.bytes.value / source.rate for source in sources.values()) / workers,
+        sources=sources,
+        mix=mix,
+    )
+
+
+def _forecast(
+    recipe: Recipe,
+    name: str,
+    probes: list[Probe],
+    vocab: Vocabulary,
+    itemsize: int,
+    seed: int,
+    console: Console,
+) -> SourceForecast:
+    """Sample one source."""
+    source = recipe.sources[name]
+    record = resolve(source.record, vocab, name)
+    found = measure(
+        probes,
+        f"{seed}/{name}",
+        record,
+        recipe.normalize.function,
+        _encoder(vocab, record),
+        recipe.vocab.pattern,
+        (source.messages and source.learn) or LEARNED,
+    )
+    for error in found.errors:
+        console.notice(f"{name}: not sampled: {error}")
+    target = recipe.shards.size or shard_bytes(probes, itemsize)
+    stored, chat = sum(probe.file.size for probe in probes), bool(source.messages or source.template)
+    try:
+        return forecast_source(found, len(probes), stored, target, itemsize, chat)
+    except UsageError as error:
+        raise UsageError(f"source {name}: {error}") from None
 
 
 def _encoder(vocab: Vocabulary, record: RecordFormat) -> Encoder:
@@ -133,6 +144,7 @@ def _probe(source: Source, console: Console) -> list[Probe]:
 def tables(forecast: Forecast) -> list[Table]:
     """The forecast as a person reads it."""
     masked = any(source.learned for source in forecast.sources.values())
+    columns = ("source", "files", "on disk", "documents", "tokens", "bytes per token", "rejected", "shards")
     rows = [
         (
             name,
@@ -147,52 +159,36 @@ def tables(forecast: Forecast) -> list[Table]:
         )
         for name, source in forecast.sources.items()
     ]
-    learned = ("learned",) if masked else ()
-    columns = (
-        "source",
-        "files",
-        "on disk",
-        "documents",
-        "tokens",
-        "bytes per token",
-        "rejected",
-        "shards",
-        *learned,
-    )
-    made = [table("what the sources hold, estimated", columns, rows), _cost(forecast)]
-    if forecast.mix is not None:
-        made.append(_mix(forecast.mix))
+    made = [
+        table("what the sources hold, estimated", (*columns, *(["learned"] if masked else [])), rows),
+        table("what it takes", ("", "estimate"), _cost(forecast)),
+    ]
+    if (mix := forecast.mix) is not None:
+        fits = "no" if mix.problem else "yes"
+        rows = [
+            ("fits", fits if mix.sure else f"{fits}, but the estimates allow the other too"),
+            ("why not", mix.problem) if mix.problem else ("tokens", f"{mix.tokens:,}"),
+            *((f"epochs of {name}", f"{epochs:.2f}") for name, epochs in mix.epochs.items()),
+        ]
+        made.append(table("the mix", ("", "estimate"), rows))
     return made
 
 
-def _cost(forecast: Forecast) -> Table:
+def _cost(forecast: Forecast) -> list[tuple[str, str]]:
     shards = sum(source.shards for source in forecast.sources.values())
-    tokens = forecast.tokens
-    rates = [source.rate for source in forecast.sources.values()]
+    rate = human_bytes(min(source.rate for source in forecast.sources.values()))
+    on_disk = human_bytes(forecast.tokens.value * forecast.itemsize)
     rows = [
-        ("tokens", f"{_spread(tokens)}, {human_bytes(tokens.value * forecast.itemsize)} on disk"),
+        ("tokens", f"{_spread(forecast.tokens)}, {on_disk} on disk"),
         ("files", f"about {FILES_A_SHARD * shards:,} in {shards:,} shards"),
-        ("tokenize", f"{duration(forecast.seconds)} with {forecast.workers} workers, each at the "
-         f"{human_bytes(min(rates))}/s measured here; start-up not counted"),
+        ("tokenize", f"{duration(forecast.seconds)} with {forecast.workers} workers at {rate}/s each, measured here; "
+         "start-up not counted"),
         ("memory", f"{human_bytes(WORKER_BYTES * forecast.workers)} at most for the workers"),
     ]  # fmt: skip
     if not forecast.vocabulary:
         need = human_bytes(max(WORD_BYTES * forecast.words, 5e8))
         rows.append(("build-vocab", f"up to {human(forecast.words)} distinct words, {need} in the driver"))
-    return table("what it takes", ("", "estimate"), rows)
-
-
-def _mix(mix: MixForecast) -> Table:
-    fits = "no" if mix.problem else "yes"
-    rows = [
-        ("fits", fits if mix.sure else f"{fits}, but the estimates allow the other too"),
-        *([("why not", mix.problem)] if mix.problem else [("tokens", f"{mix.tokens:,}")]),
-        *([("learned", f"{mix.learned:,} of them")] if mix.learned is not None and not mix.problem else []),
-        *((name, f"{_spread(held)} tokens by its condition") for name, held in mix.classes.items()),
-        *((f"epochs of {name}", f"{epochs:.2f}") for name, epochs in mix.epochs.items()),
-        *(("not known", note) for note in mix.notes),
-    ]
-    return table("the mix", ("", "estimate"), rows)
+    return rows
 
 
 def _spread(interval: Interval) -> str:

@@ -6,8 +6,7 @@ trained on a sample of each source, weighed as `build-vocab` weighs: by the reci
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from fractions import Fraction
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -30,20 +29,16 @@ from pretok.vocab.bpe import train_merges
 from pretok.vocab.symbols import buffer_of
 
 
-@contextmanager
 def counting_vocabulary(
     recipe: Recipe, probed: Mapping[str, list[Probe]], seed: int
-) -> Iterator[tuple[Vocabulary, bool]]:
-    """(the vocabulary to count with, whether it was trained for that purpose). Raises UsageError for `weights` of other
-    sources, or of one without text."""
-    path = recipe.vocab_dir
-    if recipe.vocab.extend is not None and not (path / TOKENIZER_FILE).exists():
-        path = recipe.vocab.extend  # the extended one makes fewer tokens, never more
-        yield load_vocab(path, recipe.vocab.eod, recipe.vocab.bos), True
-        return
-    if recipe.vocab.path is not None or (path / TOKENIZER_FILE).exists():
-        yield load_vocab(path, recipe.vocab.eod, recipe.vocab.bos), False
-        return
+) -> tuple[Vocabulary, bool]:
+    """(the vocabulary to count with, whether it only stands in for that of the recipe). Raises UsageError for `weights`
+    of other sources, or of one without text."""
+    asked, path = recipe.vocab, recipe.vocab_dir
+    if asked.path is not None or (path / TOKENIZER_FILE).exists():
+        return load_vocab(path, asked.eod, asked.bos), False
+    if asked.extend is not None:  # the extended one makes fewer tokens, never more
+        return load_vocab(asked.extend, asked.eod, asked.bos), True
     parts = {
         name: _count(recipe, source, probed[name], f"{seed}/vocabulary/{name}")
         for name, source in recipe.sources.items()
@@ -51,16 +46,14 @@ def counting_vocabulary(
     stored = {name: Fraction(sum(probe.file.size for probe in probed[name])) for name in parts}
     sampled = {name: int(words.lengths @ words.counts) for name, words in parts.items()}
     there = {name: size if sampled[name] else Fraction(0) for name, size in stored.items()}
-    factors = multipliers(recipe.vocab.weights or there, sampled)
+    factors = multipliers(asked.weights or there, sampled)
     words = concatenate(list(parts.values()))
     counts = np.concatenate([factors[name] * part.counts for name, part in parts.items()])
-    special = recipe.vocab.special_tokens
     buffer = buffer_of(words.data, words.offsets, counts)
-    merges = train_merges(buffer, vocab_size=recipe.vocab.size, special_tokens=len(special))
+    merges = train_merges(buffer, vocab_size=asked.size, special_tokens=len(asked.special_tokens))
     with TemporaryDirectory(prefix="pretok-") as folder:
-        made = merges.first(recipe.vocab.size)
-        write_vocab(Path(folder), PATTERNS[recipe.vocab.pattern], special, made)
-        yield load_vocab(Path(folder), bos=recipe.vocab.bos), True
+        write_vocab(Path(folder), PATTERNS[asked.pattern], asked.special_tokens, merges.first(asked.size))
+        return load_vocab(Path(folder), bos=asked.bos), True
 
 
 def _count(recipe: Recipe, source: Source, probes: list[Probe], seed: str) -> WordCounts:

@@ -68,7 +68,9 @@ def read_benchmark(folder: Path) -> Benchmark:
     """The items of all JSON Lines files in a folder and those inside it. UsageError names a file and line that hold
     none."""
     if not folder.is_dir():
-        raise UsageError(f"{folder} is no folder; --against takes one with benchmark items as JSON Lines")
+        raise UsageError(
+            f"{folder} is no folder; against ([shards]) takes one with benchmark items as JSON Lines"
+        )
     paths = sorted(path for path in folder.rglob("*") if path.name.endswith(SUFFIXES) and path.is_file())
     if not paths:
         raise UsageError(f"{folder} holds no file named {', '.join(f'*{suffix}' for suffix in SUFFIXES)}")

@@ -248,7 +248,7 @@ def _tokenize(recipe: Recipe, vocab: Vocabulary, work: _Work, failures: Failures
             )
             begins = ", nothing is put before it" if bos is None else f" and begins with {bos}"
             console.notice(
-                f"{vocab.path}: each document ends with {eod}{begins}; --eod and --bos name others"
+                f"{vocab.path}: each document ends with {eod}{begins}; eod and bos under [vocab] name others"
             )
         before = Counter[str]()
         for task in tasks:

@@ -231,7 +231,7 @@ def _too_much(
         source = sources[number]
         epochs = max_epochs + (total * weights[number] - room[number]) / source.sequences
         told.append(f"{source.name} has {source.tokens:,} ({float(epochs):,.2f} epochs)")
-    fill = ", let the other sources fill up (--cap)" if _fill_up(total, weights, room) else ""
+    fill = ", let the other sources fill up (cap)" if _fill_up(total, weights, room) else ""
     most = int(most_that_fits(weights, room) * learned)
     return (
         f"{int(total * learned):,} tokens are more than {float(max_epochs):g} epochs of the sources give: "

@@ -209,10 +209,12 @@ def _bos_id(file: Path, bos: str | int, eod_id: int, data: dict[str, Any]) -> in
         names = ", ".join(list(special)[:6]) + (", ..." if len(special) > 6 else "")
         raise UsageError(
             f"{file} has no special token {bos!r} to begin documents with; it has {names or 'none'}: name one of them "
-            "with --bos, or as bos under [vocab]"
+            "as bos under [vocab]"
         )
     if special[bos] == eod_id:
-        raise UsageError(f"{file}: {bos!r} both begins and ends documents; name another with --bos or --eod")
+        raise UsageError(
+            f"{file}: {bos!r} both begins and ends documents; name another as bos or eod under [vocab]"
+        )
     return int(special[bos])
 
 

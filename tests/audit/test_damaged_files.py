@@ -15,7 +15,7 @@ from pretok.shards.ledger import ledger_column
 MIX = "mix WORK/shards --out WORK/mix.json --seq-len 16 --materialize OUT --workers 0"
 EXPORT = "export WORK/shards --to olmo --out OUT --workers 0"
 ANNOTATE = "annotate WORK/shards HERE/it.jsonl --by id --name notes --columns text --workers 0"
-TOKENIZE = "tokenize --out WORK --vocab VOCAB --keep id --drop-duplicates --workers 0"
+TOKENIZE = "tokenize --out WORK --vocab VOCAB --keep id --duplicates drop --workers 0"
 BIN, INDEX, LEDGER = (f"shards/it/it-00000.{suffix}" for suffix in ("bin", "idx", "docs.parquet"))
 
 

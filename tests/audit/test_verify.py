@@ -187,8 +187,8 @@ def test_commands_on_shards(sealed, shards, capsys):
     assert re.search(
         r"of 299 documents and [\d,]+ tokens are as sealed: .* of all, 70 documents encoded again", told
     )
-    assert run_command(["stats", str(sealed), "--json"]) == 0
-    counts = json.loads(capsys.readouterr().out)
+    assert run_command(["status", str(sealed), "--json"]) == 0
+    counts = json.loads(capsys.readouterr().out)["shards"]
     assert counts["sources"]["it"]["rejected"] == {"malformed_json": 1}
     assert counts["totals"]["documents"] == 299
     assert run_command(["inspect", str(sealed), "--source", "it", "--doc", "3", "--json"]) == 0

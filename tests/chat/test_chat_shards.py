@@ -168,7 +168,7 @@ def test_who_cannot_keep_the_spans_says_so(
     tokens = re.findall(r"[\[(][^\])]+[\])]", shown.partition("predicted:")[2])
     assert [token[0] == "[" for token in tokens] == [False, *learned.tolist()]
     assert 0 < learned.sum() < 16
-    assert run_command(["stats", shards]) == 0
+    assert run_command(["status", shards]) == 0
     assert "learned in chat: " in capsys.readouterr().err
 
 

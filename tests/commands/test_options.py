@@ -10,7 +10,7 @@ import typer
 
 from pretok.cli import app, run_command
 from pretok.commands.help import COMMANDS
-from pretok.commands.options import OPTIONS, _as_typed, _value
+from pretok.commands.options import as_typed, value_of
 from pretok.config.keys import key_at
 from pretok.config.recipes import make_recipe, with_settings
 
@@ -18,32 +18,43 @@ GROUP = typer.main.get_command(app)
 TAKEN = sorted(
     {dotted for name in COMMANDS for dotted in getattr(GROUP.get_command(None, name).callback, "takes", ())}
 )
-NEEDS = {
-    "vocab.eod": {"vocab.path": "x"},
-    "vocab.bos": {"vocab.path": "x"},
-    "vocab.add": {"vocab.extend": "x"},
-    "vocab.replace": {"vocab.extend": "x"},
-    "shards.reject_contaminated": {"shards.against": "x"},
-}
+NEEDS = {"vocab.eod": {"vocab.path": "x"}, "vocab.add": {"vocab.extend": "x"}}
 MINIMAL = {"out": "w", "sources": {name: {"inputs": ["a"]} for name in ("it", "en")}}
+OTHERS = {
+    "shards.duplicates": '"drop"',
+    "mix.pack": '"best-fit"',
+    "mix.max_epochs": "9",
+    "vocab.pattern": '"gpt2"',
+}
+"""Values for what has no example."""
 
 
 @pytest.mark.parametrize("dotted", TAKEN)
 def test_an_option_means_what_the_key_of_a_recipe_means(dotted: str) -> None:
     key = key_at(dotted)
-    written = tomllib.loads(f"value = {key.example}")["value"]
-    typed: Any = written if dotted == "sources.keep" else _as_typed(key.example)
-    if key.kind == "true or false":
-        typed = True
-    if "/" in OPTIONS.get(dotted, ""):
-        assert [_value(dotted, key, given) for given in (True, False)] == ["drop", "mark"]
-        return
+    example = OTHERS.get(dotted) or key.example or '"content"'
+    written = tomllib.loads(f"value = {example}")["value"]
+    typed: Any = [as_typed(example)] if key.kind.startswith("list") else as_typed(example)
     made = [
         make_recipe(with_settings(MINIMAL, {**NEEDS.get(dotted, {}), dotted: value}), "test")
-        for value in (written, _value(dotted, key, typed))
+        for value in (written, value_of(key, typed))
     ]
     assert made[0] == made[1]
     assert made[0] != make_recipe(MINIMAL, "test")
+
+
+def test_a_list_may_stand_behind_one_option_or_several() -> None:
+    assert value_of(key_at("sources.keep"), ["id,url=meta.url", "date"]) == ["id", "url=meta.url", "date"]
+
+
+MOST = {"mix": 14, "build-vocab": 14, "tokenize": 12}
+
+
+@pytest.mark.parametrize("name", MOST)
+def test_no_command_has_more_options_than_a_person_reads(name: str) -> None:
+    """Another one goes into the recipe, or takes the place of one of these."""
+    options = [one for one in GROUP.get_command(None, name).params if one.param_type_name == "option"]
+    assert len(options) <= MOST[name], sorted(one.name for one in options)
 
 
 def test_the_help_says_example_and_default(
@@ -52,8 +63,7 @@ def test_the_help_says_example_and_default(
     monkeypatch.setenv("COLUMNS", "200")
     assert run_command(["build-vocab", "--help"]) == 0
     shown = " ".join(capsys.readouterr().out.split())
-    assert "--vocab-size N Entries, special tokens included. For example 32k. Default: 50_000." in shown
-    assert (
-        "--weights NAME=SHARE,... Share of each source in the counts; empty: as on disk. For example it=0.9,en=0.1."
-        in shown
-    )
+    size = "Entries of the vocabulary, special tokens included. For example 32k. Default: 50_000."
+    assert f"--vocab-size N {size}" in shown
+    weights = "Share of each source; empty: as on disk. For example it=0.9,en=0.1."
+    assert f"--weights NAME=SHARE,... {weights}" in shown

@@ -12,6 +12,7 @@ import pytest
 from mixing import request
 from support import EOD, make_shards, needs
 
+import pretok
 from pretok.base.console import SILENT
 from pretok.base.errors import IntegrityError, MismatchError
 from pretok.base.execute import Engine
@@ -196,8 +197,8 @@ def test_masks_go_along_where_the_reader_has_a_place(
     """A byte for each token of every file; ids of conversations say of which kind they are."""
     shards = make_shards(tmp_path / "shards", DOCUMENTS, documents_per_shard=4, chats={"en": 6})
     mix, out = tmp_path / "mix.json", tmp_path / "out"
-    command = ["mix", str(shards), "--out", str(mix), "--seq-len", "8", "--learn", "en=user,answer"]
-    assert run_command([*command, "--weights", "it=0.5,en=0.5", "--tokens", "320"]) == 0
+    weights = {"it": 0.5, "en": 0.5}
+    pretok.mix(shards, mix, learn={"en": ["user", "answer"]}, weights=weights, tokens=320, seq_len=8)
     export = ["export", str(shards), "--mix", str(mix), "--to", to, "--merge", str(MERGE), "--out", str(out)]
     assert run_command([*export, "--workers", "0"]) == 0
     told = capsys.readouterr().err
@@ -212,7 +213,6 @@ def test_masks_go_along_where_the_reader_has_a_place(
         assert len(learned) == len(tokens)
         kinds = [6 if token == EOD else (token - 1) % 7 for token in tokens]
         assert learned == [file["source"] == "it" or kind in (2, 6) for kind in kinds]
-    again = [*command[:-1], "en=user", "--weights", "it=0.5,en=0.5", "--tokens", "320"]
-    again[again.index("--out") + 1] = export[export.index("--mix") + 1] = str(tmp_path / "other.json")
-    assert run_command(again) == 0
+    export[export.index("--mix") + 1] = str(other := tmp_path / "other.json")
+    pretok.mix(shards, other, learn={"en": ["user"]}, weights=weights, tokens=320, seq_len=8)
     assert run_command([*export, "--workers", "0"]) == (2 if mask else 0)

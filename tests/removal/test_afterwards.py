@@ -47,7 +47,7 @@ def test_verify_shows_that_no_text_is_left(work: Path, removable: Path, here: En
     under another name."""
     assert run_command(["verify", str(work / "shards"), "--removed", "--workers", "0"]) == 0
     assert "every other was decoded, and none has one of their texts" in capsys.readouterr().err
-    assert run_command(["stats", str(work / "shards")]) == 0
+    assert run_command(["status", str(work)]) == 0
     assert "5 documents of" in (said := " ".join(capsys.readouterr().err.split()))
     assert ": perché sì (fingerprint before" in said
     manifest = load_manifest(work / "shards")

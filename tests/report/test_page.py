@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from support import make_shards, write_recipe
 
+import pretok
 from pretok.base.errors import IntegrityError, Stopped
 from pretok.base.history import read_jobs
 from pretok.base.storage import read_json
@@ -291,8 +292,8 @@ def test_of_conversations_it_is_told_what_is_learned(tmp_path):
     shards = make_shards(
         tmp_path / "shards", {"chat": [list(range(1, 90))] * 9, "it": [[5, 6, 7]] * 90}, chats={"chat": 0}
     )
-    mix = ["--weights", "it=0.5,chat=0.5", "--tokens", "300", "--seq-len", "16", "--learn", "chat=user"]
-    assert run_command(["mix", str(shards), "--out", str(tmp_path / "mix.json"), *mix]) == 0
+    weights = {"it": 0.5, "chat": 0.5}
+    pretok.mix(tmp_path, learn={"chat": ["user"]}, weights=weights, tokens=300, seq_len=16)
     text, manifest = page(tmp_path), load_manifest(shards)
     report = read_json(tmp_path / "mix.json")["report"]
     first, second = text[: text.index('id="mix"')], text[text.index('id="mix"') :]

@@ -125,7 +125,6 @@ def test_a_mix_of_before_reads_what_it_read(inputs: Path, here: Engine, capsys: 
             "--out",
             str(inputs / "summary.json"),
         ],
-        ["stats", str(made.shards_dir)],
         ["report", str(inputs / "out"), "--out", str(inputs / "report.html")],
         ["status", str(inputs / "out")],
     ):

@@ -34,6 +34,14 @@ def beginning(made: Recipe, bos: str | None) -> Recipe:
     return made.model_copy(update={"vocab": Vocab(path=made.vocab.path, bos=bos)})
 
 
+def recipe_file(folder: Path, file: Path, out: Path, vocab: Path, bos: str) -> Path:
+    """A recipe whose documents begin with a token."""
+    path = folder / "bos.toml"
+    vocabulary = f'[vocab]\npath = "{vocab}"\nbos = "{bos}"\n'
+    path.write_text(f'out = "{out}"\n{vocabulary}[sources.it]\ninputs = ["{file}"]\n')
+    return path
+
+
 @pytest.fixture
 def plain(folder: Path, vocab_dir: Path) -> Recipe:
     return recipe(folder / "plain", vocab_dir, {"it": [folder / "in" / "it-*.jsonl"]})
@@ -128,15 +136,8 @@ def test_plan_counts_it(plain, here):
     ],
 )
 def test_a_wrong_bos_is_refused_before_anything_is_read(bos, said, vocab_dir, tmp_path, capsys):
-    given = [
-        "tokenize",
-        f"it={tmp_path / 'none.jsonl'}",
-        "--out",
-        str(tmp_path / "out"),
-        "--vocab",
-        str(vocab_dir),
-    ]
-    assert run_command([*given, "--bos", bos, "--workers", "0"]) == 2
+    path = recipe_file(tmp_path, tmp_path / "none.jsonl", tmp_path / "out", vocab_dir, bos)
+    assert run_command(["tokenize", str(path), "--workers", "0"]) == 2
     printed = capsys.readouterr().err
     assert said in " ".join(printed.split()), printed
     assert "none.jsonl" not in printed
@@ -151,9 +152,8 @@ def test_a_vocabulary_that_is_made_here_has_it_among_its_special_tokens():
 
 
 def test_the_command_and_python_say_what_they_took(folder, vocab_dir, capsys):
-    source = f"it={folder / 'in' / 'it-0.jsonl'}"
-    given = ["tokenize", source, "--out", str(folder / "a"), "--vocab", str(vocab_dir), "--workers", "0"]
-    assert run_command([*given, "--bos", NAME]) == 0
+    path = recipe_file(folder, folder / "in" / "it-0.jsonl", folder / "a", vocab_dir, NAME)
+    assert run_command(["tokenize", str(path), "--workers", "0"]) == 0
     printed = " ".join(capsys.readouterr().err.split())
     assert f"each document ends with '<|endoftext|>' (id 0) and begins with {NAME!r} (id 2)" in printed
     work = pretok.tokenize(

@@ -15,6 +15,7 @@ from test_golden import GOLDEN
 from tokenizing import contents, recipe, run
 
 import pretok.stream
+from pretok.audit.totals import stats_of
 from pretok.audit.verify_job import run_verify
 from pretok.base.console import Silent
 from pretok.base.errors import IntegrityError, PartitionsFailed
@@ -217,19 +218,23 @@ def test_incomplete_does_not_look_complete(
         run(made, here)
     capsys.readouterr()
     for command in (
-        ["stats", shards],
+        ["status", shards],
         ["mix", shards, "--seq-len", "8"],
         ["verify", shards, "--workers", "0"],
     ):
         assert run_command(command) in (0, 3)
         assert "missing from source it" in capsys.readouterr().err
-    for command in (["stats", shards, "--json"], ["mix", shards, "--seq-len", "8", "--json"]):
+    for command in (["status", shards, "--json"], ["mix", shards, "--seq-len", "8", "--json"]):
         assert run_command(command) == 0
-        assert json.loads(capsys.readouterr().out)["failed"][0]["file"].endswith("cut.jsonl.zst")
+        told = json.loads(capsys.readouterr().out)
+        assert told.get("shards", told)["failed"][0]["file"].endswith("cut.jsonl.zst")
     fix()
     with pytest.raises(Killed), killed_after(12):
         run(made, here)
-    assert run_command(["stats", shards]) == 2
-    shown = capsys.readouterr().err
-    assert "is unfinished: " in shown
-    assert " partitions are done; run the same command again" in shown
+    with pytest.raises(
+        IntegrityError, match=r"is unfinished: .* partitions are done; run the same command again"
+    ):
+        stats_of(made.shards_dir)
+    capsys.readouterr()
+    assert run_command(["status", shards]) == 0
+    assert "unfinished" in capsys.readouterr().out

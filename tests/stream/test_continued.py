@@ -299,16 +299,15 @@ def test_command(shards: Path, old: Path, tmp_path: Path, capsys: pytest.Capture
     checkpoint(tmp_path / "run", 10, 120, load_mix(old).fingerprint)
     (tmp_path / "run" / "config.json").write_text("{}")
     wish = ["mix", str(shards), "--out", str(out), "--continue", str(old), "--stage", "300:it=0.5,en=0.5"]
-    assert run_command([*wish, "--run", str(tmp_path / "run"), "--max-epochs", "10"]) == 0
+    assert run_command([*wish, "--at", str(tmp_path / "run"), "--max-epochs", "10"]) == 0
     assert "the first 120 sequences are those of the mix before" in capsys.readouterr().err
     assert same_until(load_mix(old), load_mix(out)) == 120
     first = out.read_bytes()
     assert run_command([*wish, "--at", "120", "--max-epochs", "10", "--seq-len", "5"]) == 0
     assert out.read_bytes() == first
     for more, message in (
-        ([], "give either --at or --run"),
-        (["--at", "7", "--run", str(tmp_path / "run")], "give either --at or --run"),
-        (["--at", "7", "--seed", "3"], "keeps its seed, split and packing"),
+        ([], "needs --at, a position or a run"),
+        (["--at", "7", "--pack", "best-fit"], "keeps its seed and packing"),
         (["--at", "7", "--seq-len", "10"], "For 10 make a mix of its own"),
         (["--at", "7"], "holds another mix"),
     ):

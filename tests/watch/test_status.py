@@ -110,7 +110,7 @@ def test_a_mix_of_other_shards_and_damage_are_failures(
     capsys.readouterr()
     assert run_command(["status", str(tmp_path), "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
-    assert [(one["what"], one["state"]) for one in told] == [
+    assert [(one["what"], one["state"]) for one in told["results"]] == [
         ("vocabulary", FINISHED), ("shards of it", FINISHED), ("mix", FAILED),
     ]  # fmt: skip
     assert run_command(["status", str(tmp_path)]) == 0

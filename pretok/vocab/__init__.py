@@ -1,8 +1,6 @@
 """Counts -> merges -> a vocabulary, and a report of what it costs.
 
-symbols.py     words -> the symbol buffer that is merged in place
-bpe.py         counts -> merges
-few.py         the same for few short words, in plain Python
+bpe.py         words and their counts -> merges
 extend.py      an existing tokenizer and merges that go on -> the same tokenizer with more entries
 cost.py        what a vocabulary costs, from counts alone
 records.py     what report.json holds

@@ -41,7 +41,7 @@ from pretok.read.batches import from_buffers
 from pretok.read.changes import refuse_changes
 from pretok.tokenizer.encoder import Encoder
 from pretok.tokenizer.vocabulary import TOKENIZER_FILE, Vocabulary, write_vocab
-from pretok.vocab.bpe import extend_merges, train_merges
+from pretok.vocab.bpe import BufferWriter, SymbolBuffer, extend_merges, train_merges
 from pretok.vocab.compare import THIS, measure_tokenizer
 from pretok.vocab.cost import Measure, MeasureTask, empty_measure, measure_bucket, open_tokenizer
 from pretok.vocab.extend import least_used, open_old, steps_of, tokens_of, without, write_extended
@@ -49,7 +49,6 @@ from pretok.vocab.planned import check_mix, plan_text
 from pretok.vocab.records import RareEntry, VocabReport
 from pretok.vocab.report import Made, make_report
 from pretok.vocab.show import show_report
-from pretok.vocab.symbols import BufferWriter, SymbolBuffer
 
 REPORT_FILE = "report.json"
 STATE = ".state"

@@ -29,11 +29,10 @@ from pretok.kernels.pretokenize import PATTERNS
 from pretok.tokenizer.reference import Unencodable
 from pretok.tokenizer.tokenizer_file import to_bytes
 from pretok.tokenizer.vocabulary import load_vocab
-from pretok.vocab.bpe import train_merges
+from pretok.vocab.bpe import buffer_of, train_merges
 from pretok.vocab.cost import measure_texts
 from pretok.vocab.job import refuse_short, run_build_vocab
 from pretok.vocab.records import VocabReport
-from pretok.vocab.symbols import buffer_of
 
 pytestmark = pytest.mark.usefixtures("few_buckets")
 SPECIAL = ["<|endoftext|>", "<|pad|>", *(f"<|reserved_{i}|>" for i in range(62))]
@@ -75,7 +74,6 @@ def test_compiled_or_not_the_bytes_are_the_same(
 ) -> None:
     run_build_vocab(recipe(folder, "plain", size=3000), here, Silent())
     monkeypatch.setattr("pretok.kernels.compile.FEW", -1)
-    monkeypatch.setattr("pretok.vocab.few.COST", -1)
     run_build_vocab(recipe(folder, "compiled", size=3000), here, Silent())
     plain, compiled = (
         {

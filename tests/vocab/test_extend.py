@@ -26,9 +26,8 @@ from pretok.kernels.pretokenize import PATTERNS
 from pretok.tokenizer.encoder import Encoder
 from pretok.tokenizer.tokenizer_file import to_bytes
 from pretok.tokenizer.vocabulary import load_vocab
-from pretok.vocab.bpe import extend_merges
+from pretok.vocab.bpe import BufferWriter, extend_merges
 from pretok.vocab.job import run_build_vocab
-from pretok.vocab.symbols import BufferWriter
 
 pytestmark = pytest.mark.usefixtures("few_buckets")
 SHAPES = {"gpt2": "gpt2", "llama3": "cl100k", "qwen2": "qwen2"}

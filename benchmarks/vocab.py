@@ -36,10 +36,9 @@ from pretok.kernels.pretokenize import PATTERNS
 from pretok.read.batches import from_buffers
 from pretok.tokenizer.encoder import Encoder
 from pretok.tokenizer.vocabulary import load_vocab, write_vocab
-from pretok.vocab.bpe import extend_merges, train_merges
+from pretok.vocab.bpe import buffer_of, extend_merges, train_merges
 from pretok.vocab.extend import tokens_of
 from pretok.vocab.job import lay_out, run_build_vocab
-from pretok.vocab.symbols import buffer_of
 
 RESULTS = Path(__file__).with_name("results_vocab.json")
 SIZE = 50_000

@@ -108,7 +108,7 @@ def build_vocab(
     from pretok.counts.counts_file import load_counts
     from pretok.counts.job import refuse_partial
     from pretok.vocab.job import REPORT_FILE, refuse_short, run_build_vocab
-    from pretok.vocab.show import sources_table
+    from pretok.vocab.report import sources_table
 
     if sizes := given.get("vocab.sizes"):
         if "vocab.size" in given:

@@ -25,8 +25,7 @@ from pretok.read.files import CorruptInputError
 from pretok.read.probe import Probe
 from pretok.read.readers import read_piece
 from pretok.tokenizer.vocabulary import TOKENIZER_FILE, Vocabulary, load_vocab, write_vocab
-from pretok.vocab.bpe import train_merges
-from pretok.vocab.symbols import buffer_of
+from pretok.vocab.bpe import buffer_of, train_merges
 
 
 def counting_vocabulary(

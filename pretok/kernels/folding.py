@@ -1,13 +1,12 @@
 """What two spellings of one text have in common: code points without case, accents and compatibility forms.
 
-Input: `folding.txt`, made from Python's unicodedata, and the classes of `unicode`. Output: `fold_tables()`, what
-compiled code looks a code point up in. `python -m pretok.kernels.folding` writes the file again.
+Input: Python's unicodedata and the classes of `unicode`. Output: `fold_tables()`, what compiled code looks a code point
+up in, made in a fifth of a second when a process first needs it.
 
 A letter or number becomes its case-folded compatibility decomposition without marks (`Ä` a, `ﬁ` fi, `ß` ss, `²` 2); a
 Latin letter that Unicode does not decompose becomes the one it is drawn over (`ø` o, `đ` d), `æ` ae, `œ` oe. Marks and
-invisible format characters are passed over, everything else separates words. The file is kept and not computed where it
-is used: two nodes with different versions of Python must agree. Composed Hangul syllables stay as they are, so text in
-separate jamo is another text.
+invisible format characters are passed over, everything else separates words. Composed Hangul syllables stay as they
+are, so text in separate jamo is another text. Versions of Python may differ in letters that one of them does not know.
 """
 
 from __future__ import annotations
@@ -15,14 +14,12 @@ from __future__ import annotations
 import re
 import unicodedata
 from functools import cache
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
 from pretok.kernels.unicode import CASELESS, CODE_POINTS, LOWER, MARK, NUMBER, UPPER, class_table
 
-FILE = Path(__file__).with_name("folding.txt")
 HANGUL = range(0xAC00, 0xD7A4)
 
 SEPARATOR = 0
@@ -49,22 +46,6 @@ def fold(character: str) -> str:
     return "".join(folded) or character
 
 
-def write_folding(path: Path = FILE) -> None:
-    """Write what letters and numbers become, where that is something else; a run of equal distances on one line."""
-    lines = [f"# Unicode {unicodedata.unidata_version}, from Python's unicodedata"]
-    runs: list[tuple[int, int, int]] = []
-    for code in np.flatnonzero(class_table() & (UPPER | LOWER | CASELESS | NUMBER)).tolist():
-        folded = fold(chr(code)) if code not in HANGUL else chr(code)
-        if len(folded) > 1:
-            lines.append(f"{code:04X} {' '.join(f'{ord(part):04X}' for part in folded)}")
-        elif (distance := ord(folded) - code) and runs and runs[-1][1:] == (code - 1, distance):
-            runs[-1] = (runs[-1][0], code, distance)
-        elif distance:
-            runs.append((code, code, distance))
-    lines += [f"{first:04X}..{last:04X} {distance:+d}" for first, last, distance in runs]
-    path.write_text("\n".join(lines) + "\n", encoding="ascii")
-
-
 @cache
 def fold_tables() -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.uint32]]:
     """(entry of every code point, code points of the entries that are several), both uint32 and read-only.
@@ -77,20 +58,15 @@ def fold_tables() -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.uint32]]:
     entries = np.where(classes == MARK, PASSED_OVER, entries).astype(np.uint32)
     entries[list(_INVISIBLE)] = PASSED_OVER
     several: list[int] = []
-    for line in FILE.read_text(encoding="ascii").splitlines()[1:]:
-        where, *what = line.split()
-        if ".." in where:
-            first, last = (int(code, 16) for code in where.split(".."))
-            entries[first : last + 1] = np.arange(first, last + 1) + int(what[0])
+    for code in np.flatnonzero(classes & (UPPER | LOWER | CASELESS | NUMBER)).tolist():
+        folded = chr(code) if code in HANGUL else fold(chr(code))
+        if len(folded) == 1:
+            entries[code] = ord(folded)
         else:
-            entries[int(where, 16)] = SEVERAL | len(several)
-            several += [len(what), *(int(code, 16) for code in what)]
+            entries[code] = SEVERAL | len(several)
+            several += [len(folded), *map(ord, folded)]
     entries[list(_APOSTROPHES)] = SEPARATOR
     tables = entries, np.array(several, np.uint32)
     for table in tables:
         table.flags.writeable = False
     return tables
-
-
-if __name__ == "__main__":
-    write_folding()

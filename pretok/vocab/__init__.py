@@ -1,15 +1,10 @@
 """Counts -> merges -> a vocabulary, and a report of what it costs.
 
-symbols.py     words -> the symbol buffer that is merged in place
-bpe.py         counts -> merges
-few.py         the same for few short words, in plain Python
+bpe.py         words and their counts -> merges
 extend.py      an existing tokenizer and merges that go on -> the same tokenizer with more entries
-cost.py        what a vocabulary costs, from counts alone
+measure.py     vocabularies x text -> uses of their entries, and what these cost
 records.py     what report.json holds
 planned.py     how much text of each source is planned: what figures are weighed by
-entries.py     uses of entries -> how evenly they are used, which are rare, which are only steps
-compare.py     held-out texts x any tokenizers -> what each costs
-report.py      all that was measured -> the report
-show.py        the report -> tables
+report.py      all that was measured -> the report, and its tables
 job.py         the job: counts -> merges -> tokenizer.json and a report
 """

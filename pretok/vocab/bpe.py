@@ -1,14 +1,26 @@
 """Counts of words -> the merges of a byte-level BPE vocabulary.
 
-Input: distinct words as a SymbolBuffer. Output: the merges that `tokenizers.BpeTrainer` makes from text with these
-words, in its order, and the bytes of every token. The pair that occurs most often is merged next; among equals, the
-pair with the smaller ids. The rules are those of https://github.com/huggingface/tokenizers (models/bpe/trainer.rs),
-with counts of 64 bits.
+Input: distinct words, as bytes or as the tokens of an older vocabulary, and how often each occurs. Output: the merges
+that `tokenizers.BpeTrainer` makes from text with these words, in its order, and the bytes of every token.
 
-From top to bottom: what callers see; the loop over merges; the merge of one pair; the pairs that merging begins with;
-the table of pairs.
+**The algorithm** is that of Sennrich et al. (2016, https://aclanthology.org/P16-1162), step by step as in
+https://github.com/huggingface/tokenizers (models/bpe/trainer.rs), with counts of 64 bits:
 
-**Pairs.** A table has a row for each pair that occurs, and all its occurrences are a run of positions in one array. A
+1. *count*: each pair of neighbours inside of a word counts as often as the word occurs;
+2. *choose*: the pair that occurs most often is merged next; among equals, the one with the smaller ids;
+3. *merge*: all its occurrences become one token, overlapping ones from left to right. Where an older token has the
+   bytes of the pair, the merge gives that token;
+4. the pairs around it are counted again; go to 2.
+
+An extension is the same loop with another start: words cut into the tokens of an older vocabulary.
+
+**The buffer.** Words stand in a row, with a position for each token and one before, between and after words. When
+tokens are joined, the new one begins at the first one's position; of the other positions it covers the first and the
+last hold its length, as a negative number. So both neighbours of a token are found in constant time. How often a
+position occurs is kept for runs of words that occur equally often; a hint for every 32 positions says where among the
+runs to begin to look. Ordered by their counts, words are few runs: half of all distinct words occur once.
+
+**The pairs.** A hash table has a row for each pair, and all places of a pair are a run of positions in one array. A
 run is made at once, by the merge that makes the newer of the pair's tokens, and only read when the pair is merged: what
 has changed since is seen in the buffer. A merge of (a, b) changes pairs of four kinds, each known by one other token x:
 (x, a), (b, x), (x, product) and (product, x). It adds up by that token what is gone and what is new, so that the table
@@ -20,17 +32,19 @@ merges come down to the counts of what was left out, all pairs of the text as it
 decides memory and time, and never a merge. Only where a merge gives a token that there is already, further occurrences
 of such a pair can be made: the text is searched for them.
 
-Memory: that of `symbols`; 5 bytes for each occurrence of a pair, and 64 to 132 for each distinct pair, of those that
-are not left out. The words themselves are not needed once they are laid out, so the caller can let go of them.
+The loop over merges is plain Python, as it takes 10 us of each; what walks over the text is compiled.
+
+Memory: 4.125 bytes for each token and each word of the buffer, and 12 for each run; 5 for each occurrence of a pair and
+48 to 96 for each distinct pair, of those that are not left out. The words themselves are not needed once they are laid
+out, so the caller can let go of them.
 """
 
 from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -38,28 +52,22 @@ import numpy.typing as npt
 from numba import types
 
 from pretok.base.errors import UsageError
-from pretok.kernels.compile import I64, U8, njit
+from pretok.base.tokens import Bytes, Ints
+from pretok.kernels.compile import I64, njit
 from pretok.kernels.eight_bytes import prefetch_i32, prefetch_i64
-from pretok.kernels.hashing import hash_bytes
 from pretok.tokenizer.tokenizer_file import ALPHABET
-from pretok.vocab import few
-from pretok.vocab.symbols import (
-    BOUNDARY,
-    HINT_BITS,
-    I32,
-    POINTER,
-    POINTER32,
-    TEXT,
-    BufferWriter,
-    SymbolBuffer,
-    after,
-    before,
-    count_at,
-    joinable,
-    text_of,
-)
 
-NO_LIMIT = 2**62
+BOUNDARY = -1
+"""Symbol of the positions around words. A position that a token covers but does not begin at has a smaller one."""
+HINT_BITS = 5
+"""A hint is for 2**HINT_BITS positions."""
+MAX_SYMBOLS = 2**31 - 1
+MAX_OCCURRENCES = 2.0**62
+_BLOCK = 1 << 16
+"""Words whose bytes are made tokens at once."""
+_IDS = np.empty(256, np.int32)
+_IDS[list(ALPHABET)] = np.arange(256)
+
 EASE = 16.0
 """Pairs are left out below this part of what the last merge would count if merge k counted 1/k of the first. On 284 MB
 of text and 50,000 entries the guess is 1.1 to 7.1 times what the last merge does count."""
@@ -70,8 +78,12 @@ PAIR = 4
 """Integers in a row of the pair table."""
 KEY, COUNT, START, SIZE = range(PAIR)
 """Places in a row: both ids; how often the pair occurs in the text; which of the places are its own."""
-ROWS, PLACES, LEAST = range(3)
-"""Places in Pairs.used."""
+ROWS, PLACES, LIMIT, LEAST, MORE = range(5)
+"""Places in _Pairs.used: how many rows and places are in use, how many places may be before those that are of no pair
+any more are dropped, how often a pair must occur not to be left out, and how many new pairs of a batch are frequent."""
+_BATCH = 64
+"""Pairs that are handed to the compiled loop at once. The first is the next to merge; a later one only if it still is
+when its turn comes, which it mostly is: of 50,000 merges 3,300 make a pair that comes before the next dozens."""
 _GONE, _NEW = 0, 3
 """The two kinds of changes of a merge: pairs with its own left or right token that cease to occur, and pairs with the
 product that begin to. Also, before all rows of the changes, where the number of such slots is."""
@@ -83,56 +95,133 @@ them is noted; and, in the k-th row, the k-th slot with a change of the kind."""
 _AHEAD = 8
 """How many occurrences ahead of the one that is joined the symbols are loaded."""
 
+_POINTER32 = types.CPointer(types.int32)
+_POINTER = types.CPointer(types.int64)
+_I32 = types.int32[::1]
 _I64 = types.int64[::1]
-_U8 = types.uint8[::1]
-TABLE = _I64
-_HEAP = types.List(types.UniTuple(types.int64, 2))
+_Int32s = npt.NDArray[np.int32]
 
 
 @dataclass(frozen=True, slots=True)
 class Merges:
     """What training made: merge k joins the tokens pairs[k] to the token products[k]."""
 
-    pairs: npt.NDArray[np.int32]
+    pairs: _Int32s
     """(m, 2), the ids of the left and the right token."""
-    products: npt.NDArray[np.int32]
+    products: _Int32s
     """[m], a new id, or that of an older token with the same bytes."""
-    counts: npt.NDArray[np.int64]
+    counts: Ints
     """[m], how often the pair occurred in the text when it was merged."""
     tokens: list[bytes]
     """The bytes of every id, initial and new."""
 
     def first(self, size: int) -> list[tuple[bytes, bytes]]:
-        """The merges that `size` entries take, in order, as bytes; training for fewer entries makes the same beginning.
-
-        A pair that was merged twice counts where it was merged last, as in `tokenizers`.
-        """
+        """The merges that `size` entries take, in order, as bytes: those that training for so few entries makes."""
         largest = np.maximum.accumulate(self.products)
         end = int(np.searchsorted(largest, size - 1))  # where the last of the entries is made
         end += end < len(largest) and int(largest[end]) < size
-        kept: dict[tuple[bytes, bytes], None] = {}
-        for left, right in self.pairs[:end].tolist():
-            pair = self.tokens[left], self.tokens[right]
-            kept.pop(pair, None)
-            kept[pair] = None
-        return list(kept)
+        return [(self.tokens[left], self.tokens[right]) for left, right in self.pairs[:end].tolist()]
 
 
-def train_merges(
-    buffer: SymbolBuffer,
-    *,
-    vocab_size: int,
-    special_tokens: int,
-    min_frequency: int = 0,
-    max_token_length: int | None = None,
-) -> Merges:
+@dataclass(frozen=True, slots=True)
+class SymbolBuffer:
+    """Words laid out. Merging uses them up."""
+
+    symbols: _Int32s
+    """[positions], the token that begins there; BOUNDARY; or the length of the token that covers it, negative."""
+    starts: _Int32s
+    """[runs + 1], the first position of each run of words that occur equally often; last, the number of positions."""
+    hints: _Int32s
+    """For every 2**HINT_BITS positions, the run that the first of them is in."""
+    counts: Ints
+    """[runs], how often each of the words occurs."""
+
+
+class BufferWriter:
+    """Words -> SymbolBuffer, part by part, so that the words need not be there all at once.
+
+    most: positions; of more than that, words are only counted.
+    """
+
+    def __init__(self, most: int = MAX_SYMBOLS) -> None:
+        self.words, self.bytes = 0, 0
+        self._most, self._end, self._occurrences = min(most, MAX_SYMBOLS), 1, 0.0
+        self._symbols = np.full(1, BOUNDARY, np.int32)
+        self._starts: list[_Int32s] = []
+        self._counts: list[Ints] = []
+
+    @property
+    def size(self) -> int:
+        """The positions of all words added."""
+        return self.bytes + self.words + 1
+
+    def add(self, data: Bytes, offsets: Ints, counts: Ints) -> None:
+        """Add words of bytes, each byte the token of its place in ALPHABET.
+
+        Word w is data[offsets[w]:offsets[w + 1]], any bytes, and occurs counts[w] times. Words that occur equally often
+        had better be neighbours. Raises UsageError for counts that are negative, or too large to be added up.
+        """
+        self._add(lambda start, stop: _IDS[data[start:stop]], len(data), offsets, counts)
+
+    def add_tokens(self, tokens: _Int32s, offsets: Ints, counts: Ints) -> None:
+        """As `add`, for words of tokens, which are numbers from 0 on."""
+        self._add(lambda start, stop: tokens[start:stop], len(tokens), offsets, counts)
+
+    def _add(self, tokens: Callable[[int, int], _Int32s], length: int, offsets: Ints, counts: Ints) -> None:
+        """tokens: those from a place to another."""
+        if len(offsets) != len(counts) + 1 or offsets[0] < 0 or offsets[-1] > length:
+            raise ValueError("there is one offset more than counts, all within the symbols")
+        # A product of matrices would wake the threads of BLAS, which take as much time again to wait for the next.
+        self._occurrences += float(np.multiply(counts, np.diff(offsets), dtype=np.float64).sum())
+        if counts.min(initial=0) < 0 or self._occurrences > MAX_OCCURRENCES:
+            raise UsageError(
+                "word counts must not be negative, nor add up to 2**62 bytes of text or more; scale the weights down"
+            )
+        self.words += len(counts)
+        self.bytes += int(offsets[-1] - offsets[0])
+        if self.size > self._most:
+            return
+        first = np.flatnonzero(np.diff(counts, prepend=-1))  # words of each run
+        self._starts.append((offsets[first] - offsets[0] + first + self._end).astype(np.int32))
+        self._counts.append(counts[first])
+        if self.size > len(self._symbols):
+            self._resize(self.size + self.size // 4)
+        for w in range(0, len(counts), _BLOCK):
+            part = offsets[w : w + _BLOCK + 1]
+            self._end = _place(tokens(part[0], part[-1]), part, self._symbols, self._end)
+
+    def _resize(self, size: int) -> None:
+        """Where it lies, or moved by the kernel: a large array is never there twice. No other array looks at it."""
+        self._symbols.resize(size, refcheck=False)
+
+    def buffer(self) -> SymbolBuffer:
+        """The words added. Raises UsageError where they are too many, as 32 bits number the positions."""
+        if self.size > self._most:
+            raise UsageError(
+                f"{self.words:,} words of {self.bytes:,} bytes are too many to merge (words and bytes together: "
+                f"{self._most:,}); drop rare words with a greater min_count"
+            )
+        self._resize(self._end)
+        starts = np.concatenate([*self._starts, [self._end]]).astype(np.int32)
+        blocks = np.arange(0, self._end, 1 << HINT_BITS, dtype=np.int32)
+        hints = np.maximum(np.searchsorted(starts, blocks, side="right") - 1, 0).astype(np.int32)
+        counts = np.concatenate([np.empty(0, np.int64), *self._counts])
+        return SymbolBuffer(self._symbols, starts, hints, counts)
+
+
+def buffer_of(data: Bytes, offsets: Ints, counts: Ints) -> SymbolBuffer:
+    """The SymbolBuffer of words of bytes, as `BufferWriter.add` takes them."""
+    writer = BufferWriter()
+    writer.add(data, offsets, counts)
+    return writer.buffer()
+
+
+def train_merges(buffer: SymbolBuffer, *, vocab_size: int, special_tokens: int) -> Merges:
     """The merges of a vocabulary of `vocab_size` entries: special tokens, the 256 bytes (in order of ALPHABET), merges.
 
-    `buffer`: distinct words as `buffer_of` gives them, which are used up.
-    `min_frequency` and `max_token_length` (in bytes) mean what they do to `tokenizers.BpeTrainer`, whose limit forbids
-    tokens of just that length, but no pair of bytes. `special_tokens` is how many ids they take; in Merges.tokens
-    they are b"". So a merge that spells a special token makes a token of its own, where `tokenizers` reuses the
-    special one's id; such a name is for the caller to refuse.
+    `buffer`: distinct words as `buffer_of` gives them, which are used up. `special_tokens` is how many ids they take;
+    in Merges.tokens they are b"". So a merge that spells a special token makes a token of its own, where `tokenizers`
+    reuses the special one's id; such a name is for the caller to refuse.
 
     Raises UsageError if the vocabulary does not hold even the bytes.
     """
@@ -142,44 +231,13 @@ def train_merges(
             f"a vocabulary of {vocab_size:,} entries cannot hold {special_tokens} special tokens and the 256 bytes; "
             f"ask for at least {vocab_size - wanted}"
         )
-    limit = NO_LIMIT if max_token_length is None else max(2, max_token_length - 1)
-    merges = _train(buffer, [bytes([byte]) for byte in ALPHABET], wanted, min_frequency, None, limit, EASE, 0)
+    merges = _train(buffer, [bytes([byte]) for byte in ALPHABET], wanted)
     return Merges(
         merges.pairs + np.int32(special_tokens),
         merges.products + np.int32(special_tokens),
         merges.counts,
         [b""] * special_tokens + merges.tokens,
     )
-
-
-def merge_sequences(
-    symbols: npt.NDArray[np.int32],
-    offsets: npt.NDArray[np.int64],
-    counts: npt.NDArray[np.int64],
-    tokens: Sequence[bytes],
-    max_new: int,
-    *,
-    min_frequency: int = 0,
-    weights: npt.NDArray[np.int64] | None = None,
-    limit: int = NO_LIMIT,
-    ease: float = math.inf,
-) -> Merges:
-    """BPE on sequences of the tokens 0 to len(tokens) - 1; new ones are numbered from there, `max_new` at most.
-
-    Sequence w is symbols[offsets[w]:offsets[w + 1]] and occurs counts[w] times. `tokens` are the bytes of each id.
-    Where the bytes of a pair are those of a token that exists, its merge gives that token. `weights`, int64[ids] (one
-    each, if not given), add up when tokens are joined; a pair of a weight over `limit` is never joined. A pair that
-    occurs less often than `min_frequency` is not joined either. Fewer merges than asked for are all there are. `ease`:
-    as EASE, for texts in which few merges give a token that exists, as each of these has to search the text; the merges
-    do not depend on it.
-
-    Raises UsageError for more text than fits.
-    """
-    if len(symbols) and not 0 <= symbols.min() <= symbols.max() < len(tokens):
-        raise ValueError(f"symbols are ids from 0 to {len(tokens) - 1}")
-    writer = BufferWriter()
-    writer.add_tokens(symbols, offsets, counts)
-    return _train(writer.buffer(), tokens, max_new, min_frequency, weights, limit, ease, 0)
 
 
 def extend_merges(
@@ -191,267 +249,303 @@ def extend_merges(
     the bytes of each, b"" for one that no text spells; `apart`, bool[ids]: those that are never joined. A pair that
     spells an old token is not joined either: its merge would change the ids of text without new tokens.
     """
-    return _train(buffer, tokens, max_new, 0, apart.astype(np.int64), 0, EASE, len(tokens))
+    # What is never joined cuts a word as its end does. BOUNDARY, which is -1, finds the last of these flags.
+    buffer.symbols[np.append(apart, True)[buffer.symbols]] = BOUNDARY
+    return _train(buffer, tokens, max_new, closed=len(tokens))
 
 
-def _train(
-    buffer: SymbolBuffer,
-    tokens: Sequence[bytes],
-    max_new: int,
-    min_frequency: int,
-    weights: npt.NDArray[np.int64] | None,
-    limit: int,
-    ease: float,
-    closed: int,
-) -> Merges:
-    if buffer.symbols.min() < BOUNDARY:
-        raise ValueError("this buffer was merged already; lay the words out again")
-    first = len(tokens)
-    last = first + min(max_new, len(buffer.symbols))  # every merge joins at least two symbols
-    all_weights = np.ones(last, np.int64)
-    if weights is not None:
-        all_weights[:first] = weights
-    if few.is_few(buffer):
-        found = few.merge_few(buffer, tokens, all_weights, limit, last, max(1, min_frequency), closed)
-        return Merges(
-            np.array(found[0], np.int32).reshape(-1, 2),
-            np.array(found[1], np.int32),
-            np.array(found[2], np.int64),
-            found[3],
-        )
-    all_offsets = np.zeros(last + 1, np.int64)
-    np.cumsum([len(token) for token in tokens], out=all_offsets[1 : first + 1])
-    data = np.frombuffer(b"".join(tokens), np.uint8).copy()
-    text = buffer.symbols, buffer.starts, buffer.hints, buffer.counts
-    keys, products, occurrences, data = _merge(
-        *text, all_weights, limit, data, all_offsets, first, last, max(1, min_frequency), ease, closed
+def _train(buffer: SymbolBuffer, tokens: Sequence[bytes], max_new: int, closed: int = 0) -> Merges:
+    """The loop over merges. A pair that spells one of the first `closed` tokens is left alone."""
+    made = list(tokens)
+    ids: dict[bytes, int] = {}
+    for token, name in enumerate(made):
+        if name:
+            ids.setdefault(name, token)
+    first = len(made)
+    last = first + min(max_new, len(buffer.symbols))  # a merge joins two symbols at least
+    merges: dict[int, tuple[int, int]] = {}
+    pairs, ease = _Pairs(buffer, last), EASE
+    heap: list[Entry] = []
+    while len(made) < last:
+        # A merge makes two new pairs with each token at most: the product before it and after it. So with that much
+        # room the table need not grow while a pair is merged. Growing moves rows.
+        if pairs.grow(2 * len(made) + 1) or not heap:
+            heap, floor = pairs.frequent()
+        # The most frequent pairs, as counts now stand, up to one whose product is there already or in the batch.
+        batch: list[Entry] = []
+        spelled: dict[bytes, None] = {}
+        while pairs.refresh(heap, floor) and -heap[0][0] >= pairs.least:
+            left, right = heap[0][1] >> 32, heap[0][1] & 0xFFFFFFFF
+            joined = made[left] + made[right]
+            if len(batch) == min(_BATCH, last - len(made)) or (joined in ids and batch) or joined in spelled:
+                break
+            batch.append(heapq.heappop(heap))
+            spelled[joined] = None
+            if joined in ids:
+                break
+        if not batch:
+            if not heap and floor > max(1, pairs.least):  # the rest is in the table alone
+                continue
+            # Below `least` a pair that was left out may be more frequent than those that are there, so all are counted
+            # again, nothing being left out from here on.
+            if pairs.least <= 1:
+                break
+            ease = math.inf
+            pairs.count_all()
+            heap = []
+            continue
+        # With 1/k of the most frequent for the k-th, as words have it, the last merge would count this.
+        pairs.least = max(pairs.least, int(-batch[0][0] * ((len(made) - first + 1) / (last - first)) / ease))
+        product = ids.get(next(iter(spelled)), len(made))
+        if product < closed:
+            pairs.drop(batch[0])
+            continue
+        # Counts only fall but for the new ones, so each pair of `floor` is on the heap with its count or a greater one.
+        done, more = pairs.merge(batch, product, product < len(made), floor)
+        for count, key, _ in batch[:done]:  # one with an older product can come back after it was merged
+            merges.setdefault(key, (product, -count))
+            product += 1
+        for joined in [*spelled][:done]:
+            if ids.setdefault(joined, len(made)) == len(made):
+                made.append(joined)
+        for entry in (*batch[done:], *more):
+            heapq.heappush(heap, entry)
+    keys = np.fromiter(merges, np.int64, len(merges))
+    values = np.array([*merges.values()], np.int64).reshape(-1, 2)
+    return Merges(
+        np.stack([keys >> 32, keys & 0xFFFFFFFF], axis=1).astype(np.int32),
+        values[:, 0].astype(np.int32),
+        values[:, 1],
+        made,
     )
-    pairs = np.stack([keys >> 32, keys & 0xFFFFFFFF], axis=1).astype(np.int32)
-    made = int(max(first - 1, products.max(initial=first - 1))) + 1
-    spelled = data.tobytes()
-    all_tokens = [spelled[a:b] for a, b in pairwise(all_offsets[: made + 1].tolist())]
-    return Merges(pairs, products, occurrences, all_tokens)
 
 
-class Pairs(NamedTuple):
-    """The pairs that occur in a text."""
-
-    table: Any
-    """int64[PAIR x rows], a hash table by key."""
-    places: Any
-    """int32: a run of positions for each pair, where its left token began when the run was noted."""
-    used: Any
-    """int64[3], how many rows and places are in use, and how often a pair must occur not to be left out."""
+Entry = tuple[int, int, int]
+"""(-count, key, where its row begins) of a pair: the smallest is the one to merge next."""
 
 
-PAIRS = types.NamedTuple((TABLE, I32, types.int64[::1]), Pairs)
+class _Pairs:
+    """The pairs that occur in a buffer."""
+
+    def __init__(self, buffer: SymbolBuffer, tokens: int) -> None:
+        """tokens: how many there will be at most."""
+        self._text = buffer.symbols, buffer.starts, buffer.hints, buffer.counts
+        self._changes, self._rows = (
+            np.zeros(_SUM + 2 * tokens * _CHANGE, np.int64),
+            np.empty(2 * _BATCH * tokens, np.int64),
+        )
+        self.count_all()
+
+    def count_all(self) -> None:
+        """Count all pairs of the text as it stands, their places in the order of the text."""
+        self._table, self._places = (
+            _new_table(0),
+            np.empty(0, np.int32),
+        )  # the old ones go before the new ones come
+        self._used, p = np.zeros(5, np.int64), 1
+        while p < len(self._text[0]) - 1:
+            self.grow(int(self._used[ROWS]))
+            p = _count_pairs(*self._text, p, self._table, self._used)
+        rows = self._table.reshape(-1, PAIR)
+        rows[:, START] = np.cumsum(rows[:, SIZE]) - rows[:, SIZE]
+        self._used[PLACES] = rows[:, SIZE].sum()
+        rows[:, SIZE] = 0
+        self._used[LIMIT] = self._used[PLACES] * 5 // 4
+        # A position is the place of one pair at most, so twice as many always suffice. What is not used is no memory.
+        self._places = np.empty(2 * len(self._text[0]), np.int32)
+        _note_pairs(*self._text, self._table, self._places)
+
+    @property
+    def least(self) -> int:
+        """How often a pair must occur not to be left out."""
+        return int(self._used[LEAST])
+
+    @least.setter
+    def least(self, count: int) -> None:
+        self._used[LEAST] = count
+
+    def refresh(self, heap: list[Entry], floor: int) -> bool:
+        """Bring the pair that comes first to the top of a heap; False if none of `floor` is left.
+
+        A pair's count may have fallen since it came on the heap; then it goes back with the count it has now. Where a
+        count has risen, the pair is on the heap with that count too.
+        """
+        while heap:
+            negative, key, row = heap[0]
+            count = self._table.item(row + COUNT)
+            if count == -negative:
+                return True
+            if floor <= count < -negative:
+                heapq.heapreplace(heap, (-count, key, row))
+            else:
+                heapq.heappop(heap)
+        return False
+
+    def drop(self, entry: Entry) -> None:
+        """Leave the pair alone as it stands."""
+        self._table[entry[2] + COUNT] = 0
+
+    def frequent(self) -> tuple[list[Entry], int]:
+        """(a heap of the most frequent pairs, the count from which they are on it): half of the greatest, so that the
+        heap is short and twice as many counts away from the next. Empty where no pair occurs as often as `least`."""
+        rows = self._table.reshape(-1, PAIR)
+        floor = max(1, self.least, int(rows[:, COUNT].max()) // 2)
+        at = np.flatnonzero(rows[:, COUNT] >= floor)
+        heap = list(
+            zip((-rows[at, COUNT]).tolist(), rows[at, KEY].tolist(), (PAIR * at).tolist(), strict=True)
+        )
+        heapq.heapify(heap)
+        return heap, floor
+
+    def grow(self, reserve: int) -> bool:
+        """Have room for `reserve` more rows; whether rows have moved. Pairs that have ended are dropped."""
+        if 3 * PAIR * (self._used[ROWS] + reserve) <= 2 * len(self._table):
+            return False
+        self._table = _renew(self._table, self._used, reserve)
+        return True
+
+    def merge(self, batch: list[Entry], product: int, known: bool, floor: int) -> tuple[int, list[Entry]]:
+        """Merge pairs in their order, to `product` and the ids after it, as long as each is the one that comes next;
+        (how many, the new pairs that occur `floor` times). known: the product of the one pair may occur elsewhere."""
+        entries = np.array(batch, np.int64)
+        done = _merge_batch(
+            *self._text,
+            *(self._table, self._places, self._used, self._changes, self._rows),
+            *(entries, product, known, floor),
+        )
+        # A later merge of the batch may have taken occurrences of a new pair.
+        rows = [at for at in self._rows[: self._used[MORE]].tolist() if self._table.item(at + COUNT) >= floor]
+        return done, [(-self._table.item(at + COUNT), self._table.item(at + KEY), at) for at in rows]
+
+
+class _Text(NamedTuple):
+    """A SymbolBuffer as pointers, for counting references to arrays took half of the time; size: positions."""
+
+    size: Any
+    symbols: Any
+    starts: Any
+    hints: Any
+    counts: Any
+
+
+_TEXT = types.NamedTuple((types.int64, _POINTER32, _POINTER32, _POINTER32, _POINTER), _Text)
+
+
+@njit(_TEXT(types.int64, _POINTER32, _POINTER32, _POINTER32, _POINTER), inline=True)
+def _text_of(size: Any, symbols: Any, starts: Any, hints: Any, counts: Any) -> Any:
+    """A _Text of arrays, which must outlive it."""
+    return _Text(size, symbols, starts, hints, counts)
+
+
+@njit(types.int64(_POINTER32, types.int64), inline=True)
+def _after(symbols: Any, p: Any) -> Any:
+    """The position after the token that begins at p."""
+    covered = symbols[p + 1]
+    return p - covered if covered < BOUNDARY else p + 1
+
+
+@njit(types.int64(_POINTER32, types.int64), inline=True)
+def _before(symbols: Any, p: Any) -> Any:
+    """The position where the token before p begins, or the boundary before p."""
+    covered = symbols[p - 1]
+    return p + covered if covered < BOUNDARY else p - 1
+
+
+@njit(types.int64(_TEXT, types.int64), inline=True)
+def _count_at(text: Any, p: Any) -> Any:
+    """How often the word occurs that position p is in."""
+    run = np.int64(text.hints[p >> HINT_BITS])
+    while text.starts[run + 1] <= p:
+        run += 1
+    return text.counts[run]
 
 
 @njit(
-    types.Tuple((_I64, I32, _I64, _U8))(
-        I32,
-        I32,
-        I32,
-        I64,
-        _I64,
-        types.int64,
-        _U8,
-        _I64,
-        types.int64,
-        types.int64,
-        types.int64,
-        types.float64,
-        types.int64,
+    types.int64(
+        *(_I32, _I32, _I32, I64, _I64, _I32, _I64, _I64, _I64),
+        *(types.int64[:, ::1], types.int64, types.boolean, types.int64),
     )
 )
-def _merge(
-    symbols: Any,
-    starts: Any,
-    hints: Any,
-    counts: Any,
-    weights: Any,
-    limit: Any,
-    data: Any,
-    offsets: Any,
-    first: Any,
-    last: Any,
-    min_count: Any,
-    ease: Any,
-    closed: Any,
-) -> Any:
-    """(keys, products, counts, data) of the merges; new tokens are `first` to `last` - 1, at most.
+def _merge_batch(
+    symbols: Any, starts: Any, hints: Any, counts: Any, table: Any, places: Any, used: Any, changes: Any, rows: Any,
+    batch: Any, product: Any, known: Any, floor: Any,
+) -> Any:  # fmt: skip
+    """See `_Pairs.merge`. batch: (n, 3), an Entry each; rows: room for the new ones that are frequent."""
+    text = _text_of(len(symbols), symbols.ctypes, starts.ctypes, hints.ctypes, counts.ctypes)
+    used[MORE] = 0
+    first, first_key = np.int64(0), np.int64(0)  # of the new pairs, the one that comes first
+    for k in range(len(batch)):
+        count, key, row = -batch[k, 0], batch[k, 1], batch[k, 2]
+        # As `BpeTrainer` looks again at the top of its queue: has the count fallen, or does a new pair come before?
+        # Nor may the table get short.
+        if k > 0 and (
+            table[row + COUNT] != count
+            or first > count
+            or (first == count and first_key < key)
+            or 3 * PAIR * (used[ROWS] + 2 * product + 1) > 2 * len(table)
+        ):
+            return k
+        seen = used[MORE]
+        _merge_pair(text, table, places, used, changes, rows, row, product, known, floor)
+        for n in range(seen, used[MORE]):
+            count, key = table[rows[n] + COUNT], table[rows[n] + KEY]
+            if count > first or (count == first and key < first_key):
+                first, first_key = count, key
+        product += 1
+    return len(batch)
 
-    Token t is data[offsets[t]:offsets[t + 1]] and weighs weights[t]; these have room for the new tokens. `ease`: as
-    EASE, or infinite, which leaves nothing out. A pair that spells one of the first `closed` tokens is left alone.
-    """
-    index = _index_of(data, offsets, first, last)
-    # The first of each list is of no merge: it gives the list its type.
-    keys, products, occurrences = [np.int64(-1)], [np.int32(0)], [np.int64(0)]
-    text = text_of(
-        len(symbols), symbols.ctypes, starts.ctypes, hints.ctypes, counts.ctypes, weights.ctypes, limit
+
+@njit(
+    types.void(
+        *(_TEXT, _I64, _I32, _I64, _I64, _I64),
+        *(types.int64, types.int64, types.boolean, types.int64),
     )
-    pairs, changes = _pairs_of(text), _no_changes(last)
-    heap = _heap_of(pairs.table)
-    token = first
-    while token < last:
-        # A merge makes two new pairs with each token at most: the product before it and after it. So with that much
-        # room the table need not grow while a pair is merged. Growing drops pairs that have ended, and moves rows.
-        reserve = 2 * token + 1
-        if _is_short(len(pairs.table), pairs.used[ROWS] + reserve):
-            pairs = _renew(pairs, reserve)
-            heap = _heap_of(pairs.table)
-        count, key = _pop(heap, pairs.table)
-        # Below LEAST a pair that was left out may be more frequent than this one, so all are counted again, nothing
-        # being left out from here on.
-        if count < max(min_count, pairs.used[LEAST]):
-            if pairs.used[LEAST] <= min_count:
-                break
-            pairs, ease = _no_pairs(), np.inf  # the old ones go before the new ones come
-            pairs = _pairs_of(text)
-            heap = _heap_of(pairs.table)
-            continue
-        guess = count * ((token - first + 1) / (last - first)) / ease
-        pairs.used[LEAST] = max(pairs.used[LEAST], np.int64(guess))
-        # Tokens are known by their bytes: where the pair spells an older token, that one is the product.
-        data = _write(data, offsets, key, token)
-        product = _register(data, offsets, index, token)
-        if product < closed:  # the pair is off the heap, where only a pair that gains occurrences comes back
-            continue
-        # Only a pair with an older product can come back after it was merged; it is listed once.
-        if product == token or key not in keys:
-            keys.append(key)
-            products.append(np.int32(product))
-            occurrences.append(count)
-        known = product != token
-        if not known:
-            weights[token] = weights[key >> 32] + weights[key & 0xFFFFFFFF]
-            token += 1
-        pairs, rows = _merge_pair(text, pairs, key, product, known, changes)
-        # Counts only fall but for these, so each pair is on the heap with its count or a greater one.
-        for row in rows:
-            if row >= 0 and pairs.table[row + COUNT] > 0:
-                heapq.heappush(heap, (-pairs.table[row + COUNT], pairs.table[row + KEY]))
-    made = np.array(keys)[1:], np.array(products)[1:], np.array(occurrences)[1:]
-    return made[0], made[1], made[2], data[: offsets[token]]
-
-
-@njit(_HEAP(TABLE))
-def _heap_of(table: Any) -> Any:
-    """(-count, key) of every pair that occurs, as a heap; the pair to merge next comes first."""
-    heap = [(np.int64(0), np.int64(0)) for _ in range(0)]
-    for row in range(0, len(table), PAIR):
-        if table[row + COUNT] > 0:
-            heap.append((-table[row + COUNT], table[row + KEY]))
-    heapq.heapify(heap)
-    return heap
-
-
-@njit(types.UniTuple(types.int64, 2)(_HEAP, TABLE))
-def _pop(heap: Any, table: Any) -> Any:
-    """(count, key) of the pair to merge next, taken off the heap; (0, 0) if no pair is left.
-
-    A pair's count may have fallen since it came on the heap; then the pair goes back with the count it has now. Where
-    a count has risen, the pair is on the heap with that count too.
-    """
-    while len(heap) > 0:
-        negative, key = heap[0]
-        count = table[_find(table.ctypes, len(table), key) + COUNT]
-        if 0 < count < -negative:
-            heapq.heapreplace(heap, (-count, key))
-            continue
-        heapq.heappop(heap)
-        if count == -negative:
-            return count, key
-    return np.int64(0), np.int64(0)
-
-
-@njit(_U8(_U8, _I64, types.int64, types.int64))
-def _write(data: Any, offsets: Any, key: Any, token: Any) -> Any:
-    """Write the bytes of a pair behind those of the last token, as token `token`; returns `data`, moved if need be."""
-    end = offsets[token]
-    for part in (key >> 32, key & 0xFFFFFFFF):
-        start, size = offsets[part], offsets[part + 1] - offsets[part]
-        if end + size > len(data):
-            moved = np.empty(2 * (end + size), np.uint8)
-            for i in range(end):
-                moved[i] = data[i]
-            data = moved
-        for i in range(size):
-            data[end + i] = data[start + i]
-        end += size
-    offsets[token + 1] = end
-    return data
-
-
-@njit(types.int64(U8, I64, I32, types.int64))
-def _register(data: Any, offsets: Any, index: Any, token: Any) -> Any:
-    """The id of the bytes data[offsets[token]:offsets[token + 1]]: of an older token if one has them, else `token`."""
-    start, size = offsets[token], offsets[token + 1] - offsets[token]
-    mask = len(index) - 1
-    slot = np.int64(hash_bytes(data.ctypes, start, start + size, np.uint64(0))) & mask
-    while index[slot] >= 0:
-        known = index[slot]
-        other = offsets[known]
-        if offsets[known + 1] - other == size:
-            i = 0
-            while i < size and data[other + i] == data[start + i]:
-                i += 1
-            if i == size:
-                return np.int64(known)
-        slot = (slot + 1) & mask
-    index[slot] = token
-    return token
-
-
-@njit(I32(U8, I64, types.int64, types.int64))
-def _index_of(data: Any, offsets: Any, tokens: Any, room: Any) -> Any:
-    """The hash table of _register, with the first `tokens` tokens that have bytes, and room for `room` in all."""
-    capacity = 16
-    while capacity < 2 * room:
-        capacity *= 2
-    index = np.full(capacity, -1, np.int32)
-    for token in range(tokens):
-        if offsets[token + 1] > offsets[token]:
-            _register(data, offsets, index, token)
-    return index
-
-
-@njit(types.Tuple((PAIRS, TABLE))(TEXT, PAIRS, types.int64, types.int64, types.boolean, TABLE))
-def _merge_pair(text: Any, pairs: Any, key: Any, product: Any, known: Any, changes: Any) -> Any:
-    """Join all occurrences of a pair to `product`. (pairs, rows of the pairs that are new, -1 for those left out).
+)
+def _merge_pair(
+    text: Any, table: Any, places: Any, used: Any, changes: Any, more: Any,
+    row: Any, product: Any, known: Any, floor: Any,
+) -> Any:  # fmt: skip
+    """Join all occurrences of the pair in `row` to `product`, and append its new pairs that occur `floor` times to
+    `more`.
 
     known: the product is a token that may occur elsewhere. Then pairs with it that were left out count anew with all
-    their occurrences. The table has room for two new pairs with each token there is. `changes` is `_no_changes` before
-    and after.
+    their occurrences. The table has room for two new pairs with each token there is. `changes` is zero before and
+    after.
     """
-    table, size, noted, used = pairs.table, len(pairs.table), changes.ctypes, pairs.used
+    size, key, noted, pairs = len(table), table[row + KEY], changes.ctypes, table.ctypes
     # 1. In the text: join, and add up by token what is gone and what is new.
-    row = _find(table.ctypes, size, key)
     start, stop = table[row + START], table[row + START] + table[row + SIZE]
     made = np.empty(4 * (stop - start), np.int32)
-    n = _join_all(text, key, product, pairs.places.ctypes, start, stop, noted, made.ctypes)
+    n = _join_all(text, key, product, places.ctypes, start, stop, noted, made.ctypes)
     table[row + SIZE] = 0
     # 2. Of an older product, pairs that were left out may have become frequent: count them with all occurrences.
     anew = known and used[LEAST] > 1
     if anew:
-        _drop_gone(table.ctypes, size, noted, key)
+        _drop_gone(pairs, size, noted, key)
         _forget(noted)
         made, n = _pairs_with(text, product, noted)
     # 3. In the table: a row and a run of places for each new pair that is frequent enough.
-    rows = np.empty(changes[_NEW], np.int64)
-    room = _take_rows(table.ctypes, size, used.ctypes, noted, product, anew, rows.ctypes)
-    if used[PLACES] + room > len(pairs.places):
-        pairs = _tidy(text, pairs, room)
-    _make_room(table.ctypes, pairs.places.ctypes, used.ctypes, noted, rows.ctypes)
-    _note_places(pairs.places.ctypes, noted, made.ctypes, n)
+    new = changes[_NEW]
+    rows = more[used[MORE] :]
+    room = _take_rows(pairs, size, used.ctypes, noted, product, anew, rows.ctypes)
+    if used[PLACES] + room > used[LIMIT]:
+        _tidy(text, pairs, size, places.ctypes, used.ctypes)
+        used[LIMIT] = used[PLACES] + used[PLACES] // 4 + room
+    _make_room(pairs, places.ctypes, used.ctypes, noted, rows.ctypes)
+    _note_places(places.ctypes, noted, made.ctypes, n)
     # 4. What is gone, last: in a run such as aaaa a pair that has just been made may be gone again.
-    _drop_gone(table.ctypes, size, noted, key)
+    _drop_gone(pairs, size, noted, key)
     _forget(noted)
     table[row + COUNT] = 0
-    return pairs, rows
+    for k in range(new):
+        if rows[k] >= 0 and table[rows[k] + COUNT] >= floor:
+            more[used[MORE]] = rows[k]
+            used[MORE] += 1
 
 
-@njit(types.int64(TEXT, types.int64, types.int64, POINTER32, types.int64, types.int64, POINTER, POINTER32))
+@njit(
+    types.int64(_TEXT, types.int64, types.int64, _POINTER32, types.int64, types.int64, _POINTER, _POINTER32)
+)
 def _join_all(
     text: Any, key: Any, product: Any, places: Any, start: Any, stop: Any, changes: Any, made: Any
 ) -> Any:
@@ -463,10 +557,8 @@ def _join_all(
     a, b = key >> 32, key & 0xFFFFFFFF
     n = 0
     for k in range(start, stop):
-        far, near = (
-            np.int64(places[min(k + 2 * _AHEAD, stop - 1)]),
-            np.int64(places[min(k + _AHEAD, stop - 1)]),
-        )
+        far = np.int64(places[min(k + 2 * _AHEAD, stop - 1)])
+        near = np.int64(places[min(k + _AHEAD, stop - 1)])
         prefetch_i32(symbols, far)
         prefetch_i32(text.hints, far >> HINT_BITS)
         run = np.int64(text.hints[near >> HINT_BITS])
@@ -477,44 +569,44 @@ def _join_all(
         if symbols[p] != a:
             continue
         if a == b:
-            while symbols[before(symbols, p)] == a:
-                p = before(symbols, p)
-        while symbols[p] == a and symbols[after(symbols, p)] == b:
+            while symbols[_before(symbols, p)] == a:
+                p = _before(symbols, p)
+        while symbols[p] == a and symbols[_after(symbols, p)] == b:
             n = _join(text, p, product, changes, made, n)
-            p = after(symbols, p)
+            p = _after(symbols, p)
     return n
 
 
-@njit(types.int64(TEXT, types.int64, types.int64, POINTER, POINTER32, types.int64), inline=True)
+@njit(types.int64(_TEXT, types.int64, types.int64, _POINTER, _POINTER32, types.int64), inline=True)
 def _join(text: Any, p: Any, product: Any, changes: Any, made: Any, n: Any) -> Any:
     """Join the token at p and the next one; appends slot and position of the new pairs to the `n` in `made`."""
     symbols = text.symbols
-    q = after(symbols, p)
-    start, end = before(symbols, p), after(symbols, q)
-    a, b, left, right = symbols[p], symbols[q], symbols[start], symbols[end]
-    count = count_at(text, p)
+    q = _after(symbols, p)
+    start, end = _before(symbols, p), _after(symbols, q)
+    left, right = symbols[start], symbols[end]
+    count = _count_at(text, p)
     # (left, a) and (b, right) end here; for (a, b) itself the caller sees to it.
-    if joinable(text, left, a):
+    if left >= 0:
         _note(changes, _GONE, 2 * left, count)
-    if joinable(text, b, right):
+    if right >= 0:
         _note(changes, _GONE, 2 * right + 1, count)
     # The product begins at p. Its length, negative, stands after its first position and at its last, where its
     # neighbours look for it; and where b began, so that a place noted for (b, right) does not find b any more.
     symbols[p] = product
     symbols[q] = symbols[p + 1] = symbols[end - 1] = p - end
-    if joinable(text, left, product):
+    if left >= 0:
         slot = 2 * left + (left == product)  # (product, product) has two slots; this is the one
         _note(changes, _NEW, slot, count)
         made[2 * n], made[2 * n + 1] = slot, start
         n += 1
-    if joinable(text, product, right):
+    if right >= 0:
         _note(changes, _NEW, 2 * right + 1, count)
         made[2 * n], made[2 * n + 1] = 2 * right + 1, p
         n += 1
     return n
 
 
-@njit(types.void(POINTER, types.int64, types.int64, types.int64), inline=True)
+@njit(types.void(_POINTER, types.int64, types.int64, types.int64), inline=True)
 def _note(changes: Any, kind: Any, slot: Any, count: Any) -> Any:
     """Note a change of a kind at one position, `count` times in the text."""
     at = _CHANGE * slot + kind
@@ -525,7 +617,7 @@ def _note(changes: Any, kind: Any, slot: Any, count: Any) -> Any:
     changes[at + _SUM] += count
 
 
-@njit(types.Tuple((I32, types.int64))(TEXT, types.int64, POINTER))
+@njit(types.Tuple((_I32, types.int64))(_TEXT, types.int64, _POINTER))
 def _pairs_with(text: Any, token: Any, changes: Any) -> Any:
     """Note all pairs with a token as new, as if all of its occurrences had been made now. As `_join_all`."""
     symbols = text.symbols
@@ -538,13 +630,13 @@ def _pairs_with(text: Any, token: Any, changes: Any) -> Any:
             for i in range(2 * n):
                 longer[i] = made[i]
             made = longer
-        start, count = before(symbols, p), count_at(text, p)
-        left, right = symbols[start], symbols[after(symbols, p)]
-        if left != token and joinable(text, left, token):  # (token, token) is noted at the first
+        start, count = _before(symbols, p), _count_at(text, p)
+        left, right = symbols[start], symbols[_after(symbols, p)]
+        if left >= 0 and left != token:  # (token, token) is noted at the first
             _note(changes, _NEW, 2 * left, count)
             made[2 * n], made[2 * n + 1] = 2 * left, start
             n += 1
-        if joinable(text, token, right):
+        if right >= 0:
             _note(changes, _NEW, 2 * right + 1, count)
             made[2 * n], made[2 * n + 1] = 2 * right + 1, p
             n += 1
@@ -560,7 +652,7 @@ def _key(slot: Any, left: Any, right: Any) -> Any:
     return (token << 32) | right
 
 
-@njit(types.int64(POINTER, types.int64, POINTER, POINTER, types.int64, types.boolean, POINTER))
+@njit(types.int64(_POINTER, types.int64, _POINTER, _POINTER, types.int64, types.boolean, _POINTER))
 def _take_rows(table: Any, size: Any, used: Any, changes: Any, product: Any, anew: Any, rows: Any) -> Any:
     """Write the row of each new pair to `rows`, one for each of the new slots, -1 for one that is left out; how many
     places they take. `anew`: the changes are all there is of these pairs."""
@@ -573,7 +665,8 @@ def _take_rows(table: Any, size: Any, used: Any, changes: Any, product: Any, ane
             if anew:
                 table[row + COUNT] = table[row + SIZE] = 0
         elif changes[change + _SUM] >= used[LEAST]:
-            _take(table, row, used, key)
+            table[row + KEY] = key
+            used[ROWS] += 1
         else:
             rows[k] = -1
             continue
@@ -582,7 +675,7 @@ def _take_rows(table: Any, size: Any, used: Any, changes: Any, product: Any, ane
     return room
 
 
-@njit(types.void(POINTER, POINTER32, POINTER, POINTER, POINTER))
+@njit(types.void(_POINTER, _POINTER32, _POINTER, _POINTER, _POINTER))
 def _make_room(table: Any, places: Any, used: Any, changes: Any, rows: Any) -> Any:
     """Give each new pair its run of places.
 
@@ -603,7 +696,7 @@ def _make_room(table: Any, places: Any, used: Any, changes: Any, rows: Any) -> A
         used[PLACES] = at + table[row + SIZE]
 
 
-@njit(types.void(POINTER32, POINTER, POINTER32, types.int64))
+@njit(types.void(_POINTER32, _POINTER, _POINTER32, types.int64))
 def _note_places(places: Any, changes: Any, made: Any, n: Any) -> Any:
     """Write the positions of the `n` new pairs in `made` into their runs."""
     for k in range(n):
@@ -613,7 +706,7 @@ def _note_places(places: Any, changes: Any, made: Any, n: Any) -> Any:
             changes[at] += 1
 
 
-@njit(types.void(POINTER, types.int64, POINTER, types.int64))
+@njit(types.void(_POINTER, types.int64, _POINTER, types.int64))
 def _drop_gone(table: Any, size: Any, changes: Any, key: Any) -> Any:
     """Subtract what is gone from the pairs with the left or the right token of the merge."""
     for k in range(changes[_GONE]):
@@ -623,7 +716,7 @@ def _drop_gone(table: Any, size: Any, changes: Any, key: Any) -> Any:
             table[row + COUNT] -= changes[_CHANGE * slot + _GONE + _SUM]
 
 
-@njit(types.void(POINTER))
+@njit(types.void(_POINTER))
 def _forget(changes: Any) -> Any:
     """Make them no changes again."""
     for kind in (_GONE, _NEW):
@@ -633,26 +726,20 @@ def _forget(changes: Any) -> Any:
         changes[kind] = 0
 
 
-@njit(TABLE(types.int64))
-def _no_changes(tokens: Any) -> Any:
-    """Room for the changes of a merge among so many tokens."""
-    return np.zeros(_SUM + 2 * tokens * _CHANGE, np.int64)
-
-
-@njit(PAIRS(TEXT, PAIRS, types.int64))
-def _tidy(text: Any, pairs: Any, reserve: Any) -> Any:
-    """The pairs with the places alone where they still occur, and room for `reserve` more."""
-    symbols, table, places, least = text.symbols, pairs.table, pairs.places, max(1, pairs.used[LEAST])
+@njit(types.void(_TEXT, _POINTER, types.int64, _POINTER32, _POINTER))
+def _tidy(text: Any, table: Any, size: Any, places: Any, used: Any) -> Any:
+    """Keep the places alone where pairs still occur."""
+    symbols, least = text.symbols, max(1, used[LEAST])
     # Runs move to the front in their order, so that none is overwritten before it is read. To meet them in it, the
     # first place of each gives its place to the number of the row, which is marked by being negative.
     row: Any
-    for row in range(0, len(table), PAIR):
+    for row in range(0, size, PAIR):
         if table[row + SIZE] > 0:
             start = table[row + START]
             table[row + START] = places[start]
             places[start] = -1 - row // PAIR
-    at = used = 0
-    while at < pairs.used[PLACES]:
+    at = end = np.int64(0)
+    while at < used[PLACES]:
         if places[at] >= 0:  # of a pair that is merged or gone
             at += 1
             continue
@@ -660,79 +747,60 @@ def _tidy(text: Any, pairs: Any, reserve: Any) -> Any:
         places[at] = table[row + START]
         stop = at + table[row + SIZE]
         a, b = table[row + KEY] >> 32, table[row + KEY] & 0xFFFFFFFF
-        table[row + START] = used
+        table[row + START] = end
         if table[row + COUNT] >= least:
             for k in range(at, stop):
                 p = places[k]
-                if symbols[p] == a and symbols[after(symbols, p)] == b:
-                    places[used] = p
-                    used += 1
-        table[row + SIZE] = used - table[row + START]
+                if symbols[p] == a and symbols[_after(symbols, p)] == b:
+                    places[end] = p
+                    end += 1
+        table[row + SIZE] = end - table[row + START]
         at = stop
-    pairs.used[PLACES] = used
-    room = used + used // 4 + reserve
-    if room > len(places):
-        grown = np.empty(room, np.int32)
-        for i in range(used):
-            grown[i] = places[i]
-        places = grown
-    return Pairs(table, places, pairs.used)
+    used[PLACES] = end
 
 
-@njit(PAIRS(TEXT))
-def _pairs_of(text: Any) -> Any:
-    """All pairs of a text, their places in the order of the text."""
-    pairs, p = _no_pairs(), np.int64(1)
-    while p < text.size - 1:
-        if _is_short(len(pairs.table), pairs.used[ROWS] + 1):
-            pairs = _renew(pairs, pairs.used[ROWS])
-        p = _count_pairs(text, p, pairs.table.ctypes, len(pairs.table), pairs.used.ctypes)
-    table, used = pairs.table, pairs.used
-    for row in range(0, len(table), PAIR):
-        table[row + START] = used[PLACES]
-        used[PLACES] += table[row + SIZE]
-        table[row + SIZE] = 0
-    places = np.empty(used[PLACES] + used[PLACES] // 4, np.int32)
-    _note_pairs(text, table.ctypes, len(table), places.ctypes)
-    return Pairs(table, places, used)
-
-
-@njit(types.int64(TEXT, types.int64, POINTER, types.int64, POINTER))
-def _count_pairs(text: Any, p: Any, table: Any, size: Any, used: Any) -> Any:
+@njit(types.int64(_I32, _I32, _I32, I64, types.int64, _I64, _I64))
+def _count_pairs(symbols: Any, starts: Any, hints: Any, counts: Any, p: Any, table: Any, used: Any) -> Any:
     """Count pairs from position p on; returns the position where the table is short, or the last."""
-    while p < text.size - 1 and not _is_short(size, used[ROWS] + 1):
+    text, rows, size = (
+        _text_of(len(symbols), symbols.ctypes, starts.ctypes, hints.ctypes, counts.ctypes),
+        table.ctypes,
+        len(table),
+    )
+    while p < text.size - 1 and 3 * PAIR * (used[ROWS] + 1) <= 2 * size:
         key = _pair_at(text, p)
         if key != FREE:
-            row = _find(table, size, key)
+            row = _find(rows, size, key)
             if table[row + KEY] == FREE:
-                _take(table, row, used, key)
-            table[row + COUNT] += count_at(text, p)
+                table[row + KEY] = key
+                used[ROWS] += 1
+            table[row + COUNT] += _count_at(text, p)
             table[row + SIZE] += 1
-        p = after(text.symbols, p)
+        p = _after(text.symbols, p)
     return p
 
 
-@njit(types.void(TEXT, POINTER, types.int64, POINTER32))
-def _note_pairs(text: Any, table: Any, size: Any, places: Any) -> Any:
+@njit(types.void(_I32, _I32, _I32, I64, _I64, _I32))
+def _note_pairs(symbols: Any, starts: Any, hints: Any, counts: Any, table: Any, places: Any) -> Any:
     """Write the position of each pair into its run."""
-    p = np.int64(1)
+    text, p = _text_of(len(symbols), symbols.ctypes, starts.ctypes, hints.ctypes, counts.ctypes), np.int64(1)
     while p < text.size - 1:
         key = _pair_at(text, p)
         if key != FREE:
-            row = _find(table, size, key)
+            row = _find(table.ctypes, len(table), key)
             places[table[row + START] + table[row + SIZE]] = p
             table[row + SIZE] += 1
-        p = after(text.symbols, p)
+        p = _after(text.symbols, p)
 
 
-@njit(types.int64(TEXT, types.int64), inline=True)
+@njit(types.int64(_TEXT, types.int64), inline=True)
 def _pair_at(text: Any, p: Any) -> Any:
     """The pair whose left token begins at p, or FREE if there is none."""
-    a, b = np.int64(text.symbols[p]), np.int64(text.symbols[after(text.symbols, p)])
-    return (a << 32) | b if joinable(text, a, b) else FREE
+    a, b = np.int64(text.symbols[p]), np.int64(text.symbols[_after(text.symbols, p)])
+    return (a << 32) | b if a >= 0 and b >= 0 else FREE
 
 
-@njit(types.int64(POINTER, types.int64, types.int64), inline=True)
+@njit(types.int64(_POINTER, types.int64, types.int64), inline=True)
 def _find(table: Any, size: Any, key: Any) -> Any:
     """Where in a table of `size` integers the row of a pair begins, or the free row where it belongs."""
     mask = size - 1
@@ -743,14 +811,7 @@ def _find(table: Any, size: Any, key: Any) -> Any:
     return row
 
 
-@njit(types.void(POINTER, types.int64, POINTER, types.int64), inline=True)
-def _take(table: Any, row: Any, used: Any, key: Any) -> Any:
-    """Give a free row to a pair."""
-    table[row + KEY] = key
-    used[ROWS] += 1
-
-
-@njit(TABLE(types.int64))
+@njit(_I64(types.int64))
 def _new_table(rows: Any) -> Any:
     """A table of at least `rows` rows, all free."""
     capacity = 1024
@@ -762,30 +823,30 @@ def _new_table(rows: Any) -> Any:
     return table
 
 
-@njit(PAIRS())
-def _no_pairs() -> Any:
-    """As of a text without any."""
-    return Pairs(_new_table(0), np.empty(0, np.int32), np.zeros(3, np.int64))
-
-
-@njit(types.boolean(types.int64, types.int64), inline=True)
-def _is_short(table_size: Any, rows: Any) -> Any:
-    """Whether a table of so many integers has too few rows to find pairs fast with `rows` of them in use."""
-    return 3 * PAIR * rows > 2 * table_size
-
-
-@njit(PAIRS(PAIRS, types.int64))
-def _renew(pairs: Any, reserve: Any) -> Any:
+@njit(_I64(_I64, _I64, types.int64))
+def _renew(table: Any, used: Any, reserve: Any) -> Any:
     """The pairs that still occur often enough, in a table with room for `reserve` more."""
-    table, least = pairs.table, max(1, pairs.used[LEAST])
-    used = 0
+    least = max(1, used[LEAST])
+    used[ROWS] = 0
     for row in range(0, len(table), PAIR):
-        used += table[row + COUNT] >= least
-    renewed = _new_table(2 * (used + reserve))
+        used[ROWS] += table[row + COUNT] >= least
+    renewed = _new_table(2 * (used[ROWS] + reserve))
     for row in range(0, len(table), PAIR):
         if table[row + COUNT] >= least:
             to = _find(renewed.ctypes, len(renewed), table[row + KEY])
             for field in range(PAIR):
                 renewed[to + field] = table[row + field]
-    pairs.used[ROWS] = used
-    return Pairs(renewed, pairs.places, pairs.used)
+    return renewed
+
+
+@njit(types.int64(types.Array(types.int32, 1, "C", readonly=True), I64, _I32, types.int64))
+def _place(tokens: Any, offsets: Any, symbols: Any, p: Any) -> Any:
+    """Write words of tokens, and a boundary after each, to the positions from p on; returns the position after them."""
+    first = offsets[0]
+    for w in range(len(offsets) - 1):
+        for i in range(offsets[w] - first, offsets[w + 1] - first):
+            symbols[p] = tokens[i]
+            p += 1
+        symbols[p] = BOUNDARY
+        p += 1
+    return p

@@ -35,7 +35,6 @@ from pretok.tokenizer.vocabulary import (
     load_vocab,
 )
 from pretok.vocab.bpe import Merges
-from pretok.vocab.entries import Uses
 
 BESIDE = (CONFIG_FILE, SPECIAL_TOKENS_FILE, "chat_template.jinja")
 """Files beside a tokenizer.json that hold with more entries as well. vocab.json and merges.txt do not."""
@@ -113,7 +112,7 @@ def tokens_of(old: Vocabulary) -> tuple[list[bytes], npt.NDArray[np.bool_]]:
     return [_spelled(old.tokens[i]) for i in range(old.size)], apart
 
 
-def least_used(old: Vocabulary, uses: Uses, count: int) -> list[int]:
+def least_used(old: Vocabulary, uses: npt.NDArray[np.float64], count: int) -> list[int]:
     """The `count` learned entries of fewest uses, in the order in which they go: none that is a part of one that stays.
 
     uses: float64[ids], in the planned text. When an entry goes, what it was made of has its uses too.

@@ -16,7 +16,6 @@ import shutil
 from collections.abc import Sequence
 from contextlib import nullcontext
 from fractions import Fraction
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,7 @@ import numpy as np
 import pyarrow as pa
 
 from pretok.base.console import Console
-from pretok.base.errors import PartitionsFailed, PretokError, UsageError
+from pretok.base.errors import PartitionsFailed, UsageError
 from pretok.base.execute import Engine
 from pretok.base.lock import hold
 from pretok.base.memory import free_memory
@@ -41,15 +40,19 @@ from pretok.read.batches import from_buffers
 from pretok.read.changes import refuse_changes
 from pretok.tokenizer.encoder import Encoder
 from pretok.tokenizer.vocabulary import TOKENIZER_FILE, Vocabulary, write_vocab
-from pretok.vocab.bpe import extend_merges, train_merges
-from pretok.vocab.compare import THIS, measure_tokenizer
-from pretok.vocab.cost import Measure, MeasureTask, empty_measure, measure_bucket, open_tokenizer
+from pretok.vocab.bpe import BufferWriter, SymbolBuffer, extend_merges, train_merges
 from pretok.vocab.extend import least_used, open_old, steps_of, tokens_of, without, write_extended
+from pretok.vocab.measure import (
+    Measure,
+    MeasureTask,
+    empty_measure,
+    measure_bucket,
+    measure_heldout,
+    open_tokenizer,
+)
 from pretok.vocab.planned import check_mix, plan_text
 from pretok.vocab.records import RareEntry, VocabReport
-from pretok.vocab.report import Made, make_report
-from pretok.vocab.show import show_report
-from pretok.vocab.symbols import BufferWriter, SymbolBuffer
+from pretok.vocab.report import THIS, make_report, rare_entry, show_report
 
 REPORT_FILE = "report.json"
 STATE = ".state"
@@ -71,17 +74,16 @@ def run_build_vocab(
     counts: train from these and read no text. Raises UsageError, MismatchError, FolderInUse, PartitionsFailed, Stopped.
     """
     check_settings(recipe.vocab)
-    old, model, vocab = None, None, recipe.vocab
+    old, vocab = None, recipe.vocab
     if vocab.extend is not None:
         old = open_old(vocab.extend, vocab.pattern, vocab.eod, vocab.bos)
-        model = _model_of(old, console)
         size = old.size + (0 if vocab.replace else vocab.added)
         recipe = recipe.model_copy(update={"vocab": vocab.model_copy(update={"size": size})})
         compare = [vocab.extend, *compare]
     folder = recipe.vocab_dir
     finished = (folder / REPORT_FILE).exists() and (folder / TOKENIZER_FILE).exists()
     with nullcontext() if finished else hold(folder, "build-vocab"):  # what is finished is only read
-        return _build_vocab(recipe, engine, console, compare, counts, old, model)
+        return _build_vocab(recipe, engine, console, compare, counts, old)
 
 
 def _build_vocab(
@@ -91,9 +93,8 @@ def _build_vocab(
     compare: Sequence[Path],
     counts: CorpusCounts | None,
     old: Vocabulary | None,
-    model: Any,
 ) -> VocabReport:
-    """old: the tokenizer to extend, None to begin with bytes; model: as of Made."""
+    """old: the tokenizer to extend, None to begin with bytes."""
     if counts is not None:
         check_mix(recipe, counts.sources)
     folder = recipe.vocab_dir
@@ -119,15 +120,15 @@ def _build_vocab(
     with console.progress("merge"):
         ids = [entry.id for entry in gone]
         made, tally = train_vocabularies(counts, recipe.vocab, folder, old, ids)
-    main = made[recipe.vocab.size]
     open_tokenizer.cache_clear()  # of another vocabulary that stood in its place
     with open_step("measure", engine, console) as step:
         measure = _measure(made, counts, step)
         paths = {THIS: folder, **{str(path): path for path in compare}}
-        rows = {name: measure_tokenizer(path, counts, console) for name, path in paths.items()}
-    report = make_report(
-        Made(recipe, counts, tally, made, measure, main, paths, rows, config, tuple(gone), model)
-    )
+        compared = {
+            name: (open_tokenizer(path)[1], measure_heldout(path, counts, console))
+            for name, path in paths.items()
+        }
+    report = make_report(recipe, counts, tally, made, measure, compared, config, tuple(gone))
     write_json(folder / REPORT_FILE, to_json(report))
     shutil.rmtree(folder / STATE, ignore_errors=True)
     show_report(report, console, compared=bool(compare))
@@ -144,26 +145,6 @@ def refuse_short(report: VocabReport, vocab: Vocab) -> None:
             f"inside any word. Give more text{' or a smaller min_count' if vocab.min_count > 1 else ''}, or accept "
             f"this one with --vocab-size {made} (size in a recipe)"
         )
-
-
-def _model_of(old: Vocabulary, console: Console) -> Any:
-    """Sizes of the model in the folder of the tokenizer, None where it has none that train computes. UsageError where
-    its matrices do not fit the tokenizer."""
-    path = old.path.with_name("config.json")
-    if not path.is_file():
-        return None
-    config = read_json(path)
-    rows = config.get("vocab_size") if isinstance(config, dict) else None
-    if isinstance(rows, int) and rows < old.size:
-        raise UsageError(
-            f"{path} is of a model with {rows:,} rows, fewer than the {old.size:,} entries of {old.path}: they are not "
-            "of one model"
-        )
-    try:
-        return import_module("train.model.sizes").read_config(path)  # by name, as it is of the trainer
-    except PretokError as error:
-        console.notice(f"the report does not say what rows cost: {error}")
-        return None
 
 
 def check_settings(vocab: Vocab) -> None:
@@ -294,14 +275,12 @@ def lay_out(counts: CorpusCounts, vocab: Vocab, old: Vocabulary | None) -> tuple
 def _least_used(recipe: Recipe, old: Vocabulary, counts: CorpusCounts, step: Step) -> list[RareEntry]:
     """The old entries that give their ids to new ones, in the order in which they go, with their own planned uses."""
     measure = _measure({old.size: old}, counts, step)
-    counted = dict(zip(counts.sources, measure.tokens[:, 0, 0].tolist(), strict=True))
+    counted = dict(zip(counts.sources, measure.uses[0].sum(1).tolist(), strict=True))
     planned = plan_text(recipe, Fraction(counts.config.sample), counts.sizes, counted)[1] @ measure.uses[0]
     gone = least_used(old, planned, recipe.vocab.added)
     if len(gone) < recipe.vocab.added:
         raise UsageError(f"{old.path} has {len(gone):,} entries that can be replaced; give --add {len(gone)}")
-    return [
-        RareEntry(i, old.token_bytes(i).decode(errors="replace"), int(planned[i]), step=False) for i in gone
-    ]
+    return [rare_entry(old, i, planned[i]) for i in gone]
 
 
 def _measure(made: dict[int, Vocabulary], counts: CorpusCounts, step: Step) -> Measure:

@@ -1,7 +1,6 @@
 """What VOCAB/report.json holds, as typed records; `pretok.base.records` reads and writes them.
 
-Shares are of 1. A figure is None where there is no text to say it from. `heldout` and `compare` are of the held-out
-texts that were kept; all other figures are of the words of all training documents, which is exact.
+Shares are of 1. A figure is None where there is no text to say it from.
 """
 
 from __future__ import annotations
@@ -11,197 +10,96 @@ from typing import Any
 from pretok.base.failures import Failure
 from pretok.base.records import Count, Record
 
+MIX = "planned mix"
+"""Stands beside the names of the sources for all of them, as much of each as is planned. No source has a space."""
+
 
 class MadeVocabulary(Record, frozen=True):
-    """The vocabulary that was written; asked: the entries it was to have."""
+    """The vocabulary that was written."""
 
     size: Count
     asked: Count
+    """Entries that it was to have."""
     fingerprint: str
     eod_id: Count
 
 
 class CountedWords(Record, frozen=True):
-    """What it was trained from. dropped: words rarer than `min_count`."""
+    """The distinct words it was trained from."""
 
     distinct: Count
     occurrences: Count
     dropped: Count
+    """Words rarer than `min_count`."""
     dropped_share_of_text: float | None
 
 
-class Costs(Record, frozen=True, kw_only=True, omit_defaults=True):
-    """Text of one source by this vocabulary; words are those of the pattern, signs and spaces among them."""
-
-    documents: Count | None = None
-    bytes: Count
-    words: Count
-    tokens: Count
-    bytes_per_token: float | None
-    tokens_per_word: float | None
-
-
-class SourceCosts(Record, frozen=True):
-    """One source. weight: its share of the text trained on; multiplier: what its counts were multiplied by for that."""
+class SourceText(Record, frozen=True):
+    """What was counted of a source."""
 
     documents: Count
+    heldout_documents: Count
     weight: float | None
+    """Its share of the text trained on."""
     multiplier: Count
+    """What its counts were multiplied by for that."""
     distinct_words: Count
-    training: Costs
-    heldout: Costs
 
 
-class LongToken(Record, frozen=True):
-    """One of the longest entries."""
+class Figures(Record, frozen=True):
+    """One tokenizer in one text."""
 
-    id: Count
-    token: str
-    occurrences: dict[str, Count]
-
-
-class TokenOwners(Record, frozen=True):
-    """Whose the entries are. mostly_in: source -> entries found there above all; unused_bytes: hexadecimal."""
-
-    mostly_in: dict[str, Count]
-    shared: Count
-    unused: Count
-    longest: tuple[LongToken, ...]
-    unused_bytes: tuple[str, ...]
-
-
-class Compared(Record, frozen=True):
-    """One source by one tokenizer. fertility: tokens per word between spaces, as papers count them."""
-
+    bytes: Count | None
     tokens: Count | None
-    bytes: Count
-    bytes_per_token: float | None
-    fertility: float | None
-
-
-class MixCosts(Record, frozen=True):
-    """Bytes per token where the sources have their shares of the vocabulary's training text: of all text by size, of
-    held-out texts by tokenizer."""
-
-    shares: dict[str, float]
-    sizes: dict[str, float | None]
-    compare: dict[str, float | None]
-
-
-class TextFigures(Record, frozen=True):
-    """One vocabulary in the text of a source or of the planned mix.
-
-    single_bytes: share of the bytes that are a token each; split_characters: share of the bytes that are a token each
-    and only a part of a character; renyi: efficiency, see `entries.renyi_efficiency`.
-    """
-
+    """None where the tokenizer gives up on the text."""
     bytes_per_token: float | None
     tokens_per_word: float | None
     single_bytes: float | None
+    """Share of the bytes that are a token each."""
     split_characters: float | None
+    """Share of the bytes that are a token each and only a part of a character."""
     renyi: float | None
-
-
-class WordFigures(Record, frozen=True):
-    """Words of one kind. share: of all words; tokens_per_word, bytes_per_token: None where there are none."""
-
-    share: float | None
-    tokens_per_word: float | None
-    bytes_per_token: float | None
-
-
-class SourceFigures(Record, frozen=True):
-    """A source, or the planned mix, by this vocabulary. tokens: planned; only_steps: entries that its text has inside
-    of longer ones alone; kinds: as `cost.KINDS`."""
-
-    tokens: Count
-    text: TextFigures
-    only_steps: Count
-    kinds: dict[str, WordFigures]
+    """Efficiency, see `measure.renyi_efficiency`."""
 
 
 class SizeFigures(Record, frozen=True):
-    """A vocabulary of one size in the planned mix.
+    """A vocabulary of one size."""
 
-    steps: learned entries that longer ones are made of; left_over: those of them that the text trained on uses less
-    often than the last entry that was made; unused: learned entries the mix does not use; rare: uses -> learned entries
-    of fewer uses than that.
-    """
-
-    text: TextFigures
-    steps: Count
-    left_over: Count
-    left_over_share: float | None
+    text: dict[str, Figures]
+    """Source, or MIX -> all training documents, exactly. Words are those of the pattern, signs and spaces too."""
     unused: Count
+    """Learned entries that the mix does not use."""
     rare: dict[str, Count]
+    """Uses -> learned entries of fewer uses in the mix than that."""
 
 
 class RareEntry(Record, frozen=True):
-    """An entry that the planned mix uses seldom; step: whether longer ones are made of it."""
+    """An entry that the planned mix uses seldom."""
 
     id: Count
     token: str
     uses: Count
-    step: bool
-
-
-class OtherTokenizer(Record, frozen=True):
-    """A tokenizer, this one included, on the held-out texts as the planned mix weighs them.
-
-    shared_entries: entries whose bytes are an entry of this vocabulary too; share_of_tokens: how large a part of this
-    vocabulary's tokens they are.
-    """
-
-    size: Count
-    shared_entries: Count
-    share_of_tokens: float | None
-    bytes_per_token: float | None
-    fertility: float | None
-    renyi: float | None
-
-
-class Decision(Record, frozen=True):
-    """What decides on a vocabulary, in the text that is planned.
-
-    basis: where the proportions are from, see `planned.plan_text`; sources: and `mix` for all of them; sizes: by
-    entries; rare: the rarest entries of this vocabulary.
-    """
-
-    basis: str
-    sources: dict[str, SourceFigures]
-    mix: SourceFigures
-    sizes: dict[str, SizeFigures]
-    rare: tuple[RareEntry, ...]
-    tokenizers: dict[str, OtherTokenizer]
-
-
-class RowCosts(Record, frozen=True):
-    """What a vocabulary costs the model that it extends. parameters: of the rows that were added, in both matrices;
-    output_share: of the output matrix in the FLOPs of a token; compute: FLOPs for a byte of the mix, 1 being those by
-    the old vocabulary."""
-
-    parameters: Count
-    output_share: float
-    compute: float
 
 
 class VocabReport(Record, frozen=True, omit_defaults=True):
-    """The whole file. sizes: entries -> source -> tokens of all its text; compare: tokenizer -> source; config: all
-    that decides the vocabulary; replaced: old entries whose ids went to new ones, in the order in which they went;
-    rows: by entries, where the model that is extended is known."""
+    """The whole file."""
 
     vocabulary: MadeVocabulary
     words: CountedWords
-    sources: dict[str, SourceCosts]
-    sizes: dict[str, dict[str, Count]]
-    tokens: TokenOwners
-    compare: dict[str, dict[str, Compared]]
-    mix: MixCosts
+    basis: str
+    """Where the proportions of the planned mix are from, see `planned.plan_text`."""
+    sources: dict[str, SourceText]
+    sizes: dict[str, SizeFigures]
+    """By entries, the vocabulary that was written first."""
+    compare: dict[str, dict[str, Figures]]
+    """Tokenizer, `this` first -> source, or MIX -> held-out texts that were kept. Words are those between spaces."""
+    rare: tuple[RareEntry, ...]
+    """The rarest entries of the vocabulary that was written."""
     failed: tuple[Failure, ...]
     config: dict[str, Any]
-    decision: Decision
+    """All that decides the vocabulary."""
     replaced: tuple[RareEntry, ...] | None = None
-    rows: dict[str, RowCosts] | None = None
+    """Old entries whose ids went to new ones, in the order in which they went."""
 
 
 def ratio(a: float, b: float | None) -> float | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections import Counter
@@ -24,12 +23,13 @@ from pretok.base.storage import read_json, write_json
 from pretok.config import Recipe, make_recipe
 from pretok.counts.counts_file import load_counts
 from pretok.tokenizer.vocabulary import load_vocab
-from pretok.vocab.entries import occurring_only_inside, read_entries, renyi_efficiency
 from pretok.vocab.job import run_build_vocab
+from pretok.vocab.measure import renyi_efficiency
 from pretok.vocab.planned import check_mix, plan_text
+from pretok.vocab.records import MIX
 
 SIZE = 900
-MIX = {"it": 0.9, "en": 0.1}
+SHARES = {"it": 0.9, "en": 0.1}
 
 
 pytestmark = pytest.mark.usefixtures("few_buckets")
@@ -54,19 +54,16 @@ def words_of(tokenizer: Tokenizer, text: str) -> list[str]:
     return [text[a:b] for _, (a, b) in tokenizer.pre_tokenizer.pre_tokenize_str(text)]
 
 
-def is_cut_before(word: str) -> bool:
-    return bool(re.match(r"['’][^\W\d_]", word)) and not re.fullmatch(r"(?i)['’](s|t|re|ve|m|ll|d)", word)
-
-
 def test_the_planned_mix_weighs_every_figure(folder: Path, here: Engine) -> None:
-    made = planned_recipe(folder, {"tokens": "1M", "weights": MIX}, holdout="0")
-    decision = to_json(run_build_vocab(made, here, SILENT))["decision"]
+    made = planned_recipe(folder, {"tokens": "1M", "weights": SHARES}, holdout="0")
+    report = to_json(run_build_vocab(made, here, SILENT))
+    sizes = report["sizes"][str(SIZE)]
     tokenizer = Tokenizer.from_file(str(made.vocab_dir / "tokenizer.json"))
     tokenizer.encode_special_tokens = True
     names = names_of(tokenizer, made.vocab_dir)
     uses: Counter[int] = Counter()  # in the planned mix
     sums: Counter[str] = Counter()
-    for source, share in MIX.items():
+    for source, share in SHARES.items():
         texts = documents(folder, source)
         ids = [i for text in texts for i in tokenizer.encode(text).ids]
         words = [word for text in texts for word in words_of(tokenizer, text)]
@@ -74,14 +71,14 @@ def test_the_planned_mix_weighs_every_figure(folder: Path, here: Engine) -> None
         for i in ids:
             uses[i] += scale
         size = sum(len(text.encode()) for text in texts)
-        cut = sum(map(is_cut_before, words))
-        row = decision["sources"][source]
-        assert row["tokens"] == share * 1_000_000
-        assert row["text"]["bytes_per_token"] == pytest.approx(size / len(ids), abs=1e-4)
-        assert row["text"]["tokens_per_word"] == pytest.approx(len(ids) / len(words), abs=1e-4)
-        assert row["kinds"]["cut_before_apostrophe"]["share"] == pytest.approx(cut / len(words), abs=1e-4)
-        sums.update(size=scale * size, words=scale * len(words), cut=scale * cut)
-    text = decision["mix"]["text"]
+        row = sizes["text"][source]
+        assert (row["tokens"], row["bytes"]) == (len(ids), size)
+        assert row["bytes_per_token"] == pytest.approx(size / len(ids), abs=1e-4)
+        assert row["tokens_per_word"] == pytest.approx(len(ids) / len(words), abs=1e-4)
+        sums.update(size=scale * size, words=scale * len(words))
+    text = sizes["text"][MIX]
+    assert text["tokens"] == 1_000_000
+    assert text["tokens_per_word"] == pytest.approx(1_000_000 / sums["words"], abs=1e-4)
     assert text["bytes_per_token"] == pytest.approx(sums["size"] / 1_000_000, abs=1e-4)
     single = sum(n for i, n in uses.items() if len(names[i]) == 1)
     split = sum(n for i, n in uses.items() if len(names[i]) == 1 and names[i] >= b"\x80")
@@ -89,13 +86,10 @@ def test_the_planned_mix_weighs_every_figure(folder: Path, here: Engine) -> None
     assert text["split_characters"] == pytest.approx(split / sums["size"], abs=1e-6)
     power = sum((n / 1_000_000) ** 2.5 for n in uses.values())
     assert text["renyi"] == pytest.approx(math.log(power) / -1.5 / math.log(SIZE), abs=1e-4)
-    cut_share = decision["mix"]["kinds"]["cut_before_apostrophe"]["share"]
-    assert cut_share == pytest.approx(sums["cut"] / sums["words"], abs=1e-4)
     learned = [i for i, name in names.items() if len(name) > 1 and i >= 64]
-    sizes = decision["sizes"][str(SIZE)]
     assert sizes["rare"] == {str(n): sum(uses[i] < n - 1e-6 for i in learned) for n in (100, 1_000, 10_000)}
     assert sizes["unused"] == sum(not uses[i] for i in learned)
-    listed = [entry["id"] for entry in decision["rare"]]
+    listed = [entry["id"] for entry in report["rare"]]
     assert sorted(listed) == [i for i in learned if uses[i] < 1_000]
     assert [uses[i] for i in listed] == pytest.approx(sorted(uses[i] for i in listed))
 
@@ -105,58 +99,13 @@ def test_other_proportions_than_those_on_disk_change_the_figures(folder: Path, h
     for name, mix in {"it": {"it": 1.0, "en": 0.0}, "en": {"it": 0.0, "en": 1.0}}.items():
         made = planned_recipe(folder, {"tokens": "1M", "weights": mix})
         made = made.model_copy(update={"out": folder / name})
-        decision = run_build_vocab(made, here, SILENT).decision
-        assert decision is not None
-        assert decision.basis == "mix"
-        assert decision.mix.text == decision.sources[name].text
-        assert decision.mix.tokens == decision.sources[name].tokens == 1_000_000
-        found[name] = decision
-    assert found["it"].rare != found["en"].rare
-    assert [e.token for e in found["it"].rare if e.uses == 0] != [
-        e.token for e in found["en"].rare if e.uses == 0
-    ]
-
-
-def test_left_over_entries_are_steps_that_are_used_less_than_the_last_entry(
-    folder: Path, here: Engine
-) -> None:
-    made = planned_recipe(folder, None, holdout="0", weights={"it": "0.5", "en": "0.5"})
-    report = run_build_vocab(made, here, SILENT)
-    assert report.decision is not None
-    tokenizer = Tokenizer.from_file(str(made.vocab_dir / "tokenizer.json"))
-    tokenizer.encode_special_tokens = True
-    model = json.loads(tokenizer.to_str())["model"]
-    vocab, merges = model["vocab"], model["merges"]
-    uses: Counter[int] = Counter()
-    for source, row in report.sources.items():
-        for text in documents(folder, source):
-            for i in tokenizer.encode(text).ids:
-                uses[i] += row.multiplier
-    steps = {vocab[part] for merge in merges for part in merge}
-    made_of = {vocab["".join(merge)] for merge in merges}
-    last = uses[vocab["".join(merges[-1])]]
-    figures = report.decision.sizes[str(SIZE)]
-    assert figures.steps == len(made_of & steps)
-    assert figures.left_over == sum(uses[i] < last for i in made_of & steps) > 0
-    # Why there is nothing to gain from the others: they are used as often as any candidate for their place.
-    names = {i: token for token, i in vocab.items()}
-    assert all(uses[i] >= last for i in made_of - steps if len(set(names[i])) > 1)
-
-
-def test_entries_inside_of_longer_ones_alone(folder: Path, here: Engine) -> None:
-    made = planned_recipe(folder, None, holdout="0")
-    run_build_vocab(made, here, SILENT)
-    vocab = load_vocab(made.vocab_dir)
-    entries = read_entries(vocab)
-    uses = np.zeros(vocab.size)
-    last = int(entries.merges[-1, 2])
-    uses[last] = 1
-    parts, found = {last}, set()
-    derivation = {int(c): (int(a), int(b)) for a, b, c in entries.merges}
-    while parts:
-        parts = {part for i in parts for part in derivation.get(i, ())}
-        found |= {i for i in parts if len(vocab.token_bytes(i)) > 1}
-    assert occurring_only_inside(entries, uses) == len(found) > 0
+        report = run_build_vocab(made, here, SILENT)
+        text = to_json(report.sizes[str(SIZE)].text)
+        assert report.basis == "mix"
+        assert text[MIX] == text[name] | {"tokens": 1_000_000, "bytes": text[MIX]["bytes"]}
+        found[name] = report.rare
+    assert found["it"] != found["en"]
+    assert [e.token for e in found["it"] if e.uses == 0] != [e.token for e in found["en"] if e.uses == 0]
 
 
 @pytest.mark.parametrize(
@@ -168,32 +117,23 @@ def test_renyi_efficiency_of_what_is_known(uses: list[float], expected: float | 
 
 def test_the_tables_are_details(folder: Path, here: Engine) -> None:
     told = Told()
-    decision = run_build_vocab(planned_recipe(folder, None), here, told).decision
-    assert decision is not None
+    text = run_build_vocab(planned_recipe(folder, None), here, told).sizes[str(SIZE)].text[MIX]
     tables = {table.title.split(" (")[0]: table for table in told.details if isinstance(table, Table)}
-    assert {"this vocabulary in the planned mix", "sizes in the planned mix"} < tables.keys()
-    row = tables["this vocabulary in the planned mix"].rows[-1]
-    assert row[:3] == ("mix", f"{decision.mix.tokens:,}", str(decision.mix.text.bytes_per_token))
+    assert {"sizes in the planned mix", "bytes per token of held-out texts"} < tables.keys()
+    row = tables["sizes in the planned mix"].rows[-1]
+    assert row[:3] == (str(SIZE), f"{text.tokens:,}", str(text.bytes_per_token))
 
 
 def test_other_tokenizers_on_the_planned_mix(folder: Path, here: Engine) -> None:
     small = recipe(folder, "small", size=700, weights={"it": "0.02", "en": "0.98"})
     run_build_vocab(small, here, SILENT)
     other = small.vocab_dir / "tokenizer.json"
-    made = planned_recipe(folder, {"tokens": "1M", "weights": MIX})
+    made = planned_recipe(folder, {"tokens": "1M", "weights": SHARES})
     report = run_build_vocab(made, here, SILENT, [other])
-    assert report.decision is not None
     counts = load_counts(made.counts_dir)
-    planned = {
-        name: report.decision.sources[name].tokens
-        * report.sources[name].training.bytes
-        / report.sources[name].training.tokens
-        for name in MIX
-    }
+    text = report.sizes[str(SIZE)].text
+    planned = {name: (text[name].bytes_per_token or 0) * share for name, share in SHARES.items()}
     shares = {name: size / sum(planned.values()) for name, size in planned.items()}
-    mine = names_of(Tokenizer.from_file(str(made.vocab_dir / "tokenizer.json")), made.vocab_dir)
-    theirs = names_of(Tokenizer.from_file(str(other)), small.vocab_dir)
-    shared = (set(mine.values()) & set(theirs.values())) - {mine[i] for i in range(64)}
     for name, path in (("this", made.vocab_dir / "tokenizer.json"), (str(other), other)):
         tokenizer = Tokenizer.from_file(str(path))
         tokenizer.encode_special_tokens = True
@@ -207,17 +147,10 @@ def test_other_tokenizers_on_the_planned_mix(folder: Path, here: Engine) -> None
                 rates[i] += share / size
             words = sum(len(re.findall(r"[^\t\n\f\r ]+", text)) for text in texts)
             spaced += share / size * words
-            assert report.compare[name][source].fertility == pytest.approx(len(ids) / words, abs=1e-4)
-        row, total = report.decision.tokenizers[name], sum(rates.values())
-        assert row.bytes_per_token == pytest.approx(1 / total, abs=1e-4)
-        assert row.fertility == pytest.approx(total / spaced, abs=1e-4)
-        if name == "this":
-            both = sum(rate for i, rate in rates.items() if mine[i] in shared) / total
-    assert report.decision.tokenizers["this"].share_of_tokens == 1
-    row = report.decision.tokenizers[str(other)]
-    assert (row.size, row.shared_entries) == (700 - 64, len(shared))
-    assert len(shared) < row.size
-    assert row.share_of_tokens == pytest.approx(both, abs=1e-4)
+            assert report.compare[name][source].tokens_per_word == pytest.approx(len(ids) / words, abs=1e-4)
+        row, total = report.compare[name][MIX], sum(rates.values())
+        assert row.bytes_per_token == pytest.approx(1 / total, abs=2e-4)
+        assert row.tokens_per_word == pytest.approx(total / spaced, abs=1e-4)
 
 
 def test_what_is_planned() -> None:
@@ -243,7 +176,7 @@ def test_what_is_planned() -> None:
 
 
 def test_a_mix_of_unknown_sources_is_refused_before_the_work(folder: Path, here: Engine) -> None:
-    made = planned_recipe(folder, {"tokens": "1M", "weights": MIX})
+    made = planned_recipe(folder, {"tokens": "1M", "weights": SHARES})
     with pytest.raises(UsageError, match=r"\[mix\] names en, but the sources are it"):
         check_mix(made, ["it"])
 

@@ -21,7 +21,6 @@ from pretok.forecast.estimate import Interval, MixForecast, SourceForecast, fore
 from pretok.forecast.measure import measure
 from pretok.forecast.vocabulary import counting_vocabulary
 from pretok.read.conversation import Conversation
-from pretok.read.guarded import one_child
 from pretok.read.kept import Keep
 from pretok.read.partition import shard_bytes
 from pretok.read.probe import Probe, decide_types, probe_inputs
@@ -72,8 +71,7 @@ class Forecast:
 
 def run_forecast(recipe: Recipe, workers: int, seed: int, console: Console) -> Forecast:
     """Sample every source. Raises UsageError for inputs that are not there or hold no text, as tokenize would."""
-    with one_child():
-        probed = {name: _probe(source, console) for name, source in recipe.sources.items()}
+    probed = {name: _probe(source, console) for name, source in recipe.sources.items()}
     with counting_vocabulary(recipe, probed, seed) as (vocab, trained):
         vocab_size = recipe.vocab.size if trained else vocab.size  # a sample may allow fewer entries
         if trained and recipe.vocab.extend is not None:

@@ -10,9 +10,7 @@ probe.py            inputs -> how much text they hold, whether the field is ther
 partition.py        inputs -> partitions, planned from sizes
 changes.py          what changed since a result was made, by name
 spans.py            blocks of bytes -> spans of whole records, none too long
-json_values.py      JSON values in Numba: skip one, unescape a string
-jsonl.py            JSON Lines -> texts, in Numba
-json_kept.py        JSON Lines -> what is kept beside the text, in Numba
+jsonl.py            JSON Lines -> texts and what is kept beside them, in Numba
 kept.py             what is kept of a record beside its text, by type
 tables.py           Parquet and saved datasets -> columns of text
 batches.py          batches of documents as Arrow arrays

@@ -34,9 +34,7 @@ from pretok.read.files import (
     unpack,
     what_changed,
 )
-from pretok.read.json_kept import kept_lines
-from pretok.read.json_values import MAX_DEPTH
-from pretok.read.jsonl import field_bytes, parse_lines
+from pretok.read.jsonl import MAX_DEPTH, parse_lines
 from pretok.read.kept import Keep, KeptValues, describe_mismatch, kept_tables, mismatches
 from pretok.read.normalize import Normalization, normalize_batch
 from pretok.read.partition import Partition, Piece
@@ -301,8 +299,9 @@ def _read_jsonl(
 def _parse(data: memoryview, record: RecordFormat, keep: Keep, after_blank: bool) -> _Found:
     block = np.frombuffer(data, np.uint8)
     raw = record.conversation is not UNSET  # the JSON of the field
-    field = field_bytes(record.field)
-    lines = parse_lines(block, field, record.max_document, record.max_line, after_blank, raw)
+    lines = parse_lines(
+        block, record.field, keep.columns, record.max_document, record.max_line, after_blank, raw
+    )
 
     def explain(at: int) -> str:
         status = int(lines.status[at])
@@ -310,10 +309,6 @@ def _parse(data: memoryview, record: RecordFormat, keep: Keep, after_blank: bool
             "" if status == BLANK else _explain(data[lines.starts[at] : lines.starts[at + 1]], status, record)
         )
 
-    kept = None
-    if keep.columns:
-        accepted = np.flatnonzero(lines.status == OK)
-        kept = kept_lines(block, lines.starts, accepted, lines.spans, keep.columns)
     return _Found(
         lines.status,
         from_buffers(lines.texts, lines.offsets),
@@ -322,7 +317,7 @@ def _parse(data: memoryview, record: RecordFormat, keep: Keep, after_blank: bool
         lines.lines,
         lines.numbers,
         int(lines.starts[0]),
-        kept,
+        lines.kept if keep.columns else None,
     )
 
 

@@ -38,7 +38,7 @@ def run_parts(paths: list[str], tokenizer: Path, output: Path) -> dict[str, floa
 
     from pretok.read.batches import from_buffers
     from pretok.read.files import read_bytes
-    from pretok.read.jsonl import field_bytes, parse_lines
+    from pretok.read.jsonl import parse_lines
     from pretok.read.readers import BATCH_BYTES, RecordFormat
     from pretok.read.spans import whole_records
     from pretok.tokenizer.encoder import Encoder
@@ -51,9 +51,7 @@ def run_parts(paths: list[str], tokenizer: Path, output: Path) -> dict[str, floa
             spans = whole_records(iter(blocks), b"\n", RecordFormat().max_line, BATCH_BYTES)
             while span := clock("regroup", lambda spans=spans: next(spans, None)):
                 lines = np.frombuffer(span, np.uint8)
-                data, offsets, *_ = clock(
-                    "parse", lambda lines=lines: parse_lines(lines, field_bytes("text"))
-                )
+                data, offsets, *_ = clock("parse", lambda lines=lines: parse_lines(lines, "text"))
                 texts = from_buffers(data, offsets)
                 clock("check UTF-8", lambda texts=texts: texts.validate(full=True))
                 tokens, _ = clock("encode", lambda texts=texts: encoder.encode(texts))

@@ -14,7 +14,6 @@ import os
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -29,7 +28,6 @@ from support import ROOT
 from tokenizers import Tokenizer
 
 from pretok.cli import run_command
-from pretok.read.guarded import one_child
 from pretok.read.rejects import REASONS
 from pretok.shards.inputs import load_inputs
 from pretok.shards.ledger import ledger_windows
@@ -581,11 +579,9 @@ def vocab(tmp_path_factory: pytest.TempPathFactory, sample_texts: dict[str, list
 
 @pytest.fixture(scope="module", autouse=True)
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """All commands work in one folder and ask one helper process for footers of Parquet, whose start takes longer than
-    they do."""
-    with pytest.MonkeyPatch.context() as patch, one_child():
+    """All commands work in one folder."""
+    with pytest.MonkeyPatch.context() as patch:
         patch.chdir(tmp_path_factory.mktemp("inputs"))
-        patch.setattr("pretok.shards.job.one_child", nullcontext)
         yield
 
 

@@ -3,7 +3,6 @@
 paths.py            paths, globs and URLs -> the paths they stand for
 files.py            input files: open, decompress, notice changes; saved datasets
 recognise.py        paths -> input files, recognised by content
-servers.py          a file on a server -> any of its bytes, several requests under way at once; column chunks too
 zstd_frames.py      zstd data -> slices whose text is bounded
 sample/__init__.py  the text shipped with the package
 guarded.py          a function over items in a process of its own, which a library may end
@@ -11,14 +10,12 @@ probe.py            inputs -> how much text they hold, whether the field is ther
 partition.py        inputs -> partitions, planned from sizes
 changes.py          what changed since a result was made, by name
 spans.py            blocks of bytes -> spans of whole records, none too long
-json_values.py      JSON values in Numba: skip one, unescape a string
-jsonl.py            JSON Lines -> texts, in Numba
-json_kept.py        JSON Lines -> what is kept beside the text, in Numba
+jsonl.py            JSON Lines -> texts and what is kept beside them, in Numba
 kept.py             what is kept of a record beside its text, by type
 tables.py           Parquet and saved datasets -> columns of text
 batches.py          batches of documents as Arrow arrays
 normalize.py        text -> normalized text
-prefetch.py         the next items and pieces, beside the work on what is there
+prefetch.py         an iterator in a thread, a few items ahead of its consumer
 conversation.py     how messages, or several fields, become documents
 readers.py          a partition -> batches of documents, any format
 partition_runs.py   one task a partition: what counting and tokenizing share

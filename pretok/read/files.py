@@ -22,7 +22,6 @@ from pretok.base.records import Count, Record
 from pretok.base.storage import Tries, passes, tried
 from pretok.base.visible import masked
 from pretok.read.paths import is_remote, name_url, server_of, url_of
-from pretok.read.servers import REQUESTS, ServerStream, blocks_ahead, ends_on_server, on_server
 from pretok.read.zstd_frames import FrameWalk
 
 IDENTITY_BYTES = 1 << 16
@@ -31,6 +30,8 @@ COMPRESSED_STEP = 1 << 15
 """Bytes of compressed input per step: 100 KB of text as a rule, 30 MB at most (zlib shrinks text a thousandfold)."""
 READ_SIZE = 1 << 22
 """Bytes per read from the file system."""
+BLOCKS = 8
+"""Blocks of that size that are held of a file on a server: Arrow reads so many columns of it side by side."""
 
 SHOWN = 5
 """Names in one notice."""
@@ -68,11 +69,17 @@ def _received(url: str, *rest: Any) -> InputFile:
 
 
 def open_input(path: str, buffering: int = IDENTITY_BYTES) -> IO[bytes]:
-    """Open an input for reading bytes, so many at a time at least: a request to a server asks for that many."""
+    """Open an input for reading bytes, so many at a time at least: a request to a server asks for that many. Where
+    these are READ_SIZE, the next block is asked for while one is worked on."""
     if not is_remote(path):
         return open(path, "rb", buffering=buffering)  # noqa: PTH123 - a Path takes as long as opening it
     server, name = server_of(path)
-    file: IO[bytes] = server.open(name, "rb", block_size=buffering)
+    ahead: dict[str, Any] = {}
+    if buffering == READ_SIZE and getattr(
+        server, "async_impl", False
+    ):  # others, such as FTP, have one connection
+        ahead = {"cache_type": "background", "cache_options": {"maxblocks": BLOCKS}}
+    file: IO[bytes] = server.open(name, "rb", block_size=buffering, **ahead)
     return file
 
 
@@ -80,16 +87,12 @@ def open_parquet(path: str) -> Any:
     """Open a Parquet file for Arrow, which reads a local one itself, without the interpreter lock."""
     import pyarrow as pa
 
-    if file := on_server(path):
-        return ServerStream(file)
     return open_input(path, READ_SIZE) if is_remote(path) else pa.OSFile(path)
 
 
 def identify(path: str) -> tuple[bytes, bytes, int, str]:
     """First and last bytes, size and identity of a file: by two reads, a small local one by one."""
-    if ends := ends_on_server(path, IDENTITY_BYTES):
-        head, tail, size = ends
-    elif is_remote(path):
+    if is_remote(path):
         with open_input(path) as file:
             head = file.read(IDENTITY_BYTES)
             size = file.seek(0, 2)
@@ -166,6 +169,8 @@ def what_changed(file: InputFile, before: Stamp) -> str:
             now = tried(lambda: describe_dataset(file.path))
             size, identity = now.size, now.identity
         else:
+            if is_remote(file.path):  # which may remember a listing
+                server_of(file.path)[0].invalidate_cache()
             _, _, size, identity = tried(lambda: identify(file.path))
     except (OSError, UsageError) as error:
         told: str = masked(f"changed since it was planned: {error}")
@@ -291,27 +296,15 @@ def read_bytes(
     compression: str,
     start: int = 0,
     stop: int | None = None,
-    *,
-    begin: int = 0,
 ) -> Iterator[bytes]:
-    """The file's bytes, decompressed; `start` and `stop` cut an uncompressed one. Of a server who wants the beginning
-    only asks for `begin` bytes at a time.
+    """The file's bytes, decompressed; `start` and `stop` cut an uncompressed one.
 
     Raises CorruptInputError after the last readable byte: the file is damaged, shorter than `stop`, or a read failed.
     """
 
     def blocks(size: int) -> Iterator[bytes]:
         try:
-            if (file := on_server(path)) is None:
-                yield from _in_order(path, start, stop, size)
-            else:
-                end = file.size if stop is None else min(stop, file.size)
-                # What stands in the first IDENTITY_BYTES is known from planning.
-                first = start + (IDENTITY_BYTES if begin else READ_SIZE)
-                borders = [start, *range(min(first, end), end, begin or READ_SIZE), end]
-                for block in blocks_ahead(file, borders, 1 if begin else REQUESTS):
-                    yield from (block[at : at + size] for at in range(0, len(block), size))
-                _check_end(end, stop)
+            yield from _in_order(path, start, stop, size)
         except OSError as error:
             raise CorruptInputError(f"reading failed: {error}") from error
 
@@ -335,9 +328,5 @@ def _in_order(path: str, start: int, stop: int | None, size: int) -> Iterator[by
         except OSError as error:
             if not tries.again(error):
                 raise
-    _check_end(at, stop)
-
-
-def _check_end(end: int, stop: int | None) -> None:
-    if stop is not None and end < stop:
-        raise CorruptInputError(f"the file is {stop - end} bytes shorter than when it was planned")
+    if stop is not None and at < stop:
+        raise CorruptInputError(f"the file is {stop - at} bytes shorter than when it was planned")

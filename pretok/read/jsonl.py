@@ -1,26 +1,32 @@
-"""JSON Lines -> texts: a validating parser in Numba that copies one string field straight into an Arrow buffer.
+"""JSON Lines -> texts, and what is kept beside them: a validating parser in Numba that walks each line once.
 
-Input: a block of whole lines as bytes, and the name of the field. Output: the unescaped texts in a row with their
-offsets, and for every record a status. A record is a line, or blank lines in a row. No Python object is made per line.
+Input: a block of whole lines as bytes, the name of the text field and the columns to keep. Output: the unescaped texts
+in a row with their offsets, as Arrow has them, a column of each kept field, and for every record a status. A record is
+a line, or blank lines in a row. No Python object is made per line. UTF-8 of texts is checked by the caller.
 
 A name with dots is a path: `meta.text` is the key `text` in the object `meta`. A line without that path is searched for
-the whole name as one key. A key that repeats takes its last value, as in the json module; `json_values` has the
-grammar. UTF-8 is checked by the caller on the texts.
+the whole name as one key. A key that repeats takes its last value, as in the json module.
+
+The grammar is RFC 8259 with two tolerances: NaN, Infinity and -Infinity (the json module of Python writes them), and
+lone surrogate escapes, which `_copy_string` tells of. Functions of one value get a pointer to the bytes, where to start
+and where to end, and return the position behind the value, or -1 where it is malformed.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
+import pyarrow as pa
 from numba import types
 
 from pretok.base.tokens import Bytes, Ints
 from pretok.kernels import characters as char
 from pretok.kernels.compile import BYTES, I64, U8, njit
-from pretok.kernels.eight_bytes import first_marked, load64, newlines
-from pretok.read.json_values import MAX_DEPTH, Pointer, copy_string, skip_key, skip_space, skip_value
+from pretok.kernels.eight_bytes import ends_plain_text, first_marked, load64, newlines, store64
+from pretok.read.kept import LONGEST_VALUE, TYPES, KeptColumn, KeptValues, parse_floats
 from pretok.read.rejects import (
     BLANK,
     EMPTY,
@@ -34,17 +40,299 @@ from pretok.read.rejects import (
     TOO_LONG,
 )
 
+Pointer = Any
+"""What compiled functions of one value take instead of an array (`BYTES`)."""
+
+MAX_DEPTH = 1000
+"""Containers nested deeper than this make a line malformed (the json module stops near the same depth)."""
 NO_LIMIT = np.iinfo(np.int64).max
 SHORTEST = len(b'{"":"a"}\n')
 """Bytes that a line with a text takes at least."""
 
-_DOT = ord(".")
 _OUT = types.uint8[::1]
+_LONGS = types.int64[::1]
+_SPANS = types.int64[:, :, ::1]
+_AT = types.int64
+_SKIP = types.int64(BYTES, types.int64, types.int64)
+"""(block, at, end) -> position behind what stands at `at`, or -1."""
+
+_PLAIN, _QUOTE, _ESCAPE, _CONTROL = range(4)
+_STRING_CLASS = np.zeros(256, np.uint8)
+_STRING_CLASS[:32] = _CONTROL
+_STRING_CLASS[ord('"')] = _QUOTE
+_STRING_CLASS[ord("\\")] = _ESCAPE
+
+_UNESCAPED = np.zeros(256, np.uint8)
+for _letter, _byte in zip(b'"\\/bfnrt', b'"\\/\b\f\n\r\t', strict=True):
+    _UNESCAPED[_letter] = _byte
+
+_HEX = np.full(256, -1, np.int64)
+for _digit, _letters in enumerate(zip(b"0123456789abcdef", b"0123456789ABCDEF", strict=True)):
+    _HEX[list(_letters)] = _digit
 
 
-@njit(types.boolean(BYTES, types.int64, types.int64, U8, types.int64, types.int64, _OUT))
-def same_key(
-    block: Pointer, start: int, stop: int, field: Bytes, first: int, last: int, scratch: Bytes
+_TRUE, _FALSE, _NULL, _NAN, _INFINITY = (
+    np.frombuffer(word, np.uint8).copy() for word in (b"true", b"false", b"null", b"NaN", b"Infinity")
+)
+
+
+@njit(_SKIP)
+def _skip_space(block: Pointer, at: int, end: int) -> int:
+    while at < end and (block[at] == char.SPACE or block[at] == char.TAB or block[at] == char.RETURN):
+        at += 1
+    return at
+
+
+@njit(_SKIP)
+def _code_unit(block: Pointer, at: int, end: int) -> int:
+    """Value of the four hexadecimal digits at `at`, or -1."""
+    if at + 4 > end:
+        return -1
+    value = 0
+    for i in range(4):
+        digit = _HEX[block[at + i]]
+        if digit < 0:
+            return -1
+        value = value * 16 + digit
+    return value
+
+
+@njit(_SKIP)
+def _skip_string(block: Pointer, at: int, end: int) -> int:
+    """Position after the closing quote of the string whose first character is at `at`, or -1."""
+    while at < end:
+        if at + 8 <= end:
+            mask = ends_plain_text(load64(block, at))
+            if mask == 0:
+                at += 8
+                continue
+            at += first_marked(mask)
+        kind = _STRING_CLASS[block[at]]
+        if kind == _PLAIN:
+            at += 1
+        elif kind == _QUOTE:
+            return at + 1
+        elif kind == _CONTROL or at + 1 >= end:
+            return -1
+        elif block[at + 1] == char.SMALL_U:
+            if _code_unit(block, at + 2, end) < 0:
+                return -1
+            at += 6
+        elif _UNESCAPED[block[at + 1]] == 0:
+            return -1
+        else:
+            at += 2
+    return -1
+
+
+@njit(types.int64(BYTES, types.int64, types.int64))
+def _put_code_point(out: Pointer, size: int, point: int) -> int:
+    """Write a code point as UTF-8 at `size`; the new size."""
+    if point < 0x80:
+        out[size] = point
+        return size + 1
+    if point < 0x800:
+        out[size] = 0xC0 | (point >> 6)
+        out[size + 1] = 0x80 | (point & 0x3F)
+        return size + 2
+    if point < 0x10000:
+        out[size] = 0xE0 | (point >> 12)
+        out[size + 1] = 0x80 | ((point >> 6) & 0x3F)
+        out[size + 2] = 0x80 | (point & 0x3F)
+        return size + 3
+    out[size] = 0xF0 | (point >> 18)
+    out[size + 1] = 0x80 | ((point >> 12) & 0x3F)
+    out[size + 2] = 0x80 | ((point >> 6) & 0x3F)
+    out[size + 3] = 0x80 | (point & 0x3F)
+    return size + 4
+
+
+@njit(types.UniTuple(types.int64, 3)(BYTES, types.int64, types.int64, BYTES, types.int64))
+def _copy_string(block: Pointer, at: int, end: int, out: Pointer, size: int) -> tuple[int, int, int]:
+    """Unescape the string at `at` into `out`: (position after it or -1, new size, 1 if it escapes a lone
+    surrogate, which is left out).
+
+    Text is copied eight bytes at a time, so `out` needs as much room behind `size` as `block` has behind `at`.
+    """
+    lone = 0
+    while at < end:
+        if at + 8 <= end:
+            word = load64(block, at)
+            store64(out, size, word)
+            mask = ends_plain_text(word)
+            if mask == 0:
+                at += 8
+                size += 8
+                continue
+            plain = first_marked(mask)
+            at += plain
+            size += plain
+        byte = block[at]
+        kind = _STRING_CLASS[byte]
+        if kind == _PLAIN:
+            out[size] = byte
+            size += 1
+            at += 1
+        elif kind == _QUOTE:
+            return at + 1, size, lone
+        elif kind == _CONTROL or at + 1 >= end:
+            return -1, size, lone
+        elif block[at + 1] == char.SMALL_U:
+            point = _code_unit(block, at + 2, end)
+            at += 6
+            if point < 0:
+                return -1, size, lone
+            if 0xD800 <= point < 0xE000:  # half of a pair of UTF-16, the first below 0xDC00
+                low = -1
+                if (
+                    point < 0xDC00
+                    and at + 1 < end
+                    and block[at] == char.BACKSLASH
+                    and block[at + 1] == char.SMALL_U
+                ):
+                    low = _code_unit(block, at + 2, end)
+                if 0xDC00 <= low < 0xE000:
+                    point = 0x10000 + ((point - 0xD800) << 10) + (low - 0xDC00)
+                    at += 6
+                else:
+                    lone = 1
+                    continue
+            size = _put_code_point(out, size, point)
+        else:
+            unescaped = _UNESCAPED[block[at + 1]]
+            if unescaped == 0:
+                return -1, size, lone
+            out[size] = unescaped
+            size += 1
+            at += 2
+    return -1, size, lone
+
+
+@njit(types.int64(BYTES, types.int64, types.int64, U8))
+def _skip_word(block: Pointer, at: int, end: int, word: Bytes) -> int:
+    """Position after `word` if it stands at `at`, or -1."""
+    if at + len(word) > end:
+        return -1
+    for i in range(len(word)):
+        if block[at + i] != word[i]:
+            return -1
+    return at + len(word)
+
+
+@njit(_SKIP)
+def _skip_digits(block: Pointer, at: int, end: int) -> int:
+    while at < end and char.ZERO <= block[at] <= char.NINE:
+        at += 1
+    return at
+
+
+@njit(_SKIP)
+def _skip_number(block: Pointer, at: int, end: int) -> int:
+    """Position after the number at `at`, or -1: -?(0|[1-9][0-9]*)(.[0-9]+)?([eE][+-]?[0-9]+)?"""
+    if at < end and block[at] == char.MINUS:
+        at += 1
+    if at < end and block[at] == char.CAPITAL_I:
+        return _skip_word(block, at, end, _INFINITY)
+    start = at
+    at = _skip_digits(block, at, end)
+    if at == start or (block[start] == char.ZERO and at > start + 1):
+        return -1
+    if at < end and block[at] == char.DOT:
+        start = at + 1
+        at = _skip_digits(block, start, end)
+        if at == start:
+            return -1
+    if at < end and (block[at] == char.SMALL_E or block[at] == char.CAPITAL_E):
+        at += 1
+        if at < end and (block[at] == char.PLUS or block[at] == char.MINUS):
+            at += 1
+        start = at
+        at = _skip_digits(block, start, end)
+        if at == start:
+            return -1
+    return at
+
+
+@njit(_SKIP)
+def _skip_scalar(block: Pointer, at: int, end: int) -> int:
+    """Position after the string, number or word at `at`, or -1."""
+    if at >= end:
+        return -1
+    first = block[at]
+    if first == char.QUOTE:
+        return _skip_string(block, at + 1, end)
+    if first == char.SMALL_T:
+        return _skip_word(block, at, end, _TRUE)
+    if first == char.SMALL_F:
+        return _skip_word(block, at, end, _FALSE)
+    if first == char.SMALL_N:
+        return _skip_word(block, at, end, _NULL)
+    if first == char.CAPITAL_N:
+        return _skip_word(block, at, end, _NAN)
+    return _skip_number(block, at, end)
+
+
+@njit(_SKIP)
+def _skip_key(block: Pointer, at: int, end: int) -> int:
+    """Position of the value after the key, colon and space at `at`, or -1."""
+    if at >= end or block[at] != char.QUOTE:
+        return -1
+    at = _skip_string(block, at + 1, end)
+    if at < 0:
+        return -1
+    at = _skip_space(block, at, end)
+    if at >= end or block[at] != char.COLON:
+        return -1
+    return _skip_space(block, at + 1, end)
+
+
+@njit(types.int64(BYTES, types.int64, types.int64, BYTES))
+def _skip_value(block: Pointer, at: int, end: int, closers: Pointer) -> int:
+    """Position after any JSON value at `at`, or -1. `closers` is scratch: the bracket each open container awaits."""
+    depth = 0
+    while True:
+        if at < end and (block[at] == char.OPEN_BRACE or block[at] == char.OPEN_BRACKET):
+            if depth == MAX_DEPTH:
+                return -1
+            closers[depth] = block[at] + 2  # '{' + 2 = '}', '[' + 2 = ']'
+            depth += 1
+            at = _skip_space(block, at + 1, end)
+            if at < end and block[at] == closers[depth - 1]:
+                depth -= 1
+                at += 1
+            else:
+                if closers[depth - 1] == char.CLOSE_BRACE:
+                    at = _skip_key(block, at, end)
+                    if at < 0:
+                        return -1
+                continue
+        else:
+            at = _skip_scalar(block, at, end)
+            if at < 0:
+                return -1
+        while depth:
+            at = _skip_space(block, at, end)
+            if at >= end:
+                return -1
+            if block[at] == closers[depth - 1]:
+                depth -= 1
+                at += 1
+                continue
+            if block[at] != char.COMMA:
+                return -1
+            at = _skip_space(block, at + 1, end)
+            if closers[depth - 1] == char.CLOSE_BRACE:
+                at = _skip_key(block, at, end)
+                if at < 0:
+                    return -1
+            break
+        if depth == 0:
+            return at
+
+
+@njit(types.boolean(BYTES, types.int64, types.int64, BYTES, types.int64, types.int64, BYTES))
+def _same_key(
+    block: Pointer, start: int, stop: int, field: Pointer, first: int, last: int, scratch: Pointer
 ) -> bool:
     """Whether the key between its quotes at start:stop is field[first:last], escapes resolved into `scratch`."""
     escaped = False
@@ -53,9 +341,9 @@ def same_key(
             escaped = True
             break
     if escaped:
-        if stop - start >= len(scratch):
+        if stop - start > 6 * (last - first):
             return False  # longer than six bytes for each byte of the field
-        _, size, lone = copy_string(block, start, stop + 1, scratch.ctypes, 0)
+        _, size, lone = _copy_string(block, start, stop + 1, scratch, 0)
         if lone or size != last - first:
             return False
         for i in range(size):
@@ -71,7 +359,7 @@ def same_key(
 
 
 @njit(types.int64(BYTES, types.int64), inline=True)
-def key_end(block: Pointer, value: int) -> int:
+def _key_end(block: Pointer, value: int) -> int:
     """Position of the closing quote of the key whose value starts at `value`: only space and a colon stand between."""
     at = value - 1
     while block[at] != char.COLON:
@@ -81,145 +369,158 @@ def key_end(block: Pointer, value: int) -> int:
     return at
 
 
-@njit(
-    types.UniTuple(types.int64, 3)(BYTES, types.int64, types.int64, types.int64, BYTES, types.int64),
-    inline=True,
-)
-def _copy_text(
-    block: Pointer, at: int, end: int, longest: int, out: Pointer, start: int
-) -> tuple[int, int, int]:
-    """(status, position behind the string whose quote is at `at`, end of its copy in out[start:])."""
-    at, size, lone = copy_string(block, at + 1, end, out, start)
-    status = SURROGATE if lone else EMPTY if size == start else OK
-    return TOO_LONG if size - start > longest else status, at, size
+_INTS = types.CPointer(types.int64)
+_FIELDS = types.Tuple((_AT, BYTES, _INTS, _INTS))
+"""How many fields are looked for, of which field 0 is the text; names: their keys, a dot behind each; keys: where each
+starts in `names`; paths: the first key of each field. Pointers: an array would be counted as used at every line."""
+_SCRATCH = types.Tuple((BYTES, BYTES, _INTS))
+"""closers: see `_skip_value`; unescaped: a key without its escapes; inner: for each field, what its path leads into."""
 
 
-@njit(types.int64(BYTES, types.int64, types.int64, BYTES, types.int64), inline=True)
-def _copy_raw(block: Pointer, begin: int, stop: int, out: Pointer, size: int) -> int:
-    """Copy block[begin:stop] to out[size:]; the new size."""
-    for i in range(stop - begin):
-        out[size + i] = block[begin + i]
-    return size + stop - begin
+@njit(types.UniTuple(_AT, 2)(BYTES, _AT, _AT, _FIELDS, _AT, _SCRATCH))
+def _descend(block: Pointer, at: int, end: int, fields: Any, field: int, scratch: Any) -> tuple[int, int]:
+    """Where the value of a field begins and ends in that of its first key, which stands at `at` in a line without
+    fault; (-1, -1) where it is not there."""
+    _, names, keys, paths = fields
+    closers, unescaped, _ = scratch
+    stop = end
+    for key in range(paths[field] + 1, paths[field + 1]):
+        if block[at] != char.OPEN_BRACE:
+            return -1, -1
+        inside = at + 1
+        at = -1
+        while True:
+            name = _skip_space(block, inside, end)
+            if block[name] == char.CLOSE_BRACE:
+                break
+            value = _skip_key(block, name, end)
+            after = _skip_value(block, value, end, closers)
+            last = _key_end(block, value)
+            if _same_key(block, name + 1, last, names, keys[key], keys[key + 1] - 1, unescaped):
+                at, stop = value, after  # and on: of a key that repeats the last value counts
+            inside = _skip_space(block, after, end)
+            if block[inside] == char.CLOSE_BRACE:
+                break
+            inside += 1
+        if at < 0:
+            return -1, -1
+    return at, stop
 
 
-@njit(types.UniTuple(types.int64, 2)(BYTES, types.int64, types.int64, types.int64), inline=True)
-def _leave(block: Pointer, at: int, end: int, level: int) -> tuple[int, int]:
-    """Behind the braces that close objects of the path, and the level there; below 0 where they close the outermost."""
-    while at < end and block[at] == char.CLOSE_BRACE:
-        at += 1
-        level -= 1
-        if level < 0:
-            break
-        at = skip_space(block, at, end)
-    return at, level
-
-
-_PARSE = types.UniTuple(types.int64, 4)(
-    BYTES, types.int64, types.int64, U8, I64, types.int64, types.boolean, BYTES, types.int64, _OUT, _OUT
-)
-
-
-@njit(_PARSE, inline=True)
-def _parse_object(
+@njit(types.UniTuple(_AT, 3)(BYTES, _AT, _AT, _FIELDS, BYTES, _AT, _INTS, _AT, _SCRATCH), inline=True)
+def _walk(
     block: Pointer,
     at: int,
     end: int,
-    field: Bytes,
-    path: Ints,
-    longest: int,
-    raw: bool,
+    fields: Any,
     out: Pointer,
-    size: int,
-    closers: Bytes,
-    scratch: Bytes,
-) -> tuple[int, int, int, int]:
-    """Copy the text at `path` in the object whose brace is at `at` to out[size:].
+    start: int,
+    spans: Any,
+    row: int,
+    scratch: Any,
+) -> tuple[int, int, int]:
+    """Walk the object whose brace is at `at`: (position behind it or -1, end of the text in `out`, 1 where the text
+    escapes a lone surrogate).
 
-    Returns (status, new size, where the value that was copied begins, and ends).
-
-    path: where each key of it starts in `field`, and where one more would; a dot stands between two; raw: whether a
-    list or object there is copied too, as it stands.
+    Fills spans[row:] with where the value of each field begins and ends, -1 where there is none. A text that is a
+    string is unescaped to out[start:].
     """
-    start = size
-    status = MISSING
-    begin = stop = -1
-    level = 0  # how many keys of the path were entered: of all objects, only those on the path are open here
-    at += 1
-    opened = True
-    while True:
-        at = skip_space(block, at, end)
-        if not (opened and at < end and block[at] == char.CLOSE_BRACE):
-            key = at + 1
-            at = skip_key(block, at, end)
-            if at < 0:
-                return MALFORMED, start, -1, -1
-            if not same_key(block, key, key_end(block, at), field, path[level], path[level + 1] - 1, scratch):
-                at = skip_value(block, at, end, closers)
-            elif level + 2 < len(path):
-                status, size = MISSING, start
-                if at < end and block[at] == char.OPEN_BRACE:
-                    level += 1
-                    at += 1
-                    opened = True
-                    continue
-                at = skip_value(block, at, end, closers)
-            elif at < end and block[at] == char.QUOTE:
-                begin = at
-                status, at, size = _copy_text(block, at, end, longest, out, start)
-                stop = at
-            else:
-                status = NULL if at < end and block[at] == char.SMALL_N else NOT_A_STRING
-                begin = at
-                at = skip_value(block, at, end, closers)
-                if raw and at > 0 and (block[begin] == char.OPEN_BRACKET or block[begin] == char.OPEN_BRACE):
-                    status, stop = TOO_LONG if at - begin > longest else OK, at
-                    size = _copy_raw(block, begin, stop, out, start)
-            if at < 0:
-                return MALFORMED, start, -1, -1
-            at = skip_space(block, at, end)
-        at, level = _leave(block, at, end, level)
-        if level < 0:
+    count, names, keys, paths = fields
+    closers, unescaped, inner = scratch
+    size, lone = start, 0
+    text_key, text_end = keys[0], keys[paths[1]] - 1
+    only_text = count == 1 and paths[1] == 1
+    for field in range(count):
+        spans[row + 2 * field] = spans[row + 2 * field + 1] = inner[field] = -1
+    at = _skip_space(block, at + 1, end)
+    empty = at < end and block[at] == char.CLOSE_BRACE
+    while not empty:
+        key = at + 1
+        begin = at = _skip_key(block, at, end)
+        if at < 0:
+            return -1, size, lone
+        stop = _key_end(block, at)
+        is_text = _same_key(block, key, stop, names, text_key, text_end, unescaped)
+        # The text is most of a line: it is validated and unescaped in one go, everything else is only skipped.
+        if is_text and at < end and block[at] == char.QUOTE:
+            at, size, lone = _copy_string(block, at + 1, end, out, start)
+        else:
+            at = _skip_value(block, at, end, closers)
+        if at < 0:
+            return -1, size, lone
+        if is_text:
+            spans[row], spans[row + 1] = begin, at
+        for field in range(0 if only_text else count):
+            first, last = paths[field], paths[field + 1]
+            if field and _same_key(block, key, stop, names, keys[first], keys[last] - 1, unescaped):
+                spans[row + 2 * field], spans[row + 2 * field + 1] = begin, at
+            if last - first > 1 and _same_key(
+                block, key, stop, names, keys[first], keys[first + 1] - 1, unescaped
+            ):
+                inner[field] = begin  # looked into below: a later key of that name takes its place
+        at = _skip_space(block, at, end)
+        if at >= end:
+            return -1, size, lone
+        if block[at] == char.CLOSE_BRACE:
             break
-        if at >= end or block[at] != char.COMMA:
-            return MALFORMED, start, -1, -1
-        at += 1
-        opened = False
-    if skip_space(block, at, end) != end:
-        return MALFORMED, start, -1, -1
-    return status, size if status == OK else start, begin, stop
+        if block[at] != char.COMMA:
+            return -1, size, lone
+        at = _skip_space(block, at + 1, end)
+    # From here on the object is known to be without fault, so nothing in it needs another check.
+    for field in range(count):
+        if inner[field] >= 0:
+            begin, stop = _descend(block, inner[field], end, fields, field, scratch)
+            if begin >= 0:  # a path comes before a key of the whole name
+                spans[row + 2 * field], spans[row + 2 * field + 1] = begin, stop
+                if field == 0 and block[begin] == char.QUOTE:
+                    _, size, lone = _copy_string(block, begin + 1, end, out, start)
+    return at + 1, size, lone
 
 
-@njit(_PARSE)
+@njit(
+    types.UniTuple(_AT, 2)(BYTES, _AT, _AT, _FIELDS, _AT, types.boolean, BYTES, _AT, _INTS, _AT, _SCRATCH),
+    inline=True,
+)
 def _parse_line(
     block: Pointer,
     at: int,
     end: int,
-    field: Bytes,
-    path: Ints,
+    fields: Any,
     longest: int,
     raw: bool,
     out: Pointer,
-    size: int,
-    closers: Bytes,
-    scratch: Bytes,
-) -> tuple[int, int, int, int]:
-    """`_parse_object` for the object that should be all of block[at:end]."""
-    at = skip_space(block, at, end)
+    start: int,
+    spans: Any,
+    row: int,
+    scratch: Any,
+) -> tuple[int, int]:
+    """(status, end of the text in `out`) of the object that should be all of block[at:end]."""
+    at = _skip_space(block, at, end)
     if at == end:
-        return BLANK, size, -1, -1
-    if block[at] == char.OPEN_BRACE:
-        if raw and not len(field):  # all of the record
-            stop = skip_value(block, at, end, closers)
-            if stop < 0 or skip_space(block, stop, end) != end:
-                return MALFORMED, size, -1, -1
-            if stop - at > longest:
-                return TOO_LONG, size, -1, -1
-            return OK, _copy_raw(block, at, stop, out, size), at, stop
-        return _parse_object(block, at, end, field, path, longest, raw, out, size, closers, scratch)
-    at = skip_value(block, at, end, closers)
-    if at >= 0 and skip_space(block, at, end) == end:
-        return NOT_AN_OBJECT, size, -1, -1
-    return MALFORMED, size, -1, -1
+        return BLANK, start
+    if block[at] != char.OPEN_BRACE:
+        at = _skip_value(block, at, end, scratch[0])
+        return NOT_AN_OBJECT if at >= 0 and _skip_space(block, at, end) == end else MALFORMED, start
+    stop, size, lone = _walk(block, at, end, fields, out, start, spans, row, scratch)
+    if stop < 0 or _skip_space(block, stop, end) != end:
+        return MALFORMED, start
+    if raw and fields[1][0] == char.DOT:  # a field without name is the whole record
+        begin = at
+    else:
+        begin, stop = spans[row], spans[row + 1]
+        if begin < 0:
+            return MISSING, start
+    first = block[begin]
+    if first == char.QUOTE:
+        status = TOO_LONG if size - start > longest else SURROGATE if lone else EMPTY if size == start else OK
+        return status, size if status == OK else start
+    if raw and (first == char.OPEN_BRACKET or first == char.OPEN_BRACE):
+        if stop - begin > longest:
+            return TOO_LONG, start
+        for i in range(stop - begin):
+            out[start + i] = block[begin + i]
+        return OK, start + stop - begin
+    return NULL if first == char.SMALL_N else NOT_A_STRING, start
 
 
 @njit(types.int64(BYTES, types.int64, types.int64))
@@ -250,58 +551,45 @@ def _most_records(block: Bytes) -> int:
     return count
 
 
-@njit(
-    types.UniTuple(types.int64, 3)(
-        U8,
-        U8,
-        I64,
-        types.int64,
-        types.int64,
-        types.boolean,
-        types.boolean,
-        _OUT,
-        types.int64[::1],
-        types.int64[::1],
-        types.int64[::1],
-        _OUT,
-        types.int64[:, ::1],
-    )
-)
+_TABLE = types.Tuple((_LONGS, _LONGS, _LONGS, _OUT, _SPANS))
+"""offsets and spans of the accepted texts; start, number of the line and status of each record: see `ParsedLines`."""
+_ROOM = types.Tuple((_OUT, _OUT, _LONGS))
+"""The arrays of _SCRATCH. The caller holds them: Numba would free one made here after its pointer was taken."""
+
+
+@njit(types.UniTuple(_AT, 3)(U8, U8, I64, I64, _AT, _AT, types.boolean, types.boolean, _OUT, _TABLE, _ROOM))
 def _parse_block(
     block: Bytes,
-    field: Bytes,
-    path: Ints,
+    names: Bytes,
+    keys: Ints,
+    paths: Ints,
     longest: int,
     longest_line: int,
     blank: bool,
     raw: bool,
     out: Bytes,
-    offsets: Ints,
-    starts: Ints,
-    numbers: Ints,
-    status: Bytes,
-    spans: Ints,
+    table: Any,
+    room: Any,
 ) -> tuple[int, int, int]:
-    """Parse all lines. Fills offsets and spans of the accepted texts, start, number of the line and status of each
-    record; (lines, records, texts). blank: whether a blank line stands before the block, which goes on."""
-    closers = np.empty(MAX_DEPTH, np.uint8)
-    scratch = np.empty(6 * len(field) + 1, np.uint8)  # the longest escaped key and its quote
-    whole = np.array([0, len(field) + 1])
+    """Parse all lines into `out` and `table`; (lines, records, texts). blank: whether a blank line stands before the
+    block, which goes on."""
+    offsets, starts, numbers, status, spans = table
+    count = len(paths) - 1
+    closers, unescaped, inner = room
+    fields = count, names.ctypes, keys.ctypes, paths.ctypes
+    scratch = closers.ctypes, unescaped.ctypes, inner.ctypes
+    found_at = spans.ctypes
     source, target = block.ctypes, out.ctypes
     lines = records = texts = size = at = 0
     offsets[0] = 0
     while at < len(block):
         end = _line_end(source, at, len(block))
         if end - at > longest_line:
-            found, begin, stop = TOO_LONG, -1, -1
-        else:
-            found, size, begin, stop = _parse_line(
-                source, at, end, field, path, longest, raw, target, size, closers, scratch
+            found = TOO_LONG
+        else:  # where it is no text, the next line overwrites what it left in `out` and `spans`
+            found, size = _parse_line(
+                source, at, end, fields, longest, raw, target, size, found_at, 2 * count * texts, scratch
             )
-            if found == MISSING and len(path) > 2:
-                found, size, begin, stop = _parse_line(
-                    source, at, end, field, whole, longest, raw, target, size, closers, scratch
-                )
         if found != BLANK or not blank:
             starts[records] = at
             numbers[records] = lines
@@ -309,7 +597,6 @@ def _parse_block(
             records += 1
         blank = found == BLANK
         if found == OK:
-            spans[texts, 0], spans[texts, 1] = begin, stop
             texts += 1
             offsets[texts] = size
         lines += 1
@@ -318,27 +605,95 @@ def _parse_block(
     return lines, records, texts
 
 
+_KINDS = {kind: number for number, kind in enumerate(TYPES)}
+_TEXT, _INTEGER, _FLOAT, _BOOLEAN = (_KINDS[kind] for kind in ("text", "integer", "float", "boolean"))
+_GIVEN, _ABSENT, _WRONG = range(3)
+_LEAST = -(2**63 // 10)
+
+
+@njit(types.int64(BYTES, types.int64, types.int64, _LONGS, types.int64))
+def _parse_integer(block: Pointer, at: int, end: int, values: Ints, row: int) -> int:
+    """Put the number into values[row]; whether it is a whole one of 64 bits."""
+    negative = block[at] == char.MINUS
+    value = 0
+    for i in range(at + negative, end):
+        digit: Any = np.int64(block[i]) - char.ZERO  # Numba's own type: a byte would wrap
+        if digit < 0 or digit > 9 or value < _LEAST or (value == _LEAST and digit > 8):
+            return _WRONG
+        value = value * 10 - digit  # as a negative number, of which there is one more
+    if not negative and value == -(2**63):
+        return _WRONG
+    values[row] = value if negative else -value
+    return _GIVEN
+
+
+@njit(types.int64(U8, I64, I64, types.int64, _OUT, _LONGS, _LONGS, _OUT))
+def _convert(
+    block: Bytes,
+    begins: Ints,
+    ends: Ints,
+    kind: int,
+    out: Bytes,
+    offsets: Ints,
+    values: Ints,
+    found: Bytes,
+) -> int:
+    """Convert one column: texts, unescaped, and numbers for `parse_floats` to `out`, the others to `values`; `found`
+    says what each is."""
+    source, target = block.ctypes, out.ctypes
+    size = 0
+    offsets[0] = 0
+    for row in range(len(begins)):
+        at, end = begins[row], ends[row]
+        first = block[at] if at >= 0 else char.SMALL_N
+        number = first == char.MINUS or char.ZERO <= first <= char.NINE
+        found[row] = _WRONG
+        if first == char.SMALL_N:
+            found[row] = _ABSENT
+        elif kind == _TEXT:
+            if first == char.QUOTE:
+                _, stop, lone = _copy_string(source, at + 1, end, target, size)
+                if not lone and stop - size <= LONGEST_VALUE:
+                    found[row] = _GIVEN
+                    size = stop
+        elif kind == _BOOLEAN:
+            if first == char.SMALL_T or first == char.SMALL_F:
+                found[row] = _GIVEN
+                values[row] = first == char.SMALL_T
+        elif kind == _INTEGER:
+            if number:
+                found[row] = _parse_integer(source, at, end, values, row)
+        elif number or first == char.CAPITAL_N or first == char.CAPITAL_I:  # NaN, Infinity
+            found[row] = _GIVEN
+            for i in range(at, end):
+                out[size] = block[i]
+                size += 1
+        offsets[row + 1] = size
+    return size
+
+
 class ParsedLines(NamedTuple):
     """What is in a block.
 
     texts: uint8, the accepted texts in a row; offsets: (accepted + 1,) int64 into it; starts: (records + 1,) int64,
-    where each record begins in the block; status: (records,) uint8, an index of `rejects.REASONS`; spans: (accepted, 2)
-    int64, where the string of each text begins and ends in the block, quotes included; numbers: (records,) int64, the
-    line of each record, from 0; lines: how many there are, those included that continue a blank one before the block.
+    where each record begins in the block; status: (records,) uint8, an index of `rejects.REASONS`; numbers: (records,)
+    int64, the line of each record, from 0; lines: how many there are, those included that continue a blank one before
+    the block; kept: the columns that are kept of the accepted ones.
     """
 
     texts: Bytes
     offsets: Ints
     starts: Ints
     status: Bytes
-    spans: Ints
     numbers: Ints
     lines: int
+    kept: KeptValues
 
 
 def parse_lines(
     block: Bytes,
-    field: Bytes,
+    field: str,
+    keep: Sequence[KeptColumn] = (),
     longest: int = NO_LIMIT,
     longest_line: int = NO_LIMIT,
     after_blank: bool = False,
@@ -357,42 +712,74 @@ def parse_lines(
     starts = np.empty(limit + 1, np.int64)
     numbers = np.empty(limit, np.int64)
     status = np.empty(limit, np.uint8)
-    spans = np.empty((accepted, 2), np.int64)
+    spans = np.empty((accepted + 1, 1 + len(keep), 2), np.int64)
+    fields = _paths((field, *(column.field for column in keep)))
+    table = offsets, starts, numbers, status, spans
+    # Of a key that is looked for each byte may be escaped by six; a quote follows.
+    unescaped = np.empty(6 * len(fields[0]) + 1, np.uint8)
+    room = np.empty(MAX_DEPTH, np.uint8), unescaped, np.empty(1 + len(keep), np.int64)
     lines, records, texts = _parse_block(
-        block,
-        field,
-        _path(field.tobytes()),
-        longest,
-        longest_line,
-        after_blank,
-        raw,
-        out,
-        offsets,
-        starts,
-        numbers,
-        status,
-        spans,
+        block, *fields, longest, longest_line, after_blank, raw, out, table, room
     )
     return ParsedLines(
         out[: int(offsets[texts])],
         offsets[: texts + 1],
         starts[: records + 1],
         status[:records],
-        spans[:texts],
         numbers[:records],
         lines,
+        _kept(block, spans[:texts, 1:], keep),
     )
 
 
 @lru_cache
-def _path(field: bytes) -> Ints:
-    """Where each key of a dotted name begins in it, and where one more would. Kept, as making it takes as long as
-    parsing a small file."""
-    return np.array([0, *(at + 1 for at, byte in enumerate(field) if byte == _DOT), len(field) + 1])
+def _paths(fields: tuple[str, ...]) -> tuple[Bytes, Ints, Ints]:
+    """Names, keys and paths, as _FIELDS has them. Kept, as making them takes as long as parsing a small file."""
+    dotted = [field.encode() + b"." for field in fields]
+    names = np.frombuffer(b"".join(dotted), np.uint8).copy()
+    keys = np.concatenate([[0], np.flatnonzero(names == ord(".")) + 1])
+    return names, keys, np.cumsum([0, *(name.count(b".") for name in dotted)])
 
 
-@lru_cache
-def field_bytes(name: str) -> Bytes:
-    """The field's name as `parse_lines` takes it."""
-    array: Any = np.frombuffer(name.encode(), np.uint8)
-    return array.copy()  # type: ignore[no-any-return]
+def _kept(block: Bytes, spans: Any, keep: Sequence[KeptColumn]) -> KeptValues:
+    """The columns of the accepted lines; spans: (lines, columns, 2), where the values begin and end."""
+    found = np.empty((len(keep), len(spans)), np.uint8)
+    columns = [
+        _column(block, spans[:, i, 0].copy(), spans[:, i, 1].copy(), column.type, found[i])
+        for i, column in enumerate(keep)
+    ]
+
+    def show(row: int, column: int) -> str:
+        return bytes(block[slice(*spans[row, column])][:200]).decode("utf-8", "replace")
+
+    return KeptValues(columns, found == _WRONG, show)
+
+
+def _column(block: Bytes, begins: Ints, ends: Ints, kind: str, found: Bytes) -> pa.Array:
+    """One column, an array of its Arrow type; fills `found`."""
+    rows = len(begins)
+    room = int((ends - begins).sum()) if kind in ("text", "float") else 0
+    out = np.empty(room, np.uint8)
+    offsets, values = np.empty(rows + 1, np.int64), np.zeros(rows, np.int64)
+    size = _convert(block, begins, ends, _KINDS[kind], out, offsets, values, found)
+    if kind in ("integer", "boolean"):
+        made: Any = pa.array(values, pa.int64(), mask=found != _GIVEN)
+        return made.cast(TYPES[kind])
+    given = pa.py_buffer(np.packbits(found == _GIVEN, bitorder="little"))
+    data = [given, pa.py_buffer(offsets), pa.py_buffer(out[:size])]
+    texts = _as_text(pa.Array.from_buffers(pa.large_binary(), rows, data), found)
+    return parse_floats(texts) if kind == "float" else texts
+
+
+def _as_text(values: pa.LargeBinaryArray, found: Bytes) -> pa.LargeStringArray:
+    """Bytes as text; what is not UTF-8 is null, and of another type."""
+    try:
+        return values.cast(pa.large_string())
+    except pa.ArrowInvalid:
+        texts: list[str | None] = values.to_pylist()
+    for row, value in enumerate(texts):
+        try:
+            texts[row] = None if value is None else value.decode()  # type: ignore[attr-defined]
+        except UnicodeDecodeError:
+            texts[row], found[row] = None, _WRONG
+    return pa.array(texts, pa.large_string())

@@ -7,23 +7,20 @@ so shard names and contents do not either.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import IO
 
 from pretok.base.records import replace
 from pretok.base.storage import tried
 from pretok.read.files import InputFile, Stamp, open_input
 from pretok.read.probe import Probe
-from pretok.read.servers import on_server
 
 TEXT_PER_TOKEN = 4.0
 """Bytes of text a token is assumed to cover: below what 50k vocabularies reach, so shards come out below target."""
 MIN_SHARD, MAX_SHARD = 16 << 20, 1 << 30
 """Bounds in bytes of the automatic shard size."""
-BORDERS = 16
-"""Borders that are looked for at once in a file on a server."""
 LINE_BLOCK = 1 << 16
 """Bytes read at a time to find where a line ends."""
 SHARDS_WANTED = 64
@@ -131,25 +128,16 @@ def _even_steps(total: int, step: int) -> list[int]:
 
 def line_starts(file: InputFile, nominal: list[int]) -> list[int]:
     """Move each inner border forward to the start of a line; borders that meet become one."""
-    spans = list(pairwise(nominal[1:]))
-    if far := on_server(file.path):
-        with ThreadPoolExecutor(BORDERS) as pool:
-            starts = list(pool.map(lambda span: _first_line(far.read, *span), spans))
-    else:
-        with open_input(file.path) as stream:
-
-            def read(start: int, end: int) -> bytes:
-                stream.seek(start)
-                return stream.read(end - start)
-
-            starts = [_first_line(read, *span) for span in spans]
+    with open_input(file.path) as stream:
+        starts = [_first_line(stream, *span) for span in pairwise(nominal[1:])]
     return [0, *(start for start in starts if start), file.size]
 
 
-def _first_line(read: Callable[[int, int], bytes], at: int, end: int) -> int | None:
+def _first_line(stream: IO[bytes], at: int, end: int) -> int | None:
     """Where a line starts, from `at` to before `end`; None where none does, and the next border stands for this one."""
     for start in range(at - 1, end - 1, LINE_BLOCK):
-        found = read(start, min(start + LINE_BLOCK, end - 1)).find(b"\n")
+        stream.seek(start)
+        found = stream.read(min(LINE_BLOCK, end - 1 - start)).find(b"\n")
         if found >= 0:
             return start + found + 1
     return None

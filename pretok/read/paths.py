@@ -22,8 +22,6 @@ SAMPLE = "sample:"
 """Starts an input that is the text shipped with the package: `sample:it`."""
 PLACEHOLDER = "PUT/YOUR"
 """In the paths of recipes that are to be filled in."""
-CONNECTIONS = 64
-"""To one server: planning has 32 requests under way, reading 8 and as many for the files after this one."""
 
 
 def is_remote(path: str) -> bool:
@@ -55,11 +53,6 @@ def server_of(name: str) -> tuple[Any, str]:
     """The fsspec file system of a URL, or of the name of one, and the file's name there."""
     import fsspec
 
-    # What the user configured for S3 stands. Its client opens 10 connections by itself: to plan 22 files 50 ms away
-    # took 0.5 s instead of 0.3.
-    fsspec.config.conf.setdefault("s3", {}).setdefault("config_kwargs", {}).setdefault(
-        "max_pool_connections", CONNECTIONS
-    )
     server, inner = fsspec.url_to_fs(url_of(name))
     return server, inner
 

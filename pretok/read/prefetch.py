@@ -1,9 +1,6 @@
-"""Prefetching: work on what comes next beside the work on what is there.
+"""Prefetching: an iterator runs in a thread, a few items ahead of its consumer.
 
-Input: an iterator; the pieces of a partition, and what reads one. Output: the same in their order. `ahead` runs an
-iterator in a thread, a few items ahead of its consumer: reading, decompressing and parsing release the interpreter
-lock, so they run while the consumer encodes. `begun` opens the next pieces on a server while one is read, and reads
-them up to their first batch: small files several at once, of large ones the next. Local ones wait for their turn.
+Reading, decompressing and parsing release the interpreter lock, so they run while the consumer encodes.
 """
 
 from __future__ import annotations
@@ -11,28 +8,14 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Executor
-from itertools import islice
+from collections.abc import Callable, Iterator
 from typing import TypeVar
-
-from pretok.read.batches import TextBatch
-from pretok.read.files import READ_SIZE
-from pretok.read.partition import Piece
-from pretok.read.paths import is_remote
-from pretok.read.servers import REQUESTS
 
 Item = TypeVar("Item")
 
 SMALL, HANDED_OVER, SECONDS = 32, 256, 0.1
 """Items of less than a 32nd of the room are handed over together, so many at most and so often at least: a thread that
 wakes the other for each of a thousand small files waits for the interpreter lock at each."""
-PIECES = 8
-"""Pieces begun before their turn at most."""
-ROOM = REQUESTS * READ_SIZE
-"""Bytes of a worker's memory for what they ask for; the batches made of that come to it."""
-
-Batches = Iterator[TextBatch]
 
 
 def ahead(items: Iterator[Item], size: Callable[[Item], int], room: int, depth: int = 3) -> Iterator[Item]:
@@ -107,43 +90,3 @@ def _take(
     except BaseException as error:
         return together, total, error
     return together, total, None
-
-
-def begun(
-    pieces: Sequence[Piece], read: Callable[[int, Piece], Batches], pool: Executor
-) -> Iterator[tuple[int, Piece, Batches]]:
-    """Number, piece and batches of each. What reading raises is raised by the batches."""
-    waiting: deque[tuple[Batches, int]] = deque()
-    for index, piece in enumerate(pieces):
-        if not waiting:
-            waiting.append((_begin(index, piece, read, pool), 0))
-        batches, _ = waiting.popleft()
-        held = sum(size for _, size in waiting)
-        for ahead in range(index + 1 + len(waiting), min(index + 1 + PIECES, len(pieces))):
-            held += (size := _held(pieces[ahead]))
-            if held > ROOM or not is_remote(pieces[ahead].file.path):
-                break
-            waiting.append((_begin(ahead, pieces[ahead], read, pool), size))
-        yield index, piece, batches
-
-
-def _held(piece: Piece) -> int:
-    """Bytes that are asked for before the first batch is used, at most."""
-    return min(ROOM, piece.file.size)
-
-
-def _begin(index: int, piece: Piece, read: Callable[[int, Piece], Batches], pool: Executor) -> Batches:
-    """The batches of a piece, which the pool reads to the first one."""
-    batches = read(index, piece)
-    if not is_remote(piece.file.path):
-        return batches
-    first: list[TextBatch] = []
-    done = pool.submit(lambda: first.extend(islice(batches, 1)))
-
-    def rest() -> Batches:
-        done.result()
-        while first:
-            yield first.pop()  # nothing here holds it while its consumer works on it
-        yield from batches
-
-    return rest()

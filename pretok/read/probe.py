@@ -26,7 +26,6 @@ from pretok.read.files import CorruptInputError, InputFile, open_parquet, read_b
 from pretok.read.guarded import in_child
 from pretok.read.kept import KeptColumn, type_of
 from pretok.read.paths import is_remote
-from pretok.read.servers import on_server
 
 COMPRESSION_RATIO = 3.0
 """Assumed bytes of text per byte of a zstd or gzip file."""
@@ -34,9 +33,6 @@ PROBED_FILES = 32
 """How many JSON Lines files of a source are looked into, at even distances: opening a million takes minutes."""
 PROBED_RECORDS, PROBED_BYTES = 20, 1 << 20
 """How much of such a file is read to see whether it has the field: what comes first of the two."""
-FOOTERS, LARGEST_FOOTER = 256, 1 << 20
-"""Parquet files on a server whose footers are held at once, and bytes of one: most take tens of kB. Of a file with a
-larger one the helper process reads it itself."""
 NULL = "null"
 """Type of a field that has no value."""
 NAMED = 10
@@ -75,10 +71,8 @@ def probe_inputs(
     looked_into = set(lines[:: -(-len(lines) // PROBED_FILES) or 1])
     parquet = [file for file in inputs if file.format == "parquet"]
     known: dict[InputFile, Probe | None] = {}
-    for some in _with_footers(parquet):
-        # Of a damaged footer pyarrow tells the size of a column by ending the process (seen with 23); reading is safe.
-        probed = in_child(partial(_probe_parquet, field=field, lists=lists), some)
-        known |= zip((file for file, _ in some), probed, strict=True)
+    # Of a damaged footer pyarrow tells the size of a column by ending the process (seen with 23); reading is safe.
+    known |= zip(parquet, in_child(partial(_probe_parquet, field=field, lists=lists), parquet), strict=True)
     opened = [file for file in inputs if file in looked_into or file.format == "dataset"]
     far = any(is_remote(file.path) for file in opened)
     probed = map_reads(lambda file: _probe(file, field, True, lists), opened, far=far)
@@ -145,7 +139,7 @@ def _first_records(file: InputFile) -> Iterator[Any]:
     data = b""
     stop = None if file.compression else min(file.size, PROBED_BYTES)
     try:
-        for block in read_bytes(file.path, file.compression, 0, stop, begin=PROBED_BYTES):
+        for block in read_bytes(file.path, file.compression, 0, stop):
             data += block
             if len(data) >= PROBED_BYTES or data.count(b"\n") >= PROBED_RECORDS:
                 break
@@ -170,46 +164,20 @@ def _texts(record: dict[str, object], prefix: str) -> Iterator[tuple[str, Any]]:
             yield f"{prefix}{key}", value
 
 
-def _with_footers(files: list[InputFile]) -> Iterator[list[tuple[InputFile, bytes]]]:
-    """Files that one process looks into, each with its footer if it is on a server, as this process has a connection
-    and mostly these bytes: local ones all at once, of the others as many as their footers may take room."""
-    yield [(file, b"") for file in files if not is_remote(file.path)]
-    remote = [file for file in files if is_remote(file.path)]
-    for at in range(0, len(remote), FOOTERS):
-        some = remote[at : at + FOOTERS]
-        yield list(zip(some, map_reads(_footer, some, far=True), strict=True))
-
-
-def _footer(file: InputFile) -> bytes:
-    """The footer of a file on a server; b"" where it is read like another file, is large or cannot be read."""
-    try:
-        if (far := on_server(file.path)) is None:
-            return b""
-        length = 8 + int.from_bytes(far.read(far.size - 8, far.size - 4), "little")
-        return far.read(far.size - length, far.size) if length <= min(far.size, LARGEST_FOOTER) else b""
-    except OSError:
-        return b""
-
-
-def _probe_parquet(with_footer: tuple[InputFile, bytes], field: str, lists: bool = False) -> Probe:
-    """From the footer, b"" where it is to be read. One that cannot be read gives no parts: planned whole, the file
-    fails by name when read."""
+def _probe_parquet(file: InputFile, field: str, lists: bool = False) -> Probe:
+    """From the footer. One that cannot be read gives no parts: planned whole, the file fails by name when read."""
     import pyarrow as pa
 
     try:
-        return tried(lambda: _from_footer(*with_footer, field, lists))
+        return tried(lambda: _from_footer(file, field, lists))
     except (pa.ArrowException, OSError, ValueError):  # a name may be no UTF-8
-        return Probe(with_footer[0], 0)
+        return Probe(file, 0)
 
 
-def _from_footer(file: InputFile, footer: bytes, field: str, lists: bool) -> Probe:
-    import pyarrow as pa
+def _from_footer(file: InputFile, field: str, lists: bool) -> Probe:
     import pyarrow.parquet as pq
 
-    with (
-        pa.BufferReader(footer) if footer else open_parquet(file.path) as stream,
-        pq.ParquetFile(stream) as opened,
-    ):
+    with open_parquet(file.path) as stream, pq.ParquetFile(stream) as opened:
         meta = opened.metadata
         columns = [meta.schema.column(index) for index in range(meta.num_columns)]
         groups = [meta.row_group(index) for index in range(meta.num_row_groups)]

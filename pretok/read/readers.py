@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 from codecs import BOM_UTF8
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,20 +26,16 @@ from pretok.read.batches import Rejects, TextBatch, from_buffers
 from pretok.read.conversation import Conversation, fields_of
 from pretok.read.files import (
     CorruptInputError,
-    Stamp,
     read_bytes,
     read_small,
     stamp,
     unpack,
     what_changed,
 )
-from pretok.read.json_kept import kept_lines
-from pretok.read.json_values import MAX_DEPTH
-from pretok.read.jsonl import field_bytes, parse_lines
+from pretok.read.jsonl import MAX_DEPTH, parse_lines
 from pretok.read.kept import Keep, KeptValues, describe_mismatch, kept_tables, mismatches
 from pretok.read.partition import Partition, Piece
-from pretok.read.paths import is_remote
-from pretok.read.prefetch import PIECES, ahead, begun
+from pretok.read.prefetch import ahead
 from pretok.read.rejects import (
     BLANK,
     CONVERT,
@@ -101,41 +96,22 @@ def read_partition(
     """All batches of a partition, read ahead in a thread; a damaged piece does not end the others.
 
     make: turns what was read into documents, in the thread of the caller (`chat.documents`).
-    A file that is no longer what was planned, or was written to meanwhile, counts as damaged once it has been read. A
-    server is asked about that while the next pieces are read, and its answers are told when all are.
+    A file that is no longer what was planned, or was written to meanwhile, counts as damaged once it has been read.
     """
-
-    pool = ThreadPoolExecutor(2 * PIECES, thread_name_prefix="piece")  # of no thread, if all pieces are local
-    stamps: dict[int, Stamp] = {}  # of files that were not read at once
     planned = partition.stamps or (None,) * len(partition.pieces)
 
-    def read(index: int, piece: Piece) -> Iterator[TextBatch]:
-        small = read_small(piece.file)
-        if small is None:
-            stamps[index] = planned[index] or stamp(piece.file)
-        return read_piece(piece, index, record, keep, small)
-
     def batches() -> Iterator[TextBatch | Damage]:
-        later: list[tuple[int, str, Future[str]]] = []
-        try:
-            for index, piece, found in begun(partition.pieces, read, pool):
-                error = ""
-                try:
-                    yield from found
-                except CorruptInputError as damage:
-                    error = str(damage)
-                if is_remote(piece.file.path):
-                    later.append((index, error, pool.submit(what_changed, piece.file, None)))
-                    continue
-                if index in stamps:
-                    error = what_changed(piece.file, stamps.pop(index)) or error
-                if error:
-                    yield Damage(index, error)
-            for index, error, change in later:
-                if error := change.result() or error:
-                    yield Damage(index, error)
-        finally:
-            pool.shutdown(cancel_futures=True)
+        for index, piece in enumerate(partition.pieces):
+            small, error = read_small(piece.file), ""
+            before = None if small is not None else planned[index] or stamp(piece.file)
+            try:
+                yield from read_piece(piece, index, record, keep, small)
+            except CorruptInputError as damage:
+                error = str(damage)
+            if small is None:
+                error = what_changed(piece.file, before) or error
+            if error:
+                yield Damage(index, error)
 
     def made(batch: TextBatch | Damage) -> TextBatch | Damage:
         return batch if isinstance(batch, Damage) else make(batch)
@@ -306,8 +282,9 @@ def _read_jsonl(
 def _parse(data: memoryview, record: RecordFormat, keep: Keep, after_blank: bool) -> _Found:
     block = np.frombuffer(data, np.uint8)
     raw = record.conversation is not UNSET  # the JSON of the field
-    field = field_bytes(record.field)
-    lines = parse_lines(block, field, record.max_document, record.max_line, after_blank, raw)
+    lines = parse_lines(
+        block, record.field, keep.columns, record.max_document, record.max_line, after_blank, raw
+    )
 
     def explain(at: int) -> str:
         status = int(lines.status[at])
@@ -315,10 +292,6 @@ def _parse(data: memoryview, record: RecordFormat, keep: Keep, after_blank: bool
             "" if status == BLANK else _explain(data[lines.starts[at] : lines.starts[at + 1]], status, record)
         )
 
-    kept = None
-    if keep.columns:
-        accepted = np.flatnonzero(lines.status == OK)
-        kept = kept_lines(block, lines.starts, accepted, lines.spans, keep.columns)
     return _Found(
         lines.status,
         from_buffers(lines.texts, lines.offsets),
@@ -327,7 +300,7 @@ def _parse(data: memoryview, record: RecordFormat, keep: Keep, after_blank: bool
         lines.lines,
         lines.numbers,
         int(lines.starts[0]),
-        kept,
+        lines.kept if keep.columns else None,
     )
 
 

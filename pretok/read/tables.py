@@ -26,7 +26,6 @@ from pretok.base.storage import Tries
 from pretok.base.units import listed
 from pretok.read.files import READ_SIZE, CorruptInputError, dataset_files, open_parquet
 from pretok.read.partition import Piece
-from pretok.read.servers import ServerStream
 
 NAMES_SHOWN = 50
 """TextColumns that a message lists at most."""
@@ -236,20 +235,15 @@ def _parquet(
             )
             chosen = _Chosen(file.schema_arrow, field, others)
             groups = range(piece.start or 0, file.num_row_groups if piece.stop is None else piece.stop)
-            far = isinstance(stream, ServerStream)
-            if far:
-                stream.expect(file.metadata, groups, chosen.leaves, READ_SIZE)
         seen = size = 0
         for group in groups:
             with _library("damaged Parquet"):
-                if far:
-                    stream.reach(group)
                 some = partial(
                     file.iter_batches, row_groups=[group], columns=chosen.leaves, use_threads=False
                 )
                 meta = file.metadata.row_group(group)
                 of_rows, of_bytes = (seen, size) if seen else (meta.num_rows, meta.total_byte_size)
-                if not seen and not far and (first := next(some(FIRST_ROWS), None)):
+                if not seen and (first := next(some(FIRST_ROWS), None)):
                     column = _text(chosen.pick(first)[0], lists)
                     if column.nbytes > of_bytes:  # than all rows take in the file: a dictionary repeats them
                         of_rows, of_bytes = len(column), column.nbytes

@@ -18,8 +18,7 @@ from hypothesis import strategies as st
 
 from pretok.base.console import SILENT, Silent
 from pretok.base.errors import UsageError
-from pretok.read.json_kept import kept_lines
-from pretok.read.jsonl import OK, field_bytes, parse_lines
+from pretok.read.jsonl import OK, parse_lines
 from pretok.read.kept import (
     LEDGER_NAMES,
     LONGEST_VALUE,
@@ -84,9 +83,9 @@ def expected(value: Any, kind: str) -> tuple[Any, bool]:
 
 def kept(lines: list[str], columns: list[KeptColumn]) -> KeptValues:
     block = np.frombuffer("\n".join(lines).encode(), np.uint8)
-    _, _, starts, status, spans, *_ = parse_lines(block, field_bytes("text"))
-    assert (status == OK).all()
-    return kept_lines(block, starts, np.arange(len(lines)), spans, columns)
+    found = parse_lines(block, "text", columns)
+    assert (found.status == OK).all()
+    return found.kept
 
 
 def same(a: Any, b: Any) -> bool:
@@ -128,8 +127,7 @@ def test_hard_lines(line: str, value: str | None) -> None:
 
 def test_a_value_that_is_no_utf8_is_of_another_type() -> None:
     block = np.frombuffer(b'{"text":"t","x":"a"}\n{"text":"t","x":"\xff"}\n{"text":"t","x":"b"}\n', np.uint8)
-    _, _, starts, _, spans, *_ = parse_lines(block, field_bytes("text"))
-    found = kept_lines(block, starts, np.arange(3), spans, [KeptColumn("x", "x", "text")])
+    found = parse_lines(block, "text", [KeptColumn("x", "x", "text")]).kept
     assert found.columns[0].to_pylist() == ["a", None, "b"]
     assert found.wrong.tolist() == [[False, True, False]]
 

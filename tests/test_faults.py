@@ -93,7 +93,7 @@ TRAIN = {
     "train": (
         *("train", "--shards", SHARDS, "--mix", MIX, "--out", RUN, "--model", "{work}/model.toml"),
         *("--global-batch", "4", "--steps", "4", "--lr", "0.01", "--warmup", "1", "--save-every", "1"),
-        *("--keep-last", "2", "--milestone", "2", "--copy-to", "{work}/copies", "--workers", "0"),
+        *("--keep-last", "2", "--milestone", "2", "--workers", "0"),
     ),
     "train export": ("train", "export", "--run", RUN, "--out", "{work}/new"),
     "train average": ("train", "average", "--run", RUN, "--last", "2", "--out", "{work}/new"),

@@ -30,10 +30,10 @@ def _option(
     return field(default=default, metadata=metadata)
 
 
-SCHEDULE = ("lr", "min_lr", "warmup", "warmup_tokens", "schedule", "decay", "decay_tokens", "decay_shape")
+SCHEDULE = ("lr", "min_lr", "warmup", "schedule", "decay", "decay_shape")
 """Settings of the learning rate: a phase that names one of them begins a schedule of its own."""
 IN_PHASES = (
-    *("shards", "mix", "seq_len", "rope_theta", "global_batch", "micro_batch", "accumulation", *SCHEDULE),
+    *("shards", "mix", "seq_len", "rope_theta", "global_batch", "micro_batch", *SCHEDULE),
     *("beta1", "beta2", "eps", "weight_decay", "clip", "z_loss", "skip_sigma"),
 )
 """What a phase may set. Parameters and moments go on as they are."""
@@ -51,6 +51,20 @@ GROUPS = {
     "phases": "phases",
 }
 """Groups of the help, each from the field on that begins it."""
+RARE = (
+    *("init_moments", "decay_shape", "beta1", "beta2", "eps", "z_loss", "skip_sigma", "pipeline_schedule"),
+    *(
+        "reshard",
+        "timeout",
+        "workers",
+        "val_sequences",
+        "evaluate_every",
+        "profile",
+        "deterministic",
+        "phases",
+    ),
+)
+"""Settings whose defaults few people change: keys of the file and flags as the others, but not in the help."""
 OTHER_NAMES = {
     other: ours
     for ours, others in {
@@ -60,8 +74,7 @@ OTHER_NAMES = {
         "rope_theta": "rotary_base",
         "seq_len": "seq_length",
         "global_batch": "global_batch_size",
-        "micro_batch": "micro_batch_size local_batch_size per_device_train_batch_size",
-        "accumulation": "gradient_accumulation_steps",
+        "micro_batch": "micro_batch_size local_batch_size per_device_train_batch_size gradient_accumulation_steps",
         "steps": "train_iters max_steps",
         "lr": "learning_rate",
         "warmup": "lr_warmup_iters warmup_steps lr_warmup_fraction warmup_ratio",
@@ -134,9 +147,6 @@ class TrainConfig:
 
     global_batch: int | None = _option(None, "sequences in a step over all ranks", least=1, example="1024")
     micro_batch: int | None = _option(None, "sequences in one pass of one rank", least=1, example="4")
-    accumulation: int | None = _option(
-        None, "passes in a step (gradient accumulation steps)", least=1, example="8"
-    )
     steps: int | None = _option(
         None, "length of the run in steps (default: the whole mix)", least=1, example="10000"
     )
@@ -150,14 +160,8 @@ class TrainConfig:
     lr: float = _option(3e-4, "peak learning rate", least=0)
     min_lr: float = _option(0.1, "rate of the last step of the decay, as a part of lr", least=0)
     warmup: float = _option(100, "steps of linear warm-up; below 1 a part of the schedule", least=0)
-    warmup_tokens: int | None = _option(
-        None, "tokens of linear warm-up, instead of steps", least=1, example='"10B"'
-    )
     schedule: str = _option("cosine", "shape after the warm-up", choices=("cosine", "wsd", "constant"))
     decay: float = _option(0.2, "wsd: part of the run that decays at its end; 0 keeps it extendable", least=0)
-    decay_tokens: int | None = _option(
-        None, "wsd: tokens of the decay at the end, instead of a part of the run", least=1, example='"100B"'
-    )
     decay_shape: str = _option(
         "linear", "wsd: how it decays; 1-sqrt: fast at first", choices=("linear", "1-sqrt")
     )
@@ -167,9 +171,6 @@ class TrainConfig:
     weight_decay: float = _option(0.1, "AdamW; never on norms and embeddings", least=0)
     clip: float = _option(1.0, "largest gradient norm; 0: gradients are not clipped", least=0)
     z_loss: float = _option(0.0, "weight of the squared log-partition", least=0)
-    init: str = _option(
-        "normal", "of the weights; truncated: none 3 deviations out", choices=("normal", "truncated")
-    )
     skip_sigma: float = _option(
         6.0, "skip a step whose gradient norm or loss lies so many deviations up; 0: never", least=0
     )
@@ -190,23 +191,13 @@ class TrainConfig:
     pipeline_schedule: str = _option(
         "1f1b", "order of passes in a pipeline", choices=("gpipe", "1f1b", "interleaved")
     )
-    pipeline_parts: int = _option(2, "interleaved: stages of each rank; the bubble is divided by it", least=1)
     reshard: bool = _option(
         True, "free gathered parameters after each use (ZeRO-3); off: at the end of a step (ZeRO-2)"
-    )
-    offload: bool = _option(False, "parameters and optimizer in host memory")
-    reduce: str = _option(
-        "fp32", "gradients in communication; bf16: half the bytes", choices=("fp32", "bf16")
     )
     precision: str = _option(
         "auto",
         "of the passes; auto: bf16 on a GPU; float8: products by torchao on an H100 or newer, the rest in bf16",
         choices=("auto", "bf16", "fp32", "float8"),
-    )
-    sync: str = _option(
-        "scatter",
-        "gradients inside a step: scattered each pass (4 N / shard bytes) or whole to the last (4 N bytes)",
-        choices=("scatter", "last"),
     )
     checkpointing: str = _option(
         "none",
@@ -238,17 +229,11 @@ class TrainConfig:
         0, "checkpoints kept by validation loss; one among the best is saved at once", least=0
     )
     milestone: int = _option(0, "keep every checkpoint whose step is a multiple; 0: none", least=0)
-    copy_to: str | None = _option(
-        None,
-        "folder, of another file system perhaps, that milestones are copied to",
-        example='"/archive/run"',
-    )
 
     log_every: int = _option(10, "steps between lines on the terminal", least=1)
     wandb: str | None = _option(
         None, "Weights & Biases project; offline unless WANDB_MODE says otherwise", example='"my-project"'
     )
-    tensorboard: bool = _option(False, "write TensorBoard events to RUN/tensorboard")
     profile: int = _option(0, "write a profile of so many steps to RUN/profile.json", least=0)
     deterministic: bool = _option(False, "only operations that give the same bits each time; slower")
 
@@ -301,11 +286,6 @@ class TrainConfig:
             changes = dict(phase.settings)
             if "mix" in changes:
                 changes.setdefault("seq_len", None)  # the mix has its own
-            for name in ("warmup", "decay"):
-                if name in changes:
-                    changes.setdefault(f"{name}_tokens", None)  # which would win
-            if "global_batch" in changes and settings.micro_batch:
-                changes.setdefault("accumulation", None)  # what is left to solve
             found.append((phase.at, replace(settings, **changes)))
         return found
 
@@ -397,8 +377,10 @@ def _convert(name: str, value: Any, hint: Any) -> Any:
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    """One flag for each field of TrainConfig, in GROUPS, and --config."""
-    parser.add_argument("--config", help="TOML file of these settings, with _ for -; flags win over it")
+    """One flag for each field of TrainConfig, in GROUPS, and --config; the help leaves out what is RARE."""
+    parser.add_argument(
+        "--config", help="TOML file of settings, those of docs/recipe.md, with _ for -; flags win over it"
+    )
     hints = get_type_hints(TrainConfig)
     group: Any = parser
     for item in fields(TrainConfig):
@@ -406,7 +388,9 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
             group = parser.add_argument_group(GROUPS[item.name])
         flag = "--" + item.name.replace("_", "-")
         text = item.metadata["help"].replace("%", "%%")
-        if item.default not in (None, "", ()):
+        if item.name in RARE:
+            text = argparse.SUPPRESS
+        elif item.default not in (None, ""):
             text += f" (default: {item.default})"
         if bool in getattr(hints[item.name], "__args__", (hints[item.name],)):
             group.add_argument(

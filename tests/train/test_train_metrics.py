@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import json
-import math
 import os
 import sys
 import types
@@ -136,25 +135,6 @@ def test_wandb_is_offline_with_one_id_for_the_chain(
     monkeypatch.setitem(sys.modules, "wandb", None)
     with pytest.raises(UsageError, match="needs the package wandb"):
         loop.train(tiny_config(shards, tmp_path, wandb="p", steps=4, schedule="constant"))
-
-
-def test_tensorboard(shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    written: list[tuple[str, int]] = []
-
-    class _Writer:
-        def __init__(self, folder: str, purge_step: int) -> None:
-            assert (Path(folder).name, purge_step) == ("tensorboard", 1)
-
-        def add_scalar(self, key: str, value: float, step: int) -> None:
-            assert math.isfinite(value)
-            written.append((key, step))
-
-        def close(self) -> None:
-            pass
-
-    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", types.SimpleNamespace(SummaryWriter=_Writer))
-    loop.train(tiny_config(shards, tmp_path, tensorboard=True, steps=2))
-    assert {("loss", 1), ("loss", 2), ("grad_norm", 2)} <= set(written)
 
 
 def test_profile(shards: Path, tmp_path: Path) -> None:

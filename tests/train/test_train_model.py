@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from functools import partial
 
@@ -167,24 +166,6 @@ def test_initial_values_depend_on_seed_and_name_alone() -> None:
     assert first.std().item() == pytest.approx(0.02, rel=0.05)
     assert value(0, "layers.0.mlp.down_proj.weight").std().item() == pytest.approx(0.01, rel=0.05)
     assert torch.equal(value(0, "layers.0.input_layernorm.weight"), torch.ones(shape))
-
-
-def test_truncated_values_are_those_of_a_normal_cut_at_three_deviations() -> None:
-    shape, cpu = torch.Size([1000, 400]), torch.device("cpu")
-    name = "layers.0.mlp.up_proj.weight"
-    assert initial_tensor(TINY, 0, name, shape, cpu).abs().max() > 0.07
-    cut = initial_tensor(TINY, 0, name, shape, cpu, truncated=True)
-    assert torch.equal(cut, initial_tensor(TINY, 0, name, shape, cpu, truncated=True))
-    assert 0.0599 < cut.abs().max() <= 0.0600001
-    # Variance of a normal cut at a: 1 - 2 a phi(a) / (2 Phi(a) - 1).
-    a = 3.0
-    inside = math.erf(a / math.sqrt(2))
-    variance = 1 - 2 * a * math.exp(-a * a / 2) / math.sqrt(2 * math.pi) / inside
-    assert cut.var().item() == pytest.approx(0.02**2 * variance, rel=0.01)
-    counts = torch.histc(cut / 0.02, 6, -3, 3) / cut.numel()
-    steps = [math.erf(edge / math.sqrt(2)) / 2 / inside for edge in range(-3, 4)]
-    expected = torch.tensor([high - low for low, high in itertools.pairwise(steps)])
-    torch.testing.assert_close(counts, expected, atol=0.003, rtol=0)
 
 
 @pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")

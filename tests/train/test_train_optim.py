@@ -25,7 +25,7 @@ settings = partial(tiny_config, save_every="3")
 def test_schedules() -> None:
     def rates(**settings: Any) -> list[float]:
         config = TrainConfig(lr=1.0, min_lr=0.1, **{"warmup": 4, **settings})
-        return [learning_rate(config, number, 20, 10) for number in range(20)]
+        return [learning_rate(config, number, 20) for number in range(20)]
 
     for settings in ({"schedule": "cosine"}, {"schedule": "wsd", "decay": 0.25}, {"schedule": "constant"}):
         assert rates(**settings)[:4] == [0.25, 0.5, 0.75, 1.0]
@@ -38,12 +38,10 @@ def test_schedules() -> None:
     rooted = rates(schedule="wsd", decay=0.25, decay_shape="1-sqrt")
     assert rooted[:15] == stable[:15]
     assert rooted[15:] == pytest.approx([0.1 + 0.9 * (1 - (done / 5) ** 0.5) for done in (1, 2, 3, 4, 5)])
-    for settings in ({"decay": 0.05}, {"decay_tokens": 10}, {"decay": 0.05, "decay_shape": "1-sqrt"}):
+    for settings in ({"decay": 0.05}, {"decay": 0.05, "decay_shape": "1-sqrt"}):
         assert rates(schedule="wsd", **settings)[18:] == pytest.approx([1.0, 0.1])  # a decay of one step
     assert rates(schedule="cosine", warmup=19)[18:] == pytest.approx([1.0, 0.1])
-    assert rates(warmup=0.2) == rates(warmup_tokens=40, warmup=0) == rates()
-    assert rates(warmup_tokens=45)[:4] == pytest.approx([1 / 4.5, 2 / 4.5, 3 / 4.5, 4 / 4.5])
-    assert rates(warmup_tokens=45, schedule="constant")[4:] == [1.0] * 16
+    assert rates(warmup=0.2) == rates()
     assert rates(schedule="wsd", decay=0.0)[4:] == rates(schedule="constant")[4:] == [1.0] * 16
 
 

@@ -26,8 +26,7 @@ STEPS = 6
 
 SPLIT: dict[str, tuple[bool, tuple[object, ...]]] = {
     "2x2": (True, ("--shard", 2)),
-    "2x2-scatter": (False, ("--shard", 2, "--accumulation", 2, "--checkpointing", 0.5)),
-    "2x2-last": (True, ("--shard", 2, "--micro-batch", 1, "--sync", "last")),
+    "2x2-scatter": (False, ("--shard", 2, "--micro-batch", 2, "--checkpointing", 0.5)),
     "ddp": (True, ("--shard", 1)),
     "zero-2": (False, ("--shard", 4, "--no-reshard", "--checkpointing", "full", "--micro-batch", 2)),
     "context-2": (True, ("--shard", 4, "--context", 2, "--checkpointing", "ops")),
@@ -38,8 +37,7 @@ SPLIT: dict[str, tuple[bool, tuple[object, ...]]] = {
     ),
 }
 """Of runs on four ranks whether the embedding is the output matrix, and what is their own."""
-OTHER = ("--precision", "bf16", "--offload")
-OTHER += ("--micro-batch", 2, "--checkpointing", "ops", "--shard", 2)
+OTHER = ("--precision", "bf16", "--micro-batch", 2, "--checkpointing", "ops", "--shard", 2)
 
 
 def arguments(shards: Path, folder: Path, name: str, tied: bool, *own: object) -> list[object]:
@@ -167,7 +165,7 @@ def test_ranks_state_their_global_batch(shards: Path, tmp_path: Path) -> None:
     assert make_plan(shared, 2).phases[0].batch.global_batch == 2
 
 
-def test_bf16_accumulation_offload_and_document_mask_on_a_mesh(runs: Path) -> None:
+def test_bf16_accumulation_and_document_mask_on_a_mesh(runs: Path) -> None:
     run, alone = runs / "other", runs / "alone-tied"
     assert column(run, "data_hash") == column(alone, "data_hash")
     # Another precision and another mask: near, and not equal.
@@ -191,7 +189,7 @@ def test_parameters_are_gathered_once_a_step_or_for_each_use(
     counts = {}
     for reshard in (True, False):
         gathered.clear()
-        sizes = {"accumulation": 4, "steps": 3, "out": str(tmp_path / str(reshard))}
+        sizes = {"micro_batch": 2, "steps": 3, "out": str(tmp_path / str(reshard))}
         loop.train(tiny_config(shards, tmp_path, reshard=reshard, save_every="never", **sizes))
         counts[reshard] = len(gathered)
     blocks = 2

@@ -232,7 +232,7 @@ def test_a_batch_that_was_stated_once_stays_on_other_ranks(shards: Path, tmp_pat
     run_jobs([begun, resumed, stated], tmp_path)
     for name in ("tokens", "lr", "data_hash"):
         assert column(run, name) == column(whole, name)
-    config = tiny_config(shards, tmp_path, steps=6, global_batch=None, micro_batch=4, accumulation=2)
+    config = tiny_config(shards, tmp_path, steps=6, global_batch=None, micro_batch=3)
     with pytest.raises(UsageError, match="The run has a global batch of 16: state --global-batch to change"):
         loop.train(config)
 
@@ -339,12 +339,10 @@ def test_phases_closer_than_a_step_are_refused_before_the_first_step(
     assert len(column(tmp_path / "run", "loss")) == 8
 
 
-def test_decay_in_tokens(shards: Path, tmp_path: Path) -> None:
+def test_a_decay_takes_its_share_of_the_tokens(shards: Path, tmp_path: Path) -> None:
     """As many tokens, however the batch grows."""
     phases = [{"at": 4 * STEP, "global_batch": 2 * BATCH}]
-    loop.train(
-        settings(shards, tmp_path, schedule="wsd", decay_tokens=6 * STEP, min_lr=0, warmup=0, phases=phases)
-    )
+    loop.train(settings(shards, tmp_path, schedule="wsd", decay=0.5, min_lr=0, warmup=0, phases=phases))
     # 12 steps' worth of tokens in 8 steps; the last 6 of them decay.
     assert column(tmp_path / "run", "lr") == pytest.approx(
         [0.01 * left / 6 for left in (6, 6, 6, 6, 6, 4, 2, 0)]

@@ -25,7 +25,7 @@ CASES: dict[str, tuple[int, tuple[object, ...]]] = {
     "1f1b": (2, ("--pipeline", 2, *PLAIN, "--checkpointing", "every-2")),
     "interleaved": (2, ("--pipeline", 2, "--pipeline-schedule", "interleaved", "--micro-batch", 1)),
     "context": (4, ("--pipeline", 2, "--shard", 2, "--context", 2, *PLAIN)),
-    "no-pipeline": (4, ("--tensor", 2, "--shard", 2, "--context", 2, "--accumulation", 2)),
+    "no-pipeline": (4, ("--tensor", 2, "--shard", 2, "--context", 2, "--micro-batch", 4)),
     "four": (4, ("--pipeline", 4, *PLAIN, "--checkpointing", "ops")),
 }
 EIGHT = (8, ("--pipeline", 2, "--shard", 2, "--tensor", 2, *PLAIN))
@@ -95,7 +95,7 @@ def test_blocks_are_divided_by_their_time() -> None:
 
 def test_the_bubble_and_the_passes_in_memory() -> None:
     assert bubble(config(), 12) == pytest.approx(3 / 15)
-    assert bubble(config(pipeline_schedule="interleaved", pipeline_parts=3), 12) == pytest.approx(3 / 39)
+    assert bubble(config(pipeline_schedule="interleaved"), 12) == pytest.approx(3 / 27)
     assert bubble(config(pipeline=1), 12) == 0.0
     assert [passes_in_memory(config(), rank, 12) for rank in range(4)] == [4, 3, 2, 1]
     assert passes_in_memory(config(pipeline_schedule="gpipe"), 0, 12) == 12
@@ -105,7 +105,6 @@ def test_the_bubble_and_the_passes_in_memory() -> None:
     ("settings", "model", "batch", "words"),
     [
         ({}, {"tied": True}, Batch(8, 1, 8, 1), "is its output matrix"),
-        ({"offload": True}, {}, Batch(8, 1, 8, 1), "--offload"),
         ({}, {"layers": 3}, Batch(8, 1, 8, 1), "4 stages are more than the 3 blocks"),
         ({}, {}, Batch(8, 4, 2, 1), "at least 4 micro-batches in a step of each rank; there are 2"),
         ({"pipeline_schedule": "interleaved"}, {}, Batch(6, 1, 6, 1), "a multiple of 4 micro-batches"),

@@ -14,15 +14,11 @@ from support import needs
 torch = needs("torch")
 from pretok.base.records import replace
 from pretok.shards.manifest import load_manifest
-from tests.train_support import column, run_jobs, tiny_config
-from train.config import TrainConfig
+from tests.train_support import column, tiny_config
 from train.model.attention import attention_kernel
 from train.model.sizes import PRESETS
 from train.parallel.devices import deterministic
-from train.parallel.layout import Layout
 from train.run import loop
-from train.tools.memory import count_tensors
-from train.tools.tune import flags
 
 settings = partial(tiny_config, steps=2, warmup=1)
 
@@ -89,22 +85,3 @@ def test_deterministic_holds_while_a_run_goes_on(
     with deterministic(True), pytest.raises(RuntimeError, match="deterministic"):
         torch.zeros(3).put_(torch.tensor([0, 0]), torch.tensor([1.0, 2.0]))
     torch.zeros(3).put_(torch.tensor([0, 0]), torch.tensor([1.0, 2.0]))
-
-
-def test_gradients_can_travel_in_bf16(shards: Path, tmp_path: Path) -> None:
-    """Near the run whose gradients travel in float32, and not equal; the plan counts the smaller buffer."""
-    runs = {width: tmp_path / width for width in ("fp32", "bf16")}
-    run = partial(settings, shards, tmp_path, steps=5, lr=0.01, save_every="never")
-    run_jobs([(2, flags(run(out=str(out), reduce=width))) for width, out in runs.items()], tmp_path)
-    assert column(runs["bf16"], "loss") == pytest.approx(column(runs["fp32"], "loss"), rel=5e-3)
-    assert column(runs["bf16"], "grad_norm") != pytest.approx(column(runs["fp32"], "grad_norm"), rel=1e-6)
-    model = PRESETS["1b"]
-    wide, narrow = (
-        count_tensors(model, Layout(1, 4, 1), 1, 1, 4096, TrainConfig(reduce=width)) for width in runs
-    )
-    assert wide.gathered - narrow.gathered == 2 * model.block_parameters
-    wide, narrow = (
-        count_tensors(model, Layout(1, 4, 1), 1, 2, 4096, TrainConfig(reduce=width, sync="last"))
-        for width in runs
-    )
-    assert wide.gradients - narrow.gradients == 2 * model.parameters

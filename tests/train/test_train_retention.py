@@ -7,7 +7,6 @@ import shutil
 import threading
 import types
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -15,14 +14,13 @@ from hypothesis import strategies as st
 from support import needs
 
 torch = needs("torch")
-from pretok.base.errors import IntegrityError, UsageError
+from pretok.base.errors import UsageError
 from pretok.base.records import replace
 from pretok.base.storage import read_lines
 from tests.train_support import tiny_config
 from train.checkpoint import save
-from train.checkpoint.meta import Identity, Meta, RunState, TokenizerOrigin, read_meta
+from train.checkpoint.meta import Identity, Meta, RunState, TokenizerOrigin
 from train.checkpoint.save import to_keep
-from train.checkpoint.saved import check_files
 from train.config import TrainConfig
 from train.model.sizes import PRESETS
 from train.run import loop
@@ -66,56 +64,17 @@ def test_retention_in_a_run(shards: Path, tmp_path: Path) -> None:
     assert (tmp_path / "run/checkpoints/latest").read_text() == "step-00000009\n"
 
 
-def test_milestones_are_copied_whole_or_not_at_all(
-    shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A copy that fails is tried again after the next save, and one of a kill is written over."""
-    there, made = tmp_path / "archive", save.copy_checkpoint
-    steps: list[list[str]] = []
-
-    def copied(checkpoint: Path, folder: Path, ending: Any) -> bool:
-        steps.append(sorted(path.name for path in there.glob("step-*")))
-        if len(steps) == 1:
-            (there / ".step-00000002.tmp").mkdir(parents=True)
-            raise OSError(28, "No space left on device")
-        return made(checkpoint, folder, ending)
-
-    monkeypatch.setattr(save, "copy_checkpoint", copied)
-    changes = {"save_every": "1", "keep_last": 1, "milestone": 2, "copy_to": str(there)}
-    loop.train(tiny_config(shards, tmp_path, steps=5, **changes))
-    assert sorted(path.name for path in there.iterdir()) == ["step-00000002", "step-00000004"]
-    for copy in there.iterdir():
-        check_files(copy, read_meta(copy))
-    text = capsys.readouterr().out
-    assert "step-00000002 cannot be copied to" in text
-    assert text.count("copied step-00000002 to") == 1
-    # Another run does not take these for its own; a stopped one leaves nothing that looks complete.
-    (tmp_path / "other").mkdir()
-    loop.train(tiny_config(shards, tmp_path / "other", steps=5, seed=1, **changes))
-    assert "another run's checkpoint: name another --copy-to" in capsys.readouterr().out
-    assert not made(tmp_path / "run/checkpoints/step-00000004", tmp_path / "new", lambda: True)
-    damaged = next((tmp_path / "run/checkpoints/step-00000004").glob("*.safetensors"))
-    damaged.write_bytes(damaged.read_bytes()[:-1] + b"?")
-    with pytest.raises(IntegrityError, match=damaged.name):
-        made(damaged.parent, tmp_path / "new", lambda: False)
-    assert [*(tmp_path / "new").iterdir()] == []
-    with pytest.raises(UsageError, match="--copy-to copies milestones: state by --milestone"):
-        loop.train(tiny_config(shards, tmp_path, copy_to="archive"))
-
-
 @pytest.mark.parametrize("save_every", ["1", "never"])
 def test_what_a_kill_behind_the_last_save_left_undone_is_done_at_the_next_start(
     shards: Path, tmp_path: Path, save_every: str
 ) -> None:
-    changes = {"keep_last": 1, "milestone": 4, "copy_to": str(tmp_path / "archive"), "schedule": "constant"}
+    changes = {"keep_last": 1, "milestone": 4, "schedule": "constant"}
     loop.train(tiny_config(shards, tmp_path, steps=5, save_every="1", **changes))
-    folder, copy = tmp_path / "run/checkpoints", tmp_path / "archive/step-00000004"
+    folder = tmp_path / "run/checkpoints"
     shutil.copytree(folder / "step-00000005", folder / "step-00000003")
     (folder / "latest").write_text("step-00000004\n")
-    shutil.rmtree(copy)
     loop.train(tiny_config(shards, tmp_path, steps=5, save_every=save_every, **changes))
     assert (folder / "latest").read_text() == "step-00000005\n"
-    check_files(copy, read_meta(copy))
     assert (folder / "step-00000003").exists() == (save_every == "never")  # which deletes nothing
 
 

@@ -9,7 +9,6 @@ that fails costs no step: rank 0 tells, and asks for another one.
 from __future__ import annotations
 
 import shutil
-import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -30,7 +29,7 @@ from pretok.base.storage import TEMPORARY_SUFFIX, atomic_open
 from pretok.base.units import duration
 from train.checkpoint import HungSave
 from train.checkpoint.meta import FileRecord, Meta, read_meta, write_meta
-from train.checkpoint.saved import LATEST, complete_checkpoints, copy_checkpoint
+from train.checkpoint.saved import LATEST, complete_checkpoints
 from train.checkpoint.tensors import (
     Index,
     in_a_line,
@@ -103,9 +102,6 @@ class Checkpoints:
         self._rank = dist.get_rank()
         self._deletes = ThreadPoolExecutor(1)  # a file system may need minutes for it
         self._deleted: Future[None] | None = None
-        self._copies = ThreadPoolExecutor(1)  # beside deletions, which make room
-        self.ending = threading.Event()  # set where the process is to end: nothing more is copied
-        self._copied: set[Path] = set()
         self._writes = ThreadPoolExecutor(1)
         self._pinned = pinned
         self._index: Index | None = None
@@ -206,12 +202,8 @@ class Checkpoints:
             with suppress(PretokError):  # what ends the run is what to tell
                 self._finish(self._pending)
 
-    def close(self, *, done: bool) -> None:
-        """Free the staging memory, and wait until what is no longer kept is deleted and, where the run is done,
-        milestones are copied: a run that was stopped has no time for it, and copies them when it goes on."""
-        if not done:
-            self.ending.set()
-        self._copies.shutdown()
+    def close(self) -> None:
+        """Wait until what is no longer kept is deleted."""
         self._deletes.shutdown()
         if self._deleted is not None:
             self._deleted.result()
@@ -285,8 +277,6 @@ class Checkpoints:
         self._name_latest(newest)
         if self.every[0] != "never":
             self._deleted = self._deletes.submit(self._retain, newest)
-        if self._config.copy_to is not None:
-            self._copies.submit(self._copy_milestones, Path(self._config.copy_to))
 
     def _name_latest(self, checkpoint: Path) -> None:
         latest = self.folder / LATEST
@@ -306,18 +296,6 @@ class Checkpoints:
         for path in sorted(set(metas) - to_keep(metas, self._config) - {newest}):
             with self._telling("is no longer needed and cannot be deleted", path):
                 _delete(path)
-
-    def _copy_milestones(self, folder: Path) -> None:
-        """Those that are not there yet, a kill before may have left some. Beside training."""
-        for path in complete_checkpoints(self.folder):
-            if (
-                int(path.name.removeprefix("step-")) % self._config.milestone == 0
-                and path not in self._copied
-            ):
-                with self._telling(f"cannot be copied to {folder}", path):
-                    if copy_checkpoint(path, folder, self.ending.is_set):
-                        self._report(f"copied {path.name} to {folder}")
-                    self._copied.add(path)
 
     @contextmanager
     def _telling(self, what: str, path: Path) -> Iterator[None]:

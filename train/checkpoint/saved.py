@@ -6,20 +6,17 @@ Input: a folder. Output: its checkpoints, or that a file has not the size and ch
 from __future__ import annotations
 
 import re
-import shutil
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from pretok.base.errors import IntegrityError, OutputError, UsageError
-from pretok.base.storage import TEMPORARY_SUFFIX, NewFile, checksum
-from train.checkpoint.meta import Meta, read_meta, write_meta
+from pretok.base.errors import IntegrityError, UsageError
+from pretok.base.storage import checksum
+from train.checkpoint.meta import Meta, read_meta
 
 _NAME = re.compile(r"step-\d{8}")
 LATEST = "latest"
 """File that names the newest checkpoint, for people and other programs."""
-_BLOCK = 1 << 24
-"""Bytes copied at a time."""
 _THREADS = 4
 """Files that one rank reads at a time: one stream does not fill a parallel file system."""
 
@@ -79,35 +76,3 @@ def verify(run: Path, step: int | None, report: Callable[[str], None]) -> None:
         )
     if bad:
         raise IntegrityError(f"{bad} of {len(found)} checkpoints are damaged; delete those named above")
-
-
-def copy_checkpoint(checkpoint: Path, folder: Path, ending: Callable[[], bool]) -> bool:
-    """Copy a complete checkpoint into a folder, where it is complete too or has no such name. False where it was there
-    already, or where `ending` said so first.
-
-    Raises IntegrityError where the bytes are not those that were written, OutputError where the folder cannot take them
-    or has a checkpoint of this name from another run.
-    """
-    meta, target = read_meta(checkpoint), folder / checkpoint.name
-    if target.exists():
-        if read_meta(target).files != meta.files:
-            raise OutputError(f"{target} is another run's checkpoint: name another --copy-to")
-        return False
-    temporary = target.with_name(f".{target.name}{TEMPORARY_SUFFIX}")
-    shutil.rmtree(temporary, ignore_errors=True)  # of a copy that a kill ended
-    temporary.mkdir(parents=True)
-    try:
-        for name, record in meta.files.items():
-            with (checkpoint / name).open("rb") as source, NewFile(temporary / name) as new:
-                while data := source.read(_BLOCK):
-                    if ending():
-                        return False
-                    new.write(data)
-                new.seal()
-            if new.checksum != record.checksum:
-                raise IntegrityError(f"{checkpoint / name} was damaged: its checksum is not the one it had")
-        write_meta(temporary, meta, meta.files)
-        temporary.rename(target)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-    return True

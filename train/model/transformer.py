@@ -200,18 +200,9 @@ class Decoder(nn.Module):
 
 
 def initial_tensor(
-    config: ModelConfig,
-    seed: int,
-    name: str,
-    shape: torch.Size,
-    device: torch.device,
-    *,
-    truncated: bool = False,
+    config: ModelConfig, seed: int, name: str, shape: torch.Size, device: torch.device
 ) -> Tensor:
-    """The whole initial float32 value of one parameter; depends on seed and name alone, not on ranks.
-
-    truncated: no value lies more than 3 standard deviations out; the deviation is that before the cut.
-    """
+    """The whole initial float32 value of one parameter; depends on seed and name alone, not on ranks."""
     if name.endswith("norm.weight"):
         return torch.ones(shape, device=device)
     if name.endswith(".bias"):
@@ -220,7 +211,4 @@ def initial_tensor(
     generator = torch.Generator(device).manual_seed(int.from_bytes(key, "little"))
     into_residual = name.endswith(("o_proj.weight", "down_proj.weight"))
     std = 0.02 / math.sqrt(2 * config.layers) if into_residual else 0.02
-    if truncated:
-        value = torch.empty(shape, device=device)
-        return nn.init.trunc_normal_(value, std=std, a=-3 * std, b=3 * std, generator=generator)
     return torch.randn(shape, generator=generator, device=device) * std

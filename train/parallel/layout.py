@@ -21,6 +21,8 @@ from train.model.sizes import ModelConfig
 
 USUAL_MICRO_BATCH = 8
 """Sequences in a pass where no size is given."""
+PARTS = 2
+"""Stages of each rank in an interleaved pipeline: more divide the bubble further, and send more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,32 +79,22 @@ class Batch:
     ranks: int
 
 
-def solve_batch(
-    ranks: int, global_batch: int | None, micro_batch: int | None, accumulation: int | None
-) -> Batch:
-    """Fill in what is not given. Of two unknowns accumulation is 1; with nothing given, micro_batch is 8.
+def solve_batch(ranks: int, global_batch: int | None, micro_batch: int | None) -> Batch:
+    """Fill in what is not given: a step is one pass where only one of the two is, of 8 sequences where none is.
 
     Raises UsageError with the nearest valid values when it does not divide.
     """
     if global_batch is None:
-        micro_batch, accumulation = micro_batch or USUAL_MICRO_BATCH, accumulation or 1
-        return Batch(micro_batch * accumulation * ranks, micro_batch, accumulation, ranks)
-    if micro_batch is None:
-        accumulation = accumulation or 1
-    unit = ranks * (micro_batch or 1) * (accumulation or 1)
-    both = micro_batch is not None and accumulation is not None
-    if global_batch % unit or (both and global_batch != unit):
-        below, above = global_batch // unit * unit, -(-global_batch // unit) * unit
-        nearest = str(unit) if both else " or ".join(str(n) for n in (below, above) if n)
-        factors = [f"{ranks} data-parallel ranks"]
-        factors += [f"micro_batch {micro_batch}"] if micro_batch else []
-        factors += [f"accumulation {accumulation}"] if accumulation else []
+        global_batch = ranks * (micro_batch or USUAL_MICRO_BATCH)
+    unit = ranks * (micro_batch or 1)
+    if global_batch % unit:
+        nearest = (n for n in (global_batch // unit * unit, -(-global_batch // unit) * unit) if n)
+        factors = f"{ranks} data-parallel ranks" + (f" x micro_batch {micro_batch}" if micro_batch else "")
         raise UsageError(
-            f"global_batch {global_batch} is not a multiple of {' x '.join(factors)} = {unit}"
-            f"{' or not equal to it' if both else ''}; nearest: {nearest}"
+            f"global_batch {global_batch} is not a multiple of {factors} = {unit}; "
+            f"nearest: {' or '.join(map(str, nearest))}"
         )
-    if micro_batch is None:
-        return Batch(global_batch, global_batch // unit, accumulation or 1, ranks)
+    micro_batch = micro_batch or global_batch // ranks
     return Batch(global_batch, micro_batch, global_batch // (ranks * micro_batch), ranks)
 
 
@@ -149,8 +141,6 @@ def check_pipeline(config: TrainConfig, model: ModelConfig, batch: Batch) -> Non
         raise UsageError(
             "--pipeline: the model's embedding is its output matrix (tied), at both ends; untie it"
         )
-    if config.offload:
-        raise UsageError("--pipeline does not go with --offload")
     if stages > model.layers:
         raise UsageError(f"--pipeline: {stages} stages are more than the {model.layers} blocks of the model")
     if config.pipeline_schedule == "1f1b" and passes < ranks:
@@ -167,7 +157,7 @@ def check_pipeline(config: TrainConfig, model: ModelConfig, batch: Batch) -> Non
 
 def stages_per_rank(config: TrainConfig) -> int:
     """V."""
-    return config.pipeline_parts if config.pipeline > 1 and config.pipeline_schedule == "interleaved" else 1
+    return PARTS if config.pipeline > 1 and config.pipeline_schedule == "interleaved" else 1
 
 
 def split_layers(model: ModelConfig, stages: int) -> list[range]:

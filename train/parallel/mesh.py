@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.distributed_c10d import _set_pg_timeout
-from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset  # torch has no public way
 
@@ -91,12 +91,10 @@ def parallelize(
         # float32.
         "mp_policy": MixedPrecisionPolicy(
             param_dtype=torch.bfloat16 if pass_dtype(config, device) == torch.bfloat16 else None,
-            reduce_dtype=torch.bfloat16 if config.reduce == "bf16" else torch.float32,
+            reduce_dtype=torch.float32,
             cast_forward_inputs=False,
         ),
     }
-    if config.offload:
-        options["offload_policy"] = CPUOffloadPolicy(pin_memory=device.is_gpu)
     # A pipeline's stage is passed many times in a step, and its parameters stay gathered.
     free = config.reshard and config.pipeline == 1
     for block in model.layers:
@@ -156,20 +154,16 @@ def clean_name(name: str) -> str:
     return re.sub(r"^parts\.\d+\.", "", name.replace("_checkpoint_wrapped_module.", ""))
 
 
-def gradient_sync(model: nn.Module, *, last: bool, sync: str, reshard: bool) -> None:
+def gradient_sync(model: nn.Module, *, last: bool, reshard: bool) -> None:
     """Before each pass of an accumulated step: which gradient communication it does, and whether it frees parameters;
     without `reshard` they stay gathered to the end of the step.
 
-    'scatter': reduce-scatter now, all-reduce over replicas at the last pass; holds 4 N / shard bytes of
-    gradients. 'last': nothing before the last pass; holds whole gradients, 4 N bytes.
+    Every pass reduce-scatters, so that gradients take 4 N / shard bytes; replicas sum theirs up at the last one.
     """
     sharded = cast(FSDPModule, model)
     sharded.set_is_last_backward(last)
     sharded.set_reshard_after_backward(last or reshard)
-    if sync == "scatter":
-        sharded.set_requires_all_reduce(last)
-    else:
-        sharded.set_requires_gradient_sync(last)
+    sharded.set_requires_all_reduce(last)
 
 
 def reshard(model: nn.Module) -> None:

@@ -47,6 +47,6 @@ def out_of_memory(error: BaseException, config: TrainConfig) -> PretokError | No
     found = text.strip().splitlines()
     return UsageError(
         f"out of memory on rank {os.environ.get('RANK', '0')} of {os.uname().nodename}: lower --micro-batch (now "
-        f"{micro}) and raise --accumulation instead, or recompute activations with --checkpointing ops or full "
+        f"{micro}), which makes more passes of a step, or recompute activations with --checkpointing ops or full "
         f"(now {config.checkpointing}); `train plan` says what fits ({found[0] if found else 'MemoryError'})"
     )

@@ -85,7 +85,6 @@ def _train(config: TrainConfig, device: Device, stop: StopFlag, out: Path) -> No
                 run.checkpoints.settle()
             raise
         finally:
-            run.checkpoints.ending.set()
             gc.enable()
             gc.unfreeze()
             run.log.close()
@@ -127,7 +126,7 @@ def _loop(run: Run) -> None:
     with run.goodput.spent("saving"):
         while not run.checkpoints.wait():
             _save(run)
-        run.checkpoints.close(done=run.progress.step == run.steps)
+        run.checkpoints.close()
     _finish_files(run)
 
 

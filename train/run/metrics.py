@@ -1,7 +1,7 @@
 """What a run tells about itself: a line a step, and what software it was.
 
 Input: numbers of finished steps. Output: RUN/metrics.jsonl (always), RUN/validation.jsonl, RUN/evaluation.jsonl, and
-the same numbers in Weights & Biases or TensorBoard when asked. Only rank 0 writes.
+the same numbers in Weights & Biases when asked. Only rank 0 writes.
 """
 
 from __future__ import annotations
@@ -78,13 +78,10 @@ class MetricsLog:
         self._told = time.monotonic()
         self._files: dict[str, Lines] = {}
         self._wandb: Any = None
-        self._tensorboard: Any = None
         if rank:
             return
         if config.wandb is not None:  # what may be refused first: nothing is open yet
             self._wandb = _open_wandb(out, config, manifest)
-        if config.tensorboard:
-            self._tensorboard = _open_tensorboard(out / "tensorboard", step)
 
         def saved(record: dict[str, Any]) -> bool:
             return bool(record["step"] <= step)
@@ -155,8 +152,6 @@ class MetricsLog:
             file.close()
         if self._wandb is not None:
             self._wandb.finish()
-        if self._tensorboard is not None:
-            self._tensorboard.close()
 
     def _write(self, name: str, record: dict[str, Any]) -> None:
         clean = {
@@ -172,9 +167,6 @@ class MetricsLog:
         step = numbers.pop("step")
         if self._wandb is not None:
             self._wandb.log(numbers, step=step)
-        if self._tensorboard is not None:
-            for key, value in numbers.items():
-                self._tensorboard.add_scalar(key, value, step)
 
     def sensors(self, step: int) -> dict[str, float | None]:
         """Of rank 0's GPU, every `log_every` steps: per cent of time it was busy of late, and the watts it draws, by
@@ -212,13 +204,3 @@ def _open_wandb(out: Path, config: TrainConfig, manifest: str) -> Any:
         mode=os.environ.get("WANDB_MODE", "offline"),
         config=config.as_dict() | {"provenance": provenance() | {"manifest": manifest}},
     )
-
-
-def _open_tensorboard(folder: Path, step: int) -> Any:
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError:
-        raise UsageError(
-            "--tensorboard needs the package tensorboard; metrics.jsonl is written without it"
-        ) from None
-    return SummaryWriter(str(folder), purge_step=step + 1)

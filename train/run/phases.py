@@ -91,19 +91,19 @@ def open_phases(config: TrainConfig, data_ranks: int) -> tuple[Phase, ...]:
 def _batch(config: TrainConfig, data_ranks: int, before: int | None) -> Batch:
     """The batch of a phase. before: the global batch until then, which stays where the settings state none."""
     stated, micro_batch = config.global_batch or before, config.micro_batch
-    if before and config.global_batch is micro_batch is config.accumulation is None:
+    if before and config.global_batch is micro_batch is None:
         usual = (
             before % (USUAL_MICRO_BATCH * data_ranks) == 0
         )  # fewer ranks make more passes, not larger ones
         micro_batch = USUAL_MICRO_BATCH if usual else None
     try:
-        return solve_batch(data_ranks, stated, micro_batch, config.accumulation)
+        return solve_batch(data_ranks, stated, micro_batch)
     except UsageError as error:
         if config.global_batch or before is None:
             raise
         raise UsageError(
             f"{error}. The run has a global batch of {before}: state --global-batch to change it, or leave out "
-            "--micro-batch or --accumulation"
+            "--micro-batch"
         ) from None
 
 
@@ -172,7 +172,7 @@ class Segment:
         """Learning rate of step `step` (from 0)."""
         done, whole = self.tokens_after(step) - self.schedule, self.schedule_end - self.schedule
         size = self.phase.step_tokens / self.unit
-        return learning_rate(self.phase.config, done / self.unit, whole / self.unit, self.unit, size)
+        return learning_rate(self.phase.config, done / self.unit, whole / self.unit, size)
 
 
 def plan_segments(phases: Sequence[Phase], state: RunState, saved: Identity | None) -> list[Segment]:

@@ -86,8 +86,6 @@ def make_plan(config: TrainConfig, world: int) -> Plan:
         raise UsageError("--init-moments needs --init-from")
     if config.vocab_map is not None and config.init_from is None:
         raise UsageError("--vocab-map needs --init-from")
-    if config.copy_to is not None and not config.milestone:
-        raise UsageError("--copy-to copies milestones: state by --milestone every how many steps")
     per_node = int(os.environ.get("LOCAL_WORLD_SIZE", world))
     layout = solve_layout(world, per_node, config.shard, config.tensor, config.pipeline, config.context)
     resumed = complete_checkpoints(Path(config.out) / "checkpoints")
@@ -109,7 +107,7 @@ def build_trainee(plan: Plan, device: Device, report: Callable[[str], None]) -> 
     mesh = build_mesh(device, plan.layout, config.timeout)
     context = Context.of(mesh, config.context, config.timeout)
     model = _build_model(plan, mesh, context, device)
-    place, phase = torch.device("cpu") if config.offload else device.device, plan.phases[0]
+    phase = plan.phases[0]
     # A run that is resumed has its own weights; the folder it began from may be gone.
     resumed = complete_checkpoints(Path(config.out) / "checkpoints")
     source = None if resumed else config.start
@@ -123,14 +121,15 @@ def build_trainee(plan: Plan, device: Device, report: Callable[[str], None]) -> 
         if problem := first_problem(_other_tokenizer(source, phase.tokenizer(), report, map_path)):
             raise problem
         vocab_map = read_map(map_path) if map_path else None
-        materialize(model, place, exported_tensors(source, plan.model, report, vocab_map), pieces=True)
+        materialize(
+            model, device.device, exported_tensors(source, plan.model, report, vocab_map), pieces=True
+        )
     elif source is not None and config.vocab_map:
         raise UsageError(
             f"--vocab-map: {source} is a checkpoint; write its model with train export, and name that"
         )
     else:
-        value = partial(initial_tensor, plan.model, config.seed, truncated=config.init == "truncated")
-        materialize(model, place, value)
+        materialize(model, device.device, partial(initial_tensor, plan.model, config.seed))
     data = phase.view.eod_id, phase.view.seq_len
     trainee = Trainee.fresh(model, mesh, context, phase.batch, config, device.device, *data)
     if source is not None and not exported:
@@ -237,7 +236,7 @@ def _changes(phase: PhaseSettings) -> str:
 def _warnings(segments: Sequence[Segment]) -> list[str]:
     segment = segments[0]
     steps = (segment.schedule_end - segment.schedule) // segment.unit
-    warmup = warmup_steps(segment.phase.config, steps, segment.unit)
+    warmup = warmup_steps(segment.phase.config, steps)
     if warmup < steps:
         return []
     last = [one for one in segments if one.schedule == segment.schedule][-1]

@@ -60,24 +60,20 @@ def set_hyper_parameters(optimizer: torch.optim.AdamW, config: TrainConfig) -> N
         group["weight_decay"] = config.weight_decay if group["decays"] else 0.0
 
 
-def warmup_steps(config: TrainConfig, steps: float, step_tokens: float) -> float:
-    """Length of the warm-up of a schedule of `steps`, in steps of `step_tokens` tokens."""
-    if config.warmup_tokens is not None:
-        return config.warmup_tokens / step_tokens
+def warmup_steps(config: TrainConfig, steps: float) -> float:
+    """Length of the warm-up of a schedule of `steps`."""
     return config.warmup if config.warmup >= 1 else round(config.warmup * steps)
 
 
-def learning_rate(
-    config: TrainConfig, step: float, steps: float, step_tokens: float = 1, size: float = 1
-) -> float:
-    """Rate of step `step` (from 0) of a schedule of `steps`, both in steps of `step_tokens` tokens; size: of this step.
+def learning_rate(config: TrainConfig, step: float, steps: float, size: float = 1) -> float:
+    """Rate of step `step` (from 0) of a schedule of `steps`, both in steps of the schedule's batch; size: of this step.
     The last step of the warm-up has lr, and the last step of the decay min_lr x lr.
 
-    Linear warm-up; then cosine to min_lr x lr, or constant, or constant with a decay over the last `decay` part or
-    `decay_tokens` (warm-up, stable, decay; Hu et al. 2024, MiniCPM), linear or with the square root of what is done of
-    it (Hägele et al. 2024, arXiv 2405.18392).
+    Linear warm-up; then cosine to min_lr x lr, or constant, or constant with a decay over the last `decay` part
+    (warm-up, stable, decay; Hu et al. 2024, MiniCPM), linear or with the square root of what is done of it (Hägele et
+    al. 2024, arXiv 2405.18392).
     """
-    if step < (warmup := warmup_steps(config, steps, step_tokens)):
+    if step < (warmup := warmup_steps(config, steps)):
         return config.lr * min(1.0, (step + 1) / warmup)
     done = step + size
     if config.schedule == "cosine":
@@ -85,8 +81,6 @@ def learning_rate(
         left = 0.5 * (1 + math.cos(math.pi * min(1.0, part)))
     else:
         length = float(round(config.decay * steps))
-        if config.decay_tokens is not None:
-            length = config.decay_tokens / step_tokens
         left = min(1.0, max(0.0, steps - done) / length) if config.schedule == "wsd" and length else 1.0
         if config.decay_shape == "1-sqrt":
             left = 1 - math.sqrt(1 - left)

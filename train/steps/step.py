@@ -64,8 +64,7 @@ class Trainee:
     ) -> Trainee:
         """Before the first step: an optimizer without moments, a guard that has seen nothing."""
         parameters, optimizer = list(model.parameters()), build_optimizer(model, config)
-        guard = Guard.fresh(torch.device("cpu") if config.offload else device)
-        share = NormShare.of(mesh)
+        guard, share = Guard.fresh(device), NormShare.of(mesh)
         data = device, eod_id, seq_len
         return cls(model, parameters, optimizer, guard, mesh, share, context, batch, config, *data)
 
@@ -205,8 +204,7 @@ def _passes(trainee: Trainee, batches: Iterator[MicroBatch], rank_tokens: int) -
         ids, checksum, documents, learned = next(batches)
         checksums += checksum
         if batch.accumulation > 1:
-            last, config = number == batch.accumulation - 1, trainee.config
-            gradient_sync(model, last=last, sync=config.sync, reshard=config.reshard)
+            gradient_sync(model, last=number == batch.accumulation - 1, reshard=trainee.config.reshard)
         inputs, targets = trainee.part(ids, learned)
         total, nll = model(inputs, targets, documents)
         # fully_shard averages over the ranks that share and replicate parameters

@@ -1,7 +1,7 @@
 """How much of a device's memory a run takes.
 
-Input: a model, a mesh, a batch, the settings that change memory. Output: two estimates side by side, the rule of thumb
-and a count of every tensor on the fullest rank, and the micro-batch that fits a device.
+Input: a model, a mesh, a batch, the settings that change memory. Output: a count of every tensor on the fullest rank,
+and the micro-batch that fits a device.
 """
 
 from __future__ import annotations
@@ -32,18 +32,6 @@ class Memory:
     def total(self) -> int:
         """Sum of the parts."""
         return sum(asdict(self).values())
-
-
-def rule_of_thumb(model: ModelConfig, layout: Layout, micro_batch: int, seq_len: int) -> Memory:
-    """4 bytes a parameter, 3 times that for gradient and moments, batch x tokens x width x 4 bytes, a tenth on top.
-
-    It counts one activation where a model keeps many, which is why the other estimate exists.
-    """
-    ranks = layout.shard * layout.tensor * layout.pipeline
-    parameters = 4 * model.parameters // ranks
-    batch = 4 * micro_batch * seq_len * model.dim // layout.context
-    overhead = (4 * parameters + batch) // 10
-    return Memory(parameters, parameters, 2 * parameters, overhead, batch, 0)
 
 
 def _shapes(
@@ -137,15 +125,14 @@ def _count_rank(
     ends = root[1:] if frees and not model.tied else root
     gathered = width * (whole_size(ends) + (2 if frees else blocks) * whole_size(block))
     # Gradients of one block in the pass's width, and the reduce-scatter's input in its own.
-    reduced = 2 if config.reduce == "bf16" else 4
-    gathered += (width + reduced) * whole_size(block)
+    gathered += (width + 4) * whole_size(block)
     passes = passes_in_memory(config, rank, accumulation) / parts if piped else 1
     activations = int(tokens * _activations(model, config, layout, numbers, passes, width))
     if piped:  # torch keeps a place for what each micro-batch brings from either side to a stage
         activations += tokens * 2 * parts * accumulation * model.dim * width // layout.tensor
-    gradients = 0 if config.offload else 4 * own
-    if piped or (accumulation > 1 and config.sync == "last"):
-        gradients += reduced * whole
+    gradients = 4 * own
+    if piped:
+        gradients += 4 * whole
     elif accumulation == 1:
         gradients = max(0, gradients - activations)
     chunk = min(LOSS_CHUNK, tokens)
@@ -153,9 +140,8 @@ def _count_rank(
     # Logits in the pass's width, twice in float32, their gradient; the matrix's gradient in float32 and that
     # width.
     loss = chunk * vocabulary * (2 * width + 8) + vocabulary * model.dim * (4 + width)
-    on_device = 0 if config.offload else own
     last = rank == layout.pipeline - 1
-    return Memory(4 * on_device, gradients, 8 * on_device, gathered, activations, loss if last else 0)
+    return Memory(4 * own, gradients, 8 * own, gathered, activations, loss if last else 0)
 
 
 def largest_micro_batch(

@@ -1,8 +1,7 @@
 """Before the run: does it fit, how long will it take, what will it cost.
 
-Input: a model, a mesh, a batch, the settings that change memory. Output: two estimates of a rank's memory
-side by side (the rule of thumb and a count of every tensor), which micro-batch fits which device, time,
-energy and carbon dioxide.
+Input: a model, a mesh, a batch, the settings that change memory. Output: the memory of the fullest rank, tensor by
+tensor, which micro-batch fits which device, time, energy and carbon dioxide.
 """
 
 from __future__ import annotations
@@ -19,9 +18,9 @@ from pretok.base.records import replace
 from train.config import TrainConfig, add_flags, parse, whole_number
 from train.model.sizes import ModelConfig, model_config
 from train.parallel.devices import peak_of
-from train.parallel.layout import bubble, check_pipeline, check_split, solve_batch, solve_layout
+from train.parallel.layout import PARTS, bubble, check_pipeline, check_split, solve_batch, solve_layout
 from train.run.setup import checkpoint_bytes
-from train.tools.memory import HEADROOM, count_tensors, largest_micro_batch, rule_of_thumb
+from train.tools.memory import HEADROOM, count_tensors, largest_micro_batch
 
 GIB = 2**30
 DEVICE_GB = (40, 64, 80, 141)
@@ -54,7 +53,7 @@ def plan_figures(config: TrainConfig, space: argparse.Namespace) -> dict[str, An
     layout = solve_layout(
         ranks, space.devices_per_node, config.shard, config.tensor, config.pipeline, config.context
     )
-    batch = solve_batch(layout.data_ranks, config.global_batch, config.micro_batch, config.accumulation)
+    batch = solve_batch(layout.data_ranks, config.global_batch, config.micro_batch)
     check_split(config, model, seq_len)
     check_pipeline(config, model, batch)
     per_step = batch.global_batch * seq_len
@@ -76,9 +75,7 @@ def plan_figures(config: TrainConfig, space: argparse.Namespace) -> dict[str, An
         "batch": asdict(batch),
         "bubble": bubble(config, batch.accumulation),
         "bubble_interleaved": bubble(replace(config, pipeline_schedule="interleaved"), batch.accumulation),
-        "pipeline_parts": config.pipeline_parts,
         "steps": steps,
-        "rule_of_thumb": asdict(rule_of_thumb(model, layout, batch.micro_batch, seq_len)),
         "count": asdict(count),
         "device_gigabytes": gigabytes,
         "fits": fits,
@@ -110,12 +107,10 @@ def render(plan: dict[str, Any]) -> str:
         f"{batch['accumulation']} x {batch['ranks']} data-parallel ranks",
         *_waiting(plan),
         "",
-        f"{'GiB on one device':<20}{'rule of thumb':>15}{'every tensor':>15}",
+        f"{'GiB on one device':<20}",
     ]
-    thumb, count = plan["rule_of_thumb"], plan["count"]
-    lines += [f"{part:<20}{thumb[part] / GIB:>15.2f}{count[part] / GIB:>15.2f}" for part in thumb]
-    totals = sum(thumb.values()) / GIB, sum(count.values()) / GIB
-    lines += [f"{'total':<20}{totals[0]:>15.2f}{totals[1]:>15.2f}", ""]
+    parts = plan["count"] | {"total": sum(plan["count"].values())}
+    lines += [*(f"{part:<20}{size / GIB:>15.2f}" for part, size in parts.items()), ""]
     fits = plan["micro_batch_that_fits"]
     lines += [f"largest micro-batch, {HEADROOM:.0%} of memory used:"]
     lines += ["  " + ", ".join(f"{gb} GB: {size or 'none'}" for gb, size in fits.items()), ""]
@@ -137,11 +132,7 @@ def _waiting(plan: dict[str, Any]) -> list[str]:
     if plan["layout"]["pipeline"] == 1:
         return []
     now, interleaved = plan["bubble"], plan["bubble_interleaved"]
-    saved = (
-        f"; interleaved with {plan['pipeline_parts']} stages a rank: {interleaved:.1%}"
-        if interleaved < now
-        else ""
-    )
+    saved = f"; interleaved with {PARTS} stages a rank: {interleaved:.1%}" if interleaved < now else ""
     return [f"bubble: devices wait {now:.1%} of a step for other stages{saved}"]
 
 

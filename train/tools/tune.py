@@ -88,7 +88,7 @@ def run_trial(
         return choice | {"outcome": f"failed: {error}"}
     trial = replace(
         trial,
-        global_batch=(trial.micro_batch or 1) * (trial.accumulation or 1) * ranks,
+        global_batch=(trial.micro_batch or 1) * ranks,
         steps=steps,
         tokens=None,
         out=str(folder),

@@ -9,7 +9,7 @@ counts.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from fractions import Fraction
@@ -62,22 +62,6 @@ def shares(weights: dict[str, Fraction], sizes: dict[str, int]) -> dict[str, Fra
     whole = {name: Fraction(share) for name, share in (weights or sizes).items()}
     total = sum(whole.values())
     return {name: whole[name] / total if total else Fraction(0) for name in sizes}
-
-
-def mix_bytes_per_token(
-    parts: dict[str, Fraction], sizes: Mapping[str, int], tokens: Mapping[str, int | None]
-) -> float | None:
-    """Bytes per token of text of which each source is its part; None where a source has no text to say it from.
-
-    parts: as from `shares`; sizes, tokens: bytes and tokens of some text of each source.
-    """
-    rate = Fraction(0)
-    for name, part in parts.items():
-        size, count = sizes[name], tokens[name]
-        if part and not (size and count):
-            return None
-        rate += part * (count or 0) / max(1, size)
-    return round(float(1 / rate), 4) if rate else None
 
 
 def multipliers(weights: dict[str, Fraction], sizes: dict[str, int]) -> dict[str, int]:

@@ -306,6 +306,15 @@ def test_a_map_that_is_left_ends_its_tasks_and_the_next_one_works(tmp_path):
         assert [o.result for o in engine.map(square, [3])] == [9]
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signals_are_for_the_driver_though_its_workers_only_begin(number):
+    before = children(os.getpid())
+    with StopFlag() as stop, Engine(1, None, stop, __name__) as engine:
+        (nursery,) = {*children(os.getpid())} - {*before}
+        os.kill(nursery, number)
+        assert [o.result for o in engine.map(square, [3])] == [9]
+
+
 def test_an_engine_of_one_program_follows_another():
     for n in range(2):
         with StopFlag() as stop, Engine(1, None, stop) as engine:

@@ -70,10 +70,12 @@ class Pool:
             self._nursery = self._start()
         self._nursery[1].send(module.encode())
 
-    def warm(self, module: str, function: Callable[..., Any], *arguments: Any) -> None:
-        """Have all workers call `function(*arguments, send)` before their next job, whatever becomes of it."""
+    def warm(self, tasks: int, module: str, function: Callable[..., Any], *arguments: Any) -> None:
+        """Have the workers that so many tasks need call `function(*arguments, send)` before them, whatever becomes of
+        it."""
         job = pickle.dumps((function, arguments, False))
-        self._idle += [self._new(module) for _ in range(self.workers - len(self._idle))]
+        while len(self._idle) < min(self.workers, tasks):
+            self._idle.append(self._new(module))
         for worker in self._idle:
             with contextlib.suppress(OSError):  # as in `submit`
                 worker.send_bytes(job)

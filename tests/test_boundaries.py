@@ -31,7 +31,7 @@ MAY_IMPORT = {
     "forecast": ("base", "kernels", "read", "config", "counts", "tokenizer", "chat", "vocab", "stream"),
     "report": ("base", "tokenizer", "shards", "stream"),
     "disclosure": ("base", "config", "shards", "stream"),
-    "annotate": ("base", "kernels", "read", "shards"),
+    "annotate": ("base", "read", "shards"),
     "audit": ("base", "read", "tokenizer", "chat", "screen", "counts", "shards", "stream"),
     "certificate": ("base", "shards", "stream", "audit"),
     "export": ("base", "tokenizer", "shards", "stream"),

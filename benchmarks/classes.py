@@ -281,14 +281,19 @@ def make_packing(folder: Path) -> tuple[float, int, int]:
 def disclose_half(folder: Path) -> tuple[float, int, int]:
     import duckdb  # noqa: F401
 
-    from pretok.disclosure.count import count_sources
+    from pretok.disclosure.figures import open_figures
     from pretok.disclosure.read import read_mix
     from pretok.stream.continued import beginning
 
     manifest = load_manifest(folder / "shards")
     half = beginning(manifest, folder / "packed.json", len(load_mix(folder / "packed.json")) // 2)
     write_mix(folder / "half.json", half, {})
-    return _measured(lambda: count_sources(manifest, read_mix(manifest, folder / "half.json"), {}))
+
+    def count() -> None:
+        with open_figures(manifest, {}) as figures:
+            figures.add("read", read_mix(manifest, folder / "half.json"))
+
+    return _measured(count)
 
 
 def _sizes(manifest: Manifest) -> tuple[int, int]:

@@ -79,7 +79,7 @@ def forecast_train(recipe: Recipe, forecast: Forecast, flags: list[str]) -> Trai
 
 def _train_plan(arguments: list[str]) -> str:
     """What `train plan` prints."""
-    from train.tools.plan import main
+    from train.plan import main
 
     printed = io.StringIO()
     with redirect_stdout(printed):

@@ -60,7 +60,7 @@ def planned(recipe: Path, *more: str, capsys: pytest.CaptureFixture[str]) -> dic
 def test_the_figures_are_those_of_train_plan(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
     needs("torch")
     from train.model.sizes import model_config
-    from train.tools.plan import main
+    from train.plan import main
 
     found = planned(recipe, *DEVICES, capsys=capsys)
     train, tokens = found["train"], found["mix"]["tokens"]
@@ -93,7 +93,7 @@ def test_a_chain_that_is_too_short_is_told(recipe: Path, capsys: pytest.CaptureF
 def test_without_torch_there_is_the_command(
     recipe: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "train.tools.plan", None)
+    monkeypatch.setitem(__import__("sys").modules, "train.plan", None)
     assert run_command(["plan", str(recipe), *DEVICES]) == 0
     assert "train plan --shards" in capsys.readouterr().out
 

@@ -25,7 +25,7 @@ from pretok.stream.mix_file import Mix, MixSource, load_mix
 from pretok.stream.mix_job import run_mix
 from pretok.stream.order import cut, permute, round_keys
 from train.config import TrainConfig
-from train.steps.evaluate import validation_sources
+from train.evaluate import validation_sources
 
 Documents = dict[str, list[list[int]]]
 

@@ -15,7 +15,7 @@ def train_hashes(
 ) -> list[str]:
     """What a run of `train` logs, with a model of one layer that is as small as can be."""
     from train.config import TrainConfig
-    from train.run import loop
+    from train import loop
 
     sizes = {
         "vocab_size": 1024,

@@ -100,7 +100,7 @@ def relative(path: Path) -> str:
 
 
 def room(path: Path) -> str:
-    """`pretok/read/files.py` -> `read`, `pretok/cli.py` -> `cli`, `train/run/loop.py` -> `train`."""
+    """`pretok/read/files.py` -> `read`, `pretok/cli.py` -> `cli`, `train/loop.py` -> `train`."""
     parts = path.relative_to(ROOT).with_suffix("").parts
     return "train" if parts[0] == "train" else parts[1]
 

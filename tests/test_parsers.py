@@ -150,8 +150,7 @@ def read_run_folder(path: Path) -> None:
 
 def read_checkpoint(path: Path) -> None:
     needs("torch")
-    from train.checkpoint.meta import read_meta
-    from train.checkpoint.saved import check_files
+    from train.checkpoint.meta import check_files, read_meta
 
     meta = read_meta(path.parent)
     check_files(path.parent, meta)

@@ -16,7 +16,7 @@ from pretok.stream.continued import beginning
 from pretok.stream.mix_file import load_mix
 from pretok.stream.mix_job import run_mix
 from train.config import TrainConfig
-from train.steps.evaluate import validation_sources
+from train.evaluate import validation_sources
 
 
 def test_an_epoch_goes_on_over_what_was_appended(tmp_path: Path) -> None:

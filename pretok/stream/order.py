@@ -259,8 +259,9 @@ class Order:
             for pool, entries in several.items():
                 old, new = entries[came[entries] < stage], entries[came[entries] == stage]
                 if len(old) and len(new):
+                    # Of the round that is on, some entries may have given nothing yet: those that have say which it is.
                     begun = -(-spent[old] // self.sizes[old])
-                    spent[new] = missed[new] = max(int(begun.min()) - 1, 0) * self.sizes[new]
+                    spent[new] = missed[new] = max(int(begun.max()) - 1, 0) * self.sizes[new]
                 if len(known := entries[came[entries] <= stage]) > 1:
                     rounds[pool] = known, Rounds(self.sizes[known], spent[known])
             self._rounds.append(rounds)

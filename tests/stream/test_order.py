@@ -198,3 +198,36 @@ def test_a_stage_beyond_64_bits_is_refused() -> None:
     Schedule([MAX_SEQUENCES - 1])
     with pytest.raises(UsageError, match="split it into stages"):
         Schedule([MAX_SEQUENCES - 1, 1])
+
+
+pool_entries = st.lists(st.tuples(st.integers(1, 7), st.integers(0, 3)), min_size=1, max_size=5)
+
+
+@given(pool_entries, st.lists(st.tuples(st.integers(0, 40), st.floats(0, 1)), min_size=4, max_size=4))
+def test_no_sequence_of_a_pool_comes_twice_before_every_other_came_once(entries, stages):
+    """Entries of any size that came with any stage, each stage cut anywhere: what comes is counted one by one."""
+    sizes = [4, *(size for size, _ in entries)]
+    since = [0, *(stage for _, stage in entries)]
+    lengths = [int(share * quota) for quota, share in stages]
+    order = Order(
+        [f"s{n}" for n in range(len(sizes))], sizes, [[quota] for quota, _ in stages], 0, lengths,
+        pools=[0] * len(sizes), since=since,
+    )  # fmt: skip
+    first, levels = 0, {}
+    for stage, length in enumerate(lengths):
+        most, least = max(levels.values(), default=0), min(levels.values(), default=0)
+        missed = least if most > least else max(least - 1, 0)  # the epoch that is on, or has just ended
+        levels |= {
+            (entry, n): missed
+            for entry, size in enumerate(sizes)
+            if since[entry] == stage
+            for n in range(size)
+        }
+        places = np.arange(first, first + length)
+        entry, epoch, sequence = order.locate(places)
+        for one in zip(entry.tolist(), sequence.tolist(), strict=True):
+            levels[one] += 1
+            assert max(levels.values()) - min(levels.values()) <= 1
+        for place, e, k, n in zip(places, entry, epoch, sequence, strict=True):
+            assert order.positions(int(e), int(k), np.array([n])).tolist() == [place]
+        first += length

@@ -364,15 +364,12 @@ def test_every_command_takes_the_results_or_their_shards(tmp_path, vocab_dir, ca
     assert "name the tokenizer that has it: path, or --vocab" in capsys.readouterr().err
 
 
-def test_another_setting_than_before_says_the_option_to_add(tmp_path, vocab_dir, capsys):
+def test_another_setting_than_before_says_what_it_was(tmp_path, vocab_dir, capsys):
     first = tokenizing(tmp_path, vocab_dir)
     assert run_command([*first, "--val-fraction", "0.01"]) == 0
     capsys.readouterr()
     assert run_command(first) == 2
-    assert (
-        "Restore that ([shards] val_fraction = 0.01 in a recipe, or --val-fraction 0.01)"
-        in capsys.readouterr().err
-    )
+    assert "val_fraction was 0.01 and is 0. Restore that," in capsys.readouterr().err
 
 
 def test_chats_are_told_to_be_read_as_messages(tmp_path, vocab_dir, capsys):

@@ -61,9 +61,8 @@ MAKE: list[Case] = [
     (
         "run ok.toml",
         2,
-        "pretok: the shards in ok/shards were made from something else: val_fraction was 0.1 and is 0.2. Restore that "
-        "([shards] val_fraction = 0.1 in a recipe, or --val-fraction 0.1), use another --out folder, or delete this "
-        "one to make them again",
+        "pretok: the shards in ok/shards were made from something else: val_fraction was 0.1 and is 0.2. Restore that, "
+        "use another --out folder, or delete this one to make them again",
     ),
     (
         "tokenize it=it.jsonl en=en.jsonl --out ok --vocab vocab --val-fraction 0.1 --keep id --workers 0",

@@ -76,17 +76,11 @@ def _of_file(probe: Probe, places: Sequence[float], stored: float) -> Iterator[W
     """Windows at `places` (shares of the file's length) that stand for `stored` bytes on disk together."""
     file = probe.file
     amount = stored / len(places)
-    if file.format == "parquet":
+    if probe.parts:
         ends = list(accumulate(probe.parts))
         groups = Counter(min(bisect_right(ends, place * ends[-1]), len(ends) - 1) for place in places)
         for group, points in groups.items():  # a group is read as a whole, once
             yield Window(Piece(file, group, group + 1), probe.parts[group], amount * points, WINDOW * points)
-    elif file.format == "dataset":
-        rows = max(1, probe.units)
-        for place in places:
-            start = min(int(place * rows), max(0, rows - ROWS))
-            stop = min(rows, start + ROWS)
-            yield Window(Piece(file, start, stop), stop - start, amount * rows / file.size)
     elif file.compression:
         with TemporaryDirectory(prefix="pretok-") as folder:
             unpacked, packed = tried(lambda: _unpack(file, Path(folder) / "prefix"))
@@ -97,7 +91,7 @@ def _of_file(probe: Probe, places: Sequence[float], stored: float) -> Iterator[W
 
 def _of_plain(file: InputFile, places: Sequence[float], amount: float) -> Iterator[Window]:
     # A text file is read from its start: documents end at a separator or with the file.
-    if file.format == "text" or file.size <= WINDOW * len(places):
+    if file.format != "jsonl" or file.size <= WINDOW * len(places):
         yield Window(Piece(file), file.size, amount * len(places), WINDOW * len(places))
         return
     for place in places:

@@ -1,7 +1,7 @@
 """Inputs -> partitions -> batches of documents as Arrow arrays, with what was refused and why.
 
 paths.py            paths, globs and URLs -> the paths they stand for
-files.py            input files: open, decompress, notice changes; saved datasets
+files.py            input files: open, decompress, notice changes
 recognise.py        paths -> input files, recognised by content
 zstd_frames.py      zstd data -> slices whose text is bounded
 sample/__init__.py  the text shipped with the package
@@ -12,7 +12,7 @@ changes.py          what changed since a result was made, by name
 spans.py            blocks of bytes -> spans of whole records, none too long
 jsonl.py            JSON Lines -> texts and what is kept beside them, in Numba
 kept.py             what is kept of a record beside its text, by type
-tables.py           Parquet and saved datasets -> columns of text
+tables.py           Parquet and Arrow files -> columns of text
 batches.py          batches of documents as Arrow arrays
 normalize.py        text -> normalized text
 prefetch.py         an iterator in a thread, a few items ahead of its consumer

@@ -7,7 +7,6 @@ every difference; results of other settings are never mixed.
 from __future__ import annotations
 
 import re
-import shlex
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from pathlib import Path
@@ -32,8 +31,7 @@ class SourceInputs(RecordFormat, frozen=True, kw_only=True):
 
 def refuse_changes(what: str, folder: Path, old: Mapping[str, object], new: Mapping[str, object]) -> None:
     """MismatchError when `what`, which is in `folder`, was made with settings `old`, and `new` (JSON) differs."""
-    restoring = [_restoring(key, old.get(key), folder) for key, value in new.items() if old.get(key) != value]
-    refuse(what, folder, differences(old, new), "; ".join(filter(None, restoring)))
+    refuse(what, folder, differences(old, new))
 
 
 def differences(old: Mapping[str, object], new: Mapping[str, object]) -> list[str]:
@@ -49,26 +47,6 @@ def differences(old: Mapping[str, object], new: Mapping[str, object]) -> list[st
     return found
 
 
-def _restoring(key: str, old: object, folder: Path) -> str:
-    """The key of a recipe, and the option if there is one, that ask for what was there; "" where none does."""
-    match key:
-        case "tokenizer" if (path := folder / "tokenizer.json").exists():
-            return f'[vocab] path = "{path}" in a recipe, or {shlex.join(["--vocab", str(path)])}'
-        case "duplicates" if old:
-            return f'[shards] duplicates = "{old}" in a recipe, or --{old}-duplicates'
-        case "size":
-            return f"[vocab] size = {old} in a recipe, or --vocab-size {old}"
-        case "pattern" if old is not None:
-            return f'[vocab] pattern = "{old}" in a recipe, or --pattern {old}'
-        case "val_fraction" if old is not None:
-            return f"[shards] val_fraction = {_written(old)} in a recipe, or --val-fraction {_written(old)}"
-        case "reject_contaminated" if old is not None:
-            return f"[shards] reject_contaminated = {_written(old)} in a recipe"
-        case "min_count" if old is not None:
-            return f"[vocab] min_count = {old} in a recipe"
-    return ""
-
-
 def _written(value: object) -> str:
     """A setting as a person writes it: an exact share as a decimal number where that is exact."""
     if isinstance(value, str) and re.fullmatch(r"[0-9]+(/[0-9]+)?", value):
@@ -77,13 +55,12 @@ def _written(value: object) -> str:
     return repr(value)
 
 
-def refuse(what: str, folder: Path, changes: Sequence[str], restoring: str = "") -> None:
-    """MismatchError that names the changes, if there are any; restoring: what asks for the settings of before."""
+def refuse(what: str, folder: Path, changes: Sequence[str]) -> None:
+    """MismatchError that names the changes, if there are any."""
     if changes:
         raise MismatchError(
             f"{what} in {folder} were made from something else: {listed(changes, SHOWN, '; ')}. "
-            f"Restore that{f' ({restoring})' if restoring else ''}, use another --out folder, or delete this one to "
-            "make them again"
+            "Restore that, use another --out folder, or delete this one to make them again"
         )
 
 

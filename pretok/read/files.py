@@ -6,17 +6,15 @@ Local paths go through the operating system; anything with `://` goes through fs
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import zlib
 from collections.abc import Iterator, Sequence
-from pathlib import Path
+from contextlib import contextmanager
 from typing import IO, Any, Protocol
 
 import xxhash
 
-from pretok.base.errors import UsageError
 from pretok.base.reads import map_reads
 from pretok.base.records import Count, Record
 from pretok.base.storage import Tries, passes, tried
@@ -30,6 +28,8 @@ COMPRESSED_STEP = 1 << 15
 """Bytes of compressed input per step: 100 KB of text as a rule, 30 MB at most (zlib shrinks text a thousandfold)."""
 READ_SIZE = 1 << 22
 """Bytes per read from the file system."""
+ARROW_FILE = b"ARROW1"
+"""Begins an Arrow file; a table that does not begin so is an Arrow stream, as `datasets` saves it."""
 BLOCKS = 8
 """Blocks of that size that are held of a file on a server: Arrow reads so many columns of it side by side."""
 
@@ -47,7 +47,7 @@ class CorruptInputError(Exception):
 class InputFile(Record, frozen=True):
     """One input as the plan records it.
 
-    format: jsonl, parquet, text, dataset (a Hugging Face dataset saved to disk); compression: "", zstd, gzip;
+    format: jsonl, parquet, arrow, text, or unreadable; compression: "", zstd, gzip;
     size in bytes; identity: hash of the first and last 64 KiB, which tells a changed file from the planned one.
 
     path: of a URL that has secrets its name without them (`paths.name_url`), so that no file keeps them; they go along
@@ -90,6 +90,23 @@ def open_parquet(path: str) -> Any:
     return open_input(path, READ_SIZE) if is_remote(path) else pa.OSFile(path)
 
 
+@contextmanager
+def arrow_batches(path: str) -> Iterator[tuple[Any, Iterator[Any]]]:
+    """Schema and record batches of an Arrow file or stream. A local one is mapped: of a batch that is passed over only
+    the header is read. The schema is one of pyarrow, the batches are its record batches."""
+    import pyarrow as pa
+
+    with open_input(path, READ_SIZE) if is_remote(path) else pa.memory_map(path) as stream:
+        beginning = stream.read(len(ARROW_FILE))
+        stream.seek(0)
+        if beginning == ARROW_FILE:
+            file = pa.ipc.open_file(stream)
+            yield file.schema, map(file.get_batch, range(file.num_record_batches))
+        else:
+            reader = pa.ipc.open_stream(stream)
+            yield reader.schema, reader
+
+
 def identify(path: str) -> tuple[bytes, bytes, int, str]:
     """First and last bytes, size and identity of a file: by two reads, a small local one by one."""
     if is_remote(path):
@@ -120,29 +137,13 @@ def _read_at(file: int, at: int, size: int) -> bytes:
     return data
 
 
-def dataset_files(path: str) -> list[str]:
-    """The tables of a saved dataset, none where it has no rows. Raises UsageError."""
-    try:
-        files = json.loads((Path(path) / "state.json").read_bytes())["_data_files"]
-        return [str(Path(path) / file["filename"]) for file in files]
-    except (ValueError, KeyError, TypeError, RecursionError):
-        raise UsageError(f"{path}/state.json is not what datasets.save_to_disk writes") from None
-
-
-def describe_dataset(path: str) -> InputFile:
-    """A saved dataset as one input. Raises UsageError, and OSError that names a table."""
-    shards = [identify(name) for name in dataset_files(path)]
-    identity = xxhash.xxh3_64_hexdigest("".join(identity for *_, identity in shards).encode())
-    return InputFile(path, "dataset", "", sum(size for _, _, size, _ in shards), identity)
-
-
 Stamp = tuple[int, int] | None
 """Size and time of the last change of a local file; None for any other input."""
 
 
 def stamp(file: InputFile) -> Stamp:
     """What two calls compare."""
-    if is_remote(file.path) or file.format == "dataset":
+    if is_remote(file.path):
         return None
     try:
         found = os.stat(file.path)  # noqa: PTH116
@@ -165,14 +166,10 @@ def what_changed(file: InputFile, before: Stamp) -> str:
     if file.format == "unreadable":
         return ""
     try:
-        if file.format == "dataset":
-            now = tried(lambda: describe_dataset(file.path))
-            size, identity = now.size, now.identity
-        else:
-            if is_remote(file.path):  # which may remember a listing
-                server_of(file.path)[0].invalidate_cache()
-            _, _, size, identity = tried(lambda: identify(file.path))
-    except (OSError, UsageError) as error:
+        if is_remote(file.path):  # which may remember a listing
+            server_of(file.path)[0].invalidate_cache()
+        _, _, size, identity = tried(lambda: identify(file.path))
+    except OSError as error:
         told: str = masked(f"changed since it was planned: {error}")
         return told
     if size != file.size:

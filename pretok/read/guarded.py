@@ -5,9 +5,8 @@ Input: a top-level function and items. Output: its results in order, and None fo
 
 from __future__ import annotations
 
-import atexit
 from collections.abc import Callable, Sequence
-from functools import cache
+from contextlib import closing
 from typing import TypeVar
 
 from pretok.base.console import Counts
@@ -25,21 +24,21 @@ LOADED = "pyarrow.parquet"
 def in_child(function: Callable[[Item], Result], items: Sequence[Item]) -> list[Result | None]:
     """`function` of every item. Raises RuntimeError with the child's words when the function fails."""
     results: list[Result | None] = []
-    for at in range(0, len(items), TOGETHER):
-        some = list(items[at : at + TOGETHER])
-        answers = _ask(function, some)
-        # One of them has ended the process. The next one is a fork of some ms: each is asked for by itself.
-        if answers is None:
-            alone = (_ask(function, [item]) for item in some)
-            results += [answer[0] if answer else None for answer in alone]
-        else:
-            results += answers
+    with closing(Pool(1, {})) as pool:  # of no process, where there are no items
+        for at in range(0, len(items), TOGETHER):
+            some = list(items[at : at + TOGETHER])
+            answers = _ask(pool, function, some)
+            # One of them has ended the process. The next one is a fork of some ms: each is asked for by itself.
+            if answers is None:
+                alone = (_ask(pool, function, [item]) for item in some)
+                results += [answer[0] if answer else None for answer in alone]
+            else:
+                results += answers
     return results
 
 
-def _ask(function: Callable[[Item], Result], items: list[Item]) -> list[Result] | None:
+def _ask(pool: Pool, function: Callable[[Item], Result], items: list[Item]) -> list[Result] | None:
     """The results, or None where the process has ended."""
-    pool = _pool()
     worker = pool.submit(LOADED, _answer, function, items)
     while not pool.wait([worker], 60):
         pass
@@ -56,11 +55,3 @@ def _answer(
     function: Callable[[Item], Result], items: list[Item], _: Callable[[Counts], None]
 ) -> list[Result]:
     return map_reads(function, items)
-
-
-@cache
-def _pool() -> Pool:
-    """The process's own, whose start takes longer than most calls; it ends with this process however that ends."""
-    pool = Pool(1, {})
-    atexit.register(pool.close)
-    return pool

@@ -29,8 +29,8 @@ SHARDS_WANTED = 64
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A part of one input. start, stop: bytes (jsonl), row groups (parquet) or rows (dataset); None: the whole file;
-    first: the number of its first row in a table that is cut."""
+    """A part of one input. start, stop: bytes (jsonl), row groups (parquet) or record batches (arrow); None: the whole
+    file; first: the number of its first row in a table that is cut."""
 
     file: InputFile
     start: int | None = None
@@ -75,7 +75,7 @@ def shard_bytes(inputs: Sequence[Probe], itemsize: int) -> int:
 def plan(source: str, inputs: Sequence[Probe], target: int, itemsize: int, first: int = 0) -> list[Partition]:
     """Group and cut the inputs of one source into partitions of about `target` bytes of tokens, numbered from `first`.
 
-    Small files share a partition in path order; JSON Lines, Parquet and datasets larger than a partition are cut; other
+    Small files share a partition in path order; JSON Lines and tables larger than a partition are cut; other
     large files stand alone and roll over into several shards when they are encoded.
     """
     limit = max(1, int(target / itemsize * TEXT_PER_TOKEN))
@@ -111,11 +111,7 @@ def _cut(probe: Probe, limit: int) -> list[tuple[Piece, int]]:
         except OSError:  # no longer readable: its partition fails by name
             return [(Piece(file), size)]
         return [(Piece(file, a, b), b - a) for a, b in pairwise(borders)]
-    if file.format == "dataset" and probe.units:
-        rows = _even_steps(probe.units, max(1, int(probe.units * limit / size)))
-        share = size // max(1, len(rows) - 1)
-        return [(Piece(file, a, b, first=a), share) for a, b in pairwise(rows)]
-    if file.format == "parquet":
+    if probe.parts:
         return _cut_row_groups(probe, limit)
     return [(Piece(file), size)]
 

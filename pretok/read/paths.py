@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fnmatch
 import glob
+import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -58,8 +59,20 @@ def server_of(name: str) -> tuple[Any, str]:
 
 
 def is_dataset(path: str) -> bool:
-    """Whether `path` is a folder that `datasets` saved with `save_to_disk`."""
+    """Whether `path` is a folder that `datasets` saved with `save_to_disk`: it stands for its tables."""
     return not is_remote(path) and os.path.isfile(os.path.join(path, "state.json"))  # noqa: PTH113, PTH118
+
+
+def dataset_files(path: str) -> list[str]:
+    """The tables of a saved dataset. Raises UsageError, also where it has no rows and so no table."""
+    try:
+        files = json.loads((Path(path) / "state.json").read_bytes())["_data_files"]
+        tables = [str(Path(path) / file["filename"]) for file in files]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise UsageError(f"{path}/state.json is not what datasets.save_to_disk writes") from None
+    if not tables:
+        raise UsageError(f"{path} is a saved dataset without rows; leave it out")
+    return tables
 
 
 def is_glob(pattern: str) -> bool:
@@ -90,7 +103,8 @@ def expand(pattern: str) -> list[str]:
     for path in paths:
         if not path.isascii() and (name := os.fsencode(path)).decode(errors="ignore") != path:
             raise UsageError(f"the name of input {str(name)[1:]} is not UTF-8; rename the file or its folder")
-    return sorted(set(paths))
+    saved = (dataset_files(path) if is_dataset(path) else [path] for path in paths)
+    return sorted({file for files in saved for file in files})
 
 
 def _parts(pattern: str) -> list[str]:
@@ -107,9 +121,10 @@ def _matches(folder: str, parts: list[str]) -> Iterator[str]:
             yield from _matches(folder, rest)
         for path, entry in _entries(folder, "*"):
             inside = _is_folder(entry)
-            if not rest and (not inside or is_dataset(path)):
+            saved = inside and is_dataset(path)
+            if not rest and (not inside or saved):
                 yield path
-            if inside and not _leads_back(entry):
+            if inside and not saved and not _leads_back(entry):
                 yield from _matches(path, parts)
     elif glob.has_magic(head):
         for path, entry in _entries(folder, head):

@@ -22,7 +22,7 @@ from pretok.base.reads import map_reads
 from pretok.base.records import replace
 from pretok.base.storage import tried
 from pretok.base.units import listed
-from pretok.read.files import CorruptInputError, InputFile, open_parquet, read_bytes
+from pretok.read.files import CorruptInputError, InputFile, arrow_batches, open_parquet, read_bytes
 from pretok.read.guarded import in_child
 from pretok.read.kept import KeptColumn, type_of
 from pretok.read.paths import is_remote
@@ -45,8 +45,8 @@ FIELDS_NAMED = 50
 class Probe:
     """What is known of an input before it is read.
 
-    size: expected bytes of text; parts, rows: the same, and the rows, of each row group of a Parquet file; units: rows
-    of a dataset; judged: whether its records were looked at; problem: why they give no document, ""
+    size: expected bytes of text; parts, rows: the same, and the rows, of each row group or record batch of a table;
+    judged: whether its records were looked at; problem: why they give no document, ""
     if they do; fields: by their dotted names the types that were seen (of `kept.TYPES`, NULL, or "" for any other).
     """
 
@@ -54,7 +54,6 @@ class Probe:
     size: int
     parts: tuple[int, ...] = ()
     rows: tuple[int, ...] = ()
-    units: int = 0
     judged: bool = False
     problem: str = ""
     fields: dict[str, set[str]] = field(default_factory=dict)
@@ -73,7 +72,7 @@ def probe_inputs(
     known: dict[InputFile, Probe | None] = {}
     # Of a damaged footer pyarrow tells the size of a column by ending the process (seen with 23); reading is safe.
     known |= zip(parquet, in_child(partial(_probe_parquet, field=field, lists=lists), parquet), strict=True)
-    opened = [file for file in inputs if file in looked_into or file.format == "dataset"]
+    opened = [file for file in inputs if file in looked_into or file.format == "arrow"]
     far = any(is_remote(file.path) for file in opened)
     probed = map_reads(lambda file: _probe(file, field, True, lists), opened, far=far)
     known |= zip(opened, probed, strict=True)
@@ -93,8 +92,8 @@ def probe_inputs(
 
 
 def _probe(file: InputFile, field: str, look_into: bool, lists: bool = False) -> Probe:
-    if file.format == "dataset":
-        return _probe_dataset(file, field)
+    if file.format == "arrow":
+        return _probe_arrow(file, field, lists)
     size = int(file.size * COMPRESSION_RATIO) if file.compression else file.size
     if not look_into:
         return Probe(file, size, judged=file.format == "text" and size > 0)
@@ -216,27 +215,27 @@ def _schema_fields(fields: Any, prefix: str = "") -> dict[str, set[str]]:
     return found
 
 
-def _probe_dataset(file: InputFile, field: str) -> Probe:
-    """A saved dataset."""
-    from datasets import load_from_disk
+def _probe_arrow(file: InputFile, field: str, lists: bool) -> Probe:
+    """From the headers of its record batches. One that cannot be read is planned whole, and fails by name when read."""
+    import pyarrow as pa
 
+    parts, rows = [], []
     try:
-        dataset = load_from_disk(file.path)
-    except Exception:  # the library raises whatever it met: the partition that holds it fails by name
+        with arrow_batches(file.path) as (schema, batches):
+            for batch in () if is_remote(file.path) else batches:
+                parts.append(min(batch.nbytes, file.size))
+                rows.append(batch.num_rows)
+    except (pa.ArrowException, OSError, ValueError):
         return Probe(file, file.size)
-    names: list[str] = list(dataset.features or dataset.column_names or ())
-    top = field.partition(".")[0]
-    fields = _schema_fields(dataset.features.arrow_schema) if dataset.features else {}
-    there = bool({field, top} & set(names))
+    fields = _schema_fields(schema)
+    there = any(f"{name}.".startswith(f"{field}.") for name in fields)
     problem = ""
-    if (names and not there) or fields.get(field, set()) & {"integer", "float", "boolean"}:
-        texts = [
-            name
-            for name in names
-            if getattr((dataset.features or {}).get(name), "dtype", "") in ("string", "large_string")
-        ]
+    if not there or (fields.get(field, set()) & {"integer", "float", "boolean"} and not lists):
+        texts = [name for name, kinds in fields.items() if "text" in kinds]
         problem = _problem(file.path, field, there, Counter(dict.fromkeys(texts, 0)))
-    return Probe(file, file.size, units=len(dataset), judged=bool(names), problem=problem, fields=fields)
+    return Probe(
+        file, sum(parts) or file.size, tuple(parts), tuple(rows), judged=True, problem=problem, fields=fields
+    )
 
 
 def decide_types(
@@ -245,8 +244,8 @@ def decide_types(
     """The columns with their types: what was said, or what was seen, where a whole number is also a float.
 
     Raises UsageError for a field that no input has, or has in different types, or that holds lists or objects, and for
-    a field that was given a name which another field has. `console` hears of such names, and of fields that were null
-    wherever they were seen; they are taken for text.
+    a field that was given a name which another field has. `console` hears of such names, and of a field that has no
+    value wherever it was seen; it is taken for text.
     """
     if columns and (plain := [probe.file.path for probe in probes if probe.file.format == "text"]):
         raise UsageError(f"source {source}: plain text has no fields to keep, and {plain[0]} is plain text")
@@ -259,39 +258,28 @@ def decide_types(
                     f"column: --keep my_{column.field}={column.field}"
                 )
             console.notice(f"{source}: {what}, so the field {column.field!r} is kept as {column.name!r}")
-    return tuple(_decide(source, column, probes, console) for column in columns)
+    return tuple(
+        column if column.type else replace(column, type=_seen_type(source, column.field, probes, console))
+        for column in columns
+    )
 
 
-def _decide(source: str, column: KeptColumn, probes: Sequence[Probe], console: Console) -> KeptColumn:
-    seen: dict[str, str] = {}  # type -> the first file that has it
-    for probe in probes:
-        for kind in sorted(probe.fields.get(column.field, ())):
-            seen.setdefault(kind, probe.file.path)
-    if column.type:
-        return column
-    example = f"{column.field}:text"
-    if not seen and any(probe.fields for probe in probes):
-        names = sorted({name for probe in probes for name in probe.fields})
+def _seen_type(source: str, field: str, probes: Sequence[Probe], console: Console) -> str:
+    seen = {kind: probe.file.path for probe in reversed(probes) for kind in probe.fields.get(field, ())}
+    kinds = {"float" if kind == "integer" and "float" in seen else kind for kind in seen if kind != NULL}
+    if len(kinds) == 1 and "" not in kinds:
+        return min(kinds)
+    if kinds:
+        what = " and ".join(f"{kind or 'list or object'} in {seen[kind]}" for kind in sorted(kinds))
         raise UsageError(
-            f"source {source}: keep: no field {column.field!r} in what was looked at; there are "
-            f"{listed(names, FIELDS_NAMED)}; if it comes later, say its type: {example}"
+            f"source {source}: keep: {field!r} is {what}; say what to keep, such as {field}:text: other values are "
+            'then null, or rejects with on_mismatch = "reject"'
         )
-    kinds = seen.keys() - {NULL}
-    if "" in kinds:
+    names = sorted({name for probe in probes for name in probe.fields})
+    if names and not seen:
         raise UsageError(
-            f"source {source}: keep: {column.field!r} is no text, number or true or false in {seen['']}"
+            f"source {source}: keep: no field {field!r} in what was looked at; there are "
+            f"{listed(names, FIELDS_NAMED)}; if it comes later, say its type: {field}:text"
         )
-    if kinds == {"integer", "float"}:
-        kinds = {"float"}
-    if len(kinds) > 1:
-        what = " and ".join(f"{kind} in {seen[kind]}" for kind in sorted(kinds))
-        raise UsageError(
-            f"source {source}: keep: {column.field!r} is {what}; say which it shall be, such as {example}: the others "
-            'are then null, or rejects with on_mismatch = "reject"'
-        )
-    if not kinds:
-        console.notice(
-            f"{source}: {column.field!r} has no value in what was looked at and is kept as text; if it is something "
-            f"else, say so, such as {column.field}:float"
-        )
-    return replace(column, type=min(kinds, default="text"))
+    console.notice(f"{source}: {field!r} has no value in what was looked at and is kept as text")
+    return "text"

@@ -25,23 +25,25 @@ from pretok.read.files import (
     CorruptInputError,
     InputFile,
     compression_of,
-    describe_dataset,
     identify,
     unpack,
 )
-from pretok.read.paths import TWO_URLS, expand, is_dataset, is_glob, is_remote, name_url
+from pretok.read.paths import TWO_URLS, expand, is_glob, is_remote, name_url
 
 _PARQUET = b"PAR1"
 """Begins and ends a Parquet file; a truncated one is recognised by its name and fails by name."""
+_ARROW = (b"ARROW1\0\0", b"\xff\xff\xff\xff")
+"""Begin an Arrow file, and an Arrow stream, as `datasets` saves it."""
+_TABLES = {"parquet": "Parquet", "arrow": "Arrow"}
 _SUFFIX_COMPRESSION = {".zst": "zstd", ".zstd": "zstd", ".gz": "gzip"}
 _SUFFIX_FORMAT = {
-    ".jsonl": "jsonl", ".json": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet", ".txt": "text", ".text": "text",
+    ".jsonl": "jsonl", ".json": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet", ".arrow": "arrow",
+    ".txt": "text", ".text": "text",
 }  # fmt: skip
 _TABLE = (
     'CSV; convert it to Parquet or JSON Lines, or declare format = "text" to take all of it as one document'
 )
 _OTHER_SUFFIXES = {
-    ".arrow": "a bare Arrow file; give the folder that datasets.save_to_disk wrote",
     ".csv": _TABLE,
     ".tsv": _TABLE,
     ".safetensors": "a file of tensors, not of text",
@@ -52,7 +54,6 @@ _OTHER_BEGINNINGS = {
     b"BZh91AY&SY": "compressed by bzip2; compress it by zstd or gzip",
     b"\x04\x22\x4d\x18": "compressed by lz4; compress it by zstd or gzip",
     b"PK\3\4": "a zip archive; unpack it",
-    b"ARROW1\0\0": "a bare Arrow file; convert it to Parquet",
     b"Obj\1": "Avro; convert it to Parquet",
     b"\xff\xfe": "UTF-16; convert it: iconv -f UTF-16 -t UTF-8",
     b"\xfe\xff": "UTF-16; convert it: iconv -f UTF-16 -t UTF-8",
@@ -61,7 +62,6 @@ _CONTROL = re.compile(rb"[\0-\x07\x0e-\x1a\x1c-\x1f]")
 _MOST_CONTROL = 32
 """Of this many bytes of JSON Lines more than one such character makes them binary: a damaged line does not."""
 _ARRAY = re.compile(rb'\s*\[\s*[{"]')
-_DATASET = "a saved dataset"
 _KINDS = ((stat.S_ISDIR, "a folder"), (stat.S_ISFIFO, "a named pipe"), (stat.S_ISSOCK, "a socket"))
 
 
@@ -115,8 +115,6 @@ def _look(path: str, explicit: bool, declared_format: str) -> _Look:
     try:
         if not is_remote(path):
             what, inode = tried(lambda: _kind(path))
-            if what == _DATASET:
-                return _Look(path, describe_dataset(path), "", inode)
             if what and explicit:
                 raise UsageError(f"{path} is {what}, not an input file{_hint(path)}")
             if what:
@@ -124,8 +122,6 @@ def _look(path: str, explicit: bool, declared_format: str) -> _Look:
         file, notice = tried(lambda: _describe(path, declared_format))
     except OSError as error:  # the partition that holds it fails by name; the rest of the job goes on
         told = masked(str(error.strerror or error))
-        if error.filename and Path(str(error.filename)).parent == Path(path):  # of a saved dataset
-            told = f"{Path(str(error.filename)).name}: {told}"
         file, notice = InputFile(path, "unreadable", "", 0, told), f"{path} cannot be read: {told}"
     return _Look(path, file, notice, inode)
 
@@ -145,8 +141,6 @@ def _kind(path: str) -> tuple[str, tuple[int, int]]:
         raise
     if stat.S_ISREG(found.st_mode):
         what = ""
-    elif is_dataset(path):
-        what = _DATASET
     else:
         what = next((name for test, name in _KINDS if test(found.st_mode)), "a device")
     return what, (found.st_dev, found.st_ino)
@@ -177,20 +171,23 @@ def _describe(path: str, declared_format: str) -> tuple[InputFile, str]:
     suffix = next(iter((suffixes[:-1] if by_name else suffixes)[-1:]), "")
     named_format = _SUFFIX_FORMAT.get(suffix, "")
     parquet = head.startswith(_PARQUET) and tail.endswith(_PARQUET)
+    table = "parquet" if parquet else "arrow" if head.startswith(_ARROW) else ""
     # What is not what its name says is damaged, and fails by name when it is read, unless it is plainly JSON Lines.
-    damaged = by_name if size and not (compression or parquet or _begins_object(head)) else ""
+    damaged = by_name if size and not (compression or table or _begins_object(head)) else ""
     compression = compression or damaged
-    if parquet:
-        file_format = "parquet"
+    if table:
+        file_format = table
     else:
         begins = _beginning(head, compression)
         file_format = named_format if declared_format == "auto" else declared_format
-        if declared_format != "text" and file_format != "parquet":
+        if declared_format != "text" and file_format not in _TABLES:
             _refuse_other(path, begins, suffix, declared_format)
         file_format = file_format or ("jsonl" if _begins_object(begins) else "text")
-        damaged = damaged or ("Parquet" if size and file_format == "parquet" else "")
-    if file_format == "parquet" and declared_format not in ("auto", "parquet"):
-        raise UsageError(f"{path} is Parquet, but the source declares format {declared_format}")
+        damaged = damaged or (_TABLES.get(file_format, "") if size else "")
+    if file_format in _TABLES and declared_format not in ("auto", file_format):
+        raise UsageError(
+            f"{path} is {_TABLES[file_format]}, but the source declares format {declared_format}"
+        )
     notice = f"{path} is no {damaged}; it cannot be read" if damaged else ""
     if size and (compression != by_name or (named_format and file_format != named_format)):
         real = f"{file_format}{'.' + compression if compression else ''}"

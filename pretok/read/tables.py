@@ -1,4 +1,4 @@
-"""Parquet files and saved datasets -> columns of text.
+"""Parquet and Arrow files -> columns of text.
 
 Input: a piece of one of these, the name of its field and of others; `meta.text` is the column `text` in the struct
 `meta` or, where there is no such path, a column of that whole name. Only these columns are read. Output: large_binary
@@ -11,7 +11,7 @@ Whatever a library raises while it reads an input is CorruptInputError: it saw b
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from itertools import islice
 from typing import Any
@@ -24,7 +24,7 @@ import pyarrow.parquet as pq
 
 from pretok.base.storage import Tries
 from pretok.base.units import listed
-from pretok.read.files import READ_SIZE, CorruptInputError, dataset_files, open_parquet
+from pretok.read.files import READ_SIZE, CorruptInputError, arrow_batches, open_parquet
 from pretok.read.partition import Piece
 
 NAMES_SHOWN = 50
@@ -83,7 +83,7 @@ def _read_on(
 def _reads(
     piece: Piece, field: str, others: Sequence[str], batch_bytes: int, lists: bool
 ) -> Iterator[TextColumns]:
-    read = _parquet if piece.file.format == "parquet" else _dataset
+    read = _parquet if piece.file.format == "parquet" else _arrow
     for texts, rest in read(piece, field, others, batch_bytes, lists):
         with _library("a column is damaged"):
             for other in rest:
@@ -259,27 +259,24 @@ def _parquet(
                 yield texts, rest
 
 
-def _dataset(
+def _arrow(
     piece: Piece, field: str, others: Sequence[str], batch_bytes: int, lists: bool
 ) -> Iterator[TextColumns]:
-    from datasets import load_from_disk
-
-    with _library("damaged dataset"):
-        if not dataset_files(piece.file.path):  # the library writes none for no rows, and cannot read that
-            return
-        dataset = load_from_disk(piece.file.path)
-        chosen = _Chosen(dataset.features.arrow_schema, field, others)
-        dataset = dataset.select_columns(chosen.tops).with_format("arrow")
-        start, stop = piece.start or 0, len(dataset) if piece.stop is None else piece.stop
-        rows = max(1, int(batch_bytes * len(dataset) / max(1, piece.file.size)))
-    for at in range(start, stop, rows):
-        with _library("damaged dataset"):
-            table = dataset[at : min(stop, at + rows)]
-            parts = [chosen.pick(part) for part in table.to_batches()]
-            texts = pa.chunked_array([_text(column, lists) for column, _ in parts], pa.large_binary())
-            rest = [
-                None if found[0] is None else pa.chunked_array(found).combine_chunks()
-                for found in zip(*(columns for _, columns in parts), strict=True)
-            ]
-            column = texts.combine_chunks()
-        yield column, rest
+    """Rows at a time follow the bytes of their record batch, which a writer may make of any size."""
+    with ExitStack() as opened:
+        with _library("damaged Arrow"):
+            schema, found = opened.enter_context(arrow_batches(piece.file.path))
+            chosen = _Chosen(schema, field, others)
+            batches = islice(found, piece.start or 0, piece.stop)
+        while True:
+            with _library("damaged Arrow"):
+                batch = next(batches, None)
+                if batch is None:
+                    return
+                column, _ = chosen.pick(batch)
+                column.validate()  # its size follows from offsets
+                rows = max(1, int(batch.num_rows * batch_bytes / max(1, column.nbytes)))
+            for at in range(0, batch.num_rows, rows):
+                with _library("damaged Arrow"):
+                    column, rest = chosen.pick(batch.slice(at, rows))
+                yield _text(column, lists), rest

@@ -225,7 +225,6 @@ def test_what_matches_nothing_is_named(tmp_path):
         ("a.safetensors", b"\x08\0\0\0\0\0\0\0{}      ", "tensors"),
         ("weights.bin", b"\x08\0\0\0\0\0\0\0{}      ", "binary"),
         ("a.jsonl.xz", b"\xfd7zXZ\0\0\4", "compressed by xz; compress it by zstd or gzip"),
-        ("a.feather", b"ARROW1\0\0", "convert it to Parquet"),
         ("a.jsonl", b"\xfd7zXZ\0\0\4", "compressed by xz"),
         ("zeros.jsonl", bytes(5000), "binary"),
         ("a.jsonl.gz", compress(random.Random(0).randbytes(900), "gzip", 1), "binary"),

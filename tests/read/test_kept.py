@@ -235,7 +235,7 @@ def test_types_are_decided_over_all_inputs_or_refused_by_name(tmp_path: Path) ->
         UsageError, match=r"no field 'nn' in .*; there are m, n, o.p, tags, text, u; .* nn:text"
     ):
         decide("nn")
-    with pytest.raises(UsageError, match=r"'tags' is no text.*a\.jsonl"):
+    with pytest.raises(UsageError, match=r"'tags' is list or object in .*a\.jsonl"):
         decide("tags")
     with pytest.raises(UsageError, match="no field 'o'"):
         decide("o")

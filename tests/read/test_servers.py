@@ -39,7 +39,7 @@ def test_a_server_is_asked_for_little_more_than_is_read(tmp_path, at_once):
     assert sum(end - start for start, end in asked) < 1 << 19
     asked.clear()
     assert b"".join(read_bytes(found.path, "")) == path.read_bytes()
-    assert sum(end - start for start, end in asked) == found.size
+    assert sum(min(end, found.size) - start for start, end in asked) == found.size
     assert len(asked) <= found.size // READ_SIZE + 1
 
 
@@ -66,7 +66,7 @@ def test_what_fails_on_a_server_is_told(tmp_path):
         return path.read_bytes()[start:end]
 
     serve("breaking", fetch)
-    (tmp_path / "a").write_bytes(bytes(2 * READ_SIZE))
+    (tmp_path / "a").write_bytes(bytes(4 * READ_SIZE))
     blocks = read_bytes(f"breaking://{tmp_path}/a", "")
     assert next(blocks) == bytes(READ_SIZE)
     with pytest.raises(CorruptInputError, match="no route to host"):

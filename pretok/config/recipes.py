@@ -13,6 +13,7 @@ import os
 import re
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
+from fractions import Fraction
 from itertools import takewhile
 from pathlib import Path
 from typing import Any, TypeVar
@@ -181,7 +182,7 @@ def _line_of(names: Sequence[str], origin: str) -> int:
 
 def _wrong(detail: Any) -> str:
     """What is wrong with a value; in pydantic's words where there are no better ones."""
-    given = repr(detail["input"])
+    given = f"{float(value):g}" if isinstance(value := detail["input"], Fraction) else repr(value)
     match detail["type"]:
         case "missing":
             return "it is missing"

@@ -75,13 +75,13 @@ def test_what_is_wrong_is_raised(folder: Path, vocab_dir: Path, capsys: pytest.C
     out, it = folder / "w", inputs(folder)
     with pytest.raises(UsageError, match=r"pretok.tokenize: .*shards.val_frac .*val_fraction"):
         pretok.tokenize(it, out, val_frac=0.1)
-    with pytest.raises(UsageError, match=r"^pretok.tokenize: val_fraction: 2 is out of range"):
+    with pytest.raises(UsageError, match=r"^pretok.tokenize: val_fraction: 2: it should be less than 1"):
         pretok.tokenize(it, out, val_fraction=2)
     with pytest.raises(
         UsageError, match=r"^pretok.build_vocab: weights names fr, but the sources are it, en"
     ):
         pretok.build_vocab(it, out, weights={"fr": 1})
-    with pytest.raises(UsageError, match=r"^pretok.mix: seq_len: 0 is out of range"):
+    with pytest.raises(UsageError, match=r"^pretok.mix: seq_len: 0: it should be greater than or equal to 1"):
         pretok.mix(out, seq_len=0)
     with pytest.raises(UsageError, match=r"sources\.it\.inputs"):
         pretok.tokenize({"it": 3}, out)

@@ -1,7 +1,7 @@
 """manifest.json: the sealed description of a shards folder, written last.
 
 Input: a `Manifest` (from `pretok.shards.seal`), or the file on disk. Output: the file, or a `Manifest` whose every
-value was checked, read by verify, stats, mix, stream and train.
+value was checked, read by verify, status, mix, stream and train.
 
     format, version
     fingerprint  of the tokenizer and the shards: equal ones mean equal tokens, so mixes and runs are bound to it

@@ -1,6 +1,6 @@
 """What of a shards folder is not sealed yet, from the plans and part records in its .state.
 
-Input: SHARDS. Output: sentences for `stats` and `verify`, so that what is incomplete never looks complete. And
+Input: SHARDS. Output: sentences for `status` and `verify`, so that what is incomplete never looks complete. And
 the plan of a job that is no tokenization, kept where its unfinished files are.
 """
 

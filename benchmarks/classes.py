@@ -2,7 +2,8 @@
 
     python -m benchmarks.classes [--folder DIR] [--documents 10000000] [--read 2000000] [--cold 300000]
 
-1. `divide` of `--documents` documents of simulated lengths into two classes and a rest, by quality and length: seconds.
+1. `divide` of `--documents` documents of simulated lengths into two classes and a rest, by quality and length: seconds,
+   and tokens a second.
 2. A mix of 20 classes of half the documents each over 3 trillion tokens in 3 billion documents of 3,000 shards, opened
    in a fresh process: seconds and memory. Runs and shards are holes of sparse files, what is read to open is real;
    the 20 classes share one side file, which each of them opens and reads by itself.
@@ -10,7 +11,8 @@
    tokens a second of one process that reads forward, beside the same documents as one source. Tokens are holes of
    sparse files of the true sizes, runs are real; all comes from memory.
 4. Two such classes, the same packed, and one source, of `--cold` documents with tokens on the disk: milliseconds for a
-   random sequence, and bytes that the disk gave, where every file was evicted from memory before it (posix_fadvise).
+   random sequence, and bytes that the disk gave, where every file was evicted from memory before it (posix_fadvise);
+   and bytes of their side files.
 5. Memory of making classes, of packing and of `disclose` over half an epoch of packed sequences, each in a process of
    its own, for an eighth of `--documents` and for a quarter of them: it should not grow as they do.
 """
@@ -44,7 +46,7 @@ from pretok.shards.format import index_bytes
 from pretok.shards.ledger import SCHEMA, WINDOW
 from pretok.shards.manifest import Manifest, Shard, load_manifest, write_manifest
 from pretok.stream.mix_file import Mix, MixSource, load_mix, sequences, write_mix
-from pretok.stream.tapes import EACH, FOLDER, WIDE, TapeWriter, shards_key
+from pretok.stream.tapes import EACH, FOLDER, WIDE, TapeWriter, path_of, shards_key
 
 SEQ_LEN = 4096
 SHARD_DOCUMENTS = 1_000_000
@@ -108,10 +110,11 @@ def made(folder: Path, documents: int) -> None:
     entries = divide(
         manifest, "train", "web", CLASSES, folder / FOLDER, SEQ_LEN, "epoch", overlap=False
     ).entries
+    seconds = time.perf_counter() - began
     print(
         f"made: {documents:,} documents into {', '.join(f'{e.name} {e.tokens:,}' for e in entries)} tokens in "
-        f"{time.perf_counter() - began:.1f} s, {time.process_time() - used:.1f} s of processor; peak "
-        f"{peak_bytes() / 2**20:.0f} MiB; side files "
+        f"{seconds:.1f} s, {time.process_time() - used:.1f} s of processor, "
+        f"{manifest.totals.tokens / seconds / 1e6:,.0f} M tokens/s; peak {peak_bytes() / 2**20:.0f} MiB; side files "
         f"{sum(path.stat().st_size for path in (folder / FOLDER).iterdir()) / documents:.3f} bytes a document"
     )
 
@@ -212,6 +215,11 @@ def cold(folder: Path, documents: int) -> None:
     os.sync()
     for name in ("whole", "classes", "packed", "packed-classes"):
         view = pretok.stream.open(folder / "shards", folder / f"{name}.json")
+        files = {path_of(folder / FOLDER, one.tape) for one in view.mix.sources if one.tape}
+        held, stored = sum(path.stat().st_size for path in files), 2 * manifest.totals.tokens
+        print(
+            f"side files, {name}: {held / documents:.3f} bytes a document, {held / stored:.3%} of the tokens' bytes"
+        )
         times, again, before = [], [], _from_disk()
         for position in np.random.default_rng(1).integers(0, len(view), COLD).tolist():
             evict(path for path in folder.rglob("*") if path.is_file())
@@ -273,14 +281,19 @@ def make_packing(folder: Path) -> tuple[float, int, int]:
 def disclose_half(folder: Path) -> tuple[float, int, int]:
     import duckdb  # noqa: F401
 
-    from pretok.disclosure.count import count_sources
+    from pretok.disclosure.figures import open_figures
     from pretok.disclosure.read import read_mix
     from pretok.stream.continued import beginning
 
     manifest = load_manifest(folder / "shards")
     half = beginning(manifest, folder / "packed.json", len(load_mix(folder / "packed.json")) // 2)
     write_mix(folder / "half.json", half, {})
-    return _measured(lambda: count_sources(manifest, read_mix(manifest, folder / "half.json"), {}))
+
+    def count() -> None:
+        with open_figures(manifest, {}) as figures:
+            figures.add("read", read_mix(manifest, folder / "half.json"))
+
+    return _measured(count)
 
 
 def _sizes(manifest: Manifest) -> tuple[int, int]:

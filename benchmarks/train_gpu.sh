@@ -33,7 +33,7 @@ def found():
     device = find()
     torch._C._set_sdp_priority_order([wanted.value, *(k.value for k in devices.HOPPER_KERNELS if k != wanted)])
     return device
-import train.run.loop as loop
+import train.loop as loop
 loop.find_device = found
 from train.__main__ import main
 main()

@@ -21,11 +21,11 @@ import torch
 import pretok.stream
 from benchmarks.train_shards import write_random_shards
 from pretok.base.storage import read_lines
+from train import loop
 from train.config import TrainConfig
+from train.data import Feed
 from train.parallel.context import Context
 from train.parallel.layout import Batch
-from train.run import loop
-from train.steps.data import Feed
 
 
 def main() -> None:

@@ -14,8 +14,8 @@ def train_hashes(
     folder: Path, shards: Path, mix: Path | None, batch: int, sequences: int, **more: Any
 ) -> list[str]:
     """What a run of `train` logs, with a model of one layer that is as small as can be."""
+    from train import loop
     from train.config import TrainConfig
-    from train.run import loop
 
     sizes = {
         "vocab_size": 1024,

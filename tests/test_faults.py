@@ -81,7 +81,7 @@ LINES = {
     "trace": ("trace", MIX, "--shards", SHARDS, "--position", "3"),
     "certify": ("certify", MIX, "--shards", SHARDS, "--doc", "it3", "--out", "{work}/new"),
     "report": ("report", "{work}"),
-    "disclose": ("disclose", "{work}", "--mix", MIX),
+    "disclose": ("disclose", "{work}", "--mix", MIX, "--format", "json"),
     "mix": ("mix", SHARDS, "--out", "{work}/new.json", *HALVES, "--class", "good=it where doc < 25"),
     "export": ("export", SHARDS, "--to", "megatron", "--out", "{work}/new", *HERE),
     "status": ("status", "{work}"),

@@ -28,6 +28,7 @@ from chatting import write_tokenizer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from mixing import write_segment
+from pretok.disclosure.answers import load_answers
 from support import needs
 from test_golden import GOLDEN
 
@@ -47,7 +48,6 @@ from pretok.cli import run_command
 from pretok.config.recipes import load_recipe
 from pretok.counts.buckets import read_group, read_metadata
 from pretok.counts.counts_file import load_counts
-from pretok.disclosure.answers import load_answers
 from pretok.read.conversation import Conversation, load_tools
 from pretok.read.files import CorruptInputError
 from pretok.read.kept import Keep, KeptColumn
@@ -150,8 +150,7 @@ def read_run_folder(path: Path) -> None:
 
 def read_checkpoint(path: Path) -> None:
     needs("torch")
-    from train.checkpoint.meta import read_meta
-    from train.checkpoint.saved import check_files
+    from train.checkpoint.meta import check_files, read_meta
 
     meta = read_meta(path.parent)
     check_files(path.parent, meta)

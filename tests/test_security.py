@@ -273,6 +273,6 @@ def test_no_connection_is_opened(tmp_path: Path, vocab_dir: Path, monkeypatch: p
         ("mix", work, "--out", f"{work}/mix.json", "--seq-len", "4"),
         ("verify", work, *here),
         ("report", work),
-        ("disclose", work),
+        ("disclose", work, "--format", "json"),
     ):
         assert run_command(list(line)) == 0

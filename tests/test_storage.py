@@ -266,9 +266,9 @@ def test_a_disk_that_fills_under_a_run(
     """Saves are tried again for a while, lines of metrics are left out. The last whole checkpoint stays."""
     needs("torch")
     from tests.train_support import column, leave_torch_alone, random_shards, tiny_flags
+    from train import loop
     from train.__main__ import main
     from train.checkpoint import save
-    from train.run import loop
 
     leave_torch_alone(monkeypatch.setattr)
     monkeypatch.setattr(save, "RETRY_SECONDS", (0.0, 0.0))
@@ -311,8 +311,8 @@ def fill_at_step_8(disk: Path, rank: int) -> None:
     """One rank leaves no room for anybody when the second checkpoint is due."""
     import torch.distributed as dist
 
+    from train import loop
     from train.checkpoint import save
-    from train.run import loop
 
     original = loop._save
 

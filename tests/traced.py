@@ -76,10 +76,10 @@ def _serve() -> None:
 @functools.cache
 def _load_train() -> None:
     """Seconds of imports, and what a run asks of git, for the commands that want them alone."""
-    for name in ("train.run.loop", "train.checkpoint.export", "torch._dynamo"):
+    for name in ("train.loop", "train.checkpoint.export", "torch._dynamo"):
         importlib.import_module(name)
     importlib.import_module("tests.train_support").leave_torch_alone()
-    importlib.import_module("train.run.metrics").provenance()
+    importlib.import_module("train.metrics").provenance()
 
 
 def _train(arguments: list[str]) -> int:

@@ -33,11 +33,11 @@ from train.checkpoint.tensors import Reader, restore
 from train.config import TrainConfig
 from train.model.sizes import ModelConfig
 from train.model.transformer import Decoder, initial_tensor
-from train.tools.tune import flags
+from train.tune import flags
 
 _CONTEXT = multiprocessing.get_context("forkserver")
 # torch._dynamo is what the first training step imports.
-_CONTEXT.set_forkserver_preload(["tests.train_support", "train.run.loop", "train.__main__", "torch._dynamo"])
+_CONTEXT.set_forkserver_preload(["tests.train_support", "train.loop", "train.__main__", "torch._dynamo"])
 
 SIZES = """
 vocab_size = 60
@@ -142,7 +142,7 @@ def _rank_main(
 def leave_torch_alone(replace: Callable[[object, str, object], None] = setattr) -> None:
     """One thread, and collections that do not look at what is there by now: of all of torch they would be most of a
     tiny run. What `train` freezes and unfreezes is no longer frozen."""
-    import train.run.loop  # noqa: F401 - what it brings along
+    import train.loop  # noqa: F401 - what it brings along
 
     torch.set_num_threads(1)
     gc.freeze()

@@ -11,6 +11,7 @@ import argparse
 import os
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from pretok.base.errors import PretokError, Stopped, UsageError
 from pretok.base.startup import refuse_to_start
 from train.checkpoint import HungSave
 from train.config import add_flags, parse, whole_number
-from train.run.failures import explain
+from train.report import explain
 
 EXAMPLE = """examples:
   train --shards WORK/shards --mix WORK/mix.json --model debug --out RUN
@@ -39,49 +40,27 @@ def _train(arguments: Sequence[str]) -> None:
     )
     add_flags(parser)
     config, _ = parse(parser, arguments)
-    from train.run.loop import train
+    from train.loop import train
 
     train(config)
 
 
-def _export(arguments: Sequence[str]) -> None:
-    parser = _model_parser("export", "Write a checkpoint as a model of Hugging Face transformers.")
-    parser.add_argument("--step", type=whole_number, help="step of the checkpoint (default: the newest)")
-    space = parser.parse_args(list(arguments))
-    from train.checkpoint.saved import find_checkpoints
-
-    _write_model(space, find_checkpoints(space.run, space.step)[-1:])
-
-
-def _average(arguments: Sequence[str]) -> None:
-    parser = _model_parser(
-        "average",
-        "Write the mean of a run's last checkpoints as a model of Hugging Face transformers.",
-        " --last 5",
-    )
-    parser.add_argument(
-        "--last", type=whole_number, required=True, metavar="K", help="checkpoints, the newest K"
-    )
-    space = parser.parse_args(list(arguments))
-    from train.checkpoint.saved import find_checkpoints
-
-    found = find_checkpoints(space.run, None)
-    if not 1 <= space.last <= len(found):
-        raise UsageError(
-            f"--last {space.last}: {space.run} has {len(found)} checkpoints; keep more with --keep-last or --milestone"
-        )
-    _write_model(space, found[-space.last :])
-
-
-def _model_parser(command: str, description: str, example: str = "") -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog=f"train {command}",
-        description=description,
-        epilog=f"example:\n  train {command} --run RUN{example} --out MODEL",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
+def _export(arguments: Sequence[str], *, average: bool = False) -> None:
+    """`train export` and `train average`: one checkpoint, or the mean of several, as a model of transformers."""
+    command, example = ("average", " --last 5") if average else ("export", "")
+    what = "the mean of a run's last checkpoints" if average else "a checkpoint"
+    parser = _parser(
+        command,
+        f"Write {what} as a model of Hugging Face transformers.",
+        f"train {command} --run RUN{example} --out MODEL",
     )
     parser.add_argument("--run", required=True, type=Path, help="folder of the run")
+    if average:
+        parser.add_argument(
+            "--last", type=whole_number, required=True, metavar="K", help="checkpoints, the newest K"
+        )
+    else:
+        parser.add_argument("--step", type=whole_number, help="step of the checkpoint (default: the newest)")
     parser.add_argument(
         "--tokenizer",
         type=Path,
@@ -93,31 +72,39 @@ def _model_parser(command: str, description: str, example: str = "") -> argparse
         choices=("float32", "bfloat16", "float16"),
         help="of the weights (default: that of the model the run began from, else float32)",
     )
-    return parser
-
-
-def _write_model(space: argparse.Namespace, checkpoints: Sequence[Path]) -> None:
+    space = parser.parse_args(list(arguments))
     import torch
 
     from train.checkpoint.export import export
+    from train.checkpoint.meta import find_checkpoints
 
+    found, last = find_checkpoints(space.run, None if average else space.step), space.last if average else 1
+    if not 1 <= last <= len(found):
+        raise UsageError(
+            f"--last {last}: {space.run} has {len(found)} checkpoints; keep more with --keep-last or --milestone"
+        )
     dtype = getattr(torch, space.dtype) if space.dtype else None
-    export(checkpoints, space.tokenizer, space.out, dtype)
+    export(found[-last:], space.tokenizer, space.out, dtype)
     print(space.out)
 
 
-def _verify(arguments: Sequence[str]) -> None:
-    parser = argparse.ArgumentParser(
-        prog="train verify",
-        description="Compare every file of a run's checkpoints with the checksum it was written with.",
-        epilog="example:\n  train verify RUN",
+def _parser(command: str, description: str, example: str) -> argparse.ArgumentParser:
+    return argparse.ArgumentParser(
+        prog=f"train {command}",
+        description=description,
+        epilog=f"example:\n  {example}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
+
+
+def _verify(arguments: Sequence[str]) -> None:
+    description = "Compare every file of a run's checkpoints with the checksum it was written with."
+    parser = _parser("verify", description, "train verify RUN")
     parser.add_argument("run", type=Path, metavar="RUN", help="folder of the run")
     parser.add_argument("--step", type=whole_number, help="step of one checkpoint (default: all)")
     space = parser.parse_args(list(arguments))
-    from train.checkpoint.saved import verify
+    from train.checkpoint.meta import verify
 
     verify(space.run, space.step, print)
 
@@ -132,10 +119,10 @@ def _command(module: str) -> Callable[[Sequence[str]], None]:
 
 
 COMMANDS: dict[str, Callable[[Sequence[str]], None]] = {
-    "plan": _command("train.tools.plan"),
-    "tune": _command("train.tools.tune"),
+    "plan": _command("train.plan"),
+    "tune": _command("train.tune"),
     "export": _export,
-    "average": _average,
+    "average": partial(_export, average=True),
     "verify": _verify,
 }
 

@@ -313,7 +313,8 @@ def parse_save_every(text: str) -> tuple[str, float]:
 
 
 def recomputed(checkpointing: str, block: int) -> str:
-    """What of a block, by its number from 0, is computed again: 'none', 'ops' (all but products) or 'full'."""
+    """What of a block, by its number from 0, is computed again: 'none', 'full', or 'ops': all but attention and every
+    second product."""
     if checkpointing in ("none", "ops", "full"):
         return checkpointing
     head, _, number = checkpointing.partition("every-")

@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 
 from pretok.base.errors import IntegrityError, UsageError
-from pretok.shards.annotations import open_annotations
-from pretok.shards.documents import check_place, lines_of_source
-from pretok.shards.ledger import SCHEMA, ledger_row
+from pretok.shards.annotations import Annotations, open_annotations
+from pretok.shards.documents import check_place, documents_at
+from pretok.shards.ledger import SCHEMA
 from pretok.shards.manifest import SPLITS, Manifest, Shard, load_manifest
 from pretok.shards.spans import ShardSpans
 from pretok.shards.texts import load_vocabulary
@@ -52,9 +52,7 @@ def run_inspect(shards: Path, source: str, document: int, split: str = "train") 
     if ids and not 0 <= min(ids) <= max(ids) < manifest.tokenizer.vocab_size:
         raise IntegrityError(f"{shard.bin_path}: document {number} has ids of no token; see pretok verify")
     vocab = load_vocabulary(manifest)
-    file, position, kept = origin(manifest, shard, number)
-    for one in open_annotations(manifest):
-        kept |= one.row(manifest, shard, number)
+    file, position, kept = origin(manifest, shard, number, open_annotations(manifest))
     kinds = None
     if shard.kinds is not None:
         manifest.check(shard.spans_path)
@@ -85,16 +83,10 @@ def token_texts(vocab: Vocabulary, ids: Sequence[int]) -> list[str]:
     return [vocab.token_bytes(i).decode("utf-8", "backslashreplace") for i in ids]
 
 
-def origin(manifest: Manifest, shard: Shard, number: int) -> tuple[str, int, dict[str, Any]]:
-    """(input file, line or row from 1, what is kept) of document `number` of a shard."""
-    path = shard.ledger_path
-    manifest.check(path)
-    before = lines_of_source(manifest, shard.source)
-    row = ledger_row(path, number)
-    try:
-        position = before[row["file"], row["start"]] + row["record"] + 1
-    except KeyError:
-        raise IntegrityError(
-            f"{path}: row {number} names no input of {shard.source}; see pretok verify"
-        ) from None
-    return row["file"], position, {name: value for name, value in row.items() if name not in SCHEMA.names}
+def origin(
+    manifest: Manifest, shard: Shard, number: int, joined: Sequence[Annotations] = ()
+) -> tuple[str, int, dict[str, Any]]:
+    """(input file, line or row from 1, what is kept and was joined) of document `number` of a shard."""
+    (row,) = documents_at(manifest, shard, [number], joined)
+    kept = {name: value for name, value in row.items() if name not in (*SCHEMA.names, "position")}
+    return row["file"], row["position"], kept

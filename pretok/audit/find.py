@@ -8,19 +8,17 @@ documents of the sources asked for.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.compute as pc
 
 from pretok.base.errors import UsageError
+from pretok.base.sql import errors
 from pretok.base.units import human_bytes
-from pretok.read.batches import HASH
-from pretok.shards.documents import Numbered, chosen_shards, scan
+from pretok.shards.documents import chosen_shards, identifier, make_views
 from pretok.shards.ledger import ledger_schema
 from pretok.shards.manifest import Manifest
 from pretok.shards.names import find_names, is_hash, lines_named
@@ -31,9 +29,25 @@ Place = tuple[str, str, int]
 
 
 def find_documents(manifest: Manifest, source: str | None, column: str, value: str, most: int) -> list[Place]:
-    """The first `most` documents, of one source or of all, whose `column` of the ledger has a value. Raises UsageError
-    for a column that no ledger has, or a value that it cannot have."""
-    return list(islice(_by_column(manifest, chosen_shards(manifest, source), column, value), most))
+    """The first `most` documents, of one source or of all, whose `column` of the ledger is a text. Raises UsageError
+    for a column that no ledger has, or what cannot be a hash."""
+    import duckdb
+
+    shards = chosen_shards(manifest, source)
+    known = {name for shard, _ in shards for name in ledger_schema(shard.ledger_path).names}
+    if column not in known:
+        raise UsageError(f"no ledger has a column {column!r}; there are {', '.join(sorted(known))}")
+    if column == "hash" and not is_hash(value):
+        raise UsageError(f"hash is 32 hexadecimal digits, not {value!r}")
+    with duckdb.connect() as connection, errors():
+        make_views(connection, manifest, ())
+        found = connection.execute(
+            f"""SELECT source, split, doc FROM ledger
+            WHERE {identifier(column)}::VARCHAR = ? AND source = coalesce(?, source)
+            ORDER BY source, split, doc LIMIT ?""",
+            [value.lower() if column == "hash" else value, source, most],
+        )
+        return [(str(name), str(split), int(number)) for name, split, number in found.fetchall()]
 
 
 def find_named(manifest: Manifest, name: str, most: int) -> list[Place]:
@@ -69,29 +83,6 @@ def _unknown(manifest: Manifest, name: str) -> UsageError:
     kept = any("id" in ledger_schema(shard.ledger_path).names for shard in manifest.shards)
     id = "no kept id" if kept else "no ledger keeps a column id"
     return UsageError(f"{manifest.folder} has no document {name!r}: it is {what}, and {id}")
-
-
-def _by_column(manifest: Manifest, shards: Sequence[Numbered], column: str, value: str) -> Iterator[Place]:
-    known: set[str] = set()
-    for one in shards:
-        schema = ledger_schema(one[0].ledger_path)
-        known |= set(schema.names)
-        if column in schema.names:
-            scalar = _scalar(schema.field(column).type, column, value)
-            for shard, first, rows in scan(manifest, [column], [one]):
-                for row in np.flatnonzero(np.asarray(pc.fill_null(pc.equal(rows[column], scalar), False))):
-                    yield shard.source, shard.split, first + int(row)
-    if column not in known:
-        raise UsageError(f"no ledger has a column {column!r}; there are {', '.join(sorted(known))}")
-
-
-def _scalar(kind: pa.DataType, column: str, value: str) -> Any:
-    """The value as one of the column."""
-    try:
-        return pa.scalar(bytes.fromhex(value), HASH) if kind == HASH else pa.scalar(value).cast(kind)
-    except (ValueError, pa.ArrowException):
-        what = "32 hexadecimal digits" if kind == HASH else str(kind)
-        raise UsageError(f"{column} is {what}, not {value!r}") from None
 
 
 @dataclass(frozen=True, slots=True)

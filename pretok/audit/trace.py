@@ -9,7 +9,7 @@ that changed its data or its batch between two steps is traced segment by segmen
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -243,24 +243,9 @@ class TraceRow:
 def document_rows(traced: Traced, source: str, split: str, document: int) -> list[TraceRow]:
     """A row for each sequence that reads the document."""
     file, line, kept = origin(traced.manifest, *find_shard(traced.manifest, source, split, document))
-    return [
-        TraceRow(
-            r.position,
-            r.step,
-            r.done,
-            r.epoch,
-            r.sequence,
-            source,
-            document,
-            r.first,
-            r.tokens,
-            file,
-            line,
-            r.of_class,
-            _was_removed(traced, kept),
-        )
-        for r in readings(traced, source, split, document)
-    ]
+    where: dict[str, Any] = {"source": source, "document": document, "file": file, "line": line}
+    where["removed"] = _was_removed(traced, kept)
+    return [TraceRow(**asdict(reading), **where) for reading in readings(traced, source, split, document)]
 
 
 def passage_rows(traced: Traced, position: int) -> list[TraceRow]:
@@ -271,22 +256,21 @@ def passage_rows(traced: Traced, position: int) -> list[TraceRow]:
         shard = find_shard(traced.manifest, passage.source, passage.split, passage.document)
         file, line, kept = origin(traced.manifest, *shard)
         step = traced.step_of(position)
-        done = None if step is None else step <= traced.steps
         rows.append(
             TraceRow(
-                position,
-                step,
-                done,
-                epoch,
-                sequence,
-                passage.source,
-                passage.document,
-                passage.first,
-                passage.tokens,
-                file,
-                line,
-                of_class(traced.view, entry),
-                _was_removed(traced, kept),
+                position=position,
+                step=step,
+                done=None if step is None else step <= traced.steps,
+                epoch=epoch,
+                sequence=sequence,
+                source=passage.source,
+                document=passage.document,
+                first=passage.first,
+                tokens=passage.tokens,
+                file=file,
+                line=line,
+                of_class=of_class(traced.view, entry),
+                removed=_was_removed(traced, kept),
             )
         )
     return rows

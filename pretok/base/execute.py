@@ -126,13 +126,14 @@ class Engine:
             alone = size / BYTES_PER_SECOND
             self._here = alone <= START_SECONDS + alone / _cpus()
 
-    def warm(self, function: Callable[[Item], object], item: Item) -> None:
-        """Have workers of this node call `function(item)`, which loads what their tasks need. It is not waited for."""
+    def warm(self, tasks: int, function: Callable[[Item], object], item: Item) -> None:
+        """Have the workers of this node that so many tasks need call `function(item)`, which loads what these work
+        with. It is not waited for."""
         if not self._here and self.address is None:
             workers = self.start()
             assert isinstance(workers, _Processes)
             with contextlib.suppress(OSError):  # their parent died: the next task says so
-                workers.warm(function.__module__, _warmed, function, item)
+                workers.warm(tasks, function.__module__, _warmed, function, item)
 
     @property
     def parallel(self) -> int:

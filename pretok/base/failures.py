@@ -108,28 +108,22 @@ def raise_failures(
     bugs = [failure for failure in failures if failure[1].raises is InternalError]
     passing = [failure for failure in failures if failure[1].again]
     refused = [failure for failure in failures if failure not in bugs and failure not in passing]
+    sections = {
+        "met an internal error; this is a bug, please report it": bugs,
+        "could not be done": refused,
+        "could not be done, though tried several times": passing,
+    }
     parts = []
-    if bugs:
-        parts.append(
-            _section(f"{len(bugs)} {what} met an internal error; this is a bug, please report it", bugs)
-        )
-        parts.append(
-            f"tracebacks: {log}" if log else "\n".join(f"{name}\n{error.trace}" for name, error in bugs)
-        )
-    if refused:
-        parts.append(_section(f"{len(refused)} {what} could not be done", refused))
-    if passing:
-        parts.append(
-            _section(f"{len(passing)} {what} could not be done, though tried several times", passing)
-        )
+    for said, section in sections.items():
+        if section:
+            lines = [f"{name}: {error.message}" for name, error in section]
+            parts.append(f"{len(section)} {what} {said}:\n  " + listed(lines, SHOWN, "\n  "))
+        if section and section is bugs:
+            traces = "\n".join(f"{name}\n{error.trace}" for name, error in bugs)
+            parts.append(f"tracebacks: {log}" if log else traces)
     if kept:
         parts.append("everything else is done and kept; the same command does only these again")
     else:
         parts.append("nothing was changed: run the same command again")
     worst = (bugs or refused or passing)[0][1]
     raise worst.raises("\n".join(parts))
-
-
-def _section(title: str, failures: Failures) -> str:
-    lines = [f"{name}: {error.message}" for name, error in failures]
-    return f"{title}:\n  " + listed(lines, SHOWN, "\n  ")

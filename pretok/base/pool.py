@@ -70,10 +70,12 @@ class Pool:
             self._nursery = self._start()
         self._nursery[1].send(module.encode())
 
-    def warm(self, module: str, function: Callable[..., Any], *arguments: Any) -> None:
-        """Have all workers call `function(*arguments, send)` before their next job, whatever becomes of it."""
+    def warm(self, tasks: int, module: str, function: Callable[..., Any], *arguments: Any) -> None:
+        """Have the workers that so many tasks need call `function(*arguments, send)` before them, whatever becomes of
+        it."""
         job = pickle.dumps((function, arguments, False))
-        self._idle += [self._new(module) for _ in range(self.workers - len(self._idle))]
+        while len(self._idle) < min(self.workers, tasks):
+            self._idle.append(self._new(module))
         for worker in self._idle:
             with contextlib.suppress(OSError):  # as in `submit`
                 worker.send_bytes(job)
@@ -90,15 +92,20 @@ class Pool:
     def _start(self) -> tuple[subprocess.Popen[bytes], socket.socket]:
         """The nursery, and where it is asked for workers."""
         ours, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)  # a message stays one
+        # The child inherits the mask: a signal that comes before it runs `nurse` waits until it is ignored there.
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
         with theirs:
             code = f"import sys; sys.path[:] = {sys.path!r}; from {__name__} import nurse; nurse({theirs.fileno()})"
-            process = subprocess.Popen(
-                [sys.executable, "-c", code],
-                env=child_environment() | self._variables,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,  # that of the driver is for results
-                pass_fds=(theirs.fileno(),),
-            )
+            try:
+                process = subprocess.Popen(
+                    [sys.executable, "-c", code],
+                    env=child_environment() | self._variables,
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,  # that of the driver is for results
+                    pass_fds=(theirs.fileno(),),
+                )
+            finally:
+                signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         return process, ours
 
     def take_reports(self) -> Counts:
@@ -160,6 +167,7 @@ def nurse(driver: int) -> None:
     """
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for a worker: the kernel reaps it
     loaded: set[bytes] = set()
     with socket.socket(fileno=driver) as asked:

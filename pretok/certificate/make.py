@@ -11,10 +11,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import pyarrow as pa
 
 from pretok.audit.documents import find_shard
 from pretok.audit.find import find_in
@@ -31,9 +29,9 @@ from pretok.certificate.certificate_file import (
     ShownSequence,
     write_certificate,
 )
-from pretok.shards.documents import lines_of_source
-from pretok.shards.ledger import SCHEMA, ledger_windows
-from pretok.shards.manifest import Manifest, Shard
+from pretok.shards.documents import documents_at
+from pretok.shards.ledger import SCHEMA
+from pretok.shards.manifest import Manifest
 from pretok.stream.audit import pieces as pieces_of
 from pretok.stream.mix_file import mix_json
 
@@ -173,34 +171,17 @@ def _documents(manifest: Manifest, number: int, tokens: Iterable[Range]) -> list
         first = int(np.searchsorted(offsets, low, side="right")) - 1
         chosen |= set(range(first, int(np.searchsorted(offsets, high, side="left"))))
     rows = sorted(row for row in chosen if offsets[row + 1] > offsets[row])
-    manifest.check(shard.ledger_path)
-    lines = lines_of_source(manifest, shard.source)
-    before = _documents_before(manifest, shard)
+    before = next(first for one, first in manifest.numbered if one.path == shard.path)
     return [
         ShownDocument(
-            number,
-            int(offsets[row]),
-            int(offsets[row + 1] - offsets[row]),
-            before + row,
-            said["file"],
-            lines[said["file"], said["start"]] + said["record"] + 1,
-            said["hash"].hex(),
-            {name: value for name, value in said.items() if name not in SCHEMA.names},
+            entry=number,
+            first=int(offsets[row]),
+            tokens=int(offsets[row + 1] - offsets[row]),
+            number=before + row,
+            file=told["file"],
+            line=told["position"],
+            hash=told["hash"].hex(),
+            kept={name: value for name, value in told.items() if name not in (*SCHEMA.names, "position")},
         )
-        for row, said in zip(rows, _ledger_rows(shard, rows), strict=True)
+        for row, told in zip(rows, documents_at(manifest, shard, rows), strict=True)
     ]
-
-
-def _documents_before(manifest: Manifest, shard: Shard) -> int:
-    return next(before for one, before in manifest.numbered if one.path == shard.path)
-
-
-def _ledger_rows(shard: Shard, rows: Sequence[int]) -> list[dict[str, Any]]:
-    """Rows (rising) of a ledger."""
-    found: list[dict[str, Any]] = []
-    before = 0
-    for window in ledger_windows(shard.ledger_path):
-        here = [row - before for row in rows if before <= row < before + len(window)]
-        found += pa.Table.from_batches([window]).take(pa.array(here, pa.int64())).to_pylist()
-        before += len(window)
-    return found

@@ -33,52 +33,52 @@ def encode_spans(
     Raises Unencodable, which names documents of the batch.
     """
     data, _ = buffers(texts)
-    spans, offsets = spans_of(column)
-    sizes, kinds, markers = unpack(spans)
-    ends = np.cumsum(sizes)
+    packed, offsets = spans_of(column)
     document = np.repeat(np.arange(len(texts)), np.diff(offsets))
-    begins = np.ones(
-        len(spans) + 1, np.bool_
-    )  # of segments: a marker, or the text between two, within a document
-    if len(spans):
+    sizes, kinds, markers = spans = np.stack(unpack(packed))
+    # A segment is a marker, or the text between two within a document; `firsts`: the span each begins with, and one
+    # more; `borders`: its first byte.
+    begins = np.ones(len(packed) + 1, np.bool_)
+    if len(packed):
         begins[1:-1] = (document[1:] != document[:-1]) | (markers[1:] >= 0) | (markers[:-1] >= 0)
-    firsts = np.flatnonzero(begins)  # spans at which segments begin, and one more
-    borders: Ints = np.concatenate([np.zeros(1, np.int64), ends])[firsts]
+    firsts = np.flatnonzero(begins)
+    borders: Ints = _starts(sizes)[firsts]
     whose = document[firsts[:-1]]
     try:
         ids, tokens_at = encoder.ids(from_buffers(data, borders))
     except Unencodable as error:
         raise Unencodable(np.unique(whose[error.documents]).tolist(), error.reason) from None
-    of_text = np.zeros(len(ids), np.uint8)
-    wrong = np.zeros(len(firsts) - 1, np.bool_)
-    _kinds(ids, tokens_at, firsts, sizes, kinds, markers, encoder.token_sizes, of_text, wrong)
-    failed = []
-    for segment in np.flatnonzero(wrong).tolist():
-        low, high = int(tokens_at[segment]), int(tokens_at[segment + 1])
-        row = slice(int(firsts[segment]), int(firsts[segment + 1]))
-        text = data[borders[segment] : borders[segment + 1]].tobytes().decode()
-        found = _by_offsets(encoder, text, ids[low:high], sizes[row], kinds[row])
-        if found is None:
-            failed.append(int(whose[segment]))
-        else:
-            of_text[low:high] = found
-    if failed:
-        raise Unencodable(sorted(set(failed)), "normalizing changes where its tokens begin")
     segments: Ints = np.searchsorted(whose, np.arange(len(texts) + 1))
-    out = np.empty(len(ids) + 2 * len(texts), encoder.dtype)
-    out_kinds = np.zeros(len(out), np.uint8)
+    made = np.zeros((2, len(ids) + 2 * len(texts)), np.int32)
     lengths = np.empty(len(texts), np.int32)
-    of_segment = markers[firsts[:-1]], kinds[firsts[:-1]].astype(np.uint8)
+    changed = np.full(len(whose), -1, np.int64)
     bos = -1 if encoder.bos is None else encoder.bos
-    size = _JOIN[encoder.dtype](
-        ids, tokens_at, of_text, *of_segment, segments, bos, encoder.eod, out, out_kinds, lengths
+    size = _join(
+        ids, tokens_at, spans, firsts, segments, encoder.token_sizes, bos, encoder.eod, made, lengths, changed
     )
-    out, out_kinds = out[:size], out_kinds[:size]
+    out: Any = made[0, :size].astype(encoder.dtype)
+    of_token = made[1, :size].astype(np.uint8)
+    failed = set()
+    for number in np.flatnonzero(changed >= 0).tolist():  # where a normalizer changed the text
+        ours, row = slice(*tokens_at[number : number + 2]), slice(*firsts[number : number + 2])
+        text = data[slice(*borders[number : number + 2])].tobytes().decode()
+        found = _by_offsets(encoder, text, ids[ours], sizes[row], kinds[row])
+        if found is None:
+            failed.add(int(whose[number]))
+        else:
+            of_token[changed[number] : changed[number] + len(found)] = found
+    if failed:
+        raise Unencodable(sorted(failed), "normalizing changes where its tokens begin")
     last: Ints = np.cumsum(lengths, dtype=np.int64) - 1
     if (inside := np.setdiff1d(np.flatnonzero(out == encoder.eod), last)).size:
         documents = np.unique(np.searchsorted(last, inside)).tolist()
         raise Unencodable(documents, "the template puts the end-of-document token inside of it")
-    return out, lengths, out_kinds
+    return out, lengths, of_token
+
+
+def _starts(sizes: Ints) -> Ints:
+    """Where each of some sizes in a row begins, and where the last ends: (n + 1,) int64."""
+    return np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes, dtype=np.int64)])
 
 
 def _by_offsets(encoder: Encoder, text: str, ids: Ids, sizes: Ints, kinds: Ints) -> Bytes | None:
@@ -87,103 +87,77 @@ def _by_offsets(encoder: Encoder, text: str, ids: Ids, sizes: Ints, kinds: Ints)
     found, places = encoder.places(text)
     if not np.array_equal(found, ids):
         return None
-    of_character = np.repeat(kinds, sizes)[
-        np.cumsum([0, *(len(character.encode()) for character in text)])[:-1]
-    ]
+    of_character = np.repeat(kinds, sizes)[_starts(np.array([len(one.encode()) for one in text]))[:-1]]
     best = [of_character[start : max(end, start + 1)].max(initial=0) for start, end in places]
     return np.array(best, np.uint8)
 
 
-_U32 = types.Array(types.uint32, 1, "C", readonly=True)
-_U8 = types.Array(types.uint8, 1, "C", readonly=True)
-_NEW_U8, _NEW_I32 = (types.Array(kind, 1, "C") for kind in (types.uint8, types.int32))
+_NEW_I32 = types.Array(types.int32, 1, "C")
+_TABLE = types.Array(types.int64, 2, "C", readonly=True)
 
 
-@njit(types.void(_U32, I64, I64, I64, I64, I64, I64, _NEW_U8, types.Array(types.boolean, 1, "C")))
-def _kinds(
-    ids: Any,
-    tokens_at: Any,
-    firsts: Any,
-    sizes: Any,
-    kinds: Any,
-    markers: Any,
-    token_sizes: Any,
-    of_text: Any,
-    wrong: Any,
-) -> Any:
-    """The kind of each token of each segment of text; which segments have other bytes than their tokens."""
-    for segment in range(len(firsts) - 1):
-        span = firsts[segment]
-        if markers[span] >= 0:
-            continue
-        stop = firsts[segment + 1]
-        left = sizes[span]  # bytes of the span that no token has yet
-        for token in range(tokens_at[segment], tokens_at[segment + 1]):
-            size = token_sizes[ids[token]]
-            best = np.int64(0)
-            while size > 0:
-                while left == 0 and span + 1 < stop:
-                    span += 1
-                    left = sizes[span]
-                if left == 0:
-                    wrong[segment] = True
-                    break
-                best = max(best, kinds[span])
-                taken = min(size, left)
-                size -= taken
-                left -= taken
-            of_text[token] = best
-        while left == 0 and span + 1 < stop:
-            span += 1
-            left = sizes[span]
-        if left:
-            wrong[segment] = True
-
-
+@njit(
+    types.int64(
+        types.Array(types.uint32, 1, "C", readonly=True), I64, _TABLE, I64, I64, I64, types.int64, types.int64,
+        types.Array(types.int32, 2, "C"), _NEW_I32, types.Array(types.int64, 1, "C"),
+    )
+)  # fmt: skip
 def _join(
     ids: Any,
     tokens_at: Any,
-    of_text: Any,
-    markers: Any,
-    kinds: Any,
+    spans: Any,
+    firsts: Any,
     segments: Any,
+    token_sizes: Any,
     bos: Any,
     eod: Any,
-    out: Any,
-    out_kinds: Any,
+    made: Any,
     lengths: Any,
+    changed: Any,
 ) -> Any:
-    """Ids and kinds of all documents in a row; the number of tokens. What a marker's name encodes to is passed over."""
+    """Ids, and below them the kind of each, of all documents in a row into `made`; returns the number of tokens.
+
+    spans: sizes, kinds and markers. changed: where the tokens of a segment begin that have other bytes than its text.
+    """
+    sizes, kinds, markers = spans[0], spans[1], spans[2]
     at = 0
     for document in range(len(segments) - 1):
         start = at
         if bos >= 0:
-            out[at] = bos
-            out_kinds[at] = 0
+            made[0, at] = bos
             at += 1
         for segment in range(segments[document], segments[document + 1]):
-            if markers[segment] >= 0:
-                if markers[segment] == bos and at == start + 1 and out[start] == bos:
-                    continue  # the template's own
-                out[at] = markers[segment]
-                out_kinds[at] = kinds[segment]
-                at += 1
+            span, stop = firsts[segment], firsts[segment + 1]
+            if markers[span] >= 0:  # what its name encodes to is passed over
+                if not (
+                    markers[span] == bos and at == start + 1 and made[0, start] == bos
+                ):  # the template's own
+                    made[0, at], made[1, at] = markers[span], kinds[span]
+                    at += 1
                 continue
+            begin, left = at, sizes[span]  # left: bytes of the span that no token has yet
             for token in range(tokens_at[segment], tokens_at[segment + 1]):
-                out[at] = ids[token]
-                out_kinds[at] = of_text[token]
+                size, best = token_sizes[ids[token]], np.int64(0)
+                while size > 0:
+                    while left == 0 and span + 1 < stop:
+                        span += 1
+                        left = sizes[span]
+                    if left == 0:
+                        changed[segment] = begin
+                        break
+                    best = max(best, kinds[span])
+                    taken = min(size, left)
+                    size -= taken
+                    left -= taken
+                made[0, at], made[1, at] = ids[token], best
                 at += 1
-        if at == start or out[at - 1] != eod:
-            out[at] = eod
-            out_kinds[at] = 0
+            while left == 0 and span + 1 < stop:
+                span += 1
+                left = sizes[span]
+            if left:
+                changed[segment] = begin
+        if at == start or made[0, at - 1] != eod:
+            made[0, at], made[1, at] = eod, 0
             at += 1
         lengths[document] = at - start
     return at
-
-
-_JOIN = {
-    np.dtype(dtype): njit(
-        types.int64(_U32, I64, _U8, I64, _U8, I64, types.int64, types.int64, out[::1], _NEW_U8, _NEW_I32)
-    )(_join)
-    for dtype, out in (("<u2", types.uint16), ("<i4", types.int32))
-}

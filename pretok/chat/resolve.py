@@ -23,8 +23,7 @@ from pretok.base.records import replace
 from pretok.base.storage import passes
 from pretok.chat.records import BadRecord
 from pretok.chat.template import ChatTemplate, DateNeeded
-from pretok.chat.text import Unusable
-from pretok.chat.turns import PROBES, Markers, gaps, learn_habits, probe
+from pretok.chat.turns import Markers, gaps, learn_habits, probed
 from pretok.read.conversation import Conversation
 from pretok.read.readers import RecordFormat
 from pretok.tokenizer.tokenizer_file import to_characters
@@ -51,12 +50,17 @@ def resolve(record: RecordFormat, vocab: Vocabulary, source: str) -> RecordForma
             text, {**variables, **how.template_kwargs, "tools": how.tools or None}, how.date
         )
         added = {token["content"]: token for token in vocab.data.get("added_tokens", [])}
-        spelled = "\0".join(template.constants) + "\0" + _probed(template)
+        texts = [
+            "".join(piece if type(piece) is str else "\0" for piece in pieces)
+            for prompt in (False, True)
+            for _, pieces in probed(template, prompt=prompt)
+        ]
+        spelled = "\0".join((*template.constants, *texts))
         markers = {n: t["id"] for n, t in added.items() if n.strip() and (t["special"] or n in spelled)}
         learn = Markers(markers)
         if not template.generation:
             learn_habits(template, learn)
-        seen = {bit.text for text in _texts(template) for bit in learn.cut(text) if bit.marker >= 0}
+        seen = {bit.text for text in texts for bit in learn.cut(text) if bit.marker >= 0}
     except DateNeeded:
         raise UsageError(
             f'{where} ({name}) asks for the date; write date = "2026-01-31" in its table'
@@ -142,25 +146,6 @@ def _content(token: Any) -> str:
     return found if isinstance(found, str) else ""
 
 
-def _texts(template: ChatTemplate) -> list[str]:
-    """What the template puts around the content of the probes."""
-    texts = []
-    for messages in PROBES:
-        for prompt in (False, True):
-            try:
-                pieces, _ = probe(template, messages, prompt)
-            except Unusable:
-                raise
-            except TemplateError:
-                continue
-            texts.append("".join(piece if type(piece) is str else "\0" for piece in pieces))
-    return texts
-
-
-def _probed(template: ChatTemplate) -> str:
-    return "\0".join(_texts(template))
-
-
 def _refuse_merged(vocab: Vocabulary, markers: dict[str, int], where: str) -> None:
     """UsageError where merges make a marker of text."""
     names = {to_characters(marker.encode()) for marker in markers}
@@ -172,17 +157,11 @@ def _refuse_merged(vocab: Vocabulary, markers: dict[str, int], where: str) -> No
 
 def _refuse_inner_end(template: ChatTemplate, markers: Markers, vocab: Vocabulary, where: str) -> None:
     """UsageError where the end-of-document token stands inside of a conversation: readers would see two documents."""
-    for messages in PROBES:
-        try:
-            pieces, _ = probe(template, messages)
-        except TemplateError:
-            continue
-        gaps_of = gaps(pieces, markers)
-        for number, (_, bits) in enumerate(gaps_of):
-            for place, bit in enumerate(bits):
-                last = number == len(gaps_of) - 1 and place == len(bits) - 1
-                if bit.marker == vocab.eod_id and not last:
-                    raise UsageError(
-                        f"{where} puts {bit.text}, the end-of-document token, inside of a conversation: name another "
-                        "token with --eod, or as eod under [vocab]"
-                    )
+    for _, pieces in probed(template):
+        bits = [bit for _, gap in gaps(pieces, markers) for bit in (*gap, None)][:-1]
+        for bit in bits[:-1]:
+            if bit is not None and bit.marker == vocab.eod_id:
+                raise UsageError(
+                    f"{where} puts {bit.text}, the end-of-document token, inside of a conversation: name another "
+                    "token with --eod, or as eod under [vocab]"
+                )

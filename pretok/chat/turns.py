@@ -105,35 +105,38 @@ def probe(
     return template.run(made, trace, prompt), slots
 
 
-def learn_habits(template: ChatTemplate, markers: Markers) -> Habits:
-    """What the probes show. Raises TemplateError where no conversation of a user and an assistant is taken."""
-    habits = Habits()
-    for messages in ([_USER], [_SYSTEM, _USER], [_USER, _CALL, _TOOL], [_USER, _ANSWER], [_SYSTEM]):
+def probed(
+    template: ChatTemplate,
+    conversations: Sequence[Sequence[Mapping[str, object]]] = PROBES,
+    prompt: bool = False,
+) -> Iterator[tuple[Sequence[Mapping[str, object]], tuple[Piece, ...]]]:
+    """(messages, pieces) of each conversation that the template takes. Raises Unusable."""
+    for messages in conversations:
         try:
-            pieces, _ = probe(template, messages, prompt=True)
+            pieces, _ = probe(template, messages, prompt)
         except Unusable:
             raise
         except TemplateError:
             continue
+        yield messages, pieces
+
+
+def learn_habits(template: ChatTemplate, markers: Markers) -> Habits:
+    """What the probes show. Raises TemplateError where no conversation of a user and an assistant is taken."""
+    habits = Habits()
+    openings = ([_USER], [_SYSTEM, _USER], [_USER, _CALL, _TOOL], [_USER, _ANSWER], [_SYSTEM])
+    for messages, pieces in probed(template, openings, prompt=True):
         habits.openers.setdefault(str(messages[-1]["role"]), _last_gap(pieces, markers))
     pieces, _ = probe(template, [_USER, _ANSWER])
     habits.closer = next((bit.marker for bit in _last_gap(pieces, markers) if bit.marker >= 0), -1)
     starters = set()
-    for messages in PROBES:
-        try:
-            pieces, _ = probe(template, messages)
-        except Unusable:
-            raise
-        except TemplateError:
-            continue
+    for _, pieces in probed(template):
         for (before, after), bits in gaps(pieces, markers):
             if after is not None:
-                ends = (
-                    [at for at, bit in enumerate(bits) if bit.marker == habits.closer]
-                    if before is not None
-                    else []
-                )
-                starters |= {bit.marker for bit in bits[(ends[0] + 1 if ends else 0) :]}
+                ends = [
+                    at for at, bit in enumerate(bits, 1) if before is not None and bit.marker == habits.closer
+                ]
+                starters |= {bit.marker for bit in bits[ends[0] if ends else 0 :]}
     habits.starters = frozenset(starters - {-1, habits.closer})
     return habits
 

@@ -157,14 +157,18 @@ def disclose(
         Path | None, typer.Option(metavar="RUN", help="Of what this training run read up to its last step.")
     ] = None,
     format: Annotated[
-        str,
+        str | None,
         typer.Option(
             metavar="json|html|croissant|csv",
-            help="croissant: JSON-LD of Croissant 1.1. csv: all registrable domains.",
+            help="croissant: JSON-LD of Croissant 1.1. csv: all registrable domains. Default: html, or as FILE ends.",
         ),
-    ] = "json",
+    ] = None,
     out: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Where it goes. Default: standard output.")
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Where it goes. Default: WORK/disclosure.html; standard output with --format.",
+        ),
     ] = None,
     column: Annotated[
         list[str] | None,
@@ -182,9 +186,9 @@ def disclose(
 ) -> None:
     """Say what was trained on, laid out by the EU AI Act's public summary of training content.
 
-    pretok disclose work --run runs/italia-v01 --format html --out summary.html
+    pretok disclose work --run runs/italia-v01 --out summary.html
 
-    pretok disclose work --mix work/mix.json --column language=lang_id
+    pretok disclose work --mix work/mix.json --column language=lang_id --format json
 
     Of the shards, of a mix, or of the steps of a run that are on record: tokens, documents, bytes and epochs of each
     source, and by language, licence, domain and date where kept columns tell them. What no file knows is null.
@@ -192,10 +196,13 @@ def disclose(
     from pretok.disclosure.job import DisclosureRequest, run_disclose
 
     console = terminal(context)
-    text = run_disclose(DisclosureRequest(work, mix, run, _columns(column or []), domains, answers), format)
-    if out is None:
+    request = DisclosureRequest(work, mix, run, _columns(column or []), domains, answers)
+    kind = "html" if out is None else {".json": "json", ".csv": "csv"}.get(out.suffix, "html")
+    text = run_disclose(request, format or kind)
+    if out is None and format is not None:
         sys.stdout.write(text)
         return
+    out = out or work / "disclosure.html"
     with hold(out, "disclose", beside=True), atomic_open(out, "w") as file:
         file.write(text)
     console.show(f"{out}", result=True)

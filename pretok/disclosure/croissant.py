@@ -1,6 +1,6 @@
 """The summary -> Croissant 1.1: JSON-LD that describes the ledgers as a data set, with the figures as its records.
 
-Input: a manifest and a `Summary`. Output: JSON. The files are the manifest and the ledgers, by paths relative to the
+Input: a manifest and the summary. Output: JSON. The files are the manifest and the ledgers, by paths relative to the
 shards folder; the record set `docs` is their rows, `sources`, `languages`, `licences` and `domains` hold the figures
 themselves. What no file knows (licence, address, publisher, date) is left out, as the format has no blanks.
 Format: https://docs.mlcommons.org/croissant/docs/croissant-spec-1.1.html
@@ -13,8 +13,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from pretok.base.records import to_json
-from pretok.disclosure.summary import Summary, Values
+from pretok.disclosure.figures import AMOUNTS
+from pretok.disclosure.summary import Record
 from pretok.shards.ledger import ledger_schema
 from pretok.shards.manifest import FILE_NAME, LEDGER_SUFFIX, Manifest
 
@@ -42,40 +42,30 @@ CONTEXT = {
 }
 """The context of the format's version 1.1, which its readers compare."""
 LEDGERS = "ledgers"
-AMOUNTS = dict.fromkeys(("documents", "document_bytes", "tokens", "token_bytes"), "sc:Integer")
+WHOLE = dict.fromkeys(AMOUNTS, "sc:Integer")
 
 
-def croissant(manifest: Manifest, summary: Summary) -> dict[str, Any]:
+def croissant(manifest: Manifest, summary: Record) -> Record:
     """The JSON-LD."""
-    general, about = summary.general, summary.about
+    general, about, sources = summary["general"], summary["about"], summary["sources"]
     what = {
         "shards": "all training documents once",
         "mix": "a mix of them",
         "run": "what a training run read",
     }
-    records = [
-        _figures(
-            "sources",
-            {"name": "sc:Text", **AMOUNTS, "epochs": "sc:Float"},
-            [to_json(source) for source in summary.sources.sources],
-        )
-    ]
-    for name, values in (
-        ("languages", general.languages),
-        ("licences", general.licences),
-        ("domains", summary.sources.domains),
-    ):
-        if values is not None and values.listed:
-            records.append(_figures(name, {"value": "sc:Text", **AMOUNTS}, _rows(values)))
+    order = f", order {about['mix']}" if about["mix"] else ""
+    records = [_figures("sources", {"name": "sc:Text", **WHOLE, "epochs": "sc:Float"}, sources["sources"])]
+    for name, part in (("languages", general), ("licences", general), ("domains", sources)):
+        if part[name] and part[name]["listed"]:
+            records.append(_figures(name, {"value": "sc:Text", **WHOLE}, part[name]["listed"]))
     return {
         "@context": CONTEXT,
         "@type": "sc:Dataset",
         "conformsTo": "http://mlcommons.org/croissant/1.1",
         "name": manifest.folder.parent.name if manifest.folder.name == "shards" else manifest.folder.name,
         "description": (
-            f"Tokenized text, {what[about.scope]}: {general.tokens} tokens of {general.documents} documents in "
-            f"{len(summary.sources.sources)} sources. Shards {about.shards}"
-            + (f", order {about.mix}." if about.mix else ".")
+            f"Tokenized text, {what[about['scope']]}: {general['tokens']} tokens of {general['documents']} documents "
+            f"in {len(sources['sources'])} sources. Shards {about['shards']}{order}."
         ),
         "distribution": _distribution(manifest),
         "recordSet": [*_documents(manifest), *records],
@@ -129,10 +119,6 @@ def _type(kind: pa.DataType) -> str:
     if pa.types.is_integer(kind):
         return "sc:Integer"
     return "sc:Float" if pa.types.is_floating(kind) else "sc:Text"
-
-
-def _rows(values: Values) -> list[dict[str, Any]]:
-    return [to_json(entry) for entry in values.listed]
 
 
 def _figures(name: str, columns: dict[str, str], rows: list[dict[str, Any]]) -> dict[str, Any]:

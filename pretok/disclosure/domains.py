@@ -10,45 +10,45 @@ from __future__ import annotations
 import csv
 import io
 import ipaddress
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from pretok.base.errors import UsageError
-from pretok.disclosure.count import MOST_VALUES, ReadFigures
-from pretok.shards.values import ValueCounts
+from pretok.disclosure.figures import AMOUNTS, Amount, Figures
 
 NO_ADDRESS = "no source keeps an address: keep a column `url`, or name it with --column domain=COLUMN"
-COLUMNS = ("domain", "documents", "document_bytes", "tokens", "token_bytes")
 
 
-def domains_csv(figures: Sequence[ReadFigures]) -> str:
-    """A row for each registrable domain; the last one, without a name, has the documents without an address. UsageError
-    where no source keeps an address, for too many of them, or where the library is not installed."""
-    if not any("domain" in source.values for source in figures):
+def domains_csv(figures: Figures) -> str:
+    """A row for each registrable domain of what is `read`; the last one, without a name, has the documents without an
+    address. UsageError where no source keeps an address, or where the library is not installed."""
+    if not figures.tells("read", "domain"):
         raise UsageError(NO_ADDRESS)
-    found = by_host(figures, registrable_domains())
+    found = by_host(figures, "read", registrable_domains())
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(COLUMNS)
-    rows = found.largest(by=2)
-    for domain, (documents, tokens, document_bytes, token_bytes) in sorted(
-        rows, key=lambda row: row[0] is None
+    writer.writerow(("domain", *AMOUNTS))
+    for domain, amount in sorted(
+        found.items(), key=lambda row: (row[0] is None, -row[1]["document_bytes"], row[0])
     ):
-        writer.writerow((domain or "", documents, document_bytes, tokens, token_bytes))
+        writer.writerow((domain or "", *amount.values()))
     return out.getvalue()
 
 
-def by_host(figures: Sequence[ReadFigures], of: Callable[[str], str]) -> ValueCounts:
-    """What was read by what `of` makes of each host; None: documents without an address, of sources that keep it.
-    UsageError for too many hosts."""
-    found = ValueCounts(MOST_VALUES)
-    for source in figures:
-        counts = source.values.get("domain")
-        if counts is None:
-            continue
-        if counts.sums is None:
-            raise UsageError(f"there are more than {MOST_VALUES:,} hosts: count them with pretok query")
-        for host, sums in counts.sums.items():
-            found.merge({None if host is None else of(host): sums})
+def by_host(figures: Figures, extent: str, of: Callable[[str], str]) -> dict[str | None, Amount]:
+    """What an extent has by what `of` makes of each host; None: documents without an address, of sources that keep
+    it."""
+    found: dict[str | None, Amount] = {}
+    for source in figures.sources[extent]:
+        rows = (
+            figures.by_value(extent, "domain", source)["listed"]
+            if figures.tells(extent, "domain", source)
+            else []
+        )
+        for row in rows:
+            host = row["value"]
+            sums = found.setdefault(None if host is None else of(host), dict.fromkeys(AMOUNTS, 0))
+            for name in AMOUNTS:
+                sums[name] += row[name]
     return found
 
 

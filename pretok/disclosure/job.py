@@ -14,19 +14,17 @@ from pathlib import Path
 
 from pretok.base.errors import UsageError
 from pretok.base.html import page_environment
-from pretok.base.records import replace
 from pretok.base.visible import visible_json
-from pretok.disclosure.answers import FILE_NAME as ANSWERS
-from pretok.disclosure.answers import Answers, answered, load_answers
-from pretok.disclosure.count import ReadFigures, count_sources
 from pretok.disclosure.croissant import croissant
 from pretok.disclosure.domains import domains_csv
+from pretok.disclosure.figures import open_figures
 from pretok.disclosure.read import read_mix, read_shards, read_steps
 from pretok.disclosure.register import count_reserved, read_register
-from pretok.disclosure.summary import Summary, disclosed
-from pretok.shards.manifest import Manifest, has_manifest, load_manifest
+from pretok.disclosure.summary import Record, load_answers, summarize
+from pretok.shards.manifest import load_manifest, shards_of
 from pretok.shards.unfinished import refuse_unfinished
 
+ANSWERS = "disclosure.toml"
 FORMATS = ("json", "html", "croissant", "csv")
 
 
@@ -48,46 +46,38 @@ def run_disclose(request: DisclosureRequest, kind: str) -> str:
     """The summary in a format of FORMATS. Raises UsageError, MismatchError, IntegrityError."""
     if kind not in FORMATS:
         raise UsageError(f"--format {kind!r}: known are {', '.join(FORMATS)}")
-    manifest, figures, summary = disclose(request)
-    if kind == "csv":
-        return domains_csv(figures)
-    if kind == "html":
-        return _page(summary)
-    value = croissant(manifest, summary) if kind == "croissant" else summary.as_json()
-    return visible_json(json.dumps(value, ensure_ascii=False, indent=2)) + "\n"
-
-
-def disclose(request: DisclosureRequest) -> tuple[Manifest, list[ReadFigures], Summary]:
-    """The manifest of the shards, the figures of their sources, and the summary made of these."""
-    work = request.work
-    shards = work if has_manifest(work) else work / "shards"
+    work, run, mix = request.work, request.run, request.mix
+    shards = shards_of(work)
     refuse_unfinished(shards)
     manifest = load_manifest(shards)
     if manifest.materialized is not None:
         raise UsageError(
             f"{shards} holds a mix in its order, and no documents; name the shards that the mix was made of"
         )
-    if request.run is not None:
-        extent = read_steps(manifest, request.run, request.mix)
+    if run is not None:
+        extent = read_steps(manifest, run, mix)
     else:
-        extent = read_mix(manifest, request.mix) if request.mix is not None else read_shards(manifest)
+        extent = read_mix(manifest, mix) if mix is not None else read_shards(manifest)
     given = request.answers or work / ANSWERS
-    answers = load_answers(given) if request.answers or given.exists() else Answers()
+    answers = load_answers(given if request.answers or given.exists() else None, set(manifest.sources))
     register = None if answers.reservations is None else read_register(given.parent / answers.reservations)
-    figures = count_sources(manifest, extent, request.columns)
-    summary = disclosed(manifest, extent, figures, request.domains)
-    summary = answered(summary, answers, set(manifest.sources), given)
-    if register is not None:
-        reserved = count_reserved(manifest, extent, figures, register, request.columns, request.mix)
-        summary = replace(summary, processing=replace(summary.processing, reservations=reserved))
-    return manifest, figures, summary
+    with open_figures(manifest, request.columns) as figures:
+        figures.add("read", extent)
+        if kind == "csv":
+            return domains_csv(figures)
+        reserved = register and count_reserved(manifest, extent, figures, register, run, mix)
+        summary = summarize(manifest, extent, figures, answers, request.domains, reserved)
+    if kind == "html":
+        return _page(summary)
+    value = croissant(manifest, summary) if kind == "croissant" else summary
+    return visible_json(json.dumps(value, ensure_ascii=False, indent=2)) + "\n"
 
 
-def _page(summary: Summary) -> str:
+def _page(summary: Record) -> str:
     environment = page_environment()
     environment.globals["number"] = _number
     template = environment.from_string(files("pretok.disclosure").joinpath("page.html").read_text("utf-8"))
-    return template.render(summary=summary.as_json())
+    return template.render(summary=summary)
 
 
 def _number(value: float) -> str:

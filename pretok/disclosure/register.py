@@ -1,7 +1,7 @@
 """A register of reservations, and what is read -> of each reserved domain what was held, read, refused and removed.
 
 Input: a CSV that a lab keeps, `domain,reserved_from` and a line for each domain with the day from which its holder
-reserves text and data mining; the shards, and the figures of what is read of them. Output: `Reservations`.
+reserves text and data mining; the shards, and the figures of what is read of them. Output: a part of the summary.
 
 A row counts for all hosts of its domain where that is a registrable one, else for that one host. Where both are in the
 register, the earlier day counts. What was removed has no address any more: only the reason of its removal can name it.
@@ -12,62 +12,28 @@ from __future__ import annotations
 import csv
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable
 from datetime import date
 from pathlib import Path
 
 from pretok.base.errors import UsageError
 from pretok.base.history import read_run
 from pretok.base.units import listed
-from pretok.disclosure.count import ReadFigures, count_sources
 from pretok.disclosure.domains import NO_ADDRESS, by_host, registrable_domains
-from pretok.disclosure.read import Extent, SourceReading, read_steps
-from pretok.shards.manifest import Manifest
-from pretok.shards.values import Sums
+from pretok.disclosure.figures import Amount, Figures
+from pretok.disclosure.read import Extent, read_shards, read_steps
+from pretok.disclosure.summary import Record
+from pretok.shards.manifest import SPLITS, Manifest
 
 COLUMNS = ["domain", "reserved_from"]
 NAME = r"[\w-]+(?:\.[\w-]+)+"
 SHOWN = 20
 """Wrong lines that a message lists."""
-NOTHING: Sums = (0, 0, 0, 0)
+KEYS = ("documents", "tokens")
+NONE = dict.fromkeys(KEYS, 0)
+NOTHING = (0, 0, 0, 0)
 Registered = dict[str, str]
 """Domain -> the day from which it is reserved."""
-
-
-@dataclass(frozen=True, slots=True)
-class Reserved:
-    """Of one domain. documents, tokens: held in the shards now, in both splits; read: by what the summary is of; later:
-    of that, on the day or after; refused, removed: by removals whose reason names the domain; removed_read: of that,
-    by a run before it was removed. None: cannot be told."""
-
-    name: str
-    reserved_from: str
-    documents: int
-    tokens: int
-    read_documents: int | None
-    read_tokens: int | None
-    later_documents: int | None
-    later_tokens: int | None
-    refused: int
-    removed_documents: int
-    removed_tokens: int
-    removed_read_documents: int | None
-    removed_read_tokens: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class Reservations:
-    """registered: lines of the register; domains: those of which there is anything, most tokens first; total: their
-    sums; no_address: documents and tokens held that cannot be joined; removed_for_others: documents whose removal has a
-    reason that names none of the domains, or several."""
-
-    registered: int
-    domains: tuple[Reserved, ...]
-    total: dict[str, int | None]
-    no_address_documents: int
-    no_address_tokens: int
-    removed_for_others: int
 
 
 def read_register(path: Path) -> Registered:
@@ -140,108 +106,96 @@ def reservation_of(register: Registered) -> Callable[[str], str]:
 def count_reserved(
     manifest: Manifest,
     extent: Extent,
-    figures: Sequence[ReadFigures],
+    figures: Figures,
     register: Registered,
-    named: Mapping[str, str],
+    run: Path | None,
     mix: Path | None,
-) -> Reservations:
-    """Join the register with the shards. figures: of `extent`; named, mix: as they were given for these. Ledgers are
-    read again for what the shards hold, and for each stretch of a run that a day of the register begins.
+) -> Record:
+    """Join the register with the shards: of each domain of which there is anything, most tokens first,
 
-    Raises UsageError where no source keeps an address, IntegrityError, MismatchError.
+        documents, tokens   held in the shards now, in both splits
+        read_...            of what the summary is of
+        later_...           of that, on the day from which it is reserved, or after
+        refused             records whose text was removed by removals whose reason names the domain
+        removed_...         by such removals; removed_read_...: of that, read by a run before
+
+    null: cannot be told. no_address: held, and cannot be joined; removed_for_others: documents whose removal has a
+    reason that names none of the domains, or several.
+
+    figures: with what is `read`; ledgers are read again for what the shards hold, and for each stretch of a run that a
+    day of the register begins. Raises UsageError where no source keeps an address, IntegrityError, MismatchError.
     """
     of = reservation_of(register)
-    columns = {kind: column for kind, column in named.items() if kind == "domain"}
-
-    def joined(counted: Sequence[ReadFigures]) -> dict[str | None, Sums]:
-        return by_host(counted, of).sums or {}
-
-    train = Extent("shards", "train", {name: SourceReading() for name in manifest.sources})
-    held = figures if extent.scope == "shards" else count_sources(manifest, train, columns)
-    telling = [source.name for source in held if "domain" in source.values]
-    if not telling:
-        raise UsageError(NO_ADDRESS)
-    validated = {name: SourceReading() for name in telling if manifest.sources[name].val.documents}
-    validation = count_sources(manifest, Extent("shards", "val", validated), columns) if validated else []
-    inside = joined([*held, *validation])
-    read = None if extent.scope == "shards" else joined(figures)
-    later = (
-        None if extent.run is None else _later(manifest, extent, read or {}, register, columns, mix, joined)
-    )
+    held = []
+    for split in SPLITS:
+        name = "read" if (extent.scope, extent.split) == ("shards", split) else split
+        if name != "read":
+            figures.add(name, read_shards(manifest, split))
+        if not figures.tells(name, "domain"):
+            raise UsageError(NO_ADDRESS)
+        held.append(by_host(figures, name, of))
+    read = by_host(figures, "read", of) if extent.scope != "shards" else None
+    later = _later(manifest, extent, figures, read or {}, register, run, mix, of) if run else None
     removed, others = _removed(manifest, figures, of)
     refused = _refused(manifest, of)
-
-    def one(name: str, day: str) -> Reserved:
-        (documents, tokens), reading, after = (_two(sums, name) for sums in (inside, read, later))
+    every = []
+    for name, day in register.items():
         gone = removed.get(name, NOTHING)
-        before = (None, None) if extent.run is None else gone[2:]
-        return Reserved(
-            name=name,
-            reserved_from=day,
-            documents=documents or 0,
-            tokens=tokens or 0,
-            read_documents=reading[0],
-            read_tokens=reading[1],
-            later_documents=after[0],
-            later_tokens=after[1],
-            refused=refused[name],
-            removed_documents=gone[0],
-            removed_tokens=gone[1],
-            removed_read_documents=before[0],
-            removed_read_tokens=before[1],
-        )
-
-    every = [one(name, day) for name, day in register.items()]
-    amounts = [list(asdict(entry).items())[2:] for entry in every]
-    domains = [e for e, sums in zip(every, amounts, strict=True) if any(value for _, value in sums)]
-    total: dict[str, int | None] = {}
-    for sums in amounts:
-        for key, value in sums:
-            total[key] = None if value is None else value + (total.get(key) or 0)
+        row: Record = {"name": name, "reserved_from": day}
+        row |= {key: sum(part.get(name, NONE)[key] for part in held) for key in KEYS}
+        for what, sums in (("read", read), ("later", later)):
+            row |= {f"{what}_{key}": None if sums is None else sums.get(name, NONE)[key] for key in KEYS}
+        row["refused"] = refused[name]
+        row |= {"removed_documents": gone[0], "removed_tokens": gone[1]}
+        row |= {f"removed_read_{key}": gone[2 + n] if run else None for n, key in enumerate(KEYS)}
+        every.append(row)
+    amounts = list(every[0])[2:] if every else []
     now, empty = manifest.totals, manifest.totals.removed
-    left = [now.documents, now.tokens]
+    left = {"documents": now.documents, "tokens": now.tokens}
     if empty is not None:
-        left = [now.documents - empty.documents, now.tokens - empty.tokens]
-    known = [sum(sums[n] for host, sums in inside.items() if host is not None) for n in (0, 1)]
-    return Reservations(
-        len(register),
-        tuple(sorted(domains, key=lambda entry: (-entry.tokens, entry.name))),
-        total,
-        left[0] - known[0],
-        left[1] - known[1],
-        others,
-    )
-
-
-def _two(sums: Mapping[str | None, Sums] | None, name: str) -> tuple[int | None, int | None]:
-    """Documents and tokens of a domain; None where they cannot be told."""
-    if sums is None:
-        return None, None
-    documents, tokens, *_ = sums.get(name, NOTHING)
-    return documents, tokens
+        left = {"documents": now.documents - empty.documents, "tokens": now.tokens - empty.tokens}
+    known = {
+        key: sum(sums[key] for part in held for host, sums in part.items() if host is not None)
+        for key in KEYS
+    }
+    return {
+        "registered": len(register),
+        "domains": sorted(
+            (row for row in every if any(row[key] for key in amounts)),
+            key=lambda row: (-row["tokens"], row["name"]),
+        ),
+        "total": {
+            key: None if any(row[key] is None for row in every) else sum(row[key] for row in every)
+            for key in amounts
+        },
+        "no_address_documents": left["documents"] - known["documents"],
+        "no_address_tokens": left["tokens"] - known["tokens"],
+        "removed_for_others": others,
+    }
 
 
 def _later(
     manifest: Manifest,
     extent: Extent,
-    read: dict[str | None, Sums],
+    figures: Figures,
+    read: dict[str | None, Amount],
     register: Registered,
-    columns: Mapping[str, str],
+    run: Path,
     mix: Path | None,
-    joined: Callable[[Sequence[ReadFigures]], dict[str | None, Sums]],
-) -> dict[str | None, Sums]:
+    of: Callable[[str], str],
+) -> dict[str | None, Amount]:
     """What a run read of each domain from its day on. A step is of the day of the line of metrics that has it."""
     assert extent.run is not None
-    metrics = read_run(extent.run.folder).metrics
-    found: dict[str | None, Sums] = {}
-    since = {0: read, extent.run.steps: {}}
+    metrics = read_run(run).metrics
+    found: dict[str | None, Amount] = {}
+    since: dict[int, dict[str | None, Amount]] = {0: read, extent.run["steps"]: {}}
     for name, day in register.items():
         if name in read:
             done = max((int(line["step"]) for line in metrics if line["time"] < day), default=0)
             if done not in since:
-                after = read_steps(manifest, extent.run.folder, mix, done)
-                since[done] = joined(count_sources(manifest, after, columns))
-            found[name] = since[done].get(name, NOTHING)
+                figures.add(f"after step {done}", read_steps(manifest, run, mix, done))
+                since[done] = by_host(figures, f"after step {done}", of)
+            found[name] = since[done].get(name, NONE)
     return found
 
 
@@ -252,18 +206,20 @@ def _named_in(reason: str, of: Callable[[str], str]) -> str:
 
 
 def _removed(
-    manifest: Manifest, figures: Sequence[ReadFigures], of: Callable[[str], str]
-) -> tuple[dict[str, Sums], int]:
+    manifest: Manifest, figures: Figures, of: Callable[[str], str]
+) -> tuple[dict[str, tuple[int, ...]], int]:
     """(of each domain documents and tokens removed, and those of them read before; documents removed for no domain)."""
-    found: dict[str, Sums] = {}
+    found: dict[str, tuple[int, ...]] = {}
     others = 0
+    listed = figures.by_value("read", "removed")["listed"] if manifest.removals else []
+    read = {row["value"]: row for row in listed}
     for removal in manifest.removals:
         name = _named_in(removal.reason, of)
         if not name:
             others += removal.documents
             continue
-        read = [(source.removals.sums or {}).get(removal.at, NOTHING) for source in figures]
-        sums = (removal.documents, removal.tokens, sum(one[0] for one in read), sum(one[1] for one in read))
+        before = read.get(removal.at, NONE)
+        sums = (removal.documents, removal.tokens, *(before[key] for key in KEYS))
         found[name] = tuple(map(sum, zip(found.get(name, NOTHING), sums, strict=True)))
     return found, others
 

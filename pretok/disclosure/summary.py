@@ -1,26 +1,29 @@
-"""Figures -> the summary of training content, in the parts of the AI Office's template.
+"""Figures -> the summary of training content, in the parts of the AI Office's template, as JSON.
 
-Input: a manifest, what is read of it, and the figures of its sources. Output: `Summary`. The parts are those of the
-template for the public summary of training content under Article 53(1)(d) of Regulation (EU) 2024/1689: general
-information, list of data sources, data processing aspects. A field that is null is a blank: no file here knows it, a
-person must fill it in. Nothing is guessed, no threshold or size band of the template is applied.
+Input: a manifest, what is read of it, the figures of its sources, and what a person answers. Output: one record, of
+which the page, Croissant and the list of domains are views. The parts are those of the template for the public summary
+of training content under Article 53(1)(d) of Regulation (EU) 2024/1689: general information, list of data sources, data
+processing aspects. A field that is null is a blank: no file here knows it, a person must fill it in. Nothing is
+guessed, no threshold or size band of the template is applied.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal, get_args
 
+from pydantic import Field, create_model
+
+from pretok.base.errors import UsageError
 from pretok.base.records import to_json
 from pretok.base.version import PRETOK_VERSION
-from pretok.disclosure.count import MOST_VALUES, Amount, DateRange, ReadFigures
+from pretok.config import load_toml, validated
+from pretok.config.settings import Part
+from pretok.disclosure.figures import Figures
 from pretok.disclosure.read import Extent
-from pretok.disclosure.register import Reservations
 from pretok.shards.inputs import count_files
-from pretok.shards.manifest import Manifest, SplitCounts
+from pretok.shards.manifest import Manifest
 from pretok.shards.unfinished import incomplete
-from pretok.shards.values import Sums, ValueCounts
 
 FORMAT, VERSION = "pretok-disclosure", 3
 COUNTED = {
@@ -37,116 +40,8 @@ COUNTED = {
     "by the run before; null: cannot be told",
 }
 """What the figures of any scope mean."""
-
-
-@dataclass(frozen=True, slots=True)
-class Listed:
-    """One value and what has it."""
-
-    value: str | None
-    documents: int
-    document_bytes: int
-    tokens: int
-    token_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class Values:
-    """distinct: how many different values there are, null not counted, None: more than are counted; listed: those with
-    most tokens."""
-
-    distinct: int | None
-    listed: tuple[Listed, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class About:
-    """What the summary is of. shards, mix: fingerprints; sequences of seq_len tokens are read in all."""
-
-    scope: str
-    split: str
-    shards: str
-    mix: str | None
-    sequences: int | None
-    seq_len: int | None
-    pretok: str
-
-
-@dataclass(frozen=True, slots=True)
-class Provider:
-    """Blanks."""
-
-    name: str | None
-    contact: str | None
-    authorised_representative: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class TrainedModel:
-    """size: the setting `model` of the run, with its sizes; the rest is blank, or of the run's files."""
-
-    name: str | None
-    versions: str | None
-    based_on: str | None
-    placed_on_the_market: str | None
-    size: str | None
-    sizes: dict[str, Any] | None
-    steps: int | None
-    steps_planned: int | None
-    steps_skipped: int | None
-    finished: bool | None
-    trained_from: str | None
-    trained_to: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class General:
-    """Part 1. dates: of documents; latest_acquisition: when data was last collected."""
-
-    provider: Provider
-    model: TrainedModel
-    modalities: tuple[str, ...]
-    size_band: str | None
-    documents: int
-    document_bytes: int
-    tokens: int
-    token_bytes: int
-    types_of_content: str | None
-    latest_acquisition: str | None
-    languages: Values | None
-    licences: Values | None
-    synthetic: Values | None
-    dates: DateRange | None
-    duplicates: Amount | None
-
-
-@dataclass(frozen=True, slots=True)
-class SourceSummary:
-    """A source of part 2. category: which of `CATEGORIES` it is; columns: which kept column told what; unread: what
-    the shards hold of it in another split."""
-
-    name: str
-    category: str | None
-    description: str | None
-    period_of_collection: str | None
-    input_files: int
-    documents: int
-    document_bytes: int
-    tokens: int
-    token_bytes: int
-    epochs: float | None
-    sequences: int | None
-    sequences_of: int | None
-    columns: dict[str, str]
-    languages: Values | None
-    licences: Values | None
-    synthetic: Values | None
-    domains: Values | None
-    dates: DateRange | None
-    duplicates: Amount | None
-    unread: dict[str, SplitCounts]
-
-
+VALUES = {"languages": "language", "licences": "licence", "synthetic": "synthetic"}
+"""Part of the summary -> the kind of column that it is of."""
 Category = Literal[
     "publicly available datasets",
     "data licensed from rightsholders",
@@ -156,216 +51,147 @@ Category = Literal[
     "synthetic data",
     "other",
 ]
-CATEGORIES: tuple[str, ...] = get_args(Category)
+Record = dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class Sources:
-    """Part 2. domains: of all sources that keep an address."""
-
-    categories: tuple[str, ...]
-    sources: tuple[SourceSummary, ...]
-    crawlers: str | None
-    domains: Values | None
+def _answers(name: str, *texts: str, **more: Any) -> Any:
+    """A table of answers: texts, each null while nobody gave it."""
+    fields: dict[str, Any] = {**dict.fromkeys(texts, (str | None, None)), **more}
+    return create_model(name, __base__=Part, **fields)
 
 
-@dataclass(frozen=True, slots=True)
-class RemovedFrom:
-    """What was removed of a source. refused: records that had a text which was removed, here or elsewhere; documents,
-    tokens: of all splits; read_before: of what is read here, and counts as read, what was removed after it was."""
-
-    refused: int
-    documents: int
-    tokens: int
-    read_before: Amount
+_PARTS = {
+    "provider": _answers("provider", "name", "contact", "authorised_representative"),
+    "model": _answers("model", "name", "versions", "based_on", "placed_on_the_market"),
+    "general": _answers("general", "size_band", "types_of_content", "latest_acquisition"),
+    "processing": _answers("processing", "reservations_of_rights", "removal_of_illegal_content", "other"),
+}
 
 
-@dataclass(frozen=True, slots=True)
-class Processing:
-    """Part 3. records_read, rejected: by source, of all its splits; settings: the same for every source; reservations:
+class SourceAnswers(Part):
+    """[sources.NAME]"""
+
+    category: Category | None = None
+    description: str | None = None
+    period_of_collection: str | None = None
+
+
+Answers = _answers(
+    "answers",
+    "crawlers",
+    "reservations",
+    **{name: (part, part()) for name, part in _PARTS.items()},
+    sources=(dict[str, SourceAnswers], Field(default_factory=dict)),
+)
+"""The file of answers, and so the blanks: what files know is no key here, so that no answer contradicts a figure.
+crawlers: which ones collected the sources; reservations: a register of them, a CSV."""
+RUN = ("size", "sizes", "steps", "steps_planned", "steps_skipped", "finished", "trained_from", "trained_to")
+
+
+def load_answers(path: Path | None, sources: set[str]) -> Any:
+    """Read and check a file of answers, or none. UsageError says what is wrong and where."""
+    if path is None:
+        return Answers()
+    answers = validated(Answers, load_toml(path), str(path))
+    if unknown := sorted(answers.sources.keys() - sources):
+        raise UsageError(f"{path}: there is no source {unknown[0]!r}; there are {', '.join(sorted(sources))}")
+    return answers
+
+
+def summarize(
+    manifest: Manifest,
+    extent: Extent,
+    figures: Figures,
+    answers: Any,
+    domains: int,
+    reservations: Record | None,
+) -> Record:
+    """The summary. figures: with what is `read`; domains: how many are listed of each source and of all; reservations:
     None where no register is named."""
-
-    reservations_of_rights: str | None
-    removal_of_illegal_content: str | None
-    other: str | None
-    tokenizer: str
-    settings: dict[str, Any]
-    records_read: dict[str, int]
-    rejected: dict[str, dict[str, int]]
-    removed: dict[str, RemovedFrom]
-    incomplete: tuple[str, ...]
-    reservations: Reservations | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Summary:
-    """All of it."""
-
-    about: About
-    general: General
-    sources: Sources
-    processing: Processing
-
-    def as_json(self) -> dict[str, Any]:
-        """As JSON; blanks are null."""
-        return {"format": FORMAT, "version": VERSION, "counted": COUNTED, **to_json(self)}
-
-
-def disclosed(manifest: Manifest, extent: Extent, figures: Sequence[ReadFigures], domains: int) -> Summary:
-    """The summary; domains: how many are listed of each source and of all."""
-    return Summary(
-        about=About(
-            extent.scope,
-            extent.split,
-            manifest.fingerprint,
-            extent.mix,
-            extent.sequences,
-            extent.seq_len,
-            PRETOK_VERSION,
-        ),
-        general=_general(extent, figures),
-        sources=Sources(
-            CATEGORIES,
-            tuple(_source(manifest, extent.split, source, domains) for source in figures),
-            None,
-            _all_values(figures, "domain", domains),
-        ),
-        processing=Processing(
-            reservations_of_rights=None,
-            removal_of_illegal_content=None,
-            other=None,
-            tokenizer=manifest.tokenizer.fingerprint,
-            settings=manifest.config,
-            records_read={source.name: manifest.sources[source.name].read for source in figures},
-            rejected={source.name: manifest.sources[source.name].rejected for source in figures},
-            removed={source.name: _removed(manifest, source) for source in figures},
-            incomplete=tuple(incomplete(manifest)),
-        ),
-    )
-
-
-def _removed(manifest: Manifest, figures: ReadFigures) -> RemovedFrom:
-    counts = manifest.sources[figures.name]
-    gone = counts.removed
-    return RemovedFrom(
-        refused=counts.rejected.get("removed", 0),
-        documents=gone.documents if gone else 0,
-        tokens=gone.tokens if gone else 0,
-        read_before=figures.removed,
-    )
-
-
-def _general(extent: Extent, figures: Sequence[ReadFigures]) -> General:
-    total, run = _sum(source.amount for source in figures), extent.run
-    duplicates = [source.duplicates for source in figures if source.duplicates]
-    dates = [source.dates for source in figures if source.dates]
-    return General(
-        provider=Provider(None, None, None),
-        model=TrainedModel(
-            name=None,
-            versions=None,
-            based_on=None,
-            placed_on_the_market=None,
-            size=run.model if run else None,
-            sizes=run.sizes if run else None,
-            steps=run.steps if run else None,
-            steps_planned=run.planned if run else None,
-            steps_skipped=run.skipped if run else None,
-            finished=run.finished if run else None,
-            trained_from=run.began if run else None,
-            trained_to=run.ended if run else None,
-        ),
-        modalities=("text",),
-        size_band=None,
-        documents=total.documents,
-        document_bytes=total.document_bytes,
-        tokens=total.tokens,
-        token_bytes=total.token_bytes,
-        types_of_content=None,
-        latest_acquisition=None,
-        languages=_all_values(figures, "language", None),
-        licences=_all_values(figures, "licence", None),
-        synthetic=_all_values(figures, "synthetic", None),
-        dates=_all_dates(figures) if dates else None,
-        duplicates=_sum(duplicates) if duplicates else None,
-    )
-
-
-def _sum(amounts: Iterable[Amount]) -> Amount:
-    total = Amount()
-    for amount in amounts:
-        total.add(amount)
-    return total
-
-
-def _all_dates(figures: Sequence[ReadFigures]) -> DateRange:
-    """Documents of sources without a column of dates are those without one."""
-    dates = DateRange(dated=0, other=0, none=0)
-    for source in figures:
-        dates.merge(source.dates or DateRange(dated=0, other=0, none=source.amount.documents))
-    return dates
-
-
-def _all_values(figures: Sequence[ReadFigures], kind: str, most: int | None) -> Values | None:
-    """Of all sources together; documents of those that do not tell have no value. None where none tells."""
-    if not any(kind in source.values for source in figures):
-        return None
-    counts = ValueCounts(MOST_VALUES)
-    for source in figures:
-        amount = source.amount
-        if kind in source.values:
-            counts.merge(source.values[kind].sums)
-        elif amount.documents:
-            sizes = amount.document_bytes, amount.token_bytes
-            counts.merge({None: (amount.documents, amount.tokens, *sizes)})
-    return _values(counts, most)
-
-
-def _values(counts: ValueCounts, most: int | None) -> Values:
-    if counts.distinct is None:
-        return Values(None, ())
-
-    def listed(value: str | None, sums: Sums) -> Listed:
-        documents, tokens, *sizes = sums
-        of_documents, of_tokens = sizes
-        return Listed(value, documents, of_documents, tokens, of_tokens)
-
-    found = [listed(value, sums) for value, sums in counts.largest()]
-    named = [entry for entry in found if entry.value is not None]
-    shown = named[:most]
-    return Values(counts.distinct, (*shown, *(entry for entry in found if entry.value is None)))
-
-
-def _source(manifest: Manifest, split: str, figures: ReadFigures, domains: int) -> SourceSummary:
-    extent = figures.extent
-    counts = manifest.sources[figures.name]
-
-    def of(kind: str, most: int | None) -> Values | None:
-        return _values(figures.values[kind], most) if kind in figures.values else None
-
-    return SourceSummary(
-        name=figures.name,
-        category=None,
-        description=None,
-        period_of_collection=None,
-        input_files=count_files(manifest, figures.name),
-        documents=figures.amount.documents,
-        document_bytes=figures.amount.document_bytes,
-        tokens=figures.amount.tokens,
-        token_bytes=figures.amount.token_bytes,
-        epochs=extent.epochs,
-        sequences=extent.sequences,
-        sequences_of=extent.of,
-        columns=figures.columns,
-        languages=of("language", None),
-        licences=of("licence", None),
-        synthetic=of("synthetic", None),
-        domains=of("domain", domains),
-        dates=figures.dates,
-        duplicates=figures.duplicates,
-        unread={
-            name: part
-            for name, part in (("train", counts.train), ("val", counts.val))
-            if name != split and part.documents
+    sources = extent.sources
+    return {
+        "format": FORMAT,
+        "version": VERSION,
+        "counted": COUNTED,
+        "about": {
+            "scope": extent.scope,
+            "split": extent.split,
+            "shards": manifest.fingerprint,
+            "mix": extent.mix,
+            "sequences": extent.sequences,
+            "seq_len": extent.seq_len,
+            "pretok": PRETOK_VERSION,
         },
-    )
+        "general": {
+            "provider": answers.provider.model_dump(),
+            "model": answers.model.model_dump() | dict.fromkeys(RUN) | (extent.run or {}),
+            "modalities": ["text"],
+            **answers.general.model_dump(),
+            **figures.amount("read"),
+            **_told(figures, None),
+        },
+        "sources": {
+            "categories": list(get_args(Category)),
+            "sources": [_source(manifest, extent, figures, answers, name, domains) for name in sources],
+            "crawlers": answers.crawlers,
+            "domains": _values(figures, "domain", None, domains),
+        },
+        "processing": {
+            **answers.processing.model_dump(),
+            "tokenizer": manifest.tokenizer.fingerprint,
+            "settings": manifest.config,
+            "records_read": {name: manifest.sources[name].read for name in sources},
+            "rejected": {name: manifest.sources[name].rejected for name in sources},
+            "removed": {name: _removed(manifest, figures, name) for name in sources},
+            "incomplete": incomplete(manifest),
+            "reservations": reservations,
+        },
+    }
+
+
+def _source(
+    manifest: Manifest, extent: Extent, figures: Figures, answers: Any, name: str, domains: int
+) -> Record:
+    counts, reading = manifest.sources[name], extent.sources[name]
+    splits = {"train": counts.train, "val": counts.val}
+    return {
+        "name": name,
+        **answers.sources.get(name, SourceAnswers()).model_dump(),
+        "input_files": count_files(manifest, name),
+        **figures.amount("read", source=name),
+        "epochs": reading.epochs,
+        "sequences": reading.sequences,
+        "sequences_of": reading.of,
+        "columns": figures.columns[name],
+        **_told(figures, name),
+        "domains": _values(figures, "domain", name, domains),
+        "unread": {
+            split: to_json(part) for split, part in splits.items() if split != extent.split and part.documents
+        },
+    }
+
+
+def _values(figures: Figures, kind: str, source: str | None, most: int | None = None) -> Record | None:
+    """What was read by value; null where no column tells it."""
+    return figures.by_value("read", kind, source, most) if figures.tells("read", kind, source) else None
+
+
+def _told(figures: Figures, source: str | None) -> Record:
+    """What columns tell of a source, or of all."""
+    told: Record = {part: _values(figures, kind, source) for part, kind in VALUES.items()}
+    dated, copied = (figures.tells("read", kind, source) for kind in ("date", "duplicate"))
+    told["dates"] = figures.dates("read", source) if dated else None
+    told["duplicates"] = figures.amount("read", "duplicate", source, "value NOT NULL") if copied else None
+    return told
+
+
+def _removed(manifest: Manifest, figures: Figures, name: str) -> Record:
+    """What was removed of a source. refused: records that had a text which was removed, here or elsewhere; documents,
+    tokens: of all splits; read_before: of what is read, and counts as read, what was removed after it was."""
+    counts = manifest.sources[name]
+    return {
+        "refused": counts.rejected.get("removed", 0),
+        "documents": counts.removed.documents if counts.removed else 0,
+        "tokens": counts.removed.tokens if counts.removed else 0,
+        "read_before": figures.amount("read", "removed", name, "value NOT NULL"),
+    }

@@ -7,7 +7,8 @@ mix yet) is None or empty, and the page says so.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,12 +17,14 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from pretok.base.sql import database
 from pretok.base.storage import read_json
 from pretok.report.frequencies import TokenUse, count_tokens, never_used
+from pretok.shards.documents import identifier, make_views
 from pretok.shards.inputs import load_inputs
-from pretok.shards.ledger import SCHEMA, ledger_schema, ledger_windows
+from pretok.shards.ledger import SCHEMA, ledger_schema
 from pretok.shards.manifest import Manifest, SourceCounts, load_manifest
-from pretok.shards.values import ValueCounts, domains
+from pretok.shards.values import host
 from pretok.stream.mix_file import Mix, load_mix
 
 EXAMPLES = 3
@@ -45,8 +48,8 @@ class Rejects:
 @dataclass(slots=True)
 class Column:
     """A kept column. values: (value, documents, tokens) of those with most tokens, documents without one among them as
-    `(none)`; distinct: how many values there are, None: too many; documents: how many have one; more: whether not all
-    of the values are in `values`."""
+    `(none)`; distinct: how many values there are, None: more than MOST_VALUES or so; documents: how many have one;
+    more: whether not all of the values are in `values`."""
 
     values: list[tuple[str, int, int]]
     distinct: int | None
@@ -116,10 +119,17 @@ def gather(work: Path) -> Facts:
     manifest = load_manifest(work / "shards")
     uses = count_tokens(manifest)
     report, mix = work / "vocab" / "report.json", work / "mix.json"
+    folder = work / f".report-{os.getpid()}"  # made where the values of a column fit no memory
+    with database(folder, 1, shutil.disk_usage(work).free // 2) as sql:
+        if manifest.tokenized:  # else there is no ledger, as of a mix in its order
+            for shard in manifest.shards:
+                manifest.check(shard.ledger_path)
+            make_views(sql, manifest, ())
+        sources = [_source(sql, manifest, name) for name in manifest.sources]
     return Facts(
         work=work,
         manifest=manifest,
-        sources=[_source(manifest, name) for name in manifest.sources],
+        sources=sources,
         vocabulary=read_json(report) if report.exists() else None,
         mix=load_mix(mix) if mix.exists() else None,
         mix_report=read_json(mix)["report"] if mix.exists() else None,
@@ -128,61 +138,55 @@ def gather(work: Path) -> Facts:
     )
 
 
-def _source(manifest: Manifest, name: str) -> SourceFacts:
-    facts = SourceFacts(
+def _source(sql: Any, manifest: Manifest, name: str) -> SourceFacts:
+    shards = [shard for shard in manifest.shards if shard.source == name and name in manifest.tokenized]
+    kinds = {field.name: field.type for shard in shards for field in ledger_schema(shard.ledger_path)}
+    columns, longest = {}, 0
+    for column, kind in kinds.items():
+        if column.rpartition(".")[2] == "url" and pa.types.is_string(kind):
+            columns[column.removesuffix("url") + "domain"] = count_values(sql, name, host(identifier(column)))
+        elif column not in SCHEMA.names:
+            columns[column] = count_values(sql, name, identifier(column))
+    if shards:
+        found = sql.execute("SELECT coalesce(max(tokens), 0) FROM ledger WHERE source = ?", [name])
+        longest = found.fetchone()[0]
+    return SourceFacts(
         name=name,
         counts=manifest.sources[name],
         files=load_inputs(manifest, name).files() if name in manifest.tokenized else [],
         rejects=_rejects(manifest, name),
         ledger=name in manifest.tokenized,
-        lengths=np.zeros(BINS, np.int64),
-        sizes=np.zeros(BINS, np.int64),
-        longest=0,
-        columns={},
+        lengths=_by_digits(sql, name, "tokens") if shards else np.zeros(BINS, np.int64),
+        sizes=_by_digits(sql, name, "bytes") if shards else np.zeros(BINS, np.int64),
+        longest=longest,
+        columns=columns,
     )
-    counters: dict[str, ValueCounts] = {}
-    for shard in (*manifest.of(name), *manifest.of(name, "val")) if facts.ledger else ():
-        path = shard.ledger_path
-        manifest.check(path)
-        for rows in _windows(path):
-            tokens = np.asarray(rows["tokens"])
-            facts.lengths += _by_digits(tokens)
-            facts.sizes += _by_digits(np.asarray(rows["bytes"]))
-            facts.longest = max(facts.longest, int(tokens.max(initial=0)))
-            _add_columns(counters, rows)
-    facts.columns = {column: _most(counted) for column, counted in counters.items()}
-    return facts
 
 
-def _by_digits(numbers: npt.NDArray[np.integer[Any]]) -> npt.NDArray[np.int64]:
-    """(BINS,) how many of the numbers have so many binary digits."""
-    return np.bincount(np.minimum(np.frexp(numbers.astype(np.float64))[1], BINS - 1), minlength=BINS)
+def _by_digits(sql: Any, source: str, column: str) -> npt.NDArray[np.int64]:
+    """(BINS,) how many of the numbers in a column have so many binary digits."""
+    found = np.zeros(BINS, np.int64)
+    digits = f"if({column} = 0, 0, least(length(bin({column})), {BINS - 1}))"
+    query = f"SELECT {digits} AS digits, count(*) FROM ledger WHERE source = ? GROUP BY digits"
+    for number, documents in sql.execute(query, [source]).fetchall():
+        found[number] = documents
+    return found
 
 
-def _windows(path: Path) -> Iterator[pa.RecordBatch]:
-    kept = [column for column in ledger_schema(path).names if column not in SCHEMA.names]
-    return ledger_windows(path, ["tokens", "bytes", *kept])
-
-
-def _add_columns(counters: dict[str, ValueCounts], rows: pa.RecordBatch) -> None:
-    """Count documents and tokens of each value of each kept column."""
-    columns = {name: rows[name] for name in rows.schema.names if name not in ("tokens", "bytes")}
-    for name in list(columns):
-        if name.rpartition(".")[2] == "url" and pa.types.is_string(columns[name].type):
-            columns[name.removesuffix("url") + "domain"] = domains(columns.pop(name))
-    for name, values in columns.items():
-        counters.setdefault(name, ValueCounts(MOST_VALUES)).add(values, rows["tokens"])
-
-
-def _most(counted: ValueCounts) -> Column:
-    if counted.sums is None:
+def count_values(sql: Any, source: str, value: str) -> Column:
+    """Documents and tokens of each value of an expression over the view `ledger`."""
+    rows = f"(SELECT ({value})::VARCHAR AS value, tokens FROM ledger WHERE source = ?)"
+    about = sql.execute(f"SELECT approx_count_distinct(value) FROM {rows}", [source]).fetchone()
+    if about[0] > MOST_VALUES:
         return Column([], None, 0, True)
-    shown = [
-        ("(none)" if value is None else value, documents, tokens)
-        for value, (documents, tokens) in counted.largest()[:VALUES]
-    ]
-    documents = sum(sums[0] for value, sums in counted.sums.items() if value is not None)
-    return Column(shown, counted.distinct, documents, len(counted.sums) > VALUES)
+    counted = sql.execute(
+        f"""SELECT value, count(*), sum(tokens)::BIGINT AS tokens FROM {rows}
+        GROUP BY value ORDER BY tokens DESC, coalesce(value, ''), value IS NULL""",
+        [source],
+    ).fetchall()
+    shown = [("(none)" if value is None else value, *sums) for value, *sums in counted[:VALUES]]
+    with_value = [documents for value, documents, _ in counted if value is not None]
+    return Column(shown, len(with_value), sum(with_value), len(counted) > VALUES)
 
 
 def _rejects(manifest: Manifest, source: str) -> dict[str, Rejects]:

@@ -175,14 +175,6 @@ class Annotations:
                 return part
         return None
 
-    def row(self, manifest: Manifest, shard: Shard, number: int) -> dict[str, Any]:
-        """The joined values of document `number` of a shard; empty where the set has no such documents."""
-        for rows in self.windows(manifest, shard, self.columns):
-            if number < len(rows):
-                return dict(rows.slice(number, 1).to_pylist()[0])
-            number -= len(rows)
-        return {}
-
 
 def _read_groups(path: Path, groups: range, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
     with reading(path, pa.ArrowException, IndexError), pq.ParquetFile(path) as file:

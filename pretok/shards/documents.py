@@ -22,7 +22,7 @@ from pretok.base.errors import IntegrityError, UsageError
 from pretok.base.sql import parquet
 from pretok.shards.annotations import Annotations
 from pretok.shards.inputs import lines_before, load_inputs
-from pretok.shards.ledger import REMOVED, SCHEMA, ledger_windows
+from pretok.shards.ledger import REMOVED, SCHEMA, ledger_schema, ledger_windows
 from pretok.shards.manifest import SPLITS, Manifest, Shard
 
 OF_SHARD = ("source", "split", "shard")
@@ -69,6 +69,24 @@ def scan(
             first += len(rows)
 
 
+def documents_at(
+    manifest: Manifest, shard: Shard, numbers: Sequence[int], joined: Sequence[Annotations] = ()
+) -> list[dict[str, Any]]:
+    """What is known of documents of a shard: `position` and the columns of its ledger and of `joined`. numbers: in the
+    shard, rising. The ledger is compared with its checksum first: what is damaged must not name a wrong line. Raises
+    IntegrityError."""
+    manifest.check(shard.ledger_path)
+    columns = ["position", *ledger_schema(shard.ledger_path).names]
+    columns += [name for one in joined for name in one.columns]
+    found: list[dict[str, Any]] = []
+    for _, first, rows in scan(manifest, columns, [(shard, 0)], joined):
+        here = [number - first for number in numbers if first <= number < first + len(rows)]
+        found += rows.take(pa.array(here, pa.int64())).to_pylist()
+        if len(found) == len(numbers):
+            return found
+    raise IntegrityError(f"{shard.ledger_path} has fewer rows than its shard documents; see pretok verify")
+
+
 def check_place(manifest: Manifest, source: str | None, split: str | None) -> None:
     """UsageError for a source or a split that is not there."""
     if source is not None and source not in manifest.sources:
@@ -100,12 +118,15 @@ def lines_of_source(manifest: Manifest, source: str) -> LinesBefore:
 
 
 def row_positions(rows: pa.RecordBatch, before: LinesBefore) -> pa.Array:
-    """(rows,) int64 of rows with PLACE_IN_FILE."""
+    """(rows,) int64 of rows with PLACE_IN_FILE. IntegrityError for a file that is no input."""
     files = rows["file"].dictionary_encode()
     pairs = np.stack([np.asarray(files.indices, np.int64), np.asarray(rows["start"])], axis=1)
     unique, of_row = np.unique(pairs, axis=0, return_inverse=True)
     names = files.dictionary.to_pylist()
-    lines = np.array([before[names[file], start] for file, start in unique.tolist()], np.int64)
+    places = [(names[file], start) for file, start in unique.tolist()]
+    if unknown := [file for file, start in places if (file, start) not in before]:
+        raise IntegrityError(f"a ledger names {unknown[0]}, no input of its source; see pretok verify")
+    lines = np.array([before[place] for place in places], np.int64)
     return pa.array(lines[of_row.reshape(-1)] + np.asarray(rows["record"]) + 1)
 
 

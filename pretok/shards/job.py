@@ -255,7 +255,7 @@ def _tokenize(recipe: Recipe, vocab: Vocabulary, work: _Work, failures: Failures
                 before.update(part.counts(task.partition.source))
         first = open_tasks[0]
         step.engine.choose(sum(task.partition.estimate for task in open_tasks))
-        step.engine.warm(encoder_of, first)  # meanwhile this process loads it too
+        step.engine.warm(len(open_tasks), encoder_of, first)  # meanwhile this process loads it too
         if slow := encoder_of(first).notice:
             console.notice(slow)
         for _ in run_partitions(tokenize_partition, tasks, open_tasks, "to tokenize", before, step, failures):

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -204,16 +203,6 @@ def ledger_column(path: Path, name: str) -> pa.Array:
     """A whole column of a ledger. Raises IntegrityError."""
     chunks = [rows[name] for rows in ledger_windows(path, [name])]
     return pa.concat_arrays(chunks)
-
-
-def ledger_row(path: Path, number: int) -> dict[str, Any]:
-    """Row `number` of a ledger. Raises IntegrityError."""
-    for rows in ledger_windows(path):
-        if number < len(rows):
-            (row,) = rows.slice(number, 1).to_pylist()
-            return cast("dict[str, Any]", row)
-        number -= len(rows)
-    raise IntegrityError(f"{path} has fewer rows than its shard documents; see pretok verify")
 
 
 def strike(path: Path, prefix: Path, rows: npt.NDArray[np.bool_], at: str, reason: str) -> SealedLedger:

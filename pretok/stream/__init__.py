@@ -207,7 +207,7 @@ class View:
         self.tapes = Tapes(
             self.source_bases + begins, [source.tokens for source in mix.sources], strides, length, files
         )
-        self.learned = self._open_learned(manifest, shards)
+        self.learned = self._open_learned(manifest, manifest.shards if materialized else shards)
         self.masked = self.learned is not None
         self._ahead = _Ahead(0, 0, Pieces(*[np.empty(0, np.int64)] * 4), None)
         self._expected = 0
@@ -239,16 +239,13 @@ class View:
         """Which tokens are learned; None where all are."""
         if not any(source.learn for source in self.mix.sources):
             return None
-        if self.materialized:
-            return Learned(manifest.shards, [source.learn for source in self.mix.sources])
-        learn = {source.held_in: source.learn for source in self.mix.sources}
-        for name, kinds in learn.items():
-            if kinds and name not in manifest.conversations:
+        for source in () if self.materialized else self.mix.sources:
+            if source.learn and source.held_in not in manifest.conversations:
                 raise IntegrityError(
-                    f"the mix says what is learned of {name}, and {manifest.folder} holds no conversations of it: make "
-                    "the mix again with pretok mix"
+                    f"the mix says what is learned of {source.held_in}, and {manifest.folder} holds no conversations "
+                    "of it: make the mix again with pretok mix"
                 )
-        return Learned(shards, list(learn.values()), [list(learn).index(shard.source) for shard in shards])
+        return Learned(shards, [source.learn for source in self.mix.sources])
 
     def __repr__(self) -> str:
         names = ", ".join(source.name for source in self.mix.sources)
@@ -372,13 +369,14 @@ class View:
     def pieces_of(self, positions: Ints, masked: bool = False) -> tuple[Pieces, Marks | None]:
         """The pieces of the sequences at `positions`, in the order of their rows; where it is `masked` also which of
         their targets are learned."""
+        masked = masked and self.masked
         if self.materialized:
             zeros = np.zeros_like(positions)
             pieces = self.tapes.pieces(zeros, zeros, positions)
+            entry = self.order.locate(positions)[0] if masked else zeros
         else:
             entry, epoch, number = self.order.locate(positions)
             pieces = self.tapes.pieces(entry, self.order.cuts(entry, epoch), number)
         if not masked or self.learned is None:
             return pieces, None
-        choices = self.order.locate(positions)[0] if self.materialized else None
-        return pieces, self.learned.marks(pieces, len(positions), self.seq_len + 1, choices)
+        return pieces, self.learned.marks(pieces, entry, self.seq_len + 1)

@@ -113,7 +113,7 @@ def learned_tokens(view: View, name: str) -> tuple[int, float]:
         sequences = np.arange(first, min(first + BLOCK, entry.sequences))
         zeros = np.zeros_like(sequences)
         held = view.tapes.pieces(zeros + number, zeros, sequences)
-        counts.append(view.learned.counts(held, len(sequences), entry.packed))
+        counts.append(view.learned.counts(held, zeros + number, entry.packed))
     learned = np.concatenate(counts)
     spread = float(learned.std()) if len(learned) else 0.0
     if entry.packed:
@@ -124,5 +124,5 @@ def learned_tokens(view: View, name: str) -> tuple[int, float]:
         held = view.tapes.between(number, *ends)
         # A column further, as here the first of all is one of them.
         held = held._replace(column=held.column + 1)
-        total += int(view.learned.counts(held, 1, False)[0])
+        total += int(view.learned.counts(held, np.array([number]), False)[0])
     return total, spread

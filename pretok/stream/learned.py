@@ -74,67 +74,55 @@ class Marks(NamedTuple):
 class Learned:
     """Which tokens of `shards` are learned, these being one address space, one after the other.
 
-    learn: kinds that are learned, once or more; () is all of them. choice: (shards,) which of these counts for a shard;
-    None where it is said for each sequence.
+    learn: the kinds that are learned of each entry of a mix; () is all of them.
     """
 
-    def __init__(
-        self, shards: Sequence[Shard], learn: Sequence[Collection[str]], choice: Sequence[int] | None = None
-    ) -> None:
+    def __init__(self, shards: Sequence[Shard], learn: Sequence[Collection[str]]) -> None:
         self._shards = tuple(shards)
         self._starts: Ints = np.cumsum([0, *(shard.tokens for shard in shards)], dtype=np.int64)
-        self._choice = None if choice is None else np.array(choice, np.int64)
         wanted = [[not some or kind in some for kind in KINDS] for some in learn]
         self._learned = np.array(wanted, np.bool_)
         self._learned[:, TEXT] = True
-        self._known = np.array([shard.kinds is not None for shard in shards], np.bool_)
-        self._asked = self._known.copy()
-        if self._choice is not None:  # where all of a shard is learned, nobody needs its kinds
-            self._asked &= ~np.all(self._learned, axis=1)[self._choice]
+        self._known: Mask = np.array([shard.kinds is not None for shard in shards], np.bool_)
         self._files: OrderedDict[int, ShardSpans] = OrderedDict()
 
     def __getstate__(self) -> dict[str, object]:
         return self.__dict__ | {"_files": OrderedDict()}
 
-    def marks(self, pieces: Pieces, rows: int, width: int, choices: Ints | None = None) -> Marks:
-        """Which targets of `rows` sequences are learned, each of `width` tokens, of which the first is none. choices:
-        (rows,) number in `learn`, where it is said for each sequence. Raises IntegrityError."""
-        runs = self._runs(pieces, self._asked)
-        learned, begin = self._are_learned(runs, choices), runs.fill(rows, width)
+    def marks(self, pieces: Pieces, entry: Ints, width: int) -> Marks:
+        """Which targets of sequences of entries (rows,) are learned, each of `width` tokens, of which the first is
+        none. Raises IntegrityError."""
+        runs = self._runs(pieces)
+        learned, begin = self._are_learned(runs, entry), runs.fill(len(entry), width)
         runs.length[begin[:-1]] -= 1  # the first token of a sequence is no target
         return Marks(runs.length, learned, begin)
 
     def kinds(self, pieces: Pieces, rows: int, width: int) -> Bytes:
         """(rows, width) uint8: number in `base.kinds` of each token."""
-        runs = self._runs(pieces, self._known)
+        runs = self._runs(pieces)
         runs.fill(rows, width)
         return np.repeat(runs.kind, runs.length).reshape(rows, width)
 
-    def counts(self, pieces: Pieces, rows: int, packed: bool) -> Ints:
-        """(rows,): targets of sequences that are learned: all but the first token of each and, where they are packed,
-        an EOD that is all that is left of a longer document: another's stands before it."""
-        runs = self._runs(pieces, self._asked)
-        learned = self._are_learned(runs, None)
+    def counts(self, pieces: Pieces, entry: Ints, packed: bool) -> Ints:
+        """(rows,): targets of sequences of entries (rows,) that are learned: all but the first token of each and, where
+        they are packed, an EOD that is all that is left of a longer document: another's stands before it."""
+        runs = self._runs(pieces)
+        learned = self._are_learned(runs, entry)
         counted = np.add.reduceat(np.where(learned, runs.length, 0), runs.first)
         counted -= (runs.column == 0) & learned[runs.first]
         if packed:
             counted[(runs.size == 1) & (runs.column > 0)] = 0
-        return np.bincount(runs.row, counted, rows).astype(np.int64)
+        return np.bincount(runs.row, counted, len(entry)).astype(np.int64)
 
-    def _are_learned(self, runs: Runs, choices: Ints | None) -> Mask:
+    def _are_learned(self, runs: Runs, entry: Ints) -> Mask:
         """(n,): which runs are."""
-        if len(self._learned) == 1:
+        if (self._learned == self._learned[0]).all():
             return np.take(self._learned[0], runs.kind)
-        if choices is not None:
-            choice = choices[runs.row]
-        else:
-            assert self._choice is not None
-            choice = self._choice[runs.shard]
         counts = np.diff(runs.first, append=len(runs.kind))
-        return np.take(self._learned, np.repeat(choice * len(KINDS), counts) + runs.kind)
+        return np.take(self._learned, np.repeat(entry[runs.row] * len(KINDS), counts) + runs.kind)
 
-    def _runs(self, pieces: Pieces, asked: Mask) -> Runs:
-        """The runs of pieces; those of shards that are not `asked` for are of text."""
+    def _runs(self, pieces: Pieces) -> Runs:
+        """The runs of pieces; those of shards without spans are of text."""
         first = np.searchsorted(self._starts, pieces.address, side="right") - 1
         last = np.searchsorted(self._starts, pieces.address + pieces.length - 1, side="right") - 1
         piece, shard = ranges(first, last + 1)
@@ -145,10 +133,10 @@ class Learned:
         begin, end = begin - start, end - start  # in the shard
         if len(held := np.flatnonzero(end > begin)) < len(begin):  # a shard may be empty
             shard, begin, end, row, column = (part[held] for part in (shard, begin, end, row, column))
-        # Of each piece the spans from `low` on, `counts` of them; of what nobody asks for there is one.
+        # Of each piece the spans from `low` on, `counts` of them; of text there is one.
         low, counts = np.zeros(len(shard), np.int64), np.ones(len(shard), np.int64)
-        wanted = np.flatnonzero(asked[shard])
-        found = [(one, wanted[shard[wanted] == one]) for one in np.unique(shard[wanted]).tolist()]
+        chats = np.flatnonzero(self._known[shard])
+        found = [(one, chats[shard[chats] == one]) for one in np.unique(shard[chats]).tolist()]
         for one, mine in found:
             ends = self._spans(one).ends
             low[mine] = np.searchsorted(ends, begin[mine], side="right")

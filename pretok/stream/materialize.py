@@ -14,7 +14,6 @@ stopped.
 
 from __future__ import annotations
 
-import platform
 import shutil
 from dataclasses import dataclass
 from itertools import chain
@@ -44,6 +43,7 @@ from pretok.shards.manifest import (
     write_manifest,
 )
 from pretok.shards.seal import side_files
+from pretok.shards.software import software
 from pretok.shards.spans import SpanWriter
 from pretok.shards.unfinished import keep_plan, reading
 from pretok.stream import View
@@ -119,24 +119,17 @@ def run_materialize(
             return
         sequences = max(1, shard_bytes // ((view.seq_len + 1) * view.dtype.itemsize))
         keep_plan(out, {"mix": view.fingerprint, MADE_OF: made_of, "shard_sequences": sequences})
+        paths = (shards.absolute(), mix.absolute(), out.absolute())
         tasks = [
-            MaterializeTask(
-                shards.absolute(),
-                mix.absolute(),
-                out.absolute(),
-                f"mix-{number:05d}",
-                first,
-                min(first + sequences, len(view)),
-            )
+            MaterializeTask(*paths, f"mix-{number:05d}", first, min(first + sequences, len(view)))
             for number, first in enumerate(range(0, len(view), sequences))
         ]
         todo = [task for task in tasks if not task.record.exists()]
         step.engine.choose(
             sum(task.last - task.first for task in todo) * (view.seq_len + 1) * view.dtype.itemsize
         )
-        for _ in step.map(
-            check_file, read if todo else [], "file", lambda sealed: sealed[0].name, kept=False
-        ):
+        files = read if todo else []
+        for _ in step.map(check_file, files, "file", lambda sealed: sealed[0].name, kept=False):
             pass
         done = len(tasks) - len(todo)
         for _ in step.map(write_shard, todo, "shard", lambda task: task.name, done=done, folder=out):
@@ -183,11 +176,7 @@ def _seal(view: View, manifest: Manifest, out: Path, entries: list[Shard], made_
         shards=tuple(entries),
         side_files=(*side_files(out, None, [out / TOKENIZER_FILE]), *side_files(out, "mix", spans)),
         config={MADE_OF: made_of},
-        software={
-            "python": platform.python_version(),
-            "pretok": pretok.__version__,
-            "numpy": np.__version__,
-        },
+        software=software(),
         materialized=mix_json(view.mix),
     )
     write_manifest(out, mixed)

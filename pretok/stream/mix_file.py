@@ -178,14 +178,6 @@ class Mix(Record, frozen=True, dict=True):
     def __len__(self) -> int:
         return self.length
 
-    def __repr__(self) -> str:
-        drawn = self.order().prefix(self.length).tolist()
-        shares = (
-            f"{one.name} {count / self.length:.4%}" for one, count in zip(self.sources, drawn, strict=True)
-        )
-        length = f"{self.length:,} sequences of {self.seq_len:,} tokens in {len(self.stages)} stages"
-        return f"<pretok mix: {length}: {', '.join(shares)}; fingerprint {self.fingerprint}>"
-
     def first(self, positions: int) -> Mix:
         """The mix of these positions, of which there are 1 to `length`."""
         ends = list(accumulate(self.lengths))

@@ -39,14 +39,11 @@ from pretok.stream.mix_file import (
 )
 from pretok.stream.order import prefix_bound
 from pretok.stream.pack import pack
-from pretok.stream.quota import as_counted, pooled, shares_of, stage_quotas, weighed
+from pretok.stream.quota import SHOWN, as_counted, pooled, shares_of, stage_quotas, weighed
 from pretok.stream.tapes import FOLDER, SideFile
 
 if TYPE_CHECKING:
     from pretok.config import MixTable, StageTable
-
-SHOWN = 6
-"""Sources that a line names, the largest; each has a row of its own."""
 
 
 @dataclass(frozen=True, slots=True)

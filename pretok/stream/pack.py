@@ -14,7 +14,6 @@ which a job that was killed, and another mix of the same shards, find it.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from math import sqrt
 from pathlib import Path
 
 import numpy as np
@@ -50,17 +49,6 @@ class Packing(Record, frozen=True, kw_only=True):
     cut: Count
     targets: Count
     squares: Count
-
-    @property
-    def padding(self) -> int:
-        """Tokens that only fill bins up."""
-        return self.bins * (self.seq_len + 1) - self.tokens
-
-    @property
-    def spread(self) -> float:
-        """Standard deviation of what a bin learns."""
-        mean = self.targets / max(self.bins, 1)
-        return sqrt(max(self.squares / max(self.bins, 1) - mean * mean, 0))
 
 
 def open_packing(

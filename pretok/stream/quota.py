@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pretok.config import MixTable, StageTable
 
 SHOWN = 6
-"""Sources that a message names."""
+"""Sources that a message or a line names."""
 WEIGHTS_HINT = "write 'natural' or weights like it=0.9,en=0.1"
 
 
@@ -88,8 +88,13 @@ def stage_quotas(
     """
     seq_len, most = mix.seq_len, mix.max_epochs
     weights = shares_of(stage, sources, seq_len)
-    learned = learned_of(weights, sources, seq_len)
-    total = one_epoch(weights, sources, drawn) if stage.tokens == "all" else int(stage.tokens / learned)
+    each = [source.learned(seq_len) for source in sources]
+    learned = sum(
+        (one * weight for one, weight in zip(each, weights, strict=True)), Fraction(0)
+    )  # of a sequence
+    left = [source.sequences - taken for source, taken in zip(sources, drawn, strict=True)]
+    # Without a number of tokens the longest stage in which no source starts another epoch.
+    total = most_that_fits(weights, left) if stage.tokens == "all" else int(stage.tokens / learned)
     if total < 1:
         raise UsageError(
             "the scarcest source is used up by the stages before: give this stage a number of tokens"
@@ -108,7 +113,6 @@ def stage_quotas(
             f"the budget is {int(total * learned):,} tokens, but read {float(most):g} times the sources give "
             f"{given:,}: take at most that many, or allow more with max_epochs (--max-epochs)"
         )
-    each = [source.learned(seq_len) for source in sources]
     notes = [
         f"{sources[number].name} is held at {float(most):g} epochs: {int(capped[number] * each[number])} tokens "
         f"instead of {int(quotas[number] * each[number])}; the other sources fill up"
@@ -178,19 +182,6 @@ def _check_learned(source: MixSource, seq_len: int) -> None:
             f"none of the {source.tokens:,} tokens of {source.name} is learned ({', '.join(source.learn)}), so no "
             "number of them has this weight: learn another kind, leave it out or count all tokens"
         )
-
-
-def learned_of(weights: Sequence[Fraction], sources: Sequence[MixSource], seq_len: int) -> Fraction:
-    """Learned tokens of a sequence, on average over sources with these shares of the sequences."""
-    learned = (source.learned(seq_len) * weight for source, weight in zip(sources, weights, strict=True))
-    return sum(learned, Fraction(0))
-
-
-def one_epoch(weights: Sequence[Fraction], sources: Sequence[MixSource], drawn: Sequence[int]) -> int:
-    """The longest stage in which no source starts another epoch."""
-    return most_that_fits(
-        weights, [source.sequences - taken for source, taken in zip(sources, drawn, strict=True)]
-    )
 
 
 def most_that_fits(weights: Sequence[Fraction], room: Sequence[int]) -> int:

@@ -104,14 +104,13 @@ def documents(manifest: Manifest) -> list[Row]:
 
 
 def joined(manifest: Manifest, one: Annotations) -> list[Row]:
-    """The rows of the annotations in the order of `documents`, by its windows and by the row of each document."""
+    """The rows of the annotations in the order of `documents`, by its windows."""
     found: list[Row] = []
     for source in manifest.sources:
         for split in ("train", "val"):
             for shard in manifest.of(source, split):
                 rows = [row for w in one.windows(manifest, shard, one.columns) for row in w.to_pylist()]
                 assert len(rows) == shard.documents
-                assert one.row(manifest, shard, 7 % shard.documents) == rows[7 % shard.documents]
                 found += rows
     return found
 
@@ -470,7 +469,7 @@ def test_disclose_counts_what_was_joined(
     ]
     annotate(shards, [write_lines(tmp_path / "a.jsonl", rows[::2])], "source,id")
     capsys.readouterr()
-    assert run_command(["disclose", str(shards)]) == 0
+    assert run_command(["disclose", str(shards), "--format", "json"]) == 0
     told = json.loads(capsys.readouterr().out)["sources"]["sources"]
     given = {(row["source"], row["id"]): row["language"] for row in rows[::2]}
     for source in told:

@@ -140,7 +140,7 @@ def test_what_was_joined_stands_beside_the_documents(
     lines = [json.dumps({"hash": name, "score": score}) for name, score in scores.items()]
     (tmp_path / "scores.jsonl").write_text("\n".join(lines) + "\n")
     given = ["annotate", str(shards), str(tmp_path / "scores.jsonl"), "--by", "hash", "--name", "quality"]
-    assert run_command([*given, "--workers", "0"]) == 0
+    assert run_command(given) == 0
     again = pretok.open(tmp_path / "work")
     columns = ["source", "hash", "score", "quality_matched"]
     for row in again.texts(columns=columns).to_arrow().to_pylist():

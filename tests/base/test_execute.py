@@ -227,7 +227,7 @@ def test_small_work_stays_in_this_process(monkeypatch, workers, address, size, c
     monkeypatch.setattr(engine_module, "_cpus", lambda: cpus)
     with StopFlag() as stop, Engine(workers, address, stop, __name__) as made:
         made.choose(size)
-        made.warm(abs, 3)
+        made.warm(1, abs, 3)
         assert made.parallel == (1 if here else workers or cpus)
         if not address:
             assert [o.result for o in made.map(square, [3])] == [9]
@@ -247,10 +247,10 @@ def test_workers_load_what_they_are_told_to_before_their_tasks(tmp_path):
         return {path.name for path in tmp_path.iterdir()}
 
     with StopFlag() as stop, Engine(2, None, stop, __name__) as engine:
-        engine.warm(touch_own, tmp_path)
+        engine.warm(9, touch_own, tmp_path)
         assert {o.result for o in engine.map(process, range(20))} <= {*touched()}
         assert len(touched()) == 2
-        engine.warm(touch_own, tmp_path / "nowhere")  # what fails is left to the tasks
+        engine.warm(1, touch_own, tmp_path / "nowhere")  # what fails is left to the tasks
         assert [o.result for o in engine.map(square, [3])] == [9]
 
 
@@ -303,6 +303,15 @@ def test_a_map_that_is_left_ends_its_tasks_and_the_next_one_works(tmp_path):
         workers = children(nursery)
         outcomes.close()
         until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in workers))
+        assert [o.result for o in engine.map(square, [3])] == [9]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signals_are_for_the_driver_though_its_workers_only_begin(number):
+    before = children(os.getpid())
+    with StopFlag() as stop, Engine(1, None, stop, __name__) as engine:
+        (nursery,) = {*children(os.getpid())} - {*before}
+        os.kill(nursery, number)
         assert [o.result for o in engine.map(square, [3])] == [9]
 
 

@@ -108,7 +108,7 @@ def test_inspect_says_the_class_and_what_only_fills_up(
 def test_disclose_counts_each_document_of_all_classes_once(
     work: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    data = json.loads(said(capsys, "disclose", work, "--mix", work / "mix2.json")[0])
+    data = json.loads(said(capsys, "disclose", work, "--mix", work / "mix2.json", "--format", "json")[0])
     view = pretok.stream.open(work / "shards", work / "mix2.json")
     sources = {source["name"]: source for source in data["sources"]["sources"]}
     counts = view.prefix_counts(len(view))
@@ -151,7 +151,7 @@ def test_annotations_of_other_documents_are_refused(
         said(capsys, "tokenize", *inputs, "--out", tmp_path / name)
     (tmp_path / "q.jsonl").write_text("".join(json.dumps({"id": n, "score": n}) + "\n" for n in range(60)))
     joined = ("annotate", tmp_path / "theirs" / "shards", tmp_path / "q.jsonl", "--by", "id", "--name", "q")
-    said(capsys, *joined, "--workers", "0")
+    said(capsys, *joined)
     mix = ("--seq-len", "8", "--class", "good=it where score > 9", "--weights", "good=1")
     there = [tmp_path / name / "shards" for name in ("theirs", "ours")]
     said(capsys, "mix", there[0], *mix, "--out", tmp_path / "theirs" / "mix.json")

@@ -39,7 +39,7 @@ def test_a_day_of_tokenize_stops_neither_mix_nor_annotate_of_finished_shards(wor
         leftover.touch()
         mix = ["mix", shards, "--out", str(work / "mix.json"), "--weights", "en=1", "--seq-len", "16"]
         assert run_command(mix) == 0
-        join = ["annotate", shards, str(rows), "--name", "q", "--by", "file,position", "--workers", "0"]
+        join = ["annotate", shards, str(rows), "--name", "q", "--by", "file,position"]
         assert run_command(join) == 0
         export = ["export", shards, "--to", "megatron", "--out", str(work / "m"), "--workers", "0"]
         assert run_command(export) == 0

@@ -32,6 +32,7 @@ from pretok.disclosure.register import reservation_of
 from pretok.shards.format import ShardReader
 from pretok.shards.manifest import load_manifest
 from pretok.stream import audit
+from pretok.stream.tapes import Runs
 
 SEQ_LEN, BATCH = 48, 8
 LANGUAGES = {"it": ["it", "it", None, "sc"], "en": ["en", "it"]}
@@ -106,6 +107,7 @@ def write_run(made: Recipe, folder: Path, steps: int, mix: Path | None) -> Path:
 def ask(capsys: pytest.CaptureFixture[str], *arguments: object) -> dict[str, Any]:
     capsys.readouterr()
     command = ["disclose", *map(str, arguments), "--column", "duplicate=copy_of"]
+    command += [] if "--format" in command else ["--format", "json"]
     assert run_command(command) == 0, capsys.readouterr().err
     answer: dict[str, Any] = json.loads(capsys.readouterr().out)
     return answer
@@ -289,13 +291,18 @@ def test_a_run_of_the_trainer_is_read(
     settings = {"shards": shards, "out": folder, "model": model_file(tmp_path), "seq-len": 16, "steps": 3}
     settings |= {"global-batch": 4, "warmup": 1, "workers": 0, "save-every": "never"}
     run_ranks(1, [part for name, value in settings.items() for part in (f"--{name}", value)], tmp_path)
-    assert run_command(["disclose", str(made.out), "--run", str(folder)]) == 0
+    assert run_command(["disclose", str(made.out), "--run", str(folder), "--format", "json"]) == 0
     said = json.loads(capsys.readouterr().out)
     assert (said["general"]["tokens"], said["general"]["model"]["steps"]) == (3 * 4 * 16, 3)
     assert said["general"]["model"]["finished"] is True
     view = pretok.stream.open(shards, seq_len=16)
     counts = {source["name"]: source["sequences"] for source in said["sources"]["sources"]}
     assert counts == view.prefix_counts(12)
+
+
+def plain(first: int, end: int) -> Runs:
+    """Where a tape that is its source has some tokens."""
+    return Runs(*(np.array([at] if first < end else [], np.int64) for at in (first, first, end - first)))
 
 
 def test_coverage_of_any_stretch() -> None:
@@ -308,7 +315,8 @@ def test_coverage_of_any_stretch() -> None:
         read[cut : cut + sequences * seq_len] = whole + np.repeat(part, seq_len)
         bounds = np.sort(random.integers(0, tokens + 1, 6))
         expected = [read[low:high].sum() for low, high in pairwise(bounds)]
-        assert Coverage(cut, seq_len, whole, part).tokens(bounds).tolist() == expected
+        found = Coverage(cut, seq_len, whole, part.astype(np.uint16), plain).tokens(bounds)
+        assert found.tolist() == expected
 
 
 def test_what_a_source_gives_is_what_its_positions_hold(made: Recipe) -> None:
@@ -329,7 +337,9 @@ def test_blanks_are_named_and_nothing_is_guessed(made: Recipe, capsys: pytest.Ca
     assert all(source["category"] is None for source in said["sources"]["sources"])
     assert said["processing"]["reservations_of_rights"] is None
     assert said["processing"]["removal_of_illegal_content"] is None
-    assert run_command(["disclose", str(made.out)]) == 0  # the column of copies has no usual name
+    assert (
+        run_command(["disclose", str(made.out), "--format", "json"]) == 0
+    )  # the column of copies has no usual name
     assert json.loads(capsys.readouterr().out)["general"]["duplicates"] is None
 
 

@@ -50,12 +50,12 @@ def removable(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (work / "scores.jsonl").write_text(
         "".join(json.dumps({"id": f"a{n}", "score": n, "note": f"nota a{n}"}) + "\n" for n in range(60))
     )
-    shards, here = str(work / "shards"), ["--workers", "0"]
+    shards = str(work / "shards")
     for line in (
         ["mix", shards, "--out", str(work / "mix.json"), "--weights", "a=0.5,b=0.5", "--seq-len", "16"],
         ["mix", shards, "--out", str(work / "classes.json"), "--seq-len", "16", "--pack", "best-fit", "--class",
          "y=a where url like 'https://y%'", "--weights", "a=0.5,y=0.2,b=0.3"],
-        ["annotate", shards, str(work / "scores.jsonl"), "--by", "id", "--name", "q", *here],
+        ["annotate", shards, str(work / "scores.jsonl"), "--by", "id", "--name", "q"],
     ):  # fmt: skip
         assert run_command(line) == 0, line
     return work

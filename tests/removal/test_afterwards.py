@@ -107,7 +107,10 @@ def test_trace_says_which_steps_had_read_it(work: Path, removable: Path, tmp_pat
     assert {row["removed"] for row in told} == {False, True}
 
     out_file = tmp_path / "summary.json"
-    assert run_command(["disclose", str(work), "--run", str(run), "--out", str(out_file)]) == 0
+    assert (
+        run_command(["disclose", str(work), "--run", str(run), "--format", "json", "--out", str(out_file)])
+        == 0
+    )
     summary = json.loads(out_file.read_text())
     removed = summary["processing"]["removed"]
     before = [row for row in told if not row["removed"]]

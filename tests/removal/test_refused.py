@@ -134,7 +134,7 @@ def test_disclose_joins_removals_with_a_register(
     line = {"step": 20, "tokens": 20 * 128, "time": "2026-01-01T00:00:00Z"}
     (trained / "metrics.jsonl").write_text(json.dumps(line) + "\n")
     capsys.readouterr()
-    assert run_command(["disclose", str(work), "--run", str(trained)]) == 0
+    assert run_command(["disclose", str(work), "--run", str(trained), "--format", "json"]) == 0
     told = json.loads(capsys.readouterr().out)["processing"]["reservations"]
     found = {one["name"]: one for one in told["domains"]}
     gone = [row for row in rows_of(removable) if row["id"] in ("a7", "b14")]

@@ -15,7 +15,7 @@ from train_support import SIZES, column, tiny_config
 from pretok.audit.trace import open_traced
 from pretok.base.storage import read_json, read_lines
 from pretok.shards.manifest import load_manifest
-from train.run import loop
+from train import loop
 
 HALF, WHOLE = 4, 8
 

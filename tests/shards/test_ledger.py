@@ -34,8 +34,8 @@ from pretok.shards.ledger import (
     WINDOW,
     LedgerWriter,
     ledger_path,
-    ledger_row,
     ledger_rows,
+    ledger_schema,
     merge_ledgers,
 )
 from pretok.shards.manifest import Manifest, load_manifest
@@ -322,7 +322,6 @@ def test_bytes_do_not_depend_on_how_rows_came_and_are_few(tmp_path: Path) -> Non
     meta = pq.read_metadata(ledger_path(tmp_path / "997"))
     assert [meta.row_group(i).num_rows for i in range(meta.num_row_groups)] == [WINDOW, WINDOW, 100]
     assert pq.read_table(ledger_path(tmp_path / "997")).equals(pa.Table.from_batches([rows]))
-    assert ledger_row(ledger_path(tmp_path / "997"), WINDOW + 3) == rows.slice(WINDOW + 3, 1).to_pylist()[0]
 
 
 def test_merged_ledgers_are_as_one(tmp_path: Path) -> None:
@@ -338,10 +337,10 @@ def test_what_is_no_ledger_is_named(tmp_path: Path) -> None:
     path = ledger_path(tmp_path / "a")
     pq.write_table(pa.table({"x": [1]}), path)
     with pytest.raises(IntegrityError, match="is not a ledger: its columns are x"):
-        ledger_row(path, 0)
+        ledger_schema(path)
     path.write_bytes(b"PAR1")
     with pytest.raises(IntegrityError, match=r"cannot read .*a\.docs\.parquet"):
-        ledger_row(path, 0)
+        ledger_schema(path)
 
 
 def test_the_hash_is_what_the_library_gives() -> None:

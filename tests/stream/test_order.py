@@ -143,6 +143,7 @@ def test_permutation_looks_random() -> None:
     ),
     st.integers(0, 9),
 )
+@settings(max_examples=15)
 def test_sources_are_used_up_before_they_repeat(sizes: list[int], stages: list[list[int]], seed: int) -> None:
     """Across stages too: of a source of n sequences, draws e n to (e + 1) n - 1 are all different."""
     stages = [quotas[: len(sizes)] for quotas in stages]

@@ -61,7 +61,7 @@ def documents_of(rng: np.random.Generator, count: int, longest: int) -> list[lis
 
 
 @given(st.integers(0, 2**32), st.integers(1, 30), st.integers(1, 40), st.sampled_from([1, 2, 5]))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=10, deadline=None)
 def test_every_token_is_in_an_epoch_once_and_no_document_is_cut_unless_it_is_longer(
     tmp_path_factory: pytest.TempPathFactory, seed: int, count: int, seq_len: int, epochs: int
 ) -> None:

@@ -19,13 +19,13 @@ from pretok.base.storage import read_lines
 from tests.support import make_shards
 from tests.train_support import column, filled, run_jobs
 from train.config import TrainConfig
+from train.data import documents_of
 from train.model import attention
 from train.model.attention import Spans, attend, block_mask, by_document, mask_of, takes_spans
 from train.model.sizes import ModelConfig
 from train.model.transformer import Decoder
-from train.parallel import recompute
-from train.parallel.recompute import checkpoint_activations
-from train.steps.data import documents_of
+from train.parallel import parallelize
+from train.parallel.parallelize import checkpoint_activations
 
 DOCUMENT = TrainConfig(attention="document")
 TINY = ModelConfig(vocab_size=60, dim=32, layers=2, heads=4, kv_heads=2, hidden=64, seq_len=16)
@@ -267,8 +267,8 @@ def test_recomputation_keeps_what_varlen_gives(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(
         attention, "by_document", lambda q, k, v, ends, *_: varlen(q, ends) + k.sum() + v.sum()
     )
-    assert attention.VARLEN_OP is None or attention.VARLEN_OP in recompute._SAVED_OPS
-    monkeypatch.setattr(recompute, "_SAVED_OPS", {torch.ops.tests.varlen.default})
+    assert attention.VARLEN_OP is None or attention.VARLEN_OP in parallelize._ATTENTION
+    monkeypatch.setattr(parallelize, "_ATTENTION", {torch.ops.tests.varlen.default})
     model = Decoder(TINY)
     checkpoint_activations(model, "ops")
     tokens = random_documents(2, 17, 1)

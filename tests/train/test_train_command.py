@@ -16,8 +16,8 @@ torch = needs("torch")
 from pretok.base.errors import UsageError
 from tests.support import make_shards
 from tests.train_support import column, model_file, tiny_config
+from train import loop
 from train.config import TrainConfig
-from train.run import loop
 
 
 @pytest.mark.parametrize(

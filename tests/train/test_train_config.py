@@ -30,7 +30,7 @@ from train.config import (
 )
 from train.model.sizes import PRESETS
 from train.parallel.layout import check_split, compiles, solve_batch, solve_layout
-from train.tools.tune import flags
+from train.tune import flags
 
 
 def parsed(*arguments: str) -> TrainConfig:
@@ -256,7 +256,7 @@ def test_layout() -> None:
 def test_trainer_needs_torch_numpy_safetensors_and_xxhash_alone() -> None:
     script = (
         "import sys\n"
-        "import train.run.loop, train.checkpoint.export, train.tools.plan, train.tools.tune, train.__main__\n"
+        "import train.loop, train.checkpoint.export, train.plan, train.tune, train.__main__\n"
         "bad = {'pydantic', 'typer', 'ray', 'pyarrow', 'gigatoken', 'transformers'}\n"
         "print(sorted(bad & set(sys.modules)))\n"
     )

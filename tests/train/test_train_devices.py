@@ -19,9 +19,9 @@ from tests.train_support import filled
 from train import preflight
 from train.model.sizes import PRESETS
 from train.model.transformer import Decoder
-from train.parallel import devices, float8
+from train.parallel import devices, parallelize
 from train.parallel.devices import cores_beside, find_device, peak_of
-from train.parallel.float8 import float8_products
+from train.parallel.parallelize import float8_products
 
 
 def test_unknown_device_has_no_peak() -> None:
@@ -37,7 +37,7 @@ def test_float8_is_refused_where_it_cannot_be(monkeypatch: pytest.MonkeyPatch) -
     with pytest.raises(UsageError, match="needs an H100 or newer, and this is cpu: use bf16"):
         float8_products(Decoder(PRESETS["debug"]), find_device())
     monkeypatch.setattr(devices.Device, "generation", 9)
-    monkeypatch.setattr(float8, "find_spec", lambda _: None)
+    monkeypatch.setattr(parallelize, "find_spec", lambda _: None)
     with pytest.raises(UsageError, match="needs the package torchao"):
         float8_products(Decoder(PRESETS["debug"]), find_device())
 
@@ -48,7 +48,7 @@ def test_products_in_float8_are_near_those_in_bf16() -> None:
     sizes = replace(PRESETS["debug"], vocab_size=60)
     models = [filled(sizes).bfloat16() for _ in range(2)]
     names = [name for name, _ in models[0].named_parameters()]
-    float8.convert(models[1], emulate=True)
+    parallelize.convert(models[1], emulate=True)
     assert [name for name, _ in models[1].named_parameters()] == names
     tokens = torch.randint(0, 60, (2, 33), generator=torch.Generator().manual_seed(0))
     gradients = []
@@ -118,6 +118,30 @@ def test_the_address_is_that_of_the_rank_s_gpu(monkeypatch: pytest.MonkeyPatch, 
     assert torch._C._get_sdp_priority_order()[0] == SDPBackend.CUDNN_ATTENTION.value
     x = torch.randn(1, 2, 4, 8)
     assert torch.nn.functional.scaled_dot_product_attention(x, x, x, is_causal=True).isfinite().all()
+
+
+def test_threads_are_the_fewest_of_the_fastest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a clock on which products take so long with so many threads."""
+    now, before = [0.0], torch.get_num_threads()
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+
+    def chosen(*seconds: float) -> int:
+        def clock() -> float:  # asked twice around each product
+            now[0] += seconds[min(torch.get_num_threads().bit_length(), len(seconds)) - 1]
+            return now[0]
+
+        monkeypatch.setattr(devices.time, "perf_counter", clock)
+        return devices.fastest_threads(1 << (len(seconds) - 1))
+
+    try:
+        assert chosen(1.0) == 1
+        assert chosen(1.0, 3.0) == 1  # beside other load
+        assert chosen(4.0, 2.0, 1.0) == 4
+        assert chosen(4.0, 2.1, 2.0) == 2
+    finally:
+        torch.set_num_threads(before)
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    assert devices.fastest_threads(3) == 3
 
 
 @pytest.mark.parametrize("ranks", [1, 38, 39, 41, 1023, 16_384])

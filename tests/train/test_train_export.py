@@ -27,7 +27,7 @@ from tests.train_support import (
 )
 from train.__main__ import main
 from train.checkpoint import export
-from train.checkpoint.saved import find_checkpoints
+from train.checkpoint.meta import find_checkpoints
 from train.model.sizes import ModelConfig
 from train.model.transformer import Decoder
 

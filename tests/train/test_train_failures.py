@@ -23,12 +23,10 @@ from pretok.base.errors import Stopped
 from pretok.base.records import replace
 from pretok.base.storage import read_lines
 from tests.train_support import Ranks, tiny_config, tiny_flags
-from train import __main__
+from train import __main__, loop, metrics, report
 from train.checkpoint import HungSave, save
 from train.config import TrainConfig
-from train.run import loop, metrics, report
-from train.run.failures import explain
-from train.run.report import Reporter
+from train.report import Reporter, explain
 
 
 def ended(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str]:
@@ -222,7 +220,7 @@ def _no_meta_on_rank_0() -> None:
 
 
 def _bug_on_rank_1() -> None:
-    from train.steps.data import Feed
+    from train.data import Feed
 
     if os.environ["RANK"] == "1":
         Feed.__iter__ = lambda feed: 1 / 0  # type: ignore[assignment, method-assign, return-value]
@@ -296,7 +294,7 @@ def test_collectives_of_every_group_end_after_the_timeout(shards: Path, tmp_path
 def _print_timeouts() -> None:
     import torch.distributed.distributed_c10d as c10d
 
-    from train.run import loop
+    from train import loop
 
     original = loop._one_step
 

@@ -21,7 +21,7 @@ from train.checkpoint.export import exported_tensors
 from train.config import TrainConfig
 from train.model.sizes import FAMILIES, ModelConfig, known_keys, model_config, transformers_config
 from train.parallel.layout import Layout
-from train.tools.memory import count_tensors
+from train.plan import count_tensors
 
 SIZES = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
 ROWS = 70
@@ -129,7 +129,7 @@ def folder(shards: Path) -> Path:
 
 def tell_reads() -> None:
     """Let a rank write how much of a folder it reads."""
-    from train.run import setup
+    from train import setup
 
     def told(folder: Path, config: ModelConfig, *more: Any) -> Any:
         value = exported_tensors(folder, config, *more)

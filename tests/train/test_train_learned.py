@@ -17,13 +17,12 @@ import pretok.stream
 from pretok.stream.mix_file import load_mix
 from pretok.stream.mix_job import run_mix
 from tests.train_support import add_tokenizer, column, filled, mix_of, model_file, run_jobs, tiny_config
+from train import loop, step
 from train.config import TrainConfig
+from train.data import documents_of
 from train.model.loss import IGNORE, targets_of
 from train.model.sizes import model_config
-from train.run import loop
-from train.steps import step
-from train.steps.data import documents_of
-from train.steps.optim import learning_rate
+from train.optimizer import learning_rate
 
 STEPS = 4
 RUNS: dict[str, tuple[int, tuple[object, ...]]] = {

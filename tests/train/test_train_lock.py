@@ -12,7 +12,7 @@ needs("torch")
 from pretok.base import lock
 from pretok.base.errors import FolderInUse, MismatchError
 from tests.train_support import Ranks, random_shards, tiny_config, tiny_flags
-from train.run import loop
+from train import loop
 
 
 def test_a_second_run_is_refused_on_all_ranks_and_told_of_the_first(shards: Path, tmp_path: Path) -> None:

@@ -55,7 +55,8 @@ def test_a_run_through_every_mesh_is_that_of_one_process(shards: Path, tmp_path:
     def job(mesh: tuple[int, ...], run: Path, steps: int) -> tuple[int, list[object]]:
         pipeline, replicate, shard, tensor, context = mesh
         paths = ("--shards", shards, "--out", run, "--model", tmp_path / "model.toml", "--seq-len", 8)
-        batch = ("--global-batch", 4, "--micro-batch", 4 // pipeline, "--steps", steps, "--workers", 0)
+        micro = 4 * context // (pipeline * replicate * shard)  # a pipeline of P stages makes P passes
+        batch = ("--global-batch", 4, "--micro-batch", micro, "--steps", steps, "--workers", 0)
         # A large epsilon: else the first steps go by the signs of gradients, of which rounding decides some.
         learning = ("--lr", 0.01, "--eps", 0.001, "--warmup", 0, "--schedule", "constant", "--log-every", 99)
         sizes = ("--pipeline", pipeline, "--shard", shard, "--tensor", tensor, "--context", context)

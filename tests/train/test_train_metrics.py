@@ -17,13 +17,12 @@ torch = needs("torch")
 from pretok.base.errors import UsageError
 from pretok.base.storage import read_lines
 from tests.train_support import Ranks, tiny_config, tiny_flags
+from train import loop
 from train.config import TrainConfig
+from train.metrics import MetricsLog
 from train.parallel.devices import Device
-from train.run import loop
-from train.run.goodput import Goodput, Restart
-from train.run.lines import Lines
-from train.run.metrics import MetricsLog
-from train.run.stragglers import NOTABLE, slowest
+from train.records import Goodput, Lines, Restart
+from train.stragglers import NOTABLE, slowest
 
 
 def test_lines_that_were_not_saved_go_and_half_a_line_is_written_over(
@@ -144,7 +143,7 @@ def test_profile(shards: Path, tmp_path: Path) -> None:
 
 def test_goodput_adds_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter([10.0, 40.0, 45.0, 95.0])
-    monkeypatch.setattr("train.run.goodput.time.monotonic", lambda: next(clock))
+    monkeypatch.setattr("train.records.time.monotonic", lambda: next(clock))
     path = tmp_path / "goodput.jsonl"
     goodput = Goodput(0.0, path, lost=(7.2, 7.2))
     goodput.enter("training")  # at 10
@@ -186,12 +185,12 @@ def test_goodput_of_killed_attempts(shards: Path, tmp_path: Path, monkeypatch: p
 def test_goodput_of_a_restart_inside_a_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """From the last line of the attempt before to the start of the process nothing useful was done."""
     path = tmp_path / "goodput.jsonl"
-    monkeypatch.setattr("train.run.goodput.time.monotonic", lambda: 100.0)
+    monkeypatch.setattr("train.records.time.monotonic", lambda: 100.0)
     Goodput(100.0, path, Restart(1, "exit code 137")).write(1, 0.0)
     (line,) = read_lines(path)
     assert (line["restart"], line["restarting"]) == ("exit code 137", 0.0)  # nothing went before
     path.write_text(json.dumps(line | {"time": "2026-01-01T00:00:00Z", "training": 50.0}) + "\n")
-    monkeypatch.setattr("train.run.goodput.time.time", lambda: 1767225600.0 + 50)  # 50 s after
+    monkeypatch.setattr("train.records.time.time", lambda: 1767225600.0 + 50)  # 50 s after
     said = Goodput(90.0, path, Restart(2, "lost node7")).write(1, 0.0)
     assert read_lines(path)[1]["restarting"] == 40
     assert "restarting 40.0%" in said
@@ -221,8 +220,8 @@ class _Steady:
 
 
 def _slow_data_on_rank_1() -> None:
-    from train.run import stragglers
-    from train.steps.data import Feed
+    from train import stragglers
+    from train.data import Feed
 
     stragglers.EVERY = 4
     stragglers.Mark = _Steady  # type: ignore[assignment,misc]

@@ -9,12 +9,14 @@ import pytest
 from support import needs
 
 torch = needs("torch")
+import torch.distributed as dist
 import torch.nn.functional as F  # noqa: N812
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pretok.base.records import replace
 from tests import train_support
+from train.model import loss
 from train.model.loss import IGNORE, linear_cross_entropy, token_scores
 from train.model.sizes import PRESETS, ModelConfig
 from train.model.transformer import (
@@ -24,7 +26,7 @@ from train.model.transformer import (
     initial_tensor,
     rotary_table,
 )
-from train.tools.memory import block_bytes_per_token
+from train.plan import block_bytes_per_token
 
 TINY = ModelConfig(vocab_size=60, dim=32, layers=2, heads=4, kv_heads=2, hidden=64, seq_len=16)
 
@@ -62,6 +64,21 @@ def test_loss_and_gradients_equal_torchs(
     losses, best = token_scores(hidden, weight, target, vocab, chunk=chunk)
     torch.testing.assert_close(losses, F.cross_entropy(logits, target, ignore_index=IGNORE, reduction="none"))
     assert torch.equal(best, (logits.argmax(1) == target) | (target == IGNORE))
+
+
+def test_ranks_that_share_the_vocabulary_compile_the_loss_between_their_exchanges(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    handed: list[str] = []
+    monkeypatch.setattr(loss, "_compiled", lambda function: handed.append(function.__name__) or function)
+    logits, target = torch.randn(9, 16), torch.tensor([0, 5, IGNORE, 11, 3, 3, 7, IGNORE, 1])
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        found = loss.chunk_loss(logits.clone(), target, 12, 0, 0.1, dist.group.WORLD, fuse=True)
+    finally:
+        dist.destroy_process_group()
+    assert handed == ["_top", "_exponentials", "_losses"]
+    torch.testing.assert_close(found, loss.chunk_loss(logits, target, 12, 0, 0.1, None), rtol=0, atol=0)
 
 
 def test_targets_give_the_loss_of_the_logits() -> None:

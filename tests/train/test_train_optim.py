@@ -14,10 +14,10 @@ torch = needs("torch")
 
 from pretok.base.errors import PretokError
 from tests.train_support import column, tiny_config
+from train import loop, step
+from train import optimizer as optim
 from train.config import TrainConfig
-from train.run import loop
-from train.steps import optim, step
-from train.steps.optim import WINDOW, Guard, learning_rate
+from train.optimizer import WINDOW, Guard, learning_rate
 
 settings = partial(tiny_config, save_every="3")
 

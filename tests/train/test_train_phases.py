@@ -21,9 +21,9 @@ from pretok.shards.manifest import load_manifest
 from pretok.stream.continued import beginning, run_position
 from pretok.stream.mix_job import run_mix
 from tests.train_support import column, mix_of, model_file, run_jobs, tiny_config
+from train import loop
 from train.config import TrainConfig, add_flags, from_mapping, parse
 from train.model import loss
-from train.run import loop
 
 BATCH, LENGTH = 8, 16
 STEP = BATCH * LENGTH
@@ -308,7 +308,7 @@ def test_compiled_blocks_know_the_length_of_each_phase(
     monkeypatch.setattr(
         torch.nn.Module, "compile", lambda self, **given: original(self, backend=look, **given)
     )
-    monkeypatch.setattr(loss, "_compiled_chunk_loss", lambda: loss.chunk_loss)
+    monkeypatch.setattr(loss, "_compiled", lambda function: function)
     lengths = (8, 12, 20, 24, 28, 32, 36, 40, 44)
     phases = [{"at": 3 * STEP * number, "seq_len": length} for number, length in enumerate(lengths, 1)]
     tokens = 3 * STEP * (len(lengths) + 2)

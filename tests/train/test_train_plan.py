@@ -14,9 +14,8 @@ from train.model.sizes import PRESETS
 from train.model.transformer import Decoder
 from train.parallel.layout import Layout, split_layers
 from train.parallel.pipeline import take_part
-from train.tools.memory import count_tensors, largest_micro_batch
-from train.tools.plan import GIB
-from train.tools.plan import main as plan_main
+from train.plan import GIB, count_tensors, largest_micro_batch
+from train.plan import main as plan_main
 
 
 def test_plan_counts_what_a_rank_holds() -> None:
@@ -41,7 +40,7 @@ def test_plan_counts_what_a_rank_holds() -> None:
         ).activations
         for kind in ("none", "ops", "every-2", "0.5", "full")
     }
-    assert kept["none"] > kept["ops"] > kept["every-2"] > kept["0.5"] > kept["full"]
+    assert kept["none"] > kept["every-2"] > kept["ops"] > kept["0.5"] > kept["full"]
 
 
 def test_plan_finds_the_largest_micro_batch() -> None:
@@ -138,5 +137,5 @@ def test_the_example_of_the_documents_fits_and_a_bubble_is_told(capsys: pytest.C
     plan_main([*LEONARDO.split(), "--micro-batch", "4", "--checkpointing", "full", "--tokens", "1.2T"])
     assert "\nfits: 39.9 GiB counted" in capsys.readouterr().out
     plan_main([*LEONARDO.split(), "--micro-batch", "1", "--pipeline", "4", "--checkpointing", "ops"])
-    told = "devices wait 15.8% of a step for other stages; interleaved with 2 stages a rank: 8.6%"
+    told = "devices wait 15.8% of a step for other stages\n"
     assert told in capsys.readouterr().out

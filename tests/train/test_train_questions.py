@@ -22,13 +22,12 @@ from pretok.kernels.pretokenize import PATTERNS
 from pretok.tokenizer.vocabulary import tokenizer_data
 from tests.support import make_shards
 from tests.train_support import add_tokenizer, filled, model_file, run_jobs, tiny_config
+from train import loop, setup
 from train.config import TrainConfig, parse_files
+from train.data import documents_of
 from train.model.sizes import model_config
 from train.model.transformer import initial_tensor
-from train.run import loop, setup
-from train.steps.data import documents_of
-from train.steps.questions import Row, load_questions
-from train.steps.score import pack, passes
+from train.questions import Row, load_questions, pack, passes
 
 LENGTH = 64
 MERGES = [

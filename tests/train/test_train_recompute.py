@@ -23,8 +23,8 @@ from train.model.sizes import PRESETS
 from train.model.transformer import Decoder, rotary_table
 from train.parallel.layout import Layout
 from train.parallel.mesh import clean_name
-from train.parallel.recompute import checkpoint_activations
-from train.tools.memory import block_bytes_per_token, count_tensors
+from train.parallel.parallelize import checkpoint_activations
+from train.plan import block_bytes_per_token, count_tensors
 
 CONFIG = replace(PRESETS["debug"], vocab_size=128, seq_len=16)
 

@@ -15,10 +15,10 @@ torch = needs("torch")
 from pretok.base.records import replace
 from pretok.shards.manifest import load_manifest
 from tests.train_support import column, tiny_config
+from train import loop
 from train.model.attention import attention_kernel
 from train.model.sizes import PRESETS
 from train.parallel.devices import deterministic
-from train.run import loop
 
 settings = partial(tiny_config, steps=2, warmup=1)
 

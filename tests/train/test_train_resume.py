@@ -58,16 +58,16 @@ def _signal_itself(number: signal.Signals, step: int, rank: int, run: Path) -> N
     """The rank sends itself the signal before it begins `step`; a kill waits for the first checkpoint."""
     if os.environ["RANK"] != str(rank):
         return
-    import train.run.loop
+    import train.loop
 
-    original = train.run.loop.train_step
+    original = train.loop.train_step
 
     def train_step(trainee: Any, batches: Any, at: int, *rest: Any, **named: Any) -> Any:
         if at >= step and (number != signal.SIGKILL or any(run.glob("checkpoints/step-*"))):
             os.kill(os.getpid(), number)
         return original(trainee, batches, at, *rest, **named)
 
-    train.run.loop.train_step = train_step
+    train.loop.train_step = train_step
 
 
 @pytest.mark.parametrize(
@@ -208,16 +208,16 @@ def test_only_what_differs_is_named(shards: Path, whole: Path, tmp_path: Path) -
 
 
 def _sigints_in_step_3(count: int) -> None:
-    import train.run.loop
+    import train.loop
 
-    original = train.run.loop.train_step
+    original = train.loop.train_step
 
     def train_step(trainee: Any, batches: Any, at: int, *rest: Any, **named: Any) -> Any:
         for _ in range(count if at == 3 else 0):
             os.kill(os.getpid(), signal.SIGINT)
         return original(trainee, batches, at, *rest, **named)
 
-    train.run.loop.train_step = train_step
+    train.loop.train_step = train_step
 
 
 def test_control_c_saves_and_twice_ends_at_once(shards: Path, tmp_path: Path) -> None:
@@ -250,15 +250,15 @@ def _job_ends_soon() -> None:
 
 
 def _stop_in_validation() -> None:
-    import train.steps.evaluate
+    import train.evaluate
 
-    original = train.steps.evaluate.validation_batches
+    original = train.evaluate.validation_batches
 
     def batches(*arguments: object) -> object:
         os.kill(os.getpid(), signal.SIGTERM)
         return original(*arguments)  # type: ignore[arg-type]
 
-    train.steps.evaluate.validation_batches = batches  # type: ignore[assignment]
+    train.evaluate.validation_batches = batches  # type: ignore[assignment]
 
 
 def test_stop_during_validation(shards: Path, whole: Path, tmp_path: Path) -> None:

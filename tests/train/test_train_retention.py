@@ -18,14 +18,14 @@ from pretok.base.errors import UsageError
 from pretok.base.records import replace
 from pretok.base.storage import read_lines
 from tests.train_support import tiny_config
+from train import loop
 from train.checkpoint import save
 from train.checkpoint.meta import Identity, Meta, RunState, TokenizerOrigin
 from train.checkpoint.save import to_keep
 from train.config import TrainConfig
 from train.model.sizes import PRESETS
-from train.run import loop
-from train.run.start import Run
-from train.steps.step import Readback
+from train.start import Run
+from train.step import Readback
 
 losses = st.none() | st.floats(0, 10)
 

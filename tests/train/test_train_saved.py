@@ -19,13 +19,13 @@ from safetensors.torch import load_file
 from pretok.base.errors import IntegrityError, Stopped
 from pretok.base.storage import NewFile, checksum
 from tests.train_support import random_shards, read_tensors, reseal, run_ranks, tiny_config
+from train import loop
 from train.__main__ import main
-from train.checkpoint import save, saved
+from train.checkpoint import meta, save
 from train.checkpoint.export import export
 from train.checkpoint.meta import read_meta
 from train.config import TrainConfig
-from train.run import loop
-from train.tools.tune import flags
+from train.tune import flags
 
 FIRST, SECOND, INDEX = "rank-00000.safetensors", "rank-00001.safetensors", "index-00000.json"
 
@@ -301,7 +301,7 @@ def test_saves_that_keep_failing_stop_the_run(
 def test_a_checkpoint_that_cannot_be_read_now_is_not_taken_for_damaged(
     run: Path, trained: Path, monkeypatch: pytest.MonkeyPatch, passes: bool
 ) -> None:
-    original, calls = saved.checksum, []
+    original, calls = meta.checksum, []
 
     def read(path: Path) -> str:
         calls.append(path)
@@ -309,7 +309,7 @@ def test_a_checkpoint_that_cannot_be_read_now_is_not_taken_for_damaged(
             raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), str(path))
         return original(path)
 
-    monkeypatch.setattr(saved, "checksum", read)
+    monkeypatch.setattr(meta, "checksum", read)
     monkeypatch.setattr(save, "READ_WAITS", (0.0,))
     newest = run / "checkpoints" / "step-00000004"
     if passes:

@@ -21,8 +21,8 @@ from pretok.base.storage import read_lines
 from pretok.disclosure.read import read_steps
 from pretok.shards.manifest import load_manifest
 from pretok.stream import View
+from train import loop
 from train.config import TrainConfig, from_mapping
-from train.run import loop
 
 BATCH, LENGTH = 8, 16
 STEP = BATCH * LENGTH

@@ -17,8 +17,8 @@ torch = needs("torch")
 from pretok.base.errors import UsageError
 from pretok.base.storage import read_lines
 from tests.train_support import model_file, run_ranks
+from train import tune
 from train.__main__ import main
-from train.tools import tune
 
 
 def test_tune_takes_out_of_memory_as_a_result(
@@ -69,17 +69,18 @@ def test_what_a_setting_cannot_be_is_not_tried() -> None:
 
 
 @pytest.mark.slow
-def test_gpu_benchmark_runs_without_one(tmp_path: Path) -> None:
+def test_the_table_of_a_gpu_is_made_without_one(tmp_path: Path) -> None:
     script = [
         sys.executable,
         str(ROOT / "benchmarks" / "train_gpu.py"),
         "--json",
         str(tmp_path / "rows.json"),
     ]
-    more = ["--model", "debug", "--seq-len", "32", "--micro-batch", "1", "--steps", "5"]
+    more = ["--models", "debug", "--lengths", "32", "--micro-batch", "1", "--steps", "5"]
     done = subprocess.run([*script, *more], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     rows = json.loads((tmp_path / "rows.json").read_text())
-    assert [row["outcome"] for row in rows] == ["ok"]
+    assert [(row["attention"], row["outcome"]) for row in rows] == [("causal", "ok"), ("document", "ok")]
     assert rows[0]["tokens_per_second_per_device"] > 0
     assert "dense bf16 peak n/a" in done.stdout
+    assert "debug: loss alone, forward and backward: eager" in done.stdout

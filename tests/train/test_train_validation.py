@@ -18,8 +18,8 @@ from pretok.stream.mix_job import run_mix
 from pretok.tokenizer.vocabulary import tokenizer_data
 from tests.support import make_shards
 from tests.train_support import add_tokenizer, filled, model_file, tiny_config
+from train import loop
 from train.model.sizes import model_config
-from train.run import loop
 
 LENGTH = 16
 

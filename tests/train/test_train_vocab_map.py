@@ -18,10 +18,10 @@ from pretok.base.records import replace
 from pretok.base.storage import read_json, write_json
 from pretok.base.vocab_map import FILE_NAME, MapEnd, read_map, write_map
 from tests.train_support import add_tokenizer, filled, tiny_config
+from train import loop
 from train.checkpoint.export import export, exported_tensors, tokenizer_fingerprint, transformers_config
 from train.model.sizes import ModelConfig
 from train.model.transformer import Decoder, initial_tensor
-from train.run import loop
 
 OLD = ModelConfig(vocab_size=50, dim=32, layers=2, heads=4, kv_heads=2, hidden=64, seq_len=16, tied=False)
 ROWS = {7: (1, 2, 2), **{i: (i - 40, i - 30) for i in range(50, 60)}}

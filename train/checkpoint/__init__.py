@@ -1,7 +1,6 @@
 """A training state -> a folder that is complete or invisible, and back.
 
-- meta.py: meta.json: where the run was and what it was
-- saved.py: a checkpoint's files, their sizes and checksums
+- meta.py: the folder: meta.json, its files, their sizes and checksums
 - tensors.py: its tensors by name, in pieces on any mesh
 - save.py: writes in the background, keeps the newest
 - export.py: to transformers and back, with the tokenizer of the shards

@@ -29,8 +29,7 @@ from pretok.base.records import Record, read_record, replace
 from pretok.base.storage import TEMPORARY_SUFFIX, fingerprint, read_json, write_json, writing
 from pretok.base.units import listed
 from pretok.base.vocab_map import VocabMap, read_map
-from train.checkpoint.meta import Meta, TokenizerOrigin, read_meta
-from train.checkpoint.saved import check_files
+from train.checkpoint.meta import Meta, TokenizerOrigin, check_files, read_meta
 from train.checkpoint.tensors import Reader, check_sizes, restore
 from train.model.sizes import CONFIG, ModelConfig, foreign_keys, read_config, transformers_config
 from train.model.transformer import Decoder

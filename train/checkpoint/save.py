@@ -28,8 +28,7 @@ from pretok.base.errors import IntegrityError, PretokError, Stopped, UsageError
 from pretok.base.storage import TEMPORARY_SUFFIX, atomic_open
 from pretok.base.units import duration
 from train.checkpoint import HungSave
-from train.checkpoint.meta import FileRecord, Meta, read_meta, write_meta
-from train.checkpoint.saved import LATEST, complete_checkpoints
+from train.checkpoint.meta import LATEST, FileRecord, Meta, complete_checkpoints, read_meta, write_meta
 from train.checkpoint.tensors import (
     Index,
     in_a_line,

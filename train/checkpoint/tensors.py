@@ -33,8 +33,7 @@ from torch.distributed.tensor._utils import (  # torch has no public way
 from pretok.base.errors import IntegrityError, MismatchError, PretokError, Stopped
 from pretok.base.records import Record, read_record, to_json
 from pretok.base.storage import PASSING, NewFile, read_json, write_bytes
-from train.checkpoint.meta import FileRecord, Meta, read_meta
-from train.checkpoint.saved import check_files
+from train.checkpoint.meta import FileRecord, Meta, check_files, read_meta
 from train.model.sizes import ModelConfig
 from train.parallel.group import first_problem
 from train.parallel.mesh import clean_name

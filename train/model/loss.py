@@ -12,7 +12,8 @@ three small all-reduces per chunk then replace the gathering of logits.
 
 from __future__ import annotations
 
-from functools import cache
+from collections.abc import Callable
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -35,41 +36,33 @@ def targets_of(tokens: Tensor, eod_id: int, learned: Tensor | None = None) -> Te
     return tokens[:, 1:].long().masked_fill(ignored if learned is None else ignored | ~learned, IGNORE)
 
 
-def _exponentials(
-    logits: Tensor, target: Tensor, columns: int, offset: int, group: Any
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """What a softmax is made of; the arguments are those of `chunk_loss`.
-
-    Returns the target's column in this rank's slice (n,) int64, whether it is in there (n,) bool, and in float32
-    exp(logits - top) (n, v), top (n,), and (2, n): the sum of the exponentials and the target's logit. top, the largest
-    logit of a row, and the last pair are of the whole vocabulary, equal on every rank.
-    """
+def _top(logits: Tensor, columns: int) -> tuple[Tensor, Tensor]:
+    """The logits in float32, padding at minus infinity, (n, v), and the largest of each row (n,)."""
     logits = logits.float()
     logits[:, columns:] = -torch.inf
+    return logits, logits.amax(1) if columns else logits.new_full((len(logits),), -torch.inf)
+
+
+def _own(target: Tensor, offset: int, width: int) -> tuple[Tensor, Tensor]:
+    """Each target's column in this rank's slice (n,) int64, 0 where another rank has it, and whether it is here."""
     local = target - offset
-    mine = (local >= 0) & (local < logits.shape[1])
-    local = torch.where(mine, local, 0)
-    top = logits.amax(1) if columns else logits.new_full((len(logits),), -torch.inf)
-    if group is not None:
-        dist.all_reduce(top, dist.ReduceOp.MAX, group=group)
+    mine = (local >= 0) & (local < width)
+    return torch.where(mine, local, 0), mine
+
+
+def _exponentials(logits: Tensor, top: Tensor, target: Tensor, offset: int) -> tuple[Tensor, Tensor]:
+    """exp(logits - top) (n, v), and (2, n): their sum and the target's logit, 0 where another rank has it."""
+    local, mine = _own(target, offset, logits.shape[1])
     shifted = (logits - top[:, None]).exp_()
     at_target = torch.where(mine, logits.gather(1, local[:, None])[:, 0], 0.0)
-    sums = torch.stack([shifted.sum(1), at_target])
-    if group is not None:
-        dist.all_reduce(sums, group=group)
-    return local, mine, shifted, top, sums
+    return shifted, torch.stack([shifted.sum(1), at_target])
 
 
-def chunk_loss(
-    logits: Tensor, target: Tensor, columns: int, offset: int, z_loss: float, group: Any
+def _losses(
+    shifted: Tensor, sums: Tensor, top: Tensor, target: Tensor, offset: int, z_loss: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Losses of one chunk and their gradient.
-
-    logits: (n, v) for vocabulary entries offset .. offset + v, of which the first `columns` exist (the rest
-    is padding); target: (n,) int64. Returns nll (n,), z (n,) and the gradient of nll + z_loss * z, (n, v),
-    all float32.
-    """
-    local, mine, shifted, top, sums = _exponentials(logits, target, columns, offset, group)
+    """What `chunk_loss` returns; sums, top: over the whole vocabulary. The gradient takes the place of `shifted`."""
+    local, mine = _own(target, offset, shifted.shape[1])
     log_z = sums[0].log() + top
     counted = target != IGNORE
     nll = torch.where(counted, log_z - sums[1], 0.0)
@@ -81,8 +74,45 @@ def chunk_loss(
 
 
 @cache
-def _compiled_chunk_loss() -> Any:
-    return torch.compile(chunk_loss, dynamic=False)
+def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    return torch.compile(function, dynamic=False)
+
+
+def _softmax(
+    logits: Tensor, target: Tensor, columns: int, offset: int, group: Any, fuse: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """exp(logits - top) of this rank's slice, and of the whole vocabulary, equal on every rank: top, and `sums` as in
+    `_exponentials`."""
+    # Compiled one by one: what the ranks exchange stands between them, and a compiler would break there anyway.
+    begin, middle = (_compiled(_top), _compiled(_exponentials)) if fuse else (_top, _exponentials)
+    logits, top = begin(logits, columns)
+    if group is not None:
+        dist.all_reduce(top, dist.ReduceOp.MAX, group=group)
+    shifted, sums = middle(logits, top, target, offset)
+    if group is not None:
+        dist.all_reduce(sums, group=group)
+    return shifted, top, sums
+
+
+def chunk_loss(
+    logits: Tensor,
+    target: Tensor,
+    columns: int,
+    offset: int,
+    z_loss: float,
+    group: Any,
+    fuse: bool = False,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Losses of one chunk and their gradient.
+
+    logits: (n, v) for vocabulary entries offset .. offset + v, of which the first `columns` exist (the rest
+    is padding); target: (n,) int64. Returns nll (n,), z (n,) and the gradient of nll + z_loss * z, (n, v),
+    all float32. fuse: compile the work between what the ranks of `group` exchange.
+    """
+    shifted, top, sums = _softmax(logits, target, columns, offset, group, fuse)
+    end = _compiled(_losses) if fuse else _losses
+    result: tuple[Tensor, Tensor, Tensor] = end(shifted, sums, top, target, offset, z_loss)
+    return result
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
@@ -104,7 +134,8 @@ class _LinearCrossEntropy(torch.autograd.Function):
         total = torch.zeros_like(nll)
         grad_hidden = torch.empty_like(hidden) if needs_grad else None
         grad_weight = torch.zeros_like(weight, dtype=torch.float32) if needs_grad else None
-        one_chunk = _compiled_chunk_loss() if fuse and group is None else chunk_loss
+        # One process compiles the whole of it, ranks that share the vocabulary the parts between their exchanges.
+        one_chunk = _compiled(chunk_loss) if fuse and group is None else partial(chunk_loss, fuse=fuse)
         for start in range(0, len(hidden), chunk):
             rows = slice(start, start + chunk)
             part, z, grad = one_chunk(hidden[rows] @ weight.T, target[rows], columns, offset, z_loss, group)
@@ -179,7 +210,7 @@ def token_scores(
     for start in range(0, len(hidden), chunk):
         wanted = target[start : start + chunk]
         logits = hidden[start : start + chunk] @ rows.T
-        *_, top, sums = _exponentials(logits, wanted, columns, offset, group)
+        _, top, sums = _softmax(logits, wanted, columns, offset, group, False)
         ignored = wanted == IGNORE
         losses.append((sums[0].log() + top - sums[1]).masked_fill(ignored, 0.0))
         best.append((sums[1] >= top) | ignored)

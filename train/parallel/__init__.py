@@ -3,10 +3,8 @@
 - devices.py: accelerators, their backends and peaks
 - layout.py: how ranks, a global batch and the blocks are divided
 - group.py: the process group, the run's folder, and one end for all ranks
-- mesh.py: a model split over the ranks
-- tensor.py: the products that ranks share
+- mesh.py: the ranks' mesh, parameters filled on it, gradients communicated
+- parallelize.py: a model split over it: products, float8, recomputation, compilation, FSDP
 - context.py: the sequences that ranks share
-- float8.py: products in float8
-- recompute.py: activations that are computed again
 - pipeline.py: the blocks divided over ranks
 """

@@ -78,6 +78,12 @@ class Batch:
     accumulation: int
     ranks: int
 
+    def __str__(self) -> str:
+        return (
+            f"{self.global_batch} = micro-batch {self.micro_batch} x accumulation {self.accumulation} x "
+            f"{self.ranks} data-parallel ranks"
+        )
+
 
 def solve_batch(ranks: int, global_batch: int | None, micro_batch: int | None) -> Batch:
     """Fill in what is not given: a step is one pass where only one of the two is, of 8 sequences where none is.

@@ -1,9 +1,7 @@
-"""A model over the ranks: the one place that splits it and fills its pieces.
+"""The mesh of the ranks, parameters on it, and what of their gradients is communicated when.
 
-Input: a Decoder on the meta device and the settings. Output: the same Decoder split over a mesh with the
-dimensions (pipeline, replicate, shard, tensor), its parameters materialised and filled. Pure DDP is shard = 1, pure
-FSDP replicate = 1, one process 1 x 1 x 1 x 1: all of them are one code path, FSDP2's `fully_shard`. With pipeline > 1
-what is split here is the part of one stage (`pipeline`).
+Input: a layout; a split Decoder on the meta device. Output: a mesh with the dimensions (pipeline, replicate, shard,
+tensor); the Decoder's parameters in memory and filled.
 """
 
 from __future__ import annotations
@@ -12,28 +10,19 @@ import re
 from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
-from typing import Any, cast
+from typing import cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.distributed_c10d import _set_pg_timeout
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset  # torch has no public way
 
-from train.config import TrainConfig
-from train.model.transformer import Decoder
-from train.parallel.context import Context, split_sequences
 from train.parallel.devices import Device
-from train.parallel.float8 import float8_products
-from train.parallel.layout import Layout, compiles
-from train.parallel.recompute import checkpoint_activations
-from train.parallel.tensor import split_matrices
-
-RECOMPILE_LIMIT = 64
-"""How often torch compiles one piece of code: for each phase, with gradients and without."""
+from train.parallel.layout import Layout
 
 
 def build_mesh(device: Device, layout: Layout, timeout: int) -> DeviceMesh:
@@ -59,53 +48,6 @@ def data_rank(mesh: DeviceMesh, context: int) -> int:
     sequences (`context` of them)."""
     shard = mesh["shard"]
     return (mesh["replicate"].get_local_rank() * shard.size() + shard.get_local_rank()) // context
-
-
-def pass_dtype(config: TrainConfig, device: Device) -> torch.dtype:
-    """What matrix products are computed in."""
-    low = config.precision in ("bf16", "float8") or (config.precision == "auto" and device.is_gpu)
-    return torch.bfloat16 if low else torch.float32
-
-
-def parallelize(
-    model: Decoder, mesh: DeviceMesh, context: Context, config: TrainConfig, device: Device
-) -> None:
-    """Apply tensor and context parallelism, checkpointing, compilation and `fully_shard`, in this order, in place."""
-    if config.precision == "float8":
-        float8_products(model, device)
-    if mesh["tensor"].size() > 1:
-        split_matrices(model, mesh["tensor"])
-    split_sequences(model, context)
-    checkpoint_activations(model, config.checkpointing)
-    if compiles(config, model.config, able=device.can_compile):
-        # Each phase may bring another length: a block is compiled for it anew. Torch would compile it a second time for
-        # every length at once, which is slower, and after 8 times not at all.
-        torch._dynamo.config.recompile_limit = RECOMPILE_LIMIT
-        for block in model.layers:
-            whole = config.attention == "causal" and not model.config.window
-            block.compile(fullgraph=whole, dynamic=False)
-        model.fuse_loss = True
-    options: dict[str, Any] = {
-        "mesh": mesh["replicate", "shard"] if mesh["replicate"].size() > 1 else mesh["shard"],
-        # Inputs are not cast: the embedding already gives the right dtype, and rotary tables must stay
-        # float32.
-        "mp_policy": MixedPrecisionPolicy(
-            param_dtype=torch.bfloat16 if pass_dtype(config, device) == torch.bfloat16 else None,
-            reduce_dtype=torch.float32,
-            cast_forward_inputs=False,
-        ),
-    }
-    # A pipeline's stage is passed many times in a step, and its parameters stay gathered.
-    free = config.reshard and config.pipeline == 1
-    for block in model.layers:
-        fully_shard(block, reshard_after_forward=free, **options)
-    matrices = (model.embed_tokens, model.lm_head)
-    for matrix in () if model.config.tied else filter(None, matrices):
-        # No backward pass reads these matrices: a lookup knows its rows, and the loss its gradients beforehand.
-        fully_shard(matrix, reshard_after_forward=free, **options)
-        cast(FSDPModule, matrix).set_unshard_in_backward(False)
-    # The final norm, and a tied matrix, which is used at both ends of a pass.
-    fully_shard(model, reshard_after_forward=False, **options)
 
 
 def materialize(

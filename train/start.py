@@ -19,19 +19,18 @@ from train import STARTED
 from train.checkpoint.meta import RunState
 from train.checkpoint.save import Checkpoints
 from train.config import parse_files
+from train.data import Feed
+from train.evaluate import ValidationSource, validation_sources
+from train.metrics import MetricsLog
 from train.parallel.devices import Device
 from train.parallel.mesh import data_rank
-from train.run.changes import Changes
-from train.run.goodput import Goodput, Restart
-from train.run.metrics import MetricsLog
-from train.run.phases import Phase, Segment, check_resume, plan_segments
-from train.run.report import Reporter
-from train.run.setup import Plan, build_trainee, checkpoint_bytes, describe, enter_phase
-from train.run.stragglers import Stragglers
-from train.steps.data import Feed
-from train.steps.evaluate import ValidationSource, validation_sources
-from train.steps.questions import Questions, load_questions
-from train.steps.step import Mark, Readback, Trainee
+from train.phases import Phase, Segment, check_resume, plan_segments
+from train.questions import Questions, load_questions
+from train.records import Changes, Goodput, Restart
+from train.report import Reporter
+from train.setup import Plan, build_trainee, checkpoint_bytes, describe, enter_phase
+from train.step import Mark, Readback, Trainee
+from train.stragglers import Stragglers
 
 
 @dataclass
@@ -66,6 +65,7 @@ class Run:
     last_end: Mark
     pending: Readback | None = None
     stop_agreed: bool = False
+    stop_told: bool = False
     val_loss: float | None = None
 
     @property

@@ -26,7 +26,7 @@ from pretok.base.records import replace
 from pretok.base.storage import atomic_open, read_lines
 from train.config import TrainConfig, add_flags, from_mapping, parse, whole_number
 from train.parallel.layout import solve_layout
-from train.run.lines import Lines
+from train.records import Lines
 
 TRIED: dict[str, list[Any]] = {
     "micro_batch": [1, 2, 4, 8],

@@ -11,7 +11,7 @@ import gc
 import math
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
@@ -29,20 +29,19 @@ from pretok.stream import data_hash
 from train import STARTED
 from train.checkpoint.meta import Meta
 from train.config import TrainConfig
+from train.data import MicroBatch
+from train.evaluate import evaluate
+from train.metrics import provenance
+from train.optimizer import MAX_SKIPS, global_norm
 from train.parallel.devices import Device, deterministic, find_device
 from train.parallel.group import process_group, run_folder
 from train.parallel.mesh import limit_collectives
-from train.run.failures import explain, out_of_memory
-from train.run.metrics import provenance
-from train.run.report import Reporter
-from train.run.setup import make_plan
-from train.run.start import Run, enter_segment, start_run
-from train.run.stragglers import NOTABLE
-from train.steps.data import MicroBatch
-from train.steps.evaluate import evaluate
-from train.steps.optim import MAX_SKIPS, global_norm
-from train.steps.score import score
-from train.steps.step import Mark, Readback, train_step
+from train.questions import score
+from train.report import Reporter, clock, explain, out_of_memory
+from train.setup import make_plan
+from train.start import Run, enter_segment, start_run
+from train.step import Mark, Readback, train_step
+from train.stragglers import NOTABLE
 
 AUTO_FACTOR = 4
 AUTO_BOUNDS = (60.0, 7200.0)
@@ -59,17 +58,14 @@ FIRST_MARGIN = 30.0
 def train(config: TrainConfig) -> None:
     """Train to the end. Raises Stopped when asked to stop early, PretokError for what a user can fix."""
     out = Path(config.out)
-    device = find_device()
 
     def words(error: Exception) -> PretokError | None:
         return explain(error) or out_of_memory(error, config)
 
-    with (
-        deterministic(config.deterministic),
-        StopFlag(FIRST_MARGIN) as stop,
-        process_group(device, config.timeout, out, words),
-    ):
-        _train(config, device, stop, out)
+    with deterministic(config.deterministic), StopFlag(FIRST_MARGIN) as stop:
+        device = find_device()
+        with process_group(device, config.timeout, out, words):
+            _train(config, device, stop, out)
 
 
 def _train(config: TrainConfig, device: Device, stop: StopFlag, out: Path) -> None:
@@ -98,13 +94,13 @@ def _train(config: TrainConfig, device: Device, stop: StopFlag, out: Path) -> No
 
 
 def _loop(run: Run) -> None:
+    """All steps of all segments, what is due between them, and a last save."""
     gc.collect()
     gc.freeze()
     gc.disable()  # collected between steps, at the same ones on all ranks: one rank's pause is every rank's pause
     run.goodput.enter("training")
     run.checkpoints.saved_at, run.last_end = time.monotonic(), Mark(run.device.device)
     profiler = _profiler(Path(run.plan.config.out), run.plan.config.profile)
-    follows = _what_follows(run, profiler)
     for segment in run.segments:
         if run.stop_agreed:
             break
@@ -116,9 +112,9 @@ def _loop(run: Run) -> None:
         with closing(iter(run.data.feed)) as batches:  # its processes end with it, whatever ends the loop
             while run.progress.step < segment.last_step and not run.stop_agreed:
                 _one_step(run, batches)
-                for due, act in follows:
-                    if due(run.progress.step):
-                        act()
+                if profiler is not None:
+                    profiler.step()
+                _between_steps(run)
     if profiler is not None:
         profiler.stop()
     _flush(run)
@@ -130,29 +126,26 @@ def _loop(run: Run) -> None:
     _finish_files(run)
 
 
-def _what_follows(run: Run, profiler: Any) -> list[tuple[Callable[[int], bool], Callable[[], object]]]:
-    """What comes between two steps, in this order: (whether it is due after so many steps, what is done)."""
-    config = run.plan.config
+def _between_steps(run: Run) -> None:
+    """What is due after the step that was just queued; the same on all ranks."""
+    config, step = run.plan.config, run.progress.step
 
-    def each(steps: int) -> Callable[[int], bool]:
-        return lambda step: step % steps == 0 or step == run.steps
+    def due(every: int) -> bool:
+        return step % every == 0 or step == run.steps
 
-    def always(_step: int) -> bool:
-        return True
-
-    follows: list[tuple[Callable[[int], bool], Callable[[], object]]] = [
-        (lambda step: step == run.first + 1, lambda: _after_first_step(run)),
-        (lambda step: step == run.segment.step + 1, lambda: _limit(run, run.plan.config.timeout / STEADY)),
-        (lambda step: step % GC_EVERY == 0, lambda: gc.collect(1)),
-        (always, run.checkpoints.poll),
-    ]
-    if profiler is not None:
-        follows.insert(0, (always, profiler.step))
-    if config.val_every:
-        follows.append((each(config.val_every), lambda: _validate(run)))
-    if config.evaluate:
-        follows.append((each(config.evaluate_every), lambda: _ask(run)))
-    return [*follows, (run.checkpoints.due, lambda: _save(run))]
+    if step == run.first + 1:
+        _after_first_step(run)
+    if step == run.segment.step + 1:
+        _limit(run, config.timeout / STEADY)
+    if step % GC_EVERY == 0:
+        gc.collect(1)
+    run.checkpoints.poll()
+    if config.val_every and due(config.val_every):
+        _validate(run)
+    if config.evaluate and due(config.evaluate_every):
+        _ask(run)
+    if run.checkpoints.due(step):  # after validation, which asks for a save of the best
+        _save(run)
 
 
 def _limit(run: Run, seconds: float) -> None:
@@ -178,6 +171,11 @@ def _profiler(out: Path, steps: int) -> Any:
 def _one_step(run: Run, batches: Iterator[MicroBatch]) -> None:
     """Queue one step, then read the numbers of the one before, which is done by then."""
     progress, segment = run.progress, run.segment
+    if run.stop.reason is not None and not run.stop_told:
+        run.stop_told = True
+        run.report(
+            f"{clock()} {run.stop.reason}: the run ends after the steps in work; Ctrl-C again ends it at once"
+        )
     waited, began = run.data.feed.waited, time.perf_counter()
     queued = train_step(
         run.trainee,

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -23,50 +23,38 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from train.checkpoint.tensors import named_state
 from train.config import TrainConfig
+from train.data import MicroBatch, documents_of
 from train.model.loss import targets_of
 from train.model.transformer import Decoder
+from train.optimizer import Guard, NormShare, build_optimizer, update
 from train.parallel.context import Context
 from train.parallel.layout import Batch
 from train.parallel.mesh import gradient_sync
 from train.parallel.pipeline import Pipeline
-from train.steps.data import MicroBatch, documents_of
-from train.steps.optim import Guard, NormShare, build_optimizer, update
 
 
 @dataclass
 class Trainee:
-    """What a step changes and what it needs. parameters: the sharded ones."""
+    """What a step changes and what it needs: at first an optimizer without moments, and a guard that has seen
+    nothing. parameters: the sharded ones."""
 
     model: Decoder | Pipeline
-    parameters: list[nn.Parameter]
-    optimizer: torch.optim.AdamW
-    guard: Guard
     mesh: DeviceMesh
-    share: NormShare
     context: Context
     batch: Batch
     config: TrainConfig
     device: torch.device
     eod_id: int
     seq_len: int
+    parameters: list[nn.Parameter] = field(init=False)
+    optimizer: torch.optim.AdamW = field(init=False)
+    guard: Guard = field(init=False)
+    share: NormShare = field(init=False)
 
-    @classmethod
-    def fresh(
-        cls,
-        model: Decoder | Pipeline,
-        mesh: DeviceMesh,
-        context: Context,
-        batch: Batch,
-        config: TrainConfig,
-        device: torch.device,
-        eod_id: int,
-        seq_len: int,
-    ) -> Trainee:
-        """Before the first step: an optimizer without moments, a guard that has seen nothing."""
-        parameters, optimizer = list(model.parameters()), build_optimizer(model, config)
-        guard, share = Guard.fresh(device), NormShare.of(mesh)
-        data = device, eod_id, seq_len
-        return cls(model, parameters, optimizer, guard, mesh, share, context, batch, config, *data)
+    def __post_init__(self) -> None:
+        self.parameters = list(self.model.parameters())
+        self.optimizer = build_optimizer(self.model, self.config)
+        self.guard, self.share = Guard.fresh(self.device), NormShare.of(self.mesh)
 
     def given(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
         """What the model takes of (n, L) inputs and targets on the host: this rank's part of both, and documents of the

@@ -27,7 +27,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from train.steps.step import Mark
+from train.step import Mark
 
 EVERY = 50
 """Steps between two looks."""

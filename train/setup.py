@@ -20,18 +20,17 @@ from pretok.base.errors import PretokError, UsageError
 from pretok.base.records import replace
 from pretok.base.vocab_map import read_map
 from train.checkpoint.export import check_tokenizer, exported_tensors
-from train.checkpoint.meta import Meta, TokenizerOrigin
-from train.checkpoint.saved import complete_checkpoints
+from train.checkpoint.meta import Meta, TokenizerOrigin, complete_checkpoints
 from train.checkpoint.tensors import load_weights
-from train.config import PhaseSettings, TrainConfig
+from train.config import TrainConfig
 from train.model.attention import attention_kernel
 from train.model.sizes import CONFIG, ModelConfig
 from train.model.transformer import Decoder, initial_tensor
+from train.optimizer import set_hyper_parameters, warmup_steps
 from train.parallel.context import Context
 from train.parallel.devices import Device
 from train.parallel.group import first_problem
 from train.parallel.layout import (
-    Batch,
     Layout,
     bubble,
     check_pipeline,
@@ -41,11 +40,11 @@ from train.parallel.layout import (
     split_layers,
     stages_per_rank,
 )
-from train.parallel.mesh import build_mesh, materialize, parallelize, pass_dtype
+from train.parallel.mesh import build_mesh, materialize
+from train.parallel.parallelize import parallelize, pass_dtype
 from train.parallel.pipeline import Pipeline, take_part
-from train.run.phases import Phase, Segment, keep_batch, open_phases
-from train.steps.optim import set_hyper_parameters, warmup_steps
-from train.steps.step import Trainee
+from train.phases import Phase, Segment, keep_batch, open_phases
+from train.step import Trainee
 
 
 def checkpoint_bytes(model: ModelConfig) -> int:
@@ -131,7 +130,7 @@ def build_trainee(plan: Plan, device: Device, report: Callable[[str], None]) -> 
     else:
         materialize(model, device.device, partial(initial_tensor, plan.model, config.seed))
     data = phase.view.eod_id, phase.view.seq_len
-    trainee = Trainee.fresh(model, mesh, context, phase.batch, config, device.device, *data)
+    trainee = Trainee(model, mesh, context, phase.batch, config, device.device, *data)
     if source is not None and not exported:
         moments = trainee.optimizer if config.init_moments else None
         load_weights(model, moments, mesh, source, plan.model, report)
@@ -181,21 +180,24 @@ def describe(plan: Plan, segments: Sequence[Segment], device: Device) -> str:
     layout, model = plan.layout, plan.model
     peak = "n/a" if device.peak is None else f"{device.peak / 1e12:.1f} TFLOP/s"
     first = segments[0].phase
+    shares = f", {layout.context} shards share each sequence" if layout.context > 1 else ""
     lines = [
         *_cpu_warning(device),
         f"model {plan.config.sizes}: {model.parameters:,} parameters, sequences of "
         f"{first.view.seq_len} tokens, vocabulary {model.vocab_size:,} in {model.padded_vocab:,} rows",
         f"{dist.get_world_size()} ranks: {layout.replicate} replicas x {layout.shard} shards x "
-        f"{layout.tensor} tensor parallel{_in_stages(plan)}{_sharing(layout)} on {device.name}, "
-        f"{len(os.sched_getaffinity(0))} cores each, peak {peak} ({device.peak_source})",
-        f"global batch {_in_words(first.batch)}",
+        f"{layout.tensor} tensor parallel{_in_stages(plan)}{shares} on {device.name}, "
+        f"{len(os.sched_getaffinity(0))} cores and {torch.get_num_threads()} threads each, "
+        f"peak {peak} ({device.peak_source})",
+        f"global batch {first.batch}",
         f"{segments[-1].last_step} steps, {segments[-1].tokens_after(segments[-1].last_step):,} tokens"
         + (f" of {len(first.view) * first.view.seq_len:,}" if len(plan.phases) == 1 else ""),
     ]
     begins = {segment.phase.at: f"step {segment.step}" for segment in segments[1:]}
     for phase, settings in zip(plan.phases[1:], plan.config.phases, strict=True):
         when = begins.get(phase.at, "begun" if phase.at <= first.at else "not reached")
-        lines.append(f"phase at {phase.at:,} tokens ({when}): {_changes(settings) or 'nothing changes'}")
+        changes = ", ".join(f"{name} = {value}" for name, value in settings.settings.items())
+        lines.append(f"phase at {phase.at:,} tokens ({when}): {changes or 'nothing changes'}")
     return "\n".join([*lines, f"attention: {_attention(plan, device)}", *_warnings(segments)])
 
 
@@ -215,22 +217,6 @@ def _in_stages(plan: Plan) -> str:
     waits = bubble(config, plan.phases[0].batch.accumulation)
     stages = config.pipeline * stages_per_rank(config)
     return f" x {config.pipeline} pipeline ({config.pipeline_schedule}, {stages} stages, bubble {waits:.1%})"
-
-
-def _sharing(layout: Layout) -> str:
-    return f", {layout.context} shards share each sequence" if layout.context > 1 else ""
-
-
-def _in_words(batch: Batch) -> str:
-    """512 = micro-batch 4 x accumulation 2 x 64 data-parallel ranks."""
-    return (
-        f"{batch.global_batch} = micro-batch {batch.micro_batch} x accumulation {batch.accumulation} x "
-        f"{batch.ranks} data-parallel ranks"
-    )
-
-
-def _changes(phase: PhaseSettings) -> str:
-    return ", ".join(f"{name} = {value}" for name, value in phase.settings.items())
 
 
 def _warnings(segments: Sequence[Segment]) -> list[str]:

@@ -32,9 +32,9 @@ from pretok.shards.manifest import Manifest, load_manifest
 from pretok.stream import View
 from pretok.stream.mix_file import Mix
 from train.config import TrainConfig
+from train.data import validation_batches
 from train.parallel.mesh import data_rank, reshard
-from train.steps.data import validation_batches
-from train.steps.step import Trainee
+from train.step import Trainee
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,9 +26,8 @@ from pretok.base.storage import atomic_open
 from pretok.base.units import duration
 from train.config import TrainConfig
 from train.parallel.devices import Device
-from train.run.goodput import Restart
-from train.run.lines import Lines
-from train.run.report import STEP_SILENCE, Reporter, clock
+from train.records import Lines, Restart
+from train.report import STEP_SILENCE, Reporter, clock
 
 
 @cache

@@ -23,12 +23,11 @@ from pretok.shards.manifest import shards_of
 from pretok.stream import View, same_until
 from pretok.stream.mix_file import mix_json, parse_mix
 from pretok.stream.segments import SEGMENTS, written_segments
-from train.checkpoint.meta import META, Identity, Meta, RunState, TokenizerOrigin
-from train.checkpoint.saved import complete_checkpoints
+from train.checkpoint.meta import META, Identity, Meta, RunState, TokenizerOrigin, complete_checkpoints
 from train.config import IN_PHASES, SCHEDULE, TrainConfig
 from train.model.sizes import ModelConfig, model_config
+from train.optimizer import learning_rate
 from train.parallel.layout import USUAL_MICRO_BATCH, Batch, solve_batch
-from train.steps.optim import learning_rate
 
 MAY_CHANGE = {"model.seq_len", "model.rope_theta", "global_batch", "stream", "manifest", "mix"}
 """Of an identity: what a phase may set. Data is judged by `parted`."""

@@ -1,0 +1,187 @@
+"""Ledgers and what is read of each source -> exact sums, in one table of DuckDB.
+
+Input: a manifest and `Extent`s; columns are those that ledgers keep and `pretok annotate` joined. Output: `Figures`,
+whose table every part of the summary is a query of:
+
+    sums    of, source, kind, value, documents, document_bytes, tokens, token_bytes
+
+`kind` is what a column tells (KINDS), `removed` (when; null for what is there) or `all`; `value` the value as text,
+null for documents without one. All ledgers are compared with their checksums first. A document counts when at least
+one of its tokens is read, once however often; `tokens` are those read, repetitions counted, and `token_bytes` their
+part of the texts; `document_bytes` are of the whole texts of the documents that count.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from pretok.base.errors import UsageError
+from pretok.base.sql import database, quoted
+from pretok.base.tokens import Ints
+from pretok.disclosure.read import Extent
+from pretok.shards.annotations import open_annotations
+from pretok.shards.documents import chosen_shards, scan
+from pretok.shards.ledger import SCHEMA, ledger_schema
+from pretok.shards.manifest import Manifest
+from pretok.shards.values import host
+
+DATE = r"^(\d{4}(-(0[1-9]|1[0-2])(-(0[1-9]|[12]\d|3[01]))?)?)($|[T ])"
+"""ISO 8601 to the day, the month or the year. A bare number may be a time of any unit: it is no date here."""
+KINDS: dict[str, tuple[tuple[str, ...], str]] = {
+    "language": (("language", "lang"), "language"),
+    "licence": (("license", "licence"), "licence"),
+    "synthetic": (("synthetic", "generator"), "synthetic"),
+    "domain": (("url",), host("domain")),
+    "date": (("date", "created", "published"), f"regexp_extract(date, {quoted(DATE)}, 1)"),
+    "duplicate": (("duplicate_of",), "if(duplicate IS NULL, NULL, 'copy')"),
+}
+"""What a column may tell -> its usual names, the first that is kept is taken, where the last part of a dotted name
+counts; and what is counted of it."""
+AMOUNTS = ("documents", "document_bytes", "tokens", "token_bytes")
+Amount = dict[str, int]
+"""AMOUNTS -> their sums."""
+
+
+class Figures:
+    """Sums of what is read. columns: source -> kind -> the column that tells it; sources: those of each extent."""
+
+    def __init__(self, sql: Any, manifest: Manifest, named: Mapping[str, str]) -> None:
+        self.sql, self.manifest = sql, manifest
+        self._joined = open_annotations(manifest)
+        for one in self._joined:
+            one.check()
+        for shard in manifest.shards:
+            manifest.check(shard.ledger_path)
+        kept = {name: self._kept(name) for name in manifest.sources}
+        every = sorted({column for columns in kept.values() for column in columns})
+        for kind, column in named.items():
+            if kind not in KINDS:
+                raise UsageError(f"--column {kind}={column}: a column may tell {', '.join(KINDS)}")
+            if column not in every:
+                raise UsageError(
+                    f"--column {kind}={column}: no ledger has it; kept is {', '.join(every) or 'nothing'}"
+                )
+        self.columns = {
+            name: _usual(columns) | {kind: one for kind, one in named.items() if one in columns}
+            for name, columns in kept.items()
+        }
+        self.sources: dict[str, tuple[str, ...]] = {}
+        amounts = ", ".join(f"{name} BIGINT" for name in AMOUNTS)
+        sql.execute(f"CREATE TABLE sums (of VARCHAR, source VARCHAR, kind VARCHAR, value VARCHAR, {amounts})")
+
+    def _kept(self, source: str) -> list[str]:
+        """The kept columns of a source, in the order of its ledgers, and those that were joined to it."""
+        names: dict[str, None] = {}
+        for shard in self.manifest.shards:
+            if shard.source == source:
+                names |= dict.fromkeys(ledger_schema(shard.ledger_path).names)
+        of_source = [one for one in self._joined if any(part.source == source for part in one.record.parts)]
+        names |= dict.fromkeys(column.name for one in of_source for column in one.record.columns)
+        return [name for name in names if name not in SCHEMA.names]
+
+    def add(self, of: str, extent: Extent) -> None:
+        """Count what an extent reads, under a name; every ledger is read once. Raises IntegrityError."""
+        self.sources[of] = tuple(extent.sources)
+        for source in extent.sources:
+            self._add(of, extent, source)
+
+    def tells(self, of: str, kind: str, source: str | None = None) -> bool:
+        """Whether a column of a source, or of any, tells something."""
+        return any(kind in self.columns[name] for name in self.sources[of] if source in (None, name))
+
+    def _add(self, of: str, extent: Extent, name: str) -> None:
+        manifest, source, columns = self.manifest, extent.sources[name], self.columns[name]
+        order = {at: number for number, at in enumerate([*(r.at for r in manifest.removals), None])}
+        first = 0  # of the window among the flat tokens of the source
+        values = {"all": "NULL", "removed": "removed"}
+        values |= {kind: what if kind in columns else "NULL" for kind, (_, what) in KINDS.items()}
+        counted = f"""INSERT INTO sums SELECT ?, ?, kind, value, count(*), sum(bytes), sum(read),
+            sum(bytes::HUGEINT * read // tokens)  -- of a document read in part, in proportion
+            FROM (SELECT bytes, read, tokens, unnest([{", ".join(map(quoted, values))}]) AS kind,
+                  unnest([{", ".join(f"({one})::VARCHAR" for one in values.values())}]) AS value
+                  FROM rows WHERE read > 0)
+            GROUP BY kind, value"""
+        wanted = list(dict.fromkeys(["tokens", "bytes", "removed", *columns.values()]))
+        for _, _, rows in scan(manifest, wanted, chosen_shards(manifest, name, extent.split), self._joined):
+            lengths = np.asarray(rows["tokens"]).astype(np.int64)
+            bounds: Ints = first + np.concatenate([[0], np.cumsum(lengths)])
+            removed = None
+            if rows["removed"].null_count < len(rows):
+                removed = np.array([order[at] for at in rows["removed"].to_pylist()])
+            read = source.tokens(bounds, removed)
+            if source.coverage is None and removed is not None:  # shards are what they are now
+                read = np.where(removed < order[None], 0, read)
+            first = int(bounds[-1])
+            table = pa.table(
+                {name: rows[name] for name in ("tokens", "bytes", "removed")}
+                | {kind: rows[column].cast(pa.string()) for kind, column in columns.items()}
+                | {"read": read}
+            )
+            self.sql.register("rows", table)
+            self.sql.execute(counted, [of, name])
+
+    def amount(self, of: str, kind: str = "all", source: str | None = None, where: str = "true") -> Amount:
+        """Sums of a source, or of all."""
+        sums = ", ".join(f"coalesce(sum({name}), 0)::BIGINT" for name in AMOUNTS)
+        found = self.sql.execute(
+            f"SELECT {sums} FROM sums WHERE of = ? AND kind = ? AND source = coalesce(?, source) AND {where}",
+            [of, kind, source],
+        )
+        return dict(zip(AMOUNTS, found.fetchone(), strict=True))
+
+    def by_value(
+        self, of: str, kind: str, source: str | None = None, most: int | None = None
+    ) -> dict[str, Any]:
+        """Sums by value. distinct: how many different values there are, null not counted; listed: those with most
+        tokens, and what has no value last."""
+        sums = ", ".join(f"sum({name})::BIGINT AS {name}" for name in AMOUNTS)
+        found = self.sql.execute(
+            f"""SELECT *, count(value) OVER () AS distinct_values FROM
+                (SELECT value, {sums} FROM sums
+                WHERE of = ? AND kind = ? AND source = coalesce(?, source) GROUP BY value)
+            QUALIFY row_number() OVER (ORDER BY value IS NULL, tokens DESC, value) <= ?
+                OR value IS NULL
+            ORDER BY value IS NULL, tokens DESC, value""",
+            [of, kind, source, 1 << 62 if most is None else most],
+        ).fetchall()
+        rows = [dict(zip(("value", *AMOUNTS), row, strict=False)) for row in found]
+        return {"distinct": found[0][-1] if found else 0, "listed": rows}
+
+    def dates(self, of: str, source: str | None = None) -> dict[str, Any]:
+        """The first and the last date, as written; how many documents have one, another value, and none."""
+        found = self.sql.execute(
+            """SELECT min(value) FILTER (value <> '') AS earliest, max(value) FILTER (value <> '') AS latest,
+            coalesce(sum(documents) FILTER (value <> ''), 0)::BIGINT AS dated,
+            coalesce(sum(documents) FILTER (value = ''), 0)::BIGINT AS other,
+            coalesce(sum(documents) FILTER (value IS NULL), 0)::BIGINT AS none
+            FROM sums WHERE of = ? AND kind = 'date' AND source = coalesce(?, source)""",
+            [of, source],
+        )
+        names = [column[0] for column in found.description]
+        return {name: value for name, value in zip(names, found.fetchone(), strict=True) if value is not None}
+
+
+@contextmanager
+def open_figures(manifest: Manifest, named: Mapping[str, str]) -> Iterator[Figures]:
+    """An empty table of sums. named: kind -> the column that tells it, instead of its usual names.
+
+    Raises UsageError for an unknown kind or a column that no ledger has, IntegrityError, MismatchError."""
+    folder = manifest.folder.parent / f".disclose-{os.getpid()}"  # made where the sums fit no memory
+    with database(folder, 1, shutil.disk_usage(manifest.folder).free // 2) as sql:
+        yield Figures(sql, manifest, named)
+
+
+def _usual(columns: list[str]) -> dict[str, str]:
+    found = {}
+    for kind, (names, _) in KINDS.items():
+        matching = [c for name in names for c in columns if c.rpartition(".")[2].lower() == name]
+        if matching:
+            found[kind] = matching[0]
+    return found

@@ -1,0 +1,416 @@
+"""Mixes of everything at once, drawn at random, against a plain model of docs/mix.md: which token stands where.
+
+Several sources, of text and of conversations, one of them in classes; stages by weight, or sources repeated; cut or
+packed; continued, also after an append; materialized. Every token of text has an id of its own.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from fractions import Fraction
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from mixing import best_fit, request, write_ledgers
+from support import EOD, make_shards
+
+import pretok.stream
+from pretok.base.console import Silent
+from pretok.base.execute import Engine
+from pretok.base.kinds import CHAT_KINDS, LEARNED
+from pretok.base.stop import StopFlag
+from pretok.config import make_mix
+from pretok.disclosure.read import read_mix
+from pretok.shards.manifest import load_manifest
+from pretok.stream import View, audit, same_until
+from pretok.stream.continued import beginning
+from pretok.stream.materialize import run_materialize
+from pretok.stream.mix_file import Mix
+from pretok.stream.mix_job import MixRequest, run_mix
+
+CHATS = {"b": CHAT_KINDS.index("answer"), "c": CHAT_KINDS.index("template")}
+"""Sources of conversations, and of which kind their EOD is."""
+NAMES = "abcd"
+"""`a` is text, and may have a class of its short documents; `d` is text that comes later, if at all."""
+Place = tuple[int, int]
+"""A token of a source: number of its document, and of the token in it."""
+Shape = tuple[Mapping[str, Sequence[int]], float, list[tuple[int, list[int]]], int]
+"""A mix that goes on: lengths of documents that are appended, at which part of the mix before it begins, its stages
+(sequences, and weights of the pools) and up to how many tokens a new document is short."""
+
+
+class Model:
+    """Documents, and what a mix makes of them. texts: ids of each document by source, with EOD; short: whether each
+    document of `a` is in the class; rows: of each entry the tokens of each sequence of an epoch, None for filling."""
+
+    def __init__(
+        self, seq_len: int, seed: int, packed: bool, fixed: bool, learn: Mapping[str, Sequence[str]]
+    ):
+        self.seq_len, self.seed, self.packed, self.fixed, self.learn = seq_len, seed, packed, fixed, learn
+        self.texts: dict[str, list[list[int]]] = {}
+        self.short: dict[int, bool] = {}
+        self.ids = 0
+
+    def append(self, lengths: Mapping[str, Sequence[int]]) -> dict[str, list[list[int]]]:
+        """New documents without their EOD. An id says its kind in a conversation: three in a row are mostly alike."""
+        added: dict[str, list[list[int]]] = {}
+        for name, sizes in lengths.items():
+            for size in sizes:
+                text = [7 * n + n // 3 % 7 + 1 for n in range(self.ids, self.ids + size)]
+                self.ids += size
+                added.setdefault(name, []).append(text)
+                self.texts.setdefault(name, []).append([*text, EOD])
+        return added
+
+    def classify(self, most: int, since: int = 0) -> None:
+        """Documents of `a` from number `since` on are short up to `most` tokens."""
+        self.short |= {n: len(text) <= most for n, text in enumerate(self.texts["a"]) if n >= since}
+
+    def take(self, mix: Mix, divided: bool) -> None:
+        """The entries of a mix, which are all documents of their sources."""
+        self.mix, self.tapes, self.bins = mix, {one.name: list[Place]() for one in mix.sources}, {}
+        for source in {one.held_in for one in mix.sources}:
+            begins = sorted({one.begin for one in mix.sources if one.held_in == source})
+            at = 0
+            for number, text in enumerate(self.texts[source]):
+                pool = "short" if divided and source == "a" and self.short[number] else source
+                begin = max(begin for begin in begins if begin <= at)
+                (entry,) = (e for e in mix.sources if (e.held_in, e.pool, e.begin) == (source, pool, begin))
+                self.tapes[entry.name] += [(number, token) for token in range(len(text))]
+                at += len(text)
+        self.sizes = {}
+        for entry in mix.sources:
+            tape = self.tapes[entry.name]
+            if self.packed:
+                counts = Counter(document for document, _ in tape)
+                first = dict(zip(counts, np.cumsum([0, *counts.values()]).tolist(), strict=False))
+                documents = list(counts)
+                self.bins[entry.name] = [
+                    [
+                        tape[first[documents[n]] + token]
+                        for n, at, size in one
+                        for token in range(at, at + size)
+                    ]
+                    for one in best_fit(list(counts.values()), self.seq_len + 1)
+                ]
+                self.sizes[entry.name] = len(self.bins[entry.name])
+            else:
+                whole = max(len(tape) - 1, 0) // self.seq_len
+                moved = not self.fixed and whole > 1
+                self.sizes[entry.name] = (len(tape) - self.seq_len) // self.seq_len if moved else whole
+                assert len(tape) - self.sizes[entry.name] * self.seq_len < 2 * self.seq_len + 1
+            assert (entry.tokens, entry.sequences) == (len(tape), self.sizes[entry.name])
+
+    def row(self, name: str, epoch: int, number: int) -> list[Place]:
+        """The tokens of a sequence; what fills it up is left out."""
+        if self.packed:
+            return self.bins[name][number]
+        tape, cut = self.tapes[name], 0
+        if not self.fixed and (len(tape) - 1) // self.seq_len > 1:
+            drawn = hashlib.blake2b(f"{self.seed}\0{name}\0{epoch}\0cut".encode(), digest_size=8)
+            cut = int.from_bytes(drawn.digest(), "little") % self.seq_len
+        return tape[cut + number * self.seq_len :][: self.seq_len + 1]
+
+    def order(self) -> Iterator[tuple[str, int, int]]:
+        """(entry, epoch, sequence) of each position."""
+        drawn, spent = Counter[str](), Counter[str]()
+        for stage, (quotas, length) in enumerate(zip(self.mix.stages, self.mix.lengths, strict=True)):
+            turns = []
+            for numbers in self.mix.pools.values():
+                there = [self.mix.sources[n] for n in numbers if self.mix.sources[n].sequences]
+                old = [one.name for one in there if one.stage < stage]
+                new = [one.name for one in there if one.stage == stage]
+                if (
+                    old and new
+                ):  # read as often as all that was there before, but for an epoch that just ended
+                    epochs = min(-(-spent[one] // self.sizes[one]) for one in old)
+                    spent.update({one: max(epochs - 1, 0) * self.sizes[one] for one in new})
+                turns.append(self.rounds([*old, *new], spent))
+            for pool in merged(quotas)[:length]:
+                name = next(turns[pool])
+                epoch, k = divmod(drawn[name], self.sizes[name])
+                drawn[name] += 1
+                yield name, epoch, shuffled(self.seed, name, epoch, self.sizes[name])[k]
+
+    def rounds(self, names: list[str], spent: Counter[str]) -> Iterator[str]:
+        """Which entry of a pool gives each of its sequences: what is left of the epoch, then all, again and again."""
+        while True:
+            level = min(spent[name] // self.sizes[name] for name in names)
+            left = [(level + 1) * self.sizes[name] - spent[name] for name in names]
+            for number in merged(left):
+                spent[names[number]] += 1
+                yield names[number]
+
+    def sequence(self, name: str, row: Sequence[Place]) -> tuple[list[int], list[bool]]:
+        """Ids, filled up, and which targets are learned."""
+        (source,) = (one.held_in for one in self.mix.sources if one.name == name)
+        ids = [self.texts[source][document][token] for document, token in row]
+        ids += [EOD] * (self.seq_len + 1 - len(ids))
+        learned = []
+        for before, token in pairwise(ids):
+            kind = CHAT_KINDS[CHATS.get(source, 0) if token == EOD else (token - 1) % 7]
+            known = source not in CHATS or kind in self.learn.get(source, LEARNED)
+            learned.append(known and not before == token == EOD)
+        return ids, learned
+
+
+def merged(quotas: Sequence[int]) -> list[int]:
+    """Which source stands at each position: the k-th of q among N at time (k + 1/2) N / q, the first where two meet."""
+    due = [(Fraction(2 * k + 1, 2 * q), source) for source, q in enumerate(quotas) for k in range(q)]
+    return [source for _, source in sorted(due)]
+
+
+def shuffled(seed: int, name: str, epoch: int, size: int) -> list[int]:
+    """The order of the sequences of an epoch: a Feistel network on the smallest power of two, six rounds, walked on
+    until the image lies inside."""
+    keys = struct.unpack("<6Q", hashlib.blake2b(f"{seed}\0{name}\0{epoch}".encode(), digest_size=48).digest())
+    bits = max((size - 1).bit_length(), 2)
+    low, found = bits // 2, []
+    for value in range(size):
+        while True:
+            left, right = value >> low, value % (1 << low)
+            for number, key in enumerate(keys):
+                other = right if number % 2 else left
+                mixed = (other ^ key) * 0xFF51AFD7ED558CCD % 2**64
+                mixed = (mixed ^ mixed >> 32) * 0xC4CEB9FE1A85EC53 % 2**64
+                if number % 2:
+                    left ^= mixed >> 64 - (bits - low)
+                else:
+                    right ^= mixed >> 64 - low
+            value = left << low | right
+            if value < size:
+                break
+        found.append(value)
+    return found
+
+
+def some_of_old(weights: list[int]) -> list[int]:
+    """The same, but for at least a part of `a` where neither of the sources that are always there has one."""
+    return weights if any(weights[:2]) else [1, *weights[1:]]
+
+
+lengths = st.lists(st.integers(0, 25), min_size=1, max_size=4)
+stages = st.lists(
+    st.tuples(st.integers(1, 40), st.lists(st.integers(0, 4), min_size=5, max_size=5).map(some_of_old)),
+    min_size=1, max_size=2,
+)  # fmt: skip
+some_kinds = st.lists(st.sampled_from(CHAT_KINDS), min_size=1, max_size=7, unique=True)
+shapes = st.lists(
+    st.tuples(
+        st.dictionaries(st.sampled_from(NAMES), lengths, max_size=3),
+        st.floats(0, 1),
+        stages,
+        st.integers(0, 30),
+    ),
+    max_size=2,
+)
+
+
+@settings(max_examples=300 if settings().max_examples > 100 else 15)
+@given(
+    st.fixed_dictionaries({"a": lengths, "b": lengths}, optional={"c": lengths}), stages,
+    st.none() | st.lists(st.integers(1, 7), min_size=2, max_size=2), shapes, st.integers(2, 9), st.integers(0, 9),
+    st.sampled_from(("train", "val")), st.booleans(), st.booleans(), st.booleans(),
+    st.fixed_dictionaries({}, optional={"b": some_kinds}),
+)  # fmt: skip
+def test_everything_together(
+    tmp_path_factory: pytest.TempPathFactory,
+    first: dict[str, list[int]],
+    asked: list[tuple[int, list[int]]],
+    repeat: list[int] | None,
+    history: list[Shape],
+    seq_len: int,
+    seed: int,
+    split: str,
+    packed: bool,
+    divided: bool,
+    materialized: bool,
+    learn: dict[str, list[str]],
+) -> None:
+    folder = tmp_path_factory.mktemp("model")
+    model = Model(seq_len, seed, packed, split == "val", learn)
+    # At least two sequences of each source, and of what is left of `a` beside its class.
+    added = model.append(
+        {name: [*sizes, 20] for name, sizes in first.items()} | {"a": [*first["a"], 20, 7, 8, 7]}
+    )
+    model.classify(9)
+    shards = grow(folder / "0", None, added, split)
+    options: dict[str, Any] = {"seq_len": seq_len, "seed": seed, "max_epochs": 1000}
+    options |= {"pack": "best-fit" if packed else "none"}
+    options |= {"classes": {"short": "a where tokens <= 9"}} if divided else {}
+    if repeat:
+        table = make_mix({**options, "repeat": dict(zip("ab", repeat, strict=True))}, "test")
+        wish = MixRequest(table, split, None, learn)
+    else:
+        wish = replace(request(*told(asked, model, divided), split=split, **options), learn=learn)
+    run_mix(shards, folder / "0.json", wish)
+    view = pretok.stream.open(shards, folder / "0.json")
+    model.take(view.mix, divided)
+    if repeat:
+        times = dict(zip("ab", repeat, strict=True))
+        for name, quota in zip(view.mix.pools, view.mix.stages[0], strict=True):
+            assert abs(quota - times.get(name, 1) * model.sizes[name]) <= 1
+    for number, (lengths, share, asked, most) in enumerate(history, 1):
+        before, known = view, len(model.texts["a"])
+        if lengths:
+            shards = grow(folder / str(number), shards, model.append(lengths), split)
+        at = 1 + int(share * (len(view) - 1))
+        after = beginning(load_manifest(shards), folder / f"{number - 1}.json", at)
+        # Documents keep their class, unless what they came with was not read.
+        ends = np.cumsum([0, *(len(text) for text in model.texts["a"])])
+        begins = [one.begin for one in view.mix.sources if one.held_in == "a"]
+        dropped = [
+            begin
+            for begin in begins
+            if begin not in {one.begin for one in after.sources if one.held_in == "a"}
+        ]
+        model.classify(most, min([known, *(int(np.searchsorted(ends, begin)) for begin in dropped)]))
+        if divided:
+            options |= {"classes": {"short": f"a where tokens <= {most}"}}
+        wish = request(*told(asked, model, divided), split=split, after=after, **options)
+        run_mix(shards, folder / f"{number}.json", replace(wish, learn=learn))
+        view = pretok.stream.open(shards, folder / f"{number}.json")
+        same = same_until(before.mix, view.mix)
+        assert at <= same == same_until(view.mix, before.mix)
+        np.testing.assert_array_equal(view[:same], before[:same])
+        model.take(view.mix, divided)
+        if not packed:
+            check_quotas(view.mix, asked, model, divided)
+    path = folder / f"{len(history)}.json"
+    check(view, model)
+    check_rounds(view)
+    check_disclosed(shards, path, view, model)
+    if materialized:
+        with StopFlag() as stop, Engine(0, None, stop) as engine:
+            run_materialize(shards, path, folder / "out", engine, Silent(), shard_bytes=500)
+        written = pretok.stream.open(folder / "out")
+        assert written.fingerprint == view.fingerprint
+        for one, other in zip(
+            written.batch(range(len(view)), loss=True), view.batch(range(len(view)), loss=True), strict=True
+        ):
+            np.testing.assert_array_equal(one, other)
+
+
+def grow(folder: Path, since: Path | None, more: dict[str, list[list[int]]], split: str) -> Path:
+    nothing: dict[str, list[list[int]]] = {name: [] for name in more}
+    train, val = (more, nothing) if split == "train" else (nothing, more)
+    shards = make_shards(
+        folder, train, val=val, since=since, documents_per_shard=2, vocab_size=60_000, chats=CHATS
+    )
+    write_ledgers(shards)
+    return shards
+
+
+def weights_of(weights: Sequence[int], model: Model, divided: bool) -> dict[str, Fraction]:
+    """The share of each pool that has one; `a` and `b` are always there."""
+    pools = [
+        name for name in ("a", "b", "c", "d", "short") if name in model.texts or (name == "short" and divided)
+    ]
+    given = {
+        name: weight
+        for name, weight in zip(("a", "b", "c", "d", "short"), weights, strict=True)
+        if name in pools
+    }
+    # Of what came later there may be less than one sequence.
+    given = {
+        name: weight
+        for name, weight in given.items()
+        if sum(map(len, model.texts.get(name, [[0] * 30]))) > 20
+    }
+    return {name: Fraction(weight, sum(given.values())) for name, weight in given.items() if weight}
+
+
+def told(stages: list[tuple[int, list[int]]], model: Model, divided: bool) -> list[str]:
+    """The stages as a command takes them."""
+    return [
+        f"{count * model.seq_len}:"
+        + ",".join(f"{n}={w}" for n, w in weights_of(weights, model, divided).items())
+        for count, weights in stages
+    ]
+
+
+def check_quotas(mix: Mix, asked: list[tuple[int, list[int]]], model: Model, divided: bool) -> None:
+    """Of sequences that all have as many targets a stage has as many as were asked for, within one of each weight."""
+    for quotas, (count, weights) in zip(mix.stages[-len(asked) :], asked, strict=True):
+        shares = weights_of(weights, model, divided)
+        assert sum(quotas) == count
+        for name, quota in zip(mix.pools, quotas, strict=True):
+            assert abs(quota - count * shares.get(name, 0)) < 1
+
+
+def check(view: View, model: Model) -> None:
+    """Every position, every prefix, every mask, and the way back from each token."""
+    expected = list(model.order())
+    rows = [model.row(*one) for one in expected]
+    assert [view.origin(position) for position in range(len(view))] == expected
+    sequences = [model.sequence(one[0], row) for one, row in zip(expected, rows, strict=True)]
+    shuffled = np.random.default_rng(0).permutation(len(view))
+    for positions in (np.arange(len(view)), shuffled):
+        tokens, masks = view.batch(positions, loss=True)
+        assert tokens.tolist() == [sequences[position][0] for position in positions]
+        assert masks.tolist() == [sequences[position][1] for position in positions]
+    counts = Counter[str]()
+    for position, (name, _, _) in enumerate(expected):
+        assert {one: n for one, n in view.prefix_counts(position).items() if n} == counts
+        counts[name] += 1
+    for entry in view.mix.sources:
+        texts = model.texts[entry.held_in]
+        starts = np.cumsum([0, *map(len, texts)]).tolist()
+        mine = [
+            (position, *expected[position][1:])
+            for position in range(len(view))
+            if expected[position][0] == entry.name
+        ]
+        assert audit.drawn(view, entry.name, 0, len(mine)).tolist() == [sequence for _, _, sequence in mine]
+        held = [{starts[document] + token for document, token in rows[position]} for position, _, _ in mine]
+        for low, high in ((0, starts[-1]), (3, 4), (starts[-1] // 2, starts[-1] - 1)):
+            found = [
+                list(one)
+                for one, tokens in zip(mine, held, strict=True)
+                if tokens.intersection(range(low, high))
+            ]
+            assert audit.positions(view, entry.name, low, high).tolist() == found
+
+
+def check_rounds(view: View) -> None:
+    """No sequence comes a second time before every other of its pool came once, appended ones included; what was
+    appended counts as read as often as all that was there before, but for an epoch that had just ended."""
+    origins = [view.origin(position) for position in range(len(view))]
+    for pool in view.mix.pools.values():
+        entries = [view.mix.sources[number] for number in pool]
+        counts, first = dict[tuple[str, int], int](), 0
+        for stage, length in enumerate(view.mix.lengths):
+            least = min(counts.values(), default=0)
+            missed = least - (least > 0 and least == max(counts.values()))
+            counts |= {
+                (one.name, n): missed for one in entries if one.stage == stage for n in range(one.sequences)
+            }
+            levels = Counter(counts.values())
+            for name, _, sequence in origins[first : first + length]:
+                if (one := (name, sequence)) in counts:
+                    levels += Counter({counts[one]: -1, counts[one] + 1: 1})  # what is at 0 goes
+                    counts[one] += 1
+                    assert max(levels) - min(levels) <= 1
+            first += length
+
+
+def check_disclosed(shards: Path, path: Path, view: View, model: Model) -> None:
+    """How often each document was read: tokens that were the input of a prediction; of a packed sequence all count."""
+    read: dict[str, Counter[int]] = {}
+    for name, epoch, number in model.order():
+        (source,) = (one.held_in for one in view.mix.sources if one.name == name)
+        row = model.row(name, epoch, number)
+        read.setdefault(source, Counter()).update(d for d, _ in (row if model.packed else row[:-1]))
+    for name, reading in read_mix(load_manifest(shards), path).sources.items():
+        bounds = np.cumsum([0, *map(len, model.texts[name])])
+        documents = range(len(model.texts[name]))
+        assert reading.tokens(bounds).tolist() == [read.get(name, Counter())[n] for n in documents]

@@ -1,0 +1,216 @@
+"""A model split over its ranks and made fast: tensor parallelism, float8, recomputation, compilation, FSDP.
+
+Input: a Decoder on the meta device, the mesh, the settings. Output: the same Decoder, in place. Pure DDP is shard = 1,
+pure FSDP replicate = 1, one process 1 x 1 x 1 x 1: all of them are one code path, FSDP2's `fully_shard`. With
+pipeline > 1 what is split here is the part of one stage (`pipeline`).
+
+Products in float8 are torchao's, each row of a matrix with a scale of its own, taken anew in each product (Micikevicius
+et al. 2022); parameters, their names, the embedding, the output matrix and the loss stay as they are.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from importlib import import_module
+from importlib.util import find_spec
+from itertools import pairwise
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch._higher_order_ops import flex_attention, inductor_compiled_code
+
+# Private, but what torch itself offers: its checkpoints and `fully_shard` know this wrapper and leave its name out of
+# those of parameters, and a block wrapped by it compiles as a whole. tests/train/test_train_recompute.py tells when
+# that ends. A wrapper of our own would be written into checkpoints.
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_module, distribute_tensor
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    PrepareModuleInput,
+    RowwiseParallel,
+    SequenceParallel,
+    parallelize_module,
+)
+from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
+
+from pretok.base.errors import UsageError
+from train.config import TrainConfig, recomputed
+from train.model.attention import VARLEN_OP
+from train.model.transformer import Decoder, Head
+from train.parallel.context import Context, split_sequences
+from train.parallel.devices import HOPPER, Device
+from train.parallel.layout import compiles
+
+RECOMPILE_LIMIT = 64
+"""How often torch compiles one piece of code: for each phase, with gradients and without."""
+
+
+def pass_dtype(config: TrainConfig, device: Device) -> torch.dtype:
+    """What matrix products are computed in."""
+    low = config.precision in ("bf16", "float8") or (config.precision == "auto" and device.is_gpu)
+    return torch.bfloat16 if low else torch.float32
+
+
+def parallelize(
+    model: Decoder, mesh: DeviceMesh, context: Context, config: TrainConfig, device: Device
+) -> None:
+    """Apply tensor and context parallelism, checkpointing, compilation and `fully_shard`, in this order, in place."""
+    if config.precision == "float8":
+        float8_products(model, device)
+    if mesh["tensor"].size() > 1:
+        split_matrices(model, mesh["tensor"])
+    split_sequences(model, context)
+    checkpoint_activations(model, config.checkpointing)
+    if compiles(config, model.config, able=device.can_compile):
+        # Each phase may bring another length: a block is compiled for it anew. Torch would compile it a second time for
+        # every length at once, which is slower, and after 8 times not at all.
+        torch._dynamo.config.recompile_limit = RECOMPILE_LIMIT
+        for block in model.layers:
+            whole = config.attention == "causal" and not model.config.window
+            block.compile(fullgraph=whole, dynamic=False)
+        model.fuse_loss = True
+    options: dict[str, Any] = {
+        "mesh": mesh["replicate", "shard"] if mesh["replicate"].size() > 1 else mesh["shard"],
+        # Inputs are not cast: the embedding already gives the right dtype, and rotary tables must stay
+        # float32.
+        "mp_policy": MixedPrecisionPolicy(
+            param_dtype=torch.bfloat16 if pass_dtype(config, device) == torch.bfloat16 else None,
+            reduce_dtype=torch.float32,
+            cast_forward_inputs=False,
+        ),
+    }
+    # A pipeline's stage is passed many times in a step, and its parameters stay gathered.
+    free = config.reshard and config.pipeline == 1
+    blocks = list(model.layers)
+    for block in blocks:
+        # The backward pass begins with the last block: freed, it would be gathered again at once.
+        fully_shard(block, reshard_after_forward=free and block is not blocks[-1], **options)
+    for block, following in pairwise(blocks):
+        # The next block is gathered while this one computes, also where the host is too slow to run ahead. Backward
+        # passes do so by themselves. No GPU has measured it yet.
+        cast(FSDPModule, block).set_modules_to_forward_prefetch([cast(FSDPModule, following)])
+    matrices = (model.embed_tokens, model.lm_head)
+    for matrix in () if model.config.tied else filter(None, matrices):
+        # No backward pass reads these matrices: a lookup knows its rows, and the loss its gradients beforehand.
+        fully_shard(matrix, reshard_after_forward=free, **options)
+        cast(FSDPModule, matrix).set_unshard_in_backward(False)
+    # The final norm, and a tied matrix, which is used at both ends of a pass.
+    fully_shard(model, reshard_after_forward=False, **options)
+
+
+_NORMS = ("input_layernorm", "post_attention_layernorm")
+_INTO = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "mlp.gate_proj", "mlp.up_proj")
+_OUT_OF = ("self_attn.o_proj", "mlp.down_proj")
+"""Modules of a block by how they are split."""
+
+
+def split_matrices(model: Decoder, mesh: DeviceMesh) -> None:
+    """Tensor parallelism: into attention and feed-forward by columns, out of them by rows; vocabulary by rows.
+
+    Between these, where each token is by itself, ranks have a part of each sequence (sequence parallelism, Korthikanti
+    et al. 2022): it is gathered before the products and scattered as they are summed up, which moves what an all-reduce
+    would. Outside of `Decoder` only the loss sees all tokens, and the stages of a pipeline send their part of them.
+    """
+    config, tokens = model.config, Shard(1)
+    for block in model.layers:
+        plan: dict[str, Any] = dict.fromkeys(_INTO, ColwiseParallel())
+        plan |= dict.fromkeys(_OUT_OF, RowwiseParallel(output_layouts=tokens))
+        plan |= dict.fromkeys(_NORMS, SequenceParallel())
+        if config.qk_norm:
+            # Each rank norms its own heads, dimension 2; the gradient of the one weight is the sum of theirs.
+            heads = SequenceParallel(sequence_dim=2, use_local_output=True)
+            plan |= {"self_attn.q_norm": heads, "self_attn.k_norm": heads}
+        for module, others in (("self_attn", 3), ("mlp", 0)):
+            none = (None,) * others
+            plan[module] = PrepareModuleInput(
+                input_layouts=(tokens, *none), desired_input_layouts=(Replicate(), *none)
+            )
+        parallelize_module(block, mesh, plan)
+    model.sequence_parts = mesh.size()
+    if model.embed_tokens is not None:
+        lookup = RowwiseParallel(input_layouts=Replicate(), output_layouts=tokens)
+        parallelize_module(model, mesh, {"embed_tokens": lookup})
+        # What comes out is still on its way, an AsyncCollectiveTensor. Compiled blocks lose a part of the gradient of
+        # such an input, without a word (torch 2.13). A copy has arrived.
+        model.embed_tokens.register_forward_hook(lambda _module, _inputs, output: output.clone())
+    if model.norm is not None:
+        parallelize_module(model, mesh, {"norm": SequenceParallel()})
+        model.norm.register_forward_hook(lambda _module, _inputs, output: _whole(output))
+    if model.lm_head is not None:  # its weight alone is used, by the loss
+
+        def by_rows(_name: str, module: nn.Module, mesh: DeviceMesh) -> None:
+            weight = cast(Head, module).weight
+            sharded = distribute_tensor(weight, mesh, [Shard(0)])
+            module.register_parameter("weight", nn.Parameter(sharded))
+
+        distribute_module(model.lm_head, mesh, by_rows)
+
+
+def _whole(x: DTensor) -> Tensor:
+    """All tokens, for a loss that gives each rank the gradient of its part of the vocabulary: these are summed up as
+    they are scattered to the ranks' own tokens."""
+    return x.redistribute(placements=[Replicate()]).to_local(grad_placements=[Partial()])
+
+
+def float8_products(model: Decoder, device: Device) -> None:
+    """Convert the blocks, in place. UsageError where the device or the package is not there."""
+    if device.generation < HOPPER:
+        raise UsageError(f"--precision float8 needs an H100 or newer, and this is {device.name}: use bf16")
+    if find_spec("torchao") is None:
+        raise UsageError("--precision float8 needs the package torchao: pip install torchao")
+    convert(model)
+
+
+def convert(model: Decoder, **changes: Any) -> None:
+    """The same without a look at the device. changes: to torchao's configuration."""
+    float8 = import_module("torchao.float8")
+    recipe = float8.Float8LinearConfig.from_recipe_name("rowwise")
+    for name, value in changes.items():
+        object.__setattr__(recipe, name, value)  # it is frozen
+    for block in model.layers:
+        float8.convert_to_float8_training(block, config=recipe)
+
+
+_PRODUCTS = {
+    torch.ops.aten.mm.default,
+    torch.ops.aten.addmm.default,  # with a bias
+    torch.ops.aten._scaled_mm.default,  # in float8
+}
+_ATTENTION = {
+    torch.ops.aten._scaled_dot_product_flash_attention.default,
+    torch.ops.aten._scaled_dot_product_efficient_attention.default,
+    torch.ops.aten._scaled_dot_product_cudnn_attention.default,
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,
+    # Attention inside of documents on a GPU: as an operation of a compiled block, and compiled by itself (`_flex`).
+    flex_attention,
+    inductor_compiled_code,
+    *([] if VARLEN_OP is None else [VARLEN_OP]),
+}
+
+
+def _contexts() -> Any:
+    """For one pass of a block, forward and again: keep attention and every second matrix product. In the order of the
+    block (q, k, v, o, gate, up, down) these are k, o and up; nothing needs the last one, which is not made again."""
+    products: Counter[bool] = Counter()
+
+    def policy(context: Any, operator: Any, *_args: Any, **_kwargs: Any) -> CheckpointPolicy:
+        kept = operator in _ATTENTION
+        if operator in _PRODUCTS:
+            products[context.is_recompute] += 1  # both passes count alike, so both judge alike
+            kept = products[context.is_recompute] % 2 == 0
+        return CheckpointPolicy.MUST_SAVE if kept else CheckpointPolicy.PREFER_RECOMPUTE
+
+    return create_selective_checkpoint_contexts(policy)  # type: ignore[no-untyped-call]
+
+
+def checkpoint_activations(model: Decoder, setting: str) -> None:
+    """Recompute whole blocks ('full'), or all of them but attention and every second matrix product ('ops')."""
+    for name, block in list(model.layers.named_children()):  # numbers in the whole model, also of a part
+        kind = recomputed(setting, int(name))
+        if kind == "ops":
+            setattr(model.layers, name, checkpoint_wrapper(block, context_fn=_contexts))
+        elif kind == "full":
+            setattr(model.layers, name, checkpoint_wrapper(block))

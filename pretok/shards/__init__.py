@@ -12,9 +12,9 @@ hash_task.py   a partition -> the hash of every document: the task of a pass bef
 copies_job.py  which documents are copies of earlier ones, settled before tokenizing
 batching.py    small batches that are handled as one
 sample.py      documents of a shard, encoded again by tokenizers before it counts
+parts.py       what a worker leaves of a partition, a shard at a time
 task.py        a partition -> sealed parts: the task a worker runs
 unfinished.py  what is not finished, told in words
-software.py    which versions of libraries made shards, and who may go on with them
 seal.py        sealed parts -> few files and one manifest
 documents.py   what is known of documents as rows: their place, their ledger, what was joined to them
 names.py       names of documents -> which documents they are

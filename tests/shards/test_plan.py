@@ -241,11 +241,11 @@ def test_a_file_that_changes_between_two_parts_is_refused(
     made = tokenizing.recipe(tmp_path / "out", vocab_dir, {"it": [path]}, size=4_000)
     seal, calls = task._PartWriter.seal, []
 
-    def killed(writer, *, last):
+    def killed(writer, *, last, **found):
         if calls:
             raise KeyboardInterrupt
         calls.append(last)
-        return seal(writer, last=last)
+        return seal(writer, last=last, **found)
 
     monkeypatch.setattr("pretok.read.readers.BATCH_BYTES", 4_000)
     with monkeypatch.context() as patch:

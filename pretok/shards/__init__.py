@@ -8,7 +8,6 @@ manifest.py    the sealed description of a shards folder: its file, and the reco
 contamination.py  what stands beside shards of the benchmark they were searched for
 inputs.py      what a source is made of, as a table: its plan, and what each piece gave
 plan.py        the plan of one source, kept on disk
-hash_task.py   a partition -> the hash of every document: the task of a pass before
 copies_job.py  which documents are copies of earlier ones, settled before tokenizing
 batching.py    small batches that are handled as one
 sample.py      documents of a shard, encoded again by tokenizers before it counts

@@ -38,7 +38,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, lru_cache
 from itertools import count
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, TypeVar
 
 from pretok.base.errors import IntegrityError
 from pretok.base.failures import Failure
@@ -56,6 +56,7 @@ from pretok.base.storage import (
 from pretok.base.tree import NODES_SUFFIX, compare_root, entry_hash, fold, nodes_path
 from pretok.shards.format import SealedShard, ShardReader, check_size, index_size
 
+T = TypeVar("T", bound=Record)
 FORMAT = "pretok-shards"
 VERSION = 6
 MAX_TOKENS = 1 << 62
@@ -149,7 +150,7 @@ class SourceCounts(Record, frozen=True, omit_defaults=True):
     @property
     def removed(self) -> RemovedCounts | None:
         """What was removed of both splits."""
-        return _add_removed([self.train.removed, self.val.removed])
+        return add_counts([self.train, self.val]).removed
 
 
 class Shard(Record, frozen=True, omit_defaults=True):
@@ -613,63 +614,50 @@ def shard_entry(
 
 def count_source(shards: Sequence[Shard], read: int, rejected: dict[str, int]) -> SourceCounts:
     """The counts of a source from all its shards."""
-    train, val = (
-        SplitCounts(
-            tokens=sum(shard.tokens for shard in shards if shard.split == split),
-            documents=sum(shard.documents for shard in shards if shard.split == split),
-            bytes=sum(shard.text_bytes for shard in shards if shard.split == split),
-            kinds=_add_kinds(shard.kinds for shard in shards if shard.split == split),
-            removed=_add_removed(shard.removed for shard in shards if shard.split == split),
-        )
-        for split in SPLITS
-    )
-    both = _add_splits([train, val])
+    splits = []
+    for split in SPLITS:
+        held = [shard for shard in shards if shard.split == split]
+        counts = (SplitCounts(s.tokens, s.documents, s.text_bytes, s.kinds, s.removed) for s in held)
+        found = add_counts([_EMPTY, *counts])
+        if found.kinds is not None:  # in the order of the kinds, not that in which shards have them
+            found = replace(found, kinds={kind: found.kinds[kind] for kind in KINDS if found.kinds.get(kind)})
+        splits.append(found)
+    (train, val), both = splits, add_counts(splits)
     return SourceCounts(both.tokens, both.documents, both.bytes, read, rejected, train, val)
 
 
 def sum_sources(sources: Iterable[SourceCounts]) -> SourceCounts:
-    """The totals of sources."""
-    sources = list(sources)
-    rejected: Counter[str] = Counter()
-    for counts in sources:
-        rejected.update(counts.rejected)
-    return SourceCounts(
-        tokens=sum(counts.tokens for counts in sources),
-        documents=sum(counts.documents for counts in sources),
-        bytes=sum(counts.bytes for counts in sources),
-        read=sum(counts.read for counts in sources),
-        rejected=dict(rejected),
-        train=_add_splits([counts.train for counts in sources]),
-        val=_add_splits([counts.val for counts in sources]),
-        compared=_add_compared([counts.compared for counts in sources if counts.compared]),
+    """The totals of sources, which have no kinds."""
+    plain = (
+        replace(
+            counts,
+            renamed=None,
+            train=replace(counts.train, kinds=None),
+            val=replace(counts.val, kinds=None),
+        )
+        for counts in sources
     )
+    return add_counts([SourceCounts(0, 0, 0, 0, {}, _EMPTY, _EMPTY), *plain])
 
 
-def _add_splits(splits: Sequence[SplitCounts]) -> SplitCounts:
-    return SplitCounts(
-        tokens=sum(split.tokens for split in splits),
-        documents=sum(split.documents for split in splits),
-        bytes=sum(split.bytes for split in splits),
-        removed=_add_removed(split.removed for split in splits),
-    )
+def add_counts(parts: Sequence[T]) -> T:
+    """Records of one type as one, field by field: numbers and tables of numbers are added, lists follow each other, and
+    records in them likewise; what a part lacks (None) counts nothing. At least one part."""
+
+    def both(found: Any, more: Any) -> Any:
+        if found is None or more is None:
+            return more if found is None else found
+        if isinstance(found, int | tuple):
+            return found + more
+        if isinstance(found, dict):
+            return {**found, **{key: found.get(key, 0) + count for key, count in more.items()}}
+        return add_counts([found, more])
+
+    first, *rest = parts
+    for part in rest:
+        names = type(part).__struct_fields__
+        first = type(part)(*(both(getattr(first, name), getattr(part, name)) for name in names))
+    return first
 
 
-def _add_compared(parts: Sequence[Compared]) -> Compared | None:
-    if not parts:
-        return None
-    again = tuple(shard for part in parts for shard in part.encoded_again)
-    return Compared(sum(part.documents for part in parts), sum(part.bytes for part in parts), again)
-
-
-def _add_removed(parts: Iterable[RemovedCounts | None]) -> RemovedCounts | None:
-    """All together; None where nothing was removed."""
-    found = [part for part in parts if part is not None]
-    sums = (sum(getattr(part, name) for part in found) for name in ("documents", "tokens", "bytes"))
-    return RemovedCounts(*sums) if found else None
-
-
-def _add_kinds(parts: Iterable[dict[str, int] | None]) -> dict[str, int] | None:
-    """Tokens of each kind, in all; None where there are none but of text."""
-    found = [part for part in parts if part is not None]
-    counts = {kind: sum(part.get(kind, 0) for part in found) for kind in KINDS}
-    return {kind: count for kind, count in counts.items() if count} if found else None
+_EMPTY = SplitCounts(0, 0, 0)

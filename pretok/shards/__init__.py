@@ -8,13 +8,12 @@ manifest.py    the sealed description of a shards folder: its file, and the reco
 contamination.py  what stands beside shards of the benchmark they were searched for
 inputs.py      what a source is made of, as a table: its plan, and what each piece gave
 plan.py        the plan of one source, kept on disk
-hash_task.py   a partition -> the hash of every document: the task of a pass before
 copies_job.py  which documents are copies of earlier ones, settled before tokenizing
 batching.py    small batches that are handled as one
 sample.py      documents of a shard, encoded again by tokenizers before it counts
+parts.py       what a worker leaves of a partition, a shard at a time
 task.py        a partition -> sealed parts: the task a worker runs
 unfinished.py  what is not finished, told in words
-software.py    which versions of libraries made shards, and who may go on with them
 seal.py        sealed parts -> few files and one manifest
 documents.py   what is known of documents as rows: their place, their ledger, what was joined to them
 names.py       names of documents -> which documents they are

@@ -20,14 +20,20 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from pretok.base.console import Table, table
+from pretok.base.execute import Report
 from pretok.base.failures import Failures
+from pretok.base.storage import atomic_open
 from pretok.base.tasks import Step
 from pretok.base.tokens import Hashes, Ints
 from pretok.base.tree import compare_root
+from pretok.chat.documents import read_documents
+from pretok.read.batches import buffers, hash_texts
 from pretok.read.partition_runs import run_partitions
+from pretok.read.readers import Damage
 from pretok.screen.copies import (
     Copies,
     CopiesOfPartition,
@@ -35,10 +41,55 @@ from pretok.screen.copies import (
     load_copies,
     save_copies,
 )
-from pretok.shards.hash_task import HashTask, hash_partition, load_hashes
 from pretok.shards.ledger import ledger_column
 from pretok.shards.manifest import Manifest
 from pretok.shards.task import TokenizeTask, copies_path, hashes_path
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionHashes:
+    """hashes: (documents, 2); pieces, records: (documents,), where in the partition each is, from 0; damaged: whether
+    an input could not be read to its end."""
+
+    hashes: Hashes
+    pieces: npt.NDArray[np.int64]
+    records: npt.NDArray[np.int64]
+    damaged: bool
+
+
+def hash_partition(task: TokenizeTask, report: Report) -> int:
+    """Write the hashes of the documents that tokenizing will read, in their order, unless they are there; how many they
+    are. The task of a worker."""
+    path = hashes_path(task)
+    if path.exists():
+        return len(load_hashes(path).hashes)
+    hashes, pieces = [np.empty((0, 2), np.uint64)], [np.empty(0, np.int64)]
+    records, damaged = [np.empty(0, np.int64)], False
+    for batch in read_documents(task.partition, task.record, task.normalization, task.keep):
+        if isinstance(batch, Damage):
+            damaged = True
+            continue
+        hashes.append(hash_texts(batch.texts))
+        pieces.append(np.full(len(batch.texts), batch.piece))
+        records.append(batch.numbers)
+        size = len(buffers(batch.texts)[0])
+        report({"documents": len(batch.texts), "bytes": size, f"bytes:{task.partition.source}": size})
+    with atomic_open(path) as file:
+        np.savez(
+            file,
+            hashes=np.concatenate(hashes),
+            pieces=np.concatenate(pieces),
+            records=np.concatenate(records),
+            damaged=np.bool_(damaged),
+        )
+    return sum(map(len, records))
+
+
+def load_hashes(path: Path) -> PartitionHashes:
+    """What `hash_partition` wrote."""
+    with np.load(path) as file:
+        return PartitionHashes(file["hashes"], file["pieces"], file["records"], bool(file["damaged"]))
+
 
 _Place = tuple[str, int, int]
 
@@ -63,12 +114,10 @@ def settle_copies(tasks: Sequence[TokenizeTask], sealed: Manifest | None, step: 
     unsettled = [task for task in tasks if not copies_path(task).exists()]
     if not unsettled:
         return []
-    work = [
-        HashTask(task.partition, task.record, task.keep, task.normalization, hashes_path(task))
-        for task in unsettled
-    ]
     failures: Failures = []
-    for _ in run_partitions(hash_partition, work, work, "to read first for copies", {}, step, failures):
+    for _ in run_partitions(
+        hash_partition, unsettled, unsettled, "to read first for copies", {}, step, failures
+    ):
         pass
     failed = {name for name, _ in failures}
     unsettled = [task for task in unsettled if task.partition.name not in failed]

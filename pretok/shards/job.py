@@ -54,15 +54,14 @@ from pretok.shards.manifest import (
     load_manifest,
     unit_words,
 )
-from pretok.shards.plan import is_complete, plan_source
+from pretok.shards.parts import all_software, is_complete, load_parts, refuse_other_engine, software
+from pretok.shards.plan import plan_source
 from pretok.shards.seal import drop_finished, seal, sealed_manifest, unpublish
-from pretok.shards.software import all_software, refuse_other_engine, software
 from pretok.shards.task import (
     TokenizeTask,
     copies_path,
     encoder_of,
     hashes_path,
-    load_parts,
     tokenize_partition,
 )
 from pretok.tokenizer.vocabulary import TOKENIZER_FILE, Vocabulary, load_vocab

@@ -226,12 +226,3 @@ def strike(path: Path, prefix: Path, rows: npt.NDArray[np.bool_], at: str, reaso
                 columns.append(column)
             writer.append(pa.RecordBatch.from_arrays(columns, schema=schema))
         return writer.seal()
-
-
-def merge_ledgers(paths: Sequence[Path], prefix: Path) -> SealedLedger:
-    """The rows of ledgers, in order, as the ledger of the shard `prefix`."""
-    with LedgerWriter(prefix, ledger_schema(paths[0])) as writer:
-        for path in paths:
-            for rows in ledger_windows(path):
-                writer.append(rows)
-        return writer.seal()

@@ -38,7 +38,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, lru_cache
 from itertools import count
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, TypeVar
 
 from pretok.base.errors import IntegrityError
 from pretok.base.failures import Failure
@@ -53,10 +53,10 @@ from pretok.base.storage import (
     reading,
     write_json,
 )
-from pretok.base.tokens import token_dtype
 from pretok.base.tree import NODES_SUFFIX, compare_root, entry_hash, fold, nodes_path
 from pretok.shards.format import SealedShard, ShardReader, check_size, index_size
 
+T = TypeVar("T", bound=Record)
 FORMAT = "pretok-shards"
 VERSION = 6
 MAX_TOKENS = 1 << 62
@@ -150,7 +150,7 @@ class SourceCounts(Record, frozen=True, omit_defaults=True):
     @property
     def removed(self) -> RemovedCounts | None:
         """What was removed of both splits."""
-        return _add_removed([self.train.removed, self.val.removed])
+        return add_counts([self.train, self.val]).removed
 
 
 class Shard(Record, frozen=True, omit_defaults=True):
@@ -228,13 +228,6 @@ class MismatchEntry(Record, frozen=True):
     value: str
 
 
-class ShardCounts(Record, frozen=True):
-    """How many shards a source has of each split."""
-
-    train: Count
-    val: Count
-
-
 class Removal(Record, frozen=True):
     """Documents that were removed together. at: when, UTC, as no other removal of the folder; former: path of each
     shard that changed -> the root of its `.bin` before."""
@@ -247,11 +240,11 @@ class Removal(Record, frozen=True):
 
 
 class Event(Record, frozen=True, omit_defaults=True):
-    """What a folder was before it changed: its fingerprint, and how many shards each source had."""
+    """What a folder was before it changed: its fingerprint, and how many shards each source had of each split."""
 
     kind: str
     fingerprint: str
-    shards: dict[str, ShardCounts]
+    shards: dict[str, dict[str, Count]]
     removal: Removal | None = None
 
 
@@ -331,10 +324,10 @@ class Manifest(Record, frozen=True, dict=True, omit_defaults=True):
         return found
 
     @cached_property
-    def shard_counts(self) -> dict[str, ShardCounts]:
-        """How many shards each source has."""
+    def shard_counts(self) -> dict[str, dict[str, int]]:
+        """How many shards each source has of each split."""
         counts = Counter((shard.source, shard.split) for shard in self.shards)
-        return {name: ShardCounts(*(counts[name, split] for split in SPLITS)) for name in self.sources}
+        return {name: {split: counts[name, split] for split in SPLITS} for name in self.sources}
 
     def was(self, fingerprint: str) -> tuple[Shard, ...] | None:
         """The shards of the folder when it had this fingerprint, now or before it grew or lost documents, as they are
@@ -403,14 +396,13 @@ class Manifest(Record, frozen=True, dict=True, omit_defaults=True):
             replace(shard, root=former.get(shard.path, shard.root)) for shard in self._first(events[0].shards)
         )
 
-    def _first(self, counts: Mapping[str, ShardCounts]) -> tuple[Shard, ...]:
+    def _first(self, counts: Mapping[str, Mapping[str, int]]) -> tuple[Shard, ...]:
         """The first so many shards of each source and split."""
         seen: Counter[tuple[str, str]] = Counter()
         found = []
         for shard in self.shards:
             seen[shard.source, shard.split] += 1
-            then = counts.get(shard.source)
-            if then is not None and seen[shard.source, shard.split] <= getattr(then, shard.split):
+            if seen[shard.source, shard.split] <= counts.get(shard.source, {}).get(shard.split, 0):
                 found.append(shard)
         return tuple(found)
 
@@ -437,47 +429,16 @@ class Manifest(Record, frozen=True, dict=True, omit_defaults=True):
         return tuple(name for name in self.sources if inputs_name(name) in tables)
 
     def problem(self) -> str | None:
-        """What cannot be true whatever is in the folder, or None."""
-        tokenizer = self.tokenizer
-        dtype = token_dtype(tokenizer.vocab_size)
-        if tokenizer.dtype != dtype.name:
-            return f"tokenizer.dtype is {tokenizer.dtype!r}; ids below {tokenizer.vocab_size} are kept as {dtype.name}"
-        for name, token in (("eod_id", tokenizer.eod_id), ("bos_id", tokenizer.bos_id)):
-            if token is not None and token >= tokenizer.vocab_size:
-                return f"tokenizer.{name} is {token}; the vocabulary has {tokenizer.vocab_size} entries"
-        if tokenizer.bos_id == tokenizer.eod_id:
-            return f"tokenizer.bos_id and eod_id are both {tokenizer.eod_id}"
-        if sum(shard.tokens for shard in self.shards) >= MAX_TOKENS:
-            return f"the shards have more than {MAX_TOKENS} tokens"
-        listed = [*(shard.path for shard in self.shards), *(file.path for file in self.side_files)]
-        names = [PurePosixPath(path) for path in listed]
-        if outside := [
-            name for name in names if name.is_absolute() or ".." in name.parts or "\0" in str(name)
-        ]:
-            return f"{str(outside[0])!r} is not a path inside the folder"
-        known, tokenized = set(names), set(self.tokenized)
-        if len(known) != len(names):
-            return f"{Counter(names).most_common(1)[0][0]} is listed twice"
-        for number, shard in enumerate(self.shards):
-            if shard.source not in self.sources or shard.split not in SPLITS:
-                return f"shards[{number}] belongs to {shard.source!r}, {shard.split!r}, which is no source and split"
-            if shard.file_bytes != shard.tokens * dtype.itemsize or not shard.path.endswith(".bin"):
-                return f"shards[{number}]: {shard.path} of {shard.file_bytes} bytes cannot hold {shard.tokens} tokens"
-            ledger = PurePosixPath(shard.path.removesuffix(".bin") + LEDGER_SUFFIX)
-            if shard.source in tokenized and ledger not in known:
-                return f"shards[{number}]: its ledger {ledger} is not listed"
-            spans = PurePosixPath(shard.path.removesuffix(".bin") + SPANS_SUFFIX)
-            if (shard.kinds is not None) != (spans in known):
-                return f"shards[{number}]: {spans} is listed, or kinds of its tokens are, without the other"
-            if shard.kinds is not None and sum(shard.kinds.values()) != shard.tokens:
-                return f"shards[{number}]: the tokens of its kinds are not {shard.tokens}"
+        """What cannot be true whatever is in the folder, or None. The seal finds what was edited; these two are not
+        believed even under a seal: paths are opened and written, and runs are bound to what the history says."""
+        for path in (*(shard.path for shard in self.shards), *(file.path for file in self.side_files)):
+            name = PurePosixPath(path)
+            if name.is_absolute() or ".." in name.parts or "\0" in path:
+                return f"{path!r} is not a path inside the folder"
         for number, event in enumerate(self.history):
-            if event.kind != (REMOVED if event.removal else APPENDED) or not self._fits(
-                self.history[number:]
-            ):
+            kind = REMOVED if event.removal else APPENDED
+            if event.kind != kind or not self._fits(self.history[number:]):
                 return f"history[{number}] says what the shards cannot come from"
-        if len({removal.at for removal in self.removals}) != len(self.removals):
-            return "two removals of its history have one time"
         return None
 
     @cached_property
@@ -653,63 +614,50 @@ def shard_entry(
 
 def count_source(shards: Sequence[Shard], read: int, rejected: dict[str, int]) -> SourceCounts:
     """The counts of a source from all its shards."""
-    train, val = (
-        SplitCounts(
-            tokens=sum(shard.tokens for shard in shards if shard.split == split),
-            documents=sum(shard.documents for shard in shards if shard.split == split),
-            bytes=sum(shard.text_bytes for shard in shards if shard.split == split),
-            kinds=_add_kinds(shard.kinds for shard in shards if shard.split == split),
-            removed=_add_removed(shard.removed for shard in shards if shard.split == split),
-        )
-        for split in SPLITS
-    )
-    both = _add_splits([train, val])
+    splits = []
+    for split in SPLITS:
+        held = [shard for shard in shards if shard.split == split]
+        counts = (SplitCounts(s.tokens, s.documents, s.text_bytes, s.kinds, s.removed) for s in held)
+        found = add_counts([_EMPTY, *counts])
+        if found.kinds is not None:  # in the order of the kinds, not that in which shards have them
+            found = replace(found, kinds={kind: found.kinds[kind] for kind in KINDS if found.kinds.get(kind)})
+        splits.append(found)
+    (train, val), both = splits, add_counts(splits)
     return SourceCounts(both.tokens, both.documents, both.bytes, read, rejected, train, val)
 
 
 def sum_sources(sources: Iterable[SourceCounts]) -> SourceCounts:
-    """The totals of sources."""
-    sources = list(sources)
-    rejected: Counter[str] = Counter()
-    for counts in sources:
-        rejected.update(counts.rejected)
-    return SourceCounts(
-        tokens=sum(counts.tokens for counts in sources),
-        documents=sum(counts.documents for counts in sources),
-        bytes=sum(counts.bytes for counts in sources),
-        read=sum(counts.read for counts in sources),
-        rejected=dict(rejected),
-        train=_add_splits([counts.train for counts in sources]),
-        val=_add_splits([counts.val for counts in sources]),
-        compared=_add_compared([counts.compared for counts in sources if counts.compared]),
+    """The totals of sources, which have no kinds."""
+    plain = (
+        replace(
+            counts,
+            renamed=None,
+            train=replace(counts.train, kinds=None),
+            val=replace(counts.val, kinds=None),
+        )
+        for counts in sources
     )
+    return add_counts([SourceCounts(0, 0, 0, 0, {}, _EMPTY, _EMPTY), *plain])
 
 
-def _add_splits(splits: Sequence[SplitCounts]) -> SplitCounts:
-    return SplitCounts(
-        tokens=sum(split.tokens for split in splits),
-        documents=sum(split.documents for split in splits),
-        bytes=sum(split.bytes for split in splits),
-        removed=_add_removed(split.removed for split in splits),
-    )
+def add_counts(parts: Sequence[T]) -> T:
+    """Records of one type as one, field by field: numbers and tables of numbers are added, lists follow each other, and
+    records in them likewise; what a part lacks (None) counts nothing. At least one part."""
+
+    def both(found: Any, more: Any) -> Any:
+        if found is None or more is None:
+            return more if found is None else found
+        if isinstance(found, int | tuple):
+            return found + more
+        if isinstance(found, dict):
+            return {**found, **{key: found.get(key, 0) + count for key, count in more.items()}}
+        return add_counts([found, more])
+
+    first, *rest = parts
+    for part in rest:
+        names = type(part).__struct_fields__
+        first = type(part)(*(both(getattr(first, name), getattr(part, name)) for name in names))
+    return first
 
 
-def _add_compared(parts: Sequence[Compared]) -> Compared | None:
-    if not parts:
-        return None
-    again = tuple(shard for part in parts for shard in part.encoded_again)
-    return Compared(sum(part.documents for part in parts), sum(part.bytes for part in parts), again)
-
-
-def _add_removed(parts: Iterable[RemovedCounts | None]) -> RemovedCounts | None:
-    """All together; None where nothing was removed."""
-    found = [part for part in parts if part is not None]
-    sums = (sum(getattr(part, name) for part in found) for name in ("documents", "tokens", "bytes"))
-    return RemovedCounts(*sums) if found else None
-
-
-def _add_kinds(parts: Iterable[dict[str, int] | None]) -> dict[str, int] | None:
-    """Tokens of each kind, in all; None where there are none but of text."""
-    found = [part for part in parts if part is not None]
-    counts = {kind: sum(part.get(kind, 0) for part in found) for kind in KINDS}
-    return {kind: count for kind, count in counts.items() if count} if found else None
+_EMPTY = SplitCounts(0, 0, 0)

@@ -26,7 +26,7 @@ from pretok.read.readers import RecordFormat
 from pretok.read.recognise import list_inputs
 from pretok.shards.inputs import SourcePlan, read_plan, write_plan
 from pretok.shards.manifest import unit_name, unit_words
-from pretok.shards.task import PartRecord, load_parts
+from pretok.shards.parts import PartRecord, load_parts
 
 
 def plan_source(
@@ -178,14 +178,6 @@ def _starts_over(parts: list[PartRecord]) -> bool:
     One that was killed between two parts goes on where it stopped, in the file that it began with.
     """
     return not parts or (parts[-1].last and any(part.errors for part in parts))
-
-
-def is_complete(state: Path, partition: str) -> bool:
-    """Whether all parts of a partition are sealed and no input of it was damaged."""
-    if not state.exists():  # only finished sources have no state folder
-        return True
-    parts = load_parts(state, partition)
-    return bool(parts) and parts[-1].last and not any(part.errors for part in parts)
 
 
 def _replace_files(old: SourcePlan, files: dict[str, InputFile]) -> SourcePlan:

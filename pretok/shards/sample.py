@@ -19,10 +19,10 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from pretok.base.records import Count, Record
 from pretok.base.tokens import Bytes, Tokens
 from pretok.read.batches import Reject
 from pretok.shards.batching import EncodedSplit, JoinedBatches, encode_documents
+from pretok.shards.parts import Place
 from pretok.tokenizer.encoder import Encoder
 from pretok.tokenizer.reference import Unencodable
 
@@ -32,13 +32,6 @@ CHOSEN = np.uint64(2**64 // 64)
 """Documents with hashes below may be compared."""
 SHORT = 4096
 """Bytes of a document from which on the first to be compared gives way to a shorter one."""
-
-
-class Place(Record, frozen=True):
-    """A document by its place in a partition: the number of the piece, and of the record within it, from 0."""
-
-    piece: Count
-    record: Count
 
 
 class Differs(Exception):

@@ -17,27 +17,24 @@ import json
 import shutil
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from pretok.base.errors import FolderInUse, IntegrityError, MismatchError
+from pretok.base.errors import FolderInUse, MismatchError
 from pretok.base.failures import Failure
 from pretok.base.lock import refuse_readers
-from pretok.base.records import Count, Record, read_record, replace
+from pretok.base.records import replace
 from pretok.base.storage import atomic_open, read_json_lines
 from pretok.base.tokens import token_dtype
 from pretok.base.tree import root_of
 from pretok.screen.removed import removed_path
 from pretok.shards.contamination import benchmark_path, kept_benchmark, write_found
-from pretok.shards.format import ShardReader, ShardWriter
 from pretok.shards.inputs import SourcePlan, inputs_path, piece_starts, sum_pieces, write_inputs
-from pretok.shards.ledger import ledger_path, merge_ledgers
+from pretok.shards.ledger import ledger_path, ledger_schema
 from pretok.shards.manifest import (
     FILE_NAME,
-    LEDGER_SUFFIX,
     SHARD_SUFFIXES,
     SPANS_SUFFIX,
     SPLITS,
@@ -52,16 +49,19 @@ from pretok.shards.manifest import (
     count_source,
     has_manifest,
     load_manifest,
-    shard_entry,
     sum_sources,
     write_manifest,
 )
-from pretok.shards.software import all_software, software
-from pretok.shards.spans import merge_spans, spans_path
-from pretok.shards.task import PartRecord, SealedSplit, load_parts
+from pretok.shards.parts import (
+    PartRecord,
+    SealedSplit,
+    SplitWriter,
+    all_software,
+    load_parts,
+    software,
+)
 from pretok.tokenizer.vocabulary import TOKENIZER_FILE, Vocabulary
 
-COPY_TOKENS = 1 << 24
 DONE = ".done"
 """Ends the name of the state of a source that is sealed, until it is removed."""
 
@@ -225,29 +225,10 @@ def side_files(shards: Path, source: str | None, paths: Iterable[Path]) -> tuple
 def _seal_source(shards: Path, state: Path, plan: SourcePlan, vocab: Vocabulary) -> _Source:
     """Merge the small files of a source and describe it for the manifest."""
     parts = [(p.number, part) for p in plan.partitions for part in load_parts(state, p.name)]
-    sealed = [(part.name, "train", part.train) for _, part in parts if part.train is not None]
-    if (val := _merge_validation(shards, state, plan, parts, vocab)) is not None:
-        sealed.append((_numbered(f"{plan.name}-val", plan), "val", val))
-    entries = [
-        shard_entry(
-            f"{plan.name}/{name}.bin",
-            plan.name,
-            split,
-            one.shard,
-            one.text_bytes,
-            one.spans.kinds if one.spans else None,
-        )
-        for name, split, one in sealed
-    ]
-    ledgers = [
-        SideFile(f"{plan.name}/{name}{LEDGER_SUFFIX}", plan.name, one.ledger.file_bytes, one.ledger.root)
-        for name, _, one in sealed
-    ]
-    spans = [
-        SideFile(f"{plan.name}/{name}{SPANS_SUFFIX}", plan.name, one.spans.file_bytes, one.spans.root)
-        for name, _, one in sealed
-        if one.spans is not None
-    ]
+    sealed = [part.train for _, part in parts if part.train is not None]
+    sealed += _merge_validation(shards, state, plan, [part for _, part in parts], vocab)
+    entries = tuple(one.shard for one in sealed)
+    files = [file for one in sealed for file in one.side_files]
     read = sum_pieces((number, part.records) for number, part in parts)
     told = any(part.rejected or part.mismatches or part.differed for _, part in parts)
     # The last part of a piece says how many lines it has.
@@ -270,10 +251,9 @@ def _seal_source(shards: Path, state: Path, plan: SourcePlan, vocab: Vocabulary)
     return _Source(
         counts=counts,
         failed=tuple(error for _, part in parts for error in part.errors),
-        shards=tuple(entries),
+        shards=entries,
         side_files=(
-            *ledgers,
-            *spans,
+            *sorted(files, key=lambda file: file.path.endswith(SPANS_SUFFIX)),  # all ledgers, then all spans
             *side_files(shards, plan.name, [table, rejects, found]),
         ),
         mismatches=_sum_mismatches(parts, starts),
@@ -299,12 +279,11 @@ def _sum_mismatches(
     """One entry a column, of all parts, with the first of the source."""
     entries: dict[str, MismatchEntry] = {}
     for number, part in parts:
-        for found in part.mismatches:
-            file, start = starts[number, found.piece]
-            first = found.first
-            entry = MismatchEntry(first.column, 0, file, start + first.record + 1, first.value)
-            entry = entries.get(first.column, entry)
-            entries[first.column] = replace(entry, count=entry.count + found.count)
+        for piece, found in part.mismatches:
+            file, start = starts[number, piece]
+            entry = MismatchEntry(found.column, 0, file, start + found.record + 1, found.value)
+            entry = entries.get(found.column, entry)
+            entries[found.column] = replace(entry, count=entry.count + found.count)
     return tuple(entries[name] for name in sorted(entries))
 
 
@@ -314,25 +293,21 @@ def _numbered(name: str, plan: SourcePlan) -> str:
 
 
 def _merge_validation(
-    shards: Path, state: Path, plan: SourcePlan, parts: Sequence[tuple[int, PartRecord]], vocab: Vocabulary
-) -> SealedSplit | None:
-    """The small validation shards and ledgers of all parts as one; None where no document went there."""
+    shards: Path, state: Path, plan: SourcePlan, parts: Sequence[PartRecord], vocab: Vocabulary
+) -> list[SealedSplit]:
+    """The small validation shards and ledgers of all parts as one; none where no document went there."""
     prefix = shards / plan.name / _numbered(f"{plan.name}-val", plan)
-    sealed = [(state / f"{part.name}.val", part.val) for _, part in parts if part.val is not None]
-    if not sealed:
+    small = [state / f"{part.name}.val" for part in parts if part.val is not None]
+    if not small:
         for suffix in SHARD_SUFFIXES:
             prefix.with_suffix(suffix).unlink(missing_ok=True)  # of inputs that were fixed since
-        return None
-    with ShardWriter(prefix, token_dtype(vocab.size)) as shard:
-        for part, _ in sealed:
-            reader = ShardReader(part)
-            for at in range(0, len(reader.tokens), COPY_TOKENS):
-                shard.append(reader.tokens[at : at + COPY_TOKENS], np.empty(0, np.int32))
-            shard.append(reader.tokens[:0], reader.lengths)
-        ledger = merge_ledgers([ledger_path(part) for part, _ in sealed], prefix)
-        of_chats = [spans_path(part) for part, split in sealed if split.spans is not None]
-        spans = merge_spans(of_chats, prefix) if of_chats else None
-        return SealedSplit(shard.seal(), ledger, sum(split.text_bytes for _, split in sealed), spans)
+        return []
+    with ExitStack() as stack:
+        schema = ledger_schema(ledger_path(small[0]))
+        writer = SplitWriter(prefix, token_dtype(vocab.size), schema, stack)
+        for part in small:
+            writer.copy(part)
+        return [writer.seal(plan.name, "val")]
 
 
 def _merge_rejects(
@@ -356,15 +331,6 @@ def _merge_rejects(
     return dict(sorted(reasons.items())), pieces
 
 
-class _NotedReject(Record, frozen=True):
-    """A reject as a task notes it; see `read.batches.Reject`. piece: its place in the partition."""
-
-    piece: Count
-    record: Count
-    reason: str
-    detail: str
-
-
 def _located_rejects(
     state: Path, parts: Sequence[tuple[int, PartRecord]], starts: dict[tuple[int, int], tuple[str, int]]
 ) -> Iterator[tuple[tuple[int, int], dict[str, Any]]]:
@@ -372,17 +338,11 @@ def _located_rejects(
     for number, part in parts:
         if not part.rejected:
             continue
-        noted = state / f"{part.name}.rejects.jsonl"
-        for line in read_json_lines(noted):
-            reject = read_record(_NotedReject, line, noted)
-            piece = (number, reject.piece)
-            if piece not in starts:
-                raise IntegrityError(
-                    f"{noted} names a piece that is not planned; delete {state} to begin again"
-                )
+        for line in read_json_lines(state / f"{part.name}.rejects.jsonl"):
+            piece = (number, line["piece"])
             path, start = starts[piece]
-            position = start + reject.record + 1
+            position = start + line["record"] + 1
             yield (
                 piece,
-                {"file": path, "position": position, "reason": reject.reason, "detail": reject.detail},
+                {"file": path, "position": position, "reason": line["reason"], "detail": line["detail"]},
             )

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import mmap
 import struct
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -168,11 +168,3 @@ def count_kinds(ends: Ints, kinds: Bytes) -> dict[str, int]:
     """Tokens of each kind that there is."""
     counts = np.bincount(kinds, np.diff(ends, prepend=0), len(KINDS)).astype(np.int64).tolist()
     return {kind: count for kind, count in zip(KINDS, counts, strict=False) if count}
-
-
-def merge_spans(paths: Sequence[Path], prefix: Path) -> SealedSpans:
-    """The spans of shards, in order, as those of the shard `prefix`."""
-    writer = SpanWriter(prefix)
-    for path in paths:
-        writer.extend(ShardSpans(path))
-    return writer.seal()

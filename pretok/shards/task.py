@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from fractions import Fraction
@@ -22,25 +22,22 @@ from typing import IO, Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from pretok.base.console import SILENT, Counts
 from pretok.base.errors import MismatchError
 from pretok.base.execute import Report
 from pretok.base.failures import Failure
-from pretok.base.records import Count, Record, read_record, replace, to_json
-from pretok.base.storage import atomic_open, read_json, write_json
-from pretok.base.tokens import Bytes, Tokens
+from pretok.base.records import replace, to_json
+from pretok.base.storage import atomic_open, write_json
 from pretok.chat.documents import read_documents
 from pretok.chat.resolve import chat_tokenizer
 from pretok.kernels.compile import load_registries
-from pretok.read.batches import Rejects, TextBatch, buffers
+from pretok.read.batches import Reject, Rejects, TextBatch, buffers
 from pretok.read.conversation import Conversation
 from pretok.read.kept import Keep, Mismatch
 from pretok.read.normalize import Normalization
 from pretok.read.partition import Partition
 from pretok.read.readers import Damage, RecordFormat
-from pretok.screen.benchmark import ItemCount
 from pretok.screen.screening import Screen, Screening
 from pretok.shards.batching import (
     MOST_BATCHES,
@@ -51,15 +48,22 @@ from pretok.shards.batching import (
     join,
     most_tokens,
 )
-from pretok.shards.format import SealedShard, ShardWriter
-from pretok.shards.ledger import LedgerWriter, SealedLedger, ledger_rows, schema_with
-from pretok.shards.sample import Differs, Place, Sample
-from pretok.shards.software import refuse_other_engine, software
-from pretok.shards.spans import SealedSpans, SpanWriter
+from pretok.shards.ledger import ledger_rows, schema_with
+from pretok.shards.parts import (
+    PartRecord,
+    Place,
+    SplitWriter,
+    load_parts,
+    part_name,
+    refuse_other_engine,
+    software,
+)
+from pretok.shards.sample import Differs, Sample
 from pretok.tokenizer.encoder import Encoder, load_libraries
 from pretok.tokenizer.reference import Unencodable
 from pretok.tokenizer.vocabulary import load_vocab
 
+Batches = Iterator[TextBatch | Damage]
 ROLL_OVER = Fraction(5, 4)
 """A shard is full at this multiple of its target size: a partition a little over target still gives one shard."""
 
@@ -90,76 +94,6 @@ class TokenizeTask:
     software: dict[str, str]
 
 
-class SealedSplit(Record, frozen=True, omit_defaults=True):
-    """The documents of a part that went to one split; text_bytes: of their text; spans: of conversations."""
-
-    shard: SealedShard
-    ledger: SealedLedger
-    text_bytes: Count
-    spans: SealedSpans | None = None
-
-
-class PartMismatch(Record, frozen=True):
-    """What `kept.Mismatch` says, of a whole part; piece: that of the first."""
-
-    piece: Count
-    first: Mismatch
-    count: Count
-
-
-class PartRecord(Record, frozen=True, kw_only=True, omit_defaults=True):
-    """What a sealed part holds; JSON in the state folder.
-
-    name: of its train shard; records: how many were read for it, per piece of the partition; lines: of each such piece
-    how many lines or rows stand before what follows the part; rejected: by reason;
-    errors: inputs whose rest could not be read; mismatches: values of kept columns that are null because of another
-    type; last: whether the partition ends here; train, val: None where empty; contaminated: what was found of the items
-    of a benchmark, in documents that were refused too; refused: bytes of the inputs that held no document; software:
-    what made it; compared, compared_bytes: documents that `tokenizers` encoded again, and their text; differed: the one
-    that the engine had encoded otherwise, so that `tokenizers` encoded the whole part; None where the engine did.
-    """
-
-    name: str
-    part: Count
-    records: dict[str, Count]
-    rejected: dict[str, Count]
-    errors: tuple[Failure, ...]
-    mismatches: tuple[PartMismatch, ...]
-    last: bool
-    lines: dict[str, Count]
-    refused: Count
-    train: SealedSplit | None = None
-    val: SealedSplit | None = None
-    contaminated: tuple[ItemCount, ...]
-    software: dict[str, str]
-    compared: Count
-    compared_bytes: Count
-    differed: Place | None = None
-
-    @property
-    def read(self) -> int:
-        """Records read for this part."""
-        return sum(self.records.values())
-
-    def counts(self, source: str) -> Counts:
-        """What was reported of this part, which is of `source`, when it was made."""
-        splits = [split for split in (self.train, self.val) if split is not None]
-        size = sum(split.text_bytes for split in splits)
-        return {
-            "documents": sum(split.shard.documents for split in splits),
-            "tokens": sum(split.shard.tokens for split in splits),
-            "bytes": size,
-            f"bytes:{source}": size + self.refused,
-            "refused bytes": self.refused,
-            "rejected": sum(self.rejected.values()),
-        }
-
-
-def part_name(partition: str, part: int) -> str:
-    """Name of a part's shard: the partition's, with the part's number from the second on."""
-    return f"{partition}-{part}" if part else partition
-
-
 def hashes_path(task: TokenizeTask) -> Path:
     """Where the hashes of a partition's documents are, if its copies are left out."""
     return task.state_dir / f"{task.partition.name}.hashes.npz"
@@ -168,16 +102,6 @@ def hashes_path(task: TokenizeTask) -> Path:
 def copies_path(task: TokenizeTask) -> Path:
     """Where it stands which documents of a partition are copies."""
     return task.state_dir / f"{task.partition.name}.copies.npz"
-
-
-def load_parts(state_dir: Path, partition: str) -> list[PartRecord]:
-    """Records of the sealed parts of a partition, in order."""
-    parts: list[PartRecord] = []
-    while (path := state_dir / f"{part_name(partition, len(parts))}.json").exists():
-        parts.append(read_record(PartRecord, read_json(path), path))
-        if parts[-1].last:
-            break
-    return parts
 
 
 _loaded: dict[tuple[str, int, int | None, tuple[str, ...]], Encoder] = {}
@@ -234,50 +158,64 @@ def tokenize_partition(task: TokenizeTask, report: Report) -> list[PartRecord]:
     refuse_other_engine(task.shards_dir, task.software, SILENT)
     encoder = encoder_of(task)
     done = load_parts(task.state_dir, task.partition.name)
-    if done and done[-1].last:
-        return done
-    screen, batches = _batches(task, done)
-    differed: Place | None = None
+    differed: Place | None = None  # in the part that comes next
+    batches: Batches | None = None  # what follows the parts that are done
     while not (done and done[-1].last):
-        by = encoder.exact if differed else encoder
+        if batches is None:
+            screen = Screen(task.screening, copies_path(task))
+            batches = map(screen, _read(task, sum(part.read for part in done)))
         try:
-            with _PartWriter(task, by, screen, len(done), differed) as writer:
-                done.append(_write_part(writer, batches, report))
+            done.append(_tokenize_part(task, encoder, len(done), differed, batches, screen, report))
             differed = None
-        except Differs as found:
+        except Differs as found:  # the part is made again, by tokenizers alone
             if differed:
                 raise AssertionError(
-                    f"{writer.name}: tokenizers differs from itself at {found.place}"
+                    f"{task.partition.name}: tokenizers differs from itself at {found.place}"
                 ) from None
-            differed = found.place
-            screen, batches = _batches(task, done)
+            differed, batches = found.place, None
     return done
 
 
-def _batches(task: TokenizeTask, done: list[PartRecord]) -> tuple[Screen, Iterator[TextBatch | Damage]]:
-    """What follows the sealed parts, and what screens it."""
-    batches = read_documents(task.partition, task.record, task.normalization, task.keep)
-    screen = Screen(task.screening, copies_path(task))
-    return screen, map(screen, _skip(batches, sum(part.read for part in done), task))
+def _tokenize_part(
+    task: TokenizeTask,
+    encoder: Encoder,
+    number: int,
+    differed: Place | None,
+    batches: Batches,
+    screen: Screen,
+    report: Report,
+) -> PartRecord:
+    """Take batches until the shard is full, or there are no more, and seal. Raises Differs.
+
+    differed: the document that the engine has encoded otherwise than `tokenizers`, which then encodes the part.
+    """
+    encoder = encoder.exact if differed else encoder
+    sample = Sample(encoder)
+    with _PartWriter(task, number, encoder.dtype) as writer:
+        for group in _together(batches, writer.may_hold):
+            if isinstance(group, Damage):
+                writer.note_damage(group)
+                continue
+            for joined, encoded, refused in _encode(group, encoder, task):
+                sample.add(joined, encoded, refused)
+                report(writer.add(joined, encoded, refused))
+            if full := writer.may_hold(0):
+                break
+        else:
+            full = False
+        sample.finish()
+        return writer.seal(
+            last=not full,
+            contaminated=screen.take(),
+            compared=sample.documents,
+            compared_bytes=sample.bytes,
+            differed=differed,
+        )
 
 
-def _write_part(writer: _PartWriter, batches: Iterator[TextBatch | Damage], report: Report) -> PartRecord:
-    """Fill a part and seal it. Raises Differs."""
-    last = True
-    for batch in batches:
-        report(writer.add(batch))
-        if writer.full:
-            last = False
-            break
-    report(writer.flush())
-    return writer.seal(last=last)
-
-
-def _skip(
-    batches: Iterator[TextBatch | Damage], records: int, task: TokenizeTask
-) -> Iterator[TextBatch | Damage]:
-    """Read again, but leave out, the records that sealed parts hold."""
-    for batch in batches:
+def _read(task: TokenizeTask, records: int) -> Batches:
+    """The documents of a partition behind so many records, which sealed parts hold and which are read again."""
+    for batch in read_documents(task.partition, task.record, task.normalization, task.keep):
         if records == 0:
             yield batch
             continue
@@ -291,58 +229,66 @@ def _skip(
             )
 
 
-class _SplitWriter:
-    """Writes the documents of one split: shard and ledger."""
+def _together(batches: Batches, may_hold: Callable[[int], bool]) -> Iterator[list[TextBatch] | Damage]:
+    """Batches that are encoded together, and what was damaged between them.
 
-    def __init__(self, prefix: Path, dtype: np.dtype[Any], schema: pa.Schema, stack: ExitStack) -> None:
-        self.shard = stack.enter_context(ShardWriter(prefix, dtype))
-        self.ledger = stack.enter_context(LedgerWriter(prefix, schema))
-        self._text_bytes = 0
-        self._spans: SpanWriter | None = None
-        self._prefix = prefix
+    A shard ends with the batch that fills it, so what could fill it does not wait: nothing is held back when the caller
+    stops because the shard is full. may_hold: whether the shard can have its size with so many tokens more.
+    """
+    waiting: list[TextBatch] = []
+    most = held = 0  # tokens that they can be, and bytes of them
+    for batch in batches:
+        if isinstance(batch, Damage):
+            yield batch
+            continue
+        more = most_tokens(batch)
+        if waiting and may_hold(most + more):
+            yield waiting
+            waiting, most, held = [], 0, 0
+        waiting.append(batch)
+        most += more
+        held += batch.nbytes
+        if max(most, held) >= MOST_TOKENS or len(waiting) >= MOST_BATCHES or may_hold(most):
+            yield waiting
+            waiting, most, held = [], 0, 0
+    if waiting:
+        yield waiting
 
-    def append(self, tokens: Tokens, rows: pa.RecordBatch, kinds: Bytes | None) -> None:
-        """Add whole documents: all their ids, their rows, and of conversations the kind of each token."""
-        if kinds is not None:
-            self._spans = self._spans or SpanWriter(self._prefix)
-            self._spans.append(kinds, np.asarray(rows["tokens"]))
-        self.shard.append(tokens, np.asarray(rows["tokens"]))
-        self.ledger.append(rows)
-        self._text_bytes += pc.sum(rows["bytes"]).as_py()
 
-    def seal(self) -> SealedSplit:
-        """The ledger and the spans first: a shard that is there has them."""
-        ledger = self.ledger.seal()
-        spans = self._spans.seal() if self._spans else None
-        return SealedSplit(self.shard.seal(), ledger, self._text_bytes, spans)
+def _encode(
+    batches: list[TextBatch], encoder: Encoder, task: TokenizeTask
+) -> Iterator[tuple[JoinedBatches, list[EncodedSplit], list[Reject]]]:
+    """The batches as one, or as few as may be: a document that no engine can encode is a reject where its batch stood,
+    so the batches are halved until that batch is alone."""
+    joined = join(batches)
+    try:
+        encoded, refused = encode_splits(joined, encoder, task.val_fraction, task.val_seed)
+    except Unencodable:
+        half = len(batches) // 2
+        yield from _encode(batches[:half], encoder, task)
+        yield from _encode(batches[half:], encoder, task)
+    else:
+        yield joined, encoded, refused
 
 
 class _PartWriter:
-    """Writes one part: encodes batches, sends documents to train or validation, notes rejects; seals all at once."""
+    """Writes one part: documents to train or validation, rejects beside; seals all at once."""
 
-    def __init__(
-        self, task: TokenizeTask, encoder: Encoder, screen: Screen, part: int, differed: Place | None
-    ) -> None:
+    def __init__(self, task: TokenizeTask, number: int, dtype: np.dtype[Any]) -> None:
+        self.name = part_name(task.partition.name, number)
         self._task = task
-        self._screen = screen
-        self._encoder = encoder
-        self._sample = Sample(encoder)
-        self._differed = differed
-        self._part = part
-        self.name = part_name(task.partition.name, part)
+        self._dtype = dtype
         self._records: Counter[str] = Counter()
         self._lines: dict[str, int] = {}
         self._refused = 0
         self._reasons: Counter[str] = Counter()
         self._errors: list[Failure] = []
-        self._mismatches: dict[str, PartMismatch] = {}
+        self._mismatches: dict[str, tuple[int, Mismatch]] = {}
         self._schema = schema_with([*task.keep.columns, *task.screening.columns])
         self._stack = ExitStack()
-        self._writers: dict[str, _SplitWriter] = {}
+        self._writers: dict[str, SplitWriter] = {}
         self._rejects: IO[str] | None = None
-        self._waiting: list[TextBatch] = []
-        self._most = self._held = 0  # tokens of what waits, and bytes of it
-        self._most_tokens = ceil(task.target * ROLL_OVER / encoder.dtype.itemsize)  # of the train shard
+        self._most_tokens = ceil(task.target * ROLL_OVER / dtype.itemsize)  # of the train shard
 
     def __enter__(self) -> _PartWriter:
         return self
@@ -350,27 +296,43 @@ class _PartWriter:
     def __exit__(self, *exc: Any) -> None:
         self._stack.__exit__(*exc)
 
-    @property
-    def full(self) -> bool:
-        """Whether the train shard has reached its size."""
-        return self._may_hold(0)
-
-    def _may_hold(self, more: int) -> bool:
+    def may_hold(self, more: int) -> bool:
         """Whether the train shard has its size if `more` tokens come to it."""
         tokens = self._writers["train"].shard.tokens if "train" in self._writers else 0
         return tokens + more >= self._most_tokens
 
-    def _writer(self, split: str) -> _SplitWriter:
-        """The split's writer, begun with its first document: most partitions have no rejects, many no validation."""
-        if split not in self._writers:
-            task = self._task
-            train, val = (
-                task.shards_dir / task.partition.source / self.name,
-                task.state_dir / f"{self.name}.val",
-            )
-            prefix = train if split == "train" else val
-            self._writers[split] = _SplitWriter(prefix, self._encoder.dtype, self._schema, self._stack)
-        return self._writers[split]
+    def note_damage(self, damage: Damage) -> None:
+        """Note an input whose rest cannot be read."""
+        partition = self._task.partition
+        self._errors.append(Failure(partition.name, partition.pieces[damage.piece].file.path, damage.error))
+
+    def add(self, joined: JoinedBatches, encoded: list[EncodedSplit], refused: list[Reject]) -> Counts:
+        """Write batches that were encoded; the increments for progress."""
+        for batch in joined.batches:
+            self._note(batch)
+        self._reject(joined.batches[0].piece, Rejects.of(refused))
+        for documents in encoded:
+            self._write(joined, documents)
+        written = sum(len(documents.rows) for documents in encoded)
+        size = sum(int(documents.sizes.sum()) for documents in encoded)
+        refused_bytes = sum(batch.refused for batch in joined.batches) + len(buffers(joined.texts)[0]) - size
+        self._refused += refused_bytes
+        return {
+            "documents": written,
+            "tokens": sum(len(documents.tokens) for documents in encoded),
+            "bytes": size,
+            f"bytes:{self._task.partition.source}": size + refused_bytes,
+            "refused bytes": refused_bytes,
+            "rejected": sum(len(batch.rejects) for batch in joined.batches) + len(joined.texts) - written,
+        }
+
+    def _note(self, batch: TextBatch) -> None:
+        self._records[str(batch.piece)] += batch.records
+        self._lines[str(batch.piece)] = batch.end
+        self._reject(batch.piece, batch.rejects)
+        for found in batch.mismatches:
+            piece, first = self._mismatches.get(found.column, (batch.piece, replace(found, count=0)))
+            self._mismatches[found.column] = piece, replace(first, count=first.count + found.count)
 
     def _reject(self, piece: int, rejects: Rejects) -> None:
         if not rejects:
@@ -381,69 +343,6 @@ class _PartWriter:
         self._reasons.update(rejects.by_reason())
         for reject in rejects:
             self._rejects.write(json.dumps({"piece": piece, **asdict(reject)}, ensure_ascii=False) + "\n")
-
-    def add(self, batch: TextBatch | Damage) -> Counts:
-        """Take a batch; the increments for progress, of this one and those that waited or none where it waits too.
-
-        A shard ends with the batch that fills it, so what could fill it does not wait.
-        """
-        if isinstance(batch, Damage):
-            piece = self._task.partition.pieces[batch.piece]
-            self._errors.append(Failure(self._task.partition.name, piece.file.path, batch.error))
-            return {}
-        counts: Counter[str] = Counter()
-        most = most_tokens(batch)
-        if self._waiting and self._may_hold(self._most + most):
-            counts.update(self.flush())
-        self._waiting.append(batch)
-        self._most += most
-        self._held += batch.nbytes
-        many = max(self._most, self._held) >= MOST_TOKENS or len(self._waiting) >= MOST_BATCHES
-        if many or self._may_hold(self._most):
-            counts.update(self.flush())
-        return dict(counts)
-
-    def flush(self) -> Counts:
-        """Encode and write what waits; the increments for progress."""
-        batches, self._waiting, self._most, self._held = self._waiting, [], 0, 0
-        if not batches:
-            return {}
-        joined = join(batches)
-        try:
-            encoded, refused = encode_splits(
-                joined, self._encoder, self._task.val_fraction, self._task.val_seed
-            )
-        except Unencodable:  # a reject stands where its batch stood: halve until it is alone
-            counts: Counter[str] = Counter()
-            for self._waiting in (batches[: len(batches) // 2], batches[len(batches) // 2 :]):
-                counts.update(self.flush())
-            return dict(counts)
-        self._sample.add(joined, encoded, refused)
-        for batch in batches:
-            self._note(batch)
-        self._reject(batches[0].piece, Rejects.of(refused))
-        for documents in encoded:
-            self._write(joined, documents)
-        written = sum(len(documents.rows) for documents in encoded)
-        size = sum(int(documents.sizes.sum()) for documents in encoded)
-        refused_bytes = sum(batch.refused for batch in batches) + len(buffers(joined.texts)[0]) - size
-        self._refused += refused_bytes
-        return {
-            "documents": written,
-            "tokens": sum(len(documents.tokens) for documents in encoded),
-            "bytes": size,
-            f"bytes:{self._task.partition.source}": size + refused_bytes,
-            "refused bytes": refused_bytes,
-            "rejected": sum(len(batch.rejects) for batch in batches) + len(joined.texts) - written,
-        }
-
-    def _note(self, batch: TextBatch) -> None:
-        self._records[str(batch.piece)] += batch.records
-        self._lines[str(batch.piece)] = batch.end
-        self._reject(batch.piece, batch.rejects)
-        for found in batch.mismatches:
-            before = self._mismatches.get(found.column, PartMismatch(batch.piece, found, 0))
-            self._mismatches[found.column] = replace(before, count=before.count + found.count)
 
     def _write(self, joined: JoinedBatches, encoded: EncodedSplit) -> None:
         """Add documents to the shard and the ledger of their split."""
@@ -461,34 +360,36 @@ class _PartWriter:
             [column.take(pa.array(rows)) for column in joined.kept],
             self._schema,
         )
-        self._writer(encoded.split).append(encoded.tokens, described, encoded.kinds)
+        if encoded.split not in self._writers:  # most partitions have few or no documents for validation
+            task = self._task
+            folder = task.shards_dir / task.partition.source if encoded.split == "train" else task.state_dir
+            name = self.name if encoded.split == "train" else f"{self.name}.val"
+            self._writers[encoded.split] = SplitWriter(folder / name, self._dtype, self._schema, self._stack)
+        self._writers[encoded.split].append(encoded.tokens, described, encoded.kinds)
 
-    def seal(self, *, last: bool) -> PartRecord:
-        """Seal shards, ledgers and rejects, then the record. Checks that every record read is accounted for."""
-        self._sample.finish()
+    def seal(self, **found: Any) -> PartRecord:
+        """Seal shards, ledgers and rejects, then the record, with what else was `found`. Checks that every record read
+        is accounted for."""
         documents = sum(writer.shard.documents for writer in self._writers.values())
         if self._records.total() != documents + self._reasons.total():
             raise AssertionError(
                 f"{self.name}: read {self._records.total()}, wrote {documents}, rejected {self._reasons.total()}"
             )
-        sealed = {split: writer.seal() for split, writer in self._writers.items()}
+        source = self._task.partition.source
+        sealed = {split: writer.seal(source, split) for split, writer in self._writers.items()}
         self._stack.close()
         record = PartRecord(
             name=self.name,
-            part=self._part,
             records=dict(self._records),
             rejected=dict(sorted(self._reasons.items())),
             errors=tuple(self._errors),
             mismatches=tuple(self._mismatches[name] for name in sorted(self._mismatches)),
-            last=last,
             lines=self._lines,
             refused=self._refused,
-            **sealed,
-            contaminated=self._screen.take(),
             software=software(),
-            compared=self._sample.documents,
-            compared_bytes=self._sample.bytes,
-            differed=self._differed,
+            train=sealed.get("train"),
+            val=sealed.get("val"),
+            **found,
         )
         write_json(self._task.state_dir / f"{self.name}.json", to_json(record))
         return record

@@ -22,7 +22,7 @@ def unfinished(shards: Path) -> dict[str, tuple[int, int]]:
     if not (folders := sorted((shards / STATE).glob("*/"))):
         return found
     from pretok.shards.inputs import read_plan  # what makes shards, with its compiled loops
-    from pretok.shards.plan import is_complete
+    from pretok.shards.parts import is_complete
     from pretok.shards.seal import DONE
 
     for folder in folders:

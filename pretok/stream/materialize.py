@@ -42,8 +42,8 @@ from pretok.shards.manifest import (
     shard_entry,
     write_manifest,
 )
+from pretok.shards.parts import software
 from pretok.shards.seal import side_files
-from pretok.shards.software import software
 from pretok.shards.spans import SpanWriter
 from pretok.shards.unfinished import keep_plan, reading
 from pretok.stream import View

@@ -123,11 +123,10 @@ def test_a_kill_anywhere_changes_nothing(
 ) -> None:
     """When two partitions are hashed, before anything is settled, when it is for two, when two shards are sealed."""
     import pretok.shards.copies_job as job
-    import pretok.shards.hash_task as task
 
     made = recipe(tmp_path, vocab_dir, inputs, duplicates="drop", size=4000)
     module, name = {
-        "hash": (task, "hash_texts"),
+        "hash": (job, "hash_texts"),
         "settle": (job, "find_copies"),
         "save": (job, "save_copies"),
         "seal": (ShardWriter, "seal"),

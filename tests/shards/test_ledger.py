@@ -36,7 +36,7 @@ from pretok.shards.ledger import (
     ledger_path,
     ledger_rows,
     ledger_schema,
-    merge_ledgers,
+    ledger_windows,
 )
 from pretok.shards.manifest import Manifest, load_manifest
 
@@ -329,7 +329,11 @@ def test_merged_ledgers_are_as_one(tmp_path: Path) -> None:
     whole = write(tmp_path / "whole", rows, 1000)
     for name, part in (("a", rows.slice(0, 70)), ("b", rows.slice(70))):
         write(tmp_path / name, part, 1000)
-    merge_ledgers([ledger_path(tmp_path / "a"), ledger_path(tmp_path / "b")], tmp_path / "merged")
+    with LedgerWriter(tmp_path / "merged", ledger_schema(ledger_path(tmp_path / "a"))) as writer:
+        for name in ("a", "b"):
+            for window in ledger_windows(ledger_path(tmp_path / name)):
+                writer.append(window)
+        writer.seal()
     assert ledger_path(tmp_path / "merged").read_bytes() == whole
 
 

@@ -145,27 +145,22 @@ def forge(shards: Path, *path: Any, value: Any) -> None:
 @pytest.mark.parametrize(
     ("path", "value", "message"),
     [
-        (("tokenizer", "dtype"), "int32", "tokenizer.dtype is 'int32'"),
-        (("tokenizer", "eod_id"), 600, "tokenizer.eod_id is 600"),
         (("tokenizer", "vocab_size"), -1, r"tokenizer\.vocab_size: expected a whole number"),
         (("tokenizer", "vocab_size"), "600", r"tokenizer\.vocab_size: expected a whole number"),
         (("tokenizer", "vocab_size"), True, r"tokenizer\.vocab_size: expected a whole number"),
         (("tokenizer", "vocab_size"), 600.0, r"tokenizer\.vocab_size: expected a whole number"),
-        (("tokenizer", "vocab_size"), 10**4000, r"tokenizer\.vocab_size: .* a number of 13288 bits"),
+        (("tokenizer", "vocab_size"), 10**4000, r"tokenizer\.vocab_size: expected a whole number <= "),
         (("tokenizer",), None, "tokenizer: expected an object, got null"),
-        (("shards", 0, "tokens"), 7, "cannot hold 7 tokens"),
         (("shards", 0, "path"), "../docs-00000.bin", "not a path inside the folder"),
         (("shards", 0, "path"), "/etc/passwd", "not a path inside the folder"),
-        (("shards", 0, "path"), "docs/docs-val-00000.bin", "listed twice"),
-        (("shards", 0, "split"), "test", "no source and split"),
         (("shards", 0, "source"), [], r"shards\[0\]\.source: expected a text"),
         (("shards", 0, "new"), 1, r"shards\[0\]: has an unknown key 'new'"),
         (("shards",), {}, "shards: expected a list"),
-        (("sources", "docs", "train"), 3, r"sources\.docs\.train: expected an object"),
+        (("sources", "docs", "train"), 3, r"sources\[...\]\.train: expected an object"),
         (("sources", "docs", "rejected"), {"x": "y"}, r"rejected\[...\]: expected a whole number"),
         (("totals",), [], "totals: expected an object"),
         (("config",), nested(40), "config: expected an object"),
-        (("software", "pretok"), 1, r"software\.pretok: expected a text"),
+        (("software", "pretok"), 1, r"software\[...\]: expected a text"),
         (("materialized",), 5, "materialized: expected an object"),
         (("materialized",), {"format": "shards"}, "holds no mix"),
         (("materialized",), {"format": "pretok-mix", "version": 3}, "lacks the key"),
@@ -303,15 +298,6 @@ def test_another_version_is_refused_by_name(shards: Path, version: Any) -> None:
     write_json(path, {**json.loads(path.read_text()), "version": version})
     with pytest.raises(
         MismatchError, match=f"manifest.json has format version .*reads {VERSION}: make the shards"
-    ):
-        load_manifest(shards)
-
-
-def test_a_shard_without_its_ledger_is_refused(shards: Path) -> None:
-    files = json.loads((shards / FILE_NAME).read_text())["side_files"]
-    forge(shards, "side_files", value=[file for file in files if "docs-val" not in file["path"]])
-    with pytest.raises(
-        IntegrityError, match=r"shards\[1\]: its ledger docs/docs-val-00000.docs.parquet is not"
     ):
         load_manifest(shards)
 

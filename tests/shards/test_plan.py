@@ -202,10 +202,9 @@ def test_one_process_looks_at_the_footers_of_all_sources(tmp_path, vocab_dir, he
         pq.write_table(pa.table({"text": [f"{name} testo"] * 9}), tmp_path / f"{name}.parquet")
     sources = {path.stem: {"inputs": [str(path)]} for path in tmp_path.glob("*.parquet")}
     started = []
-    real = guarded.subprocess.Popen
-    monkeypatch.setattr(
-        guarded.subprocess, "Popen", lambda *args, **more: started.append(args) or real(*args, **more)
-    )
+    real = guarded.Pool
+    guarded._pool.cache_clear()  # of tests before
+    monkeypatch.setattr(guarded, "Pool", lambda *args: started.append(args) or real(*args))
     work(
         make_recipe({"out": tmp_path / "out", "sources": sources, "vocab": {"path": vocab_dir}}, "test"), here
     )
@@ -241,11 +240,11 @@ def test_a_file_that_changes_between_two_parts_is_refused(
     made = tokenizing.recipe(tmp_path / "out", vocab_dir, {"it": [path]}, size=4_000)
     seal, calls = task._PartWriter.seal, []
 
-    def killed(writer, *, last):
+    def killed(writer, *, last, **found):
         if calls:
             raise KeyboardInterrupt
         calls.append(last)
-        return seal(writer, last=last)
+        return seal(writer, last=last, **found)
 
     monkeypatch.setattr("pretok.read.readers.BATCH_BYTES", 4_000)
     with monkeypatch.context() as patch:

@@ -35,12 +35,13 @@ from pretok.base.execute import Engine, Report
 from pretok.base.records import replace
 from pretok.base.stop import StopFlag
 from pretok.config import Recipe
-from pretok.shards import software
+from pretok.shards import parts
 from pretok.shards.format import ShardReader, ShardWriter
 from pretok.shards.inputs import inputs_path
 from pretok.shards.job import run_tokenize
 from pretok.shards.manifest import FILE_NAME, load_manifest
-from pretok.shards.task import PartRecord, TokenizeTask, tokenize_partition
+from pretok.shards.parts import PartRecord
+from pretok.shards.task import TokenizeTask, tokenize_partition
 from pretok.tokenizer.encoder import TRIED
 
 NODE = os.uname().nodename
@@ -272,12 +273,12 @@ def test_a_crashing_partition_is_retried_then_named(tmp_path, inputs, finished, 
     real = tokenize._PartWriter.add
     failures = 0
 
-    def failing(self, batch):
+    def failing(self, *encoded):
         nonlocal failures
         if self._task.partition.name == "it-00001" and failures < limit:
             failures += 1
             raise OSError(errno.EIO, "disk error")
-        return real(self, batch)
+        return real(self, *encoded)
 
     monkeypatch.setattr(tokenize._PartWriter, "add", failing)
     limit = 2
@@ -299,11 +300,11 @@ def failing_partition(monkeypatch, name: str, error: BaseException) -> list[int]
 
     real, tries = tokenize._PartWriter.add, []
 
-    def failing(self, batch):
+    def failing(self, *encoded):
         if self._task.partition.name == name:
             tries.append(1)
             raise error
-        return real(self, batch)
+        return real(self, *encoded)
 
     monkeypatch.setattr(tokenize._PartWriter, "add", failing)
     return tries
@@ -484,12 +485,12 @@ def installed(monkeypatch):
     """Another version of a package, from the next call on."""
 
     def install(package: str, found: str) -> None:
-        monkeypatch.setattr(software, "version", lambda name: found if name == package else version(name))
-        software.software.cache_clear()
+        monkeypatch.setattr(parts, "version", lambda name: found if name == package else version(name))
+        parts.software.cache_clear()
 
     yield install
     monkeypatch.undo()
-    software.software.cache_clear()
+    parts.software.cache_clear()
 
 
 @pytest.mark.parametrize("begun", ["killed", "another source", "appended"])
@@ -532,7 +533,7 @@ def test_a_worker_of_another_environment_gives_no_ids(
     made = recipe(tmp_path, vocab_dir, {"it": inputs["it"]})
 
     def driver_has(**versions: str) -> None:
-        monkeypatch.setattr("pretok.shards.job.software", lambda: {**software.software(), **versions})
+        monkeypatch.setattr("pretok.shards.job.software", lambda: {**parts.software(), **versions})
 
     with StopFlag() as stop, Engine(workers, address, stop) as engine:
         driver_has(gigatoken="99.1")
@@ -541,7 +542,7 @@ def test_a_worker_of_another_environment_gives_no_ids(
         assert not list(made.shards_dir.rglob("*.bin"))
         driver_has(pyarrow="99.1")
         run(made, engine)
-    assert load_manifest(made.shards_dir).software == software.software()
+    assert load_manifest(made.shards_dir).software == parts.software()
 
 
 @pytest.mark.parametrize("found", ["0.11.0", "1.0", "0.9.9"])

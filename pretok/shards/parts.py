@@ -1,0 +1,212 @@
+"""Parts: what a worker leaves of a partition, a shard at a time, and the record that makes it count.
+
+Input: encoded documents. Output: the files of a shard (`SplitWriter`), and of each sealed part a `PartRecord`, JSON in
+the state folder, written last. A restart goes on behind the parts that have a record. What a record says of files is
+what the manifest will say, so sealing a source is to list what its parts hold.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
+from functools import cache
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pretok.base.console import Console, Counts
+from pretok.base.errors import MismatchError
+from pretok.base.failures import Failure
+from pretok.base.records import Count, Record, read_record
+from pretok.base.storage import read_json
+from pretok.base.tokens import Bytes, Tokens
+from pretok.base.version import PRETOK_VERSION
+from pretok.read.kept import Mismatch
+from pretok.screen.benchmark import ItemCount
+from pretok.shards.format import ShardReader, ShardWriter
+from pretok.shards.ledger import LedgerWriter, ledger_path, ledger_windows
+from pretok.shards.manifest import LEDGER_SUFFIX, SPANS_SUFFIX, Shard, SideFile, shard_entry
+from pretok.shards.spans import ShardSpans, SpanWriter, spans_path
+
+COPY_TOKENS = 1 << 24
+"""Tokens that are copied at a time."""
+PACKAGES = ("gigatoken", "tokenizers", "pyarrow", "numpy", "numba")
+"""What could change a byte of the shards."""
+ENGINES = PACKAGES[:2]
+"""What decides ids. The others decide bytes of ledgers at most."""
+
+
+class Place(Record, frozen=True):
+    """A document by its place in a partition: the number of the piece, and of the record within it, from 0."""
+
+    piece: Count
+    record: Count
+
+
+class SealedSplit(Record, frozen=True):
+    """The documents of a part that went to one split, as the manifest has them: the shard, its ledger, its spans."""
+
+    shard: Shard
+    side_files: tuple[SideFile, ...]
+
+
+class PartRecord(Record, frozen=True, kw_only=True, omit_defaults=True):
+    """What a sealed part holds; JSON in the state folder.
+
+    name: of its train shard; records: how many were read for it, per piece of the partition; lines: of each such piece
+    how many lines or rows stand before what follows the part; rejected: by reason;
+    errors: inputs whose rest could not be read; mismatches: values of kept columns that are null because of another
+    type, by column, with the piece of the first; last: whether the partition ends here; train, val: None where empty;
+    contaminated: what was found of the items of a benchmark, in documents that were refused too; refused: bytes of the
+    inputs that held no document; software: what made it; compared, compared_bytes: documents that `tokenizers` encoded
+    again, and their text; differed: the one that the engine had encoded otherwise, so that `tokenizers` encoded the
+    whole part; None where the engine did.
+    """
+
+    name: str
+    records: dict[str, Count]
+    rejected: dict[str, Count]
+    errors: tuple[Failure, ...]
+    mismatches: tuple[tuple[Count, Mismatch], ...]
+    last: bool
+    lines: dict[str, Count]
+    refused: Count
+    train: SealedSplit | None = None
+    val: SealedSplit | None = None
+    contaminated: tuple[ItemCount, ...]
+    software: dict[str, str]
+    compared: Count
+    compared_bytes: Count
+    differed: Place | None = None
+
+    @property
+    def read(self) -> int:
+        """Records read for this part."""
+        return sum(self.records.values())
+
+    def counts(self, source: str) -> Counts:
+        """What was reported of this part, which is of `source`, when it was made."""
+        splits = [split for split in (self.train, self.val) if split is not None]
+        size = sum(split.shard.text_bytes for split in splits)
+        return {
+            "documents": sum(split.shard.documents for split in splits),
+            "tokens": sum(split.shard.tokens for split in splits),
+            "bytes": size,
+            f"bytes:{source}": size + self.refused,
+            "refused bytes": self.refused,
+            "rejected": sum(self.rejected.values()),
+        }
+
+
+def part_name(partition: str, part: int) -> str:
+    """Name of a part's shard: the partition's, with the part's number from the second on."""
+    return f"{partition}-{part}" if part else partition
+
+
+def load_parts(state_dir: Path, partition: str) -> list[PartRecord]:
+    """Records of the sealed parts of a partition, in order."""
+    parts: list[PartRecord] = []
+    while (path := state_dir / f"{part_name(partition, len(parts))}.json").exists():
+        parts.append(read_record(PartRecord, read_json(path), path))
+        if parts[-1].last:
+            break
+    return parts
+
+
+def is_complete(state: Path, partition: str) -> bool:
+    """Whether all parts of a partition are sealed and no input of it was damaged."""
+    if not state.exists():  # only finished sources have no state folder
+        return True
+    parts = load_parts(state, partition)
+    return bool(parts) and parts[-1].last and not any(part.errors for part in parts)
+
+
+class SplitWriter:
+    """Writes the files of the shard `prefix` (path without suffix): tokens, ledger, and spans of conversations.
+    `append` or `copy` as often as needed, then `seal`; leaving the stack before leaves nothing."""
+
+    def __init__(self, prefix: Path, dtype: np.dtype[Any], schema: pa.Schema, stack: ExitStack) -> None:
+        self.shard = stack.enter_context(ShardWriter(prefix, dtype))
+        self._ledger = stack.enter_context(LedgerWriter(prefix, schema))
+        self._text_bytes = 0
+        self._spans: SpanWriter | None = None
+        self._prefix = prefix
+
+    def append(self, tokens: Tokens, rows: pa.RecordBatch, kinds: Bytes | None) -> None:
+        """Add whole documents: all their ids, their rows, and of conversations the kind of each token."""
+        if kinds is not None:
+            self._spans = self._spans or SpanWriter(self._prefix)
+            self._spans.append(kinds, np.asarray(rows["tokens"]))
+        self.shard.append(tokens, np.asarray(rows["tokens"]))
+        self._add_rows(rows)
+
+    def copy(self, prefix: Path) -> None:
+        """Add the documents of another shard, a few megabytes at a time."""
+        reader = ShardReader(prefix)
+        for at in range(0, len(reader.tokens), COPY_TOKENS):
+            self.shard.append(reader.tokens[at : at + COPY_TOKENS], np.empty(0, np.int32))
+        self.shard.append(reader.tokens[:0], reader.lengths)
+        for rows in ledger_windows(ledger_path(prefix)):
+            self._add_rows(rows)
+        if spans_path(prefix).exists():
+            self._spans = self._spans or SpanWriter(self._prefix)
+            self._spans.extend(ShardSpans(spans_path(prefix)))
+
+    def _add_rows(self, rows: pa.RecordBatch) -> None:
+        self._ledger.append(rows)
+        self._text_bytes += pc.sum(rows["bytes"]).as_py() or 0
+
+    def seal(self, source: str, split: str) -> SealedSplit:
+        """What the manifest says of it. Ledger and spans go first: a shard that is there has them."""
+        path = f"{source}/{self._prefix.name}"
+        ledger = self._ledger.seal()
+        files = [SideFile(f"{path}{LEDGER_SUFFIX}", source, ledger.file_bytes, ledger.root)]
+        spans = self._spans.seal() if self._spans else None
+        if spans is not None:
+            files.append(SideFile(f"{path}{SPANS_SUFFIX}", source, spans.file_bytes, spans.root))
+        kinds = spans.kinds if spans else None
+        shard = shard_entry(f"{path}.bin", source, split, self.shard.seal(), self._text_bytes, kinds)
+        return SealedSplit(shard, tuple(files))
+
+
+@cache
+def software() -> dict[str, str]:
+    """The versions of this process."""
+    return {
+        "pretok": PRETOK_VERSION,
+        "python": platform.python_version(),
+        **{name: version(name) for name in PACKAGES},
+    }
+
+
+def all_software(used: Iterable[Mapping[str, str]]) -> dict[str, str]:
+    """Every version that was used, of each package: `20.0.0`, or `20.0.0, 21.0.0`."""
+    found: dict[str, set[str]] = {}
+    for versions in used:
+        for name, each in versions.items():
+            found.setdefault(name, set()).update(each.split(", "))
+    return {name: ", ".join(sorted(versions)) for name, versions in found.items()}
+
+
+def refuse_other_engine(shards: Path, made: Mapping[str, str], console: Console) -> None:
+    """MismatchError where an engine of another version made what is in `shards`; a notice of other packages."""
+    now = software()
+    others = [name for name in made if name in now and made[name] != now[name]]
+    if engines := [name for name in others if name in ENGINES]:
+        name = engines[0]
+        raise MismatchError(
+            f"{shards} holds ids of {name} {made[name]}, and {os.uname().nodename} has {name} {now[name]}, which may "
+            f"give other ids to the same text: pip install {name}=={made[name].rpartition(', ')[2]}, or use another "
+            "--out folder"
+        )
+    if others:
+        told = ", ".join(f"{name} {made[name]} (now {now[name]})" for name in others)
+        console.notice(
+            f"what is in {shards} was made with {told}: ids are the same, bytes of ledgers may differ"
+        )

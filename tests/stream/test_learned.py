@@ -64,7 +64,7 @@ def check(view: View, learn: Learn) -> np.ndarray:
         for rank in range(world):
             sampler = PositionSampler(len(view), global_batch=6, micro_batch=2, rank=rank, world_size=world)
             for positions in sampler:
-                ids, learned, checksum = Fetch(view).__getitems__(positions)  # type: ignore[misc]
+                ids, learned, checksum = Fetch(view, digests=True).__getitems__(positions)  # type: ignore[misc]
                 held = masks[positions] if view.masked else None
                 assert checksum == digest(positions, ids, held)
                 np.testing.assert_array_equal(

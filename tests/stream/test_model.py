@@ -101,6 +101,7 @@ class Model:
                         for token in range(at, at + size)
                     ]
                     for one in best_fit(list(counts.values()), self.seq_len + 1)
+                    if len(tape) > 1  # of one token nothing is predicted
                 ]
                 self.sizes[entry.name] = len(self.bins[entry.name])
             else:
@@ -273,6 +274,8 @@ def test_everything_together(
             for begin in begins
             if begin not in {one.begin for one in after.sources if one.held_in == "a"}
         ]
+        # A class that is made again from the beginning must have a sequence, as the first one has.
+        most = max(most, 9) if 0 in dropped else most
         model.classify(most, min([known, *(int(np.searchsorted(ends, begin)) for begin in dropped)]))
         if divided:
             options |= {"classes": {"short": f"a where tokens <= {most}"}}

@@ -259,8 +259,10 @@ class Order:
             for pool, entries in several.items():
                 old, new = entries[came[entries] < stage], entries[came[entries] == stage]
                 if len(old) and len(new):
-                    begun = -(-spent[old] // self.sizes[old])
-                    spent[new] = missed[new] = max(int(begun.min()) - 1, 0) * self.sizes[new]
+                    level = int((spent[old] // self.sizes[old]).min())
+                    # Where all of them just ended an epoch, the new ones still join it.
+                    ended = bool((spent[old] == level * self.sizes[old]).all())
+                    spent[new] = missed[new] = max(level - ended, 0) * self.sizes[new]
                 if len(known := entries[came[entries] <= stage]) > 1:
                     rounds[pool] = known, Rounds(self.sizes[known], spent[known])
             self._rounds.append(rounds)

@@ -45,7 +45,7 @@ from pretok.config import make_mix
 from pretok.shards.format import index_bytes
 from pretok.shards.ledger import SCHEMA, WINDOW
 from pretok.shards.manifest import Manifest, Shard, load_manifest, write_manifest
-from pretok.stream.mix_file import Mix, MixSource, load_mix, sequences, write_mix
+from pretok.stream.mix_file import Mix, MixSource, Stage, load_mix, sequences, write_mix
 from pretok.stream.tapes import EACH, FOLDER, WIDE, TapeWriter, path_of, shards_key
 
 SEQ_LEN = 4096
@@ -98,7 +98,7 @@ def shard_entry(folder: Path, number: int, documents: int, tokens: int) -> Shard
 
 def mix_of(manifest: Manifest, entries: list[MixSource], length: int) -> Mix:
     quotas = tuple(length // len(entries) for _ in entries)
-    return Mix(manifest.fingerprint, "train", SEQ_LEN, 0, "epoch", tuple(entries), (quotas,))
+    return Mix(manifest.fingerprint, "train", SEQ_LEN, 0, "epoch", tuple(entries), (Stage(quotas),))
 
 
 def made(folder: Path, documents: int) -> None:

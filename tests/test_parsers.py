@@ -532,7 +532,6 @@ def test_what_was_found(work: Path, kind: str, change: Callable[[bytes], bytes],
 @pytest.mark.parametrize(
     ("kind", "key", "value", "says"),
     [
-        ("mix", ("sources", 0, "tape"), "../../x", "names the side file '../../x', which is no digest"),
         ("checkpoint", ("identity", "model", "heads"), 0, "heads is 0; it must be more than 0"),
         ("checkpoint", ("identity", "model", "kv_heads"), 0, "kv_heads is 0; it must be more than 0"),
     ],

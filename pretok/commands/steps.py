@@ -22,7 +22,7 @@ from pretok.shards.contamination import contamination_table
 from pretok.shards.job import run_tokenize
 from pretok.shards.manifest import has_manifest, load_manifest
 from pretok.shards.unfinished import unfinished
-from pretok.stream.mix_job import MixRequest, plan_mix, run_mix, show_stages
+from pretok.stream.mix_job import MixRequest, plan_mix, run_mix, show_mix
 from pretok.stream.tapes import FOLDER
 from pretok.tokenizer.vocabulary import load_vocab
 from pretok.vocab.job import refuse_short, run_build_vocab
@@ -80,6 +80,6 @@ def run_steps(recipe: Recipe, engine: Engine, console: Console) -> None:
             console.notice(f"next: pretok mix {recipe.shards_dir} --out {recipe.mix_path}")
             return
         by_learned = request.table.count == "learned"
-        show_stages(load_manifest(recipe.shards_dir), report, console, by_learned)
+        show_mix(load_manifest(recipe.shards_dir), report, console, by_learned, sources=False)
     command = ["train", *recipe_flags(recipe), "--out", str(recipe.out / "run")]
     console.notice(f"next: {shlex.join(command)}")

@@ -59,7 +59,7 @@ def source_tokens(manifest: Manifest, mix: Path | None, stage: int | None) -> di
         )
     if stage is not None and not 1 <= stage <= len(plan.stages):
         raise UsageError(f"{mix} has no stage {stage}; its stages are 1 to {len(plan.stages)}")
-    quotas = plan.stages[(stage or 1) - 1]
+    quotas = plan.stages[(stage or 1) - 1].quotas
     read = dict(zip(plan.pools, quotas, strict=True))
     divided = {source.held_in for source in plan.sources if source.pool != source.held_in}
     if classes := [one.name for one in plan.sources if read[one.pool] and one.held_in in divided]:

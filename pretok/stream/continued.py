@@ -60,30 +60,11 @@ def _stages(mix: Mix, equal: Mapping[str, str]) -> list[list[tuple[int, list[Mix
     return [
         [
             (quota, [one for since, one in pool if since <= number])
-            for pool, quota in zip(pools, quotas, strict=True)
+            for pool, quota in zip(pools, stage.quotas, strict=True)
             if quota
         ]
-        for number, quotas in enumerate(mix.stages)
+        for number, stage in enumerate(mix.stages)
     ]
-
-
-def difference(one: Any, other: Any, where: str = "its") -> str | None:
-    """The first field in which two mixes differ (`Mix.identity`), and what it says in each; None where they are
-    equal."""
-    if isinstance(one, dict) and isinstance(other, dict):
-        pairs = [(one.get(name), other.get(name), f"{where} {name}") for name in one | other]
-    elif isinstance(one, list) and isinstance(other, list) and isinstance(next(iter(one), None), dict):
-        if len(one) != len(other):
-            return f"{where} are {len(one)}, not {len(other)}"
-        names = [part.get("name", number) for number, part in enumerate(one, 1)]
-        pairs = [(a, b, f"{where} {name}") for a, b, name in zip(one, other, names, strict=True)]
-    else:
-        return None if one == other else f"{where} is {_told(one)}, not {_told(other)}"
-    return next(filter(None, (difference(*pair) for pair in pairs)), None)
-
-
-def _told(value: Any) -> str:
-    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
 def beginning(manifest: Manifest, path: Path, at: int, seq_len: int | None = None) -> Mix:

@@ -24,27 +24,29 @@ So which positions two mixes have in common follows from their files alone."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from fractions import Fraction
 from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
+from typing import Annotated
+
+from msgspec import Meta
 
 from pretok.base.errors import IntegrityError, MismatchError, PretokError, UsageError
 from pretok.base.kinds import CHAT_KINDS, LEARNED
 from pretok.base.records import Count, Record, Signed, check_version, read_record, replace, to_json
 from pretok.base.storage import fingerprint, read_json, write_json, writing
-from pretok.shards.manifest import MAX_TOKENS, SPLITS, Manifest, Shard
+from pretok.shards.manifest import SPLITS, Manifest, Shard
 from pretok.stream.order import Order
 
 FORMAT = "pretok-mix"
 VERSION = 3
-CUTS = ("fixed", "epoch")
-_DIGEST = re.compile("[0-9a-f]{32}")
-MAX_STAGES = 1 << 20
-"""So many stages of fewer than `order.MAX_SEQUENCES` positions each stay within 64 bits."""
+_BESIDE = ("fingerprint", "format", "version", "report")
+"""Keys of the file that are no fields of a `Mix`."""
+Length = Annotated[int, Meta(ge=1, lt=2**31)]
+"""Tokens of a sequence."""
 
 
 class MixSource(Record, frozen=True, omit_defaults=True):
@@ -96,40 +98,39 @@ class MixSource(Record, frozen=True, omit_defaults=True):
         return Fraction(self.learned_tokens * seq_len, max(self.tokens, 1))
 
 
-class Mix(Record, frozen=True, dict=True):
-    """The whole description of an order. `stages` holds the quotas of each stage, in the order of `pools`.
+class Stage(Record, frozen=True, omit_defaults=True):
+    """What a stage reads. quotas: sequences that each pool gives, in the order of its first entry; length: its
+    positions, where the next stage begins before all quotas are given."""
 
-    taken: positions of each stage, empty where all stages are whole.
-    """
+    quotas: tuple[Count, ...]
+    length: Count | None = None
+
+    @property
+    def positions(self) -> int:
+        """Of the stream."""
+        return sum(self.quotas) if self.length is None else self.length
+
+
+class Mix(Record, frozen=True, dict=True):
+    """The whole description of an order."""
 
     manifest: str
-    split: str
-    seq_len: Count
+    split: Annotated[str, Meta(pattern="^(train|val)$")]
+    seq_len: Length
     seed: Signed
-    cuts: str
+    cuts: Annotated[str, Meta(pattern="^(fixed|epoch)$")]
     sources: tuple[MixSource, ...]
-    stages: tuple[tuple[Count, ...], ...]
-    taken: tuple[Count, ...] = ()
-
-    def identity(self) -> dict[str, object]:
-        """Everything the order depends on, as JSON; its fingerprint is the mix's."""
-        stages = [
-            {"quotas": list(quotas)} | ({"length": length} if length != sum(quotas) else {})
-            for quotas, length in zip(self.stages, self.lengths, strict=True)
-        ]
-        data = {"format": FORMAT, "version": VERSION, **to_json(self), "stages": stages}
-        del data["taken"]
-        return data
+    stages: tuple[Stage, ...]
 
     @cached_property
     def fingerprint(self) -> str:
         """Identifies the order: equal fingerprints mean the same tokens at every position."""
-        return fingerprint(self.identity())
+        return fingerprint({"format": FORMAT, "version": VERSION, **to_json(self)})
 
     @property
     def lengths(self) -> tuple[int, ...]:
         """Positions of each stage."""
-        return self.taken or tuple(sum(quotas) for quotas in self.stages)
+        return tuple(stage.positions for stage in self.stages)
 
     @property
     def began(self) -> str:
@@ -181,28 +182,26 @@ class Mix(Record, frozen=True, dict=True):
     def first(self, positions: int) -> Mix:
         """The mix of these positions, of which there are 1 to `length`."""
         ends = list(accumulate(self.lengths))
-        count = next(number for number, end in enumerate(ends, 1) if end >= positions)
-        taken = (*self.lengths[: count - 1], positions - (ends[count - 2] if count > 1 else 0))
-        stages = self.stages[:count]
-        whole = taken == tuple(sum(quotas) for quotas in stages)
-        mix = replace(self, stages=stages, taken=() if whole else taken)
+        count = next(number for number, end in enumerate(ends) if end >= positions)
+        last, length = self.stages[count], self.lengths[count] - (ends[count] - positions)
+        last = replace(last, length=None if length == sum(last.quotas) else length)
+        mix = replace(self, stages=(*self.stages[:count], last))
         # What came behind these positions, or is not read in them, comes again together with what came since.
-        last: dict[str, int] = {}
+        newest: dict[str, int] = {}
         for source in filter(mix.reads, self.sources):
-            last[source.held_in] = max(source.begin, last.get(source.held_in, 0))
-        sources = tuple(one for one in self.sources if one.begin <= last.get(one.held_in, 0))
+            newest[source.held_in] = max(source.begin, newest.get(source.held_in, 0))
+        sources = tuple(one for one in self.sources if one.begin <= newest.get(one.held_in, 0))
         kept = [number for number, name in enumerate(self.pools) if any(one.pool == name for one in sources)]
-        return replace(
-            mix, sources=sources, stages=tuple(tuple(quotas[n] for n in kept) for quotas in stages)
-        )
+        stages = tuple(replace(stage, quotas=tuple(stage.quotas[n] for n in kept)) for stage in mix.stages)
+        return replace(mix, sources=sources, stages=stages)
 
     def reads(self, source: MixSource) -> bool:
         """Whether a stage may read an entry."""
         pool = list(self.pools).index(source.pool)
-        return source.sequences > 0 and any(quotas[pool] for quotas in self.stages[source.stage :])
+        return source.sequences > 0 and any(stage.quotas[pool] for stage in self.stages[source.stage :])
 
     def order(self) -> Order:
-        """The order of its positions."""
+        """The order of its positions. UsageError for a stage that is too long."""
         # A tape of one sequence would lose it, were it moved.
         moved = [
             self.cuts == "epoch" and not source.packed and _fixed(source.tokens, self.seq_len) > 1
@@ -211,7 +210,7 @@ class Mix(Record, frozen=True, dict=True):
         return Order(
             [source.name for source in self.sources],
             [source.sequences for source in self.sources],
-            self.stages,
+            [stage.quotas for stage in self.stages],
             self.seed,
             self.lengths,
             [self.seq_len * one for one in moved],
@@ -219,62 +218,23 @@ class Mix(Record, frozen=True, dict=True):
             [source.stage for source in self.sources],
         )
 
-    def problem(self) -> str | None:
-        """Why there is no such stream whatever the shards hold, or None."""
-        if self.split not in SPLITS or self.cuts not in CUTS:
-            known = f"{' and '.join(SPLITS)}, cut {' or '.join(CUTS)}"
-            return f"no split {self.split!r}; there are {known}, not {self.cuts!r}"
-        if not 1 <= self.seq_len < 2**31 or not -(2**63) <= self.seed < 2**63:
-            return f"the sequence length is {self.seq_len}, or the seed {self.seed} does not fit 64 bits"
-        if len({source.name for source in self.sources}) != len(self.sources):
-            return "a source stands twice in it"
-        if sum(source.tokens for source in self.sources) >= MAX_TOKENS:
-            return f"its sources have more than {MAX_TOKENS} tokens"
-        for source in self.sources:
-            if (source.tape is not None and not _DIGEST.fullmatch(source.tape)) or (
-                source.packed and not source.tape
+    @property
+    def within(self) -> bool:
+        """Whether its numbers stay within what its entries have: others would read what is not theirs. All that else
+        may be wrong with it makes it another mix, with another fingerprint."""
+        for number, stage in enumerate(self.stages):
+            given = {one.pool for one in self.sources if one.sequences and one.stage <= number}
+            quotas = zip(self.pools, stage.quotas, strict=False)
+            if (
+                len(stage.quotas) != len(self.pools)
+                or stage.positions > sum(stage.quotas)
+                or any(quota and name not in given for name, quota in quotas)
             ):
-                return f"source {source.name} names the side file {source.tape!r}, which is no digest"
-            if not source.packed and source.sequences != sequences(source.tokens, self.seq_len, self.cuts):
-                return f"source {source.name} has {source.tokens} tokens, not {source.sequences} sequences"
-        if not 0 < len(self.stages) <= MAX_STAGES or len(self.lengths) != len(self.stages) or not self.length:
-            return f"it has {len(self.stages)} stages and {self.length} sequences"
-        for number, (quotas, length) in enumerate(zip(self.stages, self.lengths, strict=True)):
-            if len(quotas) != len(self.pools) or not 0 <= length <= sum(quotas):
-                return f"a stage of {length} positions has {len(quotas)} quotas for {len(self.pools)} sources"
-            for quota, (name, entries) in zip(quotas, self.pools.items(), strict=True):
-                if quota and not any(
-                    e.sequences and e.stage <= number for e in map(self.sources.__getitem__, entries)
-                ):
-                    return f"source {name} has not one sequence to give"
-        try:
-            self.order()
-        except UsageError as error:
-            return str(error)
-        return None
-
-
-class _StageEntry(Record, frozen=True):
-    """A stage as the file has it."""
-
-    quotas: tuple[Count, ...]
-    length: Count | None = None
-
-
-class _MixFile(Record, frozen=True):
-    """The whole file; see the module."""
-
-    fingerprint: str
-    format: str
-    version: Count
-    manifest: str
-    split: str
-    seq_len: Count
-    seed: Signed
-    cuts: str
-    sources: tuple[MixSource, ...]
-    stages: tuple[_StageEntry, ...]
-    report: dict[str, object] | None = None
+                return False
+        return self.length > 0 and all(
+            source.packed or source.sequences == sequences(source.tokens, self.seq_len, self.cuts)
+            for source in self.sources
+        )
 
 
 def _fixed(tokens: int, seq_len: int) -> int:
@@ -358,14 +318,7 @@ def natural_mix(
             f"split {split!r} of {manifest.folder} holds no sequence of {seq_len} + 1 tokens (tokens: {held}); "
             "take a smaller sequence length or another split"
         )
-    return possible(Mix(manifest.fingerprint, split, seq_len, seed, "fixed", sources, (quotas,)))
-
-
-def possible(mix: Mix) -> Mix:
-    """The mix itself. Raises UsageError when what was asked for cannot be streamed."""
-    if problem := mix.problem():
-        raise UsageError(f"this mix is not possible: {problem}")
-    return mix
+    return Mix(manifest.fingerprint, split, seq_len, seed, "fixed", sources, (Stage(quotas),))
 
 
 def mixed_shards(mix: Mix, manifest: Manifest) -> dict[str, list[Shard]]:
@@ -418,7 +371,7 @@ def write_mix(path: Path, mix: Mix, report: object) -> None:
 
 def mix_json(mix: Mix) -> dict[str, object]:
     """The JSON of a mix as `parse_mix` reads it."""
-    return {"fingerprint": mix.fingerprint, **mix.identity()}
+    return {"fingerprint": mix.fingerprint, "format": FORMAT, "version": VERSION, **to_json(mix)}
 
 
 def load_mix(path: Path) -> Mix:
@@ -442,18 +395,15 @@ def parse_mix(data: object, where: Path) -> Mix:
     if not isinstance(data, dict) or data.get("format") != FORMAT:
         raise IntegrityError(f"{where} holds no mix; make one with pretok mix")
     check_version(data.get("version"), VERSION, where, "make the mix again with pretok mix")
-    file = read_record(_MixFile, data, where)
-    stages = tuple(stage.quotas for stage in file.stages)
-    taken = tuple(sum(stage.quotas) if stage.length is None else stage.length for stage in file.stages)
-    if all(stage.length is None for stage in file.stages):
-        taken = ()
-    head = (file.manifest, file.split, file.seq_len, file.seed, file.cuts, file.sources)
-    mix = Mix(*head, stages, taken)
-    if problem := mix.problem():
-        raise IntegrityError(f"{where}: the mix is damaged ({problem}); make it again with pretok mix")
-    if file.fingerprint != mix.fingerprint:
+    body = {name: value for name, value in data.items() if name not in _BESIDE}
+    mix = read_record(Mix, body, where)
+    if data.get("fingerprint") != mix.fingerprint:
         raise IntegrityError(
-            f"{where}: the mix was edited or damaged: it states fingerprint {file.fingerprint}, its contents have "
-            f"{mix.fingerprint}; make it again with pretok mix"
+            f"{where}: the mix was edited or damaged: it states fingerprint {data.get('fingerprint')}, its contents "
+            f"have {mix.fingerprint}; make it again with pretok mix"
+        )
+    if not mix.within:
+        raise IntegrityError(
+            f"{where}: the mix gives what its sources do not have; make it again with pretok mix"
         )
     return mix

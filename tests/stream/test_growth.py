@@ -19,23 +19,6 @@ from train.config import TrainConfig
 from train.evaluate import validation_sources
 
 
-def test_an_epoch_goes_on_over_what_was_appended(tmp_path: Path) -> None:
-    """The rest of the epoch and the new sequences come in one order, and later epochs read all as one text."""
-    shards = make_shards(tmp_path / "0", {"it": [range(1, 401)]})
-    run_mix(shards, tmp_path / "0.json", request("200:it=1", seq_len=5))
-    grown = make_shards(tmp_path / "1", {"it": [range(401, 601)]}, since=shards)
-    after = beginning(load_manifest(grown), tmp_path / "0.json", 40)
-    run_mix(grown, tmp_path / "1.json", request("390:it=1", seq_len=5, after=after))
-    view = pretok.stream.open(grown, tmp_path / "1.json")
-    n, m = 79, 39  # of 401 and 201 tokens, cut anew
-    assert [(one.name, one.sequences) for one in view.mix.sources] == [("it", n), ("it+1", m)]
-    epoch = [view.origin(position) for position in range(n + m)]
-    assert {one[1] for one in epoch} == {0}
-    assert len(set(epoch)) == n + m
-    new = [name == "it+1" for name, *_ in epoch[40:]]
-    assert np.abs(np.cumsum(new) - m / (n + m - 40) * np.arange(1, n + m - 39)).max() <= 1.5
-
-
 def test_validation_stays_what_it_was(tmp_path: Path) -> None:
     """Of the shards that a mix began with, however often it was continued; a mix of its own has all there is."""
     text = {"it": [list(range(1, 101))]}

@@ -101,6 +101,7 @@ class Model:
                         for token in range(at, at + size)
                     ]
                     for one in best_fit(list(counts.values()), self.seq_len + 1)
+                    if len(tape) > 1  # of one token nothing is predicted
                 ]
                 self.sizes[entry.name] = len(self.bins[entry.name])
             else:
@@ -123,19 +124,20 @@ class Model:
     def order(self) -> Iterator[tuple[str, int, int]]:
         """(entry, epoch, sequence) of each position."""
         drawn, spent = Counter[str](), Counter[str]()
-        for stage, (quotas, length) in enumerate(zip(self.mix.stages, self.mix.lengths, strict=True)):
+        for number, stage in enumerate(self.mix.stages):
             turns = []
             for numbers in self.mix.pools.values():
                 there = [self.mix.sources[n] for n in numbers if self.mix.sources[n].sequences]
-                old = [one.name for one in there if one.stage < stage]
-                new = [one.name for one in there if one.stage == stage]
+                old = [one.name for one in there if one.stage < number]
+                new = [one.name for one in there if one.stage == number]
                 if (
                     old and new
                 ):  # read as often as all that was there before, but for an epoch that just ended
-                    epochs = min(-(-spent[one] // self.sizes[one]) for one in old)
-                    spent.update({one: max(epochs - 1, 0) * self.sizes[one] for one in new})
+                    level = min(spent[one] // self.sizes[one] for one in old)
+                    ended = all(spent[one] == level * self.sizes[one] for one in old)
+                    spent.update({one: max(level - ended, 0) * self.sizes[one] for one in new})
                 turns.append(self.rounds([*old, *new], spent))
-            for pool in merged(quotas)[:length]:
+            for pool in merged(stage.quotas)[: stage.positions]:
                 name = next(turns[pool])
                 epoch, k = divmod(drawn[name], self.sizes[name])
                 drawn[name] += 1
@@ -257,7 +259,7 @@ def test_everything_together(
     model.take(view.mix, divided)
     if repeat:
         times = dict(zip("ab", repeat, strict=True))
-        for name, quota in zip(view.mix.pools, view.mix.stages[0], strict=True):
+        for name, quota in zip(view.mix.pools, view.mix.stages[0].quotas, strict=True):
             assert abs(quota - times.get(name, 1) * model.sizes[name]) <= 1
     for number, (lengths, share, asked, most) in enumerate(history, 1):
         before, known = view, len(model.texts["a"])
@@ -273,7 +275,10 @@ def test_everything_together(
             for begin in begins
             if begin not in {one.begin for one in after.sources if one.held_in == "a"}
         ]
-        model.classify(most, min([known, *(int(np.searchsorted(ends, begin)) for begin in dropped)]))
+        since = min([known, *(int(np.searchsorted(ends, begin)) for begin in dropped)])
+        if not any(one.held_in == "a" for one in after.sources):
+            most, since = max(most, 9), 0  # a class that is made from the beginning must have a sequence
+        model.classify(most, since)
         if divided:
             options |= {"classes": {"short": f"a where tokens <= {most}"}}
         wish = request(*told(asked, model, divided), split=split, after=after, **options)
@@ -340,7 +345,8 @@ def told(stages: list[tuple[int, list[int]]], model: Model, divided: bool) -> li
 
 def check_quotas(mix: Mix, asked: list[tuple[int, list[int]]], model: Model, divided: bool) -> None:
     """Of sequences that all have as many targets a stage has as many as were asked for, within one of each weight."""
-    for quotas, (count, weights) in zip(mix.stages[-len(asked) :], asked, strict=True):
+    for stage, (count, weights) in zip(mix.stages[-len(asked) :], asked, strict=True):
+        quotas = stage.quotas
         shares = weights_of(weights, model, divided)
         assert sum(quotas) == count
         for name, quota in zip(mix.pools, quotas, strict=True):

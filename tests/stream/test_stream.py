@@ -15,8 +15,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from mixing import cut_of, request
 from support import EOD, make_shards
 
@@ -27,7 +25,6 @@ from pretok.shards.manifest import load_manifest
 from pretok.stream import View, audit
 from pretok.stream.mix_file import natural_mix, write_mix
 from pretok.stream.mix_job import run_mix
-from pretok.stream.order import cut
 
 DOCUMENTS = {
     "en": [range(500, 500 + n) for n in (1, 90, 3, 0, 40, 17, 2)],
@@ -57,44 +54,6 @@ def check(view: View, flats: dict[str, list[int]]) -> None:
         assert view[position].dtype == view.dtype
         assert [position, epoch, index] in audit.positions(view, source, first, first + 1).tolist()
         assert batch[position].tolist() == expected
-
-
-@given(
-    st.lists(st.lists(st.integers(0, 40), max_size=8), min_size=1, max_size=4),
-    st.integers(1, 50),
-    st.integers(1, 4),
-    st.sampled_from([1000, 100_000]),
-)
-@settings(max_examples=15, deadline=None)
-def test_view_equals_the_concatenation(
-    tmp_path_factory: pytest.TempPathFactory,
-    lengths: list[list[int]],
-    seq_len: int,
-    documents_per_shard: int,
-    vocab_size: int,
-) -> None:
-    documents = {
-        f"s{number}": [range(vocab_size - n, vocab_size) for n in of_source]
-        for number, of_source in enumerate(lengths)
-    }
-    flats = {name: flat(of_source) for name, of_source in documents.items()}
-    folder = make_shards(
-        tmp_path_factory.mktemp("shards"),
-        documents,
-        vocab_size=vocab_size,
-        documents_per_shard=documents_per_shard,
-    )
-    expected = {name: max(len(tokens) - 1, 0) // seq_len for name, tokens in flats.items()}
-    if not any(expected.values()):
-        with pytest.raises(UsageError, match="holds no sequence"):
-            pretok.stream.open(folder, seq_len=seq_len)
-        return
-    view = pretok.stream.open(folder, seq_len=seq_len)
-    assert view.prefix_counts(len(view)) == expected
-    assert (
-        len({view.origin(position) for position in range(len(view))}) == len(view) == sum(expected.values())
-    )
-    check(view, flats)
 
 
 def test_splits_and_sources_are_chosen(shards: Path) -> None:
@@ -362,12 +321,6 @@ def test_streams_need_nothing_but_numpy() -> None:
     code = f"import sys, pretok.stream, pretok.stream.loader; print([m for m in {heavy} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     assert done.stdout.strip() == "[]"
-
-
-def test_cuts_of_an_epoch_never_change_and_differ() -> None:
-    found = [cut(5, "it", epoch, 4096) for epoch in range(100)]
-    assert len(set(found)) > 90
-    assert max(found) > 3900
 
 
 GOLDEN = {

@@ -90,9 +90,8 @@ def test_classes_are_measured(
     monkeypatch.setattr(classes, "COLD", 2)
     classes.cold(tmp_path / "cold", 2000)
     told = capsys.readouterr().out.splitlines()
-    assert [line.split(":")[0] for line in told] == [
-        f"cold, {name}" for name in ("whole", "classes", "packed", "packed-classes")
-    ]
+    names = ("whole", "classes", "packed", "packed-classes")
+    assert [line.split(":")[0] for line in told if line.startswith("cold, ")] == [f"cold, {n}" for n in names]
     for work in (classes.make_packing, classes.disclose_half):
         assert work(tmp_path / "cold")[0] > 0
 

@@ -39,8 +39,8 @@ def work(tmp_path_factory: pytest.TempPathFactory, vocab_dir: Path) -> Path:
 @pytest.mark.parametrize(
     "command",
     [
-        "stats WORK/shards",
-        "stats WORK/shards --json",
+        "status WORK",
+        "status WORK --json",
         "inspect WORK/shards --source it --json",
         "query WORK FILES --format table",
         "query WORK FILES --format json",

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pretok.base.errors import UsageError
-from pretok.base.tokens import Bytes, Ints
+from pretok.base.tokens import Ints
 from pretok.stream.tapes import Runs, ranges
 
 if TYPE_CHECKING:
@@ -93,13 +93,6 @@ def drawn(view: View, name: str, low: int, high: int) -> Ints:
     if not 0 <= index(low) <= index(high) <= given:
         raise IndexError(f"sequences {low} to {high}; {name} gives {given}")
     return view.order.drawn(number, low, high)
-
-
-def kinds(view: View, positions: range) -> Bytes:
-    """(n, seq_len + 1) uint8: of which kind each token at positions of a masked stream is, in the numbers of
-    `base.kinds`. What fills a sequence up is as what is before it."""
-    assert view.learned is not None
-    return view.learned.kinds(view.pieces_of(np.array(positions))[0], len(positions), view.seq_len + 1)
 
 
 def learned_tokens(view: View, name: str) -> tuple[int, float]:

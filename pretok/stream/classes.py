@@ -16,7 +16,6 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -183,18 +182,7 @@ def evaluated(
             )
 
 
-def evaluate(rows: Any, predicates: Mapping[str, str]) -> npt.NDArray[np.bool_]:
-    """(classes, n): which of the rows of an Arrow table each class has, by the columns that are in it. None of the rows
-    is removed. Raises UsageError."""
-    for field in REMOVED:
-        rows = rows.append_column(field, [pa.nulls(len(rows), field.type)])
-    with TemporaryDirectory() as folder, database(Path(folder) / ".duckdb", 1, SCRATCH) as connection:
-        _check(connection, rows.slice(0, 0), predicates, "rows", rows.column_names, "class ")
-        numbered = rows.append_column(ROW, [np.arange(len(rows))])
-        return _run(connection, numbered, _query(predicates), predicates, "class ")
-
-
-def _query(predicates: Mapping[str, str], hashed: str = "") -> str:
+def _query(predicates: Mapping[str, str], hashed: str) -> str:
     """Each predicate of each row, in the order of ROW; null is not true."""
     wanted = ", ".join(f"coalesce(({p}\n), false) AS c{n}" for n, p in enumerate(predicates.values()))
     return f'SELECT {wanted} FROM (SELECT *{hashed} FROM rows) ORDER BY "{ROW}"'

@@ -47,7 +47,6 @@ from pretok.shards.seal import side_files
 from pretok.shards.spans import SpanWriter
 from pretok.shards.unfinished import keep_plan, reading
 from pretok.stream import View
-from pretok.stream.audit import kinds as kinds_of
 from pretok.stream.mix_file import mix_json, mixed_shards, parse_mix
 from pretok.tokenizer.vocabulary import TOKENIZER_FILE
 
@@ -156,8 +155,11 @@ def write_shard(task: MaterializeTask, report: Report) -> None:
             positions = range(first, min(first + READ_SEQUENCES, task.last))
             batch, lengths = view.batch(positions, view.dtype), np.full(len(positions), length, np.int32)
             writer.append(batch.reshape(-1), lengths)
-            if spans is not None:
-                spans.append(kinds_of(view, positions).reshape(-1), lengths)
+            if spans is not None and view.learned is not None:
+                pieces = view.pieces_of(np.array(positions))[
+                    0
+                ]  # what fills a sequence up is as what is before it
+                spans.append(view.learned.kinds(pieces, len(positions), length).reshape(-1), lengths)
             report({"documents": len(batch), "tokens": batch.size})
         sealed = writer.seal()
     kinds = spans.seal().kinds if spans is not None else None

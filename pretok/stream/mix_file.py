@@ -404,6 +404,6 @@ def parse_mix(data: object, where: Path) -> Mix:
         )
     if not mix.within:
         raise IntegrityError(
-            f"{where}: the mix gives what its sources do not have; make it again with pretok mix"
+            f"{where}: the mix is damaged, it gives what its sources do not have; make it again with pretok mix"
         )
     return mix

@@ -28,7 +28,6 @@ from chatting import write_tokenizer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from mixing import write_segment
-from pretok.disclosure.answers import load_answers
 from support import needs
 from test_golden import GOLDEN
 
@@ -48,6 +47,7 @@ from pretok.cli import run_command
 from pretok.config.recipes import load_recipe
 from pretok.counts.buckets import read_group, read_metadata
 from pretok.counts.counts_file import load_counts
+from pretok.disclosure.summary import load_answers
 from pretok.read.conversation import Conversation, load_tools
 from pretok.read.files import CorruptInputError
 from pretok.read.kept import Keep, KeptColumn
@@ -189,7 +189,7 @@ READERS: dict[str, Reader] = {
         "counts/bucket-01.parquet", lambda path: (read_group(path, 0), read_metadata(path)), memory=PAGE
     ),
     "recipe": Reader("recipe.toml", load_recipe),
-    "answers": Reader("disclosure.toml", load_answers),
+    "answers": Reader("disclosure.toml", lambda path: load_answers(path, {"it"})),
     "ids": Reader("ids.txt", read_names),
     "benchmark": Reader("benchmark/a.jsonl", lambda path: read_benchmark(path.parent)),
     "certificate": Reader("step.certificate", lambda path: check_certificate(path, "0" * 64)),

@@ -14,7 +14,7 @@ from pretok.shards.ledger import ledger_column
 
 MIX = "mix WORK/shards --out WORK/mix.json --seq-len 16 --materialize OUT --workers 0"
 EXPORT = "export WORK/shards --to olmo --out OUT --workers 0"
-ANNOTATE = "annotate WORK/shards HERE/it.jsonl --by id --name notes --columns text --workers 0"
+ANNOTATE = "annotate WORK/shards HERE/it.jsonl --by id --name notes --columns text"
 TOKENIZE = "tokenize --out WORK --vocab VOCAB --keep id --duplicates drop --workers 0"
 BIN, INDEX, LEDGER = (f"shards/it/it-00000.{suffix}" for suffix in ("bin", "idx", "docs.parquet"))
 
@@ -33,7 +33,7 @@ def sealed(tmp_path_factory: pytest.TempPathFactory, vocab_dir: Path) -> Path:
     for command in (
         f"{TOKENIZE} it=HERE/it.jsonl",
         "count it=HERE/it.jsonl --out WORK --workers 0",
-        "annotate WORK/shards HERE/it.jsonl --by id --columns score --name marks --workers 0",
+        "annotate WORK/shards HERE/it.jsonl --by id --columns score --name marks",
         "mix WORK/shards --out WORK/mix.json --seq-len 16",
     ):
         assert run_command(words(command, names)) == 0

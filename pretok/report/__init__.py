@@ -2,7 +2,6 @@
 
 frequencies.py  shards -> how often each entry of the vocabulary stands in them
 gather.py    what jobs left on disk -> typed facts
-charts.py    numbers -> inline SVG
 page.py      facts -> HTML
 page.html    its template
 """

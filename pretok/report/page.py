@@ -1,4 +1,4 @@
-"""Facts and history -> one HTML file: styles, script and pictures inside, no address outside of it.
+"""Facts and history -> one HTML file: styles, script and curves inside, no address outside of it.
 
 Input: `Facts`, jobs, and a run or None. Output: the text of the page, from the template beside this module.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.resources import files
@@ -22,15 +23,11 @@ from pretok.base.html import page_environment
 from pretok.base.lock import hold
 from pretok.base.storage import atomic_open
 from pretok.base.units import duration, human, human_bytes
-from pretok.report import charts
 from pretok.report.gather import Facts, gather
 from pretok.stream.segments import check_run
 
 POINTS = 400
 """Points of a curve: more than a page is wide are not seen."""
-DAY = 86_400
-STEPS = (1, 2, 5, 10, 15, 20, 30, 60, 120, 300, 600, 900, 1200, 1800, 3600, 7200, 10_800, 21_600, 43_200, DAY)
-"""Seconds between two times on an axis."""
 STOPS = ("received ", "the job ends in ", "interrupted")
 """How messages of jobs begin that a signal or the end of their time stopped."""
 
@@ -71,52 +68,22 @@ def fill_page(facts: Facts, jobs: list[LoggedJob], run: RunHistory | None) -> st
     return template.render(
         facts=facts,
         manifest=facts.manifest,
-        lengths={source.name: _powers(source.lengths, "documents by tokens") for source in facts.sources},
-        sizes={source.name: _powers(source.sizes, "documents by bytes of text") for source in facts.sources},
-        ranks=charts.lines(
-            {use.name: use.curve() for use in facts.uses},
-            "rank",
-            "share of tokens, log10",
-            _power_of_ten,
-            whole=True,
-        ),
+        powers=powers,
+        ranks=chart({use.name: use.curve() for use in facts.uses}, lambda x: human(round(10**x))),
         jobs=jobs,
         problems=[
             (at, job.command, text) for job in jobs for at, text in job.problems if not _is_stop(job, text)
         ],
         nodes=nodes(jobs),
-        workers=_workers(jobs),
+        workers=chart({"tasks": list(zip(*workers_over_time(jobs), strict=True))}, _when, zero=True),
         run=run,
         curves=_curves(run) if run else {},
-        markup=_Markup,
         made=f"{_when(time.time())} UTC",
     )
 
 
-class _Markup(str):
-    """SVG of our own, which the template shows as it is."""
-
-    __slots__ = ()
-
-    def __html__(self) -> str:
-        return self
-
-
 def _when(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S")
-
-
-def time_ticks(low: float, high: float) -> list[float]:
-    """Round times between two, all in seconds since 1970: full seconds, minutes, hours or days, in UTC."""
-    least = (high - low) / 5
-    if step := next((step for step in STEPS if step >= least), None):
-        return charts.multiples(low, high, step) or [low]  # of less than a second there may be none
-    return [DAY * day for day in charts.ticks(low / DAY, high / DAY)]
-
-
-def _time(seconds: float) -> str:
-    form = "%H:%M:%S" if seconds % 60 else "%H:%M" if seconds % DAY else "%d %b"
-    return datetime.fromtimestamp(seconds, UTC).strftime(form)
 
 
 def _noun(number: int, noun: str) -> str:
@@ -129,23 +96,36 @@ def _is_stop(job: LoggedJob, text: str) -> bool:
     return job.exit_code == Stopped.exit_code and text.removeprefix("pretok: ").startswith(STOPS)
 
 
-def _power_of_ten(x: float) -> str:
-    return human(round(10**x))
+def chart(
+    series: Mapping[str, Sequence[tuple[float, float]]],
+    label: Callable[[float], str] = human,
+    *,
+    zero: bool = False,
+) -> dict[str, Any] | None:
+    """What the template draws of curves: the points of each in a square of 100 by 100, whose origin is at the top, and
+    the numbers at the ends of both axes. None without a point. label: of x values; zero: the y axis begins at 0."""
+    curves = {name: curve for name, curve in series.items() if curve}
+    if not curves:
+        return None
+    xs, ys = zip(*(point for curve in curves.values() for point in curve), strict=True)
+    left, right, low, high = min(xs), max(xs), 0.0 if zero else min(ys), max(ys)
+    wide, tall = (right - left) or 1, (high - low) or 1
+    return {
+        "curves": {
+            name: " ".join(f"{100 * (x - left) / wide:.2f},{100 * (high - y) / tall:.2f}" for x, y in curve)
+            for name, curve in curves.items()
+        },
+        "x": (label(left), label(right)),
+        "y": (human(low), human(high)),
+    }
 
 
-def _powers(counts: npt.NDArray[np.int64], title: str) -> str:
-    """Documents by powers of two; the bars begin and end where there are any."""
-    used = [power for power, count in enumerate(counts) if count]
-    if not used:
-        return ""
-    labelled = [
-        (_power_of_two(2**power // 2), float(counts[power])) for power in range(used[0], used[-1] + 1)
-    ]
-    return charts.bars(labelled, f"{title}, each bar from its label to twice that")
-
-
-def _power_of_two(number: int) -> str:
-    return f"{number:,}" if number < 1 << 20 else f"{number >> 20:,} Mi"
+def powers(counts: npt.NDArray[np.int64]) -> list[tuple[str, int]]:
+    """(smallest number of the power of two, documents), from the first power that has documents to the last."""
+    used = np.flatnonzero(counts).tolist()
+    return (
+        [(f"{2**power // 2:,}", int(counts[power])) for power in range(used[0], used[-1] + 1)] if used else []
+    )
 
 
 def nodes(jobs: list[LoggedJob]) -> list[NodeRow]:
@@ -174,42 +154,25 @@ def workers_over_time(jobs: list[LoggedJob], bins: int = POINTS) -> tuple[list[f
     return [first + (span + 0.5) * width for span in range(bins)], [busy[span] for span in range(bins)]
 
 
-def _workers(jobs: list[LoggedJob]) -> str:
-    times, busy = workers_over_time(jobs)
-    return charts.lines(
-        {"tasks": list(zip(times, busy, strict=True))}, "time (UTC)", "tasks at work", _time, time_ticks,
-        zero=True, whole=True,
-    )  # fmt: skip
-
-
-def _curves(run: RunHistory) -> dict[str, str]:
-    """Title -> SVG, of what the run wrote."""
+def _curves(run: RunHistory) -> dict[str, dict[str, Any] | None]:
+    """Title -> what is drawn of what the run wrote."""
     metrics = _thinned(run.metrics)
-    losses: dict[str, list[tuple[float, float]]] = {"training": _curve(metrics, "loss")}
-    for name in sorted({name for record in run.validation for name in record.get("sources", {})}):
-        losses[f"validation, {name}"] = [
-            (record["step"], record["sources"][name])
-            for record in run.validation
-            if name in record["sources"]
-        ]
-    per_byte = {
-        name: [
-            (r["step"], r["bits_per_byte"][name])
-            for r in run.validation
-            if name in (r.get("bits_per_byte") or {})
-        ]
-        for name in sorted({name for r in run.validation for name in (r.get("bits_per_byte") or {})})
+    checks = [(r["step"], r.get("sources") or {}, r.get("bits_per_byte") or {}) for r in run.validation]
+    names = sorted({name for _, losses, _ in checks for name in losses})
+    losses = {
+        f"validation, {name}": [(step, losses[name]) for step, losses, _ in checks if name in losses]
+        for name in names
     }
-    found = {
-        "loss": charts.lines({name: curve for name, curve in losses.items() if curve}, "step", "loss"),
-        "bits per byte": charts.lines(per_byte, "step", "bits per byte"),
-        "tokens per second and device": charts.lines(
-            {"": _curve(metrics, "tokens_per_second_per_device")}, "step", "tokens/s/device", zero=True
+    per_byte = {name: [(step, bits[name]) for step, _, bits in checks if name in bits] for name in names}
+    return {
+        "loss": chart({"training": _curve(metrics, "loss")} | losses),
+        "bits per byte": chart(per_byte),
+        "tokens per second and device": chart(
+            {"": _curve(metrics, "tokens_per_second_per_device")}, zero=True
         ),
-        "model FLOP utilisation": charts.lines({"": _curve(metrics, "mfu")}, "step", "MFU", zero=True),
-        "gradient norm": charts.lines({"": _curve(metrics, "grad_norm")}, "step", "norm"),
+        "model FLOP utilisation": chart({"": _curve(metrics, "mfu")}, zero=True),
+        "gradient norm": chart({"": _curve(metrics, "grad_norm")}, zero=True),
     }
-    return {title: drawn for title, drawn in found.items() if drawn}
 
 
 def _curve(records: list[dict[str, Any]], key: str) -> list[tuple[float, float]]:

@@ -19,10 +19,9 @@ from pretok.base.errors import IntegrityError, Stopped
 from pretok.base.history import read_jobs
 from pretok.base.storage import read_json
 from pretok.cli import run_command
-from pretok.report import charts
 from pretok.report.frequencies import count_tokens
 from pretok.report.gather import gather
-from pretok.report.page import nodes, time_ticks, workers_over_time
+from pretok.report.page import chart, nodes, powers, workers_over_time
 from pretok.shards.manifest import load_manifest
 from pretok.stream.mix_file import load_mix
 from pretok.tokenizer.vocabulary import load_vocab
@@ -190,17 +189,24 @@ def test_columns_that_name_documents_have_no_table_and_nothing_is_unprintable(tm
     assert all(entry.isprintable() for _, entry in gather(tmp_path / "w").unused)
 
 
-def test_axes_have_round_numbers(work):
-    assert charts.ticks(0, 66) == [0, 20, 40, 60]
-    assert charts.ticks(3.49, 8.31) == [4, 5, 6, 7, 8]
-    assert charts.ticks(0, 1, whole=True) == [0, 1]
-    assert charts.ticks(7.1, 7.3) == pytest.approx([7.1, 7.15, 7.2, 7.25, 7.3])
-    assert time_ticks(1_800_000_007, 1_800_000_095) == [1_800_000_000 + s for s in (20, 40, 60, 80)]
-    assert time_ticks(86_400 * 3.3, 86_400 * 40.1) == [86_400 * day for day in (10, 20, 30, 40)]
-    drawn = charts.bars([("a", 66), ("b", 7)], "documents")
-    assert re.findall(r'text-anchor="end">([^<]*)<', drawn) == ["0", "20", "40", "60", "80"]
-    (tasks,) = re.findall(r"<h3>Tasks at work</h3>.*?</svg>", page(work))
-    assert re.findall(r'text-anchor="end">(\d+)<', tasks) == ["0", "1"]
+def test_curves_and_bars_are_drawn_between_their_ends(work):
+    assert chart({"": []}) is None
+    drawn = chart({"a": [(1, 3.0), (3, 7.0)], "b": [(2, 5.0)], "none": []})
+    assert drawn["curves"] == {"a": "0.00,100.00 100.00,0.00", "b": "50.00,50.00"}
+    assert (drawn["x"], drawn["y"]) == (("1", "3"), ("3", "7"))
+    assert chart({"a": [(1, 0.0)]}, zero=True)["curves"] == {"a": "0.00,0.00"}
+    assert powers(np.array([0, 0, 3, 0, 9, 0])) == [("2", 3), ("4", 0), ("8", 9)]
+    text = page(work)
+    for source in gather(work).sources:
+        part = text[text.index(f"<h3>{source.name}</h3>") :]
+        for counts, table in zip(
+            (source.lengths, source.sizes),
+            re.findall(r'<table class="bars">.*?</table>', part, re.DOTALL),
+            strict=False,
+        ):
+            assert [value for value in values(table) if value] == counts[counts > 0].tolist()
+    (tasks,) = re.findall(r"<h3>Tasks at work</h3>.*?</svg><span>(.*?)</span>", text, re.DOTALL)
+    assert tasks == "0"
 
 
 @pytest.mark.parametrize(

@@ -115,13 +115,21 @@ def run_mix(shards: Path, out: Path, request: MixRequest) -> MixReport:
                 write_mix(out, mix, report)
     if (old := load_mix(out)).fingerprint != mix.fingerprint:
         field = next(name for name in Mix.__struct_fields__ if getattr(old, name) != getattr(mix, name))
-        one, other = getattr(old, field), getattr(mix, field)
-        told = f"{field} are others" if isinstance(one, tuple) else f"{field} is {one}, not {other}"
         raise MismatchError(
-            f"{out} holds another mix: its {told}. Write this one to another --out, or delete the old one if no run "
-            "uses it"
+            f"{out} holds another mix, with {_shown(old, field)}, not {_shown(mix, field)}. Write this one to "
+            "another --out, or delete the old one if no run uses it"
         )
     return report
+
+
+def _shown(mix: Mix, field: str) -> str:
+    """A field of a mix as a person reads it."""
+    if field == "stages":
+        shares = (zip(mix.pools, stage.quotas, strict=True) for stage in mix.stages)
+        return "; ".join(", ".join(f"{quota:,} sequences of {name}" for name, quota in one) for one in shares)
+    if field == "sources":
+        return ", ".join(f"{one.name} with {one.tokens:,} tokens" for one in mix.sources)
+    return f"{field} = {getattr(mix, field)}"
 
 
 def plan_mix(manifest: Manifest, request: MixRequest, folder: Path | None = None) -> tuple[Mix, MixReport]:

@@ -195,7 +195,7 @@ def test_of_conversations_it_is_told_what_is_learned(tmp_path, here, count):
     _, report = plan_mix(manifest, request)
     assert told.mix.problem == ""
     assert told.mix.tokens == pytest.approx(report.tokens, rel=0.02)
-    epochs = {name: one.epochs for name, one in report.sources.items()}
+    epochs = {name: one["epochs"] for name, one in report.sources.items()}
     assert told.mix.epochs == pytest.approx(epochs, rel=0.05)
     assert "learned" in tables(told)[0].columns
 

@@ -143,7 +143,7 @@ def test_same_wish_same_file_other_wish_refused(tmp_path: Path) -> None:
     first = out.read_bytes()
     run_mix(shards, out, request("600:it=0.9,en=0.1", seq_len=5))
     assert out.read_bytes() == first
-    with pytest.raises(MismatchError, match="its seed is 0, not 1"):
+    with pytest.raises(MismatchError, match="with seed = 0, not seed = 1"):
         run_mix(shards, out, request("600:it=0.9,en=0.1", seq_len=5, seed=1))
     out.unlink()
     run_mix(shards, out, request("600:it=0.9,en=0.1", seq_len=5, seed=1))

@@ -474,11 +474,11 @@ def test_answers_fill_the_blanks_at_every_run(made: Recipe, capsys: pytest.Captu
         ('[provider]\nnmae = "x"', "unknown key provider.nmae (did you mean name?)"),
         (
             '[sources.it]\ncategory = "web"',
-            "sources.it.category: 'web' is none of 'publicly available datasets'",
+            "sources.it.category: 'web'",
         ),
         ('[sources.fr]\ncategory = "other"', "there is no source 'fr'; there are en, it"),
         ("[general]\ndocuments = 5", "unknown key general.documents"),
-        ("[general]\nsize_band = 5", "general.size_band: 5 is no text"),
+        ("[general]\nsize_band = 5", "general.size_band: 5: it should be a valid string"),
         ("[general", "is not valid TOML"),
     ],
 )

@@ -53,7 +53,6 @@ from pretok.shards.annotations import (
     ListedRows,
     annotations_folder,
     find_annotations,
-    ledgers_fingerprint,
     matched_column,
     write_annotations,
 )
@@ -67,9 +66,7 @@ WORK = ".work"
 OURS = r".+-[0-9a-f]{8}\.parquet|\..+" + re.escape(TEMPORARY_SUFFIX)
 """Names of files that this job writes and replaces."""
 SHOWN = 5
-"""Conflicts, documents and rows that are named."""
-PART_DOCUMENTS = 8 << 20
-"""Documents of one file of rows: few files, and none too large."""
+"""Files that a message names."""
 THREAD_BYTES = 1 << 30
 """Free memory for each thread of DuckDB."""
 SQL_TYPES = {"text": "VARCHAR", "integer": "BIGINT", "float": "DOUBLE", "boolean": "BOOLEAN"}
@@ -90,7 +87,7 @@ class Request:
     columns: tuple[str, ...] | None = None
 
 
-def check_request(request: Request, shards: Sequence[Shard], console: Console) -> None:
+def check_request(request: Request, shards: Sequence[Shard]) -> None:
     """UsageError for a name or a key that cannot be."""
     if not re.fullmatch("[A-Za-z][A-Za-z0-9_]*", request.name):
         raise UsageError(f"--name {request.name!r}: letters, digits and _, as it begins the name of a column")
@@ -103,75 +100,50 @@ def check_request(request: Request, shards: Sequence[Shard], console: Console) -
     if not request.by or len(set(request.by)) != len(request.by) or set(request.by) <= set(OF_SHARD):
         raise UsageError("--by names what tells documents apart: id, hash, url, file,position or source,id")
     kept = {
-        shard.source: {name for name in ledger_schema(shard.ledger_path).names if name not in SCHEMA.names}
+        name
         for shard in shards
+        for name in ledger_schema(shard.ledger_path).names
+        if name not in SCHEMA.names
     }
     for column in request.by:
-        if column in DOCUMENT:
-            continue
-        lacking = sorted(source for source, names in kept.items() if column not in names)
-        if len(lacking) == len(kept):
-            there = sorted(set().union(*kept.values()))
-            told = f"only {', '.join(there)}" if there else "no column"
+        if column not in (*DOCUMENT, *kept):
+            there = f"only {', '.join(sorted(kept))}" if kept else "no column"
             raise UsageError(
-                f"--by {column}: these shards keep {told} (tokenize them with --keep {column}). Without it, join by "
+                f"--by {column}: these shards keep {there} (tokenize them with --keep {column}). Without it, join by "
                 "file,position or by hash"
             )
-        if lacking:
-            console.notice(f"{', '.join(lacking)} kept no {column}: no row can be joined to their documents")
 
 
-def taken_names(request: Request, shards: Sequence[Shard], others: Sequence[Annotations]) -> dict[str, str]:
-    """Names of columns that documents have already, in small letters as SQL tells no case apart -> where they are."""
-    own = (*DOCUMENT, matched_column(request.name), "file_row_number", "pretok:file")
-    taken = dict.fromkeys(own, "the view docs has")
-    for shard in shards:
-        taken |= dict.fromkeys(ledger_schema(shard.ledger_path).names, "the ledgers have")
-    for one in others:
-        taken |= dict.fromkeys(one.columns, f"the annotations {one.name} have")
-    return {name.lower(): where for name, where in taken.items()}
+def taken_names(request: Request, shards: Sequence[Shard], others: Sequence[Annotations]) -> set[str]:
+    """Names of columns that documents have already, in small letters as SQL tells no case apart."""
+    taken = {*DOCUMENT, matched_column(request.name), "file_row_number", "pretok:file"}
+    taken |= {name for shard in shards for name in ledger_schema(shard.ledger_path).names}
+    taken |= {name for one in others for name in one.columns}
+    return {name.lower() for name in taken}
 
 
-@dataclass(frozen=True, slots=True)
-class AnnotateSummary:
-    """What was joined. unmatched: the file that lists rows without a document, None without any; lonely: keys of some
-    documents without a row; unused: of some rows without a document."""
-
-    name: str
-    folder: str
-    by: tuple[str, ...]
-    columns: tuple[JoinedColumn, ...]
-    counts: JoinCounts
-    unmatched: str | None
-    lonely: tuple[str, ...]
-    unused: tuple[str, ...]
-
-
-def tell_summary(summary: AnnotateSummary, console: Console) -> None:
-    """The summary in words."""
-    counts = summary.counts
-    columns = ", ".join(column.name for column in summary.columns) or matched_column(summary.name)
+def tell_joined(annotations: Annotations, console: Console) -> None:
+    """What was joined, in words."""
+    record, counts = annotations.record, annotations.record.counts
+    columns = ", ".join(column.name for column in record.columns) or matched_column(annotations.name)
     console.notice(
-        f"{summary.name}: {columns} of {counts.documents_matched:,} of {plural(counts.documents, 'document')}, by "
-        f"{', '.join(summary.by)}; {summary.folder}"
+        f"{annotations.name}: {columns} of {counts.documents_matched:,} of {plural(counts.documents, 'document')}, by "
+        f"{', '.join(record.by)}; {annotations.folder}"
     )
     if lonely := counts.documents - counts.documents_matched:
         console.notice(
-            f"{plural(lonely, 'document')} without a row, where {matched_column(summary.name)} is false, such as"
+            f"{plural(lonely, 'document')} without a row, where {matched_column(annotations.name)} is false"
         )
-        for text in summary.lonely:
-            console.notice(f"  {text}")
-    if unused := counts.rows - counts.rows_matched:
+    if record.unmatched:
         console.notice(
-            f"{plural(unused, 'row')} of {counts.rows:,} without a document, listed in {summary.unmatched}, such as"
+            f"{plural(counts.rows - counts.rows_matched, 'row')} of {counts.rows:,} without a document, listed in "
+            f"{annotations.folder / record.unmatched.path}"
         )
-        for text in summary.unused:
-            console.notice(f"  {text}")
     if counts.repeated:
         console.notice(f"{plural(counts.repeated, 'row')} left out that said again what an earlier row says")
 
 
-def run_annotate(request: Request, console: Console) -> AnnotateSummary:
+def run_annotate(request: Request, console: Console) -> Annotations:
     """Join the columns, as the only job that writes annotations there; shards may be added meanwhile.
 
     Raises UsageError, MismatchError, IntegrityError, FolderInUse, MemoryError.
@@ -183,7 +155,7 @@ def run_annotate(request: Request, console: Console) -> AnnotateSummary:
     if not numbered:
         raise UsageError(f"{manifest.folder} holds no documents")
     shards = [shard for shard, _ in numbered]
-    check_request(request, shards, console)
+    check_request(request, shards)
     folder = annotations_folder(manifest.folder, request.name)
     with (
         hold(manifest.folder / FOLDER, "annotate", beside=True),
@@ -206,9 +178,8 @@ def run_annotate(request: Request, console: Console) -> AnnotateSummary:
             _load_documents(sql, request, manifest, numbered)
             repeated = _drop_repeated(sql, request, inputs, columns)
             _refuse_unmatched(sql, request, inputs)
-            parts = list(_write_parts(sql, request, columns, manifest, numbered, folder))
-            unused, unmatched = _list_unused(sql, request, folder)
-            lonely = _lonely(sql, request)
+            parts = list(_write_parts(sql, request, columns, manifest, shards, folder))
+            unmatched = _list_unused(sql, request, folder)
             counts = JoinCounts(
                 rows=_one(sql, "SELECT count(*) FROM given"),
                 repeated=repeated,
@@ -226,17 +197,9 @@ def run_annotate(request: Request, console: Console) -> AnnotateSummary:
             unmatched=unmatched,
         )
         # The record makes the new files count; what they replace goes after it.
-        _remove_others(write_annotations(folder, record))
-    return AnnotateSummary(
-        name=request.name,
-        folder=str(folder),
-        by=request.by,
-        columns=record.columns,
-        counts=record.counts,
-        unmatched=str(folder / record.unmatched.path) if record.unmatched else None,
-        lonely=lonely,
-        unused=unused,
-    )
+        made = write_annotations(folder, record)
+        _remove_others(made)
+    return made
 
 
 @contextmanager
@@ -325,45 +288,32 @@ def _load_documents(sql: Any, request: Request, manifest: Manifest, numbered: Se
 
 
 def _drop_repeated(sql: Any, request: Request, inputs: Sequence[InputFile], columns: Columns) -> int:
-    """Delete rows that say again what an earlier one says; how many. UsageError names those that say something else."""
-    values = [f"v{at}" for at in range(len(columns.kinds))]
-    told = ["file", "line", *(f"k{at}" for at in range(len(request.by))), *values]
+    """Delete rows that say again what an earlier one says; how many. UsageError names two that say different things."""
     of_key = "OVER (PARTITION BY key ORDER BY file, line)"
     sql.execute(
         "CREATE TABLE again AS SELECT key FROM given WHERE key NOT NULL GROUP BY key HAVING count(*) > 1"
     )
-    differs = " OR ".join(f"{name} IS DISTINCT FROM before_{name}" for name in values) or "false"
-    sql.execute(
-        f"""CREATE TABLE conflicts AS
-        SELECT {", ".join(f"before_{name}" for name in told)}, {", ".join(told)}
-        FROM (SELECT *, {", ".join(f"lag({name}) {of_key} AS before_{name}" for name in told)}
-              FROM given SEMI JOIN again USING (key))
-        WHERE before_line NOT NULL AND ({differs})"""
-    )
-    sentences = []
-    for row in sql.execute(f"SELECT * FROM conflicts ORDER BY file, line LIMIT {SHOWN}").fetchall():
-        before, here = row[: len(told)], row[len(told) :]
-        at = next(at for at in range(len(told) - len(values), len(told)) if not _same(before[at], here[at]))
-        name = list(columns.kinds)[at - len(told) + len(values)]
-        one, other = (f"{inputs[file].path}, line or row {line}" for file, line, *_ in (before, here))
-        key = _key_text(request, here[2:])
-        sentences.append(f"{key}: {name} is {before[at]!r} in {one} and {here[at]!r} in {other}")
-    if sentences:
-        count = _one(sql, "SELECT count(*) FROM conflicts")
-        raise UsageError(
-            "rows of one key say different things:\n  " + listed(sentences, SHOWN, "\n  ", count=count)
-        )
+    for at, name in enumerate(columns.kinds):
+        row = sql.execute(
+            f"""SELECT * FROM (
+                SELECT lag(file) {of_key}, lag(line) {of_key} AS earlier, lag(v{at}) {of_key} AS before,
+                    file, line, v{at}, COLUMNS('k[0-9]+')
+                FROM given SEMI JOIN again USING (key)
+            ) WHERE earlier NOT NULL AND before IS DISTINCT FROM v{at} ORDER BY file, line LIMIT 1"""
+        ).fetchone()
+        if row:
+            first, first_line, before, file, line, value, *key = row
+            raise UsageError(
+                f"rows of one key say different things: {_key_text(request, key)}: {name} is {before!r} in "
+                f"{inputs[first].path}, line or row {first_line} and {value!r} in {inputs[file].path}, line or row "
+                f"{line}"
+            )
     return _one(
         sql,
         f"""DELETE FROM given WHERE rowid IN (SELECT row FROM (
             SELECT given.rowid AS row, row_number() {of_key} AS nth FROM given SEMI JOIN again USING (key)
         ) WHERE nth > 1)""",
     )
-
-
-def _same(one: object, other: object) -> bool:
-    """Equal, or both no number."""
-    return one == other or (one != one and other != other)
 
 
 def _refuse_unmatched(sql: Any, request: Request, inputs: Sequence[InputFile]) -> None:
@@ -374,20 +324,11 @@ def _refuse_unmatched(sql: Any, request: Request, inputs: Sequence[InputFile]) -
     row = sql.execute("SELECT COLUMNS('k[0-9]+') FROM given ORDER BY file, line LIMIT 1").fetchone()
     if row is None:
         raise UsageError(f"{files} holds no row")
+    document = sql.execute("SELECT COLUMNS('k[0-9]+') FROM keys ORDER BY n LIMIT 1").fetchone()
     raise UsageError(
         f"no row of {files} matches a document: the rows have keys like {_key_text(request, row)}, the documents "
-        f"like {_lonely(sql, request)[0]}"
+        f"like {_key_text(request, document)}"
     )
-
-
-def _lonely(sql: Any, request: Request) -> tuple[str, ...]:
-    """The keys of the first documents without a row."""
-    rows = sql.execute(
-        f"""SELECT COLUMNS('k[0-9]+') FROM keys SEMI JOIN (
-            SELECT n FROM wanted ANTI JOIN given USING (key) ORDER BY n LIMIT {SHOWN}
-        ) USING (n) ORDER BY n"""
-    )
-    return tuple(_key_text(request, row) for row in rows.fetchall())
 
 
 def _key_text(request: Request, key: Sequence[object]) -> str:
@@ -399,10 +340,10 @@ def _write_parts(
     request: Request,
     columns: Columns,
     manifest: Manifest,
-    numbered: Sequence[Numbered],
+    shards: Sequence[Shard],
     folder: Path,
 ) -> Iterator[JoinedPart]:
-    """Write the row of every document, in the windows of the ledgers, a file for some shards in a row."""
+    """Write the row of every document, in the windows of the ledgers, a file for each shard."""
     kinds = [pa.field(name, TYPES[kind or "text"]) for name, kind in columns.kinds.items()]
     schema = pa.schema([pa.field(matched_column(request.name), pa.bool_(), nullable=False), *kinds])
     values = [f"v{at}" for at in range(len(columns.kinds))]
@@ -412,46 +353,31 @@ def _write_parts(
     )
     sizes = [
         min(WINDOW, shard.documents - start)
-        for shard, _ in numbered
+        for shard in shards
         for start in range(0, shard.documents, WINDOW)
     ]
     windows = _windows(rows.to_arrow_reader(WINDOW), sizes)
     mark = secrets.token_hex(4)
-    for number, group in enumerate(_groups(numbered)):
-        shard, first = group[0]
-        out = folder / f"{shard.source}-{shard.split}-{number:05d}-{mark}.parquet"
+    for number, shard in enumerate(shards):
+        out = folder / f"{shard.source}-{number:05d}-{mark}.parquet"
         matched = 0
         with (
             atomic_open(out) as file,
             pq.ParquetWriter(file, schema, compression="zstd", store_schema=False) as writer,
         ):
-            for table in islice(windows, sum(-(-one.documents // WINDOW) for one, _ in group)):
+            for table in islice(windows, -(-shard.documents // WINDOW)):
                 writer.write_table(table.rename_columns(schema.names).cast(schema))
                 matched += int(np.count_nonzero(table[0]))
         yield JoinedPart(
             path=out.name,
+            shard=shard.path,
             source=shard.source,
-            split=shard.split,
-            first=first,
-            documents=sum(one.documents for one, _ in group),
+            ledger=manifest.roots[shard.ledger_path],
+            documents=shard.documents,
             matched=matched,
-            ledgers=ledgers_fingerprint(manifest, [one for one, _ in group]),
             file_bytes=out.stat().st_size,
             checksum=checksum(out),
         )
-
-
-def _groups(numbered: Sequence[Numbered]) -> Iterator[list[Numbered]]:
-    """Shards whose rows stand in one file: of one source and split, in a row."""
-    for _, shards in groupby(numbered, lambda one: (one[0].source, one[0].split)):
-        group, held = list[Numbered](), 0
-        for one in shards:
-            if group and held + one[0].documents > PART_DOCUMENTS:
-                yield group
-                group, held = [], 0
-            group.append(one)
-            held += one[0].documents
-        yield group
 
 
 def _windows(rows: pa.RecordBatchReader, sizes: Sequence[int]) -> Iterator[pa.Table]:
@@ -465,30 +391,26 @@ def _windows(rows: pa.RecordBatchReader, sizes: Sequence[int]) -> Iterator[pa.Ta
         held = table.slice(size).to_batches()
 
 
-def _list_unused(sql: Any, request: Request, folder: Path) -> tuple[tuple[str, ...], ListedRows | None]:
-    """Write which rows no document has the key of: their file, line or row, and key. (some by name, the file)."""
+def _list_unused(sql: Any, request: Request, folder: Path) -> ListedRows | None:
+    """Write which rows no document has the key of: their file, line or row, and key. None without any."""
     fields = [("given_file", pa.string()), ("line", pa.int64())]
     schema = pa.schema([*fields, *((name, pa.large_string()) for name in request.by)])
     rows = sql.sql(
         """SELECT given_file, line, COLUMNS('k[0-9]+')
         FROM given ANTI JOIN wanted USING (key) JOIN files USING (file) ORDER BY file, line"""
     )
-    named, out = list[str](), folder / f"unmatched-{secrets.token_hex(4)}.parquet"
+    listed_rows, out = 0, folder / f"unmatched-{secrets.token_hex(4)}.parquet"
     with (
         atomic_open(out) as file,
         pq.ParquetWriter(file, schema, compression="zstd", store_schema=False) as writer,
     ):
         for batch in rows.to_arrow_reader(WINDOW):
-            table = pa.Table.from_batches([batch]).rename_columns(schema.names).cast(schema)
-            writer.write_table(table)
-            for where, line, *key in zip(
-                *table.slice(0, SHOWN - len(named)).to_pydict().values(), strict=True
-            ):
-                named.append(f"{where}, line or row {line}: {_key_text(request, key)}")
-    if not named:
+            writer.write_table(pa.Table.from_batches([batch]).rename_columns(schema.names).cast(schema))
+            listed_rows += len(batch)
+    if not listed_rows:
         out.unlink()
-        return (), None
-    return tuple(named), ListedRows(out.name, out.stat().st_size, checksum(out))
+        return None
+    return ListedRows(out.name, out.stat().st_size, checksum(out))
 
 
 def _remove_others(annotations: Annotations) -> None:

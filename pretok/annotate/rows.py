@@ -9,7 +9,7 @@ error, as is a value that cannot be kept: what a person meant is not guessed.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
@@ -46,8 +46,8 @@ class Columns:
     """The key."""
     wanted: tuple[str, ...] | None
     """The values to take, None for all but the key."""
-    taken: Mapping[str, str]
-    """Names in small letters of columns that documents have already -> where."""
+    taken: Set[str]
+    """Names in small letters of columns that documents have already."""
     kinds: dict[str, str] = field(default_factory=dict)
     """Name -> type of each column of values, "" while all is null."""
     left: dict[str, None] = field(default_factory=dict)
@@ -69,8 +69,8 @@ class Columns:
             seen.add(name.lower())
         for name in values:
             if name not in self.kinds:
-                if where := self.taken.get(name.lower()):
-                    raise UsageError(f"column {name}: {where} one of that name; rename it, or {LEAVE}")
+                if name.lower() in self.taken:
+                    raise UsageError(f"column {name}: documents have one of that name; rename it, or {LEAVE}")
                 self.kinds[name] = ""
         return [*of_key, *values]
 

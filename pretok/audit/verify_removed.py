@@ -71,7 +71,7 @@ def _rows(manifest: Manifest, shard: Shard, hashes: pa.Array) -> Iterator[str]:
     every = np.concatenate([np.zeros(0, np.bool_), *gone])
     for one in open_annotations(manifest):
         first = 0
-        for rows in one.windows(manifest, shard, one.columns):
+        for rows in one.windows(shard, one.columns):
             here = pa.array(every[first : first + len(rows)])
             if pc.any(rows[0].filter(here)).as_py() or any(
                 column.filter(here).null_count < pc.sum(here).as_py() for column in rows.columns[1:]

@@ -223,16 +223,16 @@ def annotate(
     No token and no ledger is rewritten. Documents without a row have null there and `NAME_matched` false; rows without
     a document are listed in a file.
     """
-    from pretok.annotate.job import Request, run_annotate, tell_summary
+    from pretok.annotate.job import Request, run_annotate, tell_joined
 
     console = terminal(context, work_of(shards))
     wanted = None if columns is None else tuple(columns.split(","))
     request = Request(shards, tuple(files), tuple(by.split(",")), name, wanted)
-    summary = run_annotate(request, console)
+    made = run_annotate(request, console)
     if json:
-        print_json(summary)
+        print_json(made.record)
     else:
-        tell_summary(summary, console)
+        tell_joined(made, console)
 
 
 def remove(

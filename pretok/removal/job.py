@@ -64,7 +64,6 @@ from pretok.shards.annotations import (
     Annotations,
     JoinedPart,
     annotations_data,
-    ledgers_fingerprint,
     open_annotations,
 )
 from pretok.shards.documents import scan
@@ -430,41 +429,24 @@ def _without_values(manifest: Manifest, selection: Selection) -> dict[str, tuple
 def _bind_anew(staging: _Staging, annotations: Annotations, now: Manifest, selection: Selection) -> None:
     """What was joined to the documents goes, and the record names the ledgers of now."""
     chosen = {one.shard.path: one for one in selection.chosen}
-    parts, changed = [], False
-    for part in annotations.record.parts:
-        held, before = [], 0
-        for shard in now.of(part.source, part.split):
-            if part.first <= before < part.first + part.documents and shard.documents:
-                held.append(shard)
-            before += shard.documents
-        touched = [shard for shard in held if shard.path in chosen]
-        if touched:
-            changed = True
-            part = _strike_part(staging, annotations, part, held, chosen)
-            part = replace(part, ledgers=ledgers_fingerprint(now, held))
-        parts.append(part)
-    if changed:
+    parts = tuple(
+        _strike_part(staging, annotations, part, chosen[part.shard], now) if part.shard in chosen else part
+        for part in annotations.record.parts
+    )
+    if parts != annotations.record.parts:
         counts = replace(annotations.record.counts, documents_matched=sum(part.matched for part in parts))
-        record = replace(annotations.record, parts=tuple(parts), counts=counts)
+        record = replace(annotations.record, parts=parts, counts=counts)
         path = staging.path()
         write_json(path, annotations_data(record))
         staging.take(path, annotations.folder / RECORD)
 
 
 def _strike_part(
-    staging: _Staging,
-    annotations: Annotations,
-    part: JoinedPart,
-    held: Sequence[Shard],
-    chosen: dict[str, Chosen],
+    staging: _Staging, annotations: Annotations, part: JoinedPart, one: Chosen, now: Manifest
 ) -> JoinedPart:
-    """A file of rows written again without what was joined to the documents."""
+    """The file of rows of a shard written again without what was joined to the documents."""
     mask = np.zeros(part.documents, np.bool_)
-    first = 0
-    for shard in held:
-        if shard.path in chosen:
-            mask[first + chosen[shard.path].rows] = True
-        first += shard.documents
+    mask[one.rows] = True
     path, out = annotations.folder / part.path, staging.path()
     done = matched = 0
     with (
@@ -484,7 +466,13 @@ def _strike_part(
             matched += int(np.count_nonzero(np.asarray(columns[0])))
             done += len(table)
     staging.take(out, path)
-    return replace(part, matched=matched, file_bytes=out.stat().st_size, checksum=checksum(out))
+    return replace(
+        part,
+        ledger=now.roots[one.shard.ledger_path],
+        matched=matched,
+        file_bytes=out.stat().st_size,
+        checksum=checksum(out),
+    )
 
 
 def _apply(folder: Path, log: RemovalLog) -> None:

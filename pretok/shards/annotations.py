@@ -4,13 +4,12 @@ Input: a manifest, and what `pretok annotate` left. Output: `Annotations`, whose
 
     SHARDS/annotations/NAME/
       annotations.json                 the record: what was joined, by which key, counts, sizes and checksums
-      it-train-00000-1a2b3c4d.parquet  a row a document, of many shards of a source and split in a row
+      it-00000-1a2b3c4d.parquet        a row for each document of one shard
       unmatched-1a2b3c4d.parquet       the rows given that no document has the key of
 
-A row holds `NAME_matched` and the joined columns, null where nothing matched. Row groups are the windows of the ledgers
-of these shards, so a window of a shard is read alone. The record is written last and at once: files it does not name
-are what a killed job left. A file is bound to the ledgers of its shards by their roots; where a source was made
-anew since, its file is refused.
+A row holds `NAME_matched` and the joined columns, null where nothing matched. Row groups are the windows of the ledger
+of the shard. The record is written last and at once: files it does not name are what a killed job left. A file is bound
+to the ledger of its shard by the root; where a source was made anew since, its file is refused.
 """
 
 from __future__ import annotations
@@ -29,12 +28,11 @@ from pretok.base.errors import IntegrityError, MismatchError
 from pretok.base.records import Count, Record, check_version, read_record, to_json
 from pretok.base.storage import compare_checksum, fingerprint, read_json, reading, write_json
 from pretok.read.kept import TYPES
-from pretok.shards.ledger import WINDOW
 from pretok.shards.manifest import Manifest, Shard
 
 FOLDER = "annotations"
 RECORD = "annotations.json"
-FORMAT, VERSION = "pretok-annotations", 1
+FORMAT, VERSION = "pretok-annotations", 2
 
 
 class JoinedColumn(Record, frozen=True):
@@ -53,16 +51,15 @@ class GivenFile(Record, frozen=True):
 
 
 class JoinedPart(Record, frozen=True):
-    """One file of rows: those of the documents from number `first` on of a source's split; ledgers: fingerprint of the
-    roots of the ledgers of their shards."""
+    """The file of rows of one shard, `path` in the folder; shard: the path of its `.bin` in the manifest; ledger: the
+    root of its ledger; documents, matched: rows, and those to which something was joined."""
 
     path: str
+    shard: str
     source: str
-    split: str
-    first: Count
+    ledger: str
     documents: Count
     matched: Count
-    ledgers: str
     file_bytes: Count
     checksum: str
 
@@ -132,55 +129,19 @@ class Annotations:
             compare_checksum(path, file.checksum)
 
     @cached_property
-    def _placed(self) -> dict[tuple[str, str, str], dict[str, tuple[JoinedPart, int]]]:
-        return {}
+    def _of_shard(self) -> dict[str, JoinedPart]:
+        return {part.shard: part for part in self.record.parts}
 
-    @cached_property
-    def _by_split(self) -> dict[tuple[str, str], list[JoinedPart]]:
-        found: dict[tuple[str, str], list[JoinedPart]] = {}
-        for part in self.record.parts:
-            found.setdefault((part.source, part.split), []).append(part)
-        return found
-
-    def windows(self, manifest: Manifest, shard: Shard, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    def windows(self, shard: Shard, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         """Rows of a shard's documents, a window of its ledger at a time. No window where the set has no such documents.
 
         Raises IntegrityError."""
-        place = self._places(manifest, shard.source, shard.split).get(shard.path)
-        if place is not None:
-            part, first = place
-            groups = range(first, first + -(-shard.documents // WINDOW))
-            yield from _read_groups(self.folder / part.path, groups, columns)
-
-    def _places(self, manifest: Manifest, source: str, split: str) -> dict[str, tuple[JoinedPart, int]]:
-        """Path of a shard -> the file with its rows, and its first row group there; found once for all shards."""
-        key = manifest.fingerprint, source, split
-        if key not in self._placed:
-            places: dict[str, tuple[JoinedPart, int]] = {}
-            before = groups = 0  # documents before the shard; row groups of its file before it
-            for shard in manifest.of(source, split):
-                part = self._part(shard, before)
-                if part is None or part.first == before:
-                    groups = 0
-                if part is not None:
-                    places[shard.path] = part, groups
-                groups += -(-shard.documents // WINDOW)
-                before += shard.documents
-            self._placed[key] = places
-        return self._placed[key]
-
-    def _part(self, shard: Shard, first: int) -> JoinedPart | None:
-        for part in self._by_split.get((shard.source, shard.split), ()):
-            if part.first <= first < part.first + part.documents:
-                return part
-        return None
-
-
-def _read_groups(path: Path, groups: range, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    with reading(path, pa.ArrowException, IndexError), pq.ParquetFile(path) as file:
-        for group in groups:
-            table = file.read_row_group(group, columns=list(columns), use_threads=False)
-            yield from table.combine_chunks().to_batches()
+        if part := self._of_shard.get(shard.path):
+            path = self.folder / part.path
+            with reading(path, pa.ArrowException), pq.ParquetFile(path) as file:
+                for group in range(file.num_row_groups):
+                    table = file.read_row_group(group, columns=list(columns), use_threads=False)
+                    yield from table.combine_chunks().to_batches()
 
 
 def matched_column(name: str) -> str:
@@ -236,19 +197,13 @@ def open_annotations(manifest: Manifest) -> list[Annotations]:
 
 def outdated_parts(manifest: Manifest, annotations: Annotations) -> list[str]:
     """A sentence for each of its files that is bound to other ledgers than the manifest's."""
-    sentences = []
-    for part in annotations.record.parts:
-        before, roots, end = 0, [], part.first + part.documents
-        for shard in manifest.of(part.source, part.split):
-            if part.first <= before < end and shard.documents:
-                roots.append(manifest.roots[shard.ledger_path])
-            before += shard.documents
-        if fingerprint(roots) != part.ledgers:
-            sentences.append(
-                f"{annotations.folder / part.path}: the documents of {part.source} are others than those it was joined "
-                f"to; run pretok annotate again, or delete {annotations.folder}"
-            )
-    return sentences
+    ledgers = {shard.path: manifest.roots.get(shard.ledger_path) for shard in manifest.shards}
+    return [
+        f"{annotations.folder / part.path}: the documents of {part.source} are others than those it was joined to; run "
+        f"pretok annotate again, or delete {annotations.folder}"
+        for part in annotations.record.parts
+        if ledgers.get(part.shard) != part.ledger
+    ]
 
 
 def unknown_sources(manifest: Manifest, annotations: Annotations) -> list[str]:
@@ -257,8 +212,3 @@ def unknown_sources(manifest: Manifest, annotations: Annotations) -> list[str]:
     for part in annotations.record.parts:
         known[part.source] += part.documents
     return [name for name, counts in manifest.sources.items() if known[name] < counts.documents]
-
-
-def ledgers_fingerprint(manifest: Manifest, shards: Sequence[Shard]) -> str:
-    """What binds a file of rows to the documents of these shards; those without a document say nothing."""
-    return fingerprint([manifest.roots[shard.ledger_path] for shard in shards if shard.documents])

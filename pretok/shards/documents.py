@@ -48,7 +48,7 @@ def scan(
         needed.append("tokens")  # what every ledger has says how many rows there are
     for shard, first in shards:
         beside = [
-            one.windows(manifest, shard, names)
+            one.windows(shard, names)
             for one in joined
             if (names := [name for name in columns if name in one.columns])
         ]
@@ -179,17 +179,18 @@ def make_views(connection: Any, manifest: Manifest, joined: Sequence[Annotations
         JOIN ledger_files f ON f.path = d."pretok:file"
         LEFT JOIN pieces p ON p.source = f.source AND p.file = d.file AND p.start = d.start"""
     )
-    # A file of joined rows holds those of one source and split, in the order of its documents.
-    parts = []
+    # A file of joined rows holds those of one shard, in the order of its documents.
+    parts, placed = [], {shard.path: (shard, before) for shard, before in manifest.numbered}
     for number, one in enumerate(joined):
         files = [
             {
                 "path": str(one.folder / part.path),
-                "source": part.source,
-                "split": part.split,
-                "before": part.first,
+                "source": shard.source,
+                "split": shard.split,
+                "before": before,
             }
             for part in one.record.parts
+            for shard, before in [placed[part.shard]]
         ]
         make_table(connection, f"joined_files_{number}", files)
         names = ", ".join(f"a.{identifier(name)}" for name in one.columns)

@@ -20,7 +20,7 @@ from tokenizing import recipe, run
 
 from pretok.annotate import job as annotate_job
 from pretok.annotate import rows as annotate_rows
-from pretok.annotate.job import AnnotateSummary, Request, run_annotate
+from pretok.annotate.job import Request, run_annotate
 from pretok.audit.verify_job import run_verify
 from pretok.base import sql
 from pretok.base.console import SILENT
@@ -29,7 +29,7 @@ from pretok.base.execute import Engine
 from pretok.base.records import replace
 from pretok.base.stop import StopFlag
 from pretok.cli import run_command
-from pretok.shards import annotations, ledger
+from pretok.shards import ledger
 from pretok.shards.annotations import Annotations, open_annotations, write_annotations
 from pretok.shards.manifest import Manifest, load_manifest
 
@@ -70,11 +70,10 @@ def shards(finished: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every way of cutting happens: files of two shards, windows, blocks."""
-    monkeypatch.setattr(annotate_job, "PART_DOCUMENTS", 700)
+    """Every way of cutting happens: windows, blocks."""
     monkeypatch.setattr(annotate_rows, "BLOCK", 3000)
     monkeypatch.setattr(annotate_rows, "BATCH_ROWS", 97)
-    for module in (ledger, annotate_job, annotations):
+    for module in (ledger, annotate_job):
         monkeypatch.setattr(module, "WINDOW", WINDOW)
 
 
@@ -84,7 +83,7 @@ def write_lines(path: Path, rows: Sequence[Row]) -> str:
     return str(path)
 
 
-def annotate(shards: Path, files: Sequence[str], by: str, **more: Any) -> AnnotateSummary:
+def annotate(shards: Path, files: Sequence[str], by: str, **more: Any) -> Annotations:
     return run_annotate(Request(shards, tuple(files), tuple(by.split(",")), **more), Told())
 
 
@@ -109,7 +108,7 @@ def joined(manifest: Manifest, one: Annotations) -> list[Row]:
     for source in manifest.sources:
         for split in ("train", "val"):
             for shard in manifest.of(source, split):
-                rows = [row for w in one.windows(manifest, shard, one.columns) for row in w.to_pylist()]
+                rows = [row for w in one.windows(shard, one.columns) for row in w.to_pylist()]
                 assert len(rows) == shard.documents
                 found += rows
     return found
@@ -163,19 +162,19 @@ def test_every_document_has_the_row_of_its_key(by: str, form: str, shards: Path,
             files.append(str(path))
         else:
             files.append(write_lines(path, part))
-    summary = annotate(shards, files, by)
-    (one,) = open_annotations(load_manifest(shards))
+    one = annotate(shards, files, by)
+    assert open_annotations(load_manifest(shards)) == [one]
     columns = ["score", "topic", "n", "good"]
     wanted = expected(rows, known, by, columns)
     assert joined(manifest, one) == wanted
-    counts = summary.counts
+    counts = one.record.counts
     assert (counts.rows, counts.repeated) == (len(rows) - 3, 3)
     assert counts.rows - counts.rows_matched == 20
     matched = sum(row["notes_matched"] for row in wanted)
     assert (counts.documents, counts.documents_matched) == (len(known), matched)
     assert 0 < matched < len(known)
-    assert summary.unmatched is not None
-    listed = pq.read_table(summary.unmatched).to_pylist()
+    assert one.record.unmatched is not None
+    listed = pq.read_table(one.folder / one.record.unmatched.path).to_pylist()
     place = {(row[keys[-1]], row["given_file"], row["line"]) for row in listed}
     given = {
         (str(row[keys[-1]]), files[i >= half], (i if i < half else i - half) + 1)
@@ -184,7 +183,6 @@ def test_every_document_has_the_row_of_its_key(by: str, form: str, shards: Path,
     }
     assert place == given
     assert len(one.record.parts) > 4
-    assert len(summary.lonely) == len(summary.unused) == 5
     assert manifest == load_manifest(shards)
 
 
@@ -323,7 +321,7 @@ def test_what_was_changed_since_is_found(
     record.write_text(text)
     # a source that was made anew since: the ledgers of its shards are others
     part = one.record.parts[0]
-    old = replace(one.record, parts=(replace(part, ledgers="0" * 32), *one.record.parts[1:]))
+    old = replace(one.record, parts=(replace(part, ledger="0" * 32), *one.record.parts[1:]))
     write_annotations(one.folder, old)
     assert f"the documents of {part.source} are others" in run_verify(shards, 0, here, SILENT)[1][0]
     for command in (["query", str(shards), "select 1"], ["inspect", str(shards), "--source", "it"]):
@@ -338,9 +336,9 @@ def test_what_was_changed_since_is_found(
         ([{"id": 1, "q": 1}, {"id": 2, "q": True}], "id", "q is integer in .*row 1 and boolean in .*row 2"),
         ([{"id": "1", "q": 1}, {"id": "2"}, {"id": "1", "q": 2}], "id",
          r"id '1': q is 1 in .*a.jsonl, line or row 1 and 2 in .*a.jsonl, line or row 3"),
-        ([{"id": "1", "LANG": 1}], "id", "column LANG: the ledgers have one of that name"),
-        ([{"id": "1", "split": 1}], "id", "column split: the view docs has one"),
-        ([{"id": "1", "File_Row_Number": 1}], "id", "column File_Row_Number: the view docs has one"),
+        ([{"id": "1", "LANG": 1}], "id", "column LANG: documents have one of that name"),
+        ([{"id": "1", "split": 1}], "id", "column split: documents have one"),
+        ([{"id": "1", "File_Row_Number": 1}], "id", "column File_Row_Number: documents have one"),
         ([{"id": "1", "q": 1}, {"id": "2", "q": -(2**63) - 1}], "id",
          "line 2: q is -9223372036854775809; a whole number has at most 64 bits"),
         ([{"id": "1", "q": 1, "Q": 2}], "id", "two columns are called Q"),
@@ -401,7 +399,7 @@ def test_a_key_of_bytes_is_the_text_that_they_are(kind: pa.DataType, shards: Pat
     table = pa.table({"id": pa.array(keys).cast(kind), "source": ["it"] * 300, "q": list(range(300))})
     pq.write_table(table, tmp_path / "a.parquet")
     made = annotate(shards, [str(tmp_path / "a.parquet")], "source,id")
-    assert made.counts.documents_matched == made.counts.rows - 1 == 299  # one text is empty
+    assert made.record.counts.documents_matched == made.record.counts.rows - 1 == 299  # one text is empty
     table = table.set_column(0, "id", pa.array([b"\xff"] * 300))
     pq.write_table(table, tmp_path / "a.parquet")
     with pytest.raises(UsageError, match="id holds bytes that are no text"):
@@ -433,13 +431,12 @@ def test_types_of_a_column_go_together_over_files_and_blocks(shards: Path, tmp_p
     for i, row in enumerate(rows):
         row |= {"late": None if i < 300 else "à", "n": i if i < 500 else i / 2, "never": None}
     (tmp_path / "a.jsonl").write_text("\n\n" + "\n \n".join(map(json.dumps, rows)))  # blank lines between
-    summary = annotate(shards, [str(tmp_path / "a.jsonl")], "source,id")
-    assert [(c.name, c.type) for c in summary.columns] == [
+    one = annotate(shards, [str(tmp_path / "a.jsonl")], "source,id")
+    assert [(c.name, c.type) for c in one.record.columns] == [
         ("late", "text"),
         ("n", "float"),
         ("never", "text"),
     ]
-    (one,) = open_annotations(manifest)
     found = {
         d["id"]: row
         for d, row in zip(documents(manifest), joined(manifest, one), strict=True)
@@ -454,9 +451,12 @@ def test_types_of_a_column_go_together_over_files_and_blocks(shards: Path, tmp_p
     ):
         annotate(shards, [str(tmp_path / "[ab].jsonl")], "source,id")
     bad = [{"source": "it", "id": None, "n": 1}, {"source": "it", "id": "7", "n": 1}]
-    summary = annotate(shards, [write_lines(tmp_path / "c.jsonl", bad)], "source,id")
-    assert (summary.counts.rows, summary.counts.rows_matched, summary.counts.documents_matched) == (2, 1, 1)
-    assert summary.unused == (f"{tmp_path / 'c.jsonl'}, line or row 1: source 'it', id None",)
+    one = annotate(shards, [write_lines(tmp_path / "c.jsonl", bad)], "source,id")
+    counts = one.record.counts
+    assert (counts.rows, counts.rows_matched, counts.documents_matched) == (2, 1, 1)
+    (path,) = one.folder.glob("unmatched-*")
+    row = {"given_file": str(tmp_path / "c.jsonl"), "line": 1, "source": "it", "id": None}
+    assert pq.read_table(path).to_pylist() == [row]
 
 
 def test_disclose_counts_what_was_joined(

@@ -532,6 +532,7 @@ def test_what_was_found(work: Path, kind: str, change: Callable[[bytes], bytes],
 @pytest.mark.parametrize(
     ("kind", "key", "value", "says"),
     [
+        ("mix", ("sources", 0, "tape"), "../../x", "tape"),
         ("checkpoint", ("identity", "model", "heads"), 0, "heads is 0; it must be more than 0"),
         ("checkpoint", ("identity", "model", "kv_heads"), 0, "kv_heads is 0; it must be more than 0"),
     ],

@@ -47,6 +47,8 @@ _BESIDE = ("fingerprint", "format", "version", "report")
 """Keys of the file that are no fields of a `Mix`."""
 Length = Annotated[int, Meta(ge=1, lt=2**31)]
 """Tokens of a sequence."""
+Digest = Annotated[str, Meta(pattern="^[0-9a-f]{32}$")]
+"""Names a side file. Nothing else is a name of one, so no mix leads out of the folder of side files."""
 
 
 class MixSource(Record, frozen=True, omit_defaults=True):
@@ -66,7 +68,7 @@ class MixSource(Record, frozen=True, omit_defaults=True):
     tokens: Count
     sequences: Count
     of: str | None = None
-    tape: str | None = None
+    tape: Digest | None = None
     packed: bool = False
     targets: Count = 0
     learn: tuple[str, ...] = ()

@@ -32,7 +32,8 @@ merges come down to the counts of what was left out, all pairs of the text as it
 decides memory and time, and never a merge. Only where a merge gives a token that there is already, further occurrences
 of such a pair can be made: the text is searched for them.
 
-The loop over merges is plain Python, as it takes 10 us of each; what walks over the text is compiled.
+The loop over merges is plain Python, as it takes 10 us of each; what walks over the text is compiled. Few words are
+merged in plain Python alone (`_train_few`), which is the algorithm as it stands above.
 
 Memory: 4.125 bytes for each token and each word of the buffer, and 12 for each run; 5 for each occurrence of a pair and
 48 to 96 for each distinct pair, of those that are not left out. The words themselves are not needed once they are laid
@@ -43,8 +44,10 @@ from __future__ import annotations
 
 import heapq
 import math
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -68,6 +71,8 @@ _BLOCK = 1 << 16
 _IDS = np.empty(256, np.int32)
 _IDS[list(ALPHABET)] = np.arange(256)
 
+FEW = 1 << 22
+"""Squares of words' lengths, added up, up to which words are merged in plain Python, in a second or two."""
 EASE = 16.0
 """Pairs are left out below this part of what the last merge would count if merge k counted 1/k of the first. On 284 MB
 of text and 50,000 entries the guess is 1.1 to 7.1 times what the last merge does count."""
@@ -256,6 +261,8 @@ def extend_merges(
 
 def _train(buffer: SymbolBuffer, tokens: Sequence[bytes], max_new: int, closed: int = 0) -> Merges:
     """The loop over merges. A pair that spells one of the first `closed` tokens is left alone."""
+    if _is_few(buffer):
+        return _train_few(buffer, tokens, max_new, closed)
     made = list(tokens)
     ids: dict[bytes, int] = {}
     for token, name in enumerate(made):
@@ -318,6 +325,90 @@ def _train(buffer: SymbolBuffer, tokens: Sequence[bytes], max_new: int, closed: 
         values[:, 1],
         made,
     )
+
+
+def _is_few(buffer: SymbolBuffer) -> bool:
+    """Whether the words of a buffer are merged in plain Python, sooner than the loops are compiled."""
+    if len(buffer.symbols) > FEW:
+        return False
+    lengths = np.diff(np.flatnonzero(buffer.symbols == BOUNDARY)) - 1
+    return int((lengths**2).sum()) <= FEW
+
+
+def _train_few(buffer: SymbolBuffer, tokens: Sequence[bytes], max_new: int, closed: int) -> Merges:
+    """As `_train`, step by step and without a buffer: a merge cuts every word that has the pair anew."""
+    borders = np.flatnonzero(buffer.symbols == BOUNDARY)
+    runs = np.searchsorted(buffer.starts, borders[:-1] + 1, "right") - 1
+    words = [buffer.symbols[a + 1 : b].tolist() for a, b in pairwise(borders.tolist())]
+    counts = buffer.counts[np.minimum(runs, len(buffer.counts) - 1)].tolist() if len(buffer.counts) else []
+    made = list(tokens)
+    last = len(made) + max_new
+    ids: dict[bytes, int] = {}
+    for token, name in enumerate(made):
+        if name:
+            ids.setdefault(name, token)
+    # 1. Count each pair, and note the words that have it.
+    found: Counter[tuple[int, int]] = Counter()
+    places: defaultdict[tuple[int, int], set[int]] = defaultdict(set)
+    for w, word in enumerate(words):
+        for pair in pairwise(word):
+            found[pair] += counts[w]
+            places[pair].add(w)
+    # 2. Choose: a pair is on the heap with its count or a greater one; among equals, smaller ids come first.
+    heap = [(-count, pair) for pair, count in found.items()]
+    heapq.heapify(heap)
+    merges: dict[tuple[int, int], tuple[int, int]] = {}
+    while len(made) < last and heap:
+        negative, pair = heapq.heappop(heap)
+        count = found[pair]
+        if count != -negative:
+            if 0 < count < -negative:
+                heapq.heappush(heap, (-count, pair))
+            continue
+        if count < 1:
+            break
+        left, right = pair
+        product = ids.setdefault(made[left] + made[right], len(made))
+        if product < closed:
+            continue
+        merges.setdefault(pair, (product, count))
+        if product == len(made):
+            made.append(made[left] + made[right])
+        # 3. and 4. Merge, and count the pairs around it again.
+        changes: Counter[tuple[int, int]] = Counter()
+        for w in places.pop(pair):
+            word = words[w]
+            if len(joined := _join_word(word, left, right, product)) == len(word):
+                continue  # another merge took one of the two tokens
+            for gone in pairwise(word):
+                changes[gone] -= counts[w]
+            for new in pairwise(joined):
+                changes[new] += counts[w]
+                places[new].add(w)
+            words[w] = joined
+        for other, change in changes.items():
+            found[other] += change
+            if change > 0:
+                heapq.heappush(heap, (-found[other], other))
+    return Merges(
+        np.array([*merges], np.int32).reshape(-1, 2),
+        np.array([product for product, _ in merges.values()], np.int32),
+        np.array([count for _, count in merges.values()], np.int64),
+        made,
+    )
+
+
+def _join_word(word: list[int], left: int, right: int, product: int) -> list[int]:
+    """The word with the pair joined wherever it stands, from left to right."""
+    joined: list[int] = []
+    previous = -1
+    for token in word:
+        if token == right and previous == left:
+            joined[-1] = previous = product
+            continue
+        joined.append(token)
+        previous = token
+    return joined
 
 
 Entry = tuple[int, int, int]

@@ -128,7 +128,12 @@ def _shown(mix: Mix, field: str) -> str:
         shares = (zip(mix.pools, stage.quotas, strict=True) for stage in mix.stages)
         return "; ".join(", ".join(f"{quota:,} sequences of {name}" for name, quota in one) for one in shares)
     if field == "sources":
-        return ", ".join(f"{one.name} with {one.tokens:,} tokens" for one in mix.sources)
+        return ", ".join(
+            f"{one.name} with {one.tokens:,} tokens"
+            + (f" of which {' and '.join(one.learn)} is learned" if one.learn else "")
+            + (f" by the side file {one.tape}" if one.tape else "")
+            for one in mix.sources
+        )
     return f"{field} = {getattr(mix, field)}"
 
 

@@ -157,7 +157,7 @@ def test_annotations_of_other_documents_are_refused(
     said(capsys, "mix", there[0], *mix, "--out", tmp_path / "theirs" / "mix.json")
     shutil.copytree(there[0] / "annotations", there[1] / "annotations")
     _, told = said(capsys, "mix", there[1], *mix, "--out", tmp_path / "ours" / "mix.json", code=2)
-    assert "annotations/q/it-train" in told
+    assert "annotations/q/it-00000" in told
     assert "the documents of it are others than those it was joined to; run pretok annotate again" in told
     assert not (tmp_path / "ours" / "mix.json").exists()
     assert not list((tmp_path / "ours").rglob("*.side"))

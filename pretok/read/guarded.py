@@ -5,8 +5,8 @@ Input: a top-level function and items. Output: its results in order, and None fo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from typing import TypeVar
 
 from pretok.base.console import Counts
@@ -19,12 +19,33 @@ TOGETHER = 1024
 """Items that are asked for at once."""
 LOADED = "pyarrow.parquet"
 """What each worker has loaded when it is forked."""
+_shared: Pool | None = None
+"""That of `one_child`."""
+
+
+@contextmanager
+def one_child() -> Iterator[Pool]:
+    """Let all calls of `in_child` inside share one process, which starts with the first item and ends with the block.
+
+    To start one is to read hundreds of small files, which a parallel file system is slow at; one that stayed would take
+    memory beside the workers.
+    """
+    global _shared
+    if _shared is not None:
+        yield _shared
+        return
+    with closing(Pool(1, {})) as pool:  # of no process, where there are no items
+        _shared = pool
+        try:
+            yield pool
+        finally:
+            _shared = None
 
 
 def in_child(function: Callable[[Item], Result], items: Sequence[Item]) -> list[Result | None]:
     """`function` of every item. Raises RuntimeError with the child's words when the function fails."""
     results: list[Result | None] = []
-    with closing(Pool(1, {})) as pool:  # of no process, where there are no items
+    with one_child() as pool:
         for at in range(0, len(items), TOGETHER):
             some = list(items[at : at + TOGETHER])
             answers = _ask(pool, function, some)

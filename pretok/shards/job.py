@@ -34,6 +34,7 @@ from pretok.base.units import listed, plural
 from pretok.chat.resolve import resolve
 from pretok.config import Recipe
 from pretok.read.changes import differences, refuse_changes, shared_inputs
+from pretok.read.guarded import one_child
 from pretok.read.kept import Keep
 from pretok.read.partition import Partition, stamped
 from pretok.read.partition_runs import run_partitions
@@ -146,7 +147,7 @@ def _plan_all(
         sealed = {name: [part.plan for part in load_appends(old, name)] for name in sorted(known)}
     itemsize = token_dtype(vocab.size).itemsize
     records = _records(recipe, vocab)
-    with engine.stop.raising():
+    with engine.stop.raising(), one_child():
         plans = [
             plan_source(
                 name,

@@ -11,6 +11,8 @@ import threading
 from fractions import Fraction
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import tokenizing
 from telling import Told
@@ -20,7 +22,7 @@ from pretok.base.errors import MismatchError, PartitionsFailed, Stopped, UsageEr
 from pretok.config import Recipe, make_recipe
 from pretok.counts.counts_file import load_counts
 from pretok.counts.job import run_count
-from pretok.read import readers
+from pretok.read import guarded, readers
 from pretok.read.rejects import poor_sources
 from pretok.shards import task
 from pretok.shards.inputs import load_inputs
@@ -191,6 +193,21 @@ def test_build_vocab_lists_its_inputs_once(tmp_path, here, monkeypatch):
     build_vocab.run_build_vocab(make_recipe(data, "test"), here, told)
     assert len(listed) == 1
     assert told.notices.count(f"empty: {tmp_path}/b.jsonl") == 1
+
+
+@pytest.mark.parametrize("work", [tokenize, count])
+def test_one_process_looks_at_the_footers_of_all_sources(tmp_path, vocab_dir, here, monkeypatch, work):
+    """To start one is to read hundreds of small files, which a parallel file system is slow at."""
+    for name in ("it", "en", "fr"):
+        pq.write_table(pa.table({"text": [f"{name} testo"] * 9}), tmp_path / f"{name}.parquet")
+    sources = {path.stem: {"inputs": [str(path)]} for path in tmp_path.glob("*.parquet")}
+    started = []
+    real = guarded.Pool
+    monkeypatch.setattr(guarded, "Pool", lambda *args: started.append(args) or real(*args))
+    work(
+        make_recipe({"out": tmp_path / "out", "sources": sources, "vocab": {"path": vocab_dir}}, "test"), here
+    )
+    assert len(started) == 1
 
 
 @pytest.mark.parametrize("work", [tokenize, count])

@@ -261,13 +261,13 @@ def extend_merges(
 
 def _train(buffer: SymbolBuffer, tokens: Sequence[bytes], max_new: int, closed: int = 0) -> Merges:
     """The loop over merges. A pair that spells one of the first `closed` tokens is left alone."""
-    if _is_few(buffer):
-        return _train_few(buffer, tokens, max_new, closed)
     made = list(tokens)
     ids: dict[bytes, int] = {}
     for token, name in enumerate(made):
         if name:
             ids.setdefault(name, token)
+    if _is_few(buffer):
+        return _train_few(buffer, made, ids, max_new, closed)
     first = len(made)
     last = first + min(max_new, len(buffer.symbols))  # a merge joins two symbols at least
     merges: dict[int, tuple[int, int]] = {}
@@ -335,18 +335,16 @@ def _is_few(buffer: SymbolBuffer) -> bool:
     return int((lengths**2).sum()) <= FEW
 
 
-def _train_few(buffer: SymbolBuffer, tokens: Sequence[bytes], max_new: int, closed: int) -> Merges:
-    """As `_train`, step by step and without a buffer: a merge cuts every word that has the pair anew."""
+def _train_few(
+    buffer: SymbolBuffer, made: list[bytes], ids: dict[bytes, int], max_new: int, closed: int
+) -> Merges:
+    """As `_train`, step by step and without a buffer: a merge cuts every word that has the pair anew. `made` and `ids`,
+    the tokens there are by their ids and the ids by their bytes, take the new ones."""
     borders = np.flatnonzero(buffer.symbols == BOUNDARY)
     runs = np.searchsorted(buffer.starts, borders[:-1] + 1, "right") - 1
     words = [buffer.symbols[a + 1 : b].tolist() for a, b in pairwise(borders.tolist())]
-    counts = buffer.counts[np.minimum(runs, len(buffer.counts) - 1)].tolist() if len(buffer.counts) else []
-    made = list(tokens)
+    counts = buffer.counts[runs].tolist()
     last = len(made) + max_new
-    ids: dict[bytes, int] = {}
-    for token, name in enumerate(made):
-        if name:
-            ids.setdefault(name, token)
     # 1. Count each pair, and note the words that have it.
     found: Counter[tuple[int, int]] = Counter()
     places: defaultdict[tuple[int, int], set[int]] = defaultdict(set)

@@ -139,8 +139,9 @@ def figures(
     uses: (sources, ids), its own of the measure; scale: float64[sources], how much of each source the mix has, as a
     multiple of what was measured; NaN where there is none to multiply.
     """
-    single = np.array([len(name) == 1 for name in _names(vocab)])
-    high = np.array([len(name) == 1 and name >= b"\x80" for name in _names(vocab)])
+    entries = _names(vocab)
+    single = np.array([len(entry) == 1 for entry in entries])
+    high = np.array([len(entry) == 1 and entry >= b"\x80" for entry in entries])
     in_mix = scale != 0
     rows = {name: (measure.bytes[k], measure.words[k], uses[k]) for k, name in enumerate(names)}
     rows[MIX] = tuple(scale[in_mix] @ part[in_mix] for part in (measure.bytes, measure.words, uses))

@@ -24,6 +24,8 @@ SHARE = 2
 """One part in so many of a worker's memory is DuckDB's: Arrow and Python take from the rest."""
 LEAST_MEMORY = 64 << 20
 """Bytes below which DuckDB cannot work."""
+ENDED = ("failed to offload", "could not allocate", "failed to pin")
+"""How DuckDB says that a block found no room in its folder, or in memory."""
 
 
 @contextmanager
@@ -48,7 +50,10 @@ def database(folder: Path, workers: int, most: int) -> Iterator[Any]:
             # DuckDB keeps to this limit only if it is set when the database is open.
             connection.execute(f"SET max_temp_directory_size = '{most}B'; SET enable_progress_bar = false")
             yield connection
-    except duckdb.OutOfMemoryException as error:
+    except (duckdb.OutOfMemoryException, duckdb.TransactionException) as error:
+        # Memory and room that end while a commit writes what is held are told as an error of the transaction.
+        if isinstance(error, duckdb.TransactionException) and not any(words in str(error) for words in ENDED):
+            raise
         raise MemoryError(str(error)) from None
     finally:
         shutil.rmtree(folder, ignore_errors=True)

@@ -8,6 +8,7 @@ import threading
 from pathlib import Path
 from types import FrameType
 
+import duckdb
 import pytest
 
 from pretok.base.errors import Stopped
@@ -37,3 +38,20 @@ def test_what_the_handler_of_a_signal_raises_ends_a_query(
     finally:
         timer.join()
         signal.signal(number, before)
+
+
+def test_memory_that_ends_at_a_commit_is_no_bug(tmp_path: Path) -> None:
+    """DuckDB says it as an error of the transaction, which is one only where there is no such cause."""
+    said = (
+        "TransactionContext Error: Failed to commit: {} data block of size 160.0 KiB (1.0 MiB/1.0 MiB used)."
+    )
+    for words, kind in (
+        ("failed to offload", MemoryError),
+        ("could not allocate", MemoryError),
+        ("conflict on", duckdb.TransactionException),
+    ):
+        with (
+            pytest.raises(kind, match=words),
+            database(tmp_path / "sql", 1, 1 << 20),
+        ):
+            raise duckdb.TransactionException(said.format(words))

@@ -88,7 +88,7 @@ class _Cutter:
             if self.size - start < self._batch:
                 return start
             searched = self._searched if start == 0 else 0
-            end = -1 if searched else data.rfind(mark, start, start + self._batch)
+            end = -1 if searched else _last(data, mark, start, start + self._batch)
             if end < 0:
                 known = min(self.size, start + self._limit + len(mark))
                 end = data.find(mark, max(start + self._batch, searched) - len(mark) + 1, known)
@@ -103,7 +103,7 @@ class _Cutter:
 
     def finished(self) -> Iterator[memoryview]:
         """The records that are held and ended."""
-        end = self._buffer.rfind(self._separator, 0, self.size)
+        end = _last(self._buffer, self._separator, 0, self.size)
         if end >= 0:
             yield memoryview(self._buffer)[: end + len(self._separator)]
 
@@ -113,6 +113,21 @@ class _Cutter:
             yield None
         elif self.size:
             yield memoryview(self._buffer)[: self.size]
+
+
+def _last(data: bytearray, mark: bytes, start: int, stop: int) -> int:
+    """Where the last separator begins of those that a search from `start` forward finds, or -1.
+
+    The last one that a search backward finds may be another: in two blank lines, "\\n\\n" overlaps itself. So it goes
+    back to one that none before it overlaps, which both searches find, and from there forward.
+    """
+    found = data.rfind(mark, start, stop)
+    while (before := data.rfind(mark, max(start, found - len(mark) + 1), found + len(mark) - 1)) >= 0:
+        found = before
+    end = found
+    while found >= 0:
+        end, found = found, data.find(mark, found + len(mark), stop)
+    return end
 
 
 def whole_file(blocks: Iterator[bytes], limit: int) -> Iterator[memoryview | None]:

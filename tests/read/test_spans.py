@@ -47,6 +47,17 @@ def test_spans_do_not_depend_on_how_blocks_are_cut(parts, separator, limit, data
     assert all(len(span) <= 32 or separator not in span[: -len(separator)] for span in kept[:-1])
 
 
+@pytest.mark.parametrize("marks", range(2, 9))
+@pytest.mark.parametrize("before", range(24, 33))
+def test_a_separator_that_overlaps_itself_is_found_as_in_the_whole_text(before, marks):
+    """Several line ends in a row at the end of a batch: blank lines belong to the text that a split gives them."""
+    text = b"a" * before + b"\n" * marks + b"b" * 34 + b"\n\nc"
+    spans = spans_of([text], b"\n\n", 100)
+    assert b"".join(spans) == text
+    parts = [part for span in spans for part in span.removesuffix(b"\n\n").split(b"\n\n")]
+    assert parts == text.split(b"\n\n")
+
+
 def test_an_unfinished_record_of_a_damaged_file_is_left_out():
     def damaged():
         yield b"first==second=="

@@ -103,7 +103,7 @@ def test_a_node_that_dies_costs_its_partitions_only(
     setup = "".join(f"export RAY_health_check_{name}={value};" for name, value in quick.items())
     chain = submit(cluster, profile(setup=setup), recipe("there"), 3)
     (job,) = chain.ids("tokenize")
-    cluster.until(lambda: bool(cluster.processes("node3", "ray::_on_worker")), 300, "a task on node3")
+    cluster.until(lambda: bool(cluster.processes("node3", "ray::_on_ray")), 300, "a task on node3")
     cluster.run("node-crash", "node3")
     assert cluster.wait(job) == "COMPLETED", chain.logs()
     assert nodes_that_worked(chain.log(job)) >= {"node1", "node2"}

@@ -1,4 +1,4 @@
-"""The bytes of a certificate (docs/certificate.md).
+"""The bytes of a certificate (docs/formats.md).
 
 Input: a `Certificate`, the leaves of shards that it shows and the hashes that lead to the root; or a file. Output: the
 file; or these three, where the file is whole.

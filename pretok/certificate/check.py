@@ -1,7 +1,7 @@
 """A certificate and a root -> what is proven, without the shards.
 
 Input: a certificate and the root over all files of a folder of shards, as its maker published it. Output: a `Checked`,
-or an IntegrityError or MismatchError that says what does not hold. docs/certificate.md has the steps one by one.
+or an IntegrityError or MismatchError that says what does not hold. docs/formats.md has the steps one by one.
 """
 
 from __future__ import annotations

@@ -30,12 +30,13 @@ TABLES: dict[str, Any] = {
 }
 """Headings of a recipe and what is below them."""
 ABOVE = {
-    "[sources.NAME]": "See [add a source](add-a-source.md), [conversations](conversations.md), [ledger](ledger.md).",
+    "[sources.NAME]": "See [add a source](add-a-source.md), [conversations](conversations.md), "
+    "[documents](documents.md).",
     "[[sources.NAME.append]]": "Each such table becomes shards behind those that are there; all else is as in the\n"
     "source ([append](add-a-source.md#append-to-a-source)).",
     "[normalize]": "See [formats](formats.md).",
     "[vocab]": "See [vocabulary](vocabulary.md), [adapt a model](adapt-a-model.md).",
-    "[shards]": "See [running](running.md), [ledger](ledger.md), [removal](removal.md).",
+    "[shards]": "See [running](running.md), [documents](documents.md).",
     "[mix]": "See [mix](mix.md).",
     "[train]": "The flags of `train`, with `_` for `-` ([training](training.md)); what `pretok run` made (`shards`,\n"
     "`mix`) need not be named. `[[train.phases]]` changes settings in mid-run: `at`, the tokens at which it begins,\n"

@@ -135,8 +135,11 @@ class Learned:
             shard, begin, end, row, column = (part[held] for part in (shard, begin, end, row, column))
         # Of each piece the spans from `low` on, `counts` of them; of text there is one.
         low, counts = np.zeros(len(shard), np.int64), np.ones(len(shard), np.int64)
+        # In the order of the tokens: then a search begins near the last one, in what the cache holds.
         chats = np.flatnonzero(self._known[shard])
-        found = [(one, chats[shard[chats] == one]) for one in np.unique(shard[chats]).tolist()]
+        chats = chats[np.lexsort((begin[chats], shard[chats]))]
+        some, at = np.unique(shard[chats], return_index=True)
+        found = list(zip(some.tolist(), np.split(chats, at[1:]), strict=True)) if len(some) else []
         for one, mine in found:
             ends = self._spans(one).ends
             low[mine] = np.searchsorted(ends, begin[mine], side="right")

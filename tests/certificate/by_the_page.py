@@ -1,4 +1,4 @@
-"""docs/certificate.md as a program: a second checker that shares nothing with the first but the page.
+"""docs/formats.md as a program: a second checker that shares nothing with the first but the page.
 
 Input: a certificate of a step of a mix of whole sources that never grew, and a root. Output: the ids of each sequence,
 or an AssertionError. Slow and short: every position of the mix is put in order by its due time.

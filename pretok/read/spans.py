@@ -118,16 +118,12 @@ class _Cutter:
 def _last(data: bytearray, mark: bytes, start: int, stop: int) -> int:
     """Where the last separator begins of those that a search from `start` forward finds, or -1.
 
-    The last one that a search backward finds may be another: in two blank lines, "\\n\\n" overlaps itself. So it goes
-    back to one that none before it overlaps, which both searches find, and from there forward.
+    A search backward finds the same, unless another overlaps it: three line ends hold "\\n\\n" twice.
     """
     found = data.rfind(mark, start, stop)
-    while (before := data.rfind(mark, max(start, found - len(mark) + 1), found + len(mark) - 1)) >= 0:
-        found = before
-    end = found
-    while found >= 0:
-        end, found = found, data.find(mark, found + len(mark), stop)
-    return end
+    if data.rfind(mark, max(start, found - len(mark) + 1), found + len(mark) - 1) < 0:
+        return found
+    return stop - len(data[start:stop].split(mark)[-1]) - len(mark)
 
 
 def whole_file(blocks: Iterator[bytes], limit: int) -> Iterator[memoryview | None]:

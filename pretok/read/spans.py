@@ -121,7 +121,7 @@ def _last(data: bytearray, mark: bytes, start: int, stop: int) -> int:
     A search backward finds the same, unless another overlaps it: three line ends hold "\\n\\n" twice.
     """
     found = data.rfind(mark, start, stop)
-    if data.rfind(mark, max(start, found - len(mark) + 1), found + len(mark) - 1) < 0:
+    if found < 0 or data.rfind(mark, max(start, found - len(mark) + 1), found + len(mark) - 1) < 0:
         return found
     return stop - len(data[start:stop].split(mark)[-1]) - len(mark)
 

@@ -58,6 +58,19 @@ def test_a_separator_that_overlaps_itself_is_found_as_in_the_whole_text(before, 
     assert parts == text.split(b"\n\n")
 
 
+@pytest.mark.parametrize("separator", [b"\n", b"==", b"==="])
+@pytest.mark.parametrize("limit", [32, 75, 100])
+def test_a_long_record_ends_at_the_first_separator_behind_it(separator, limit):
+    """Not at a later one that the same block holds, nor at one that another left in the memory."""
+    records = [b"a" * 70, b"b" * 10, b"c" * 10, b"d" * 70, b"e" * 80]
+    blocks = [separator.join(records[:4]), separator + b"e" * 40, b"e" * 40]
+    found = spans_of(blocks, separator, limit)
+    kept = [record for record in records if len(record) <= limit]
+    assert found.count(None) == len(records) - len(kept)
+    ended = [record + separator for record in kept if record != records[-1]]
+    assert b"".join(span for span in found if span is not None) == b"".join([*ended, *kept[len(ended) :]])
+
+
 def test_an_unfinished_record_of_a_damaged_file_is_left_out():
     def damaged():
         yield b"first==second=="

@@ -413,7 +413,7 @@ def mix(
 
     pretok mix work/shards --out work/mix2.json --continue work/mix.json --at run --stage 300B:it=0.5,en=0.5
 
-    The [mix] of a recipe has more settings, such as repeat, cap and seed; what conversations learn stands there in
+    The [mix] of a recipe has more settings, such as repeat and seed; what conversations learn stands there in
     their sources.
     """
     from pretok.config import MixTable, make_mix
@@ -458,7 +458,7 @@ def mix(
     if json:
         print_json(report)
     else:
-        show_mix(manifest, report, console, request.table.count == "learned")
+        show_mix(manifest, report, console)
     if out is None:
         written = shards.absolute().parent / "mix.json"
         if continued and after:

@@ -49,16 +49,6 @@ class Class:
     predicate: str
 
 
-@dataclass(frozen=True, slots=True)
-class Made:
-    """What a source was divided into. entries: its classes and, last, its rest, under the name of the source;
-    documents: of each; overlap: tokens that several classes have."""
-
-    entries: tuple[MixSource, ...]
-    documents: dict[str, int]
-    overlap: int
-
-
 def parse_class(name: str, text: str) -> Class:
     """`it where quality >= 0.8` -> a class. Raises UsageError."""
     found = re.fullmatch(r"\s*(\S+)\s+where\s+(.*\S)\s*", text, re.IGNORECASE | re.DOTALL)
@@ -77,11 +67,10 @@ def divide(
     folder: Path,
     seq_len: int,
     cuts: str,
-    *,
-    overlap: bool,
     begin: int = 0,
-) -> Made:
-    """Divide the documents of a source's split into classes; their side files go to `folder`.
+) -> list[MixSource]:
+    """Divide the documents of a source's split into its classes and, last, its rest, under the name of the source;
+    their side files go to `folder`.
 
     begin: from which token of the source on; what is before it is divided already, and what came may be of any size.
 
@@ -109,11 +98,11 @@ def divide(
             if len(again := np.flatnonzero(counts > 1)):
                 several[:-1] |= chosen[:, again].any(axis=1)
                 twice += int(((counts[again] - 1) * lengths[again]).sum())
-        if twice and not overlap:
+        if twice:
             who = " and ".join(name for name, one in zip(names, several, strict=True) if one)
             raise UsageError(
                 f"{who} overlap: they have {twice:,} tokens of {source} in common, which each of them would read; "
-                "write conditions that exclude each other, or allow it with overlap = true (--overlap)"
+                "write conditions that exclude each other"
             )
         held_by = dict(zip(names, documents.tolist(), strict=True))
         sizes = [sequences(writer.tokens, seq_len, cuts) for writer in writers]
@@ -124,7 +113,7 @@ def divide(
                     f"{seq_len} + 1: change the condition ({predicates[name]})"
                 )
         about = {"shards": len(shards), "indexes": shards_key([shard for shard, _ in shards])}
-        entries = [
+        return [
             MixSource(
                 name,
                 writer.tokens,
@@ -135,7 +124,6 @@ def divide(
             )
             for name, writer, size in zip(names, writers, sizes, strict=True)
         ]
-    return Made(tuple(entries), held_by, twice)
 
 
 def evaluated(

@@ -279,8 +279,7 @@ def _mix(path: Path, shards: Path, logs: _Logs) -> Iterator[StepStatus]:
         yield StepStatus(
             "mix",
             FINISHED,
-            detail=f"{mix.predicted:,} tokens in {plural(mix.length, 'sequence')}{', packed' if mix.packs else ''}"
-            + (f", {mix.learned:,} of them learned" if mix.learned < mix.predicted else ""),
+            detail=f"{mix.predicted:,} tokens in {plural(mix.length, 'sequence')}{', packed' if mix.packs else ''}",
         )
 
 

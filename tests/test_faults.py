@@ -85,7 +85,6 @@ LINES = {
     "mix": ("mix", SHARDS, "--out", "{work}/new.json", *HALVES, "--class", "good=it where doc < 25"),
     "export": ("export", SHARDS, "--to", "megatron", "--out", "{work}/new", *HERE),
     "status": ("status", "{work}"),
-    "watch": ("watch", "{work}", "--once"),
 }
 """Command lines; {work} is a folder with inputs, shards of them and a mix."""
 RUN = "{work}/run"

@@ -50,8 +50,7 @@ def work(tmp_path_factory: pytest.TempPathFactory, vocab_dir: Path) -> Path:
         "disclose WORK --format html",
         "disclose WORK --format croissant",
         "report WORK --out PAGE",
-        "watch WORK --once",
-        "inspect WORK/shards --id nobody\x1b[2J",
+        "inspect WORK/shards --doc nobody\x1b[2J",
     ],
 )
 def test_nothing_shown_holds_a_control_character(

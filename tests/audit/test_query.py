@@ -17,6 +17,7 @@ from support import needs
 from tokenizing import recipe, run
 
 from pretok.audit.documents import run_inspect
+from pretok.audit.find import find_named
 from pretok.base.execute import Engine
 from pretok.base.stop import StopFlag
 from pretok.cli import run_command
@@ -194,10 +195,13 @@ def test_documents_are_found(
 ) -> None:
     row = rows["it"][321]
     digest = xxhash.xxh64_hexdigest(row["text"].encode(), 0) + xxhash.xxh64_hexdigest(row["text"].encode(), 1)
+    [(_, split, found_as)] = find_named(load_manifest(made.shards_dir), "it-321", 2)
+    assert split == "train"
     for how in (
-        ["--id", "it-321"],
-        ["--url", row["meta"]["url"]],
-        ["--hash", digest],
+        ["--doc", "it-321"],
+        ["--doc", digest],
+        ["--doc", "it.jsonl:322"],
+        ["--source", "it", "--doc", str(found_as)],
         ["--search", "documento 321 "],
         ["--source", "it", "--search", "documento 321 "],
     ):
@@ -208,10 +212,10 @@ def test_documents_are_found(
         kept["filename"] = row["meta"]["url"]
         assert (found["position"], found["kept"]) == (322, kept), how
     for how, message in (
-        (["--id", "nobody"], "no document with the id 'nobody'"),
-        (["--hash", "12"], "hash is 32 hexadecimal digits"),
-        (["--id", "it-1", "--url", "x"], "one of --id"),
-        ([], "one of --id"),
+        (["--doc", "nobody"], "has no document 'nobody'"),
+        (["--doc", "it-1", "--random", "1"], "one of --doc"),
+        (["--source", "it", "--doc", "it-1"], "with --source it is a number"),
+        ([], "one of --doc"),
     ):
         assert run_command(["inspect", str(made.shards_dir), *how]) == 2
         assert message in capsys.readouterr().err

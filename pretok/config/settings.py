@@ -294,7 +294,7 @@ class Vocab(Part):
         None, "A tokenizer to train further; its ids keep their meaning.", "llama3"
     )
     add: Count | None = key(None, "Entries that `extend` adds. Default: 8,000.", "4k", gt=0)
-    replace: bool = key(False, "New entries take the ids of those that the planned mix uses least.")
+    replace: bool = key(False, "New entries take the ids of those that the text uses least.")
     size: Count = key(50_000, "Entries of the vocabulary, special tokens included.", "32k", ge=257)
     pattern: str = key("cl100k", "Splits text into words: cl100k, gpt2, o200k, qwen2 or cl100k-apostrophe.")
     special_tokens: tuple[str, ...] = key(

@@ -339,7 +339,7 @@ def test_an_output_folder_that_is_a_result_is_asked_about(tmp_path, vocab_dir, c
 EITHER = (
     ["verify", "--workers", "0"], ["inspect", "--source", "it", "--doc", "0"], ["mix", "--seq-len", "64"],
     ["export", "--to", "megatron"], ["status"], ["disclose", "--format", "json"], ["report"],
-    ["query", "--format", "json", "select count(*) from docs"],
+    ["query", "--format", "json", "select count(*) from documents"],
 )  # fmt: skip
 
 

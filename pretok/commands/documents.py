@@ -221,10 +221,10 @@ def query(
 ) -> None:
     """Ask what is known of documents, shards and rejects in SQL.
 
-        pretok query work "select source, count(*), sum(tokens) from docs group by all"
+        pretok query work "select source, count(*), sum(tokens) from documents group by all"
 
-    Views: docs, ledger, shards, sources, rejects, words (where WORK holds counts). `describe docs` lists the columns,
-    those included that the recipe keeps or pretok annotate joined. COPY (select ...) TO 'file.parquet' writes a file.
+    Views: documents, ledger, shards, sources, rejects, words (where WORK holds counts). `describe documents` lists the
+    columns, kept and joined ones included. COPY (select ...) TO 'file.parquet' writes a file.
     """
     from pretok.audit.query import run_query
 

@@ -202,7 +202,7 @@ def annotate(
         str,
         typer.Option(
             metavar="COLUMN,...",
-            help="The key, as the view `docs` of pretok query names it: id, hash, url, file,position, source,id.",
+            help="The key, as the view `documents` of pretok query names it: id, hash, url, file,position, source,id.",
         ),
     ],
     name: Annotated[
@@ -245,7 +245,7 @@ def remove(
         str | None,
         typer.Option(
             metavar="CONDITION",
-            help="The documents for which it is true: SQL over the columns of the view `docs`.",
+            help="The documents for which it is true: SQL over the columns of the view `documents`.",
         ),
     ] = None,
     ids: Annotated[

@@ -55,7 +55,7 @@ from pretok.vocab.report import THIS, make_report, mix_scale, rare_entry, show_r
 REPORT_FILE = "report.json"
 STATE = ".state"
 MERGING_BYTES = 10
-"""Memory for each byte of the distinct words, and for each word, while they are merged, see docs/scaling.md."""
+"""Memory for each byte of the distinct words, and for each word, while they are merged, see docs/running.md."""
 
 
 def run_build_vocab(

@@ -102,12 +102,12 @@ def test_tokens_by_licence_domain_and_the_longest(
     for name, row in records.items():
         licences[row["meta"]["license"] or ""] += tokens[name]
         domains[row["meta"]["url"].split("/")[2]] += tokens[name]
-    by_licence = ask(made, capsys, "select license, sum(tokens) from docs group by all")
+    by_licence = ask(made, capsys, "select license, sum(tokens) from documents group by all")
     assert {name: int(count) for name, count in by_licence} == licences
     domain = "split_part(url, '/', 3)"
-    by_domain = ask(made, capsys, f"select {domain}, sum(tokens) from docs group by all")
+    by_domain = ask(made, capsys, f"select {domain}, sum(tokens) from documents group by all")
     assert {name: int(count) for name, count in by_domain} == domains
-    longest = ask(made, capsys, "select id from docs order by tokens desc, id limit 5")
+    longest = ask(made, capsys, "select id from documents order by tokens desc, id limit 5")
     assert [name for (name,) in longest] == sorted(tokens, key=lambda name: (-tokens[name], name))[:5]
 
 
@@ -116,7 +116,7 @@ def test_views(
 ) -> None:
     manifest = load_manifest(made.shards_dir)
     for source, split, doc, position, digest in ask(
-        made, capsys, "select source, split, doc, position, hash from docs using sample 40"
+        made, capsys, "select source, split, doc, position, hash from documents using sample 40"
     ):
         found = run_inspect(made.shards_dir, source, int(doc), split)
         text = rows[source][int(position) - 1]["text"].encode()
@@ -124,7 +124,7 @@ def test_views(
         assert digest == (xxhash.xxh64_hexdigest(text, 0) + xxhash.xxh64_hexdigest(text, 1))
     shards = ask(made, capsys, "select source, split, sum(tokens) from shards group by all order by all")
     assert shards == ask(
-        made, capsys, "select source, split, sum(tokens) from docs group by all order by all"
+        made, capsys, "select source, split, sum(tokens) from documents group by all order by all"
     )
     assert ask(made, capsys, "select source, documents, read, rejected from sources order by 1") == [
         ["en", "299", "300", "1"],
@@ -152,7 +152,7 @@ def test_words_are_the_sums_of_the_counts(made: Recipe, capsys: pytest.CaptureFi
 
 
 def test_what_is_wrong_is_said(made: Recipe, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run_command(["query", str(made.out), "select licence from docs"]) == 2
+    assert run_command(["query", str(made.out), "select licence from documents"]) == 2
     assert "license" in capsys.readouterr().err  # DuckDB names the nearest column
     assert run_command(["query", str(made.out), "select 1", "--format", "xml"]) == 2
     assert run_command(["query", str(made.out), "select 1 as a, 'è' as b", "--format", "json"]) == 0

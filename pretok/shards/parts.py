@@ -20,7 +20,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pretok.base.console import Console, Counts
+from pretok.base.console import Counts
 from pretok.base.errors import MismatchError
 from pretok.base.failures import Failure
 from pretok.base.records import Count, Record, read_record
@@ -194,19 +194,13 @@ def all_software(used: Iterable[Mapping[str, str]]) -> dict[str, str]:
     return {name: ", ".join(sorted(versions)) for name, versions in found.items()}
 
 
-def refuse_other_engine(shards: Path, made: Mapping[str, str], console: Console) -> None:
-    """MismatchError where an engine of another version made what is in `shards`; a notice of other packages."""
+def refuse_other_engine(shards: Path, made: Mapping[str, str]) -> None:
+    """MismatchError where an engine of another version made what is in `shards`."""
     now = software()
-    others = [name for name in made if name in now and made[name] != now[name]]
-    if engines := [name for name in others if name in ENGINES]:
-        name = engines[0]
+    if others := [name for name in ENGINES if made.get(name, now[name]) != now[name]]:
+        name = others[0]
         raise MismatchError(
             f"{shards} holds ids of {name} {made[name]}, and {os.uname().nodename} has {name} {now[name]}, which may "
             f"give other ids to the same text: pip install {name}=={made[name].rpartition(', ')[2]}, or use another "
             "--out folder"
-        )
-    if others:
-        told = ", ".join(f"{name} {made[name]} (now {now[name]})" for name in others)
-        console.notice(
-            f"what is in {shards} was made with {told}: ids are the same, bytes of ledgers may differ"
         )

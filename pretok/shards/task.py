@@ -23,7 +23,7 @@ from typing import IO, Any
 import numpy as np
 import pyarrow as pa
 
-from pretok.base.console import SILENT, Counts
+from pretok.base.console import Counts
 from pretok.base.errors import MismatchError
 from pretok.base.execute import Report
 from pretok.base.failures import Failure
@@ -70,8 +70,7 @@ ROLL_OVER = Fraction(5, 4)
 
 @dataclass(frozen=True, slots=True)
 class TokenizeTask:
-    """All that decides the bytes of a partition's shards. target: bytes of tokens a shard should hold; append: number
-    of the append that the partition is of, 0 for the source itself.
+    """All that decides the bytes of a partition's shards. target: bytes of tokens a shard should hold.
 
     tokenizer_json: the copy beside the shards, which must have the fingerprint `tokenizer`.
     """
@@ -88,7 +87,6 @@ class TokenizeTask:
     eod_id: int
     bos_id: int | None
     target: int
-    append: int
     val_fraction: Fraction
     val_seed: int
     software: dict[str, str]
@@ -155,7 +153,7 @@ def tokenize_partition(task: TokenizeTask, report: Report) -> list[PartRecord]:
 
     `report` is told the increments of documents, tokens, bytes and rejected as they happen.
     """
-    refuse_other_engine(task.shards_dir, task.software, SILENT)
+    refuse_other_engine(task.shards_dir, task.software)
     encoder = encoder_of(task)
     done = load_parts(task.state_dir, task.partition.name)
     differed: Place | None = None  # in the part that comes next

@@ -36,7 +36,7 @@ from pretok.shards.manifest import (
     STATE,
     Manifest,
     Shard,
-    count_source,
+    SourceCounts,
     has_manifest,
     load_manifest,
     shard_entry,
@@ -168,7 +168,7 @@ def write_shard(task: MaterializeTask, report: Report) -> None:
 
 
 def _seal(view: View, manifest: Manifest, out: Path, entries: list[Shard], made_of: str) -> None:
-    counts = count_source(entries, sum(entry.documents for entry in entries), {})
+    counts = SourceCounts.uncounted(sum(entry.documents for entry in entries), {})
     spans = [replace(entry, folder=out).spans_path for entry in entries if entry.kinds is not None]
     mixed = Manifest(
         tokenizer=manifest.tokenizer,
@@ -181,5 +181,5 @@ def _seal(view: View, manifest: Manifest, out: Path, entries: list[Shard], made_
         software=software(),
         materialized=mix_json(view.mix),
     )
-    write_manifest(out, mixed)
+    write_manifest(out, mixed.counted())
     shutil.rmtree(out / STATE)

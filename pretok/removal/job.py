@@ -376,9 +376,9 @@ def _strike_ledger(staging: _Staging, one: Chosen, name: str, removal: Removal) 
     mask = np.zeros(one.shard.documents, np.bool_)
     mask[one.rows] = True
     prefix = staging.path()
-    made = strike(one.shard.ledger_path, prefix, mask, removal.at, removal.reason)
+    made = strike(one.shard.ledger_path, prefix, one.shard.source, mask, removal.at, removal.reason)
     staging.take(ledger_path(prefix), one.shard.ledger_path)
-    return SideFile(name, one.shard.source, made.file_bytes, made.root)
+    return replace(made, path=name)
 
 
 def _manifest_of(

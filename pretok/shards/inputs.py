@@ -206,7 +206,16 @@ def _read(path: Path, data: bytes, source: str, append: int) -> SourcePlan:
         Partition(source, number, tuple(held), estimates[number]) for number, held in pieces.items()
     ]
     ordered = sorted(inputs.values(), key=lambda file: file.path)
-    return SourcePlan(source, about.settings, ordered, partitions, about.kept, append, about.config, **counts)
+    return SourcePlan(
+        source,
+        about.settings,
+        ordered,
+        partitions,
+        about.kept,
+        append,
+        about.config,
+        *(counts[name] for name in COUNTED),
+    )
 
 
 def lines_before(plan: SourcePlan) -> dict[tuple[str, int], int]:

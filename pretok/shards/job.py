@@ -43,10 +43,10 @@ from pretok.screen.removed import read_removed, removed_path, write_removed
 from pretok.screen.screening import Screening
 from pretok.shards.contamination import keep_benchmark, kept_benchmark
 from pretok.shards.copies_job import settle_copies
+from pretok.shards.format import SHARD_SUFFIXES
 from pretok.shards.inputs import SourcePlan, load_appends
 from pretok.shards.manifest import (
     FILE_NAME,
-    SHARD_SUFFIXES,
     STATE,
     Manifest,
     has_manifest,
@@ -244,7 +244,7 @@ def _encode(
     before = Counter[str]()
     for task in tasks:
         for part in load_parts(task.state_dir, task.partition.name):
-            before.update(part.counts(task.partition.source))
+            before.update(part.counts)
     step.engine.choose(sum(task.partition.estimate for task in todo))
     step.engine.warm(len(todo), encoder_of, todo[0])  # meanwhile this process loads it too
     if slow := encoder_of(todo[0]).notice:

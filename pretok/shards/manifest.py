@@ -51,8 +51,11 @@ from pretok.base.storage import (
     reading,
     write_json,
 )
-from pretok.base.tree import NODES_SUFFIX, compare_root, entry_hash, fold, nodes_path
-from pretok.shards.format import SealedShard, ShardReader, check_size, index_size
+from pretok.base.tree import compare_root, entry_hash, fold
+from pretok.shards.format import LEDGER_SUFFIX as LEDGER_SUFFIX
+from pretok.shards.format import NOWHERE, SPANS_SUFFIX, check_size, index_size
+from pretok.shards.format import RemovedCounts as RemovedCounts
+from pretok.shards.format import Shard as Shard
 
 T = TypeVar("T", bound=Record)
 FORMAT = "pretok-shards"
@@ -60,6 +63,7 @@ VERSION = 6
 MAX_TOKENS = 1 << 62
 """More than any shards hold together; below it no address of a token leaves 64 bits."""
 FILE_NAME = "manifest.json"
+INPUTS_SUFFIX = ".files.parquet"
 STATE = ".state"
 """Folder inside a shards folder that holds unfinished work; gone when all is sealed."""
 SPLITS = ("train", "val")
@@ -67,11 +71,6 @@ APPENDED, REMOVED = "appended", "removed"
 """Kinds of events: what was there is there as it was, and more; all is there but documents that were removed."""
 UNFINISHED_REMOVAL = ".removal/log.json"
 """File of a shards folder that stands while a removal is written (`pretok.removal`)."""
-INPUTS_SUFFIX, LEDGER_SUFFIX, SPANS_SUFFIX = ".files.parquet", ".docs.parquet", ".spans"
-SHARD_SUFFIXES = (".bin", ".idx", NODES_SUFFIX, LEDGER_SUFFIX, SPANS_SUFFIX)
-"""Of all files that a shard may have."""
-NOWHERE = Path()
-"""The folder of what is not in one yet. It is told from others by identity and never written, see `Manifest.at`."""
 
 
 class TokenizerEntry(Record, frozen=True, omit_defaults=True):
@@ -83,14 +82,6 @@ class TokenizerEntry(Record, frozen=True, omit_defaults=True):
     eod_id: Count
     dtype: str
     bos_id: Count | None = None
-
-
-class RemovedCounts(Record, frozen=True):
-    """Documents that were removed, whose tokens are EOD; bytes: of their texts."""
-
-    documents: Count
-    tokens: Count
-    bytes: Count
 
 
 class SplitCounts(Record, frozen=True, omit_defaults=True):
@@ -161,61 +152,6 @@ class SourceCounts(Record, frozen=True, omit_defaults=True):
     def removed(self) -> RemovedCounts | None:
         """What was removed of both splits."""
         return add_counts([self.train, self.val]).removed
-
-
-class Shard(Record, frozen=True, omit_defaults=True):
-    """One shard. path: of the `.bin`, relative to the folder; file_bytes: its size; root, index_root: of its
-    tree and of that of its `.idx`; folder: where the shards are, which stands in no file; kinds: of conversations the
-    tokens of each kind; removed: how much of it was removed."""
-
-    path: str
-    source: str
-    split: str
-    tokens: Count
-    documents: Count
-    file_bytes: Count
-    text_bytes: Count
-    root: str
-    index_root: str
-    kinds: dict[str, Count] | None = None
-    removed: RemovedCounts | None = None
-    folder: Path = NOWHERE
-
-    @property
-    def bin_path(self) -> Path:
-        """Where the `.bin` is."""
-        return self.folder / self.path
-
-    @property
-    def index_path(self) -> Path:
-        """Where the `.idx` is."""
-        return self.bin_path.with_suffix(".idx")
-
-    @property
-    def nodes_path(self) -> Path:
-        """Where the nodes of its tree are."""
-        return nodes_path(self.bin_path)
-
-    @property
-    def ledger_path(self) -> Path:
-        """Where its ledger is, if it has one."""
-        return self.bin_path.with_suffix(LEDGER_SUFFIX)
-
-    @property
-    def spans_path(self) -> Path:
-        """Where its spans are, if it holds conversations."""
-        return self.bin_path.with_suffix(SPANS_SUFFIX)
-
-    @property
-    def prefix(self) -> Path:
-        """Path without suffix, as `ShardReader` takes it."""
-        return self.bin_path.with_suffix("")
-
-    def open(self) -> ShardReader:
-        """Its reader. Raises IntegrityError unless its index is as it was sealed; its tokens are not compared."""
-        reader = ShardReader(self.prefix)
-        compare_root(self.index_path, self.index_root)
-        return reader
 
 
 class SideFile(Record, frozen=True):
@@ -533,11 +469,12 @@ def _load(path: Path, _stamp: tuple[int, ...]) -> Manifest:
     check_version(data.pop("version", None), VERSION, path, "make the shards again with pretok tokenize")
     stated = {key: data.pop(key, None) for key in ("format", "fingerprint", "seal")}
     manifest = read_record(Manifest, data, path).at(path.parent)
-    for named in (*manifest.shards, *manifest.side_files):  # these are opened and written
-        name = PurePosixPath(named.path)
-        if name.is_absolute() or ".." in name.parts or "\0" in named.path:
+    paths = (*(shard.path for shard in manifest.shards), *(file.path for file in manifest.side_files))
+    for named in paths:  # these are opened and written
+        name = PurePosixPath(named)
+        if name.is_absolute() or ".." in name.parts or "\0" in named:
             raise IntegrityError(
-                f"{path}: {named.path!r} is not a path inside the folder; the file was damaged or edited"
+                f"{path}: {named!r} is not a path inside the folder; the file was damaged or edited"
             )
     try:
         seal = fingerprint(data)
@@ -584,29 +521,6 @@ def unit_words(unit: str) -> str:
 def inputs_name(source: str, append: int = 0) -> str:
     """Path of a table of a source's inputs in a folder of shards."""
     return f"{source}/{unit_name(source, append)}{INPUTS_SUFFIX}"
-
-
-def shard_entry(
-    path: str,
-    source: str,
-    split: str,
-    sealed: SealedShard,
-    text_bytes: int,
-    kinds: dict[str, int] | None = None,
-) -> Shard:
-    """What the manifest says of a shard that was written."""
-    return Shard(
-        path=path,
-        source=source,
-        split=split,
-        tokens=sealed.tokens,
-        documents=sealed.documents,
-        file_bytes=sealed.bin_bytes,
-        text_bytes=text_bytes,
-        root=sealed.root,
-        index_root=sealed.index_root,
-        kinds=kinds,
-    )
 
 
 def _count_source(known: SourceCounts, shards: Sequence[Shard]) -> SourceCounts:

@@ -20,9 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pretok.base.tokens import Bytes, Tokens
-from pretok.read.batches import Reject
 from pretok.shards.batching import EncodedSplit, JoinedBatches, encode_documents
-from pretok.shards.parts import Place
 from pretok.tokenizer.encoder import Encoder
 from pretok.tokenizer.reference import Unencodable
 
@@ -35,10 +33,10 @@ SHORT = 4096
 
 
 class Differs(Exception):
-    """The tokens of a document, at `place`, are not those of `tokenizers`."""
+    """The tokens of a document, of which `place` has piece and record, are not those of `tokenizers`."""
 
     def __init__(self, joined: JoinedBatches, document: int) -> None:
-        self.place = Place(joined.batches[joined.batch[document]].piece, int(joined.numbers[document]))
+        self.place = joined.batches[joined.batch[document]].piece, int(joined.numbers[document])
         super().__init__(self.place)
 
 
@@ -64,9 +62,14 @@ class Sample:
         )
         self._held: _Held | None = None
 
-    def add(self, joined: JoinedBatches, encoded: Sequence[EncodedSplit], refused: Sequence[Reject]) -> None:
+    def add(
+        self, joined: JoinedBatches, encoded: Sequence[EncodedSplit], refused: Sequence[tuple[int, str]]
+    ) -> None:
         """Take a batch, and compare what is due. Raises Differs."""
-        self._compare_refused(joined, refused)
+        for row, _ in refused if self._exact is not self._encoder else ():  # the engine gave them up
+            with suppress(Unencodable):
+                self._encode(joined, row)
+                raise Differs(joined, row)
         if not encoded:
             return
         rows = np.concatenate([split.rows for split in encoded])
@@ -102,16 +105,6 @@ class Sample:
             raise Differs(held.joined, held.document)
         self.documents += 1
         self.bytes += held.size
-
-    def _compare_refused(self, joined: JoinedBatches, refused: Sequence[Reject]) -> None:
-        """Documents that the engine gave up: Differs where `tokenizers` encodes one."""
-        if self._exact is self._encoder:
-            return
-        for reject in refused:
-            at = int(np.searchsorted(joined.numbers, reject.record))
-            with suppress(Unencodable):
-                self._encode(joined, at)
-                raise Differs(joined, at)
 
     def _encode(self, joined: JoinedBatches, at: int) -> tuple[Tokens, npt.NDArray[np.int32], Bytes | None]:
         spans = None if joined.spans is None else joined.spans.slice(at, 1)

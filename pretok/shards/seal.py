@@ -30,17 +30,17 @@ from pretok.base.tokens import token_dtype
 from pretok.base.tree import root_of
 from pretok.screen.removed import removed_path
 from pretok.shards.contamination import benchmark_path, kept_benchmark, write_found
+from pretok.shards.format import SHARD_SUFFIXES, SPANS_SUFFIX
 from pretok.shards.inputs import SourcePlan, write_plan
 from pretok.shards.ledger import ledger_path, ledger_schema
 from pretok.shards.manifest import (
     FILE_NAME,
-    SHARD_SUFFIXES,
-    SPANS_SUFFIX,
     SPLITS,
     Compared,
     EncodedAgain,
     Manifest,
     MismatchEntry,
+    Shard,
     SideFile,
     SourceCounts,
     TokenizerEntry,
@@ -52,7 +52,6 @@ from pretok.shards.manifest import (
 )
 from pretok.shards.parts import (
     PartRecord,
-    SealedSplit,
     SplitWriter,
     all_software,
     load_parts,
@@ -226,8 +225,9 @@ def _seal_source(
 ) -> Manifest:
     """Merge the small files of a source, or of an append; `nothing` with all that it holds."""
     parts = [(p.number, part) for p in plan.partitions for part in load_parts(state, p.name)]
-    sealed = [part.train for _, part in parts if part.train is not None]
-    sealed += _merge_validation(shards, state, plan, [part for _, part in parts], vocab)
+    merged, files = _merge_validation(shards, state, plan, [part for _, part in parts], vocab)
+    held = [part.train for _, part in parts if part.train is not None] + merged
+    files = [file for _, part in parts for file in part.side_files] + files
     # The last part of a piece says how many lines it has.
     lines = {(number, int(piece)): end for number, part in parts for piece, end in part.lines.items()}
     starts = replace(plan, lines=lines).starts()
@@ -245,7 +245,7 @@ def _seal_source(
     read: Counter[tuple[int, int]] = Counter()
     for number, part in parts:
         read.update({(number, int(piece)): count for piece, count in part.records.items()})
-    documents = sum(one.shard.documents for one in sealed)
+    documents = sum(shard.documents for shard in held)
     if read.total() != documents + reasons.total() or rejected.total() != reasons.total():
         raise AssertionError(
             f"source {plan.name}: read {read.total()}, wrote {documents}, rejected {dict(reasons)}, of which "
@@ -255,7 +255,7 @@ def _seal_source(
         sum(part.compared for _, part in parts),
         sum(part.compared_bytes for _, part in parts),
         tuple(
-            EncodedAgain(part.name, *place(number, part.differed.piece, part.differed.record))
+            EncodedAgain(part.name, *place(number, *part.differed))
             for number, part in parts
             if part.differed is not None
         ),
@@ -264,12 +264,11 @@ def _seal_source(
     table = shards / inputs_name(plan.name, plan.append)
     write_plan(table, replace(plan, config=None, read=read, rejected=rejected, lines=lines))
     found = write_found(shards, plan.unit, (part.contaminated for _, part in parts))
-    files = [file for one in sealed for file in one.side_files]
     return replace(
         nothing,
         sources={plan.name: SourceCounts.uncounted(read.total(), dict(reasons), compared, renamed)},
         failed=tuple(error for _, part in parts for error in part.errors),
-        shards=tuple(one.shard for one in sealed),
+        shards=tuple(held),
         side_files=(
             *sorted(files, key=lambda file: file.path.endswith(SPANS_SUFFIX)),  # all ledgers, then all spans
             *side_files(shards, plan.name, [table, rejects, found]),
@@ -291,20 +290,21 @@ def _numbered(name: str, plan: SourcePlan) -> str:
 
 def _merge_validation(
     shards: Path, state: Path, plan: SourcePlan, parts: Sequence[PartRecord], vocab: Vocabulary
-) -> list[SealedSplit]:
-    """The small validation shards and ledgers of all parts as one; none where no document went there."""
+) -> tuple[list[Shard], list[SideFile]]:
+    """The small validation shards of all parts as one, and what is beside it; none where no document went there."""
     prefix = shards / plan.name / _numbered(f"{plan.name}-val", plan)
     small = [state / f"{part.name}.val" for part in parts if part.val is not None]
     if not small:
         for suffix in SHARD_SUFFIXES:
             prefix.with_suffix(suffix).unlink(missing_ok=True)  # of inputs that were fixed since
-        return []
+        return [], []
     with ExitStack() as stack:
         schema = ledger_schema(ledger_path(small[0]))
         writer = SplitWriter(prefix, token_dtype(vocab.size), schema, stack)
         for part in small:
             writer.copy(part)
-        return [writer.seal(plan.name, "val")]
+        shard, files = writer.seal(plan.name, "val")
+        return [shard], files
 
 
 def _merge_rejects(

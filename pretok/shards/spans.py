@@ -22,23 +22,15 @@ import numpy.typing as npt
 
 from pretok.base.errors import IntegrityError
 from pretok.base.kinds import KINDS
-from pretok.base.records import Count, Record
 from pretok.base.storage import reading
 from pretok.base.tokens import Bytes, Ints
 from pretok.base.tree import write_rooted
-from pretok.shards.manifest import SPANS_SUFFIX
+from pretok.shards.format import SPANS_SUFFIX
+from pretok.shards.manifest import SideFile
 
 MAGIC = b"PTSPANS\0"
 VERSION = 1
 HEADER = struct.Struct("<8sQQQ")
-
-
-class SealedSpans(Record, frozen=True):
-    """What a writer leaves. kinds: tokens of each kind that there is."""
-
-    file_bytes: Count
-    root: str
-    kinds: dict[str, Count]
 
 
 def spans_path(prefix: Path) -> Path:
@@ -73,13 +65,14 @@ class SpanWriter:
         self._kinds.append(np.asarray(spans.kinds))
         self._tokens += spans.tokens
 
-    def seal(self) -> SealedSpans:
-        """Write the file."""
+    def seal(self, source: str) -> tuple[SideFile, dict[str, int]]:
+        """Write the file. What the manifest says of it, and the tokens of each kind that there is."""
         ends = np.concatenate([np.empty(0, np.int64), *self._ends])
         kinds = np.concatenate([np.empty(0, np.uint8), *self._kinds])
         head = HEADER.pack(MAGIC, VERSION, self._tokens, len(ends))
         data = b"".join([head, ends.astype("<i8").tobytes(), kinds.tobytes()])
-        return SealedSpans(len(data), write_rooted(self._path, data), count_kinds(ends, kinds))
+        made = SideFile(f"{source}/{self._path.name}", source, len(data), write_rooted(self._path, data))
+        return made, count_kinds(ends, kinds)
 
 
 class ShardSpans:

@@ -39,7 +39,6 @@ from pretok.shards.manifest import (
     SourceCounts,
     has_manifest,
     load_manifest,
-    shard_entry,
     write_manifest,
 )
 from pretok.shards.parts import software
@@ -161,9 +160,8 @@ def write_shard(task: MaterializeTask, report: Report) -> None:
                 ]  # what fills a sequence up is as what is before it
                 spans.append(view.learned.kinds(pieces, len(positions), length).reshape(-1), lengths)
             report({"documents": len(batch), "tokens": batch.size})
-        sealed = writer.seal()
-    kinds = spans.seal().kinds if spans is not None else None
-    entry = shard_entry(f"mix/{task.name}.bin", "mix", "train", sealed, 0, kinds)
+        kinds = spans.seal("mix")[1] if spans is not None else None
+        entry = writer.seal("mix", "train", 0, kinds)
     write_json(task.record, to_json(entry))
 
 

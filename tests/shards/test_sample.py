@@ -98,7 +98,7 @@ def test_documents_that_are_refused_one_after_the_other_are_all_rejects() -> Non
     joined = join([TextBatch(0, 4, 4, column, np.arange(4))])
     encoded, refused = encode_splits(joined, cast("Encoder", Picky()), Fraction(0), 0)
     assert [one.rows.tolist() for one in encoded] == [[1]]
-    assert [reject.record for reject in refused] == [0, 2, 3]
+    assert [row for row, _ in refused] == [0, 2, 3]
 
 
 def test_a_document_a_shard_and_then_the_share_are_compared(

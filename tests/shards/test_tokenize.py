@@ -124,7 +124,7 @@ def test_a_kill_anywhere_changes_nothing(after, tmp_path, inputs, finished, voca
     class Killed(KeyboardInterrupt):
         """Passes through everything, as the death of the process would."""
 
-    def dying(self):
+    def dying(self, *of):
         nonlocal sealed
         sealed += 1
         if sealed == after:
@@ -132,7 +132,7 @@ def test_a_kill_anywhere_changes_nothing(after, tmp_path, inputs, finished, voca
                 b"left by a killed process"
             )
             raise Killed
-        return real(self)
+        return real(self, *of)
 
     made = recipe(tmp_path, vocab_dir, inputs)
     monkeypatch.setattr(ShardWriter, "seal", dying)

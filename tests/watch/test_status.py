@@ -54,11 +54,11 @@ def test_shards_are_told_as_far_as_they_are(
     assert [one.state for one in status_of(made.out)] == [UNFINISHED]
     real, sealed = LedgerWriter.seal, []
 
-    def dying(self: LedgerWriter) -> Any:
+    def dying(self: LedgerWriter, *of: Any) -> Any:
         sealed.append(1)
         if len(sealed) > 5:
             raise Killed
-        return real(self)
+        return real(self, *of)
 
     monkeypatch.setattr(LedgerWriter, "seal", dying)
     with pytest.raises(Killed):

@@ -24,7 +24,7 @@ import numpy.typing as npt
 from pretok.base.errors import IntegrityError
 from pretok.base.records import Count, Record
 from pretok.base.storage import reading
-from pretok.base.tokens import Ints, Tokens
+from pretok.base.tokens import Tokens
 from pretok.base.tree import NODES_SUFFIX, TreeFile, compare_root, nodes_path, write_nodes, write_rooted
 
 MAGIC = b"MMIDIDX\x00\x00"
@@ -172,11 +172,6 @@ def index_bytes(lengths: npt.NDArray[np.int32], dtype: np.dtype[np.generic]) -> 
 def index_size(documents: int) -> int:
     """Bytes of the `.idx` of so many documents."""
     return HEADER.size + 12 * documents + 8 * (documents + 1)
-
-
-def offset_places(documents: Ints, first: Ints) -> Ints:
-    """(n,): at which byte of the `.idx` of so many `documents` (n,) the offset of document `first` (n,) stands."""
-    return HEADER.size + 4 * documents + 8 * first
 
 
 class ShardReader:

@@ -60,8 +60,6 @@ from pretok.shards.format import Shard as Shard
 T = TypeVar("T", bound=Record)
 FORMAT = "pretok-shards"
 VERSION = 6
-MAX_TOKENS = 1 << 62
-"""More than any shards hold together; below it no address of a token leaves 64 bits."""
 FILE_NAME = "manifest.json"
 INPUTS_SUFFIX = ".files.parquet"
 STATE = ".state"

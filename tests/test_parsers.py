@@ -172,7 +172,7 @@ READERS: dict[str, Reader] = {
     "nodes": Reader("shards/it/it-00000.nodes", lambda path: prove_nodes(path.with_suffix(".bin"), 400, "0")),
     "spans": Reader("shards/chat/chat-00000.spans", ShardSpans),
     "ledger": Reader("shards/it/it-00000.docs.parquet", lambda path: list(ledger_windows(path)), memory=PAGE),
-    "plan": Reader("it/plan.parquet", lambda path: read_plan(path.parent)[0].partitions[:], memory=PAGE),
+    "plan": Reader("it/plan.parquet", lambda path: read_plan(path.parent).partitions, memory=PAGE),
     "annotations": Reader(
         "shards/annotations/marks/annotations.json", lambda path: read_annotations(path.parent)
     ),

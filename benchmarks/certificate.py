@@ -37,8 +37,8 @@ def widened(shards: Path, to: Path) -> Path:
         reader = ShardReader(shard.prefix)
         with ShardWriter(to / shard.path.removesuffix(".bin"), np.dtype("<i4")) as writer:
             writer.append(reader.tokens.astype("<i4"), reader.lengths)
-            sealed = writer.seal()
-        changed = {"root": sealed.root, "index_root": sealed.index_root, "file_bytes": sealed.bin_bytes}
+            sealed = writer.seal(shard.source, shard.split, shard.text_bytes)
+        changed = {"root": sealed.root, "index_root": sealed.index_root, "file_bytes": sealed.file_bytes}
         entries.append(replace(shard, **changed))
     tokenizer = replace(manifest.tokenizer, vocab_size=70_000, dtype="int32")
     write_manifest(to, replace(manifest, shards=tuple(entries), tokenizer=tokenizer))

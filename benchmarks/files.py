@@ -48,9 +48,9 @@ def run_files(folder: Path, vocab: Path, out: Path, workers: int) -> dict[str, f
     from pretok.base.console import SILENT
     from pretok.base.execute import Engine
     from pretok.base.stop import StopFlag
-    from pretok.shards.inputs import count_files, inputs_path
+    from pretok.shards.inputs import load_inputs
     from pretok.shards.job import run_tokenize
-    from pretok.shards.manifest import FILE_NAME, load_manifest
+    from pretok.shards.manifest import FILE_NAME, inputs_name, load_manifest
 
     with StopFlag() as stop, Engine(workers, None, stop) as engine:
         warm_up(engine, tiny_files(out.parent, workers), vocab, out.parent)
@@ -61,8 +61,8 @@ def run_files(folder: Path, vocab: Path, out: Path, workers: int) -> dict[str, f
             run_tokenize(recipe, engine, SILENT)
             seconds.append(time.perf_counter() - began)
             cpu.append(time.process_time() - used)
-    files = count_files(recipe.shards_dir, load_manifest(recipe.shards_dir), "files")
-    listed = (recipe.shards_dir / FILE_NAME, inputs_path(recipe.shards_dir, "files"))
+    files = len(load_inputs(load_manifest(recipe.shards_dir), "files").inputs)
+    listed = (recipe.shards_dir / FILE_NAME, recipe.shards_dir / inputs_name("files"))
     found = {
         "files a second": files / seconds[0],
         "s": seconds[0],

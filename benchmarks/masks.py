@@ -15,7 +15,7 @@ from benchmarks.train_shards import bare_manifest
 from pretok.base.records import replace
 from pretok.config import make_mix
 from pretok.shards.format import ShardWriter
-from pretok.shards.manifest import shard_entry, write_manifest
+from pretok.shards.manifest import write_manifest
 from pretok.shards.seal import side_files
 from pretok.shards.spans import SpanWriter
 
@@ -39,10 +39,9 @@ def write_shards(folder: Path) -> Path:
         tokens[np.cumsum(sizes) - 1] = 0
         with ShardWriter(name, np.dtype(np.uint16)) as writer:
             writer.append(tokens, sizes)
-            sealed = writer.seal()
-        spans = SpanWriter(name)
-        spans.append(kinds, sizes)
-        entries.append(shard_entry(f"chat/{name.name}.bin", "chat", "train", sealed, 1, spans.seal().kinds))
+            spans = SpanWriter(name)
+            spans.append(kinds, sizes)
+            entries.append(writer.seal("chat", "train", 1, spans.seal("chat")[1]))
     paths = [folder / "chat" / f"chat-{number:05d}.spans" for number in range(4)]
     manifest = bare_manifest(50_000, entries)
     write_manifest(folder, replace(manifest, side_files=tuple(side_files(folder, "chat", paths))))

@@ -25,7 +25,7 @@ def write_shards(folder: Path, documents: int, tokens: int, shards: int) -> None
     from pretok.read.kept import KeptColumn
     from pretok.shards.format import ShardWriter
     from pretok.shards.ledger import LedgerWriter, ledger_rows, schema_with
-    from pretok.shards.manifest import LEDGER_SUFFIX, SideFile, shard_entry, write_manifest
+    from pretok.shards.manifest import write_manifest
 
     random, each = np.random.default_rng(0), documents // shards
     schema = schema_with([KeptColumn("id", "id", "text"), KeptColumn("url", "url", "text")])
@@ -56,9 +56,8 @@ def write_shards(folder: Path, documents: int, tokens: int, shards: int) -> None
                     schema,
                 )
             )
-            made, sealed = ledger.seal(), writer.seal()
-        entries.append(shard_entry(f"web/{prefix.name}.bin", "web", "train", sealed, 4 * tokens * each))
-        files.append(SideFile(f"web/{prefix.name}{LEDGER_SUFFIX}", "web", made.file_bytes, made.root))
+            files.append(ledger.seal("web"))
+            entries.append(writer.seal("web", "train", 4 * tokens * each))
     write_manifest(folder, replace(bare_manifest(50_000, entries), side_files=tuple(files)))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import numpy as np
 from pretok.base.tokens import token_dtype
 from pretok.base.tree import root_of
 from pretok.shards.format import index_bytes
-from pretok.shards.manifest import Manifest, Shard, TokenizerEntry, count_source, sum_sources, write_manifest
+from pretok.shards.manifest import Manifest, Shard, SourceCounts, TokenizerEntry, write_manifest
 
 DOCUMENT = 1000
 
@@ -42,17 +43,17 @@ def write_random_shards(folder: Path, tokens: int, vocab_size: int = 50_000) -> 
 
 def bare_manifest(vocab_size: int, shards: Sequence[Shard], empty: Iterable[str] = ()) -> Manifest:
     """The contents of a manifest of shards that no input stands behind. empty: sources that may have no shard."""
-    counts = {}
-    for name in sorted({shard.source for shard in shards}.union(empty)):
-        held = [shard for shard in shards if shard.source == name]
-        counts[name] = count_source(held, sum(shard.documents for shard in held), {})
+    documents = Counter[str]()
+    for shard in shards:
+        documents[shard.source] += shard.documents
+    names = sorted({*documents, *empty})
     return Manifest(
         tokenizer=TokenizerEntry("0" * 32, vocab_size, 0, token_dtype(vocab_size).name),
-        totals=sum_sources(counts.values()),
-        sources=counts,
+        totals=SourceCounts.uncounted(0, {}),
+        sources={name: SourceCounts.uncounted(documents[name], {}) for name in names},
         failed=(),
         shards=tuple(shards),
         side_files=(),
         config={},
         software={},
-    )
+    ).counted()

@@ -20,7 +20,7 @@ from pretok.base.lock import hold
 from pretok.base.records import replace
 from pretok.base.tokens import token_dtype
 from pretok.shards.format import ShardWriter
-from pretok.shards.manifest import Shard, load_manifest, shard_entry, write_manifest
+from pretok.shards.manifest import Shard, load_manifest, write_manifest
 from pretok.shards.seal import side_files
 from pretok.shards.spans import SpanWriter
 
@@ -159,14 +159,12 @@ def _write_split(
             for document in documents[start : start + documents_per_shard]:
                 tokens = np.array([*document, EOD], dtype)
                 writer.append(tokens, np.array([len(tokens)], np.int32))
-            sealed = writer.seal()
-        text_bytes = 4 * (sealed.tokens - sealed.documents)
-        kinds = None
-        if chat is not None:
-            spans = SpanWriter(folder / name / stem)
-            for document in documents[start : start + documents_per_shard]:
-                of = np.array([*((i - 1) % 7 for i in document), chat], np.uint8)
-                spans.append(of, np.array([len(of)], np.int32))
-            kinds = spans.seal().kinds
-        entries.append(shard_entry(f"{name}/{stem}.bin", name, split, sealed, text_bytes, kinds))
+            kinds = None
+            if chat is not None:
+                spans = SpanWriter(folder / name / stem)
+                for document in documents[start : start + documents_per_shard]:
+                    of = np.array([*((i - 1) % 7 for i in document), chat], np.uint8)
+                    spans.append(of, np.array([len(of)], np.int32))
+                kinds = spans.seal(name)[1]
+            entries.append(writer.seal(name, split, 4 * (writer.tokens - writer.documents), kinds))
     return entries

@@ -23,7 +23,7 @@ from pretok.base.errors import IntegrityError, PretokError, UsageError
 from pretok.base.execute import Engine, Report
 from pretok.base.failures import Failure
 from pretok.base.lock import is_lock, share
-from pretok.base.records import replace, to_json
+from pretok.base.records import to_json
 from pretok.base.storage import TEMPORARY_SUFFIX, compare_checksum, reading
 from pretok.base.tasks import Step, open_step
 from pretok.base.tree import root_of
@@ -33,14 +33,14 @@ from pretok.shards.annotations import FOLDER as ANNOTATIONS
 from pretok.shards.annotations import matched_column
 from pretok.shards.inputs import load_inputs
 from pretok.shards.manifest import (
+    APPENDED,
     FILE_NAME,
     LEDGER_SUFFIX,
+    REMOVED,
     STATE,
     Manifest,
-    count_source,
     load_manifest,
     shards_of,
-    sum_sources,
 )
 from pretok.shards.unfinished import incomplete, unfinished
 from pretok.stream.mix_file import check_sources, load_mix, parse_mix
@@ -170,7 +170,7 @@ def _markers(manifest: Manifest) -> dict[str, dict[str, int]]:
     found: dict[str, dict[str, int]] = {}
     for name in manifest.tokenized:
         try:
-            settings = load_inputs(manifest, name).plan.settings
+            settings = load_inputs(manifest, name).settings
         except PretokError:  # told by `_check_plans`
             continue
         found[name] = settings.get("conversation", {}).get("markers", {})
@@ -181,7 +181,11 @@ def _check_plans(manifest: Manifest) -> list[str]:
     """Whether what only other commands read can be read."""
     try:
         for name in manifest.tokenized:
-            list(load_inputs(manifest, name).plan.partitions)
+            load_inputs(manifest, name)
+        for number, event in enumerate(manifest.history):
+            manifest.was(event.fingerprint)
+            if event.kind != (REMOVED if event.removal else APPENDED):
+                return [f"manifest: history[{number}] says {event.kind}, which it is not"]
         if manifest.materialized is not None:
             parse_mix(manifest.materialized, manifest.folder / FILE_NAME)
     except PretokError as error:
@@ -266,13 +270,9 @@ def _unknown(manifest: Manifest) -> tuple[list[Path], list[Path]]:
 def _check_totals(manifest: Manifest) -> list[str]:
     """Counts of the sources and totals against the shards, and read = written + rejected for each file and source."""
     problems = []
+    true_counts = manifest.counted()
     for name, counts in manifest.sources.items():
-        shards = [shard for shard in manifest.shards if shard.source == name]
-        found = replace(
-            count_source(shards, counts.read, counts.rejected),
-            compared=counts.compared,
-            renamed=counts.renamed,
-        )
+        found = true_counts.sources[name]
         for part, stated, true in (
             ("in all", counts, found), ("train", counts.train, found.train), ("val", counts.val, found.val)
         ):  # fmt: skip
@@ -282,7 +282,7 @@ def _check_totals(manifest: Manifest) -> list[str]:
                 )
         if name in manifest.tokenized:  # else made of shards, not of input files
             problems += _check_inputs(manifest, name)
-    totals = to_json(sum_sources(manifest.sources.values()))
+    totals = to_json(true_counts.totals)
     problems += [
         f"manifest: the total of {key} is {stated}, not the sum over the sources, {totals[key]}"
         for key, stated in to_json(manifest.totals).items()

@@ -21,7 +21,7 @@ from pretok.config import load_toml, validated
 from pretok.config.settings import Part
 from pretok.disclosure.figures import Figures
 from pretok.disclosure.read import Extent
-from pretok.shards.inputs import count_files
+from pretok.shards.inputs import load_inputs
 from pretok.shards.manifest import Manifest
 from pretok.shards.unfinished import incomplete
 
@@ -157,7 +157,7 @@ def _source(
     return {
         "name": name,
         **answers.sources.get(name, SourceAnswers()).model_dump(),
-        "input_files": count_files(manifest, name),
+        "input_files": len(load_inputs(manifest, name).inputs) if name in manifest.tokenized else 0,
         **figures.amount("read", source=name),
         "epochs": reading.epochs,
         "sequences": reading.sequences,

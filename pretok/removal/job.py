@@ -79,9 +79,7 @@ from pretok.shards.manifest import (
     RemovedCounts,
     Shard,
     SideFile,
-    count_source,
     load_manifest,
-    sum_sources,
     write_manifest,
 )
 from pretok.shards.names import SHOWN, read_names
@@ -378,9 +376,9 @@ def _strike_ledger(staging: _Staging, one: Chosen, name: str, removal: Removal) 
     mask = np.zeros(one.shard.documents, np.bool_)
     mask[one.rows] = True
     prefix = staging.path()
-    made = strike(one.shard.ledger_path, prefix, mask, removal.at, removal.reason)
+    made = strike(one.shard.ledger_path, prefix, one.shard.source, mask, removal.at, removal.reason)
     staging.take(ledger_path(prefix), one.shard.ledger_path)
-    return SideFile(name, one.shard.source, made.file_bytes, made.root)
+    return replace(made, path=name)
 
 
 def _manifest_of(
@@ -392,24 +390,15 @@ def _manifest_of(
 ) -> Manifest:
     """The manifest of the folder without the documents."""
     shards = tuple(changed.get(shard.path, shard) for shard in manifest.shards)
-    sources = {
-        name: replace(
-            count_source([s for s in shards if s.source == name], counts.read, counts.rejected),
-            renamed=counts.renamed,
-        )
-        for name, counts in manifest.sources.items()
-    }
     files = [sealed.pop(file.path, file) for file in manifest.side_files]
     event = Event(REMOVED, manifest.fingerprint, manifest.shard_counts, removal)
     return replace(
         manifest,
-        totals=sum_sources(sources.values()),
-        sources=sources,
         shards=shards,
         side_files=(*sealed.values(), *files),
         mismatches=_without_values(manifest, selection),
         history=(*manifest.history, event),
-    )
+    ).counted()
 
 
 def _without_values(manifest: Manifest, selection: Selection) -> dict[str, tuple[MismatchEntry, ...]] | None:

@@ -68,7 +68,7 @@ class Column:
 
 @dataclass(slots=True)
 class SourceFacts:
-    """One source. files: of its inputs, see `SealedInputs.files`; lengths, sizes: (BINS,) documents whose
+    """One source. files: of its inputs, see `SourcePlan.files`; lengths, sizes: (BINS,) documents whose
     tokens, and the bytes of whose texts, have so many binary digits (those of 2^32 bytes and more with the last);
     longest: tokens; columns: the kept ones, `domain` in the place of `url`; ledger: whether there is one, as a mix in
     its order has none."""

@@ -17,7 +17,7 @@ import pyarrow as pa
 from pretok.base.tokens import Bytes, Hashes, Ints, Tokens
 from pretok.chat.encode import encode_spans
 from pretok.kernels.hashing import hash_documents, select
-from pretok.read.batches import Reject, TextBatch, buffers, hash_texts
+from pretok.read.batches import TextBatch, buffers, hash_texts
 from pretok.tokenizer.encoder import MOST_PER_BYTE, Encoder
 from pretok.tokenizer.reference import Unencodable
 
@@ -75,38 +75,26 @@ def most_tokens(batch: TextBatch) -> int:
 
 def encode_splits(
     joined: JoinedBatches, encoder: Encoder, val_fraction: Fraction, val_seed: int
-) -> tuple[list[EncodedSplit], list[Reject]]:
-    """The documents of each split that has any, and those of a single batch that no engine can encode.
-
-    Raises Unencodable where such a document is in one of several batches.
-    """
-    encoded, refused = [], []
+) -> tuple[list[EncodedSplit], list[tuple[int, str]]]:
+    """The documents of each split that has any; and those that no engine can encode, rising, with the reason."""
+    encoded, refused = [], list[tuple[int, str]]()
     hashes = hash_texts(joined.texts)
     for split, rows in _split(joined.texts, hashes, val_fraction, val_seed):
-        if len(rows) == 0:
-            continue
-        texts, spans = joined.texts, joined.spans
-        if len(rows) < len(texts):
-            texts, spans = (
-                None if column is None else column.take(pa.array(rows)) for column in (texts, spans)
-            )
-        while True:
+        while len(rows):
+            texts, spans = joined.texts, joined.spans
+            if len(rows) < len(texts):
+                texts = texts.take(pa.array(rows))
+                spans = None if spans is None else spans.take(pa.array(rows))
             try:
                 tokens, lengths, kinds = encode_documents(encoder, texts, spans)
-                break
             except Unencodable as error:  # those that one reason names: the others may have another
-                if len(joined.batches) > 1:
-                    raise
-                numbers = joined.numbers[rows[error.documents]].tolist()
-                refused += [Reject(number, "unencodable", error.reason) for number in numbers]
-                kept = np.ones(len(texts), np.bool_)
-                kept[error.documents] = False
-                texts, rows = texts.filter(pa.array(kept)), rows[kept]
-                spans = None if spans is None else spans.filter(pa.array(kept))
-        if len(texts):
+                refused += [(row, error.reason) for row in rows[error.documents].tolist()]
+                rows = np.delete(rows, error.documents)
+                continue
             sizes = np.diff(buffers(texts)[1])
             encoded.append(EncodedSplit(split, rows, tokens, lengths, sizes, hashes[rows], kinds))
-    return encoded, refused
+            break
+    return encoded, sorted(refused)
 
 
 def encode_documents(

@@ -108,7 +108,7 @@ class _Documents:
 def settle_copies(tasks: Sequence[TokenizeTask], sealed: Manifest | None, step: Step) -> Failures:
     """Leave the file of its copies for every task; the partitions that could not be hashed, which have none.
 
-    sealed: the shards that are there, of which those of a source that is done again do not stay.
+    sealed: the shards that stay.
     """
     tasks = sorted(tasks, key=lambda task: (task.partition.source, task.partition.number))
     unsettled = [task for task in tasks if not copies_path(task).exists()]
@@ -121,10 +121,7 @@ def settle_copies(tasks: Sequence[TokenizeTask], sealed: Manifest | None, step: 
         pass
     failed = {name for name, _ in failures}
     unsettled = [task for task in unsettled if task.partition.name not in failed]
-    ours = {task.partition.source for task in tasks} - {
-        task.partition.source for task in tasks if task.append
-    }
-    lists = _of_shards(sealed, ours) if sealed else []
+    lists = _of_shards(sealed) if sealed else []
     lists += [_of_settled(task) for task in tasks if copies_path(task).exists()]
     unsettled.sort(key=lambda task: load_hashes(hashes_path(task)).damaged)  # stable
     first, lists = len(lists), lists + [_of_partition(task) for task in unsettled]
@@ -154,14 +151,13 @@ def _table(lists: Sequence[_Documents], first: int, copies: Sequence[Copies]) ->
     return table("copies", ("source", "documents", "copies of its own", "of other sources"), rows)
 
 
-def _of_shards(sealed: Manifest, without: set[str]) -> list[_Documents]:
+def _of_shards(sealed: Manifest) -> list[_Documents]:
     """The documents of sealed shards, by their ledgers."""
     found = []
     for shard in sealed.shards:
-        if shard.source not in without:
-            path = shard.ledger_path
-            load = partial(_hash_values, path, sealed.roots[path])
-            found.append(_Documents(shard.source, shard.documents, load, partial(_places, path)))
+        path = shard.ledger_path
+        load = partial(_hash_values, path, sealed.roots[path])
+        found.append(_Documents(shard.source, shard.documents, load, partial(_places, path)))
     return found
 
 

@@ -24,12 +24,17 @@ import numpy.typing as npt
 from pretok.base.errors import IntegrityError
 from pretok.base.records import Count, Record
 from pretok.base.storage import reading
-from pretok.base.tokens import Ints, Tokens
-from pretok.base.tree import TreeFile, write_nodes, write_rooted
+from pretok.base.tokens import Tokens
+from pretok.base.tree import NODES_SUFFIX, TreeFile, compare_root, nodes_path, write_nodes, write_rooted
 
 MAGIC = b"MMIDIDX\x00\x00"
 VERSION = 1
 HEADER = struct.Struct("<9sQBQQ")
+LEDGER_SUFFIX, SPANS_SUFFIX = ".docs.parquet", ".spans"
+SHARD_SUFFIXES = (".bin", ".idx", NODES_SUFFIX, LEDGER_SUFFIX, SPANS_SUFFIX)
+"""Of all files that a shard may have."""
+NOWHERE = Path()
+"""The folder of what is not in one yet. It is told from others by identity and never written, see `Manifest.at`."""
 DTYPE_CODES: dict[int, np.dtype[Any]] = {8: np.dtype("<u2"), 4: np.dtype("<i4")}
 """Megatron-LM's code -> dtype; the two that token ids need."""
 
@@ -39,15 +44,67 @@ def dtype_code(dtype: np.dtype[np.generic]) -> int:
     return next(code for code, known in DTYPE_CODES.items() if known == dtype)
 
 
-class SealedShard(Record, frozen=True):
-    """What a writer leaves: sizes and roots (`pretok.base.tree`) of one finished shard."""
+class RemovedCounts(Record, frozen=True):
+    """Documents that were removed, whose tokens are EOD; bytes: of their texts."""
 
+    documents: Count
+    tokens: Count
+    bytes: Count
+
+
+class Shard(Record, frozen=True, omit_defaults=True):
+    """One shard. path: of the `.bin`, relative to the folder; file_bytes: its size; root, index_root: of its
+    tree and of that of its `.idx`; folder: where the shards are, which stands in no file; kinds: of conversations the
+    tokens of each kind; removed: how much of it was removed."""
+
+    path: str
+    source: str
+    split: str
     tokens: Count
     documents: Count
-    bin_bytes: Count
-    idx_bytes: Count
+    file_bytes: Count
+    text_bytes: Count
     root: str
     index_root: str
+    kinds: dict[str, Count] | None = None
+    removed: RemovedCounts | None = None
+    folder: Path = NOWHERE
+
+    @property
+    def bin_path(self) -> Path:
+        """Where the `.bin` is."""
+        return self.folder / self.path
+
+    @property
+    def index_path(self) -> Path:
+        """Where the `.idx` is."""
+        return self.bin_path.with_suffix(".idx")
+
+    @property
+    def nodes_path(self) -> Path:
+        """Where the nodes of its tree are."""
+        return nodes_path(self.bin_path)
+
+    @property
+    def ledger_path(self) -> Path:
+        """Where its ledger is, if it has one."""
+        return self.bin_path.with_suffix(LEDGER_SUFFIX)
+
+    @property
+    def spans_path(self) -> Path:
+        """Where its spans are, if it holds conversations."""
+        return self.bin_path.with_suffix(SPANS_SUFFIX)
+
+    @property
+    def prefix(self) -> Path:
+        """Path without suffix, as `ShardReader` takes it."""
+        return self.bin_path.with_suffix("")
+
+    def open(self) -> ShardReader:
+        """Its reader. Raises IntegrityError unless its index is as it was sealed; its tokens are not compared."""
+        reader = ShardReader(self.prefix)
+        compare_root(self.index_path, self.index_root)
+        return reader
 
 
 class ShardWriter:
@@ -79,8 +136,9 @@ class ShardWriter:
         self.tokens += len(tokens)
         self.documents += len(lengths)
 
-    def seal(self) -> SealedShard:
-        """Flush, write index and nodes, rename all. Raises if the lengths do not add up to the tokens written."""
+    def seal(self, source: str, split: str, text_bytes: int, kinds: dict[str, int] | None = None) -> Shard:
+        """Flush, write index and nodes, rename all; what the manifest says of it. Raises if the lengths do not add up
+        to the tokens written."""
         lengths = np.concatenate(self._lengths) if self._lengths else np.empty(0, np.int32)
         if int(lengths.sum(dtype=np.int64)) != self.tokens:
             raise AssertionError(
@@ -91,14 +149,9 @@ class ShardWriter:
         index_root = write_rooted(self.prefix.with_name(self.prefix.name + ".idx"), index)
         write_nodes(self._file.path, self._file.nodes)
         self._file.seal()
-        return SealedShard(
-            tokens=self.tokens,
-            documents=self.documents,
-            bin_bytes=self._file.size,
-            idx_bytes=len(index),
-            root=self._file.root,
-            index_root=index_root,
-        )
+        path = f"{source}/{self.prefix.name}.bin"
+        counts = self.tokens, self.documents, self._file.size, text_bytes
+        return Shard(path, source, split, *counts, self._file.root, index_root, kinds)
 
 
 def index_bytes(lengths: npt.NDArray[np.int32], dtype: np.dtype[np.generic]) -> bytes:
@@ -119,11 +172,6 @@ def index_bytes(lengths: npt.NDArray[np.int32], dtype: np.dtype[np.generic]) -> 
 def index_size(documents: int) -> int:
     """Bytes of the `.idx` of so many documents."""
     return HEADER.size + 12 * documents + 8 * (documents + 1)
-
-
-def offset_places(documents: Ints, first: Ints) -> Ints:
-    """(n,): at which byte of the `.idx` of so many `documents` (n,) the offset of document `first` (n,) stands."""
-    return HEADER.size + 4 * documents + 8 * first
 
 
 class ShardReader:

@@ -20,10 +20,10 @@ training reads one.
 from __future__ import annotations
 
 import json
-from collections import ChainMap, Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -57,45 +57,49 @@ PieceCounts = Mapping[tuple[int, int], int]
 
 @dataclass(frozen=True, slots=True)
 class SourcePlan:
-    """The work on one source, or on what is appended to it as the `append`-th.
-
-    settings: what, besides the inputs, decides its shards: how records are read, what is kept of them, and `target`,
-    the bytes of a shard. kept: the columns of its ledgers, with the types they were found to have. stamps: of its
-    inputs by path, as this job found them; not kept."""
+    """What a source is made of, or what is appended to it as the `append`-th."""
 
     name: str
     settings: dict[str, Any]
+    """What, besides the inputs, decides its shards: how records are read, what is kept of them, and `target`, the bytes
+    of a shard."""
     inputs: list[InputFile]
-    partitions: Sequence[Partition]
+    partitions: Sequence[Partition] = ()
     kept: tuple[KeptColumn, ...] = ()
+    """The columns of its ledgers, with the types they were found to have."""
     append: int = 0
+    config: dict[str, Any] | None = None
+    """What all sources share; None once it is sealed."""
+    read: PieceCounts = field(default_factory=dict)
+    """The records of each piece, known once it is sealed; so are the next two."""
+    rejected: PieceCounts = field(default_factory=dict)
+    lines: PieceCounts = field(default_factory=dict)
     stamps: Mapping[str, Stamp] = field(default_factory=dict)
+    """Of its inputs by path, as this job found them; not kept."""
 
     @property
     def unit(self) -> str:
         """What it is called where a source has several."""
         return unit_name(self.name, self.append)
 
-
-@dataclass(frozen=True, slots=True)
-class SealedInputs:
-    """What a sealed source was made of, and the records and lines of each piece."""
-
-    plan: SourcePlan
-    read: PieceCounts
-    rejected: PieceCounts
-    lines: PieceCounts
-
     def files(self) -> list[tuple[str, int, int, int]]:
         """(path, size, records read, records rejected) of each input, sorted by path."""
-        read: Counter[str] = Counter()
-        rejected: Counter[str] = Counter()
-        for partition in self.plan.partitions:
+        read, rejected = Counter[str](), Counter[str]()
+        for partition in self.partitions:
             for at, piece in enumerate(partition.pieces):
-                key = (partition.number, at)
-                read[piece.file.path] += self.read.get(key, 0)
-                rejected[piece.file.path] += self.rejected.get(key, 0)
-        return [(file.path, file.size, read[file.path], rejected[file.path]) for file in self.plan.inputs]
+                read[piece.file.path] += self.read.get((partition.number, at), 0)
+                rejected[piece.file.path] += self.rejected.get((partition.number, at), 0)
+        return [(file.path, file.size, read[file.path], rejected[file.path]) for file in self.inputs]
+
+    def starts(self) -> dict[tuple[int, int], tuple[str, int]]:
+        """(partition, piece) -> (file, lines of that file before the piece): pieces of a file follow each other."""
+        seen, starts = Counter[str](), {}
+        for partition in self.partitions:
+            for at, piece in enumerate(partition.pieces):
+                path = piece.file.path
+                starts[partition.number, at] = (path, seen[path])
+                seen[path] += self.lines.get((partition.number, at), 0)
+        return starts
 
 
 class _Said(Record, frozen=True, omit_defaults=True):
@@ -106,110 +110,73 @@ class _Said(Record, frozen=True, omit_defaults=True):
     config: dict[str, Any] | None = None
 
 
-def inputs_path(shards: Path, source: str, append: int = 0) -> Path:
-    """Where the table of a sealed source is, or of what was appended to it."""
-    return shards / inputs_name(source, append)
-
-
-def write_plan(folder: Path, plan: SourcePlan, config: dict[str, object]) -> None:
-    """Write the plan of a source into its folder of unfinished work."""
-    counts = [[part.estimate for part in plan.partitions for _ in part.pieces], [], [], []]
-    _write(folder / PLAN_FILE, plan, _Said(plan.settings, plan.kept, config), counts)
-
-
-def write_inputs(
-    path: Path, plan: SourcePlan, read: PieceCounts, rejected: PieceCounts, lines: PieceCounts
-) -> None:
-    """Write the table of a source that is sealed. A piece that is in no mapping gave nothing."""
-    keys = [(part.number, at) for part in plan.partitions for at in range(len(part.pieces))]
-    counts = [[], *([found.get(key, 0) for key in keys] for found in (read, rejected, lines))]
-    _write(path, plan, _Said(plan.settings, plan.kept), counts)
-
-
-def _write(path: Path, plan: SourcePlan, said: _Said, counts: list[list[int]]) -> None:
-    """counts: the last four columns."""
-    pieces = [piece for part in plan.partitions for piece in part.pieces]
-    cut = {piece.file.path for piece in pieces}
-    empty = [file for file in plan.inputs if file.path not in cut]
-    files = [*(piece.file for piece in pieces), *empty]
-    columns: list[Any] = [
-        [file.path for file in files],
-        [file.format for file in files],
-        [file.compression for file in files],
-        [file.size for file in files],
-        [file.identity for file in files],
-        [part.number for part in plan.partitions for _ in part.pieces],
-        [piece.start for piece in pieces],
-        [piece.stop for piece in pieces],
-        [piece.first for piece in pieces],
-        *counts,
+def write_plan(path: Path, plan: SourcePlan) -> None:
+    """Write the table of a plan, or of a source that is sealed. A piece without a count gave nothing."""
+    placed = [(part, at, piece) for part in plan.partitions for at, piece in enumerate(part.pieces)]
+    cut = {piece.file.path for _, _, piece in placed}
+    files = [*(piece.file for _, _, piece in placed), *(file for file in plan.inputs if file.path not in cut)]
+    sealed = plan.config is None
+    columns: list[list[Any]] = [
+        *([getattr(file, name) for file in files] for name in ("path", *_FILE[1:])),
+        [part.number for part, _, _ in placed],
+        *([getattr(piece, name) for _, _, piece in placed] for name in ("start", "stop", "first")),
+        [] if sealed else [part.estimate for part, _, _ in placed],
+        *(
+            [getattr(plan, name).get((part.number, at), 0) for part, at, _ in placed] if sealed else []
+            for name in COUNTED
+        ),
     ]
     arrays = [
         pa.array(values + [None] * (len(files) - len(values)), field.type)
         for values, field in zip(columns, SCHEMA, strict=True)
     ]
-    metadata = {_KEY: json.dumps(to_json(said), ensure_ascii=False).encode()}
-    table = pa.Table.from_arrays(arrays, schema=SCHEMA.with_metadata(metadata))
-    with atomic_open(path) as file:
-        pq.write_table(table, file, compression="zstd")
+    said = to_json(_Said(plan.settings, plan.kept, plan.config))
+    metadata = {_KEY: json.dumps(said, ensure_ascii=False).encode()}
+    with atomic_open(path) as out:
+        pq.write_table(
+            pa.Table.from_arrays(arrays, schema=SCHEMA.with_metadata(metadata)), out, compression="zstd"
+        )
 
 
-def read_plan(folder: Path) -> tuple[SourcePlan, dict[str, Any]] | None:
-    """The plan in a folder of unfinished work, and what all sources shared then; None where there is none."""
+def read_plan(folder: Path) -> SourcePlan | None:
+    """The plan in a folder of unfinished work; None where there is none."""
     path = folder / PLAN_FILE
-    if not path.exists():
-        return None
-    table, said = _read(path, path.read_bytes())
     source, _, append = folder.name.partition(".")
-    return _plan(source, table, said, int(append or 0)), said.config or {}
+    return _read(path, path.read_bytes(), source, int(append or 0)) if path.exists() else None
 
 
-def load_inputs(manifest: Manifest, source: str) -> SealedInputs:
+def load_inputs(manifest: Manifest, source: str) -> SourcePlan:
     """What a source of a manifest was made of, with all that was appended to it. Raises IntegrityError where a table is
     not as it was sealed."""
-    first, *appended = load_appends(manifest, source)
-    if not appended:
-        return first
-    parts = (first, *appended)
-    plan = replace(
-        first.plan,
-        inputs=sorted(chain(*(part.plan.inputs for part in parts)), key=lambda file: file.path),
-        partitions=list(chain(*(part.plan.partitions for part in parts))),
+    parts = load_appends(manifest, source)
+    if len(parts) == 1:
+        return parts[0]
+    counts = {name: dict(chain(*(getattr(part, name).items() for part in parts))) for name in COUNTED}
+    return replace(
+        parts[0],
+        inputs=sorted(chain(*(part.inputs for part in parts)), key=lambda file: file.path),
+        partitions=list(chain(*(part.partitions for part in parts))),
+        **counts,
     )
-    return SealedInputs(plan, *(ChainMap(*(getattr(part, name) for part in parts)) for name in COUNTED))
 
 
-def load_appends(manifest: Manifest, source: str) -> list[SealedInputs]:
+def load_appends(manifest: Manifest, source: str) -> list[SourcePlan]:
     """The same, each part by itself."""
     sealed = {file.path: file.root for file in manifest.side_files if file.source == source}
-    return [
-        _load(manifest.folder / name, source, append, sealed[name])
-        for append in range(manifest.appends(source) + 1)
-        for name in [inputs_name(source, append)]
-    ]
-
-
-def count_files(manifest: Manifest, source: str) -> int:
-    """How many input files a source was made of; 0 where that is not known."""
-    return len(load_inputs(manifest, source).plan.inputs) if source in manifest.tokenized else 0
+    names = [inputs_name(source, append) for append in range(manifest.appends(source) + 1)]
+    return [_load(manifest.folder / name, source, number, sealed[name]) for number, name in enumerate(names)]
 
 
 @lru_cache(maxsize=4)
-def _load(path: Path, source: str, append: int, root: str) -> SealedInputs:
+def _load(path: Path, source: str, append: int, root: str) -> SourcePlan:
     with reading(path):
         data = path.read_bytes()
     if root_of_bytes(data) != root:
         raise damaged(path)
-    table, said = _read(path, data)
-    plan = _plan(source, table, said, append)
-    keys = _keys(table)
-    counts = [table[name].slice(0, len(keys)).to_pylist() for name in COUNTED]
-    if any(None in column for column in counts):
-        raise IntegrityError(f"{path} lacks counts of records; it was edited")
-    return SealedInputs(plan, *(dict(zip(keys, column, strict=True)) for column in counts))
+    return _read(path, data, source, append)
 
 
-def _read(path: Path, data: bytes) -> tuple[pa.Table, _Said]:
+def _read(path: Path, data: bytes, source: str, append: int) -> SourcePlan:
     try:
         with pq.ParquetFile(pa.BufferReader(data)) as file:
             # pq.read_table would hand `data` to Arrow's threads: one that is the last to hold it while the interpreter
@@ -221,85 +188,44 @@ def _read(path: Path, data: bytes) -> tuple[pa.Table, _Said]:
         raise IntegrityError(f"{path} is no table of inputs ({error}); it was damaged or edited") from None
     if table.schema.remove_metadata() != SCHEMA:
         raise IntegrityError(f"{path} is no table of inputs of this version; it was damaged or edited")
-    return table, read_record(_Said, said, path)
+    about = read_record(_Said, said, path)
+    inputs: dict[str, InputFile] = {}
+    pieces: defaultdict[int, list[Piece]] = defaultdict(list)
+    estimates: dict[int, int] = {}
+    counts: dict[str, dict[tuple[int, int], int]] = {name: {} for name in COUNTED}
+    for row in zip(*(column.to_pylist() for column in table.columns), strict=True):
+        (name, *described), (number, start, stop, first, estimate, *counted) = row[:5], row[5:]
+        input_file = inputs.get(name) or inputs.setdefault(name, InputFile(name, *described))
+        if number is None:  # there is nothing to read
+            continue
+        for column, count in zip(COUNTED, counted, strict=True):
+            counts[column][number, len(pieces[number])] = count or 0
+        pieces[number].append(Piece(input_file, start, stop, first))
+        estimates[number] = estimate or 0
+    partitions = [
+        Partition(source, number, tuple(held), estimates[number]) for number, held in pieces.items()
+    ]
+    ordered = sorted(inputs.values(), key=lambda file: file.path)
+    return SourcePlan(
+        source,
+        about.settings,
+        ordered,
+        partitions,
+        about.kept,
+        append,
+        about.config,
+        counts["read"],
+        counts["rejected"],
+        counts["lines"],
+    )
 
 
-def _keys(table: pa.Table) -> list[tuple[int, int]]:
-    """The piece of each row that has one: these come first."""
-    keys: list[tuple[int, int]] = []
-    for number in table["partition"].to_pylist():
-        if number is None:
-            break
-        keys.append((number, keys[-1][1] + 1 if keys and keys[-1][0] == number else 0))
-    return keys
-
-
-def _plan(name: str, table: pa.Table, said: _Said, append: int) -> SourcePlan:
-    of_row: list[InputFile] = []
-    for row in zip(*(table[column].to_pylist() for column in _FILE), strict=True):
-        # The pieces of a file follow each other.
-        same = of_row and of_row[-1].path == row[0]
-        of_row.append(of_row[-1] if same else InputFile(*row))
-    inputs = sorted({file.path: file for file in of_row}.values(), key=lambda file: file.path)
-    return SourcePlan(name, said.settings, inputs, _Stored(name, table, of_row), said.kept, append)
-
-
-class _Stored(Sequence[Partition]):
-    """The partitions of a table, made when one is looked at: a command that has nothing to do only counts them."""
-
-    def __init__(self, source: str, table: pa.Table, of_row: list[InputFile]) -> None:
-        self._source = source
-        self._table = table
-        self._of_row = of_row
-
-    @cached_property
-    def _made(self) -> list[Partition]:
-        columns = (self._table[name].to_pylist() for name in ("start", "stop", "first", "estimate"))
-        pieces: dict[int, list[Piece]] = {}
-        estimates: dict[int, int] = {}
-        for (number, _), file, start, stop, first, estimate in zip(
-            _keys(self._table), self._of_row, *columns, strict=False
-        ):
-            pieces.setdefault(number, []).append(Piece(file, start, stop, first))
-            estimates[number] = estimate or 0
-        return [
-            Partition(self._source, number, tuple(pieces[number]), estimates[number]) for number in pieces
-        ]
-
-    def __len__(self) -> int:
-        return len(set(self._table["partition"].drop_null().to_pylist()))
-
-    def __getitem__(self, at: Any) -> Any:
-        return self._made[at]
-
-
-def sum_pieces(parts: Iterable[tuple[int, Mapping[str, int]]]) -> Counter[tuple[int, int]]:
-    """Records read of each piece, from the number of the partition and the counts of every part."""
-    read: Counter[tuple[int, int]] = Counter()
-    for partition, records in parts:
-        for piece, count in records.items():
-            read[partition, int(piece)] += count
-    return read
-
-
-def piece_starts(plan: SourcePlan, lines: PieceCounts) -> dict[tuple[int, int], tuple[str, int]]:
-    """(partition, piece) -> (file, lines of that file before the piece): pieces of a file follow each other."""
-    seen: Counter[str] = Counter()
-    starts = {}
-    for partition in plan.partitions:
-        for at, piece in enumerate(partition.pieces):
-            path = piece.file.path
-            starts[partition.number, at] = (path, seen[path])
-            seen[path] += lines.get((partition.number, at), 0)
-    return starts
-
-
-def lines_before(inputs: SealedInputs) -> dict[tuple[str, int], int]:
+def lines_before(plan: SourcePlan) -> dict[tuple[str, int], int]:
     """(file, start) of a ledger -> lines of the file before `start`: what a record's number lacks to be absolute."""
-    starts = piece_starts(inputs.plan, inputs.lines)
+    starts = plan.starts()
     return {
         (file, piece.origin[0]): before - piece.origin[1]
-        for partition in inputs.plan.partitions
+        for partition in plan.partitions
         for at, piece in enumerate(partition.pieces)
         for file, before in [starts[partition.number, at]]
     }

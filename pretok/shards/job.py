@@ -18,8 +18,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, zip_longest
 from pathlib import Path
 
 from pretok.base.console import Console
@@ -38,17 +37,16 @@ from pretok.read.guarded import one_child
 from pretok.read.kept import Keep
 from pretok.read.partition import Partition, stamped
 from pretok.read.partition_runs import run_partitions
-from pretok.read.readers import RecordFormat
 from pretok.read.rejects import poor_sources
 from pretok.screen.benchmark import Benchmark, read_benchmark
 from pretok.screen.removed import read_removed, removed_path, write_removed
 from pretok.screen.screening import Screening
 from pretok.shards.contamination import keep_benchmark, kept_benchmark
 from pretok.shards.copies_job import settle_copies
+from pretok.shards.format import SHARD_SUFFIXES
 from pretok.shards.inputs import SourcePlan, load_appends
 from pretok.shards.manifest import (
     FILE_NAME,
-    SHARD_SUFFIXES,
     STATE,
     Manifest,
     has_manifest,
@@ -93,43 +91,47 @@ def run_tokenize(recipe: Recipe, engine: Engine, console: Console) -> Step:
     """
     vocab = load_vocab(recipe.vocab_dir, recipe.vocab.eod, recipe.vocab.bos)
     benchmark = read_benchmark(recipe.shards.against) if recipe.shards.against else None
-    with hold(recipe.shards_dir, "tokenize"):
-        config, rounds = _plan_all(recipe, vocab, benchmark, engine, console)
-        state = recipe.shards_dir / STATE
+    shards, state = recipe.shards_dir, recipe.shards_dir / STATE
+    with hold(shards, "tokenize"):
+        rounds = _plan_all(recipe, vocab, benchmark, engine, console)
         begun = [plans for plans in rounds if any((state / one.unit).exists() for one in plans)]
         for plans in begun or [list(chain(*rounds))]:  # where all is sealed that is told once
-            work = _prepare(recipe, vocab, benchmark, config, plans, console)
-            if work.open_tasks and benchmark:
-                keep_benchmark(recipe.shards_dir, state, benchmark, console)
+            tasks = _prepare(recipe, vocab, benchmark, plans)
+            todo = [task for task in tasks if not _finished(task)]
             failures: Failures = []
-            if work.open_tasks and recipe.shards.duplicates != "keep":
+            if todo and benchmark:
+                keep_benchmark(shards, state, benchmark, console)
+            if todo and recipe.shards.duplicates != "keep":
                 with open_step("look for copies", engine, console) as step:
-                    failures = settle_copies(work.tasks, work.sealed, step)
+                    failures = settle_copies(tasks, sealed_manifest(shards, state), step)
             with open_step("tokenize", engine, console) as step:
-                _tokenize(recipe, vocab, work, failures, step)
-        if complaints := _poor_sources(load_manifest(recipe.shards_dir), recipe):
+                if not todo:
+                    finished = (
+                        f"the shards of {', '.join(unit_words(plan.unit) for plan in plans)} are finished"
+                    )
+                    manifest = "; writing the manifest" if tasks else ""
+                    console.notice(f"nothing to do: {finished}{manifest}")
+                # Partitions that failed already are not tried again in this run.
+                left = {task.partition.name for task in todo} - {name for name, _ in failures}
+                _encode(
+                    recipe,
+                    vocab,
+                    tasks,
+                    [task for task in todo if task.partition.name in left],
+                    step,
+                    failures,
+                )
+                _seal(recipe, vocab, benchmark, plans, tasks, failures, console)
+        if complaints := _poor_sources(load_manifest(shards), recipe):
             raise PartitionsFailed("\n".join(complaints))
         return step
 
 
-@dataclass(frozen=True, slots=True)
-class _Work:
-    """What is to do in a round. config: see `shared_config`; sealed: what stands already; tasks: of all partitions of
-    sources that are not sealed; open_tasks: of those that are not done."""
-
-    config: dict[str, object]
-    sealed: Manifest | None
-    plans: list[SourcePlan]
-    tasks: list[TokenizeTask]
-    open_tasks: list[TokenizeTask]
-
-
 def _plan_all(
     recipe: Recipe, vocab: Vocabulary, benchmark: Benchmark | None, engine: Engine, console: Console
-) -> tuple[dict[str, object], list[list[SourcePlan]]]:
-    """What all sources share, and the plans of each round: of the sources, of the first append of each, and so on."""
-    shards = recipe.shards_dir
-    state = shards / STATE
+) -> list[list[SourcePlan]]:
+    """The plans of each round: of the sources, of the first append of each, and so on."""
+    shards, state = recipe.shards_dir, recipe.shards_dir / STATE
     config = shared_config(recipe, vocab, benchmark)
     old = sealed_manifest(shards, state)
     drop_finished(state, old)
@@ -144,149 +146,157 @@ def _plan_all(
                 "these shards, name their sources too"
             )
         refuse_changes("the shards", shards, old.config, config)
-        sealed = {name: [part.plan for part in load_appends(old, name)] for name in sorted(known)}
+        sealed = {name: load_appends(old, name) for name in sorted(known)}
     itemsize = token_dtype(vocab.size).itemsize
-    records = _records(recipe, vocab)
+    plans = []
     with engine.stop.raising(), one_child():
-        plans = [
-            plan_source(
-                name,
-                source,
-                config,
-                recipe.shards.size,
-                itemsize,
-                state,
-                sealed.get(name, ()),
-                console,
-                records[name],
+        for name, source in recipe.sources.items():
+            record, before = resolve(source.record, vocab, name), sealed.get(name, ())
+            plans.append(
+                plan_source(
+                    name, source, record, config, recipe.shards.size, itemsize, state, before, console
+                )
             )
-            for name, source in recipe.sources.items()
-        ]
-    for text in shared_inputs(
-        {parts[0].name: list(chain(*(part.inputs for part in parts))) for parts in plans}
-    ):
+    inputs = {parts[0].name: list(chain(*(part.inputs for part in parts))) for parts in plans}
+    for text in shared_inputs(inputs):
         console.notice(text)
-    rounds = range(max(map(len, plans)))
-    return config, [[parts[number] for parts in plans if number < len(parts)] for number in rounds]
-
-
-def _records(recipe: Recipe, vocab: Vocabulary) -> dict[str, RecordFormat]:
-    """How the records of each source are read, as the vocabulary settles it."""
-    return {name: resolve(source.record, vocab, name) for name, source in recipe.sources.items()}
+    return [[one for one in parts if one] for parts in zip_longest(*plans)]
 
 
 def _prepare(
-    recipe: Recipe,
-    vocab: Vocabulary,
-    benchmark: Benchmark | None,
-    config: dict[str, object],
-    plans: list[SourcePlan],
-    console: Console,
-) -> _Work:
-    """The work of a round; what workers read is put in its place."""
+    recipe: Recipe, vocab: Vocabulary, benchmark: Benchmark | None, plans: list[SourcePlan]
+) -> list[TokenizeTask]:
+    """The tasks of all partitions of a round that are not sealed; what workers read is put in its place."""
     shards, state = recipe.shards_dir, recipe.shards_dir / STATE
     old = sealed_manifest(shards, state)
-    if (
-        not old or not (shards / TOKENIZER_FILE).exists()
-    ):  # the shards then need nothing else; workers read this copy
-        vocab.copy_to(shards / TOKENIZER_FILE)
-    gone = _keep_removed(recipe, old, shards, state)
+    if not old or not (shards / TOKENIZER_FILE).exists():
+        vocab.copy_to(shards / TOKENIZER_FILE)  # the shards then need nothing else; workers read this copy
     screening = Screening(
         benchmark=kept_benchmark(state).absolute() if benchmark else None,
         fingerprint=benchmark.fingerprint if benchmark else "",
         reject=recipe.shards.reject_contaminated,
         duplicates=recipe.shards.duplicates,
-        removed=gone,
+        removed=_keep_removed(recipe, old, shards, state),
     )
-    records = _records(recipe, vocab)
     tasks = [
-        _task(partition, source_plan, records[source_plan.name], recipe, vocab, screening)
-        for source_plan in plans
-        if (state / source_plan.unit).exists()
-        for partition in source_plan.partitions
+        TokenizeTask(
+            partition=stamped(partition, plan.stamps),
+            shards_dir=shards.absolute(),
+            state_dir=(state / plan.unit).absolute(),
+            record=resolve(recipe.sources[plan.name].record, vocab, plan.name),
+            keep=Keep(plan.kept, recipe.sources[plan.name].on_mismatch == "reject"),
+            screening=screening,
+            normalization=recipe.normalize.function,
+            tokenizer_json=(shards / TOKENIZER_FILE).absolute(),
+            tokenizer=vocab.fingerprint,
+            eod_id=vocab.eod_id,
+            bos_id=vocab.bos_id,
+            target=plan.settings["target"],
+            val_fraction=recipe.shards.val_fraction,
+            val_seed=recipe.shards.seed,
+            software=software(),
+        )
+        for plan in plans
+        if (state / plan.unit).exists()
+        for partition in plan.partitions
     ]
     if tasks:
         parts = (part for task in tasks for part in load_parts(task.state_dir, task.partition.name))
         made = [old.software] if old and old.totals.documents else []
-        refuse_other_engine(shards, all_software([*made, *(part.software for part in parts)]), console)
-    unpublish(shards, state, {task.partition.source for task in tasks if not task.append})
-    # The manifests of shards without one have no such key.
-    config = {key: value for key, value in config.items() if key != "bos_id" or value is not None}
-    return _Work(config, old, plans, tasks, [task for task in tasks if not _finished(task)])
+        refuse_other_engine(shards, all_software([*made, *(part.software for part in parts)]))
+    unpublish(shards, state, {one.name for one in plans if not one.append and (state / one.unit).exists()})
+    return tasks
 
 
 def _keep_removed(recipe: Recipe, old: Manifest | None, shards: Path, state: Path) -> Path | None:
     """Where workers find the texts that were removed, of these shards and of the list that the recipe names; None where
     there are none. IntegrityError where the manifest names a list that is not there."""
     own, named = removed_path(shards), recipe.shards.removed
-    if old and state.exists():
+    if not state.exists():
+        return None
+    if old:
         old.check(removed_path(old.folder))
-    paths = [path for path in (own, named) if path is not None and (path == named or path.exists())]
-    if not paths or not state.exists():
+    paths = [*([own] if own.exists() else []), *([named] if named is not None else [])]
+    if not paths:
         return None
     kept = removed_path(state).absolute()
     write_removed(kept, read_removed(paths))
     return kept
 
 
-def _tokenize(recipe: Recipe, vocab: Vocabulary, work: _Work, failures: Failures, step: Step) -> None:
-    """Tokenize and seal. failures: partitions that failed already; they are not tried again in this run."""
-    shards, state, console = recipe.shards_dir, recipe.shards_dir / STATE, step.console
-    plans, tasks = work.plans, work.tasks
-    failed_before = {name for name, _ in failures}
-    open_tasks = [task for task in work.open_tasks if task.partition.name not in failed_before]
-    if not work.open_tasks:
-        finished = (
-            f"nothing to do: the shards of {', '.join(unit_words(plan.unit) for plan in plans)} are finished"
+def _encode(
+    recipe: Recipe,
+    vocab: Vocabulary,
+    tasks: list[TokenizeTask],
+    todo: list[TokenizeTask],
+    step: Step,
+    failures: Failures,
+) -> None:
+    """Have workers tokenize the partitions that are to do; which failed goes to `failures`."""
+    if not todo:
+        return
+    if recipe.vocab.path is not None or vocab.bos_id is not None:
+        eod, bos = (i if i is None else f"{vocab.tokens[i]!r} (id {i})" for i in (vocab.eod_id, vocab.bos_id))
+        begins = ", nothing is put before it" if bos is None else f" and begins with {bos}"
+        step.console.notice(
+            f"{vocab.path}: each document ends with {eod}{begins}; eod and bos under [vocab] name others"
         )
-        console.notice(finished + ("; writing the manifest" if tasks else ""))
-    if open_tasks:
-        if recipe.vocab.path is not None or vocab.bos_id is not None:
-            eod, bos = (
-                i if i is None else f"{vocab.tokens[i]!r} (id {i})" for i in (vocab.eod_id, vocab.bos_id)
-            )
-            begins = ", nothing is put before it" if bos is None else f" and begins with {bos}"
-            console.notice(
-                f"{vocab.path}: each document ends with {eod}{begins}; eod and bos under [vocab] name others"
-            )
-        before = Counter[str]()
-        for task in tasks:
-            for part in load_parts(task.state_dir, task.partition.name):
-                before.update(part.counts(task.partition.source))
-        first = open_tasks[0]
-        step.engine.choose(sum(task.partition.estimate for task in open_tasks))
-        step.engine.warm(len(open_tasks), encoder_of, first)  # meanwhile this process loads it too
-        if slow := encoder_of(first).notice:
-            console.notice(slow)
-        for _ in run_partitions(tokenize_partition, tasks, open_tasks, "to tokenize", before, step, failures):
-            pass
-        remove_leftovers(shards)
-    open_: list[SourcePlan] = []
-    if tasks or not has_manifest(shards):
-        partitions = {task.partition.name: task.partition for task in tasks}
-        crashed = [_failure(partitions[name], error.message) for name, error in failures]
-        unsealed = [p for p in plans if (state / p.unit).exists()]
-        # What is appended is sealed when all of it is done: until then the shards stay what they are.
-        open_ = [p for p in unsealed if p.append and not _complete(state, p)]
-        if sealable := [p for p in unsealed if p not in open_]:
-            here = {p.name for p in sealable}
-            seal(shards, state, sealable, work.config, vocab, [f for f in crashed if f.source in here])
-            _tell_encoded_again(load_manifest(shards), here, console)
-        failed = [failure for failure in load_manifest(shards).failed if failure not in crashed]
-        failed += [error for p in open_ for part in p.partitions for error in _errors(state, p, part)]
-    else:
-        failed = list(load_manifest(shards).failed)
-    told = (
-        _describe_failures(failed, load_manifest(shards), [unit_words(p.unit) for p in open_])
-        if failed
-        else ""
-    )
+    before = Counter[str]()
+    for task in tasks:
+        for part in load_parts(task.state_dir, task.partition.name):
+            before.update(part.counts)
+    step.engine.choose(sum(task.partition.estimate for task in todo))
+    step.engine.warm(len(todo), encoder_of, todo[0])  # meanwhile this process loads it too
+    if slow := encoder_of(todo[0]).notice:
+        step.console.notice(slow)
+    for _ in run_partitions(tokenize_partition, tasks, todo, "to tokenize", before, step, failures):
+        pass
+    remove_leftovers(recipe.shards_dir)
+
+
+def _seal(
+    recipe: Recipe,
+    vocab: Vocabulary,
+    benchmark: Benchmark | None,
+    plans: list[SourcePlan],
+    tasks: list[TokenizeTask],
+    failures: Failures,
+    console: Console,
+) -> None:
+    """Seal what is done, and tell what failed. failures: the partitions that could not be done."""
+    shards, state = recipe.shards_dir, recipe.shards_dir / STATE
+    partitions = {task.partition.name: task.partition for task in tasks}
+    crashed = [_failure(partitions[name], error.message) for name, error in failures]
+    unsealed = [plan for plan in plans if (state / plan.unit).exists()]
+    # What is appended is sealed when all of it is done: until then the shards stay what they are.
+    waiting = [
+        plan
+        for plan in unsealed
+        if plan.append and not all(is_complete(state / plan.unit, part.name) for part in plan.partitions)
+    ]
+    sealable = [plan for plan in unsealed if plan not in waiting]
+    if sealable or not (tasks or has_manifest(shards)):
+        # The manifests of shards without one have no such key.
+        config = {
+            key: value
+            for key, value in shared_config(recipe, vocab, benchmark).items()
+            if key != "bos_id" or value is not None
+        }
+        names = {plan.name for plan in sealable}
+        here = [failure for failure in crashed if failure.source in names]
+        _tell_encoded_again(seal(shards, state, sealable, config, vocab, here), names, console)
+    manifest = load_manifest(shards)
+    failed = [failure for failure in manifest.failed if failure not in crashed]
+    for plan in waiting:
+        for partition in plan.partitions:
+            for part in load_parts(state / plan.unit, partition.name):
+                failed += part.errors
+    told = _describe_failures(failed, manifest, [unit_words(plan.unit) for plan in waiting])
     if failures and failed:
         console.notice(told)
     raise_failures(failures, console.log)
     if failed:
-        complaints = [told, *_poor_sources(load_manifest(shards), recipe)]
-        raise PartitionsFailed("\n".join(complaints))
+        raise PartitionsFailed("\n".join([told, *_poor_sources(manifest, recipe)]))
 
 
 def _tell_encoded_again(manifest: Manifest, names: set[str], console: Console) -> None:
@@ -299,16 +309,6 @@ def _tell_encoded_again(manifest: Manifest, names: set[str], console: Console) -
             "encoded all of each, whose ids are right. `pretok verify` with a large --sample looks for more. Please "
             "report the first document of each:\n  " + listed(lines, 20, "\n  ")
         )
-
-
-def _complete(state: Path, source_plan: SourcePlan) -> bool:
-    """Whether all partitions of a plan are done, none with a damaged input."""
-    return all(is_complete(state / source_plan.unit, part.name) for part in source_plan.partitions)
-
-
-def _errors(state: Path, source_plan: SourcePlan, partition: Partition) -> list[Failure]:
-    """The damaged inputs of a partition."""
-    return [error for part in load_parts(state / source_plan.unit, partition.name) for error in part.errors]
 
 
 def _failure(partition: Partition, message: str) -> Failure:
@@ -343,35 +343,6 @@ def _poor_sources(manifest: Manifest, recipe: Recipe) -> list[str]:
         if sources[name].read or name not in damaged
     }
     return poor_sources(recipe.shards.max_reject_share, counts, f"see {recipe.shards_dir / 'rejects'}")
-
-
-def _task(
-    partition: Partition,
-    source: SourcePlan,
-    record: RecordFormat,
-    recipe: Recipe,
-    vocab: Vocabulary,
-    screening: Screening,
-) -> TokenizeTask:
-    asked = recipe.sources[source.name]
-    return TokenizeTask(
-        partition=stamped(partition, source.stamps),
-        shards_dir=recipe.shards_dir.absolute(),
-        state_dir=(recipe.shards_dir / STATE / source.unit).absolute(),
-        record=record,
-        keep=Keep(source.kept, asked.on_mismatch == "reject"),
-        screening=screening,
-        normalization=recipe.normalize.function,
-        tokenizer_json=(recipe.shards_dir / TOKENIZER_FILE).absolute(),
-        tokenizer=vocab.fingerprint,
-        eod_id=vocab.eod_id,
-        bos_id=vocab.bos_id,
-        target=source.settings["target"],
-        append=source.append,
-        val_fraction=recipe.shards.val_fraction,
-        val_seed=recipe.shards.seed,
-        software=software(),
-    )
 
 
 def _finished(task: TokenizeTask) -> bool:

@@ -27,14 +27,13 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from pretok.base.errors import IntegrityError
-from pretok.base.records import Count, Record
 from pretok.base.storage import reading
 from pretok.base.tokens import Hashes
 from pretok.base.tree import TreeFile
 from pretok.read.batches import HASH, hash_column
 from pretok.read.kept import TYPES, KeptColumn
 from pretok.screen.removed import COLUMNS
-from pretok.shards.manifest import LEDGER_SUFFIX
+from pretok.shards.manifest import LEDGER_SUFFIX, SideFile
 
 WINDOW = 65_536
 """Documents of a row group."""
@@ -57,13 +56,6 @@ REMOVED = pa.schema([(name, pa.string()) for name in COLUMNS])
 """The columns that a ledger gets when documents of its shard are removed. Before, its readers find them null."""
 DELTA = ("record", "tokens", "bytes")
 """Columns written as differences: as small as a dictionary of their values, and faster to write."""
-
-
-class SealedLedger(Record, frozen=True):
-    """What a writer leaves: size and root of one finished file."""
-
-    file_bytes: Count
-    root: str
 
 
 def schema_with(kept: Sequence[KeptColumn]) -> pa.Schema:
@@ -162,15 +154,15 @@ class LedgerWriter:
         self._writer.write_table(pa.concat_tables(self._pieces), row_group_size=WINDOW)
         self._pieces = []
 
-    def seal(self) -> SealedLedger:
-        """Flush and rename."""
+    def seal(self, source: str) -> SideFile:
+        """Flush and rename; what the manifest says of it."""
         if self._rows or not self.documents:
             self._pieces.append(pa.Table.from_batches(self._loose, self._schema).combine_chunks())
         if self._pieces:
             self._write_window()
         self._writer.close()
         self._file.seal()
-        return SealedLedger(self._file.size, self._file.root)
+        return SideFile(f"{source}/{self._file.path.name}", source, self._file.size, self._file.root)
 
 
 def open_ledger(path: Path) -> pq.ParquetFile:
@@ -205,7 +197,9 @@ def ledger_column(path: Path, name: str) -> pa.Array:
     return pa.concat_arrays(chunks)
 
 
-def strike(path: Path, prefix: Path, rows: npt.NDArray[np.bool_], at: str, reason: str) -> SealedLedger:
+def strike(
+    path: Path, prefix: Path, source: str, rows: npt.NDArray[np.bool_], at: str, reason: str
+) -> SideFile:
     """Write a ledger again as that of the shard `prefix`, where documents (documents,) are removed: of these nothing
     that was kept is left, and when and why stands there."""
     schema = ledger_schema(path)
@@ -225,4 +219,4 @@ def strike(path: Path, prefix: Path, rows: npt.NDArray[np.bool_], at: str, reaso
                     column = pc.if_else(here, value, column)
                 columns.append(column)
             writer.append(pa.RecordBatch.from_arrays(columns, schema=schema))
-        return writer.seal()
+        return writer.seal(source)

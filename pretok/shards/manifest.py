@@ -32,9 +32,8 @@ of the same source and split, so a flat stream of before is the beginning of the
 from __future__ import annotations
 
 import os
-import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property, lru_cache
 from itertools import count
 from pathlib import Path, PurePosixPath
@@ -46,24 +45,23 @@ from pretok.base.kinds import KINDS, LEARNED, TEXT
 from pretok.base.records import Count, Record, check_version, read_record, replace, to_json
 from pretok.base.storage import (
     canonical_json,
-    digest,
     fingerprint,
     read_json,
     read_json_lines,
     reading,
     write_json,
 )
-from pretok.base.tree import NODES_SUFFIX, compare_root, entry_hash, fold, nodes_path
-from pretok.shards.format import SealedShard, ShardReader, check_size, index_size
+from pretok.base.tree import compare_root, entry_hash, fold
+from pretok.shards.format import LEDGER_SUFFIX as LEDGER_SUFFIX
+from pretok.shards.format import NOWHERE, SPANS_SUFFIX, check_size, index_size
+from pretok.shards.format import RemovedCounts as RemovedCounts
+from pretok.shards.format import Shard as Shard
 
 T = TypeVar("T", bound=Record)
 FORMAT = "pretok-shards"
 VERSION = 6
-MAX_TOKENS = 1 << 62
-"""More than any shards hold together; below it no address of a token leaves 64 bits."""
-SETTLED = 0.1
-"""Seconds after which a file that changes has another time of change."""
 FILE_NAME = "manifest.json"
+INPUTS_SUFFIX = ".files.parquet"
 STATE = ".state"
 """Folder inside a shards folder that holds unfinished work; gone when all is sealed."""
 SPLITS = ("train", "val")
@@ -71,11 +69,6 @@ APPENDED, REMOVED = "appended", "removed"
 """Kinds of events: what was there is there as it was, and more; all is there but documents that were removed."""
 UNFINISHED_REMOVAL = ".removal/log.json"
 """File of a shards folder that stands while a removal is written (`pretok.removal`)."""
-INPUTS_SUFFIX, LEDGER_SUFFIX, SPANS_SUFFIX = ".files.parquet", ".docs.parquet", ".spans"
-SHARD_SUFFIXES = (".bin", ".idx", NODES_SUFFIX, LEDGER_SUFFIX, SPANS_SUFFIX)
-"""Of all files that a shard may have."""
-NOWHERE = Path()
-"""The folder of what is not in one yet. It is told from others by identity and never written, see `Manifest.at`."""
 
 
 class TokenizerEntry(Record, frozen=True, omit_defaults=True):
@@ -87,14 +80,6 @@ class TokenizerEntry(Record, frozen=True, omit_defaults=True):
     eod_id: Count
     dtype: str
     bos_id: Count | None = None
-
-
-class RemovedCounts(Record, frozen=True):
-    """Documents that were removed, whose tokens are EOD; bytes: of their texts."""
-
-    documents: Count
-    tokens: Count
-    bytes: Count
 
 
 class SplitCounts(Record, frozen=True, omit_defaults=True):
@@ -113,6 +98,9 @@ class SplitCounts(Record, frozen=True, omit_defaults=True):
         if self.kinds is None:
             return self.tokens
         return sum(self.kinds.get(kind, 0) for kind in (*LEARNED, KINDS[TEXT]))
+
+
+NOTHING = SplitCounts(0, 0, 0)
 
 
 class EncodedAgain(Record, frozen=True):
@@ -147,65 +135,21 @@ class SourceCounts(Record, frozen=True, omit_defaults=True):
     compared: Compared | None = None
     renamed: dict[str, str] | None = None
 
+    @classmethod
+    def uncounted(
+        cls,
+        read: int,
+        rejected: dict[str, int],
+        compared: Compared | None = None,
+        renamed: dict[str, str] | None = None,
+    ) -> SourceCounts:
+        """What the shards of a source do not say; `Manifest.counted` adds what they do."""
+        return cls(0, 0, 0, read, rejected, NOTHING, NOTHING, compared, renamed)
+
     @property
     def removed(self) -> RemovedCounts | None:
         """What was removed of both splits."""
         return add_counts([self.train, self.val]).removed
-
-
-class Shard(Record, frozen=True, omit_defaults=True):
-    """One shard. path: of the `.bin`, relative to the folder; file_bytes: its size; root, index_root: of its
-    tree and of that of its `.idx`; folder: where the shards are, which stands in no file; kinds: of conversations the
-    tokens of each kind; removed: how much of it was removed."""
-
-    path: str
-    source: str
-    split: str
-    tokens: Count
-    documents: Count
-    file_bytes: Count
-    text_bytes: Count
-    root: str
-    index_root: str
-    kinds: dict[str, Count] | None = None
-    removed: RemovedCounts | None = None
-    folder: Path = NOWHERE
-
-    @property
-    def bin_path(self) -> Path:
-        """Where the `.bin` is."""
-        return self.folder / self.path
-
-    @property
-    def index_path(self) -> Path:
-        """Where the `.idx` is."""
-        return self.bin_path.with_suffix(".idx")
-
-    @property
-    def nodes_path(self) -> Path:
-        """Where the nodes of its tree are."""
-        return nodes_path(self.bin_path)
-
-    @property
-    def ledger_path(self) -> Path:
-        """Where its ledger is, if it has one."""
-        return self.bin_path.with_suffix(LEDGER_SUFFIX)
-
-    @property
-    def spans_path(self) -> Path:
-        """Where its spans are, if it holds conversations."""
-        return self.bin_path.with_suffix(SPANS_SUFFIX)
-
-    @property
-    def prefix(self) -> Path:
-        """Path without suffix, as `ShardReader` takes it."""
-        return self.bin_path.with_suffix("")
-
-    def open(self) -> ShardReader:
-        """Its reader. Raises IntegrityError unless its index is as it was sealed; its tokens are not compared."""
-        reader = ShardReader(self.prefix)
-        compare_root(self.index_path, self.index_root)
-        return reader
 
 
 class SideFile(Record, frozen=True):
@@ -281,11 +225,11 @@ class Manifest(Record, frozen=True, dict=True, omit_defaults=True):
 
     def _fingerprint_of(self, shards: Iterable[Shard]) -> str:
         """That of a manifest of some of the shards, as they are or were."""
-        parts = ((*self._canonical[shard.path], canonical_json(shard.root)) for shard in shards)
-        entries = b",".join(head + root + tail for head, tail, root in parts)
-        head = canonical_json({"format": FORMAT, "shards": []}).removesuffix(b"]}")
-        tail = canonical_json({"tokenizer": to_json(self.tokenizer), "version": 2}).removeprefix(b"{")
-        return digest(b"".join((head, entries, b"],", tail)))
+        # What was removed of a shard follows from its tokens.
+        entries = to_json([replace(shard, folder=NOWHERE, removed=None) for shard in shards])
+        return fingerprint(
+            {"format": FORMAT, "version": 2, "tokenizer": to_json(self.tokenizer), "shards": entries}
+        )
 
     @cached_property
     def root(self) -> str:
@@ -313,30 +257,27 @@ class Manifest(Record, frozen=True, dict=True, omit_defaults=True):
         return tuple(canonical_json(entry) for entry in (head, *shards, *others))
 
     @cached_property
-    def _canonical(self) -> dict[str, tuple[bytes, bytes]]:
-        """Path of each shard -> what the fingerprint has of it before and behind its root, which removals change: made
-        once, as the history has a fingerprint of many."""
-        key, found = b'"root":', {}
-        for entry in to_json(self.at(NOWHERE).shards):
-            entry.pop("removed", None)  # follows from the tokens
-            head, tail = canonical_json({**entry, "root": 0}).split(key + b"0", 1)
-            found[entry["path"]] = head + key, tail
-        return found
-
-    @cached_property
     def shard_counts(self) -> dict[str, dict[str, int]]:
         """How many shards each source has of each split."""
         counts = Counter((shard.source, shard.split) for shard in self.shards)
         return {name: {split: counts[name, split] for split in SPLITS} for name in self.sources}
 
     def was(self, fingerprint: str) -> tuple[Shard, ...] | None:
-        """The shards of the folder when it had this fingerprint, now or before it grew or lost documents, as they are
-        today; None if it never had."""
+        """The shards of the folder when it had this fingerprint, with the roots of then; None if it never had.
+
+        Raises IntegrityError where the history says so and the shards cannot come from it: runs rely on that.
+        """
         if fingerprint == self.fingerprint:
             return self.shards
-        return next(
-            (self._first(event.shards) for event in self.history if event.fingerprint == fingerprint), None
-        )
+        for number, event in enumerate(self.history):
+            if event.fingerprint == fingerprint:
+                if (shards := self._before(self.history[number:])) is None:
+                    raise IntegrityError(
+                        f"{self.folder / FILE_NAME}: history[{number}] says what the shards cannot come from; the file "
+                        "was damaged or edited"
+                    )
+                return shards
+        return None
 
     @property
     def removals(self) -> tuple[Removal, ...]:
@@ -360,21 +301,39 @@ class Manifest(Record, frozen=True, dict=True, omit_defaults=True):
     def as_of(self, fingerprint: str) -> Manifest | None:
         """The same folder when it had this fingerprint; None if it never had. The counts are those of its shards then,
         of which it is not known what was rejected. The roots are those of then, too."""
-        if self.was(fingerprint) is None or fingerprint == self.fingerprint:
-            return self if fingerprint == self.fingerprint else None
-        number = [event.fingerprint for event in self.history].index(fingerprint)
-        event, shards = self.history[number], self._before(self.history[number:])
-        held = {name: [shard for shard in shards if shard.source == name] for name in event.shards}
-        counts = {
-            name: count_source(of, sum(shard.documents for shard in of), {}) for name, of in held.items()
+        if (shards := self.was(fingerprint)) is None or fingerprint == self.fingerprint:
+            return self if shards else None
+        documents = Counter[str]()
+        for shard in shards:
+            documents[shard.source] += shard.documents
+        event = next(event for event in self.history if event.fingerprint == fingerprint)
+        sources = {name: SourceCounts.uncounted(documents[name], {}) for name in event.shards}
+        return replace(self, shards=shards, sources=sources, history=()).counted()
+
+    def counted(self) -> Manifest:
+        """The same, where the counts of sources and the totals are made anew from the shards."""
+        sources = {
+            name: _count_source(counts, [shard for shard in self.shards if shard.source == name])
+            for name, counts in self.sources.items()
         }
-        return replace(self, shards=shards, sources=counts, totals=sum_sources(counts.values()), history=())
+        # Kinds are those of one source, and so are names of columns.
+        plain = (
+            replace(
+                counts,
+                renamed=None,
+                train=replace(counts.train, kinds=None),
+                val=replace(counts.val, kinds=None),
+            )
+            for counts in sources.values()
+        )
+        totals = add_counts([SourceCounts.uncounted(0, {}), *plain])
+        return replace(self, sources=sources, totals=totals)
 
     def remembering(self, events: Iterable[Event]) -> Manifest:
         """The same with those of the events as history that its shards can come from."""
         kept: tuple[Event, ...] = ()
         for event in reversed(tuple(events)):
-            if self._fits((event, *kept)):
+            if self._before((event, *kept)) is not None:
                 kept = (event, *kept)
         return replace(self, history=kept)
 
@@ -383,28 +342,19 @@ class Manifest(Record, frozen=True, dict=True, omit_defaults=True):
         """What the history of a folder says of this manifest when it has grown."""
         return Event(APPENDED, self.fingerprint, self.shard_counts)
 
-    def _fits(self, events: tuple[Event, ...]) -> bool:
-        """Whether the folder can come from what the first of the events says, by all of them."""
-        return self._fingerprint_of(self._before(events)) == events[0].fingerprint
-
-    def _before(self, events: tuple[Event, ...]) -> tuple[Shard, ...]:
-        """The shards, with the roots of then, before the first of the events, which are the last of the history."""
+    def _before(self, events: Sequence[Event]) -> tuple[Shard, ...] | None:
+        """The shards, with the roots of then, before the first of the events, which are the last of the history; None
+        where these had not the fingerprint that it says."""
         former: dict[str, str] = {}
         for event in reversed(events):  # of a shard that changed twice the older root counts
             former |= event.removal.former if event.removal else {}
-        return tuple(
-            replace(shard, root=former.get(shard.path, shard.root)) for shard in self._first(events[0].shards)
-        )
-
-    def _first(self, counts: Mapping[str, Mapping[str, int]]) -> tuple[Shard, ...]:
-        """The first so many shards of each source and split."""
         seen: Counter[tuple[str, str]] = Counter()
         found = []
         for shard in self.shards:
             seen[shard.source, shard.split] += 1
-            if seen[shard.source, shard.split] <= counts.get(shard.source, {}).get(shard.split, 0):
-                found.append(shard)
-        return tuple(found)
+            if seen[shard.source, shard.split] <= events[0].shards.get(shard.source, {}).get(shard.split, 0):
+                found.append(replace(shard, root=former.get(shard.path, shard.root)))
+        return tuple(found) if self._fingerprint_of(found) == events[0].fingerprint else None
 
     def appends(self, source: str) -> int:
         """How often inputs were appended to a source."""
@@ -427,19 +377,6 @@ class Manifest(Record, frozen=True, dict=True, omit_defaults=True):
         """The sources of which it is known what inputs they were made of; none where the shards hold a mix."""
         tables = {file.path for file in self.side_files}
         return tuple(name for name in self.sources if inputs_name(name) in tables)
-
-    def problem(self) -> str | None:
-        """What cannot be true whatever is in the folder, or None. The seal finds what was edited; these two are not
-        believed even under a seal: paths are opened and written, and runs are bound to what the history says."""
-        for path in (*(shard.path for shard in self.shards), *(file.path for file in self.side_files)):
-            name = PurePosixPath(path)
-            if name.is_absolute() or ".." in name.parts or "\0" in path:
-                return f"{path!r} is not a path inside the folder"
-        for number, event in enumerate(self.history):
-            kind = REMOVED if event.removal else APPENDED
-            if event.kind != kind or not self._fits(self.history[number:]):
-                return f"history[{number}] says what the shards cannot come from"
-        return None
 
     @cached_property
     def roots(self) -> dict[Path, str]:
@@ -485,12 +422,6 @@ class Manifest(Record, frozen=True, dict=True, omit_defaults=True):
         """The sources of which not every token is to be learned."""
         return tuple(dict.fromkeys(shard.source for shard in self.shards if shard.kinds is not None))
 
-    def __repr__(self) -> str:
-        return (
-            f"<pretok manifest {self.folder}: {self.totals.tokens:,} tokens, {self.totals.documents:,} documents, "
-            f"{len(self.shards):,} shards of {', '.join(self.sources)}, fingerprint {self.fingerprint}>"
-        )
-
     @property
     def data(self) -> dict[str, Any]:
         """The file as JSON."""
@@ -525,10 +456,7 @@ def load_manifest(folder: Path, *, unfinished: bool = True) -> Manifest:
         )
     with reading(path):
         found = path.stat()
-    stamp = (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
-    # Within a tick of the file system's clock two writes look alike.
-    settled = time.time() - max(found.st_mtime, found.st_ctime) > SETTLED
-    return _load(path, stamp) if settled else _load.__wrapped__(path, stamp)
+    return _load(path, (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns))
 
 
 @lru_cache(maxsize=2)
@@ -539,8 +467,13 @@ def _load(path: Path, _stamp: tuple[int, ...]) -> Manifest:
     check_version(data.pop("version", None), VERSION, path, "make the shards again with pretok tokenize")
     stated = {key: data.pop(key, None) for key in ("format", "fingerprint", "seal")}
     manifest = read_record(Manifest, data, path).at(path.parent)
-    if problem := manifest.problem():
-        raise IntegrityError(f"{path}: {problem}; the file was damaged or edited")
+    paths = (*(shard.path for shard in manifest.shards), *(file.path for file in manifest.side_files))
+    for named in paths:  # these are opened and written
+        name = PurePosixPath(named)
+        if name.is_absolute() or ".." in name.parts or "\0" in named:
+            raise IntegrityError(
+                f"{path}: {named!r} is not a path inside the folder; the file was damaged or edited"
+            )
     try:
         seal = fingerprint(data)
     except RecursionError:  # `config` holds any value
@@ -558,11 +491,10 @@ def _missing(path: Path) -> str:
     folder = path.parent
     if os.path.isfile(folder):  # noqa: PTH113 - as above
         return f"{folder} is a file; name the folder of shards, which holds {FILE_NAME}"
-    if not os.path.isdir(folder):  # noqa: PTH112
-        return f"{folder} does not exist; name another folder, or run pretok tokenize"
-    if os.path.isdir(folder / STATE):  # noqa: PTH112
-        return f"{folder} holds no finished shards yet: run the same command again, which goes on where it stopped"
-    return f"{path} does not exist: the folder holds no finished shards; run pretok tokenize"
+    return (
+        f"{path} does not exist: the folder holds no finished shards; run pretok tokenize, which goes on where it "
+        "stopped"
+    )
 
 
 def shards_of(folder: Path) -> Path:
@@ -589,55 +521,21 @@ def inputs_name(source: str, append: int = 0) -> str:
     return f"{source}/{unit_name(source, append)}{INPUTS_SUFFIX}"
 
 
-def shard_entry(
-    path: str,
-    source: str,
-    split: str,
-    sealed: SealedShard,
-    text_bytes: int,
-    kinds: dict[str, int] | None = None,
-) -> Shard:
-    """What the manifest says of a shard that was written."""
-    return Shard(
-        path=path,
-        source=source,
-        split=split,
-        tokens=sealed.tokens,
-        documents=sealed.documents,
-        file_bytes=sealed.bin_bytes,
-        text_bytes=text_bytes,
-        root=sealed.root,
-        index_root=sealed.index_root,
-        kinds=kinds,
-    )
-
-
-def count_source(shards: Sequence[Shard], read: int, rejected: dict[str, int]) -> SourceCounts:
-    """The counts of a source from all its shards."""
+def _count_source(known: SourceCounts, shards: Sequence[Shard]) -> SourceCounts:
+    """What is known of a source with the counts of all its shards."""
     splits = []
     for split in SPLITS:
         held = [shard for shard in shards if shard.split == split]
-        counts = (SplitCounts(s.tokens, s.documents, s.text_bytes, s.kinds, s.removed) for s in held)
-        found = add_counts([_EMPTY, *counts])
+        found = add_counts(
+            [NOTHING, *(SplitCounts(s.tokens, s.documents, s.text_bytes, s.kinds, s.removed) for s in held)]
+        )
         if found.kinds is not None:  # in the order of the kinds, not that in which shards have them
             found = replace(found, kinds={kind: found.kinds[kind] for kind in KINDS if found.kinds.get(kind)})
         splits.append(found)
     (train, val), both = splits, add_counts(splits)
-    return SourceCounts(both.tokens, both.documents, both.bytes, read, rejected, train, val)
-
-
-def sum_sources(sources: Iterable[SourceCounts]) -> SourceCounts:
-    """The totals of sources, which have no kinds."""
-    plain = (
-        replace(
-            counts,
-            renamed=None,
-            train=replace(counts.train, kinds=None),
-            val=replace(counts.val, kinds=None),
-        )
-        for counts in sources
+    return replace(
+        known, tokens=both.tokens, documents=both.documents, bytes=both.bytes, train=train, val=val
     )
-    return add_counts([SourceCounts(0, 0, 0, 0, {}, _EMPTY, _EMPTY), *plain])
 
 
 def add_counts(parts: Sequence[T]) -> T:
@@ -658,6 +556,3 @@ def add_counts(parts: Sequence[T]) -> T:
         names = type(part).__struct_fields__
         first = type(part)(*(both(getattr(first, name), getattr(part, name)) for name in names))
     return first
-
-
-_EMPTY = SplitCounts(0, 0, 0)

@@ -20,7 +20,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pretok.base.console import Console, Counts
 from pretok.base.errors import MismatchError
 from pretok.base.failures import Failure
 from pretok.base.records import Count, Record, read_record
@@ -31,7 +30,7 @@ from pretok.read.kept import Mismatch
 from pretok.screen.benchmark import ItemCount
 from pretok.shards.format import ShardReader, ShardWriter
 from pretok.shards.ledger import LedgerWriter, ledger_path, ledger_windows
-from pretok.shards.manifest import LEDGER_SUFFIX, SPANS_SUFFIX, Shard, SideFile, shard_entry
+from pretok.shards.manifest import Shard, SideFile
 from pretok.shards.spans import ShardSpans, SpanWriter, spans_path
 
 COPY_TOKENS = 1 << 24
@@ -42,20 +41,6 @@ ENGINES = PACKAGES[:2]
 """What decides ids. The others decide bytes of ledgers at most."""
 
 
-class Place(Record, frozen=True):
-    """A document by its place in a partition: the number of the piece, and of the record within it, from 0."""
-
-    piece: Count
-    record: Count
-
-
-class SealedSplit(Record, frozen=True):
-    """The documents of a part that went to one split, as the manifest has them: the shard, its ledger, its spans."""
-
-    shard: Shard
-    side_files: tuple[SideFile, ...]
-
-
 class PartRecord(Record, frozen=True, kw_only=True, omit_defaults=True):
     """What a sealed part holds; JSON in the state folder.
 
@@ -63,10 +48,10 @@ class PartRecord(Record, frozen=True, kw_only=True, omit_defaults=True):
     how many lines or rows stand before what follows the part; rejected: by reason;
     errors: inputs whose rest could not be read; mismatches: values of kept columns that are null because of another
     type, by column, with the piece of the first; last: whether the partition ends here; train, val: None where empty;
-    contaminated: what was found of the items of a benchmark, in documents that were refused too; refused: bytes of the
-    inputs that held no document; software: what made it; compared, compared_bytes: documents that `tokenizers` encoded
-    again, and their text; differed: the one that the engine had encoded otherwise, so that `tokenizers` encoded the
-    whole part; None where the engine did.
+    side_files: of the train shard; counts: what was reported of it; contaminated: what was found of the items of a
+    benchmark, in documents that were refused too; software: what made it; compared, compared_bytes: documents that
+    `tokenizers` encoded again, and their text; differed: piece and record of the one that the engine had encoded
+    otherwise, so that `tokenizers` encoded the whole part; None where the engine did.
     """
 
     name: str
@@ -76,32 +61,20 @@ class PartRecord(Record, frozen=True, kw_only=True, omit_defaults=True):
     mismatches: tuple[tuple[Count, Mismatch], ...]
     last: bool
     lines: dict[str, Count]
-    refused: Count
-    train: SealedSplit | None = None
-    val: SealedSplit | None = None
+    train: Shard | None = None
+    val: Shard | None = None
+    side_files: tuple[SideFile, ...]
+    counts: dict[str, Count]
     contaminated: tuple[ItemCount, ...]
     software: dict[str, str]
     compared: Count
     compared_bytes: Count
-    differed: Place | None = None
+    differed: tuple[Count, Count] | None = None
 
     @property
     def read(self) -> int:
         """Records read for this part."""
         return sum(self.records.values())
-
-    def counts(self, source: str) -> Counts:
-        """What was reported of this part, which is of `source`, when it was made."""
-        splits = [split for split in (self.train, self.val) if split is not None]
-        size = sum(split.shard.text_bytes for split in splits)
-        return {
-            "documents": sum(split.shard.documents for split in splits),
-            "tokens": sum(split.shard.tokens for split in splits),
-            "bytes": size,
-            f"bytes:{source}": size + self.refused,
-            "refused bytes": self.refused,
-            "rejected": sum(self.rejected.values()),
-        }
 
 
 def part_name(partition: str, part: int) -> str:
@@ -162,17 +135,13 @@ class SplitWriter:
         self._ledger.append(rows)
         self._text_bytes += pc.sum(rows["bytes"]).as_py() or 0
 
-    def seal(self, source: str, split: str) -> SealedSplit:
-        """What the manifest says of it. Ledger and spans go first: a shard that is there has them."""
-        path = f"{source}/{self._prefix.name}"
-        ledger = self._ledger.seal()
-        files = [SideFile(f"{path}{LEDGER_SUFFIX}", source, ledger.file_bytes, ledger.root)]
-        spans = self._spans.seal() if self._spans else None
-        if spans is not None:
-            files.append(SideFile(f"{path}{SPANS_SUFFIX}", source, spans.file_bytes, spans.root))
-        kinds = spans.kinds if spans else None
-        shard = shard_entry(f"{path}.bin", source, split, self.shard.seal(), self._text_bytes, kinds)
-        return SealedSplit(shard, tuple(files))
+    def seal(self, source: str, split: str) -> tuple[Shard, list[SideFile]]:
+        """What the manifest says of its files. Ledger and spans go first: a shard that is there has them."""
+        files, kinds = [self._ledger.seal(source)], None
+        if self._spans:
+            spans, kinds = self._spans.seal(source)
+            files.append(spans)
+        return self.shard.seal(source, split, self._text_bytes, kinds), files
 
 
 @cache
@@ -194,19 +163,13 @@ def all_software(used: Iterable[Mapping[str, str]]) -> dict[str, str]:
     return {name: ", ".join(sorted(versions)) for name, versions in found.items()}
 
 
-def refuse_other_engine(shards: Path, made: Mapping[str, str], console: Console) -> None:
-    """MismatchError where an engine of another version made what is in `shards`; a notice of other packages."""
+def refuse_other_engine(shards: Path, made: Mapping[str, str]) -> None:
+    """MismatchError where an engine of another version made what is in `shards`."""
     now = software()
-    others = [name for name in made if name in now and made[name] != now[name]]
-    if engines := [name for name in others if name in ENGINES]:
-        name = engines[0]
+    if others := [name for name in ENGINES if made.get(name, now[name]) != now[name]]:
+        name = others[0]
         raise MismatchError(
             f"{shards} holds ids of {name} {made[name]}, and {os.uname().nodename} has {name} {now[name]}, which may "
             f"give other ids to the same text: pip install {name}=={made[name].rpartition(', ')[2]}, or use another "
             "--out folder"
-        )
-    if others:
-        told = ", ".join(f"{name} {made[name]} (now {now[name]})" for name in others)
-        console.notice(
-            f"what is in {shards} was made with {told}: ids are the same, bytes of ledgers may differ"
         )

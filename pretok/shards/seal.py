@@ -16,11 +16,10 @@ from __future__ import annotations
 import json
 import shutil
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
-from typing import Any
 
 from pretok.base.errors import FolderInUse, MismatchError
 from pretok.base.failures import Failure
@@ -31,12 +30,11 @@ from pretok.base.tokens import token_dtype
 from pretok.base.tree import root_of
 from pretok.screen.removed import removed_path
 from pretok.shards.contamination import benchmark_path, kept_benchmark, write_found
-from pretok.shards.inputs import SourcePlan, inputs_path, piece_starts, sum_pieces, write_inputs
+from pretok.shards.format import SHARD_SUFFIXES, SPANS_SUFFIX
+from pretok.shards.inputs import SourcePlan, write_plan
 from pretok.shards.ledger import ledger_path, ledger_schema
 from pretok.shards.manifest import (
     FILE_NAME,
-    SHARD_SUFFIXES,
-    SPANS_SUFFIX,
     SPLITS,
     Compared,
     EncodedAgain,
@@ -46,15 +44,14 @@ from pretok.shards.manifest import (
     SideFile,
     SourceCounts,
     TokenizerEntry,
-    count_source,
+    add_counts,
     has_manifest,
+    inputs_name,
     load_manifest,
-    sum_sources,
     write_manifest,
 )
 from pretok.shards.parts import (
     PartRecord,
-    SealedSplit,
     SplitWriter,
     all_software,
     load_parts,
@@ -64,17 +61,6 @@ from pretok.tokenizer.vocabulary import TOKENIZER_FILE, Vocabulary
 
 DONE = ".done"
 """Ends the name of the state of a source that is sealed, until it is removed."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Source:
-    """What a manifest says of one source."""
-
-    counts: SourceCounts
-    failed: tuple[Failure, ...]
-    shards: tuple[Shard, ...]
-    side_files: tuple[SideFile, ...]
-    mismatches: tuple[MismatchEntry, ...]
 
 
 def sealed_manifest(shards: Path, state: Path) -> Manifest | None:
@@ -99,8 +85,7 @@ def unpublish(shards: Path, state: Path, names: set[str]) -> None:
     """
     old = sealed_manifest(shards, state)
     if old and has_manifest(shards) and names & old.sources.keys():
-        kept = {name: _of_source(old, name) for name in old.sources if name not in names}
-        write_manifest(state, _assemble(old, kept, ()))
+        write_manifest(state, _without(old, names))
         (shards / FILE_NAME).unlink()
         try:
             refuse_readers(shards)
@@ -135,23 +120,29 @@ def seal(
     Raises AssertionError if read = written + rejected fails for any source.
     """
     old = sealed_manifest(shards, state)
-    sources = {name: _of_source(old, name) for name in old.sources} if old else {}
-    for plan in plans:
-        part = _seal_source(shards, state / plan.unit, plan, vocab)
-        sources[plan.name] = _appended(sources[plan.name], part) if plan.append else part
-    for failure in crashed:
-        source = sources[failure.source]
-        sources[failure.source] = replace(source, failed=(*source.failed, failure))
-    dtype = token_dtype(vocab.size).name
-    tokenizer = TokenizerEntry(vocab.fingerprint, vocab.size, vocab.eod_id, dtype, vocab.bos_id)
-    parts = (
+    parts = [
         part for plan in plans for p in plan.partitions for part in load_parts(state / plan.unit, p.name)
-    )
+    ]
     before = [old.software] if old and old.totals.documents else []
-    used = all_software([*before, *(part.software for part in parts)]) or software()
-    nothing = Manifest(tokenizer, sum_sources(()), {}, (), (), (), config, used)
-    common = side_files(shards, None, [shards / TOKENIZER_FILE, benchmark_path(shards), removed_path(shards)])
-    manifest = _assemble(nothing, sources, common)
+    nothing = Manifest(
+        tokenizer=TokenizerEntry(
+            vocab.fingerprint, vocab.size, vocab.eod_id, token_dtype(vocab.size).name, vocab.bos_id
+        ),
+        totals=SourceCounts.uncounted(0, {}),
+        sources={},
+        failed=(),
+        shards=(),
+        side_files=(),
+        config=config,
+        software=all_software([*before, *(part.software for part in parts)]) or software(),
+    )
+    common = [shards / TOKENIZER_FILE, benchmark_path(shards), removed_path(shards)]
+    manifest = _together(
+        replace(nothing, side_files=side_files(shards, None, common)),
+        _without(old, {plan.name for plan in plans if not plan.append}) if old else nothing,
+        *(_seal_source(shards, state / plan.unit, plan, vocab, nothing) for plan in plans),
+        replace(nothing, failed=tuple(crashed)),
+    )
     if old:
         # An unpublished one was a state of the folder no more, or not yet.
         grown = has_manifest(shards) and old.shards and old.fingerprint != manifest.fingerprint
@@ -162,55 +153,62 @@ def seal(
     removed_path(state).unlink(missing_ok=True)
     (state / FILE_NAME).unlink(missing_ok=True)  # a unpublished one; from here on the new one stands
     for plan in plans:
-        if not sources[plan.name].failed:
+        if all(failure.source != plan.name for failure in manifest.failed):
             (state / plan.unit).rename(state / f"{plan.unit}{DONE}")  # at once: half a state is no state
     drop_finished(state, None)
     return manifest
 
 
-def _of_source(manifest: Manifest, name: str) -> _Source:
-    """What a manifest says of one source."""
-    return _Source(
-        counts=manifest.sources[name],
-        failed=tuple(failure for failure in manifest.failed if failure.source == name),
-        shards=tuple(shard for shard in manifest.shards if shard.source == name),
-        side_files=tuple(file for file in manifest.side_files if file.source == name),
-        mismatches=(manifest.mismatches or {}).get(name, ()),
+def _without(manifest: Manifest, names: set[str]) -> Manifest:
+    """What a manifest says of all sources but these, and not of the files that all share."""
+    left = replace(
+        manifest,
+        sources={name: counts for name, counts in manifest.sources.items() if name not in names},
+        failed=tuple(failure for failure in manifest.failed if failure.source not in names),
+        shards=tuple(shard for shard in manifest.shards if shard.source not in names),
+        side_files=tuple(file for file in manifest.side_files if file.source not in (None, *names)),
+        mismatches={k: v for k, v in (manifest.mismatches or {}).items() if k not in names} or None,
     )
+    return left.counted().remembering(manifest.history)
 
 
-def _appended(old: _Source, more: _Source) -> _Source:
-    """A source with what was appended to it; each split goes on behind its own shards."""
-    both = sum_sources([old.counts, more.counts])
-    shards = sorted((*old.shards, *more.shards), key=lambda shard: SPLITS.index(shard.split))
-    mismatches: dict[str, MismatchEntry] = {}
-    for entry in (*old.mismatches, *more.mismatches):
-        first = mismatches.get(entry.column, replace(entry, count=0))
-        mismatches[entry.column] = replace(first, count=first.count + entry.count)
-    return _Source(
-        counts=replace(
-            count_source(shards, both.read, dict(sorted(both.rejected.items()))), renamed=old.counts.renamed
-        ),
-        failed=(*old.failed, *more.failed),
-        shards=tuple(shards),
-        side_files=(*old.side_files, *more.side_files),
-        mismatches=tuple(mismatches[name] for name in sorted(mismatches)),
-    )
-
-
-def _assemble(common: Manifest, sources: dict[str, _Source], side_files: Iterable[SideFile]) -> Manifest:
-    """A manifest of `sources`, in the order of their names; the rest is that of `common`. side_files: of no source."""
-    ordered = {name: sources[name] for name in sorted(sources)}
-    made = replace(
+def _together(common: Manifest, *parts: Manifest) -> Manifest:
+    """A manifest of all that the parts hold, in the order of the names of sources. What several have of one source
+    follows in their order, each split behind its own shards; the rest is that of `common`."""
+    sources: dict[str, SourceCounts] = {}
+    mismatches: dict[str, tuple[MismatchEntry, ...]] = {}
+    for part in parts:
+        for name, counts in part.sources.items():
+            if name in sources:  # the columns of an append have the names that its source gave them
+                counts = add_counts([sources[name], replace(counts, renamed=None)])
+            sources[name] = replace(counts, rejected=dict(sorted(counts.rejected.items())))
+        for name, entries in (part.mismatches or {}).items():
+            mismatches[name] = _sum_mismatches([*mismatches.get(name, ()), *entries])
+    every = (common, *parts)
+    return replace(
         common,
-        totals=sum_sources(source.counts for source in ordered.values()),
-        sources={name: source.counts for name, source in ordered.items()},
-        failed=tuple(failure for source in ordered.values() for failure in source.failed),
-        shards=tuple(shard for source in ordered.values() for shard in source.shards),
-        side_files=(*side_files, *(file for source in ordered.values() for file in source.side_files)),
-        mismatches={name: source.mismatches for name, source in ordered.items() if source.mismatches} or None,
-    )
-    return made.remembering(common.history)
+        sources=dict(sorted(sources.items())),
+        failed=tuple(sorted(chain(*(one.failed for one in every)), key=lambda failure: failure.source)),
+        shards=tuple(
+            sorted(
+                chain(*(one.shards for one in every)),
+                key=lambda shard: (shard.source, SPLITS.index(shard.split)),
+            )
+        ),
+        side_files=tuple(
+            sorted(chain(*(one.side_files for one in every)), key=lambda file: file.source or "")
+        ),
+        mismatches={name: mismatches[name] for name in sorted(mismatches) if mismatches[name]} or None,
+    ).counted()
+
+
+def _sum_mismatches(entries: Iterable[MismatchEntry]) -> tuple[MismatchEntry, ...]:
+    """One entry a column, with the first value."""
+    found: dict[str, MismatchEntry] = {}
+    for entry in entries:
+        first = found.get(entry.column, replace(entry, count=0))
+        found[entry.column] = replace(first, count=first.count + entry.count)
+    return tuple(found[column] for column in sorted(found))
 
 
 def side_files(shards: Path, source: str | None, paths: Iterable[Path]) -> tuple[SideFile, ...]:
@@ -222,69 +220,67 @@ def side_files(shards: Path, source: str | None, paths: Iterable[Path]) -> tuple
     )
 
 
-def _seal_source(shards: Path, state: Path, plan: SourcePlan, vocab: Vocabulary) -> _Source:
-    """Merge the small files of a source and describe it for the manifest."""
+def _seal_source(
+    shards: Path, state: Path, plan: SourcePlan, vocab: Vocabulary, nothing: Manifest
+) -> Manifest:
+    """Merge the small files of a source, or of an append; `nothing` with all that it holds."""
     parts = [(p.number, part) for p in plan.partitions for part in load_parts(state, p.name)]
-    sealed = [part.train for _, part in parts if part.train is not None]
-    sealed += _merge_validation(shards, state, plan, [part for _, part in parts], vocab)
-    entries = tuple(one.shard for one in sealed)
-    files = [file for one in sealed for file in one.side_files]
-    read = sum_pieces((number, part.records) for number, part in parts)
-    told = any(part.rejected or part.mismatches or part.differed for _, part in parts)
+    merged, files = _merge_validation(shards, state, plan, [part for _, part in parts], vocab)
+    held = [part.train for _, part in parts if part.train is not None] + merged
+    files = [file for _, part in parts for file in part.side_files] + files
     # The last part of a piece says how many lines it has.
     lines = {(number, int(piece)): end for number, part in parts for piece, end in part.lines.items()}
-    starts = piece_starts(plan, lines) if told else {}
+    starts = replace(plan, lines=lines).starts()
+
+    def place(number: int, piece: int, record: int) -> tuple[str, int]:
+        """The file of a record of a piece, and its line or row there, from 1."""
+        file, start = starts[number, piece]
+        return file, start + record + 1
+
     rejects = shards / "rejects" / f"{_numbered(plan.name, plan)}.jsonl"
-    reasons, rejected = _merge_rejects(rejects, state, parts, starts)
-    table = inputs_path(shards, plan.name, plan.append)
-    write_inputs(table, plan, read, rejected, lines)
-    found = write_found(shards, plan.unit, (part.contaminated for _, part in parts))
-    counts = replace(
-        count_source(entries, read.total(), reasons),
-        compared=_compared(parts, starts),
-        renamed={column.field: column.name for column in plan.kept if column.renamed} or None,
-    )
-    if counts.read != counts.documents + sum(reasons.values()):
+    rejected = _merge_rejects(rejects, state, parts, place)
+    reasons = Counter[str]()
+    for _, part in parts:
+        reasons.update(part.rejected)
+    read: Counter[tuple[int, int]] = Counter()
+    for number, part in parts:
+        read.update({(number, int(piece)): count for piece, count in part.records.items()})
+    documents = sum(shard.documents for shard in held)
+    if read.total() != documents + reasons.total() or rejected.total() != reasons.total():
         raise AssertionError(
-            f"source {plan.name}: read {counts.read}, wrote {counts.documents}, rejected {reasons}"
+            f"source {plan.name}: read {read.total()}, wrote {documents}, rejected {dict(reasons)}, of which "
+            f"{rejected.total()} are listed"
         )
-    return _Source(
-        counts=counts,
+    compared = Compared(
+        sum(part.compared for _, part in parts),
+        sum(part.compared_bytes for _, part in parts),
+        tuple(
+            EncodedAgain(part.name, *place(number, *part.differed))
+            for number, part in parts
+            if part.differed is not None
+        ),
+    )
+    renamed = {column.field: column.name for column in plan.kept if column.renamed} or None
+    table = shards / inputs_name(plan.name, plan.append)
+    write_plan(table, replace(plan, config=None, read=read, rejected=rejected, lines=lines))
+    found = write_found(shards, plan.unit, (part.contaminated for _, part in parts))
+    return replace(
+        nothing,
+        sources={plan.name: SourceCounts.uncounted(read.total(), dict(reasons), compared, renamed)},
         failed=tuple(error for _, part in parts for error in part.errors),
-        shards=entries,
+        shards=tuple(held),
         side_files=(
             *sorted(files, key=lambda file: file.path.endswith(SPANS_SUFFIX)),  # all ledgers, then all spans
             *side_files(shards, plan.name, [table, rejects, found]),
         ),
-        mismatches=_sum_mismatches(parts, starts),
+        mismatches={
+            plan.name: _sum_mismatches(
+                MismatchEntry(m.column, m.count, *place(number, piece, m.record), m.value)
+                for number, part in parts
+                for piece, m in part.mismatches
+            )
+        },
     )
-
-
-def _compared(
-    parts: Sequence[tuple[int, PartRecord]], starts: dict[tuple[int, int], tuple[str, int]]
-) -> Compared:
-    """What `tokenizers` encoded again of all parts."""
-    again = []
-    for number, part in parts:
-        if part.differed is not None:
-            file, start = starts[number, part.differed.piece]
-            again.append(EncodedAgain(part.name, file, start + part.differed.record + 1))
-    documents = sum(part.compared for _, part in parts)
-    return Compared(documents, sum(part.compared_bytes for _, part in parts), tuple(again))
-
-
-def _sum_mismatches(
-    parts: Sequence[tuple[int, PartRecord]], starts: dict[tuple[int, int], tuple[str, int]]
-) -> tuple[MismatchEntry, ...]:
-    """One entry a column, of all parts, with the first of the source."""
-    entries: dict[str, MismatchEntry] = {}
-    for number, part in parts:
-        for piece, found in part.mismatches:
-            file, start = starts[number, piece]
-            entry = MismatchEntry(found.column, 0, file, start + found.record + 1, found.value)
-            entry = entries.get(found.column, entry)
-            entries[found.column] = replace(entry, count=entry.count + found.count)
-    return tuple(entries[name] for name in sorted(entries))
 
 
 def _numbered(name: str, plan: SourcePlan) -> str:
@@ -294,55 +290,44 @@ def _numbered(name: str, plan: SourcePlan) -> str:
 
 def _merge_validation(
     shards: Path, state: Path, plan: SourcePlan, parts: Sequence[PartRecord], vocab: Vocabulary
-) -> list[SealedSplit]:
-    """The small validation shards and ledgers of all parts as one; none where no document went there."""
+) -> tuple[list[Shard], list[SideFile]]:
+    """The small validation shards of all parts as one, and what is beside it; none where no document went there."""
     prefix = shards / plan.name / _numbered(f"{plan.name}-val", plan)
     small = [state / f"{part.name}.val" for part in parts if part.val is not None]
     if not small:
         for suffix in SHARD_SUFFIXES:
             prefix.with_suffix(suffix).unlink(missing_ok=True)  # of inputs that were fixed since
-        return []
+        return [], []
     with ExitStack() as stack:
         schema = ledger_schema(ledger_path(small[0]))
         writer = SplitWriter(prefix, token_dtype(vocab.size), schema, stack)
         for part in small:
             writer.copy(part)
-        return [writer.seal(plan.name, "val")]
+        shard, files = writer.seal(plan.name, "val")
+        return [shard], files
 
 
 def _merge_rejects(
     path: Path,
     state: Path,
     parts: Sequence[tuple[int, PartRecord]],
-    starts: dict[tuple[int, int], tuple[str, int]],
-) -> tuple[dict[str, int], Counter[tuple[int, int]]]:
-    """All rejects of a source as one file with positions in the inputs; counts by reason and by piece. No file if there
-    are none."""
-    reasons: Counter[str] = Counter()
+    place: Callable[[int, int, int], tuple[str, int]],
+) -> Counter[tuple[int, int]]:
+    """All rejects of a source as one file with positions in the inputs; counts by piece. No file if there are none."""
     pieces: Counter[tuple[int, int]] = Counter()
     if not any(part.rejected for _, part in parts):
         path.unlink(missing_ok=True)
-        return {}, pieces
-    with atomic_open(path, "w") as file:
-        for piece, line in _located_rejects(state, parts, starts):
-            reasons[line["reason"]] += 1
-            pieces[piece] += 1
-            file.write(json.dumps(line, ensure_ascii=False) + "\n")
-    return dict(sorted(reasons.items())), pieces
-
-
-def _located_rejects(
-    state: Path, parts: Sequence[tuple[int, PartRecord]], starts: dict[tuple[int, int], tuple[str, int]]
-) -> Iterator[tuple[tuple[int, int], dict[str, Any]]]:
-    """The piece of each reject, and the reject with its file and position: the line or row of the file, from 1."""
-    for number, part in parts:
-        if not part.rejected:
-            continue
-        for line in read_json_lines(state / f"{part.name}.rejects.jsonl"):
-            piece = (number, line["piece"])
-            path, start = starts[piece]
-            position = start + line["record"] + 1
-            yield (
-                piece,
-                {"file": path, "position": position, "reason": line["reason"], "detail": line["detail"]},
-            )
+        return pieces
+    with atomic_open(path, "w") as out:
+        for number, part in parts:
+            for line in read_json_lines(state / f"{part.name}.rejects.jsonl") if part.rejected else ():
+                pieces[number, line["piece"]] += 1
+                file, position = place(number, line["piece"], line["record"])
+                told = {
+                    "file": file,
+                    "position": position,
+                    "reason": line["reason"],
+                    "detail": line["detail"],
+                }
+                out.write(json.dumps(told, ensure_ascii=False) + "\n")
+    return pieces

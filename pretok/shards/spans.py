@@ -22,23 +22,15 @@ import numpy.typing as npt
 
 from pretok.base.errors import IntegrityError
 from pretok.base.kinds import KINDS
-from pretok.base.records import Count, Record
 from pretok.base.storage import reading
 from pretok.base.tokens import Bytes, Ints
 from pretok.base.tree import write_rooted
-from pretok.shards.manifest import SPANS_SUFFIX
+from pretok.shards.format import SPANS_SUFFIX, check_size
+from pretok.shards.manifest import SideFile
 
 MAGIC = b"PTSPANS\0"
 VERSION = 1
 HEADER = struct.Struct("<8sQQQ")
-
-
-class SealedSpans(Record, frozen=True):
-    """What a writer leaves. kinds: tokens of each kind that there is."""
-
-    file_bytes: Count
-    root: str
-    kinds: dict[str, Count]
 
 
 def spans_path(prefix: Path) -> Path:
@@ -73,34 +65,31 @@ class SpanWriter:
         self._kinds.append(np.asarray(spans.kinds))
         self._tokens += spans.tokens
 
-    def seal(self) -> SealedSpans:
-        """Write the file."""
+    def seal(self, source: str) -> tuple[SideFile, dict[str, int]]:
+        """Write the file. What the manifest says of it, and the tokens of each kind that there is."""
         ends = np.concatenate([np.empty(0, np.int64), *self._ends])
         kinds = np.concatenate([np.empty(0, np.uint8), *self._kinds])
         head = HEADER.pack(MAGIC, VERSION, self._tokens, len(ends))
         data = b"".join([head, ends.astype("<i8").tobytes(), kinds.tobytes()])
-        return SealedSpans(len(data), write_rooted(self._path, data), count_kinds(ends, kinds))
+        made = SideFile(f"{source}/{self._path.name}", source, len(data), write_rooted(self._path, data))
+        return made, count_kinds(ends, kinds)
 
 
 class ShardSpans:
     """The spans of a shard, mapped into memory. Raises IntegrityError that names a file that holds none, also where it
     is cut short later: to touch a page that the file no longer has would end the process.
 
-    tokens: of the shard; ends: (spans,) int64; kinds: (spans,) uint8.
+    tokens: of the shard; ends: (spans,) int64, where each span ends, in tokens of the shard; kinds: (spans,) uint8.
     """
 
     def __init__(self, path: Path) -> None:
-        with reading(path):
-            size = path.stat().st_size
-            with path.open("rb") as file:
-                head = file.read(HEADER.size)
-        if len(head) < HEADER.size:
-            raise IntegrityError(f"{path} has {size} bytes, less than a header")
+        with reading(path), path.open("rb") as file:
+            head = file.read(HEADER.size).ljust(HEADER.size)
         magic, version, self.tokens, count = HEADER.unpack(head)
         if magic != MAGIC or version != VERSION:
             raise IntegrityError(f"{path}: magic {magic!r}, version {version} unknown")
         self._path, self._size = path, HEADER.size + 9 * count
-        self._compare(size)
+        check_size(path, self._size)
         with reading(path), path.open("rb") as file:
             self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         held = np.frombuffer(self._map, np.uint8)
@@ -111,21 +100,21 @@ class ShardSpans:
                 f"{path}: its spans end at token {self.ends[-1]}, the shard at {self.tokens}"
             )
 
-    def _compare(self, size: int) -> None:
-        if size != self._size:
-            raise IntegrityError(f"{self._path} has {size} bytes, its header says {self._size}")
-
     @property
     def ends(self) -> Ints:
-        """Where each span ends, in tokens of the shard. Take it again for each read: the file is looked at before."""
-        self._compare(self._map.size())
+        """Take it again for each read: the file is looked at before."""
+        self._compare()
         return self._ends
 
     @property
     def kinds(self) -> Bytes:
-        """The kind of each span; as `ends`."""
-        self._compare(self._map.size())
+        """As `ends`."""
+        self._compare()
         return self._kinds
+
+    def _compare(self) -> None:
+        if (size := self._map.size()) != self._size:
+            raise IntegrityError(f"{self._path} has {size} bytes, its header says {self._size}")
 
     def within(self, start: int, stop: int) -> Iterator[tuple[int, int, str]]:
         """(first token, tokens, kind) of what stands in the tokens start:stop of the shard, cut at both ends."""

@@ -11,7 +11,7 @@ its documents are encoded again by `tokenizers` (`pretok.shards.sample`); where 
 from __future__ import annotations
 
 import json
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
@@ -23,7 +23,7 @@ from typing import IO, Any
 import numpy as np
 import pyarrow as pa
 
-from pretok.base.console import SILENT, Counts
+from pretok.base.console import Counts
 from pretok.base.errors import MismatchError
 from pretok.base.execute import Report
 from pretok.base.failures import Failure
@@ -49,9 +49,9 @@ from pretok.shards.batching import (
     most_tokens,
 )
 from pretok.shards.ledger import ledger_rows, schema_with
+from pretok.shards.manifest import Shard, SideFile
 from pretok.shards.parts import (
     PartRecord,
-    Place,
     SplitWriter,
     load_parts,
     part_name,
@@ -60,7 +60,6 @@ from pretok.shards.parts import (
 )
 from pretok.shards.sample import Differs, Sample
 from pretok.tokenizer.encoder import Encoder, load_libraries
-from pretok.tokenizer.reference import Unencodable
 from pretok.tokenizer.vocabulary import load_vocab
 
 Batches = Iterator[TextBatch | Damage]
@@ -70,8 +69,7 @@ ROLL_OVER = Fraction(5, 4)
 
 @dataclass(frozen=True, slots=True)
 class TokenizeTask:
-    """All that decides the bytes of a partition's shards. target: bytes of tokens a shard should hold; append: number
-    of the append that the partition is of, 0 for the source itself.
+    """All that decides the bytes of a partition's shards. target: bytes of tokens a shard should hold.
 
     tokenizer_json: the copy beside the shards, which must have the fingerprint `tokenizer`.
     """
@@ -88,7 +86,6 @@ class TokenizeTask:
     eod_id: int
     bos_id: int | None
     target: int
-    append: int
     val_fraction: Fraction
     val_seed: int
     software: dict[str, str]
@@ -155,10 +152,10 @@ def tokenize_partition(task: TokenizeTask, report: Report) -> list[PartRecord]:
 
     `report` is told the increments of documents, tokens, bytes and rejected as they happen.
     """
-    refuse_other_engine(task.shards_dir, task.software, SILENT)
+    refuse_other_engine(task.shards_dir, task.software)
     encoder = encoder_of(task)
     done = load_parts(task.state_dir, task.partition.name)
-    differed: Place | None = None  # in the part that comes next
+    differed: tuple[int, int] | None = None  # in the part that comes next
     batches: Batches | None = None  # what follows the parts that are done
     while not (done and done[-1].last):
         if batches is None:
@@ -180,14 +177,15 @@ def _tokenize_part(
     task: TokenizeTask,
     encoder: Encoder,
     number: int,
-    differed: Place | None,
+    differed: tuple[int, int] | None,
     batches: Batches,
     screen: Screen,
     report: Report,
 ) -> PartRecord:
     """Take batches until the shard is full, or there are no more, and seal. Raises Differs.
 
-    differed: the document that the engine has encoded otherwise than `tokenizers`, which then encodes the part.
+    differed: piece and record of the document that the engine has encoded otherwise than `tokenizers`, which then
+    encodes the part.
     """
     encoder = encoder.exact if differed else encoder
     sample = Sample(encoder)
@@ -196,9 +194,10 @@ def _tokenize_part(
             if isinstance(group, Damage):
                 writer.note_damage(group)
                 continue
-            for joined, encoded, refused in _encode(group, encoder, task):
-                sample.add(joined, encoded, refused)
-                report(writer.add(joined, encoded, refused))
+            joined = join(group)
+            encoded, refused = encode_splits(joined, encoder, task.val_fraction, task.val_seed)
+            sample.add(joined, encoded, refused)
+            report(writer.add(joined, encoded, refused))
             if full := writer.may_hold(0):
                 break
         else:
@@ -255,22 +254,6 @@ def _together(batches: Batches, may_hold: Callable[[int], bool]) -> Iterator[lis
         yield waiting
 
 
-def _encode(
-    batches: list[TextBatch], encoder: Encoder, task: TokenizeTask
-) -> Iterator[tuple[JoinedBatches, list[EncodedSplit], list[Reject]]]:
-    """The batches as one, or as few as may be: a document that no engine can encode is a reject where its batch stood,
-    so the batches are halved until that batch is alone."""
-    joined = join(batches)
-    try:
-        encoded, refused = encode_splits(joined, encoder, task.val_fraction, task.val_seed)
-    except Unencodable:
-        half = len(batches) // 2
-        yield from _encode(batches[:half], encoder, task)
-        yield from _encode(batches[half:], encoder, task)
-    else:
-        yield joined, encoded, refused
-
-
 class _PartWriter:
     """Writes one part: documents to train or validation, rejects beside; seals all at once."""
 
@@ -280,7 +263,7 @@ class _PartWriter:
         self._dtype = dtype
         self._records: Counter[str] = Counter()
         self._lines: dict[str, int] = {}
-        self._refused = 0
+        self._counts: Counter[str] = Counter()
         self._reasons: Counter[str] = Counter()
         self._errors: list[Failure] = []
         self._mismatches: dict[str, tuple[int, Mismatch]] = {}
@@ -306,18 +289,24 @@ class _PartWriter:
         partition = self._task.partition
         self._errors.append(Failure(partition.name, partition.pieces[damage.piece].file.path, damage.error))
 
-    def add(self, joined: JoinedBatches, encoded: list[EncodedSplit], refused: list[Reject]) -> Counts:
-        """Write batches that were encoded; the increments for progress."""
-        for batch in joined.batches:
-            self._note(batch)
-        self._reject(joined.batches[0].piece, Rejects.of(refused))
+    def add(
+        self, joined: JoinedBatches, encoded: list[EncodedSplit], refused: list[tuple[int, str]]
+    ) -> Counts:
+        """Write batches that were encoded; the increments for progress. refused: documents without tokens."""
+        unencodable: defaultdict[int, list[Reject]] = defaultdict(list)
+        for row, reason in refused:
+            unencodable[int(joined.batch[row])].append(
+                Reject(int(joined.numbers[row]), "unencodable", reason)
+            )
+        for number, batch in enumerate(joined.batches):
+            more = unencodable[number]
+            self._note(batch, batch.rejects.with_more(more) if more else batch.rejects)
         for documents in encoded:
             self._write(joined, documents)
         written = sum(len(documents.rows) for documents in encoded)
         size = sum(int(documents.sizes.sum()) for documents in encoded)
         refused_bytes = sum(batch.refused for batch in joined.batches) + len(buffers(joined.texts)[0]) - size
-        self._refused += refused_bytes
-        return {
+        made = {
             "documents": written,
             "tokens": sum(len(documents.tokens) for documents in encoded),
             "bytes": size,
@@ -325,16 +314,16 @@ class _PartWriter:
             "refused bytes": refused_bytes,
             "rejected": sum(len(batch.rejects) for batch in joined.batches) + len(joined.texts) - written,
         }
+        self._counts.update(made)
+        return made
 
-    def _note(self, batch: TextBatch) -> None:
+    def _note(self, batch: TextBatch, rejects: Rejects) -> None:
+        """Note how far a batch has come, what of it is refused, and which of its kept values were of another type."""
         self._records[str(batch.piece)] += batch.records
         self._lines[str(batch.piece)] = batch.end
-        self._reject(batch.piece, batch.rejects)
         for found in batch.mismatches:
             piece, first = self._mismatches.get(found.column, (batch.piece, replace(found, count=0)))
             self._mismatches[found.column] = piece, replace(first, count=first.count + found.count)
-
-    def _reject(self, piece: int, rejects: Rejects) -> None:
         if not rejects:
             return
         if self._rejects is None:
@@ -342,7 +331,8 @@ class _PartWriter:
             self._rejects = self._stack.enter_context(atomic_open(path, "w"))
         self._reasons.update(rejects.by_reason())
         for reject in rejects:
-            self._rejects.write(json.dumps({"piece": piece, **asdict(reject)}, ensure_ascii=False) + "\n")
+            line = {"piece": batch.piece, **asdict(reject)}
+            self._rejects.write(json.dumps(line, ensure_ascii=False) + "\n")
 
     def _write(self, joined: JoinedBatches, encoded: EncodedSplit) -> None:
         """Add documents to the shard and the ledger of their split."""
@@ -376,7 +366,9 @@ class _PartWriter:
                 f"{self.name}: read {self._records.total()}, wrote {documents}, rejected {self._reasons.total()}"
             )
         source = self._task.partition.source
-        sealed = {split: writer.seal(source, split) for split, writer in self._writers.items()}
+        nothing: tuple[Shard | None, list[SideFile]] = None, []
+        train, files = self._writers["train"].seal(source, "train") if "train" in self._writers else nothing
+        val, _ = self._writers["val"].seal(source, "val") if "val" in self._writers else nothing
         self._stack.close()
         record = PartRecord(
             name=self.name,
@@ -385,10 +377,11 @@ class _PartWriter:
             errors=tuple(self._errors),
             mismatches=tuple(self._mismatches[name] for name in sorted(self._mismatches)),
             lines=self._lines,
-            refused=self._refused,
+            train=train,
+            val=val,
+            side_files=tuple(files),
+            counts=dict(self._counts),
             software=software(),
-            train=sealed.get("train"),
-            val=sealed.get("val"),
             **found,
         )
         write_json(self._task.state_dir / f"{self.name}.json", to_json(record))

@@ -28,7 +28,7 @@ def unfinished(shards: Path) -> dict[str, tuple[int, int]]:
     for folder in folders:
         if folder.name.endswith(DONE) or (planned := read_plan(folder)) is None:
             continue
-        partitions = planned[0].partitions
+        partitions = planned.partitions
         found[folder.name] = sum(is_complete(folder, p.name) for p in partitions), len(partitions)
     return found
 

@@ -36,10 +36,9 @@ from pretok.shards.manifest import (
     STATE,
     Manifest,
     Shard,
-    count_source,
+    SourceCounts,
     has_manifest,
     load_manifest,
-    shard_entry,
     write_manifest,
 )
 from pretok.shards.parts import software
@@ -161,14 +160,13 @@ def write_shard(task: MaterializeTask, report: Report) -> None:
                 ]  # what fills a sequence up is as what is before it
                 spans.append(view.learned.kinds(pieces, len(positions), length).reshape(-1), lengths)
             report({"documents": len(batch), "tokens": batch.size})
-        sealed = writer.seal()
-    kinds = spans.seal().kinds if spans is not None else None
-    entry = shard_entry(f"mix/{task.name}.bin", "mix", "train", sealed, 0, kinds)
+        kinds = spans.seal("mix")[1] if spans is not None else None
+        entry = writer.seal("mix", "train", 0, kinds)
     write_json(task.record, to_json(entry))
 
 
 def _seal(view: View, manifest: Manifest, out: Path, entries: list[Shard], made_of: str) -> None:
-    counts = count_source(entries, sum(entry.documents for entry in entries), {})
+    counts = SourceCounts.uncounted(sum(entry.documents for entry in entries), {})
     spans = [replace(entry, folder=out).spans_path for entry in entries if entry.kinds is not None]
     mixed = Manifest(
         tokenizer=manifest.tokenizer,
@@ -181,5 +179,5 @@ def _seal(view: View, manifest: Manifest, out: Path, entries: list[Shard], made_
         software=software(),
         materialized=mix_json(view.mix),
     )
-    write_manifest(out, mixed)
+    write_manifest(out, mixed.counted())
     shutil.rmtree(out / STATE)

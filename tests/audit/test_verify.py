@@ -164,7 +164,7 @@ def test_wrong_tokens_with_right_roots_are_found(shards, here, at, wrong, messag
     documents[0][at : at + len(wrong)] = wrong
     with ShardWriter(prefix, reader.dtype) as writer:
         writer.append(np.concatenate(documents), reader.lengths)
-        sealed = writer.seal()
+        sealed = writer.seal("docs", "train", 0)
 
     def update(data):
         data["shards"][0].update(root=sealed.root, index_root=sealed.index_root)

@@ -131,8 +131,8 @@ def test_shards_go_on_after_a_kill_between_parts(
     other = recipe(tmp_path / "again", vocab, path)
     seal = SpanWriter.seal
 
-    def killed(writer: SpanWriter) -> Any:
-        seal(writer)
+    def killed(writer: SpanWriter, source: str) -> Any:
+        seal(writer, source)
         raise KeyboardInterrupt
 
     monkeypatch.setattr(SpanWriter, "seal", killed)
@@ -153,7 +153,7 @@ def test_who_cannot_keep_the_spans_says_so(
     shards = str(sealed(recipe(tmp_path / "w", vocab, path), here).folder)
     mix = ["mix", shards, "--out", str(tmp_path / "mix.json"), "--weights", "chat=1", "--seq-len", "16"]
     assert run_command(mix) == 0
-    assert "learned of chat: thinking, tool call, answer, " in capsys.readouterr().err
+    assert "learned of chat: thinking, tool call, answer; in its source " in capsys.readouterr().err
     assert run_command([*mix, "--materialize", str(tmp_path / "m"), "--workers", "0"]) == 0
     export = ["export", shards, "--to", "megatron", "--out", str(tmp_path / "e"), "--workers", "0"]
     assert run_command(export) == 0
@@ -307,12 +307,12 @@ def test_spans_say_what_every_token_is(
     for part in (documents[:2], documents[2:]):
         kinds = np.array([kind for document in part for kind in document], np.uint8)
         writer.append(kinds, np.array([len(document) for document in part], np.int32))
-    stated = writer.seal()
+    _, stated = writer.seal("chat")
     spans = ShardSpans(spans_path(prefix))
     flat = [KINDS[kind] for document in documents for kind in document]
     offsets = np.cumsum([0, *map(len, documents)])
-    assert stated.kinds == {kind: flat.count(kind) for kind in KINDS if kind in flat}
-    assert spans.problem(offsets, stated.kinds) is None
+    assert stated == {kind: flat.count(kind) for kind in KINDS if kind in flat}
+    assert spans.problem(offsets, stated) is None
     start = data.draw(st.integers(0, len(flat)))
     stop = data.draw(st.integers(start, len(flat)))
     learn = data.draw(st.sets(st.sampled_from(KINDS)))
@@ -326,7 +326,7 @@ def test_spans_cut_short_under_a_reader_are_named(tmp_path: Path) -> None:
     """A page of a mapping that the file has no longer would end the process."""
     writer = SpanWriter(tmp_path / "a")
     writer.append(np.tile(np.array([0, 6], np.uint8), 100_000), np.full(1000, 200, np.int32))
-    writer.seal()
+    writer.seal("chat")
     spans = ShardSpans(path := spans_path(tmp_path / "a"))
     assert spans.learned(150_000, 150_004, {KINDS[6]}).tolist() == [False, True] * 2
     os.truncate(path, 5000)

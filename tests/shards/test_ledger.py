@@ -173,7 +173,7 @@ with LedgerWriter(Path(sys.argv[1]), schema) as writer:
         kept = pa.array([f"{'x' * 1000}{start + i:024}" for i in range(1000)], pa.large_string())
         rows = (n, n, n.astype(np.int32), n, np.zeros((1000, 2), np.uint64))
         writer.append(ledger_rows(pa.array(["f"] * 1000), *rows, [kept], schema))
-    writer.seal()
+    writer.seal("it")
 print(pa.default_memory_pool().max_memory() / (1024 * WINDOW))
 """
     command = [sys.executable, "-c", code, str(tmp_path / "a")]
@@ -279,11 +279,11 @@ def test_kept_columns_are_the_same_after_a_kill(
     class Killed(KeyboardInterrupt):
         """Passes through everything."""
 
-    def dying(self: LedgerWriter) -> Any:
+    def dying(self: LedgerWriter, *of: Any) -> Any:
         sealed.append(1)
         if len(sealed) == after:
             raise Killed
-        return real(self)
+        return real(self, *of)
 
     made = recipe(tmp_path / "made", vocab_dir, {"it": list(where)}, KEEP, size=400_000)
     monkeypatch.setattr(LedgerWriter, "seal", dying)
@@ -298,7 +298,7 @@ def write(prefix: Path, rows: pa.RecordBatch, step: int) -> bytes:
     with LedgerWriter(prefix) as writer:
         for at in range(0, len(rows), step):
             writer.append(rows.slice(at, step))
-        writer.seal()
+        writer.seal("it")
     return ledger_path(prefix).read_bytes()
 
 
@@ -333,7 +333,7 @@ def test_merged_ledgers_are_as_one(tmp_path: Path) -> None:
         for name in ("a", "b"):
             for window in ledger_windows(ledger_path(tmp_path / name)):
                 writer.append(window)
-        writer.seal()
+        writer.seal("it")
     assert ledger_path(tmp_path / "merged").read_bytes() == whole
 
 
@@ -363,7 +363,7 @@ def fill(prefix: Path) -> None:
     with LedgerWriter(prefix) as writer:
         hashes = hash_texts(pa.array(documents(count), pa.large_string()))
         writer.append(ledger_rows(files, numbers, numbers, numbers.astype(np.int32), numbers, hashes))
-        writer.seal()
+        writer.seal("it")
 
 
 def test_a_full_disk_leaves_no_ledger_and_is_told_with_its_path(tmp_path: Path) -> None:

@@ -167,7 +167,7 @@ def test_an_input_that_changes_while_it_is_read_fails_by_name(tmp_path, vocab_di
     tokenize(made, here)  # again, from the file as it is now
     manifest = load_manifest(made.shards_dir)
     assert manifest.data["failed"] == []
-    inputs = load_inputs(manifest, "it").plan.inputs
+    inputs = load_inputs(manifest, "it").inputs
     assert {file.path: file.size for file in inputs}[str(path)] == path.stat().st_size
     assert manifest.data["totals"]["documents"] == len(path.read_text().splitlines()) + 10
 

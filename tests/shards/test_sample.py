@@ -10,6 +10,7 @@ from typing import Any, cast
 import numpy as np
 import pyarrow as pa
 import pytest
+import xxhash
 from chatting import write_tokenizer
 from tokenizing import contents, run
 
@@ -98,27 +99,37 @@ def test_documents_that_are_refused_one_after_the_other_are_all_rejects() -> Non
     joined = join([TextBatch(0, 4, 4, column, np.arange(4))])
     encoded, refused = encode_splits(joined, cast("Encoder", Picky()), Fraction(0), 0)
     assert [one.rows.tolist() for one in encoded] == [[1]]
-    assert [reject.record for reject in refused] == [0, 2, 3]
+    assert [row for row, _ in refused] == [0, 2, 3]
 
 
-def test_a_document_a_shard_and_then_the_share_are_compared(
+def test_a_share_of_the_documents_is_compared_and_at_least_one_that_is_short(
     vocab_dir: Path, sample_texts: dict[str, list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sample, "SHARE", 0.05)
-    monkeypatch.setattr(sample, "CHOSEN", np.uint64(2**64 - 1))
+    """Chosen by their hashes, however they came together."""
     encoder = Encoder((vocab_dir / "tokenizer.json").read_text(), 0, 1500)
-    looked, text = Sample(encoder), 0
-    longest = max(len(one.encode()) for one in sample_texts["it"])
-    batches = [sample_texts["it"][at : at + 10] for at in range(0, 130, 10)]
-    for texts in batches * 5:
-        column = pa.array(texts, pa.large_string())
-        joined = join([TextBatch(0, len(texts), len(texts), column, np.arange(len(texts)))])
-        encoded, _ = encode_splits(joined, encoder, Fraction(1, 4), 1)
-        looked.add(joined, encoded, [])
-        text += sum(len(one.encode()) for one in texts)
-        assert 0.05 * text - longest <= looked.bytes <= 0.05 * text
-    looked = Sample(encoder)
-    looked.add(joined, encoded, [])
-    assert looked.documents == 0
-    looked.finish()
-    assert looked.documents == 1
+    texts = sample_texts["it"][:130]
+    hashes = [
+        xxhash.xxh64_intdigest(text.encode()) ^ xxhash.xxh64_intdigest(text.encode(), 1) for text in texts
+    ]
+
+    def compared(share: float, step: int) -> tuple[int, int]:
+        monkeypatch.setattr(sample, "SHARE", share)
+        looked = Sample(encoder)
+        for at in range(0, len(texts), step):
+            column = pa.array(texts[at : at + step], pa.large_string())
+            joined = join([TextBatch(0, len(column), len(column), column, np.arange(len(column)))])
+            looked.add(joined, encode_splits(joined, encoder, Fraction(1, 4), 1)[0], [])
+        looked.finish()
+        return looked.documents, looked.bytes
+
+    for share in (0.05, 0.3):
+        chosen = [text for text, key in zip(texts, hashes, strict=True) if key < share * 2**64]
+        assert chosen
+        assert (
+            compared(share, 10) == compared(share, 130) == (len(chosen), sum(len(t.encode()) for t in chosen))
+        )
+    sizes = [len(text.encode()) for text in texts]
+    for short in (max(sizes), sizes[hashes.index(min(hashes))] - 1):  # of all, and not of the lowest hash
+        monkeypatch.setattr(sample, "SHORT", short)
+        least = min((size > short, key, size) for size, key in zip(sizes, hashes, strict=True))
+        assert compared(0, 7) == compared(0, 130) == (1, least[2])

@@ -37,9 +37,8 @@ from pretok.base.stop import StopFlag
 from pretok.config import Recipe
 from pretok.shards import parts
 from pretok.shards.format import ShardReader, ShardWriter
-from pretok.shards.inputs import inputs_path
 from pretok.shards.job import run_tokenize
-from pretok.shards.manifest import FILE_NAME, load_manifest
+from pretok.shards.manifest import FILE_NAME, inputs_name, load_manifest
 from pretok.shards.parts import PartRecord
 from pretok.shards.task import TokenizeTask, tokenize_partition
 from pretok.tokenizer.encoder import TRIED
@@ -125,7 +124,7 @@ def test_a_kill_anywhere_changes_nothing(after, tmp_path, inputs, finished, voca
     class Killed(KeyboardInterrupt):
         """Passes through everything, as the death of the process would."""
 
-    def dying(self):
+    def dying(self, *of):
         nonlocal sealed
         sealed += 1
         if sealed == after:
@@ -133,7 +132,7 @@ def test_a_kill_anywhere_changes_nothing(after, tmp_path, inputs, finished, voca
                 b"left by a killed process"
             )
             raise Killed
-        return real(self)
+        return real(self, *of)
 
     made = recipe(tmp_path, vocab_dir, inputs)
     monkeypatch.setattr(ShardWriter, "seal", dying)
@@ -237,7 +236,7 @@ def test_bad_inputs_are_named_and_the_rest_is_kept(tmp_path, vocab_dir, here):
         run(made, here)
     manifest = load_manifest(made.shards_dir)
     counts: dict[str, Counter[str]] = {}
-    for row in pq.read_table(inputs_path(made.shards_dir, "it")).to_pylist():
+    for row in pq.read_table(made.shards_dir / inputs_name("it")).to_pylist():
         counts.setdefault(Path(row["file"]).name, Counter()).update(
             read=row["read"], rejected=row["rejected"]
         )
@@ -517,8 +516,7 @@ def test_ids_of_two_engines_are_not_mixed(tmp_path, inputs, vocab_dir, here, mon
     kept = contents(first.shards_dir)
     assert {path: kept[path] for path in before} == before
     installed("pyarrow", "99.1")
-    _, notices = run(again, here)
-    assert any("was made with pyarrow" in text and "now 99.1" in text for text in notices)
+    run(again, here)
     made = load_manifest(first.shards_dir).software
     assert made["pyarrow"] == f"{version('pyarrow')}, 99.1"
     assert made["gigatoken"] == version("gigatoken")

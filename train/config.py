@@ -58,7 +58,6 @@ RARE = (
         "timeout",
         "workers",
         "val_sequences",
-        "evaluate_every",
         "profile",
         "deterministic",
         "phases",
@@ -216,12 +215,6 @@ class TrainConfig:
     workers: int = _option(2, "loader processes of a rank", least=0)
     val_every: int = _option(0, "evaluate every so many steps; 0: never", least=0)
     val_sequences: int = _option(256, "sequences evaluated of each source, at most", least=1)
-    evaluate: str | None = _option(
-        None,
-        "files of questions the model answers as it learns: NAME=FILE.jsonl,...",
-        example='"arc=arc.jsonl"',
-    )
-    evaluate_every: int = _option(1000, "steps between answers to them; after the last step too", least=1)
 
     save_every: str = _option("auto", "100 (steps), 10m (minutes), auto: 4 times the start-up time, or never")
     keep_last: int = _option(3, "newest checkpoints kept", least=1)
@@ -251,7 +244,6 @@ class TrainConfig:
                 raise UsageError(f"{item.name} is {value}; it must be at least {least}")
         parse_save_every(self.save_every)
         recomputed(self.checkpointing, 0)
-        parse_files(self.evaluate)
         if self.phases:
             self.in_phases()
 
@@ -329,17 +321,6 @@ def recomputed(checkpointing: str, block: int) -> str:
             f"checkpointing is {checkpointing!r}; it must be none, full, ops, every-N or a share of blocks (0.5)"
         )
     return "full" if int((block + 1) * share) > int(block * share) else "ops"
-
-
-def parse_files(text: str | None) -> dict[str, Path]:
-    """'arc=a.jsonl,lambada=b.jsonl' -> files by name; None -> none."""
-    files: dict[str, Path] = {}
-    for part in text.split(",") if text is not None else ():
-        name, _, path = part.strip().partition("=")
-        if not name or not path or name in files:
-            raise UsageError(f"evaluate is {text!r}; it must be NAME=FILE, several of them with commas")
-        files[name] = Path(path)
-    return files
 
 
 def _meant(name: str, known: Sequence[str]) -> str:

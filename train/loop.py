@@ -36,7 +36,6 @@ from train.optimizer import MAX_SKIPS, global_norm
 from train.parallel.devices import Device, deterministic, find_device
 from train.parallel.group import process_group, run_folder
 from train.parallel.mesh import limit_collectives
-from train.questions import score
 from train.report import Reporter, clock, explain, out_of_memory
 from train.setup import make_plan
 from train.start import Run, enter_segment, start_run
@@ -129,10 +128,6 @@ def _loop(run: Run) -> None:
 def _between_steps(run: Run) -> None:
     """What is due after the step that was just queued; the same on all ranks."""
     config, step = run.plan.config, run.progress.step
-
-    def due(every: int) -> bool:
-        return step % every == 0 or step == run.steps
-
     if step == run.first + 1:
         _after_first_step(run)
     if step == run.segment.step + 1:
@@ -140,10 +135,8 @@ def _between_steps(run: Run) -> None:
     if step % GC_EVERY == 0:
         gc.collect(1)
     run.checkpoints.poll()
-    if config.val_every and due(config.val_every):
+    if config.val_every and (step % config.val_every == 0 or step == run.steps):
         _validate(run)
-    if config.evaluate and due(config.evaluate_every):
-        _ask(run)
     if run.checkpoints.due(step):  # after validation, which asks for a save of the best
         _save(run)
 
@@ -295,19 +288,6 @@ def _validate(run: Run) -> None:
     if result.loss in best and math.isfinite(result.loss):
         run.progress = replace(progress, best=best)
         run.checkpoints.agreed = True
-
-
-def _ask(run: Run) -> None:
-    """Let the model answer the questions of --evaluate."""
-    _flush(run)
-    with run.goodput.spent("validation"):
-        results = score(run.trainee, run.data.questions, lambda: run.stop.reason is not None)
-    run.last_end = Mark(run.device.device)
-    if results is None:
-        run.stop_agreed = True
-        return
-    answers = {name: asdict(result) for name, result in results.items()}
-    run.log.evaluation({"step": run.progress.step, "questions": answers})
 
 
 def _save(run: Run) -> None:

@@ -1,7 +1,7 @@
 """What a run tells about itself: a line a step, and what software it was.
 
-Input: numbers of finished steps. Output: RUN/metrics.jsonl (always), RUN/validation.jsonl, RUN/evaluation.jsonl, and
-the same numbers in Weights & Biases when asked. Only rank 0 writes.
+Input: numbers of finished steps. Output: RUN/metrics.jsonl (always), RUN/validation.jsonl, and the same
+numbers in Weights & Biases when asked. Only rank 0 writes.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class MetricsLog:
         def saved(record: dict[str, Any]) -> bool:
             return bool(record["step"] <= step)
 
-        for name in ("metrics", "validation", "evaluation"):
+        for name in ("metrics", "validation"):
             self._files[name] = Lines(out / f"{name}.jsonl", saved, stays_open=True, full=report)
         self.lost = tuple(record["seconds"] for record in self._files["metrics"].dropped)
 
@@ -132,19 +132,6 @@ class MetricsLog:
             f"({record['val_bits_per_byte']:.4f} bits per byte)  {losses}"
         )
 
-    def evaluation(self, record: dict[str, Any]) -> None:
-        """The answers to one set of questions."""
-        if self._rank:
-            return
-        self._write("evaluation", record)
-        parts = []
-        for name, result in record["questions"].items():
-            chance = "" if result["chance"] is None else f" (chance {result['chance']:.1%})"
-            parts.append(
-                f"{name} {result['accuracy']:.1%}{chance}, {result['bits_per_byte']:.4f} bits per byte"
-            )
-        self._report(f"{clock()} step {record['step']}/{self._steps}  answers: {'; '.join(parts)}")
-
     def close(self) -> None:
         """Close all files."""
         for file in self._files.values():
@@ -159,8 +146,6 @@ class MetricsLog:
         }
         self._files[name].add(clean)
         flat = clean | {f"val_{source}": loss for source, loss in record.get("sources", {}).items()}
-        for name, result in record.get("questions", {}).items():
-            flat |= {f"{name}_{key}": value for key, value in result.items()}
         flat |= {f"val_bits_{source}": bits for source, bits in record.get("bits_per_byte", {}).items()}
         numbers = {key: value for key, value in flat.items() if isinstance(value, int | float)}
         step = numbers.pop("step")

@@ -18,14 +18,12 @@ from pretok.base.storage import write_json
 from train import STARTED
 from train.checkpoint.meta import RunState
 from train.checkpoint.save import Checkpoints
-from train.config import parse_files
 from train.data import Feed
 from train.evaluate import ValidationSource, validation_sources
 from train.metrics import MetricsLog
 from train.parallel.devices import Device
 from train.parallel.mesh import data_rank
 from train.phases import Phase, Segment, check_resume, plan_segments
-from train.questions import Questions, load_questions
 from train.records import Changes, Goodput, Restart
 from train.report import Reporter
 from train.setup import Plan, build_trainee, checkpoint_bytes, describe, enter_phase
@@ -39,7 +37,6 @@ class SegmentData:
 
     feed: Feed
     validation: dict[str, ValidationSource]
-    questions: list[Questions]
 
 
 @dataclass
@@ -157,9 +154,7 @@ def _open_data(segment: Segment, trainee: Trainee, waited: float) -> SegmentData
     """waited: seconds by now for data of the segments before."""
     phase, end = segment.phase, segment.position_after(segment.last_step)
     config, view, rank = phase.config, phase.view, data_rank(trainee.mesh, trainee.context.ranks)
-    first_id = view.eod_id if view.bos_id is None else view.bos_id
     return SegmentData(
         Feed(view, phase.batch, rank, segment.position, end, config, trainee.device, trainee.context, waited),
         validation_sources(config, view.mix) if config.val_every else {},
-        load_questions(parse_files(config.evaluate), Path(config.shards), first_id, view.seq_len),
     )

@@ -121,22 +121,22 @@ class Pipeline(nn.Module):
         return total / self._tokens
 
     def forward(
-        self, inputs: Tensor, targets: Tensor, documents: Tensor | None = None, *, each: bool = False
+        self, inputs: Tensor, targets: Tensor, documents: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         """What the Decoder returns for targets, the same on all ranks of the pipeline; without gradients."""
-        result = torch.empty((2, *(targets.shape if each else ())), device=inputs.device)
+        result = torch.empty(2, device=inputs.device)
         for number, part in zip(self._numbers(), self._decoders(), strict=True):
             x = inputs
             if number > 0:
                 x = torch.empty(self._hidden(inputs), dtype=self._dtype, device=inputs.device)
                 dist.recv(x, group=self._group, group_src=(number - 1) % self._ranks)
-            found = part(x, targets, documents, each=each)
+            found = part(x, targets, documents)
             if number < self._stages - 1:
                 dist.send(found.contiguous(), group=self._group, group_dst=(number + 1) % self._ranks)
             else:
                 result = torch.stack([value.float() for value in found])
         dist.broadcast(result, group=self._group, group_src=self._ranks - 1)
-        return result[0], result[1] > 0 if each else result[1]
+        return result[0], result[1]
 
     def _hidden(self, tokens: Tensor) -> tuple[int, int, int]:
         """What travels for tokens (n, L)."""

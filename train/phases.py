@@ -24,7 +24,7 @@ from pretok.stream import View, same_until
 from pretok.stream.mix_file import mix_json, parse_mix
 from pretok.stream.segments import SEGMENTS, written_segments
 from train.checkpoint.meta import META, Identity, Meta, RunState, TokenizerOrigin, complete_checkpoints
-from train.config import IN_PHASES, SCHEDULE, TrainConfig
+from train.config import IN_PHASES, TrainConfig
 from train.model.sizes import ModelConfig, model_config
 from train.optimizer import learning_rate
 from train.parallel.layout import USUAL_MICRO_BATCH, Batch, solve_batch
@@ -70,13 +70,11 @@ class Phase:
 def open_phases(config: TrainConfig, data_ranks: int) -> tuple[Phase, ...]:
     """Open the data of all phases and solve their sizes. UsageError or MismatchError where one cannot be."""
     found: list[Phase] = []
-    for (at, settings), named in zip(
-        config.in_phases(), [{}, *(p.settings for p in config.phases)], strict=True
-    ):
+    for at, settings, own_schedule in config.in_phases():
         where = f"phase at {at} tokens: " if at else ""
         try:
             batch = _batch(settings, data_ranks, found[-1].batch.global_batch if found else None)
-            phase = _open(at, settings, batch, bool(named.keys() & set(SCHEDULE)))
+            phase = _open(at, settings, batch, own_schedule)
         except (UsageError, MismatchError) as error:
             raise type(error)(f"{where}{error}") from None
         if found and (different := _fixed(found[0].identity(), phase.identity())):

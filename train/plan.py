@@ -25,11 +25,9 @@ from train.parallel.layout import (
     check_pipeline,
     check_split,
     compiles,
-    passes_in_memory,
     solve_batch,
     solve_layout,
     split_layers,
-    stages_per_rank,
 )
 from train.setup import checkpoint_bytes
 
@@ -87,7 +85,7 @@ def block_bytes_per_token(model: ModelConfig, tensor: int, width: int, compiled:
 
 
 def _activations(
-    model: ModelConfig, config: TrainConfig, layout: Layout, blocks: Sequence[int], passes: float, width: int
+    model: ModelConfig, config: TrainConfig, layout: Layout, blocks: Sequence[int], passes: int, width: int
 ) -> float:
     """Bytes for each token of a pass: kept by blocks of these numbers in `passes` passes, and what one block makes
     again while its backward pass runs."""
@@ -127,10 +125,9 @@ def _count_rank(
 ) -> Memory:
     """The same for one rank of a pipeline; tokens: of a pass."""
     width = 4 if config.precision == "fp32" else 2
-    piped, parts = layout.pipeline > 1, stages_per_rank(config)
+    piped = layout.pipeline > 1
     block, root = _shapes(model, layout.tensor, first=rank == 0, last=rank == layout.pipeline - 1)
-    stages = split_layers(model, layout.pipeline * parts)[rank :: layout.pipeline]
-    numbers = [number for stage in stages for number in stage]
+    numbers = split_layers(model, layout.pipeline)[rank]
     blocks = len(numbers)
 
     def shard_size(shapes: list[tuple[int, int]]) -> int:
@@ -147,10 +144,10 @@ def _count_rank(
     gathered = width * (whole_size(ends) + (2 if frees else blocks) * whole_size(block))
     # Gradients of one block in the pass's width, and the reduce-scatter's input in its own.
     gathered += (width + 4) * whole_size(block)
-    passes = passes_in_memory(config, rank, accumulation) / parts if piped else 1
+    passes = min(accumulation, layout.pipeline - rank) if piped else 1
     activations = int(tokens * _activations(model, config, layout, numbers, passes, width))
     if piped:  # torch keeps a place for what each micro-batch brings from either side to a stage
-        activations += tokens * 2 * parts * accumulation * model.dim * width // layout.tensor
+        activations += tokens * 2 * accumulation * model.dim * width // layout.tensor
     gradients = 4 * own
     if piped:
         gradients += 4 * whole
@@ -232,7 +229,7 @@ def plan_figures(config: TrainConfig, space: argparse.Namespace) -> dict[str, An
         "parameters": model.parameters,
         "layout": asdict(layout),
         "batch": asdict(batch),
-        "bubble": bubble(config, batch.accumulation),
+        "bubble": bubble(config.pipeline, batch.accumulation),
         "steps": steps,
         "count": asdict(count),
         "device_gigabytes": gigabytes,

@@ -38,7 +38,6 @@ from train.parallel.layout import (
     compiles,
     solve_layout,
     split_layers,
-    stages_per_rank,
 )
 from train.parallel.mesh import build_mesh, materialize
 from train.parallel.parallelize import parallelize, pass_dtype
@@ -81,8 +80,6 @@ def make_plan(config: TrainConfig, world: int) -> Plan:
         raise UsageError(
             f"{config.mix} does not exist; make it with pretok mix, or leave --mix out to read each source once"
         )
-    if config.init_moments and config.init_from is None:
-        raise UsageError("--init-moments needs --init-from")
     if config.vocab_map is not None and config.init_from is None:
         raise UsageError("--vocab-map needs --init-from")
     per_node = int(os.environ.get("LOCAL_WORLD_SIZE", world))
@@ -112,10 +109,6 @@ def build_trainee(plan: Plan, device: Device, report: Callable[[str], None]) -> 
     source = None if resumed else config.start
     exported = source is not None and (source / CONFIG).exists()
     if source is not None and exported:
-        if config.init_moments:
-            raise UsageError(
-                f"--init-moments: {source} is an exported model and has none; name a checkpoint of its run"
-            )
         map_path = Path(config.vocab_map) if config.vocab_map else None
         if problem := first_problem(_other_tokenizer(source, phase.tokenizer(), report, map_path)):
             raise problem
@@ -132,8 +125,7 @@ def build_trainee(plan: Plan, device: Device, report: Callable[[str], None]) -> 
     data = phase.view.eod_id, phase.view.seq_len
     trainee = Trainee(model, mesh, context, phase.batch, config, device.device, *data)
     if source is not None and not exported:
-        moments = trainee.optimizer if config.init_moments else None
-        load_weights(model, moments, mesh, source, plan.model, report)
+        load_weights(model, mesh, source, plan.model, report)
     return trainee
 
 
@@ -152,15 +144,11 @@ def _other_tokenizer(
 def _build_model(plan: Plan, mesh: DeviceMesh, context: Context, device: Device) -> Decoder | Pipeline:
     """The model on the meta device, split over the mesh; of a pipeline what is this rank's."""
     config, sizes = plan.config, plan.model
-    blocks = split_layers(sizes, config.pipeline * stages_per_rank(config))
-    parts = []
-    for stage in range(mesh["pipeline"].get_local_rank(), len(blocks), config.pipeline):
-        with torch.device("meta"):
-            part = Decoder(sizes, z_loss=config.z_loss)
-        take_part(part, stage, blocks)
-        parallelize(part, mesh, context, config, device)
-        parts.append(part)
-    return parts[0] if config.pipeline == 1 else Pipeline(parts, mesh["pipeline"], pass_dtype(config, device))
+    with torch.device("meta"):
+        model = Decoder(sizes, z_loss=config.z_loss)
+    take_part(model, mesh["pipeline"].get_local_rank(), split_layers(sizes, config.pipeline))
+    parallelize(model, mesh, context, config, device)
+    return model if config.pipeline == 1 else Pipeline(model, mesh["pipeline"], pass_dtype(config, device))
 
 
 def enter_phase(trainee: Trainee, phase: Phase, before: Phase | None) -> None:
@@ -196,7 +184,7 @@ def describe(plan: Plan, segments: Sequence[Segment], device: Device) -> str:
     begins = {segment.phase.at: f"step {segment.step}" for segment in segments[1:]}
     for phase, settings in zip(plan.phases[1:], plan.config.phases, strict=True):
         when = begins.get(phase.at, "begun" if phase.at <= first.at else "not reached")
-        changes = ", ".join(f"{name} = {value}" for name, value in settings.settings.items())
+        changes = ", ".join(f"{name} = {value}" for name, value in settings.items() if name != "at")
         lines.append(f"phase at {phase.at:,} tokens ({when}): {changes or 'nothing changes'}")
     return "\n".join([*lines, f"attention: {_attention(plan, device)}", *_warnings(segments)])
 
@@ -214,9 +202,8 @@ def _in_stages(plan: Plan) -> str:
     config = plan.config
     if config.pipeline == 1:
         return ""
-    waits = bubble(config, plan.phases[0].batch.accumulation)
-    stages = config.pipeline * stages_per_rank(config)
-    return f" x {config.pipeline} pipeline ({config.pipeline_schedule}, {stages} stages, bubble {waits:.1%})"
+    waits = bubble(config.pipeline, plan.phases[0].batch.accumulation)
+    return f" x {config.pipeline} pipeline (bubble {waits:.1%})"
 
 
 def _warnings(segments: Sequence[Segment]) -> list[str]:

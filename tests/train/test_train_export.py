@@ -22,7 +22,6 @@ from tests.train_support import (
     filled,
     model_file,
     random_shards,
-    read_tensors,
     run_jobs,
 )
 from train.__main__ import main
@@ -167,33 +166,13 @@ def test_weights_start_a_run_with_other_positions(
     assert 0 < abs(loss - column(runs[True], "loss")[0]) < 1
 
 
-def test_moments_come_along_where_asked(
+def test_a_run_begins_with_what_is_there(
     runs: dict[bool, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """With them a new run on the same data makes the step that the old one would have made, without them another."""
-    source = runs[True] / "checkpoints" / "step-00000003"
-    command = arguments(runs[True].parent / "shards", "", model_file(tmp_path))
-    losses = {}
-    for name, more in (("kept", ["--init-moments"]), ("dropped", [])):
-        command[command.index("--out") + 1] = tmp_path / name
-        flags = ["--steps", 3, "--schedule", "constant", "--warmup", 0, "--init-from", source, *more]
-        main([str(part) for part in (*command, *flags)])
-        losses[name] = column(tmp_path / name, "loss")
-    assert losses["kept"][0] == losses["dropped"][0]
-    assert losses["kept"][1] != pytest.approx(losses["dropped"][1], rel=1e-4)
-    [meta] = (tmp_path / "kept").glob("checkpoints/*/meta.json")
-    assert read_tensors(meta.parent)["optimizer.norm.weight.step"] == 6
-    model = exported(runs, True, tmp_path / "model")
-    command[command.index("--out") + 1] = tmp_path / "none"
-    for where, message in (
-        (model, "is an exported model and has none"),
-        (None, "needs --init-from"),
-        ("PUT/THE/FIRST/MODEL/HERE", "--init-from: PUT/THE/FIRST/MODEL/HERE is no folder"),
-    ):
-        named = [] if where is None else ["--init-from", str(where)]
-        with pytest.raises(SystemExit, match="2"):
-            main([str(part) for part in command] + ["--init-moments", *named])
-        assert message in capsys.readouterr().err
+    command = arguments(runs[True].parent / "shards", tmp_path / "none", model_file(tmp_path))
+    with pytest.raises(SystemExit, match="2"):
+        main([str(part) for part in command] + ["--init-from", "PUT/THE/FIRST/MODEL/HERE"])
+    assert "--init-from: PUT/THE/FIRST/MODEL/HERE is no folder" in capsys.readouterr().err
 
 
 def test_weights_start_another_run(runs: dict[bool, Path], tmp_path: Path) -> None:

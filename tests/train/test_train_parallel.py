@@ -34,7 +34,7 @@ SPLIT: dict[str, tuple[bool, tuple[object, ...]]] = {
     "2-tensor-2": (True, ("--shard", 2, "--tensor", 2)),
     "replicate-2-tensor-2": (
         False,
-        ("--shard", 1, "--tensor", 2, "--micro-batch", 2, "--checkpointing", "every-2"),
+        ("--shard", 1, "--tensor", 2, "--micro-batch", 2, "--checkpointing", "0.5"),
     ),
 }
 """Of runs on four ranks whether the embedding is the output matrix, and what is their own."""

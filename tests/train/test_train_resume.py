@@ -298,18 +298,18 @@ def tell_restores() -> None:
 
 
 def test_one_replica_reads_a_checkpoint_for_all(shards: Path, tmp_path: Path) -> None:
-    """Parameters and moments: a replica with others would learn otherwise from the next step on."""
+    """A replica with others would learn otherwise from the next step on."""
 
     def job(ranks: int, name: str, steps: int, *more: object) -> tuple[int, list[object]]:
         common = arguments(shards, tmp_path / name, steps=steps, workers=0, schedule="constant", warmup=0)
         return ranks, [*common, "--lr", 0.01, *more]
 
-    first = ("--init-from", tmp_path / "run/checkpoints/step-00000004", "--init-moments")
+    first = ("--init-from", tmp_path / "run/checkpoints/step-00000004")
     jobs = [job(1, "whole", 6), job(1, "run", 4), job(1, "again", 2, *first)]
-    jobs += [job(4, "run", 6, "--shard", 2), job(2, "moments", 2, "--shard", 1, *first)]
+    jobs += [job(4, "run", 6, "--shard", 2), job(2, "shared", 2, "--shard", 1, *first)]
     text = run_jobs(jobs, tmp_path, before=tell_restores)
     assert sorted(line for line in text.splitlines() if line.endswith("reads")) == [
         *("rank 0 reads", "rank 0 reads", "rank 0 reads", "rank 1 reads"),
     ]
     assert column(tmp_path / "run", "loss") == pytest.approx(column(tmp_path / "whole", "loss"), rel=1e-5)
-    assert column(tmp_path / "moments", "loss") == pytest.approx(column(tmp_path / "again", "loss"), rel=1e-5)
+    assert column(tmp_path / "shared", "loss") == pytest.approx(column(tmp_path / "again", "loss"), rel=1e-5)

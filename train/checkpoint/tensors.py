@@ -283,14 +283,9 @@ def open_checkpoint(checkpoint: Path, group: dist.ProcessGroup | None) -> tuple[
 
 
 def load_weights(
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer | None,
-    mesh: DeviceMesh,
-    checkpoint: Path,
-    config: ModelConfig,
-    report: Callable[[str], None],
+    model: nn.Module, mesh: DeviceMesh, checkpoint: Path, config: ModelConfig, report: Callable[[str], None]
 ) -> None:
-    """Load the model from a checkpoint folder of any mesh, and the moments where an optimizer is given.
+    """Load the model from a checkpoint folder of any mesh.
 
     Another rope_theta is told. Raises IntegrityError for a damaged checkpoint, MismatchError for one of other sizes.
     """
@@ -299,7 +294,7 @@ def load_weights(
         raise opened
     meta, reader = opened
     check_sizes(meta.identity.model, config, checkpoint, report)
-    if problem := restore_everywhere(named_state(model, optimizer), reader, mesh, None):
+    if problem := restore_everywhere(named_state(model), reader, mesh, None):
         raise problem
 
 

@@ -6,7 +6,6 @@ tensor); the Decoder's parameters in memory and filled.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
@@ -92,8 +91,8 @@ def _read_piece(parameter: DTensor, read: Callable[..., Tensor]) -> Tensor:
 
 
 def clean_name(name: str) -> str:
-    """A parameter's name in the whole model, without the wrapper of checkpointing and the number of a part."""
-    return re.sub(r"^parts\.\d+\.", "", name.replace("_checkpoint_wrapped_module.", ""))
+    """A parameter's name in the whole model, without the wrapper of checkpointing and of a pipeline."""
+    return name.replace("_checkpoint_wrapped_module.", "").removeprefix("part.")
 
 
 def gradient_sync(model: nn.Module, *, last: bool, reshard: bool) -> None:

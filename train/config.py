@@ -58,6 +58,8 @@ GROUPS = {
     "phases": "phases",
 }
 """Groups of the help, each from the field on that begins it."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainConfig:
     """All settings; each one's help says its meaning. None: derived, and printed at the start."""
@@ -179,7 +181,9 @@ class TrainConfig:
         None, "Weights & Biases project; offline unless WANDB_MODE says otherwise", example='"my-project"'
     )
     profile: int = _option(0, "write a profile of so many steps to RUN/profile.json", least=0, rare=True)
-    deterministic: bool = _option(False, "only operations that give the same bits each time; slower", rare=True)
+    deterministic: bool = _option(
+        False, "only operations that give the same bits each time; slower", rare=True
+    )
 
     phases: tuple[dict[str, Any], ...] = _option(
         (), "what changes at how many tokens: tables [[phases]] of a file, or their JSON", rare=True

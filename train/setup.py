@@ -23,7 +23,6 @@ from train.checkpoint.export import check_tokenizer, exported_tensors
 from train.checkpoint.meta import Meta, TokenizerOrigin, complete_checkpoints
 from train.checkpoint.tensors import load_weights
 from train.config import TrainConfig
-from train.model.attention import attention_kernel
 from train.model.sizes import CONFIG, ModelConfig
 from train.model.transformer import Decoder, initial_tensor
 from train.optimizer import set_hyper_parameters, warmup_steps
@@ -186,7 +185,10 @@ def describe(plan: Plan, segments: Sequence[Segment], device: Device) -> str:
         when = begins.get(phase.at, "begun" if phase.at <= first.at else "not reached")
         changes = ", ".join(f"{name} = {value}" for name, value in settings.items() if name != "at")
         lines.append(f"phase at {phase.at:,} tokens ({when}): {changes or 'nothing changes'}")
-    return "\n".join([*lines, f"attention: {_attention(plan, device)}", *_warnings(segments)])
+    blocks = "compiled" if compiles(plan.config, model, able=device.can_compile) else "not compiled"
+    return "\n".join(
+        [*lines, f"attention: {plan.config.attention}; blocks are {blocks}", *_warnings(segments)]
+    )
 
 
 def _cpu_warning(device: Device) -> list[str]:
@@ -220,17 +222,3 @@ def _warnings(segments: Sequence[Segment]) -> list[str]:
         f"rises, to {highest:.2e} at its end, and does not decay; a --warmup of {max(1, steps // 20)} "
         "leaves room for the schedule"
     ]
-
-
-def _attention(plan: Plan, device: Device) -> str:
-    """What a token sees and which of torch's kernels computes it, asked for one sequence of the run."""
-    seen = {"causal": "all before it in its sequence", "document": "what is before it in its document"}
-    kernel = attention_kernel(
-        plan.model,
-        plan.layout.tensor * plan.layout.context,
-        pass_dtype(plan.config, device),
-        device.device,
-        documents=plan.config.attention == "document",
-    )
-    blocks = "compiled" if compiles(plan.config, plan.model, able=device.can_compile) else "not compiled"
-    return f"a token sees {seen[plan.config.attention]}; kernel {kernel}; blocks are {blocks}"

@@ -120,9 +120,10 @@ def test_a_good_table_passes_without_torch() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("dim = 'x'", "dim is 'x'; it must be of type int"),
-        ("dim = 0", "dim is 0; it"),
-        ("dim =", "is not TOML"),
+        ("dim = 'x'", r"model.toml: Expected `int`, got `str` - at `\$.dim`"),
+        ("dim = 0\nlayers = 1\nheads = 1\nkv_heads = 1\nhidden = 1", "dim is 0; it"),
+        ("dims = 1", "unknown field `dims`"),
+        ("dim =", "model.toml: Invalid value"),
     ],
 )
 def test_bad_sizes_are_refused(tmp_path: Path, text: str, message: str) -> None:

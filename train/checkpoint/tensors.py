@@ -44,6 +44,7 @@ DTYPES = {
     torch.float32: "F32",
     torch.int32: "I32",
     torch.bfloat16: "BF16",
+    torch.float16: "F16",
     torch.bool: "BOOL",
 }
 """What safetensors calls them, the widest first."""
@@ -129,9 +130,10 @@ def local(value: Tensor) -> Tensor:
     return value.to_local() if isinstance(value, DTensor) else value
 
 
-def write_tensors(path: Path, tensors: dict[str, Tensor]) -> FileRecord:
+def write_tensors(path: Path, tensors: dict[str, Tensor], **metadata: str) -> FileRecord:
     """A file of safetensors, summed up while it is written."""
-    header, end = {}, 0
+    header: dict[str, Any] = {"__metadata__": metadata} if metadata else {}
+    end = 0
     order = sorted(tensors, key=lambda name: -tensors[name].itemsize)  # so that each is aligned
     for name in order:
         begin, end = end, end + tensors[name].nbytes

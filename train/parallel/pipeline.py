@@ -7,9 +7,9 @@ Design. A part is a Decoder from which other stages' modules were taken; its par
 model, so checkpoints, exports and initial values know nothing of stages. Every rank of a pipeline reads the same
 sequences: tokens and targets are at hand where they are needed, and only hidden states travel, (micro-batch, L, dim) in
 the width of the passes. torch's Schedule1F1B says who computes and sends what when; the last stage computes the loss
-inside of its forward pass. Shapes are stated beforehand, so that torch runs no pass to learn them. Gradients are reduced
-once a step, at its end, and the parameters of a stage stay gathered until then. Without gradients micro-batches go
-through one at a time.
+inside of its forward pass. Shapes are stated beforehand, so that torch runs no pass to learn them. Gradients are
+reduced once a step, at its end, and the parameters of a stage stay gathered until then. Without gradients micro-batches
+go through one at a time.
 """
 
 from __future__ import annotations

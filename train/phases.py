@@ -17,12 +17,11 @@ from pathlib import Path
 from typing import Any
 
 import pretok.stream
-from pretok.base.errors import IntegrityError, MismatchError, UsageError
+from pretok.base.errors import MismatchError, UsageError
 from pretok.base.records import replace, to_json
 from pretok.shards.manifest import shards_of
 from pretok.stream import View, same_until
 from pretok.stream.mix_file import mix_json, parse_mix
-from pretok.stream.segments import SEGMENTS, written_segments
 from train.checkpoint.meta import META, Identity, Meta, RunState, TokenizerOrigin, complete_checkpoints
 from train.config import IN_PHASES, TrainConfig
 from train.model.sizes import ModelConfig, model_config
@@ -281,28 +280,11 @@ def _fixed(theirs: Identity, ours: Identity) -> list[str]:
     return [f"{name} was {was}, is {now}" for name, (was, now) in found.items() if name not in MAY_CHANGE]
 
 
-def _compare_legs(state: RunState, out: str) -> None:
-    segment = next(
-        (segment for segment in reversed(written_segments(Path(out))) if segment.step < state.step), None
-    )
-    if segment is None:
-        return
-    written = segment.position_after(state.step), segment.tokens_after(state.step)
-    if written != (state.position, state.tokens):
-        raise IntegrityError(
-            f"the checkpoint of step {state.step} says that {state.position} sequences and {state.tokens} tokens were "
-            f"read, {Path(out) / SEGMENTS} says {written[0]} and {written[1]}: one of them was changed. Bring back the "
-            f"{META} or the {SEGMENTS} that the run wrote"
-        )
-
-
 def check_resume(phases: Sequence[Phase], meta: Meta, out: str) -> None:
     """MismatchError when a checkpoint cannot go on with these settings: another model, seed, tokenizer or data.
 
-    In mid-phase data may change only if what was read of it is the same. IntegrityError when RUN/segments.jsonl says
-    that the steps of the checkpoint read something else.
+    In mid-phase data may change only if what was read of it is the same.
     """
-    _compare_legs(meta.progress, out)
     number, began = _phase_of(phases, meta.progress, meta.identity)
     phase, state, saved = phases[number], meta.progress, meta.identity
     different = _fixed(saved, phase.identity())

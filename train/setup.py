@@ -16,11 +16,11 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-from pretok.base.errors import PretokError, UsageError
+from pretok.base.errors import UsageError
 from pretok.base.records import replace
 from pretok.base.vocab_map import read_map
 from train.checkpoint.export import check_tokenizer, exported_tensors
-from train.checkpoint.meta import Meta, TokenizerOrigin, complete_checkpoints
+from train.checkpoint.meta import Meta, complete_checkpoints
 from train.checkpoint.tensors import load_weights
 from train.config import TrainConfig
 from train.model.sizes import CONFIG, ModelConfig
@@ -28,7 +28,7 @@ from train.model.transformer import Decoder, initial_tensor
 from train.optimizer import set_hyper_parameters, warmup_steps
 from train.parallel.context import Context
 from train.parallel.devices import Device
-from train.parallel.group import first_problem
+from train.parallel.group import together
 from train.parallel.layout import (
     Layout,
     bubble,
@@ -109,8 +109,8 @@ def build_trainee(plan: Plan, device: Device, report: Callable[[str], None]) -> 
     exported = source is not None and (source / CONFIG).exists()
     if source is not None and exported:
         map_path = Path(config.vocab_map) if config.vocab_map else None
-        if problem := first_problem(_other_tokenizer(source, phase.tokenizer(), report, map_path)):
-            raise problem
+        ours = phase.tokenizer()
+        together(lambda: None if dist.get_rank() else check_tokenizer(source, ours, report, map_path))
         vocab_map = read_map(map_path) if map_path else None
         materialize(
             model, device.device, exported_tensors(source, plan.model, report, vocab_map), pieces=True
@@ -126,18 +126,6 @@ def build_trainee(plan: Plan, device: Device, report: Callable[[str], None]) -> 
     if source is not None and not exported:
         load_weights(model, mesh, source, plan.model, report)
     return trainee
-
-
-def _other_tokenizer(
-    source: Path, expected: TokenizerOrigin, report: Callable[[str], None], map_path: Path | None
-) -> PretokError | None:
-    """What is wrong with the tokenizer of an exported model, by rank 0, which alone reads it."""
-    try:
-        if dist.get_rank() == 0:
-            check_tokenizer(source, expected, report, map_path)
-    except PretokError as error:
-        return error
-    return None
 
 
 def _build_model(plan: Plan, mesh: DeviceMesh, context: Context, device: Device) -> Decoder | Pipeline:

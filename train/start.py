@@ -83,7 +83,7 @@ def start_run(
     config, rank, restart = plan.config, dist.get_rank(), Restart.here()
     trainee = build_trainee(plan, device, report)
     checkpoints = Checkpoints(out / "checkpoints", config, device.is_gpu, report)
-    if config.save_every != "never":
+    if config.save_every != "never" and rank == 0:
         checkpoints.check_space(checkpoint_bytes(plan.model))
     meta = checkpoints.load_newest(
         trainee.state(), trainee.mesh, lambda found: check_resume(plan.phases, found, config.out)

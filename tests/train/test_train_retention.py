@@ -61,7 +61,6 @@ def test_retention_in_a_run(shards: Path, tmp_path: Path) -> None:
     loop.train(tiny_config(shards, tmp_path, steps=9, save_every="2", keep_last=1, milestone=4))
     names = sorted(path.name for path in (tmp_path / "run/checkpoints").glob("step-*"))
     assert names == ["step-00000004", "step-00000008", "step-00000009"]
-    assert (tmp_path / "run/checkpoints/latest").read_text() == "step-00000009\n"
 
 
 @pytest.mark.parametrize("save_every", ["1", "never"])
@@ -72,9 +71,7 @@ def test_what_a_kill_behind_the_last_save_left_undone_is_done_at_the_next_start(
     loop.train(tiny_config(shards, tmp_path, steps=5, save_every="1", **changes))
     folder = tmp_path / "run/checkpoints"
     shutil.copytree(folder / "step-00000005", folder / "step-00000003")
-    (folder / "latest").write_text("step-00000004\n")
     loop.train(tiny_config(shards, tmp_path, steps=5, save_every=save_every, **changes))
-    assert (folder / "latest").read_text() == "step-00000005\n"
     assert (folder / "step-00000003").exists() == (save_every == "never")  # which deletes nothing
 
 
@@ -113,8 +110,7 @@ def test_what_was_just_saved_stays_beside_a_damaged_newer_one(
     data.write_bytes(data.read_bytes()[:-1] + b"x")
     loop.train(replace(config, steps=5))
     names = sorted(path.name for path in folder.iterdir())
-    assert names == ["latest", "step-00000004", "step-00000005", "step-00000006.damaged"]
-    assert (folder / "latest").read_text() == "step-00000005\n"
+    assert names == ["step-00000004", "step-00000005", "step-00000006.damaged"]
     assert "step-00000006 is now step-00000006.damaged: delete it" in capsys.readouterr().out
 
 

@@ -32,7 +32,7 @@ GRACE = 10.0
 """Seconds for which the rank that failed stays, so that others can ask why: it may be the one who keeps the store. A
 rank that was killed never comes, and torchrun kills those that are left, with what they have to say, after 30."""
 _WHY, _ENDED = "train/why", "train/ended"
-Problem = TypeVar("Problem", str, PretokError)
+T = TypeVar("T")
 
 
 @contextmanager
@@ -98,23 +98,29 @@ def run_folder(out: Path, shards: Path) -> Iterator[threading.Event]:
     Raises FolderInUse or OutputError on all ranks. The event is set, on rank 0, when RUN is lost.
     """
     with ExitStack() as stack:
-        problem, lost = None, threading.Event()
-        if dist.get_rank() == 0:
-            try:
-                lost = stack.enter_context(hold(out, "train"))
-                stack.enter_context(share(shards, "train"))
-            except PretokError as error:
-                problem = error
-        if problem := first_problem(problem):
-            raise problem
-        yield lost
+
+        def take() -> threading.Event:
+            if dist.get_rank():
+                return threading.Event()
+            lost = stack.enter_context(hold(out, "train"))
+            stack.enter_context(share(shards, "train"))
+            return lost
+
+        yield together(take)
 
 
-def first_problem(problem: Problem | None, group: dist.ProcessGroup | None = None) -> Problem | None:
-    """The problem of the first rank that has one, the same answer on every rank."""
-    answers: list[Problem | None] = [None] * dist.get_world_size(group)
+def together(work: Callable[[], T], group: dist.ProcessGroup | None = None) -> T:
+    """What `work` gives this rank. Raises the PretokError of the first rank that has one, the same on all of them."""
+    problem: PretokError | None = None
+    try:
+        result = work()
+    except PretokError as error:
+        problem = error
+    answers: list[PretokError | None] = [None] * dist.get_world_size(group)
     dist.all_gather_object(answers, problem, group=group)
-    return next((answer for answer in answers if answer is not None), None)
+    for found in filter(None, answers):
+        raise found
+    return result
 
 
 class EndedElsewhere(PretokError):

@@ -236,7 +236,6 @@ def _record(run: Run, done: Readback) -> None:
             "mfu": speed * phase.model.flops_per_token(phase.view.seq_len) / peak if peak else None,
             "data_wait": done.waited,
             "memory_peak": torch.cuda.max_memory_allocated() if run.device.is_gpu else None,
-            **run.log.sensors(numbers.step),
             "data_hash": run.progress.data_hash,
             "slowest": slow and asdict(slow),
         }

@@ -22,6 +22,7 @@ from pretok.base.records import replace, to_json
 from pretok.shards.manifest import shards_of
 from pretok.stream import View, same_until
 from pretok.stream.mix_file import mix_json, parse_mix
+from pretok.stream.segments import RunSegment
 from train.checkpoint.meta import META, Identity, Meta, RunState, TokenizerOrigin, complete_checkpoints
 from train.config import IN_PHASES, TrainConfig
 from train.model.sizes import ModelConfig, model_config
@@ -155,6 +156,23 @@ class Segment:
     schedule: int
     schedule_end: int
     unit: int
+
+    def reads(self) -> RunSegment:
+        """What RUN/segments.jsonl says of it."""
+        view, config = self.phase.view, self.phase.config
+        return RunSegment(
+            step=self.step,
+            tokens=self.tokens,
+            position=self.position,
+            global_batch=self.phase.batch.global_batch,
+            seq_len=view.seq_len,
+            seed=config.seed,
+            stream=view.fingerprint,
+            shards=str(Path(config.shards).absolute()),
+            mix=str(Path(config.mix).absolute()) if config.mix else None,
+            order=mix_json(view.mix),
+            removals=view.removals,
+        )
 
     def tokens_after(self, step: int) -> int:
         """Tokens done after `step` steps."""

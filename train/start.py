@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch.distributed as dist
 
@@ -16,19 +17,22 @@ from pretok.base.records import replace, to_json
 from pretok.base.stop import StopFlag
 from pretok.base.storage import write_json
 from train import STARTED
-from train.checkpoint.meta import RunState
+from train.checkpoint.meta import Meta, RunState
 from train.checkpoint.save import Checkpoints
+from train.config import TrainConfig
 from train.data import Feed
 from train.evaluate import ValidationSource, validation_sources
-from train.metrics import MetricsLog
+from train.metrics import Goodput, RunLog
 from train.parallel.devices import Device
 from train.parallel.mesh import data_rank
-from train.phases import Phase, Segment, check_resume, plan_segments
-from train.records import Changes, Goodput, Restart
+from train.phases import Phase, Segment, check_resume, differences, plan_segments
 from train.report import Reporter
 from train.setup import Plan, build_trainee, checkpoint_bytes, describe, enter_phase
 from train.step import Mark, Readback, Trainee
 from train.stragglers import Stragglers
+
+Changes = dict[str, tuple[Any, Any]]
+"""Name of a setting -> what it was, what it is."""
 
 
 @dataclass
@@ -53,8 +57,7 @@ class Run:
     data: SegmentData
     progress: RunState
     report: Reporter
-    log: MetricsLog
-    changes: Changes
+    log: RunLog
     goodput: Goodput
     stragglers: Stragglers
     stop: StopFlag
@@ -80,7 +83,7 @@ def start_run(
     plan: Plan, device: Device, stop: StopFlag, out: Path, report: Reporter, lost: threading.Event
 ) -> Run:
     """A run at the first step that is to be done."""
-    config, rank, restart = plan.config, dist.get_rank(), Restart.here()
+    config, rank = plan.config, dist.get_rank()
     trainee = build_trainee(plan, device, report)
     checkpoints = Checkpoints(out / "checkpoints", config, device.is_gpu, report)
     if config.save_every != "never" and rank == 0:
@@ -94,14 +97,14 @@ def start_run(
     segments = plan_segments(plan.phases, saved, None if meta is None else meta.identity)
     segment = segments[0]
     report(describe(plan, segments, device))
-    changes = Changes(out, rank, saved.step, report)
-    if restart.number:
-        report(f"restart {restart.number} inside the job: {restart.why}")
     if meta is not None:
         report(f"resumed from step {saved.step}")
-        changes.by_hand(meta, config, segment)
+        _tell_changes(report, segment, "hand", _changed_by_hand(meta, config, segment))
     steps, manifest = segments[-1].last_step, segment.phase.view.manifest_fingerprint
-    log = MetricsLog(out, config, device, report, rank, saved.step, steps, manifest)
+    log = RunLog(out, config, report, rank, saved.step, steps, manifest)
+    goodput = Goodput(STARTED, None if rank else out / "goodput.jsonl", log.lost, report)
+    if goodput.restart:
+        report(f"restarted inside the job: {goodput.restart}")
     run = Run(
         plan=plan,
         device=device,
@@ -113,8 +116,7 @@ def start_run(
         progress=saved,
         report=report,
         log=log,
-        changes=changes,
-        goodput=Goodput(STARTED, None if rank else out / "goodput.jsonl", restart, log.lost, report),
+        goodput=goodput,
         stragglers=Stragglers(device.device, config.timeout),
         stop=stop,
         lost=lost,
@@ -141,13 +143,37 @@ def enter_segment(run: Run, segment: Segment, before: Phase | None) -> None:
     phase = segment.phase
     enter_phase(run.trainee, phase, before)
     if before is not None:
-        run.changes.by_phase(before.config, segment)
+        _tell_changes(
+            run.report, segment, "phase", differences(before.config.as_dict(), phase.config.as_dict())
+        )
     if segment is not run.segment:
         run.segment, run.data = segment, _open_data(segment, run.trainee, run.data.feed.waited)
-    run.changes.reads(segment)
+    run.log.segment(segment.reads())
     run.progress = replace(
         run.progress, position=segment.position, phase=phase.at, schedule=segment.schedule, unit=segment.unit
     )
+
+
+def _changed_by_hand(meta: Meta, config: TrainConfig, segment: Segment) -> Changes:
+    """Settings that are others than those the checkpoint was saved with."""
+    found = differences(meta.config, config.as_dict())
+    sizes = differences(to_json(meta.identity.model), to_json(segment.phase.model))
+    if "rope_theta" not in found and meta.progress.phase == segment.phase.at and "rope_theta" in sizes:
+        found["rope_theta"] = sizes["rope_theta"]  # of a file of sizes
+    return found
+
+
+def _tell_changes(report: Reporter, segment: Segment, by: str, changes: Changes) -> None:
+    """On the terminal, and as a line of RUN/logs."""
+    told = ", ".join(f"{name} was {was}, is {now}" for name, (was, now) in changes.items())
+    if by == "phase":
+        where = f"reads its stream from sequence {segment.position} on"
+        report(f"phase at {segment.phase.at:,} tokens: {told or 'nothing changes'}; {where}")
+    elif told:
+        report(f"settings: {told}")
+    if dist.get_rank() == 0 and (told or by == "phase"):
+        place = {"step": segment.step, "tokens": segment.tokens, "position": segment.position}
+        report.event("changes", by=by, changes=changes, **place)
 
 
 def _open_data(segment: Segment, trainee: Trainee, waited: float) -> SegmentData:

@@ -25,8 +25,8 @@ from pretok.base.errors import UsageError
 from pretok.base.records import replace
 from pretok.base.storage import atomic_open, read_lines
 from train.config import TrainConfig, add_flags, from_mapping, parse, whole_number
+from train.metrics import Lines
 from train.parallel.layout import solve_layout
-from train.records import Lines
 
 TRIED: dict[str, list[Any]] = {
     "micro_batch": [1, 2, 4, 8],

@@ -50,6 +50,12 @@ def numbers(folder: Path, out: str = "run") -> list[list[Any]]:
     return [column(folder / out, name) for name in ("loss", "grad_norm", "lr", "tokens", "data_hash")]
 
 
+def changes(run: Path) -> list[dict[str, Any]]:
+    """What the logs of a run say of changed settings."""
+    logs = sorted((run / "logs").iterdir(), key=lambda path: path.stat().st_mtime)
+    return [line for path in logs for line in read_lines(path) if line["event"] == "changes"]
+
+
 def test_phases_of_a_file_are_read_and_what_is_wrong_is_named(tmp_path: Path) -> None:
     path = tmp_path / "run.toml"
 
@@ -107,8 +113,7 @@ def test_a_phase_that_changes_nothing_changes_no_bit(shards: Path, tmp_path: Pat
     loop.train(settings(shards, tmp_path, "plain", mix=mix, schedule=schedule))
     loop.train(settings(shards, tmp_path, "phases", mix=mix, schedule=schedule, phases=phases))
     assert numbers(tmp_path, "phases") == numbers(tmp_path, "plain")
-    begun = read_lines(tmp_path / "phases/changes.jsonl")
-    assert [(line["step"], line["by"], line["changes"]) for line in begun] == [
+    assert [(line["step"], line["by"], line["changes"]) for line in changes(tmp_path / "phases")] == [
         (2, "phase", {}),
         (4, "phase", {"seq_len": [None, LENGTH]}),
     ]
@@ -187,10 +192,9 @@ def test_a_stop_anywhere_and_other_ranks_give_the_same_run(shards: Path, tmp_pat
     assert [step for step in range(7) if f"resumed from step {step}\n" in text] == [2, 3, 4]
     assert column(tmp_path / "run", "data_hash") == column(tmp_path / "whole", "data_hash")
     assert column(tmp_path / "run", "loss") == pytest.approx(column(tmp_path / "whole", "loss"), rel=1e-5)
-    begun = [line for line in read_lines(tmp_path / "run/changes.jsonl") if line["by"] == "phase"]
+    begun = [line for line in changes(tmp_path / "run") if line["by"] == "phase"]
     assert [(line["step"], line["position"]) for line in begun] == [(2, 0), (4, 2 * BATCH)]
-    whole = read_lines(tmp_path / "whole/changes.jsonl")
-    assert [line["step"] for line in whole] == [2, 4]
+    assert [line["step"] for line in changes(tmp_path / "whole")] == [2, 4]
 
 
 def test_what_may_change_by_hand_is_shown_and_kept(
@@ -205,9 +209,10 @@ def test_what_may_change_by_hand_is_shown_and_kept(
         settings(shards, tmp_path, mix=longer, steps=6, global_batch=16, rope_theta=1e4, z_loss=0.1, **common)
     )
     text = capsys.readouterr().out
-    assert "setting global_batch was 8, is 16\n" in text
-    assert "setting rope_theta was None, is 10000.0\n" in text
-    [line] = read_lines(tmp_path / "run/changes.jsonl")
+    assert "settings: " in text
+    assert ", global_batch was 8, is 16, " in text
+    assert "rope_theta was None, is 10000.0" in text
+    [line] = changes(tmp_path / "run")
     assert (line["step"], line["tokens"], line["position"], line["by"]) == (3, 3 * STEP, 3 * BATCH, "hand")
     assert line["changes"]["mix"] == [short, longer]
     assert column(tmp_path / "run", "tokens") == [STEP * n for n in (1, 2, 3, 5, 7, 9)]

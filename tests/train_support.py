@@ -33,7 +33,6 @@ from train.checkpoint.tensors import Reader, restore
 from train.config import TrainConfig
 from train.model.sizes import ModelConfig
 from train.model.transformer import Decoder, initial_tensor
-from train.tune import flags
 
 _CONTEXT = multiprocessing.get_context("forkserver")
 # torch._dynamo is what the first training step imports.
@@ -62,6 +61,19 @@ def tiny_config(shards: Path, folder: Path, **more: Any) -> TrainConfig:
     values: dict[str, Any] = {"shards": str(shards), "out": str(folder / "run"), "model": model_file(folder)}
     values |= {"seq_len": 16, "global_batch": 8, "steps": 8, "workers": 0}
     return TrainConfig(**values | more)
+
+
+def flags(config: TrainConfig) -> list[str]:
+    """A command line that gives the trainer these settings, defaults left out."""
+    result = []
+    for name, value in config.as_dict().items():
+        if value == getattr(TrainConfig(), name):
+            continue
+        flag = name.replace("_", "-")
+        result += (
+            [f"--{'' if value else 'no-'}{flag}"] if isinstance(value, bool) else [f"--{flag}", str(value)]
+        )
+    return result
 
 
 def tiny_flags(shards: Path, folder: Path, **more: Any) -> list[object]:

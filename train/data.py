@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Generator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,9 +19,8 @@ from torch.utils.data import DataLoader
 from pretok.base.stop import SIGNALS
 from pretok.base.tokens import document_starts
 from pretok.stream import View
-from pretok.stream.loader import Fetch, PositionSampler, as_read, identity_of, read_batch
+from pretok.stream.loader import Fetch, PositionSampler, as_read, identity_of
 from train.config import TrainConfig
-from train.model.loss import IGNORE, targets_of
 from train.parallel.context import Context
 from train.parallel.layout import Batch
 
@@ -68,9 +67,9 @@ def documents_of(inputs: Tensor, eod_id: int, config: TrainConfig) -> Tensor | N
 class Feed:
     """Iterates over `MicroBatch`.
 
-    `waited` adds up the seconds spent waiting, to those of a feed before. Of ranks that share sequences the first reads
-    them; the others get them from it, without a checksum (0) and without an end. How many documents there are goes from
-    host to host: the device of none is waited for.
+    `waited` adds up the seconds spent waiting. Of ranks that share sequences the first reads them; the others get them
+    from it, without a checksum (0) and without an end. How many documents there are goes from host to host: the device
+    of none is waited for.
     """
 
     def __init__(
@@ -83,12 +82,11 @@ class Feed:
         config: TrainConfig,
         device: torch.device,
         context: Context,
-        waited: float = 0.0,
     ) -> None:
         self._device, self._context = device, context
         self._shape = batch.micro_batch, view.seq_len + 1
         self._config, self._eod_id, self._masked = config, view.eod_id, view.masked
-        self.waited = waited
+        self.waited = 0.0
         # On a stream of its own the copy runs beside the previous micro-batch, which the host has only queued.
         self._copies = torch.cuda.Stream() if device.type == "cuda" else None  # type: ignore[no-untyped-call]
         self._loader: Any = None
@@ -165,22 +163,3 @@ class Feed:
         torch.cuda.current_stream().wait_stream(self._copies)
         on_device.record_stream(torch.cuda.current_stream())
         return on_device
-
-
-def validation_batches(
-    view: View, sequences: int, micro_batch: int, rank: int, ranks: int
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """(inputs, targets) of this rank's part of the first `sequences` positions, on the host; every rank gets equally
-    many.
-
-    Where the sequences do not divide, the first ones are repeated with targets that carry no loss.
-    """
-    rounds = -(-sequences // (micro_batch * ranks))
-    for number in range(rounds):
-        first = (number * ranks + rank) * micro_batch
-        positions = np.arange(first, first + micro_batch)
-        ids, learned = read_batch(view, (positions % sequences).tolist(), np.int64)
-        tokens = torch.from_numpy(ids)
-        targets = targets_of(tokens, view.eod_id, None if learned is None else torch.from_numpy(learned))
-        targets[torch.from_numpy(positions >= sequences)] = IGNORE
-        yield tokens[:, :-1], targets

@@ -14,7 +14,6 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import DeviceMesh
 
 from pretok.base.errors import UsageError
 from pretok.base.records import replace
@@ -98,44 +97,35 @@ def make_plan(config: TrainConfig, world: int) -> Plan:
 
 def build_trainee(plan: Plan, device: Device, report: Callable[[str], None]) -> Trainee:
     """The model on its mesh with initial weights (random, or those of --init-from), and its optimizer."""
-    config = plan.config
+    config, sizes, phase = plan.config, plan.model, plan.phases[0]
     mesh = build_mesh(device, plan.layout, config.timeout)
     context = Context.of(mesh, config.context, config.timeout)
-    model = _build_model(plan, mesh, context, device)
-    phase = plan.phases[0]
+    with torch.device("meta"):
+        part = Decoder(sizes, z_loss=config.z_loss)
+    take_part(part, mesh["pipeline"].get_local_rank(), split_layers(sizes, config.pipeline))
+    parallelize(part, mesh, context, config, device)
+    model: Decoder | Pipeline = part
+    if config.pipeline > 1:
+        model = Pipeline(part, mesh["pipeline"], pass_dtype(config, device))
     # A run that is resumed has its own weights; the folder it began from may be gone.
     resumed = complete_checkpoints(Path(config.out) / "checkpoints")
     source = None if resumed else config.start
-    exported = source is not None and (source / CONFIG).exists()
-    if source is not None and exported:
+    if source is not None and (source / CONFIG).exists():
         map_path = Path(config.vocab_map) if config.vocab_map else None
         ours = phase.tokenizer()
         together(lambda: None if dist.get_rank() else check_tokenizer(source, ours, report, map_path))
-        vocab_map = read_map(map_path) if map_path else None
-        materialize(
-            model, device.device, exported_tensors(source, plan.model, report, vocab_map), pieces=True
-        )
+        value = exported_tensors(source, sizes, report, read_map(map_path) if map_path else None)
+        materialize(model, device.device, value, pieces=True)
     elif source is not None and config.vocab_map:
         raise UsageError(
             f"--vocab-map: {source} is a checkpoint; write its model with train export, and name that"
         )
     else:
-        materialize(model, device.device, partial(initial_tensor, plan.model, config.seed))
+        materialize(model, device.device, partial(initial_tensor, sizes, config.seed))
+        if source is not None:
+            load_weights(model, mesh, source, sizes, report)
     data = phase.view.eod_id, phase.view.seq_len
-    trainee = Trainee(model, mesh, context, phase.batch, config, device.device, *data)
-    if source is not None and not exported:
-        load_weights(model, mesh, source, plan.model, report)
-    return trainee
-
-
-def _build_model(plan: Plan, mesh: DeviceMesh, context: Context, device: Device) -> Decoder | Pipeline:
-    """The model on the meta device, split over the mesh; of a pipeline what is this rank's."""
-    config, sizes = plan.config, plan.model
-    with torch.device("meta"):
-        model = Decoder(sizes, z_loss=config.z_loss)
-    take_part(model, mesh["pipeline"].get_local_rank(), split_layers(sizes, config.pipeline))
-    parallelize(model, mesh, context, config, device)
-    return model if config.pipeline == 1 else Pipeline(model, mesh["pipeline"], pass_dtype(config, device))
+    return Trainee(model, mesh, context, phase.batch, config, device.device, *data)
 
 
 def enter_phase(trainee: Trainee, phase: Phase, before: Phase | None) -> None:
@@ -152,61 +142,40 @@ def enter_phase(trainee: Trainee, phase: Phase, before: Phase | None) -> None:
 
 def describe(plan: Plan, segments: Sequence[Segment], device: Device) -> str:
     """What will run, in a few lines."""
-    layout, model = plan.layout, plan.model
+    config, layout, model, first = plan.config, plan.layout, plan.model, segments[0].phase
     peak = "n/a" if device.peak is None else f"{device.peak / 1e12:.1f} TFLOP/s"
-    first = segments[0].phase
-    shares = f", {layout.context} shards share each sequence" if layout.context > 1 else ""
+    split = ""
+    if layout.pipeline > 1:
+        split += (
+            f" x {layout.pipeline} pipeline (bubble {bubble(layout.pipeline, first.batch.accumulation):.1%})"
+        )
+    if layout.context > 1:
+        split += f", {layout.context} shards share each sequence"
+    last, blocks = segments[-1].last_step, compiles(config, model, able=device.can_compile)
     lines = [
-        *_cpu_warning(device),
-        f"model {plan.config.sizes}: {model.parameters:,} parameters, sequences of "
-        f"{first.view.seq_len} tokens, vocabulary {model.vocab_size:,} in {model.padded_vocab:,} rows",
+        f"model {config.sizes}: {model.parameters:,} parameters, sequences of {first.view.seq_len} tokens, "
+        f"vocabulary {model.vocab_size:,} in {model.padded_vocab:,} rows",
         f"{dist.get_world_size()} ranks: {layout.replicate} replicas x {layout.shard} shards x "
-        f"{layout.tensor} tensor parallel{_in_stages(plan)}{shares} on {device.name}, "
-        f"{len(os.sched_getaffinity(0))} cores and {torch.get_num_threads()} threads each, "
-        f"peak {peak} ({device.peak_source})",
+        f"{layout.tensor} tensor parallel{split} on {device.name}, {len(os.sched_getaffinity(0))} cores and "
+        f"{torch.get_num_threads()} threads each, peak {peak} ({device.peak_source})",
         f"global batch {first.batch}",
-        f"{segments[-1].last_step} steps, {segments[-1].tokens_after(segments[-1].last_step):,} tokens"
+        f"{last} steps, {segments[-1].tokens_after(last):,} tokens"
         + (f" of {len(first.view) * first.view.seq_len:,}" if len(plan.phases) == 1 else ""),
+        f"attention: {config.attention}; blocks are {'compiled' if blocks else 'not compiled'}",
     ]
     begins = {segment.phase.at: f"step {segment.step}" for segment in segments[1:]}
-    for phase, settings in zip(plan.phases[1:], plan.config.phases, strict=True):
+    for phase, settings in zip(plan.phases[1:], config.phases, strict=True):
         when = begins.get(phase.at, "begun" if phase.at <= first.at else "not reached")
         changes = ", ".join(f"{name} = {value}" for name, value in settings.items() if name != "at")
         lines.append(f"phase at {phase.at:,} tokens ({when}): {changes or 'nothing changes'}")
-    blocks = "compiled" if compiles(plan.config, model, able=device.can_compile) else "not compiled"
-    return "\n".join(
-        [*lines, f"attention: {plan.config.attention}; blocks are {blocks}", *_warnings(segments)]
-    )
-
-
-def _cpu_warning(device: Device) -> list[str]:
-    if device.is_gpu:
-        return []
-    able = torch.version.cuda or torch.version.hip
-    hint = "" if able else ". For a GPU install the CUDA build of torch"
-    return [f"warning: no GPU was found (torch {torch.__version__}): training on the CPU{hint}"]
-
-
-def _in_stages(plan: Plan) -> str:
-    """What the pipeline costs, if there is one."""
-    config = plan.config
-    if config.pipeline == 1:
-        return ""
-    waits = bubble(config.pipeline, plan.phases[0].batch.accumulation)
-    return f" x {config.pipeline} pipeline (bubble {waits:.1%})"
-
-
-def _warnings(segments: Sequence[Segment]) -> list[str]:
-    segment = segments[0]
-    steps = (segment.schedule_end - segment.schedule) // segment.unit
-    warmup = warmup_steps(segment.phase.config, steps)
-    if warmup < steps:
-        return []
-    last = [one for one in segments if one.schedule == segment.schedule][-1]
-    highest = last.rate(last.last_step - 1)
-    run = steps if segment.schedule else last.last_step  # the batch may have changed since step 1
-    return [
-        f"warning: the warm-up of {warmup:g} steps takes the whole run of {run}: the learning rate only "
-        f"rises, to {highest:.2e} at its end, and does not decay; a --warmup of {max(1, steps // 20)} "
-        "leaves room for the schedule"
-    ]
+    if not device.is_gpu:
+        able = torch.version.cuda or torch.version.hip
+        hint = "" if able else ". For a GPU install the CUDA build of torch"
+        lines.append(f"warning: no GPU was found (torch {torch.__version__}): training on the CPU{hint}")
+    steps = (segments[0].schedule_end - segments[0].schedule) // segments[0].unit
+    if (warmup := warmup_steps(first.config, steps)) >= steps:
+        lines.append(
+            f"warning: the warm-up of {warmup:g} steps takes the whole schedule: the learning rate only rises; a "
+            f"--warmup of {max(1, steps // 20)} leaves room for the rest"
+        )
+    return "\n".join(lines)

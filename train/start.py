@@ -31,30 +31,20 @@ from train.setup import Plan, build_trainee, checkpoint_bytes, describe, enter_p
 from train.step import Mark, Readback, Trainee
 from train.stragglers import Stragglers
 
-Changes = dict[str, tuple[Any, Any]]
-"""Name of a setting -> what it was, what it is."""
-
-
-@dataclass
-class SegmentData:
-    """What the steps of a segment read."""
-
-    feed: Feed
-    validation: dict[str, ValidationSource]
-
 
 @dataclass
 class Run:
     """Everything the loop works on. segment: that of the next step; progress: what is done; pending: the step whose
     numbers the host has not read; last_end: of the step before it; val_loss: of the state after the step in work."""
 
-    plan: Plan
+    config: TrainConfig
     device: Device
     trainee: Trainee
     checkpoints: Checkpoints
     segments: list[Segment]
     segment: Segment
-    data: SegmentData
+    feed: Feed
+    validation: dict[str, ValidationSource]
     progress: RunState
     report: Reporter
     log: RunLog
@@ -65,7 +55,6 @@ class Run:
     last_end: Mark
     pending: Readback | None = None
     stop_agreed: bool = False
-    stop_told: bool = False
     val_loss: float | None = None
 
     @property
@@ -106,13 +95,14 @@ def start_run(
     if goodput.restart:
         report(f"restarted inside the job: {goodput.restart}")
     run = Run(
-        plan=plan,
+        config=config,
         device=device,
         trainee=trainee,
         checkpoints=checkpoints,
         segments=segments,
         segment=segment,
-        data=_open_data(segment, trainee, 0.0),
+        feed=_open_feed(segment, trainee),
+        validation=_open_validation(segment),
         progress=saved,
         report=report,
         log=log,
@@ -126,16 +116,11 @@ def start_run(
     enter_segment(run, segment, plan.phases[plan.phases.index(segment.phase) - 1] if begins else None)
     report.doing = lambda: f"at step {run.progress.step}/{run.steps} ({run.goodput.kind})"
     if rank == 0:
-        _tell_settings(run, out)
+        resolved = to_json(segment.phase.identity()) | {"steps": steps}
+        named = {"model": config.sizes, "resolved": resolved}
+        write_json(out / "config.json", config.as_dict() | named)
+        (out / "done.json").unlink(missing_ok=True)  # a run that is extended after its end
     return run
-
-
-def _tell_settings(run: Run, out: Path) -> None:
-    """RUN/config.json, and a run that is extended after its end is no longer done."""
-    resolved = to_json(run.segment.phase.identity()) | {"steps": run.steps}
-    named = {"model": run.plan.config.sizes, "resolved": resolved}
-    write_json(out / "config.json", run.plan.config.as_dict() | named)
-    (out / "done.json").unlink(missing_ok=True)
 
 
 def enter_segment(run: Run, segment: Segment, before: Phase | None) -> None:
@@ -143,15 +128,32 @@ def enter_segment(run: Run, segment: Segment, before: Phase | None) -> None:
     phase = segment.phase
     enter_phase(run.trainee, phase, before)
     if before is not None:
-        _tell_changes(
-            run.report, segment, "phase", differences(before.config.as_dict(), phase.config.as_dict())
-        )
+        changes = differences(before.config.as_dict(), phase.config.as_dict())
+        _tell_changes(run.report, segment, "phase", changes)
     if segment is not run.segment:
-        run.segment, run.data = segment, _open_data(segment, run.trainee, run.data.feed.waited)
+        waited = run.feed.waited
+        run.segment, run.feed = segment, _open_feed(segment, run.trainee)
+        run.feed.waited, run.validation = waited, _open_validation(segment)
     run.log.segment(segment.reads())
     run.progress = replace(
         run.progress, position=segment.position, phase=phase.at, schedule=segment.schedule, unit=segment.unit
     )
+
+
+def _open_feed(segment: Segment, trainee: Trainee) -> Feed:
+    phase, end = segment.phase, segment.position_after(segment.last_step)
+    rank = data_rank(trainee.mesh, trainee.context.ranks)
+    device, context = trainee.device, trainee.context
+    return Feed(phase.view, phase.batch, rank, segment.position, end, phase.config, device, context)
+
+
+def _open_validation(segment: Segment) -> dict[str, ValidationSource]:
+    config = segment.phase.config
+    return validation_sources(config, segment.phase.view.mix) if config.val_every else {}
+
+
+Changes = dict[str, tuple[Any, Any]]
+"""Name of a setting -> what it was, what it is."""
 
 
 def _changed_by_hand(meta: Meta, config: TrainConfig, segment: Segment) -> Changes:
@@ -174,13 +176,3 @@ def _tell_changes(report: Reporter, segment: Segment, by: str, changes: Changes)
     if dist.get_rank() == 0 and (told or by == "phase"):
         place = {"step": segment.step, "tokens": segment.tokens, "position": segment.position}
         report.event("changes", by=by, changes=changes, **place)
-
-
-def _open_data(segment: Segment, trainee: Trainee, waited: float) -> SegmentData:
-    """waited: seconds by now for data of the segments before."""
-    phase, end = segment.phase, segment.position_after(segment.last_step)
-    config, view, rank = phase.config, phase.view, data_rank(trainee.mesh, trainee.context.ranks)
-    return SegmentData(
-        Feed(view, phase.batch, rank, segment.position, end, config, trainee.device, trainee.context, waited),
-        validation_sources(config, view.mix) if config.val_every else {},
-    )

@@ -23,7 +23,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from train.checkpoint.tensors import named_state
 from train.config import TrainConfig
-from train.data import MicroBatch, documents_of
+from train.data import MicroBatch
 from train.model.loss import targets_of
 from train.model.transformer import Decoder
 from train.optimizer import Guard, NormShare, build_optimizer, update
@@ -55,13 +55,6 @@ class Trainee:
         self.parameters = list(self.model.parameters())
         self.optimizer = build_optimizer(self.model, self.config)
         self.guard, self.share = Guard.fresh(self.device), NormShare.of(self.mesh)
-
-    def given(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-        """What the model takes of (n, L) inputs and targets on the host: this rank's part of both, and documents of the
-        whole, on the device."""
-        documents = documents_of(inputs, self.eod_id, self.config)
-        inputs, targets = (self.context.part(ids).to(self.device) for ids in (inputs, targets))
-        return inputs, targets, None if documents is None else documents.to(self.device)
 
     def part(self, tokens: Tensor, learned: Tensor | None) -> tuple[Tensor, Tensor]:
         """Inputs and targets of this rank of (n, L + 1) tokens on the device. learned: see `MicroBatch`."""

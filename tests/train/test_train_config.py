@@ -17,6 +17,8 @@ from support import needs
 from pretok.base.errors import UsageError
 
 needs("torch")
+from train_support import flags
+
 from train.config import (
     GROUPS,
     TrainConfig,
@@ -28,7 +30,7 @@ from train.config import (
 )
 from train.model.sizes import PRESETS
 from train.parallel.layout import check_split, compiles, solve_batch, solve_layout
-from train.tune import flags
+from train.tune import write_toml
 
 
 def parsed(*arguments: str) -> TrainConfig:
@@ -133,8 +135,10 @@ def test_bad_sizes_are_refused(tmp_path: Path, text: str, message: str) -> None:
         check_table({"model": str(path)})
 
 
-def test_tune_writes_flags_that_parse_to_the_same_settings() -> None:
-    config = TrainConfig(shards="s", compile=True, reshard=False, lr=0.1, steps=7, save_every="10m")
+def test_tune_writes_a_file_of_the_same_settings(tmp_path: Path) -> None:
+    config = TrainConfig(shards='s"', compile=True, reshard=False, lr=0.1, steps=7, save_every="10m")
+    write_toml(tmp_path / "trial.toml", config.as_dict() | {"phases": None})
+    assert parsed("--config", str(tmp_path / "trial.toml")) == config
     assert parsed(*flags(config)) == config
 
 

@@ -138,7 +138,7 @@ def test_step_lines_say_how_far_and_how_long(
     assert [line[0].split()[2] for line in lines] == ["2/6", "4/6", "6/6"]
     assert [line[1] for line in lines] == ["33%", "67%", "100%"]
     assert lines[-1][2] == "ETA 0 s"
-    assert "warning: the warm-up of 100 steps takes the whole run of 6" in text
+    assert "warning: the warm-up of 100 steps takes the whole schedule" in text
     # Steps that take long are told of although fewer than --log-every are done.
     monkeypatch.setattr(metrics, "STEP_SILENCE", 0.0)
     loop.train(replace(config, out=str(tmp_path / "b"), log_every=100, warmup=2))

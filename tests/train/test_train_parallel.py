@@ -71,7 +71,7 @@ def _note_lengths() -> None:
         for block in run.trainee.model.layers:
             block.register_forward_pre_hook(lambda _, inputs: seen.add(inputs[0].shape[1]))
         original(run)
-        Path(run.plan.config.out, f"lengths-{os.environ['RANK']}").write_text(f"{sorted(seen)}")
+        Path(run.config.out, f"lengths-{os.environ['RANK']}").write_text(f"{sorted(seen)}")
 
     loop._loop = _loop
 

@@ -62,14 +62,14 @@ def test_plan_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert "accumulation 2 x 256 data-parallel ranks" in text
     assert "step: n/a" in text
     assert "energy: n/a; CO2: n/a" in text
-    priced = [*command, "--peak", "300", "--mfu", "0.5", "--node-kw", "2", "--pue", "1.1", "--grid", "0.3"]
+    priced = [*command, "--peak", "300", "--mfu", "0.5", "--node-kw", "2.2", "--grid", "0.3"]
     main([*priced, "--json"])
     plan = json.loads(capsys.readouterr().out)
     model = PRESETS["italia-9b"]
     seconds = 1024 * 4096 * model.flops_per_token(4096) / (150e12 * 256)
     assert plan["step_seconds"] == pytest.approx(seconds)
     assert plan["steps"] == 1_200_000_000_000 // (1024 * 4096)
-    assert plan["energy_kwh"] == pytest.approx(plan["node_hours"] * 2 * 1.1)
+    assert plan["energy_kwh"] == pytest.approx(plan["node_hours"] * 2.2)
     assert plan["co2_kg"] == pytest.approx(plan["energy_kwh"] * 0.3)
     assert plan["checkpoint_bytes"] / GIB == pytest.approx(12 * model.parameters / GIB)
 

@@ -251,13 +251,13 @@ def _job_ends_soon() -> None:
 def _stop_in_validation() -> None:
     import train.evaluate
 
-    original = train.evaluate.validation_batches
+    original = train.evaluate._batches
 
     def batches(*arguments: object) -> object:
         os.kill(os.getpid(), signal.SIGTERM)
         return original(*arguments)  # type: ignore[arg-type]
 
-    train.evaluate.validation_batches = batches  # type: ignore[assignment]
+    train.evaluate._batches = batches  # type: ignore[assignment]
 
 
 def test_stop_during_validation(shards: Path, whole: Path, tmp_path: Path) -> None:

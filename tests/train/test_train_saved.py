@@ -18,14 +18,13 @@ from safetensors.torch import load_file
 
 from pretok.base.errors import IntegrityError, Stopped
 from pretok.base.storage import NewFile, checksum
-from tests.train_support import random_shards, read_tensors, reseal, run_ranks, tiny_config
+from tests.train_support import flags, random_shards, read_tensors, reseal, run_ranks, tiny_config
 from train import loop
 from train.__main__ import main
 from train.checkpoint import meta, save
 from train.checkpoint.export import export
 from train.checkpoint.meta import read_meta
 from train.config import TrainConfig
-from train.tune import flags
 
 FIRST, SECOND, INDEX = "rank-00000.safetensors", "rank-00001.safetensors", "index-00000.json"
 

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import tomllib
 import types
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,8 @@ def test_tune_takes_out_of_memory_as_a_result(
     started = []
 
     def run(command: list[str], **options: Any) -> Any:
-        size = command[command.index("--micro-batch") + 1]
+        settings = tomllib.loads(Path(command[-1]).read_text())
+        size = str(settings["micro_batch"])
         started.append(size)
         assert options["env"]["PYTHONPATH"].split(os.pathsep)[0] == str(ROOT)  # from any folder
         if size == "2":

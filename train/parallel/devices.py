@@ -8,6 +8,7 @@ peak, and what needs one says n/a.
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,21 +23,22 @@ from torch.nn.attention import SDPBackend
 TERA = 1e12
 PCI_DEVICES = Path("/sys/bus/pci/devices")
 
-PEAKS: tuple[tuple[str, float, str], ...] = (
-    ("GH200", 989.5 * TERA, "NVIDIA GH200 datasheet, half of the figure with sparsity"),
-    ("H200", 989.5 * TERA, "NVIDIA H200 datasheet, half of the figure with sparsity"),
-    ("H100 PCIe", 756.5 * TERA, "NVIDIA H100 datasheet, half of the figure with sparsity"),
-    ("H100 NVL", 835.5 * TERA, "NVIDIA H100 datasheet, half of the figure with sparsity"),
-    ("H100", 989.5 * TERA, "NVIDIA H100 datasheet (SXM), half of the figure with sparsity"),
+PEAKS: tuple[tuple[str, float, int | None, str], ...] = (
+    ("GH200", 989.5 * TERA, 96, "NVIDIA GH200 datasheet, half of the figure with sparsity"),
+    ("H200", 989.5 * TERA, 141, "NVIDIA H200 datasheet, half of the figure with sparsity"),
+    ("H100 PCIe", 756.5 * TERA, 80, "NVIDIA H100 datasheet, half of the figure with sparsity"),
+    ("H100 NVL", 835.5 * TERA, 94, "NVIDIA H100 datasheet, half of the figure with sparsity"),
+    ("H100", 989.5 * TERA, 80, "NVIDIA H100 datasheet (SXM), half of the figure with sparsity"),
     (
         "A100-SXM-64GB",
         312 * TERA * 124 / 108,
+        64,
         "Leonardo's custom A100: the A100 datasheet's 312 TFLOP/s scaled by its 124 of 108 multiprocessors",
     ),
-    ("A100", 312 * TERA, "NVIDIA A100 datasheet"),
-    ("MI250X", 191.5 * TERA, "AMD MI250X datasheet, 383 TFLOP/s for two dies, one die counted"),
+    ("A100", 312 * TERA, None, "NVIDIA A100 datasheet"),
+    ("MI250X", 191.5 * TERA, 64, "AMD MI250X datasheet, 383 TFLOP/s for two dies, one die counted"),
 )
-"""(part of the device's name, dense bf16 FLOP/s, source); the first match wins."""
+"""(part of the device's name, dense bf16 FLOP/s, GB where there is one answer, source); the first match wins."""
 
 
 ROUNDS = 10
@@ -83,10 +85,17 @@ class Device:
 
 def peak_of(name: str) -> tuple[float | None, str]:
     """Peak of a device by name, in FLOP/s, and its source; (None, why) when unknown."""
-    for part, peak, source in PEAKS:
+    for part, peak, _, source in PEAKS:
         if part in name:
             return peak, source
     return None, f"no peak is known of {name!r}" if name else "no device was named"
+
+
+def gigabytes_of(name: str) -> float | None:
+    """Memory of a device by name ('A100-SXM4-80GB' says it itself); None when unknown."""
+    if stated := re.search(r"(\d+) ?GB", name):
+        return float(stated[1])
+    return next((size for part, _, size, _ in PEAKS if part in name), None)
 
 
 def find_device() -> Device:

@@ -94,8 +94,10 @@ class TrainConfig:
         "causal", "document: see only one's own document", choices=("causal", "document")
     )
 
-    global_batch: int | None = _option(None, "sequences in a step over all ranks", least=1, example="1024")
-    micro_batch: int | None = _option(None, "sequences in one pass of one rank", least=1, example="4")
+    global_batch: int = _option(8, "sequences in a step over all ranks, however many these are", least=1)
+    micro_batch: int | None = _option(
+        None, "sequences in one pass of one rank (default: its whole part)", least=1, example="4"
+    )
     steps: int | None = _option(
         None, "length of the run in steps (default: the whole mix)", least=1, example="10000"
     )

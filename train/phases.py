@@ -27,7 +27,7 @@ from train.checkpoint.meta import META, Identity, Meta, RunState, TokenizerOrigi
 from train.config import IN_PHASES, TrainConfig
 from train.model.sizes import ModelConfig, model_config
 from train.optimizer import learning_rate
-from train.parallel.layout import USUAL_MICRO_BATCH, Batch, solve_batch
+from train.parallel.layout import Batch, solve_batch
 
 MAY_CHANGE = {"model.seq_len", "model.rope_theta", "global_batch", "stream", "manifest", "mix"}
 """Of an identity: what a phase may set. Data is judged by `parted`."""
@@ -73,7 +73,7 @@ def open_phases(config: TrainConfig, data_ranks: int) -> tuple[Phase, ...]:
     for at, settings, own_schedule in config.in_phases():
         where = f"phase at {at} tokens: " if at else ""
         try:
-            batch = _batch(settings, data_ranks, found[-1].batch.global_batch if found else None)
+            batch = solve_batch(data_ranks, settings.global_batch, settings.micro_batch)
             phase = _open(at, settings, batch, own_schedule)
         except (UsageError, MismatchError) as error:
             raise type(error)(f"{where}{error}") from None
@@ -83,36 +83,6 @@ def open_phases(config: TrainConfig, data_ranks: int) -> tuple[Phase, ...]:
             raise MismatchError(f"{where}{settings.shards} has another tokenizer than the shards before")
         found.append(phase)
     return tuple(found)
-
-
-def _batch(config: TrainConfig, data_ranks: int, before: int | None) -> Batch:
-    """The batch of a phase. before: the global batch until then, which stays where the settings state none."""
-    stated, micro_batch = config.global_batch or before, config.micro_batch
-    if before and config.global_batch is micro_batch is None:
-        usual = (
-            before % (USUAL_MICRO_BATCH * data_ranks) == 0
-        )  # fewer ranks make more passes, not larger ones
-        micro_batch = USUAL_MICRO_BATCH if usual else None
-    try:
-        return solve_batch(data_ranks, stated, micro_batch)
-    except UsageError as error:
-        if config.global_batch or before is None:
-            raise
-        raise UsageError(
-            f"{error}. The run has a global batch of {before}: state --global-batch to change it, or leave out "
-            "--micro-batch"
-        ) from None
-
-
-def keep_batch(phases: Sequence[Phase], data_ranks: int, meta: Meta) -> tuple[Phase, ...]:
-    """The phases for a run that goes on: a global batch that no setting states is that of the checkpoint, on whatever
-    number of ranks. Raises UsageError where the ranks cannot divide it."""
-    number, _ = _phase_of(phases, meta.progress, meta.identity)
-    kept, before = list(phases), meta.identity.global_batch
-    for place in range(number, len(phases)):
-        batch = _batch(phases[place].config, data_ranks, before)
-        kept[place], before = replace(phases[place], batch=batch), batch.global_batch
-    return tuple(kept)
 
 
 def _sizes(config: TrainConfig) -> str:

@@ -16,10 +16,9 @@ import torch
 import torch.distributed as dist
 
 from pretok.base.errors import UsageError
-from pretok.base.records import replace
 from pretok.base.vocab_map import read_map
 from train.checkpoint.export import check_tokenizer, exported_tensors
-from train.checkpoint.meta import Meta, complete_checkpoints
+from train.checkpoint.meta import complete_checkpoints
 from train.checkpoint.tensors import load_weights
 from train.config import TrainConfig
 from train.model.sizes import CONFIG, ModelConfig
@@ -40,7 +39,7 @@ from train.parallel.layout import (
 from train.parallel.mesh import build_mesh, materialize
 from train.parallel.parallelize import parallelize, pass_dtype
 from train.parallel.pipeline import Pipeline, take_part
-from train.phases import Phase, Segment, keep_batch, open_phases
+from train.phases import Phase, Segment, open_phases
 from train.step import Trainee
 
 
@@ -62,13 +61,6 @@ class Plan:
         """Sizes, with what the first phase says of lengths and positions."""
         return self.phases[0].model
 
-    def resumed(self, meta: Meta) -> Plan:
-        """For a run that goes on from a checkpoint. UsageError when its global batch cannot be divided."""
-        phases = keep_batch(self.phases, self.layout.data_ranks, meta)
-        for phase in phases:
-            check_pipeline(self.config, phase.model, phase.batch)
-        return replace(self, phases=phases)
-
 
 def make_plan(config: TrainConfig, world: int) -> Plan:
     """Open the data and solve every size. UsageError when something does not divide."""
@@ -82,12 +74,6 @@ def make_plan(config: TrainConfig, world: int) -> Plan:
         raise UsageError("--vocab-map needs --init-from")
     per_node = int(os.environ.get("LOCAL_WORLD_SIZE", world))
     layout = solve_layout(world, per_node, config.shard, config.tensor, config.pipeline, config.context)
-    resumed = complete_checkpoints(Path(config.out) / "checkpoints")
-    if config.global_batch is None and layout.data_ranks > 1 and not resumed:
-        raise UsageError(
-            f"{layout.data_ranks} data-parallel ranks need a --global-batch, the sequences of a step over all ranks: "
-            "else another number of ranks would be another training"
-        )
     phases = open_phases(config, layout.data_ranks)
     for phase in phases:
         check_split(config, phase.model, phase.view.seq_len)

@@ -27,7 +27,7 @@ from train.parallel.devices import Device
 from train.parallel.mesh import data_rank
 from train.phases import Phase, Segment, check_resume, differences, plan_segments
 from train.report import Reporter
-from train.setup import Plan, build_trainee, checkpoint_bytes, describe, enter_phase
+from train.setup import Plan, build_trainee, describe, enter_phase
 from train.step import Mark, Readback, Trainee
 from train.stragglers import Stragglers
 
@@ -75,13 +75,9 @@ def start_run(
     config, rank = plan.config, dist.get_rank()
     trainee = build_trainee(plan, device, report)
     checkpoints = Checkpoints(out / "checkpoints", config, device.is_gpu, report)
-    if config.save_every != "never" and rank == 0:
-        checkpoints.check_space(checkpoint_bytes(plan.model))
     meta = checkpoints.load_newest(
         trainee.state(), trainee.mesh, lambda found: check_resume(plan.phases, found, config.out)
     )
-    if meta is not None:
-        plan = plan.resumed(meta)
     saved = RunState() if meta is None else meta.progress
     segments = plan_segments(plan.phases, saved, None if meta is None else meta.identity)
     segment = segments[0]

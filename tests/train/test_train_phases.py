@@ -20,7 +20,7 @@ from pretok.config import make_recipe
 from pretok.shards.manifest import load_manifest
 from pretok.stream.continued import beginning, run_position
 from pretok.stream.mix_job import run_mix
-from tests.train_support import column, mix_of, model_file, run_jobs, tiny_config
+from tests.train_support import column, mix_of, model_file, run_jobs
 from train import loop
 from train.config import TrainConfig, add_flags, from_mapping, parse
 from train.model import loss
@@ -224,19 +224,16 @@ def test_what_may_change_by_hand_is_shown_and_kept(
     assert read_json(tmp_path / "run/config.json")["resolved"]["global_batch"] == 16
 
 
-def test_a_batch_that_was_stated_once_stays_on_other_ranks(shards: Path, tmp_path: Path) -> None:
-    """It is that of the checkpoint; the schedule, in its warm-up, counts in such steps too."""
+def test_the_batch_is_the_same_on_any_ranks(shards: Path, tmp_path: Path) -> None:
+    """The schedule, in its warm-up, counts in such steps too."""
     flags = ["--shards", shards, "--model", model_file(tmp_path), "--seq-len", LENGTH, "--workers", 0]
     run, whole = tmp_path / "run", tmp_path / "whole"
     resumed = (1, [*flags, "--out", run, "--steps", 4])
-    stated = (1, [*flags, "--out", whole, "--steps", 4, "--global-batch", 16])
-    begun = (2, [*flags, "--out", run, "--steps", 2, "--global-batch", 16])
-    run_jobs([begun, resumed, stated], tmp_path)
+    alone = (1, [*flags, "--out", whole, "--steps", 4])
+    begun = (2, [*flags, "--out", run, "--steps", 2])
+    run_jobs([begun, resumed, alone], tmp_path)
     for name in ("tokens", "lr", "data_hash"):
         assert column(run, name) == column(whole, name)
-    config = tiny_config(shards, tmp_path, steps=6, global_batch=None, micro_batch=3)
-    with pytest.raises(UsageError, match="The run has a global batch of 16: state --global-batch to change"):
-        loop.train(config)
 
 
 def test_a_run_goes_on_with_a_continued_mix(shards: Path, tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
-from pretok.base.errors import IntegrityError, PretokError, Stopped, UsageError
+from pretok.base.errors import IntegrityError, PretokError, Stopped
 from pretok.base.storage import TEMPORARY_SUFFIX
 from pretok.base.units import duration
 from train.checkpoint import HungSave
@@ -46,8 +46,6 @@ RETRY_SECONDS = 60.0
 """Between a save that failed and the next try."""
 PATIENCE = 1200.0
 """Seconds for which saves may fail before the run ends: its devices work for nothing when nothing can be saved."""
-DAMAGED_SUFFIX = ".damaged"
-"""Ends the name of a checkpoint that was found damaged: it is kept for a person to look at, and counts no more."""
 
 
 @dataclass
@@ -105,20 +103,6 @@ class Checkpoints:
                 with self._warning(f"{leftover} was left behind and cannot be deleted"):
                     shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
         dist.barrier(group=self._group)
-
-    def check_space(self, checkpoint_bytes: int) -> None:
-        """UsageError unless the disk holds what retention keeps (milestones apart) and one more. Stopped where a run
-        goes on: its settings were right once, and space may come back."""
-        wanted = (self._config.keep_last + self._config.keep_best + 1) * checkpoint_bytes
-        present = sum(
-            file.stat().st_size for path in complete_checkpoints(self.folder) for file in path.iterdir()
-        )
-        free = shutil.disk_usage(self.folder).free
-        if free + present < wanted:
-            raise (Stopped if present else UsageError)(
-                f"{self.folder} has {free / 1e9:.1f} GB free and needs {wanted / 1e9:.1f} for checkpoints of "
-                f"{checkpoint_bytes / 1e9:.1f} GB. Free space, or lower --keep-last or --keep-best"
-            )
 
     def asked(self) -> bool:
         """On rank 0, whether it is time for a save, or to try again after one that failed; others are told."""
@@ -286,8 +270,8 @@ class Checkpoints:
         """Load the newest usable checkpoint into `state` on all ranks of `mesh`, return its meta; None when there is
         none.
 
-        A damaged one is reported and renamed, and the one before is used. `check(meta)` raises when it must not be
-        loaded. IntegrityError when all are damaged; Stopped when one cannot be read now.
+        A damaged one is reported and renamed for a person to look at, and the one before is used. `check(meta)` raises
+        when it must not be loaded. IntegrityError when all are damaged; Stopped when one cannot be read now.
         """
         candidates: list[Any] = [complete_checkpoints(self.folder)]
         dist.broadcast_object_list(candidates, group=self._group)
@@ -301,8 +285,11 @@ class Checkpoints:
                 continue
             self._saved_step = meta.step
             if not self._rank:
+                # Newer than what the run goes on with: left as they are, they would count as the newest.
                 for damaged in candidates[0][candidates[0].index(path) + 1 :]:
-                    self._set_aside(damaged)
+                    with self._warning(f"{damaged} cannot be renamed"):
+                        shutil.rmtree(aside := Path(f"{damaged}.damaged"), ignore_errors=True)
+                        damaged.rename(aside)
                 self._retain(path)
             return meta
         if candidates[0]:
@@ -311,11 +298,3 @@ class Checkpoints:
                 "what they name, or start another run with another --out"
             )
         return None
-
-    def _set_aside(self, damaged: Path) -> None:
-        """It is newer than what the run goes on with: left as it is, it would count as the newest."""
-        aside = damaged.with_name(damaged.name + DAMAGED_SUFFIX)
-        with self._warning(f"{damaged} cannot be renamed"):
-            shutil.rmtree(aside, ignore_errors=True)  # of an earlier try at the same step
-            damaged.rename(aside)
-            self._report(f"{damaged} is now {aside.name}: delete it when nobody wants to look at it")

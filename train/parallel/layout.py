@@ -17,9 +17,6 @@ from pretok.base.errors import UsageError
 from train.config import TrainConfig, recomputed
 from train.model.sizes import ModelConfig
 
-USUAL_MICRO_BATCH = 8
-"""Sequences in a pass where no size is given."""
-
 
 @dataclass(frozen=True, slots=True)
 class Layout:
@@ -81,13 +78,11 @@ class Batch:
         )
 
 
-def solve_batch(ranks: int, global_batch: int | None, micro_batch: int | None) -> Batch:
-    """Fill in what is not given: a step is one pass where only one of the two is, of 8 sequences where none is.
+def solve_batch(ranks: int, global_batch: int, micro_batch: int | None) -> Batch:
+    """A step is one pass where no micro-batch is given.
 
     Raises UsageError with the nearest valid values when it does not divide.
     """
-    if global_batch is None:
-        global_batch = ranks * (micro_batch or USUAL_MICRO_BATCH)
     unit = ranks * (micro_batch or 1)
     if global_batch % unit:
         nearest = (n for n in (global_batch // unit * unit, -(-global_batch // unit) * unit) if n)

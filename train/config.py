@@ -171,7 +171,7 @@ class TrainConfig:
     val_every: int = _option(0, "evaluate every so many steps; 0: never", least=0)
     val_sequences: int = _option(256, "sequences evaluated of each source, at most", least=1, rare=True)
 
-    save_every: str = _option("auto", "100 (steps), 10m (minutes), auto: 4 times the start-up time, or never")
+    save_every: str = _option("10m", "100 (steps), 10m (minutes) or never")
     keep_last: int = _option(3, "newest checkpoints kept", least=1)
     keep_best: int = _option(
         0, "checkpoints kept by validation loss; one among the best is saved at once", least=0
@@ -249,8 +249,8 @@ def whole_number(text: str) -> int:
 
 
 def parse_save_every(text: str) -> tuple[str, float]:
-    """'100' -> ('steps', 100), '10m' -> ('seconds', 600), 'auto' -> ('auto', 0), 'never' -> ('never', 0)."""
-    if text in ("auto", "never"):
+    """'100' -> ('steps', 100), '10m' -> ('seconds', 600), 'never' -> ('never', 0)."""
+    if text == "never":
         return text, 0.0
     kind, number, scale = ("seconds", text[:-1], 60.0) if text.endswith("m") else ("steps", text, 1.0)
     try:
@@ -258,7 +258,7 @@ def parse_save_every(text: str) -> tuple[str, float]:
     except ValueError:
         value = 0
     if value <= 0:
-        raise UsageError(f"save_every is {text!r}; it must be steps (100), minutes (10m), auto or never")
+        raise UsageError(f"save_every is {text!r}; it must be steps (100), minutes (10m) or never")
     return kind, value * scale
 
 

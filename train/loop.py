@@ -25,7 +25,6 @@ from pretok.base.stop import StopFlag
 from pretok.base.storage import write_json
 from pretok.shards.manifest import shards_of
 from pretok.stream import data_hash
-from train import STARTED
 from train.checkpoint.meta import Meta
 from train.config import TrainConfig
 from train.data import MicroBatch
@@ -34,21 +33,14 @@ from train.metrics import provenance
 from train.optimizer import MAX_SKIPS, global_norm
 from train.parallel.devices import deterministic, find_device
 from train.parallel.group import process_group, run_folder
-from train.parallel.mesh import limit_collectives
 from train.report import Reporter, clock, explain, out_of_memory
 from train.setup import make_plan
 from train.start import Run, enter_segment, start_run
 from train.step import Mark, Readback, train_step
 from train.stragglers import NOTABLE
 
-AUTO_FACTOR = 4
-AUTO_BOUNDS = (60.0, 7200.0)
-"""`auto` saves every 4 start-up times, in seconds; a kill then costs a few of them at most."""
-
 GC_EVERY = 50
 """Steps between garbage collections."""
-STEADY = 3
-"""By this --timeout is divided for collectives after the first step of a phase."""
 FIRST_MARGIN = 30.0
 """Seconds before the job's end at which to stop, until steps and saves have been timed; see `_record`."""
 
@@ -60,7 +52,8 @@ def train(config: TrainConfig) -> None:
     def words(error: Exception) -> PretokError | None:
         return explain(error) or out_of_memory(error, config)
 
-    with deterministic(config.deterministic), StopFlag(FIRST_MARGIN) as stop:
+    deterministic(config.deterministic)
+    with StopFlag(FIRST_MARGIN) as stop:
         device = find_device()
         with (
             process_group(device, config.timeout, out, words),
@@ -101,7 +94,6 @@ def _loop(run: Run) -> None:
                 break
             if segment is not run.segment:
                 with _beside(run, "training"):
-                    _limit(run, run.config.timeout)
                     enter_segment(run, segment, run.segment.phase)
             with closing(iter(run.feed)) as batches:  # its processes end with it, whatever ends the loop
                 while run.progress.step < segment.last_step and not run.stop_agreed:
@@ -146,10 +138,6 @@ def _one_step(run: Run, batches: Iterator[MicroBatch]) -> None:
 def _between_steps(run: Run) -> None:
     """What is due after the step that was just queued; the same on all ranks."""
     config, step = run.config, run.progress.step
-    if step == run.first + 1:
-        _after_first_step(run)
-    if step == run.segment.step + 1:
-        _limit(run, config.timeout / STEADY)
     if step % GC_EVERY == 0:
         gc.collect(1)
     run.checkpoints.poll()
@@ -231,24 +219,6 @@ def _check_folder(run: Run) -> None:
             f"the lock of {run.config.out} was deleted or taken by another run, which now owns the folder; this one "
             "ends without saving"
         )
-
-
-def _after_first_step(run: Run) -> None:
-    """The first step ends the start-up: compilation and first reads are in it. `auto` measures it."""
-    with _beside(run, "training"):
-        started = torch.tensor(time.monotonic() - STARTED, device=run.device.device)
-        dist.all_reduce(started, dist.ReduceOp.MAX)
-    if run.checkpoints.every[0] == "auto":
-        low, high = AUTO_BOUNDS
-        seconds = min(high, max(low, AUTO_FACTOR * started.item()))
-        run.checkpoints.every = ("seconds", seconds)
-        run.report(f"start-up took {started.item():.0f} s: a checkpoint every {seconds:.0f} s")
-
-
-def _limit(run: Run, seconds: float) -> None:
-    """Of collectives. The first step of a phase compiles and reads for the first time, each rank in its own time."""
-    trainee = run.trainee
-    limit_collectives(trainee.mesh, seconds, dist.group.WORLD, trainee.context.group)
 
 
 def _validate(run: Run) -> None:

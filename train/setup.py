@@ -101,7 +101,7 @@ def build_trainee(plan: Plan, device: Device, report: Callable[[str], None]) -> 
         ours = phase.tokenizer()
         together(lambda: None if dist.get_rank() else check_tokenizer(source, ours, report, map_path))
         value = exported_tensors(source, sizes, report, read_map(map_path) if map_path else None)
-        materialize(model, device.device, value, pieces=True)
+        materialize(model, device.device, value)
     elif source is not None and config.vocab_map:
         raise UsageError(
             f"--vocab-map: {source} is a checkpoint; write its model with train export, and name that"

@@ -87,8 +87,8 @@ def test_a_model_of_documents_with_a_bos_says_so(tmp_path: Path) -> None:
     config = json.loads((tmp_path / "model" / "config.json").read_text())
     assert (config["bos_token_id"], config["eos_token_id"]) == (3, 0)
     tokenizer = load_vocab(shards, eod="<eod>")
-    roles = json.loads((tmp_path / "model" / "special_tokens_map.json").read_text())
-    assert roles == {"eos_token": "<eod>", "bos_token": tokenizer.tokens[3]}
+    roles = json.loads((tmp_path / "model" / "tokenizer_config.json").read_text())
+    assert (roles["eos_token"], roles["bos_token"]) == ("<eod>", tokenizer.tokens[3])
 
 
 def test_a_step_and_a_width_can_be_named(runs: dict[bool, Path], tmp_path: Path) -> None:
@@ -112,7 +112,7 @@ def test_the_mean_of_the_last_checkpoints(runs: dict[bool, Path], tmp_path: Path
     from safetensors.torch import load_file
 
     run = runs[False]
-    main(["average", "--run", str(run), "--last", "2", "--out", str(tmp_path / "mean")])
+    main(["export", "--run", str(run), "--last", "2", "--out", str(tmp_path / "mean")])
     one, other = (
         load_file(exported(runs, False, tmp_path / step, "--step", step) / "model.safetensors")
         for step in ("3", "6")
@@ -126,7 +126,7 @@ def test_the_mean_of_the_last_checkpoints(runs: dict[bool, Path], tmp_path: Path
         path.name for path in (tmp_path / "6").iterdir()
     )
     with pytest.raises(SystemExit, match="2"):
-        main(["average", "--run", str(run), "--last", "3", "--out", str(tmp_path / "none")])
+        main(["export", "--run", str(run), "--last", "3", "--out", str(tmp_path / "none")])
 
 
 @pytest.mark.parametrize("room", [0, 1000])

@@ -134,9 +134,10 @@ def tell_reads() -> None:
     def told(folder: Path, config: ModelConfig, *more: Any) -> Any:
         value = exported_tensors(folder, config, *more)
 
-        def piece(name: str, shape: Any, *more: Any) -> Any:
-            print(f"read {folder.name} {torch.Size(shape).numel()}")
-            return value(name, shape, *more)
+        def piece(*more: Any) -> Any:
+            found = value(*more)
+            print(f"read {folder.name} {found.numel()}")
+            return found
 
         return piece
 

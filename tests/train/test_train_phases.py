@@ -71,7 +71,7 @@ def test_phases_of_a_file_are_read_and_what_is_wrong_is_named(tmp_path: Path) ->
     assert list(config.phases) == [{"at": 1000, "global_batch": 16}, {"at": 2000, "z_loss": 1.0}]
     starts = config.in_phases()
     assert [(at, c.global_batch, c.z_loss, c.lr) for at, c, _ in starts] == [
-        (0, None, 0, 1), (1000, 16, 0, 1), (2000, 16, 1, 1),
+        (0, 8, 0, 1), (1000, 16, 0, 1), (2000, 16, 1, 1),
     ]  # fmt: skip
     written = {name: value for name, value in config.as_dict().items() if value is not None}
     assert from_mapping(written, "again") == config

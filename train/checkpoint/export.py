@@ -32,6 +32,7 @@ from train.model.sizes import CONFIG, ModelConfig, read_config, transformers_con
 from train.model.transformer import Decoder
 
 TOKENIZER_FILE = "tokenizer.json"
+TOKENIZER_FILES = ("tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
 _BY_ENTRY = ("embed_tokens.weight", "lm_head.weight")
 """Matrices with a row for each entry of the vocabulary."""
 _PARTS = ("added_tokens", "normalizer", "pre_tokenizer", "model")
@@ -99,8 +100,8 @@ def _mean_weights(checkpoints: Sequence[Path], config: ModelConfig) -> dict[str,
 def exported_tensors(
     folder: Path, config: ModelConfig, report: Callable[[str], None], vocab_map: VocabMap | None = None
 ) -> Callable[..., Tensor]:
-    """value(name, shape, device, offset) gives pieces of parameters from a folder of transformers, each read from its
-    file alone; without an offset they begin at the beginning. Rows of padding are zero.
+    """value(name, shape, device, part) gives parts, slices, of parameters from a folder of transformers, each read from
+    its file alone; without slices the whole. Rows of padding are zero.
 
     vocab_map: the folder's model is of the old vocabulary and `config` of the new one. Rows of old entries are copied,
     and a new entry's row is the mean of those it is made of.
@@ -128,26 +129,26 @@ def exported_tensors(
         return safe_open(path, "pt")
 
     def value(
-        name: str, shape: Sequence[int], device: torch.device, offset: Sequence[int] | None = None
+        name: str, shape: Sequence[int], device: torch.device, part: Sequence[slice] | None = None
     ) -> Tensor:
-        outside = _outside_name(name)
-        path, by_entry, begin = folder / places[outside], name in _BY_ENTRY, offset or [0] * len(shape)
+        outside, by_entry = _outside_name(name), name in _BY_ENTRY
+        path = folder / places[outside]
         limits = [kept, *shapes[name][1:]] if by_entry else shapes[name]
-        ends = zip(begin, shape, limits, strict=True)
-        part = tuple(slice(min(first, rows), min(first + count, rows)) for first, count, rows in ends)
-        piece = torch.zeros(tuple(shape), device=device)
+        part = part or [slice(0, count) for count in shape]
+        there = tuple(slice(min(one.start, n), min(one.stop, n)) for one, n in zip(part, limits, strict=True))
+        piece = torch.zeros([one.stop - one.start for one in part], device=device)
         with reading(path, SafetensorError):
             stored = opened(path).get_slice(outside)
             if stored.get_shape() != shapes[name]:
                 raise IntegrityError(
                     f"{path}: {outside} has the shape {stored.get_shape()}; by {CONFIG} it is {shapes[name]}"
                 )
-            if all(span.stop > span.start for span in part):
-                found = stored[part]
+            if all(span.stop > span.start for span in there):
+                found = stored[there]
                 piece[: len(found)] = found
-            for row in made.keys() & range(begin[0], begin[0] + shape[0]) if by_entry else ():
-                of = [stored[old : old + 1, part[1]] for old in made[row]]
-                piece[row - begin[0]] = torch.cat(of).to(piece).mean(0)
+            for row in made.keys() & range(part[0].start, part[0].stop) if by_entry else ():
+                of = [stored[old : old + 1, there[1]] for old in made[row]]
+                piece[row - part[0].start] = torch.cat(of).to(piece).mean(0)
         return piece
 
     return value
@@ -219,35 +220,28 @@ def _read_tokenizer(path: Path, expected: TokenizerOrigin, fix: str) -> dict[str
 
 
 def tokenizer_files(meta: Meta, named: Path | None) -> dict[str, bytes]:
-    """Content by file name: tokenizer.json, tokenizer_config.json, special_tokens_map.json.
+    """Content by file name: tokenizer.json, and of TOKENIZER_FILES those beside it.
 
-    named None: the copy in the shards' folder. The last two are taken from beside tokenizer.json or, where they are
-    not, made of the tokens that end and begin documents. Raises UsageError when there is no tokenizer.json,
-    MismatchError when it is another one.
+    named None: the copy in the shards' folder. Where there is no tokenizer_config.json it is made of the tokens that
+    end and begin documents. Raises UsageError when there is no tokenizer.json, MismatchError when it is another one.
     """
     place = Path(meta.tokenizer.shards) if named is None else named
     path = place / TOKENIZER_FILE if place.is_dir() else place
     if not path.is_file():
         raise UsageError(f"{path} does not exist: --tokenizer names the vocabulary the shards were made with")
     data = _read_tokenizer(path, meta.tokenizer, "leave out --tokenizer to take the copy beside the shards")
-    roles = {"eos_token": _token(data, meta.eod_id)}
-    if meta.bos_id is not None:
-        roles["bos_token"] = _token(data, meta.bos_id)
     made = {
-        "tokenizer_config.json": {
-            "tokenizer_class": "PreTrainedTokenizerFast",
-            **roles,
-            "clean_up_tokenization_spaces": False,
-            "model_max_length": meta.identity.model.seq_len,
-        },
-        "special_tokens_map.json": roles,
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "eos_token": _token(data, meta.eod_id),
+        "clean_up_tokenization_spaces": False,
+        "model_max_length": meta.identity.model.seq_len,
     }
-    files = {TOKENIZER_FILE: path.read_bytes()}
-    for other, value in made.items():
-        beside = path.with_name(other)
-        text = json.dumps(value, ensure_ascii=False, indent=1) + "\n"
-        files[other] = beside.read_bytes() if beside.is_file() else text.encode()
-    return files
+    if meta.bos_id is not None:
+        made["bos_token"] = _token(data, meta.bos_id)
+    text = json.dumps(made, ensure_ascii=False, indent=1) + "\n"
+    beside = {name: file for name in TOKENIZER_FILES if (file := path.with_name(name)).is_file()}
+    files = {name: file.read_bytes() for name, file in (beside | {TOKENIZER_FILE: path}).items()}
+    return {TOKENIZER_FILES[0]: text.encode()} | files
 
 
 def tokenizer_fingerprint(data: dict[str, Any]) -> str:

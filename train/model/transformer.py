@@ -187,15 +187,16 @@ class Decoder(nn.Module):
 
 
 def initial_tensor(
-    config: ModelConfig, seed: int, name: str, shape: torch.Size, device: torch.device
+    config: ModelConfig, seed: int, name: str, shape: torch.Size, device: torch.device, part: Any = ...
 ) -> Tensor:
-    """The whole initial float32 value of one parameter; depends on seed and name alone, not on ranks."""
+    """The initial float32 value of one parameter, or of a part of it: the whole depends on seed and name alone, not on
+    ranks."""
     if name.endswith("norm.weight"):
-        return torch.ones(shape, device=device)
+        return torch.ones(shape, device=device)[part]
     if name.endswith(".bias"):
-        return torch.zeros(shape, device=device)
+        return torch.zeros(shape, device=device)[part]
     key = hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=7).digest()
     generator = torch.Generator(device).manual_seed(int.from_bytes(key, "little"))
     into_residual = name.endswith(("o_proj.weight", "down_proj.weight"))
     std = 0.02 / math.sqrt(2 * config.layers) if into_residual else 0.02
-    return torch.randn(shape, generator=generator, device=device) * std
+    return (torch.randn(shape, generator=generator, device=device) * std)[part]

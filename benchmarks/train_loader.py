@@ -24,7 +24,6 @@ from pretok.base.storage import read_lines
 from train import loop
 from train.config import TrainConfig
 from train.data import Feed
-from train.parallel.context import Context
 from train.parallel.layout import Batch
 
 
@@ -48,7 +47,7 @@ def main() -> None:
         )
         view = pretok.stream.open(shards, seq_len=128)
         batch = Batch(16, 16, 1, 1)
-        feed = Feed(view, batch, 0, 0, space.steps * 16, config, torch.device("cpu"), Context())
+        feed = Feed(view, batch, 0, 0, space.steps * 16, config, torch.device("cpu"))
         started = time.perf_counter()
         tokens = sum(found.numel() for found, *_ in feed)
         rate = tokens / (time.perf_counter() - started)

@@ -243,7 +243,7 @@ def _save(run: Run) -> None:
         if not run.checkpoints.wanted(progress.step):
             return
         _check_folder(run)
-        if not math.isfinite(global_norm(run.trainee.parameters, run.trainee.share).item()):
+        if not math.isfinite(global_norm(run.trainee.parameters, run.trainee.mesh).item()):
             raise PretokError(f"parameters are not finite after step {progress.step}; nothing was saved")
         meta = Meta(
             step=progress.step,

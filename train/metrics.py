@@ -32,7 +32,7 @@ from pretok.base.storage import FULL, atomic_open, name_path, read_lines, tried
 from pretok.base.units import duration
 from pretok.stream.segments import RunSegment, written_segments
 from train.config import TrainConfig
-from train.report import STEP_SILENCE, Reporter, clock
+from train.report import Reporter, clock
 
 
 @cache
@@ -117,8 +117,6 @@ class RunLog:
     ) -> None:
         self.lost: tuple[float, ...] = ()  # seconds of each step of the attempt before that is done again
         self._config, self._report, self._steps = config, report, steps
-        self._pace_from = (step + 1, 0.0)  # the first step holds compilation and says nothing of the others
-        self._told = time.monotonic()
         self._files: dict[str, Lines] = {}
         self._wandb: Any = None
         if rank:
@@ -138,7 +136,8 @@ class RunLog:
             self._segment = now
 
     def step(self, record: dict[str, Any]) -> None:
-        """One optimizer step: a record of it, and a line every `log_every` steps or after a while without one.
+        """One optimizer step: a record of it, and a line every `log_every` steps, with the time to the last step at the
+        speed of this one.
 
         Values that are not finite become null.
         """
@@ -146,25 +145,15 @@ class RunLog:
             return
         self._write("metrics", record)
         step = record["step"]
-        if step == self._pace_from[0]:
-            self._pace_from = (step, time.monotonic())
-        due = step % self._config.log_every == 0 or time.monotonic() - self._told > STEP_SILENCE
-        if due or step == self._steps:
-            self._told = time.monotonic()
+        if step % self._config.log_every == 0 or step == self._steps:
             mfu = "n/a" if record["mfu"] is None else f"{record['mfu']:.1%}"
+            left = duration((self._steps - step) * record["seconds"])
             self._report(
-                f"{clock()} step {step}/{self._steps}  {step / self._steps:.0%}  ETA {self._remaining(step)}  "
+                f"{clock()} step {step}/{self._steps}  {step / self._steps:.0%}  ETA {left}  "
                 f"loss {record['loss']:.4f}  norm {record['grad_norm']:.3f}  "
                 f"lr {record['lr']:.2e}  {record['tokens_per_second_per_device']:,.0f} tokens/s/device  "
                 f"MFU {mfu}  data wait {record['data_wait'] / record['seconds']:.2%}"
             )
-
-    def _remaining(self, step: int) -> str:
-        """Time to the last step at the pace since the first of this start, validation and saves included."""
-        first, began = self._pace_from
-        if step == first:
-            return "n/a"
-        return duration((time.monotonic() - began) / (step - first) * (self._steps - step))
 
     def validation(self, record: dict[str, Any]) -> None:
         """One evaluation."""

@@ -11,7 +11,7 @@ and moments, its sizes and its tokenizer are those of the whole run.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -262,10 +262,10 @@ def differences(theirs: dict[str, Any], ours: dict[str, Any], of: str = "") -> d
     return found
 
 
-def _fixed(theirs: Identity, ours: Identity) -> list[str]:
+def _fixed(theirs: Identity, ours: Identity, changes: Collection[str] = MAY_CHANGE) -> list[str]:
     """In words, what differs and must not."""
     found = differences(to_json(theirs), to_json(ours))
-    return [f"{name} was {was}, is {now}" for name, (was, now) in found.items() if name not in MAY_CHANGE]
+    return [f"{name} was {was}, is {now}" for name, (was, now) in found.items() if name not in changes]
 
 
 def check_resume(phases: Sequence[Phase], meta: Meta, out: str) -> None:
@@ -275,32 +275,24 @@ def check_resume(phases: Sequence[Phase], meta: Meta, out: str) -> None:
     """
     number, began = _phase_of(phases, meta.progress, meta.identity)
     phase, state, saved = phases[number], meta.progress, meta.identity
-    different = _fixed(saved, phase.identity())
+    common = _parted(phase.view, saved)
+    parted = not began and common < state.position
+    different = _fixed(
+        saved, phase.identity(), MAY_CHANGE - ({"model.seq_len", "stream"} if parted else set())
+    )
     tokenizer = phase.tokenizer().fingerprint
     if meta.tokenizer.fingerprint != tokenizer:
         different.append(
             f"{phase.config.shards} was made with another vocabulary than {meta.tokenizer.shards}, which the run read: "
             f"the same ids mean other words (fingerprint {tokenizer}, was {meta.tokenizer.fingerprint})"
         )
-    common = _parted(phase.view, saved)
-    if not began and common < state.position:
-        names = (
-            ("seq_len", saved.model.seq_len, phase.model.seq_len),
-            ("stream", saved.stream, phase.view.fingerprint),
-        )
-        told = [f"{name} was {was}, is {now}" for name, was, now in names if was != now]
+    if parted:
         different.append(
-            f"{'; '.join(told)} (another order from sequence {common} on, and {state.position} are read; to go on with "
-            f"other data add a phase: [[phases]] with at = {state.tokens} and {' or '.join(IN_PHASES[:3])})"
+            f"another order from sequence {common} on, and {state.position} are read; to go on with other data add a "
+            f"phase: [[phases]] with at = {state.tokens} and {' or '.join(IN_PHASES[:3])}"
         )
     if different:
-        # Other sizes could not take the weights.
-        keep = (
-            ""
-            if any(one.startswith("model.") for one in different)
-            else f", with --init-from {out} for its weights"
-        )
         raise MismatchError(
             f"{out} was started with other settings: {'; '.join(different)}. Resume with the old ones, or use another "
-            f"--out{keep}"
+            f"--out, with --init-from {out} for weights of the same sizes"
         )

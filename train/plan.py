@@ -1,7 +1,7 @@
 """Before the run: does it fit, how long will it take, what will it cost (`train plan`).
 
 Input: a model, a mesh, a batch, the settings that change memory. Output: the memory of the fullest rank, tensor by
-tensor, which micro-batch fits which device, time, energy and carbon dioxide.
+tensor, which micro-batch fits which device, time and disk.
 """
 
 from __future__ import annotations
@@ -28,7 +28,6 @@ from train.parallel.layout import (
     solve_layout,
     split_layers,
 )
-from train.setup import checkpoint_bytes
 
 HEADROOM = 0.9
 """Part of a device's memory that a plan fills: the rest is for the context, the libraries and fragmentation."""
@@ -179,8 +178,7 @@ GIB = 2**30
 def plan_figures(config: TrainConfig, space: argparse.Namespace) -> dict[str, Any]:
     """All figures of `train plan`, as JSON values; None where something needed is not given.
 
-    fits: whether the count stays under HEADROOM of the device; when it does not, the run cannot be and has no time,
-    energy or emissions.
+    fits: whether the count stays under HEADROOM of the device; when it does not, the run cannot be and has no time.
     """
     model = model_config(config.sizes)
     if space.vocab_size:  # else that of the shards, which may not be there yet
@@ -199,12 +197,10 @@ def plan_figures(config: TrainConfig, space: argparse.Namespace) -> dict[str, An
     count = count_tensors(model, layout, batch.micro_batch, batch.accumulation, seq_len, config)
     gigabytes = space.memory or gigabytes_of(space.device)
     fits = None if gigabytes is None else count.total <= HEADROOM * gigabytes * 1e9
-    seconds = hours = energy = None
+    seconds = hours = None
     if peak is not None and space.mfu is not None and fits is not False:
         seconds = per_step * model.flops_per_token(seq_len) / (space.mfu * peak * ranks)
         hours = seconds * steps / 3600 if steps is not None else None
-    if hours is not None and space.node_kw:
-        energy = hours * space.nodes * space.node_kw
     sizes = [gigabytes] if gigabytes else [40, 64, 80, 141]
     return {
         "parameters": model.parameters,
@@ -224,10 +220,8 @@ def plan_figures(config: TrainConfig, space: argparse.Namespace) -> dict[str, An
         "step_seconds": seconds,
         "hours": hours,
         "node_hours": hours * space.nodes if hours is not None else None,
-        "energy_kwh": energy,
-        "co2_kg": energy * space.grid if energy is not None and space.grid is not None else None,
-        "checkpoint_bytes": checkpoint_bytes(model),
-        "quota_bytes": checkpoint_bytes(model) * (config.keep_last + config.keep_best + 1),
+        "checkpoint_bytes": 12 * model.parameters,  # the weights and two moments in float32
+        "quota_bytes": 12 * model.parameters * (config.keep_last + config.keep_best + 1),
     }
 
 
@@ -260,7 +254,6 @@ def render(plan: dict[str, Any]) -> str:
             f"peak: {number(peak and peak / 1e12, 'TFLOP/s')} ({plan['peak_source']})",
             f"step: {number(plan['step_seconds'], 's', 3)}; steps: {plan['steps'] or 'n/a'}; "
             f"run: {number(plan['hours'], 'h')}; {number(plan['node_hours'], 'node-hours')}",
-            f"energy: {number(plan['energy_kwh'], 'kWh')}; CO2: {number(plan['co2_kg'], 'kg')}",
             f"checkpoint: {plan['checkpoint_bytes'] / 1e9:.1f} GB; quota for those kept and one in work: "
             f"{plan['quota_bytes'] / 1e9:.1f} GB",
         ]
@@ -268,17 +261,17 @@ def render(plan: dict[str, Any]) -> str:
 
 
 REMEDY = """Lower --micro-batch, recompute with --checkpointing ops, 0.5 or full, or spread the parameters over more
-devices with --shard. Time and energy of a run that cannot be are not given."""
+devices with --shard. The time of a run that cannot be is not given."""
 
 
 def main(arguments: Sequence[str]) -> None:
     """`train plan`."""
     parser = argparse.ArgumentParser(
         prog="train plan",
-        description="Memory, time, energy and disk of a run, before it; needs no data and no GPU.",
+        description="Memory, time and disk of a run, before it; needs no data and no GPU.",
         epilog="example:\n  train plan --model italia-9b --nodes 64 --devices-per-node 4 --mfu 0.4 \\\n"
         "      --device A100-SXM-64GB --global-batch 1024 --micro-batch 4 --checkpointing full \\\n"
-        "      --tokens 1.2T --node-kw 2.2 --grid 0.25",
+        "      --tokens 1.2T",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
@@ -291,8 +284,6 @@ def main(arguments: Sequence[str]) -> None:
         ("peak", float, None, "peak of one device in dense bf16 TFLOP/s, instead"),
         ("memory", float, None, "memory of one device in GB (default: by its name)"),
         ("mfu", float, None, "part of the peak expected, for example 0.45"),
-        ("node-kw", float, None, "power of one node in kW, its share of cooling included"),
-        ("grid", float, None, "carbon intensity in kg CO2 per kWh"),
     ):
         parser.add_argument(f"--{name}", type=kind, default=default, help=text)
     parser.add_argument("--json", action="store_true", help="the figures as JSON")

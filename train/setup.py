@@ -43,11 +43,6 @@ from train.phases import Phase, Segment, open_phases
 from train.step import Trainee
 
 
-def checkpoint_bytes(model: ModelConfig) -> int:
-    """Bytes of a checkpoint: the weights and two moments in float32."""
-    return 12 * model.parameters
-
-
 @dataclass(frozen=True, slots=True)
 class Plan:
     """The settings, what they mean in each phase, and the ranks. The sizes of the model are those of every phase."""

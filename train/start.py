@@ -139,8 +139,7 @@ def enter_segment(run: Run, segment: Segment, before: Phase | None) -> None:
 def _open_feed(segment: Segment, trainee: Trainee) -> Feed:
     phase, end = segment.phase, segment.position_after(segment.last_step)
     rank = data_rank(trainee.mesh, trainee.context.ranks)
-    device, context = trainee.device, trainee.context
-    return Feed(phase.view, phase.batch, rank, segment.position, end, phase.config, device, context)
+    return Feed(phase.view, phase.batch, rank, segment.position, end, phase.config, trainee.device)
 
 
 def _open_validation(segment: Segment) -> dict[str, ValidationSource]:

@@ -276,7 +276,7 @@ def test_what_must_not_change_is_refused_by_name(shards: Path, tmp_path: Path) -
         ({"seed": 3}, "seed was 0, is 3"),
         ({"mix": other}, "another order from sequence 0 on, and 48 are read"),
         ({"mix": apart}, rf"another order from sequence 40 on, and 48 are read; .*at = {6 * STEP} and"),
-        ({"mix": None, "seq_len": 8}, "seq_len was 16, is 8; stream was"),
+        ({"mix": None, "seq_len": 8}, "model.seq_len was 16, is 8; stream was"),
         (
             {"phases": [{"at": 2 * STEP, "mix": other}]},
             f"the phase at {2 * STEP} tokens lies before the {6 * STEP}",

@@ -202,7 +202,7 @@ def test_only_what_differs_is_named(shards: Path, whole: Path, tmp_path: Path) -
     shutil.copytree(whole, run)
     ranks = Ranks(1, arguments(shards, run, seq_len=12), tmp_path)
     assert ranks.wait() == [2]
-    assert "with other settings: seq_len was 16, is 12; stream was " in ranks.text()
+    assert "with other settings: model.seq_len was 16, is 12; stream was " in ranks.text()
     assert "vocab_size" not in ranks.text()
 
 

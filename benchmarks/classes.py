@@ -107,9 +107,7 @@ def made(folder: Path, documents: int) -> None:
 
     manifest = simulate(folder / "shards", documents)
     began, used = time.perf_counter(), time.process_time()
-    entries = divide(
-        manifest, "train", "web", CLASSES, folder / FOLDER, SEQ_LEN, "epoch", overlap=False
-    ).entries
+    entries = divide(manifest, "train", "web", CLASSES, folder / FOLDER, SEQ_LEN, "epoch")
     seconds = time.perf_counter() - began
     print(
         f"made: {documents:,} documents into {', '.join(f'{e.name} {e.tokens:,}' for e in entries)} tokens in "
@@ -166,11 +164,9 @@ def read(folder: Path, documents: int) -> None:
     from pretok.stream.classes import divide
 
     manifest = simulate(folder / "shards", documents)
-    entries = divide(
-        manifest, "train", "web", HALVES, folder / FOLDER, SEQ_LEN, "epoch", overlap=False
-    ).entries
+    entries = divide(manifest, "train", "web", HALVES, folder / FOLDER, SEQ_LEN, "epoch")
     length = min(100_000, 2 * min(entry.sequences for entry in entries))
-    write_mix(folder / "mix.json", mix_of(manifest, list(entries), length), {})
+    write_mix(folder / "mix.json", mix_of(manifest, entries, length), {})
     whole = mix_of(manifest, [MixSource("web", *_sizes(manifest))], length)
     write_mix(folder / "whole.json", whole, {})
     for name in ("mix.json", "whole.json", "mix.json", "whole.json"):
@@ -202,11 +198,9 @@ def cold(folder: Path, documents: int) -> None:
     from pretok.stream.mix_job import MixRequest, run_mix
 
     manifest = simulate(folder / "shards", documents, holes=False)
-    entries = divide(
-        manifest, "train", "web", HALVES, folder / FOLDER, SEQ_LEN, "epoch", overlap=False
-    ).entries
+    entries = divide(manifest, "train", "web", HALVES, folder / FOLDER, SEQ_LEN, "epoch")
     length = 2 * min(entry.sequences for entry in entries)
-    write_mix(folder / "classes.json", mix_of(manifest, list(entries), length), {})
+    write_mix(folder / "classes.json", mix_of(manifest, entries, length), {})
     write_mix(folder / "whole.json", mix_of(manifest, [MixSource("web", *_sizes(manifest))], length), {})
     classes = {name: f"web where {condition}" for name, condition in HALVES.items()}
     for name, table in (("packed", {}), ("packed-classes", {"classes": classes})):
@@ -264,9 +258,7 @@ def make_classes(folder: Path) -> tuple[float, int, int]:
 
     manifest = load_manifest(folder / "shards")
     options = (SEQ_LEN, "epoch")
-    return _measured(
-        lambda: divide(manifest, "train", "web", CLASSES, folder / FOLDER, *options, overlap=False)
-    )
+    return _measured(lambda: divide(manifest, "train", "web", CLASSES, folder / FOLDER, *options))
 
 
 def make_packing(folder: Path) -> tuple[float, int, int]:

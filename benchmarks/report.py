@@ -83,7 +83,7 @@ SHARD = float(1 << 30)
 
 
 def _model(results: dict[str, Any]) -> list[tuple[str, str]]:
-    """The cost of 4 TB by docs/scaling.md, from one core's speed and the corpus's own ratios."""
+    """The cost of 4 TB by docs/running.md, from one core's speed and the corpus's own ratios."""
     run = results["end_to_end"]["one_core"]
     speed = run["mb_s"] * 1e6
     per_token = run["text_mb"] * 1e6 / run["tokens"]

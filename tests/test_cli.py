@@ -41,7 +41,6 @@ def test_commands_are_those_we_decided_on():
     assert sorted(COMMANDS) == [
         "annotate", "build-vocab", "certify", "count", "disclose", "export", "init", "inspect", "mix", "plan",
         "preflight", "query", "remove", "report", "run", "status", "submit", "tokenize", "trace", "verify",
-        "watch",
     ]  # fmt: skip
 
 
@@ -339,8 +338,8 @@ def test_an_output_folder_that_is_a_result_is_asked_about(tmp_path, vocab_dir, c
 
 EITHER = (
     ["verify", "--workers", "0"], ["inspect", "--source", "it", "--doc", "0"], ["mix", "--seq-len", "64"],
-    ["export", "--to", "megatron"], ["status"], ["watch", "--once"], ["disclose", "--format", "json"], ["report"],
-    ["query", "--format", "json", "select count(*) from docs"],
+    ["export", "--to", "megatron"], ["status"], ["disclose", "--format", "json"], ["report"],
+    ["query", "--format", "json", "select count(*) from documents"],
 )  # fmt: skip
 
 

@@ -90,7 +90,7 @@ def test_the_two_models_ask_for_what_they_promise():
         ({"mix": {"tokens": 0}}, "mix.tokens: 0 is no budget"),
         ({"mix": {"tokens": 4095}}, "a budget of 4095 tokens holds no sequence of 4096 tokens"),
         ({"mix": {"seq_len": 0}}, "mix.seq_len: 0: it should be greater than or equal to 1"),
-        ({"mix": {"cap": "maybe"}}, "mix.cap: 'maybe': it should be a valid boolean"),
+        ({"normalize": {"crlf": "maybe"}}, "normalize.crlf: 'maybe': it should be a valid boolean"),
         ({"mix": {"stages": [{"weights": {"en": 1}}]}}, "mix.weights names en, but the sources are it"),
         ({"mix": {"tokens": 9000, "stages": [{"tokens": 9000}]}}, "tokens stand in each of its stages"),
     ],

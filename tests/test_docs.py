@@ -141,8 +141,8 @@ def test_the_marked_commands_run(page: Path, tmp_path: Path, monkeypatch: pytest
 def test_the_ten_lines_from_a_dataset_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     datasets = pytest.importorskip("datasets")
     torch = pytest.importorskip("torch")
-    section = (ROOT / "docs" / "python.md").read_text("utf-8").partition("in ten lines\n")[2]
-    lines = section.partition("```python\n")[2].partition("```")[0].replace("size=32_000", "size=1_000")
+    page = (ROOT / "docs" / "trainers.md").read_text("utf-8")
+    lines = page.partition("```python\n")[2].partition("```")[0].replace("size=32_000", "size=1_000")
     texts = [f"{n} ships and {n * n} waves on the sea" for n in range(900)]
     known = {"dataset": datasets.Dataset.from_dict({"text": texts})}
     monkeypatch.chdir(tmp_path)
@@ -172,8 +172,13 @@ def test_links_lead_to_files_and_headings(page: Path) -> None:
         assert not anchor or anchor in anchors(path), f"{name(page)}: {link}"
 
 
-def test_messages_of_the_troubleshooting_are_messages_of_ours() -> None:
-    table = (ROOT / "docs" / "troubleshooting.md").read_text("utf-8").split("## ")[0]
+def test_messages_that_are_explained_are_messages_of_ours() -> None:
+    table = (
+        (ROOT / "docs" / "running.md")
+        .read_text("utf-8")
+        .partition("\n## Messages\n")[2]
+        .partition("\n## ")[0]
+    )
     sources = [
         path.read_text("utf-8") for folder in ("pretok", "train") for path in (ROOT / folder).rglob("*.py")
     ]

@@ -77,7 +77,7 @@ LINES = {
     "pack": ("mix", SHARDS, "--out", "{work}/new.json", *HALVES, "--pack", "best-fit"),
     "continue": ("mix", SHARDS, "--out", "{work}/new.json", "--continue", MIX, "--at", "7", *HALVES[:2]),
     "materialize": ("mix", SHARDS, "--out", "{work}/new.json", *HALVES, "--materialize", "{work}/new", *HERE),
-    "query": ("query", "{work}", "select count(*), sum(tokens) from docs"),
+    "query": ("query", "{work}", "select count(*), sum(tokens) from documents"),
     "trace": ("trace", MIX, "--shards", SHARDS, "--position", "3"),
     "certify": ("certify", MIX, "--shards", SHARDS, "--doc", "it3", "--out", "{work}/new"),
     "report": ("report", "{work}"),
@@ -85,7 +85,6 @@ LINES = {
     "mix": ("mix", SHARDS, "--out", "{work}/new.json", *HALVES, "--class", "good=it where doc < 25"),
     "export": ("export", SHARDS, "--to", "megatron", "--out", "{work}/new", *HERE),
     "status": ("status", "{work}"),
-    "watch": ("watch", "{work}", "--once"),
 }
 """Command lines; {work} is a folder with inputs, shards of them and a mix."""
 RUN = "{work}/run"

@@ -11,6 +11,7 @@ import gzip
 import io
 import json
 import os
+import re
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -43,10 +44,10 @@ COUNTED = ("tokens", "documents", "bytes", "read", "rejected")
 
 @dataclass(frozen=True)
 class Row:
-    """A defect. format, what: what the page calls them; files: name -> bytes, or what writes them; texts: the documents
-    there are nevertheless; rejects: line or row -> reason; says: what is told, in the rejects or on standard error;
-    note: what the page says that does not follow from these; settings: lines of the source's table; alone: no good file
-    stands beside."""
+    """A defect. format, what: what the page calls them; files: name -> bytes, or a function that writes them; texts: the
+    documents that result; rejects: line or row -> reason; says: the message, in the rejects or on standard error;
+    note: of accepted inputs, what the page says; settings: lines of the source's table; alone: there is no good file
+    next to it."""
 
     format: str
     what: str
@@ -64,47 +65,22 @@ class Row:
         """Whether the file is named as one that could not be read to its end."""
         return self.code == 3 and not self.rejects and not self.alone
 
-    @property
-    def outcome(self) -> str:
-        """What the page says that happens."""
-        if self.code == 2:
-            return self.note or "refused, nothing is read"
-        reasons = ", ".join(f"`{reason}`" for reason in dict.fromkeys((self.rejects or {}).values()))
-        parts = [f"rejected as {reasons}"] if reasons else []
-        if self.damages:
-            parts.append(
-                "named; what can be read before it is kept" if self.texts else "named; the rest goes on"
-            )
-        return "; ".join([*parts, self.note] if self.note else parts) or "a document like any other"
-
-    @property
-    def remedy(self) -> str:
-        """What the page says that a person does."""
-        if self.code == 2:
-            return "what the message says"
-        if self.damages:
-            return "write the file again, then type the same command"
-        found = dict.fromkeys(REMEDIES[reason] for reason in (self.rejects or {}).values())
-        return ", ".join(filter(None, found)) or (
-            "compare with its source" if "nothing tells" in self.note else "nothing"
-        )
-
 
 REMEDIES = {
-    "malformed_json": "write one object a line",
-    "not_an_object": "write one object a line",
+    "malformed_json": "write one object per line",
+    "not_an_object": "write one object per line",
     "missing_field": "name the field, or leave the record out",
-    "null_text": "nothing, if it has no text",
+    "null_text": "nothing, if there is no text",
     "text_not_a_string": "name another field",
-    "lone_surrogate": "mend what wrote it",
-    "empty_text": "nothing, if it has no text",
+    "lone_surrogate": "fix the program that wrote it",
+    "empty_text": "nothing, if there is no text",
     "blank_line": "nothing",
     "too_long": "raise `max_document`",
-    "invalid_utf8": "convert the file by iconv",
-    "other_type": "name another type",
+    "invalid_utf8": "convert the file with iconv",
+    "other_type": "state another type",
     "unencodable": "leave it out",
-    "bad_messages": "mend the messages",
-    "template_refused": "mend the messages, or name another template",
+    "bad_messages": "fix the messages",
+    "template_refused": "fix the messages, or use another template",
 }
 """What to do about each reason of a reject."""
 
@@ -130,35 +106,35 @@ def good_line(
 KEEP = 'keep = ["n:integer"]'
 DEEP = b'{"text": "due", "o": ' + b"[" * 5000 + b"]" * 5000 + b"}"
 BAD_LINES = [
-    bad_line("a line that is cut", b'{"text": "du', "malformed_json", "Unterminated string starting at character 10"),
+    bad_line("a truncated line", b'{"text": "du', "malformed_json", "Unterminated string starting at character 10"),
     bad_line("lists or objects nested more than 1,000 deep", DEEP, "malformed_json", "nested more than 1,000 deep"),
-    bad_line("a value that is no object", b'"due"', "not_an_object", '"due"'),
+    bad_line("not an object", b'"due"', "not_an_object", '"due"'),
     bad_line("no such field", b'{"id": 2, "meta": {"body": "due"}}', "missing_field", "there is id, meta.body"),
     bad_line("the field is null", b'{"text": null}', "null_text", '{"text": null}'),
-    bad_line("the field is no text", b'{"text": ["due"]}', "text_not_a_string", '{"text": ["due"]}'),
+    bad_line("the field is not a string", b'{"text": ["due"]}', "text_not_a_string", '{"text": ["due"]}'),
     bad_line("the field is empty", b'{"text": ""}', "empty_text"),
     bad_line("a blank line, or several in a row", b"", "blank_line", note="once for all in a row, not counted as lost"),
-    bad_line("bytes of a text that are not UTF-8", b'{"text": "\xff"}', "invalid_utf8", "byte 0xff at 0: invalid start byte; convert the file, from Latin-1 by iconv"),
-    bad_line("half of a surrogate pair, escaped", b'{"text": "\\ud800"}', "lone_surrogate", '{"text": "\\ud800"}'),
-    bad_line("letters, digits or spaces without end", b'{"text": "' + b"x" * (17 << 20) + b'"}', "unencodable", "more than 16,777,216 bytes of letters, digits, spaces or other characters in a row"),
+    bad_line("text that is not UTF-8", b'{"text": "\xff"}', "invalid_utf8", "byte 0xff at 0: invalid start byte; convert the file, from Latin-1 by iconv"),
+    bad_line("half a surrogate pair", b'{"text": "\\ud800"}', "lone_surrogate", '{"text": "\\ud800"}'),
+    bad_line("more than 16 MiB of letters, digits or spaces in a row", b'{"text": "' + b"x" * (17 << 20) + b'"}', "unencodable", "more than 16,777,216 bytes of letters, digits, spaces or other characters in a row"),
 ]  # fmt: skip
 LIMITED = [
     bad_line("a text longer than `max_document`", b'{"text": "' + b"x" * 101 + b'"}', "too_long", "more than 100 bytes", "not counted as lost", "max_document = 100"),
     bad_line("a kept value of another type, `on_mismatch = \"reject\"`", b'{"text": "due", "n": "x"}', "other_type", 'n is "x", no integer', "not counted as lost", f'{KEEP}\non_mismatch = "reject"'),
 ]  # fmt: skip
 GOOD_LINES = [
-    good_line("a kept value of another type or range", b'{"text": "due", "n": 1e30}', "due", "a document; the value is null in the ledger, counted in the manifest", "1 value of n of another type, null in the ledger; the first: in/a.jsonl, line or row 2: 1e30", KEEP),
-    good_line("the same key twice", b'{"text": "uno", "text": "due"}', "due", "a document; the last one counts"),
-    good_line("bytes that are not UTF-8, or half a pair, in a field that is not kept", b'{"text": "due", "o": "\xff\\ud800"}', "due", "a document; the field is not looked at"),
+    good_line("a kept value of another type", b'{"text": "due", "n": 1e30}', "due", "accepted; the value becomes null, and the manifest counts it", "1 value of n of another type, null in the ledger; the first: in/a.jsonl, line or row 2: 1e30", KEEP),
+    good_line("the same key twice", b'{"text": "uno", "text": "due"}', "due", "the last one counts"),
+    good_line("invalid UTF-8 in a field that is not kept", b'{"text": "due", "o": "\xff\\ud800"}', "due", "ignored"),
 ]  # fmt: skip
 PRETTY = b'{\n "text": "uno"\n}\n'
 FILES_OF_LINES = [
-    Row(LINES, "a BOM at the beginning", {"a.jsonl": b"\xef\xbb\xbf" + lines()}, ["uno", "tre"], note="left out"),
-    Row(LINES, "the file is cut where a line ends", {"a.jsonl": lines()[:16]}, ["uno"], note="nothing tells it"),
+    Row(LINES, "a BOM at the beginning", {"a.jsonl": b"\xef\xbb\xbf" + lines()}, ["uno", "tre"], note="removed"),
+    Row(LINES, "the file is cut where a line ends", {"a.jsonl": lines()[:16]}, ["uno"], note="cannot be detected: compare the counts with the source"),
     Row(LINES, "one object over several lines", {"a.jsonl": PRETTY}, [], dict.fromkeys((1, 2, 3), "malformed_json"), "3 of 4 records were rejected (malformed_json 3), more than the share of 0.5", 3, "counted: more than `max_reject_share`"),
     Row(LINES, "no file has the field", {"a.jsonl": b'{"body": "uno"}\n'}, says="no field 'text' in in/a.jsonl; there are body; use --field body", code=2, alone=True),
-    Row(LINES, "one file of several does not have the field", {"a.jsonl": b'{"body": "uno"}\n'}, [], {1: "missing_field"}, "no field 'text' in in/a.jsonl; there are body; use --field body", note="told before the work begins"),
-    Row(LINES, "an empty file", {"a.jsonl": b""}, says="empty: in/a.jsonl", note="a notice"),
+    Row(LINES, "one file of several does not have the field", {"a.jsonl": b'{"body": "uno"}\n'}, [], {1: "missing_field"}, "no field 'text' in in/a.jsonl; there are body; use --field body", note="a notice names it first"),
+    Row(LINES, "an empty file", {"a.jsonl": b""}, says="empty: in/a.jsonl", note="a notice names the file"),
     Row(LINES, "one array", {"a.jsonl": b'[{"text": "uno"}]\n'}, says="in/a.jsonl is one JSON array, not JSON Lines; write an object a line, as jq -c '.[]' does", code=2),
     Row(LINES, "conversations, read as text", {"a.jsonl": b'{"messages": []}\n'}, says="in/a.jsonl holds conversations: write messages = 'messages' in the table of the source", code=2, alone=True),
 ]  # fmt: skip
@@ -184,15 +160,15 @@ def flip(data: bytes, at: int) -> bytes:
 
 def of_compression(kind: str) -> Iterator[Row]:
     name = {"gz": "gzip", "zst": "zstd"}[kind]
-    format_, file = "gzip and zstd", f"a.jsonl.{kind}"
+    format_, file = "compressed", f"a.jsonl.{kind}"
     first, second = (pack(kind, numbered(start, start + 40)) for start in (0, 40))
     whole, half = first + second, NUMBERED[:40]
     flipped = "data check" if kind == "gz" else "checksum"
     for what, data, texts, says, code, note in (
         ("a truncated frame", whole[:-9], NUMBERED if kind == "gz" else half, f"the {name} stream ends in the middle of a frame: the file is truncated", 3, ""),
-        ("cut where a frame ends", first, half, "", 0, "nothing tells it"),
-        ("a changed checksum, or text", flip(whole, -6 if kind == "gz" else -2), half, flipped, 3, ""),
-        ("other bytes behind the last frame", whole + b"garbage", NUMBERED, f"other bytes stand behind the last frame of {name}", 3, ""),
+        ("cut where a frame ends", first, half, "", 0, "cannot be detected: compare the counts with the source"),
+        ("a wrong checksum", flip(whole, -6 if kind == "gz" else -2), half, flipped, 3, ""),
+        ("other bytes after the last frame", whole + b"garbage", NUMBERED, f"other bytes stand behind the last frame of {name}", 3, ""),
         (f"no {name}, but JSON Lines", numbered(0, 2), NUMBERED[:2], f"in/{file} is jsonl by its content, not what its name says; read as jsonl", 0, "read"),
         (f"no {name}, nor JSON Lines", b"what is this", (), f"damaged {name} data: ", 3, ""),
     ):  # fmt: skip
@@ -201,9 +177,9 @@ def of_compression(kind: str) -> Iterator[Row]:
 
 DICTIONARY = zstandard.train_dictionary(512, [text.encode() for text in NUMBERED] * 9)
 OF_ZSTD = [
-    Row("gzip and zstd", "compressed with a dictionary (`.zst`)", {"a.jsonl.zst": zstandard.ZstdCompressor(dict_data=DICTIONARY).compress(numbered(0, 9))}, says="compressed with a dictionary, which is not read", code=3),
+    Row("compressed", "compressed with a dictionary (`.zst`)", {"a.jsonl.zst": zstandard.ZstdCompressor(dict_data=DICTIONARY).compress(numbered(0, 9))}, says="compressed with a dictionary, which is not read", code=3),
     *(
-        Row("gzip and zstd", what, {f"a.{name}": data}, says=f"in/a.{name} is compressed by {by}; compress it by zstd or gzip", code=2)
+        Row("compressed", what, {f"a.{name}": data}, says=f"in/a.{name} is compressed by {by}; compress it by zstd or gzip", code=2)
         for what, name, data, by in (("xz, bzip2 or lz4", "xz", b"\xfd7zXZ\0\0", "xz"),)
     ),
 ]  # fmt: skip
@@ -270,17 +246,17 @@ OF_PARQUET = [
     parquet("no file has the column", table({"body": ["uno"]}), says="no field 'text' in in/a.parquet; there are body; use --field body", code=2, alone=True),
     parquet("one file of several does not have the column", table({"body": ["uno"]}), says="no column 'text'; the columns are body", code=3),
     parquet("the column has another type", texts([1, 2]), says="the text column has type int64, not string or binary", code=3),
-    parquet("a kept column of another type", table({"text": TWO, "n": ["x", None]}), TWO, None, "1 value of n of another type, null in the ledger; the first: in/a.parquet, line or row 1: 'x' (string)", note="documents; the values are null in the ledger, counted in the manifest", settings=KEEP),
+    parquet("a kept column of another type", table({"text": TWO, "n": ["x", None]}), TWO, None, "1 value of n of another type, null in the ledger; the first: in/a.parquet, line or row 1: 'x' (string)", note="accepted; the values become null, and the manifest counts them", settings=KEEP),
     parquet("a truncated footer", UNO[:-9], says=f"{DAMAGED}Parquet magic bytes not found in footer", code=3),
     parquet("a damaged row group", damaged_group(), NUMBERED[:10], says=f"{DAMAGED}Couldn't deserialize thrift", code=3),
     parquet("a changed byte in a page with a checksum", changed_value(True), NUMBERED[:10], says=f"{DAMAGED}could not verify page integrity, CRC checksum verification failed", code=3),
-    parquet("a changed byte in a page without a checksum", changed_value(False), [text.replace("d", "D", n == 15) for n, text in enumerate(NUMBERED[:30])], note="read as it stands there; nothing tells it"),
+    parquet("a changed byte in a page without a checksum", changed_value(False), [text.replace("d", "D", n == 15) for n, text in enumerate(NUMBERED[:30])], note="cannot be detected"),
     parquet("Parquet by another name", UNO, TWO, says="in/a.jsonl is parquet by its content, not what its name says; read as parquet", note="read", name="a.jsonl"),
 ]  # fmt: skip
 
 # Plain text ------------------------------------------------------------------------------------------------------------
 
-TEXT = "Plain text"
+TEXT = "text"
 
 
 def text(
@@ -310,8 +286,8 @@ def text(
 
 PIPE = 'separator = "|"'
 OF_TEXT = [
-    text("a BOM at the beginning, and a separator", b"\xef\xbb\xbfuno|tre", TWO, note="left out", settings=PIPE),
-    text("bytes that are not UTF-8", "perché".encode("latin-1"), [], {1: "invalid_utf8"}, "byte 0xe9 at 5: unexpected end of data; convert the file, from Latin-1 by iconv"),
+    text("a BOM at the beginning, and a separator", b"\xef\xbb\xbfuno|tre", TWO, note="removed", settings=PIPE),
+    text("not UTF-8", "perché".encode("latin-1"), [], {1: "invalid_utf8"}, "byte 0xe9 at 5: unexpected end of data; convert the file, from Latin-1 by iconv"),
     text("nothing between two separators", b"uno||tre|", TWO, {2: "empty_text"}, settings=PIPE),
     text("a NUL", b"u\0no", says="in/a.txt is binary: neither JSON Lines, Parquet nor text; leave it out, or declare format", code=2),
     text('text, `format = "jsonl"`', b"uno\n", [], {1: "malformed_json"}, "in/a.txt is read as jsonl, as its source declares, not what its name says", 3, settings='format = "jsonl"', note="and a notice; a source without documents is named"),
@@ -320,7 +296,7 @@ OF_TEXT = [
 
 # Folders of datasets, and what is no input -------------------------------------------------------------------------------
 
-SAVED = "Folders of `datasets`"
+SAVED = "`datasets`"
 
 
 def dataset(then: Callable[[Path], object] = lambda path: None, **columns: Any) -> Callable[[Path], None]:
@@ -366,23 +342,23 @@ OF_DATASETS = [
     saved("no rows", dataset(text=[]), says="in/a is a saved dataset without rows", code=2),
     saved("several splits", splits, says="in/a is a folder, not an input file: name one of its splits in/a/*", code=2),
 ]  # fmt: skip
-OTHER = "What is no input"
+OTHER = ""
 OF_OTHERS = [
     *(
         Row(OTHER, what, {f"a.{name}": data}, says=f"in/a.{name} is {says}", code=2)
         for what, name, data, says in (
             ("CSV, TSV", "csv", b"a,b\n", "CSV; convert it to Parquet or JSON Lines"),
-            ("any other binary file", "bin", bytes(range(256)), "binary: neither JSON Lines, Parquet nor text"),
+            ("other binary files", "bin", bytes(range(256)), "binary: neither JSON Lines, Parquet nor text"),
         )
     ),
     Row(OTHER, "a folder", {"a": lambda path: path.mkdir()}, says="in/a is a folder, not an input file: give a glob such as in/a/*", code=2),
     Row(OTHER, "a named pipe", {"a": lambda path: os.mkfifo(path)}, says="in/a is a named pipe, not an input file", code=2),
-    Row(OTHER, "one file by two names", {"a.jsonl": lines(), "c.jsonl": lambda path: path.symlink_to("a.jsonl")}, says="in/a.jsonl and in/c.jsonl are the same file; name it once", code=2),
+    Row(OTHER, "one file under two names", {"a.jsonl": lines(), "c.jsonl": lambda path: path.symlink_to("a.jsonl")}, says="in/a.jsonl and in/c.jsonl are the same file; name it once", code=2),
 ]  # fmt: skip
 
 # Conversations ---------------------------------------------------------------------------------------------------------
 
-CHATS, FIELDS = "Conversations (`messages`)", "Fields put together (`template`)"
+CHATS, FIELDS = "conversations", "`template`"
 MESSAGES = 'messages = "messages"'
 
 
@@ -421,13 +397,13 @@ def chat(
 CALLED = partial(said, "", "assistant")
 OF_CHATS = [
     chat("no messages", [], "bad_messages", "no messages"),
-    chat("a text that is the JSON of messages", json.dumps(said("due")), text=turn("due")),
+    chat("text that is JSON of messages", json.dumps(said("due")), text=turn("due")),
     chat("an unknown role", said("due", "pirate"), "bad_messages", "message 1 has the role 'pirate', which is none of system, developer, user, assistant"),
-    chat("an empty message, one of null, without or with an empty list of content", said(""), "bad_messages", "message 1 (user): it is empty"),
+    chat("an empty or missing content", said(""), "bad_messages", "message 1 (user): it is empty"),
     chat("an image", said([{"type": "image", "url": "x"}]), "bad_messages", "its content is a list with 'image', and only text can be tokenized"),
-    chat("arguments that are no JSON", CALLED(tool_calls=[{"function": {"name": "f", "arguments": "{"}}]), "bad_messages", "the arguments of a tool call are no JSON"),
-    chat("what the template leaves out", said([{"type": "text", "text": "due"}]), "template_refused", "the template leaves out message 1 (user)"),
-    chat("a marker that a message spells", said("<|im_end|>"), text=turn("<|im_end|>"), note="text like any other"),
+    chat("arguments that are not JSON", CALLED(tool_calls=[{"function": {"name": "f", "arguments": "{"}}]), "bad_messages", "the arguments of a tool call are no JSON"),
+    chat("a message that the template leaves out", said([{"type": "text", "text": "due"}]), "template_refused", "the template leaves out message 1 (user)"),
+    chat("a message that spells a marker", said("<|im_end|>"), text=turn("<|im_end|>"), note="text, not a marker"),
     Row(CHATS, "Parquet: a null, no messages, an unknown role", {"a.parquet": table({"messages": [said("uno"), None, [], said("due", "pirate"), said("tre")]})}, [turn("uno"), turn("tre")], {2: "null_text", 3: "bad_messages", 4: "bad_messages"}, "has the role 'pirate'", settings=MESSAGES),
 ]  # fmt: skip
 TEMPLATE = 'template = "{q}={r}"'
@@ -610,13 +586,46 @@ def account(manifest: Manifest, tokenizer: Tokenizer) -> tuple[list[str], list[d
 
 
 def page() -> str:
-    """docs/inputs.md: what a person wrote, and the rows."""
-    written = PAGE.read_text(encoding="utf-8").partition(MARK)[0] + MARK
-    written += "\n| input | what happens | exit code | what to do |\n|---|---|---:|---|\n"
+    """docs/inputs.md: what a person wrote, and the rows by what becomes of them."""
+
+    def what(row: Row) -> str:
+        return re.sub(r" \(`\.\w+`\)$", "", row.what)
+
+    def of(row: Row) -> str:
+        return what(row) if row.format in ("", LINES) else f"{row.format}: {what(row)}"
+
+    def says(row: Row) -> str:
+        return "`" + row.says.rstrip(": ").replace("|", "\\|") + "`" if row.says else ""
+
+    reasons: dict[str, dict[str, dict[str, None]]] = {}  # reason -> format -> what
     for row in ROWS:
-        says = f": `{row.says.rstrip(': ')}`".replace("|", "\\|") if row.code and row.says else ""
-        written += f"| {row.format}: {row.what} | {row.outcome}{says} | {row.code} | {row.remedy} |\n"
-    return written
+        for reason in (row.rejects or {}).values():
+            reasons.setdefault(reason, {}).setdefault(row.format, {})[what(row)] = None
+
+    def listed(formats: dict[str, dict[str, None]]) -> str:
+        parts = [(", ".join(found), "" if name == LINES else f"{name}: ") for name, found in formats.items()]
+        return "; ".join(name + found for found, name in parts)
+
+    damaged, refused, taken = dict[str, str](), dict[str, str](), dict[str, str]()
+    for row in ROWS:
+        if row.code == 2:
+            refused[of(row)] = says(row)
+        elif row.damages:
+            damaged.setdefault(of(row), says(row))
+        elif not row.rejects:
+            taken[of(row)] = row.note or "a document"
+    tables = {
+        "| reason | record | what to do |\n|---|---|---|": [
+            f"| `{reason}` | {listed(found)} | {REMEDIES[reason]} |" for reason, found in reasons.items()
+        ],
+        "| defective file | message |\n|---|---|": [f"| {row} | {text} |" for row, text in damaged.items()],
+        "| refused | message |\n|---|---|": [f"| {row} | {text} |" for row, text in refused.items()],
+        "| accepted | what happens |\n|---|---|": [f"| {row} | {text} |" for row, text in taken.items()],
+    }
+    written = PAGE.read_text(encoding="utf-8").partition(MARK)[0] + MARK
+    return written + "".join(
+        f"\n{head}\n" + "".join(f"{row}\n" for row in rows) for head, rows in tables.items()
+    )
 
 
 def test_the_page_shows_the_rows() -> None:

@@ -131,8 +131,8 @@ CASES: list[Case] = [
         2,
         "pretok: nope.json does not exist; name a mix, or make it with pretok mix",
     ),
-    ("pretok query ok 'drop table docs'", 2, "pretok: pretok query only reads; it takes one SELECT"),
-    ("pretok query ok 'select count(*) as n from docs where removed is null'", 0, "n\n100"),
+    ("pretok query ok 'drop table documents'", 2, "pretok: pretok query only reads; it takes one SELECT"),
+    ("pretok query ok 'select count(*) as n from documents where removed is null'", 0, "n\n100"),
     (
         "pretok remove ok/shards --where \"source = 'fr'\" --reason x",
         0,

@@ -67,14 +67,12 @@ from pretok.stream.mix_file import load_mix
 from pretok.stream.segments import open_segments, read_segments
 from pretok.stream.tapes import SideFile, verify_side_file
 from pretok.tokenizer.vocabulary import Vocabulary, load_vocab
-from pretok.watch.lines import watch_lines
 from pretok.watch.status import status_of
 
 MEMORY = 256 << 20
 """Bytes that reading any change of a file of some kB may take."""
 PAGE = MEMORY + (4 << 30)
 """The same of Parquet: a header may say 2 GiB of a page and of what it shrank to, which Arrow takes before it looks."""
-NOW = 2e9
 
 
 TRIED = settings(derandomize=True, max_examples=8 if settings.get_current_profile_name() == "few" else 100)
@@ -144,7 +142,6 @@ def read_run_folder(path: Path) -> None:
     run = path.parent
     open_segments(read_segments(run), load_manifest(run.parent))
     read_run(run)
-    watch_lines(run, NOW)
     status_of(run)
 
 

@@ -1,6 +1,6 @@
-"""What somebody who controls a file can and cannot do: the rows of docs/security.md that no other test holds.
+"""What somebody who controls a file can and cannot do: the rows of CONTRIBUTING.md that no other test holds.
 
-The others are tests of their area, which the pages name; that each of them is there is held here.
+The others are tests of their area, which the page names; that each of them exists is tested here.
 """
 
 from __future__ import annotations
@@ -33,15 +33,14 @@ from pretok.read.files import InputFile
 from pretok.read.recognise import list_inputs
 from pretok.shards.manifest import FILE_NAME, load_manifest
 
-PAGES = ("security.md", "promises.md")
 
-
-@pytest.mark.parametrize("page", PAGES)
-def test_the_tests_that_a_page_names_are_there(page: str) -> None:
-    """`tests/FILE.py::NAME`, and in a list or table only the name where the file is that of the one before."""
-    named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", (ROOT / "docs" / page).read_text())
-    assert len(named) > 7
-    missing = [f"{file}::{name}" for file, name in named if f"def {name}(" not in (ROOT / file).read_text()]
+def test_the_tests_that_contributing_names_are_there() -> None:
+    """`tests/FILE.py::NAME`: the promises and who may do what."""
+    named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", (ROOT / "CONTRIBUTING.md").read_text("utf-8"))
+    assert len(named) > 40
+    missing = [
+        f"{file}::{name}" for file, name in named if f"def {name}(" not in (ROOT / file).read_text("utf-8")
+    ]
     assert missing == []
 
 

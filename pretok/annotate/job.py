@@ -72,13 +72,13 @@ THREAD_BYTES = 1 << 30
 SQL_TYPES = {"text": "VARCHAR", "integer": "BIGINT", "float": "DOUBLE", "boolean": "BOOLEAN"}
 """Of `read.kept.TYPES`."""
 DOCUMENT = (*OF_SHARD, "doc", "file", "position", "hash")
-"""What names every document, as the view `docs` of `pretok query` has it; what a ledger keeps comes to it."""
+"""What names every document, as the view `documents` of `pretok query` has it; what a ledger keeps comes to it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What to join. by: the key, columns of the view `docs`; name: of the annotations; columns: those to take of the
-    files, None for all that are not of the key."""
+    """What to join. by: the key, columns of the view `documents`; name: of the annotations; columns: those to take of
+    the files, None for all that are not of the key."""
 
     shards: Path
     files: tuple[str, ...]

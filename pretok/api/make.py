@@ -107,7 +107,7 @@ def mix(
     target = shards.absolute().parent / "mix.json" if out is None else Path(out)
     with _told("mix", work_of(target), {"shards": shards, "out": target, **settings}, quiet=True) as console:
         report = run_mix(shards, target, request)
-        show_mix(load_manifest(shards), report, console, request.table.count == "learned")
+        show_mix(load_manifest(shards), report, console)
     return report
 
 

@@ -1,9 +1,8 @@
 """Documents by what they are called, by what they say, and at random.
 
-Input: a manifest, and a column of the ledgers with a value, a name, or words. Output: (source, split, number) of the
-documents that match, in the order of the shards. A column is read as a whole, of all shards of the sources. A search
-for words decodes shards one after the other, so it is bounded and tells how far it came; a draw is uniform over all
-documents of the sources asked for.
+Input: a manifest, and a name or words. Output: (source, split, number) of the documents that match, in the order of the
+shards. A name is looked up in the ledgers of all shards. A search for words decodes shards one after the other, so it
+is bounded and tells how far it came; a draw is uniform over all documents of the sources asked for.
 """
 
 from __future__ import annotations
@@ -16,9 +15,8 @@ import numpy as np
 import pyarrow.compute as pc
 
 from pretok.base.errors import UsageError
-from pretok.base.sql import errors
 from pretok.base.units import human_bytes
-from pretok.shards.documents import chosen_shards, identifier, make_views
+from pretok.shards.documents import chosen_shards
 from pretok.shards.ledger import ledger_schema
 from pretok.shards.manifest import Manifest
 from pretok.shards.names import find_names, is_hash, lines_named
@@ -26,28 +24,6 @@ from pretok.shards.texts import load_decoder, shard_texts
 
 Place = tuple[str, str, int]
 """(source, split, number of the document in it)"""
-
-
-def find_documents(manifest: Manifest, source: str | None, column: str, value: str, most: int) -> list[Place]:
-    """The first `most` documents, of one source or of all, whose `column` of the ledger is a text. Raises UsageError
-    for a column that no ledger has, or what cannot be a hash."""
-    import duckdb
-
-    shards = chosen_shards(manifest, source)
-    known = {name for shard, _ in shards for name in ledger_schema(shard.ledger_path).names}
-    if column not in known:
-        raise UsageError(f"no ledger has a column {column!r}; there are {', '.join(sorted(known))}")
-    if column == "hash" and not is_hash(value):
-        raise UsageError(f"hash is 32 hexadecimal digits, not {value!r}")
-    with duckdb.connect() as connection, errors():
-        make_views(connection, manifest, ())
-        found = connection.execute(
-            f"""SELECT source, split, doc FROM ledger
-            WHERE {identifier(column)}::VARCHAR = ? AND source = coalesce(?, source)
-            ORDER BY source, split, doc LIMIT ?""",
-            [value.lower() if column == "hash" else value, source, most],
-        )
-        return [(str(name), str(split), int(number)) for name, split, number in found.fetchall()]
 
 
 def find_named(manifest: Manifest, name: str, most: int) -> list[Place]:

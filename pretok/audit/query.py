@@ -2,14 +2,14 @@
 
 Input: WORK (or its shards folder) and a query. Output: names of columns, and rows in batches. The views:
 
-    docs     a row a document: the ledger of its shard (`pretok.shards.ledger`), its source, split, shard, `doc`: its
-             number in the split, as `pretok inspect --doc` takes it, and `position`: line or row of `file`, from 1;
-             `hash` in hexadecimal digits; then the columns that `pretok annotate` joined
-    ledger   the same without what was joined
-    shards   path, source, split, tokens, documents, text_bytes
-    sources  source, tokens, documents, bytes, read, rejected
-    rejects  source, file, position, reason, detail
-    words    word, count, heldout: over all sources, where WORK holds counts
+    documents  a row per document: the ledger of its shard (`pretok.shards.ledger`), its source, split, shard, `doc`
+               (its number in the split, as for `pretok inspect --doc`) and `position` (line or row of `file`, from 1);
+               `hash` in hexadecimal; then the columns that `pretok annotate` joined
+    ledger     the same without joined columns
+    shards     path, source, split, tokens, documents, text_bytes
+    sources    source, tokens, documents, bytes, read, rejected
+    rejects    source, file, position, reason, detail
+    words      word, count, heldout: over all sources, where WORK holds counts
 
 Nothing is copied or indexed: DuckDB reads the columns that a query names from the Parquet files themselves.
 """
@@ -57,10 +57,12 @@ def run_query(work: Path, sql: str, console: Console) -> tuple[list[str], Iterat
     except duckdb.CatalogException as error:
         if connection.extract_statements(sql)[0].type != duckdb.StatementType.SELECT:
             raise UsageError("pretok query only reads; it takes one SELECT") from None
-        raise UsageError(f"{error}\nthe views are docs, ledger, shards, sources, rejects and words") from None
+        raise UsageError(
+            f"{error}\nthe views are documents, ledger, shards, sources, rejects and words"
+        ) from None
     except duckdb.Error as error:
         raise UsageError(
-            f"{told(error)}\nthe views are docs, ledger, shards, sources, rejects and words; DESCRIBE docs"
+            f"{told(error)}\nthe views are documents, ledger, shards, sources, rejects and words; DESCRIBE documents"
         ) from None
     return [column[0] for column in connection.description or ()], _rows(connection)
 
@@ -108,10 +110,10 @@ def _make_tables(connection: Any, manifest: Manifest) -> None:
 
 
 def _make_docs(connection: Any, manifest: Manifest, console: Console) -> None:
-    """The views ledger and docs. What they have no rows of is told."""
+    """The views ledger and documents. What they have no rows of is told."""
     if manifest.materialized is not None:
         console.notice(
-            f"{manifest.folder} holds a mix in its order: there is no docs, documents are in the shards it was made of"
+            f"{manifest.folder} holds a mix in its order: it has no documents; they are in the shards it was made of"
         )
         return
     joined = open_annotations(manifest)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pretok.audit.documents import Inspection, token_texts
-from pretok.audit.trace import Traced, TraceRow, passage_rows
+from pretok.audit.trace import Traced, TraceRow, passages, trace_rows
 from pretok.base.console import Marked
 from pretok.base.units import plural
 from pretok.base.visible import visible
@@ -36,7 +36,7 @@ class SeenSequence:
 
 def seen_sequence(traced: Traced, vocab: Vocabulary, position: int) -> SeenSequence:
     """What stands at a position. Raises UsageError where there is none, IntegrityError for ids of no token."""
-    documents = passage_rows(traced, position)
+    documents = trace_rows(traced, passages(traced, position))
     source, epoch, sequence = traced.view.origin(position)
     ids = traced.view[position].tolist()
     tokens, step = token_texts(vocab, ids), traced.step_of(position)

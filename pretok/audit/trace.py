@@ -1,6 +1,6 @@
 """trace: which positions and steps of a mix or a run read a document, and which documents a position reads.
 
-Input: a mix.json or the folder of a run, and a document of its shards, or a position. Output: `Reading`s, `Passage`s.
+Input: a mix.json or the folder of a run, and a document of its shards, or a position. Output: `Reading`s.
 Both directions are arithmetic (`stream.order`): a document is a range of its source's tokens, a range falls into
 sequences, a sequence stands at one position of each epoch. Nothing is replayed, whatever the length of the run. A run
 that changed its data or its batch between two steps is traced segment by segment.
@@ -8,9 +8,9 @@ that changed its data or its batch between two steps is traced segment by segmen
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -60,30 +60,31 @@ class Traced:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """One sequence that reads a document. first, tokens: which of the document's tokens it holds, from 0, and how many;
-    the last token of a sequence is only predicted. done: whether the run has come so far; None without a run. of_class:
-    the class that reads it, where the source has classes; its rest is called by the source's name."""
+    """A document, or a part of it, in a sequence that reads it. document: its number in the source's split, from 0;
+    first, tokens: which of its tokens the sequence holds, from 0, and how many; the last token of a sequence is only
+    predicted. done: whether the run has come so far; None without a run. of_class: the class that reads it, where the
+    source has classes; its rest is called by the source's name."""
 
     position: int
     step: int | None
+    done: bool | None
     epoch: int
     sequence: int
-    first: int
-    tokens: int
-    done: bool | None
-    of_class: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Passage:
-    """A part of a document in a sequence. document: its number in the source's split, from 0; first, tokens: which of
-    its tokens, from 0, and how many."""
-
     source: str
-    split: str
     document: int
     first: int
     tokens: int
+    of_class: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class TraceRow(Reading):
+    """A reading for a person: with the input that the document came from; removed: the document was removed before, and
+    end-of-document tokens are read in its place."""
+
+    file: str
+    line: int
+    removed: bool
 
 
 def open_traced(target: Path, shards: Path | None) -> list[Traced]:
@@ -173,11 +174,11 @@ def readings(traced: Traced, name: str, split: str, document: int) -> list[Readi
     if split != view.mix.split:
         return []
     begins, ends = (int(offset) for offset in _offsets(shard)[number : number + 2])
-    found = []
     shards = traced.manifest.of(name, split)
     base = sum(one.tokens for one in shards[: shards.index(shard)])
+    found = []
     for entry in entries_of(view, name):  # the source, or those of its classes that have the document
-        for position, epoch, index in positions(view, entry, base + begins, base + ends).tolist():
+        for position in positions(view, entry, base + begins, base + ends)[:, 0].tolist():
             if position in traced.positions:
                 # In one piece: a longer document that is packed is in one sequence with one of its pieces.
                 first, last = next(
@@ -185,24 +186,11 @@ def readings(traced: Traced, name: str, split: str, document: int) -> list[Readi
                     for path, at, count in pieces(view, position)
                     if path == shard.bin_path and at < ends and at + count > begins
                 )
-                step = traced.step_of(position)
-                done = None if step is None else step <= traced.steps
-                found.append(
-                    Reading(
-                        position,
-                        step,
-                        epoch,
-                        index,
-                        first - begins,
-                        last - first,
-                        done,
-                        of_class(view, entry),
-                    )
-                )
+                found.append(_reading(traced, position, name, document, first - begins, last - first))
     return sorted(found, key=lambda reading: reading.position)
 
 
-def passages(traced: Traced, position: int) -> Iterator[Passage]:
+def passages(traced: Traced, position: int) -> Iterator[Reading]:
     """The documents that a position reads, in the order of their tokens."""
     view = traced.view
     if not 0 <= position < len(view):
@@ -216,63 +204,28 @@ def passages(traced: Traced, position: int) -> Iterator[Passage]:
             begins = int(offsets[document])
             first, last = max(start, begins), min(end, int(offsets[document + 1]))
             if last > first:
-                yield Passage(shard.source, shard.split, before + document, first - begins, last - first)
+                number = before + document
+                yield _reading(traced, position, shard.source, number, first - begins, last - first)
             document += 1
 
 
-@dataclass(frozen=True, slots=True)
-class TraceRow:
-    """A document where it is read, for a person: `Reading` and `Passage` with the input it came from; removed: the
-    document was removed before, and end-of-document tokens are read in its place."""
-
-    position: int
-    step: int | None
-    done: bool | None
-    epoch: int
-    sequence: int
-    source: str
-    document: int
-    first: int
-    tokens: int
-    file: str
-    line: int
-    of_class: str | None = None
-    removed: bool = False
+def _reading(traced: Traced, position: int, source: str, document: int, first: int, tokens: int) -> Reading:
+    step, (entry, epoch, sequence) = traced.step_of(position), traced.view.origin(position)
+    done, named = None if step is None else step <= traced.steps, of_class(traced.view, entry)
+    return Reading(position, step, done, epoch, sequence, source, document, first, tokens, named)
 
 
-def document_rows(traced: Traced, source: str, split: str, document: int) -> list[TraceRow]:
-    """A row for each sequence that reads the document."""
-    file, line, kept = origin(traced.manifest, *find_shard(traced.manifest, source, split, document))
-    where: dict[str, Any] = {"source": source, "document": document, "file": file, "line": line}
-    where["removed"] = _was_removed(traced, kept)
-    return [TraceRow(**asdict(reading), **where) for reading in readings(traced, source, split, document)]
+def trace_rows(traced: Traced, found: Iterable[Reading]) -> list[TraceRow]:
+    """Readings with where their documents came from."""
+    rows, split = [], traced.view.mix.split
 
+    @cache
+    def told(source: str, document: int) -> dict[str, Any]:
+        file, line, kept = origin(traced.manifest, *find_shard(traced.manifest, source, split, document))
+        return {"file": file, "line": line, "removed": _was_removed(traced, kept)}
 
-def passage_rows(traced: Traced, position: int) -> list[TraceRow]:
-    """A row for each document that a position reads."""
-    rows = []
-    for passage in passages(traced, position):
-        entry, epoch, sequence = traced.view.origin(position)
-        shard = find_shard(traced.manifest, passage.source, passage.split, passage.document)
-        file, line, kept = origin(traced.manifest, *shard)
-        step = traced.step_of(position)
-        rows.append(
-            TraceRow(
-                position=position,
-                step=step,
-                done=None if step is None else step <= traced.steps,
-                epoch=epoch,
-                sequence=sequence,
-                source=passage.source,
-                document=passage.document,
-                first=passage.first,
-                tokens=passage.tokens,
-                file=file,
-                line=line,
-                of_class=of_class(traced.view, entry),
-                removed=_was_removed(traced, kept),
-            )
-        )
+    for reading in found:
+        rows.append(TraceRow(**asdict(reading), **told(reading.source, reading.document)))
     return rows
 
 

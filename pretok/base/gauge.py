@@ -2,7 +2,7 @@
 
 Input: increments (bytes of text, refused bytes, documents, tokens, rejected, partitions, bytes:SOURCE, which is of
 both, or any other count), what an earlier run did, and the estimate. Output: text. Nothing is printed here: the job
-shows it, and `pretok watch` makes it again from a line of the job's log.
+shows it, and `pretok status` makes it again from a line of the job's log.
 
     12:03:10 tokenize 41/108 38% 2.98 GB 120 MB/s ETA 4m rejects 0 it 40% en 35%
 """

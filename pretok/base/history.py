@@ -38,9 +38,6 @@ class LogLine(Gauge, frozen=True, kw_only=True):
     message: str = ""
     title: str = ""
     seconds: Amount = 0.0
-    what: str = ""
-    tasks: Count = 0
-    workers: Count = 0
     item: str = ""
     node: str = ""
     began: datetime | None = None
@@ -68,7 +65,8 @@ class RunLine(Record, frozen=True, forbid_unknown_fields=False):
 @dataclass(slots=True)
 class LoggedJob:
     """One command. began, ended: seconds since 1970; exit_code: None when it was killed; problems: notices of failures
-    and errors, as (time, message); directory: where it was typed; settings: the recipe it had."""
+    and errors, as (time, message); directory: where it was typed; settings: the recipe it had; step: the one it is in,
+    and how far, as a line."""
 
     command: str
     argv: list[str]
@@ -82,6 +80,7 @@ class LoggedJob:
     problems: list[tuple[float, str]] = field(default_factory=list)
     directory: str = ""
     settings: dict[str, Any] = field(default_factory=dict)
+    step: str = ""
     idle: float | None = None
     peak_bytes: int = 0
 
@@ -129,6 +128,8 @@ def _job(path: Path) -> LoggedJob | None:
         match line.event:
             case "start":
                 job.directory, job.settings = line.directory, line.settings
+            case "step" | "progress":
+                job.step = line.line()
             case "task":
                 if line.began and line.ended:
                     ran = (line.began.timestamp(), line.ended.timestamp())
@@ -138,6 +139,7 @@ def _job(path: Path) -> LoggedJob | None:
             case "warning" | "error":
                 job.problems.append((now, line.message))
             case "step_end":
+                job.step = ""
                 job.steps.append((line.title, line.seconds, line.counts))
             case "workers":
                 job.idle, job.peak_bytes = line.idle, max(job.peak_bytes, line.peak_bytes)

@@ -35,14 +35,17 @@ SEQUENCES = 3
 def inspect(
     context: typer.Context,
     shards: Shards,
+    doc: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ID | HASH | FILE:LINE | NUMBER",
+            help="Its kept `id`, the hash in its ledger, or where it came from; with --source its number, from 0.",
+        ),
+    ] = None,
     source: Annotated[
         str | None, typer.Option(help="Name of the source. Default: all, where it may be.")
     ] = None,
-    doc: Annotated[int, typer.Option(min=0, help="Number of the document in the source, from 0.")] = 0,
     split: Annotated[str | None, typer.Option(help="train or val.", show_default="train")] = None,
-    id: Annotated[str | None, typer.Option(help="Find it by the kept column `id`.")] = None,
-    url: Annotated[str | None, typer.Option(help="Find it by the kept column `url`.")] = None,
-    hash: Annotated[str | None, typer.Option(help="Find it by the hash of its text.")] = None,
     search: Annotated[
         str | None, typer.Option(metavar="TEXT", help="Find it by words in it, as they are spelled.")
     ] = None,
@@ -65,6 +68,8 @@ def inspect(
     On a terminal tokens have colours: two in turns, one for bytes that are no character by themselves, one for special
     tokens; what is not learned of a conversation is dim. Elsewhere they stand in brackets, the dim ones in round ones.
 
+    pretok inspect work/shards --doc data/it/a.jsonl.zst:1742
+
     pretok inspect work/shards --source it --doc 17
 
     pretok inspect work/shards --search 'mare salato' --within 10G
@@ -74,13 +79,12 @@ def inspect(
     pretok inspect work/shards --mix run --step 81
     """
     from pretok.audit.documents import run_inspect
-    from pretok.audit.find import random_places
+    from pretok.audit.find import find_named, random_places
     from pretok.shards.manifest import load_manifest
 
     console = terminal(context)
-    named = {"id": id, "url": url, "hash": hash}
-    wanted = [(column, value) for column, value in named.items() if value is not None]
-    _check_one_way([*wanted, *(way for way in (search, random, mix) if way is not None)], source)
+    if sum(way is not None for way in (doc, search, random, mix)) != 1 and (doc or source is None):
+        raise UsageError("name a document by one of --doc, --search, --random and --mix")
     if mix is None and (position is not None or step is not None):
         raise UsageError("--position and --step are of a mix or a run: name it with --mix")
     if mix is not None:
@@ -91,35 +95,22 @@ def inspect(
         places = random_places(manifest, source, split, random, seed)
     elif search is not None:
         places = [_searched(manifest, source, split, search, within, console)]
-    elif wanted:
-        places = [_named(manifest, source, *wanted[0], console)]
+    elif source is not None:
+        doc = doc or "0"
+        if not doc.isdecimal():
+            raise UsageError(
+                f"--doc {doc}: with --source it is a number, from 0; leave --source out for a name"
+            )
+        places = [(source, split or "train", int(doc))]
     else:
-        places = [(str(source), split or "train", doc)]
+        named = find_named(manifest, str(doc), MOST)
+        _tell_others(named, console)
+        places = named[:1]
     found = [run_inspect(shards, name, number, part) for name, part, number in places]
     if json:
         _print([asdict(one) for one in found], several=random is not None)
         return
     _show_documents(manifest, found, console)
-
-
-def _check_one_way(ways: list[object], source: str | None) -> None:
-    if len(ways) > 1 or not (ways or source):
-        raise UsageError(
-            "name a document by --source and --doc, or by one of --id, --url, --hash, --search, --random and --mix"
-        )
-
-
-def _named(
-    manifest: Manifest, source: str | None, column: str, value: str, console: Console
-) -> tuple[str, str, int]:
-    """The first document of a name; the others are told."""
-    from pretok.audit.find import find_documents
-
-    places = find_documents(manifest, source, column, value, MOST)
-    if not places:
-        raise UsageError(f"no document with the {column} {value!r}")
-    _tell_others(places, console)
-    return places[0]
 
 
 def _searched(
@@ -230,10 +221,10 @@ def query(
 ) -> None:
     """Ask what is known of documents, shards and rejects in SQL.
 
-        pretok query work "select source, count(*), sum(tokens) from docs group by all"
+        pretok query work "select source, count(*), sum(tokens) from documents group by all"
 
-    Views: docs, ledger, shards, sources, rejects, words (where WORK holds counts). `describe docs` lists the columns,
-    those included that the recipe keeps or pretok annotate joined. COPY (select ...) TO 'file.parquet' writes a file.
+    Views: documents, ledger, shards, sources, rejects, words (where WORK holds counts). `describe documents` lists the
+    columns, kept and joined ones included. COPY (select ...) TO 'file.parquet' writes a file.
     """
     from pretok.audit.query import run_query
 
@@ -287,7 +278,14 @@ def trace(
         pretok trace run --step 81
     """
     from pretok.audit.find import find_in
-    from pretok.audit.trace import document_rows, open_traced, passage_rows, positions_of_step, reading_at
+    from pretok.audit.trace import (
+        open_traced,
+        passages,
+        positions_of_step,
+        reading_at,
+        readings,
+        trace_rows,
+    )
 
     if sum(given is not None for given in (doc, position, step)) != 1:
         raise UsageError("give one of --doc, --position and --step")
@@ -298,13 +296,14 @@ def trace(
             row
             for traced, found in zip(segments, places, strict=True)
             for place in found
-            for row in document_rows(traced, *place)
+            for row in trace_rows(traced, readings(traced, *place))
         ]
     elif position is not None:
-        rows = [row for traced in reading_at(segments, position) for row in passage_rows(traced, position)]
+        at = reading_at(segments, position)
+        rows = [row for traced in at for row in trace_rows(traced, passages(traced, position))]
     else:
         traced, positions = positions_of_step(segments, step or 0)
-        rows = [row for one in positions for row in passage_rows(traced, one)]
+        rows = [row for one in positions for row in trace_rows(traced, passages(traced, one))]
     if late := sum(row.done is False for row in rows):
         terminal(context).notice(
             f"{late:,} of {plural(len(rows), 'reading')} lie ahead: the newest checkpoint is of step "

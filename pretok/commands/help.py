@@ -34,7 +34,6 @@ SECTIONS = {
         "export": "write what another trainer needs",
     },
     "To look at things": {
-        "watch": "how far the jobs in a folder, or a training run, are",
         "status": "what is finished or failed, exact counts, and what to do next",
         "report": "one page on what the shards hold and what happened",
         "disclose": "what was trained on, for the public summary",
@@ -49,7 +48,7 @@ SECTIONS = {
 MODULES = {
     "recipe": ("init", "plan", "run", "submit"),
     "make": ("count", "build-vocab", "tokenize", "annotate", "remove", "verify", "mix", "export"),
-    "look": ("watch", "status", "report", "disclose", "preflight"),
+    "look": ("status", "report", "disclose", "preflight"),
     "documents": ("inspect", "query", "trace", "certify"),
 }
 """Module of this folder -> the commands in it; it is loaded for the one that is typed."""

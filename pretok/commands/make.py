@@ -202,7 +202,7 @@ def annotate(
         str,
         typer.Option(
             metavar="COLUMN,...",
-            help="The key, as the view `docs` of pretok query names it: id, hash, url, file,position, source,id.",
+            help="The key, as the view `documents` of pretok query names it: id, hash, url, file,position, source,id.",
         ),
     ],
     name: Annotated[
@@ -245,7 +245,7 @@ def remove(
         str | None,
         typer.Option(
             metavar="CONDITION",
-            help="The documents for which it is true: SQL over the columns of the view `docs`.",
+            help="The documents for which it is true: SQL over the columns of the view `documents`.",
         ),
     ] = None,
     ids: Annotated[
@@ -413,7 +413,7 @@ def mix(
 
     pretok mix work/shards --out work/mix2.json --continue work/mix.json --at run --stage 300B:it=0.5,en=0.5
 
-    The [mix] of a recipe has more settings, such as repeat, cap and seed; what conversations learn stands there in
+    The [mix] of a recipe has more settings, such as repeat and seed; what conversations learn stands there in
     their sources.
     """
     from pretok.config import MixTable, make_mix
@@ -458,7 +458,7 @@ def mix(
     if json:
         print_json(report)
     else:
-        show_mix(manifest, report, console, request.table.count == "learned")
+        show_mix(manifest, report, console)
     if out is None:
         written = shards.absolute().parent / "mix.json"
         if continued and after:

@@ -30,13 +30,11 @@ TABLES: dict[str, Any] = {
 }
 """Headings of a recipe and what is below them."""
 ABOVE = {
-    "[sources.NAME]": "See [add a source](add-a-source.md), [conversations](conversations.md), "
-    "[documents](documents.md).",
-    "[[sources.NAME.append]]": "Each such table becomes shards behind those that are there; all else is as in the\n"
-    "source ([append](add-a-source.md#append-to-a-source)).",
+    "[sources.NAME]": "See [inputs](inputs.md), [conversations](conversations.md), [documents](documents.md).",
+    "[[sources.NAME.append]]": "More text for the source, read with its settings ([append](inputs.md#add-text-later)).",
     "[normalize]": "See [formats](formats.md).",
-    "[vocab]": "See [vocabulary](vocabulary.md), [adapt a model](adapt-a-model.md).",
-    "[shards]": "See [running](running.md), [documents](documents.md).",
+    "[vocab]": "See [vocabulary](vocabulary.md).",
+    "[shards]": "See [inputs](inputs.md), [documents](documents.md).",
     "[mix]": "See [mix](mix.md).",
     "[train]": "The flags of `train`, with `_` for `-` ([training](training.md)); what `pretok run` made (`shards`,\n"
     "`mix`) need not be named. `[[train.phases]]` changes settings in mid-run: `at`, the tokens at which it begins,\n"
@@ -45,10 +43,13 @@ ABOVE = {
     "[slurm.STAGE]": "STAGE is `vocab`, `tokenize` or `mix`.",
 }
 """What stands on the page between a heading and its keys."""
-INTRODUCTION = """A recipe is TOML. `pretok init it='data/it/*.jsonl.zst' --out work > recipe.toml` writes one to begin
-with. A count is a number or text such as `"1.2T"`, `"300B"`, `"64MiB"`; a share is a number from
-0 to 1, or text such as `"1/20"`. Relative paths start at the folder of the recipe; `~` and `$VAR` are expanded, `$$` is
-a dollar sign. An unknown key is refused. This page is made from the settings themselves."""
+INTRODUCTION = """```sh
+pretok init it='data/it/*.jsonl.zst' en='data/en/*.parquet' --out work
+```
+
+prints a recipe, a TOML file with all settings of a job. A count is a number or text such as `"1.2T"`, `"300B"` or
+`"64MiB"`; a share is a number from 0 to 1, or text such as `"1/20"`. Relative paths start at the folder of the recipe;
+`~` and `$VAR` are expanded, `$$` is a dollar sign. Unknown keys are refused. This page is generated from the code."""
 MATTER = {
     "[sources.NAME]": ("inputs", "field", "keep"),
     "[vocab]": ("path", "size", "weights"),

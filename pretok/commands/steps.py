@@ -79,7 +79,6 @@ def run_steps(recipe: Recipe, engine: Engine, console: Console) -> None:
         if request is None:
             console.notice(f"next: pretok mix {recipe.shards_dir} --out {recipe.mix_path}")
             return
-        by_learned = request.table.count == "learned"
-        show_mix(load_manifest(recipe.shards_dir), report, console, by_learned, sources=False)
+        show_mix(load_manifest(recipe.shards_dir), report, console, sources=False)
     command = ["train", *recipe_flags(recipe), "--out", str(recipe.out / "run")]
     console.notice(f"next: {shlex.join(command)}")

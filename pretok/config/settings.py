@@ -294,7 +294,7 @@ class Vocab(Part):
         None, "A tokenizer to train further; its ids keep their meaning.", "llama3"
     )
     add: Count | None = key(None, "Entries that `extend` adds. Default: 8,000.", "4k", gt=0)
-    replace: bool = key(False, "New entries take the ids of those that the planned mix uses least.")
+    replace: bool = key(False, "New entries take the ids of those that the text uses least.")
     size: Count = key(50_000, "Entries of the vocabulary, special tokens included.", "32k", ge=257)
     pattern: str = key("cl100k", "Splits text into words: cl100k, gpt2, o200k, qwen2 or cl100k-apostrophe.")
     special_tokens: tuple[str, ...] = key(
@@ -402,23 +402,16 @@ class MixTable(StageTable):
     seq_len: Length = key(4096, "Tokens of a sequence.", 8192, ge=1, lt=2**31)
     seed: int = key(0, "Another seed gives another order.", ge=-(2**63), lt=2**63)
     max_epochs: Share = key(4, "How often a source may be read at most.", gt=0)
-    cap: bool = key(
-        False, "Where a source reaches `max_epochs`, fill up with the others instead of refusing."
-    )
     classes: dict[SourceName, str] = key(
         {},
         "Parts of sources, weighed as sources are: SOURCE where CONDITION on the columns of `pretok query`.",
         {"good": "it where quality >= 0.8"},
     )
-    overlap: bool = key(False, "Let a document be in several classes.")
     repeat: Repeats = key(
         {}, "How often to read classes and sources, instead of weights; others once.", {"good": 3}
     )
     pack: Literal["none", "best-fit"] = key(
         "none", "`best-fit`: only documents longer than a sequence are cut."
-    )
-    count: Literal["tokens", "learned"] = key(
-        "tokens", "What weights and budgets count: all or learned tokens."
     )
     stages: tuple[StageTable, ...] = key(
         (),

@@ -17,12 +17,10 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from pretok.base.errors import UsageError
-from pretok.base.kinds import LEARNED
-from pretok.base.records import replace
 from pretok.config import MixTable
 from pretok.forecast.measure import Found, Sample
 from pretok.stream.mix_file import MixSource, sequences
-from pretok.stream.quota import as_counted, stage_quotas, weighed
+from pretok.stream.quota import stage_quotas, weighed
 
 ERRORS = 2.0
 """Standard errors on each side: an interval of about 95 %."""
@@ -147,16 +145,12 @@ def _try(
     made = []
     for name, source in sources.items():
         count = int(train * of(source.tokens))
-        one = MixSource(name, count, sequences(count, mix.seq_len, "epoch"))
-        if source.learned is not None:
-            share = source.learned.value / max(source.tokens.value, 1.0)
-            one = replace(one, learn=LEARNED, learned_tokens=int(count * share))
-        made.append(one)
-    drawn, problem, counted = [0] * len(made), "", as_counted(mix, made)
+        made.append(MixSource(name, count, sequences(count, mix.seq_len, "epoch")))
+    drawn, problem = [0] * len(made), ""
     try:
-        mix = weighed(mix, counted)
+        mix = weighed(mix, made)
         for stage in mix.all_stages:
-            quotas, _ = stage_quotas(stage, mix, counted, drawn)
+            quotas = stage_quotas(stage, mix, made, drawn)
             drawn = [taken + quota for taken, quota in zip(drawn, quotas, strict=True)]
     except UsageError as error:
         problem = str(error)

@@ -31,9 +31,9 @@ from pretok.tokenizer.encoder import Encoder
 from pretok.tokenizer.vocabulary import Vocabulary
 
 WORD_BYTES = 140
-"""Memory of build-vocab's driver for each distinct word at most, see docs/scaling.md."""
+"""Memory of build-vocab's driver for each distinct word at most, see docs/running.md."""
 WORKER_BYTES = 600_000_000
-"""Memory of a worker of tokenize at most, see docs/scaling.md."""
+"""Memory of a worker of tokenize at most, see docs/running.md."""
 FILES_A_SHARD = 3
 
 

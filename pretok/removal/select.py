@@ -1,6 +1,6 @@
 """Which documents are meant: by a predicate or by ids, and all that have the text of one of these.
 
-Input: a manifest, and a condition over the columns of `docs` (`pretok query`) or names (`shards.names`). Output:
+Input: a manifest, and a condition over the columns of `documents` (`pretok query`) or names (`shards.names`). Output:
 `Selection`. Documents that are removed already are passed over. The ledgers are read twice: for what is meant, and for
 the copies of it in other sources and in validation.
 """

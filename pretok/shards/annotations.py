@@ -84,7 +84,7 @@ class JoinCounts(Record, frozen=True):
 
 
 class AnnotationRecord(Record, frozen=True, omit_defaults=True):
-    """annotations.json; made: when, UTC; by: the key, columns of the view `docs` of `pretok query`."""
+    """annotations.json; made: when, UTC; by: the key, columns of the view `documents` of `pretok query`."""
 
     made: str
     by: tuple[str, ...]

@@ -138,7 +138,7 @@ def make_table(connection: Any, name: str, rows: list[dict[str, Any]]) -> None:
 
 
 def make_views(connection: Any, manifest: Manifest, joined: Sequence[Annotations]) -> None:
-    """The same table in DuckDB: the view `ledger`, and `docs` with the joined columns too. `hash` is hexadecimal.
+    """The same table in DuckDB: the view `ledger`, and `documents` with the joined columns too. `hash` is hexadecimal.
 
     Nothing is copied: a query reads the columns that it names from the Parquet files themselves. Without a shard there
     are no views. Raises IntegrityError for a ledger that is not there.
@@ -199,7 +199,7 @@ def make_views(connection: Any, manifest: Manifest, joined: Sequence[Annotations
             f"""LEFT JOIN (SELECT f.source, f.split, f.before + a.file_row_number AS doc, {names}
             FROM {rows} a JOIN joined_files_{number} f ON f.path = a."pretok:file") USING (source, split, doc)"""
         )
-    connection.execute(f"CREATE VIEW docs AS SELECT * FROM ledger {' '.join(parts)}")
+    connection.execute(f"CREATE VIEW documents AS SELECT * FROM ledger {' '.join(parts)}")
 
 
 def identifier(name: str) -> str:

@@ -1,7 +1,6 @@
-"""What auditors ask of a stream: where its tokens come from, which positions read given ones, what is learned of them.
+"""What auditors ask of a stream: where its tokens come from, and which positions read given ones.
 
-Input: a `View`. Output: arrays and lists of numbers. All but `learned_tokens`, which reads spans, is arithmetic.
-numpy and the standard library only.
+Input: a `View`. Output: arrays and lists of numbers, by arithmetic. numpy and the standard library only.
 """
 
 from __future__ import annotations
@@ -18,9 +17,6 @@ from pretok.stream.tapes import Runs, ranges
 
 if TYPE_CHECKING:
     from pretok.stream import View
-
-BLOCK = 1024
-"""Sequences that are looked at at once."""
 
 
 def number_of(view: View, name: str) -> int:
@@ -93,29 +89,3 @@ def drawn(view: View, name: str, low: int, high: int) -> Ints:
     if not 0 <= index(low) <= index(high) <= given:
         raise IndexError(f"sequences {low} to {high}; {name} gives {given}")
     return view.order.drawn(number, low, high)
-
-
-def learned_tokens(view: View, name: str) -> tuple[int, float]:
-    """Learned tokens of an entry of conversations, and the standard deviation of those of a sequence: where it is
-    packed the targets of an epoch, else all its tokens. The spans are read, no tokens."""
-    assert view.learned is not None
-    number, width = number_of(view, name), view.seq_len + 1
-    entry = view.mix.sources[number]
-    counts = [np.empty(0, np.int64)]
-    for first in range(0, entry.sequences, BLOCK):
-        sequences = np.arange(first, min(first + BLOCK, entry.sequences))
-        zeros = np.zeros_like(sequences)
-        held = view.tapes.pieces(zeros + number, zeros, sequences)
-        counts.append(view.learned.counts(held, zeros + number, entry.packed))
-    learned = np.concatenate(counts)
-    spread = float(learned.std()) if len(learned) else 0.0
-    if entry.packed:
-        return int(learned.sum()), spread
-    total = 0
-    for first in range(0, entry.tokens, BLOCK * width):
-        ends = np.array([first]), np.array([min(first + BLOCK * width, entry.tokens)])
-        held = view.tapes.between(number, *ends)
-        # A column further, as here the first of all is one of them.
-        held = held._replace(column=held.column + 1)
-        total += int(view.learned.counts(held, np.array([number]), False)[0])
-    return total, spread

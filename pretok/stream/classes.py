@@ -1,11 +1,8 @@
 """Classes: predicates over what is known of documents -> side files that say which documents each class has.
 
-Input: a manifest, a source, and its classes as SQL expressions over the columns of `docs` (`pretok query`): the ledger
-and what `pretok annotate` joined. Output: the entries of a mix for these classes and for the rest of the source, whose
-side files (`stream.tapes`) are written; nothing reads a ledger after that.
-
-DuckDB evaluates the expressions on a window of 65,536 documents at a time, on one core in its share of the memory, and
-reaches no file. An expression is of one document: it may not ask for others, the time or a random number.
+Input: a manifest, a source, and its classes as SQL expressions over the columns of `documents` (`pretok query`): the
+ledger and what `pretok annotate` joined. Output: the entries of a mix for these classes and for the rest of the source,
+whose side files (`stream.tapes`) are written; nothing reads a ledger after that.
 """
 
 from __future__ import annotations
@@ -49,16 +46,6 @@ class Class:
     predicate: str
 
 
-@dataclass(frozen=True, slots=True)
-class Made:
-    """What a source was divided into. entries: its classes and, last, its rest, under the name of the source;
-    documents: of each; overlap: tokens that several classes have."""
-
-    entries: tuple[MixSource, ...]
-    documents: dict[str, int]
-    overlap: int
-
-
 def parse_class(name: str, text: str) -> Class:
     """`it where quality >= 0.8` -> a class. Raises UsageError."""
     found = re.fullmatch(r"\s*(\S+)\s+where\s+(.*\S)\s*", text, re.IGNORECASE | re.DOTALL)
@@ -77,11 +64,10 @@ def divide(
     folder: Path,
     seq_len: int,
     cuts: str,
-    *,
-    overlap: bool,
     begin: int = 0,
-) -> Made:
-    """Divide the documents of a source's split into classes; their side files go to `folder`.
+) -> list[MixSource]:
+    """Divide the documents of a source's split into its classes and, last, its rest, under the name of the source;
+    their side files go to `folder`.
 
     begin: from which token of the source on; what is before it is divided already, and what came may be of any size.
 
@@ -109,11 +95,11 @@ def divide(
             if len(again := np.flatnonzero(counts > 1)):
                 several[:-1] |= chosen[:, again].any(axis=1)
                 twice += int(((counts[again] - 1) * lengths[again]).sum())
-        if twice and not overlap:
+        if twice:
             who = " and ".join(name for name, one in zip(names, several, strict=True) if one)
             raise UsageError(
                 f"{who} overlap: they have {twice:,} tokens of {source} in common, which each of them would read; "
-                "write conditions that exclude each other, or allow it with overlap = true (--overlap)"
+                "write conditions that exclude each other"
             )
         held_by = dict(zip(names, documents.tolist(), strict=True))
         sizes = [sequences(writer.tokens, seq_len, cuts) for writer in writers]
@@ -124,7 +110,7 @@ def divide(
                     f"{seq_len} + 1: change the condition ({predicates[name]})"
                 )
         about = {"shards": len(shards), "indexes": shards_key([shard for shard, _ in shards])}
-        entries = [
+        return [
             MixSource(
                 name,
                 writer.tokens,
@@ -135,7 +121,6 @@ def divide(
             )
             for name, writer, size in zip(names, writers, sizes, strict=True)
         ]
-    return Made(tuple(entries), held_by, twice)
 
 
 def evaluated(

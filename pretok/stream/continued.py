@@ -53,7 +53,7 @@ def _stages(mix: Mix, equal: Mapping[str, str]) -> list[list[tuple[int, list[Mix
         entries = [mix.sources[number] for number in numbers if mix.sources[number].sequences]
         shards = [entry.manifest or mix.manifest for entry in entries]
         same = [
-            replace(entry, manifest=equal.get(then, then), learned_tokens=0, stage=0)
+            replace(entry, manifest=equal.get(then, then), stage=0)
             for entry, then in zip(entries, shards, strict=True)
         ]
         pools.append([(entry.stage, one) for entry, one in zip(entries, same, strict=True)])
@@ -70,35 +70,25 @@ def _stages(mix: Mix, equal: Mapping[str, str]) -> list[list[tuple[int, list[Mix
 def beginning(manifest: Manifest, path: Path, at: int, seq_len: int | None = None) -> Mix:
     """The first `at` positions of the mix in `path`, as a mix in the shards of `manifest`.
 
-    Raises UsageError when the mix has not so many positions or, where one is given, another sequence length (the
-    message says what would come again), MismatchError when the shards have not grown from those it was made of, and
-    what `load_mix` raises.
+    Raises UsageError when the mix has not so many positions or, where one is given, another sequence length,
+    MismatchError when the shards have not grown from those it was made of, and what `load_mix` raises.
     """
     mix = load_mix(path)
     if not 1 <= at <= len(mix):
         raise UsageError(f"{path} has {len(mix)} sequences; it cannot be continued at {at}")
     mix = mix.first(at)
     if seq_len not in (None, mix.seq_len):
-        raise UsageError(_other_length(mix, path, seq_len))
+        raise UsageError(
+            f"{path} has sequences of {mix.seq_len} tokens, and a mix that goes on with it keeps them. For {seq_len} "
+            "make a mix of its own (without --continue) and name it in a phase of the run, which reads it from its "
+            "first sequence: it may read again what was read here"
+        )
     check_sources(mix, manifest, path)
     if mix.manifest != manifest.fingerprint:
         # What was appended becomes entries of their own (`mix_job`).
         sources = tuple(replace(source, manifest=source.manifest or mix.manifest) for source in mix.sources)
         mix = replace(mix, manifest=manifest.fingerprint, sources=sources)
     return mix
-
-
-def _other_length(mix: Mix, path: Path, seq_len: int | None) -> str:
-    """What to do instead, and which tokens of what `mix`, the beginning of the one in `path`, read may come again."""
-    read = zip(mix.sources, mix.order().prefix(len(mix)).tolist(), strict=True)
-    told = ", ".join(
-        f"{source.name} {min(drawn, source.sequences) * mix.seq_len:,}" for source, drawn in read
-    )
-    return (
-        f"{path} has sequences of {mix.seq_len} tokens, and a mix that goes on with it keeps them. For {seq_len} make "
-        "a mix of its own (without --continue) and name it in a phase of the run, which reads it from its first "
-        f"sequence. What was read up to sequence {len(mix)} may come again in it, at most so many tokens: {told}"
-    )
 
 
 def run_position(run: Path, path: Path) -> int:

@@ -1,7 +1,7 @@
 """Which tokens of sequences are learned: pieces of shards -> kinds and masks.
 
 Input: shards, of which those of conversations have a `.spans` beside them, the kinds that are learned of each, and the
-pieces of sequences (`tapes`). Output: of which kind each token is, a mask, or how many tokens are learned. Nothing is
+pieces of sequences (`tapes`). Output: of which kind each token is, or a mask. Nothing is
 computed token by token: spans are found by a binary search in those of a shard, which are mapped into memory, and one
 `numpy.repeat` writes the whole mask. numpy, msgspec and the standard library only.
 """
@@ -102,17 +102,6 @@ class Learned:
         runs = self._runs(pieces)
         runs.fill(rows, width)
         return np.repeat(runs.kind, runs.length).reshape(rows, width)
-
-    def counts(self, pieces: Pieces, entry: Ints, packed: bool) -> Ints:
-        """(rows,): targets of sequences of entries (rows,) that are learned: all but the first token of each and, where
-        they are packed, an EOD that is all that is left of a longer document: another's stands before it."""
-        runs = self._runs(pieces)
-        learned = self._are_learned(runs, entry)
-        counted = np.add.reduceat(np.where(learned, runs.length, 0), runs.first)
-        counted -= (runs.column == 0) & learned[runs.first]
-        if packed:
-            counted[(runs.size == 1) & (runs.column > 0)] = 0
-        return np.bincount(runs.row, counted, len(entry)).astype(np.int64)
 
     def _are_learned(self, runs: Runs, entry: Ints) -> Mask:
         """(n,): which runs are."""

@@ -57,8 +57,7 @@ class MixSource(Record, frozen=True, omit_defaults=True):
     tokens: of its tape, but for what fills up sequences; sequences: of an epoch; of: the source whose documents it has,
     where that is not `name`; tape: digest of its side file (`stream.tapes`), None for all documents; packed: whether
     its sequences are whole documents (`stream.pack`); targets: what an epoch of these predicts; learn: of conversations
-    the kinds that are learned, empty where every token is; learned_tokens: how many tokens these are, of an epoch
-    where it is packed, else of all its tokens.
+    the kinds that are learned, empty where every token is.
 
     Of what was appended, and of all that is in a mix that went on since: manifest: the shards when it came; begin: from
     which token of its source in the split on it has documents; epoch: how often the source was read by then.
@@ -72,7 +71,6 @@ class MixSource(Record, frozen=True, omit_defaults=True):
     packed: bool = False
     targets: Count = 0
     learn: tuple[str, ...] = ()
-    learned_tokens: Count = 0
     manifest: str | None = None
     begin: Count = 0
     stage: Count = 0
@@ -90,14 +88,6 @@ class MixSource(Record, frozen=True, omit_defaults=True):
     def predicted(self, seq_len: int) -> Fraction:
         """Targets of a sequence, on average over an epoch; of a packed one not what fills it up."""
         return Fraction(self.targets, max(self.sequences, 1)) if self.packed else Fraction(seq_len)
-
-    def learned(self, seq_len: int) -> Fraction:
-        """Those of them that are learned."""
-        if not self.learn:
-            return self.predicted(seq_len)
-        if self.packed:
-            return Fraction(self.learned_tokens, max(self.sequences, 1))
-        return Fraction(self.learned_tokens * seq_len, max(self.tokens, 1))
 
 
 class Stage(Record, frozen=True, omit_defaults=True):
@@ -162,21 +152,11 @@ class Mix(Record, frozen=True, dict=True):
         """Targets of all its sequences, where packed epochs are read in part by their mean."""
         return int(sum(self.predicted_by(self.length)))
 
-    @property
-    def learned(self) -> int:
-        """Those of them that are learned."""
-        return int(sum(self.learned_by(self.length)))
-
     def predicted_by(self, length: int) -> list[Fraction]:
         """Targets of the first `length` positions, of each entry; of a packed one by its mean, which is right at the
         end of each epoch."""
         counts = self.order().prefix(length).tolist()
         return [count * one.predicted(self.seq_len) for count, one in zip(counts, self.sources, strict=True)]
-
-    def learned_by(self, length: int) -> list[Fraction]:
-        """Those of them that are learned, by the mean of each entry."""
-        counts = self.order().prefix(length).tolist()
-        return [count * one.learned(self.seq_len) for count, one in zip(counts, self.sources, strict=True)]
 
     def __len__(self) -> int:
         return self.length
@@ -293,12 +273,9 @@ def mix_sources(
             raise UsageError(
                 f"{manifest.folder} has no source {name!r}; its sources are {', '.join(manifest.sources)}"
             )
-        shards = manifest.of(name, split)
-        tokens, kinds = sum(shard.tokens for shard in shards), learn_of(manifest, name, learn or {})
-        learned = sum((shard.kinds or {}).get(kind, 0) for shard in shards for kind in kinds)
-        found.append(
-            MixSource(name, tokens, sequences(tokens, seq_len, cuts), learn=kinds, learned_tokens=learned)
-        )
+        tokens = sum(shard.tokens for shard in manifest.of(name, split))
+        kinds = learn_of(manifest, name, learn or {})
+        found.append(MixSource(name, tokens, sequences(tokens, seq_len, cuts), learn=kinds))
     return tuple(found)
 
 

@@ -21,8 +21,6 @@ from pretok.base.tokens import Ints
 from pretok.base.units import listed
 from pretok.shards.manifest import SPLITS, Manifest, load_manifest
 from pretok.shards.unfinished import failures
-from pretok.stream import View
-from pretok.stream.audit import learned_tokens
 from pretok.stream.mix_file import (
     Mix,
     MixSource,
@@ -37,7 +35,7 @@ from pretok.stream.mix_file import (
 )
 from pretok.stream.order import prefix_bound
 from pretok.stream.pack import pack
-from pretok.stream.quota import SHOWN, as_counted, pooled, stage_quotas, weighed
+from pretok.stream.quota import SHOWN, pooled, stage_quotas, weighed
 from pretok.stream.tapes import FOLDER, SideFile
 
 if TYPE_CHECKING:
@@ -74,10 +72,9 @@ class MixRequest:
 class MixReport(Record, frozen=True, kw_only=True, omit_defaults=True):
     """What follows from a mix, in tokens that are predicted.
 
-    stages: of each tokens, learned_tokens, shares of each pool as given, and prefix_bound_tokens, how far any prefix of
-    it may be from these; both are of learned tokens where `count` is so. sources: what `_source_report` says of each
-    entry. left_out: tokens of sources without a place in it; notes: what --cap changed; classes: the conditions that
-    were asked for; learned_tokens: None where all are learned; continued_at: sequences that are those of the mix it
+    stages: of each tokens, shares of each pool as given, and prefix_bound_tokens, how far any prefix of it may be from
+    these. sources: what `_source_report` says of each entry. left_out: tokens of sources without a place in it; notes:
+    what is not read; classes: the conditions that were asked for; continued_at: sequences that are those of the mix it
     goes on with; failed: inputs that the shards lack.
     """
 
@@ -88,7 +85,6 @@ class MixReport(Record, frozen=True, kw_only=True, omit_defaults=True):
     left_out: dict[str, Count]
     notes: tuple[str, ...]
     classes: dict[str, str]
-    learned_tokens: Count | None = None
     continued_at: Count | None = None
     failed: tuple[Failure, ...]
 
@@ -146,7 +142,7 @@ def plan_mix(manifest: Manifest, request: MixRequest, folder: Path | None = None
     new, notes = _new_entries(manifest, request, folder)
     sources = (*request.before, *(_packed(manifest, request, folder, entry) for entry in new))
     sources = tuple(replace(one, learn=learn_of(manifest, one.held_in, learn)) for one in sources)
-    empty = Mix(
+    mix = Mix(
         manifest.fingerprint,
         request.split,
         request.table.seq_len,
@@ -155,43 +151,34 @@ def plan_mix(manifest: Manifest, request: MixRequest, folder: Path | None = None
         sources,
         (),
     )
-    sources, spreads = _learned(manifest, empty, folder)
-    mix = replace(empty, sources=sources)
     if request.after is not None:
         none = (0,) * (len(mix.pools) - len(request.after.pools))
         stages = tuple(replace(stage, quotas=(*stage.quotas, *none)) for stage in request.after.stages)
         mix = replace(request.after, sources=sources, stages=stages)
-    counted = as_counted(request.table, sources)
-    wish = weighed(request.table, _pooled(mix, counted, [0] * len(sources)))
+    wish = weighed(request.table, _pooled(mix, [0] * len(sources)))
     for stage in wish.all_stages:
-        quotas, changed = _stage(stage, wish, mix, counted)
-        mix = replace(mix, stages=(*mix.stages, Stage(tuple(quotas))))
-        notes += changed
+        mix = replace(mix, stages=(*mix.stages, Stage(tuple(_quotas(stage, wish, mix)))))
     mix.order()  # says of a stage that is too long what to do
-    return mix, _report(manifest, request, wish, mix, notes, folder, spreads)
+    return mix, _report(manifest, request, wish, mix, notes, folder)
 
 
-def _pooled(mix: Mix, counted: Sequence[MixSource], given: Sequence[int] | Ints) -> list[MixSource]:
+def _pooled(mix: Mix, given: Sequence[int] | Ints) -> list[MixSource]:
     """The pools of a mix as quotas count them, where entries give so many sequences of them."""
     return [
-        pooled(name, [counted[n] for n in numbers], [int(given[n]) for n in numbers], mix.seq_len)
+        pooled(name, [mix.sources[n] for n in numbers], [int(given[n]) for n in numbers], mix.seq_len)
         for name, numbers in mix.pools.items()
     ]
 
 
-def _stage(
-    stage: StageTable, table: MixTable, mix: Mix, counted: Sequence[MixSource]
-) -> tuple[list[int], list[str]]:
-    """The quotas of a stage behind those of a mix, and what --cap changed."""
-    order = mix.order()
+def _quotas(stage: StageTable, table: MixTable, mix: Mix) -> list[int]:
+    """The quotas of a stage behind those of a mix."""
+    order, entries = mix.order(), len(mix.sources)
     spent = [int(order.spent[numbers].sum()) for numbers in mix.pools.values()]
-    wholes = _pooled(mix, counted, [0] * len(counted))
-    quotas, notes = stage_quotas(stage, table, wholes, spent)
-    if len(wholes) < len(counted):  # what a quota means in tokens depends on how its entries share it
+    quotas = stage_quotas(stage, table, _pooled(mix, [0] * entries), spent)
+    if len(mix.pools) < entries:  # what a quota means in tokens depends on how its entries share it
         for _ in range(2):
-            wholes = _pooled(mix, counted, order.divide(quotas))
-            quotas, notes = stage_quotas(stage, table, wholes, spent)
-    return quotas, notes
+            quotas = stage_quotas(stage, table, _pooled(mix, order.divide(quotas)), spent)
+    return quotas
 
 
 def _learn(manifest: Manifest, request: MixRequest) -> dict[str, Collection[str]]:
@@ -232,14 +219,10 @@ def _new_entries(manifest: Manifest, request: MixRequest, folder: Path) -> tuple
             with hold(folder, "mix"):
                 from pretok.stream.classes import divide
 
-                made = divide(
-                    manifest, request.split, source, divided, folder, request.table.seq_len, request.cuts,
-                    overlap=request.table.overlap, begin=begin,
-                )  # fmt: skip
-            if made.overlap:
-                notes.append(f"classes of {source} overlap: {made.overlap:,} tokens are in one more")
+                length, cuts = request.table.seq_len, request.cuts
+                made = divide(manifest, request.split, source, divided, folder, length, cuts, begin)
             # A rest without a document is none, unless it is asked for.
-            found += [entry for entry in made.entries if entry.tokens or (entry.name in asked and not begin)]
+            found += [entry for entry in made if entry.tokens or (entry.name in asked and not begin)]
         else:
             size = sequences(tokens, request.table.seq_len, request.cuts)
             found.append(MixSource(source, tokens, size, source if begin else None, begin=begin))
@@ -315,96 +298,65 @@ def _packed(manifest: Manifest, request: MixRequest, folder: Path, entry: MixSou
     )
 
 
-def _learned(manifest: Manifest, mix: Mix, folder: Path) -> tuple[tuple[MixSource, ...], dict[str, float]]:
-    """The entries where those of conversations say how much is learned of them; and how much sequences of each
-    spread."""
-    spreads: dict[str, float] = {}
-    if not any(entry.learn and entry.sequences for entry in mix.sources):
-        return mix.sources, spreads
-    view, found = View(manifest, mix, folder=folder.parent), []
-    for entry in mix.sources:
-        tokens = 0
-        if entry.learn:
-            tokens, spreads[entry.name] = learned_tokens(view, entry.name)
-        found.append(replace(entry, learned_tokens=tokens))
-    return tuple(found), spreads
-
-
 def _report(
-    manifest: Manifest,
-    request: MixRequest,
-    wish: MixTable,
-    mix: Mix,
-    notes: Sequence[str],
-    folder: Path,
-    spreads: Mapping[str, float],
+    manifest: Manifest, request: MixRequest, wish: MixTable, mix: Mix, notes: Sequence[str], folder: Path
 ) -> MixReport:
     drawn = mix.order().prefix(len(mix)).tolist()
-    pools = _pooled(mix, as_counted(wish, mix.sources), drawn)
-    # What is predicted, and learned, of each entry up to where each stage ends.
-    ends = [0, *accumulate(mix.lengths)]
-    read, known = ([by(end) for end in ends] for by in (mix.predicted_by, mix.learned_by))
+    pools = _pooled(mix, drawn)
+    # What is predicted of each entry up to where each stage ends.
+    read = [mix.predicted_by(end) for end in accumulate(mix.lengths, initial=0)]
     stages: list[dict[str, Any]] = []
-    for number, stage in enumerate(mix.stages):
-        tokens, learned = (
-            [sum(each[number + 1][n] - each[number][n] for n in numbers) for numbers in mix.pools.values()]
-            for each in (read, known)
-        )
-        weighs = learned if wish.count == "learned" else tokens
+    for stage, before, after in zip(mix.stages, read, read[1:], strict=False):
+        tokens = [sum(after[n] - before[n] for n in numbers) for numbers in mix.pools.values()]
+        shares = [float(part / max(sum(tokens), 1)) for part in tokens]
+        bounds = [
+            prefix_bound(stage.quotas, quota) * float(one.predicted(mix.seq_len))
+            for one, quota in zip(pools, stage.quotas, strict=True)
+        ]
         stages.append(
             {
                 "tokens": int(sum(tokens)),
-                "learned_tokens": int(sum(learned)),
-                "shares": {
-                    n: float(part / max(sum(weighs), 1)) for n, part in zip(mix.pools, weighs, strict=True)
-                },
-                "prefix_bound_tokens": {
-                    one.name: prefix_bound(stage.quotas, quota) * float(one.learned(mix.seq_len))
-                    for one, quota in zip(pools, stage.quotas, strict=True)
-                },
+                "shares": dict(zip(mix.pools, shares, strict=True)),
+                "prefix_bound_tokens": dict(zip(mix.pools, bounds, strict=True)),
             }
         )
+    held = {source.held_in for source in mix.sources}
     return MixReport(
         sequences=len(mix),
         tokens=sum(stage["tokens"] for stage in stages),
         stages=tuple(stages),
         sources={
-            one.name: _source_report(mix, one, count, int(tokens), int(learned), folder, spreads)
-            for one, count, tokens, learned in zip(mix.sources, drawn, read[-1], known[-1], strict=True)
+            one.name: _source_report(manifest, mix, one, count, int(tokens), folder)
+            for one, count, tokens in zip(mix.sources, drawn, read[-1], strict=True)
         },
         left_out={
             name: sum(shard.tokens for shard in manifest.of(name, mix.split))
             for name in manifest.sources
-            if name not in {source.held_in for source in mix.sources}
+            if name not in held
         },
         notes=tuple(notes),
         classes=wish.classes,
-        learned_tokens=sum(stage["learned_tokens"] for stage in stages) if spreads else None,
         continued_at=len(request.after) if request.after else None,
         failed=manifest.failed,
     )
 
 
 def _source_report(
-    mix: Mix,
-    source: MixSource,
-    drawn: int,
-    tokens: int,
-    learned: int,
-    folder: Path,
-    spreads: Mapping[str, float],
+    manifest: Manifest, mix: Mix, source: MixSource, drawn: int, tokens: int, folder: Path
 ) -> dict[str, Any]:
     """What a mix takes of an entry. unused_tokens: whole sequences not drawn even once; tail_tokens: what an epoch
     leaves before its first and behind its last sequence, other tokens in each where epochs are cut anew. documents: of
     a class or of what is packed, of which cut_documents are longer than a sequence, and padding_tokens fill an epoch
-    up. learn: kinds that are learned, none where all are; spread_tokens: standard deviation of the learned tokens of a
-    sequence, whose sum is exact at the end of each epoch."""
+    up. learn: kinds that are learned, none where all are; learned_share: of the tokens of the source how many are
+    these; spread_tokens: standard deviation of the tokens that a packed sequence predicts, whose sum is exact at the
+    end of each epoch."""
     each = source.predicted(mix.seq_len)
     about = SideFile(folder, source.tape).about if source.tape else {}
+    shards = manifest.of(source.held_in, mix.split)
+    learned = sum((shard.kinds or {}).get(kind, 0) for shard in shards for kind in source.learn)
     return {
         "sequences": drawn,
         "tokens": tokens,
-        "learned_tokens": learned,
         "epochs": drawn / max(source.sequences, 1),
         "repeated_tokens": int(max(drawn - source.sequences, 0) * each),
         "unused_tokens": int(max(source.sequences - drawn, 0) * each),
@@ -413,31 +365,28 @@ def _source_report(
         "cut_documents": about.get("cut", 0),
         "padding_tokens": source.sequences * (mix.seq_len + 1) - source.tokens if source.packed else 0,
         "learn": list(source.learn),
-        "spread_tokens": round(spreads.get(source.name, _spread(about)), 3),
+        "learned_share": learned / max(sum(shard.tokens for shard in shards), 1) if source.learn else 1.0,
+        "spread_tokens": round(_spread(about), 3),
     }
 
 
 def _spread(about: Mapping[str, int]) -> float:
-    """Standard deviation of what a packed sequence learns."""
+    """Standard deviation of what a packed sequence predicts."""
     mean = about.get("targets", 0) / max(about.get("bins", 0), 1)
     return math.sqrt(max(about.get("squares", 0) / max(about.get("bins", 0), 1) - mean * mean, 0))
 
 
-def show_mix(
-    manifest: Manifest, report: MixReport, console: Console, by_learned: bool = False, sources: bool = True
-) -> None:
+def show_mix(manifest: Manifest, report: MixReport, console: Console, sources: bool = True) -> None:
     """A line for each stage and each packed or masked source, and one for all that is left out or was changed; with
     `sources` a table of these."""
-    masked, unit = report.learned_tokens is not None, "learned tokens" if by_learned else "tokens"
     for number, stage in enumerate(report.stages, 1):
         what = f"stage {number}" if len(report.stages) > 1 else "mix"
-        learned = f", {stage['learned_tokens']:,} of them learned" if masked else ""
         largest = sorted(stage["shares"], key=lambda name: -stage["shares"][name])[:SHOWN]
         named = [f"{name} {share:.4%}" for name, share in stage["shares"].items() if name in largest]
         shares = listed(named, SHOWN, count=len(stage["shares"]))
         bound = math.ceil(max(stage["prefix_bound_tokens"].values()))
         console.notice(
-            f"{what}: {stage['tokens']:,} tokens{learned}: {shares}; at every point within {bound:,} {unit} of it"
+            f"{what}: {stage['tokens']:,} tokens: {shares}; at every point within {bound:,} tokens of it"
         )
     for name, one in report.sources.items():
         if one["padding_tokens"] or one["cut_documents"]:
@@ -447,8 +396,7 @@ def show_mix(
             )
         if one["learn"]:
             console.notice(
-                f"learned of {name}: {', '.join(one['learn'])}, {one['learned_tokens']:,} of {one['tokens']:,} tokens "
-                f"({one['learned_tokens'] / max(one['tokens'], 1):.1%}), exact at the end of each epoch"
+                f"learned of {name}: {', '.join(one['learn'])}; in its source {one['learned_share']:.1%} of the tokens"
             )
     if at := report.continued_at:
         console.notice(
@@ -459,8 +407,7 @@ def show_mix(
     for sentence in [*report.notes, *failures(manifest)]:
         console.notice(sentence)
     if sources:
-        keys = ["sequences", "tokens", "epochs", "repeated_tokens", "unused_tokens", "tail_tokens"]
-        keys += ["learned_tokens"] if masked else []
+        keys = ("sequences", "tokens", "epochs", "repeated_tokens", "unused_tokens", "tail_tokens")
         rows = [
             (name, *(f"{one[key]:,.4f}" if key == "epochs" else f"{one[key]:,}" for key in keys))
             for name, one in report.sources.items()

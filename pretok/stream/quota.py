@@ -67,66 +67,42 @@ def pooled(name: str, entries: Sequence[MixSource], given: Sequence[int], seq_le
     if len(entries) == 1:
         return replace(entries[0], name=name)
     given = given if any(given) else [entry.sequences for entry in entries]
-    count = max(sum(given), 1)
-    predicted = sum(n * entry.predicted(seq_len) for n, entry in zip(given, entries, strict=True)) / count
-    learned = sum(n * entry.learned(seq_len) for n, entry in zip(given, entries, strict=True)) / count
-    tokens, sequences = (sum(entry.tokens for entry in entries), sum(entry.sequences for entry in entries))
-    packed = any(entry.packed for entry in entries)
+    predicted = sum(n * entry.predicted(seq_len) for n, entry in zip(given, entries, strict=True))
+    sequences = sum(entry.sequences for entry in entries)
     return replace(
-        entries[0], name=name, tokens=tokens, sequences=sequences, packed=packed, targets=round(predicted * sequences),
-        learned_tokens=round(learned * sequences if packed else learned * tokens / seq_len),
-    )  # fmt: skip
+        entries[0],
+        name=name,
+        tokens=sum(entry.tokens for entry in entries),
+        sequences=sequences,
+        packed=any(entry.packed for entry in entries),
+        targets=round(predicted * sequences / max(sum(given), 1)),
+    )
 
 
 def stage_quotas(
     stage: StageTable, mix: MixTable, sources: Sequence[MixSource], drawn: Sequence[int]
-) -> tuple[list[int], list[str]]:
+) -> list[int]:
     """Sequences each source gives to a stage of a mix after `drawn` were taken by the stages before.
 
-    Returns the quotas and a sentence for each source that `mix.cap` held back. Raises UsageError when the stage
-    asks for more than the sources may give.
+    Raises UsageError when the stage asks for more than the sources may give.
     """
-    seq_len, most = mix.seq_len, mix.max_epochs
-    weights = shares_of(stage, sources, seq_len)
-    each = [source.learned(seq_len) for source in sources]
-    learned = sum(
-        (one * weight for one, weight in zip(each, weights, strict=True)), Fraction(0)
-    )  # of a sequence
+    weights = shares_of(stage, sources, mix.seq_len)
+    each = [weight * source.predicted(mix.seq_len) for source, weight in zip(sources, weights, strict=True)]
+    predicted = sum(each, Fraction(0))  # of a sequence
     left = [source.sequences - taken for source, taken in zip(sources, drawn, strict=True)]
     # Without a number of tokens the longest stage in which no source starts another epoch.
-    total = most_that_fits(weights, left) if stage.tokens == "all" else int(stage.tokens / learned)
+    total = most_that_fits(weights, left) if stage.tokens == "all" else int(stage.tokens / predicted)
     if total < 1:
         raise UsageError(
             "the scarcest source is used up by the stages before: give this stage a number of tokens"
         )
-    room = [int(most * source.sequences) - taken for source, taken in zip(sources, drawn, strict=True)]
-    quotas = largest_remainder(total, weights)
-    over = [number for number, quota in enumerate(quotas) if quota > room[number]]
-    if not over:
-        return quotas, []
-    if not mix.cap:
-        raise UsageError(_too_much(over, total, weights, sources, room, learned, most))
-    capped = _fill_up(total, weights, room)
-    if capped is None:
-        given = int(sum(r for r, weight in zip(room, weights, strict=True) if weight) * learned)
-        raise UsageError(
-            f"the budget is {int(total * learned):,} tokens, but read {float(most):g} times the sources give "
-            f"{given:,}: take at most that many, or allow more with max_epochs (--max-epochs)"
-        )
-    notes = [
-        f"{sources[number].name} is held at {float(most):g} epochs: {int(capped[number] * each[number])} tokens "
-        f"instead of {int(quotas[number] * each[number])}; the other sources fill up"
-        for number in range(len(sources))
-        if capped[number] < quotas[number]
+    room = [
+        int(mix.max_epochs * source.sequences) - taken for source, taken in zip(sources, drawn, strict=True)
     ]
-    return capped, notes
-
-
-def as_counted(table: MixTable, sources: Sequence[MixSource]) -> tuple[MixSource, ...]:
-    """The sources as quotas count them: by all tokens, unless by those that are learned."""
-    if table.count == "learned":
-        return tuple(sources)
-    return tuple(replace(source, learn=(), learned_tokens=0) for source in sources)
+    quotas = largest_remainder(total, weights)
+    if over := [number for number, quota in enumerate(quotas) if quota > room[number]]:
+        raise UsageError(_too_much(over, total, weights, sources, room, predicted, mix.max_epochs))
+    return quotas
 
 
 def weighed(table: MixTable, sources: Sequence[MixSource]) -> MixTable:
@@ -138,22 +114,20 @@ def weighed(table: MixTable, sources: Sequence[MixSource]) -> MixTable:
             f"repeat names {', '.join(unknown)}, which the mix has not; there are "
             f"{', '.join(source.name for source in sources)}"
         )
-    read = {source.name: source.sequences * table.repeat.get(source.name, Fraction(1)) for source in sources}
-    total = sum(read.values(), Fraction(0))
+    read = [source.sequences * table.repeat.get(source.name, Fraction(1)) for source in sources]
+    total = sum(read, Fraction(0))
     if total < 1:
         raise UsageError(_no_sequence(sources, table.seq_len))
-    for source in sources:
-        if read[source.name]:
-            _check_learned(source, table.seq_len)
-    tokens = {source.name: read[source.name] * source.learned(table.seq_len) for source in sources}
-    learned = sum(tokens.values(), Fraction(0))
-    weights = {name: count / learned for name, count in tokens.items()}
-    return table.model_copy(update={"weights": weights, "tokens": math.ceil(int(total) * learned / total)})
+    tokens = [count * source.predicted(table.seq_len) for count, source in zip(read, sources, strict=True)]
+    predicted = sum(tokens, Fraction(0))
+    weights = {source.name: count / predicted for source, count in zip(sources, tokens, strict=True)}
+    budget = math.ceil(int(total) * predicted / total)
+    return table.model_copy(update={"weights": weights, "tokens": budget})
 
 
 def shares_of(stage: StageTable, sources: Sequence[MixSource], seq_len: int) -> list[Fraction]:
-    """The shares of `sources` in the sequences of a stage, in order, adding up to 1, so that their learned tokens are
-    as the weights say."""
+    """The shares of `sources` in the sequences of a stage, in order, adding up to 1, so that the tokens which these
+    predict are as the weights say."""
     if stage.weights == "natural":
         total = sum(source.sequences for source in sources)
         if not total:
@@ -161,51 +135,21 @@ def shares_of(stage: StageTable, sources: Sequence[MixSource], seq_len: int) -> 
         return [Fraction(source.sequences, total) for source in sources]
     weights = [stage.weights.get(source.name, Fraction(0)) for source in sources]
     for source, weight in zip(sources, weights, strict=True):
-        if weight and source.sequences:
-            _check_learned(source, seq_len)
         if weight and not source.sequences:
             raise UsageError(
                 f"source {source.name} has {source.tokens} tokens, not one sequence of {seq_len} + 1; "
                 "leave it out or take a smaller sequence length"
             )
     rates = [
-        weight / source.learned(seq_len) if weight else weight
+        weight / source.predicted(seq_len) if weight else weight
         for source, weight in zip(sources, weights, strict=True)
     ]
     return [rate / sum(rates) for rate in rates]
 
 
-def _check_learned(source: MixSource, seq_len: int) -> None:
-    """UsageError for a source that cannot be weighed by what is learned of it."""
-    if not source.learned(seq_len):
-        raise UsageError(
-            f"none of the {source.tokens:,} tokens of {source.name} is learned ({', '.join(source.learn)}), so no "
-            "number of them has this weight: learn another kind, leave it out or count all tokens"
-        )
-
-
 def most_that_fits(weights: Sequence[Fraction], room: Sequence[int]) -> int:
     """The longest stage at `weights` in which no source gives more than its room."""
     return min(max(r, 0) // weight for r, weight in zip(room, weights, strict=True) if weight)
-
-
-def _fill_up(total: int, weights: Sequence[Fraction], room: Sequence[int]) -> list[int] | None:
-    """Quotas within `room`, the excess of full sources shared by the others in proportion; None if it is not enough."""
-    full: set[int] = set()
-    while True:
-        open_ = [number for number, weight in enumerate(weights) if weight and number not in full]
-        left = total - sum(room[number] for number in full)
-        scale = sum((weights[number] for number in open_), Fraction(0))
-        if left and not open_:
-            return None
-        shares = largest_remainder(left, [weights[number] / scale for number in open_])
-        over = [number for number, share in zip(open_, shares, strict=True) if share > room[number]]
-        if not over:
-            quotas = [room[number] if number in full else 0 for number in range(len(weights))]
-            for number, share in zip(open_, shares, strict=True):
-                quotas[number] = share
-            return quotas
-        full.update(over)
 
 
 def _too_much(
@@ -214,7 +158,7 @@ def _too_much(
     weights: Sequence[Fraction],
     sources: Sequence[MixSource],
     room: Sequence[int],
-    learned: Fraction,
+    predicted: Fraction,
     max_epochs: Fraction,
 ) -> str:
     told = []
@@ -222,12 +166,11 @@ def _too_much(
         source = sources[number]
         epochs = max_epochs + (total * weights[number] - room[number]) / source.sequences
         told.append(f"{source.name} has {source.tokens:,} ({float(epochs):,.2f} epochs)")
-    fill = ", let the other sources fill up (cap)" if _fill_up(total, weights, room) else ""
-    most = int(most_that_fits(weights, room) * learned)
+    most = int(most_that_fits(weights, room) * predicted)
     return (
-        f"{int(total * learned):,} tokens are more than {float(max_epochs):g} epochs of the sources give: "
-        f"{listed(told, SHOWN)}. With these weights {most:,} are the most: take that many (--tokens), add text{fill}, "
-        "or allow more epochs (--max-epochs)"
+        f"{int(total * predicted):,} tokens are more than {float(max_epochs):g} epochs of the sources give: "
+        f"{listed(told, SHOWN)}. With these weights {most:,} are the most: take that many (--tokens), add text, or "
+        "allow more epochs (--max-epochs)"
     )
 
 

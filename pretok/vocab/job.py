@@ -15,7 +15,6 @@ from __future__ import annotations
 import shutil
 from collections.abc import Sequence
 from contextlib import nullcontext
-from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -50,16 +49,13 @@ from pretok.vocab.measure import (
     measure_heldout,
     open_tokenizer,
 )
-from pretok.vocab.planned import check_mix, plan_text
 from pretok.vocab.records import RareEntry, VocabReport
-from pretok.vocab.report import THIS, make_report, rare_entry, show_report
+from pretok.vocab.report import THIS, make_report, mix_scale, rare_entry, show_report
 
 REPORT_FILE = "report.json"
 STATE = ".state"
-OTHER_SIZES = (32_000, 64_000)
-"""Sizes the report compares with, trained from the same counts."""
 MERGING_BYTES = 10
-"""Memory for each byte of the distinct words, and for each word, while they are merged, see docs/scaling.md."""
+"""Memory for each byte of the distinct words, and for each word, while they are merged, see docs/running.md."""
 
 
 def run_build_vocab(
@@ -95,8 +91,6 @@ def _build_vocab(
     old: Vocabulary | None,
 ) -> VocabReport:
     """old: the tokenizer to extend, None to begin with bytes."""
-    if counts is not None:
-        check_mix(recipe, counts.sources)
     folder = recipe.vocab_dir
     listed = count_config(recipe, engine, console) if counts is None else None
     source = {"counts": counts.fingerprint} if counts else to_json(listed)
@@ -208,14 +202,12 @@ def train_vocabularies(
     old: Vocabulary | None,
     gone: Sequence[int],
 ) -> tuple[dict[int, Vocabulary], Tally]:
-    """Train once to the largest size, write the vocabularies asked for and those they are compared with: of an old one
-    that is extended, itself and some on the way. gone: ids of the old one that go to new entries.
+    """Train once to the largest size and write the vocabularies asked for; of an old one that is extended also some on
+    the way to it, which are compared. gone: ids of the old one that go to new entries.
 
     Returns size asked for -> vocabulary, the main one first.
     """
     special = vocab.special_tokens
-    nested = vocab.other_sizes
-    sizes = dict.fromkeys((vocab.size, *nested, *OTHER_SIZES))
     buffer, tally = lay_out(counts, vocab, None if old is None else without(old, gone))
     made = {}
     if old is not None:
@@ -231,11 +223,9 @@ def train_vocabularies(
             for size in steps:
                 made[size] = write_extended(folder / STATE / str(size), old, merges, size)
     else:
-        merges = train_merges(buffer, vocab_size=max(sizes), special_tokens=len(special))
-        for size in sizes:
-            kept = size in (vocab.size, *nested)
-            place = folder if kept else folder / STATE
-            target = folder if kept and size == vocab.size else place / str(size)
+        merges = train_merges(buffer, vocab_size=vocab.size, special_tokens=len(special))
+        for size in (vocab.size, *vocab.other_sizes):
+            target = folder if size == vocab.size else folder / str(size)
             made[size] = write_vocab(target, PATTERNS[vocab.pattern], special, merges.first(size))
     return made, tally
 
@@ -273,14 +263,12 @@ def lay_out(counts: CorpusCounts, vocab: Vocab, old: Vocabulary | None) -> tuple
 
 
 def _least_used(recipe: Recipe, old: Vocabulary, counts: CorpusCounts, step: Step) -> list[RareEntry]:
-    """The old entries that give their ids to new ones, in the order in which they go, with their own planned uses."""
-    measure = _measure({old.size: old}, counts, step)
-    counted = dict(zip(counts.sources, measure.uses[0].sum(1).tolist(), strict=True))
-    planned = plan_text(recipe, Fraction(counts.config.sample), counts.sizes, counted)[1] @ measure.uses[0]
-    gone = least_used(old, planned, recipe.vocab.added)
+    """The old entries that give their ids to new ones, in the order in which they go, with their own uses."""
+    uses = mix_scale(recipe.vocab.weights, counts.sizes) @ _measure({old.size: old}, counts, step).uses[0]
+    gone = least_used(old, uses, recipe.vocab.added)
     if len(gone) < recipe.vocab.added:
         raise UsageError(f"{old.path} has {len(gone):,} entries that can be replaced; give --add {len(gone)}")
-    return [rare_entry(old, i, planned[i]) for i in gone]
+    return [rare_entry(old, i, uses[i]) for i in gone]
 
 
 def _measure(made: dict[int, Vocabulary], counts: CorpusCounts, step: Step) -> Measure:

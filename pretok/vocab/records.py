@@ -10,8 +10,8 @@ from typing import Any
 from pretok.base.failures import Failure
 from pretok.base.records import Count, Record
 
-MIX = "planned mix"
-"""Stands beside the names of the sources for all of them, as much of each as is planned. No source has a space."""
+MIX = "weighted mix"
+"""Stands beside the names of the sources for all of them, as the vocabulary weighs them. No source has a space."""
 
 
 class MadeVocabulary(Record, frozen=True):
@@ -74,7 +74,7 @@ class SizeFigures(Record, frozen=True):
 
 
 class RareEntry(Record, frozen=True):
-    """An entry that the planned mix uses seldom."""
+    """An entry that the mix uses seldom."""
 
     id: Count
     token: str
@@ -86,8 +86,6 @@ class VocabReport(Record, frozen=True, omit_defaults=True):
 
     vocabulary: MadeVocabulary
     words: CountedWords
-    basis: str
-    """Where the proportions of the planned mix are from, see `planned.plan_text`."""
     sources: dict[str, SourceText]
     sizes: dict[str, SizeFigures]
     """By entries, the vocabulary that was written first."""

@@ -1,7 +1,7 @@
 """What was counted and measured -> the report of a vocabulary, and its tables for a person.
 
 Input: counts, the vocabularies made from them, their Measure, and those of tokenizers on held-out texts. Output: a
-VocabReport; a line and tables. What is of the mix is weighed by the text that is planned, not by what lies on disk.
+VocabReport; a line and tables. What is of the mix is weighed as the vocabulary's training was.
 """
 
 from __future__ import annotations
@@ -16,10 +16,9 @@ import numpy.typing as npt
 from pretok.base.console import Console, Table, table
 from pretok.config import Recipe
 from pretok.counts.counts_file import CorpusCounts
-from pretok.counts.weigh import Tally, multipliers
+from pretok.counts.weigh import Tally, multipliers, shares
 from pretok.tokenizer.vocabulary import Vocabulary
 from pretok.vocab.measure import Measure, figures, learned
-from pretok.vocab.planned import plan_text
 from pretok.vocab.records import (
     MIX,
     CountedWords,
@@ -33,18 +32,13 @@ from pretok.vocab.records import (
 )
 
 RARE = (100, 1_000, 10_000)
-"""Uses below which entries are counted as rare: their vectors get so many updates in the whole training."""
+"""Uses in the text counted, weighed, below which entries are counted as rare."""
 LISTED = 1_000
 """Rare entries are listed up to so many uses, and up to so many of them."""
 NAMED = 20
 """Entries named in a sentence."""
 THIS = "this"
 """Name of the vocabulary made, among the tokenizers that are compared."""
-BASIS = {
-    "mix": "the tokens that [mix] plans",
-    "weights": "as much text as there is, mixed by the vocabulary's weights",
-    "disk": "the text as it is, for there is no [mix] and no weights",
-}
 
 
 def make_report(
@@ -63,8 +57,7 @@ def make_report(
     texts, THIS first; replaced: entries that gave way.
     """
     names, main = counts.sources, made[recipe.vocab.size]
-    tokens = dict(zip(names, measure.uses[0].sum(1).tolist(), strict=True))
-    basis, scale = plan_text(recipe, Fraction(counts.config.sample), counts.sizes, tokens)
+    scale = mix_scale(recipe.vocab.weights, counts.sizes)
     text = scale * measure.bytes
     factors = multipliers(recipe.vocab.weights, counts.sizes)
     weighted = {name: factors[name] * size for name, size in counts.sizes.items()}
@@ -80,7 +73,6 @@ def make_report(
             tally.dropped_words,
             ratio(tally.dropped_bytes, sum(counts.sizes.values())),
         ),
-        basis=basis,
         sources={
             name: SourceText(
                 counts.of(name).documents,
@@ -103,6 +95,13 @@ def make_report(
     )
 
 
+def mix_scale(weights: dict[str, Fraction], sizes: dict[str, int]) -> npt.NDArray[np.float64]:
+    """(sources,): how much of each source the mix has, as a multiple of what was counted: as much text in all as there
+    is, in the proportion of the vocabulary's weights. Uses, words or bytes times this add up to those of the mix."""
+    parts, whole = shares(weights, sizes), sum(sizes.values())
+    return np.array([float(parts[name] * whole / max(1, size)) for name, size in sizes.items()])
+
+
 def _per(text: npt.NDArray[np.float64], found: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
     """text / found; NaN where there is nothing to make the text of."""
     scale = np.where(text == 0, 0.0, np.nan)
@@ -113,20 +112,20 @@ def _per(text: npt.NDArray[np.float64], found: npt.NDArray[Any]) -> npt.NDArray[
 def _size_figures(
     vocab: Vocabulary, measure: Measure, uses: npt.NDArray[Any], names: Sequence[str], scale: npt.NDArray[Any]
 ) -> SizeFigures:
-    planned = (scale @ uses)[learned(vocab)]
-    rare = {str(limit): int((planned < limit).sum()) for limit in RARE}
-    return SizeFigures(figures(vocab, measure, uses, names, scale), int((planned == 0).sum()), rare)
+    weighed = (scale @ uses)[learned(vocab)]
+    rare = {str(limit): int((weighed < limit).sum()) for limit in RARE}
+    return SizeFigures(figures(vocab, measure, uses, names, scale), int((weighed == 0).sum()), rare)
 
 
-def _list_rare(vocab: Vocabulary, planned: npt.NDArray[np.float64]) -> tuple[RareEntry, ...]:
+def _list_rare(vocab: Vocabulary, uses: npt.NDArray[np.float64]) -> tuple[RareEntry, ...]:
     """The learned entries of fewer than LISTED uses, the rarest first."""
-    rare = np.flatnonzero(learned(vocab) & (planned < LISTED))
-    order = rare[np.argsort(planned[rare], kind="stable")][:LISTED]
-    return tuple(rare_entry(vocab, i, planned[i]) for i in order.tolist())
+    rare = np.flatnonzero(learned(vocab) & (uses < LISTED))
+    order = rare[np.argsort(uses[rare], kind="stable")][:LISTED]
+    return tuple(rare_entry(vocab, i, uses[i]) for i in order.tolist())
 
 
 def rare_entry(vocab: Vocabulary, entry: int, uses: float) -> RareEntry:
-    """An entry with its uses in the planned mix."""
+    """An entry with its uses in the mix."""
     return RareEntry(entry, vocab.token_bytes(entry).decode(errors="replace"), int(uses))
 
 
@@ -180,7 +179,7 @@ def show_report(report: VocabReport, console: Console, *, compared: bool) -> Non
         for size, of in report.sizes.items()
     }
     rows = {size: of.text[MIX] for size, of in report.sizes.items()}
-    console.detail(figures_table(f"sizes in the planned mix ({BASIS[report.basis]})", "size", rows, more))
+    console.detail(figures_table("sizes, all sources as weighed", "size", rows, more))
     if "extend" in report.config and len(report.sizes) > 1:
         console.show(_growth(report))
     for title, cell in (("bytes per token", "bytes_per_token"), ("tokens per word", "tokens_per_word")):
@@ -192,7 +191,7 @@ def show_report(report: VocabReport, console: Console, *, compared: bool) -> Non
         console.show(made) if compared else console.detail(made)
     if report.rare:
         named = ", ".join(repr(entry.token) for entry in report.rare[:NAMED])
-        console.detail(f"of fewer than {LISTED:,} uses in the planned mix, the rarest first: {named}")
+        console.detail(f"of fewer than {LISTED:,} uses, the rarest first: {named}")
 
 
 def _growth(report: VocabReport) -> Table:

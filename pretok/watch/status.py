@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import shlex
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from pretok.base.errors import PretokError
 from pretok.base.history import LoggedJob, read_jobs, read_run
-from pretok.base.lock import holder_of
+from pretok.base.lock import Holder, holder_of
 from pretok.base.records import Record, read_record, replace
-from pretok.base.units import plural
+from pretok.base.units import duration, human, plural
 from pretok.shards.annotations import find_annotations, outdated_parts, unknown_sources
 from pretok.shards.manifest import UNFINISHED_REMOVAL, Manifest, has_manifest, load_manifest, unit_words
 from pretok.shards.unfinished import unfinished
@@ -26,6 +26,8 @@ from pretok.stream.mix_file import load_mix
 from pretok.stream.segments import CONFIG, read_settings
 from pretok.stream.tapes import FOLDER, SideFile
 
+NEWEST = 60
+"""Newest steps of a run of which rates are told."""
 TRIES, APART = 3, 0.1
 """How often, and how many seconds apart, what another job changes is read before it counts as damaged."""
 T = TypeVar("T")
@@ -77,10 +79,10 @@ def status_of(target: Path) -> list[StepStatus]:
     return found
 
 
-def next_of(target: Path, found: Sequence[StepStatus]) -> str:
-    """The command to type next: to watch what is in work, or that of the first step which is not finished."""
+def next_of(found: Sequence[StepStatus]) -> str:
+    """The command to type next, that of the first step which is not finished; none while a job is at work."""
     if any(one.state == RUNNING for one in found):
-        return shlex.join(["pretok", "watch", str(target)])
+        return ""
     return next((one.next for one in found if one.next), "")
 
 
@@ -94,6 +96,13 @@ class _Logs:
     def newest(self, *commands: str) -> LoggedJob | None:
         """The newest job of any of the commands."""
         return next((job for job in reversed(self.jobs) if job.command in commands), None)
+
+    def at_work(self, holder: Holder, *commands: str) -> str:
+        """Who holds a folder, and how far the step is that its job told of last."""
+        job = self.newest(*commands)
+        if job is None or not job.step or job.exit_code is not None:
+            return str(holder)
+        return f"{holder}; {job.step}, {duration(max(0.0, time.time() - job.ended))} ago"
 
     def again(self, *commands: str) -> str:
         """The newest job of the commands as it was typed; where there is none, the first of them, if it is a step, over
@@ -120,7 +129,7 @@ def _whole_run(logs: _Logs, found: Sequence[StepStatus]) -> Iterator[StepStatus]
     ):
         return
     if holder := holder_of(logs.work / "shards"):  # `run` holds it from its first step to its last
-        yield StepStatus("run", RUNNING, detail=str(holder))
+        yield StepStatus("run", RUNNING, detail=logs.at_work(holder, "run"))
     else:
         yield StepStatus("run", UNFINISHED, detail=_ended(job), next=logs.again("run"))
 
@@ -181,7 +190,7 @@ def _ended(job: LoggedJob | None) -> str:
 def _simple(what: str, folder: Path, file: str, logs: _Logs, *commands: str) -> Iterator[StepStatus]:
     """A folder that one file makes complete, which the commands write."""
     if holder := holder_of(folder):
-        yield StepStatus(what, RUNNING, detail=str(holder))
+        yield StepStatus(what, RUNNING, detail=logs.at_work(holder, *commands))
     elif (folder / file).exists():
         yield StepStatus(what, FINISHED, detail=str(folder))
     elif folder.exists():
@@ -216,7 +225,8 @@ def _shards(folder: Path, logs: _Logs) -> Iterator[StepStatus]:
         done, partitions = planned.get(unit, (None, None))
         failures = [f for f in manifest.failed if f.source == unit] if manifest else []
         if holder and (unit in planned or not sealed):
-            yield StepStatus(f"shards of {name}", RUNNING, done, partitions, str(holder))
+            detail = logs.at_work(holder, "tokenize", "run")
+            yield StepStatus(f"shards of {name}", RUNNING, done, partitions, detail)
         elif failures:
             first = f"{failures[0].file}: {failures[0].error}"
             detail = f"{plural(len(failures), 'input')} not read to the end, to be fixed first; {first}"
@@ -279,8 +289,7 @@ def _mix(path: Path, shards: Path, logs: _Logs) -> Iterator[StepStatus]:
         yield StepStatus(
             "mix",
             FINISHED,
-            detail=f"{mix.predicted:,} tokens in {plural(mix.length, 'sequence')}{', packed' if mix.packs else ''}"
-            + (f", {mix.learned:,} of them learned" if mix.learned < mix.predicted else ""),
+            detail=f"{mix.predicted:,} tokens in {plural(mix.length, 'sequence')}{', packed' if mix.packs else ''}",
         )
 
 
@@ -295,11 +304,24 @@ def _run(run: Path) -> StepStatus:
         history = settled(lambda: read_run(run))
     except PretokError as error:
         return StepStatus(what, FAILED, detail=str(error))
-    done = history.metrics[-1]["step"] if history.metrics else 0
+    newest = history.metrics[-NEWEST:]
+    done = newest[-1]["step"] if newest else 0
     if holder := holder_of(run):
-        return StepStatus(what, RUNNING, done, planned, str(holder))
+        detail = f"{holder}; {_pace(newest, planned - done)}" if newest else str(holder)
+        return StepStatus(what, RUNNING, done, planned, detail)
     if history.done:
         return StepStatus(what, FINISHED, done, planned)
     saved = sorted((run / "checkpoints").glob("step-*/meta.json"))
     detail = f"newest checkpoint {saved[-1].parent.name}" if saved else "no checkpoint"
     return StepStatus(what, UNFINISHED, done, planned, f"{detail}; the same train command goes on")
+
+
+def _pace(newest: Sequence[Mapping[str, Any]], left: int) -> str:
+    """Loss of the last step; how fast the newest ones were, and so how long the steps that are left take."""
+    spent = sum(step.get("seconds", 0.0) for step in newest) or 1e-9
+    rate = sum(step.get("tokens_per_second", 0.0) * step.get("seconds", 0.0) for step in newest) / spent
+    wait = sum(step.get("data_wait", 0.0) for step in newest) / spent
+    loss = newest[-1].get("loss")
+    shown = "none" if loss is None else f"{loss:.4f}"
+    told = f"loss {shown}, {human(rate)} tokens/s, {wait:.1%} of the time waiting for data"
+    return told + (f", ETA {duration(left * spent / len(newest))}" if left > 0 else "")

@@ -217,7 +217,7 @@ def test_query_and_inspect_show_what_was_joined(
         {"source": "it", "id": d["id"]} for d in known if d["source"] == "it" and int(d["id"]) % 5 == 0
     ]
     annotate(shards, [write_lines(tmp_path / "b.jsonl", flagged)], "source,id", name="flagged")
-    query = "select source, split, doc, hash, score, quality_matched, flagged_matched from docs"
+    query = "select source, split, doc, hash, score, quality_matched, flagged_matched from documents"
     assert run_command(["query", str(shards.parent), query, "--format", "json"]) == 0
     told = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     wanted = [
@@ -236,7 +236,10 @@ def test_query_and_inspect_show_what_was_joined(
     (one,) = [one for one in open_annotations(load_manifest(shards)) if one.name == "flagged"]
     parts = tuple(part for part in one.record.parts if part.source == "it")  # as if `en` had come later
     write_annotations(one.folder, replace(one.record, parts=parts))
-    assert run_command(["query", str(shards), "select count(*) from docs where flagged_matched is null"]) == 0
+    assert (
+        run_command(["query", str(shards), "select count(*) from documents where flagged_matched is null"])
+        == 0
+    )
     told = capsys.readouterr()
     assert int(told.out.split()[1]) == sum(d["source"] == "en" for d in known)
     assert "the annotations flagged know nothing of en: null there" in told.err

@@ -123,7 +123,7 @@ def test_counts_and_rejects_are_those_of_the_manifest(work: Work) -> None:
 
 
 def test_the_columns_are_those_of_query(work: Work, capsys: pytest.CaptureFixture[str]) -> None:
-    sql = "select * from docs order by source, split, doc"
+    sql = "select * from documents order by source, split, doc"
     assert run_command(["query", str(work.folder), sql, "--format", "json"]) == 0
     asked = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     rows = work.documents().to_arrow().sort_by([(name, "ascending") for name in ("source", "split", "doc")])

@@ -50,15 +50,14 @@ def work(tmp_path_factory: pytest.TempPathFactory, vocab_dir: Path) -> Path:
         "disclose WORK --format html",
         "disclose WORK --format croissant",
         "report WORK --out PAGE",
-        "watch WORK --once",
-        "inspect WORK/shards --id nobody\x1b[2J",
+        "inspect WORK/shards --doc nobody\x1b[2J",
     ],
 )
 def test_nothing_shown_holds_a_control_character(
     work: Path, command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     page = tmp_path / "page.html"
-    names = {"WORK": str(work), "FILES": "select file, license from docs", "PAGE": str(page)}
+    names = {"WORK": str(work), "FILES": "select file, license from documents", "PAGE": str(page)}
     words = [re.sub("|".join(names), lambda found: names[found[0]], word) for word in command.split(" ")]
     capsys.readouterr()
     assert run_command(words) == (2 if "nobody" in command else 0)

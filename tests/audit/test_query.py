@@ -17,6 +17,7 @@ from support import needs
 from tokenizing import recipe, run
 
 from pretok.audit.documents import run_inspect
+from pretok.audit.find import find_named
 from pretok.base.execute import Engine
 from pretok.base.stop import StopFlag
 from pretok.cli import run_command
@@ -101,12 +102,12 @@ def test_tokens_by_licence_domain_and_the_longest(
     for name, row in records.items():
         licences[row["meta"]["license"] or ""] += tokens[name]
         domains[row["meta"]["url"].split("/")[2]] += tokens[name]
-    by_licence = ask(made, capsys, "select license, sum(tokens) from docs group by all")
+    by_licence = ask(made, capsys, "select license, sum(tokens) from documents group by all")
     assert {name: int(count) for name, count in by_licence} == licences
     domain = "split_part(url, '/', 3)"
-    by_domain = ask(made, capsys, f"select {domain}, sum(tokens) from docs group by all")
+    by_domain = ask(made, capsys, f"select {domain}, sum(tokens) from documents group by all")
     assert {name: int(count) for name, count in by_domain} == domains
-    longest = ask(made, capsys, "select id from docs order by tokens desc, id limit 5")
+    longest = ask(made, capsys, "select id from documents order by tokens desc, id limit 5")
     assert [name for (name,) in longest] == sorted(tokens, key=lambda name: (-tokens[name], name))[:5]
 
 
@@ -115,7 +116,7 @@ def test_views(
 ) -> None:
     manifest = load_manifest(made.shards_dir)
     for source, split, doc, position, digest in ask(
-        made, capsys, "select source, split, doc, position, hash from docs using sample 40"
+        made, capsys, "select source, split, doc, position, hash from documents using sample 40"
     ):
         found = run_inspect(made.shards_dir, source, int(doc), split)
         text = rows[source][int(position) - 1]["text"].encode()
@@ -123,7 +124,7 @@ def test_views(
         assert digest == (xxhash.xxh64_hexdigest(text, 0) + xxhash.xxh64_hexdigest(text, 1))
     shards = ask(made, capsys, "select source, split, sum(tokens) from shards group by all order by all")
     assert shards == ask(
-        made, capsys, "select source, split, sum(tokens) from docs group by all order by all"
+        made, capsys, "select source, split, sum(tokens) from documents group by all order by all"
     )
     assert ask(made, capsys, "select source, documents, read, rejected from sources order by 1") == [
         ["en", "299", "300", "1"],
@@ -151,7 +152,7 @@ def test_words_are_the_sums_of_the_counts(made: Recipe, capsys: pytest.CaptureFi
 
 
 def test_what_is_wrong_is_said(made: Recipe, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run_command(["query", str(made.out), "select licence from docs"]) == 2
+    assert run_command(["query", str(made.out), "select licence from documents"]) == 2
     assert "license" in capsys.readouterr().err  # DuckDB names the nearest column
     assert run_command(["query", str(made.out), "select 1", "--format", "xml"]) == 2
     assert run_command(["query", str(made.out), "select 1 as a, 'è' as b", "--format", "json"]) == 0
@@ -194,10 +195,13 @@ def test_documents_are_found(
 ) -> None:
     row = rows["it"][321]
     digest = xxhash.xxh64_hexdigest(row["text"].encode(), 0) + xxhash.xxh64_hexdigest(row["text"].encode(), 1)
+    [(_, split, found_as)] = find_named(load_manifest(made.shards_dir), "it-321", 2)
+    assert split == "train"
     for how in (
-        ["--id", "it-321"],
-        ["--url", row["meta"]["url"]],
-        ["--hash", digest],
+        ["--doc", "it-321"],
+        ["--doc", digest],
+        ["--doc", "it.jsonl:322"],
+        ["--source", "it", "--doc", str(found_as)],
         ["--search", "documento 321 "],
         ["--source", "it", "--search", "documento 321 "],
     ):
@@ -208,10 +212,10 @@ def test_documents_are_found(
         kept["filename"] = row["meta"]["url"]
         assert (found["position"], found["kept"]) == (322, kept), how
     for how, message in (
-        (["--id", "nobody"], "no document with the id 'nobody'"),
-        (["--hash", "12"], "hash is 32 hexadecimal digits"),
-        (["--id", "it-1", "--url", "x"], "one of --id"),
-        ([], "one of --id"),
+        (["--doc", "nobody"], "has no document 'nobody'"),
+        (["--doc", "it-1", "--random", "1"], "one of --doc"),
+        (["--source", "it", "--doc", "it-1"], "with --source it is a number"),
+        ([], "one of --doc"),
     ):
         assert run_command(["inspect", str(made.shards_dir), *how]) == 2
         assert message in capsys.readouterr().err

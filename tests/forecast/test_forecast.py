@@ -170,9 +170,8 @@ def test_a_mix_of_classes_is_left_to_the_mix(tmp_path, vocab_dir):
     assert "pretok mix says it" in console.notices[-1]
 
 
-@pytest.mark.parametrize("count", ["tokens", "learned"])
-def test_of_conversations_it_is_told_what_is_learned(tmp_path, here, count):
-    """As the shards and the mix tell it; weights and budgets count as `count` says."""
+def test_of_conversations_it_is_told_what_is_learned(tmp_path, here):
+    """As the shards and the mix tell it."""
     (tmp_path / "in").mkdir()
     found = texts(300, 1, longest=40)
     with (tmp_path / "in" / "chat.jsonl").open("w") as file:
@@ -183,7 +182,7 @@ def test_of_conversations_it_is_told_what_is_learned(tmp_path, here, count):
     vocab = write_tokenizer(tmp_path / "vocab", "chatml", found)
     sources = {name: {"inputs": [str(tmp_path / "in" / f"{name}.jsonl")]} for name in ("chat", "it")}
     sources["chat"] |= {"messages": "messages", "learn": ["answer"]}
-    mix = {"weights": {"chat": 0.5, "it": 0.5}, "tokens": 3000, "seq_len": 64, "count": count}
+    mix = {"weights": {"chat": 0.5, "it": 0.5}, "tokens": 3000, "seq_len": 64}
     told = forecast(tmp_path, vocab, sources=sources, mix=mix)
     recipe = make_recipe({"out": tmp_path / "out", "vocab": {"path": vocab}, "sources": sources}, "test")
     run(recipe, here)

@@ -236,7 +236,7 @@ def test_a_materialized_mix_of_before_is_refused(
 
 
 def test_what_was_removed_may_be_asked_for_before(removable: Path, capsys: Any) -> None:
-    asked = "select count(*), count(removed), count(removed_reason) from docs"
+    asked = "select count(*), count(removed), count(removed_reason) from documents"
     capsys.readouterr()
     assert run_command(["query", str(removable), asked, "--format", "csv"]) == 0
     assert capsys.readouterr().out.splitlines()[1] == "180,0,0"

@@ -307,8 +307,9 @@ def test_of_conversations_it_is_told_what_is_learned(tmp_path):
         (row,) = re.findall(rf'<tr id="source-{name}">.*?</tr>', first)
         assert values(row)[:2] == [manifest.sources[name].tokens, manifest.sources[name].train.learned]
         (row,), source = re.findall(rf"<tr><td>{name}</td>.*?</tr>", second), report["sources"][name]
-        assert values(row)[1:3] == [source["tokens"], source.get("learned_tokens", source["tokens"])]
-    assert f"{report['stages'][0]['learned_tokens']:,} of them learned" in second
+        assert values(row)[1] == source["tokens"]
+    share = manifest.sources["chat"].train.kinds["user"] / manifest.sources["chat"].train.tokens
+    assert f"Learned of chat: user; in its source {100 * share:.1f} % of the tokens." in second
 
 
 def test_the_page_asks_for_nothing_from_outside(work):

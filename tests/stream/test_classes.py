@@ -326,20 +326,6 @@ def test_a_side_file_that_is_not_that_of_the_mix_is_named(
         pretok.stream.open(made[0], tmp_path / "mix.json")[0]
 
 
-def test_overlap_is_taken_where_it_is_asked_for(
-    made: tuple[Path, Documents, dict[str, list[int | None]]], tmp_path: Path
-) -> None:
-    shards, documents, quality = made
-    held = [
-        len(d) + 1 for d, q in zip(documents["it"], quality["it"], strict=True) if q is not None and q > 7
-    ]
-    classes = {"good": "it where quality > 3", "best": "it where quality > 7"}
-    report = run_mix(
-        shards, tmp_path / "over.json", request("all:natural", seq_len=16, classes=classes, overlap=True)
-    )
-    assert f"classes of it overlap: {sum(held):,} tokens" in " ".join(report.notes)
-
-
 def test_a_run_and_a_materialized_mix_read_the_same(
     made: tuple[Path, Documents, dict[str, list[int | None]]], tmp_path: Path, here: Engine
 ) -> None:

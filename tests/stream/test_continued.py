@@ -104,7 +104,7 @@ def test_what_cannot_be_continued(shards: Path, old: Path, tmp_path: Path) -> No
     for at in (0, 351):
         with pytest.raises(UsageError, match=f"has 350 sequences; it cannot be continued at {at}"):
             beginning(manifest, old, at)
-    with pytest.raises(UsageError, match=r"For 10 make a mix of its own.*phase.*sequence 151.*en 80, it 675"):
+    with pytest.raises(UsageError, match=r"For 10 make a mix of its own.*phase.*read again"):
         beginning(manifest, old, 151, seq_len=10)
     changed = load_manifest(make_shards(tmp_path / "changed", {**SOURCES, "en": [range(2, 401)]}))
     with pytest.raises(MismatchError, match=r"old.json: the mix was made for .* has not grown from those"):

@@ -19,13 +19,12 @@ from pretok.base.errors import IntegrityError, MismatchError, UsageError
 from pretok.base.execute import Engine
 from pretok.base.kinds import CHAT_KINDS, LEARNED
 from pretok.cli import run_command
-from pretok.config import make_mix
 from pretok.shards.manifest import load_manifest
 from pretok.stream import View, digest, same_until
 from pretok.stream.loader import Fetch, PositionSampler
 from pretok.stream.materialize import run_materialize
 from pretok.stream.mix_file import load_mix
-from pretok.stream.mix_job import MixRequest, plan_mix, run_mix
+from pretok.stream.mix_job import plan_mix, run_mix
 
 CHATS = {"chat": 0, "talk": CHAT_KINDS.index("answer")}
 """Sources of conversations, and of which kind their EOD is: of the template, or the end marker of answers."""
@@ -69,24 +68,6 @@ def check(view: View, learn: Learn) -> np.ndarray:
     return masks
 
 
-def check_counts(view: View, masks: np.ndarray) -> None:
-    """Where a source is packed its file says what an epoch of it learns, else what all its tokens have."""
-    origins = [view.origin(position) for position in range(len(view))]
-    for entry in view.mix.sources:
-        epoch = [n for n, (name, e, _) in enumerate(origins) if name == entry.name and e == 0]
-        if not entry.learn or len(epoch) < entry.sequences or not entry.sequences:
-            continue
-        if entry.packed:
-            assert masks[epoch].sum() == entry.learned_tokens
-            assert masks[epoch].sum() == entry.sequences * entry.learned(view.seq_len)
-        else:  # what an epoch leaves before its first and behind its last sequence
-            assert (
-                0
-                <= entry.learned_tokens - masks[epoch].sum()
-                <= entry.tokens - view.seq_len * entry.sequences
-            )
-
-
 def of_lengths(lengths: Sequence[int], seed: int) -> list[list[int]]:
     """Documents of tokens of random kinds, mostly several in a row."""
     rng = np.random.default_rng(seed)
@@ -113,28 +94,8 @@ def test_a_materialized_mix_has_the_same_masks(shards: Path, tmp_path: Path, her
     run_materialize(shards, tmp_path / "mix.json", tmp_path / "out", here, Silent(), shard_bytes=3000)
     masks = check(pretok.stream.open(tmp_path / "out"), learn)
     np.testing.assert_array_equal(masks, check(view, learn))
-    check_counts(view, masks)
     assert 0 < masks.sum() < masks.size
     assert not [told for told in run_verify(tmp_path / "out", 0, here, Silent())[1] if "spans" in told]
-
-
-@pytest.mark.parametrize("pack", ["none", "best-fit"])
-def test_quotas_by_learned_tokens_are_right_at_the_end_of_each_epoch(
-    shards: Path, tmp_path: Path, pack: str
-) -> None:
-    wish = request("all:it=0.5,chat=0.5", seq_len=31, pack=pack, max_epochs=99, count="learned")
-    report = run_mix(shards, tmp_path / "mix.json", replace(wish, learn={"chat": ["answer"]}))
-    view = pretok.stream.open(shards, tmp_path / "mix.json")
-    masks, names = check(view, {"chat": ["answer"]}), [view.origin(n)[0] for n in range(len(view))]
-    learned = {name: int(masks[[one == name for one in names]].sum()) for name in ("it", "chat")}
-    chat = view.mix.sources[0]
-    assert report.sources["chat"]["epochs"] == 1
-    assert learned["chat"] == pytest.approx(chat.learned_tokens, abs=0 if pack == "best-fit" else 62)
-    assert learned["it"] == pytest.approx(learned["chat"], abs=62)  # two sequences
-    assert report.learned_tokens == pytest.approx(masks.sum(), abs=62)
-    assert report.sources["chat"]["spread_tokens"] == pytest.approx(
-        masks[[one == "chat" for one in names]].sum(axis=1).std(), rel=1e-3 if pack == "best-fit" else 0.2
-    )
 
 
 def test_another_learn_is_another_stream(
@@ -175,11 +136,6 @@ def test_what_nobody_can_learn_is_refused(shards: Path, tmp_path: Path) -> None:
     ):
         with pytest.raises(UsageError, match=told):
             plan_mix(manifest, replace(wish, learn=learn))
-    one = load_manifest(make_shards(tmp_path / "one", {"chat": [[1] * 5]}, chats=CHATS))
-    repeated = make_mix({"seq_len": 2, "count": "learned", "repeat": {"chat": 2}}, "test")
-    for wish in (request("8:chat=1", seq_len=2, count="learned"), MixRequest(repeated)):
-        with pytest.raises(UsageError, match=r"none of the 6 tokens of chat is learned \(user\)"):
-            plan_mix(one, replace(wish, learn={"chat": ["user"]}))
     with pytest.raises(UsageError, match="stands in the mix"):
         pretok.stream.open(shards, tmp_path / "mix.json", learn={"chat": ["answer"]})
 

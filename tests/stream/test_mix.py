@@ -6,20 +6,12 @@ from fractions import Fraction
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from mixing import manifest_of, request
 from support import make_shards
 from telling import Told
 
 from pretok.base.errors import MismatchError, UsageError
-from pretok.config import MixTable, StageTable
-from pretok.stream.mix_file import MixSource
 from pretok.stream.mix_job import plan_mix, run_mix, show_mix
-from pretok.stream.quota import (
-    largest_remainder,
-    stage_quotas,
-)
 
 
 def test_ninety_ten_of_1_2_trillion_tokens_is_exact() -> None:
@@ -44,10 +36,10 @@ def test_report_adds_up() -> None:
     assert {name: number for name, number in report.sources["en"].items() if number} == {
         "sequences": 240,
         "tokens": 2_400,
-        "learned_tokens": 2_400,
         "epochs": 240 / 99,
         "repeated_tokens": 1_410,
         "tail_tokens": 10,
+        "learned_share": 1.0,
     }
     assert report.sources["it"]["unused_tokens"] == 29_990 - 9_600
     assert report.left_out == {"old": 77}
@@ -71,52 +63,10 @@ def test_too_many_epochs_says_what_fits() -> None:
         plan_mix(manifest, request("50k:it=0.9,en=0.1", seq_len=10))
     message = str(caught.value)
     assert "more than 4 epochs of the sources give: en has 1,010 (5.00 epochs)." in message
-    assert (
-        "40,000 are the most: take that many (--tokens), add text, let the other sources fill up" in message
-    )
+    assert "40,000 are the most: take that many (--tokens), add text, or allow more epochs" in message
     for fits in ("40k:it=0.9,en=0.1", "50k:it=0.92,en=0.08"):
         plan_mix(manifest, request(fits, seq_len=10))
     plan_mix(manifest, request("50k:it=0.9,en=0.1", seq_len=10, max_epochs=5))
-
-
-def test_cap_fills_up_with_the_others_and_says_so() -> None:
-    manifest = manifest_of({"de": 2_010, "en": 1_010, "it": 90_010})
-    mix, report = plan_mix(manifest, request("50k:it=0.6,de=0.3,en=0.1", seq_len=10, cap=True))
-    assert [stage.quotas for stage in mix.stages] == [
-        (800, 400, 3_800)
-    ]  # German and English at 4 epochs, Italian the rest
-    assert len(report.notes) == 2
-    assert "de is held at 4 epochs: 8000 tokens instead of 15000" in report.notes[0]
-    with pytest.raises(UsageError, match=r"read 4 times the sources give 12,000"):
-        plan_mix(manifest, request("50k:de=0.5,en=0.5", seq_len=10, cap=True))
-
-
-@given(
-    st.lists(st.tuples(st.integers(1, 50), st.integers(0, 20)), min_size=1, max_size=8),
-    st.integers(1, 400),
-)
-def test_cap_keeps_the_budget_and_the_limit(sources: list[tuple[int, int]], total: int) -> None:
-    if not (scale := sum(weight for _, weight in sources)):
-        return
-    found = [MixSource(f"s{number}", 0, sequences) for number, (sequences, _) in enumerate(sources)]
-    weights = {f"s{number}": Fraction(weight, scale) for number, (_, weight) in enumerate(sources)}
-    most = [4 * sequences if weight else 0 for sequences, weight in sources]
-    capped = MixTable(seq_len=1, cap=True)
-    stage = StageTable(tokens=total, weights=weights)
-    if sum(most) < total:
-        with pytest.raises(UsageError, match="take at most that many"):
-            stage_quotas(stage, capped, found, [0] * len(found))
-        return
-    quotas, notes = stage_quotas(stage, capped, found, [0] * len(found))
-    assert sum(quotas) == total
-    assert all(quota <= limit for quota, limit in zip(quotas, most, strict=True))
-    full = {number for number, quota in enumerate(quotas) if quota == most[number]}
-    given = sum(quotas[number] for number in range(len(found)) if number not in full)
-    share = sum(sources[number][1] for number in range(len(found)) if number not in full)
-    for number in set(range(len(found))) - full:  # those not full keep their proportion
-        assert abs(quotas[number] - given * Fraction(sources[number][1], share)) < len(found)
-    if not notes:
-        assert quotas == largest_remainder(total, list(weights.values()))
 
 
 def test_a_later_stage_may_use_a_source_the_first_left_out() -> None:
@@ -132,8 +82,8 @@ def test_the_limit_counts_all_stages() -> None:
     stages = ("30k:it=0.9,en=0.1", "20k:it=0.9,en=0.1")
     with pytest.raises(UsageError, match=r"en has 1,010 \(5\.00 epochs\).* 10,000 are the most"):
         plan_mix(manifest, request(*stages, seq_len=10))
-    mix, _ = plan_mix(manifest, request(*stages, seq_len=10, cap=True))
-    assert [stage.quotas for stage in mix.stages] == [(300, 2_700), (100, 1_900)]
+    mix, _ = plan_mix(manifest, request(stages[0], "10k:it=0.9,en=0.1", seq_len=10))
+    assert [stage.quotas for stage in mix.stages] == [(300, 2_700), (100, 900)]
 
 
 def test_same_wish_same_file_other_wish_refused(tmp_path: Path) -> None:

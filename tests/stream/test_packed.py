@@ -71,7 +71,7 @@ def test_shares_are_those_of_learned_tokens(made: Path) -> None:
     bound = report["stages"][0]["prefix_bound_tokens"]
     sizes = {source.name: source.sequences for source in view.mix.sources}
     learned = dict.fromkeys(sizes, 0)
-    mean = {source.name: float(source.learned(31)) for source in view.mix.sources}
+    mean = {source.name: float(source.predicted(31)) for source in view.mix.sources}
     taken = dict.fromkeys(sizes, 0)
     first = view.mix.stages[0].positions
     for position in range(first):

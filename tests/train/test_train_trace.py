@@ -40,9 +40,7 @@ def test_a_run_is_traced_by_its_folder(tmp_path: Path) -> None:
         for position in positions_of_step([traced], step)[1]:
             for passage in passages(traced, position):
                 found = [
-                    r
-                    for r in readings(traced, passage.source, passage.split, passage.document)
-                    if r.step == step
+                    r for r in readings(traced, passage.source, "train", passage.document) if r.step == step
                 ]
                 assert position in [reading.position for reading in found]
                 assert {reading.done for reading in found} == {True}

@@ -48,13 +48,6 @@ def report_of(
     return found
 
 
-@pytest.fixture(autouse=True)
-def one_size(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The comparison with other sizes costs more than all else on small texts: only the report's test makes it."""
-    if "report" not in request.node.name:
-        monkeypatch.setattr("pretok.vocab.job.OTHER_SIZES", ())
-
-
 def reference(texts: list[str], pattern: str, size: int) -> dict[str, Any]:
     return trained_model(texts, pattern, SPECIAL, vocab_size=size)
 
@@ -184,7 +177,6 @@ def test_words_that_memory_does_not_hold_are_refused_before_they_are_merged(
     with pytest.raises(UsageError) as error:
         run_build_vocab(recipe(folder, size=600), here, SILENT)
     monkeypatch.undo()
-    monkeypatch.setattr("pretok.vocab.job.OTHER_SIZES", ())
     all_words = report_of(recipe(folder, size=600), here)["words"]
     fewer = report_of(recipe(folder, size=600, out="fewer", min_count=2), here)["words"]
     assert str(error.value).startswith(f"merging {all_words['distinct']:,} distinct words of ")

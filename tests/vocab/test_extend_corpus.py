@@ -2,7 +2,7 @@
 
     PRETOK_CORPUS=FOLDER python -m pytest -m slow tests/vocab/test_extend_corpus.py -s
 
-prints the figures of docs/adapt-a-model.md; some five minutes on two cores.
+prints the figures of docs/vocabulary.md; some five minutes on two cores.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""status: what it says of WORK and of a run, against what was done."""
+"""status: what it says of WORK and of a run, finished or in work, against what was done."""
 
 from __future__ import annotations
 
@@ -166,8 +166,8 @@ def test_the_next_step_follows_from_what_is_there(
     def told() -> str:
         capsys.readouterr()
         assert run_command(["status", "work"]) == 0
-        (line,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("next: "))
-        return line.removeprefix("next: ")
+        lines = capsys.readouterr().out.splitlines()
+        return "".join(line.removeprefix("next: ") for line in lines if line.startswith("next: "))
 
     assert typed(tokenize) == 0
     assert typed(f"{tokenize} --val-fraction 0.1") == 2
@@ -181,7 +181,7 @@ def test_the_next_step_follows_from_what_is_there(
     Path("kept").rename(bin_file)
     with hold(Path("work/shards"), "tokenize"):
         monkeypatch.setattr("pretok.watch.status.unfinished", lambda _: {"it": (0, 1)})
-        assert told() == "pretok watch work"
+        assert told() == ""
     monkeypatch.undo()
     monkeypatch.chdir(tmp_path)
     shutil.rmtree("work/shards")
@@ -274,3 +274,58 @@ def test_what_vanishes_for_a_moment_is_read_again(monkeypatch: pytest.MonkeyPatc
     answers[:] = [OSError("gone")] * 9
     with pytest.raises(OSError, match="gone"):
         settled(read)
+
+
+NOW = "2026-03-01T12:00:00.000+00:00"
+
+
+def test_a_step_in_work_is_told_as_its_log_tells_it(tmp_path: Path) -> None:
+    always = {"time": NOW, "host": "n7", "command": "count"}
+    progress = {
+        "event": "progress", "title": "count", "seconds": 100.0, "expected_bytes": 10 * 10**9, "partitions": 20,
+        "counts": {"bytes": 3_000_000_000, "partitions": 4, "rejected": 12, "bytes:it": 2 * 10**9},
+        "before": {"bytes": 10**9, "partitions": 2, "bytes:it": 10**9}, "sources": {"it": 6 * 10**9, "en": 4 * 10**9},
+    }  # fmt: skip
+    log = tmp_path / "logs" / "count-20260301-115500.jsonl"
+    log.parent.mkdir()
+    begun = [{"event": "start"}, {"event": "step", "title": "count"}]
+
+    def told(*events: dict[str, Any]) -> str:
+        lines = [json.dumps(always | event) + "\n" for event in (*begun, *events)]
+        log.write_text("".join(lines) + '{"event": "pro')  # being written
+        with hold(tmp_path / "counts", "count"):
+            words = by_name(tmp_path)["words"]
+        assert words.state == RUNNING
+        return words.detail
+
+    # 4 of 10 GB, of which this run did 3 in 100 s: 6 are left, at 30 MB/s
+    assert "; count 6/20 40% 4 GB 30 MB/s ETA 3 min rejects 12 it 50% en 0%, " in told(progress)
+    assert told(progress).endswith(" ago")
+    assert "; count 0 s, " in told()
+    for over in ({"event": "step_end"}, {"event": "end", "exit_code": 0}):
+        assert told(progress, over).startswith("count (host ")
+        assert not told(progress, over).endswith("ago")
+
+
+def test_a_run_in_work_is_told_by_its_newest_steps(tmp_path: Path) -> None:
+    write_json(
+        tmp_path / "config.json", {"model": "debug", "resolved": {"model": {"seq_len": 8}, "steps": 400}}
+    )
+    records = [
+        {
+            "step": step, "loss": 9.0 - step / 100, "tokens": step * 1000, "seconds": 1.0 if step <= 240 else 2.0,
+            "tokens_per_second": 1000.0 if step <= 240 else 500.0, "data_wait": 0.1, "time": NOW,
+        }
+        for step in range(1, 301)
+    ]  # fmt: skip
+    with hold(tmp_path, "train"):
+        (one,) = status_of(tmp_path)
+        assert (one.state, one.done, one.planned) == (RUNNING, 0, 400)
+        text = "".join(json.dumps(record) + "\n" for record in records)
+        (tmp_path / "metrics.jsonl").write_text(text + '{"step": 301, "lo')
+        (one,) = status_of(tmp_path)
+    assert (one.state, one.done, one.planned) == (RUNNING, 300, 400)
+    pace = (
+        "; loss 6.0000, 500 tokens/s, 5.0% of the time waiting for data, ETA 3 min"  # of the newest 60 steps
+    )
+    assert one.detail.endswith(pace)

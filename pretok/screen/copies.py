@@ -10,12 +10,14 @@ Memory is bounded: in each of several passes only the hashes of a part of all va
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from pretok.base.storage import atomic_open
 from pretok.base.tokens import Hashes, Ints
@@ -71,44 +73,28 @@ def _pass(number: int, passes: int, lists: int, load: Callable[[int], Hashes]) -
     yield np.concatenate([where, where[first]], axis=1)[~starts]
 
 
-@dataclass(frozen=True, slots=True)
 class CopiesOfPartition:
-    """The copies in one partition: (n,) the piece and record of each, from 0, ascending; and of which document it is a
-    copy: the file (its place in `names`), and the start and record there, as a ledger has them."""
+    """The copies in one partition, as `save_copies` left them: the piece and the number there of each, ascending, and
+    `file`, `start` and `record` of the document it is a copy of, as a ledger has them."""
 
-    pieces: Ints
-    records: Ints
-    names: Sequence[str]
-    files: Ints
-    starts: Ints
-    lines: Ints
+    def __init__(self, path: Path) -> None:
+        self._table = pq.read_table(path, use_threads=False).combine_chunks()
+        self._pieces, self._numbers = (np.asarray(self._table[name]) for name in ("piece", "number"))
 
     def of(self, piece: int, numbers: Ints) -> list[tuple[int, str]]:
-        """(record, which document it is a copy of) of those of the records `numbers`, ascending, that are copies."""
-        start, end = np.searchsorted(self.pieces, [piece, piece + 1])
-        at = start + np.flatnonzero(np.isin(self.records[start:end], numbers))
-        return [(int(self.records[row]), self._first(row)) for row in at]
-
-    def _first(self, row: int) -> str:
-        """FILE:LINE; where the start is not 0, only the whole file would tell the line or row."""
-        start = int(self.starts[row])
-        place = f"{self.names[self.files[row]]}:{self.lines[row] + 1}"
-        return f"{place}, counted from byte {start}" if start else place
+        """(number, which document it is a copy of) of those of the records `numbers`, ascending, that are copies."""
+        start, end = np.searchsorted(self._pieces, [piece, piece + 1])
+        at = start + np.flatnonzero(np.isin(self._numbers[start:end], numbers))
+        return [(row["number"], _place(row)) for row in self._table.take(pa.array(at)).to_pylist()]
 
 
-_ARRAYS = ("pieces", "records", "files", "starts", "lines")
+def _place(row: dict[str, Any]) -> str:
+    """FILE:LINE; where the start is not 0, only the whole file would tell the line or row."""
+    place = f"{row['file']}:{row['record'] + 1}"
+    return f"{place}, counted from byte {row['start']}" if row["start"] else place
 
 
-def save_copies(path: Path, copies: CopiesOfPartition) -> None:
-    """Write a file that `load_copies` reads."""
-    names = np.frombuffer(json.dumps(list(copies.names)).encode(), np.uint8)
+def save_copies(path: Path, copies: pa.Table) -> None:
+    """Write the file of a `CopiesOfPartition`."""
     with atomic_open(path) as file:
-        np.savez(file, names=names, **{name: getattr(copies, name) for name in _ARRAYS})
-
-
-def load_copies(path: Path) -> CopiesOfPartition:
-    """What was saved."""
-    with np.load(path) as file:
-        return CopiesOfPartition(
-            names=json.loads(file["names"].tobytes()), **{name: file[name] for name in _ARRAYS}
-        )
+        pq.write_table(copies, file, compression="zstd")

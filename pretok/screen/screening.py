@@ -25,7 +25,7 @@ from pretok.read.batches import Reject, TextBatch, buffers, hash_column, hash_te
 from pretok.read.kept import TYPES, KeptColumn
 from pretok.read.readers import Damage
 from pretok.screen.benchmark import ContaminationFinder, ItemCount, load_benchmark
-from pretok.screen.copies import CopiesOfPartition, load_copies
+from pretok.screen.copies import CopiesOfPartition
 from pretok.screen.removed import COLUMNS, read_removed
 
 DUPLICATE = (KeptColumn("duplicate_of", "", "text"),)
@@ -63,7 +63,7 @@ class Screen:
         if screening.benchmark:
             self._finder = ContaminationFinder(load_benchmark(screening.benchmark, screening.fingerprint))
         if screening.duplicates != "keep":
-            self._copies = load_copies(copies)
+            self._copies = CopiesOfPartition(copies)
 
     def __call__(self, batch: TextBatch | Damage) -> TextBatch | Damage:
         """The batch without refused documents, with what was found of the others."""

@@ -14,19 +14,17 @@ input fixed later, changes nothing about shards that may be sealed already.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from pretok.base.console import Table, table
 from pretok.base.execute import Report
 from pretok.base.failures import Failures
-from pretok.base.storage import atomic_open
 from pretok.base.tasks import Step
 from pretok.base.tokens import Hashes, Ints
 from pretok.base.tree import compare_root
@@ -34,75 +32,75 @@ from pretok.chat.documents import read_documents
 from pretok.read.batches import buffers, hash_texts
 from pretok.read.partition_runs import run_partitions
 from pretok.read.readers import Damage
-from pretok.screen.copies import (
-    Copies,
-    CopiesOfPartition,
-    find_copies,
-    load_copies,
-    save_copies,
-)
-from pretok.shards.ledger import ledger_column
+from pretok.screen.copies import Copies, find_copies, save_copies
+from pretok.shards.documents import PLACE_IN_FILE
+from pretok.shards.format import LEDGER_SUFFIX
+from pretok.shards.ledger import SCHEMA, LedgerWriter, ledger_column, ledger_rows
 from pretok.shards.manifest import Manifest
-from pretok.shards.task import TokenizeTask, copies_path, hashes_path
+from pretok.shards.task import TokenizeTask, copies_path, damaged_path, hashes_path
+
+HASHED = pa.schema([*SCHEMA, ("piece", pa.int64()), ("number", pa.int64())])
+"""The ledger of documents that are not encoded yet, with the piece of the partition and the number there of each."""
+PLACES = pa.schema(
+    [("file", pa.dictionary(pa.int32(), pa.string())), ("start", pa.int64()), ("record", pa.int64())]
+)
+NONE = np.empty(0, np.int64)
 
 
-@dataclass(frozen=True, slots=True)
-class PartitionHashes:
-    """hashes: (documents, 2); pieces, records: (documents,), where in the partition each is, from 0; damaged: whether
-    an input could not be read to its end."""
-
-    hashes: Hashes
-    pieces: npt.NDArray[np.int64]
-    records: npt.NDArray[np.int64]
-    damaged: bool
-
-
-def hash_partition(task: TokenizeTask, report: Report) -> int:
-    """Write the hashes of the documents that tokenizing will read, in their order, unless they are there; how many they
-    are. The task of a worker."""
+def hash_partition(task: TokenizeTask, report: Report) -> None:
+    """Write the hashes of the documents that tokenizing will read, in their order, unless they are there: as a ledger
+    whose documents have no tokens yet. The task of a worker."""
     path = hashes_path(task)
     if path.exists():
-        return len(load_hashes(path).hashes)
-    hashes, pieces = [np.empty((0, 2), np.uint64)], [np.empty(0, np.int64)]
-    records, damaged = [np.empty(0, np.int64)], False
-    for batch in read_documents(task.partition, task.record, task.normalization, task.keep):
-        if isinstance(batch, Damage):
-            damaged = True
-            continue
-        hashes.append(hash_texts(batch.texts))
-        pieces.append(np.full(len(batch.texts), batch.piece))
-        records.append(batch.numbers)
-        size = len(buffers(batch.texts)[0])
-        report({"documents": len(batch.texts), "bytes": size, f"bytes:{task.partition.source}": size})
-    with atomic_open(path) as file:
-        np.savez(
-            file,
-            hashes=np.concatenate(hashes),
-            pieces=np.concatenate(pieces),
-            records=np.concatenate(records),
-            damaged=np.bool_(damaged),
-        )
-    return sum(map(len, records))
-
-
-def load_hashes(path: Path) -> PartitionHashes:
-    """What `hash_partition` wrote."""
-    with np.load(path) as file:
-        return PartitionHashes(file["hashes"], file["pieces"], file["records"], bool(file["damaged"]))
-
-
-_Place = tuple[str, int, int]
+        return
+    with LedgerWriter(path.with_name(path.name.removesuffix(LEDGER_SUFFIX)), HASHED) as writer:
+        for batch in read_documents(task.partition, task.record, task.normalization, task.keep):
+            if isinstance(batch, Damage):
+                damaged_path(task).touch()
+                continue
+            piece, count = task.partition.pieces[batch.piece], len(batch.texts)
+            sizes = np.diff(buffers(batch.texts)[1])
+            rows = ledger_rows(
+                pa.repeat(pa.scalar(piece.file.path, pa.string()), count),
+                np.full(count, piece.origin[0]),
+                piece.origin[1] + batch.numbers,
+                np.zeros(count, np.int32),
+                sizes,
+                hash_texts(batch.texts),
+                [pa.array(np.full(count, batch.piece)), pa.array(batch.numbers)],
+                HASHED,
+            )
+            writer.append(rows)
+            size = int(sizes.sum())
+            report({"documents": count, "bytes": size, f"bytes:{task.partition.source}": size})
+        writer.seal(task.partition.source)
 
 
 @dataclass(frozen=True, slots=True)
 class _Documents:
-    """Documents of a source in a row. count: of them; load: their (count, 2) hashes; places: of those with these
-    numbers the file, and the start and record there, as a ledger has them."""
+    """The documents of a ledger of a source, but for the rows `left_out`."""
 
     source: str
-    count: int
-    load: Callable[[], Hashes]
-    places: Callable[[Ints], list[_Place]]
+    ledger: Path
+    rows: int
+    left_out: Ints
+
+    def __len__(self) -> int:
+        return self.rows - len(self.left_out)
+
+    def hashes(self) -> Hashes:
+        """(documents, 2)."""
+        if not self.rows:
+            return np.empty((0, 2), np.uint64)
+        column = ledger_column(self.ledger, "hash")
+        values = np.frombuffer(column.buffers()[1], ">u8").reshape(-1, 2)[column.offset :][: self.rows]
+        return np.delete(values.astype(np.uint64), self.left_out, axis=0)
+
+    def places(self, numbers: Ints) -> pa.Table:
+        """Where the documents with these numbers are, as the ledger has it."""
+        rows = pa.array(np.delete(np.arange(self.rows), self.left_out)[numbers])
+        file, *columns = (ledger_column(self.ledger, name).take(rows) for name in PLACE_IN_FILE)
+        return pa.Table.from_arrays([file.dictionary_encode(), *columns], schema=PLACES)
 
 
 def settle_copies(tasks: Sequence[TokenizeTask], sealed: Manifest | None, step: Step) -> Failures:
@@ -121,13 +119,24 @@ def settle_copies(tasks: Sequence[TokenizeTask], sealed: Manifest | None, step: 
         pass
     failed = {name for name, _ in failures}
     unsettled = [task for task in unsettled if task.partition.name not in failed]
-    lists = _of_shards(sealed) if sealed else []
-    lists += [_of_settled(task) for task in tasks if copies_path(task).exists()]
-    unsettled.sort(key=lambda task: load_hashes(hashes_path(task)).damaged)  # stable
-    first, lists = len(lists), lists + [_of_partition(task) for task in unsettled]
-    copies = find_copies([one.count for one in lists], lambda number: lists[number].load())
-    for task, of_partition in zip(unsettled, _located(unsettled, lists, copies[first:]), strict=True):
-        save_copies(copies_path(task), of_partition)
+    unsettled.sort(key=lambda task: damaged_path(task).exists())  # stable
+    lists = _sealed(sealed) if sealed else []
+    # What is left out must not be the first of others.
+    lists += [
+        _hashed(task, np.asarray(_columns(copies_path(task), "row")["row"]))
+        for task in tasks
+        if copies_path(task).exists()
+    ]
+    first, lists = len(lists), lists + [_hashed(task, NONE) for task in unsettled]
+    copies = find_copies([len(one) for one in lists], lambda number: lists[number].hashes())
+    places = _places(lists, copies[first:])
+    for task, one in zip(unsettled, copies[first:], strict=True):
+        here, places = places.slice(0, len(one.rows)), places.slice(len(one.rows))
+        hashed = _columns(hashes_path(task), "piece", "number").take(pa.array(one.rows))
+        columns = {"row": pa.array(one.rows)} | {
+            name: part[name] for part in (hashed, here) for name in part.column_names
+        }
+        save_copies(copies_path(task), pa.table(columns))
     step.console.show(_table(lists, first, copies))
     return failures
 
@@ -136,7 +145,7 @@ def _table(lists: Sequence[_Documents], first: int, copies: Sequence[Copies]) ->
     """What was found in the lists from `first` on, by source."""
     documents, within, across = Counter[str](), Counter[str](), Counter[str]()
     for one, found in zip(lists[first:], copies[first:], strict=True):
-        documents[one.source] += one.count
+        documents[one.source] += len(one)
         firsts, counts = np.unique(found.of_list, return_counts=True)
         same = sum(
             n
@@ -151,83 +160,31 @@ def _table(lists: Sequence[_Documents], first: int, copies: Sequence[Copies]) ->
     return table("copies", ("source", "documents", "copies of its own", "of other sources"), rows)
 
 
-def _of_shards(sealed: Manifest) -> list[_Documents]:
-    """The documents of sealed shards, by their ledgers."""
-    found = []
-    for shard in sealed.shards:
-        path = shard.ledger_path
-        load = partial(_hash_values, path, sealed.roots[path])
-        found.append(_Documents(shard.source, shard.documents, load, partial(_places, path)))
-    return found
+def _sealed(manifest: Manifest) -> list[_Documents]:
+    """The documents of sealed shards. Raises IntegrityError where a ledger is not as it was sealed."""
+    for shard in manifest.shards:
+        compare_root(shard.ledger_path, manifest.roots[shard.ledger_path])
+    return [_Documents(shard.source, shard.ledger_path, shard.documents, NONE) for shard in manifest.shards]
 
 
-def _hash_values(path: Path, sealed: str) -> Hashes:
-    compare_root(path, sealed)
-    column = ledger_column(path, "hash")
-    values = np.frombuffer(column.buffers()[1], ">u8").reshape(-1, 2)
-    return values[column.offset : column.offset + len(column)].astype(np.uint64)
+def _hashed(task: TokenizeTask, left_out: Ints) -> _Documents:
+    """The documents of a partition."""
+    path = hashes_path(task)
+    return _Documents(task.partition.source, path, pq.read_metadata(path).num_rows, left_out)
 
 
-def _places(path: Path, rows: Ints) -> list[_Place]:
-    columns = [
-        ledger_column(path, name).take(pa.array(rows)).to_pylist() for name in ("file", "start", "record")
-    ]
-    return list(zip(*columns, strict=True))
+def _columns(path: Path, *names: str) -> pa.Table:
+    return pq.read_table(path, columns=list(names), use_threads=False)
 
 
-def _of_partition(task: TokenizeTask) -> _Documents:
-    """All documents of a partition."""
-    return _listed(task, np.arange(len(load_hashes(hashes_path(task)).hashes)))
-
-
-def _of_settled(task: TokenizeTask) -> _Documents:
-    """The documents of a partition that are no copies: those left out must not be the first of others."""
-    hashed, copies = load_hashes(hashes_path(task)), load_copies(copies_path(task))
-    gone = np.zeros(len(hashed.hashes), np.bool_)
-    for piece in np.unique(copies.pieces):
-        here = hashed.pieces == piece
-        gone[here] = np.isin(hashed.records[here], copies.records[copies.pieces == piece])
-    return _listed(task, np.flatnonzero(~gone))
-
-
-def _listed(task: TokenizeTask, rows: Ints) -> _Documents:
-    def places(numbers: Ints) -> list[_Place]:
-        hashed, found = load_hashes(hashes_path(task)), []
-        for row in rows[numbers].tolist():
-            piece = task.partition.pieces[int(hashed.pieces[row])]
-            start, first = piece.origin
-            found.append((piece.file.path, start, first + int(hashed.records[row])))
-        return found
-
-    return _Documents(
-        task.partition.source, len(rows), lambda: load_hashes(hashes_path(task)).hashes[rows], places
-    )
-
-
-def _located(
-    tasks: Sequence[TokenizeTask], lists: Sequence[_Documents], copies: Sequence[Copies]
-) -> Iterator[CopiesOfPartition]:
-    """The copies of each task with the places of what they are copies of. Each list is asked once, for all tasks."""
+def _places(lists: Sequence[_Documents], copies: Sequence[Copies]) -> pa.Table:
+    """Where the documents are that all these are copies of, in their order. Each list is asked once."""
     of_list, of_row = (
-        np.concatenate([np.empty(0, np.int64), *(getattr(one, name) for one in copies)])
-        for name in ("of_list", "of_row")
+        np.concatenate([NONE, *(getattr(one, name) for one in copies)]) for name in ("of_list", "of_row")
     )
-    where = np.zeros((len(of_list), 3), np.int64)
-    names: dict[str, int] = {}
-    order = np.argsort(of_list, kind="stable")
-    for rows in np.split(order, np.flatnonzero(np.diff(of_list[order])) + 1) if len(order) else ():
-        places = lists[of_list[rows[0]]].places(of_row[rows])
-        where[rows] = [(names.setdefault(file, len(names)), start, record) for file, start, record in places]
-    known, end = list(names), 0
-    for task, one in zip(tasks, copies, strict=True):
-        hashed, begin = load_hashes(hashes_path(task)), end
-        end += len(one.rows)
-        used, files = np.unique(where[begin:end, 0], return_inverse=True)
-        yield CopiesOfPartition(
-            pieces=hashed.pieces[one.rows],
-            records=hashed.records[one.rows],
-            names=[known[name] for name in used.tolist()],
-            files=files,
-            starts=where[begin:end, 1],
-            lines=where[begin:end, 2],
-        )
+    order, found = np.argsort(of_list, kind="stable"), [PLACES.empty_table()]
+    for rows in np.split(order, np.flatnonzero(np.diff(of_list[order])) + 1):
+        if len(rows):
+            found.append(lists[of_list[rows[0]]].places(of_row[rows]))
+    table = pa.concat_tables(found).unify_dictionaries().combine_chunks()
+    return table.take(pa.array(np.argsort(order)))

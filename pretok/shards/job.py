@@ -59,6 +59,7 @@ from pretok.shards.seal import drop_finished, seal, sealed_manifest, unpublish
 from pretok.shards.task import (
     TokenizeTask,
     copies_path,
+    damaged_path,
     encoder_of,
     hashes_path,
     tokenize_partition,
@@ -362,7 +363,7 @@ def _finished(task: TokenizeTask) -> bool:
                 (task.shards_dir / task.partition.source / f"{part.name}{suffix}").unlink(missing_ok=True)
                 (task.state_dir / f"{part.name}.val{suffix}").unlink(missing_ok=True)
             (task.state_dir / f"{part.name}.json").unlink()
-        for path in (hashes_path(task), copies_path(task)):
+        for path in (hashes_path(task), copies_path(task), damaged_path(task)):
             path.unlink(missing_ok=True)
         marker.unlink()
     return False

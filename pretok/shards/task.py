@@ -48,6 +48,7 @@ from pretok.shards.batching import (
     join,
     most_tokens,
 )
+from pretok.shards.format import LEDGER_SUFFIX
 from pretok.shards.ledger import ledger_rows, schema_with
 from pretok.shards.manifest import Shard, SideFile
 from pretok.shards.parts import (
@@ -93,12 +94,17 @@ class TokenizeTask:
 
 def hashes_path(task: TokenizeTask) -> Path:
     """Where the hashes of a partition's documents are, if its copies are left out."""
-    return task.state_dir / f"{task.partition.name}.hashes.npz"
+    return task.state_dir / f"{task.partition.name}.hashes{LEDGER_SUFFIX}"
+
+
+def damaged_path(task: TokenizeTask) -> Path:
+    """What stands there if an input could not be read to its end when they were hashed."""
+    return task.state_dir / f"{task.partition.name}.damaged"
 
 
 def copies_path(task: TokenizeTask) -> Path:
     """Where it stands which documents of a partition are copies."""
-    return task.state_dir / f"{task.partition.name}.copies.npz"
+    return task.state_dir / f"{task.partition.name}.copies.parquet"
 
 
 _loaded: dict[tuple[str, int, int | None, tuple[str, ...]], Encoder] = {}

@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
-from pretok.screen.copies import CopiesOfPartition, find_copies, load_copies, save_copies
+from pretok.screen.copies import CopiesOfPartition, find_copies, save_copies
 
 
 @pytest.mark.parametrize("memory", [1 << 30, 20_000, 3_000])
@@ -40,16 +41,15 @@ def test_copies_are_those_of_a_dictionary(memory: int) -> None:
 
 
 def test_copies_of_a_partition_are_kept_as_a_file(tmp_path: Path) -> None:
-    copies = CopiesOfPartition(
-        pieces=np.array([0, 0, 2, 2]),
-        records=np.array([3, 9, 1, 9]),
-        names=["a", "b"],
-        files=np.array([0, 1, 0, 1]),
-        starts=np.array([0, 0, 0, 700]),
-        lines=np.arange(4),
-    )
-    save_copies(tmp_path / "copies.npz", copies)
-    again = load_copies(tmp_path / "copies.npz")
+    copies = {
+        "piece": [0, 0, 2, 2],
+        "number": [3, 9, 1, 9],
+        "file": ["a", "b", "a", "b"],
+        "start": [0, 0, 0, 700],
+        "record": [0, 1, 2, 3],
+    }
+    save_copies(tmp_path / "copies.parquet", pa.table(copies))
+    again = CopiesOfPartition(tmp_path / "copies.parquet")
     assert again.of(0, np.arange(4, 12)) == [(9, "b:2")]
     assert again.of(1, np.arange(20)) == []
     assert again.of(2, np.array([1, 9])) == [(1, "a:3"), (9, "b:4, counted from byte 700")]

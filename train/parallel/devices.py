@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+import time
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -38,6 +39,8 @@ PEAKS: tuple[tuple[str, float, int | None, str], ...] = (
 """(part of the device's name, dense bf16 FLOP/s, GB where there is one answer, source); the first match wins."""
 
 
+ROUNDS = 10
+"""Measurements of each number of threads."""
 HOPPER = 9
 HOPPER_KERNELS = (
     SDPBackend.CUDNN_ATTENTION,
@@ -97,6 +100,7 @@ def find_device() -> Device:
     """This process's device: the GPU numbered LOCAL_RANK where there is one, else the CPU. From here on the process
     and what it starts, loader processes too, run on the cores beside the GPU."""
     if not torch.cuda.is_available():
+        torch.set_num_threads(fastest_threads(torch.get_num_threads()))
         name = "cpu"
         peak, source = peak_of(name)
         return Device(torch.device("cpu"), name, "gloo", peak, source, None)
@@ -116,6 +120,26 @@ def find_device() -> Device:
             [kernel.value for kernel in HOPPER_KERNELS]
         )  # no public way for all calls
     return found
+
+
+def fastest_threads(most: int) -> int:
+    """Threads for the passes on a CPU, at most so many: the fastest by a measurement of some tenths of a second, and of
+    like fast ones the fewest. Beside other load threads wait for each other, and fewer are faster.
+
+    Where OMP_NUM_THREADS says how many, and where all is to be repeated bit for bit, nothing is measured.
+    """
+    if "OMP_NUM_THREADS" in os.environ or torch.are_deterministic_algorithms_enabled():
+        return most
+    x, weight = torch.ones(512, 256), torch.ones(256, 1024)
+    counts = [count for count in (1 << power for power in range(most.bit_length())) if count < most] + [most]
+    seconds = dict.fromkeys(counts, 0.0)
+    for count in counts * ROUNDS:  # in turns, as load comes and goes
+        torch.set_num_threads(count)
+        began = time.perf_counter()
+        torch.nn.functional.silu(x @ weight) @ weight.T
+        seconds[count] += time.perf_counter() - began
+    best = min(seconds.values())
+    return min(count for count in counts if seconds[count] <= 1.1 * best)
 
 
 def cores_beside(bus: str, allowed: set[int], ranks: int, devices: Path = PCI_DEVICES) -> set[int]:

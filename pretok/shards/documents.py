@@ -21,7 +21,7 @@ import pyarrow as pa
 from pretok.base.errors import IntegrityError, UsageError
 from pretok.base.sql import parquet
 from pretok.shards.annotations import Annotations
-from pretok.shards.inputs import lines_before, load_inputs
+from pretok.shards.inputs import load_inputs
 from pretok.shards.ledger import REMOVED, SCHEMA, ledger_schema, ledger_windows
 from pretok.shards.manifest import SPLITS, Manifest, Shard
 
@@ -114,20 +114,19 @@ def chosen_shards(
 
 def lines_of_source(manifest: Manifest, source: str) -> LinesBefore:
     """Of all files of a source."""
-    return lines_before(load_inputs(manifest, source))
+    return load_inputs(manifest, source).lines_before()
 
 
 def row_positions(rows: pa.RecordBatch, before: LinesBefore) -> pa.Array:
     """(rows,) int64 of rows with PLACE_IN_FILE. IntegrityError for a file that is no input."""
-    files = rows["file"].dictionary_encode()
-    pairs = np.stack([np.asarray(files.indices, np.int64), np.asarray(rows["start"])], axis=1)
-    unique, of_row = np.unique(pairs, axis=0, return_inverse=True)
-    names = files.dictionary.to_pylist()
-    places = [(names[file], start) for file, start in unique.tolist()]
-    if unknown := [file for file, start in places if (file, start) not in before]:
-        raise IntegrityError(f"a ledger names {unknown[0]}, no input of its source; see pretok verify")
-    lines = np.array([before[place] for place in places], np.int64)
-    return pa.array(lines[of_row.reshape(-1)] + np.asarray(rows["record"]) + 1)
+    try:
+        places = zip(rows["file"].to_pylist(), rows["start"].to_pylist(), strict=True)
+        lines = np.array([before[place] for place in places], np.int64)
+    except KeyError as error:
+        raise IntegrityError(
+            f"a ledger names {error.args[0][0]}, no input of its source; see pretok verify"
+        ) from None
+    return pa.array(lines + np.asarray(rows["record"]) + 1)
 
 
 def make_table(connection: Any, name: str, rows: list[dict[str, Any]]) -> None:

@@ -147,17 +147,22 @@ def make_views(connection: Any, manifest: Manifest, joined: Sequence[Annotations
             raise IntegrityError(f"{shard.ledger_path} is missing; see pretok verify")
     if not manifest.shards:
         return
+    # Whose rows a file holds: a ledger, or joined columns in the order of the documents of one shard.
+    placed = {shard.path: (shard, before) for shard, before in manifest.numbered}
+    paths = [(shard.ledger_path, shard.path) for shard in manifest.shards]
+    paths += [(one.folder / part.path, part.shard) for one in joined for part in one.record.parts]
     files = [
         {
-            "path": str(shard.ledger_path),
+            "path": str(path),
             "source": shard.source,
             "split": shard.split,
             "shard": shard.prefix.name,
             "before": before,
         }
-        for shard, before in manifest.numbered
+        for path, of in paths
+        for shard, before in [placed[of]]
     ]
-    make_table(connection, "ledger_files", files)
+    make_table(connection, "row_files", files)
     pieces = [
         {"source": name, "file": file, "start": start, "before": before}
         for name in manifest.tokenized
@@ -175,28 +180,16 @@ def make_views(connection: Any, manifest: Manifest, joined: Sequence[Annotations
             coalesce(p.before, 0) + d.record + 1 AS position, d.tokens, d.bytes, lower(hex(d.hash)) AS hash,
             d.* EXCLUDE (file, tokens, bytes, hash, "pretok:file", file_row_number){removed}
         FROM {ledgers} d
-        JOIN ledger_files f ON f.path = d."pretok:file"
+        JOIN row_files f ON f.path = d."pretok:file"
         LEFT JOIN pieces p ON p.source = f.source AND p.file = d.file AND p.start = d.start"""
     )
-    # A file of joined rows holds those of one shard, in the order of its documents.
-    parts, placed = [], {shard.path: (shard, before) for shard, before in manifest.numbered}
-    for number, one in enumerate(joined):
-        files = [
-            {
-                "path": str(one.folder / part.path),
-                "source": shard.source,
-                "split": shard.split,
-                "before": before,
-            }
-            for part in one.record.parts
-            for shard, before in [placed[part.shard]]
-        ]
-        make_table(connection, f"joined_files_{number}", files)
+    parts = []
+    for one in joined:
         names = ", ".join(f"a.{identifier(name)}" for name in one.columns)
         rows = parquet((one.folder / part.path for part in one.record.parts), ROWS)
         parts.append(
             f"""LEFT JOIN (SELECT f.source, f.split, f.before + a.file_row_number AS doc, {names}
-            FROM {rows} a JOIN joined_files_{number} f ON f.path = a."pretok:file") USING (source, split, doc)"""
+            FROM {rows} a JOIN row_files f ON f.path = a."pretok:file") USING (source, split, doc)"""
         )
     connection.execute(f"CREATE VIEW documents AS SELECT * FROM ledger {' '.join(parts)}")
 

@@ -2,8 +2,7 @@
 
 python -m benchmarks all                # everything, about half an hour on two cores
 python -m benchmarks parts end-to-end   # some sections; results.json keeps the others
-python -m benchmarks loader cold ray files remote  # streams, the driver, file systems; no peers needed
-python -m benchmarks streams            # our loader beside litdata and mosaicml-streaming, which it needs
+python -m benchmarks loader cold files remote  # streams and file systems; no peers needed
 python -m benchmarks report             # the tables again from results.json
 """
 
@@ -18,7 +17,6 @@ from typing import Any
 
 from benchmarks.cold import measure_cold
 from benchmarks.end_to_end import measure_end_to_end
-from benchmarks.engine import measure_ray
 from benchmarks.files import measure_files
 from benchmarks.inputs import Inputs, prepare
 from benchmarks.loader import measure_loader
@@ -27,16 +25,13 @@ from benchmarks.parts import measure_parts
 from benchmarks.peers import measure_peers
 from benchmarks.remote import measure_remote
 from benchmarks.report import write_report
-from benchmarks.streams import measure_streams
 from pretok.base.children import child_environment
 
 SECTIONS: dict[str, Callable[[Inputs, int], dict[str, Any]]] = {
     "parts": measure_parts,
     "end-to-end": measure_end_to_end,
     "peers": measure_peers,
-    "ray": lambda inputs, runs: measure_ray(runs),
     "loader": measure_loader,
-    "streams": measure_streams,
     "cold": measure_cold,
     "files": measure_files,
     "remote": measure_remote,

@@ -26,25 +26,19 @@ ROWS = (
 
 MORE = {
     "loader": "loader processes of torch, sequences of 4,096 from memory",
-    "streams": "random tokens in shuffled micro-batches of 8 x 4,096, from memory",
     "trainers": "the same 1,000 steps in other trainers, and their loaders, sequences of 4,096, one core",
     "cold": "streams of 500 M tokens, micro-batches of 8 x 4,096",
-    "ray": "driver",
     "files": "files of three documents, 2 workers",
     "remote": "from a server 50 ms away, one process",
 }
 """Sections whose results are lines of a table as they are, and its title."""
-NOT_SHOWN = ("load_average", "empty_tasks_per_second")
+NOT_SHOWN = ("load_average",)
 """What stands elsewhere in the report."""
 WANTED = {
-    "one process, narrow, micro-batches of 8: M tokens/s": "at least 150",
-    "one process, narrow, micro-batches of 64: M tokens/s": "at least 150",
-    "feed of one process, narrow, micro-batches of 64: M tokens/s": "at least 150",
     "5,000 shards: open, ms": "under 1,000",
     "5,000 shards: peak memory, MB": "under 100",
     "files a second": "at least 5,000",
     "s again, with nothing to do": "under 3 for 100,000",
-    "workers that keep a driver busy at that cost, tasks of 30 s (10,000 workers)": "at least 10,000",
     "11 files .jsonl.zst: remote / local": "at least 0.9",
     "one .jsonl.zst: remote / local": "at least 0.9",
     "one plain .jsonl: remote / local": "at least 0.9",
@@ -101,13 +95,7 @@ def _model(results: dict[str, Any]) -> list[tuple[str, str]]:
         ("seconds, if a file system of 20 GB/s is", f"{moved / FILE_SYSTEM:.0f}"),
         ("cores that saturate it", f"{FILE_SYSTEM / (moved / TEXT * speed):.0f}"),
         ("shards of 1 GiB; files", f"{partitions:.0f}; {3 * partitions:.0f} and a handful"),
-        ("tasks a second needed; empty tasks a second measured", _tasks(results, partitions, moved)),
     ]
-
-
-def _tasks(results: dict[str, Any], partitions: float, moved: float) -> str:
-    measured = results.get("ray", {}).get("empty_tasks_per_second")
-    return f"{partitions / (moved / FILE_SYSTEM):.0f}; {measured:.0f}" if measured else "not measured"
 
 
 def markdown(results: dict[str, Any]) -> str:

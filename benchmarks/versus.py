@@ -79,7 +79,6 @@ def cases(inputs: Inputs, folder: Path, endpoint: str | None) -> list[Case]:
         Case("tokenize the corpus, 2 workers, s", (*two, *plain, *corpus), "clock", CORPUS),
         Case("read its 63 M tokens 5 times, CPU s", (SHARDS, "5", "0"), **reading),
         Case("the same by one loader process of torch, s", (SHARDS, "5", "1"), "clock", **reading),
-        Case("3,000 empty tasks, 2 workers, CPU s of the driver", ("3000",), script="handing.py"),
         *([served] if endpoint else []),
         Case("count words, one process, CPU s", ("count", "--workers", "0", *corpus), out=COUNTED),
         Case(f"{words}, CPU s", merging, also=(f"{words}, most memory, MB", "peak")),

@@ -12,7 +12,6 @@ from counting import write_lines
 from support import needs
 
 import benchmarks
-from benchmarks import classes
 from benchmarks.chats import run as measure_chats
 from benchmarks.files import write_files
 from benchmarks.inputs import Inputs, prepare, texts_of
@@ -82,18 +81,6 @@ def test_words_are_joined_of_halves(inputs: Inputs) -> None:
         words = found.words().to_pylist()
         assert len(set(words)) == len(words) == 9000
         assert all(word.decode() for word in words)
-
-
-def test_classes_are_measured(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(classes, "COLD", 2)
-    classes.cold(tmp_path / "cold", 2000)
-    told = capsys.readouterr().out.splitlines()
-    names = ("whole", "classes", "packed", "packed-classes")
-    assert [line.split(":")[0] for line in told if line.startswith("cold, ")] == [f"cold, {n}" for n in names]
-    for work in (classes.make_packing, classes.disclose_half):
-        assert work(tmp_path / "cold")[0] > 0
 
 
 def test_the_tables_are_those_of_the_results() -> None:

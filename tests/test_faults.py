@@ -95,7 +95,7 @@ TRAIN = {
         *("--keep-last", "2", "--milestone", "2", "--workers", "0"),
     ),
     "train export": ("train", "export", "--run", RUN, "--out", "{work}/new"),
-    "train average": ("train", "average", "--run", RUN, "--last", "2", "--out", "{work}/new"),
+    "train export --last": ("train", "export", "--run", RUN, "--last", "2", "--out", "{work}/new"),
     "train verify": ("train", "verify", RUN),
 }
 """Those of `train`, in a world of one on the processor; all but the first work on what it leaves."""

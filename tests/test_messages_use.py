@@ -66,14 +66,14 @@ CASES: list[Case] = [
         TRAIN.replace("tiny", "big"),
         2,
         "train: run was started with other settings: model.layers was 2, is 3. Resume with the old ones, or use "
-        "another --out",
+        "another --out, with --init-from run for weights of the same sizes",
     ),
     (
         TRAIN.replace("ok/mix", "other"),
         2,
-        "train: run was started with other settings: stream was {mix}, is {other} (another order from sequence 0 on, "
+        "train: run was started with other settings: stream was {mix}, is {other}; another order from sequence 0 on, "
         "and 32 are read; to go on with other data add a phase: [[phases]] with at = 512 and shards or mix or "
-        "seq_len). Resume with the old ones, or use another --out, with --init-from run for its weights",
+        "seq_len. Resume with the old ones, or use another --out, with --init-from run for weights of the same sizes",
     ),
     (
         "pretok verify cut/shards --workers 0",

@@ -271,7 +271,7 @@ def test_a_disk_that_fills_under_a_run(
     from train.checkpoint import save
 
     leave_torch_alone(monkeypatch.setattr)
-    monkeypatch.setattr(save, "RETRY_SECONDS", (0.0, 0.0))
+    monkeypatch.setattr(save, "RETRY_SECONDS", 0.0)
     shards, original = random_shards(tmp_path / "shards"), loop._save
 
     def line(out: Path) -> list[str]:
@@ -298,7 +298,7 @@ def test_a_disk_that_fills_under_a_run(
             main(line(run))
         assert ended.value.code == 75
         assert re.search(f"{run}/{said}", capsys.readouterr().err)
-        assert sorted(path.name for path in (run / "checkpoints").iterdir()) == ["latest", "step-00000004"]
+        assert sorted(path.name for path in (run / "checkpoints").iterdir()) == ["step-00000004"]
         main(["verify", str(run)])
         monkeypatch.setattr(loop, "_save", original)
         disk.limit()
@@ -343,7 +343,7 @@ def test_a_disk_that_fills_under_one_rank(rank: int, disk: Disk, tmp_path: Path)
     assert ranks.wait() == [75, 75], ranks.text()
     said = f"{run}/checkpoints: the checkpoint of step 8 could not be written: .*No space left on device"
     assert re.search(said, ranks.text()), ranks.text()
-    assert sorted(path.name for path in (run / "checkpoints").iterdir()) == ["latest", "step-00000004"]
+    assert sorted(path.name for path in (run / "checkpoints").iterdir()) == ["step-00000004"]
     (disk.path / "filler").unlink()
     disk.limit()
     run_ranks(2, line, tmp_path)

@@ -10,7 +10,6 @@ import gc
 import multiprocessing
 import os
 import signal
-import socket
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -33,7 +32,6 @@ from train.checkpoint.tensors import Reader, restore
 from train.config import TrainConfig
 from train.model.sizes import ModelConfig
 from train.model.transformer import Decoder, initial_tensor
-from train.tune import flags
 
 _CONTEXT = multiprocessing.get_context("forkserver")
 # torch._dynamo is what the first training step imports.
@@ -62,6 +60,19 @@ def tiny_config(shards: Path, folder: Path, **more: Any) -> TrainConfig:
     values: dict[str, Any] = {"shards": str(shards), "out": str(folder / "run"), "model": model_file(folder)}
     values |= {"seq_len": 16, "global_batch": 8, "steps": 8, "workers": 0}
     return TrainConfig(**values | more)
+
+
+def flags(config: TrainConfig) -> list[str]:
+    """A command line that gives the trainer these settings, defaults left out."""
+    result = []
+    for name, value in config.as_dict().items():
+        if value == getattr(TrainConfig(), name):
+            continue
+        flag = name.replace("_", "-")
+        result += (
+            [f"--{'' if value else 'no-'}{flag}"] if isinstance(value, bool) else [f"--{flag}", str(value)]
+        )
+    return result
 
 
 def tiny_flags(shards: Path, folder: Path, **more: Any) -> list[object]:
@@ -178,7 +189,6 @@ def _rank_jobs(
     if before is not None:
         before()
 
-    os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"  # as under torchrun: the store is another process's
     for count, port, arguments in jobs:
         if rank < count:
             os.environ.update(_environment(rank, count, port))
@@ -188,6 +198,7 @@ def _rank_jobs(
 
 def _environment(rank: int, count: int, port: int) -> dict[str, str]:
     environment = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(count)}
+    environment["TORCHELASTIC_USE_AGENT_STORE"] = "True"  # as under torchrun: the store is another process's
     return environment | {"RANK": str(rank), "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(count)}
 
 
@@ -231,9 +242,10 @@ class Ranks:
     def __init__(
         self, count: int, arguments: Sequence[object], folder: Path, before: Callable[[], None] | None = None
     ) -> None:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
+        from torch.distributed import TCPStore
+
+        self.store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        port = self.store.port
         self.output = folder / f"output-{port}"
         self.processes: list[BaseProcess] = []
         for rank in range(count):

@@ -1,4 +1,4 @@
-"""The command: `train --shards DIR ...`, `train plan`, `tune`, `export`, `average`, `verify`.
+"""The command: `train --shards DIR ...`, `train plan`, `tune`, `export`, `verify`.
 
 Input: a command line. Output: an exit code: 0 done, 1 internal error, 2 wrong settings or input, 75 stopped early, on
 request or because files could not be read or written for now: run again to go on. Under torchrun every rank runs this;
@@ -11,7 +11,6 @@ import argparse
 import os
 import sys
 from collections.abc import Callable, Sequence
-from functools import partial
 from importlib import import_module
 from pathlib import Path
 
@@ -25,7 +24,7 @@ EXAMPLE = """examples:
   train --shards WORK/shards --mix WORK/mix.json --model debug --out RUN
   torchrun --nproc-per-node 4 -m train --shards WORK/shards --mix WORK/mix.json --model 1b \\
       --global-batch 512 --micro-batch 4 --out RUN
-  train plan --help | train tune --help | train export --help | train average --help | train verify --help
+  train plan --help | train tune --help | train export --help | train verify --help
 """
 
 
@@ -45,22 +44,13 @@ def _train(arguments: Sequence[str]) -> None:
     train(config)
 
 
-def _export(arguments: Sequence[str], *, average: bool = False) -> None:
-    """`train export` and `train average`: one checkpoint, or the mean of several, as a model of transformers."""
-    command, example = ("average", " --last 5") if average else ("export", "")
-    what = "the mean of a run's last checkpoints" if average else "a checkpoint"
-    parser = _parser(
-        command,
-        f"Write {what} as a model of Hugging Face transformers.",
-        f"train {command} --run RUN{example} --out MODEL",
-    )
+def _export(arguments: Sequence[str]) -> None:
+    """`train export`: one checkpoint, or the mean of several, as a model of transformers."""
+    description = "Write a checkpoint, or the mean of several, as a model of Hugging Face transformers."
+    parser = _parser("export", description, "train export --run RUN --out MODEL")
     parser.add_argument("--run", required=True, type=Path, help="folder of the run")
-    if average:
-        parser.add_argument(
-            "--last", type=whole_number, required=True, metavar="K", help="checkpoints, the newest K"
-        )
-    else:
-        parser.add_argument("--step", type=whole_number, help="step of the checkpoint (default: the newest)")
+    parser.add_argument("--step", type=whole_number, help="step of the checkpoint (default: the newest)")
+    parser.add_argument("--last", type=whole_number, default=1, metavar="K", help="the mean of the newest K")
     parser.add_argument(
         "--tokenizer",
         type=Path,
@@ -78,13 +68,14 @@ def _export(arguments: Sequence[str], *, average: bool = False) -> None:
     from train.checkpoint.export import export
     from train.checkpoint.meta import find_checkpoints
 
-    found, last = find_checkpoints(space.run, None if average else space.step), space.last if average else 1
-    if not 1 <= last <= len(found):
+    found = find_checkpoints(space.run, space.step)
+    if not 1 <= space.last <= len(found):
         raise UsageError(
-            f"--last {last}: {space.run} has {len(found)} checkpoints; keep more with --keep-last or --milestone"
+            f"--last {space.last}: {space.run} has {len(found)} checkpoints to choose from; keep more with --keep-last "
+            "or --milestone, and leave out --step"
         )
     dtype = getattr(torch, space.dtype) if space.dtype else None
-    export(found[-last:], space.tokenizer, space.out, dtype)
+    export(found[-space.last :], space.tokenizer, space.out, dtype)
     print(space.out)
 
 
@@ -122,7 +113,6 @@ COMMANDS: dict[str, Callable[[Sequence[str]], None]] = {
     "plan": _command("train.plan"),
     "tune": _command("train.tune"),
     "export": _export,
-    "average": partial(_export, average=True),
     "verify": _verify,
 }
 

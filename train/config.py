@@ -1,7 +1,7 @@
 """Settings of a run: one frozen dataclass, from a TOML file and from flags.
 
-Input: `--config FILE.toml` and flags, which win. Output: a TrainConfig. Unknown keys are refused, with
-ours for the name another trainer has, or the nearest known one.
+Input: `--config FILE.toml` and flags, which win. Output: a TrainConfig. Unknown keys are refused with the nearest
+known one.
 """
 
 from __future__ import annotations
@@ -23,10 +23,17 @@ from train.model.sizes import model_config
 
 
 def _option(
-    default: Any, help: str, *, least: int | None = None, choices: tuple[str, ...] = (), example: str = ""
+    default: Any,
+    help: str,
+    *,
+    least: int | None = None,
+    choices: tuple[str, ...] = (),
+    example: str = "",
+    rare: bool = False,
 ) -> Any:
-    """A setting. least: its least value; example: as TOML, for the page of all keys, where the default is none."""
-    metadata = {"help": help, "least": least, "choices": choices, "example": example}
+    """A setting. least: its least value; example: as TOML, for the page of all keys, where the default is none; rare: a
+    key and a flag as the others, but not in the help."""
+    metadata = {"help": help, "least": least, "choices": choices, "example": example, "rare": rare}
     return field(default=default, metadata=metadata)
 
 
@@ -51,63 +58,6 @@ GROUPS = {
     "phases": "phases",
 }
 """Groups of the help, each from the field on that begins it."""
-RARE = (
-    *("init_moments", "decay_shape", "beta1", "beta2", "eps", "z_loss", "skip_sigma", "pipeline_schedule"),
-    *(
-        "reshard",
-        "timeout",
-        "workers",
-        "val_sequences",
-        "evaluate_every",
-        "profile",
-        "deterministic",
-        "phases",
-    ),
-)
-"""Settings whose defaults few people change: keys of the file and flags as the others, but not in the help."""
-OTHER_NAMES = {
-    other: ours
-    for ours, others in {
-        "shards": "data_path",
-        "out": "save dump_folder output_dir",
-        "init_from": "initial_load_path model_name_or_path",
-        "rope_theta": "rotary_base",
-        "seq_len": "seq_length",
-        "global_batch": "global_batch_size",
-        "micro_batch": "micro_batch_size local_batch_size per_device_train_batch_size gradient_accumulation_steps",
-        "steps": "train_iters max_steps",
-        "lr": "learning_rate",
-        "warmup": "lr_warmup_iters warmup_steps lr_warmup_fraction warmup_ratio",
-        "schedule": "lr_decay_style lr_scheduler_type",
-        "decay": "decay_ratio",
-        "decay_shape": "decay_type lr_wsd_decay_style",
-        "beta1": "adam_beta1",
-        "beta2": "adam_beta2",
-        "eps": "adam_eps adam_epsilon",
-        "clip": "clip_grad max_norm max_grad_norm",
-        "shard": "data_parallel_shard_degree",
-        "tensor": "tensor_model_parallel_size tensor_parallel_degree",
-        "context": "context_parallel_size context_parallel_degree",
-        "pipeline": "pipeline_model_parallel_size pipeline_parallel_degree",
-        "pipeline_schedule": "pipeline_parallel_schedule",
-        "checkpointing": "recompute_granularity gradient_checkpointing",
-        "workers": "num_workers dataloader_num_workers",
-        "val_every": "eval_interval eval_steps",
-        "save_every": "save_interval save_steps",
-        "keep_last": "keep_latest_k save_total_limit",
-        "log_every": "log_interval logging_steps",
-    }.items()
-    for other in others.split()
-}
-"""What Megatron-LM, torchtitan (without the table before the dot) and transformers call a setting -> ours."""
-
-
-@dataclass(frozen=True, slots=True)
-class PhaseSettings:
-    """What changes when `at` tokens are done, rounded up to a whole step; settings: names in IN_PHASES -> values."""
-
-    at: int
-    settings: dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -128,7 +78,6 @@ class TrainConfig:
         "start from the weights of a transformers folder, a checkpoint, or a run's newest",
         example='"model"',
     )
-    init_moments: bool = _option(False, "--init-from a checkpoint: take its optimizer's moments too")
     vocab_map: str | None = _option(
         None,
         "--init-from a model of the vocabulary that was extended: the map beside the new one",
@@ -145,8 +94,10 @@ class TrainConfig:
         "causal", "document: see only one's own document", choices=("causal", "document")
     )
 
-    global_batch: int | None = _option(None, "sequences in a step over all ranks", least=1, example="1024")
-    micro_batch: int | None = _option(None, "sequences in one pass of one rank", least=1, example="4")
+    global_batch: int = _option(8, "sequences in a step over all ranks, however many these are", least=1)
+    micro_batch: int | None = _option(
+        None, "sequences in one pass of one rank (default: its whole part)", least=1, example="4"
+    )
     steps: int | None = _option(
         None, "length of the run in steps (default: the whole mix)", least=1, example="10000"
     )
@@ -163,16 +114,19 @@ class TrainConfig:
     schedule: str = _option("cosine", "shape after the warm-up", choices=("cosine", "wsd", "constant"))
     decay: float = _option(0.2, "wsd: part of the run that decays at its end; 0 keeps it extendable", least=0)
     decay_shape: str = _option(
-        "linear", "wsd: how it decays; 1-sqrt: fast at first", choices=("linear", "1-sqrt")
+        "linear", "wsd: how it decays; 1-sqrt: fast at first", choices=("linear", "1-sqrt"), rare=True
     )
-    beta1: float = _option(0.9, "AdamW", least=0)
-    beta2: float = _option(0.95, "AdamW", least=0)
-    eps: float = _option(1e-8, "AdamW", least=0)
+    beta1: float = _option(0.9, "AdamW", least=0, rare=True)
+    beta2: float = _option(0.95, "AdamW", least=0, rare=True)
+    eps: float = _option(1e-8, "AdamW", least=0, rare=True)
     weight_decay: float = _option(0.1, "AdamW; never on norms and embeddings", least=0)
     clip: float = _option(1.0, "largest gradient norm; 0: gradients are not clipped", least=0)
-    z_loss: float = _option(0.0, "weight of the squared log-partition", least=0)
+    z_loss: float = _option(0.0, "weight of the squared log-partition", least=0, rare=True)
     skip_sigma: float = _option(
-        6.0, "skip a step whose gradient norm or loss lies so many deviations up; 0: never", least=0
+        6.0,
+        "skip a step whose gradient norm or loss lies so many deviations up; 0: never",
+        least=0,
+        rare=True,
     )
 
     shard: int | None = _option(
@@ -188,11 +142,10 @@ class TrainConfig:
     pipeline: int = _option(
         1, "ranks that share the blocks, each with some of them (pipeline parallel)", least=1
     )
-    pipeline_schedule: str = _option(
-        "1f1b", "order of passes in a pipeline", choices=("gpipe", "1f1b", "interleaved")
-    )
     reshard: bool = _option(
-        True, "free gathered parameters after each use (ZeRO-3); off: at the end of a step (ZeRO-2)"
+        True,
+        "free gathered parameters after each use (ZeRO-3); off: at the end of a step (ZeRO-2)",
+        rare=True,
     )
     precision: str = _option(
         "auto",
@@ -201,8 +154,8 @@ class TrainConfig:
     )
     checkpointing: str = _option(
         "none",
-        "recompute activations (activation checkpointing): none, ops, full, every-N blocks, or of a share (0.5) "
-        "full and else ops",
+        "recompute activations (activation checkpointing): none, ops, full, or of a share of blocks (0.5) full and "
+        "else ops",
     )
     compile: bool | None = _option(
         None, "torch.compile of each block (default: on where there is a GPU)", example="true"
@@ -211,19 +164,14 @@ class TrainConfig:
         900,
         "seconds after which a hung save ends the job, or a collective, after the first step a third",
         least=1,
+        rare=True,
     )
 
-    workers: int = _option(2, "loader processes of a rank", least=0)
+    workers: int = _option(2, "loader processes of a rank", least=0, rare=True)
     val_every: int = _option(0, "evaluate every so many steps; 0: never", least=0)
-    val_sequences: int = _option(256, "sequences evaluated of each source, at most", least=1)
-    evaluate: str | None = _option(
-        None,
-        "files of questions the model answers as it learns: NAME=FILE.jsonl,...",
-        example='"arc=arc.jsonl"',
-    )
-    evaluate_every: int = _option(1000, "steps between answers to them; after the last step too", least=1)
+    val_sequences: int = _option(256, "sequences evaluated of each source, at most", least=1, rare=True)
 
-    save_every: str = _option("auto", "100 (steps), 10m (minutes), auto: 4 times the start-up time, or never")
+    save_every: str = _option("10m", "100 (steps), 10m (minutes) or never")
     keep_last: int = _option(3, "newest checkpoints kept", least=1)
     keep_best: int = _option(
         0, "checkpoints kept by validation loss; one among the best is saved at once", least=0
@@ -234,12 +182,15 @@ class TrainConfig:
     wandb: str | None = _option(
         None, "Weights & Biases project; offline unless WANDB_MODE says otherwise", example='"my-project"'
     )
-    profile: int = _option(0, "write a profile of so many steps to RUN/profile.json", least=0)
-    deterministic: bool = _option(False, "only operations that give the same bits each time; slower")
-
-    phases: tuple[PhaseSettings, ...] = _option(
-        (), "what changes at how many tokens: tables [[phases]] of a file, or their JSON"
+    profile: int = _option(0, "write a profile of so many steps to RUN/profile.json", least=0, rare=True)
+    deterministic: bool = _option(
+        False, "only operations that give the same bits each time; slower", rare=True
     )
+
+    phases: tuple[dict[str, Any], ...] = _option(
+        (), "what changes at how many tokens: tables [[phases]] of a file, or their JSON", rare=True
+    )
+    """Each with `at`: it begins when so many tokens are done, rounded up to a whole step; and names in IN_PHASES."""
 
     def __post_init__(self) -> None:
         for item in fields(self):
@@ -251,7 +202,6 @@ class TrainConfig:
                 raise UsageError(f"{item.name} is {value}; it must be at least {least}")
         parse_save_every(self.save_every)
         recomputed(self.checkpointing, 0)
-        parse_files(self.evaluate)
         if self.phases:
             self.in_phases()
 
@@ -270,23 +220,23 @@ class TrainConfig:
 
     def as_dict(self) -> dict[str, Any]:
         """The settings as JSON values, as a TOML file has them."""
-        phases = [{"at": phase.at, **phase.settings} for phase in self.phases]
-        return asdict(self) | {"phases": phases}
+        return asdict(self) | {"phases": list(self.phases)}
 
-    def in_phases(self) -> list[tuple[int, TrainConfig]]:
-        """(tokens at which it begins, settings in force) of every phase, the first at 0; each changes the one before.
+    def in_phases(self) -> list[tuple[int, TrainConfig, bool]]:
+        """(tokens at which it begins, settings in force, whether it has a schedule of its own) of every phase, the
+        first at 0; each changes the one before.
 
         Raises UsageError where that gives settings that cannot be, or phases do not follow each other.
         """
-        found = [(0, replace(self, phases=()))]
+        found = [(0, replace(self, phases=()), False)]
         for phase in self.phases:
-            last, settings = found[-1]
-            if phase.at <= last:
-                raise UsageError(f"phases: one at {phase.at} tokens comes after one at {last}")
-            changes = dict(phase.settings)
+            last, settings, _ = found[-1]
+            changes = dict(phase)
+            if (at := changes.pop("at")) <= last:
+                raise UsageError(f"phases: one at {at} tokens comes after one at {last}")
             if "mix" in changes:
                 changes.setdefault("seq_len", None)  # the mix has its own
-            found.append((phase.at, replace(settings, **changes)))
+            found.append((at, replace(settings, **changes), bool(changes.keys() & set(SCHEDULE))))
         return found
 
 
@@ -299,8 +249,8 @@ def whole_number(text: str) -> int:
 
 
 def parse_save_every(text: str) -> tuple[str, float]:
-    """'100' -> ('steps', 100), '10m' -> ('seconds', 600), 'auto' -> ('auto', 0), 'never' -> ('never', 0)."""
-    if text in ("auto", "never"):
+    """'100' -> ('steps', 100), '10m' -> ('seconds', 600), 'never' -> ('never', 0)."""
+    if text == "never":
         return text, 0.0
     kind, number, scale = ("seconds", text[:-1], 60.0) if text.endswith("m") else ("steps", text, 1.0)
     try:
@@ -308,7 +258,7 @@ def parse_save_every(text: str) -> tuple[str, float]:
     except ValueError:
         value = 0
     if value <= 0:
-        raise UsageError(f"save_every is {text!r}; it must be steps (100), minutes (10m), auto or never")
+        raise UsageError(f"save_every is {text!r}; it must be steps (100), minutes (10m) or never")
     return kind, value * scale
 
 
@@ -317,68 +267,42 @@ def recomputed(checkpointing: str, block: int) -> str:
     second product."""
     if checkpointing in ("none", "ops", "full"):
         return checkpointing
-    head, _, number = checkpointing.partition("every-")
-    if head == "" and number.isdigit() and int(number) > 0:
-        return "none" if block % int(number) else "full"
     try:
         share = float(checkpointing)
     except ValueError:
         share = 0.0
     if not 0 < share < 1:
         raise UsageError(
-            f"checkpointing is {checkpointing!r}; it must be none, full, ops, every-N or a share of blocks (0.5)"
+            f"checkpointing is {checkpointing!r}; it must be none, full, ops or a share of blocks (0.5)"
         )
     return "full" if int((block + 1) * share) > int(block * share) else "ops"
 
 
-def parse_files(text: str | None) -> dict[str, Path]:
-    """'arc=a.jsonl,lambada=b.jsonl' -> files by name; None -> none."""
-    files: dict[str, Path] = {}
-    for part in text.split(",") if text is not None else ():
-        name, _, path = part.strip().partition("=")
-        if not name or not path or name in files:
-            raise UsageError(f"evaluate is {text!r}; it must be NAME=FILE, several of them with commas")
-        files[name] = Path(path)
-    return files
-
-
-def _meant(name: str, known: Sequence[str]) -> str:
-    """What to say behind an unknown setting: what it is called here, where another trainer has it; else the known one
-    that is spelled alike; else nothing. known: names with _ for -."""
-    plain = name.lstrip("-").replace("-", "_")
-    flag = (lambda ours: "--" + ours.replace("_", "-")) if name.startswith("-") else str
-    if (ours := OTHER_NAMES.get(plain.rpartition(".")[2])) in known:
-        return f"; here it is {flag(ours)!r}"
-    alike = difflib.get_close_matches(plain, known, n=1)
-    return f"; the nearest known is {flag(alike[0])!r}" if alike else ""
+def _nearest(name: str, known: Sequence[str]) -> str:
+    """What to say behind an unknown name: the known one that is spelled alike, if there is one."""
+    alike = difflib.get_close_matches(name, known, n=1)
+    return f"; the nearest known is {alike[0]!r}" if alike else ""
 
 
 def _convert(name: str, value: Any, hint: Any) -> Any:
     """A TOML value or a flag's text as the field's type."""
-    allowed = [kind for kind in getattr(hint, "__args__", (hint,)) if kind is not type(None)]
-    kind = allowed[0]
-    if kind is int and isinstance(value, str):
-        try:
-            return whole_number(value)
-        except UsageError as error:
-            raise UsageError(f"{name}: {error}") from None
-    if kind is float and isinstance(value, int | str) and not isinstance(value, bool):
-        try:
-            return float(value)
-        except ValueError:
-            try:
-                return float(whole_number(str(value)))  # 2k
-            except UsageError:
-                raise UsageError(f"{name} is {value!r}; it must be a number") from None
-    if kind is str and isinstance(value, int | float) and name in ("save_every", "checkpointing"):
-        return str(value)
+    kind = next(kind for kind in getattr(hint, "__args__", (hint,)) if kind is not type(None))
+    try:
+        if kind is int and isinstance(value, str):
+            value = units.parse_count(value)
+        elif kind is float and type(value) in (int, str):
+            value = float(value)
+        elif kind is str and name in ("save_every", "checkpointing") and type(value) in (int, float):
+            value = str(value)
+    except ValueError as error:
+        raise UsageError(f"{name}: {error}") from None
     if type(value) is not kind:
         raise UsageError(f"{name} is {value!r}; it must be of type {kind.__name__}")
     return value
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    """One flag for each field of TrainConfig, in GROUPS, and --config; the help leaves out what is RARE."""
+    """One flag for each field of TrainConfig, in GROUPS, and --config; the help leaves out what is rare."""
     parser.add_argument(
         "--config", help="TOML file of settings, those of docs/recipe.md, with _ for -; flags win over it"
     )
@@ -389,7 +313,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
             group = parser.add_argument_group(GROUPS[item.name])
         flag = "--" + item.name.replace("_", "-")
         text = item.metadata["help"].replace("%", "%%")
-        if item.name in RARE:
+        if item.metadata["rare"]:
             text = argparse.SUPPRESS
         elif item.default not in (None, ""):
             text += f" (default: {item.default})"
@@ -413,11 +337,11 @@ def _settings(values: dict[str, Any], known: Sequence[str], where: str) -> dict[
     hints = get_type_hints(TrainConfig)
     for name in values:
         if name not in known:
-            raise UsageError(f"{where}: unknown setting {name!r}{_meant(name, known)}")
+            raise UsageError(f"{where}: unknown setting {name!r}{_nearest(name, known)}")
     return {name: _convert(name, value, hints[name]) for name, value in values.items()}
 
 
-def _phases(tables: Any, where: str) -> tuple[PhaseSettings, ...]:
+def _phases(tables: Any, where: str) -> tuple[dict[str, Any], ...]:
     if isinstance(tables, str):
         try:
             tables = json.loads(tables)
@@ -432,7 +356,7 @@ def _phases(tables: Any, where: str) -> tuple[PhaseSettings, ...]:
         if "at" not in values:
             raise UsageError(f'{place} does not say at how many tokens it begins: at = "1T"')
         at = _convert("at", values.pop("at"), int)
-        found.append(PhaseSettings(at, _settings(values, IN_PHASES, place)))
+        found.append({"at": at} | _settings(values, IN_PHASES, place))
     return tuple(found)
 
 
@@ -456,8 +380,9 @@ def parse(
         name = unknown[0].partition("=")[0]
         if not name.startswith("-"):
             raise UsageError(f"{name!r} belongs to no option")
-        raise UsageError(f"unknown argument {name!r}{_meant(name, [*vars(space), *names])}")
-    flags = {name: value for name, value in vars(space).items() if name in names}
+        flags = ["--" + known.replace("_", "-") for known in (*vars(space), *names)]
+        raise UsageError(f"unknown argument {name!r}{_nearest(name, flags)}")
+    given = {name: value for name, value in vars(space).items() if name in names}
     values: dict[str, Any] = {}
     if space.config:
         path = Path(space.config)
@@ -466,4 +391,4 @@ def parse(
         except (OSError, ValueError, RecursionError) as error:
             raise UsageError(f"--config {path}: {error}") from None
     from_mapping(values, space.config or "")  # so that an error names the file
-    return from_mapping(values | flags, "command line"), space
+    return from_mapping(values | given, "command line"), space

@@ -7,22 +7,19 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Generator
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch.utils.data import DataLoader
 
 from pretok.base.stop import SIGNALS
 from pretok.base.tokens import document_starts
 from pretok.stream import View
-from pretok.stream.loader import Fetch, PositionSampler, as_read, identity_of, read_batch
+from pretok.stream.loader import Fetch, PositionSampler, as_read, identity_of
 from train.config import TrainConfig
-from train.model.loss import IGNORE, targets_of
-from train.parallel.context import Context
 from train.parallel.layout import Batch
 
 PREFETCH = 4
@@ -30,7 +27,7 @@ PREFETCH = 4
 
 
 class MicroBatch(NamedTuple):
-    """On the device. tokens: (n, seq_len + 1); checksum: `pretok.stream.digest`, 0 where nobody compares it; documents:
+    """On the device. tokens: (n, seq_len + 1); checksum: `pretok.stream.digest`; documents:
     `documents_of` the inputs, None where nobody asks; learned: (n, seq_len) bool, which targets are, None where all are
     that the rule of the stream leaves."""
 
@@ -68,9 +65,8 @@ def documents_of(inputs: Tensor, eod_id: int, config: TrainConfig) -> Tensor | N
 class Feed:
     """Iterates over `MicroBatch`.
 
-    `waited` adds up the seconds spent waiting, to those of a feed before. Of ranks that share sequences the first reads
-    them; the others get them from it, without a checksum (0) and without an end. How many documents there are goes from
-    host to host: the device of none is waited for.
+    `waited` adds up the seconds spent waiting. Every rank reads the sequences that it works on, also those that others
+    read too. rank: as the stream counts them.
     """
 
     def __init__(
@@ -82,18 +78,11 @@ class Feed:
         end: int,
         config: TrainConfig,
         device: torch.device,
-        context: Context,
-        waited: float = 0.0,
     ) -> None:
-        self._device, self._context = device, context
-        self._shape = batch.micro_batch, view.seq_len + 1
-        self._config, self._eod_id, self._masked = config, view.eod_id, view.masked
-        self.waited = waited
+        self._device, self._config, self._eod_id = device, config, view.eod_id
+        self.waited = 0.0
         # On a stream of its own the copy runs beside the previous micro-batch, which the host has only queued.
         self._copies = torch.cuda.Stream() if device.type == "cuda" else None  # type: ignore[no-untyped-call]
-        self._loader: Any = None
-        if context.rank:
-            return
         sampler = PositionSampler(
             end,
             global_batch=batch.global_batch,
@@ -105,7 +94,7 @@ class Feed:
         )
         options: dict[str, Any] = {"prefetch_factor": PREFETCH} if config.workers else {}
         loader: Any = DataLoader  # its annotations know no dataset that reads whole batches
-        self._loader = loader(
+        self._loader: Any = loader(
             Fetch(view, digests=True),
             batch_sampler=sampler,
             collate_fn=as_read,
@@ -115,13 +104,6 @@ class Feed:
         )
 
     def __iter__(self) -> Generator[MicroBatch, None, None]:
-        n, width = self._shape
-        while self._loader is None:
-            tokens, learned = torch.empty(self._shape, dtype=torch.int32, device=self._device), None
-            if self._masked:
-                learned = torch.empty((n, width - 1), dtype=torch.bool, device=self._device)
-            self._broadcast(tokens, learned)
-            yield MicroBatch(tokens, 0, self._shared(None), learned)
         batches = iter(self._loader)
         try:
             while True:
@@ -133,28 +115,12 @@ class Feed:
                 if isinstance(fetched, Exception):
                     raise fetched
                 ids = torch.from_numpy(fetched.ids.astype(np.int32))
-                mask = None if fetched.learned is None else torch.from_numpy(fetched.learned)
+                learned = None if fetched.learned is None else self._copy(torch.from_numpy(fetched.learned))
                 documents = documents_of(ids[:, :-1], self._eod_id, self._config)
-                tokens, learned = self._copy(ids), None if mask is None else self._copy(mask)
-                self._broadcast(tokens, learned)
-                yield MicroBatch(tokens, fetched.digest, self._shared(documents), learned)
+                ends = None if documents is None else self._copy(documents)
+                yield MicroBatch(self._copy(ids), fetched.digest, ends, learned)
         finally:
             del batches  # and with it its processes, also where an exception keeps this frame
-
-    def _broadcast(self, *parts: Tensor | None) -> None:
-        """From the rank that reads to those that share its sequences."""
-        for part in parts if self._context.group is not None else ():
-            if part is not None:
-                dist.broadcast(part, group=self._context.group, group_src=0)
-
-    def _shared(self, documents: Tensor | None) -> Tensor | None:
-        """What the rank that reads has found, on the device."""
-        if self._config.attention == "document" and self._context.group is not None:
-            found = [documents]
-            host = torch.device("cpu")
-            dist.broadcast_object_list(found, group=self._context.group, group_src=0, device=host)
-            [documents] = found
-        return None if documents is None else self._copy(documents)
 
     def _copy(self, tokens: Tensor) -> Tensor:
         if self._copies is None:
@@ -165,22 +131,3 @@ class Feed:
         torch.cuda.current_stream().wait_stream(self._copies)
         on_device.record_stream(torch.cuda.current_stream())
         return on_device
-
-
-def validation_batches(
-    view: View, sequences: int, micro_batch: int, rank: int, ranks: int
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """(inputs, targets) of this rank's part of the first `sequences` positions, on the host; every rank gets equally
-    many.
-
-    Where the sequences do not divide, the first ones are repeated with targets that carry no loss.
-    """
-    rounds = -(-sequences // (micro_batch * ranks))
-    for number in range(rounds):
-        first = (number * ranks + rank) * micro_batch
-        positions = np.arange(first, first + micro_batch)
-        ids, learned = read_batch(view, (positions % sequences).tolist(), np.int64)
-        tokens = torch.from_numpy(ids)
-        targets = targets_of(tokens, view.eod_id, None if learned is None else torch.from_numpy(learned))
-        targets[torch.from_numpy(positions >= sequences)] = IGNORE
-        yield tokens[:, :-1], targets

@@ -19,10 +19,12 @@ sources nats and bytes are summed first; a source of whose sequences nothing is 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
@@ -30,22 +32,12 @@ import pretok.stream
 from pretok.base.errors import UsageError
 from pretok.shards.manifest import Manifest, load_manifest
 from pretok.stream import View
+from pretok.stream.loader import read_batch
 from pretok.stream.mix_file import Mix
 from train.config import TrainConfig
-from train.data import validation_batches
+from train.data import MicroBatch, documents_of
 from train.parallel.mesh import data_rank, reshard
 from train.step import Trainee
-
-
-@dataclass(frozen=True, slots=True)
-class Validation:
-    """Losses by source and over all evaluated tokens: `sources` and `loss` in nats per token, the others in bits per
-    byte."""
-
-    sources: dict[str, float]
-    loss: float
-    source_bits: dict[str, float]
-    bits: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,54 +105,63 @@ def stop_agreed(stop: Callable[[], bool], device: torch.device) -> bool:
 
 def evaluate(
     trainee: Trainee, sources: Mapping[str, ValidationSource], stop: Callable[[], bool]
-) -> Validation | None:
-    """Evaluate the first `val_sequences` of each source. The stop flag is looked at after every batch."""
-    sums: dict[str, torch.Tensor] = {}
+) -> dict[str, Any] | None:
+    """Evaluate the first `val_sequences` of each source: `val_loss` over all and by name `sources` in nats per token,
+    `val_bits_per_byte` and `bits_per_byte`. The stop flag is looked at after every batch."""
+    sums: dict[str, list[float]] = {}
     try:
         for name, source in sources.items():
             total = torch.zeros(3, dtype=torch.float64, device=trainee.device)
             sizes = None if source.sizes is None else source.sizes.to(trainee.device)
-            batches = validation_batches(
-                source.view,
-                min(len(source.view), trainee.config.val_sequences),
-                trainee.batch.micro_batch,
-                data_rank(trainee.mesh, trainee.context.ranks),
-                trainee.batch.ranks,
-            )
-            for inputs, targets in batches:
-                given = trainee.given(inputs, targets)
+            for batch in _batches(trainee, source.view):
+                inputs, targets = trainee.part(batch.tokens, batch.learned)
                 with torch.no_grad():
-                    _, nll = trainee.model(*given)
+                    _, nll = trainee.model(inputs, targets, batch.documents)
+                scored = targets >= 0
                 total[0] += nll
-                scored = given[1] >= 0
                 total[1] += scored.sum()
                 if sizes is not None:
-                    total[2] += sizes[given[1][scored]].sum()
+                    total[2] += sizes[targets[scored]].sum()
                 if stop_agreed(stop, trainee.device):
                     return None
             dist.all_reduce(total)
-            sums[name] = total
+            nats, tokens, text_bytes = total.tolist()
+            sums[name] = [nats, tokens, tokens * source.bytes_per_token if sizes is None else text_bytes]
     finally:
         reshard(trainee.model)
-    return _summarize({name: total.tolist() for name, total in sums.items()}, sources)
-
-
-def _summarize(sums: Mapping[str, list[float]], sources: Mapping[str, ValidationSource]) -> Validation:
-    """sums: (nats, tokens, bytes that were counted) by source, each a sum over all ranks, those that share their data
-    too."""
-    sums = {n: part for n, part in sums.items() if part[1] and (sources[n].sizes is None or part[2])}
+    sums = {name: found for name, found in sums.items() if found[1] and found[2]}
     if not sums:
         raise UsageError(
             "of the first --val-sequences of each source nothing is learned: validate more of them, or do without"
         )
-    text_bytes = {
-        name: tokens * sources[name].bytes_per_token if sources[name].sizes is None else counted
-        for name, (_, tokens, counted) in sums.items()
+    nats, tokens, text_bytes = (sum(column) for column in zip(*sums.values(), strict=True))
+    return {
+        "val_loss": nats / tokens,
+        "val_bits_per_byte": bits_per_byte(nats, text_bytes),
+        "sources": {name: nats / tokens for name, (nats, tokens, _) in sums.items()},
+        "bits_per_byte": {name: bits_per_byte(nats, of) for name, (nats, _, of) in sums.items()},
     }
-    all_nats, all_tokens, _ = (sum(column) for column in zip(*sums.values(), strict=True))
-    return Validation(
-        {name: nats / tokens for name, (nats, tokens, _) in sums.items()},
-        all_nats / all_tokens,
-        {name: bits_per_byte(nats, text_bytes[name]) for name, (nats, *_) in sums.items()},
-        bits_per_byte(all_nats, sum(text_bytes.values())),
-    )
+
+
+def _batches(trainee: Trainee, view: View) -> Iterator[MicroBatch]:
+    """This rank's part of the first positions of a split, on the device; every rank gets equally many.
+
+    Where the sequences do not divide, the first ones are repeated, and nothing of them is learned.
+    """
+    sequences = min(len(view), trainee.config.val_sequences)
+    micro_batch, ranks = trainee.batch.micro_batch, trainee.batch.ranks
+    rank = data_rank(trainee.mesh, trainee.context.ranks)
+    for number in range(-(-sequences // (micro_batch * ranks))):
+        first = (number * ranks + rank) * micro_batch
+        positions = np.arange(first, first + micro_batch)
+        ids, mask = read_batch(view, (positions % sequences).tolist(), np.int64)
+        learned = np.broadcast_to((positions < sequences)[:, None], ids[:, 1:].shape)
+        learned = learned.copy() if mask is None else learned & mask
+        tokens = torch.from_numpy(ids)
+        documents = documents_of(tokens[:, :-1], trainee.eod_id, trainee.config)
+        yield MicroBatch(
+            tokens.to(trainee.device),
+            0,
+            None if documents is None else documents.to(trainee.device),
+            torch.from_numpy(learned).to(trainee.device),
+        )

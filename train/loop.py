@@ -11,11 +11,10 @@ import gc
 import math
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -26,31 +25,22 @@ from pretok.base.stop import StopFlag
 from pretok.base.storage import write_json
 from pretok.shards.manifest import shards_of
 from pretok.stream import data_hash
-from train import STARTED
 from train.checkpoint.meta import Meta
 from train.config import TrainConfig
 from train.data import MicroBatch
 from train.evaluate import evaluate
 from train.metrics import provenance
 from train.optimizer import MAX_SKIPS, global_norm
-from train.parallel.devices import Device, deterministic, find_device
+from train.parallel.devices import deterministic, find_device
 from train.parallel.group import process_group, run_folder
-from train.parallel.mesh import limit_collectives
-from train.questions import score
 from train.report import Reporter, clock, explain, out_of_memory
 from train.setup import make_plan
 from train.start import Run, enter_segment, start_run
 from train.step import Mark, Readback, train_step
 from train.stragglers import NOTABLE
 
-AUTO_FACTOR = 4
-AUTO_BOUNDS = (60.0, 7200.0)
-"""`auto` saves every 4 start-up times, in seconds; a kill then costs a few of them at most."""
-
 GC_EVERY = 50
 """Steps between garbage collections."""
-STEADY = 3
-"""By this --timeout is divided for collectives after the first step of a phase."""
 FIRST_MARGIN = 30.0
 """Seconds before the job's end at which to stop, until steps and saves have been timed; see `_record`."""
 
@@ -62,35 +52,33 @@ def train(config: TrainConfig) -> None:
     def words(error: Exception) -> PretokError | None:
         return explain(error) or out_of_memory(error, config)
 
-    with deterministic(config.deterministic), StopFlag(FIRST_MARGIN) as stop:
+    deterministic(config.deterministic)
+    with StopFlag(FIRST_MARGIN) as stop:
         device = find_device()
-        with process_group(device, config.timeout, out, words):
-            _train(config, device, stop, out)
-
-
-def _train(config: TrainConfig, device: Device, stop: StopFlag, out: Path) -> None:
-    with Reporter(dist.get_rank(), out) as report, run_folder(out, shards_of(Path(config.shards))) as lost:
-        if dist.get_rank() == 0:
-            report.event("start", argv=sys.argv, settings=config.as_dict(), **provenance())
-        plan = make_plan(config, dist.get_world_size())
-        run = start_run(plan, device, stop, out, report, lost)
-        try:
-            _loop(run)
-        except Exception:
-            if not lost.is_set():
-                run.checkpoints.settle()
-            raise
-        finally:
-            gc.enable()
-            gc.unfreeze()
-            run.log.close()
-        if run.progress.step < run.steps:
-            reason = stop.reason or "another rank was asked to"
-            kept = "nothing saved (--save-every never)" if config.save_every == "never" else "saved"
-            raise Stopped(
-                f"stopped after step {run.progress.step} of {run.steps} ({reason}); "
-                f"{kept}; run the same command to continue"
-            )
+        with (
+            process_group(device, config.timeout, out, words),
+            Reporter(dist.get_rank(), out) as report,
+            run_folder(out, shards_of(Path(config.shards))) as lost,
+        ):
+            if dist.get_rank() == 0:
+                report.event("start", argv=sys.argv, settings=config.as_dict(), **provenance())
+            run = start_run(make_plan(config, dist.get_world_size()), device, stop, out, report, lost)
+            try:
+                _loop(run)
+            except Exception:
+                if not lost.is_set():
+                    run.checkpoints.settle()
+                raise
+            finally:
+                gc.enable()
+                gc.unfreeze()
+                run.log.close()
+            if run.progress.step < run.steps:
+                kept = "nothing saved (--save-every never)" if config.save_every == "never" else "saved"
+                raise Stopped(
+                    f"stopped after step {run.progress.step} of {run.steps} ({_why(run)}); {kept}; run the same "
+                    "command to continue"
+                )
 
 
 def _loop(run: Run) -> None:
@@ -100,93 +88,43 @@ def _loop(run: Run) -> None:
     gc.disable()  # collected between steps, at the same ones on all ranks: one rank's pause is every rank's pause
     run.goodput.enter("training")
     run.checkpoints.saved_at, run.last_end = time.monotonic(), Mark(run.device.device)
-    profiler = _profiler(Path(run.plan.config.out), run.plan.config.profile)
-    for segment in run.segments:
-        if run.stop_agreed:
-            break
-        if segment is not run.segment:
-            _flush(run)
-            _limit(run, run.plan.config.timeout)
-            enter_segment(run, segment, run.segment.phase)
-            run.last_end = Mark(run.device.device)
-        with closing(iter(run.data.feed)) as batches:  # its processes end with it, whatever ends the loop
-            while run.progress.step < segment.last_step and not run.stop_agreed:
-                _one_step(run, batches)
-                if profiler is not None:
-                    profiler.step()
-                _between_steps(run)
-    if profiler is not None:
-        profiler.stop()
-    _flush(run)
+    with _profiler(run.config) as profiled:
+        for segment in run.segments:
+            if run.stop_agreed:
+                break
+            if segment is not run.segment:
+                with _beside(run, "training"):
+                    enter_segment(run, segment, run.segment.phase)
+            with closing(iter(run.feed)) as batches:  # its processes end with it, whatever ends the loop
+                while run.progress.step < segment.last_step and not run.stop_agreed:
+                    _one_step(run, batches)
+                    profiled()
+                    _between_steps(run)
     _save(run)
     with run.goodput.spent("saving"):
         while not run.checkpoints.wait():
             _save(run)
         run.checkpoints.close()
-    _finish_files(run)
-
-
-def _between_steps(run: Run) -> None:
-    """What is due after the step that was just queued; the same on all ranks."""
-    config, step = run.plan.config, run.progress.step
-
-    def due(every: int) -> bool:
-        return step % every == 0 or step == run.steps
-
-    if step == run.first + 1:
-        _after_first_step(run)
-    if step == run.segment.step + 1:
-        _limit(run, config.timeout / STEADY)
-    if step % GC_EVERY == 0:
-        gc.collect(1)
-    run.checkpoints.poll()
-    if config.val_every and due(config.val_every):
-        _validate(run)
-    if config.evaluate and due(config.evaluate_every):
-        _ask(run)
-    if run.checkpoints.due(step):  # after validation, which asks for a save of the best
-        _save(run)
-
-
-def _limit(run: Run, seconds: float) -> None:
-    """Of collectives. The first step of a phase compiles and reads for the first time, each rank in its own time."""
-    trainee = run.trainee
-    limit_collectives(trainee.mesh, seconds, dist.group.WORLD, trainee.context.group)
-
-
-def _profiler(out: Path, steps: int) -> Any:
-    """On rank 0, a started profiler that writes steps 4 to 3 + `steps` to RUN/profile.json; else None."""
-    if not steps or dist.get_rank():
-        return None
-
-    def write(finished: Any) -> None:
-        finished.export_chrome_trace(str(out / "profile.json"))
-
-    schedule = torch.profiler.schedule(wait=2, warmup=1, active=steps, repeat=1)
-    profiler = torch.profiler.profile(schedule=schedule, on_trace_ready=write)
-    profiler.start()
-    return profiler
+    run.report(_goodput(run))
+    if dist.get_rank() == 0 and run.progress.step == run.steps:
+        record = {"step": run.progress.step, "data_hash": run.progress.data_hash}
+        write_json(Path(run.config.out) / "done.json", record)
 
 
 def _one_step(run: Run, batches: Iterator[MicroBatch]) -> None:
     """Queue one step, then read the numbers of the one before, which is done by then."""
     progress, segment = run.progress, run.segment
-    if run.stop.reason is not None and not run.stop_told:
-        run.stop_told = True
-        run.report(
-            f"{clock()} {run.stop.reason}: the run ends after the steps in work; Ctrl-C again ends it at once"
-        )
-    waited, began = run.data.feed.waited, time.perf_counter()
+    step = progress.step + 1
+    waited, began = run.feed.waited, time.perf_counter()
     queued = train_step(
         run.trainee,
         batches,
-        progress.step + 1,
+        step,
         segment.rate(progress.step),
         stop=run.stop.reason is not None,
         save=run.checkpoints.asked(),
     )
-    queued.waited = run.data.feed.waited - waited
-    step = progress.step + 1
+    queued.waited = run.feed.waited - waited
     run.stragglers.queued(step, time.perf_counter() - began - queued.waited)
     previous, run.pending = run.pending, queued
     run.progress = replace(
@@ -197,35 +135,45 @@ def _one_step(run: Run, batches: Iterator[MicroBatch]) -> None:
         _record(run, previous)
 
 
-def _flush(run: Run) -> None:
-    """Read what is pending: before saving or evaluating the host waits for the device anyway."""
+def _between_steps(run: Run) -> None:
+    """What is due after the step that was just queued; the same on all ranks."""
+    config, step = run.config, run.progress.step
+    if step % GC_EVERY == 0:
+        gc.collect(1)
+    run.checkpoints.poll()
+    if config.val_every and (step % config.val_every == 0 or step == run.steps):
+        _validate(run)
+    if run.checkpoints.due(step):  # after validation, which asks for a save of the best
+        _save(run)
+
+
+@contextmanager
+def _beside(run: Run, kind: str) -> Iterator[None]:
+    """Around what is no step: the pending one is read, as the host waits for the device anyway, and the time counts as
+    `kind` and to no step."""
     if run.pending is not None:
         previous, run.pending = run.pending, None
         _record(run, previous)
-
-
-def _check_folder(run: Run) -> None:
-    """MismatchError when another run has taken the folder, because this one hung or its lock was deleted."""
-    if run.lost.is_set():
-        raise MismatchError(
-            f"the lock of {run.plan.config.out} was deleted or taken by another run, which now owns the folder; this "
-            "one ends without saving"
-        )
+    with run.goodput.spent(kind):
+        yield
+    run.last_end = Mark(run.device.device)
 
 
 def _record(run: Run, done: Readback) -> None:
     """Log one step, take its decisions, and stop a run that skips step after step."""
-    phase, config = run.segment.phase, run.segment.phase.config
-    numbers = done.read()
+    phase, numbers = run.segment.phase, done.read()
     _check_folder(run)
     seconds, run.last_end = done.end.seconds_since(run.last_end), done.end
     run.progress = replace(run.progress, data_hash=data_hash(run.progress.data_hash, numbers.checksum))
-    run.stop_agreed |= numbers.stop
+    if numbers.stop and not run.stop_agreed:
+        run.stop_agreed = True
+        run.report(
+            f"{clock()} {_why(run)}: the run ends after the steps in work; Ctrl-C again ends it at once"
+        )
     run.checkpoints.agreed |= numbers.save
     tokens = phase.step_tokens
-    speed = tokens / seconds / dist.get_world_size()
-    peak = run.device.peak
-    slow = run.stragglers.done(numbers.step, seconds, run.data.feed.waited)
+    speed, peak = tokens / seconds / dist.get_world_size(), run.device.peak
+    slow = run.stragglers.done(numbers.step, seconds, run.feed.waited)
     if slow is not None and slow.behind > NOTABLE:
         run.report(f"slow: {slow}")
     run.log.step(
@@ -243,13 +191,12 @@ def _record(run: Run, done: Readback) -> None:
             "mfu": speed * phase.model.flops_per_token(phase.view.seq_len) / peak if peak else None,
             "data_wait": done.waited,
             "memory_peak": torch.cuda.max_memory_allocated() if run.device.is_gpu else None,
-            **run.log.sensors(numbers.step),
             "data_hash": run.progress.data_hash,
             "slowest": slow and asdict(slow),
         }
     )
-    if numbers.step % config.log_every == 0:
-        _tally(run)
+    if numbers.step % run.config.log_every == 0:
+        _goodput(run)
     # The signal must leave time for a save, for the step in work and for the one queued after it.
     run.stop.margin = FIRST_MARGIN + 2 * run.checkpoints.save_seconds + 3 * seconds
     if numbers.skipped_in_a_row > MAX_SKIPS:
@@ -260,94 +207,72 @@ def _record(run: Run, done: Readback) -> None:
         )
 
 
-def _after_first_step(run: Run) -> None:
-    """The first step ends the start-up: compilation and first reads are in it. `auto` measures it."""
-    _flush(run)
-    started = torch.tensor(time.monotonic() - STARTED, device=run.device.device)
-    dist.all_reduce(started, dist.ReduceOp.MAX)
-    if run.checkpoints.every[0] == "auto":
-        low, high = AUTO_BOUNDS
-        seconds = min(high, max(low, AUTO_FACTOR * started.item()))
-        run.checkpoints.every = ("seconds", seconds)
-        run.report(f"start-up took {started.item():.0f} s: a checkpoint every {seconds:.0f} s")
+def _why(run: Run) -> str:
+    """What asked the run to stop."""
+    return run.stop.reason or "another rank was asked to"
+
+
+def _check_folder(run: Run) -> None:
+    """MismatchError when another run has taken the folder, because this one hung or its lock was deleted."""
+    if run.lost.is_set():
+        raise MismatchError(
+            f"the lock of {run.config.out} was deleted or taken by another run, which now owns the folder; this one "
+            "ends without saving"
+        )
 
 
 def _validate(run: Run) -> None:
-    _flush(run)
-    with run.goodput.spent("validation"):
-        result = evaluate(run.trainee, run.data.validation, lambda: run.stop.reason is not None)
-    run.last_end = Mark(run.device.device)
+    with _beside(run, "validation"):
+        result = evaluate(run.trainee, run.validation, lambda: run.stop.reason is not None)
     if result is None:
         run.stop_agreed = True
         return
-    progress, keep = run.progress, run.plan.config.keep_best
-    run.val_loss = result.loss
-    run.log.validation(
-        {
-            "step": progress.step,
-            "val_loss": result.loss,
-            "val_bits_per_byte": result.bits,
-            "sources": result.sources,
-            "bits_per_byte": result.source_bits,
-        }
-    )
-    best = tuple(sorted([*progress.best, result.loss])[:keep])
-    if result.loss in best and math.isfinite(result.loss):
+    progress, run.val_loss = run.progress, result["val_loss"]
+    run.log.validation({"step": progress.step, **result})
+    best = tuple(sorted([*progress.best, run.val_loss])[: run.config.keep_best])
+    if run.val_loss in best and math.isfinite(run.val_loss):
         run.progress = replace(progress, best=best)
         run.checkpoints.agreed = True
 
 
-def _ask(run: Run) -> None:
-    """Let the model answer the questions of --evaluate."""
-    _flush(run)
-    with run.goodput.spent("validation"):
-        results = score(run.trainee, run.data.questions, lambda: run.stop.reason is not None)
-    run.last_end = Mark(run.device.device)
-    if results is None:
-        run.stop_agreed = True
-        return
-    answers = {name: asdict(result) for name, result in results.items()}
-    run.log.evaluation({"step": run.progress.step, "questions": answers})
-
-
 def _save(run: Run) -> None:
-    """Save the state after the steps done so far, unless that was done.
-
-    A state that is not finite is refused.
-    """
-    _flush(run)
-    progress = run.progress
-    run.checkpoints.agreed = False
-    if not run.checkpoints.wanted(progress.step):
-        return
-    _check_folder(run)
-    with run.goodput.spent("saving"):
-        size = global_norm(run.trainee.parameters, run.trainee.share).item()
-        if not torch.isfinite(torch.tensor(size)):
+    """Save the state after the steps done so far, unless that was done. A state that is not finite is refused."""
+    with _beside(run, "saving"):
+        run.checkpoints.agreed = False
+        progress, phase = run.progress, run.segment.phase
+        if not run.checkpoints.wanted(progress.step):
+            return
+        _check_folder(run)
+        if not math.isfinite(global_norm(run.trainee.parameters, run.trainee.mesh).item()):
             raise PretokError(f"parameters are not finite after step {progress.step}; nothing was saved")
         meta = Meta(
             step=progress.step,
             progress=progress,
             val_loss=run.val_loss,
-            identity=run.segment.phase.identity(),
-            config=run.plan.config.as_dict(),
-            eod_id=run.segment.phase.view.eod_id,
-            bos_id=run.segment.phase.view.bos_id,
-            tokenizer=run.segment.phase.tokenizer(),
-            provenance=provenance() | {"manifest": run.segment.phase.view.manifest_fingerprint},
+            identity=phase.identity(),
+            config=run.config.as_dict(),
+            eod_id=phase.view.eod_id,
+            bos_id=phase.view.bos_id,
+            tokenizer=phase.tokenizer(),
+            provenance=provenance() | {"manifest": phase.view.manifest_fingerprint},
         )
         run.checkpoints.save(run.trainee.state(), run.trainee.mesh, meta)
-    run.checkpoints.saved_at, run.last_end = time.monotonic(), Mark(run.device.device)
+        run.checkpoints.saved_at = time.monotonic()
 
 
-def _tally(run: Run) -> str:
+def _goodput(run: Run) -> str:
     """Bring RUN/goodput.jsonl up to date; returns the sum over all attempts in words. Rank 0 alone."""
-    return run.goodput.write(run.progress.step - run.first, run.data.feed.waited)
+    return run.goodput.write(run.progress.step - run.first, run.feed.waited)
 
 
-def _finish_files(run: Run) -> None:
-    """The last goodput line of this attempt, and the done marker after the last step."""
-    run.report(_tally(run))
-    if dist.get_rank() == 0 and run.progress.step == run.steps:
-        record = {"step": run.progress.step, "data_hash": run.progress.data_hash}
-        write_json(Path(run.plan.config.out) / "done.json", record)
+@contextmanager
+def _profiler(config: TrainConfig) -> Iterator[Callable[[], None]]:
+    """What to call after each step: on rank 0 it writes steps 4 to 3 + `profile` to RUN/profile.json."""
+    if not config.profile or dist.get_rank():
+        yield lambda: None
+        return
+    with torch.profiler.profile(
+        schedule=torch.profiler.schedule(wait=2, warmup=1, active=config.profile, repeat=1),
+        on_trace_ready=lambda done: done.export_chrome_trace(f"{config.out}/profile.json"),
+    ) as profiler:
+        yield profiler.step

@@ -1,11 +1,14 @@
-"""What a run tells about itself: a line a step, and what software it was.
+"""The files of lines that a run leaves, and what its time was spent on.
 
-Input: numbers of finished steps. Output: RUN/metrics.jsonl (always), RUN/validation.jsonl, RUN/evaluation.jsonl, and
-the same numbers in Weights & Biases when asked. Only rank 0 writes.
+Input: numbers of finished steps, segments as they begin, what the run is doing now. Output: RUN/metrics.jsonl and
+RUN/validation.jsonl, and the same numbers in Weights & Biases when asked; RUN/segments.jsonl, what the steps read
+(`pretok.stream.segments`); RUN/goodput.jsonl, one line for each start, kept up to date so that a kill leaves one too.
+Each line has the time, the host and the Slurm job. Only rank 0 writes; what a run did again after a kill is there once.
 """
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import platform
@@ -13,8 +16,9 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from datetime import datetime
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -22,12 +26,13 @@ from typing import Any
 import torch
 
 from pretok.base.errors import UsageError
-from pretok.base.storage import atomic_open
+from pretok.base.joblog import when_and_where
+from pretok.base.records import to_json
+from pretok.base.storage import FULL, atomic_open, name_path, read_lines, tried
 from pretok.base.units import duration
+from pretok.stream.segments import RunSegment, written_segments
 from train.config import TrainConfig
-from train.parallel.devices import Device
-from train.records import Lines, Restart
-from train.report import STEP_SILENCE, Reporter, clock
+from train.report import Reporter, clock
 
 
 @cache
@@ -52,14 +57,58 @@ def provenance() -> dict[str, Any]:
     }
 
 
-class MetricsLog:
-    """Writes step records everywhere they go. On ranks other than 0 every method does nothing."""
+class Lines:
+    """Adds to the lines that are there, or to those of them that `keep` says yes to: the others were not saved and will
+    be done again. full: gets a warning, once, where the disk has no space for a line; such lines are dropped. Without
+    it a full disk is an error."""
+
+    def __init__(
+        self,
+        path: Path,
+        keep: Callable[[Any], bool] = lambda _record: True,
+        full: Callable[[str], None] | None = None,
+    ) -> None:
+        found = read_lines(path)
+        self.kept = [record for record in found if keep(record)]
+        self.dropped = [record for record in found if not keep(record)]
+        self._path, self._end, self._full = path, 0, full
+        if path.exists():  # written anew even if all stay: a kill may have cut the last line short
+            with atomic_open(path) as file:
+                file.write(b"".join(json.dumps(record).encode() + b"\n" for record in self.kept))
+                self._end = file.tell()
+
+    def add(self, record: dict[str, Any], *, for_now: bool = False) -> None:
+        """One more line; for_now: the next one comes in its place."""
+        line = json.dumps(record | when_and_where()).encode() + b"\n"
+        try:
+            tried(lambda: self._put(line))
+        except OSError as error:
+            if self._full is None or error.errno not in FULL:
+                raise name_path(error, self._path) from None
+            self._full(f"warning: {self._path}: {error.strerror}: lines are dropped until there is space")
+            self._full = _silent
+        else:
+            self._end += 0 if for_now else len(line)
+
+    def _put(self, line: bytes) -> None:
+        with os.fdopen(os.open(self._path, os.O_WRONLY | os.O_CREAT, 0o666), "wb") as file:
+            file.seek(self._end)  # where a try that failed may have left half a line
+            file.write(line)
+            file.truncate()
+
+
+def _silent(_text: str) -> None:
+    """Says nothing twice."""
+
+
+class RunLog:
+    """All lines of a run that has done `step` of `steps`, and what of them a person reads. On ranks other than 0 every
+    method does nothing."""
 
     def __init__(
         self,
         out: Path,
         config: TrainConfig,
-        device: Device,
         report: Reporter,
         rank: int,
         step: int,
@@ -67,60 +116,48 @@ class MetricsLog:
         manifest: str,
     ) -> None:
         self.lost: tuple[float, ...] = ()  # seconds of each step of the attempt before that is done again
-        self._restarts = Restart.here().number
-        self._rank = rank
-        self._config = config
-        self._device = device
-        self._report = report
-        self._steps = steps
-        self._pace_from = (step + 1, 0.0)  # the first step holds compilation and says nothing of the others
-        self._told = time.monotonic()
+        self._config, self._report, self._steps = config, report, steps
         self._files: dict[str, Lines] = {}
         self._wandb: Any = None
         if rank:
             return
-        if config.wandb is not None:  # what may be refused first: nothing is open yet
+        if config.wandb is not None:  # what may be refused first: nothing is written yet
             self._wandb = _open_wandb(out, config, manifest)
-
-        def saved(record: dict[str, Any]) -> bool:
-            return bool(record["step"] <= step)
-
-        for name in ("metrics", "validation", "evaluation"):
-            self._files[name] = Lines(out / f"{name}.jsonl", saved, stays_open=True, full=report)
+        for name in ("metrics", "validation"):
+            self._files[name] = Lines(out / f"{name}.jsonl", lambda record: record["step"] <= step, report)
         self.lost = tuple(record["seconds"] for record in self._files["metrics"].dropped)
+        self._files["segments"] = Lines(out / "segments.jsonl", lambda record: record["step"] < step)
+        self._segment = next(reversed(written_segments(out)), None)
+
+    def segment(self, now: RunSegment) -> None:
+        """A segment begins, or goes on after a start."""
+        if self._files and not (self._segment and self._segment.goes_on_with(now)):
+            self._files["segments"].add(to_json(now))
+            self._segment = now
 
     def step(self, record: dict[str, Any]) -> None:
-        """One optimizer step: a record of it, and a line every `log_every` steps or after a while without one.
+        """One optimizer step: a record of it, and a line every `log_every` steps, with the time to the last step at the
+        speed of this one.
 
         Values that are not finite become null.
         """
-        if self._rank:
+        if not self._files:
             return
-        self._write("metrics", record | {"restarts": self._restarts})
+        self._write("metrics", record)
         step = record["step"]
-        if step == self._pace_from[0]:
-            self._pace_from = (step, time.monotonic())
-        due = step % self._config.log_every == 0 or time.monotonic() - self._told > STEP_SILENCE
-        if due or step == self._steps:
-            self._told = time.monotonic()
+        if step % self._config.log_every == 0 or step == self._steps:
             mfu = "n/a" if record["mfu"] is None else f"{record['mfu']:.1%}"
+            left = duration((self._steps - step) * record["seconds"])
             self._report(
-                f"{clock()} step {step}/{self._steps}  {step / self._steps:.0%}  ETA {self._remaining(step)}  "
+                f"{clock()} step {step}/{self._steps}  {step / self._steps:.0%}  ETA {left}  "
                 f"loss {record['loss']:.4f}  norm {record['grad_norm']:.3f}  "
                 f"lr {record['lr']:.2e}  {record['tokens_per_second_per_device']:,.0f} tokens/s/device  "
                 f"MFU {mfu}  data wait {record['data_wait'] / record['seconds']:.2%}"
             )
 
-    def _remaining(self, step: int) -> str:
-        """Time to the last step at the pace since the first of this start, validation and saves included."""
-        first, began = self._pace_from
-        if step == first:
-            return "n/a"
-        return duration((time.monotonic() - began) / (step - first) * (self._steps - step))
-
     def validation(self, record: dict[str, Any]) -> None:
         """One evaluation."""
-        if self._rank:
+        if not self._files:
             return
         self._write("validation", record)
         bits = record["bits_per_byte"]
@@ -132,23 +169,8 @@ class MetricsLog:
             f"({record['val_bits_per_byte']:.4f} bits per byte)  {losses}"
         )
 
-    def evaluation(self, record: dict[str, Any]) -> None:
-        """The answers to one set of questions."""
-        if self._rank:
-            return
-        self._write("evaluation", record)
-        parts = []
-        for name, result in record["questions"].items():
-            chance = "" if result["chance"] is None else f" (chance {result['chance']:.1%})"
-            parts.append(
-                f"{name} {result['accuracy']:.1%}{chance}, {result['bits_per_byte']:.4f} bits per byte"
-            )
-        self._report(f"{clock()} step {record['step']}/{self._steps}  answers: {'; '.join(parts)}")
-
     def close(self) -> None:
-        """Close all files."""
-        for file in self._files.values():
-            file.close()
+        """The end of this start."""
         if self._wandb is not None:
             self._wandb.finish()
 
@@ -158,31 +180,11 @@ class MetricsLog:
             for key, value in record.items()
         }
         self._files[name].add(clean)
-        flat = clean | {f"val_{source}": loss for source, loss in record.get("sources", {}).items()}
-        for name, result in record.get("questions", {}).items():
-            flat |= {f"{name}_{key}": value for key, value in result.items()}
-        flat |= {f"val_bits_{source}": bits for source, bits in record.get("bits_per_byte", {}).items()}
-        numbers = {key: value for key, value in flat.items() if isinstance(value, int | float)}
-        step = numbers.pop("step")
         if self._wandb is not None:
-            self._wandb.log(numbers, step=step)
-
-    def sensors(self, step: int) -> dict[str, float | None]:
-        """Of rank 0's GPU, every `log_every` steps: per cent of time it was busy of late, and the watts it draws, by
-        NVML or amdsmi; None where nobody tells. amdsmi tells of a socket, which in an MI250X holds two devices."""
-        if not self._device.is_gpu or self._rank or step % self._config.log_every:
-            return {"utilisation": None, "watts": None}
-        busy, power = _asked(torch.cuda.utilization), _asked(torch.cuda.power_draw)
-        # NVML gives milliwatts, amdsmi watts (torch hands on what it gets), and torch 0 where that knows nothing.
-        watts = power / (1000 if torch.version.hip is None else 1) if power else None
-        return {"utilisation": busy, "watts": watts}
-
-
-def _asked(sensor: Callable[[], int]) -> int | None:
-    try:
-        return int(sensor())
-    except Exception:  # no bindings, no right to ask, no such sensor: each library has classes of its own
-        return None
+            flat = clean | {f"val_{source}": loss for source, loss in record.get("sources", {}).items()}
+            flat |= {f"val_bits_{source}": bits for source, bits in record.get("bits_per_byte", {}).items()}
+            numbers = {key: value for key, value in flat.items() if isinstance(value, int | float)}
+            self._wandb.log(numbers, step=numbers.pop("step"))
 
 
 def _open_wandb(out: Path, config: TrainConfig, manifest: str) -> Any:
@@ -202,4 +204,77 @@ def _open_wandb(out: Path, config: TrainConfig, manifest: str) -> Any:
         dir=str(out),
         mode=os.environ.get("WANDB_MODE", "offline"),
         config=config.as_dict() | {"provenance": provenance() | {"manifest": manifest}},
+    )
+
+
+KINDS = ("initialisation", "training", "validation", "saving", "data", "restarting")
+"""What time is spent on. data: training waited for it; restarting: inside a job, from the last line of the attempt
+before to this start, hanging ranks included."""
+
+
+class Goodput:
+    """Seconds by kind since `started`, on the clock of `time.monotonic`; on rank 0 with a file, in which the line of
+    this attempt is written again and again in its place, behind those of earlier ones."""
+
+    def __init__(
+        self,
+        started: float,
+        path: Path | None = None,
+        lost: Sequence[float] = (),
+        full: Callable[[str], None] | None = None,
+    ) -> None:
+        """path: None on other ranks; lost: seconds of each step of the attempt before that is done again; full: as in
+        `Lines`. PRETOK_RESTART: why the job has started it again after a failure (slurm/train.sbatch)."""
+        self.kind = KINDS[0]
+        self.restart = os.environ.get("PRETOK_RESTART", "")
+        self._seconds, self._since, self._lost = dict.fromkeys(KINDS, 0.0), started, lost
+        self._lines = None if path is None else Lines(path, full=full)
+        if self.restart and self._lines is not None and self._lines.kept:
+            last = datetime.fromisoformat(self._lines.kept[-1]["time"]).timestamp()
+            now = time.time() - (time.monotonic() - started)
+            self._seconds["restarting"] = max(0.0, now - last)
+
+    def enter(self, kind: str) -> None:
+        """From now on time counts as `kind`."""
+        now = time.monotonic()
+        self._seconds[self.kind] += now - self._since
+        self._since, self.kind = now, kind
+
+    @contextmanager
+    def spent(self, kind: str) -> Iterator[None]:
+        """Count the body as `kind`, then return to what was before."""
+        before = self.kind
+        self.enter(kind)
+        try:
+            yield
+        finally:
+            self.enter(before)
+
+    def write(self, steps: int, waited: float) -> str:
+        """Bring the file up to date: `steps` were done, `waited` seconds of the training went by waiting for data.
+        Returns the sum over all attempts in words; on other ranks nothing is done."""
+        if self._lines is None:
+            return ""
+        self.enter(self.kind)
+        seconds = self._seconds | {"training": self._seconds["training"] - waited, "data": waited}
+        line = {kind: round(value, 3) for kind, value in seconds.items()} | {
+            "steps": steps,
+            "lost_steps": len(self._lost),
+            "lost_seconds": round(sum(self._lost, 0.0), 3),
+            "restart": self.restart,
+        }
+        self._lines.add(line, for_now=True)
+        return summarize([*self._lines.kept, line])
+
+
+def summarize(attempts: Sequence[dict[str, Any]]) -> str:
+    """All attempts of a run in one line: hours, and the part of them spent on steps that counted."""
+    total = {kind: sum(attempt[kind] for attempt in attempts) for kind in KINDS}
+    whole = sum(total.values())
+    # A line may be a few steps older than the kill that ended its attempt.
+    useful = max(0.0, total["training"] - sum(attempt["lost_seconds"] for attempt in attempts))
+    parts = ", ".join(f"{kind} {value / whole:.1%}" for kind, value in total.items()) if whole else ""
+    return (
+        f"goodput: {useful / whole if whole else 0:.1%} of {whole / 3600:.2f} h in {len(attempts)} attempts; "
+        f"{parts}; {sum(attempt['lost_steps'] for attempt in attempts)} steps done twice"
     )

@@ -92,41 +92,25 @@ def local_tensors(tensors: Sequence[Tensor]) -> list[Tensor]:
     return [tensor.to_local() if isinstance(tensor, DTensor) else tensor for tensor in tensors]
 
 
-@dataclass(frozen=True, slots=True)
-class NormShare:
-    """What this rank adds to a norm over all ranks. replicas: how many ranks hold each piece of it; whole: whether it
-    counts what tensor ranks all have."""
-
-    replicas: int
-    whole: bool
-
-    @classmethod
-    def of(cls, mesh: DeviceMesh) -> NormShare:
-        """Of a mesh with the dimensions (pipeline, replicate, shard, tensor)."""
-        return cls(mesh["replicate"].size(), mesh["tensor"].get_local_rank() == 0)
-
-
 def _is_split(tensor: DTensor, dimension: str) -> bool:
     """Whether ranks along a dimension of the mesh hold different pieces of it."""
     names = tensor.device_mesh.mesh_dim_names or ()
     return dimension in names and not tensor.placements[names.index(dimension)].is_replicate()
 
 
-def global_norm(tensors: Sequence[Tensor], share: NormShare) -> Tensor:
-    """Euclidean norm of all ranks' pieces together, a float32 scalar on the tensors' device.
+def global_norm(tensors: Sequence[Tensor], mesh: DeviceMesh) -> Tensor:
+    """Euclidean norm of all ranks' pieces together, a float32 scalar on the tensors' device. Of what tensor ranks all
+    have the first counts its own.
 
     One collective over all ranks, whose result has the same bits on all of them, so that all decide alike: a step that
     one rank skips and another does not would leave them with different models. Replicas take the mean of theirs.
     """
-    counted = [
-        tensor
-        for tensor in tensors
-        if share.whole or (isinstance(tensor, DTensor) and _is_split(tensor, "tensor"))
-    ]
+    whole = mesh["tensor"].get_local_rank() == 0
+    counted = [one for one in tensors if whole or (isinstance(one, DTensor) and _is_split(one, "tensor"))]
     norms = torch._foreach_norm(local_tensors(counted))
     total = torch.stack([norm.float().square() for norm in norms]).sum()
     dist.all_reduce(total)
-    return (total / share.replicas).sqrt()
+    return (total / mesh["replicate"].size()).sqrt()
 
 
 @dataclass
@@ -187,7 +171,7 @@ class Guard:
 def update(
     optimizer: torch.optim.AdamW,
     parameters: Sequence[nn.Parameter],
-    share: NormShare,
+    mesh: DeviceMesh,
     guard: Guard,
     config: TrainConfig,
     rate: float,
@@ -199,7 +183,7 @@ def update(
     Returns the gradient norm before clipping, on the device.
     """
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    norm = global_norm(gradients, share)
+    norm = global_norm(gradients, mesh)
     scale = scale.to(norm)
     norm *= scale
     skip = guard.judge(norm, loss, config)

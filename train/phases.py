@@ -11,23 +11,23 @@ and moments, its sizes and its tokenizer are those of the whole run.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pretok.stream
-from pretok.base.errors import IntegrityError, MismatchError, UsageError
+from pretok.base.errors import MismatchError, UsageError
 from pretok.base.records import replace, to_json
 from pretok.shards.manifest import shards_of
 from pretok.stream import View, same_until
 from pretok.stream.mix_file import mix_json, parse_mix
-from pretok.stream.segments import SEGMENTS, written_segments
+from pretok.stream.segments import RunSegment
 from train.checkpoint.meta import META, Identity, Meta, RunState, TokenizerOrigin, complete_checkpoints
-from train.config import IN_PHASES, SCHEDULE, TrainConfig
+from train.config import IN_PHASES, TrainConfig
 from train.model.sizes import ModelConfig, model_config
 from train.optimizer import learning_rate
-from train.parallel.layout import USUAL_MICRO_BATCH, Batch, solve_batch
+from train.parallel.layout import Batch, solve_batch
 
 MAY_CHANGE = {"model.seq_len", "model.rope_theta", "global_batch", "stream", "manifest", "mix"}
 """Of an identity: what a phase may set. Data is judged by `parted`."""
@@ -70,13 +70,11 @@ class Phase:
 def open_phases(config: TrainConfig, data_ranks: int) -> tuple[Phase, ...]:
     """Open the data of all phases and solve their sizes. UsageError or MismatchError where one cannot be."""
     found: list[Phase] = []
-    for (at, settings), named in zip(
-        config.in_phases(), [{}, *(p.settings for p in config.phases)], strict=True
-    ):
+    for at, settings, own_schedule in config.in_phases():
         where = f"phase at {at} tokens: " if at else ""
         try:
-            batch = _batch(settings, data_ranks, found[-1].batch.global_batch if found else None)
-            phase = _open(at, settings, batch, bool(named.keys() & set(SCHEDULE)))
+            batch = solve_batch(data_ranks, settings.global_batch, settings.micro_batch)
+            phase = _open(at, settings, batch, own_schedule)
         except (UsageError, MismatchError) as error:
             raise type(error)(f"{where}{error}") from None
         if found and (different := _fixed(found[0].identity(), phase.identity())):
@@ -85,36 +83,6 @@ def open_phases(config: TrainConfig, data_ranks: int) -> tuple[Phase, ...]:
             raise MismatchError(f"{where}{settings.shards} has another tokenizer than the shards before")
         found.append(phase)
     return tuple(found)
-
-
-def _batch(config: TrainConfig, data_ranks: int, before: int | None) -> Batch:
-    """The batch of a phase. before: the global batch until then, which stays where the settings state none."""
-    stated, micro_batch = config.global_batch or before, config.micro_batch
-    if before and config.global_batch is micro_batch is None:
-        usual = (
-            before % (USUAL_MICRO_BATCH * data_ranks) == 0
-        )  # fewer ranks make more passes, not larger ones
-        micro_batch = USUAL_MICRO_BATCH if usual else None
-    try:
-        return solve_batch(data_ranks, stated, micro_batch)
-    except UsageError as error:
-        if config.global_batch or before is None:
-            raise
-        raise UsageError(
-            f"{error}. The run has a global batch of {before}: state --global-batch to change it, or leave out "
-            "--micro-batch"
-        ) from None
-
-
-def keep_batch(phases: Sequence[Phase], data_ranks: int, meta: Meta) -> tuple[Phase, ...]:
-    """The phases for a run that goes on: a global batch that no setting states is that of the checkpoint, on whatever
-    number of ranks. Raises UsageError where the ranks cannot divide it."""
-    number, _ = _phase_of(phases, meta.progress, meta.identity)
-    kept, before = list(phases), meta.identity.global_batch
-    for place in range(number, len(phases)):
-        batch = _batch(phases[place].config, data_ranks, before)
-        kept[place], before = replace(phases[place], batch=batch), batch.global_batch
-    return tuple(kept)
 
 
 def _sizes(config: TrainConfig) -> str:
@@ -158,6 +126,23 @@ class Segment:
     schedule: int
     schedule_end: int
     unit: int
+
+    def reads(self) -> RunSegment:
+        """What RUN/segments.jsonl says of it."""
+        view, config = self.phase.view, self.phase.config
+        return RunSegment(
+            step=self.step,
+            tokens=self.tokens,
+            position=self.position,
+            global_batch=self.phase.batch.global_batch,
+            seq_len=view.seq_len,
+            seed=config.seed,
+            stream=view.fingerprint,
+            shards=str(Path(config.shards).absolute()),
+            mix=str(Path(config.mix).absolute()) if config.mix else None,
+            order=mix_json(view.mix),
+            removals=view.removals,
+        )
 
     def tokens_after(self, step: int) -> int:
         """Tokens done after `step` steps."""
@@ -277,62 +262,37 @@ def differences(theirs: dict[str, Any], ours: dict[str, Any], of: str = "") -> d
     return found
 
 
-def _fixed(theirs: Identity, ours: Identity) -> list[str]:
+def _fixed(theirs: Identity, ours: Identity, changes: Collection[str] = MAY_CHANGE) -> list[str]:
     """In words, what differs and must not."""
     found = differences(to_json(theirs), to_json(ours))
-    return [f"{name} was {was}, is {now}" for name, (was, now) in found.items() if name not in MAY_CHANGE]
-
-
-def _compare_legs(state: RunState, out: str) -> None:
-    segment = next(
-        (segment for segment in reversed(written_segments(Path(out))) if segment.step < state.step), None
-    )
-    if segment is None:
-        return
-    written = segment.position_after(state.step), segment.tokens_after(state.step)
-    if written != (state.position, state.tokens):
-        raise IntegrityError(
-            f"the checkpoint of step {state.step} says that {state.position} sequences and {state.tokens} tokens were "
-            f"read, {Path(out) / SEGMENTS} says {written[0]} and {written[1]}: one of them was changed. Bring back the "
-            f"{META} or the {SEGMENTS} that the run wrote"
-        )
+    return [f"{name} was {was}, is {now}" for name, (was, now) in found.items() if name not in changes]
 
 
 def check_resume(phases: Sequence[Phase], meta: Meta, out: str) -> None:
     """MismatchError when a checkpoint cannot go on with these settings: another model, seed, tokenizer or data.
 
-    In mid-phase data may change only if what was read of it is the same. IntegrityError when RUN/segments.jsonl says
-    that the steps of the checkpoint read something else.
+    In mid-phase data may change only if what was read of it is the same.
     """
-    _compare_legs(meta.progress, out)
     number, began = _phase_of(phases, meta.progress, meta.identity)
     phase, state, saved = phases[number], meta.progress, meta.identity
-    different = _fixed(saved, phase.identity())
+    common = _parted(phase.view, saved)
+    parted = not began and common < state.position
+    different = _fixed(
+        saved, phase.identity(), MAY_CHANGE - ({"model.seq_len", "stream"} if parted else set())
+    )
     tokenizer = phase.tokenizer().fingerprint
     if meta.tokenizer.fingerprint != tokenizer:
         different.append(
             f"{phase.config.shards} was made with another vocabulary than {meta.tokenizer.shards}, which the run read: "
             f"the same ids mean other words (fingerprint {tokenizer}, was {meta.tokenizer.fingerprint})"
         )
-    common = _parted(phase.view, saved)
-    if not began and common < state.position:
-        names = (
-            ("seq_len", saved.model.seq_len, phase.model.seq_len),
-            ("stream", saved.stream, phase.view.fingerprint),
-        )
-        told = [f"{name} was {was}, is {now}" for name, was, now in names if was != now]
+    if parted:
         different.append(
-            f"{'; '.join(told)} (another order from sequence {common} on, and {state.position} are read; to go on with "
-            f"other data add a phase: [[phases]] with at = {state.tokens} and {' or '.join(IN_PHASES[:3])})"
+            f"another order from sequence {common} on, and {state.position} are read; to go on with other data add a "
+            f"phase: [[phases]] with at = {state.tokens} and {' or '.join(IN_PHASES[:3])}"
         )
     if different:
-        # Other sizes could not take the weights.
-        keep = (
-            ""
-            if any(one.startswith("model.") for one in different)
-            else f", with --init-from {out} for its weights"
-        )
         raise MismatchError(
             f"{out} was started with other settings: {'; '.join(different)}. Resume with the old ones, or use another "
-            f"--out{keep}"
+            f"--out, with --init-from {out} for weights of the same sizes"
         )

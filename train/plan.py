@@ -1,15 +1,14 @@
 """Before the run: does it fit, how long will it take, what will it cost (`train plan`).
 
 Input: a model, a mesh, a batch, the settings that change memory. Output: the memory of the fullest rank, tensor by
-tensor, which micro-batch fits which device, time, energy and carbon dioxide.
+tensor, which micro-batch fits which device, time and disk.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import re
-import sys
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -17,7 +16,7 @@ from typing import Any
 from pretok.base.records import replace
 from train.config import TrainConfig, add_flags, parse, recomputed, whole_number
 from train.model.sizes import LOSS_CHUNK, ModelConfig, model_config
-from train.parallel.devices import peak_of
+from train.parallel.devices import gigabytes_of, peak_of
 from train.parallel.layout import (
     Batch,
     Layout,
@@ -25,13 +24,10 @@ from train.parallel.layout import (
     check_pipeline,
     check_split,
     compiles,
-    passes_in_memory,
     solve_batch,
     solve_layout,
     split_layers,
-    stages_per_rank,
 )
-from train.setup import checkpoint_bytes
 
 HEADROOM = 0.9
 """Part of a device's memory that a plan fills: the rest is for the context, the libraries and fragmentation."""
@@ -87,7 +83,7 @@ def block_bytes_per_token(model: ModelConfig, tensor: int, width: int, compiled:
 
 
 def _activations(
-    model: ModelConfig, config: TrainConfig, layout: Layout, blocks: Sequence[int], passes: float, width: int
+    model: ModelConfig, config: TrainConfig, layout: Layout, blocks: Sequence[int], passes: int, width: int
 ) -> float:
     """Bytes for each token of a pass: kept by blocks of these numbers in `passes` passes, and what one block makes
     again while its backward pass runs."""
@@ -115,9 +111,9 @@ def count_tensors(
     Without accumulation gradients appear while activations go, so the highest point is one end of the
     backward pass: what gradients take beyond the activations' place is counted. Bytes on the fullest rank.
     """
+    tokens = micro_batch * seq_len // layout.context
     ranks = [
-        _count_rank(model, layout, rank, micro_batch * seq_len // layout.context, accumulation, config)
-        for rank in range(layout.pipeline)
+        _count_rank(model, layout, rank, tokens, accumulation, config) for rank in range(layout.pipeline)
     ]
     return max(ranks, key=lambda memory: memory.total)
 
@@ -127,10 +123,9 @@ def _count_rank(
 ) -> Memory:
     """The same for one rank of a pipeline; tokens: of a pass."""
     width = 4 if config.precision == "fp32" else 2
-    piped, parts = layout.pipeline > 1, stages_per_rank(config)
+    piped = layout.pipeline > 1
     block, root = _shapes(model, layout.tensor, first=rank == 0, last=rank == layout.pipeline - 1)
-    stages = split_layers(model, layout.pipeline * parts)[rank :: layout.pipeline]
-    numbers = [number for stage in stages for number in stage]
+    numbers = split_layers(model, layout.pipeline)[rank]
     blocks = len(numbers)
 
     def shard_size(shapes: list[tuple[int, int]]) -> int:
@@ -147,10 +142,10 @@ def _count_rank(
     gathered = width * (whole_size(ends) + (2 if frees else blocks) * whole_size(block))
     # Gradients of one block in the pass's width, and the reduce-scatter's input in its own.
     gathered += (width + 4) * whole_size(block)
-    passes = passes_in_memory(config, rank, accumulation) / parts if piped else 1
+    passes = min(accumulation, layout.pipeline - rank) if piped else 1
     activations = int(tokens * _activations(model, config, layout, numbers, passes, width))
     if piped:  # torch keeps a place for what each micro-batch brings from either side to a stage
-        activations += tokens * 2 * parts * accumulation * model.dim * width // layout.tensor
+        activations += tokens * 2 * accumulation * model.dim * width // layout.tensor
     gradients = 4 * own
     if piped:
         gradients += 4 * whole
@@ -169,40 +164,21 @@ def largest_micro_batch(
     model: ModelConfig, layout: Layout, accumulation: int, seq_len: int, config: TrainConfig, gigabytes: float
 ) -> int:
     """The largest micro-batch whose count stays under HEADROOM of a device; 0 when none does."""
-    limit = HEADROOM * gigabytes * 1e9
 
-    def fits(size: int) -> bool:
-        return count_tensors(model, layout, size, accumulation, seq_len, config).total <= limit
+    def too_large(size: int) -> bool:
+        count = count_tensors(model, layout, size, accumulation, seq_len, config)
+        return count.total > HEADROOM * gigabytes * 1e9
 
-    if not fits(1):
-        return 0
-    size = 1
-    while fits(2 * size):
-        size *= 2
-    step = size // 2
-    while step:
-        size, step = (size + step if fits(size + step) else size), step // 2
-    return size
+    return bisect_left(range(1, 1 << 20), True, key=too_large)
 
 
 GIB = 2**30
-DEVICE_GB = (40, 64, 80, 141)
-_MEMORY = (("GH200", 96), ("H200", 141), ("H100 NVL", 94), ("H100", 80), ("MI250X", 64))
-"""(part of the device's name, GB of one device), where the name does not say it and there is one answer."""
-
-
-def device_gigabytes(name: str) -> float | None:
-    """Memory of a device by name ('A100-SXM-64GB' says it itself); None when unknown."""
-    if stated := re.search(r"(\d+) ?GB", name):
-        return float(stated[1])
-    return next((float(size) for part, size in _MEMORY if part in name), None)
 
 
 def plan_figures(config: TrainConfig, space: argparse.Namespace) -> dict[str, Any]:
     """All figures of `train plan`, as JSON values; None where something needed is not given.
 
-    fits: whether the count stays under HEADROOM of the device; when it does not, the run cannot be and has no time,
-    energy or emissions.
+    fits: whether the count stays under HEADROOM of the device; when it does not, the run cannot be and has no time.
     """
     model = model_config(config.sizes)
     if space.vocab_size:  # else that of the shards, which may not be there yet
@@ -218,35 +194,34 @@ def plan_figures(config: TrainConfig, space: argparse.Namespace) -> dict[str, An
     per_step = batch.global_batch * seq_len
     steps = config.steps if config.tokens is None else config.tokens // per_step
     peak, source = (space.peak * 1e12, "given") if space.peak else peak_of(space.device)
-    args = (model, layout, batch.accumulation, seq_len, config)
     count = count_tensors(model, layout, batch.micro_batch, batch.accumulation, seq_len, config)
-    gigabytes = space.memory or device_gigabytes(space.device)
+    gigabytes = space.memory or gigabytes_of(space.device)
     fits = None if gigabytes is None else count.total <= HEADROOM * gigabytes * 1e9
-    step_seconds = None
+    seconds = hours = None
     if peak is not None and space.mfu is not None and fits is not False:
-        step_seconds = per_step * model.flops_per_token(seq_len) / (space.mfu * peak * ranks)
-    hours = step_seconds * steps / 3600 if step_seconds is not None and steps is not None else None
-    energy = hours * space.nodes * space.node_kw * space.pue if hours is not None and space.node_kw else None
-    checkpoint = checkpoint_bytes(model)
+        seconds = per_step * model.flops_per_token(seq_len) / (space.mfu * peak * ranks)
+        hours = seconds * steps / 3600 if steps is not None else None
+    sizes = [gigabytes] if gigabytes else [40, 64, 80, 141]
     return {
         "parameters": model.parameters,
         "layout": asdict(layout),
         "batch": asdict(batch),
-        "bubble": bubble(config, batch.accumulation),
+        "bubble": bubble(config.pipeline, batch.accumulation),
         "steps": steps,
         "count": asdict(count),
         "device_gigabytes": gigabytes,
         "fits": fits,
-        "micro_batch_that_fits": {gb: largest_micro_batch(*args, gb) for gb in DEVICE_GB},
+        "micro_batch_that_fits": {
+            f"{gb:g}": largest_micro_batch(model, layout, batch.accumulation, seq_len, config, gb)
+            for gb in sizes
+        },
         "peak_flops": peak,
         "peak_source": source,
-        "step_seconds": step_seconds,
+        "step_seconds": seconds,
         "hours": hours,
         "node_hours": hours * space.nodes if hours is not None else None,
-        "energy_kwh": energy,
-        "co2_kg": energy * space.grid if energy is not None and space.grid is not None else None,
-        "checkpoint_bytes": checkpoint,
-        "quota_bytes": checkpoint * (config.keep_last + config.keep_best + 1),
+        "checkpoint_bytes": 12 * model.parameters,  # the weights and two moments in float32
+        "quota_bytes": 12 * model.parameters * (config.keep_last + config.keep_best + 1),
     }
 
 
@@ -256,87 +231,62 @@ def render(plan: dict[str, Any]) -> str:
     def number(value: float | None, unit: str, digits: int = 1) -> str:
         return "n/a" if value is None else f"{value:,.{digits}f} {unit}"
 
-    layout = plan["layout"]
-    lines = [
-        f"{plan['parameters']:,} parameters; {layout['replicate']} replicas x {layout['shard']} shards x "
-        f"{layout['tensor']} tensor parallel x {layout['pipeline']} pipeline"
-        + (f", {layout['context']} shards share each sequence" if layout["context"] > 1 else ""),
-        f"global batch {Batch(**plan['batch'])}",
-        *(
-            [f"bubble: devices wait {plan['bubble']:.1%} of a step for other stages"]
-            if plan["bubble"]
-            else []
-        ),
-        "",
-        f"{'GiB on one device':<20}",
-    ]
-    parts = plan["count"] | {"total": sum(plan["count"].values())}
-    lines += [*(f"{part:<20}{size / GIB:>15.2f}" for part, size in parts.items()), ""]
-    fits = plan["micro_batch_that_fits"]
-    lines += [f"largest micro-batch, {HEADROOM:.0%} of memory used:"]
-    lines += ["  " + ", ".join(f"{gb} GB: {size or 'none'}" for gb, size in fits.items()), ""]
-    lines += [*_verdict(plan), ""]
-    peak = plan["peak_flops"]
-    lines += [
-        f"peak: {number(peak / 1e12 if peak else None, 'TFLOP/s')} ({plan['peak_source']})",
-        f"step: {number(plan['step_seconds'], 's', 3)}; steps: {plan['steps'] or 'n/a'}; "
-        f"run: {number(plan['hours'], 'h')}; {number(plan['node_hours'], 'node-hours')}",
-        f"energy: {number(plan['energy_kwh'], 'kWh')}; CO2: {number(plan['co2_kg'], 'kg')}",
-        f"checkpoint: {plan['checkpoint_bytes'] / 1e9:.1f} GB; quota for those kept and one in work: "
-        f"{plan['quota_bytes'] / 1e9:.1f} GB",
-    ]
-    return "\n".join(lines)
-
-
-def _verdict(plan: dict[str, Any]) -> list[str]:
-    """Whether the run fits its device, and what to change when it does not."""
-    size, need = plan["device_gigabytes"], sum(plan["count"].values())
+    layout, count, peak = plan["layout"], plan["count"], plan["peak_flops"]
+    need, size = sum(count.values()), plan["device_gigabytes"]
+    fit = ", ".join(f"{gb} GB: {batch or 'none'}" for gb, batch in plan["micro_batch_that_fits"].items())
     if size is None:
-        return ["does it fit? n/a: the memory of the device is not known; give --memory in GB"]
-    usable = HEADROOM * size * 1e9
-    figures = f"{need / GIB:.1f} GiB counted, {usable / GIB:.1f} GiB are {HEADROOM:.0%} of {size:.0f} GB"
-    if plan["fits"]:
-        return [f"fits: {figures}"]
-    return [
-        f"DOES NOT FIT: {figures}.",
-        "Lower --micro-batch, recompute with --checkpointing ops, 0.5 or full, or spread the parameters over more "
-        "devices with --shard.",
-        "Time and energy of a run that cannot be are not given.",
-    ]
+        verdict = "does it fit? n/a: the memory of the device is not known; give --memory in GB"
+    else:
+        limit = f"{HEADROOM * size * 1e9 / GIB:.1f} GiB are {HEADROOM:.0%} of {size:g} GB"
+        figures = f"{need / GIB:.1f} GiB counted, {limit}"
+        verdict = f"fits: {figures}" if plan["fits"] else f"DOES NOT FIT: {figures}.\n{REMEDY}"
+    return "\n".join(
+        [
+            f"{plan['parameters']:,} parameters; {layout['replicate']} replicas x {layout['shard']} shards x "
+            f"{layout['tensor']} tensor parallel x {layout['pipeline']} pipeline"
+            + (f", {layout['context']} shards share each sequence" if layout["context"] > 1 else ""),
+            f"global batch {Batch(**plan['batch'])}",
+            f"bubble: devices wait {plan['bubble']:.1%} of a step for other stages",
+            f"\n{'GiB on one device':<20}",
+            *(f"{part:<20}{size / GIB:>15.2f}" for part, size in (count | {"total": need}).items()),
+            f"\nlargest micro-batch, {HEADROOM:.0%} of memory used:\n  {fit}",
+            f"\n{verdict}\n",
+            f"peak: {number(peak and peak / 1e12, 'TFLOP/s')} ({plan['peak_source']})",
+            f"step: {number(plan['step_seconds'], 's', 3)}; steps: {plan['steps'] or 'n/a'}; "
+            f"run: {number(plan['hours'], 'h')}; {number(plan['node_hours'], 'node-hours')}",
+            f"checkpoint: {plan['checkpoint_bytes'] / 1e9:.1f} GB; quota for those kept and one in work: "
+            f"{plan['quota_bytes'] / 1e9:.1f} GB",
+        ]
+    )
+
+
+REMEDY = """Lower --micro-batch, recompute with --checkpointing ops, 0.5 or full, or spread the parameters over more
+devices with --shard. The time of a run that cannot be is not given."""
 
 
 def main(arguments: Sequence[str]) -> None:
     """`train plan`."""
     parser = argparse.ArgumentParser(
         prog="train plan",
-        description="Memory, time, energy and disk of a run, before it; needs no data and no GPU.",
+        description="Memory, time and disk of a run, before it; needs no data and no GPU.",
         epilog="example:\n  train plan --model italia-9b --nodes 64 --devices-per-node 4 --mfu 0.4 \\\n"
         "      --device A100-SXM-64GB --global-batch 1024 --micro-batch 4 --checkpointing full \\\n"
-        "      --tokens 1.2T --node-kw 2.2 --pue 1.1 --grid 0.25",
+        "      --tokens 1.2T",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
     add_flags(parser)
-    parser.add_argument(
-        "--vocab-size",
-        type=whole_number,
-        help="entries of the tokenizer (default: those of the model's file, or 50,000)",
-    )
-    parser.add_argument("--nodes", type=whole_number, default=1)
-    parser.add_argument("--devices-per-node", type=whole_number, default=1)
-    parser.add_argument(
-        "--device", default="", help="part of the device's name, for its peak: H100, A100, MI250X, ..."
-    )
-    parser.add_argument("--peak", type=float, help="peak of one device in dense bf16 TFLOP/s, instead")
-    parser.add_argument("--memory", type=float, help="memory of one device in GB (default: by its name)")
-    parser.add_argument("--mfu", type=float, help="part of the peak expected, for example 0.45")
-    parser.add_argument("--node-kw", type=float, help="power of one node in kW")
-    parser.add_argument(
-        "--pue", type=float, default=1.0, help="power usage effectiveness of the centre (default: 1)"
-    )
-    parser.add_argument("--grid", type=float, help="carbon intensity in kg CO2 per kWh")
+    for name, kind, default, text in (
+        ("vocab-size", whole_number, None, "entries of the tokenizer (default: the model file's, or 50,000)"),
+        ("nodes", whole_number, 1, None),
+        ("devices-per-node", whole_number, 1, None),
+        ("device", str, "", "part of the device's name, for its peak: H100, A100, MI250X, ..."),
+        ("peak", float, None, "peak of one device in dense bf16 TFLOP/s, instead"),
+        ("memory", float, None, "memory of one device in GB (default: by its name)"),
+        ("mfu", float, None, "part of the peak expected, for example 0.45"),
+    ):
+        parser.add_argument(f"--{name}", type=kind, default=default, help=text)
     parser.add_argument("--json", action="store_true", help="the figures as JSON")
     config, space = parse(parser, arguments)
     plan = plan_figures(config, space)
-    text = json.dumps(plan, indent=1) if space.json else render(plan)
-    sys.stdout.write(text + "\n")
+    print(json.dumps(plan, indent=1) if space.json else render(plan))

@@ -9,43 +9,25 @@ from __future__ import annotations
 import json
 import os
 import sys
-import time
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.utils.benchmark import Timer
 
 TIMEOUT = timedelta(seconds=120)
 GPU_NUMBERS, CPU_NUMBERS = 1 << 24, 1 << 18  # summed up: 64 MiB and 1 MiB of float32
+REPEATS = 3
 SHARED = "all-reduce"  # the name by which `pretok.cluster.node_check` knows the check that may fail by any node's fault
-
-
-def _seconds(
-    work: Callable[[], Any],
-    wait: Callable[[], Any],
-    prepare: Callable[[], Any] = lambda: None,
-    repeats: int = 3,
-) -> float:
-    """The best of some runs, after one to warm up; what `prepare` does before each is not counted."""
-    times = []
-    for _ in range(repeats + 1):
-        prepare()
-        wait()
-        began = time.perf_counter()
-        work()
-        wait()
-        times.append(time.perf_counter() - began)
-    return min(times[1:])
 
 
 def matrix_product(device: torch.device) -> float:
     """Floating-point operations a second of a square product. ArithmeticError when the product is wrong."""
     size, dtype = (8192, torch.bfloat16) if device.type == "cuda" else (512, torch.float32)
     ones = torch.ones(size, size, device=device, dtype=dtype)
-    wait = torch.cuda.synchronize if device.type == "cuda" else (lambda: None)
-    seconds = _seconds(lambda: ones @ ones, wait)
+    seconds = Timer("ones @ ones", globals={"ones": ones}).timeit(REPEATS).mean  # waits for the device
     if not bool((ones @ ones == size).all()):
         raise ArithmeticError(f"a product of ones of size {size} is not {size} everywhere")
     return 2 * size**3 / seconds
@@ -55,9 +37,11 @@ def all_reduce(device: torch.device, group: dist.ProcessGroup | None) -> float:
     """Bytes a second of a sum over all ranks. ArithmeticError when the sum is wrong."""
     numbers = GPU_NUMBERS if device.type == "cuda" else CPU_NUMBERS
     tensor = torch.empty(numbers, device=device)
-    wait = torch.cuda.synchronize if device.type == "cuda" else (lambda: None)
-    # Filled anew each time: sums of sums soon leave what float32 holds exactly.
-    seconds = _seconds(lambda: dist.all_reduce(tensor, group=group), wait, lambda: tensor.fill_(1.0))
+
+    def reduce() -> None:  # filled anew each time: sums of sums soon leave what float32 holds exactly
+        dist.all_reduce(tensor.fill_(1.0), group=group)
+
+    seconds = Timer("reduce()", globals={"reduce": reduce}).timeit(REPEATS).mean
     expected = float(dist.get_world_size(group))
     if not bool((tensor == expected).all()):
         raise ArithmeticError(f"the sum over all ranks is not {expected} everywhere")
@@ -77,10 +61,6 @@ def _attempt(
         return {"name": name, "value": "-", "problem": f"rank {os.environ['RANK']}: {text}", "number": None}
 
 
-def _worst(checks: list[dict[str, Any]]) -> dict[str, Any]:
-    return min(checks, key=lambda check: (not check["problem"], check["number"] or 0.0))
-
-
 def main() -> int:
     """Check this rank's device; the first rank of each node prints the worst of its node. 1 when there is a problem."""
     cuda = torch.cuda.is_available()
@@ -95,9 +75,10 @@ def main() -> int:
     if not any(row["problem"] for _, row in rows):
         group = dist.new_group(backend="nccl", timeout=TIMEOUT) if cuda else None
         reduced = _attempt(SHARED, 1e9, "GB/s", lambda: all_reduce(device, group), compared=False)
-    mine = [row for name, row in rows if name == node]
     if os.environ["LOCAL_RANK"] == "0":
-        checks = [_worst(mine), *([reduced] if reduced else [])]
+        mine = [row for name, row in rows if name == node]
+        worst = min(mine, key=lambda check: (not check["problem"], check["number"] or 0.0))
+        checks = [worst, *([reduced] if reduced else [])]
         print(json.dumps({"node": node, "checks": checks}), flush=True)
     problem = product["problem"] or (reduced and reduced["problem"])
     if not problem:

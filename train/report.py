@@ -26,8 +26,6 @@ from train.config import TrainConfig
 
 SILENCE = 60.0
 """Seconds after which a line says that the run lives, when nothing else was said."""
-STEP_SILENCE = 50.0
-"""Seconds after which a finished step is told whatever --log-every says: before the other line would come."""
 
 
 def clock() -> str:

@@ -14,22 +14,19 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import DeviceMesh
 
-from pretok.base.errors import PretokError, UsageError
-from pretok.base.records import replace
+from pretok.base.errors import UsageError
 from pretok.base.vocab_map import read_map
 from train.checkpoint.export import check_tokenizer, exported_tensors
-from train.checkpoint.meta import Meta, TokenizerOrigin, complete_checkpoints
+from train.checkpoint.meta import complete_checkpoints
 from train.checkpoint.tensors import load_weights
 from train.config import TrainConfig
-from train.model.attention import attention_kernel
 from train.model.sizes import CONFIG, ModelConfig
 from train.model.transformer import Decoder, initial_tensor
 from train.optimizer import set_hyper_parameters, warmup_steps
 from train.parallel.context import Context
 from train.parallel.devices import Device
-from train.parallel.group import first_problem
+from train.parallel.group import together
 from train.parallel.layout import (
     Layout,
     bubble,
@@ -38,18 +35,12 @@ from train.parallel.layout import (
     compiles,
     solve_layout,
     split_layers,
-    stages_per_rank,
 )
 from train.parallel.mesh import build_mesh, materialize
 from train.parallel.parallelize import parallelize, pass_dtype
 from train.parallel.pipeline import Pipeline, take_part
-from train.phases import Phase, Segment, keep_batch, open_phases
+from train.phases import Phase, Segment, open_phases
 from train.step import Trainee
-
-
-def checkpoint_bytes(model: ModelConfig) -> int:
-    """Bytes of a checkpoint: the weights and two moments in float32."""
-    return 12 * model.parameters
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,13 +56,6 @@ class Plan:
         """Sizes, with what the first phase says of lengths and positions."""
         return self.phases[0].model
 
-    def resumed(self, meta: Meta) -> Plan:
-        """For a run that goes on from a checkpoint. UsageError when its global batch cannot be divided."""
-        phases = keep_batch(self.phases, self.layout.data_ranks, meta)
-        for phase in phases:
-            check_pipeline(self.config, phase.model, phase.batch)
-        return replace(self, phases=phases)
-
 
 def make_plan(config: TrainConfig, world: int) -> Plan:
     """Open the data and solve every size. UsageError when something does not divide."""
@@ -81,18 +65,10 @@ def make_plan(config: TrainConfig, world: int) -> Plan:
         raise UsageError(
             f"{config.mix} does not exist; make it with pretok mix, or leave --mix out to read each source once"
         )
-    if config.init_moments and config.init_from is None:
-        raise UsageError("--init-moments needs --init-from")
     if config.vocab_map is not None and config.init_from is None:
         raise UsageError("--vocab-map needs --init-from")
     per_node = int(os.environ.get("LOCAL_WORLD_SIZE", world))
     layout = solve_layout(world, per_node, config.shard, config.tensor, config.pipeline, config.context)
-    resumed = complete_checkpoints(Path(config.out) / "checkpoints")
-    if config.global_batch is None and layout.data_ranks > 1 and not resumed:
-        raise UsageError(
-            f"{layout.data_ranks} data-parallel ranks need a --global-batch, the sequences of a step over all ranks: "
-            "else another number of ranks would be another training"
-        )
     phases = open_phases(config, layout.data_ranks)
     for phase in phases:
         check_split(config, phase.model, phase.view.seq_len)
@@ -102,65 +78,35 @@ def make_plan(config: TrainConfig, world: int) -> Plan:
 
 def build_trainee(plan: Plan, device: Device, report: Callable[[str], None]) -> Trainee:
     """The model on its mesh with initial weights (random, or those of --init-from), and its optimizer."""
-    config = plan.config
+    config, sizes, phase = plan.config, plan.model, plan.phases[0]
     mesh = build_mesh(device, plan.layout, config.timeout)
     context = Context.of(mesh, config.context, config.timeout)
-    model = _build_model(plan, mesh, context, device)
-    phase = plan.phases[0]
+    with torch.device("meta"):
+        part = Decoder(sizes, z_loss=config.z_loss)
+    take_part(part, mesh["pipeline"].get_local_rank(), split_layers(sizes, config.pipeline))
+    parallelize(part, mesh, context, config, device)
+    model: Decoder | Pipeline = part
+    if config.pipeline > 1:
+        model = Pipeline(part, mesh["pipeline"], pass_dtype(config, device))
     # A run that is resumed has its own weights; the folder it began from may be gone.
     resumed = complete_checkpoints(Path(config.out) / "checkpoints")
     source = None if resumed else config.start
-    exported = source is not None and (source / CONFIG).exists()
-    if source is not None and exported:
-        if config.init_moments:
-            raise UsageError(
-                f"--init-moments: {source} is an exported model and has none; name a checkpoint of its run"
-            )
+    if source is not None and (source / CONFIG).exists():
         map_path = Path(config.vocab_map) if config.vocab_map else None
-        if problem := first_problem(_other_tokenizer(source, phase.tokenizer(), report, map_path)):
-            raise problem
-        vocab_map = read_map(map_path) if map_path else None
-        materialize(
-            model, device.device, exported_tensors(source, plan.model, report, vocab_map), pieces=True
-        )
+        ours = phase.tokenizer()
+        together(lambda: None if dist.get_rank() else check_tokenizer(source, ours, report, map_path))
+        value = exported_tensors(source, sizes, report, read_map(map_path) if map_path else None)
+        materialize(model, device.device, value)
     elif source is not None and config.vocab_map:
         raise UsageError(
             f"--vocab-map: {source} is a checkpoint; write its model with train export, and name that"
         )
     else:
-        materialize(model, device.device, partial(initial_tensor, plan.model, config.seed))
+        materialize(model, device.device, partial(initial_tensor, sizes, config.seed))
+        if source is not None:
+            load_weights(model, mesh, source, sizes, report)
     data = phase.view.eod_id, phase.view.seq_len
-    trainee = Trainee(model, mesh, context, phase.batch, config, device.device, *data)
-    if source is not None and not exported:
-        moments = trainee.optimizer if config.init_moments else None
-        load_weights(model, moments, mesh, source, plan.model, report)
-    return trainee
-
-
-def _other_tokenizer(
-    source: Path, expected: TokenizerOrigin, report: Callable[[str], None], map_path: Path | None
-) -> PretokError | None:
-    """What is wrong with the tokenizer of an exported model, by rank 0, which alone reads it."""
-    try:
-        if dist.get_rank() == 0:
-            check_tokenizer(source, expected, report, map_path)
-    except PretokError as error:
-        return error
-    return None
-
-
-def _build_model(plan: Plan, mesh: DeviceMesh, context: Context, device: Device) -> Decoder | Pipeline:
-    """The model on the meta device, split over the mesh; of a pipeline what is this rank's."""
-    config, sizes = plan.config, plan.model
-    blocks = split_layers(sizes, config.pipeline * stages_per_rank(config))
-    parts = []
-    for stage in range(mesh["pipeline"].get_local_rank(), len(blocks), config.pipeline):
-        with torch.device("meta"):
-            part = Decoder(sizes, z_loss=config.z_loss)
-        take_part(part, stage, blocks)
-        parallelize(part, mesh, context, config, device)
-        parts.append(part)
-    return parts[0] if config.pipeline == 1 else Pipeline(parts, mesh["pipeline"], pass_dtype(config, device))
+    return Trainee(model, mesh, context, phase.batch, config, device.device, *data)
 
 
 def enter_phase(trainee: Trainee, phase: Phase, before: Phase | None) -> None:
@@ -177,73 +123,40 @@ def enter_phase(trainee: Trainee, phase: Phase, before: Phase | None) -> None:
 
 def describe(plan: Plan, segments: Sequence[Segment], device: Device) -> str:
     """What will run, in a few lines."""
-    layout, model = plan.layout, plan.model
+    config, layout, model, first = plan.config, plan.layout, plan.model, segments[0].phase
     peak = "n/a" if device.peak is None else f"{device.peak / 1e12:.1f} TFLOP/s"
-    first = segments[0].phase
-    shares = f", {layout.context} shards share each sequence" if layout.context > 1 else ""
+    split = ""
+    if layout.pipeline > 1:
+        split += (
+            f" x {layout.pipeline} pipeline (bubble {bubble(layout.pipeline, first.batch.accumulation):.1%})"
+        )
+    if layout.context > 1:
+        split += f", {layout.context} shards share each sequence"
+    last, blocks = segments[-1].last_step, compiles(config, model, able=device.can_compile)
     lines = [
-        *_cpu_warning(device),
-        f"model {plan.config.sizes}: {model.parameters:,} parameters, sequences of "
-        f"{first.view.seq_len} tokens, vocabulary {model.vocab_size:,} in {model.padded_vocab:,} rows",
+        f"model {config.sizes}: {model.parameters:,} parameters, sequences of {first.view.seq_len} tokens, "
+        f"vocabulary {model.vocab_size:,} in {model.padded_vocab:,} rows",
         f"{dist.get_world_size()} ranks: {layout.replicate} replicas x {layout.shard} shards x "
-        f"{layout.tensor} tensor parallel{_in_stages(plan)}{shares} on {device.name}, "
-        f"{len(os.sched_getaffinity(0))} cores and {torch.get_num_threads()} threads each, "
-        f"peak {peak} ({device.peak_source})",
+        f"{layout.tensor} tensor parallel{split} on {device.name}, {len(os.sched_getaffinity(0))} cores and "
+        f"{torch.get_num_threads()} threads each, peak {peak} ({device.peak_source})",
         f"global batch {first.batch}",
-        f"{segments[-1].last_step} steps, {segments[-1].tokens_after(segments[-1].last_step):,} tokens"
+        f"{last} steps, {segments[-1].tokens_after(last):,} tokens"
         + (f" of {len(first.view) * first.view.seq_len:,}" if len(plan.phases) == 1 else ""),
+        f"attention: {config.attention}; blocks are {'compiled' if blocks else 'not compiled'}",
     ]
     begins = {segment.phase.at: f"step {segment.step}" for segment in segments[1:]}
-    for phase, settings in zip(plan.phases[1:], plan.config.phases, strict=True):
+    for phase, settings in zip(plan.phases[1:], config.phases, strict=True):
         when = begins.get(phase.at, "begun" if phase.at <= first.at else "not reached")
-        changes = ", ".join(f"{name} = {value}" for name, value in settings.settings.items())
+        changes = ", ".join(f"{name} = {value}" for name, value in settings.items() if name != "at")
         lines.append(f"phase at {phase.at:,} tokens ({when}): {changes or 'nothing changes'}")
-    return "\n".join([*lines, f"attention: {_attention(plan, device)}", *_warnings(segments)])
-
-
-def _cpu_warning(device: Device) -> list[str]:
-    if device.is_gpu:
-        return []
-    able = torch.version.cuda or torch.version.hip
-    hint = "" if able else ". For a GPU install the CUDA build of torch"
-    return [f"warning: no GPU was found (torch {torch.__version__}): training on the CPU{hint}"]
-
-
-def _in_stages(plan: Plan) -> str:
-    """What the pipeline costs, if there is one."""
-    config = plan.config
-    if config.pipeline == 1:
-        return ""
-    waits = bubble(config, plan.phases[0].batch.accumulation)
-    stages = config.pipeline * stages_per_rank(config)
-    return f" x {config.pipeline} pipeline ({config.pipeline_schedule}, {stages} stages, bubble {waits:.1%})"
-
-
-def _warnings(segments: Sequence[Segment]) -> list[str]:
-    segment = segments[0]
-    steps = (segment.schedule_end - segment.schedule) // segment.unit
-    warmup = warmup_steps(segment.phase.config, steps)
-    if warmup < steps:
-        return []
-    last = [one for one in segments if one.schedule == segment.schedule][-1]
-    highest = last.rate(last.last_step - 1)
-    run = steps if segment.schedule else last.last_step  # the batch may have changed since step 1
-    return [
-        f"warning: the warm-up of {warmup:g} steps takes the whole run of {run}: the learning rate only "
-        f"rises, to {highest:.2e} at its end, and does not decay; a --warmup of {max(1, steps // 20)} "
-        "leaves room for the schedule"
-    ]
-
-
-def _attention(plan: Plan, device: Device) -> str:
-    """What a token sees and which of torch's kernels computes it, asked for one sequence of the run."""
-    seen = {"causal": "all before it in its sequence", "document": "what is before it in its document"}
-    kernel = attention_kernel(
-        plan.model,
-        plan.layout.tensor * plan.layout.context,
-        pass_dtype(plan.config, device),
-        device.device,
-        documents=plan.config.attention == "document",
-    )
-    blocks = "compiled" if compiles(plan.config, plan.model, able=device.can_compile) else "not compiled"
-    return f"a token sees {seen[plan.config.attention]}; kernel {kernel}; blocks are {blocks}"
+    if not device.is_gpu:
+        able = torch.version.cuda or torch.version.hip
+        hint = "" if able else ". For a GPU install the CUDA build of torch"
+        lines.append(f"warning: no GPU was found (torch {torch.__version__}): training on the CPU{hint}")
+    steps = (segments[0].schedule_end - segments[0].schedule) // segments[0].unit
+    if (warmup := warmup_steps(first.config, steps)) >= steps:
+        lines.append(
+            f"warning: the warm-up of {warmup:g} steps takes the whole schedule: the learning rate only rises; a "
+            f"--warmup of {max(1, steps // 20)} leaves room for the rest"
+        )
+    return "\n".join(lines)

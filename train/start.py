@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch.distributed as dist
 
@@ -16,30 +17,19 @@ from pretok.base.records import replace, to_json
 from pretok.base.stop import StopFlag
 from pretok.base.storage import write_json
 from train import STARTED
-from train.checkpoint.meta import RunState
+from train.checkpoint.meta import Meta, RunState
 from train.checkpoint.save import Checkpoints
-from train.config import parse_files
+from train.config import TrainConfig
 from train.data import Feed
 from train.evaluate import ValidationSource, validation_sources
-from train.metrics import MetricsLog
+from train.metrics import Goodput, RunLog
 from train.parallel.devices import Device
 from train.parallel.mesh import data_rank
-from train.phases import Phase, Segment, check_resume, plan_segments
-from train.questions import Questions, load_questions
-from train.records import Changes, Goodput, Restart
+from train.phases import Phase, Segment, check_resume, differences, plan_segments
 from train.report import Reporter
-from train.setup import Plan, build_trainee, checkpoint_bytes, describe, enter_phase
+from train.setup import Plan, build_trainee, describe, enter_phase
 from train.step import Mark, Readback, Trainee
 from train.stragglers import Stragglers
-
-
-@dataclass
-class SegmentData:
-    """What the steps of a segment read."""
-
-    feed: Feed
-    validation: dict[str, ValidationSource]
-    questions: list[Questions]
 
 
 @dataclass
@@ -47,17 +37,17 @@ class Run:
     """Everything the loop works on. segment: that of the next step; progress: what is done; pending: the step whose
     numbers the host has not read; last_end: of the step before it; val_loss: of the state after the step in work."""
 
-    plan: Plan
+    config: TrainConfig
     device: Device
     trainee: Trainee
     checkpoints: Checkpoints
     segments: list[Segment]
     segment: Segment
-    data: SegmentData
+    feed: Feed
+    validation: dict[str, ValidationSource]
     progress: RunState
     report: Reporter
-    log: MetricsLog
-    changes: Changes
+    log: RunLog
     goodput: Goodput
     stragglers: Stragglers
     stop: StopFlag
@@ -65,7 +55,6 @@ class Run:
     last_end: Mark
     pending: Readback | None = None
     stop_agreed: bool = False
-    stop_told: bool = False
     val_loss: float | None = None
 
     @property
@@ -83,41 +72,37 @@ def start_run(
     plan: Plan, device: Device, stop: StopFlag, out: Path, report: Reporter, lost: threading.Event
 ) -> Run:
     """A run at the first step that is to be done."""
-    config, rank, restart = plan.config, dist.get_rank(), Restart.here()
+    config, rank = plan.config, dist.get_rank()
     trainee = build_trainee(plan, device, report)
     checkpoints = Checkpoints(out / "checkpoints", config, device.is_gpu, report)
-    if config.save_every != "never":
-        checkpoints.check_space(checkpoint_bytes(plan.model))
     meta = checkpoints.load_newest(
         trainee.state(), trainee.mesh, lambda found: check_resume(plan.phases, found, config.out)
     )
-    if meta is not None:
-        plan = plan.resumed(meta)
     saved = RunState() if meta is None else meta.progress
     segments = plan_segments(plan.phases, saved, None if meta is None else meta.identity)
     segment = segments[0]
     report(describe(plan, segments, device))
-    changes = Changes(out, rank, saved.step, report)
-    if restart.number:
-        report(f"restart {restart.number} inside the job: {restart.why}")
     if meta is not None:
         report(f"resumed from step {saved.step}")
-        changes.by_hand(meta, config, segment)
+        _tell_changes(report, segment, "hand", _changed_by_hand(meta, config, segment))
     steps, manifest = segments[-1].last_step, segment.phase.view.manifest_fingerprint
-    log = MetricsLog(out, config, device, report, rank, saved.step, steps, manifest)
+    log = RunLog(out, config, report, rank, saved.step, steps, manifest)
+    goodput = Goodput(STARTED, None if rank else out / "goodput.jsonl", log.lost, report)
+    if goodput.restart:
+        report(f"restarted inside the job: {goodput.restart}")
     run = Run(
-        plan=plan,
+        config=config,
         device=device,
         trainee=trainee,
         checkpoints=checkpoints,
         segments=segments,
         segment=segment,
-        data=_open_data(segment, trainee, 0.0),
+        feed=_open_feed(segment, trainee),
+        validation=_open_validation(segment),
         progress=saved,
         report=report,
         log=log,
-        changes=changes,
-        goodput=Goodput(STARTED, None if rank else out / "goodput.jsonl", restart, log.lost, report),
+        goodput=goodput,
         stragglers=Stragglers(device.device, config.timeout),
         stop=stop,
         lost=lost,
@@ -127,16 +112,11 @@ def start_run(
     enter_segment(run, segment, plan.phases[plan.phases.index(segment.phase) - 1] if begins else None)
     report.doing = lambda: f"at step {run.progress.step}/{run.steps} ({run.goodput.kind})"
     if rank == 0:
-        _tell_settings(run, out)
+        resolved = to_json(segment.phase.identity()) | {"steps": steps}
+        named = {"model": config.sizes, "resolved": resolved}
+        write_json(out / "config.json", config.as_dict() | named)
+        (out / "done.json").unlink(missing_ok=True)  # a run that is extended after its end
     return run
-
-
-def _tell_settings(run: Run, out: Path) -> None:
-    """RUN/config.json, and a run that is extended after its end is no longer done."""
-    resolved = to_json(run.segment.phase.identity()) | {"steps": run.steps}
-    named = {"model": run.plan.config.sizes, "resolved": resolved}
-    write_json(out / "config.json", run.plan.config.as_dict() | named)
-    (out / "done.json").unlink(missing_ok=True)
 
 
 def enter_segment(run: Run, segment: Segment, before: Phase | None) -> None:
@@ -144,22 +124,50 @@ def enter_segment(run: Run, segment: Segment, before: Phase | None) -> None:
     phase = segment.phase
     enter_phase(run.trainee, phase, before)
     if before is not None:
-        run.changes.by_phase(before.config, segment)
+        changes = differences(before.config.as_dict(), phase.config.as_dict())
+        _tell_changes(run.report, segment, "phase", changes)
     if segment is not run.segment:
-        run.segment, run.data = segment, _open_data(segment, run.trainee, run.data.feed.waited)
-    run.changes.reads(segment)
+        waited = run.feed.waited
+        run.segment, run.feed = segment, _open_feed(segment, run.trainee)
+        run.feed.waited, run.validation = waited, _open_validation(segment)
+    run.log.segment(segment.reads())
     run.progress = replace(
         run.progress, position=segment.position, phase=phase.at, schedule=segment.schedule, unit=segment.unit
     )
 
 
-def _open_data(segment: Segment, trainee: Trainee, waited: float) -> SegmentData:
-    """waited: seconds by now for data of the segments before."""
+def _open_feed(segment: Segment, trainee: Trainee) -> Feed:
     phase, end = segment.phase, segment.position_after(segment.last_step)
-    config, view, rank = phase.config, phase.view, data_rank(trainee.mesh, trainee.context.ranks)
-    first_id = view.eod_id if view.bos_id is None else view.bos_id
-    return SegmentData(
-        Feed(view, phase.batch, rank, segment.position, end, config, trainee.device, trainee.context, waited),
-        validation_sources(config, view.mix) if config.val_every else {},
-        load_questions(parse_files(config.evaluate), Path(config.shards), first_id, view.seq_len),
-    )
+    rank = data_rank(trainee.mesh, trainee.context.ranks)
+    return Feed(phase.view, phase.batch, rank, segment.position, end, phase.config, trainee.device)
+
+
+def _open_validation(segment: Segment) -> dict[str, ValidationSource]:
+    config = segment.phase.config
+    return validation_sources(config, segment.phase.view.mix) if config.val_every else {}
+
+
+Changes = dict[str, tuple[Any, Any]]
+"""Name of a setting -> what it was, what it is."""
+
+
+def _changed_by_hand(meta: Meta, config: TrainConfig, segment: Segment) -> Changes:
+    """Settings that are others than those the checkpoint was saved with."""
+    found = differences(meta.config, config.as_dict())
+    sizes = differences(to_json(meta.identity.model), to_json(segment.phase.model))
+    if "rope_theta" not in found and meta.progress.phase == segment.phase.at and "rope_theta" in sizes:
+        found["rope_theta"] = sizes["rope_theta"]  # of a file of sizes
+    return found
+
+
+def _tell_changes(report: Reporter, segment: Segment, by: str, changes: Changes) -> None:
+    """On the terminal, and as a line of RUN/logs."""
+    told = ", ".join(f"{name} was {was}, is {now}" for name, (was, now) in changes.items())
+    if by == "phase":
+        where = f"reads its stream from sequence {segment.position} on"
+        report(f"phase at {segment.phase.at:,} tokens: {told or 'nothing changes'}; {where}")
+    elif told:
+        report(f"settings: {told}")
+    if dist.get_rank() == 0 and (told or by == "phase"):
+        place = {"step": segment.step, "tokens": segment.tokens, "position": segment.position}
+        report.event("changes", by=by, changes=changes, **place)

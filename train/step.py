@@ -23,10 +23,10 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from train.checkpoint.tensors import named_state
 from train.config import TrainConfig
-from train.data import MicroBatch, documents_of
+from train.data import MicroBatch
 from train.model.loss import targets_of
 from train.model.transformer import Decoder
-from train.optimizer import Guard, NormShare, build_optimizer, update
+from train.optimizer import Guard, build_optimizer, update
 from train.parallel.context import Context
 from train.parallel.layout import Batch
 from train.parallel.mesh import gradient_sync
@@ -49,19 +49,11 @@ class Trainee:
     parameters: list[nn.Parameter] = field(init=False)
     optimizer: torch.optim.AdamW = field(init=False)
     guard: Guard = field(init=False)
-    share: NormShare = field(init=False)
 
     def __post_init__(self) -> None:
         self.parameters = list(self.model.parameters())
         self.optimizer = build_optimizer(self.model, self.config)
-        self.guard, self.share = Guard.fresh(self.device), NormShare.of(self.mesh)
-
-    def given(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-        """What the model takes of (n, L) inputs and targets on the host: this rank's part of both, and documents of the
-        whole, on the device."""
-        documents = documents_of(inputs, self.eod_id, self.config)
-        inputs, targets = (self.context.part(ids).to(self.device) for ids in (inputs, targets))
-        return inputs, targets, None if documents is None else documents.to(self.device)
+        self.guard = Guard.fresh(self.device)
 
     def part(self, tokens: Tensor, learned: Tensor | None) -> tuple[Tensor, Tensor]:
         """Inputs and targets of this rank of (n, L + 1) tokens on the device. learned: see `MicroBatch`."""
@@ -110,10 +102,9 @@ class Mark:
 class Readback:
     """Numbers on their way from the device: a float64 vector, equal on all ranks, copied without blocking."""
 
-    def __init__(self, step: int, packed: Tensor, copies: int) -> None:
-        """packed: (loss, learned, checksum, stop, save, norm, skipped, in a row), the two of tokens `copies` times
-        what they are."""
-        self._step, self._copies = step, copies
+    def __init__(self, step: int, packed: Tensor) -> None:
+        """packed: (loss, learned, checksum, stop, save, norm, skipped, in a row)."""
+        self._step = step
         self.waited = 0.0  # seconds for which the host waited for its sequences
         self._host = packed
         if packed.is_cuda:
@@ -129,11 +120,11 @@ class Readback:
         return StepNumbers(
             step=self._step,
             loss=loss,
-            learned=round(learned / self._copies),
+            learned=round(learned),
             grad_norm=norm,
             skipped=int(skipped),
             skipped_in_a_row=int(in_a_row),
-            checksum=round(checksum / self._copies),
+            checksum=round(checksum),
             stop=stop > 0,
             save=save > 0,
         )
@@ -152,7 +143,6 @@ def train_step(
     batch = trainee.batch
     rank_tokens = batch.accumulation * batch.micro_batch * trainee.seq_len // trainee.context.ranks
     sums, checksums = _passes(trainee, batches, rank_tokens)
-    copies = dist.get_world_size() // batch.ranks // trainee.context.ranks  # ranks that read the same data
     host = torch.tensor([float(checksums), float(stop), float(save)], dtype=torch.float64)
     if trainee.device.type == "cuda":
         host = host.pin_memory()
@@ -163,15 +153,18 @@ def train_step(
     norm = update(
         trainee.optimizer,
         trainee.parameters,
-        trainee.share,
+        trainee.mesh,
         trainee.guard,
         trainee.config,
         rate,
         numbers[0],
         rank_tokens * dist.get_world_size() / learned.clamp(min=1),
     )
+    same = dist.get_world_size() // batch.ranks  # ranks that read the same sequences
+    numbers[1] /= same // trainee.context.ranks
+    numbers[2] /= same
     shared = torch.stack([norm, trainee.guard.skipped, trainee.guard.in_a_row])
-    return Readback(step, torch.cat([numbers, shared.to(numbers, non_blocking=True)]), copies)
+    return Readback(step, torch.cat([numbers, shared.to(numbers, non_blocking=True)]))
 
 
 def _passes(trainee: Trainee, batches: Iterator[MicroBatch], rank_tokens: int) -> tuple[Tensor, int]:

@@ -10,8 +10,8 @@ Three things are a rank's own, the first two as means of a step since the last l
 - host: seconds its host needed to queue a step, without that wait (on a CPU, where nothing is queued, it is not told);
 - device: seconds of one matrix product of a fixed size, right after a step, when the device is as warm as it gets.
 
-They are gathered every EVERY steps among hosts, by a group of its own and in the background: numbers are of steps that
-the host knows to be done, what is gathered is looked at with a later step, and the device's stream waits for nothing.
+They are gathered every EVERY steps among hosts, by a group of its own: numbers are of steps that the host knows to be
+done, and the device's stream waits for nothing.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
 from train.step import Mark
 
@@ -82,17 +81,9 @@ class Stragglers:
         self._busy = 0.0  # seconds in which the host queued steps
         self._since = (0, 0.0, 0.0)
         self._probe: tuple[Mark, Mark] | None = None
-        self._work: Any = None
-        self._gathered: list[Tensor] = []
-        if self._ranks == 1:
-            return
         self._group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout))
-        size = SIZE[device.type]
         dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-        self._matrix = torch.ones((size, size), dtype=dtype, device=device)
-        hosts: list[str] = [""] * self._ranks
-        dist.all_gather_object(hosts, os.uname().nodename, group=self._group)
-        self._hosts = hosts
+        self._matrix = torch.ones((SIZE[device.type],) * 2, dtype=dtype, device=device)
 
     def queued(self, step: int, seconds: float) -> None:
         """Step `step` is queued, which the host needed so many seconds for: put a matrix product behind it where it is
@@ -105,21 +96,16 @@ class Stragglers:
 
     def done(self, step: int, seconds: float, waited: float) -> Straggler | None:
         """Step `step` is done and took `seconds`, and so is what was queued with it. waited: seconds by now that this
-        rank's host waited for data. Returns what an earlier step gathered, once."""
-        found = None
-        if self._work is not None and self._work.is_completed():
-            self._work = None
-            found = slowest([row.tolist() for row in self._gathered], self._hosts, seconds)
-        if self._probe is not None and step % EVERY == 0:
-            (begin, end), self._probe = self._probe, None
-            first, waited_then, busy_then = self._since
-            steps = max(1, step - first)
-            self._since = step, waited, self._busy
-            host = (self._busy - busy_then) / steps if self._device.type == "cuda" else 0.0
-            mine = torch.tensor(
-                [(waited - waited_then) / steps, host, end.seconds_since(begin)], dtype=torch.float64
-            )
-            if self._work is None:  # the last one has come long ago, or something hangs
-                self._gathered = [torch.empty_like(mine) for _ in range(self._ranks)]
-                self._work = dist.all_gather(self._gathered, mine, group=self._group, async_op=True)
-        return found
+        rank's host waited for data. Returns who was slowest, where it is a step to look at."""
+        if self._probe is None or step % EVERY:
+            return None
+        (begin, end), self._probe = self._probe, None
+        first, waited_then, busy_then = self._since
+        steps = max(1, step - first)
+        self._since = step, waited, self._busy
+        host = (self._busy - busy_then) / steps if self._device.type == "cuda" else 0.0
+        mine = os.uname().nodename, ((waited - waited_then) / steps, host, end.seconds_since(begin))
+        found: list[Any] = [None] * self._ranks
+        dist.all_gather_object(found, mine, group=self._group)
+        hosts, table = zip(*found, strict=True)
+        return slowest(table, hosts, seconds)

@@ -25,8 +25,8 @@ from pretok.base.errors import UsageError
 from pretok.base.records import replace
 from pretok.base.storage import atomic_open, read_lines
 from train.config import TrainConfig, add_flags, from_mapping, parse, whole_number
+from train.metrics import Lines
 from train.parallel.layout import solve_layout
-from train.records import Lines
 
 TRIED: dict[str, list[Any]] = {
     "micro_batch": [1, 2, 4, 8],
@@ -60,17 +60,12 @@ def candidates(lists: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
     return sorted(found, key=lambda choice: int(choice["micro_batch"]))
 
 
-def flags(config: TrainConfig) -> list[str]:
-    """A command line that gives the trainer these settings, defaults left out."""
-    result = []
-    for name, value in config.as_dict().items():
-        if value == getattr(TrainConfig(), name):
-            continue
-        flag = name.replace("_", "-")
-        result += (
-            [f"--{'' if value else 'no-'}{flag}"] if isinstance(value, bool) else [f"--{flag}", str(value)]
-        )
-    return result
+def write_toml(path: Path, values: Mapping[str, Any]) -> None:
+    """Settings as a file for --config; one that is None is left out."""
+    with atomic_open(path, "w") as file:
+        for name, value in values.items():
+            if value is not None:
+                file.write(f"{name} = {json.dumps(value)}\n")
 
 
 def run_trial(
@@ -80,49 +75,32 @@ def run_trial(
     (tokens_per_second_per_device, mfu, data_wait), their tokens and memory_peak in bytes."""
     shutil.rmtree(folder, ignore_errors=True)
     trial = replace(config, **choice)
+    sizes = processes, processes, trial.shard, trial.tensor, trial.pipeline, trial.context
     try:
-        ranks = solve_layout(
-            processes, processes, trial.shard, trial.tensor, trial.pipeline, trial.context
-        ).data_ranks
+        batch = (trial.micro_batch or 1) * solve_layout(*sizes).data_ranks
     except UsageError as error:
         return choice | {"outcome": f"failed: {error}"}
-    trial = replace(
-        trial,
-        global_batch=(trial.micro_batch or 1) * ranks,
-        steps=steps,
-        tokens=None,
-        out=str(folder),
-        val_every=0,
-        save_every="never",
-        phases=(),
-    )
+    own = {"global_batch": batch, "steps": steps, "tokens": None, "out": str(folder), "val_every": 0}
+    settings = folder.with_name("trial.toml")
+    write_toml(settings, trial.as_dict() | own | {"save_every": "never", "phases": None})
     launcher = [sys.executable, "-m"]
     if processes > 1:
         launcher += ["torch.distributed.run", "--standalone", f"--nproc-per-node={processes}", "-m"]
-    done = subprocess.run(
-        [*launcher, "train", *flags(trial)],
-        capture_output=True,
-        text=True,
-        check=False,
-        env=child_environment(),
-    )
+    command = [*launcher, "train", "--config", str(settings)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=child_environment())
     records = read_lines(folder / "metrics.jsonl")[WARM_UP:]
     shutil.rmtree(folder, ignore_errors=True)
     if done.returncode or not records:
+        lines = done.stderr.strip().splitlines() or ["no output"]
         memory = any(sign in done.stderr for sign in OUT_OF_MEMORY)
-        lines = done.stderr.strip().splitlines()
-        return choice | {
-            "outcome": "out of memory" if memory else f"failed: {lines[-1] if lines else 'no output'}"
-        }
+        return choice | {"outcome": "out of memory" if memory else f"failed: {lines[-1]}"}
     median: dict[str, Any] = {
         name: statistics.median(record[name] for record in records)
         for name in ("tokens_per_second_per_device", "mfu", "data_wait")
         if records[-1][name] is not None
     }
-    step_tokens = records[-1]["tokens"] - records[-2]["tokens"] if len(records) > 1 else records[-1]["tokens"]
-    return (
-        choice | {"outcome": "ok", "memory_peak": records[-1]["memory_peak"], "tokens": step_tokens} | median
-    )
+    tokens = records[-1]["tokens"] // records[-1]["step"]
+    return choice | {"outcome": "ok", "memory_peak": records[-1]["memory_peak"], "tokens": tokens} | median
 
 
 def tune(config: TrainConfig, choices: list[dict[str, Any]], steps: int, processes: int) -> dict[str, Any]:
@@ -136,10 +114,8 @@ def tune(config: TrainConfig, choices: list[dict[str, Any]], steps: int, process
     too_large: list[dict[str, Any]] = []
     results = []
     for choice in choices:
-        rest = choice | {"micro_batch": None}
-        if rest in too_large:
-            result = choice | {"outcome": "out of memory"}
-        else:
+        rest, result = choice | {"micro_batch": None}, choice | {"outcome": "out of memory"}
+        if rest not in too_large:
             result = run_trial(config, choice, out / "trial", steps, processes)
         if result["outcome"] == "out of memory":
             too_large.append(rest)
@@ -151,9 +127,7 @@ def tune(config: TrainConfig, choices: list[dict[str, Any]], steps: int, process
         raise UsageError(f"no trial succeeded; {out / 'tune.jsonl'} says why")
     best = max(good, key=lambda result: float(result["tokens_per_second_per_device"]))
     print(f"best: {row(best, choices[0])}\nwritten to {out / 'tuned.toml'}")
-    with atomic_open(out / "tuned.toml", "w") as file:
-        for name in choices[0]:
-            file.write(f"{name} = {json.dumps(best[name])}\n")
+    write_toml(out / "tuned.toml", {name: best[name] for name in choices[0]})
     return best
 
 

@@ -32,48 +32,54 @@ def encode_spans(
 
     Raises Unencodable, which names documents of the batch.
     """
-    data, _ = buffers(texts)
     packed, offsets = spans_of(column)
-    document = np.repeat(np.arange(len(texts)), np.diff(offsets))
-    sizes, kinds, markers = spans = np.stack(unpack(packed))
-    # A segment is a marker, or the text between two within a document; `firsts`: the span each begins with, and one
-    # more; `borders`: its first byte.
-    begins = np.ones(len(packed) + 1, np.bool_)
-    if len(packed):
-        begins[1:-1] = (document[1:] != document[:-1]) | (markers[1:] >= 0) | (markers[:-1] >= 0)
-    firsts = np.flatnonzero(begins)
-    borders: Ints = _starts(sizes)[firsts]
-    whose = document[firsts[:-1]]
+    documents = np.arange(len(texts))
+    spans = np.stack([*unpack(packed), np.repeat(documents, np.diff(offsets))])
+    spans = _surrounded(spans.compress(spans[0] > 0, axis=1), documents, encoder)
+    sizes, kinds, markers, document = spans
+    # A unit is a marker, or all text between two: one stands at the end of each document. `firsts`: the span each
+    # begins with, and one more.
+    text = markers < 0
+    firsts = np.flatnonzero(np.append(~text | np.append(True, ~text[:-1])[: len(text)], True))
+    whose, borders = document[firsts[:-1]], _starts(sizes)[firsts]
+    data = buffers(texts)[0]
     try:
         ids, tokens_at = encoder.ids(from_buffers(data, borders))
     except Unencodable as error:
         raise Unencodable(np.unique(whose[error.documents]).tolist(), error.reason) from None
-    segments: Ints = np.searchsorted(whose, np.arange(len(texts) + 1))
-    made = np.zeros((2, len(ids) + 2 * len(texts)), np.int32)
-    lengths = np.empty(len(texts), np.int32)
-    changed = np.full(len(whose), -1, np.int64)
-    bos = -1 if encoder.bos is None else encoder.bos
-    size = _join(
-        ids, tokens_at, spans, firsts, segments, encoder.token_sizes, bos, encoder.eod, made, lengths, changed
-    )
-    out: Any = made[0, :size].astype(encoder.dtype)
-    of_token = made[1, :size].astype(np.uint8)
-    failed = set()
-    for number in np.flatnonzero(changed >= 0).tolist():  # where a normalizer changed the text
-        ours, row = slice(*tokens_at[number : number + 2]), slice(*firsts[number : number + 2])
-        text = data[slice(*borders[number : number + 2])].tobytes().decode()
-        found = _by_offsets(encoder, text, ids[ours], sizes[row], kinds[row])
+    counts = np.where(text[firsts[:-1]], np.diff(tokens_at), 1)
+    made, of_token = np.empty(counts.sum(), np.uint32), np.empty(counts.sum(), np.uint8)
+    changed = np.full(len(counts), -1)
+    _join(ids, tokens_at, encoder.token_sizes, spans, made, of_token, changed)
+    failed = []
+    for unit in np.flatnonzero(changed >= 0).tolist():  # where a normalizer changed the text
+        row, place = slice(*firsts[unit : unit + 2]), slice(changed[unit], changed[unit] + counts[unit])
+        found = _by_offsets(
+            encoder, data[slice(*borders[unit : unit + 2])], made[place], sizes[row], kinds[row]
+        )
         if found is None:
-            failed.add(int(whose[number]))
+            failed.append(whose[unit])
         else:
-            of_token[changed[number] : changed[number] + len(found)] = found
+            of_token[place] = found
     if failed:
-        raise Unencodable(sorted(failed), "normalizing changes where its tokens begin")
-    last: Ints = np.cumsum(lengths, dtype=np.int64) - 1
-    if (inside := np.setdiff1d(np.flatnonzero(out == encoder.eod), last)).size:
-        documents = np.unique(np.searchsorted(last, inside)).tolist()
-        raise Unencodable(documents, "the template puts the end-of-document token inside of it")
-    return out, lengths, of_token
+        raise Unencodable(np.unique(failed).tolist(), "normalizing changes where its tokens begin")
+    ends = _starts(counts)[np.searchsorted(whose, np.append(documents, len(texts)))]
+    if len(inside := np.setdiff1d(np.flatnonzero(made == encoder.eod), ends[1:] - 1)):
+        found = np.unique(np.searchsorted(ends, inside, "right") - 1)
+        raise Unencodable(found.tolist(), "the template puts the end-of-document token inside of it")
+    return made.astype(encoder.dtype), np.diff(ends).astype(np.int32), of_token
+
+
+def _surrounded(spans: Ints, documents: Ints, encoder: Encoder) -> Ints:
+    """Spans with BOS and EOD around each document where the template did not put them: markers without bytes."""
+    firsts, behind = (np.searchsorted(spans[3], documents, side) for side in ("left", "right"))
+    bos = -1 if encoder.bos is None else encoder.bos
+    front = documents[(spans[2, firsts] != bos) & (bos >= 0)]
+    back = documents[spans[2, behind - 1] != encoder.eod]
+    new = np.zeros((4, len(back) + len(front)), np.int64)
+    new[2] = np.repeat([encoder.eod, bos], [len(back), len(front)])
+    new[3] = np.concatenate([back, front])
+    return np.insert(spans, np.concatenate([behind[back], firsts[front]]), new, axis=1)
 
 
 def _starts(sizes: Ints) -> Ints:
@@ -81,9 +87,10 @@ def _starts(sizes: Ints) -> Ints:
     return np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes, dtype=np.int64)])
 
 
-def _by_offsets(encoder: Encoder, text: str, ids: Ids, sizes: Ints, kinds: Ints) -> Bytes | None:
+def _by_offsets(encoder: Encoder, data: Bytes, ids: Ids, sizes: Ints, kinds: Ints) -> Bytes | None:
     """Kinds of the tokens of a text that a normalizer changes, by the characters that `tokenizers` says each is of;
     None where its ids are others."""
+    text = data.tobytes().decode()
     found, places = encoder.places(text)
     if not np.array_equal(found, ids):
         return None
@@ -92,72 +99,36 @@ def _by_offsets(encoder: Encoder, text: str, ids: Ids, sizes: Ints, kinds: Ints)
     return np.array(best, np.uint8)
 
 
-_NEW_I32 = types.Array(types.int32, 1, "C")
-_TABLE = types.Array(types.int64, 2, "C", readonly=True)
-
-
 @njit(
-    types.int64(
-        types.Array(types.uint32, 1, "C", readonly=True), I64, _TABLE, I64, I64, I64, types.int64, types.int64,
-        types.Array(types.int32, 2, "C"), _NEW_I32, types.Array(types.int64, 1, "C"),
+    types.void(
+        types.Array(types.uint32, 1, "C", readonly=True), I64, I64, types.Array(types.int64, 2, "C", readonly=True),
+        types.Array(types.uint32, 1, "C"), types.Array(types.uint8, 1, "C"), types.Array(types.int64, 1, "C"),
     )
 )  # fmt: skip
 def _join(
-    ids: Any,
-    tokens_at: Any,
-    spans: Any,
-    firsts: Any,
-    segments: Any,
-    token_sizes: Any,
-    bos: Any,
-    eod: Any,
-    made: Any,
-    lengths: Any,
-    changed: Any,
-) -> Any:
-    """Ids, and below them the kind of each, of all documents in a row into `made`; returns the number of tokens.
+    ids: Any, tokens_at: Any, token_sizes: Any, spans: Any, made: Any, of_token: Any, changed: Any
+) -> None:
+    """The tokens of all units in a row into `made`, what a marker's name encodes to passed over, and the kind of each.
 
-    spans: sizes, kinds and markers. changed: where the tokens of a segment begin that have other bytes than its text.
+    changed: where the tokens of a unit begin that have other bytes than its text.
     """
     sizes, kinds, markers = spans[0], spans[1], spans[2]
-    at = 0
-    for document in range(len(segments) - 1):
-        start = at
-        if bos >= 0:
-            made[0, at] = bos
-            at += 1
-        for segment in range(segments[document], segments[document + 1]):
-            span, stop = firsts[segment], firsts[segment + 1]
-            if markers[span] >= 0:  # what its name encodes to is passed over
-                if not (
-                    markers[span] == bos and at == start + 1 and made[0, start] == bos
-                ):  # the template's own
-                    made[0, at], made[1, at] = markers[span], kinds[span]
-                    at += 1
-                continue
-            begin, left = at, sizes[span]  # left: bytes of the span that no token has yet
-            for token in range(tokens_at[segment], tokens_at[segment + 1]):
-                size, best = token_sizes[ids[token]], np.int64(0)
-                while size > 0:
-                    while left == 0 and span + 1 < stop:
-                        span += 1
-                        left = sizes[span]
-                    if left == 0:
-                        changed[segment] = begin
-                        break
-                    best = max(best, kinds[span])
-                    taken = min(size, left)
-                    size -= taken
-                    left -= taken
-                made[0, at], made[1, at] = ids[token], best
-                at += 1
-            while left == 0 and span + 1 < stop:
-                span += 1
-                left = sizes[span]
-            if left:
-                changed[segment] = begin
-        if at == start or made[0, at - 1] != eod:
-            made[0, at], made[1, at] = eod, 0
-            at += 1
-        lengths[document] = at - start
-    return at
+    unit = token = out = at = end = 0  # at: where the next token begins; end: where the span ends
+    for span in range(len(sizes)):
+        start, end, stop = end, end + sizes[span], tokens_at[unit + 1]
+        last = markers[span] >= 0
+        if last:
+            made[out], of_token[out] = markers[span], kinds[span]
+            token, at, out = stop, end, out + 1
+        else:
+            if at > start:  # a token goes over the border
+                of_token[out - 1] = max(of_token[out - 1], kinds[span])
+            last = markers[span + 1] >= 0
+            while token < stop and (at < end or last):
+                made[out], of_token[out] = ids[token], kinds[span]
+                at += token_sizes[ids[token]]
+                token, out = token + 1, out + 1
+        if last:
+            if at != end:
+                changed[unit] = out - (stop - tokens_at[unit])
+            unit, at = unit + 1, end

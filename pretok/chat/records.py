@@ -1,20 +1,20 @@
 """The JSON of a record -> a checked conversation, whose strings a template may look at.
 
 Input: JSON bytes: a list of messages as transformers takes them (`role`, `content`, and where present
-`reasoning_content` or `thinking`, `tool_calls`, `name`), or an object of several fields. Output: messages of `Text`,
-and of each string which message it is of and which kind. BadRecord says why a record is none.
+`reasoning_content` or `thinking`, `tool_calls`, `name`), or an object of several fields. Output: checked messages, and
+the same with each string wrapped, of which the caller learns the kind and the message. BadRecord says why a record is
+none.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import msgspec
 
 from pretok.chat.spans import ANSWER, CALL, RESULT, SYSTEM, THINKING, USER
-from pretok.chat.text import Part, Text, Trace
 
 ROLES = {
     "system": SYSTEM,
@@ -52,14 +52,6 @@ _LISTS = msgspec.json.Decoder(list[dict[str, str]])
 
 class BadRecord(Exception):
     """A record is no document: (reason, detail)."""
-
-
-class Slot(NamedTuple):
-    """A string of a conversation. message: its number, from 0; kind: of spans."""
-
-    text: str
-    message: int
-    kind: int
 
 
 def decode(data: bytes) -> Any:
@@ -131,19 +123,11 @@ def _problem(message: dict[str, Any]) -> str:
 
 
 Shape = tuple[tuple[str, ...], ...]
+"""The role and the keys of each message: what conversations have in common that differ in their texts alone."""
 
 
-def shape_of(messages: list[dict[str, Any]]) -> Shape | None:
-    """What messages have in common that differ in their texts alone; None where they hold more than texts."""
-    if any(type(value) is not str for message in messages for value in message.values()):
-        return None
-    if not all(message.keys() <= _KNOWN for message in messages):
-        return None  # the names of other keys are content too
-    return tuple((message["role"], *message) for message in messages)
-
-
-def simple(data: bytes) -> tuple[Shape, list[str]] | None:
-    """(the shape of a conversation of texts alone, none of them empty, its texts as `wrapped` numbers them).
+def texts_of(data: bytes) -> tuple[Shape, list[str]] | None:
+    """(the shape of a conversation of texts alone, none of them empty, its texts in the order of `wrapped`).
 
     Not checked: one of a shape that was checked is as good. None for any other record.
     """
@@ -164,37 +148,30 @@ def simple(data: bytes) -> tuple[Shape, list[str]] | None:
     return tuple(shape), texts
 
 
-def wrapped(messages: list[dict[str, Any]], trace: Trace) -> tuple[list[dict[str, Any]], list[Slot]]:
-    """Messages for a template, and the slots of their texts."""
-    slots: list[Slot] = []
+def wrapped(messages: Sequence[dict[str, Any]], text: Callable[[str, int, int], Any]) -> list[dict[str, Any]]:
+    """Messages for a template, each string as `text` makes it of the string, its kind and the number of its message."""
     made = []
     for number, message in enumerate(messages):
 
-        def text(value: str, kind: int, number: int = number) -> Text:
-            slots.append(Slot(value, number, kind))
-            return Text((Part(value, len(slots) - 1),), trace)
+        def wrap(value: Any, kind: int, number: int = number) -> Any:
+            match value:
+                case str():
+                    return text(value, kind, number)
+                case dict():
+                    return {k if k in _KNOWN else wrap(k, kind): wrap(v, kind) for k, v in value.items()}
+                case list():
+                    return [wrap(item, kind) for item in value]
+            return value
 
-        kind = ROLES[message["role"]]
-        one: dict[Any, Any] = {
-            key if key in _KNOWN else text(key, kind): value
+        own = ROLES[message["role"]]
+        one = {
+            key if key in _KNOWN else wrap(key, own): value
             if key == "role"
-            else wrap(value, text, _KINDS.get(key, kind))
+            else wrap(value, _KINDS.get(key, own))
             for key, value in message.items()
         }
         thought = next((one[name] for name in REASONING if one.get(name) is not None), None)
         if thought is not None:  # as transformers does
             one = {"thinking": thought, **one, "reasoning_content": thought}
         made.append(one)
-    return made, slots
-
-
-def wrap(value: Any, text: Callable[[str, int], Text], kind: int) -> Any:
-    """A JSON value whose strings are `Text`, keys included that are not the format's."""
-    match value:
-        case str():
-            return text(value, kind)
-        case dict():
-            return {k if k in _KNOWN else text(k, kind): wrap(v, text, kind) for k, v in value.items()}
-        case list():
-            return [wrap(item, text, kind) for item in value]
-    return value
+    return made

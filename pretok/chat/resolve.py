@@ -21,9 +21,8 @@ from pretok.base.errors import UsageError
 from pretok.base.kinds import MARKERS
 from pretok.base.records import replace
 from pretok.base.storage import passes
-from pretok.chat.records import BadRecord
-from pretok.chat.template import ChatTemplate, DateNeeded
-from pretok.chat.turns import Markers, gaps, learn_habits, probed
+from pretok.chat.template import DateNeeded
+from pretok.chat.turns import Turns, open_template, probed
 from pretok.read.conversation import Conversation
 from pretok.read.readers import RecordFormat
 from pretok.tokenizer.tokenizer_file import to_characters
@@ -45,45 +44,52 @@ def resolve(record: RecordFormat, vocab: Vocabulary, source: str) -> RecordForma
     config = _config(vocab.path.with_name(CONFIG_FILE))
     text, name = _template(how.chat_template, vocab, config, source)
     variables = {key: value for key in _TOKENS if (value := _content(config.get(key)))}
+    how = replace(how, template=text, content_only=False, variables=variables)
+    added = {token["content"]: token for token in vocab.data.get("added_tokens", [])}
     try:
-        template = ChatTemplate(
-            text, {**variables, **how.template_kwargs, "tools": how.tools or None}, how.date
-        )
-        added = {token["content"]: token for token in vocab.data.get("added_tokens", [])}
-        texts = [
-            "".join(piece if type(piece) is str else "\0" for piece in pieces)
+        template = open_template(how)
+        whole, prompts = (
+            [
+                "".join(part.text if part.source < 0 else "\0" for part in parts)
+                for _, parts in probed(template, prompt=prompt)
+            ]
             for prompt in (False, True)
-            for _, pieces in probed(template, prompt=prompt)
+        )
+        values = [
+            value for value in (*variables.values(), *how.template_kwargs.values()) if isinstance(value, str)
         ]
-        spelled = "\0".join((*template.constants, *texts))
+        spelled = "\0".join((text, *values, *whole, *prompts))
         markers = {n: t["id"] for n, t in added.items() if n.strip() and (t["special"] or n in spelled)}
-        learn = Markers(markers)
-        if not template.generation:
-            learn_habits(template, learn)
-        seen = {bit.text for text in texts for bit in learn.cut(text) if bit.marker >= 0}
+        how = replace(how, markers=dict(sorted(markers.items())))
+        turns = Turns(how)
     except DateNeeded:
         raise UsageError(
             f'{where} ({name}) asks for the date; write date = "2026-01-31" in its table'
         ) from None
-    except (TemplateError, BadRecord) as error:
+    except TemplateError as error:
         raise UsageError(f"{where} ({name}) cannot be used: {str(error)[:300]}") from None
     if how.chat_template == CHATML and (lacks := [n for n in MARKERS[:2] if n not in markers]):
         raise UsageError(
             f"{where} ({name}) needs the tokens {', '.join(lacks)}, and {vocab.path} has none: train a vocabulary with "
             "this source in the recipe, which reserves them, or name another template"
         )
-    for marker in sorted(seen):
+    for marker in sorted(
+        {part.text for text in (*whole, *prompts) for part in turns.cut(text) if part.marker >= 0}
+    ):
         for flag in ("single_word", "lstrip", "rstrip"):
             if added[marker][flag]:
                 raise UsageError(
                     f"{where} ({name}): its marker {marker!r} has the flag {flag}, which is not followed"
                 )
+    for text in whole:
+        for part in turns.cut(text)[:-1]:
+            if part.marker == vocab.eod_id:  # readers would see two documents
+                raise UsageError(
+                    f"{where} puts {part.text}, the end-of-document token, inside of a conversation: name another "
+                    "token with --eod, or as eod under [vocab]"
+                )
     _refuse_merged(vocab, markers, where)
-    _refuse_inner_end(template, learn, vocab, where)
-    made = replace(
-        how, template=text, content_only=False, markers=dict(sorted(markers.items())), variables=variables
-    )
-    return replace(record, conversation=made)
+    return replace(record, conversation=how)
 
 
 def chat_tokenizer(tokenizer_json: str, markers: Collection[str]) -> str:
@@ -153,15 +159,3 @@ def _refuse_merged(vocab: Vocabulary, markers: dict[str, int], where: str) -> No
         made = "".join(merge) if not isinstance(merge, str) else merge.replace(" ", "")
         if made in names:
             raise UsageError(f"{where}: the vocabulary has a merge that makes its marker {made!r} of text")
-
-
-def _refuse_inner_end(template: ChatTemplate, markers: Markers, vocab: Vocabulary, where: str) -> None:
-    """UsageError where the end-of-document token stands inside of a conversation: readers would see two documents."""
-    for _, pieces in probed(template):
-        bits = [bit for _, gap in gaps(pieces, markers) for bit in (*gap, None)][:-1]
-        for bit in bits[:-1]:
-            if bit is not None and bit.marker == vocab.eod_id:
-                raise UsageError(
-                    f"{where} puts {bit.text}, the end-of-document token, inside of a conversation: name another "
-                    "token with --eod, or as eod under [vocab]"
-                )

@@ -1,32 +1,45 @@
 """Text inside of a template that knows where its characters are from.
 
-Input: strings of a conversation, as `Text`, and what a template does with them. Output: a `Text` of parts: plain
-strings are the template's, a `Part` is content.
+Input: strings of a conversation, as `Text`, and what a template does with them. Output: a `Text` of parts, each of
+which is the template's or content.
 
-The way taken. A `Text` is no `str`: nothing in Python, Jinja or a C library can take its characters without one of the
-methods here, and each of them keeps what is content apart. What has no method raises `Untracked`, so a template that
-does something unforeseen is refused, never misread; whatever is made of content is content. A subclass of `str`, as
-markupsafe has one, fails the other way: `"".join`, `%` and every function in C would quietly make template of content.
-Placeholders in the place of content fail where a template looks at it (`| trim`, `.split('</think>')`).
+A `Text` is no `str`: nothing in Python, Jinja or a C library can take its characters without one of the methods here,
+and each of them keeps what is content apart. What has no method raises an error, so a template that does something
+unforeseen is refused, never misread; whatever is made of content is content. A subclass of `str`, as markupsafe has
+one, fails the other way: `"".join`, `%` and every function in C would quietly make template of content. Placeholders
+in the place of content fail where a template looks at it (`| trim`, `.split('</think>')`).
 
-What a template asks about content (is it empty, does it hold `</think>`) is noted in a `Trace` with the answer. Two
-conversations of the same shape that would answer alike are given the same by the template, which need not run again.
-Whatever else it does here says that the run is no other's (`whole`), before it does it.
+Whatever a template does with content is a method of `str` on one value, and a `Trace` notes each as a step: what it
+made, or what it answered. The steps are a program. Run on the texts of another conversation of the same shape it gives
+all that the template would make of it, as long as the answers are the same (`replay`).
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from jinja2 import Undefined
 from jinja2.exceptions import TemplateError
 
+from pretok.chat.spans import ANSWER, TEMPLATE, THINKING
+
 MOST_TEXT = 1 << 28
 """Characters of the longest text that a template may make."""
-Ops = tuple[tuple[Any, ...], ...]
-"""What was done to a value of a conversation: (name of a method of str, its arguments[, which of the results])."""
+STR_METHODS = frozenset(
+    (
+        "capitalize", "casefold", "count", "endswith", "find", "index", "isalnum", "isalpha", "isascii", "isdecimal",
+        "isdigit", "isidentifier", "islower", "isnumeric", "isprintable", "isspace", "istitle", "isupper", "lower",
+        "lstrip", "partition", "removeprefix", "removesuffix", "replace", "rfind", "rindex", "rpartition", "rsplit",
+        "rstrip", "split", "splitlines", "startswith", "strip", "swapcase", "title", "upper",
+    )
+)  # fmt: skip
+"""Methods of a string that a template may call, beside `join`."""
+_THOUGHT = ("split", ("</think>",), 0)
+"""What a template takes of an answer to find what was thought in it."""
+Step = tuple[int, str, tuple[Any, ...], Any]
+"""(number of a value, method, arguments, the answer that it gave; None where it made a value)."""
 
 
 class Unusable(TemplateError):
@@ -37,182 +50,143 @@ class Untracked(Unusable):
     """A template does something to content that is not followed."""
 
 
-class Trace:
-    """What a run of a template asked. guards: (slot, ops, name, arguments, answer); whole: False once something was
-    done that cannot be asked of another conversation."""
-
-    __slots__ = ("guards", "whole")
-
-    def __init__(self) -> None:
-        self.guards: list[tuple[int, Ops, str, tuple[Any, ...], Any]] = []
-        self.whole = True
-
-
 class Part(NamedTuple):
-    """Content. slot: the number of the value of the conversation that it was made of; ops: how."""
+    """Characters of one origin. message, source: of content, the number of its message and of its value in the trace;
+    inside: whether it is in a turn of the assistant; marker: the id of the added token that it is, -1 for text."""
 
     text: str
-    slot: int
-    ops: Ops = ()
+    kind: int = TEMPLATE
+    message: int = -1
+    source: int = -1
+    inside: bool = False
+    marker: int = -1
 
 
-class Border(NamedTuple):
-    """Where {% generation %} begins or ends."""
+class Trace:
+    """What a run of a template does with the texts of a conversation.
 
-    begins: bool
+    values: these texts, and after them the result of each step; whole: False once something was done that is no step.
+    """
+
+    def __init__(self) -> None:
+        self.values: list[Any] = []
+        self.steps: list[Step] = []
+        self.whole = True
+        self._numbers: dict[tuple[int, str, str], int] = {}
+
+    def text(self, value: str, kind: int, message: int) -> Text:
+        """A text of the conversation, or one that no step made."""
+        self.values.append(value)
+        return Text((Part(value, kind, message, len(self.values) - 1),), self)
+
+    def step(self, source: int, name: str, args: tuple[Any, ...]) -> int:
+        """The number of what a method gives of a value. Content among the arguments raises Untracked."""
+        key = (source, name, repr(args))
+        if key not in self._numbers:
+            whole, self.whole = self.whole, False  # a template may go on behind an error, which is no answer
+            made = getattr(self.values[source], name)(*args)
+            self.whole = whole
+            self._numbers[key] = len(self.values)
+            self.values.append(made)
+            self.steps.append((source, name, args, None if isinstance(made, str | list | tuple) else made))
+        return self._numbers[key]
 
 
-Piece = str | Part | Border
-_ONE = (
-    "strip",
-    "lstrip",
-    "rstrip",
-    "upper",
-    "lower",
-    "title",
-    "capitalize",
-    "replace",
-    "removeprefix",
-    "removesuffix",
-    "casefold",
-    "swapcase",
-)
-_MANY = ("split", "rsplit", "splitlines", "partition", "rpartition")
-_ASKED = (
-    "startswith", "endswith", "find", "rfind", "index", "rindex", "count", "isdigit", "isalpha", "isspace", "isalnum",
-    "isupper", "islower", "istitle", "isnumeric", "isdecimal", "isascii", "isidentifier", "isprintable",
-)  # fmt: skip
-STR_METHODS = frozenset((*_ONE, *_MANY, *_ASKED, "join"))
-"""Methods of a string that a template may call."""
-
-
-def _plain(values: Iterable[Any]) -> tuple[bool, tuple[Any, ...]]:
-    """(whether there is no content among arguments, the arguments as strings)."""
-    given = tuple(values)
-    return not any(isinstance(value, Text) for value in given), tuple(
-        value.value if isinstance(value, Text) else value for value in given
-    )
+def replay(steps: Sequence[Step], texts: Sequence[str]) -> Sequence[Any] | None:
+    """The values of a trace, for the texts of another conversation; None where a template would be told another
+    answer."""
+    if not steps:
+        return texts
+    values: list[Any] = [*texts]
+    try:
+        for source, name, args, answer in steps:
+            made = getattr(values[source], name)(*args)
+            if answer is not None and made != answer:
+                return None
+            values.append(made)
+    except (IndexError, ValueError):
+        return None
+    return values
 
 
 class Text:
-    """See above. It has the methods of `str` that templates use."""
+    """See above."""
 
     __slots__ = ("parts", "trace", "value")
 
-    def __init__(self, parts: tuple[Piece, ...], trace: Trace) -> None:
+    def __init__(self, parts: tuple[Part, ...], trace: Trace) -> None:
         self.parts = parts
         self.trace = trace
-        if len(parts) == 1 and type(parts[0]) is Part:
-            self.value = parts[0].text
-        else:
-            self.value = "".join(
-                p if isinstance(p, str) else p.text for p in parts if not isinstance(p, Border)
-            )
-            if len(self.value) > MOST_TEXT:
-                raise TemplateError(f"it makes a text of more than {MOST_TEXT:,} characters")
+        self.value = _short("".join([part.text for part in parts]))
 
-    def _only(self) -> Part | None:
-        """The part of a text that is one value of the conversation."""
-        part = self.parts[0] if len(self.parts) == 1 else None
-        return part if type(part) is Part else None
+    def method(self, name: str, *args: Any) -> Any:
+        """What a method of `str` gives: content where it is text, else an answer."""
+        if len(self.parts) != 1 or (part := self.parts[0]).source < 0:
+            return self._mixed(name, args)
+        number = self.trace.step(part.source, name, args)
+        made = self.trace.values[number]
+        if isinstance(made, str):
+            return self._of(part, number)
+        if not isinstance(made, list | tuple):
+            return made
+        self.trace.step(number, "__len__", ())
+        kinds = [THINKING if part.kind == ANSWER and (name, args, at) == _THOUGHT else part.kind
+                 for at in range(len(made))]  # fmt: skip
+        return [
+            self._of(part._replace(kind=kind), self.trace.step(number, "__getitem__", (at,)))
+            for at, kind in enumerate(kinds)
+        ]
 
-    def _made(self, part: Part, text: str, *op: Any) -> Text:
-        return Text((Part(text, part.slot, (*part.ops, op)),), self.trace)
+    def _of(self, part: Part, number: int) -> Text:
+        return Text((part._replace(text=self.trace.values[number], source=number),), self.trace)
 
-    def _one(self, name: str, *given: Any) -> Text:
-        plain, args = _plain(given)
-        self.trace.whole &= plain
-        if (part := self._only()) is not None:
-            return self._made(part, getattr(self.value, name)(*args), name, args)
+    def _mixed(self, name: str, args: tuple[Any, ...]) -> Any:
+        """The same of text that is made of template and content: it is stripped part by part from its ends."""
         if name not in ("strip", "lstrip", "rstrip"):
-            raise Untracked(f".{name}() of text that is made of template and content")
-        left = len(self.value) - len(self.value.lstrip(*args)) if name != "rstrip" else 0
-        right = len(self.value.rstrip(*args)) if name != "lstrip" else len(self.value)
-        return self._cut(left, max(left, right))
-
-    def _cut(self, start: int, stop: int) -> Text:
-        """The characters start:stop, with their parts; a value that is cut to nothing stays as a place."""
-        self.trace.whole = False
-        parts: list[Piece] = []
-        at = 0
-        for part in self.parts:
-            if isinstance(part, Border):
-                parts.append(part)
-                continue
-            text = part if isinstance(part, str) else part.text
-            kept = text[max(0, start - at) : max(0, stop - at)]
-            at += len(text)
-            if type(part) is Part:
-                parts.append(Part(kept, part.slot, part.ops))
-            elif kept:
-                parts.append(kept)
+            self.trace.whole = False
+            made = getattr(self.value, name)(*args)
+            if isinstance(made, str | list | tuple):
+                raise Untracked(f".{name}() of text that is made of template and content")
+            return made
+        parts = list(self.parts)
+        for side, order in (("lstrip", range(len(parts))), ("rstrip", reversed(range(len(parts))))):
+            for at in order if name in (side, "strip") else ():
+                if parts[at].source < 0:
+                    parts[at] = parts[at]._replace(text=getattr(parts[at].text, side)(*args))
+                    left = bool(parts[at].text)
+                else:  # one that is stripped to nothing stays as a place
+                    kept = Text((parts[at],), self.trace).method(side, *args)
+                    parts[at], left = kept.parts[0], bool(kept)
+                if left:
+                    break
         return Text(tuple(parts), self.trace)
 
-    def _many(self, name: str, *given: Any) -> list[Text]:
-        plain, args = _plain(given)
-        if (part := self._only()) is None:
-            raise Untracked(f".{name}() of text that is made of template and content")
-        found = getattr(self.value, name)(*args)
-        self.trace.whole &= plain
-        self.trace.guards.append((part.slot, part.ops, name, args, len(found)))
-        return [self._made(part, text, name, args, number) for number, text in enumerate(found)]
-
-    def _ask(self, name: str, *given: Any) -> Any:
-        plain, args = _plain(given)
-        answer = getattr(self.value, name)(*args)
-        if plain and (part := self._only()) is not None:
-            self.trace.guards.append((part.slot, part.ops, name, args, answer))
-        else:
-            self.trace.whole = False
-        return answer
-
-    def join(self, values: Iterable[Any]) -> Any:
-        """As of a str."""
-        return join_with(self, values, self.trace)
-
     def __add__(self, other: Any) -> Any:
-        return joined((self, _text_or_str(other)), self.trace)
+        return joined((self, other), self.trace) if isinstance(other, str | Text) else NotImplemented
 
     def __radd__(self, other: Any) -> Any:
-        return joined((_text_or_str(other), self), self.trace)
+        return joined((other, self), self.trace) if isinstance(other, str) else NotImplemented
 
-    def __getitem__(self, at: Any) -> Text:
-        self.trace.whole = False
-        found = self.value[at]  # an error here is no text to Jinja, as it is of a str
-        if (part := self._only()) is not None:
-            return self._made(part, found, "__getitem__", (at,))
-        start, stop, step = (at if isinstance(at, slice) else slice(at, at + 1 or None)).indices(
-            len(self.value)
-        )
-        if step != 1:
-            raise Untracked("steps in text that is made of template and content")
-        return self._cut(start, max(start, stop))
+    def __getitem__(self, at: Any) -> Any:
+        return self.method("__getitem__", at)
 
     def __iter__(self) -> Iterator[Text]:
-        self.trace.whole = False
-        return (self[at] for at in range(len(self.value)))
+        return (self[at] for at in range(len(self)))
 
     def __len__(self) -> int:
-        return int(self._ask("__len__"))
+        return int(self.method("__len__"))
 
     def __bool__(self) -> bool:
-        return bool(self._ask("__ne__", ""))
+        return bool(self.method("__ne__", ""))
 
     def __contains__(self, other: Any) -> bool:
-        return bool(self._ask("__contains__", other))
+        return bool(self.method("__contains__", other))
 
     def __eq__(self, other: object) -> bool:
-        return bool(isinstance(other, str | Text) and self._ask("__eq__", other))
-
-    def through(self, function: Callable[..., Any], *args: Any, **named: Any) -> Any:
-        """What a function makes of the characters: a number, or a text that is content as a whole."""
-        self.trace.whole = False
-        made = function(self.value, *args, **named)
-        if not isinstance(made, str):
-            return made
-        if (part := self._only()) is None:
-            raise Untracked("a filter on text that is made of template and content")
-        return Text((part._replace(text=made),), self.trace)
+        if isinstance(other, Text):
+            self.trace.whole = False
+            return self.value == other.value
+        return isinstance(other, str) and bool(self.method("__eq__", other))
 
     def __hash__(self) -> int:
         self.trace.whole = False
@@ -227,45 +201,28 @@ class Text:
         return str(self)
 
 
-def _method(name: str, way: Callable[..., Any]) -> Callable[..., Any]:
-    def call(self: Text, *args: Any) -> Any:
-        return way(self, name, *args)
-
-    return call
-
-
-_COMPARED = ("__lt__", "__le__", "__gt__", "__ge__")
-for _names, _way in ((_ONE, Text._one), (_MANY, Text._many), ((*_ASKED, *_COMPARED), Text._ask)):
-    for _name in _names:
-        setattr(Text, _name, _method(_name, _way))
-
-
-def _text_or_str(value: Any) -> str | Text:
-    if not isinstance(value, str | Text):
-        raise TypeError(f"text and {type(value).__name__} cannot be added")
-    return value
+def _short(text: str) -> str:
+    if len(text) > MOST_TEXT:
+        raise TemplateError(f"it makes a text of more than {MOST_TEXT:,} characters")
+    return text
 
 
 def joined(values: Iterable[Any], trace: Trace) -> Any:
     """Values in a row, as `"".join` puts them: a str where there is no content among them."""
-    parts: list[Piece] = []
-    for value in values:
+    row = [value if type(value) is Text else printed(value) for value in values]
+    if Text not in map(type, row):
+        return _short("".join(row))
+    parts: list[Part] = []
+    for value in row:
         if type(value) is Text:
-            parts.extend(value.parts)
-        elif type(value) is Border:
-            parts.append(value)
-        elif text := value if type(value) is str else _printed(value):
-            parts.append(text)
-    if all(type(part) is str for part in parts):
-        whole = "".join(parts)  # type: ignore[arg-type]
-        if len(whole) > MOST_TEXT:
-            raise TemplateError(f"it makes a text of more than {MOST_TEXT:,} characters")
-        return whole
+            parts += value.parts
+        elif value:
+            parts.append(Part(value))
     return Text(tuple(parts), trace)
 
 
-def _printed(value: Any) -> str:
-    """`str` of what holds no content, as Jinja puts it."""
+def printed(value: Any) -> str:
+    """`str` of what holds no content, as Jinja puts it; content in it raises Untracked."""
     if isinstance(value, Iterator) or (callable(value) and not isinstance(value, Undefined)):
         raise Untracked(f"it puts the address of a {type(value).__name__} into the text")
     return str(value)
@@ -286,7 +243,7 @@ def to_json(value: Any, trace: Trace, **options: Any) -> Any:
     def plain(inner: Any) -> Any:
         match inner:
             case Text():
-                found.extend(part for part in inner.parts if type(part) is Part)
+                found.extend(part for part in inner.parts if part.source >= 0)
                 return inner.value
             case dict():
                 return {plain(key): plain(item) for key, item in inner.items()}
@@ -298,4 +255,4 @@ def to_json(value: Any, trace: Trace, **options: Any) -> Any:
     if not found:
         return text
     trace.whole = False
-    return Text((Part(text, found[0].slot),), trace)
+    return trace.text(text, found[0].kind, found[0].message)

@@ -79,7 +79,7 @@ def plan(
 
     pretok plan recipe.toml --workers 1120 --json
 
-    With [train] it prints the command that says memory, time and energy of the run: `train plan`.
+    With [train] it prints the command that says memory and time of the run: `train plan`.
     """
     from pretok.commands.steps import check_steps
     from pretok.forecast.job import run_forecast, tables

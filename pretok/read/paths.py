@@ -51,10 +51,17 @@ def url_of(name: str) -> str:
 
 
 def server_of(name: str) -> tuple[Any, str]:
-    """The fsspec file system of a URL, or of the name of one, and the file's name there."""
+    """The fsspec file system of a URL, or of the name of one, and the file's name there. Raises UsageError for a
+    protocol that fsspec does not know or has no package for, and OSError that names the URL."""
     import fsspec
 
-    server, inner = fsspec.url_to_fs(url_of(name))
+    try:
+        server, inner = fsspec.url_to_fs(url_of(name))
+    except (ImportError, ValueError) as error:
+        raise UsageError(f"{name_url(name)} cannot be opened: {error}") from None
+    except OSError as error:  # some protocols connect at once
+        error.filename = error.filename or name_url(name)
+        raise
     return server, inner
 
 

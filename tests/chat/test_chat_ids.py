@@ -33,18 +33,19 @@ from pretok.tokenizer.vocabulary import Vocabulary, load_vocab
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
-UNFOLLOWED = "{% set _ = 'x' | title %}"
-"""Makes a template run anew for each conversation."""
+UNFOLLOWED = "{% set _ = {messages[-1].content: 1} %}"
+"""Makes a template run anew for each conversation: what a dict does with content is not followed."""
 
 
 class Form:
-    """A template with its vocabulary, as pretok and as transformers have them. anew: it runs for each conversation."""
+    """A template with its vocabulary, as pretok and as transformers have them. own: another template than that beside
+    the vocabulary; anew: it runs for each conversation."""
 
-    def __init__(self, folder: Path, form: str, anew: bool) -> None:
+    def __init__(self, folder: Path, own: str = "", anew: bool = False) -> None:
         self.vocab: Vocabulary = load_vocab(folder, eod="<|endoftext|>")
-        own = folder / "anew.jinja"
-        own.write_text(UNFOLLOWED + without_tags(form))
-        how = Conversation(fields=False, template="", chat_template=str(own) if anew else "")
+        path = folder / "own.jinja"
+        path.write_text(own)
+        how = Conversation(fields=False, template="", chat_template=str(path) if own else "")
         record = resolve(RecordFormat("messages", conversation=how), self.vocab, "chat")
         assert isinstance(record.conversation, Conversation)
         self.markers = record.conversation.markers
@@ -52,12 +53,13 @@ class Form:
         tokenizer = chat_tokenizer(self.vocab.raw.decode(), self.markers)
         self.encoder = Encoder(tokenizer, self.vocab.eod_id, self.vocab.size)
         self.theirs = needs("transformers").AutoTokenizer.from_pretrained(folder)
-        assert self.render._template.reusable == (not anew)
+        self.anew = anew
 
     def encode(self, rows: list[Any]) -> tuple[list[list[int]], list[list[str]], TextBatch]:
         """(ids, kinds of each document without its end, the batch)."""
         texts = pa.array([json.dumps(row) for row in rows], pa.large_string())
         batch = self.render(TextBatch(0, len(rows), len(rows), texts, np.arange(len(rows))))
+        assert not (self.anew and self.render._known)
         ids, lengths, kinds = encode_spans(self.encoder, batch.texts, batch.spans)
         ends = np.cumsum(lengths)[:-1]
         return (
@@ -79,7 +81,8 @@ def forms(
 
     @cache
     def form(name: str) -> Form:
-        return Form(write_tokenizer(folder / name, name, texts), name, request.param)
+        own = UNFOLLOWED + without_tags(name) if request.param else ""
+        return Form(write_tokenizer(folder / name, name, texts), own, request.param)
 
     return form
 
@@ -108,6 +111,26 @@ def test_what_is_learned_is_what_generation_tags_say(forms: Any, name: str, data
     ids, kinds, _ = form.encode([row])
     assert ids == [found["input_ids"]]
     assert [int(kind in LEARNED) for kind in kinds[0]] == found["assistant_masks"]
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_generation_tags_say_what_is_learned(
+    tmp_path: Path, sample_texts: dict[str, list[str]], name: str
+) -> None:
+    folder = write_tokenizer(tmp_path, name, sample_texts["en"][:60])
+    rows = [
+        [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b c"}] * n for n in (1, 2, 2)
+    ]
+    rows[1][1] = (
+        {"role": "assistant", "content": "", "reasoning_content": "d"} if name == "qwen3" else rows[1][1]
+    )
+    assert Form(folder, with_tags(name)).encode(rows)[:2] == Form(folder).encode(rows)[:2]
+    if name == "chatml":
+        end = "{{ message['content'] }}{% endgeneration %}{{ '<|im_end|>' }}"
+        moved = with_tags(name).replace("{{ message['content'] + '<|im_end|>' }}{% endgeneration %}", end)
+        ids, kinds, _ = Form(folder, moved).encode(rows)
+        assert ids == Form(folder).encode(rows)[0]
+        assert [row.count("answer") for row in kinds] == [2, 4, 4]
 
 
 @pytest.mark.parametrize("name", FORMS)
@@ -160,6 +183,7 @@ def test_what_a_template_asks_is_asked_of_each_conversation(forms: Any) -> None:
     ]
     texts = form.encode(rows)[2].texts.to_pylist()
     assert texts == [form.theirs.apply_chat_template(row, tokenize=False) for row in rows]
+    assert form.anew or max(map(len, form.render._known.values())) > 2
 
 
 def test_names_of_unknown_keys_are_content(forms: Any) -> None:
@@ -224,9 +248,8 @@ OPERATIONS = [
     *OPERATORS,
     *SUBSCRIPTS,
 ]
-FOLLOWED = ("C | title", "C | int", "C | float", "C[3]", "{'a': 1, 'items': 2}[C]", "C | trim", "C | reverse",
-            "C is lower", "C.split('a') | length", "C <= 'a'", "C | indent(2, true)", "C | first",
-            "C[::-1]")  # fmt: skip
+FOLLOWED = ("C[3]", "{'a': 1}.get(C, 3)", "C | trim", "C.islower()", "C.split('a') | length", "C | first", "C[::-1]",
+            "(C ~ 'x') | trim", "'a' in C", "C | replace('a', 'b')", "C | list | length")  # fmt: skip
 """Of which no conversation may be refused."""
 
 

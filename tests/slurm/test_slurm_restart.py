@@ -64,9 +64,6 @@ def test_a_node_and_then_a_rank_that_die_cost_no_job(
         (True, True),
         (False, True),
     ]
-    restarts = [line["restarts"] for line in read_lines(work[1] / "run" / "metrics.jsonl")]
-    assert restarts == sorted(restarts)
-    assert {0, 1} <= set(restarts)
     assert numbers(work[1] / "run") == pytest.approx(numbers(train_here(work[1], STEPS)), rel=2e-3)
 
 

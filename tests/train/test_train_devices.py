@@ -120,30 +120,6 @@ def test_the_address_is_that_of_the_rank_s_gpu(monkeypatch: pytest.MonkeyPatch, 
     assert torch.nn.functional.scaled_dot_product_attention(x, x, x, is_causal=True).isfinite().all()
 
 
-def test_threads_are_the_fewest_of_the_fastest(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By a clock on which products take so long with so many threads."""
-    now, before = [0.0], torch.get_num_threads()
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-
-    def chosen(*seconds: float) -> int:
-        def clock() -> float:  # asked twice around each product
-            now[0] += seconds[min(torch.get_num_threads().bit_length(), len(seconds)) - 1]
-            return now[0]
-
-        monkeypatch.setattr(devices.time, "perf_counter", clock)
-        return devices.fastest_threads(1 << (len(seconds) - 1))
-
-    try:
-        assert chosen(1.0) == 1
-        assert chosen(1.0, 3.0) == 1  # beside other load
-        assert chosen(4.0, 2.0, 1.0) == 4
-        assert chosen(4.0, 2.1, 2.0) == 2
-    finally:
-        torch.set_num_threads(before)
-    monkeypatch.setenv("OMP_NUM_THREADS", "3")
-    assert devices.fastest_threads(3) == 3
-
-
 @pytest.mark.parametrize("ranks", [1, 38, 39, 41, 1023, 16_384])
 def test_a_sum_over_any_number_of_ranks_is_exact(monkeypatch: pytest.MonkeyPatch, ranks: int) -> None:
     """As float32 sums it: (39 ranks)^4 is beyond what float32 holds exactly, and a healthy machine was refused."""

@@ -138,13 +138,9 @@ def test_step_lines_say_how_far_and_how_long(
     assert [line[0].split()[2] for line in lines] == ["2/6", "4/6", "6/6"]
     assert [line[1] for line in lines] == ["33%", "67%", "100%"]
     assert lines[-1][2] == "ETA 0 s"
-    assert "warning: the warm-up of 100 steps takes the whole run of 6" in text
-    # Steps that take long are told of although fewer than --log-every are done.
-    monkeypatch.setattr(metrics, "STEP_SILENCE", 0.0)
+    assert "warning: the warm-up of 100 steps takes the whole schedule" in text
     loop.train(replace(config, out=str(tmp_path / "b"), log_every=100, warmup=2))
-    text = capsys.readouterr().out
-    assert text.count("/6  ") == 6
-    assert "warm-up" not in text
+    assert "warning" not in capsys.readouterr().out.replace("warning: no GPU", "")
 
 
 def test_silence_is_broken_once_a_minute(
@@ -204,13 +200,6 @@ def test_a_rank_that_fails_has_a_file_of_its_own_and_one_that_stops_none(tmp_pat
     assert (error["rank"], error["message"], end["event"]) == (3, "no such thing", "end")
 
 
-def _no_disk_on_rank_0() -> None:
-    import shutil
-
-    usage = shutil.disk_usage("/")
-    shutil.disk_usage = lambda path: usage._replace(free=0)  # type: ignore[assignment, misc]
-
-
 def _no_meta_on_rank_0() -> None:
     def write_meta(*_: object) -> None:
         raise OSError(28, "No space left on device")
@@ -229,7 +218,6 @@ def _bug_on_rank_1() -> None:
 @pytest.mark.parametrize(
     ("before", "codes", "words", "tracebacks"),
     [
-        (_no_disk_on_rank_0, [2, 2, 2], "GB free and needs", 0),
         (
             _no_meta_on_rank_0,
             [75, 75, 75],
@@ -282,13 +270,12 @@ def test_what_cannot_be_deleted_is_told_and_ends_nothing(
 
 
 def test_collectives_of_every_group_end_after_the_timeout(shards: Path, tmp_path: Path) -> None:
-    """Of a mesh, and of the saves beside training: their defaults are 10 and 30 minutes whatever --timeout says. Those
-    of steps are shorter after the first one."""
+    """Of a mesh, and of the saves beside training: their defaults are 10 and 30 minutes whatever --timeout says."""
     more = {"steps": 3, "timeout": 78, "shard": 2, "context": 2}
     ranks = Ranks(2, tiny_flags(shards, tmp_path, **more), tmp_path, _print_timeouts)
     assert ranks.wait() == [0, 0], ranks.text()
     found = [line.split() for line in ranks.text().splitlines() if line.startswith("timeouts")]
-    assert sorted(found) == 2 * [["timeouts", "26.0", "78.0"]] + 2 * [["timeouts", "78.0"]], ranks.text()
+    assert found == 4 * [["timeouts", "78.0"]], ranks.text()
 
 
 def _print_timeouts() -> None:

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from pretok.base.records import replace
 from tests import train_support
 from train.model import loss
-from train.model.loss import IGNORE, linear_cross_entropy, token_scores
+from train.model.loss import IGNORE, linear_cross_entropy
 from train.model.sizes import PRESETS, ModelConfig
 from train.model.transformer import (
     Attention,
@@ -61,9 +61,6 @@ def test_loss_and_gradients_equal_torchs(
     torch.testing.assert_close(logged, nll)
     torch.testing.assert_close(found, wanted)
     assert not found[1][vocab:].any()  # the padding learns nothing
-    losses, best = token_scores(hidden, weight, target, vocab, chunk=chunk)
-    torch.testing.assert_close(losses, F.cross_entropy(logits, target, ignore_index=IGNORE, reduction="none"))
-    assert torch.equal(best, (logits.argmax(1) == target) | (target == IGNORE))
 
 
 def test_ranks_that_share_the_vocabulary_compile_the_loss_between_their_exchanges(

@@ -12,7 +12,6 @@ from support import needs
 
 torch = needs("torch")
 import pretok.stream
-from pretok.base.errors import UsageError
 from tests.train_support import column, filled, model_file, run_jobs, tiny_config
 from train import loop
 from train.config import TrainConfig
@@ -20,7 +19,6 @@ from train.model.sizes import model_config
 from train.optimizer import learning_rate
 from train.parallel.layout import Layout
 from train.plan import count_tensors
-from train.setup import make_plan
 
 STEPS = 6
 
@@ -34,7 +32,7 @@ SPLIT: dict[str, tuple[bool, tuple[object, ...]]] = {
     "2-tensor-2": (True, ("--shard", 2, "--tensor", 2)),
     "replicate-2-tensor-2": (
         False,
-        ("--shard", 1, "--tensor", 2, "--micro-batch", 2, "--checkpointing", "every-2"),
+        ("--shard", 1, "--tensor", 2, "--micro-batch", 2, "--checkpointing", "0.5"),
     ),
 }
 """Of runs on four ranks whether the embedding is the output matrix, and what is their own."""
@@ -71,7 +69,7 @@ def _note_lengths() -> None:
         for block in run.trainee.model.layers:
             block.register_forward_pre_hook(lambda _, inputs: seen.add(inputs[0].shape[1]))
         original(run)
-        Path(run.plan.config.out, f"lengths-{os.environ['RANK']}").write_text(f"{sorted(seen)}")
+        Path(run.config.out, f"lengths-{os.environ['RANK']}").write_text(f"{sorted(seen)}")
 
     loop._loop = _loop
 
@@ -158,16 +156,6 @@ def _lose_a_number() -> None:
         return original(optimizer, parameters, *rest)
 
     step.update = update
-
-
-def test_ranks_state_their_global_batch(shards: Path, tmp_path: Path) -> None:
-    """On another number of ranks a batch of so many sequences a rank would be another training."""
-    config = tiny_config(shards, tmp_path, global_batch=None, micro_batch=2)
-    assert make_plan(config, 1).phases[0].batch.global_batch == 2
-    with pytest.raises(UsageError, match="2 data-parallel ranks need a --global-batch"):
-        make_plan(config, 2)
-    shared = tiny_config(shards, tmp_path, global_batch=None, micro_batch=2, context=2)
-    assert make_plan(shared, 2).phases[0].batch.global_batch == 2
 
 
 def test_bf16_accumulation_and_document_mask_on_a_mesh(runs: Path) -> None:

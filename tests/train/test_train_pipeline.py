@@ -1,4 +1,4 @@
-"""Pipelines of any schedule train the model that one process trains, and say what they cost."""
+"""Pipelines train the model that one process trains, and say what they cost."""
 
 from __future__ import annotations
 
@@ -14,16 +14,14 @@ from pretok.base.storage import read_lines
 from tests.train_support import column, random_shards, run_jobs
 from train.config import TrainConfig
 from train.model.sizes import PRESETS, ModelConfig
-from train.parallel.layout import Batch, bubble, check_pipeline, passes_in_memory, split_layers
+from train.parallel.layout import Batch, bubble, check_pipeline, split_layers
 
 SIZES = "vocab_size = 60\ndim = 16\nlayers = 4\nheads = 4\nkv_heads = 4\nhidden = 16\ntied = false\nqk_norm = true\n"
 STEPS = 4
 PLAIN = ("--micro-batch", 2)
 """What all runs of a kind have in common, and of each the ranks and what is its own."""
 CASES: dict[str, tuple[int, tuple[object, ...]]] = {
-    "gpipe": (2, ("--pipeline", 2, "--pipeline-schedule", "gpipe", *PLAIN)),
-    "1f1b": (2, ("--pipeline", 2, *PLAIN, "--checkpointing", "every-2")),
-    "interleaved": (2, ("--pipeline", 2, "--pipeline-schedule", "interleaved", "--micro-batch", 1)),
+    "two": (2, ("--pipeline", 2, *PLAIN, "--checkpointing", "0.5")),
     "context": (4, ("--pipeline", 2, "--shard", 2, "--context", 2, *PLAIN)),
     "no-pipeline": (4, ("--tensor", 2, "--shard", 2, "--context", 2, "--micro-batch", 4)),
     "four": (4, ("--pipeline", 4, *PLAIN, "--checkpointing", "ops")),
@@ -76,10 +74,6 @@ def assert_equal(run: Path, one: Path) -> None:
         assert found["bits_per_byte"] == pytest.approx(expected["bits_per_byte"], rel=1e-5)
 
 
-def config(**settings: object) -> TrainConfig:
-    return TrainConfig(**{"pipeline": 4, **settings})  # type: ignore[arg-type]
-
-
 def test_blocks_are_divided_by_their_time() -> None:
     """The last stage has the output matrix, which is about one block of this model."""
     model = PRESETS["italia-9b"]
@@ -93,27 +87,23 @@ def test_blocks_are_divided_by_their_time() -> None:
             assert [number for part in found for number in part] == list(range(layers))
 
 
-def test_the_bubble_and_the_passes_in_memory() -> None:
-    assert bubble(config(), 12) == pytest.approx(3 / 15)
-    assert bubble(config(pipeline_schedule="interleaved"), 12) == pytest.approx(3 / 27)
-    assert bubble(config(pipeline=1), 12) == 0.0
-    assert [passes_in_memory(config(), rank, 12) for rank in range(4)] == [4, 3, 2, 1]
-    assert passes_in_memory(config(pipeline_schedule="gpipe"), 0, 12) == 12
+def test_the_bubble() -> None:
+    assert bubble(4, 12) == pytest.approx(3 / 15)
+    assert bubble(1, 12) == 0.0
 
 
 @pytest.mark.parametrize(
-    ("settings", "model", "batch", "words"),
+    ("model", "batch", "words"),
     [
-        ({}, {"tied": True}, Batch(8, 1, 8, 1), "is its output matrix"),
-        ({}, {"layers": 3}, Batch(8, 1, 8, 1), "4 stages are more than the 3 blocks"),
-        ({}, {}, Batch(8, 4, 2, 1), "at least 4 micro-batches in a step of each rank; there are 2"),
-        ({"pipeline_schedule": "interleaved"}, {}, Batch(6, 1, 6, 1), "a multiple of 4 micro-batches"),
+        ({"tied": True}, Batch(8, 1, 8, 1), "is its output matrix"),
+        ({"layers": 3}, Batch(8, 1, 8, 1), "4 stages are more than the 3 blocks"),
+        ({}, Batch(8, 4, 2, 1), "at least 4 micro-batches in a step of each rank; there are 2"),
     ],
 )
 def test_what_does_not_go_with_a_pipeline_is_refused_by_name(
-    settings: dict[str, object], model: dict[str, object], batch: Batch, words: str
+    model: dict[str, object], batch: Batch, words: str
 ) -> None:
     sizes: ModelConfig = replace(PRESETS["italia-9b"], **model)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match=words):
-        check_pipeline(config(**settings), sizes, batch)
-    check_pipeline(config(), PRESETS["italia-9b"], Batch(8, 1, 8, 1))
+        check_pipeline(TrainConfig(pipeline=4), sizes, batch)
+    check_pipeline(TrainConfig(pipeline=4), PRESETS["italia-9b"], Batch(8, 1, 8, 1))

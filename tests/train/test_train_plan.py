@@ -38,9 +38,9 @@ def test_plan_counts_what_a_rank_holds() -> None:
         kind: count_tensors(
             model, Layout(1, 4, 1), 1, 1, 4096, TrainConfig(precision="bf16", checkpointing=kind)
         ).activations
-        for kind in ("none", "ops", "every-2", "0.5", "full")
+        for kind in ("none", "ops", "0.5", "full")
     }
-    assert kept["none"] > kept["every-2"] > kept["ops"] > kept["0.5"] > kept["full"]
+    assert kept["none"] > kept["ops"] > kept["0.5"] > kept["full"]
 
 
 def test_plan_finds_the_largest_micro_batch() -> None:
@@ -61,30 +61,27 @@ def test_plan_command(capsys: pytest.CaptureFixture[str]) -> None:
     text = capsys.readouterr().out
     assert "accumulation 2 x 256 data-parallel ranks" in text
     assert "step: n/a" in text
-    assert "energy: n/a; CO2: n/a" in text
-    priced = [*command, "--peak", "300", "--mfu", "0.5", "--node-kw", "2", "--pue", "1.1", "--grid", "0.3"]
-    main([*priced, "--json"])
+    main([*command, "--peak", "300", "--mfu", "0.5", "--json"])
     plan = json.loads(capsys.readouterr().out)
     model = PRESETS["italia-9b"]
     seconds = 1024 * 4096 * model.flops_per_token(4096) / (150e12 * 256)
     assert plan["step_seconds"] == pytest.approx(seconds)
     assert plan["steps"] == 1_200_000_000_000 // (1024 * 4096)
-    assert plan["energy_kwh"] == pytest.approx(plan["node_hours"] * 2 * 1.1)
-    assert plan["co2_kg"] == pytest.approx(plan["energy_kwh"] * 0.3)
+    assert plan["node_hours"] == pytest.approx(64 * seconds * plan["steps"] / 3600)
     assert plan["checkpoint_bytes"] / GIB == pytest.approx(12 * model.parameters / GIB)
 
 
 def test_plan_says_loudly_what_does_not_fit(capsys: pytest.CaptureFixture[str]) -> None:
     command = ["plan", "--model", "italia-9b", "--nodes", "64", "--devices-per-node", "4", "--mfu", "0.4"]
-    command += ["--global-batch", "1024", "--tokens", "1.2T", "--node-kw", "2", "--micro-batch", "2"]
+    command += ["--global-batch", "1024", "--tokens", "1.2T", "--micro-batch", "2"]
     main([*command, "--device", "A100-SXM-64GB"])
     text = capsys.readouterr().out
     assert "DOES NOT FIT: 82.6 GiB counted, 53.6 GiB are 90% of 64 GB" in text
-    assert "step: n/a; steps: 286102; run: n/a; n/a\nenergy: n/a; CO2: n/a" in text
+    assert "step: n/a; steps: 286102; run: n/a; n/a\n" in text
     main([*command, "--device", "A100-SXM-64GB", "--checkpointing", "full", "--json"])
     plan = json.loads(capsys.readouterr().out)
     assert plan["fits"] is True
-    assert plan["energy_kwh"] > 0
+    assert plan["hours"] > 0
     main([*command, "--device", "A100"])
     assert "the memory of the device is not known; give --memory" in capsys.readouterr().out
     main([*command, "--device", "A100", "--memory", "80", "--json"])
@@ -105,16 +102,14 @@ LEONARDO = (
 )
 
 
-@pytest.mark.parametrize("schedule", ["1f1b", "interleaved"])
-def test_parameters_of_the_fullest_rank_are_those_of_its_parts(schedule: str) -> None:
-    config = TrainConfig(pipeline=4, pipeline_schedule=schedule)
-    blocks = split_layers(MODEL, 8 if schedule == "interleaved" else 4)
-    ranks = [0] * 4
-    for stage in range(len(blocks)):
+def test_parameters_of_the_fullest_rank_are_those_of_its_part() -> None:
+    config = TrainConfig(pipeline=4)
+    ranks = []
+    for stage in range(4):
         with torch.device("meta"):
             part = Decoder(MODEL)
-        take_part(part, stage, blocks)
-        ranks[stage % 4] += sum(parameter.numel() for parameter in part.parameters())
+        take_part(part, stage, split_layers(MODEL, 4))
+        ranks.append(sum(parameter.numel() for parameter in part.parameters()))
     assert sum(ranks) == MODEL.parameters
     counted = count_tensors(MODEL, Layout(1, 1, 1, 4), 1, 8, 4096, config)
     assert counted.parameters // 4 in ranks
@@ -123,14 +118,13 @@ def test_parameters_of_the_fullest_rank_are_those_of_its_parts(schedule: str) ->
     assert counted.parameters < one.parameters / 3
 
 
-def test_more_micro_batches_are_in_memory_with_gpipe_and_no_more_with_1f1b() -> None:
-    def held(schedule: str, passes: int) -> int:
-        config = TrainConfig(pipeline=4, pipeline_schedule=schedule, checkpointing="full")
+def test_no_more_micro_batches_are_in_memory_than_stages() -> None:
+    def held(passes: int) -> int:
+        config = TrainConfig(pipeline=4, checkpointing="full")
         buffers = 2 * passes * 4096 * MODEL.dim * 2  # of what is received
         return count_tensors(MODEL, Layout(1, 4, 1, 4), 1, passes, 4096, config).activations - buffers
 
-    assert held("1f1b", 32) == held("1f1b", 8)
-    assert held("gpipe", 32) > held("gpipe", 8) > held("1f1b", 8)
+    assert held(32) == held(8) == held(4)
 
 
 def test_the_example_of_the_documents_fits_and_a_bubble_is_told(capsys: pytest.CaptureFixture[str]) -> None:

@@ -76,7 +76,7 @@ def test_a_model_file_says_true_or_false(tmp_path: Path) -> None:
     path = Path(model_file(tmp_path))
     assert model_config(str(path)).qk_norm is False
     path.write_text(path.read_text() + "qk_norm = 1\n")
-    with pytest.raises(UsageError, match="qk_norm is 1; it must be of type bool"):
+    with pytest.raises(UsageError, match=r"Expected `bool`, got `int` - at `\$.qk_norm`"):
         model_config(str(path))
 
 

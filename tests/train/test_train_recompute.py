@@ -46,7 +46,7 @@ def gradients(setting: str) -> tuple[dict[str, torch.Tensor], int, set[str]]:
     return found, len(begun), set(get_model_state_dict(model))
 
 
-@pytest.mark.parametrize(("setting", "times"), [("full", 4), ("ops", 4), ("every-2", 3), ("0.5", 4)])
+@pytest.mark.parametrize(("setting", "times"), [("full", 4), ("ops", 4), ("0.5", 4)])
 def test_recomputed_blocks_give_the_same_gradients_under_the_same_names(setting: str, times: int) -> None:
     expected, once, names = gradients("none")
     found, begun, kept = gradients(setting)

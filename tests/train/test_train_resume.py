@@ -149,7 +149,6 @@ def test_kill_during_a_save_leaves_the_one_before(
     assert [path.name for path in folder.iterdir() if path.is_dir() and path.name[0] != "."] == [
         "step-00000004"
     ]
-    assert (folder / "latest").read_text() == "step-00000004\n"
     assert list(folder.glob(".*.tmp"))
     output = run_ranks(1, arguments(shards, run), tmp_path)
     assert "resumed from step 4\n" in output
@@ -203,7 +202,7 @@ def test_only_what_differs_is_named(shards: Path, whole: Path, tmp_path: Path) -
     shutil.copytree(whole, run)
     ranks = Ranks(1, arguments(shards, run, seq_len=12), tmp_path)
     assert ranks.wait() == [2]
-    assert "with other settings: seq_len was 16, is 12; stream was " in ranks.text()
+    assert "with other settings: model.seq_len was 16, is 12; stream was " in ranks.text()
     assert "vocab_size" not in ranks.text()
 
 
@@ -252,13 +251,13 @@ def _job_ends_soon() -> None:
 def _stop_in_validation() -> None:
     import train.evaluate
 
-    original = train.evaluate.validation_batches
+    original = train.evaluate._batches
 
     def batches(*arguments: object) -> object:
         os.kill(os.getpid(), signal.SIGTERM)
         return original(*arguments)  # type: ignore[arg-type]
 
-    train.evaluate.validation_batches = batches  # type: ignore[assignment]
+    train.evaluate._batches = batches  # type: ignore[assignment]
 
 
 def test_stop_during_validation(shards: Path, whole: Path, tmp_path: Path) -> None:
@@ -298,18 +297,18 @@ def tell_restores() -> None:
 
 
 def test_one_replica_reads_a_checkpoint_for_all(shards: Path, tmp_path: Path) -> None:
-    """Parameters and moments: a replica with others would learn otherwise from the next step on."""
+    """A replica with others would learn otherwise from the next step on."""
 
     def job(ranks: int, name: str, steps: int, *more: object) -> tuple[int, list[object]]:
         common = arguments(shards, tmp_path / name, steps=steps, workers=0, schedule="constant", warmup=0)
         return ranks, [*common, "--lr", 0.01, *more]
 
-    first = ("--init-from", tmp_path / "run/checkpoints/step-00000004", "--init-moments")
+    first = ("--init-from", tmp_path / "run/checkpoints/step-00000004")
     jobs = [job(1, "whole", 6), job(1, "run", 4), job(1, "again", 2, *first)]
-    jobs += [job(4, "run", 6, "--shard", 2), job(2, "moments", 2, "--shard", 1, *first)]
+    jobs += [job(4, "run", 6, "--shard", 2), job(2, "shared", 2, "--shard", 1, *first)]
     text = run_jobs(jobs, tmp_path, before=tell_restores)
     assert sorted(line for line in text.splitlines() if line.endswith("reads")) == [
         *("rank 0 reads", "rank 0 reads", "rank 0 reads", "rank 1 reads"),
     ]
     assert column(tmp_path / "run", "loss") == pytest.approx(column(tmp_path / "whole", "loss"), rel=1e-5)
-    assert column(tmp_path / "moments", "loss") == pytest.approx(column(tmp_path / "again", "loss"), rel=1e-5)
+    assert column(tmp_path / "shared", "loss") == pytest.approx(column(tmp_path / "again", "loss"), rel=1e-5)

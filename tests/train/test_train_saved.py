@@ -18,14 +18,13 @@ from safetensors.torch import load_file
 
 from pretok.base.errors import IntegrityError, Stopped
 from pretok.base.storage import NewFile, checksum
-from tests.train_support import random_shards, read_tensors, reseal, run_ranks, tiny_config
+from tests.train_support import flags, random_shards, read_tensors, reseal, run_ranks, tiny_config
 from train import loop
 from train.__main__ import main
 from train.checkpoint import meta, save
 from train.checkpoint.export import export
 from train.checkpoint.meta import read_meta
 from train.config import TrainConfig
-from train.tune import flags
 
 FIRST, SECOND, INDEX = "rank-00000.safetensors", "rank-00001.safetensors", "index-00000.json"
 
@@ -148,9 +147,6 @@ def test_one_flipped_bit_is_found(
     output = capsys.readouterr()
     assert f"{newest / name} was damaged" in output.out
     assert "1 of 2 checkpoints are damaged" in output.err
-    (newest.parent / "latest").write_text("step-00000009\n")
-    main(["verify", str(run), "--step", "2"])
-    assert "latest names step-00000009, and the newest checkpoint is step-00000004" in capsys.readouterr().out
     loop.train(settings(trained.parent, run))
     text = capsys.readouterr().out
     assert f"{newest} is broken, trying the one before: {newest / name} was damaged" in text
@@ -169,9 +165,7 @@ def test_two_ranks_find_what_one_of_them_reads(run: Path, trained: Path) -> None
     assert "resumed from step 2\n" in text
 
 
-def test_meta_json_is_sealed_and_compared_with_the_legs(
-    run: Path, trained: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_meta_json_is_sealed(run: Path, trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Sequences that were not read would be left out, or read again, without a word."""
     newest = run / "checkpoints" / "step-00000004"
     before = (newest / "meta.json").read_text()
@@ -179,11 +173,6 @@ def test_meta_json_is_sealed_and_compared_with_the_legs(
     with pytest.raises(SystemExit, match="2"):
         main(["verify", str(run)])
     assert f"{newest / 'meta.json'} does not match its seal" in capsys.readouterr().out
-    reseal(newest)
-    with pytest.raises(
-        IntegrityError, match=r"36 sequences and 512 tokens .*segments\.jsonl says 32 and 512"
-    ):
-        loop.train(settings(trained.parent, run, steps=6))
     (newest / "meta.json").write_text(before)
     loop.train(settings(trained.parent, run, steps=6))
     assert "resumed from step 4\n" in capsys.readouterr().out
@@ -259,14 +248,14 @@ def test_a_save_that_fails_is_tried_again_while_the_run_goes_on(
         begun.append(run.progress.step)
         original(run)
 
-    monkeypatch.setattr(save, "RETRY_SECONDS", (0.0, 0.0))
+    monkeypatch.setattr(save, "RETRY_SECONDS", 0.0)
     monkeypatch.setattr(loop, "_save", begin)
     loop.train(config)
     text = capsys.readouterr().out
     assert text.count(f": {os.strerror(error)}") == 1, text
     assert (tmp_path / "run/done.json").exists()
     folder = tmp_path / "run" / "checkpoints"
-    assert (folder / "latest").read_text() == "step-00000005\n"
+    assert max(folder.iterdir()).name == "step-00000005"
     assert not list(folder.glob(".*"))
     main(["verify", config.out])
 
@@ -291,10 +280,10 @@ def test_saves_that_keep_failing_stop_the_run(
         loop.train(config)
     assert "\n" not in f"{caught.value}"
     folder = tmp_path / "run" / "checkpoints"
-    assert sorted(path.name for path in folder.iterdir()) == ["latest", "step-00000002"]
+    assert sorted(path.name for path in folder.iterdir()) == ["step-00000002"]
     main(["verify", config.out])
     loop.train(config)
-    assert (folder / "latest").read_text() == "step-00000004\n"
+    assert max(folder.iterdir()).name == "step-00000004"
 
 
 @pytest.mark.parametrize("passes", [True, False])
@@ -310,7 +299,6 @@ def test_a_checkpoint_that_cannot_be_read_now_is_not_taken_for_damaged(
         return original(path)
 
     monkeypatch.setattr(meta, "checksum", read)
-    monkeypatch.setattr(save, "READ_WAITS", (0.0,))
     newest = run / "checkpoints" / "step-00000004"
     if passes:
         loop.train(settings(trained.parent, run))

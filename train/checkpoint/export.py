@@ -11,8 +11,6 @@ compared.
 from __future__ import annotations
 
 import json
-import os
-import re
 import shutil
 from collections.abc import Callable, Sequence
 from functools import cache
@@ -21,21 +19,20 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from pretok.base.errors import IntegrityError, MismatchError, UsageError
 from pretok.base.records import Record, read_record, replace
-from pretok.base.storage import TEMPORARY_SUFFIX, fingerprint, read_json, write_json, writing
+from pretok.base.storage import TEMPORARY_SUFFIX, fingerprint, read_json, reading, write_json, writing
 from pretok.base.units import listed
 from pretok.base.vocab_map import VocabMap, read_map
 from train.checkpoint.meta import Meta, TokenizerOrigin, check_files, read_meta
-from train.checkpoint.tensors import Reader, check_sizes, restore
-from train.model.sizes import CONFIG, ModelConfig, foreign_keys, read_config, transformers_config
+from train.checkpoint.tensors import Reader, check_sizes, restore, write_tensors
+from train.model.sizes import CONFIG, ModelConfig, read_config, transformers_config
 from train.model.transformer import Decoder
 
-SHARD_BYTES = 5 * 10**9
 TOKENIZER_FILE = "tokenizer.json"
+TOKENIZER_FILES = ("tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
 _BY_ENTRY = ("embed_tokens.weight", "lm_head.weight")
 """Matrices with a row for each entry of the vocabulary."""
 _PARTS = ("added_tokens", "normalizer", "pre_tokenizer", "model")
@@ -74,7 +71,7 @@ def export(
     try:
         with writing(out):
             temporary.mkdir(parents=True)
-            _write_tensors(temporary, tensors)
+            write_tensors(temporary / "model.safetensors", tensors, format="pt")
             write_json(temporary / CONFIG, config_json | {"torch_dtype": str(dtype).removeprefix("torch.")})
             for name, content in files.items():
                 (temporary / name).write_bytes(content)
@@ -100,45 +97,11 @@ def _mean_weights(checkpoints: Sequence[Path], config: ModelConfig) -> dict[str,
     return {name: value.div_(len(checkpoints)) for name, value in total.items()}
 
 
-def _save(tensors: dict[str, Tensor], path: Path) -> None:
-    """Raises the OSError of which the library leaves only the number, in words."""
-    try:
-        save_file(tensors, path, metadata={"format": "pt"})
-    except SafetensorError as error:
-        if found := re.search(r"\(os error (\d+)\)", str(error)):
-            raise OSError(int(found[1]), os.strerror(int(found[1])), str(path)) from None
-        raise
-
-
-def _write_tensors(folder: Path, tensors: dict[str, Tensor]) -> None:
-    """model.safetensors, or files of at most SHARD_BYTES with an index, as `transformers` reads them."""
-    files: list[dict[str, Tensor]] = [{}]
-    size = 0
-    for name, tensor in tensors.items():
-        if files[-1] and size + tensor.nbytes > SHARD_BYTES:
-            files.append({})
-            size = 0
-        files[-1][name] = tensor
-        size += tensor.nbytes
-    if len(files) == 1:
-        _save(files[0], folder / "model.safetensors")
-        return
-    places: dict[str, str] = {}
-    for number, part in enumerate(files, 1):
-        file_name = f"model-{number:05d}-of-{len(files):05d}.safetensors"
-        _save(part, folder / file_name)
-        places |= dict.fromkeys(part, file_name)
-    total = sum(tensor.nbytes for tensor in tensors.values())
-    write_json(
-        folder / "model.safetensors.index.json", {"metadata": {"total_size": total}, "weight_map": places}
-    )
-
-
 def exported_tensors(
     folder: Path, config: ModelConfig, report: Callable[[str], None], vocab_map: VocabMap | None = None
 ) -> Callable[..., Tensor]:
-    """value(name, shape, device, offset) gives pieces of parameters from a folder of transformers, each read from its
-    file alone; without an offset they begin at the beginning. Rows of padding are zero.
+    """value(name, shape, device, part) gives parts, slices, of parameters from a folder of transformers, each read from
+    its file alone; without slices the whole. Rows of padding are zero.
 
     vocab_map: the folder's model is of the old vocabulary and `config` of the new one. Rows of old entries are copied,
     and a new entry's row is the mean of those it is made of.
@@ -147,10 +110,6 @@ def exported_tensors(
     `Decoder` does not compute, IntegrityError when a file of it is missing or damaged.
     """
     theirs = read_config(folder / CONFIG)
-    if foreign := foreign_keys(folder / CONFIG):
-        report(
-            f"warning: {folder / CONFIG}: keys that transformers does not read are passed over: {listed(foreign, 5)}"
-        )
     if vocab_map is not None and theirs.rows < vocab_map.old.size:
         raise MismatchError(
             f"{folder} has rows for {theirs.rows} entries, but --vocab-map begins with {vocab_map.old.size}"
@@ -166,39 +125,33 @@ def exported_tensors(
     places = _tensor_places(folder, {_outside_name(name) for name in shapes}, tied=config.tied)
 
     @cache
-    def opened(file_name: str) -> Any:
-        return _damaged(folder / file_name, lambda: safe_open(folder / file_name, "pt"))
+    def opened(path: Path) -> Any:
+        return safe_open(path, "pt")
 
     def value(
-        name: str, shape: Sequence[int], device: torch.device, offset: Sequence[int] | None = None
+        name: str, shape: Sequence[int], device: torch.device, part: Sequence[slice] | None = None
     ) -> Tensor:
-        path, outside = places[_outside_name(name)], _outside_name(name)
-        stored = _damaged(folder / path, lambda: opened(path).get_slice(outside))
-        if stored.get_shape() != shapes[name]:
-            raise IntegrityError(
-                f"{folder / path}: {outside} has the shape {stored.get_shape()}; by {CONFIG} it is {shapes[name]}"
-            )
-        by_entry, begin = name in _BY_ENTRY, offset or [0] * len(shape)
+        outside, by_entry = _outside_name(name), name in _BY_ENTRY
+        path = folder / places[outside]
         limits = [kept, *shapes[name][1:]] if by_entry else shapes[name]
-        ends = zip(begin, shape, limits, strict=True)
-        part = tuple(slice(min(first, rows), min(first + count, rows)) for first, count, rows in ends)
-        piece = torch.zeros(tuple(shape), device=device)
-        if all(span.stop > span.start for span in part):
-            found = _damaged(folder / path, lambda: stored[part])
-            piece[: len(found)] = found
-        for row in made.keys() & range(begin[0], begin[0] + shape[0]) if by_entry else ():
-            of = [stored[old : old + 1, part[1]] for old in made[row]]
-            piece[row - begin[0]] = torch.cat(of).to(piece).mean(0)
+        part = part or [slice(0, count) for count in shape]
+        there = tuple(slice(min(one.start, n), min(one.stop, n)) for one, n in zip(part, limits, strict=True))
+        piece = torch.zeros([one.stop - one.start for one in part], device=device)
+        with reading(path, SafetensorError):
+            stored = opened(path).get_slice(outside)
+            if stored.get_shape() != shapes[name]:
+                raise IntegrityError(
+                    f"{path}: {outside} has the shape {stored.get_shape()}; by {CONFIG} it is {shapes[name]}"
+                )
+            if all(span.stop > span.start for span in there):
+                found = stored[there]
+                piece[: len(found)] = found
+            for row in made.keys() & range(part[0].start, part[0].stop) if by_entry else ():
+                of = [stored[old : old + 1, there[1]] for old in made[row]]
+                piece[row - part[0].start] = torch.cat(of).to(piece).mean(0)
         return piece
 
     return value
-
-
-def _damaged(path: Path, read: Callable[[], Any]) -> Any:
-    try:
-        return read()
-    except (SafetensorError, FileNotFoundError) as error:
-        raise IntegrityError(f"{path} is missing or damaged: {error}") from None
 
 
 class _Index(Record, frozen=True, forbid_unknown_fields=False):
@@ -216,7 +169,7 @@ def _tensor_places(folder: Path, wanted: set[str], *, tied: bool) -> dict[str, s
         if outside := [name for name in places.values() if Path(name).name != name]:
             raise IntegrityError(f"{index} names {outside[0]!r}, which is no file beside it")
     elif (folder / single).exists():
-        with _damaged(folder / single, lambda: safe_open(folder / single, "pt")) as file:
+        with reading(folder / single, SafetensorError), safe_open(folder / single, "pt") as file:
             places = dict.fromkeys(file.keys(), single)
     else:
         raise IntegrityError(f"{folder} has no {single}: save the model as safetensors")
@@ -245,57 +198,50 @@ def check_tokenizer(
             )
         expected = TokenizerOrigin(ends.old.fingerprint, f"the model that {map_path} begins with")
         fix = f"name the model whose tokenizer was extended, or the map made of that of {folder}"
-    if not path.is_file():
+    if path.is_file():
+        _read_tokenizer(path, expected, fix)
+    else:
         report(
             f"{folder} has no {TOKENIZER_FILE}: whether the ids of {expected.shards} are its own is not known"
         )
-    elif (found := tokenizer_fingerprint(read_json(path))) != expected.fingerprint:
+
+
+def _read_tokenizer(path: Path, expected: TokenizerOrigin, fix: str) -> dict[str, Any]:
+    """A tokenizer.json; MismatchError, which ends with `fix`, when it is another one."""
+    data: dict[str, Any] = read_json(path)
+    if not isinstance(data, dict):
+        raise IntegrityError(f"{path} is no tokenizer")
+    if (found := tokenizer_fingerprint(data)) != expected.fingerprint:
         raise MismatchError(
             f"{path} is another tokenizer than that of {expected.shards}: the same ids mean other words (fingerprint "
             f"{found}, not {expected.fingerprint}); {fix}"
         )
+    return data
 
 
 def tokenizer_files(meta: Meta, named: Path | None) -> dict[str, bytes]:
-    """Manifest by file name: tokenizer.json, tokenizer_config.json, special_tokens_map.json.
+    """Content by file name: tokenizer.json, and of TOKENIZER_FILES those beside it.
 
-    named None: the copy in the shards' folder. The last two are taken from beside tokenizer.json or, where they are
-    not, made of the tokens that end and begin documents. Raises UsageError when there is no tokenizer.json,
-    MismatchError when it is another one.
+    named None: the copy in the shards' folder. Where there is no tokenizer_config.json it is made of the tokens that
+    end and begin documents. Raises UsageError when there is no tokenizer.json, MismatchError when it is another one.
     """
-    expected, shards = meta.tokenizer.fingerprint, Path(meta.tokenizer.shards)
-    place = shards if named is None else named
+    place = Path(meta.tokenizer.shards) if named is None else named
     path = place / TOKENIZER_FILE if place.is_dir() else place
     if not path.is_file():
         raise UsageError(f"{path} does not exist: --tokenizer names the vocabulary the shards were made with")
-    data = read_json(path)
-    if not isinstance(data, dict):
-        raise IntegrityError(f"{path} is no tokenizer")
-    found = tokenizer_fingerprint(data)
-    if found != expected:
-        raise MismatchError(
-            f"{path} is another tokenizer than the one the model was trained with: the same ids mean other words; "
-            f"{shards / TOKENIZER_FILE} is a copy of the right one, taken without --tokenizer (fingerprint {found}, "
-            f"the right one has {expected})"
-        )
-    roles = {"eos_token": _token(data, meta.eod_id)}
-    if meta.bos_id is not None:
-        roles["bos_token"] = _token(data, meta.bos_id)
+    data = _read_tokenizer(path, meta.tokenizer, "leave out --tokenizer to take the copy beside the shards")
     made = {
-        "tokenizer_config.json": {
-            "tokenizer_class": "PreTrainedTokenizerFast",
-            **roles,
-            "clean_up_tokenization_spaces": False,
-            "model_max_length": meta.identity.model.seq_len,
-        },
-        "special_tokens_map.json": roles,
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "eos_token": _token(data, meta.eod_id),
+        "clean_up_tokenization_spaces": False,
+        "model_max_length": meta.identity.model.seq_len,
     }
-    files = {TOKENIZER_FILE: path.read_bytes()}
-    for other, value in made.items():
-        beside = path.with_name(other)
-        text = json.dumps(value, ensure_ascii=False, indent=1) + "\n"
-        files[other] = beside.read_bytes() if beside.is_file() else text.encode()
-    return files
+    if meta.bos_id is not None:
+        made["bos_token"] = _token(data, meta.bos_id)
+    text = json.dumps(made, ensure_ascii=False, indent=1) + "\n"
+    beside = {name: file for name in TOKENIZER_FILES if (file := path.with_name(name)).is_file()}
+    files = {name: file.read_bytes() for name, file in (beside | {TOKENIZER_FILE: path}).items()}
+    return {TOKENIZER_FILES[0]: text.encode()} | files
 
 
 def tokenizer_fingerprint(data: dict[str, Any]) -> str:

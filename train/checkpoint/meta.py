@@ -137,8 +137,6 @@ def _size(file: Path) -> int | None:
 
 
 _NAME = re.compile(r"step-\d{8}")
-LATEST = "latest"
-"""File that names the newest checkpoint, for people and other programs."""
 _THREADS = 4
 """Files that one rank reads at a time: one stream does not fill a parallel file system."""
 
@@ -189,12 +187,5 @@ def verify(run: Path, step: int | None, report: Callable[[str], None]) -> None:
         except IntegrityError as error:
             bad += 1
             report(f"{checkpoint}: {error}")
-    latest = run / "checkpoints" / LATEST
-    named = latest.read_text(encoding="utf-8").strip() if latest.exists() else "nothing"
-    newest = complete_checkpoints(latest.parent)[-1]
-    if named != newest.name:
-        report(
-            f"warning: {latest} names {named}, and the newest checkpoint is {newest.name}; train takes the newest"
-        )
     if bad:
         raise IntegrityError(f"{bad} of {len(found)} checkpoints are damaged; delete those named above")

@@ -2,8 +2,8 @@
 
 Input: the state of all ranks and a `meta` of JSON values. Output: RUN/checkpoints/step-XXXXXXXX/ with the files of
 `tensors` and meta.json (run state, settings, provenance, every file's size and checksum). A folder of that name is
-complete: it is written under a temporary name and renamed when every rank's data is on disk; `latest` follows. A save
-that fails costs no step: rank 0 tells, and asks for another one.
+complete: it is written under a temporary name and renamed when every rank's data is on disk. A save that fails costs no
+step: rank 0 tells, and asks for another one.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
-from pretok.base.errors import IntegrityError, PretokError, Stopped, UsageError
-from pretok.base.storage import TEMPORARY_SUFFIX, atomic_open
+from pretok.base.errors import IntegrityError, PretokError, Stopped
+from pretok.base.storage import TEMPORARY_SUFFIX
 from pretok.base.units import duration
 from train.checkpoint import HungSave
-from train.checkpoint.meta import LATEST, FileRecord, Meta, complete_checkpoints, read_meta, write_meta
+from train.checkpoint.meta import FileRecord, Meta, complete_checkpoints, read_meta, write_meta
 from train.checkpoint.tensors import (
     Index,
     in_a_line,
@@ -42,14 +42,10 @@ from train.config import TrainConfig, parse_save_every
 
 SETTLE_SECONDS = 300.0
 """How long a run that ends by an error waits for the save in progress."""
-RETRY_SECONDS = (5.0, 60.0)
-"""Between a save that failed and the next try, at first and at most."""
+RETRY_SECONDS = 60.0
+"""Between a save that failed and the next try."""
 PATIENCE = 1200.0
 """Seconds for which saves may fail before the run ends: its devices work for nothing when nothing can be saved."""
-READ_WAITS = (1.0, 5.0, 20.0)
-"""Seconds before each further try to read a checkpoint, where what failed may pass."""
-DAMAGED_SUFFIX = ".damaged"
-"""Ends the name of a checkpoint that was found damaged: it is kept for a person to look at, and counts no more."""
 
 
 @dataclass
@@ -85,49 +81,28 @@ class Checkpoints:
     def __init__(
         self, folder: Path, config: TrainConfig, pinned: bool, report: Callable[[str], None]
     ) -> None:
-        self.folder = folder
+        self.folder, self._config, self._report = folder, config, report
         self.save_seconds = 0.0
-        self._config = config
-        self._report = report
-        self._pending: _Pending | None = None
-        self._failing_since: float | None = None  # on rank 0, which alone knows how every save ended
-        self._retry_at = 0.0
         self.every = parse_save_every(config.save_every)
         self.agreed = False  # by all ranks, on a save after the step in work
         self.saved_at = 0.0
         self._saved_step = -1
+        self._pending: _Pending | None = None
+        self._failing_since: float | None = None  # on rank 0, which alone knows how every save ended
+        self._retry_at = 0.0
         # Its own group: a save talks while training talks. A rank that writes slowly keeps the others waiting in it.
         self._group = dist.new_group(backend="gloo", timeout=timedelta(seconds=config.timeout))
         self._rank = dist.get_rank()
-        self._deletes = ThreadPoolExecutor(1)  # a file system may need minutes for it
-        self._deleted: Future[None] | None = None
-        self._writes = ThreadPoolExecutor(1)
-        self._pinned = pinned
+        self._deletes, self._writes = ThreadPoolExecutor(1), ThreadPoolExecutor(1)  # each may take minutes
         self._index: Index | None = None
+        self._pinned = pinned
         self._copy: dict[str, Tensor] = {}  # on the host, of what this rank writes
         if self._rank == 0:
             folder.mkdir(parents=True, exist_ok=True)
             for leftover in folder.glob(f"*{TEMPORARY_SUFFIX}"):
-                with self._telling("was left behind and cannot be deleted", leftover):
+                with self._warning(f"{leftover} was left behind and cannot be deleted"):
                     shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
         dist.barrier(group=self._group)
-
-    def check_space(self, checkpoint_bytes: int) -> None:
-        """UsageError unless the disk holds what retention keeps (milestones apart) and one more. Stopped where a run
-        goes on: its settings were right once, and space may come back."""
-        if self._rank:
-            return
-        wanted = (self._config.keep_last + self._config.keep_best + 1) * checkpoint_bytes
-        present = sum(
-            file.stat().st_size for path in complete_checkpoints(self.folder) for file in path.iterdir()
-        )
-        free = shutil.disk_usage(self.folder).free
-        if free + present < wanted:
-            raise (Stopped if present else UsageError)(
-                f"{self.folder} has {free / 1e9:.1f} GB free and needs {wanted / 1e9:.1f} for "
-                f"checkpoints of {checkpoint_bytes / 1e9:.1f} GB. "
-                "Free space, or lower --keep-last or --keep-best"
-            )
 
     def asked(self) -> bool:
         """On rank 0, whether it is time for a save, or to try again after one that failed; others are told."""
@@ -204,8 +179,6 @@ class Checkpoints:
     def close(self) -> None:
         """Wait until what is no longer kept is deleted."""
         self._deletes.shutdown()
-        if self._deleted is not None:
-            self._deleted.result()
         self._writes.shutdown()
 
     def _temporary(self, step: int) -> Path:
@@ -216,37 +189,30 @@ class Checkpoints:
         return pending.started + self._config.timeout - time.monotonic()
 
     def _conclude(self) -> None:
-        if self._pending is not None:
-            self._note(self._pending.meta.step, self._finish(self._pending))
-
-    def _note(self, step: int, problem: str | None) -> None:
-        """On rank 0, take in how a save ended. Stopped when saves have failed for PATIENCE."""
-        if self._rank:
+        """Wait for the save in progress and, on rank 0, take in how it ended. Stopped when saves have failed for
+        PATIENCE."""
+        if self._pending is None:
             return
+        step, problem, now = self._pending.meta.step, self._finish(self._pending), time.monotonic()
         if problem is None:
             self._failing_since = None
-            return
-        now = time.monotonic()
-        if self._failing_since is None:
-            self._failing_since = now
-        failing = now - self._failing_since
-        told = f"{self.folder}: the checkpoint of step {step} could not be written: {problem}"
-        if failing >= PATIENCE:
-            raise Stopped(
-                f"{told}; no save has succeeded for {duration(failing)}. The checkpoint before is untouched: fix the "
-                "cause (space, rights) and run the same command to go on from there"
-            )
-        least, most = RETRY_SECONDS
-        pause = min(max(failing, least), most, self._config.timeout / 2)  # the other ranks wait, at the end
-        self._retry_at = now + pause
-        self._report(f"warning: {told}; the run goes on and tries again in {pause:.0f} s")
+        elif self._rank == 0:
+            self._failing_since = self._failing_since or now
+            told = f"{self.folder}: the checkpoint of step {step} could not be written: {problem}"
+            if now - self._failing_since >= PATIENCE:
+                raise Stopped(
+                    f"{told}; no save has succeeded for {duration(now - self._failing_since)}. The checkpoint before "
+                    "is untouched: fix the cause (space, rights) and run the same command to go on from there"
+                )
+            pause = min(RETRY_SECONDS, self._config.timeout / 2)  # the other ranks wait, at the end
+            self._retry_at = now + pause
+            self._report(f"warning: {told}; the run goes on and tries again in {pause:.0f} s")
 
     def _finish(self, pending: _Pending) -> str | None:
         """Make a checkpoint of what is on disk. Returns what went wrong, on rank 0 always. Raises HungSave."""
         self._pending = None
         step = pending.meta.step
-        temporary = self._temporary(step)
-        final = self.folder / f"step-{step:08d}"
+        temporary, final = self._temporary(step), self.folder / f"step-{step:08d}"
         try:
             files = pending.future.result(max(0.0, self._left(pending)))
             self.save_seconds = time.monotonic() - pending.started
@@ -268,41 +234,35 @@ class Checkpoints:
             return in_a_line(error)
         size = sum(record.size for record in files.values()) / 1e9
         self._report(f"saved {final} ({size:.2f} GB in {self.save_seconds:.1f} s)")
-        self._follow(final)
+        self._retain(final)
         return None
 
-    def _follow(self, newest: Path) -> None:
-        """What comes when the newest checkpoint stands, again at a start: a kill may have come first."""
-        self._name_latest(newest)
-        if self.every[0] != "never":
-            self._deleted = self._deletes.submit(self._retain, newest)
-
-    def _name_latest(self, checkpoint: Path) -> None:
-        latest = self.folder / LATEST
-        with self._telling("cannot be brought up to date", latest), atomic_open(latest, "w") as file:
-            file.write(checkpoint.name + "\n")
-
     def _retain(self, newest: Path) -> None:
-        """Delete what the rule does not keep, never the `newest`, which is durable: one good one always stays. Beside
-        training."""
-        metas = {}
-        with self._telling("cannot be tidied", self.folder):
-            for path in complete_checkpoints(self.folder):
-                try:
-                    metas[path] = read_meta(path)
-                except PretokError as error:
-                    self._report(f"not counted among the checkpoints, and not deleted: {error}")
-        for path in sorted(set(metas) - to_keep(metas, self._config) - {newest}):
-            with self._telling("is no longer needed and cannot be deleted", path):
-                _delete(path)
+        """Beside training, delete what the rule does not keep, never the `newest`: one good one always stays. Again at
+        a start: a kill may have come first."""
+
+        def work() -> None:
+            metas = {}
+            with self._warning(f"{self.folder} cannot be tidied"):
+                for path in complete_checkpoints(self.folder):
+                    try:
+                        metas[path] = read_meta(path)
+                    except PretokError as error:
+                        self._report(f"not counted among the checkpoints, and not deleted: {error}")
+            for path in sorted(set(metas) - to_keep(metas, self._config) - {newest}):
+                with self._warning(f"{path} is no longer needed and cannot be deleted"):
+                    _delete(path)
+
+        if self.every[0] != "never":
+            self._deletes.submit(work)
 
     @contextmanager
-    def _telling(self, what: str, path: Path) -> Iterator[None]:
+    def _warning(self, text: str) -> Iterator[None]:
         """Around what harms nothing when it fails: a line says so, and the next save tries again."""
         try:
             yield
-        except (OSError, PretokError) as error:
-            self._report(f"warning: {path} {what}: {getattr(error, 'strerror', None) or error}")
+        except OSError as error:
+            self._report(f"warning: {text}: {error.strerror or error}")
 
     def load_newest(
         self, state: dict[str, Tensor], mesh: DeviceMesh, check: Callable[[Meta], None]
@@ -310,58 +270,31 @@ class Checkpoints:
         """Load the newest usable checkpoint into `state` on all ranks of `mesh`, return its meta; None when there is
         none.
 
-        A damaged one is reported and renamed, and the one before is used. `check(meta)` raises when it must not be
-        loaded. IntegrityError when all are damaged; Stopped when one cannot be read now.
+        A damaged one is reported and renamed for a person to look at, and the one before is used. `check(meta)` raises
+        when it must not be loaded. IntegrityError when all are damaged; Stopped when one cannot be read now.
         """
         candidates: list[Any] = [complete_checkpoints(self.folder)]
         dist.broadcast_object_list(candidates, group=self._group)
-        damaged: list[Path] = []
         for path in reversed(candidates[0]):
-            problem, meta = self._load(path, state, mesh, check)
-            if problem is None:
-                self._saved_step = meta.step if meta else -1
-                if not self._rank:
-                    self._set_aside(damaged)
-                    self._follow(path)
-                return meta
-            damaged.append(path)
-            self._report(f"{path} is broken, trying the one before: {problem}")
+            try:
+                meta, reader = open_checkpoint(path, self._group)
+                check(meta)
+                restore_everywhere(state, reader, mesh, self._group)
+            except IntegrityError as error:  # the same on all ranks
+                self._report(f"{path} is broken, trying the one before: {error}")
+                continue
+            self._saved_step = meta.step
+            if not self._rank:
+                # Newer than what the run goes on with: left as they are, they would count as the newest.
+                for damaged in candidates[0][candidates[0].index(path) + 1 :]:
+                    with self._warning(f"{damaged} cannot be renamed"):
+                        shutil.rmtree(aside := Path(f"{damaged}.damaged"), ignore_errors=True)
+                        damaged.rename(aside)
+                self._retain(path)
+            return meta
         if candidates[0]:
             raise IntegrityError(
                 f"no checkpoint in {self.folder} can be read; the lines above say why. None was changed: bring back "
                 "what they name, or start another run with another --out"
             )
         return None
-
-    def _set_aside(self, damaged: list[Path]) -> None:
-        """They are newer than what the run goes on with: left as they are, they would count as its newest."""
-        for path in damaged:
-            aside = path.with_name(path.name + DAMAGED_SUFFIX)
-            with self._telling("cannot be renamed", path):
-                shutil.rmtree(aside, ignore_errors=True)  # of an earlier try at the same step
-                path.rename(aside)
-                self._report(f"{path} is now {aside.name}: delete it when nobody wants to look at it")
-
-    def _load(
-        self, path: Path, state: dict[str, Tensor], mesh: DeviceMesh, check: Callable[[Meta], None]
-    ) -> tuple[IntegrityError | None, Meta | None]:
-        """Load one, tried again where what failed may pass. Raises what says nothing of the checkpoint."""
-        for pause in (*READ_WAITS, None):
-            problem, meta = self._try_load(path, state, mesh, check)  # the same on all ranks
-            if problem is None or isinstance(problem, IntegrityError):
-                return problem, meta
-            if pause is None or not isinstance(problem, Stopped):
-                raise problem
-            self._report(f"trying again in {pause:.0f} s: {problem}")
-            time.sleep(pause)
-        raise AssertionError
-
-    def _try_load(
-        self, path: Path, state: dict[str, Tensor], mesh: DeviceMesh, check: Callable[[Meta], None]
-    ) -> tuple[PretokError | None, Meta | None]:
-        opened = open_checkpoint(path, self._group)
-        if isinstance(opened, PretokError):
-            return opened, None
-        meta, reader = opened
-        check(meta)
-        return restore_everywhere(state, reader, mesh, self._group), meta

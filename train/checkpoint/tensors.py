@@ -16,7 +16,7 @@ from collections.abc import Callable
 from functools import lru_cache
 from itertools import product
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 import torch
@@ -32,10 +32,10 @@ from torch.distributed.tensor._utils import (  # torch has no public way
 
 from pretok.base.errors import IntegrityError, MismatchError, PretokError, Stopped
 from pretok.base.records import Record, read_record, to_json
-from pretok.base.storage import PASSING, NewFile, read_json, write_bytes
+from pretok.base.storage import PASSING, NewFile, read_json, tried, write_bytes
 from train.checkpoint.meta import FileRecord, Meta, check_files, read_meta
 from train.model.sizes import ModelConfig
-from train.parallel.group import first_problem
+from train.parallel.group import together
 from train.parallel.mesh import clean_name
 
 DTYPES = {
@@ -44,10 +44,12 @@ DTYPES = {
     torch.float32: "F32",
     torch.int32: "I32",
     torch.bfloat16: "BF16",
+    torch.float16: "F16",
     torch.bool: "BOOL",
 }
 """What safetensors calls them, the widest first."""
 Numbers = tuple[int, ...]
+T = TypeVar("T")
 
 
 class Box(NamedTuple):
@@ -129,9 +131,10 @@ def local(value: Tensor) -> Tensor:
     return value.to_local() if isinstance(value, DTensor) else value
 
 
-def write_tensors(path: Path, tensors: dict[str, Tensor]) -> FileRecord:
+def write_tensors(path: Path, tensors: dict[str, Tensor], **metadata: str) -> FileRecord:
     """A file of safetensors, summed up while it is written."""
-    header, end = {}, 0
+    header: dict[str, Any] = {"__metadata__": metadata} if metadata else {}
+    end = 0
     order = sorted(tensors, key=lambda name: -tensors[name].itemsize)  # so that each is aligned
     for name in order:
         begin, end = end, end + tensors[name].nbytes
@@ -211,29 +214,32 @@ def overlaps(boxes: tuple[Box, ...], offset: Numbers, size: Numbers) -> list[tup
 
 
 def restore(state: dict[str, Tensor], reader: Reader) -> None:
-    """Load this rank's part of a checkpoint into `state`, without a word to other ranks. Raises what `unreadable`
-    says."""
-    try:
+    """Load this rank's part of a checkpoint into `state`, without a word to other ranks."""
+
+    def fill() -> None:
         for name, value in state.items():
             offset: Any = (0,) * value.ndim
             if isinstance(value, DTensor):
                 mesh, placements = value.device_mesh, value.placements
                 offset = compute_local_shape_and_global_offset(value.shape, mesh, placements)[1]
             reader.fill(name, tuple(value.shape), local(value), tuple(offset))
+
+    readable(reader.checkpoint, fill)
+
+
+def readable(checkpoint: Path, read: Callable[[], T]) -> T:
+    """What `read` gives, tried again where its error may pass. IntegrityError where the checkpoint is damaged, Stopped
+    where another start may succeed, else PretokError: this process may not read it."""
+    try:
+        return tried(read)
     except PretokError:
         raise
     except Exception as error:  # anything damaged files can raise
-        raise unreadable(reader.checkpoint, error) from None
-
-
-def unreadable(checkpoint: object, error: Exception) -> PretokError:
-    """What it says of a checkpoint that it could not be read: IntegrityError where it is damaged, Stopped where another
-    try may succeed, else that this process may not read it."""
-    if isinstance(error, OSError) and error.errno in PASSING:
-        return Stopped(f"{checkpoint} cannot be read now: {in_a_line(error)}; run the same command to go on")
-    if isinstance(error, PermissionError):
-        return PretokError(f"{checkpoint} cannot be read: {in_a_line(error)}")
-    return IntegrityError(f"{checkpoint}: {in_a_line(error)}")
+        told = in_a_line(error)
+        if isinstance(error, OSError) and error.errno in PASSING:
+            raise Stopped(f"{checkpoint} cannot be read now: {told}; run the same command to go on") from None
+        kind = PretokError if isinstance(error, PermissionError) else IntegrityError
+        raise kind(f"{checkpoint} cannot be read: {told}") from None
 
 
 def in_a_line(error: BaseException) -> str:
@@ -246,61 +252,42 @@ def in_a_line(error: BaseException) -> str:
 
 def restore_everywhere(
     state: dict[str, Tensor], reader: Reader, mesh: DeviceMesh, group: dist.ProcessGroup | None
-) -> PretokError | None:
-    """Load a checkpoint on all ranks of the run's mesh, or say what is wrong, the same on all of them.
+) -> None:
+    """Load a checkpoint on all ranks of the run's mesh, or raise what is wrong, the same on all of them.
 
     Each part is read once: by the ranks of the first replica, from which the others get it.
     """
-    replicas, problem = mesh["replicate"], None
-    if replicas.get_local_rank() == 0:
-        try:
-            restore(state, reader)
-        except PretokError as error:
-            problem = error
-    problem = first_problem(problem, group)
-    if problem is None and replicas.size() > 1:
+    replicas = mesh["replicate"]
+    together(lambda: None if replicas.get_local_rank() else restore(state, reader), group)
+    if replicas.size() > 1:
         for piece in map(local, state.values()):
             if piece.numel():  # the last ranks may have no rows of a small one
                 there = piece.to(mesh.device_type)  # offloaded parameters and steps are elsewhere
                 dist.broadcast(there, group=replicas.get_group(), group_src=0)
                 piece.copy_(there)
-    return problem
 
 
-def open_checkpoint(checkpoint: Path, group: dist.ProcessGroup | None) -> tuple[Meta, Reader] | PretokError:
+def open_checkpoint(checkpoint: Path, group: dist.ProcessGroup | None) -> tuple[Meta, Reader]:
     """On all ranks: a checkpoint's meta and reader, its files compared with their checksums; or what is wrong."""
-    problem: PretokError | None = None
-    try:
+
+    def read() -> tuple[Meta, Reader]:
         meta = read_meta(checkpoint, sizes=dist.get_rank() == 0)
         check_files(checkpoint, meta, dist.get_rank(), dist.get_world_size())
-        reader = Reader(checkpoint, meta)
-    except PretokError as error:
-        problem = error
-    except OSError as error:
-        problem = unreadable(checkpoint, error)
-    problem = first_problem(problem, group)
-    return (meta, reader) if problem is None else problem
+        return meta, Reader(checkpoint, meta)
+
+    return together(lambda: readable(checkpoint, read), group)
 
 
 def load_weights(
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer | None,
-    mesh: DeviceMesh,
-    checkpoint: Path,
-    config: ModelConfig,
-    report: Callable[[str], None],
+    model: nn.Module, mesh: DeviceMesh, checkpoint: Path, config: ModelConfig, report: Callable[[str], None]
 ) -> None:
-    """Load the model from a checkpoint folder of any mesh, and the moments where an optimizer is given.
+    """Load the model from a checkpoint folder of any mesh.
 
     Another rope_theta is told. Raises IntegrityError for a damaged checkpoint, MismatchError for one of other sizes.
     """
-    opened = open_checkpoint(checkpoint, None)
-    if isinstance(opened, PretokError):
-        raise opened
-    meta, reader = opened
+    meta, reader = open_checkpoint(checkpoint, None)
     check_sizes(meta.identity.model, config, checkpoint, report)
-    if problem := restore_everywhere(named_state(model, optimizer), reader, mesh, None):
-        raise problem
+    restore_everywhere(named_state(model), reader, mesh, None)
 
 
 def check_sizes(saved: ModelConfig, config: ModelConfig, source: Path, report: Callable[[str], None]) -> None:

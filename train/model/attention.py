@@ -21,9 +21,6 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own name
 from torch import Tensor
-from torch.nn.attention import SDPBackend
-
-from train.model.sizes import ModelConfig
 
 VARLEN_GENERATION = (8, 0)
 """From which of NVIDIA's architectures on FlashAttention 2 runs."""
@@ -159,25 +156,3 @@ def _torchs(q: Tensor, k: Tensor, v: Tensor, ends: Tensor, longest: int, window:
     # A window of w tokens reaches w - 1 to the left.
     reach = (window - 1 if window else -1, 0)
     return function(q, k, v, ends, ends, longest, longest, window_size=reach, **grouped)
-
-
-def attention_kernel(
-    config: ModelConfig, parts: int, dtype: torch.dtype, device: torch.device, *, documents: bool
-) -> str:
-    """The name of the kernel by which torch computes `attend` in training, the heads split in so many parts."""
-    inside = documents or 0 < config.window < config.seq_len
-    if inside and device.type == "cuda":
-        return "varlen_attn" if takes_spans(device, dtype, config.head_dim) else "flex_attention"
-    q, k = (
-        torch.empty(
-            (1, heads // parts, config.seq_len, config.head_dim),
-            dtype=dtype,
-            device=device,
-            requires_grad=True,
-        )
-        for heads in (config.heads, config.kv_heads)
-    )
-    chosen = torch._fused_sdp_choice(q, k, k, None, 0.0, True, enable_gqa=config.heads != config.kv_heads)
-    kernels = {kernel.value: name for name, kernel in SDPBackend.__members__.items()}
-    each = " for each document" if documents else ""
-    return f"scaled_dot_product_attention{each}, {kernels[chosen].lower()}"

@@ -6,8 +6,6 @@ second product.
 
 A matrix that is sharded by rows (a DTensor of tensor parallelism) gives each rank a slice of the vocabulary;
 three small all-reduces per chunk then replace the gathering of logits.
-
-`token_scores` is the same without gradients and token by token, for what is scored and not learned.
 """
 
 from __future__ import annotations
@@ -78,22 +76,6 @@ def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     return torch.compile(function, dynamic=False)
 
 
-def _softmax(
-    logits: Tensor, target: Tensor, columns: int, offset: int, group: Any, fuse: bool
-) -> tuple[Tensor, Tensor, Tensor]:
-    """exp(logits - top) of this rank's slice, and of the whole vocabulary, equal on every rank: top, and `sums` as in
-    `_exponentials`."""
-    # Compiled one by one: what the ranks exchange stands between them, and a compiler would break there anyway.
-    begin, middle = (_compiled(_top), _compiled(_exponentials)) if fuse else (_top, _exponentials)
-    logits, top = begin(logits, columns)
-    if group is not None:
-        dist.all_reduce(top, dist.ReduceOp.MAX, group=group)
-    shifted, sums = middle(logits, top, target, offset)
-    if group is not None:
-        dist.all_reduce(sums, group=group)
-    return shifted, top, sums
-
-
 def chunk_loss(
     logits: Tensor,
     target: Tensor,
@@ -109,9 +91,17 @@ def chunk_loss(
     is padding); target: (n,) int64. Returns nll (n,), z (n,) and the gradient of nll + z_loss * z, (n, v),
     all float32. fuse: compile the work between what the ranks of `group` exchange.
     """
-    shifted, top, sums = _softmax(logits, target, columns, offset, group, fuse)
-    end = _compiled(_losses) if fuse else _losses
-    result: tuple[Tensor, Tensor, Tensor] = end(shifted, sums, top, target, offset, z_loss)
+    # One by one: a compiler would break at the exchanges anyway.
+    top_of, exponentials, losses = map(
+        _compiled if fuse else lambda same: same, (_top, _exponentials, _losses)
+    )
+    logits, top = top_of(logits, columns)
+    if group is not None:
+        dist.all_reduce(top, dist.ReduceOp.MAX, group=group)
+    shifted, sums = exponentials(logits, top, target, offset)
+    if group is not None:
+        dist.all_reduce(sums, group=group)
+    result: tuple[Tensor, Tensor, Tensor] = losses(shifted, sums, top, target, offset, z_loss)
     return result
 
 
@@ -160,16 +150,6 @@ class _LinearCrossEntropy(torch.autograd.Function):
         return grad_hidden, grad_weight.mul_(scale).to(ctx.dtype), *[None] * 8
 
 
-def _local_rows(weight: Tensor, vocab_size: int) -> tuple[Tensor, int, int, Any]:
-    """This rank's rows of the output matrix, how many of them exist, the first one's id, and who has the others."""
-    group, offset, rows = None, 0, weight
-    if isinstance(weight, DTensor):
-        group = weight.device_mesh.get_group()
-        rows = weight.to_local()
-        offset = dist.get_rank(group) * (weight.shape[0] // dist.get_world_size(group))
-    return rows, max(0, min(len(rows), vocab_size - offset)), offset, group
-
-
 def linear_cross_entropy(
     hidden: Tensor,
     weight: Tensor,
@@ -185,33 +165,15 @@ def linear_cross_entropy(
     hidden: (n, dim); weight: (padded vocabulary, dim), plain or a DTensor sharded by rows; target: (n,)
     int64, IGNORE where no loss is wanted. Returns (total, nll), float32 scalars: total adds z_loss times the
     squared log-partition (PaLM, section 5) and carries the gradient, of `hidden` for a DTensor only this rank's summand
-    of it; nll is what is logged. `fuse` compiles
-    the work on logits.
+    of it; nll is what is logged. `fuse` compiles the work on logits.
     """
-    rows, columns, offset, group = _local_rows(weight, vocab_size)
+    group, offset, rows = None, 0, weight
+    if isinstance(weight, DTensor):
+        group, rows = weight.device_mesh.get_group(), weight.to_local()
+        offset = dist.get_rank(group) * (weight.shape[0] // dist.get_world_size(group))
+    columns = max(0, min(len(rows), vocab_size - offset))  # of this rank's rows, those that exist
     needs_grad = torch.is_grad_enabled()
     result: tuple[Tensor, Tensor] = _LinearCrossEntropy.apply(
         hidden, rows, target, columns, offset, chunk, z_loss, group, fuse, needs_grad
     )  # type: ignore[no-untyped-call]
     return result
-
-
-@torch.no_grad()
-def token_scores(
-    hidden: Tensor, weight: Tensor, target: Tensor, vocab_size: int, *, chunk: int = 4096
-) -> tuple[Tensor, Tensor]:
-    """Of each token -log softmax(hidden @ weight.T)[target] and whether no other entry is more likely.
-
-    hidden, weight, target as for `linear_cross_entropy`. Returns (n,) float32, zero where target is IGNORE, and (n,)
-    bool, true there.
-    """
-    rows, columns, offset, group = _local_rows(weight, vocab_size)
-    losses, best = [], []
-    for start in range(0, len(hidden), chunk):
-        wanted = target[start : start + chunk]
-        logits = hidden[start : start + chunk] @ rows.T
-        _, top, sums = _softmax(logits, wanted, columns, offset, group, False)
-        ignored = wanted == IGNORE
-        losses.append((sums[0].log() + top - sums[1]).masked_fill(ignored, 0.0))
-        best.append((sums[1] >= top) | ignored)
-    return torch.cat(losses), torch.cat(best)

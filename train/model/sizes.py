@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import tomllib
 from pathlib import Path
-from typing import Any, NamedTuple, get_type_hints
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -211,25 +211,8 @@ def model_config(name: str) -> ModelConfig:
             f"a {CONFIG} or a checkpoint"
         )
     try:
-        values: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UsageError(f"{path} is not TOML: {error}") from None
-    kinds = get_type_hints(ModelConfig)
-    if unknown := set(values) - set(kinds):
-        raise UsageError(f"{path}: unknown model keys {sorted(unknown)}")
-    for key, value in values.items():
-        if key == "rope_scaling":
-            values[key] = read_record(RopeScaling, value, f"{path}: {key}")
-            continue
-        kind = kinds[key]
-        if type(value) is not kind and not (kind is float and type(value) is int):
-            raise UsageError(f"{path}: {key} is {value!r}; it must be of type {kind.__name__}")
-        if kind in (int, float) and value <= 0:
-            raise UsageError(f"{path}: {key} is {value}; it must be more than 0")
-        values[key] = kind(value)
-    try:
-        return ModelConfig(**values)
-    except TypeError as error:
+        return msgspec.convert(tomllib.loads(path.read_text(encoding="utf-8")), ModelConfig)
+    except (OSError, ValueError, msgspec.ValidationError) as error:
         raise UsageError(f"{path}: {error}") from None
 
 
@@ -249,24 +232,7 @@ _SIZES = {
     "tied": "tie_word_embeddings",
 }
 """Fields of ModelConfig -> their keys in config.json."""
-_ROTARY = {"rope_theta", "rope_scaling", "rope_parameters"}
-_NO_MATTER = {
-    *("architectures", "bos_token_id", "chunk_size_feed_forward", "dtype", "eos_token_id", "id2label"),
-    *(
-        "initializer_range",
-        "is_encoder_decoder",
-        "label2id",
-        "layer_types",
-        "max_window_layers",
-        "model_type",
-    ),
-    *("output_attentions", "output_hidden_states", "pad_token_id", "pretraining_tp", "problem_type"),
-    *("return_dict", "sliding_window", "tokenizer_class", "torch_dtype", "transformers_version", "use_cache"),
-    *("_attn_implementation", "_name_or_path"),
-}
-"""Fields of transformers' configuration classes without a say in what is computed: layer_types is looked at by itself,
-sliding_window where it counts."""
-_READ_BESIDE = {
+_BESIDE = {
     "attention_chunk_size": None,
     "auto_map": None,
     "is_causal": True,
@@ -274,17 +240,6 @@ _READ_BESIDE = {
     "quantization_config": None,
 }
 """Keys that transformers reads although no configuration class of FAMILIES has them -> the value they must have."""
-
-
-def known_keys(family: Family) -> set[str]:
-    """Keys of a family's config.json that are looked at; transformers computes the same whatever other keys say."""
-    return {*_SIZES.values(), *family.must, *_ROTARY, *_NO_MATTER, *_READ_BESIDE}
-
-
-def foreign_keys(path: Path) -> list[str]:
-    """Keys of a config.json that transformers does not read, and `read_config` neither."""
-    theirs = read_json(path)
-    return sorted(theirs.keys() - known_keys(FAMILIES[theirs["model_type"]]))
 
 
 def read_config(path: Path) -> ModelConfig:
@@ -306,24 +261,17 @@ def read_config(path: Path) -> ModelConfig:
     found["head_dim"] = found.get("head_dim") or 0
     wrong = [
         f"{key} is {found[key]!r} and not {value!r}"
-        for key, value in family.must.items()
-        if found.get(key, value) != value
+        for key, value in (family.must | _BESIDE).items()
+        if found.get(key) not in (None, value)
     ]
     if set(found.get("layer_types") or ()) - {"full_attention"}:
         wrong.append(f"layer_types is {found['layer_types']!r}")
-    wrong += [
-        f"{key} is {found[key]!r}"
-        for key, value in _READ_BESIDE.items()
-        if found.get(key) is not None and found[key] != value
-    ]
     wrong += [f"{key} is missing" for key in _SIZES.values() if found.get(key) is None]
     rotary = found.get("rope_parameters") or found.get("rope_scaling") or {}
+    rotary = {key: value for key, value in rotary.items() if (key, value) != ("partial_rotary_factor", 1)}
     stretch = {key: value for key, value in rotary.items() if key not in ("rope_type", "type", "rope_theta")}
-    if stretch.get("partial_rotary_factor") == 1:
-        del stretch["partial_rotary_factor"]
     rope_type = rotary.get("rope_type", rotary.get("type", "default"))
-    wanted = {"default": set(), "llama3": set(RopeScaling.__struct_fields__)}
-    if stretch.keys() != wanted.get(rope_type):
+    if stretch.keys() != {"default": set(), "llama3": set(RopeScaling.__struct_fields__)}.get(rope_type):
         wrong.append(f"rope_scaling is {rotary!r}")
     dtype = found.get("dtype") or found.get("torch_dtype") or "float32"
     if dtype not in ("float32", "bfloat16", "float16"):

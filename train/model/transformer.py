@@ -23,7 +23,7 @@ import torch.nn.functional as F  # noqa: N812 - torch's own name
 from torch import Tensor, nn
 
 from train.model.attention import attend, mask_of
-from train.model.loss import linear_cross_entropy, token_scores
+from train.model.loss import linear_cross_entropy
 from train.model.sizes import LOSS_CHUNK, ModelConfig, RopeScaling
 
 
@@ -151,16 +151,8 @@ class Decoder(nn.Module):
         self.norm: nn.RMSNorm | None = nn.RMSNorm(config.dim, eps=config.norm_eps)
         self.lm_head = None if config.tied else Head(config)
 
-    def forward(
-        self,
-        tokens: Tensor,
-        targets: Tensor | None = None,
-        documents: Tensor | None = None,
-        *,
-        each: bool = False,
-    ) -> Any:
-        """Logits (n, L, padded vocabulary), or with targets the pair (total, nll) of `linear_cross_entropy`, or with
-        `each` that of `token_scores`, (n, L) each.
+    def forward(self, tokens: Tensor, targets: Tensor | None = None, documents: Tensor | None = None) -> Any:
+        """Logits (n, L, padded vocabulary), or with targets the pair (total, nll) of `linear_cross_entropy`.
 
         tokens, targets: (n, L) integers, of a part of sequences L of the part; documents: (1, N + 1) int32, where those
         of the whole sequences end (`train.model.attention.Spans`), None where a token sees beyond its own.
@@ -181,34 +173,30 @@ class Decoder(nn.Module):
         if self.norm is None:
             return x
         x = self.norm(x)
-        score = partial(self._score, targets, each)
+        score = partial(self._score, targets)
         if self.lm_head is None:
             return score(x, cast(nn.Embedding, self.embed_tokens).weight)
         return self.lm_head(x, score)
 
-    def _score(self, targets: Tensor | None, each: bool, x: Tensor, weight: Tensor) -> Any:
+    def _score(self, targets: Tensor | None, x: Tensor, weight: Tensor) -> Any:
         """What `forward` returns, of the last hidden states and the output matrix."""
         if targets is None:
             return F.linear(x, weight)
-        flat, vocab_size = (x.flatten(0, 1), weight, targets.flatten()), self.config.vocab_size
-        if each:
-            scores = token_scores(*flat, vocab_size, chunk=LOSS_CHUNK)
-            return tuple(score.view_as(targets) for score in scores)
-        return linear_cross_entropy(
-            *flat, vocab_size, chunk=LOSS_CHUNK, z_loss=self.z_loss, fuse=self.fuse_loss
-        )
+        flat = (x.flatten(0, 1), weight, targets.flatten(), self.config.vocab_size)
+        return linear_cross_entropy(*flat, chunk=LOSS_CHUNK, z_loss=self.z_loss, fuse=self.fuse_loss)
 
 
 def initial_tensor(
-    config: ModelConfig, seed: int, name: str, shape: torch.Size, device: torch.device
+    config: ModelConfig, seed: int, name: str, shape: torch.Size, device: torch.device, part: Any = ...
 ) -> Tensor:
-    """The whole initial float32 value of one parameter; depends on seed and name alone, not on ranks."""
+    """The initial float32 value of one parameter, or of a part of it: the whole depends on seed and name alone, not on
+    ranks."""
     if name.endswith("norm.weight"):
-        return torch.ones(shape, device=device)
+        return torch.ones(shape, device=device)[part]
     if name.endswith(".bias"):
-        return torch.zeros(shape, device=device)
+        return torch.zeros(shape, device=device)[part]
     key = hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=7).digest()
     generator = torch.Generator(device).manual_seed(int.from_bytes(key, "little"))
     into_residual = name.endswith(("o_proj.weight", "down_proj.weight"))
     std = 0.02 / math.sqrt(2 * config.layers) if into_residual else 0.02
-    return torch.randn(shape, generator=generator, device=device) * std
+    return (torch.randn(shape, generator=generator, device=device) * std)[part]

@@ -8,9 +8,7 @@ peak, and what needs one says n/a.
 from __future__ import annotations
 
 import os
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+import re
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -22,25 +20,24 @@ from torch.nn.attention import SDPBackend
 TERA = 1e12
 PCI_DEVICES = Path("/sys/bus/pci/devices")
 
-PEAKS: tuple[tuple[str, float, str], ...] = (
-    ("GH200", 989.5 * TERA, "NVIDIA GH200 datasheet, half of the figure with sparsity"),
-    ("H200", 989.5 * TERA, "NVIDIA H200 datasheet, half of the figure with sparsity"),
-    ("H100 PCIe", 756.5 * TERA, "NVIDIA H100 datasheet, half of the figure with sparsity"),
-    ("H100 NVL", 835.5 * TERA, "NVIDIA H100 datasheet, half of the figure with sparsity"),
-    ("H100", 989.5 * TERA, "NVIDIA H100 datasheet (SXM), half of the figure with sparsity"),
+PEAKS: tuple[tuple[str, float, int | None, str], ...] = (
+    ("GH200", 989.5 * TERA, 96, "NVIDIA GH200 datasheet, half of the figure with sparsity"),
+    ("H200", 989.5 * TERA, 141, "NVIDIA H200 datasheet, half of the figure with sparsity"),
+    ("H100 PCIe", 756.5 * TERA, 80, "NVIDIA H100 datasheet, half of the figure with sparsity"),
+    ("H100 NVL", 835.5 * TERA, 94, "NVIDIA H100 datasheet, half of the figure with sparsity"),
+    ("H100", 989.5 * TERA, 80, "NVIDIA H100 datasheet (SXM), half of the figure with sparsity"),
     (
         "A100-SXM-64GB",
         312 * TERA * 124 / 108,
+        64,
         "Leonardo's custom A100: the A100 datasheet's 312 TFLOP/s scaled by its 124 of 108 multiprocessors",
     ),
-    ("A100", 312 * TERA, "NVIDIA A100 datasheet"),
-    ("MI250X", 191.5 * TERA, "AMD MI250X datasheet, 383 TFLOP/s for two dies, one die counted"),
+    ("A100", 312 * TERA, None, "NVIDIA A100 datasheet"),
+    ("MI250X", 191.5 * TERA, 64, "AMD MI250X datasheet, 383 TFLOP/s for two dies, one die counted"),
 )
-"""(part of the device's name, dense bf16 FLOP/s, source); the first match wins."""
+"""(part of the device's name, dense bf16 FLOP/s, GB where there is one answer, source); the first match wins."""
 
 
-ROUNDS = 10
-"""Measurements of each number of threads."""
 HOPPER = 9
 HOPPER_KERNELS = (
     SDPBackend.CUDNN_ATTENTION,
@@ -83,17 +80,23 @@ class Device:
 
 def peak_of(name: str) -> tuple[float | None, str]:
     """Peak of a device by name, in FLOP/s, and its source; (None, why) when unknown."""
-    for part, peak, source in PEAKS:
+    for part, peak, _, source in PEAKS:
         if part in name:
             return peak, source
     return None, f"no peak is known of {name!r}" if name else "no device was named"
+
+
+def gigabytes_of(name: str) -> float | None:
+    """Memory of a device by name ('A100-SXM4-80GB' says it itself); None when unknown."""
+    if stated := re.search(r"(\d+) ?GB", name):
+        return float(stated[1])
+    return next((size for part, _, size, _ in PEAKS if part in name), None)
 
 
 def find_device() -> Device:
     """This process's device: the GPU numbered LOCAL_RANK where there is one, else the CPU. From here on the process
     and what it starts, loader processes too, run on the cores beside the GPU."""
     if not torch.cuda.is_available():
-        torch.set_num_threads(fastest_threads(torch.get_num_threads()))
         name = "cpu"
         peak, source = peak_of(name)
         return Device(torch.device("cpu"), name, "gloo", peak, source, None)
@@ -115,26 +118,6 @@ def find_device() -> Device:
     return found
 
 
-def fastest_threads(most: int) -> int:
-    """Threads for the passes on a CPU, at most so many: the fastest by a measurement of some tenths of a second, and of
-    like fast ones the fewest. Beside other load threads wait for each other, and fewer are faster.
-
-    Where OMP_NUM_THREADS says how many, and where all is to be repeated bit for bit, nothing is measured.
-    """
-    if "OMP_NUM_THREADS" in os.environ or torch.are_deterministic_algorithms_enabled():
-        return most
-    x, weight = torch.ones(512, 256), torch.ones(256, 1024)
-    counts = [count for count in (1 << power for power in range(most.bit_length())) if count < most] + [most]
-    seconds = dict.fromkeys(counts, 0.0)
-    for count in counts * ROUNDS:  # in turns, as load comes and goes
-        torch.set_num_threads(count)
-        began = time.perf_counter()
-        torch.nn.functional.silu(x @ weight) @ weight.T
-        seconds[count] += time.perf_counter() - began
-    best = min(seconds.values())
-    return min(count for count in counts if seconds[count] <= 1.1 * best)
-
-
 def cores_beside(bus: str, allowed: set[int], ranks: int, devices: Path = PCI_DEVICES) -> set[int]:
     """Those of the `allowed` cores that share a NUMA node with the device of this PCI address.
 
@@ -153,25 +136,14 @@ def cores_beside(bus: str, allowed: set[int], ranks: int, devices: Path = PCI_DE
     return beside if beside and len(beside) >= len(allowed) // ranks else allowed
 
 
-@contextmanager
-def deterministic(wanted: bool) -> Iterator[None]:
-    """While the body runs, only operations that give the same bits each time; one that cannot raises RuntimeError.
+def deterministic(wanted: bool) -> None:
+    """Whether from now on only operations run that give the same bits each time; one that cannot raises RuntimeError.
 
-    The same bits need the same software, devices and mesh too. Entered before the first matrix product, because cuBLAS
+    The same bits need the same software, devices and mesh too. Called before the first matrix product, because cuBLAS
     reads its workspace setting once.
     """
-    if not wanted:
-        yield
-        return
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    if wanted:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(wanted)
     settings: Any = torch.utils.deterministic
-    fills = settings.fill_uninitialized_memory
-    torch.use_deterministic_algorithms(True)
-    settings.fill_uninitialized_memory = (
-        False  # a guard against reading what nobody wrote; costs a write each
-    )
-    try:
-        yield
-    finally:
-        torch.use_deterministic_algorithms(False)
-        settings.fill_uninitialized_memory = fills
+    settings.fill_uninitialized_memory = False  # against reading what nobody wrote; costs a write each

@@ -2,18 +2,15 @@
 
 Input: torchrun's variables, a device, the run's folder. Output: a process group and a held folder while the body runs.
 One rank fails: all end, with its words. A rank whose neighbour is gone fails in the middle of a collective, which says
-nothing of the cause; through the store by which ranks found each other it learns the cause, and ends with the same exit
-code.
+nothing of the cause; through the store by which ranks found each other, which torchrun keeps, it learns the cause, and
+ends with the same exit code.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import socket
-import stat
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from datetime import timedelta
@@ -28,11 +25,8 @@ from pretok.base.errors import PretokError, UsageError
 from pretok.base.lock import hold, share
 from train.parallel.devices import Device
 
-GRACE = 10.0
-"""Seconds for which the rank that failed stays, so that others can ask why: it may be the one who keeps the store. A
-rank that was killed never comes, and torchrun kills those that are left, with what they have to say, after 30."""
-_WHY, _ENDED = "train/why", "train/ended"
-Problem = TypeVar("Problem", str, PretokError)
+_WHY = "train/why"
+T = TypeVar("T")
 
 
 @contextmanager
@@ -69,16 +63,11 @@ def process_group(
     except Exception as error:
         known = explain(error) or error
         told = cause(store, known, rank)
-        dist.destroy_process_group()
-        if ranks > 1:
-            hang_up()
-            linger(store, ranks)
         if told is error:
             raise
         raise told from error
     finally:
-        if dist.is_initialized():
-            dist.destroy_process_group()
+        dist.destroy_process_group()
 
 
 def _find_store(limit: timedelta) -> tuple[Store, int, int]:
@@ -98,23 +87,29 @@ def run_folder(out: Path, shards: Path) -> Iterator[threading.Event]:
     Raises FolderInUse or OutputError on all ranks. The event is set, on rank 0, when RUN is lost.
     """
     with ExitStack() as stack:
-        problem, lost = None, threading.Event()
-        if dist.get_rank() == 0:
-            try:
-                lost = stack.enter_context(hold(out, "train"))
-                stack.enter_context(share(shards, "train"))
-            except PretokError as error:
-                problem = error
-        if problem := first_problem(problem):
-            raise problem
-        yield lost
+
+        def take() -> threading.Event:
+            if dist.get_rank():
+                return threading.Event()
+            lost = stack.enter_context(hold(out, "train"))
+            stack.enter_context(share(shards, "train"))
+            return lost
+
+        yield together(take)
 
 
-def first_problem(problem: Problem | None, group: dist.ProcessGroup | None = None) -> Problem | None:
-    """The problem of the first rank that has one, the same answer on every rank."""
-    answers: list[Problem | None] = [None] * dist.get_world_size(group)
+def together(work: Callable[[], T], group: dist.ProcessGroup | None = None) -> T:
+    """What `work` gives this rank. Raises the PretokError of the first rank that has one, the same on all of them."""
+    problem: PretokError | None = None
+    try:
+        result = work()
+    except PretokError as error:
+        problem = error
+    answers: list[PretokError | None] = [None] * dist.get_world_size(group)
     dist.all_gather_object(answers, problem, group=group)
-    return next((answer for answer in answers if answer is not None), None)
+    for found in filter(None, answers):
+        raise found
+    return result
 
 
 class EndedElsewhere(PretokError):
@@ -139,37 +134,3 @@ def cause(store: Store, error: Exception, rank: int) -> Exception:
             code = error.exit_code if isinstance(error, PretokError) else 1
             store.set(_WHY, json.dumps({"rank": rank, "text": text, "exit_code": code}))
     return error
-
-
-def hang_up() -> None:
-    """Close this process's connections but those to the store, by which alone others notice that a rank has left.
-
-    Destroying the group closes them only when nothing holds it, and torch's caches (of how tensors are redistributed
-    over a mesh) may; gloo has no way to abort. Where there is no /proc the others notice when this process ends.
-    """
-    kept = int(os.environ.get("MASTER_PORT", 0))
-    with suppress(OSError):
-        for number in map(int, os.listdir("/proc/self/fd")):  # noqa: PTH208
-            with suppress(OSError):
-                if stat.S_ISSOCK(os.fstat(number).st_mode):
-                    with socket.socket(fileno=os.dup(number)) as one:
-                        _shut(one, kept)
-
-
-def _shut(one: socket.socket, kept: int) -> None:
-    """OSError for one without a peer, which only listens."""
-    if one.family in (socket.AF_INET, socket.AF_INET6):
-        ends = one.getsockname()[1], one.getpeername()[1]
-        if kept not in ends:
-            one.shutdown(socket.SHUT_RDWR)
-
-
-def linger(store: Store, ranks: int) -> None:
-    """Wait until all ranks have come here, GRACE seconds at most. Their connections are closed by now, so they notice
-    soon."""
-    end = time.monotonic() + GRACE
-    with suppress(Exception):
-        ended = store.add(_ENDED, 1)
-        while ended < ranks and time.monotonic() < end:
-            time.sleep(0.02)
-            ended = store.add(_ENDED, 0)

@@ -4,10 +4,8 @@ Input: the number of ranks, sizes of the model, the settings that are given. Out
 sizes solved, and which blocks are in which stage of a pipeline; UsageError names what does not divide or does not go
 together.
 
-Of a pipeline with P ranks, V stages on each and M micro-batches in a step, stage s is on rank s mod P. GPipe (Huang et
-al. 2019) runs all forward passes, then all backward ones; 1F1B (Narayanan et al. 2019, PipeDream-Flush) begins a
-backward pass as soon as it can and holds at most P micro-batches; interleaved 1F1B (Narayanan et al. 2021, section 2.2)
-gives each rank V stages, which divides the bubble by V.
+A pipeline of P ranks has a stage on each. Its passes go in the order 1F1B (Narayanan et al. 2019, PipeDream-Flush): a
+backward pass begins as soon as it can, and a rank holds at most P micro-batches.
 """
 
 from __future__ import annotations
@@ -18,11 +16,6 @@ from dataclasses import dataclass
 from pretok.base.errors import UsageError
 from train.config import TrainConfig, recomputed
 from train.model.sizes import ModelConfig
-
-USUAL_MICRO_BATCH = 8
-"""Sequences in a pass where no size is given."""
-PARTS = 2
-"""Stages of each rank in an interleaved pipeline: more divide the bubble further, and send more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,13 +78,11 @@ class Batch:
         )
 
 
-def solve_batch(ranks: int, global_batch: int | None, micro_batch: int | None) -> Batch:
-    """Fill in what is not given: a step is one pass where only one of the two is, of 8 sequences where none is.
+def solve_batch(ranks: int, global_batch: int, micro_batch: int | None) -> Batch:
+    """A step is one pass where no micro-batch is given.
 
     Raises UsageError with the nearest valid values when it does not divide.
     """
-    if global_batch is None:
-        global_batch = ranks * (micro_batch or USUAL_MICRO_BATCH)
     unit = ranks * (micro_batch or 1)
     if global_batch % unit:
         nearest = (n for n in (global_batch // unit * unit, -(-global_batch // unit) * unit) if n)
@@ -139,31 +130,18 @@ def _fails_compiled(config: TrainConfig, model: ModelConfig) -> bool:
 
 def check_pipeline(config: TrainConfig, model: ModelConfig, batch: Batch) -> None:
     """UsageError names what --pipeline does not go with, and what would."""
-    ranks, passes = config.pipeline, batch.accumulation
-    if ranks == 1:
-        return
-    stages = ranks * stages_per_rank(config)
-    if model.tied:
+    stages, passes = config.pipeline, batch.accumulation
+    if stages > 1 and model.tied:
         raise UsageError(
             "--pipeline: the model's embedding is its output matrix (tied), at both ends; untie it"
         )
     if stages > model.layers:
         raise UsageError(f"--pipeline: {stages} stages are more than the {model.layers} blocks of the model")
-    if config.pipeline_schedule == "1f1b" and passes < ranks:
+    if passes < stages:
         raise UsageError(
-            f"--pipeline {ranks} with 1f1b needs at least {ranks} micro-batches in a step of each rank; there are "
-            f"{passes}: lower --micro-batch (now {batch.micro_batch}) or raise --global-batch"
+            f"--pipeline {stages} needs at least {stages} micro-batches in a step of each rank; there are {passes}: "
+            f"lower --micro-batch (now {batch.micro_batch}) or raise --global-batch"
         )
-    if config.pipeline_schedule == "interleaved" and passes % ranks:
-        raise UsageError(
-            f"--pipeline {ranks} with interleaved needs a multiple of {ranks} micro-batches in a step of each rank; "
-            f"there are {passes}"
-        )
-
-
-def stages_per_rank(config: TrainConfig) -> int:
-    """V."""
-    return PARTS if config.pipeline > 1 and config.pipeline_schedule == "interleaved" else 1
 
 
 def split_layers(model: ModelConfig, stages: int) -> list[range]:
@@ -180,20 +158,6 @@ def split_layers(model: ModelConfig, stages: int) -> list[range]:
     return [range(first, end) for first, end in zip(ends, [*ends[1:], model.layers], strict=True)]
 
 
-def bubble(config: TrainConfig, micro_batches: int) -> float:
-    """Part of a step for which a rank waits: (P - 1) / (V M + P - 1), all passes of a stage taking equally long."""
-    waits = config.pipeline - 1
-    return waits / (stages_per_rank(config) * micro_batches + waits)
-
-
-def passes_in_memory(config: TrainConfig, rank: int, micro_batches: int) -> int:
-    """Passes of one stage whose activations a rank holds at a time; V of them are a micro-batch.
-
-    GPipe: all. 1F1B: P less the rank. Interleaved: as many as Megatron-LM's warm-up has, and the one at work.
-    """
-    ranks, parts = config.pipeline, stages_per_rank(config)
-    if config.pipeline_schedule == "gpipe":
-        return micro_batches
-    if parts == 1:
-        return min(micro_batches, ranks - rank)
-    return min(parts * micro_batches, (parts - 1) * ranks + 2 * (ranks - 1 - rank) + 1)
+def bubble(stages: int, micro_batches: int) -> float:
+    """Part of a step for which a rank waits: (P - 1) / (M + P - 1), all passes of a stage taking equally long."""
+    return (stages - 1) / (micro_batches + stages - 1)

@@ -6,10 +6,8 @@ tensor); the Decoder's parameters in memory and filled.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
-from functools import partial
 from typing import cast
 
 import torch
@@ -18,7 +16,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.distributed_c10d import _set_pg_timeout
 from torch.distributed.fsdp import FSDPModule
-from torch.distributed.tensor import DTensor, Replicate
+from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset  # torch has no public way
 
 from train.parallel.devices import Device
@@ -31,16 +29,9 @@ def build_mesh(device: Device, layout: Layout, timeout: int) -> DeviceMesh:
     names = ("pipeline", "replicate", "shard", "tensor")
     sizes = (layout.pipeline, layout.replicate, layout.shard, layout.tensor)
     mesh = init_device_mesh(device.device.type, sizes, mesh_dim_names=names)
-    limit_collectives(mesh, timeout)  # groups of a mesh do not inherit it
+    for name in names:  # groups of a mesh do not inherit it, and torch has no public way
+        _set_pg_timeout(timedelta(seconds=timeout), mesh[name].get_group())
     return mesh
-
-
-def limit_collectives(mesh: DeviceMesh, seconds: float, *others: dist.ProcessGroup | None) -> None:
-    """Give collectives of the mesh, and of other groups, so long from now on."""
-    groups = [mesh[name].get_group() for name in mesh.mesh_dim_names or ()]
-    for group in (*groups, *others):
-        if group is not None:
-            _set_pg_timeout(timedelta(seconds=seconds), group)  # torch has no public way
 
 
 def data_rank(mesh: DeviceMesh, context: int) -> int:
@@ -50,50 +41,33 @@ def data_rank(mesh: DeviceMesh, context: int) -> int:
     return (mesh["replicate"].get_local_rank() * shard.size() + shard.get_local_rank()) // context
 
 
-def materialize(
-    model: nn.Module, device: torch.device, value: Callable[..., Tensor], *, pieces: bool = False
-) -> None:
-    """Give meta parameters memory on `device` and fill each from value(name, shape, device), the whole tensor.
+def materialize(model: nn.Module, device: torch.device, value: Callable[..., Tensor]) -> None:
+    """Give meta parameters memory on `device` and fill this rank's piece of each with value(name, shape of the whole,
+    device, part), part: slices of the whole.
 
-    Every rank makes the whole of one parameter at a time and keeps its piece, so values do not depend on the
-    mesh. pieces: value(name, shape, device, offset) gives just this rank's.
+    Of ranks that have the same piece the first makes it, and the others get it from there.
     """
     model.to_empty(device=device)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if pieces and isinstance(parameter, DTensor):
-                parameter.to_local().copy_(_read_piece(parameter, partial(value, clean_name(name))))
-                continue
-            whole = value(clean_name(name), parameter.shape, device)
-            if isinstance(parameter, DTensor):
-                mesh = parameter.device_mesh
-                everywhere = DTensor.from_local(whole, mesh, [Replicate()] * mesh.ndim, run_check=False)
-                piece = everywhere.redistribute(placements=parameter.placements)
-                parameter.to_local().copy_(piece.to_local())
-            else:
-                parameter.copy_(whole)
-
-
-def _read_piece(parameter: DTensor, read: Callable[..., Tensor]) -> Tensor:
-    """This rank's piece. Of ranks that have the same one the first reads it, and the others get it from there."""
-    mesh, placements = parameter.device_mesh, parameter.placements
-    shape, offset = compute_local_shape_and_global_offset(parameter.shape, mesh, placements)
-    place = torch.device(mesh.device_type)  # of the collectives; offloaded parameters are elsewhere
-    same = [
-        dim for dim, placement in enumerate(placements) if placement.is_replicate() and mesh.size(dim) > 1
-    ]
-    first = not any(mesh.get_local_rank(dim) for dim in same)
-    piece = read(shape, place, offset) if first else torch.empty(shape, device=place)
-    # Where several dimensions have copies, what is sent along the first of them is right only for ranks that are at the
-    # beginning of the others; the next ones bring it to the rest.
-    for dim in same:
-        dist.broadcast(piece, group=mesh.get_group(dim), group_src=0)
-    return piece
+    for name, parameter in model.named_parameters():
+        shape, piece, same = parameter.shape, parameter.detach(), []
+        offset: Sequence[int] = [0] * len(shape)
+        if isinstance(piece, DTensor):
+            mesh, placements = piece.device_mesh, piece.placements
+            offset = compute_local_shape_and_global_offset(shape, mesh, placements)[1]
+            piece = piece.to_local()
+            same = [dim for dim, placement in enumerate(placements) if placement.is_replicate()]
+        if not any(mesh.get_local_rank(dim) for dim in same):
+            part = tuple(slice(at, at + size) for at, size in zip(offset, piece.shape, strict=True))
+            piece.copy_(value(clean_name(name), shape, device, part))
+        # Where several dimensions have copies, what is sent along the first of them is right only for ranks that are at
+        # the beginning of the others; the next ones bring it to the rest.
+        for dim in same:
+            dist.broadcast(piece, group=mesh.get_group(dim), group_src=0)
 
 
 def clean_name(name: str) -> str:
-    """A parameter's name in the whole model, without the wrapper of checkpointing and the number of a part."""
-    return re.sub(r"^parts\.\d+\.", "", name.replace("_checkpoint_wrapped_module.", ""))
+    """A parameter's name in the whole model, without the wrapper of checkpointing and of a pipeline."""
+    return name.replace("_checkpoint_wrapped_module.", "").removeprefix("part.")
 
 
 def gradient_sync(model: nn.Module, *, last: bool, reshard: bool) -> None:

@@ -6,16 +6,16 @@ Output: gradients in the parts, and the loss on every rank of the pipeline.
 Design. A part is a Decoder from which other stages' modules were taken; its parameters keep the names of the whole
 model, so checkpoints, exports and initial values know nothing of stages. Every rank of a pipeline reads the same
 sequences: tokens and targets are at hand where they are needed, and only hidden states travel, (micro-batch, L, dim) in
-the width of the passes. torch's schedules say who computes and sends what when; the last stage computes the loss inside
-of its forward pass. Shapes are stated beforehand, so that torch runs no pass to learn them. Gradients are reduced once
-a step, at its end, and the parameters of a stage stay gathered until then. Without gradients micro-batches go through
-one at a time.
+the width of the passes. torch's Schedule1F1B says who computes and sends what when; the last stage computes the loss
+inside of its forward pass. Shapes are stated beforehand, so that torch runs no pass to learn them. Gradients are
+reduced once a step, at its end, and the parameters of a stage stay gathered until then. Without gradients micro-batches
+go through one at a time.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -41,16 +41,15 @@ def take_part(model: Decoder, stage: int, blocks: Sequence[range]) -> None:
 
 
 class Pipeline(nn.Module):
-    """The parts of one rank in the order of their stages, and the way of micro-batches through those of all ranks.
+    """The part of one rank, and the way of micro-batches through those of all ranks.
 
     mesh: of the pipeline's ranks; dtype: of hidden states.
     """
 
-    def __init__(self, parts: Sequence[Decoder], mesh: DeviceMesh, dtype: torch.dtype) -> None:
+    def __init__(self, part: Decoder, mesh: DeviceMesh, dtype: torch.dtype) -> None:
         super().__init__()
-        self.parts = nn.ModuleList(parts)
+        self.part = part
         self._group, self._rank, self._ranks = mesh.get_group(), mesh.get_local_rank(), mesh.size()
-        self._stages = self._ranks * len(parts)
         self._dtype = dtype
         self._schedule: Any = None
         self._nll = torch.zeros(())
@@ -60,40 +59,24 @@ class Pipeline(nn.Module):
         self, model: ModelConfig, batch: Batch, seq_len: int, config: TrainConfig, device: torch.device
     ) -> None:
         """Get ready for steps of these sizes."""
-        from torch.distributed.pipelining import (
-            PipelineStage,
-            Schedule1F1B,
-            ScheduleGPipe,
-            ScheduleInterleaved1F1B,
-        )
+        from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
-        for part in self._decoders():
-            part.config, part.z_loss = model, config.z_loss
+        self.part.config, self.part.z_loss = model, config.z_loss
         self._length, length = seq_len, seq_len // config.context
         self._tokens = batch.accumulation * batch.micro_batch * length
         ids = torch.empty((batch.micro_batch, length), dtype=torch.int32, device="meta")
         hidden = torch.empty(self._hidden(ids), dtype=self._dtype, device="meta", requires_grad=True)
         total = torch.empty((), device="meta", requires_grad=True)
-        stages = []
-        for number, part in zip(self._numbers(), self._decoders(), strict=True):
-            output = (total, torch.empty((), device="meta")) if number == self._stages - 1 else hidden
-            stages.append(
-                PipelineStage(
-                    part,
-                    number,
-                    self._stages,
-                    device,
-                    input_args=hidden if number else ids,
-                    output_args=output,
-                    group=self._group,
-                )
-            )
-        options: dict[str, Any] = {"loss_fn": self._loss, "scale_grads": False}
-        if config.pipeline_schedule == "interleaved":
-            self._schedule = ScheduleInterleaved1F1B(stages, batch.accumulation, **options)  # type: ignore[arg-type]
-        else:
-            kind = ScheduleGPipe if config.pipeline_schedule == "gpipe" else Schedule1F1B
-            self._schedule = kind(stages[0], batch.accumulation, **options)
+        stage = PipelineStage(
+            self.part,
+            self._rank,
+            self._ranks,
+            device,
+            input_args=hidden if self._rank else ids,
+            output_args=(total, torch.empty((), device="meta")) if self._is_last else hidden,
+            group=self._group,
+        )
+        self._schedule = Schedule1F1B(stage, batch.accumulation, loss_fn=self._loss, scale_grads=False)
 
     def passes(self, inputs: Tensor, targets: Tensor, documents: Sequence[Tensor | None]) -> Tensor:
         """Forward and backward passes of all micro-batches of a step, one after another.
@@ -121,31 +104,26 @@ class Pipeline(nn.Module):
         return total / self._tokens
 
     def forward(
-        self, inputs: Tensor, targets: Tensor, documents: Tensor | None = None, *, each: bool = False
+        self, inputs: Tensor, targets: Tensor, documents: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         """What the Decoder returns for targets, the same on all ranks of the pipeline; without gradients."""
-        result = torch.empty((2, *(targets.shape if each else ())), device=inputs.device)
-        for number, part in zip(self._numbers(), self._decoders(), strict=True):
-            x = inputs
-            if number > 0:
-                x = torch.empty(self._hidden(inputs), dtype=self._dtype, device=inputs.device)
-                dist.recv(x, group=self._group, group_src=(number - 1) % self._ranks)
-            found = part(x, targets, documents, each=each)
-            if number < self._stages - 1:
-                dist.send(found.contiguous(), group=self._group, group_dst=(number + 1) % self._ranks)
-            else:
-                result = torch.stack([value.float() for value in found])
+        x = inputs
+        if self._rank > 0:
+            x = torch.empty(self._hidden(inputs), dtype=self._dtype, device=inputs.device)
+            dist.recv(x, group=self._group, group_src=self._rank - 1)
+        found = self.part(x, targets, documents)
+        if self._is_last:
+            result = torch.stack([value.float() for value in found])
+        else:
+            dist.send(found.contiguous(), group=self._group, group_dst=self._rank + 1)
+            result = torch.empty(2, device=inputs.device)
         dist.broadcast(result, group=self._group, group_src=self._ranks - 1)
-        return result[0], result[1] > 0 if each else result[1]
+        return result[0], result[1]
+
+    @property
+    def _is_last(self) -> bool:
+        return self._rank == self._ranks - 1
 
     def _hidden(self, tokens: Tensor) -> tuple[int, int, int]:
         """What travels for tokens (n, L)."""
-        part = self._decoders()[0]
-        return len(tokens), tokens.shape[1] // part.sequence_parts, part.config.dim
-
-    def _numbers(self) -> range:
-        """The stages of this rank."""
-        return range(self._rank, self._stages, self._ranks)
-
-    def _decoders(self) -> list[Decoder]:
-        return [cast(Decoder, part) for part in self.parts]
+        return len(tokens), tokens.shape[1] // self.part.sequence_parts, self.part.config.dim

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import numpy as np
 
+from pretok.base.records import replace
 from pretok.base.tokens import token_dtype
 from pretok.base.tree import root_of
 from pretok.shards.format import index_bytes
-from pretok.shards.manifest import Manifest, Shard, SourceCounts, TokenizerEntry, write_manifest
+from pretok.shards.manifest import UNCOUNTED, Manifest, Shard, TokenizerEntry, write_manifest
 
 DOCUMENT = 1000
 
@@ -49,8 +50,8 @@ def bare_manifest(vocab_size: int, shards: Sequence[Shard], empty: Iterable[str]
     names = sorted({*documents, *empty})
     return Manifest(
         tokenizer=TokenizerEntry("0" * 32, vocab_size, 0, token_dtype(vocab_size).name),
-        totals=SourceCounts.uncounted(0, {}),
-        sources={name: SourceCounts.uncounted(documents[name], {}) for name in names},
+        totals=UNCOUNTED,
+        sources={name: replace(UNCOUNTED, read=documents[name]) for name in names},
         failed=(),
         shards=tuple(shards),
         side_files=(),

@@ -298,7 +298,8 @@ def _check_inputs(manifest: Manifest, source: str) -> list[str]:
     except PretokError:  # told by `_check_files`, or by `_check_plans`
         return []
     counts = manifest.sources[source]
-    read, gone = sum(inputs.read.values()), sum(inputs.rejected.values())
+    read = sum(row.read or 0 for row in inputs.rows)
+    gone = sum(row.rejected or 0 for row in inputs.rows)
     rejected = sum(counts.rejected.values())
     if read == counts.read == counts.documents + rejected and gone == rejected:
         return []

@@ -36,13 +36,13 @@ CONTAMINATED = (KeptColumn("contaminated_share", "", "float"), KeptColumn("conta
 class Screening:
     """What is looked for. benchmark: the file of a `Benchmark`, and its fingerprint, "" for none; reject: documents
     that hold at least this share of an item are refused, None for none; duplicates: whether copies of earlier
-    documents are kept as any other, marked as such, or dropped; removed: the file of texts that were removed."""
+    documents are kept as any other, marked as such, or dropped; removed: the files of texts that were removed."""
 
     benchmark: Path | None = None
     fingerprint: str = ""
     reject: Fraction | None = None
     duplicates: Literal["keep", "mark", "drop"] = "keep"
-    removed: Path | None = None
+    removed: tuple[Path, ...] = ()
 
     @property
     def columns(self) -> tuple[KeptColumn, ...]:
@@ -59,7 +59,7 @@ class Screen:
         self._drop = screening.duplicates == "drop"
         self._finder: ContaminationFinder | None = None
         self._copies: CopiesOfPartition | None = None
-        self._removed = read_removed([screening.removed]) if screening.removed else None
+        self._removed = read_removed(screening.removed) if screening.removed else None
         if screening.benchmark:
             self._finder = ContaminationFinder(load_benchmark(screening.benchmark, screening.fingerprint))
         if screening.duplicates != "keep":

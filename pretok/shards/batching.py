@@ -27,15 +27,19 @@ MOST_TOKENS, MOST_BATCHES = 1 << 22, 4096
 
 @dataclass(frozen=True, slots=True)
 class JoinedBatches:
-    """The documents of batches. texts, numbers, kept: as in each batch, one after the other; batch: (documents,) int64,
-    which of the batches a document is of; spans: as in each batch."""
+    """The documents of batches. pieces: (documents,) int64, the piece of the partition that each is of; the others: as
+    in each batch, one after the other."""
 
     batches: list[TextBatch]
     texts: pa.LargeStringArray
-    numbers: npt.NDArray[np.int64]
+    pieces: Ints
+    numbers: Ints
     kept: tuple[pa.Array, ...]
-    batch: npt.NDArray[np.int64]
     spans: pa.LargeListArray | None = None
+
+    def place(self, document: int) -> tuple[int, int]:
+        """(piece, number there) of a document."""
+        return int(self.pieces[document]), int(self.numbers[document])
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +61,9 @@ def join(batches: list[TextBatch]) -> JoinedBatches:
     return JoinedBatches(
         batches,
         _one([batch.texts for batch in batches]),
+        np.repeat([batch.piece for batch in batches], [len(batch.texts) for batch in batches]),
         np.concatenate([batch.numbers for batch in batches]),
         tuple(_one(columns) for columns in zip(*(batch.kept for batch in batches), strict=True)),
-        np.repeat(np.arange(len(batches)), [len(batch.texts) for batch in batches]),
         None if batches[0].spans is None else _one([batch.spans for batch in batches]),
     )
 

@@ -13,6 +13,7 @@ Documents that were rejected count. `found_items` adds up the sources.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable
 from itertools import chain
 from pathlib import Path
@@ -64,18 +65,16 @@ def kept_benchmark(state: Path) -> Path:
 
 def keep_benchmark(shards: Path, state: Path, benchmark: Benchmark, console: Console) -> None:
     """Describe the benchmark, and leave it for workers."""
-    items: dict[str, list[int]] = {}
-    for name in benchmark.names:
-        items.setdefault(name.rpartition(":")[0], [])
-    counts = dict.fromkeys(items, 0)
+    items: defaultdict[str, list[tuple[int, int]]] = defaultdict(list)
     for name, size in zip(benchmark.names, benchmark.sizes.tolist(), strict=True):
         file, _, line = name.rpartition(":")
-        counts[file] += 1
-        if not size:
-            items[file].append(int(line))
-    files = tuple(BenchmarkFile(file, counts[file], tuple(lines)) for file, lines in items.items())
+        items[file].append((int(line), size))
+    files = tuple(
+        BenchmarkFile(file, len(held), tuple(line for line, size in held if not size))
+        for file, held in items.items()
+    )
     write_json(benchmark_path(shards), to_json(BenchmarkEntry(benchmark.fingerprint, GRAM, SHORTEST, files)))
-    short = sum(len(lines) for lines in items.values())
+    short = sum(len(file.not_checkable) for file in files)
     console.notice(
         f"benchmark: {plural(len(benchmark.names), 'item')}, {len(benchmark.grams.keys):,} different runs of words; "
         f"not checkable, because no text in them has {SHORTEST} words: {plural(short, 'item')}"

@@ -13,7 +13,6 @@ input fixed later, changes nothing about shards that may be sealed already.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,12 +21,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pretok.base.console import Table, table
 from pretok.base.execute import Report
 from pretok.base.failures import Failures
 from pretok.base.tasks import Step
 from pretok.base.tokens import Hashes, Ints
 from pretok.base.tree import compare_root
+from pretok.base.units import plural
 from pretok.chat.documents import read_documents
 from pretok.read.batches import buffers, hash_texts
 from pretok.read.partition_runs import run_partitions
@@ -137,27 +136,11 @@ def settle_copies(tasks: Sequence[TokenizeTask], sealed: Manifest | None, step: 
             name: part[name] for part in (hashed, here) for name in part.column_names
         }
         save_copies(copies_path(task), pa.table(columns))
-    step.console.show(_table(lists, first, copies))
+    found = sum(len(one.rows) for one in copies[first:])
+    step.console.notice(
+        f"of {plural(sum(map(len, lists[first:])), 'document')}, {found:,} are copies of others, as their hashes say"
+    )
     return failures
-
-
-def _table(lists: Sequence[_Documents], first: int, copies: Sequence[Copies]) -> Table:
-    """What was found in the lists from `first` on, by source."""
-    documents, within, across = Counter[str](), Counter[str](), Counter[str]()
-    for one, found in zip(lists[first:], copies[first:], strict=True):
-        documents[one.source] += len(one)
-        firsts, counts = np.unique(found.of_list, return_counts=True)
-        same = sum(
-            n
-            for of, n in zip(firsts.tolist(), counts.tolist(), strict=True)
-            if lists[of].source == one.source
-        )
-        within[one.source] += same
-        across[one.source] += len(found.rows) - same
-    rows = [
-        (name, *(f"{counts[name]:,}" for counts in (documents, within, across))) for name in sorted(documents)
-    ]
-    return table("copies", ("source", "documents", "copies of its own", "of other sources"), rows)
 
 
 def _sealed(manifest: Manifest) -> list[_Documents]:

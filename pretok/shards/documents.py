@@ -21,7 +21,7 @@ import pyarrow as pa
 from pretok.base.errors import IntegrityError, UsageError
 from pretok.base.sql import parquet
 from pretok.shards.annotations import Annotations
-from pretok.shards.inputs import lines_before, load_inputs
+from pretok.shards.inputs import load_inputs
 from pretok.shards.ledger import REMOVED, SCHEMA, ledger_schema, ledger_windows
 from pretok.shards.manifest import SPLITS, Manifest, Shard
 
@@ -114,20 +114,19 @@ def chosen_shards(
 
 def lines_of_source(manifest: Manifest, source: str) -> LinesBefore:
     """Of all files of a source."""
-    return lines_before(load_inputs(manifest, source))
+    return load_inputs(manifest, source).lines_before()
 
 
 def row_positions(rows: pa.RecordBatch, before: LinesBefore) -> pa.Array:
     """(rows,) int64 of rows with PLACE_IN_FILE. IntegrityError for a file that is no input."""
-    files = rows["file"].dictionary_encode()
-    pairs = np.stack([np.asarray(files.indices, np.int64), np.asarray(rows["start"])], axis=1)
-    unique, of_row = np.unique(pairs, axis=0, return_inverse=True)
-    names = files.dictionary.to_pylist()
-    places = [(names[file], start) for file, start in unique.tolist()]
-    if unknown := [file for file, start in places if (file, start) not in before]:
-        raise IntegrityError(f"a ledger names {unknown[0]}, no input of its source; see pretok verify")
-    lines = np.array([before[place] for place in places], np.int64)
-    return pa.array(lines[of_row.reshape(-1)] + np.asarray(rows["record"]) + 1)
+    try:
+        places = zip(rows["file"].to_pylist(), rows["start"].to_pylist(), strict=True)
+        lines = np.array([before[place] for place in places], np.int64)
+    except KeyError as error:
+        raise IntegrityError(
+            f"a ledger names {error.args[0][0]}, no input of its source; see pretok verify"
+        ) from None
+    return pa.array(lines + np.asarray(rows["record"]) + 1)
 
 
 def make_table(connection: Any, name: str, rows: list[dict[str, Any]]) -> None:
@@ -148,17 +147,22 @@ def make_views(connection: Any, manifest: Manifest, joined: Sequence[Annotations
             raise IntegrityError(f"{shard.ledger_path} is missing; see pretok verify")
     if not manifest.shards:
         return
+    # Whose rows a file holds: a ledger, or joined columns in the order of the documents of one shard.
+    placed = {shard.path: (shard, before) for shard, before in manifest.numbered}
+    paths = [(shard.ledger_path, shard.path) for shard in manifest.shards]
+    paths += [(one.folder / part.path, part.shard) for one in joined for part in one.record.parts]
     files = [
         {
-            "path": str(shard.ledger_path),
+            "path": str(path),
             "source": shard.source,
             "split": shard.split,
             "shard": shard.prefix.name,
             "before": before,
         }
-        for shard, before in manifest.numbered
+        for path, of in paths
+        for shard, before in [placed[of]]
     ]
-    make_table(connection, "ledger_files", files)
+    make_table(connection, "row_files", files)
     pieces = [
         {"source": name, "file": file, "start": start, "before": before}
         for name in manifest.tokenized
@@ -176,28 +180,16 @@ def make_views(connection: Any, manifest: Manifest, joined: Sequence[Annotations
             coalesce(p.before, 0) + d.record + 1 AS position, d.tokens, d.bytes, lower(hex(d.hash)) AS hash,
             d.* EXCLUDE (file, tokens, bytes, hash, "pretok:file", file_row_number){removed}
         FROM {ledgers} d
-        JOIN ledger_files f ON f.path = d."pretok:file"
+        JOIN row_files f ON f.path = d."pretok:file"
         LEFT JOIN pieces p ON p.source = f.source AND p.file = d.file AND p.start = d.start"""
     )
-    # A file of joined rows holds those of one shard, in the order of its documents.
-    parts, placed = [], {shard.path: (shard, before) for shard, before in manifest.numbered}
-    for number, one in enumerate(joined):
-        files = [
-            {
-                "path": str(one.folder / part.path),
-                "source": shard.source,
-                "split": shard.split,
-                "before": before,
-            }
-            for part in one.record.parts
-            for shard, before in [placed[part.shard]]
-        ]
-        make_table(connection, f"joined_files_{number}", files)
+    parts = []
+    for one in joined:
         names = ", ".join(f"a.{identifier(name)}" for name in one.columns)
         rows = parquet((one.folder / part.path for part in one.record.parts), ROWS)
         parts.append(
             f"""LEFT JOIN (SELECT f.source, f.split, f.before + a.file_row_number AS doc, {names}
-            FROM {rows} a JOIN joined_files_{number} f ON f.path = a."pretok:file") USING (source, split, doc)"""
+            FROM {rows} a JOIN row_files f ON f.path = a."pretok:file") USING (source, split, doc)"""
         )
     connection.execute(f"CREATE VIEW documents AS SELECT * FROM ledger {' '.join(parts)}")
 

@@ -20,16 +20,16 @@ training reads one.
 from __future__ import annotations
 
 import json
-from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
-from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from msgspec.structs import astuple
 
 from pretok.base.errors import IntegrityError
 from pretok.base.records import Record, read_record, replace, to_json
@@ -48,11 +48,28 @@ SCHEMA = pa.schema(
     [pa.field(name, pa.int64() if name == "size" else pa.string(), nullable=False) for name in _FILE]
     + [pa.field(name, pa.int64()) for name in _PIECE]
 )
-COUNTED = ("read", "rejected", "lines")
-"""What is known of each piece of a sealed source."""
 _KEY = b"pretok"
-PieceCounts = Mapping[tuple[int, int], int]
-"""(number of a partition, place of a piece in it) -> records."""
+Place = tuple[int, int]
+"""Number of a partition, and place of a piece in it."""
+
+
+class PlannedPiece(NamedTuple):
+    """A row of the table; without a partition there is nothing to read in the file."""
+
+    file: InputFile
+    partition: int | None = None
+    start: int | None = None
+    stop: int | None = None
+    first: int | None = None
+    estimate: int | None = None
+    read: int | None = None
+    rejected: int | None = None
+    lines: int | None = None
+
+    @property
+    def piece(self) -> Piece:
+        """What a partition has of it."""
+        return Piece(self.file, self.start, self.stop, self.first)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,17 +80,12 @@ class SourcePlan:
     settings: dict[str, Any]
     """What, besides the inputs, decides its shards: how records are read, what is kept of them, and `target`, the bytes
     of a shard."""
-    inputs: list[InputFile]
-    partitions: Sequence[Partition] = ()
+    rows: tuple[PlannedPiece, ...]
     kept: tuple[KeptColumn, ...] = ()
     """The columns of its ledgers, with the types they were found to have."""
     append: int = 0
     config: dict[str, Any] | None = None
     """What all sources share; None once it is sealed."""
-    read: PieceCounts = field(default_factory=dict)
-    """The records of each piece, known once it is sealed; so are the next two."""
-    rejected: PieceCounts = field(default_factory=dict)
-    lines: PieceCounts = field(default_factory=dict)
     stamps: Mapping[str, Stamp] = field(default_factory=dict)
     """Of its inputs by path, as this job found them; not kept."""
 
@@ -82,24 +94,74 @@ class SourcePlan:
         """What it is called where a source has several."""
         return unit_name(self.name, self.append)
 
+    @property
+    def inputs(self) -> list[InputFile]:
+        """Each input once, sorted by path."""
+        return sorted({row.file.path: row.file for row in self.rows}.values(), key=lambda file: file.path)
+
+    @property
+    def partitions(self) -> list[Partition]:
+        """What is read, in order."""
+        held: dict[int, list[PlannedPiece]] = {}
+        for row in self.rows:
+            if row.partition is not None:
+                held.setdefault(row.partition, []).append(row)
+        return [
+            Partition(self.name, number, tuple(row.piece for row in rows), rows[0].estimate or 0)
+            for number, rows in held.items()
+        ]
+
+    def cut(self, partitions: Iterable[Partition]) -> SourcePlan:
+        """The same, cut into partitions."""
+        rows = [
+            PlannedPiece(piece.file, one.number, piece.start, piece.stop, piece.first, one.estimate)
+            for one in partitions
+            for piece in one.pieces
+        ]
+        paths = {row.file.path for row in rows}
+        return replace(self, rows=(*rows, *(PlannedPiece(f) for f in self.inputs if f.path not in paths)))
+
+    def sealed(
+        self, read: Mapping[Place, int], rejected: Mapping[Place, int], lines: Mapping[Place, int]
+    ) -> SourcePlan:
+        """The same as the table of a sealed source. A piece without a count gave nothing."""
+        counted = iter(
+            row._replace(
+                estimate=None,
+                read=read.get(place, 0),
+                rejected=rejected.get(place, 0),
+                lines=lines.get(place, 0),
+            )
+            for place, row, _ in self.placed()
+        )
+        rows = tuple(row if row.partition is None else next(counted) for row in self.rows)
+        return replace(self, rows=rows, config=None)
+
+    def placed(self) -> Iterator[tuple[Place, PlannedPiece, int]]:
+        """Each piece with its place, and the lines of its file before it: pieces of a file follow each other."""
+        places, lines = Counter[int](), Counter[str]()
+        for row in self.rows:
+            if row.partition is not None:
+                yield (row.partition, places[row.partition]), row, lines[row.file.path]
+                places[row.partition] += 1
+                lines[row.file.path] += row.lines or 0
+
     def files(self) -> list[tuple[str, int, int, int]]:
         """(path, size, records read, records rejected) of each input, sorted by path."""
         read, rejected = Counter[str](), Counter[str]()
-        for partition in self.partitions:
-            for at, piece in enumerate(partition.pieces):
-                read[piece.file.path] += self.read.get((partition.number, at), 0)
-                rejected[piece.file.path] += self.rejected.get((partition.number, at), 0)
+        for row in self.rows:
+            read[row.file.path] += row.read or 0
+            rejected[row.file.path] += row.rejected or 0
         return [(file.path, file.size, read[file.path], rejected[file.path]) for file in self.inputs]
 
-    def starts(self) -> dict[tuple[int, int], tuple[str, int]]:
-        """(partition, piece) -> (file, lines of that file before the piece): pieces of a file follow each other."""
-        seen, starts = Counter[str](), {}
-        for partition in self.partitions:
-            for at, piece in enumerate(partition.pieces):
-                path = piece.file.path
-                starts[partition.number, at] = (path, seen[path])
-                seen[path] += self.lines.get((partition.number, at), 0)
-        return starts
+    def lines_before(self) -> dict[tuple[str, int], int]:
+        """(file, start) of a ledger -> lines of the file before `start`: what a record's number lacks to be
+        absolute."""
+        found = {}
+        for _, row, lines in self.placed():
+            start, first = row.piece.origin
+            found[row.file.path, start] = lines - first
+        return found
 
 
 class _Said(Record, frozen=True, omit_defaults=True):
@@ -111,31 +173,14 @@ class _Said(Record, frozen=True, omit_defaults=True):
 
 
 def write_plan(path: Path, plan: SourcePlan) -> None:
-    """Write the table of a plan, or of a source that is sealed. A piece without a count gave nothing."""
-    placed = [(part, at, piece) for part in plan.partitions for at, piece in enumerate(part.pieces)]
-    cut = {piece.file.path for _, _, piece in placed}
-    files = [*(piece.file for _, _, piece in placed), *(file for file in plan.inputs if file.path not in cut)]
-    sealed = plan.config is None
-    columns: list[list[Any]] = [
-        *([getattr(file, name) for file in files] for name in ("path", *_FILE[1:])),
-        [part.number for part, _, _ in placed],
-        *([getattr(piece, name) for _, _, piece in placed] for name in ("start", "stop", "first")),
-        [] if sealed else [part.estimate for part, _, _ in placed],
-        *(
-            [getattr(plan, name).get((part.number, at), 0) for part, at, _ in placed] if sealed else []
-            for name in COUNTED
-        ),
-    ]
-    arrays = [
-        pa.array(values + [None] * (len(files) - len(values)), field.type)
-        for values, field in zip(columns, SCHEMA, strict=True)
-    ]
+    """Write the table of a plan, or of a source that is sealed."""
+    rows = [(*astuple(row.file), *row[1:]) for row in plan.rows]
+    columns = zip(*rows, strict=True) if rows else [()] * len(SCHEMA)
+    arrays = [pa.array(column, field.type) for column, field in zip(columns, SCHEMA, strict=True)]
     said = to_json(_Said(plan.settings, plan.kept, plan.config))
-    metadata = {_KEY: json.dumps(said, ensure_ascii=False).encode()}
+    schema = SCHEMA.with_metadata({_KEY: json.dumps(said, ensure_ascii=False).encode()})
     with atomic_open(path) as out:
-        pq.write_table(
-            pa.Table.from_arrays(arrays, schema=SCHEMA.with_metadata(metadata)), out, compression="zstd"
-        )
+        pq.write_table(pa.Table.from_arrays(arrays, schema=schema), out, compression="zstd")
 
 
 def read_plan(folder: Path) -> SourcePlan | None:
@@ -149,15 +194,7 @@ def load_inputs(manifest: Manifest, source: str) -> SourcePlan:
     """What a source of a manifest was made of, with all that was appended to it. Raises IntegrityError where a table is
     not as it was sealed."""
     parts = load_appends(manifest, source)
-    if len(parts) == 1:
-        return parts[0]
-    counts = {name: dict(chain(*(getattr(part, name).items() for part in parts))) for name in COUNTED}
-    return replace(
-        parts[0],
-        inputs=sorted(chain(*(part.inputs for part in parts)), key=lambda file: file.path),
-        partitions=list(chain(*(part.partitions for part in parts))),
-        **counts,
-    )
+    return replace(parts[0], rows=tuple(row for part in parts for row in part.rows))
 
 
 def load_appends(manifest: Manifest, source: str) -> list[SourcePlan]:
@@ -189,43 +226,9 @@ def _read(path: Path, data: bytes, source: str, append: int) -> SourcePlan:
     if table.schema.remove_metadata() != SCHEMA:
         raise IntegrityError(f"{path} is no table of inputs of this version; it was damaged or edited")
     about = read_record(_Said, said, path)
-    inputs: dict[str, InputFile] = {}
-    pieces: defaultdict[int, list[Piece]] = defaultdict(list)
-    estimates: dict[int, int] = {}
-    counts: dict[str, dict[tuple[int, int], int]] = {name: {} for name in COUNTED}
-    for row in zip(*(column.to_pylist() for column in table.columns), strict=True):
-        (name, *described), (number, start, stop, first, estimate, *counted) = row[:5], row[5:]
-        input_file = inputs.get(name) or inputs.setdefault(name, InputFile(name, *described))
-        if number is None:  # there is nothing to read
-            continue
-        for column, count in zip(COUNTED, counted, strict=True):
-            counts[column][number, len(pieces[number])] = count or 0
-        pieces[number].append(Piece(input_file, start, stop, first))
-        estimates[number] = estimate or 0
-    partitions = [
-        Partition(source, number, tuple(held), estimates[number]) for number, held in pieces.items()
-    ]
-    ordered = sorted(inputs.values(), key=lambda file: file.path)
-    return SourcePlan(
-        source,
-        about.settings,
-        ordered,
-        partitions,
-        about.kept,
-        append,
-        about.config,
-        counts["read"],
-        counts["rejected"],
-        counts["lines"],
+    files: dict[str, InputFile] = {}
+    rows = tuple(
+        PlannedPiece(files.setdefault(row[0], InputFile(*row[: len(_FILE)])), *row[len(_FILE) :])
+        for row in zip(*(column.to_pylist() for column in table.columns), strict=True)
     )
-
-
-def lines_before(plan: SourcePlan) -> dict[tuple[str, int], int]:
-    """(file, start) of a ledger -> lines of the file before `start`: what a record's number lacks to be absolute."""
-    starts = plan.starts()
-    return {
-        (file, piece.origin[0]): before - piece.origin[1]
-        for partition in plan.partitions
-        for at, piece in enumerate(partition.pieces)
-        for file, before in [starts[partition.number, at]]
-    }
+    return SourcePlan(source, about.settings, rows, about.kept, append, about.config)

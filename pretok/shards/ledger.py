@@ -40,7 +40,6 @@ WINDOW = 65_536
 PIECE = 8192
 """Rows that are put together as they come, so that nothing holds a row group twice. Where pieces of an array begin
 decides bytes of a file; with these they are those of a row group in one piece."""
-_DIGITS = np.frombuffer(b"0123456789abcdef", np.uint8)
 SCHEMA = pa.schema(
     [
         pa.field("file", pa.string(), nullable=False),
@@ -70,13 +69,6 @@ def ledger_path(prefix: Path) -> Path:
 
 def hex_digits(column: pa.Array) -> pa.LargeStringArray:
     """Bytes, as of `hash`, as lower-case hexadecimal digits."""
-    if pa.types.is_fixed_size_binary(column.type) and not column.null_count and len(column):
-        width = column.type.byte_width
-        data = np.frombuffer(column.buffers()[1], np.uint8)
-        data = data[column.offset * width : (column.offset + len(column)) * width]
-        digits = np.stack([_DIGITS[data >> 4], _DIGITS[data & 15]], axis=1).reshape(-1)
-        offsets = np.arange(len(column) + 1, dtype=np.int64) * 2 * width
-        return pa.LargeStringArray.from_buffers(len(column), pa.py_buffer(offsets), pa.py_buffer(digits))
     return pa.array(
         [None if value is None else value.hex() for value in column.to_pylist()], pa.large_string()
     )

@@ -135,21 +135,14 @@ class SourceCounts(Record, frozen=True, omit_defaults=True):
     compared: Compared | None = None
     renamed: dict[str, str] | None = None
 
-    @classmethod
-    def uncounted(
-        cls,
-        read: int,
-        rejected: dict[str, int],
-        compared: Compared | None = None,
-        renamed: dict[str, str] | None = None,
-    ) -> SourceCounts:
-        """What the shards of a source do not say; `Manifest.counted` adds what they do."""
-        return cls(0, 0, 0, read, rejected, NOTHING, NOTHING, compared, renamed)
-
     @property
     def removed(self) -> RemovedCounts | None:
         """What was removed of both splits."""
         return add_counts([self.train, self.val]).removed
+
+
+UNCOUNTED = SourceCounts(0, 0, 0, 0, {}, NOTHING, NOTHING)
+"""Of which `Manifest.counted` finds out what its shards say."""
 
 
 class SideFile(Record, frozen=True):
@@ -307,7 +300,7 @@ class Manifest(Record, frozen=True, dict=True, omit_defaults=True):
         for shard in shards:
             documents[shard.source] += shard.documents
         event = next(event for event in self.history if event.fingerprint == fingerprint)
-        sources = {name: SourceCounts.uncounted(documents[name], {}) for name in event.shards}
+        sources = {name: replace(UNCOUNTED, read=documents[name]) for name in event.shards}
         return replace(self, shards=shards, sources=sources, history=()).counted()
 
     def counted(self) -> Manifest:
@@ -317,17 +310,9 @@ class Manifest(Record, frozen=True, dict=True, omit_defaults=True):
             for name, counts in self.sources.items()
         }
         # Kinds are those of one source, and so are names of columns.
-        plain = (
-            replace(
-                counts,
-                renamed=None,
-                train=replace(counts.train, kinds=None),
-                val=replace(counts.val, kinds=None),
-            )
-            for counts in sources.values()
-        )
-        totals = add_counts([SourceCounts.uncounted(0, {}), *plain])
-        return replace(self, sources=sources, totals=totals)
+        both = add_counts([UNCOUNTED, *(replace(counts, renamed=None) for counts in sources.values())])
+        train, val = (replace(split, kinds=None) for split in (both.train, both.val))
+        return replace(self, sources=sources, totals=replace(both, train=train, val=val))
 
     def remembering(self, events: Iterable[Event]) -> Manifest:
         """The same with those of the events as history that its shards can come from."""

@@ -33,8 +33,6 @@ from pretok.shards.ledger import LedgerWriter, ledger_path, ledger_windows
 from pretok.shards.manifest import Shard, SideFile
 from pretok.shards.spans import ShardSpans, SpanWriter, spans_path
 
-COPY_TOKENS = 1 << 24
-"""Tokens that are copied at a time."""
 PACKAGES = ("gigatoken", "tokenizers", "pyarrow", "numpy", "numba")
 """What could change a byte of the shards."""
 ENGINES = PACKAGES[:2]
@@ -113,27 +111,22 @@ class SplitWriter:
 
     def append(self, tokens: Tokens, rows: pa.RecordBatch, kinds: Bytes | None) -> None:
         """Add whole documents: all their ids, their rows, and of conversations the kind of each token."""
+        lengths = np.asarray(rows["tokens"])
         if kinds is not None:
             self._spans = self._spans or SpanWriter(self._prefix)
-            self._spans.append(kinds, np.asarray(rows["tokens"]))
-        self.shard.append(tokens, np.asarray(rows["tokens"]))
-        self._add_rows(rows)
-
-    def copy(self, prefix: Path) -> None:
-        """Add the documents of another shard, a few megabytes at a time."""
-        reader = ShardReader(prefix)
-        for at in range(0, len(reader.tokens), COPY_TOKENS):
-            self.shard.append(reader.tokens[at : at + COPY_TOKENS], np.empty(0, np.int32))
-        self.shard.append(reader.tokens[:0], reader.lengths)
-        for rows in ledger_windows(ledger_path(prefix)):
-            self._add_rows(rows)
-        if spans_path(prefix).exists():
-            self._spans = self._spans or SpanWriter(self._prefix)
-            self._spans.extend(ShardSpans(spans_path(prefix)))
-
-    def _add_rows(self, rows: pa.RecordBatch) -> None:
+            self._spans.append(kinds, lengths)
+        self.shard.append(tokens, lengths)
         self._ledger.append(rows)
         self._text_bytes += pc.sum(rows["bytes"]).as_py() or 0
+
+    def copy(self, prefix: Path) -> None:
+        """Add the documents of another shard, a window of its ledger at a time."""
+        reader, spans, at = ShardReader(prefix), spans_path(prefix), 0
+        kinds = ShardSpans(spans).of_tokens if spans.exists() else None
+        for rows in ledger_windows(ledger_path(prefix)):
+            low, high = reader.offsets[at], reader.offsets[at + len(rows)]
+            self.append(reader.tokens[low:high], rows, None if kinds is None else kinds[low:high])
+            at += len(rows)
 
     def seal(self, source: str, split: str) -> tuple[Shard, list[SideFile]]:
         """What the manifest says of its files. Ledger and spans go first: a shard that is there has them."""

@@ -24,7 +24,7 @@ from pretok.read.partition import Partition, plan, shard_bytes
 from pretok.read.probe import decide_types, probe_inputs
 from pretok.read.readers import RecordFormat
 from pretok.read.recognise import list_inputs
-from pretok.shards.inputs import PLAN_FILE, SourcePlan, read_plan, write_plan
+from pretok.shards.inputs import PLAN_FILE, PlannedPiece, SourcePlan, read_plan, write_plan
 from pretok.shards.manifest import unit_words
 from pretok.shards.parts import load_parts
 
@@ -64,7 +64,8 @@ def plan_source(
                 f"append {append} of {name} names what is in it already: {listed(again, SHOWN)}; name only new files"
             )
         stamps |= stamps_of(inputs)
-        asked.append(SourcePlan(name, settings, inputs, append=append, config=config))
+        rows = tuple(PlannedPiece(file) for file in inputs)
+        asked.append(SourcePlan(name, settings, rows, append=append, config=config))
     plans: list[SourcePlan] = []
     for one in asked:
         old = read_plan(state / one.unit) or next(iter(sealed[one.append : one.append + 1]), None)
@@ -74,9 +75,8 @@ def plan_source(
             target = size or shard_bytes(probes, itemsize)
             first = sum(len(plan.partitions) for plan in plans)
             made = replace(
-                one,
+                one.cut(plan(name, probes, target, itemsize, first)),
                 settings=settings | {"target": target},
-                partitions=plan(name, probes, target, itemsize, first),
                 # All ledgers of a source have the same columns.
                 kept=plans[0].kept if plans else decide_types(name, source.kept, probes, console),
             )
@@ -108,11 +108,8 @@ def _continue(old: SourcePlan, asked: SourcePlan, state: Path, console: Console)
     if not fixed:
         return old
     now = {file.path: file for file in asked.inputs}
-    partitions = [
-        replace(part, pieces=tuple(replace(piece, file=now[piece.file.path]) for piece in part.pieces))
-        for part in old.partitions
-    ]
-    new = replace(old, inputs=asked.inputs, partitions=partitions, config=asked.config)
+    rows = tuple(row._replace(file=now[row.file.path]) for row in old.rows)
+    new = replace(old, rows=rows, config=asked.config)
     write_plan(state / old.unit / PLAN_FILE, new)
     return new
 

@@ -30,11 +30,11 @@ SHORT = 4096
 
 
 class Differs(Exception):
-    """The tokens of a document, of which `place` has piece and record, are not those of `tokenizers`."""
+    """The tokens of a document, of which `place` has piece and number, are not those of `tokenizers`."""
 
-    def __init__(self, joined: JoinedBatches, document: int) -> None:
-        self.place = joined.batches[joined.batch[document]].piece, int(joined.numbers[document])
-        super().__init__(self.place)
+    def __init__(self, place: tuple[int, int]) -> None:
+        self.place = place
+        super().__init__(place)
 
 
 class Sample:
@@ -52,7 +52,7 @@ class Sample:
         for row, _ in refused if self._exact is not self._encoder else ():  # the engine gave them up
             with suppress(Unencodable):
                 self._encode(joined, row)
-                raise Differs(joined, row)
+                raise Differs(joined.place(row))
         for split in encoded:
             keys = split.hashes[:, 0] ^ split.hashes[:, 1]
             for row in np.flatnonzero(keys < np.uint64(SHARE * 2**64)).tolist():
@@ -76,7 +76,7 @@ class Sample:
             return
         same_kinds = kinds is None or split.kinds is None or np.array_equal(kinds, split.kinds[mine])
         if not (same_kinds and np.array_equal(tokens, split.tokens[mine])):
-            raise Differs(joined, document)
+            raise Differs(joined.place(document))
         self.documents += 1
         self.bytes += int(split.sizes[row])
 

@@ -15,11 +15,13 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from itertools import chain
 from pathlib import Path
+
+import numpy as np
 
 from pretok.base.errors import FolderInUse, MismatchError
 from pretok.base.failures import Failure
@@ -31,16 +33,16 @@ from pretok.base.tree import root_of
 from pretok.screen.removed import removed_path
 from pretok.shards.contamination import benchmark_path, kept_benchmark, write_found
 from pretok.shards.format import SHARD_SUFFIXES, SPANS_SUFFIX
-from pretok.shards.inputs import SourcePlan, write_plan
+from pretok.shards.inputs import Place, SourcePlan, write_plan
 from pretok.shards.ledger import ledger_path, ledger_schema
 from pretok.shards.manifest import (
     FILE_NAME,
     SPLITS,
+    UNCOUNTED,
     Compared,
     EncodedAgain,
     Manifest,
     MismatchEntry,
-    Shard,
     SideFile,
     SourceCounts,
     TokenizerEntry,
@@ -120,27 +122,31 @@ def seal(
     Raises AssertionError if read = written + rejected fails for any source.
     """
     old = sealed_manifest(shards, state)
-    parts = [
-        part for plan in plans for p in plan.partitions for part in load_parts(state / plan.unit, p.name)
-    ]
+    parts = {
+        plan.unit: [
+            (p.number, part) for p in plan.partitions for part in load_parts(state / plan.unit, p.name)
+        ]
+        for plan in plans
+    }
+    used = [part.software for held in parts.values() for _, part in held]
     before = [old.software] if old and old.totals.documents else []
     nothing = Manifest(
         tokenizer=TokenizerEntry(
             vocab.fingerprint, vocab.size, vocab.eod_id, token_dtype(vocab.size).name, vocab.bos_id
         ),
-        totals=SourceCounts.uncounted(0, {}),
+        totals=UNCOUNTED,
         sources={},
         failed=(),
         shards=(),
         side_files=(),
         config=config,
-        software=all_software([*before, *(part.software for part in parts)]) or software(),
+        software=all_software([*before, *used]) or software(),
     )
     common = [shards / TOKENIZER_FILE, benchmark_path(shards), removed_path(shards)]
     manifest = _together(
         replace(nothing, side_files=side_files(shards, None, common)),
         _without(old, {plan.name for plan in plans if not plan.append}) if old else nothing,
-        *(_seal_source(shards, state / plan.unit, plan, vocab, nothing) for plan in plans),
+        *(_seal_source(shards, state / plan.unit, plan, parts[plan.unit], nothing) for plan in plans),
         replace(nothing, failed=tuple(crashed)),
     )
     if old:
@@ -150,7 +156,6 @@ def seal(
     manifest = manifest.at(shards.absolute())
     write_manifest(shards, manifest)
     kept_benchmark(state).unlink(missing_ok=True)
-    removed_path(state).unlink(missing_ok=True)
     (state / FILE_NAME).unlink(missing_ok=True)  # a unpublished one; from here on the new one stands
     for plan in plans:
         if all(failure.source != plan.name for failure in manifest.failed):
@@ -176,39 +181,32 @@ def _together(common: Manifest, *parts: Manifest) -> Manifest:
     """A manifest of all that the parts hold, in the order of the names of sources. What several have of one source
     follows in their order, each split behind its own shards; the rest is that of `common`."""
     sources: dict[str, SourceCounts] = {}
-    mismatches: dict[str, tuple[MismatchEntry, ...]] = {}
+    mismatches: defaultdict[str, dict[str, MismatchEntry]] = defaultdict(dict)
     for part in parts:
         for name, counts in part.sources.items():
             if name in sources:  # the columns of an append have the names that its source gave them
                 counts = add_counts([sources[name], replace(counts, renamed=None)])
             sources[name] = replace(counts, rejected=dict(sorted(counts.rejected.items())))
         for name, entries in (part.mismatches or {}).items():
-            mismatches[name] = _sum_mismatches([*mismatches.get(name, ()), *entries])
+            for entry in entries:  # with the first value of all
+                first = mismatches[name].get(entry.column, replace(entry, count=0))
+                mismatches[name][entry.column] = replace(first, count=first.count + entry.count)
     every = (common, *parts)
+    shards = chain(*(one.shards for one in every))
     return replace(
         common,
         sources=dict(sorted(sources.items())),
         failed=tuple(sorted(chain(*(one.failed for one in every)), key=lambda failure: failure.source)),
-        shards=tuple(
-            sorted(
-                chain(*(one.shards for one in every)),
-                key=lambda shard: (shard.source, SPLITS.index(shard.split)),
-            )
-        ),
+        shards=tuple(sorted(shards, key=lambda shard: (shard.source, SPLITS.index(shard.split)))),
         side_files=tuple(
             sorted(chain(*(one.side_files for one in every)), key=lambda file: file.source or "")
         ),
-        mismatches={name: mismatches[name] for name in sorted(mismatches) if mismatches[name]} or None,
+        mismatches={
+            name: tuple(found[column] for column in sorted(found))
+            for name, found in sorted(mismatches.items())
+        }
+        or None,
     ).counted()
-
-
-def _sum_mismatches(entries: Iterable[MismatchEntry]) -> tuple[MismatchEntry, ...]:
-    """One entry a column, with the first value."""
-    found: dict[str, MismatchEntry] = {}
-    for entry in entries:
-        first = found.get(entry.column, replace(entry, count=0))
-        found[entry.column] = replace(first, count=first.count + entry.count)
-    return tuple(found[column] for column in sorted(found))
 
 
 def side_files(shards: Path, source: str | None, paths: Iterable[Path]) -> tuple[SideFile, ...]:
@@ -221,66 +219,65 @@ def side_files(shards: Path, source: str | None, paths: Iterable[Path]) -> tuple
 
 
 def _seal_source(
-    shards: Path, state: Path, plan: SourcePlan, vocab: Vocabulary, nothing: Manifest
+    shards: Path, state: Path, plan: SourcePlan, parts: Sequence[tuple[int, PartRecord]], nothing: Manifest
 ) -> Manifest:
-    """Merge the small files of a source, or of an append; `nothing` with all that it holds."""
-    parts = [(p.number, part) for p in plan.partitions for part in load_parts(state, p.name)]
-    merged, files = _merge_validation(shards, state, plan, [part for _, part in parts], vocab)
-    held = [part.train for _, part in parts if part.train is not None] + merged
-    files = [file for _, part in parts for file in part.side_files] + files
+    """Merge the small files of a source, or of an append; `nothing` with all that it holds. parts: each with the number
+    of its partition."""
+    read: Counter[Place] = Counter()
+    for number, part in parts:
+        read.update({(number, int(piece)): count for piece, count in part.records.items()})
     # The last part of a piece says how many lines it has.
     lines = {(number, int(piece)): end for number, part in parts for piece, end in part.lines.items()}
-    starts = replace(plan, lines=lines).starts()
+    starts = {at: (row.file.path, before) for at, row, before in plan.sealed(read, {}, lines).placed()}
 
     def place(number: int, piece: int, record: int) -> tuple[str, int]:
         """The file of a record of a piece, and its line or row there, from 1."""
         file, start = starts[number, piece]
         return file, start + record + 1
 
+    def part_manifest(number: int, part: PartRecord) -> Manifest:
+        again = () if part.differed is None else (EncodedAgain(part.name, *place(number, *part.differed)),)
+        compared = Compared(part.compared, part.compared_bytes, again)
+        return replace(
+            nothing,
+            sources={
+                plan.name: replace(UNCOUNTED, read=part.read, rejected=part.rejected, compared=compared)
+            },
+            failed=part.errors,
+            shards=() if part.train is None else (part.train,),
+            side_files=part.side_files,
+            mismatches={
+                plan.name: tuple(
+                    MismatchEntry(one.column, one.count, *place(number, piece, one.record), one.value)
+                    for piece, one in part.mismatches
+                )
+            },
+        )
+
+    renamed = {column.field: column.name for column in plan.kept if column.renamed} or None
+    empty = replace(UNCOUNTED, compared=Compared(0, 0, ()), renamed=renamed)
+    sealed = _together(
+        nothing,
+        replace(nothing, sources={plan.name: empty}),
+        *(part_manifest(number, part) for number, part in parts),
+        _merge_validation(shards, state, plan, [part for _, part in parts], nothing),
+    )
     rejects = shards / "rejects" / f"{_numbered(plan.name, plan)}.jsonl"
     rejected = _merge_rejects(rejects, state, parts, place)
-    reasons = Counter[str]()
-    for _, part in parts:
-        reasons.update(part.rejected)
-    read: Counter[tuple[int, int]] = Counter()
-    for number, part in parts:
-        read.update({(number, int(piece)): count for piece, count in part.records.items()})
-    documents = sum(shard.documents for shard in held)
-    if read.total() != documents + reasons.total() or rejected.total() != reasons.total():
+    counts = sealed.sources[plan.name]
+    if counts.read != counts.documents + rejected.total() or rejected.total() != sum(
+        counts.rejected.values()
+    ):
         raise AssertionError(
-            f"source {plan.name}: read {read.total()}, wrote {documents}, rejected {dict(reasons)}, of which "
+            f"source {plan.name}: read {counts.read}, wrote {counts.documents}, rejected {counts.rejected}, of which "
             f"{rejected.total()} are listed"
         )
-    compared = Compared(
-        sum(part.compared for _, part in parts),
-        sum(part.compared_bytes for _, part in parts),
-        tuple(
-            EncodedAgain(part.name, *place(number, *part.differed))
-            for number, part in parts
-            if part.differed is not None
-        ),
-    )
-    renamed = {column.field: column.name for column in plan.kept if column.renamed} or None
     table = shards / inputs_name(plan.name, plan.append)
-    write_plan(table, replace(plan, config=None, read=read, rejected=rejected, lines=lines))
+    write_plan(table, plan.sealed(read, rejected, lines))
     found = write_found(shards, plan.unit, (part.contaminated for _, part in parts))
-    return replace(
-        nothing,
-        sources={plan.name: SourceCounts.uncounted(read.total(), dict(reasons), compared, renamed)},
-        failed=tuple(error for _, part in parts for error in part.errors),
-        shards=tuple(held),
-        side_files=(
-            *sorted(files, key=lambda file: file.path.endswith(SPANS_SUFFIX)),  # all ledgers, then all spans
-            *side_files(shards, plan.name, [table, rejects, found]),
-        ),
-        mismatches={
-            plan.name: _sum_mismatches(
-                MismatchEntry(m.column, m.count, *place(number, piece, m.record), m.value)
-                for number, part in parts
-                for piece, m in part.mismatches
-            )
-        },
-    )
+    # All ledgers, then all spans, then what the source has one of.
+    files = sorted(sealed.side_files, key=lambda file: file.path.endswith(SPANS_SUFFIX))
+    return replace(sealed, side_files=(*files, *side_files(shards, plan.name, [table, rejects, found])))
 
 
 def _numbered(name: str, plan: SourcePlan) -> str:
@@ -289,22 +286,22 @@ def _numbered(name: str, plan: SourcePlan) -> str:
 
 
 def _merge_validation(
-    shards: Path, state: Path, plan: SourcePlan, parts: Sequence[PartRecord], vocab: Vocabulary
-) -> tuple[list[Shard], list[SideFile]]:
-    """The small validation shards of all parts as one, and what is beside it; none where no document went there."""
+    shards: Path, state: Path, plan: SourcePlan, parts: Sequence[PartRecord], nothing: Manifest
+) -> Manifest:
+    """The small validation shards of all parts as one; `nothing` with it and what is beside it."""
     prefix = shards / plan.name / _numbered(f"{plan.name}-val", plan)
     small = [state / f"{part.name}.val" for part in parts if part.val is not None]
     if not small:
         for suffix in SHARD_SUFFIXES:
             prefix.with_suffix(suffix).unlink(missing_ok=True)  # of inputs that were fixed since
-        return [], []
+        return nothing
     with ExitStack() as stack:
         schema = ledger_schema(ledger_path(small[0]))
-        writer = SplitWriter(prefix, token_dtype(vocab.size), schema, stack)
+        writer = SplitWriter(prefix, np.dtype(nothing.tokenizer.dtype), schema, stack)
         for part in small:
             writer.copy(part)
         shard, files = writer.seal(plan.name, "val")
-        return [shard], files
+        return replace(nothing, shards=(shard,), side_files=tuple(files))
 
 
 def _merge_rejects(
@@ -312,9 +309,9 @@ def _merge_rejects(
     state: Path,
     parts: Sequence[tuple[int, PartRecord]],
     place: Callable[[int, int, int], tuple[str, int]],
-) -> Counter[tuple[int, int]]:
+) -> Counter[Place]:
     """All rejects of a source as one file with positions in the inputs; counts by piece. No file if there are none."""
-    pieces: Counter[tuple[int, int]] = Counter()
+    pieces: Counter[Place] = Counter()
     if not any(part.rejected for _, part in parts):
         path.unlink(missing_ok=True)
         return pieces

@@ -59,12 +59,6 @@ class SpanWriter:
         self._kinds.append(kinds[at])
         self._tokens += len(kinds)
 
-    def extend(self, spans: ShardSpans) -> None:
-        """Add the spans of another shard, whose documents follow."""
-        self._ends.append(np.asarray(spans.ends) + self._tokens)
-        self._kinds.append(np.asarray(spans.kinds))
-        self._tokens += spans.tokens
-
     def seal(self, source: str) -> tuple[SideFile, dict[str, int]]:
         """Write the file. What the manifest says of it, and the tokens of each kind that there is."""
         ends = np.concatenate([np.empty(0, np.int64), *self._ends])
@@ -116,12 +110,14 @@ class ShardSpans:
         if (size := self._map.size()) != self._size:
             raise IntegrityError(f"{self._path} has {size} bytes, its header says {self._size}")
 
+    @property
+    def of_tokens(self) -> Bytes:
+        """(tokens,) uint8: the kind of each token."""
+        return np.repeat(self.kinds, np.diff(self.ends, prepend=0))
+
     def within(self, start: int, stop: int) -> Iterator[tuple[int, int, str]]:
         """(first token, tokens, kind) of what stands in the tokens start:stop of the shard, cut at both ends."""
-        ends, kinds = self.ends, self.kinds
-        first, last = (int(at) for at in np.searchsorted(ends, [start, stop - 1], side="right"))
-        for end, kind in zip(ends[first : last + 1].tolist(), kinds[first : last + 1].tolist(), strict=True):
-            end = min(end, stop)
+        for end, kind in zip(*(column.tolist() for column in self._cut(start, stop)), strict=True):
             yield start, end - start, KINDS[kind]
             start = end
 
@@ -133,12 +129,15 @@ class ShardSpans:
         """(stop - start,) bool: which of the tokens start:stop of the shard are of a kind in `learn`."""
         if stop <= start:
             return np.zeros(0, np.bool_)
-        ends, kinds = self.ends, self.kinds
-        first, last = (int(at) for at in np.searchsorted(ends, [start, stop - 1], side="right"))
+        ends, kinds = self._cut(start, stop)
         wanted = np.array([kind in learn for kind in KINDS])
-        return np.repeat(
-            wanted[kinds[first : last + 1]], np.diff(np.minimum(ends[first : last + 1], stop), prepend=start)
-        )
+        return np.repeat(wanted[kinds], np.diff(ends, prepend=start))
+
+    def _cut(self, start: int, stop: int) -> tuple[Ints, Bytes]:
+        """(ends, kinds) of the spans in the tokens start:stop, of which the last ends there."""
+        ends, kinds = self.ends, self.kinds
+        first, last = np.searchsorted(ends, [start, stop - 1], side="right")
+        return np.minimum(ends[first : last + 1], stop), kinds[first : last + 1]
 
     def problem(self, offsets: Ints, stated: dict[str, int]) -> str | None:
         """What is wrong, or None. offsets: where documents begin in the shard, and it ends; stated: tokens by kind."""

@@ -11,7 +11,7 @@ its documents are encoded again by `tokenizers` (`pretok.shards.sample`); where 
 from __future__ import annotations
 
 import json
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
@@ -32,7 +32,7 @@ from pretok.base.storage import atomic_open, write_json
 from pretok.chat.documents import read_documents
 from pretok.chat.resolve import chat_tokenizer
 from pretok.kernels.compile import load_registries
-from pretok.read.batches import Reject, Rejects, TextBatch, buffers
+from pretok.read.batches import Reject, TextBatch, buffers
 from pretok.read.conversation import Conversation
 from pretok.read.kept import Keep, Mismatch
 from pretok.read.normalize import Normalization
@@ -119,38 +119,25 @@ def preload() -> None:
 
 
 def encoder_of(task: TokenizeTask) -> Encoder:
-    """The encoder of the documents of a task."""
-    how = task.record.conversation
-    markers = tuple(how.markers) if isinstance(how, Conversation) else ()
-    return load_encoder(task.tokenizer_json, task.tokenizer, task.eod_id, task.bos_id, markers)
-
-
-def load_encoder(
-    tokenizer_json: Path,
-    tokenizer: str,
-    eod_id: int,
-    bos_id: int | None = None,
-    markers: tuple[str, ...] = (),
-) -> Encoder:
-    """The encoder of the tokenizer with the fingerprint `tokenizer`, from the file unless the process has it. markers:
-    added tokens that are text where a text spells them, special or not.
+    """The encoder of the documents of a task, from its file unless the process has it.
 
     MismatchError when the file has another fingerprint, that is, was replaced since the job began.
     """
-    if encoder := _loaded.get((tokenizer, eod_id, bos_id, markers)):
-        return encoder
-    vocab = load_vocab(tokenizer_json, eod_id)
-    if vocab.fingerprint != tokenizer:
-        raise MismatchError(
-            f"{tokenizer_json} has the fingerprint {vocab.fingerprint}, but the shards are made with {tokenizer}: "
-            "it was replaced while the job ran; run the same command again"
-        )
-    if len(_loaded) > 1:
-        _loaded.clear()
-    json = chat_tokenizer(vocab.raw.decode(), markers)
-    encoder = Encoder(json, eod_id, vocab.size, str(tokenizer_json), bos_id)
-    _loaded[tokenizer, eod_id, bos_id, markers] = encoder
-    return encoder
+    how = task.record.conversation
+    markers = tuple(how.markers) if isinstance(how, Conversation) else ()
+    key = task.tokenizer, task.eod_id, task.bos_id, markers
+    if key not in _loaded:
+        vocab = load_vocab(task.tokenizer_json, task.eod_id)
+        if vocab.fingerprint != task.tokenizer:
+            raise MismatchError(
+                f"{task.tokenizer_json} has the fingerprint {vocab.fingerprint}, but the shards are made with "
+                f"{task.tokenizer}: it was replaced while the job ran; run the same command again"
+            )
+        if len(_loaded) > 1:
+            _loaded.clear()
+        json = chat_tokenizer(vocab.raw.decode(), markers)
+        _loaded[key] = Encoder(json, task.eod_id, vocab.size, str(task.tokenizer_json), task.bos_id)
+    return _loaded[key]
 
 
 def tokenize_partition(task: TokenizeTask, report: Report) -> list[PartRecord]:
@@ -273,6 +260,9 @@ class _PartWriter:
         self._reasons: Counter[str] = Counter()
         self._errors: list[Failure] = []
         self._mismatches: dict[str, tuple[int, Mismatch]] = {}
+        pieces = task.partition.pieces
+        self._files = pa.array([piece.file.path for piece in pieces], pa.string())
+        self._origins = np.array([piece.origin for piece in pieces], np.int64)
         self._schema = schema_with([*task.keep.columns, *task.screening.columns])
         self._stack = ExitStack()
         self._writers: dict[str, SplitWriter] = {}
@@ -299,14 +289,13 @@ class _PartWriter:
         self, joined: JoinedBatches, encoded: list[EncodedSplit], refused: list[tuple[int, str]]
     ) -> Counts:
         """Write batches that were encoded; the increments for progress. refused: documents without tokens."""
-        unencodable: defaultdict[int, list[Reject]] = defaultdict(list)
+        rejects = [(batch.piece, reject) for batch in joined.batches for reject in batch.rejects]
         for row, reason in refused:
-            unencodable[int(joined.batch[row])].append(
-                Reject(int(joined.numbers[row]), "unencodable", reason)
-            )
-        for number, batch in enumerate(joined.batches):
-            more = unencodable[number]
-            self._note(batch, batch.rejects.with_more(more) if more else batch.rejects)
+            piece, number = joined.place(row)
+            rejects.append((piece, Reject(number, "unencodable", reason)))
+        self._reject(sorted(rejects, key=lambda one: (one[0], one[1].record)))
+        for batch in joined.batches:
+            self._note(batch)
         for documents in encoded:
             self._write(joined, documents)
         written = sum(len(documents.rows) for documents in encoded)
@@ -318,38 +307,39 @@ class _PartWriter:
             "bytes": size,
             f"bytes:{self._task.partition.source}": size + refused_bytes,
             "refused bytes": refused_bytes,
-            "rejected": sum(len(batch.rejects) for batch in joined.batches) + len(joined.texts) - written,
+            "rejected": len(rejects),
         }
         self._counts.update(made)
         return made
 
-    def _note(self, batch: TextBatch, rejects: Rejects) -> None:
-        """Note how far a batch has come, what of it is refused, and which of its kept values were of another type."""
+    def _note(self, batch: TextBatch) -> None:
+        """Note how far a batch has come, and which of its kept values were of another type."""
         self._records[str(batch.piece)] += batch.records
         self._lines[str(batch.piece)] = batch.end
         for found in batch.mismatches:
             piece, first = self._mismatches.get(found.column, (batch.piece, replace(found, count=0)))
             self._mismatches[found.column] = piece, replace(first, count=first.count + found.count)
+
+    def _reject(self, rejects: list[tuple[int, Reject]]) -> None:
+        """List what is refused, each with its piece."""
         if not rejects:
             return
         if self._rejects is None:
             path = self._task.state_dir / f"{self.name}.rejects.jsonl"
             self._rejects = self._stack.enter_context(atomic_open(path, "w"))
-        self._reasons.update(rejects.by_reason())
-        for reject in rejects:
-            line = {"piece": batch.piece, **asdict(reject)}
+        for piece, reject in rejects:
+            self._reasons[reject.reason] += 1
+            line = {"piece": piece, **asdict(reject)}
             self._rejects.write(json.dumps(line, ensure_ascii=False) + "\n")
 
     def _write(self, joined: JoinedBatches, encoded: EncodedSplit) -> None:
         """Add documents to the shard and the ledger of their split."""
-        pieces = [self._task.partition.pieces[batch.piece] for batch in joined.batches]
-        origins = np.array([piece.origin for piece in pieces], np.int64)
         rows = encoded.rows
-        batch = joined.batch[rows]
+        pieces = joined.pieces[rows]
         described = ledger_rows(
-            pa.array([piece.file.path for piece in pieces], pa.string()).take(pa.array(batch)),
-            origins[batch, 0],
-            origins[batch, 1] + joined.numbers[rows],
+            self._files.take(pa.array(pieces)),
+            self._origins[pieces, 0],
+            self._origins[pieces, 1] + joined.numbers[rows],
             encoded.lengths,
             encoded.sizes,
             encoded.hashes,
@@ -364,13 +354,7 @@ class _PartWriter:
         self._writers[encoded.split].append(encoded.tokens, described, encoded.kinds)
 
     def seal(self, **found: Any) -> PartRecord:
-        """Seal shards, ledgers and rejects, then the record, with what else was `found`. Checks that every record read
-        is accounted for."""
-        documents = sum(writer.shard.documents for writer in self._writers.values())
-        if self._records.total() != documents + self._reasons.total():
-            raise AssertionError(
-                f"{self.name}: read {self._records.total()}, wrote {documents}, rejected {self._reasons.total()}"
-            )
+        """Seal shards, ledgers and rejects, then the record, with what else was `found`."""
         source = self._task.partition.source
         nothing: tuple[Shard | None, list[SideFile]] = None, []
         train, files = self._writers["train"].seal(source, "train") if "train" in self._writers else nothing

@@ -34,9 +34,9 @@ from pretok.shards.format import ShardWriter
 from pretok.shards.manifest import (
     FILE_NAME,
     STATE,
+    UNCOUNTED,
     Manifest,
     Shard,
-    SourceCounts,
     has_manifest,
     load_manifest,
     write_manifest,
@@ -166,7 +166,7 @@ def write_shard(task: MaterializeTask, report: Report) -> None:
 
 
 def _seal(view: View, manifest: Manifest, out: Path, entries: list[Shard], made_of: str) -> None:
-    counts = SourceCounts.uncounted(sum(entry.documents for entry in entries), {})
+    counts = replace(UNCOUNTED, read=sum(entry.documents for entry in entries))
     spans = [replace(entry, folder=out).spans_path for entry in entries if entry.kinds is not None]
     mixed = Manifest(
         tokenizer=manifest.tokenizer,

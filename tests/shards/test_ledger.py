@@ -28,7 +28,7 @@ from pretok.config import Recipe, make_recipe
 from pretok.read.batches import hash_column, hash_texts
 from pretok.removal.job import Request, run_remove
 from pretok.shards.format import ShardReader
-from pretok.shards.inputs import lines_before, load_inputs
+from pretok.shards.inputs import load_inputs
 from pretok.shards.ledger import (
     SCHEMA,
     WINDOW,
@@ -52,7 +52,7 @@ def documents(count: int, seed: int = 0) -> list[str]:
 
 def rows_of(manifest: Manifest, source: str) -> list[dict[str, Any]]:
     """Every row of a source's ledgers with its shard's ids and its absolute record, from 0."""
-    before = lines_before(load_inputs(manifest, source))
+    before = load_inputs(manifest, source).lines_before()
     found = []
     for split in ("train", "val"):
         for shard in manifest.of(source, split):

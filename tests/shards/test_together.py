@@ -101,12 +101,12 @@ def test_rejects_do_not_wait_without_end(
     assert max(joined) < 5
 
 
-def test_join_keeps_the_order_and_the_batch_of_each_document() -> None:
+def test_join_keeps_the_order_and_the_piece_of_each_document() -> None:
     joined = join([batch(0, "a", "bb"), batch(1), batch(2, "c")])
     assert joined.texts.to_pylist() == ["a", "bb", "c"]
     assert joined.numbers.tolist() == [0, 1, 20]
     assert joined.kept[0].to_pylist() == ["a!", "bb!", "c!"]
-    assert joined.batch.tolist() == [0, 0, 2]
+    assert joined.pieces.tolist() == [0, 0, 2]
     alone = batch(3, "d")
     assert join([alone]).texts is alone.texts
     assert most_tokens(batch(0, "è", "")) == 4 * 2 + 2 * 2

@@ -7,6 +7,7 @@ import os
 import re
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,7 +20,7 @@ from pretok.base.execute import Engine
 from pretok.cli import run_command
 from pretok.shards import task
 from pretok.shards.job import run_tokenize
-from pretok.shards.task import load_encoder
+from pretok.shards.task import encoder_of
 from pretok.tokenizer.vocabulary import load_vocab
 
 Change = Callable[[dict[str, Any]], Any]
@@ -234,8 +235,12 @@ def test_a_worker_refuses_a_copy_that_was_replaced(folder: Path, good: dict[str,
     path = folder / "tokenizer.json"
     path.write_text(json.dumps(good))
     fingerprint = load_vocab(path).fingerprint
-    assert load_encoder(path, fingerprint, 0).notice == ""
+    record = SimpleNamespace(conversation=None)
+    work: Any = SimpleNamespace(
+        tokenizer_json=path, tokenizer=fingerprint, eod_id=0, bos_id=None, record=record
+    )
+    assert encoder_of(work).notice == ""
     task._loaded.clear()  # as in another process
     path.write_text(other(good))
     with pytest.raises(MismatchError, match="replaced while the job ran"):
-        load_encoder(path, fingerprint, 0)
+        encoder_of(work)

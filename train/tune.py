@@ -14,7 +14,7 @@ import shutil
 import statistics
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -121,28 +121,18 @@ def tune(config: TrainConfig, choices: list[dict[str, Any]], steps: int, process
             too_large.append(rest)
         results.append(result)
         lines.add(result)
-        print(row(result, choice), flush=True)
+        print(_line(result), flush=True)
     good = [result for result in results if result["outcome"] == "ok"]
     if not good:
         raise UsageError(f"no trial succeeded; {out / 'tune.jsonl'} says why")
     best = max(good, key=lambda result: float(result["tokens_per_second_per_device"]))
-    print(f"best: {row(best, choices[0])}\nwritten to {out / 'tuned.toml'}")
+    print(f"best: {_line(best)}\nwritten to {out / 'tuned.toml'}")
     write_toml(out / "tuned.toml", {name: best[name] for name in choices[0]})
     return best
 
 
-def row(result: dict[str, Any], tried: Iterable[str]) -> str:
-    """One line of the table; tried: the settings it tells."""
-    words = {True: "yes", False: "no"}
-    head = "".join(f"{name} {words.get(result[name], result[name])!s:<5} " for name in tried)
-    if result["outcome"] != "ok":
-        return head + str(result["outcome"])
-    memory = result["memory_peak"]
-    return head + (
-        f"{result['tokens_per_second_per_device']:>12,.0f} tokens/s/device  "
-        f"MFU {'n/a' if result.get('mfu') is None else format(result['mfu'], '.1%')}  "
-        f"memory {'n/a' if memory is None else f'{memory / 2**30:.1f} GiB'}"
-    )
+def _line(result: dict[str, Any]) -> str:
+    return "  ".join(f"{name} {value}" for name, value in result.items())
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -7,7 +7,6 @@ memory is a result, not a crash.
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import json
 import shutil
@@ -24,7 +23,7 @@ from pretok.base.children import child_environment
 from pretok.base.errors import UsageError
 from pretok.base.records import replace
 from pretok.base.storage import atomic_open, read_lines
-from train.config import TrainConfig, add_flags, from_mapping, parse, whole_number
+from train.config import TrainConfig, add_flags, command_parser, from_mapping, parse, whole_number
 from train.metrics import Lines
 from train.parallel.layout import solve_layout
 
@@ -37,7 +36,6 @@ TRIED: dict[str, list[Any]] = {
 WARM_UP = 3
 """First steps of a trial that do not count: compilation, autotuning and the allocator's growth are in them.
 """
-OUT_OF_MEMORY = ("OutOfMemoryError", "out of memory", "MemoryError")
 
 
 def lists_of(texts: Sequence[str]) -> dict[str, list[Any]]:
@@ -92,7 +90,7 @@ def run_trial(
     shutil.rmtree(folder, ignore_errors=True)
     if done.returncode or not records:
         lines = done.stderr.strip().splitlines() or ["no output"]
-        memory = any(sign in done.stderr for sign in OUT_OF_MEMORY)
+        memory = "out of memory" in done.stderr  # as `train.report` says it
         return choice | {"outcome": "out of memory" if memory else f"failed: {lines[-1]}"}
     median: dict[str, Any] = {
         name: statistics.median(record[name] for record in records)
@@ -135,16 +133,14 @@ def _line(result: dict[str, Any]) -> str:
     return "  ".join(f"{name} {value}" for name, value in result.items())
 
 
+EXAMPLES = """  train tune --shards WORK/shards --model 1b --seq-len 4096 --out TUNE --processes 4 \\
+      --try micro-batch=1,2,4 --try shard=1,4 --try tensor=1,2 --try reshard=yes,no"""
+
+
 def main(arguments: Sequence[str]) -> None:
     """`train tune`."""
-    parser = argparse.ArgumentParser(
-        prog="train tune",
-        description="Try settings for a few steps each on this machine; writes OUT/tuned.toml for --config.",
-        epilog="example:\n  train tune --shards WORK/shards --model 1b --seq-len 4096 --out TUNE \\\n"
-        "      --processes 4 --try micro-batch=1,2,4 --try shard=1,4 --try tensor=1,2 --try reshard=yes,no",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    description = "Try settings for a few steps each on this machine; writes OUT/tuned.toml for --config."
+    parser = command_parser("train tune", description, EXAMPLES)
     add_flags(parser)
     parser.add_argument(
         "--try",

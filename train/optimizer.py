@@ -101,12 +101,12 @@ def global_norm(tensors: Sequence[Tensor], mesh: DeviceMesh) -> Tensor:
     One collective over all ranks, whose result has the same bits on all of them, so that all decide alike: a step that
     one rank skips and another does not would leave them with different models. Replicas take the mean of theirs.
     """
-    whole = mesh["tensor"].get_local_rank() == 0
+    whole = mesh.get_local_rank("tensor") == 0
     counted = [one for one in tensors if whole or (isinstance(one, DTensor) and _is_split(one, "tensor"))]
     norms = torch._foreach_norm(list(map(local, counted)))
     total = torch.stack([norm.float().square() for norm in norms]).sum()
     dist.all_reduce(total)
-    return (total / mesh["replicate"].size()).sqrt()
+    return (total / mesh.get_group("replicate").size()).sqrt()
 
 
 @dataclass

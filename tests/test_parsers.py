@@ -159,7 +159,7 @@ def read_tensors(path: Path) -> None:
     from train.checkpoint.meta import read_meta
     from train.checkpoint.tensors import Reader, restore
 
-    reader = Reader(path.parent, read_meta(path.parent, sizes=False))
+    reader = Reader(path.parent, read_meta(path.parent))
     restore({"model.embed_tokens.weight": torch.zeros(640, 4)}, reader)
 
 

@@ -7,7 +7,6 @@ torchrun itself ends with 1 when its ranks end with 75, so chains of jobs look a
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -17,11 +16,10 @@ from pathlib import Path
 from pretok.base.errors import PretokError, Stopped, UsageError
 from pretok.base.startup import refuse_to_start
 from train.checkpoint import HungSave
-from train.config import add_flags, parse, whole_number
+from train.config import add_flags, command_parser, parse, whole_number
 from train.report import explain
 
-EXAMPLE = """examples:
-  train --shards WORK/shards --mix WORK/mix.json --model debug --out RUN
+EXAMPLES = """  train --shards WORK/shards --mix WORK/mix.json --model debug --out RUN
   torchrun --nproc-per-node 4 -m train --shards WORK/shards --mix WORK/mix.json --model 1b \\
       --global-batch 512 --micro-batch 4 --out RUN
   train plan --help | train tune --help | train export --help | train verify --help
@@ -29,14 +27,8 @@ EXAMPLE = """examples:
 
 
 def _train(arguments: Sequence[str]) -> None:
-    parser = argparse.ArgumentParser(
-        prog="train",
-        usage="train [--config FILE] --shards WORK/shards --out RUN [settings]",
-        description="Train a model on shards; the same command resumes it.",
-        epilog=EXAMPLE,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = command_parser("train", "Train a model on shards; the same command resumes it.", EXAMPLES)
+    parser.usage = "train [--config FILE] --shards WORK/shards --out RUN [settings]"
     add_flags(parser)
     config, _ = parse(parser, arguments)
     from train.loop import train
@@ -47,7 +39,7 @@ def _train(arguments: Sequence[str]) -> None:
 def _export(arguments: Sequence[str]) -> None:
     """`train export`: one checkpoint, or the mean of several, as a model of transformers."""
     description = "Write a checkpoint, or the mean of several, as a model of Hugging Face transformers."
-    parser = _parser("export", description, "train export --run RUN --out MODEL")
+    parser = command_parser("train export", description, "  train export --run RUN --out MODEL")
     parser.add_argument("--run", required=True, type=Path, help="folder of the run")
     parser.add_argument("--step", type=whole_number, help="step of the checkpoint (default: the newest)")
     parser.add_argument("--last", type=whole_number, default=1, metavar="K", help="the mean of the newest K")
@@ -79,19 +71,9 @@ def _export(arguments: Sequence[str]) -> None:
     print(space.out)
 
 
-def _parser(command: str, description: str, example: str) -> argparse.ArgumentParser:
-    return argparse.ArgumentParser(
-        prog=f"train {command}",
-        description=description,
-        epilog=f"example:\n  {example}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-
-
 def _verify(arguments: Sequence[str]) -> None:
     description = "Compare every file of a run's checkpoints with the checksum it was written with."
-    parser = _parser("verify", description, "train verify RUN")
+    parser = command_parser("train verify", description, "  train verify RUN")
     parser.add_argument("run", type=Path, metavar="RUN", help="folder of the run")
     parser.add_argument("--step", type=whole_number, help="step of one checkpoint (default: all)")
     space = parser.parse_args(list(arguments))

@@ -301,6 +301,17 @@ def _convert(name: str, value: Any, hint: Any) -> Any:
     return value
 
 
+def command_parser(prog: str, description: str, examples: str) -> argparse.ArgumentParser:
+    """A parser as all commands of `train` have it."""
+    return argparse.ArgumentParser(
+        prog=prog,
+        description=description,
+        epilog=f"examples:\n{examples}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+
+
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """One flag for each field of TrainConfig, in GROUPS, and --config; the help leaves out what is rare."""
     parser.add_argument(

@@ -13,7 +13,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
-from dataclasses import asdict
 from pathlib import Path
 
 import torch
@@ -35,9 +34,9 @@ from train.parallel.devices import deterministic, find_device
 from train.parallel.group import process_group, run_folder
 from train.report import Reporter, clock, explain, out_of_memory
 from train.setup import make_plan
-from train.start import Run, enter_segment, start_run
+from train.start import Run, enter_segment
 from train.step import Mark, Readback, train_step
-from train.stragglers import NOTABLE
+from train.stragglers import KINDS, NOTABLE
 
 GC_EVERY = 50
 """Steps between garbage collections."""
@@ -62,7 +61,7 @@ def train(config: TrainConfig) -> None:
         ):
             if dist.get_rank() == 0:
                 report.event("start", argv=sys.argv, settings=config.as_dict(), **provenance())
-            run = start_run(make_plan(config, dist.get_world_size()), device, stop, out, report, lost)
+            run = Run(make_plan(config, dist.get_world_size()), device, stop, out, report, lost)
             try:
                 _loop(run)
             except Exception:
@@ -164,27 +163,30 @@ def _record(run: Run, done: Readback) -> None:
     phase, numbers = run.segment.phase, done.read()
     _check_folder(run)
     seconds, run.last_end = done.end.seconds_since(run.last_end), done.end
-    run.progress = replace(run.progress, data_hash=data_hash(run.progress.data_hash, numbers.checksum))
+    run.progress = replace(run.progress, data_hash=data_hash(run.progress.data_hash, int(numbers.checksum)))
     if numbers.stop and not run.stop_agreed:
         run.stop_agreed = True
         run.report(
             f"{clock()} {_why(run)}: the run ends after the steps in work; Ctrl-C again ends it at once"
         )
-    run.checkpoints.agreed |= numbers.save
+    run.checkpoints.agreed |= numbers.save > 0
     tokens = phase.step_tokens
     speed, peak = tokens / seconds / dist.get_world_size(), run.device.peak
     slow = run.stragglers.done(numbers.step, seconds, run.feed.waited)
-    if slow is not None and slow.behind > NOTABLE:
-        run.report(f"slow: {slow}")
+    if slow is not None and slow["behind"] > NOTABLE:
+        run.report(
+            f"slow: rank {slow['rank']} on {slow['host']} {KINDS[slow['kind']]} {slow['seconds']:.4f} s, the median "
+            f"rank {slow['median']:.4f} s: {slow['behind']:.0%} of a step"
+        )
     run.log.step(
         {
             "step": numbers.step,
             "loss": numbers.loss,
-            "learned": numbers.learned,
+            "learned": int(numbers.learned),
             "tokens": run.segment.tokens_after(numbers.step),
             "grad_norm": numbers.grad_norm,
             "lr": run.segment.rate(numbers.step - 1),
-            "skipped": numbers.skipped,
+            "skipped": int(numbers.skipped),
             "seconds": seconds,
             "tokens_per_second": tokens / seconds,
             "tokens_per_second_per_device": speed,
@@ -192,17 +194,17 @@ def _record(run: Run, done: Readback) -> None:
             "data_wait": done.waited,
             "memory_peak": torch.cuda.max_memory_allocated() if run.device.is_gpu else None,
             "data_hash": run.progress.data_hash,
-            "slowest": slow and asdict(slow),
+            "slowest": slow,
         }
     )
     if numbers.step % run.config.log_every == 0:
         _goodput(run)
     # The signal must leave time for a save, for the step in work and for the one queued after it.
     run.stop.margin = FIRST_MARGIN + 2 * run.checkpoints.save_seconds + 3 * seconds
-    if numbers.skipped_in_a_row > MAX_SKIPS:
+    if numbers.in_a_row > MAX_SKIPS:
         raise PretokError(
-            f"steps {numbers.step - numbers.skipped_in_a_row + 1} to {numbers.step} were skipped (last "
-            f"gradient norm {numbers.grad_norm}, of {numbers.learned} learned tokens); the newest checkpoint holds "
+            f"the last {numbers.in_a_row:.0f} steps up to {numbers.step} were skipped (last gradient norm "
+            f"{numbers.grad_norm}, of {numbers.learned:.0f} learned tokens); the newest checkpoint holds "
             "only good steps. Lower --lr, or raise --skip-sigma"
         )
 

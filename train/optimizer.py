@@ -18,6 +18,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from train.config import TrainConfig
+from train.parallel.mesh import local
 
 WINDOW = 128
 """Steps whose gradient norm and loss are looked back upon; none is judged before there are so many."""
@@ -87,11 +88,6 @@ def learning_rate(config: TrainConfig, step: float, steps: float, size: float = 
     return config.lr * (config.min_lr + (1 - config.min_lr) * left)
 
 
-def local_tensors(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """This rank's pieces."""
-    return [tensor.to_local() if isinstance(tensor, DTensor) else tensor for tensor in tensors]
-
-
 def _is_split(tensor: DTensor, dimension: str) -> bool:
     """Whether ranks along a dimension of the mesh hold different pieces of it."""
     names = tensor.device_mesh.mesh_dim_names or ()
@@ -105,12 +101,12 @@ def global_norm(tensors: Sequence[Tensor], mesh: DeviceMesh) -> Tensor:
     One collective over all ranks, whose result has the same bits on all of them, so that all decide alike: a step that
     one rank skips and another does not would leave them with different models. Replicas take the mean of theirs.
     """
-    whole = mesh["tensor"].get_local_rank() == 0
+    whole = mesh.get_local_rank("tensor") == 0
     counted = [one for one in tensors if whole or (isinstance(one, DTensor) and _is_split(one, "tensor"))]
-    norms = torch._foreach_norm(local_tensors(counted))
+    norms = torch._foreach_norm(list(map(local, counted)))
     total = torch.stack([norm.float().square() for norm in norms]).sum()
     dist.all_reduce(total)
-    return (total / mesh["replicate"].size()).sqrt()
+    return (total / mesh.get_group("replicate").size()).sqrt()
 
 
 @dataclass
@@ -189,7 +185,7 @@ def update(
     skip = guard.judge(norm, loss, config)
     if config.clip:
         scale = scale * (config.clip / (norm + 1e-6)).clamp(max=1.0)
-    torch._foreach_mul_(local_tensors(gradients), scale)
+    torch._foreach_mul_(list(map(local, gradients)), scale)
     for group in optimizer.param_groups:
         group["lr"] = rate
     # The fused kernel reads this flag on the device, as it does for torch.amp's scaler: 1 leaves everything

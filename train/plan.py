@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from pretok.base.records import replace
-from train.config import TrainConfig, add_flags, parse, recomputed, whole_number
+from train.config import TrainConfig, add_flags, command_parser, parse, recomputed, whole_number
 from train.model.sizes import LOSS_CHUNK, ModelConfig, model_config
 from train.parallel.devices import gigabytes_of, peak_of
 from train.parallel.layout import (
@@ -264,17 +264,14 @@ REMEDY = """Lower --micro-batch, recompute with --checkpointing ops, 0.5 or full
 devices with --shard. The time of a run that cannot be is not given."""
 
 
+EXAMPLES = """  train plan --model italia-9b --nodes 64 --devices-per-node 4 --mfu 0.4 --tokens 1.2T \\
+      --device A100-SXM-64GB --global-batch 1024 --micro-batch 4 --checkpointing full"""
+
+
 def main(arguments: Sequence[str]) -> None:
     """`train plan`."""
-    parser = argparse.ArgumentParser(
-        prog="train plan",
-        description="Memory, time and disk of a run, before it; needs no data and no GPU.",
-        epilog="example:\n  train plan --model italia-9b --nodes 64 --devices-per-node 4 --mfu 0.4 \\\n"
-        "      --device A100-SXM-64GB --global-batch 1024 --micro-batch 4 --checkpointing full \\\n"
-        "      --tokens 1.2T",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    description = "Memory, time and disk of a run, before it; needs no data and no GPU."
+    parser = command_parser("train plan", description, EXAMPLES)
     add_flags(parser)
     for name, kind, default, text in (
         ("vocab-size", whole_number, None, "entries of the tokenizer (default: the model file's, or 50,000)"),

@@ -140,15 +140,9 @@ def describe(plan: Plan, segments: Sequence[Segment], device: Device) -> str:
         f"{layout.tensor} tensor parallel{split} on {device.name}, {len(os.sched_getaffinity(0))} cores and "
         f"{torch.get_num_threads()} threads each, peak {peak} ({device.peak_source})",
         f"global batch {first.batch}",
-        f"{last} steps, {segments[-1].tokens_after(last):,} tokens"
-        + (f" of {len(first.view) * first.view.seq_len:,}" if len(plan.phases) == 1 else ""),
+        f"{last} steps, {segments[-1].tokens_after(last):,} tokens, {len(plan.phases)} phases",
         f"attention: {config.attention}; blocks are {'compiled' if blocks else 'not compiled'}",
     ]
-    begins = {segment.phase.at: f"step {segment.step}" for segment in segments[1:]}
-    for phase, settings in zip(plan.phases[1:], config.phases, strict=True):
-        when = begins.get(phase.at, "begun" if phase.at <= first.at else "not reached")
-        changes = ", ".join(f"{name} = {value}" for name, value in settings.items() if name != "at")
-        lines.append(f"phase at {phase.at:,} tokens ({when}): {changes or 'nothing changes'}")
     if not device.is_gpu:
         able = torch.version.cuda or torch.version.hip
         hint = "" if able else ". For a GPU install the CUDA build of torch"

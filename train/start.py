@@ -7,7 +7,6 @@ it is changed to when another phase begins.
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -32,30 +31,49 @@ from train.step import Mark, Readback, Trainee
 from train.stragglers import Stragglers
 
 
-@dataclass
 class Run:
-    """Everything the loop works on. segment: that of the next step; progress: what is done; pending: the step whose
-    numbers the host has not read; last_end: of the step before it; val_loss: of the state after the step in work."""
+    """Everything the loop works on, at the first step that is to be done. segment: that of the next step; progress:
+    what is done; pending: the step whose numbers the host has not read; last_end: of the step before it; val_loss: of
+    the state after the step in work."""
 
-    config: TrainConfig
-    device: Device
-    trainee: Trainee
-    checkpoints: Checkpoints
-    segments: list[Segment]
-    segment: Segment
-    feed: Feed
-    validation: dict[str, ValidationSource]
-    progress: RunState
-    report: Reporter
-    log: RunLog
-    goodput: Goodput
-    stragglers: Stragglers
-    stop: StopFlag
-    lost: threading.Event
-    last_end: Mark
-    pending: Readback | None = None
-    stop_agreed: bool = False
-    val_loss: float | None = None
+    def __init__(
+        self, plan: Plan, device: Device, stop: StopFlag, out: Path, report: Reporter, lost: threading.Event
+    ) -> None:
+        config, rank = plan.config, dist.get_rank()
+        self.config, self.device, self.stop, self.report, self.lost = config, device, stop, report, lost
+        self.trainee = build_trainee(plan, device, report)
+        self.checkpoints = Checkpoints(out / "checkpoints", config, device.is_gpu, report)
+        meta = self.checkpoints.load_newest(
+            self.trainee.state(),
+            self.trainee.mesh,
+            lambda found: check_resume(plan.phases, found, config.out),
+        )
+        saved = RunState() if meta is None else meta.progress
+        self.progress = saved
+        self.segments = plan_segments(plan.phases, saved, None if meta is None else meta.identity)
+        self.segment = segment = self.segments[0]
+        report(describe(plan, self.segments, device))
+        if meta is not None:
+            report(f"resumed from step {saved.step}")
+            _tell_changes(report, segment, "hand", _changed_by_hand(meta, config, segment))
+        manifest = segment.phase.view.manifest_fingerprint
+        self.log = RunLog(out, config, report, rank, saved.step, self.steps, manifest)
+        self.goodput = Goodput(STARTED, None if rank else out / "goodput.jsonl", self.log.lost, report)
+        if self.goodput.restart:
+            report(f"restarted inside the job: {self.goodput.restart}")
+        self.stragglers = Stragglers(device.device, config.timeout)
+        self.feed, self.validation = _open_feed(segment, self.trainee), _open_validation(segment)
+        self.last_end = Mark(device.device)
+        self.pending: Readback | None = None
+        self.stop_agreed = False
+        self.val_loss: float | None = None
+        begins = segment.phase.at != saved.phase
+        enter_segment(self, segment, plan.phases[plan.phases.index(segment.phase) - 1] if begins else None)
+        report.doing = lambda: f"at step {self.progress.step}/{self.steps} ({self.goodput.kind})"
+        if rank == 0:
+            resolved = to_json(segment.phase.identity()) | {"steps": self.steps}
+            write_json(out / "config.json", config.as_dict() | {"model": config.sizes, "resolved": resolved})
+            (out / "done.json").unlink(missing_ok=True)  # a run that is extended after its end
 
     @property
     def steps(self) -> int:
@@ -66,57 +84,6 @@ class Run:
     def first(self) -> int:
         """Steps that were done before this start."""
         return self.segments[0].step
-
-
-def start_run(
-    plan: Plan, device: Device, stop: StopFlag, out: Path, report: Reporter, lost: threading.Event
-) -> Run:
-    """A run at the first step that is to be done."""
-    config, rank = plan.config, dist.get_rank()
-    trainee = build_trainee(plan, device, report)
-    checkpoints = Checkpoints(out / "checkpoints", config, device.is_gpu, report)
-    meta = checkpoints.load_newest(
-        trainee.state(), trainee.mesh, lambda found: check_resume(plan.phases, found, config.out)
-    )
-    saved = RunState() if meta is None else meta.progress
-    segments = plan_segments(plan.phases, saved, None if meta is None else meta.identity)
-    segment = segments[0]
-    report(describe(plan, segments, device))
-    if meta is not None:
-        report(f"resumed from step {saved.step}")
-        _tell_changes(report, segment, "hand", _changed_by_hand(meta, config, segment))
-    steps, manifest = segments[-1].last_step, segment.phase.view.manifest_fingerprint
-    log = RunLog(out, config, report, rank, saved.step, steps, manifest)
-    goodput = Goodput(STARTED, None if rank else out / "goodput.jsonl", log.lost, report)
-    if goodput.restart:
-        report(f"restarted inside the job: {goodput.restart}")
-    run = Run(
-        config=config,
-        device=device,
-        trainee=trainee,
-        checkpoints=checkpoints,
-        segments=segments,
-        segment=segment,
-        feed=_open_feed(segment, trainee),
-        validation=_open_validation(segment),
-        progress=saved,
-        report=report,
-        log=log,
-        goodput=goodput,
-        stragglers=Stragglers(device.device, config.timeout),
-        stop=stop,
-        lost=lost,
-        last_end=Mark(device.device),
-    )
-    begins = segment.phase.at != saved.phase
-    enter_segment(run, segment, plan.phases[plan.phases.index(segment.phase) - 1] if begins else None)
-    report.doing = lambda: f"at step {run.progress.step}/{run.steps} ({run.goodput.kind})"
-    if rank == 0:
-        resolved = to_json(segment.phase.identity()) | {"steps": steps}
-        named = {"model": config.sizes, "resolved": resolved}
-        write_json(out / "config.json", config.as_dict() | named)
-        (out / "done.json").unlink(missing_ok=True)  # a run that is extended after its end
-    return run
 
 
 def enter_segment(run: Run, segment: Segment, before: Phase | None) -> None:

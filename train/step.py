@@ -14,7 +14,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -65,20 +65,19 @@ class Trainee:
         return named_state(self.model, self.optimizer, self.guard.state())
 
 
-@dataclass(frozen=True, slots=True)
-class StepNumbers:
-    """A finished step, equal on all ranks. loss: mean over its learned tokens in nats, nan without any; checksum: of
-    all sequences consumed."""
+class StepNumbers(NamedTuple):
+    """A finished step, equal on all ranks. loss: mean over its `learned` tokens in nats, nan without any; checksum: of
+    all sequences consumed; stop, save: how many ranks ask for it; skipped: steps so far, and `in_a_row` up to now."""
 
     step: int
     loss: float
-    learned: int
+    learned: float
+    checksum: float
+    stop: float
+    save: float
     grad_norm: float
-    skipped: int
-    skipped_in_a_row: int
-    checksum: int
-    stop: bool
-    save: bool
+    skipped: float
+    in_a_row: float
 
 
 class Mark:
@@ -103,7 +102,7 @@ class Readback:
     """Numbers on their way from the device: a float64 vector, equal on all ranks, copied without blocking."""
 
     def __init__(self, step: int, packed: Tensor) -> None:
-        """packed: (loss, learned, checksum, stop, save, norm, skipped, in a row)."""
+        """packed: those of StepNumbers but the step."""
         self._step = step
         self.waited = 0.0  # seconds for which the host waited for its sequences
         self._host = packed
@@ -116,18 +115,7 @@ class Readback:
         """Wait for the step to be done and return its numbers."""
         if self.end.event is not None:
             self.end.event.synchronize()
-        loss, learned, checksum, stop, save, norm, skipped, in_a_row = self._host.tolist()
-        return StepNumbers(
-            step=self._step,
-            loss=loss,
-            learned=round(learned),
-            grad_norm=norm,
-            skipped=int(skipped),
-            skipped_in_a_row=int(in_a_row),
-            checksum=round(checksum),
-            stop=stop > 0,
-            save=save > 0,
-        )
+        return StepNumbers(self._step, *self._host.tolist())
 
 
 def train_step(

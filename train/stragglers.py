@@ -19,7 +19,6 @@ from __future__ import annotations
 import os
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -34,31 +33,12 @@ SIZE = {"cuda": 4096, "cpu": 256}
 """Rows and columns of the matrices: a millisecond or less."""
 NOTABLE = 0.1
 """Part of a step that a rank must cost for a line."""
-KINDS = ("data", "host", "device")
+KINDS = {"data": "waits for data", "host": "queues a step in", "device": "needs for a matrix product"}
 
 
-@dataclass(frozen=True, slots=True)
-class Straggler:
-    """The rank that is farthest behind. kind: of KINDS; seconds: its own; median: of all ranks; behind: the part of a
-    step that it costs all."""
-
-    rank: int
-    host: str
-    kind: str
-    seconds: float
-    median: float
-    behind: float
-
-    def __str__(self) -> str:
-        what = {"data": "waits for data", "host": "queues a step in", "device": "needs for a matrix product"}
-        return (
-            f"rank {self.rank} on {self.host} {what[self.kind]} {self.seconds:.4f} s, the median rank "
-            f"{self.median:.4f} s: {self.behind:.0%} of a step"
-        )
-
-
-def slowest(table: Sequence[Sequence[float]], hosts: Sequence[str], step_seconds: float) -> Straggler:
-    """The rank that costs most. table: of each rank the seconds of KINDS.
+def slowest(table: Sequence[Sequence[float]], hosts: Sequence[str], step_seconds: float) -> dict[str, Any]:
+    """The rank that costs most: `rank`, `host`, `kind`, its `seconds`, the `median` of all ranks, and how far it is
+    `behind`: the part of a step that it costs all. table: of each rank the seconds of KINDS.
 
     A device that is a tenth slower makes the whole step a tenth longer; data and host cost what they take.
     """
@@ -68,8 +48,9 @@ def slowest(table: Sequence[Sequence[float]], hosts: Sequence[str], step_seconds
         rank, median = max(range(len(values)), key=values.__getitem__), statistics.median(values)
         whole = median if kind == "device" else step_seconds
         behind = (values[rank] - median) / whole if whole else 0.0
-        found.append(Straggler(rank, hosts[rank], kind, values[rank], median, behind))
-    return max(found, key=lambda straggler: straggler.behind)
+        of = {"rank": rank, "host": hosts[rank], "kind": kind, "seconds": values[rank], "median": median}
+        found.append(of | {"behind": behind})
+    return max(found, key=lambda one: one["behind"])
 
 
 class Stragglers:
@@ -94,7 +75,7 @@ class Stragglers:
             torch.mm(self._matrix, self._matrix)
             self._probe = begin, Mark(self._device)
 
-    def done(self, step: int, seconds: float, waited: float) -> Straggler | None:
+    def done(self, step: int, seconds: float, waited: float) -> dict[str, Any] | None:
         """Step `step` is done and took `seconds`, and so is what was queued with it. waited: seconds by now that this
         rank's host waited for data. Returns who was slowest, where it is a step to look at."""
         if self._probe is None or step % EVERY:

@@ -7,14 +7,13 @@ memory is a result, not a crash.
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import json
 import shutil
 import statistics
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,7 @@ from pretok.base.children import child_environment
 from pretok.base.errors import UsageError
 from pretok.base.records import replace
 from pretok.base.storage import atomic_open, read_lines
-from train.config import TrainConfig, add_flags, from_mapping, parse, whole_number
+from train.config import TrainConfig, add_flags, command_parser, from_mapping, parse, whole_number
 from train.metrics import Lines
 from train.parallel.layout import solve_layout
 
@@ -37,7 +36,6 @@ TRIED: dict[str, list[Any]] = {
 WARM_UP = 3
 """First steps of a trial that do not count: compilation, autotuning and the allocator's growth are in them.
 """
-OUT_OF_MEMORY = ("OutOfMemoryError", "out of memory", "MemoryError")
 
 
 def lists_of(texts: Sequence[str]) -> dict[str, list[Any]]:
@@ -92,7 +90,7 @@ def run_trial(
     shutil.rmtree(folder, ignore_errors=True)
     if done.returncode or not records:
         lines = done.stderr.strip().splitlines() or ["no output"]
-        memory = any(sign in done.stderr for sign in OUT_OF_MEMORY)
+        memory = "out of memory" in done.stderr  # as `train.report` says it
         return choice | {"outcome": "out of memory" if memory else f"failed: {lines[-1]}"}
     median: dict[str, Any] = {
         name: statistics.median(record[name] for record in records)
@@ -121,40 +119,28 @@ def tune(config: TrainConfig, choices: list[dict[str, Any]], steps: int, process
             too_large.append(rest)
         results.append(result)
         lines.add(result)
-        print(row(result, choice), flush=True)
+        print(_line(result), flush=True)
     good = [result for result in results if result["outcome"] == "ok"]
     if not good:
         raise UsageError(f"no trial succeeded; {out / 'tune.jsonl'} says why")
     best = max(good, key=lambda result: float(result["tokens_per_second_per_device"]))
-    print(f"best: {row(best, choices[0])}\nwritten to {out / 'tuned.toml'}")
+    print(f"best: {_line(best)}\nwritten to {out / 'tuned.toml'}")
     write_toml(out / "tuned.toml", {name: best[name] for name in choices[0]})
     return best
 
 
-def row(result: dict[str, Any], tried: Iterable[str]) -> str:
-    """One line of the table; tried: the settings it tells."""
-    words = {True: "yes", False: "no"}
-    head = "".join(f"{name} {words.get(result[name], result[name])!s:<5} " for name in tried)
-    if result["outcome"] != "ok":
-        return head + str(result["outcome"])
-    memory = result["memory_peak"]
-    return head + (
-        f"{result['tokens_per_second_per_device']:>12,.0f} tokens/s/device  "
-        f"MFU {'n/a' if result.get('mfu') is None else format(result['mfu'], '.1%')}  "
-        f"memory {'n/a' if memory is None else f'{memory / 2**30:.1f} GiB'}"
-    )
+def _line(result: dict[str, Any]) -> str:
+    return "  ".join(f"{name} {value}" for name, value in result.items())
+
+
+EXAMPLES = """  train tune --shards WORK/shards --model 1b --seq-len 4096 --out TUNE --processes 4 \\
+      --try micro-batch=1,2,4 --try shard=1,4 --try tensor=1,2 --try reshard=yes,no"""
 
 
 def main(arguments: Sequence[str]) -> None:
     """`train tune`."""
-    parser = argparse.ArgumentParser(
-        prog="train tune",
-        description="Try settings for a few steps each on this machine; writes OUT/tuned.toml for --config.",
-        epilog="example:\n  train tune --shards WORK/shards --model 1b --seq-len 4096 --out TUNE \\\n"
-        "      --processes 4 --try micro-batch=1,2,4 --try shard=1,4 --try tensor=1,2 --try reshard=yes,no",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    description = "Try settings for a few steps each on this machine; writes OUT/tuned.toml for --config."
+    parser = command_parser("train tune", description, EXAMPLES)
     add_flags(parser)
     parser.add_argument(
         "--try",

@@ -241,7 +241,7 @@ def test_end_of_the_job_stops_in_time(shards: Path, tmp_path: Path) -> None:
     started = Ranks(1, arguments(shards, run, keep_last=1), tmp_path, _job_ends_soon)
     assert started.wait() == [75]
     assert "the job ends in" in started.text()
-    assert [path.name for path in run.glob("checkpoints/step-*")] == ["step-00000001"]
+    assert [path.name for path in run.glob("checkpoints/step-*")] == ["step-00000002"]
 
 
 def _job_ends_soon() -> None:

@@ -129,8 +129,8 @@ def test_a_piece_is_that_of_the_whole(tmp_path: Path) -> None:
             (40, 16, 88, 16),
             (96, 0, 32, 32),
         ):
-            piece = value(name, (rows, columns), cpu, (row, column))
-            assert torch.equal(piece, whole[row : row + rows, column : column + columns])
+            part = slice(row, row + rows), slice(column, column + columns)
+            assert torch.equal(value(name, (128, 32), cpu, part), whole[part])
 
 
 def test_a_model_that_a_map_does_not_begin_with_is_refused(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ import msgspec
 
 from pretok.base.errors import IntegrityError, UsageError
 from pretok.base.records import Count, Record, Signed, check_version, read_record, replace, to_json
-from pretok.base.storage import checksum, fingerprint, read_json, write_json
+from pretok.base.storage import checksum, fingerprint, read_json, reading, write_json
 from train.model.sizes import ModelConfig
 
 META = "meta.json"
@@ -100,12 +100,11 @@ def write_meta(folder: Path, meta: Meta, files: dict[str, FileRecord]) -> None:
     write_json(folder / META, {"seal": fingerprint(data)} | data)
 
 
-def read_meta(checkpoint: Path, *, sizes: bool = True) -> Meta:
-    """meta.json of a checkpoint, as it was sealed, whose files all have the sizes it states; else IntegrityError, or
-    MismatchError for one of another version.
+def read_meta(checkpoint: Path) -> Meta:
+    """meta.json of a checkpoint, as it was sealed; else IntegrityError, or MismatchError for one of another version.
 
-    sizes False: where another rank asks the file system for the sizes. A thousand ranks that each ask for those of a
-    thousand files are a load that a parallel file system answers in minutes.
+    The files themselves are `check_files`'s: if a thousand ranks each asked for the sizes of a thousand files, a
+    parallel file system would answer in minutes.
     """
     path = checkpoint / META
     data = read_json(path)
@@ -117,23 +116,12 @@ def read_meta(checkpoint: Path, *, sizes: bool = True) -> Meta:
         meta = read_record(Meta, data, path)
     except UsageError as error:  # sizes that no model can have
         raise IntegrityError(f"{path}: {error}; it was damaged or edited") from None
-    for name, record in meta.files.items():
-        file = checkpoint / name
-        if file.parent != checkpoint:
+    for name in meta.files:
+        if (checkpoint / name).parent != checkpoint:
             raise IntegrityError(f"{path} does not list its files: {name!r} leads out of the folder")
-        if sizes and _size(file) != record.size:
-            raise IntegrityError(f"{file} is missing or has not the {record.size} bytes that were written")
     if not meta.files:
         raise IntegrityError(f"{path} lists no file; it was damaged or edited")
     return meta
-
-
-def _size(file: Path) -> int | None:
-    """Bytes of a file; None where there is none. Any other OSError is no damage, and the caller's to judge."""
-    try:
-        return file.stat().st_size
-    except FileNotFoundError:
-        return None
 
 
 _NAME = re.compile(r"step-\d{8}")
@@ -168,12 +156,15 @@ def check_files(checkpoint: Path, meta: Meta, rank: int = 0, ranks: int = 1) -> 
     """
     records = meta.files
     by_size = sorted(records, key=lambda name: (-records[name].size, name))  # shares of like size
-    mine = by_size[rank::ranks]
+
+    def check(name: str) -> None:
+        with reading(checkpoint / name):
+            found = checksum(checkpoint / name)
+        if found != records[name].checksum:
+            raise IntegrityError(f"{checkpoint / name} was damaged: its checksum is not the one it had")
+
     with ThreadPoolExecutor(_THREADS) as pool:
-        found = pool.map(checksum, [checkpoint / name for name in mine])
-        for name, value in zip(mine, found, strict=True):
-            if value != records[name].checksum:
-                raise IntegrityError(f"{checkpoint / name} was damaged: its checksum is not the one it had")
+        list(pool.map(check, by_size[rank::ranks]))
 
 
 def verify(run: Path, step: int | None, report: Callable[[str], None]) -> None:

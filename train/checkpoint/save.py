@@ -219,7 +219,6 @@ class Checkpoints:
             if self._rank:
                 return None
             write_meta(temporary, pending.meta, files)
-            read_meta(temporary)  # compares the sizes on disk with what was written
             if final.exists():  # damaged and not renamed, or resume would have started after it
                 _delete(final)
             temporary.rename(final)

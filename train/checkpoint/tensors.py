@@ -36,7 +36,7 @@ from pretok.base.storage import PASSING, NewFile, read_json, tried, write_bytes
 from train.checkpoint.meta import FileRecord, Meta, check_files, read_meta
 from train.model.sizes import ModelConfig
 from train.parallel.group import together
-from train.parallel.mesh import clean_name
+from train.parallel.mesh import clean_name, local
 
 DTYPES = {
     torch.float64: "F64",
@@ -124,11 +124,6 @@ def own_pieces(state: dict[str, Tensor], index: Index, rank: int) -> dict[str, T
     """What a rank writes."""
     mine = [kind for kind in index.kinds if any(box.rank == rank for box in kind.boxes)]
     return {name: local(state[name]) for kind in mine for name in kind.names}
-
-
-def local(value: Tensor) -> Tensor:
-    """This rank's piece."""
-    return value.to_local() if isinstance(value, DTensor) else value
 
 
 def write_tensors(path: Path, tensors: dict[str, Tensor], **metadata: str) -> FileRecord:
@@ -271,7 +266,7 @@ def open_checkpoint(checkpoint: Path, group: dist.ProcessGroup | None) -> tuple[
     """On all ranks: a checkpoint's meta and reader, its files compared with their checksums; or what is wrong."""
 
     def read() -> tuple[Meta, Reader]:
-        meta = read_meta(checkpoint, sizes=dist.get_rank() == 0)
+        meta = read_meta(checkpoint)
         check_files(checkpoint, meta, dist.get_rank(), dist.get_world_size())
         return meta, Reader(checkpoint, meta)
 

@@ -65,6 +65,11 @@ def materialize(model: nn.Module, device: torch.device, value: Callable[..., Ten
             dist.broadcast(piece, group=mesh.get_group(dim), group_src=0)
 
 
+def local(value: Tensor) -> Tensor:
+    """This rank's piece."""
+    return value.to_local() if isinstance(value, DTensor) else value
+
+
 def clean_name(name: str) -> str:
     """A parameter's name in the whole model, without the wrapper of checkpointing and of a pipeline."""
     return name.replace("_checkpoint_wrapped_module.", "").removeprefix("part.")

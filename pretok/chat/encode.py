@@ -67,7 +67,8 @@ def encode_spans(
     if len(inside := np.setdiff1d(np.flatnonzero(made == encoder.eod), ends[1:] - 1)):
         found = np.unique(np.searchsorted(ends, inside, "right") - 1)
         raise Unencodable(found.tolist(), "the template puts the end-of-document token inside of it")
-    return made.astype(encoder.dtype), np.diff(ends).astype(np.int32), of_token
+    tokens: Any = made.astype(encoder.dtype)
+    return tokens, np.diff(ends).astype(np.int32), of_token
 
 
 def _surrounded(spans: Ints, documents: Ints, encoder: Encoder) -> Ints:

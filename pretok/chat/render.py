@@ -135,9 +135,11 @@ class Renderer:
 
     def _from_messages(self, data: bytes) -> Document:
         found = texts_of(data) if self._plain else None  # most conversations are of texts alone
-        for steps, pieces in self._known.get(found[0], ()) if found else ():
-            if (values := replay(steps, found[1])) is not None:
-                return _fill(pieces, values)
+        if found is not None:
+            shape, texts = found
+            for steps, pieces in self._known.get(shape, ()):
+                if (values := replay(steps, texts)) is not None:
+                    return _fill(pieces, values)
         messages = messages_of(data)
         if not self._plain:
             messages = _each(messages, self._clean)

@@ -209,16 +209,15 @@ def _short(text: str) -> str:
 
 def joined(values: Iterable[Any], trace: Trace) -> Any:
     """Values in a row, as `"".join` puts them: a str where there is no content among them."""
-    row = [value if type(value) is Text else printed(value) for value in values]
-    if Text not in map(type, row):
-        return _short("".join(row))
     parts: list[Part] = []
-    for value in row:
-        if type(value) is Text:
+    tracked = False
+    for value in values:
+        if isinstance(value, Text):
+            tracked = True
             parts += value.parts
-        elif value:
-            parts.append(Part(value))
-    return Text(tuple(parts), trace)
+        elif text := printed(value):
+            parts.append(Part(text))
+    return Text(tuple(parts), trace) if tracked else _short("".join(part.text for part in parts))
 
 
 def printed(value: Any) -> str:

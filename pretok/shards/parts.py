@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import platform
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from functools import cache
@@ -16,6 +17,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -40,7 +42,7 @@ ENGINES = PACKAGES[:2]
 
 
 class PartRecord(Record, frozen=True, kw_only=True, omit_defaults=True):
-    """What a sealed part holds; JSON in the state folder.
+    """What a part holds, put together while it is written; JSON in the state folder once it is sealed.
 
     name: of its train shard; records: how many were read for it, per piece of the partition; lines: of each such piece
     how many lines or rows stand before what follows the part; rejected: by reason;
@@ -53,20 +55,20 @@ class PartRecord(Record, frozen=True, kw_only=True, omit_defaults=True):
     """
 
     name: str
-    records: dict[str, Count]
-    rejected: dict[str, Count]
-    errors: tuple[Failure, ...]
-    mismatches: tuple[tuple[Count, Mismatch], ...]
-    last: bool
-    lines: dict[str, Count]
+    records: dict[str, Count] = msgspec.field(default_factory=Counter)
+    rejected: dict[str, Count] = msgspec.field(default_factory=Counter)
+    errors: list[Failure] = msgspec.field(default_factory=list)
+    mismatches: dict[str, tuple[Count, Mismatch]] = msgspec.field(default_factory=dict)
+    lines: dict[str, Count] = msgspec.field(default_factory=dict)
+    counts: dict[str, Count] = msgspec.field(default_factory=Counter)
+    last: bool = False
     train: Shard | None = None
     val: Shard | None = None
-    side_files: tuple[SideFile, ...]
-    counts: dict[str, Count]
-    contaminated: tuple[ItemCount, ...]
+    side_files: tuple[SideFile, ...] = ()
+    contaminated: tuple[ItemCount, ...] = ()
     software: dict[str, str]
-    compared: Count
-    compared_bytes: Count
+    compared: Count = 0
+    compared_bytes: Count = 0
     differed: tuple[Count, Count] | None = None
 
     @property
@@ -128,13 +130,13 @@ class SplitWriter:
             self.append(reader.tokens[low:high], rows, None if kinds is None else kinds[low:high])
             at += len(rows)
 
-    def seal(self, source: str, split: str) -> tuple[Shard, list[SideFile]]:
+    def seal(self, source: str, split: str) -> tuple[Shard, tuple[SideFile, ...]]:
         """What the manifest says of its files. Ledger and spans go first: a shard that is there has them."""
         files, kinds = [self._ledger.seal(source)], None
         if self._spans:
             spans, kinds = self._spans.seal(source)
             files.append(spans)
-        return self.shard.seal(source, split, self._text_bytes, kinds), files
+        return self.shard.seal(source, split, self._text_bytes, kinds), tuple(files)
 
 
 @cache

@@ -243,13 +243,13 @@ def _seal_source(
             sources={
                 plan.name: replace(UNCOUNTED, read=part.read, rejected=part.rejected, compared=compared)
             },
-            failed=part.errors,
+            failed=tuple(part.errors),
             shards=() if part.train is None else (part.train,),
             side_files=part.side_files,
             mismatches={
                 plan.name: tuple(
                     MismatchEntry(one.column, one.count, *place(number, piece, one.record), one.value)
-                    for piece, one in part.mismatches
+                    for piece, one in part.mismatches.values()
                 )
             },
         )
@@ -301,7 +301,7 @@ def _merge_validation(
         for part in small:
             writer.copy(part)
         shard, files = writer.seal(plan.name, "val")
-        return replace(nothing, shards=(shard,), side_files=tuple(files))
+        return replace(nothing, shards=(shard,), side_files=files)
 
 
 def _merge_rejects(

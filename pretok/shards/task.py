@@ -11,7 +11,6 @@ its documents are encoded again by `tokenizers` (`pretok.shards.sample`); where 
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
@@ -34,7 +33,7 @@ from pretok.chat.resolve import chat_tokenizer
 from pretok.kernels.compile import load_registries
 from pretok.read.batches import Reject, TextBatch, buffers
 from pretok.read.conversation import Conversation
-from pretok.read.kept import Keep, Mismatch
+from pretok.read.kept import Keep
 from pretok.read.normalize import Normalization
 from pretok.read.partition import Partition
 from pretok.read.readers import Damage, RecordFormat
@@ -50,7 +49,6 @@ from pretok.shards.batching import (
 )
 from pretok.shards.format import LEDGER_SUFFIX
 from pretok.shards.ledger import ledger_rows, schema_with
-from pretok.shards.manifest import Shard, SideFile
 from pretok.shards.parts import (
     PartRecord,
     SplitWriter,
@@ -251,15 +249,9 @@ class _PartWriter:
     """Writes one part: documents to train or validation, rejects beside; seals all at once."""
 
     def __init__(self, task: TokenizeTask, number: int, dtype: np.dtype[Any]) -> None:
-        self.name = part_name(task.partition.name, number)
+        self.record = PartRecord(name=part_name(task.partition.name, number), software=software())
         self._task = task
         self._dtype = dtype
-        self._records: Counter[str] = Counter()
-        self._lines: dict[str, int] = {}
-        self._counts: Counter[str] = Counter()
-        self._reasons: Counter[str] = Counter()
-        self._errors: list[Failure] = []
-        self._mismatches: dict[str, tuple[int, Mismatch]] = {}
         pieces = task.partition.pieces
         self._files = pa.array([piece.file.path for piece in pieces], pa.string())
         self._origins = np.array([piece.origin for piece in pieces], np.int64)
@@ -283,7 +275,9 @@ class _PartWriter:
     def note_damage(self, damage: Damage) -> None:
         """Note an input whose rest cannot be read."""
         partition = self._task.partition
-        self._errors.append(Failure(partition.name, partition.pieces[damage.piece].file.path, damage.error))
+        self.record.errors.append(
+            Failure(partition.name, partition.pieces[damage.piece].file.path, damage.error)
+        )
 
     def add(
         self, joined: JoinedBatches, encoded: list[EncodedSplit], refused: list[tuple[int, str]]
@@ -309,26 +303,28 @@ class _PartWriter:
             "refused bytes": refused_bytes,
             "rejected": len(rejects),
         }
-        self._counts.update(made)
+        for name, count in made.items():
+            self.record.counts[name] += count
         return made
 
     def _note(self, batch: TextBatch) -> None:
         """Note how far a batch has come, and which of its kept values were of another type."""
-        self._records[str(batch.piece)] += batch.records
-        self._lines[str(batch.piece)] = batch.end
+        record = self.record
+        record.records[str(batch.piece)] += batch.records
+        record.lines[str(batch.piece)] = batch.end
         for found in batch.mismatches:
-            piece, first = self._mismatches.get(found.column, (batch.piece, replace(found, count=0)))
-            self._mismatches[found.column] = piece, replace(first, count=first.count + found.count)
+            piece, first = record.mismatches.get(found.column, (batch.piece, replace(found, count=0)))
+            record.mismatches[found.column] = piece, replace(first, count=first.count + found.count)
 
     def _reject(self, rejects: list[tuple[int, Reject]]) -> None:
         """List what is refused, each with its piece."""
         if not rejects:
             return
         if self._rejects is None:
-            path = self._task.state_dir / f"{self.name}.rejects.jsonl"
+            path = self._task.state_dir / f"{self.record.name}.rejects.jsonl"
             self._rejects = self._stack.enter_context(atomic_open(path, "w"))
         for piece, reject in rejects:
-            self._reasons[reject.reason] += 1
+            self.record.rejected[reject.reason] += 1
             line = {"piece": piece, **asdict(reject)}
             self._rejects.write(json.dumps(line, ensure_ascii=False) + "\n")
 
@@ -349,30 +345,18 @@ class _PartWriter:
         if encoded.split not in self._writers:  # most partitions have few or no documents for validation
             task = self._task
             folder = task.shards_dir / task.partition.source if encoded.split == "train" else task.state_dir
-            name = self.name if encoded.split == "train" else f"{self.name}.val"
+            name = self.record.name + ("" if encoded.split == "train" else ".val")
             self._writers[encoded.split] = SplitWriter(folder / name, self._dtype, self._schema, self._stack)
         self._writers[encoded.split].append(encoded.tokens, described, encoded.kinds)
 
     def seal(self, **found: Any) -> PartRecord:
         """Seal shards, ledgers and rejects, then the record, with what else was `found`."""
         source = self._task.partition.source
-        nothing: tuple[Shard | None, list[SideFile]] = None, []
-        train, files = self._writers["train"].seal(source, "train") if "train" in self._writers else nothing
-        val, _ = self._writers["val"].seal(source, "val") if "val" in self._writers else nothing
+        if "train" in self._writers:
+            found["train"], found["side_files"] = self._writers["train"].seal(source, "train")
+        if "val" in self._writers:
+            found["val"], _ = self._writers["val"].seal(source, "val")
         self._stack.close()
-        record = PartRecord(
-            name=self.name,
-            records=dict(self._records),
-            rejected=dict(sorted(self._reasons.items())),
-            errors=tuple(self._errors),
-            mismatches=tuple(self._mismatches[name] for name in sorted(self._mismatches)),
-            lines=self._lines,
-            train=train,
-            val=val,
-            side_files=tuple(files),
-            counts=dict(self._counts),
-            software=software(),
-            **found,
-        )
-        write_json(self._task.state_dir / f"{self.name}.json", to_json(record))
+        record = replace(self.record, **found)
+        write_json(self._task.state_dir / f"{record.name}.json", to_json(record))
         return record

@@ -46,4 +46,4 @@ def test_values_are_counted_and_null_is_none_of_them(monkeypatch: pytest.MonkeyP
     ],
 )
 def test_the_host_of_an_address(address: str | None, expected: str | None) -> None:
-    assert duckdb.execute(f"SELECT {host('$1')}", [address]).fetchone() == (expected,)
+    assert duckdb.execute(f"SELECT {host('$1')}", [address]).fetchall() == [(expected,)]

@@ -60,7 +60,7 @@ CASES: list[Case] = [
     (
         "train --shards ok/shards --mix ok/mix.json --model tiny.toml --out it.jsonl",
         2,
-        "train: --out it.jsonl is a file; name a folder",
+        "train: --out: it.jsonl/flight cannot be made: Not a directory; name a folder that may be written",
     ),
     (
         TRAIN.replace("tiny", "big"),

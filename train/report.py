@@ -67,11 +67,6 @@ class Reporter:
         """A line of the log alone, on whatever rank."""
         self._log.write(name, details)
 
-    @property
-    def silence(self) -> float:
-        """Seconds since the last line."""
-        return time.monotonic() - self._last
-
     def __enter__(self) -> Reporter:
         if self._rank == 0:
             self._thread.start()
@@ -93,8 +88,8 @@ class Reporter:
 
     def _watch(self) -> None:
         began = time.monotonic()
-        while not self._ended.wait(max(0.01, SILENCE - self.silence)):
-            if self.silence >= SILENCE:
+        while not self._ended.wait(max(0.01, self._last + SILENCE - time.monotonic())):
+            if time.monotonic() - self._last >= SILENCE:
                 self(f"{clock()} still {self.doing()}, {duration(time.monotonic() - began)} after the start")
 
 

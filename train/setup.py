@@ -48,10 +48,6 @@ def make_plan(config: TrainConfig, world: int) -> tuple[tuple[Phase, ...], Layou
     when something does not divide."""
     if not config.shards:
         raise UsageError("--shards is missing: the folder that pretok tokenize wrote")
-    if config.mix and not Path(config.mix).exists():
-        raise UsageError(
-            f"{config.mix} does not exist; make it with pretok mix, or leave --mix out to read each source once"
-        )
     if config.vocab_map is not None and config.init_from is None:
         raise UsageError("--vocab-map needs --init-from")
     per_node = int(os.environ.get("LOCAL_WORLD_SIZE", world))

@@ -50,7 +50,7 @@ CASES: list[Case] = [
     (
         "train --shards ok/shards --mix ok/nomix.json --model tiny.toml --out r",
         2,
-        "train: ok/nomix.json does not exist; make it with pretok mix, or leave --mix out to read each source once",
+        "train: ok/nomix.json does not exist; name a mix, or make it with pretok mix",
     ),
     (
         "train --shards it.jsonl --model tiny.toml --out r",
@@ -60,7 +60,7 @@ CASES: list[Case] = [
     (
         "train --shards ok/shards --mix ok/mix.json --model tiny.toml --out it.jsonl",
         2,
-        "train: --out it.jsonl is a file; name a folder",
+        "train: --out: it.jsonl/flight cannot be made: Not a directory; name a folder that may be written",
     ),
     (
         TRAIN.replace("tiny", "big"),

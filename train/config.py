@@ -30,11 +30,11 @@ def _option(
     choices: tuple[str, ...] = (),
     example: str = "",
     rare: bool = False,
+    group: str = "",
 ) -> Any:
     """A setting. least: its least value; example: as TOML, for the page of all keys, where the default is none; rare: a
-    key and a flag as the others, but not in the help."""
-    metadata = {"help": help, "least": least, "choices": choices, "example": example, "rare": rare}
-    return field(default=default, metadata=metadata)
+    key and a flag as the others, but not in the help; group: of the help, that it begins."""
+    return field(default=default, metadata=locals())
 
 
 SCHEDULE = ("lr", "min_lr", "warmup", "schedule", "decay", "decay_shape")
@@ -44,27 +44,15 @@ IN_PHASES = (
     *("beta1", "beta2", "eps", "weight_decay", "clip", "z_loss", "skip_sigma"),
 )
 """What a phase may set. Parameters and moments go on as they are."""
-GROUPS = {
-    "shards": "data",
-    "model": "model",
-    "global_batch": "batch and length",
-    "lr": "schedule",
-    "beta1": "optimizer",
-    "shard": "parallelism",
-    "reshard": "memory and speed",
-    "workers": "loading and validation",
-    "save_every": "checkpoints",
-    "log_every": "logging and tools",
-    "phases": "phases",
-}
-"""Groups of the help, each from the field on that begins it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainConfig:
     """All settings; each one's help says its meaning. None: derived, and printed at the start."""
 
-    shards: str = _option("", "folder of shards with their manifest.json", example='"work/shards"')
+    shards: str = _option(
+        "", "folder of shards with their manifest.json", example='"work/shards"', group="data"
+    )
     mix: str | None = _option(None, "mix.json; without it every source once", example='"mix.json"')
     out: str = _option("run", "folder of the run; one that holds checkpoints is resumed")
     model: str | None = _option(
@@ -72,6 +60,7 @@ class TrainConfig:
         "debug, 160m, 1b, 3b, italia-9b, a TOML file of sizes, or a folder with a model "
         "(default: that of --init-from, else debug)",
         example='"1b"',
+        group="model",
     )
     init_from: str | None = _option(
         None,
@@ -94,7 +83,7 @@ class TrainConfig:
         "causal", "document: see only one's own document", choices=("causal", "document")
     )
 
-    global_batch: int = _option(8, "sequences in a step over all ranks, however many these are", least=1)
+    global_batch: int = _option(8, "sequences in a step over all ranks", least=1, group="batch and length")
     micro_batch: int | None = _option(
         None, "sequences in one pass of one rank (default: its whole part)", least=1, example="4"
     )
@@ -108,7 +97,7 @@ class TrainConfig:
         example='"1.2T"',
     )
 
-    lr: float = _option(3e-4, "peak learning rate", least=0)
+    lr: float = _option(3e-4, "peak learning rate", least=0, group="schedule")
     min_lr: float = _option(0.1, "rate of the last step of the decay, as a part of lr", least=0)
     warmup: float = _option(100, "steps of linear warm-up; below 1 a part of the schedule", least=0)
     schedule: str = _option("cosine", "shape after the warm-up", choices=("cosine", "wsd", "constant"))
@@ -116,7 +105,7 @@ class TrainConfig:
     decay_shape: str = _option(
         "linear", "wsd: how it decays; 1-sqrt: fast at first", choices=("linear", "1-sqrt"), rare=True
     )
-    beta1: float = _option(0.9, "AdamW", least=0, rare=True)
+    beta1: float = _option(0.9, "AdamW", least=0, rare=True, group="optimizer")
     beta2: float = _option(0.95, "AdamW", least=0, rare=True)
     eps: float = _option(1e-8, "AdamW", least=0, rare=True)
     weight_decay: float = _option(0.1, "AdamW; never on norms and embeddings", least=0)
@@ -134,6 +123,7 @@ class TrainConfig:
         "ranks that share one copy of the parameters: FSDP, of fewer than all HSDP (default: a node's)",
         least=1,
         example="8",
+        group="parallelism",
     )
     tensor: int = _option(1, "ranks that divide every matrix product (tensor parallel)", least=1)
     context: int = _option(
@@ -146,6 +136,7 @@ class TrainConfig:
         True,
         "free gathered parameters after each use (ZeRO-3); off: at the end of a step (ZeRO-2)",
         rare=True,
+        group="memory and speed",
     )
     precision: str = _option(
         "auto",
@@ -167,18 +158,20 @@ class TrainConfig:
         rare=True,
     )
 
-    workers: int = _option(2, "loader processes of a rank", least=0, rare=True)
+    workers: int = _option(
+        2, "loader processes of a rank", least=0, rare=True, group="loading and validation"
+    )
     val_every: int = _option(0, "evaluate every so many steps; 0: never", least=0)
     val_sequences: int = _option(256, "sequences evaluated of each source, at most", least=1, rare=True)
 
-    save_every: str = _option("10m", "100 (steps), 10m (minutes) or never")
+    save_every: str = _option("10m", "100 (steps), 10m (minutes) or never", group="checkpoints")
     keep_last: int = _option(3, "newest checkpoints kept", least=1)
     keep_best: int = _option(
         0, "checkpoints kept by validation loss; one among the best is saved at once", least=0
     )
     milestone: int = _option(0, "keep every checkpoint whose step is a multiple; 0: none", least=0)
 
-    log_every: int = _option(10, "steps between lines on the terminal", least=1)
+    log_every: int = _option(10, "steps between lines on the terminal", least=1, group="logging and tools")
     wandb: str | None = _option(
         None, "Weights & Biases project; offline unless WANDB_MODE says otherwise", example='"my-project"'
     )
@@ -188,7 +181,10 @@ class TrainConfig:
     )
 
     phases: tuple[dict[str, Any], ...] = _option(
-        (), "what changes at how many tokens: tables [[phases]] of a file, or their JSON", rare=True
+        (),
+        "what changes at how many tokens: tables [[phases]] of a file, or their JSON",
+        rare=True,
+        group="phases",
     )
     """Each with `at`: it begins when so many tokens are done, rounded up to a whole step; and names in IN_PHASES."""
 
@@ -313,15 +309,15 @@ def command_parser(prog: str, description: str, examples: str) -> argparse.Argum
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    """One flag for each field of TrainConfig, in GROUPS, and --config; the help leaves out what is rare."""
+    """One flag for each field of TrainConfig, in groups, and --config; the help leaves out what is rare."""
     parser.add_argument(
         "--config", help="TOML file of settings, those of docs/recipe.md, with _ for -; flags win over it"
     )
     hints = get_type_hints(TrainConfig)
     group: Any = parser
     for item in fields(TrainConfig):
-        if item.name in GROUPS:
-            group = parser.add_argument_group(GROUPS[item.name])
+        if item.metadata["group"]:
+            group = parser.add_argument_group(item.metadata["group"])
         flag = "--" + item.name.replace("_", "-")
         text = item.metadata["help"].replace("%", "%%")
         if item.metadata["rare"]:

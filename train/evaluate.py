@@ -96,13 +96,6 @@ def bits_per_byte(nats: float, text_bytes: float) -> float:
     return nats / math.log(2) / text_bytes
 
 
-def stop_agreed(stop: Callable[[], bool], device: torch.device) -> bool:
-    """Whether any rank was asked to stop; the same on all of them."""
-    flag = torch.tensor(float(stop()), device=device)
-    dist.all_reduce(flag)
-    return bool(flag.item())
-
-
 def evaluate(
     trainee: Trainee, sources: Mapping[str, ValidationSource], stop: Callable[[], bool]
 ) -> dict[str, Any] | None:
@@ -122,7 +115,9 @@ def evaluate(
                 total[1] += scored.sum()
                 if sizes is not None:
                     total[2] += sizes[targets[scored]].sum()
-                if stop_agreed(stop, trainee.device):
+                asked = torch.tensor(float(stop()), device=trainee.device)
+                dist.all_reduce(asked)  # so that all ranks agree
+                if asked.item():
                     return None
             dist.all_reduce(total)
             nats, tokens, text_bytes = total.tolist()

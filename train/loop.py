@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -32,8 +33,7 @@ from train.metrics import provenance
 from train.optimizer import MAX_SKIPS, global_norm
 from train.parallel.devices import deterministic, find_device
 from train.parallel.group import process_group, run_folder
-from train.report import Reporter, clock, explain, out_of_memory
-from train.setup import make_plan
+from train.report import Reporter, clock, explain
 from train.start import Run, enter_segment
 from train.step import Mark, Readback, train_step
 from train.stragglers import KINDS, NOTABLE
@@ -46,11 +46,7 @@ FIRST_MARGIN = 30.0
 
 def train(config: TrainConfig) -> None:
     """Train to the end. Raises Stopped when asked to stop early, PretokError for what a user can fix."""
-    out = Path(config.out)
-
-    def words(error: Exception) -> PretokError | None:
-        return explain(error) or out_of_memory(error, config)
-
+    out, words = Path(config.out), partial(explain, config=config)
     deterministic(config.deterministic)
     with StopFlag(FIRST_MARGIN) as stop:
         device = find_device()
@@ -61,7 +57,7 @@ def train(config: TrainConfig) -> None:
         ):
             if dist.get_rank() == 0:
                 report.event("start", argv=sys.argv, settings=config.as_dict(), **provenance())
-            run = Run(make_plan(config, dist.get_world_size()), device, stop, out, report, lost)
+            run = Run(config, device, stop, out, report, lost)
             try:
                 _loop(run)
             except Exception:

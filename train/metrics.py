@@ -181,9 +181,7 @@ class RunLog:
         }
         self._files[name].add(clean)
         if self._wandb is not None:
-            flat = clean | {f"val_{source}": loss for source, loss in record.get("sources", {}).items()}
-            flat |= {f"val_bits_{source}": bits for source, bits in record.get("bits_per_byte", {}).items()}
-            numbers = {key: value for key, value in flat.items() if isinstance(value, int | float)}
+            numbers = {key: value for key, value in clean.items() if isinstance(value, int | float | dict)}
             self._wandb.log(numbers, step=numbers.pop("step"))
 
 

@@ -201,7 +201,9 @@ def plan_figures(config: TrainConfig, space: argparse.Namespace) -> dict[str, An
     if peak is not None and space.mfu is not None and fits is not False:
         seconds = per_step * model.flops_per_token(seq_len) / (space.mfu * peak * ranks)
         hours = seconds * steps / 3600 if steps is not None else None
-    sizes = [gigabytes] if gigabytes else [40, 64, 80, 141]
+    largest = None
+    if gigabytes is not None:
+        largest = largest_micro_batch(model, layout, batch.accumulation, seq_len, config, gigabytes)
     return {
         "parameters": model.parameters,
         "layout": asdict(layout),
@@ -211,10 +213,7 @@ def plan_figures(config: TrainConfig, space: argparse.Namespace) -> dict[str, An
         "count": asdict(count),
         "device_gigabytes": gigabytes,
         "fits": fits,
-        "micro_batch_that_fits": {
-            f"{gb:g}": largest_micro_batch(model, layout, batch.accumulation, seq_len, config, gb)
-            for gb in sizes
-        },
+        "largest_micro_batch": largest,
         "peak_flops": peak,
         "peak_source": source,
         "step_seconds": seconds,
@@ -233,12 +232,13 @@ def render(plan: dict[str, Any]) -> str:
 
     layout, count, peak = plan["layout"], plan["count"], plan["peak_flops"]
     need, size = sum(count.values()), plan["device_gigabytes"]
-    fit = ", ".join(f"{gb} GB: {batch or 'none'}" for gb, batch in plan["micro_batch_that_fits"].items())
     if size is None:
         verdict = "does it fit? n/a: the memory of the device is not known; give --memory in GB"
     else:
         limit = f"{HEADROOM * size * 1e9 / GIB:.1f} GiB are {HEADROOM:.0%} of {size:g} GB"
-        figures = f"{need / GIB:.1f} GiB counted, {limit}"
+        figures = (
+            f"{need / GIB:.1f} GiB counted, {limit}; the largest micro-batch is {plan['largest_micro_batch']}"
+        )
         verdict = f"fits: {figures}" if plan["fits"] else f"DOES NOT FIT: {figures}.\n{REMEDY}"
     return "\n".join(
         [
@@ -249,7 +249,6 @@ def render(plan: dict[str, Any]) -> str:
             f"bubble: devices wait {plan['bubble']:.1%} of a step for other stages",
             f"\n{'GiB on one device':<20}",
             *(f"{part:<20}{size / GIB:>15.2f}" for part, size in (count | {"total": need}).items()),
-            f"\nlargest micro-batch, {HEADROOM:.0%} of memory used:\n  {fit}",
             f"\n{verdict}\n",
             f"peak: {number(peak and peak / 1e12, 'TFLOP/s')} ({plan['peak_source']})",
             f"step: {number(plan['step_seconds'], 's', 3)}; steps: {plan['steps'] or 'n/a'}; "

@@ -67,11 +67,6 @@ class Reporter:
         """A line of the log alone, on whatever rank."""
         self._log.write(name, details)
 
-    @property
-    def silence(self) -> float:
-        """Seconds since the last line."""
-        return time.monotonic() - self._last
-
     def __enter__(self) -> Reporter:
         if self._rank == 0:
             self._thread.start()
@@ -93,8 +88,8 @@ class Reporter:
 
     def _watch(self) -> None:
         began = time.monotonic()
-        while not self._ended.wait(max(0.01, SILENCE - self.silence)):
-            if self.silence >= SILENCE:
+        while not self._ended.wait(max(0.01, self._last + SILENCE - time.monotonic())):
+            if time.monotonic() - self._last >= SILENCE:
                 self(f"{clock()} still {self.doing()}, {duration(time.monotonic() - began)} after the start")
 
 
@@ -102,8 +97,9 @@ PACKAGES = ("torch", "numpy", "safetensors", "xxhash")
 _PLACE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR)
 
 
-def explain(error: BaseException) -> PretokError | None:
-    """The error a person can fix that is behind an exception, if there is one."""
+def explain(error: BaseException, config: TrainConfig | None = None) -> PretokError | None:
+    """The error a person can fix that is behind an exception, if there is one; config: of a run, which may have run out
+    of memory."""
     if isinstance(error, ModuleNotFoundError):
         package = (error.name or "").partition(".")[0]
         if package in PACKAGES:
@@ -120,10 +116,10 @@ def explain(error: BaseException) -> PretokError | None:
             )
         if error.errno in _PLACE:
             return PretokError(f"{where}{error.strerror}")
-    return None
+    return None if config is None else _out_of_memory(error, config)
 
 
-def out_of_memory(error: BaseException, config: TrainConfig) -> PretokError | None:
+def _out_of_memory(error: BaseException, config: TrainConfig) -> PretokError | None:
     """The same for memory, of a GPU or of the host, when that is what ran out."""
     text = str(error)
     signs = ("out of memory", "can't allocate memory", "bad_alloc")

@@ -1,6 +1,6 @@
 """From settings to something that can be trained: the split and filled model, the optimizer.
 
-Input: a TrainConfig inside a process group. Output: a Plan, a Trainee, what of it changes with a phase, and words
+Input: a TrainConfig inside a process group. Output: its phases, a Trainee, what of it changes with a phase, and words
 that say what will run.
 """
 
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -16,12 +15,13 @@ import torch
 import torch.distributed as dist
 
 from pretok.base.errors import UsageError
+from pretok.base.units import plural
 from pretok.base.vocab_map import read_map
 from train.checkpoint.export import check_tokenizer, exported_tensors
 from train.checkpoint.meta import complete_checkpoints
 from train.checkpoint.tensors import load_weights
 from train.config import TrainConfig
-from train.model.sizes import CONFIG, ModelConfig
+from train.model.sizes import CONFIG
 from train.model.transformer import Decoder, initial_tensor
 from train.optimizer import set_hyper_parameters, warmup_steps
 from train.parallel.context import Context
@@ -43,28 +43,11 @@ from train.phases import Phase, Segment, open_phases
 from train.step import Trainee
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """The settings, what they mean in each phase, and the ranks. The sizes of the model are those of every phase."""
-
-    config: TrainConfig
-    phases: tuple[Phase, ...]
-    layout: Layout
-
-    @property
-    def model(self) -> ModelConfig:
-        """Sizes, with what the first phase says of lengths and positions."""
-        return self.phases[0].model
-
-
-def make_plan(config: TrainConfig, world: int) -> Plan:
-    """Open the data and solve every size. UsageError when something does not divide."""
+def make_plan(config: TrainConfig, world: int) -> tuple[tuple[Phase, ...], Layout]:
+    """Open the data of all phases and solve every size: what is in force when, and how ranks are divided. UsageError
+    when something does not divide."""
     if not config.shards:
         raise UsageError("--shards is missing: the folder that pretok tokenize wrote")
-    if config.mix and not Path(config.mix).exists():
-        raise UsageError(
-            f"{config.mix} does not exist; make it with pretok mix, or leave --mix out to read each source once"
-        )
     if config.vocab_map is not None and config.init_from is None:
         raise UsageError("--vocab-map needs --init-from")
     per_node = int(os.environ.get("LOCAL_WORLD_SIZE", world))
@@ -73,13 +56,16 @@ def make_plan(config: TrainConfig, world: int) -> Plan:
     for phase in phases:
         check_split(config, phase.model, phase.view.seq_len)
         check_pipeline(config, phase.model, phase.batch)
-    return Plan(config, phases, layout)
+    return phases, layout
 
 
-def build_trainee(plan: Plan, device: Device, report: Callable[[str], None]) -> Trainee:
-    """The model on its mesh with initial weights (random, or those of --init-from), and its optimizer."""
-    config, sizes, phase = plan.config, plan.model, plan.phases[0]
-    mesh = build_mesh(device, plan.layout, config.timeout)
+def build_trainee(
+    config: TrainConfig, phase: Phase, layout: Layout, device: Device, report: Callable[[str], None]
+) -> Trainee:
+    """The model on its mesh with initial weights (random, or those of --init-from), and its optimizer; phase: the first
+    of the run."""
+    sizes = phase.model
+    mesh = build_mesh(device, layout, config.timeout)
     context = Context.of(mesh, config.context, config.timeout)
     with torch.device("meta"):
         part = Decoder(sizes, z_loss=config.z_loss)
@@ -121,9 +107,10 @@ def enter_phase(trainee: Trainee, phase: Phase, before: Phase | None) -> None:
         trainee.guard.forget()
 
 
-def describe(plan: Plan, segments: Sequence[Segment], device: Device) -> str:
+def describe(config: TrainConfig, layout: Layout, segments: Sequence[Segment], device: Device) -> str:
     """What will run, in a few lines."""
-    config, layout, model, first = plan.config, plan.layout, plan.model, segments[0].phase
+    first = segments[0].phase
+    model = first.model
     peak = "n/a" if device.peak is None else f"{device.peak / 1e12:.1f} TFLOP/s"
     split = ""
     if layout.pipeline > 1:
@@ -140,7 +127,7 @@ def describe(plan: Plan, segments: Sequence[Segment], device: Device) -> str:
         f"{layout.tensor} tensor parallel{split} on {device.name}, {len(os.sched_getaffinity(0))} cores and "
         f"{torch.get_num_threads()} threads each, peak {peak} ({device.peak_source})",
         f"global batch {first.batch}",
-        f"{last} steps, {segments[-1].tokens_after(last):,} tokens, {len(plan.phases)} phases",
+        f"{last} steps, {segments[-1].tokens_after(last):,} tokens, {plural(len(segments), 'phase')} to come",
         f"attention: {config.attention}; blocks are {'compiled' if blocks else 'not compiled'}",
     ]
     if not device.is_gpu:

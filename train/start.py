@@ -1,6 +1,6 @@
 """What the loop works on: a run that is new, or goes on from its newest checkpoint.
 
-Input: a Plan and what RUN already holds. Output: a `Run` at the first step it has to do, with its data open, and what
+Input: settings and what RUN already holds. Output: a `Run` at the first step it has to do, with its data open, and what
 it is changed to when another phase begins.
 """
 
@@ -26,7 +26,7 @@ from train.parallel.devices import Device
 from train.parallel.mesh import data_rank
 from train.phases import Phase, Segment, check_resume, differences, plan_segments
 from train.report import Reporter
-from train.setup import Plan, build_trainee, describe, enter_phase
+from train.setup import build_trainee, describe, enter_phase, make_plan
 from train.step import Mark, Readback, Trainee
 from train.stragglers import Stragglers
 
@@ -37,22 +37,29 @@ class Run:
     the state after the step in work."""
 
     def __init__(
-        self, plan: Plan, device: Device, stop: StopFlag, out: Path, report: Reporter, lost: threading.Event
+        self,
+        config: TrainConfig,
+        device: Device,
+        stop: StopFlag,
+        out: Path,
+        report: Reporter,
+        lost: threading.Event,
     ) -> None:
-        config, rank = plan.config, dist.get_rank()
+        rank = dist.get_rank()
+        phases, layout = make_plan(config, dist.get_world_size())
         self.config, self.device, self.stop, self.report, self.lost = config, device, stop, report, lost
-        self.trainee = build_trainee(plan, device, report)
+        self.trainee = build_trainee(config, phases[0], layout, device, report)
         self.checkpoints = Checkpoints(out / "checkpoints", config, device.is_gpu, report)
         meta = self.checkpoints.load_newest(
             self.trainee.state(),
             self.trainee.mesh,
-            lambda found: check_resume(plan.phases, found, config.out),
+            lambda found: check_resume(phases, found, config.out),
         )
         saved = RunState() if meta is None else meta.progress
         self.progress = saved
-        self.segments = plan_segments(plan.phases, saved, None if meta is None else meta.identity)
+        self.segments = plan_segments(phases, saved, None if meta is None else meta.identity)
         self.segment = segment = self.segments[0]
-        report(describe(plan, self.segments, device))
+        report(describe(config, layout, self.segments, device))
         if meta is not None:
             report(f"resumed from step {saved.step}")
             _tell_changes(report, segment, "hand", _changed_by_hand(meta, config, segment))
@@ -68,7 +75,7 @@ class Run:
         self.stop_agreed = False
         self.val_loss: float | None = None
         begins = segment.phase.at != saved.phase
-        enter_segment(self, segment, plan.phases[plan.phases.index(segment.phase) - 1] if begins else None)
+        enter_segment(self, segment, phases[phases.index(segment.phase) - 1] if begins else None)
         report.doing = lambda: f"at step {self.progress.step}/{self.steps} ({self.goodput.kind})"
         if rank == 0:
             resolved = to_json(segment.phase.identity()) | {"steps": self.steps}

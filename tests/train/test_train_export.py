@@ -101,8 +101,8 @@ def test_a_step_and_a_width_can_be_named(runs: dict[bool, Path], tmp_path: Path)
     assert not torch.allclose(early[name], late[name].float(), atol=1e-3)
     for path, message in (
         (runs[True], "there are: step-00000003, step-00000006"),
-        (tmp_path, "is no run with a checkpoint"),
-        (tmp_path / "norun", "norun does not exist; name the folder that train --out was given"),
+        (tmp_path, "there are: none"),
+        (tmp_path / "norun", "norun has no checkpoint of step 4; name the folder that train --out was given"),
     ):
         with pytest.raises(UsageError, match=message):
             find_checkpoints(path, 4)

@@ -68,7 +68,7 @@ def test_out_of_memory_names_what_to_lower(
     def make_plan(config: TrainConfig, world: int) -> None:
         raise error
 
-    monkeypatch.setattr(loop, "make_plan", make_plan)
+    monkeypatch.setattr("train.start.make_plan", make_plan)
     code, text = ended(capsys, "--shards", "x", "--out", tmp_path / "run", "--micro-batch", 4)
     assert code == 2
     assert text.startswith("train: out of memory on rank 0 of ")

@@ -217,6 +217,8 @@ def test_a_slow_rank_is_named_in_metrics_and_on_the_terminal(shards: Path, tmp_p
     assert len(looks) == 3
     for look in looks:
         assert (look["rank"], look["kind"]) == (1, "data")
-        assert 30 <= look["seconds"] < 40  # at the first look one more was fetched than steps were done
+        assert (
+            20 < look["seconds"] < 40
+        )  # one more fetched than steps done at the first look, one less at the last
         assert look["behind"] > NOTABLE
     assert f"slow: rank 1 on {os.uname().nodename} waits for data 3" in ranks.text()

@@ -141,11 +141,10 @@ def find_checkpoints(run: Path, step: int | None) -> list[Path]:
     found = complete_checkpoints(run / "checkpoints")
     wanted = [path for path in found if step is None or path.name == f"step-{step:08d}"]
     if not wanted:
-        if found:
-            names = ", ".join(path.name for path in found)
-            raise UsageError(f"{run} has no checkpoint of step {step}; there are: {names}")
-        there = "is no run with a checkpoint" if run.is_dir() else "does not exist"
-        raise UsageError(f"{run} {there}; name the folder that train --out was given, once it has saved one")
+        what, names = "" if step is None else f" of step {step}", ", ".join(path.name for path in found)
+        raise UsageError(
+            f"{run} has no checkpoint{what}; name the folder that train --out was given; there are: {names or 'none'}"
+        )
     return wanted
 
 

@@ -38,16 +38,8 @@ from train.model.sizes import ModelConfig
 from train.parallel.group import together
 from train.parallel.mesh import clean_name, local
 
-DTYPES = {
-    torch.float64: "F64",
-    torch.int64: "I64",
-    torch.float32: "F32",
-    torch.int32: "I32",
-    torch.bfloat16: "BF16",
-    torch.float16: "F16",
-    torch.bool: "BOOL",
-}
-"""What safetensors calls them, the widest first."""
+DTYPES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
+"""What safetensors calls those of states and of exported models."""
 Numbers = tuple[int, ...]
 T = TypeVar("T")
 

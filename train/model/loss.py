@@ -92,8 +92,8 @@ def chunk_loss(
     all float32. fuse: compile the work between what the ranks of `group` exchange.
     """
     # One by one: a compiler would break at the exchanges anyway.
-    parts: tuple[Callable[..., Any], ...] = (_top, _exponentials, _losses)
-    top_of, exponentials, losses = map(_compiled, parts) if fuse else parts
+    steps: list[Callable[..., Any]] = [_top, _exponentials, _losses]
+    top_of, exponentials, losses = map(_compiled, steps) if fuse else steps
     logits, top = top_of(logits, columns)
     if group is not None:
         dist.all_reduce(top, dist.ReduceOp.MAX, group=group)

@@ -162,11 +162,8 @@ class ModelConfig(Record, frozen=True, kw_only=True):
     @property
     def parameters(self) -> int:
         """Parameters of the whole model, padding included."""
-        return (
-            self.layers * self.block_parameters
-            + self.dim
-            + self.padded_vocab * self.dim * (1 if self.tied else 2)
-        )
+        matrices = self.padded_vocab * self.dim * (1 if self.tied else 2)
+        return self.layers * self.block_parameters + self.dim + matrices
 
     def flops_per_token(self, seq_len: int) -> float:
         """Training FLOPs per token: 6 per weight of a matrix product plus 12 layers x attention_dim x seq_len of

@@ -40,8 +40,6 @@ def process_group(
     RUN/flight/rank-*.
     """
     flight = out / "flight"
-    if out.is_file():
-        raise UsageError(f"--out {out} is a file; name a folder")
     try:
         flight.mkdir(parents=True, exist_ok=True)
     except OSError as error:

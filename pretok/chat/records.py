@@ -8,7 +8,6 @@ none.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -50,76 +49,65 @@ _KINDS = dict.fromkeys(REASONING, THINKING) | {"tool_calls": CALL}
 _LISTS = msgspec.json.Decoder(list[dict[str, str]])
 
 
+class _Text(msgspec.Struct, tag_field="type", tag="text"):
+    text: str
+
+
+class _Message(msgspec.Struct):
+    """What a message must have to be one; of images and sounds nothing can be tokenized."""
+
+    role: str
+    content: str | list[_Text] | None = None
+    reasoning_content: str | None = None
+    thinking: str | None = None
+    reasoning: str | None = None
+    tool_calls: list[dict[str, Any]] | None = None
+
+
 class BadRecord(Exception):
     """A record is no document: (reason, detail)."""
 
 
 def decode(data: bytes) -> Any:
-    """JSON. Raises BadRecord; what was read is JSON already, but for halves of surrogates."""
+    """JSON. Raises BadRecord; what was read is JSON already, but for half of a surrogate pair."""
     try:
         return msgspec.json.decode(data)
     except (ValueError, RecursionError) as error:
-        try:
-            json.dumps(json.loads(data), ensure_ascii=False).encode()
-        except UnicodeEncodeError:
-            raise BadRecord("lone_surrogate", "half of a surrogate pair in a message") from None
-        except (ValueError, RecursionError):
-            pass
         raise BadRecord("bad_messages", f"no JSON: {error}"[:200]) from None
 
 
 def messages_of(data: bytes) -> list[dict[str, Any]]:
     """The messages of a record, checked. Raises BadRecord."""
-    found = decode(data)
-    if not isinstance(found, list) or not found:
-        raise BadRecord(
-            "bad_messages", "no list of messages" if not isinstance(found, list) else "no messages"
-        )
-    for number, message in enumerate(found, 1):
-        if not isinstance(message, dict):
-            raise BadRecord("bad_messages", f"message {number} is no object")
-        if not isinstance(role := message.get("role"), str) or role not in ROLES:
-            raise BadRecord(
-                "bad_messages",
-                f"message {number} has the role {role!r:.60}, which is none of {', '.join(ROLES)}",
-            )
+    found: list[dict[str, Any]] = decode(data)
+    try:
+        messages = msgspec.convert(found, list[_Message])
+    except msgspec.ValidationError as error:
+        raise BadRecord("bad_messages", str(error)) from None
+    if not messages:
+        raise BadRecord("bad_messages", "no messages")
+    for number, message in enumerate(messages, 1):
         if problem := _problem(message):
-            raise BadRecord("bad_messages", f"message {number} ({role}): {problem}")
+            raise BadRecord("bad_messages", f"message {number} {problem}")
     return found
 
 
-def _problem(message: dict[str, Any]) -> str:
+def _problem(message: _Message) -> str:
     """What is wrong with a message, "" if nothing is."""
-    content, calls = message.get("content"), message.get("tool_calls")
-    if isinstance(content, list):
-        kinds = [part.get("type") if isinstance(part, dict) else None for part in content]
-        if other := [kind for kind in kinds if kind != "text"]:
-            return f"its content is a list with {other[0]!r:.60}, and only text can be tokenized"
-        if not all(isinstance(part.get("text"), str) for part in content):
-            return "its content is a list with a part without text"
-    elif not isinstance(content, str | None):
-        return "its content is neither text nor a list"
-    for name in REASONING:
-        if not isinstance(message.get(name), str | None):
-            return f"its {name} is no text"
-    if calls:
-        if not isinstance(calls, list) or not all(isinstance(call, dict) for call in calls):
-            return "its tool_calls are no list of objects"
-        for call in calls:
-            made = call.get("function", call)
-            if not isinstance(made, dict) or not isinstance(made.get("name"), str):
-                return "a tool call names no function"
-            arguments = made.get("arguments")
-            if isinstance(arguments, str):
-                try:
-                    msgspec.json.decode(arguments)
-                except (ValueError, RecursionError) as error:
-                    return f"the arguments of a tool call are no JSON: {error}"
-    elif not content and not (
-        message["role"] == "assistant" and any(message.get(name) for name in REASONING)
-    ):
-        return "it is empty"
-    return ""
+    if message.role not in ROLES:
+        return f"has the role {message.role!r:.60}, which is none of {', '.join(ROLES)}"
+    for call in message.tool_calls or ():
+        made = call.get("function", call)
+        if not isinstance(made, dict) or not isinstance(made.get("name"), str):
+            return "has a tool call that names no function"
+        if isinstance(arguments := made.get("arguments"), str):
+            try:
+                msgspec.json.decode(arguments)
+            except (ValueError, RecursionError) as error:
+                return f"has a tool call whose arguments are no JSON: {error}"
+    thought = message.reasoning_content or message.thinking or message.reasoning
+    if message.content or message.tool_calls or (thought and message.role == "assistant"):
+        return ""
+    return f"({message.role}) is empty"
 
 
 Shape = tuple[tuple[str, ...], ...]

@@ -134,52 +134,35 @@ class Renderer:
         return _fill(self._pieces, values)
 
     def _from_messages(self, data: bytes) -> Document:
-        found = texts_of(data) if self._plain else None  # most conversations are of texts alone
-        if found is not None:
-            shape, texts = found
-            for steps, pieces in self._known.get(shape, ()):
-                if (values := replay(steps, texts)) is not None:
-                    return _fill(pieces, values)
-        messages = messages_of(data)
-        if not self._plain:
-            messages = _each(messages, self._clean)
-        trace = Trace()
-        parts = self._turns.render(messages, trace)
+        shape, texts = texts_of(data) or ((), [])  # most conversations are of texts alone
+        texts = [self._clean(text) for text in texts]
+        for steps, pieces in self._known.get(shape, ()):
+            if (values := replay(steps, texts)) is not None:
+                return _fill(pieces, values)
+        messages, trace = messages_of(data), Trace()
+        parts = self._turns.render(
+            wrapped(messages, lambda text, kind, number: trace.text(self._clean(text), kind, number)), trace
+        )
         there = {part.message for part in parts if part.source >= 0}
         for number, message in enumerate(messages):
             if number not in there:  # what is lost would be lost silently
                 detail = f"the template leaves out message {number + 1} ({message['role']})"
                 raise BadRecord("template_refused", detail)
         pieces = _pieces(parts)
-        if found and trace.whole:
+        if shape and trace.whole:
             if len(self._known) >= MOST_SHAPES:
                 self._known.clear()
-            known = self._known.setdefault(found[0], [])
+            known = self._known.setdefault(shape, [])
             known.insert(0, (trace.steps, pieces))
             del known[MOST_OF_SHAPE:]
         return _fill(pieces, trace.values)
 
 
-def _each(value: Any, clean: Any) -> Any:
-    """JSON with every text normalized."""
-    match value:
-        case str():
-            return clean(value)
-        case dict():
-            return {key: _each(item, clean) for key, item in value.items()}
-        case list():
-            return [_each(item, clean) for item in value]
-    return value
-
-
 def _field(record: Any, field: str) -> str:
     """The text of a field, `meta.text` inside another. Raises BadRecord."""
     value = record
-    if isinstance(record, dict) and field not in record:
-        for name in field.split("."):
-            value = value.get(name) if isinstance(value, dict) else None
-    elif isinstance(record, dict):
-        value = record[field]
+    for name in [field] if isinstance(record, dict) and field in record else field.split("."):
+        value = value.get(name) if isinstance(value, dict) else None
     if value is None:
         raise BadRecord("missing_field", f"no field {field!r}")
     if not isinstance(value, str):

@@ -76,11 +76,10 @@ def resolve(record: RecordFormat, vocab: Vocabulary, source: str) -> RecordForma
     for marker in sorted(
         {part.text for text in (*whole, *prompts) for part in turns.cut(text) if part.marker >= 0}
     ):
-        for flag in ("single_word", "lstrip", "rstrip"):
-            if added[marker][flag]:
-                raise UsageError(
-                    f"{where} ({name}): its marker {marker!r} has the flag {flag}, which is not followed"
-                )
+        if any(added[marker][flag] for flag in ("single_word", "lstrip", "rstrip")):
+            raise UsageError(
+                f"{where} ({name}): its marker {marker!r} strips or needs a border, which is not followed"
+            )
     for text in whole:
         for part in turns.cut(text)[:-1]:
             if part.marker == vocab.eod_id:  # readers would see two documents
@@ -94,8 +93,6 @@ def resolve(record: RecordFormat, vocab: Vocabulary, source: str) -> RecordForma
 
 def chat_tokenizer(tokenizer_json: str, markers: Collection[str]) -> str:
     """A tokenizer.json for content: no text of it becomes a marker."""
-    if not markers:
-        return tokenizer_json
     data = json.loads(tokenizer_json)
     if all(token["special"] or token["content"] not in markers for token in data.get("added_tokens", [])):
         return tokenizer_json
@@ -106,20 +103,16 @@ def chat_tokenizer(tokenizer_json: str, markers: Collection[str]) -> str:
 
 def _template(chosen: str, vocab: Vocabulary, config: dict[str, Any], source: str) -> tuple[str, str]:
     """(source of the template, what it is called)."""
+    path = vocab.path.with_name(TEMPLATE_FILE)
     if chosen:
         path = OWN_TEMPLATE if chosen == CHATML else Path(chosen)
+    if chosen or path.exists():
         try:
-            return path.read_text("utf-8"), chosen
+            return path.read_text("utf-8"), chosen or str(path)
         except (OSError, UnicodeDecodeError) as error:
             if passes(error):
                 raise
-            raise UsageError(f"source {source}: chat_template {path} cannot be read: {error}") from None
-    beside = vocab.path.with_name(TEMPLATE_FILE)
-    if beside.exists():
-        try:
-            return beside.read_text("utf-8"), str(beside)
-        except UnicodeDecodeError as error:
-            raise UsageError(f"{beside} is not UTF-8: {error}") from None
+            raise UsageError(f"source {source}: the chat template {path} cannot be read: {error}") from None
     found = config.get("chat_template")
     if isinstance(found, list):
         named = {one.get("name"): one.get("template") for one in found if isinstance(one, dict)}

@@ -1,9 +1,9 @@
 """A chat template in Jinja, run in a sandbox over text that knows what is content.
 
 Input: the source of a template as transformers takes it, its variables, conversations whose strings are `Text`. Output:
-the parts that it gives, in order; TemplateError where it fails, refuses or does not end.
+the parts that it gives, in order; TemplateError where it fails, or refuses.
 
-What a template may call are the filters and methods below; each loop step and call is counted, so that none runs on.
+What a template may call are the filters and methods below.
 Without content the result is that of transformers: the same options, filters and functions (transformers 5.23,
 utils/chat_template_utils.py).
 """
@@ -35,8 +35,6 @@ from pretok.chat.text import (
     to_json,
 )
 
-MOST_STEPS = 200_000
-"""Steps of loops, and calls, in one run: some tenths of a second."""
 _OF_JINJA = (
     "abs", "batch", "count", "d", "default", "dictsort", "first", "groupby", "indent", "items", "last", "length",
     "list", "map", "max", "min", "reject", "rejectattr", "reverse", "round", "select", "selectattr", "slice", "sort",
@@ -87,11 +85,10 @@ class _Sandbox(ImmutableSandboxedEnvironment):
     """Everything a template may touch. One run at a time."""
 
     code_generator_class = _Code
-    intercepted_binops = frozenset(("+", "*", "**", "%"))
+    intercepted_binops = frozenset(("+", "*", "%"))
 
     def __init__(self, date: str) -> None:
         self.trace = Trace()
-        self.left = 0
         self.generation = False
         self._date = date
         super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols])
@@ -103,7 +100,6 @@ class _Sandbox(ImmutableSandboxedEnvironment):
             "safe": _string,
             "string": _string,
             "tojson": lambda value, **options: to_json(value, self.trace, **options),
-            "_steps": self._steps,
         }
         self.tests |= {
             "sameas": _without_content("sameas", self.tests["sameas"]),
@@ -116,20 +112,6 @@ class _Sandbox(ImmutableSandboxedEnvironment):
 
     def concat(self, values: Iterable[Any]) -> Any:
         return joined(values, self.trace)
-
-    def step(self) -> None:
-        self.left -= 1
-        if self.left < 0:
-            raise TemplateError(f"it takes more than {MOST_STEPS:,} steps: it loops")
-
-    def _steps(self, values: Iterable[Any]) -> Iterator[Any]:
-        for value in values:
-            self.step()
-            yield value
-
-    def call(__self, __context: Any, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805 - as in Jinja
-        __self.step()
-        return super().call(__context, __obj, *args, **kwargs)
 
     def getattr(self, obj: Any, attribute: str) -> Any:
         return self._of_text(obj, attribute) if type(obj) in (str, Text) else super().getattr(obj, attribute)
@@ -152,11 +134,8 @@ class _Sandbox(ImmutableSandboxedEnvironment):
         return partial(_method, name, obj)
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
-        numbers = all(isinstance(value, int | float) for value in (left, right))
-        if operator in ("*", "%") and not numbers:
+        if operator in ("*", "%") and not all(isinstance(value, int | float) for value in (left, right)):
             raise Untracked(f"`{operator}` on text")
-        if operator == "**" and not (numbers and abs(right) <= 64):
-            raise SecurityError("a power above 64")
         if operator == "+" and type(left) is str and type(right) is str:
             return joined((left, right), self.trace)
         return super().call_binop(context, operator, left, right)
@@ -219,13 +198,7 @@ class ChatTemplate:
         self._sandbox = _Sandbox(date)
         self._variables = {"tools": None, "documents": None, **variables}
         with _template_errors():
-            tree = self._sandbox.parse(source)
-            for loop in tree.find_all(nodes.For):
-                if loop.recursive:
-                    raise TemplateError("a recursive loop")
-                loop.iter = nodes.Filter(loop.iter, "_steps", [], [], None, None, lineno=loop.lineno)
-            tree.environment = self._sandbox
-            self._template = self._sandbox.from_string(tree)
+            self._template = self._sandbox.from_string(source)
         self.generation = self._sandbox.generation
 
     def run(self, messages: list[dict[str, Any]], trace: Trace, prompt: bool = False) -> tuple[Part, ...]:
@@ -233,7 +206,7 @@ class ChatTemplate:
 
         Raises TemplateError, also in the place of whatever else the template raises.
         """
-        self._sandbox.trace, self._sandbox.left = trace, MOST_STEPS
+        self._sandbox.trace = trace
         variables = {**self._variables, "messages": messages, "add_generation_prompt": prompt}
         with _template_errors():
             made = joined(self._template.root_render_func(self._template.new_context(variables)), trace)

@@ -25,8 +25,6 @@ from jinja2.exceptions import TemplateError
 
 from pretok.chat.spans import ANSWER, TEMPLATE, THINKING
 
-MOST_TEXT = 1 << 28
-"""Characters of the longest text that a template may make."""
 STR_METHODS = frozenset(
     (
         "capitalize", "casefold", "count", "endswith", "find", "index", "isalnum", "isalpha", "isascii", "isdecimal",
@@ -117,7 +115,7 @@ class Text:
     def __init__(self, parts: tuple[Part, ...], trace: Trace) -> None:
         self.parts = parts
         self.trace = trace
-        self.value = _short("".join([part.text for part in parts]))
+        self.value = "".join([part.text for part in parts])
 
     def method(self, name: str, *args: Any) -> Any:
         """What a method of `str` gives: content where it is text, else an answer."""
@@ -201,12 +199,6 @@ class Text:
         return str(self)
 
 
-def _short(text: str) -> str:
-    if len(text) > MOST_TEXT:
-        raise TemplateError(f"it makes a text of more than {MOST_TEXT:,} characters")
-    return text
-
-
 def joined(values: Iterable[Any], trace: Trace) -> Any:
     """Values in a row, as `"".join` puts them: a str where there is no content among them."""
     parts: list[Part] = []
@@ -217,7 +209,7 @@ def joined(values: Iterable[Any], trace: Trace) -> Any:
             parts += value.parts
         elif text := printed(value):
             parts.append(Part(text))
-    return Text(tuple(parts), trace) if tracked else _short("".join(part.text for part in parts))
+    return Text(tuple(parts), trace) if tracked else "".join(part.text for part in parts)
 
 
 def printed(value: Any) -> str:

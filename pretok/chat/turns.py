@@ -116,9 +116,9 @@ class Turns:
                 self._starters |= set(self._pattern.findall(rest)) if behind is not None else set()
         self._starters.discard(self._closer)
 
-    def render(self, messages: Messages, trace: Trace) -> list[Part]:
-        """The parts of a document. Raises TemplateError."""
-        made: Iterable[Part] = self.template.run(wrapped(messages, trace.text), trace)
+    def render(self, messages: list[dict[str, Any]], trace: Trace) -> list[Part]:
+        """The parts of a document. messages: as `wrapped` gives them. Raises TemplateError."""
+        made: Iterable[Part] = self.template.run(messages, trace)
         parts: list[Part] = []
         for inside, turn in groupby(
             made if self.template.generation else self._placed(made, messages), key=lambda part: part.inside

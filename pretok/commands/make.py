@@ -24,7 +24,6 @@ from pretok.commands.options import (
     Shards,
     Workers,
     option_of,
-    parse_size,
     read_recipe,
     start_engine,
     takes,
@@ -508,12 +507,6 @@ def export(
         Path | None,
         typer.Option(help="File for text (default: standard output), folder for files of tokens."),
     ] = None,
-    merge: Annotated[
-        str | None,
-        typer.Option(
-            metavar="SIZE", help="Files of tokens up to this size, such as 10GiB. Default: one a shard."
-        ),
-    ] = None,
     workers: Workers = None,
     address: Address = None,
 ) -> None:
@@ -521,22 +514,21 @@ def export(
 
         pretok export work/shards --mix work/mix.json --to megatron --out blend.json
 
-        pretok export work/shards --to olmo --merge 10GiB --out olmo
+        pretok export work/shards --to olmo --out olmo
 
-    megatron: the file for --per-split-data-args-path; with --merge larger files and theirs. olmo: files of its format,
-    listed in export.json. These trainers shuffle; to keep the order of a mix inside them and
-    others, see docs/trainers.md.
+    megatron: the file for --per-split-data-args-path. olmo: files of its format, listed in export.json. These trainers
+    shuffle; to keep the order of a mix inside them and others, see docs/trainers.md.
     """
     from json import dumps as to_text  # other commands here have an option `json`
 
-    from pretok.export.text import learned_kinds, learned_notice, megatron_blend, mix_notices, source_tokens
+    from pretok.export.text import learned_kinds, megatron_blend, notices, source_tokens
     from pretok.shards.manifest import load_manifest
 
     manifest = load_manifest(shards)
     learn, wanted = learned_kinds(manifest, mix), source_tokens(manifest, mix, stage)
-    for told in (*learned_notice(manifest, to, learn), *mix_notices(manifest, mix, to)):
+    for told in notices(manifest, mix, to, learn):
         terminal(context).notice(told)
-    if merge is None and to == "megatron":
+    if to == "megatron":
         text = to_text(megatron_blend(shards, mix, stage), indent=1) + "\n"
         if out is None:
             typer.echo(text, nl=False)
@@ -545,21 +537,17 @@ def export(
             file.write(text)
         terminal(context).notice(f"{out}: what {to} needs to read {shards}")
         return
-    from pretok.export.formats import FORMATS
     from pretok.export.job import EXPORT_FILE, run_export
 
-    most = parse_size(merge or "0", "--merge")
-    if to not in FORMATS:
+    if to != "olmo":
         raise UsageError(
-            f"cannot export to {to!r}; known are {', '.join(sorted(FORMATS))}. For what reads a mix in Python see "
-            "docs/trainers.md"
+            f"cannot export to {to!r}; known are megatron, olmo. For what reads a mix in Python see docs/trainers.md"
         )
     if out is None:
         raise UsageError(f"files for {to} are written into a folder: say which with --out")
     console = terminal(context, out)
     with start_engine(workers, address) as engine:
-        masks = learn if FORMATS[to].mask else {}
-        made = run_export(manifest, to, out, most, wanted, engine, console, masks)
+        made = run_export(manifest, out, wanted, engine, console, learn)
     console.notice(
         f"{out}: {plural(len(made.files), 'file')}, {plural(made.tokens, 'token')}, see {EXPORT_FILE}"
     )

@@ -1,9 +1,14 @@
-"""export: shards -> a folder of token files in the format of another trainer.
+"""export: shards -> a folder of token files for OLMo-core.
 
-Input: a sealed shards folder. Output: OUT/SOURCE/SPLIT/NAME with the tokens of one shard, or of several in a row up to
-a size, in the order of the manifest; what the format wants beside them; last OUT/export.json, which says of each file
-which shards it holds, its counts, sizes and checksums, and of all what a reader must be told. Text and ledgers stay
-where they are.
+Input: a sealed shards folder. Output: for each shard, in OUT/SOURCE/SPLIT,
+
+    NAME.npy     the ids as they lie in the shard, uint16 or int32, without a header
+    NAME.csv.gz  start,end of each document in tokens (olmo_core/data/utils.py)
+    NAME.mask    where there are conversations: a byte for each token, 1 where it is learned. It stands for its own
+                 token, not for the one before (`label_mask_paths`, one for each path, olmo_core/data/numpy_dataset.py)
+
+and last OUT/export.json, which says of each file its counts, sizes and checksums, and of all what a reader must know.
+Text and ledgers stay where they are.
 
 Each file is one task, which compares what it copies with the roots of the manifest. OUT/.state holds the records of
 finished ones until the end, so a killed run goes on where it stopped.
@@ -12,46 +17,51 @@ finished ones until the end, so a killed run goes on where it stopped.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import groupby
+from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+from pyarrow import csv
 
 from pretok.base.console import Console
 from pretok.base.errors import MismatchError
 from pretok.base.execute import Engine, Report
 from pretok.base.lock import hold
 from pretok.base.records import Count, Record, read_record, replace, to_json
-from pretok.base.storage import (
-    NewFile,
-    copy_file,
-    damaged,
-    read_json,
-    write_bytes,
-    write_json,
-)
+from pretok.base.storage import NewFile, copy_file, damaged, read_json, write_bytes, write_json
 from pretok.base.tasks import Step, open_step
 from pretok.base.tree import Tree, compare_root
-from pretok.export.formats import FORMATS, ExportedFile
-from pretok.export.text import blend
 from pretok.shards.manifest import STATE, Manifest, Shard
 from pretok.shards.spans import ShardSpans
 from pretok.shards.unfinished import keep_plan, reading
 from pretok.tokenizer.vocabulary import TOKENIZER_FILE
 
 EXPORT_FILE = "export.json"
-BLEND_FILE = "blend.json"
-"""For Megatron-LM's --per-split-data-args-path."""
 BLOCK = 1 << 22
+Learn = Mapping[str, tuple[str, ...]]
+"""The kinds that are learned of each source of conversations."""
+
+
+class ExportedFile(Record, frozen=True):
+    """One file of tokens. path: relative to the folder; shards: whose tokens it has; sizes, checksums: by suffix, of it
+    and of those beside it."""
+
+    path: str
+    source: str
+    split: str
+    tokens: Count
+    documents: Count
+    shards: tuple[str, ...]
+    sizes: dict[str, Count]
+    checksums: dict[str, str]
 
 
 class Export(Record, frozen=True, omit_defaults=True):
-    """What OUT/export.json says. to: whose format; shards, tokenizer: fingerprints; dtype: of the ids; merged: most
-    bytes of ids in a file, 0 for one file a shard; weights: share of each source in training; bos_id: of the token that
-    begins each document, None where none does; learn: kinds of tokens that masks say are learned of sources of
-    conversations, None where there are no masks."""
+    """What OUT/export.json says. to: whose format; shards, tokenizer: fingerprints; dtype: of the ids; merged: 0, for a
+    file a shard; weights: share of each source in training; bos_id: of the token that begins each document, None where
+    none does; learn: what masks say is learned, None where there are no masks."""
 
     to: str
     shards: str
@@ -68,214 +78,133 @@ class Export(Record, frozen=True, omit_defaults=True):
     learn: dict[str, tuple[str, ...]] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class ExportTask:
-    """One file: `shards` in a row, written as `prefix` and the suffixes of the format. spans: roots of theirs,
-    "" where all is learned; learn: of these the kinds that are; masks: whether any file of the export has a mask;
-    eod: the id of EOD."""
-
-    to: str
-    shards: tuple[Shard, ...]
-    out: Path
-    name: str
-    spans: tuple[str, ...]
-    learn: tuple[str, ...]
-    masks: bool
-    eod: int
-
-    @property
-    def prefix(self) -> Path:
-        """Path without suffix."""
-        first = self.shards[0]
-        return self.out / first.source / first.split / self.name
-
-    @property
-    def record(self) -> Path:
-        """Where the finished file is described until all are."""
-        return self.out / STATE / f"{self.name}.json"
-
-
 def run_export(
-    manifest: Manifest,
-    to: str,
-    out: Path,
-    merge: int,
-    wanted: Mapping[str, int],
-    engine: Engine,
-    console: Console,
-    learn: dict[str, tuple[str, ...]] | None = None,
+    manifest: Manifest, out: Path, wanted: Mapping[str, int], engine: Engine, console: Console, learn: Learn
 ) -> Export:
     """Write the tokens of all sources into `out`, or finish what an earlier run began.
 
-    merge: most bytes of ids in a file, 0 for one file a shard; wanted: tokens of each source in training; learn: kinds
-    that are learned of each source of conversations, for which the format has masks (`text.learned_kinds`). Raises
-    MismatchError when `out` holds another export, IntegrityError for damaged shards, FolderInUse while another job
-    writes there, PartitionsFailed, Stopped.
+    wanted: tokens of each source in training. Raises MismatchError when `out` holds another export, IntegrityError for
+    damaged shards, FolderInUse while another job writes there, PartitionsFailed, Stopped.
     """
-    learn = learn or {}
     with reading(manifest, "export"), hold(out, "export"), open_step("export", engine, console) as step:
         path = out / EXPORT_FILE
         if path.exists():
             export = read_record(Export, read_json(path), path)
-            _same_plan(export, out, to, manifest.fingerprint, merge, learn)
+            plan = export.to, export.shards, export.merged, export.learn or {}
+            if plan != ("olmo", manifest.fingerprint, 0, learn):
+                raise MismatchError(
+                    f"{out} holds another export, to {plan[0]} of the shards {plan[1]} with masks for {plan[3]}, and "
+                    f"this is one of {manifest.fingerprint} with masks for {learn}: choose another folder"
+                )
         else:
-            export = _export(manifest, to, out, merge, learn, step)
+            export = _export(manifest, out, learn, step)
         total = sum(wanted.values()) or 1
         export = replace(export, weights={name: tokens / total for name, tokens in wanted.items()})
-        if to == "megatron":
-            paths = [(out.absolute() / file.path).with_suffix("") for file in export.files]
-            write_json(out / BLEND_FILE, blend(paths, export.files, wanted))
         write_json(path, to_json(export))
         shutil.rmtree(out / STATE, ignore_errors=True)
         return export
 
 
-def _same_plan(
-    export: Export, out: Path, to: str, shards: str, merge: int, learn: dict[str, tuple[str, ...]]
-) -> None:
-    if (export.to, export.shards, export.merged) != (to, shards, merge):
-        raise MismatchError(
-            f"{out} holds an export of the shards {export.shards} to {export.to} in files of {export.merged} bytes; "
-            f"this one is of {shards} to {to} in files of {merge}: choose another folder"
-        )
-    if (export.learn or {}) != learn:
-        raise MismatchError(
-            f"{out} has masks for {export.learn}, these are for {learn}: choose another folder"
-        )
-
-
-def _export(
-    manifest: Manifest, to: str, out: Path, merge: int, learn: dict[str, tuple[str, ...]], step: Step
-) -> Export:
-    tasks = list(_plan(manifest, to, out.absolute(), merge, learn))
+def _export(manifest: Manifest, out: Path, learn: Learn, step: Step) -> Export:
     named = {name: list(kinds) for name, kinds in learn.items()}
-    keep_plan(out, {"to": to, "shards": manifest.fingerprint, "merged": merge, "learn": named})
-    todo = [task for task in tasks if not task.record.exists()]
-    step.engine.choose(sum(_id_bytes(task.shards, manifest) for task in todo))
-    done = len(tasks) - len(todo)
-    for _ in step.map(write_tokens, todo, "file", lambda task: task.name, done=done, folder=out):
+    keep_plan(out, {"to": "olmo", "shards": manifest.fingerprint, "learn": named})
+    tokenizer = manifest.tokenizer
+    todo = [shard for shard in manifest.shards if not _record(out, shard).exists()]
+    step.engine.choose(sum(shard.tokens for shard in todo) * np.dtype(tokenizer.dtype).itemsize)
+    tasks = [(shard, manifest.roots[shard.spans_path] if _chats(shard, learn) else "") for shard in todo]
+    write = partial(write_tokens, out=out.absolute(), eod=tokenizer.eod_id, learn=learn)
+    done = len(manifest.shards) - len(todo)
+    for _ in step.map(write, tasks, "file", lambda task: task[0].prefix.name, done=done, folder=out):
         pass
-    return replace(_finish(manifest, to, out, merge, tasks), learn=learn or None)
-
-
-def _id_bytes(shards: Sequence[Shard], manifest: Manifest) -> int:
-    return sum(shard.tokens for shard in shards) * np.dtype(manifest.tokenizer.dtype).itemsize
-
-
-def _plan(
-    manifest: Manifest, to: str, out: Path, merge: int, learn: Mapping[str, tuple[str, ...]]
-) -> Iterator[ExportTask]:
-    """The files to write: shards of one source and split in a row, as many as fit."""
-    for (_, split), ours in groupby(manifest.shards, lambda shard: (shard.source, shard.split)):
-        groups: list[list[Shard]] = []
-        for shard in ours:
-            if groups and _id_bytes([*groups[-1], shard], manifest) <= merge:
-                groups[-1].append(shard)
-            else:
-                groups.append([shard])
-        for number, group in enumerate(groups):
-            mark = "-val" if split == "val" else ""
-            name = f"{group[0].source}{mark}-{number:05d}"
-            kinds = learn.get(group[0].source, ())
-            spans = tuple(
-                manifest.roots[one.spans_path] if kinds and one.kinds is not None else "" for one in group
-            )
-            yield ExportTask(
-                to,
-                tuple(group),
-                out,
-                name,
-                spans,
-                kinds,
-                bool(learn),
-                manifest.tokenizer.eod_id,
-            )
-
-
-def write_tokens(task: ExportTask, report: Report) -> None:
-    """Write one file, what goes beside it, and, last, its record."""
-    kind = FORMATS[task.to]
-    readers = [shard.open() for shard in task.shards]
-    lengths = np.concatenate([reader.lengths for reader in readers])
-    width = readers[0].dtype.itemsize
-    tokens = sum(shard.tokens for shard in task.shards)
-    with NewFile(_with(task.prefix, kind.suffix)) as file:
-        for shard in task.shards:
-            _copy(shard, file)
-            report({"documents": shard.documents, "tokens": shard.tokens})
-        file.seal()
-    sizes, checksums = {kind.suffix: file.size}, {kind.suffix: file.checksum}
-    for suffix, data in kind.beside(lengths, width).items():
-        sizes[suffix], checksums[suffix] = len(data), write_bytes(_with(task.prefix, suffix), data)
-    if task.masks:
-        sizes[kind.mask], checksums[kind.mask] = _write_mask(task, _with(task.prefix, kind.mask))
-    exported = ExportedFile(
-        path=_with(task.prefix, kind.suffix).relative_to(task.out).as_posix(),
-        source=task.shards[0].source,
-        split=task.shards[0].split,
-        tokens=tokens,
-        documents=len(lengths),
-        shards=tuple(shard.prefix.name for shard in task.shards),
-        sizes=sizes,
-        checksums=checksums,
-    )
-    write_json(task.record, to_json(exported))
-
-
-def _write_mask(task: ExportTask, path: Path) -> tuple[int, str]:
-    """A byte for each token of the file, 1 where it is learned, which an EOD behind an EOD is not; its size and
-    checksum. Raises IntegrityError where the spans are not as they were sealed."""
-    with NewFile(path) as file:
-        for number, shard in enumerate(task.shards):
-            spans, tokens = None, shard.open().tokens
-            if task.spans[number]:
-                compare_root(shard.spans_path, task.spans[number])
-                spans = ShardSpans(shard.spans_path)
-            for first in range(0, shard.tokens, BLOCK):
-                end = min(first + BLOCK, shard.tokens)
-                ended = np.ones(
-                    end - first + 1, np.bool_
-                )  # whether the token before each is EOD, as before a shard
-                ended[int(first == 0) :] = tokens[max(first - 1, 0) : end] == task.eod
-                learned = ~(ended[1:] & ended[:-1])
-                file.write(
-                    (learned if spans is None else learned & spans.learned(first, end, task.learn)).tobytes()
-                )
-        file.seal()
-    return file.size, file.checksum
-
-
-def _with(prefix: Path, suffix: str) -> Path:
-    return prefix.with_name(prefix.name + suffix)
-
-
-def _copy(shard: Shard, target: NewFile) -> None:
-    """Append the ids of a shard. Raises IntegrityError where they are not what the manifest says."""
-    own = Tree()
-    with shard.bin_path.open("rb", buffering=0) as source:
-        while block := source.read(BLOCK):
-            own.update(block)
-            target.write(block)
-    if own.hexdigest() != shard.root:
-        raise damaged(shard.bin_path)
-
-
-def _finish(manifest: Manifest, to: str, out: Path, merge: int, tasks: Sequence[ExportTask]) -> Export:
-    """What export.json will say; the tokenizer beside it."""
-    files = [read_record(ExportedFile, read_json(task.record), task.record) for task in tasks]
-    if manifest.check(tokenizer := manifest.folder / TOKENIZER_FILE):
-        copy_file(tokenizer, out / TOKENIZER_FILE)
+    records = [_record(out, shard) for shard in manifest.shards]
+    files = tuple(read_record(ExportedFile, read_json(record), record) for record in records)
+    if manifest.check(beside := manifest.folder / TOKENIZER_FILE):
+        copy_file(beside, out / TOKENIZER_FILE)
     return Export(
-        to=to,
+        to="olmo",
         shards=manifest.fingerprint,
-        tokenizer=manifest.tokenizer.fingerprint,
-        vocab_size=manifest.tokenizer.vocab_size,
-        eod_id=manifest.tokenizer.eod_id,
-        dtype=manifest.tokenizer.dtype,
-        merged=merge,
+        tokenizer=tokenizer.fingerprint,
+        vocab_size=tokenizer.vocab_size,
+        eod_id=tokenizer.eod_id,
+        dtype=tokenizer.dtype,
+        merged=0,
         tokens=sum(file.tokens for file in files),
         documents=sum(file.documents for file in files),
         weights={},
-        files=tuple(files),
-        bos_id=manifest.tokenizer.bos_id,
+        files=files,
+        bos_id=tokenizer.bos_id,
+        learn=dict(learn) or None,
     )
+
+
+def _record(out: Path, shard: Shard) -> Path:
+    """Where a finished file is described until all are."""
+    return out / STATE / f"{shard.prefix.name}.json"
+
+
+def _chats(shard: Shard, learn: Learn) -> bool:
+    return shard.source in learn and shard.kinds is not None
+
+
+def write_tokens(task: tuple[Shard, str], report: Report, *, out: Path, eod: int, learn: Learn) -> None:
+    """Write the file of a shard, what goes beside it, and, last, its record. task: the shard, and the root of its
+    spans, "" where all is learned."""
+    shard, root = task
+    stem = out / shard.source / shard.split / shard.prefix.name
+    own = Tree()
+    with (
+        NewFile(stem.with_name(stem.name + ".npy")) as file,
+        shard.bin_path.open("rb", buffering=0) as source,
+    ):
+        while block := source.read(BLOCK):
+            own.update(block)
+            file.write(block)
+        if own.hexdigest() != shard.root:
+            raise damaged(shard.bin_path)
+        file.seal()
+    sizes, checksums = {".npy": file.size}, {".npy": file.checksum}
+    beside = _documents(shard.open().lengths)
+    sizes[".csv.gz"] = len(beside)
+    checksums[".csv.gz"] = write_bytes(stem.with_name(stem.name + ".csv.gz"), beside)
+    if learn:
+        with NewFile(stem.with_name(stem.name + ".mask")) as mask:
+            _write_mask(mask, shard, root, learn.get(shard.source, ()), eod)
+        sizes[".mask"], checksums[".mask"] = mask.size, mask.checksum
+    report({"documents": shard.documents, "tokens": shard.tokens})
+    made = ExportedFile(
+        path=f"{shard.source}/{shard.split}/{stem.name}.npy",
+        source=shard.source,
+        split=shard.split,
+        tokens=shard.tokens,
+        documents=shard.documents,
+        shards=(stem.name,),
+        sizes=sizes,
+        checksums=checksums,
+    )
+    write_json(_record(out, shard), to_json(made))
+
+
+def _documents(lengths: np.ndarray[tuple[int], np.dtype[np.int32]]) -> bytes:
+    """start,end of each document, as a packed CSV."""
+    ends = np.cumsum(lengths, dtype=np.int64)
+    table = pa.table({"start": ends - lengths, "end": ends})
+    sink = pa.BufferOutputStream()
+    with pa.CompressedOutputStream(sink, "gzip") as packed:
+        csv.write_csv(table, packed, csv.WriteOptions(include_header=False))
+    return bytes(sink.getvalue().to_pybytes())
+
+
+def _write_mask(file: NewFile, shard: Shard, root: str, learn: tuple[str, ...], eod: int) -> None:
+    """A byte for each token, 1 where it is learned, which an EOD behind an EOD is not. Raises IntegrityError where the
+    spans are not as they were sealed."""
+    spans, tokens = None, shard.open().tokens
+    if root:
+        compare_root(shard.spans_path, root)
+        spans = ShardSpans(shard.spans_path)
+    before = True  # whether the token before is EOD, as before a shard
+    for first in range(0, shard.tokens, BLOCK):
+        end = min(first + BLOCK, shard.tokens)
+        ended = np.append(before, tokens[first:end] == eod)
+        learned, before = ~(ended[1:] & ended[:-1]), ended[-1]
+        file.write((learned if spans is None else learned & spans.learned(first, end, learn)).tobytes())
+    file.seal()

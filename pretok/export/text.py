@@ -5,7 +5,6 @@ Input: a shards folder, optionally a mix.json. Output: weights and paths; the sh
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from pathlib import Path
@@ -13,35 +12,25 @@ from pathlib import Path
 import pretok.stream
 from pretok.base.errors import UsageError
 from pretok.base.kinds import CHAT_KINDS, KINDS, LEARNED, TEXT
-from pretok.export.formats import FORMATS, ExportedFile
-from pretok.shards.manifest import FILE_NAME, Manifest, Shard, load_manifest
+from pretok.shards.manifest import FILE_NAME, Manifest, load_manifest
 from pretok.stream.mix_file import load_mix, parse_mix
 
 
 def megatron_blend(shards: Path, mix: Path | None, stage: int | None) -> dict[str, list[str] | None]:
-    """The blend of the shards as they are, see `blend`."""
-    manifest = load_manifest(shards)
-    prefixes = [shard.prefix for shard in manifest.shards]
-    return blend(prefixes, manifest.shards, source_tokens(manifest, mix, stage))
-
-
-def blend(
-    prefixes: Sequence[Path], files: Sequence[Shard | ExportedFile], wanted: Mapping[str, int]
-) -> dict[str, list[str] | None]:
     """{"train", "valid", "test"}: weight, prefix, weight, prefix, ... as `--per-split-data-args-path` reads them.
 
-    prefixes: the `.bin` and `.idx` of each file without their suffixes. The tokens that are wanted of a source are
-    divided among its files by what they hold; in validation every token of these sources weighs the same. None stands
-    for a split without data.
+    prefix: the path of `.bin` and `.idx` of a shard. The tokens that are wanted of a source are divided among its
+    shards by what they hold; in validation every token of these sources weighs the same. None stands for a split
+    without data.
     """
-    train = Counter[str]()
-    for file in files:
-        train[file.source] += file.tokens if file.split == "train" else 0
+    manifest = load_manifest(shards)
+    wanted = source_tokens(manifest, mix, stage)
     blended: dict[str, list[str]] = {"train": [], "val": []}
-    for prefix, file in zip(prefixes, files, strict=True):
-        if tokens := wanted.get(file.source):
-            share = Fraction(tokens, train[file.source]) if file.split == "train" else Fraction(1)
-            blended[file.split] += [repr(float(file.tokens * share)), str(prefix)]
+    for shard in manifest.shards:
+        if tokens := wanted.get(shard.source):
+            train = manifest.sources[shard.source].train.tokens
+            share = Fraction(tokens, train) if shard.split == "train" else Fraction(1)
+            blended[shard.split] += [repr(float(shard.tokens * share)), str(shard.prefix)]
     return {"train": blended["train"] or None, "valid": blended["val"] or None, "test": None}
 
 
@@ -93,43 +82,31 @@ def learned_kinds(manifest: Manifest, mix: Path | None) -> dict[str, tuple[str, 
     return {name: (*(learn.get(name, LEARNED) or CHAT_KINDS), *text) for name in manifest.conversations}
 
 
-def learned_notice(manifest: Manifest, to: str, learn: Mapping[str, Sequence[str]]) -> list[str]:
-    """What another trainer learns of conversations, if there are any: a sentence."""
-    if not learn:
-        return []
-    names = ", ".join(learn)
-    if not (mask := FORMATS[to].mask if to in FORMATS else ""):
-        return [
-            f"warning: {names} holds conversations, and what {to} reads has no place for what is learned of them: it "
-            "will learn every token, of users too. To keep the masks export to olmo, or read the mix itself "
+def notices(manifest: Manifest, mix: Path | None, to: str, learn: Mapping[str, Sequence[str]]) -> list[str]:
+    """What another trainer does otherwise with conversations and with a mix: a sentence each."""
+    told = []
+    if learn and to != "olmo":
+        told.append(
+            f"warning: {', '.join(learn)} holds conversations, and what {to} reads has no place for what is learned of "
+            "them: it will learn every token, of users too. To keep the masks export to olmo, or read the mix itself "
             "(docs/trainers.md)"
-        ]
-    return [
-        f"{names} holds conversations: {mask} beside each file says which tokens are learned, in a byte a token of all "
-        f"{manifest.totals.tokens:,}"
-    ]
-
-
-def mix_notices(manifest: Manifest, mix: Path | None, to: str) -> list[str]:
-    """What another trainer does otherwise with a mix: a sentence each."""
+        )
     if manifest.materialized is not None:
-        if not parse_mix(manifest.materialized, manifest.folder / FILE_NAME).packs:
-            return []
-        return [
-            f"warning: sequences of this mix end in runs of end-of-document tokens, which pretok's own trainer does "
-            f"not learn; {to} will learn them, unless its loss leaves out a target that is one behind one"
-        ]
-    if mix is None:
-        return []
-    plan, told = load_mix(mix), []
-    if plan.packs:
-        told.append(
-            f"warning: {to} cuts the documents by itself: it takes the shares of this mix and not its packing. To keep "
-            "that, write the sequences (pretok mix --materialize) and export those"
-        )
-    if plan.manifest != manifest.fingerprint:
-        told.append(
-            f"warning: {mix} reads the shards as they were before they grew; the export has all of them, in the shares "
-            "of this mix"
-        )
+        if parse_mix(manifest.materialized, manifest.folder / FILE_NAME).packs:
+            told.append(
+                f"warning: sequences of this mix end in runs of end-of-document tokens, which pretok's own trainer "
+                f"does not learn; {to} will learn them, unless its loss leaves out a target that is one behind one"
+            )
+    elif mix is not None:
+        plan = load_mix(mix)
+        if plan.packs:
+            told.append(
+                f"warning: {to} cuts the documents by itself: it takes the shares of this mix and not its packing. To "
+                "keep that, write the sequences (pretok mix --materialize) and export those"
+            )
+        if plan.manifest != manifest.fingerprint:
+            told.append(
+                f"warning: {mix} reads the shards as they were before they grew; the export has all of them, in the "
+                "shares of this mix"
+            )
     return told

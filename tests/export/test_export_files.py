@@ -9,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from mixing import request
 from support import EOD, make_shards, needs
 
 import pretok
@@ -18,18 +17,13 @@ from pretok.base.errors import IntegrityError, MismatchError
 from pretok.base.execute import Engine
 from pretok.base.storage import checksum, read_json
 from pretok.cli import run_command
-from pretok.export.formats import FORMATS
-from pretok.export.job import Export, run_export
-from pretok.shards.format import ShardReader
+from pretok.export.job import Export, Learn, run_export
 from pretok.shards.manifest import load_manifest
-from pretok.stream.mix_job import run_mix
 
 DOCUMENTS = {
     "en": [range(500 + start, 500 + start + 40) for start in range(0, 400, 40)],
     "it": [range(1 + start, 1 + start + 70) for start in range(0, 420, 70)],
 }
-MERGE = 700
-"""Bytes: two shards of four English documents, one of four Italian ones."""
 
 
 @pytest.fixture(scope="module")
@@ -38,30 +32,30 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_shards(folder, DOCUMENTS, val={"it": [range(1, 100)]}, documents_per_shard=4)
 
 
-def export(shards: Path, to: str, out: Path, here: Engine, merge: int = MERGE) -> Export:
-    wanted = {"it": 900, "en": 100}
-    return run_export(load_manifest(shards), to, out, merge, wanted, here, SILENT)
+def export(shards: Path, out: Path, here: Engine, learn: Learn | None = None) -> Export:
+    return run_export(load_manifest(shards), out, {"it": 900, "en": 100}, here, SILENT, learn or {})
 
 
 def ids(source: str) -> list[int]:
     return [token for document in DOCUMENTS[source] for token in (*document, EOD)]
 
 
-@pytest.mark.parametrize("to", FORMATS)
-def test_every_format_holds_all_tokens_in_order_and_tells_the_truth(
-    shards: Path, to: str, tmp_path: Path, here: Engine
+def test_files_hold_all_tokens_in_order_and_the_list_tells_the_truth(
+    shards: Path, tmp_path: Path, here: Engine
 ) -> None:
-    made = export(shards, to, tmp_path, here)
+    made = export(shards, tmp_path, here)
     for source in DOCUMENTS:
         files = [file for file in made.files if (file.source, file.split) == (source, "train")]
         data = b"".join((tmp_path / file.path).read_bytes() for file in files)
         assert np.frombuffer(data, made.dtype).tolist() == ids(source)
-    assert [len(file.shards) for file in made.files if file.split == "train"] == [2, 1, 1, 1]
+    assert [file.shards for file in made.files] == [
+        (shard.prefix.name,) for shard in load_manifest(shards).shards
+    ]
     for file in made.files:
-        stem = (tmp_path / file.path).as_posix().removesuffix(FORMATS[to].suffix)
+        stem = (tmp_path / file.path).as_posix().removesuffix(".npy")
         assert {suffix: Path(stem + suffix).stat().st_size for suffix in file.sizes} == file.sizes
         assert {suffix: checksum(Path(stem + suffix)) for suffix in file.checksums} == file.checksums
-        assert set(file.sizes) == {FORMATS[to].suffix, *FORMATS[to].beside(np.ones(1, np.int32), 2)}
+        assert set(file.sizes) == {".npy", ".csv.gz"}
     assert made.weights == {"it": 0.9, "en": 0.1}
     assert made.tokens == sum(len(ids(source)) for source in DOCUMENTS) + 100
     listed = {path.name for path in tmp_path.rglob("*") if path.is_file()}
@@ -69,24 +63,15 @@ def test_every_format_holds_all_tokens_in_order_and_tells_the_truth(
     assert not (tmp_path / ".state").exists()
 
 
-def test_a_file_a_shard_without_merging(shards: Path, tmp_path: Path, here: Engine) -> None:
-    made = export(shards, "olmo", tmp_path, here, merge=0)
-    assert [file.shards for file in made.files] == [
-        (shard.prefix.name,) for shard in load_manifest(shards).shards
-    ]
-
-
 def test_a_second_run_changes_nothing_and_another_export_is_refused(
     shards: Path, tmp_path: Path, here: Engine
 ) -> None:
-    made = export(shards, "olmo", tmp_path, here)
+    made = export(shards, tmp_path, here)
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.npy")}
-    assert export(shards, "olmo", tmp_path, here) == made
+    assert export(shards, tmp_path, here) == made
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.npy")} == before
     with pytest.raises(MismatchError, match="choose another folder"):
-        export(shards, "olmo", tmp_path, here, merge=0)
-    with pytest.raises(MismatchError, match="choose another folder"):
-        export(shards, "megatron", tmp_path, here)
+        export(shards, tmp_path, here, {"en": ("answer",)})
 
 
 KILLED = """
@@ -98,16 +83,16 @@ from pretok.base.console import SILENT
 from pretok.export import job
 from pretok.shards.manifest import load_manifest
 
-copies, copy = itertools.count(), job._copy
+trees, tree = itertools.count(), job.Tree
 
-def dying(*arguments):
-    if next(copies) == 3:
+def dying():
+    if next(trees) == 3:
         os.kill(os.getpid(), signal.SIGKILL)
-    copy(*arguments)
+    return tree()
 
-job._copy = dying
+job.Tree = dying
 with StopFlag() as stop, Engine(0, None, stop) as engine:
-    job.run_export(load_manifest(Path({shards!r})), "olmo", Path({out!r}), 700, {{}}, engine, SILENT)
+    job.run_export(load_manifest(Path({shards!r})), Path({out!r}), {{}}, engine, SILENT, {{}})
 """
 
 
@@ -115,13 +100,13 @@ def test_finished_files_are_kept_after_a_kill(shards: Path, tmp_path: Path, here
     script = KILLED.format(shards=str(shards), out=str(tmp_path))
     assert subprocess.run([sys.executable, "-c", script], check=False).returncode == -signal.SIGKILL
     done = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.npy") if path.name[0] != "."}
-    assert len(done) == 2
+    assert len(done) == 3
     with pytest.raises(MismatchError, match="unfinished shards of another plan"):
-        export(shards, "megatron", tmp_path, here)
-    made = export(shards, "olmo", tmp_path, here)
+        export(shards, tmp_path, here, {"en": ("answer",)})
+    made = export(shards, tmp_path, here)
     assert {path: path.stat().st_mtime_ns for path in done} == done
     assert not list(tmp_path.rglob(".*.tmp"))
-    whole = export(shards, "olmo", tmp_path / "whole", here)
+    whole = export(shards, tmp_path / "whole", here)
     assert whole == made
 
 
@@ -132,23 +117,13 @@ def test_damaged_shards_are_not_passed_on(tmp_path: Path, here: Engine) -> None:
     data[10] ^= 1
     path.write_bytes(data)
     with pytest.raises(IntegrityError, match=r"it-00001\.bin is damaged"):
-        export(shards, "olmo", tmp_path / "out", here)
+        export(shards, tmp_path / "out", here)
     assert not (tmp_path / "out" / "export.json").exists()
 
 
 def test_the_command(shards: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    mix = tmp_path / "mix.json"
-    run_mix(shards, mix, request("320:it=0.75,en=0.25", seq_len=8))
-    arguments = ["export", str(shards), "--workers", "0", "--out", str(tmp_path / "out"), "--mix", str(mix)]
-    assert run_command([*arguments, "--to", "megatron", "--merge", "1GiB"]) == 0
-    blend = read_json(tmp_path / "out" / "blend.json")
-    assert blend["train"] == [
-        "80.0", str(tmp_path / "out/en/train/en-00000"), "240.0", str(tmp_path / "out/it/train/it-00000"),
-    ]  # fmt: skip
-    assert blend["valid"][1::2] == [str(tmp_path / "out/it/val/it-val-00000")]
-    assert np.concatenate(list(ShardReader(tmp_path / "out/it/train/it-00000"))).tolist() == ids("it")  # type: ignore[call-overload]
+    arguments = ["export", str(shards), "--workers", "0", "--out", str(tmp_path / "out")]
     for refused, says in (
-        (["--to", "olmo", "--merge", "ten"], "is not a count"),
         (["--to", "jax"], "known are megatron, olmo"),
         (["--to", "nanogpt"], "see docs/trainers.md"),
     ):
@@ -169,7 +144,7 @@ def test_olmo_core_reads_the_files(shards: Path, tmp_path: Path, here: Engine) -
     from olmo_core.data import NumpyFSLDataset
     from olmo_core.data.utils import iter_document_indices
 
-    made = export(shards, "olmo", tmp_path, here)
+    made = export(shards, tmp_path, here)
     paths = [tmp_path / file.path for file in made.files if file.source == "it" and file.split == "train"]
     dataset = NumpyFSLDataset(
         *paths,
@@ -190,29 +165,26 @@ def test_olmo_core_reads_the_files(shards: Path, tmp_path: Path, here: Engine) -
     assert spans == [[(start, start + 71) for start in range(0, size, 71)] for size in (284, 142)]
 
 
-@pytest.mark.parametrize(("to", "mask"), [("olmo", ".mask"), ("megatron", "")])
-def test_masks_go_along_where_the_reader_has_a_place(
-    tmp_path: Path, to: str, mask: str, capsys: pytest.CaptureFixture[str]
+def test_masks_say_what_is_learned_of_conversations(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A byte for each token of every file; ids of conversations say of which kind they are."""
     shards = make_shards(tmp_path / "shards", DOCUMENTS, documents_per_shard=4, chats={"en": 6})
     mix, out = tmp_path / "mix.json", tmp_path / "out"
     weights = {"it": 0.5, "en": 0.5}
     pretok.mix(shards, mix, learn={"en": ["user", "answer"]}, weights=weights, tokens=320, seq_len=8)
-    export = ["export", str(shards), "--mix", str(mix), "--to", to, "--merge", str(MERGE), "--out", str(out)]
-    assert run_command([*export, "--workers", "0"]) == 0
-    told = capsys.readouterr().err
-    assert ("it will learn every token" in told) != bool(mask)
+    export = ["export", str(shards), "--mix", str(mix), "--workers", "0"]
+    assert run_command([*export, "--to", "megatron"]) == 0
+    assert "it will learn every token" in capsys.readouterr().err
+    export += ["--to", "olmo", "--out", str(out)]
+    assert run_command(export) == 0
+    assert "it will learn every token" not in capsys.readouterr().err
     for file in read_json(out / "export.json")["files"]:
-        stem = str(out / file["path"]).removesuffix(FORMATS[to].suffix)
-        if not mask:
-            assert ".mask" not in file["sizes"]
-            continue
-        learned = np.frombuffer(Path(stem + mask).read_bytes(), np.bool_).tolist()
+        learned = np.frombuffer((out / file["path"]).with_suffix(".mask").read_bytes(), np.bool_).tolist()
         tokens = np.fromfile(out / file["path"], np.uint16).tolist()
         assert len(learned) == len(tokens)
         kinds = [6 if token == EOD else (token - 1) % 7 for token in tokens]
         assert learned == [file["source"] == "it" or kind in (2, 6) for kind in kinds]
     export[export.index("--mix") + 1] = str(other := tmp_path / "other.json")
     pretok.mix(shards, other, learn={"en": ["user"]}, weights=weights, tokens=320, seq_len=8)
-    assert run_command([*export, "--workers", "0"]) == (2 if mask else 0)
+    assert run_command(export) == 2

@@ -79,8 +79,9 @@ def measure(
     """One row: settings, measured figures, predicted bytes."""
     length = config.seq_len or model.seq_len
     size = space.micro_batch or 8
-    if space.micro_batch is None and device.memory is not None:
-        size = min(32, largest_micro_batch(model, ONE, 1, length, config, device.memory / 1e9))
+    if space.micro_batch is None and device.is_gpu:
+        memory = torch.cuda.get_device_properties(device.device).total_memory
+        size = min(32, largest_micro_batch(model, ONE, 1, length, config, memory / 1e9))
     choice = {
         "model": config.model,
         "seq_len": length,

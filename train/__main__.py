@@ -82,10 +82,6 @@ def _verify(arguments: Sequence[str]) -> None:
     verify(space.run, space.step, print)
 
 
-def _notice(text: str) -> None:
-    print(text, file=sys.stderr)
-
-
 def _command(module: str) -> Callable[[Sequence[str]], None]:
     """The `main` of a module, which is imported when it is called."""
     return lambda arguments: import_module(module).main(arguments)
@@ -110,15 +106,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
         else:
             _train(arguments)
     except KeyboardInterrupt:
-        _notice(
-            "train: interrupted before it could save; what was saved stays, run the same command to go on"
-        )
+        told = "interrupted before it could save; what was saved stays, run the same command to go on"
+        print(f"train: {told}", file=sys.stderr)
         code = Stopped.exit_code
     except Exception as error:
         known = error if isinstance(error, PretokError) else explain(error)
         if known is None:
             raise
-        _notice(f"train: {known}")
+        print(f"train: {known}", file=sys.stderr)
         code = known.exit_code
         if isinstance(known, HungSave):
             sys.stdout.flush()

@@ -86,7 +86,7 @@ class Lines:
             if self._full is None or error.errno not in FULL:
                 raise name_path(error, self._path) from None
             self._full(f"warning: {self._path}: {error.strerror}: lines are dropped until there is space")
-            self._full = _silent
+            self._full = lambda _text: None  # said once
         else:
             self._end += 0 if for_now else len(line)
 
@@ -95,10 +95,6 @@ class Lines:
             file.seek(self._end)  # where a try that failed may have left half a line
             file.write(line)
             file.truncate()
-
-
-def _silent(_text: str) -> None:
-    """Says nothing twice."""
 
 
 class RunLog:

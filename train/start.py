@@ -66,8 +66,6 @@ class Run:
         manifest = segment.phase.view.manifest_fingerprint
         self.log = RunLog(out, config, report, rank, saved.step, self.steps, manifest)
         self.goodput = Goodput(STARTED, None if rank else out / "goodput.jsonl", self.log.lost, report)
-        if self.goodput.restart:
-            report(f"restarted inside the job: {self.goodput.restart}")
         self.stragglers = Stragglers(device.device, config.timeout)
         self.feed, self.validation = _open_feed(segment, self.trainee), _open_validation(segment)
         self.last_end = Mark(device.device)
@@ -121,12 +119,8 @@ def _open_validation(segment: Segment) -> dict[str, ValidationSource]:
     return validation_sources(config, segment.phase.view.mix) if config.val_every else {}
 
 
-Changes = dict[str, tuple[Any, Any]]
-"""Name of a setting -> what it was, what it is."""
-
-
-def _changed_by_hand(meta: Meta, config: TrainConfig, segment: Segment) -> Changes:
-    """Settings that are others than those the checkpoint was saved with."""
+def _changed_by_hand(meta: Meta, config: TrainConfig, segment: Segment) -> dict[str, tuple[Any, Any]]:
+    """Settings that are others than those the checkpoint was saved with: what each was, and is."""
     found = differences(meta.config, config.as_dict())
     sizes = differences(to_json(meta.identity.model), to_json(segment.phase.model))
     if "rope_theta" not in found and meta.progress.phase == segment.phase.at and "rope_theta" in sizes:
@@ -134,7 +128,7 @@ def _changed_by_hand(meta: Meta, config: TrainConfig, segment: Segment) -> Chang
     return found
 
 
-def _tell_changes(report: Reporter, segment: Segment, by: str, changes: Changes) -> None:
+def _tell_changes(report: Reporter, segment: Segment, by: str, changes: dict[str, tuple[Any, Any]]) -> None:
     """On the terminal, and as a line of RUN/logs."""
     told = ", ".join(f"{name} was {was}, is {now}" for name, (was, now) in changes.items())
     if by == "phase":

@@ -54,14 +54,13 @@ use what is new in Hopper. A call that one cannot do goes to the next."""
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """One rank's device. `peak` in FLOP/s and `memory` in bytes are None where unknown."""
+    """One rank's device. `peak` in FLOP/s is None where unknown."""
 
     device: torch.device
     name: str
     backend: str
     peak: float | None
     peak_source: str
-    memory: int | None
 
     @property
     def is_gpu(self) -> bool:
@@ -101,9 +100,7 @@ def find_device() -> Device:
     and what it starts, loader processes too, run on the cores beside the GPU."""
     if not torch.cuda.is_available():
         torch.set_num_threads(fastest_threads(torch.get_num_threads()))
-        name = "cpu"
-        peak, source = peak_of(name)
-        return Device(torch.device("cpu"), name, "gloo", peak, source, None)
+        return Device(torch.device("cpu"), "cpu", "gloo", *peak_of("cpu"))
     # A launcher that binds one GPU to each task leaves only number 0 visible.
     index = int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count()
     torch.cuda.set_device(index)
@@ -111,10 +108,9 @@ def find_device() -> Device:
     place = (properties.pci_domain_id, properties.pci_bus_id, properties.pci_device_id)
     allowed, ranks = os.sched_getaffinity(0), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     os.sched_setaffinity(0, cores_beside("{:04x}:{:02x}:{:02x}.0".format(*place), allowed, ranks))
-    peak, source = peak_of(properties.name)
     # "nccl" is also the name of RCCL in torch for ROCm; gloo carries what lives on the host.
     device = torch.device("cuda", index)
-    found = Device(device, properties.name, "cpu:gloo,cuda:nccl", peak, source, properties.total_memory)
+    found = Device(device, properties.name, "cpu:gloo,cuda:nccl", *peak_of(properties.name))
     if found.generation == HOPPER:
         torch._C._set_sdp_priority_order(
             [kernel.value for kernel in HOPPER_KERNELS]

@@ -94,8 +94,7 @@ TRAIN = {
         *("--global-batch", "4", "--steps", "4", "--lr", "0.01", "--warmup", "1", "--save-every", "1"),
         *("--keep-last", "2", "--milestone", "2", "--workers", "0"),
     ),
-    "train export": ("train", "export", "--run", RUN, "--out", "{work}/new"),
-    "train export --last": ("train", "export", "--run", RUN, "--last", "2", "--out", "{work}/new"),
+    "train export": ("train", "export", "--run", RUN, "--last", "2", "--out", "{work}/new"),
     "train verify": ("train", "verify", RUN),
 }
 """Those of `train`, in a world of one on the processor; all but the first work on what it leaves."""

@@ -92,7 +92,9 @@ def test_out_on_a_file_or_where_nothing_can_be_made(
     (tmp_path / "file").write_text("")
     code, text = ended(capsys, "--shards", shards, "--out", tmp_path / "file")
     assert code == 2
-    assert text.startswith(f"train: --out: {tmp_path / 'file/flight'} cannot be made: Not a directory; name a folder")
+    assert text.startswith(
+        f"train: --out: {tmp_path / 'file/flight'} cannot be made: Not a directory; name a folder"
+    )
     assert text.count("\n") == 1
 
 

@@ -51,14 +51,12 @@ def url_of(name: str) -> str:
 
 
 def server_of(name: str) -> tuple[Any, str]:
-    """The fsspec file system of a URL, or of the name of one, and the file's name there. Raises UsageError for a
-    protocol that fsspec does not know or has no package for, and OSError that names the URL."""
+    """The fsspec file system of a URL, or of the name of one, and the file's name there. Raises OSError that names the
+    URL, and what fsspec raises for a protocol that it does not know or has no package for."""
     import fsspec
 
     try:
         server, inner = fsspec.url_to_fs(url_of(name))
-    except (ImportError, ValueError) as error:
-        raise UsageError(f"{name_url(name)} cannot be opened: {error}") from None
     except OSError as error:  # some protocols connect at once
         error.filename = error.filename or name_url(name)
         raise
@@ -94,7 +92,10 @@ def expand(pattern: str) -> list[str]:
     if pattern.startswith(SAMPLE):
         return [sample_path(pattern.removeprefix(SAMPLE))]
     if is_remote(pattern):
-        fs, inner = server_of(pattern)
+        try:
+            fs, inner = server_of(pattern)
+        except (ImportError, ValueError) as error:
+            raise UsageError(f"{name_url(pattern)} cannot be opened: {error}") from None
         paths = [fs.unstrip_protocol(path) for path in (fs.glob(inner) if is_glob(pattern) else [inner])]
     elif is_glob(pattern):
         paths = list(_matches("/" if pattern.startswith("/") else "", _parts(pattern)))

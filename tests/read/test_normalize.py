@@ -68,7 +68,7 @@ def test_a_text_of_which_nothing_is_left_is_empty_to_all(tmp_path, vocab_dir, st
     (shards / "it").mkdir(parents=True)
     task = TokenizeTask(
         partition, shards, state, RecordFormat(), Keep(), Screening(), normalization, vocab_dir / "tokenizer.json",
-        load_vocab(vocab_dir, eod=0).fingerprint, 0, None, 1 << 20, 0,
+        load_vocab(vocab_dir, eod=0).fingerprint, 0, None, 1 << 20,
         Fraction(0), 0, {},
     )  # fmt: skip
     (part,) = tokenize_partition(task, lambda _: None)
@@ -79,6 +79,6 @@ def test_a_text_of_which_nothing_is_left_is_empty_to_all(tmp_path, vocab_dir, st
         ),
         lambda _: None,
     )
-    assert part.train.shard.documents == counted.documents == documents
+    assert part.train.documents == counted.documents == documents
     assert part.rejected == counted.rejected == {"empty_text": 5 - documents}
     assert part.read == counted.read == 5

@@ -52,6 +52,7 @@ def hash_partition(task: TokenizeTask, report: Report) -> None:
     path = hashes_path(task)
     if path.exists():
         return
+    damaged_path(task).unlink(missing_ok=True)  # of a try that was killed: the input may be whole now
     with LedgerWriter(path.with_name(path.name.removesuffix(LEDGER_SUFFIX)), HASHED) as writer:
         for batch in read_documents(task.partition, task.record, task.normalization, task.keep):
             if isinstance(batch, Damage):

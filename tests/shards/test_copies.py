@@ -25,6 +25,7 @@ from pretok.shards.copies_job import settle_copies
 from pretok.shards.format import ShardWriter
 from pretok.shards.job import run_tokenize
 from pretok.shards.manifest import load_manifest
+from pretok.shards.task import damaged_path
 
 
 @pytest.fixture(scope="module")
@@ -146,6 +147,29 @@ def test_a_kill_anywhere_changes_nothing(
         patch.setattr(module, name, dying)
         with pytest.raises(Killed):
             run(made, here)
+    run(made, here)
+    assert contents(made.shards_dir) == contents(finished.shards_dir)
+
+
+def test_a_try_that_was_killed_does_not_decide_who_is_first(
+    tmp_path: Path,
+    inputs: dict[str, list[Path | str]],
+    finished: Recipe,
+    vocab_dir: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    here: Engine,
+) -> None:
+    """It said that an input is damaged, and left no hashes; the input is whole now."""
+    import pretok.shards.job as job
+
+    def settle(tasks: Any, *more: Any) -> Any:
+        for task in tasks:
+            if task.partition.source == "en":
+                damaged_path(task).touch()
+        return settle_copies(tasks, *more)
+
+    made = recipe(tmp_path, vocab_dir, inputs, duplicates="drop", size=4000)
+    monkeypatch.setattr(job, "settle_copies", settle)
     run(made, here)
     assert contents(made.shards_dir) == contents(finished.shards_dir)
 

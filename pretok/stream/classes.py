@@ -3,6 +3,9 @@
 Input: a manifest, a source, and its classes as SQL expressions over the columns of `documents` (`pretok query`): the
 ledger and what `pretok annotate` joined. Output: the entries of a mix for these classes and for the rest of the source,
 whose side files (`stream.tapes`) are written; nothing reads a ledger after that.
+
+DuckDB evaluates the expressions on a window of 65,536 documents at a time, on one core in its share of the memory, and
+reaches no file. An expression is of one document: it may not ask for others, the time or a random number.
 """
 
 from __future__ import annotations

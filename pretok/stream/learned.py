@@ -1,9 +1,9 @@
 """Which tokens of sequences are learned: pieces of shards -> kinds and masks.
 
 Input: shards, of which those of conversations have a `.spans` beside them, the kinds that are learned of each, and the
-pieces of sequences (`tapes`). Output: of which kind each token is, or a mask. Nothing is
-computed token by token: spans are found by a binary search in those of a shard, which are mapped into memory, and one
-`numpy.repeat` writes the whole mask. numpy, msgspec and the standard library only.
+pieces of sequences (`tapes`). Output: of which kind each token is, or a mask. Nothing is computed token by token:
+spans are found by a binary search in those of a shard, which are mapped into memory, and one `numpy.repeat` writes the
+whole mask. numpy, msgspec and the standard library only.
 """
 
 from __future__ import annotations

@@ -112,17 +112,6 @@ def window_of(documents: int, tokens: int, seq_len: int) -> int:
     return window
 
 
-def packed_shares(lengths: Ints, seq_len: int) -> tuple[float, float]:
-    """Sequences, and learned tokens, for each token of documents of such `lengths` (n,): what packing should give of
-    more documents like these."""
-    bins = learned = 0
-    window = window_of(len(lengths), int(lengths.sum()), seq_len)
-    for at in range(0, len(lengths), window):
-        targets = window_runs(lengths[at : at + window], lengths[at : at + window], seq_len + 1)[2]
-        bins, learned = bins + len(targets), learned + int(targets.sum())
-    return bins / max(int(lengths.sum()), 1), learned / max(int(lengths.sum()), 1)
-
-
 def write_packing(
     folder: Path, shards: Sequence[Shard], seq_len: int, documents: Iterable[Ints], count: int, tokens: int
 ) -> str:

@@ -298,9 +298,6 @@ def _run(run: Path) -> StepStatus:
     what = f"run {run.name}"
     try:
         planned = settled(lambda: read_settings(run)).resolved.steps
-    except PretokError as error:
-        return StepStatus(what, FAILED, detail=str(error))
-    try:
         history = settled(lambda: read_run(run))
     except PretokError as error:
         return StepStatus(what, FAILED, detail=str(error))

@@ -19,6 +19,7 @@ from benchmarks.train_shards import bare_manifest
 from pretok.base.lock import hold
 from pretok.base.records import replace
 from pretok.base.tokens import token_dtype
+from pretok.base.tree import Tree, write_nodes
 from pretok.shards.format import ShardWriter
 from pretok.shards.manifest import Shard, load_manifest, write_manifest
 from pretok.shards.seal import side_files
@@ -51,6 +52,14 @@ def children(pid: int) -> list[int]:
     """The processes that a process started and that are there."""
     found = (path.read_text().split() for path in Path(f"/proc/{pid}/task").glob("*/children"))
     return [int(child) for children in found for child in children]
+
+
+def rehash(path: Path) -> str:
+    """The root of a file that was changed, whose nodes are written anew."""
+    tree = Tree()
+    tree.update(path.read_bytes())
+    write_nodes(path, tree.nodes)
+    return tree.hexdigest()
 
 
 def write_recipe(path: Path, inputs: dict[str, str], **tables: dict[str, object]) -> str:

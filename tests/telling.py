@@ -20,7 +20,7 @@ class Told(Silent, Progress):
         self.events: list[tuple[str, dict[str, Any]]] = []
         self.counts: Counter[str] = Counter()
         self.before: dict[str, int] = {}
-        self.expected: tuple[int, int, dict[str, int]] = (0, 0, {})
+        self.expected: tuple[int, int] = (0, 0)
 
     def progress(self, title: str) -> AbstractContextManager[Progress]:  # noqa: ARG002
         return nullcontext(self)
@@ -40,8 +40,8 @@ class Told(Silent, Progress):
     def __call__(self, counts: Counts, /) -> None:
         self.counts.update(counts)
 
-    def expect(self, bytes: int, partitions: int, sources: dict[str, int]) -> None:
-        self.expected = (bytes, partitions, sources)
+    def expect(self, bytes: int, partitions: int) -> None:
+        self.expected = (bytes, partitions)
 
     def start_from(self, counts: Counts) -> None:
         self.before = counts

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 Counts = dict[str, int]
-"""Increments: documents, tokens, bytes (of text), rejected; `partitions` when one is done; `bytes:NAME` for the part of
-bytes that is of source NAME. For display only: a task that is tried again counts again."""
+"""Increments: documents, tokens, bytes (of text), rejected; `partitions` when one is done. For
+display only: a task that is tried again counts again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +48,8 @@ class Progress:
     def __call__(self, counts: Counts, /) -> None:
         """Increments since the last call."""
 
-    def expect(self, bytes: int, partitions: int, sources: dict[str, int]) -> None:
-        """The whole work, told once: estimated bytes of text, in all and of each source; number of partitions."""
+    def expect(self, bytes: int, partitions: int) -> None:
+        """The whole work, told once: estimated bytes of text, number of partitions."""
 
     def start_from(self, counts: Counts) -> None:
         """What an earlier run did of it, which says nothing of this run's speed."""

@@ -18,6 +18,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -49,8 +50,8 @@ BYTES_PER_SECOND = 60e6
 POLL_SECONDS = 1.0
 """How often a driver that waits looks whether it was told to stop."""
 TOGETHER = 256
-"""Tasks in flight for each that the driver waits for at once: looking at them takes time with their number, which a
-task of a thousand workers would pay for all others."""
+"""Tasks of a cluster in flight for each that the driver waits for at once: looking at them takes time with their
+number, which a task of a thousand workers would pay for all others."""
 NO_INDEX = -1
 AGAIN = "run the same command again to continue"
 REPORT_SECONDS = 1.0
@@ -132,8 +133,7 @@ class Engine:
         if not self._here and self.address is None:
             workers = self.start()
             assert isinstance(workers, _Processes)
-            with contextlib.suppress(OSError):  # their parent died: the next task says so
-                workers.warm(tasks, function.__module__, _warmed, function, item)
+            workers.warm(tasks, function.__module__, _warmed, function, item)
 
     @property
     def parallel(self) -> int:
@@ -204,7 +204,7 @@ class Engine:
                 self._check_stop()
                 while waiting and len(running) < workers.in_flight:
                     index, item = waiting.pop()
-                    running[workers.submit_task(task, item, _wait(failed[index]))] = index
+                    running[workers.submit_task(task, item, _wait(failed[index]), on_report)] = index
                 if not running or time.monotonic() - looked >= REPORT_SECONDS:
                     on_report(workers.take_reports())
                     looked = time.monotonic()
@@ -212,18 +212,24 @@ class Engine:
                 if not running:
                     return
                 finished = []
-                for reference in workers.wait(list(running), POLL_SECONDS):
-                    index = running.pop(reference)
-                    measured, unsent = workers.outcome(reference)
+                for future in workers.wait(list(running), POLL_SECONDS):
+                    index = running.pop(future)
+                    try:
+                        measured, unsent = workers.get(future)
+                        on_report(unsent)
+                    except workers.failed as error:
+                        measured = Outcome(NO_INDEX, task_error(error))
+                    except workers.died as error:
+                        measured = Outcome(NO_INDEX, lost(error))
                     outcome = replace(measured, index=index, tries=failed[index] + 1)
-                    on_report(unsent)
                     if _try_again(outcome):
                         failed[index] += 1
                         waiting.append((index, items[index]))
                     else:
                         finished.append(outcome)
         finally:
-            workers.cancel(list(running))
+            if running:
+                workers.cancel(list(running))
 
 
 def _wait(failed: int) -> float:
@@ -240,25 +246,33 @@ def _try_again(outcome: Outcome[Any]) -> bool:
 
 
 class _Processes(Pool):
-    """Workers of this node. Raises EngineLost when their parent has died."""
+    """Workers of this node. Raises EngineLost when their parent has died.
 
-    def submit_task(self, task: Task[Any, Any], item: Any, wait: float) -> Any:
-        """Start a task, whose worker waits so many seconds first; its reference."""
-        try:
-            module = getattr(task, "func", task).__module__  # of a `partial` too
-            return self.submit(module, _on_worker, task, item, wait)
-        except OSError as error:
-            raise EngineLost(f"the parent of the workers died: {error}; {AGAIN}") from error
+    failed: what a job raises that does not cross from process to process; died: what it raises where its worker did.
+    """
 
-    def outcome(self, reference: Any) -> tuple[Outcome[Any], Counts]:
-        """What `_on_worker` returned; where its process died, a TaskError as its result."""
-        returned = self.get(reference)
-        if isinstance(returned, EOFError):
-            return Outcome(NO_INDEX, lost(returned)), {}
-        if isinstance(returned, BaseException):
-            return Outcome(NO_INDEX, task_error(returned)), {}
-        answer: tuple[Outcome[Any], Counts] = returned
-        return answer
+    failed, died = RuntimeError, EOFError
+
+    def submit_task(self, task: Task[Any, Any], item: Any, wait: float, on_report: Report) -> Future[Any]:
+        """Start a task, whose worker waits so many seconds first."""
+        module = getattr(task, "func", task).__module__  # of a `partial` too
+        return self.submit(module, _on_worker, task, item, wait, on_report=on_report)
+
+    def take_reports(self) -> Counts:
+        """Nothing: each report comes by itself."""
+        return {}
+
+    def get(self, future: Future[Any]) -> Any:
+        """What `_on_worker` returned; else EngineLost, or one of `failed` and `died`."""
+        return future.result()
+
+    def wait(self, futures: list[Future[Any]], seconds: float) -> set[Future[Any]]:
+        """Those that are done, after `seconds` at most."""
+        return wait(futures, seconds, FIRST_COMPLETED).done
+
+    def cancel(self, futures: Sequence[Future[Any]]) -> None:  # noqa: ARG002
+        """End what runs: all workers, as they end together."""
+        self.close()
 
 
 class _Ray:
@@ -278,6 +292,7 @@ class _Ray:
                 "this program uses a Ray of its own: call ray.shutdown() before, or work on this node without --address"
             )
         self._ray = ray
+        self.failed, self.died = ray.exceptions.RayTaskError, ray.exceptions.RayError
         try:
             # No runtime_env: for its variables Ray starts a second set of workers, 2 s later. `_on_ray` sets them, and
             # workers find this package where `ray start` did, or in the folder where the command is typed.
@@ -308,7 +323,7 @@ class _Ray:
             what = f"{type(error).__name__}: {error}".strip().splitlines()[0]
             raise EngineLost(f"Ray died on {os.uname().nodename}: {what}; {AGAIN}") from error
 
-    def submit_task(self, task: Task[Any, Any], item: Any, wait: float) -> Any:
+    def submit_task(self, task: Task[Any, Any], item: Any, wait: float, _: Report) -> Any:
         """Start a task, whose worker waits so many seconds first; its reference."""
         with self._watched():
             return self._remote.remote(pickle.dumps((task, item)), self._board, wait)
@@ -326,19 +341,13 @@ class _Ray:
             done: list[Any] = self._ray.wait(references, num_returns=wanted, timeout=seconds)[0]
             return done
 
-    def outcome(self, reference: Any) -> tuple[Outcome[Any], Counts]:
-        """What `_on_worker` returned; where its process or node died, a TaskError as its result."""
+    def get(self, reference: Any) -> Any:
+        """What `_on_worker` returned; else EngineLost, or one of `failed` and `died`."""
         try:
-            returned: tuple[Outcome[Any], Counts] = self._ray.get(reference)
-            return returned
+            return self._ray.get(reference)
         except self._ray.exceptions.LocalRayletDiedError:
             with self._watched():
                 raise
-        except self._ray.exceptions.RayTaskError as error:
-            # Outside of the task: what it is called with or returns does not cross from process to process.
-            return Outcome(NO_INDEX, task_error(error)), {}
-        except self._ray.exceptions.RayError as error:
-            return Outcome(NO_INDEX, lost(error)), {}
 
     def cancel(self, references: Sequence[Any]) -> None:
         """Stop tasks."""

@@ -1,10 +1,10 @@
 """How far a step is: counts that arrive and an estimate of the whole -> one line for a log, a terminal or the end.
 
-Input: increments (bytes of text, refused bytes, documents, tokens, rejected, partitions, bytes:SOURCE, which is of
-both, or any other count), what an earlier run did, and the estimate. Output: text. Nothing is printed here: the job
-shows it, and `pretok status` makes it again from a line of the job's log.
+Input: increments (bytes of text, refused bytes, documents, tokens, rejected, partitions, or any other count), what an
+earlier run did, and the estimate. Output: text. Nothing is printed here: the job shows it, and `pretok status` makes it
+again from a line of the job's log.
 
-    12:03:10 tokenize 41/108 38% 2.98 GB 120 MB/s ETA 4m rejects 0 it 40% en 35%
+    12:03:10 tokenize 41/108 38% 2.98 GB 120 MB/s ETA 4m rejects 0
 """
 
 from __future__ import annotations
@@ -19,20 +19,16 @@ from pretok.base.units import duration, human_bytes, plural
 
 NEARLY = 99
 """Most percent shown before the end: the whole is an estimate, and may be too small."""
-SOURCES_SHOWN = 6
-"""Most sources of which a line says how far they are."""
 ORDER = ("partitions", "documents", "tokens", "rejected")
 REFUSED = "refused bytes"
 """Bytes of records that are no documents: they are read too."""
-OF_SOURCE = "bytes:"
-"""How the bytes of one source are named among the counts."""
 
 
 class Gauge(Record, frozen=True, forbid_unknown_fields=False):
     """One step at one time; a `progress` line of the log holds these fields beside those of every line.
 
     seconds: since it began; counts: of this run; before: of earlier ones; expected_bytes: of text of the whole step,
-    earlier runs included, 0 while unknown; partitions: their number; sources: bytes of text of each. Rates and times
+    earlier runs included, 0 while unknown; partitions: their number. Rates and times
     left are those of this run: `before` does not enter.
     """
 
@@ -42,7 +38,6 @@ class Gauge(Record, frozen=True, forbid_unknown_fields=False):
     before: dict[str, Count] = field(default_factory=dict)
     expected_bytes: Count = 0
     partitions: Count = 0
-    sources: dict[str, Count] = field(default_factory=dict)
 
     @property
     def rate(self) -> float:
@@ -61,11 +56,12 @@ class Gauge(Record, frozen=True, forbid_unknown_fields=False):
     @property
     def percent(self) -> int | None:
         """How much of the text is done, at most NEARLY; None without an estimate."""
-        return _percent(self.read, self.expected_bytes)
+        return min(NEARLY, 100 * self.read // self.expected_bytes) if self.expected_bytes else None
 
     def line(self) -> str:
         """All that is known, as one line of a log."""
-        return " ".join([self.title, *self.short(), *self._sources()])
+        rejects = [f"rejects {self.done('rejected'):,}"] if self.read or self.expected_bytes else []
+        return " ".join([self.title, *self.short(), *rejects])
 
     def short(self) -> Iterator[str]:
         """What stands beside a bar: how much is done, how fast, and how long the rest takes."""
@@ -93,9 +89,7 @@ class Gauge(Record, frozen=True, forbid_unknown_fields=False):
         counts = [
             f"{number:,} {_noun(key, number)}"
             for key in dict.fromkeys([*ORDER, *self.counts])
-            if (number := self.counts.get(key, 0))
-            and key not in ("bytes", REFUSED, COMPILING)
-            and not key.startswith(OF_SOURCE)
+            if (number := self.counts.get(key, 0)) and key not in ("bytes", REFUSED, COMPILING)
         ]
         if size := self.counts.get("bytes", 0):
             counts.append(f"{human_bytes(size)} of text, {human_bytes(size / max(self.seconds, 1e-9))}/s")
@@ -106,28 +100,9 @@ class Gauge(Record, frozen=True, forbid_unknown_fields=False):
             return ""
         return f"{self.title}: {', '.join(counts)}{' in ' if counts else ''}{self.seconds:.1f} s{before}"
 
-    def _sources(self) -> Iterator[str]:
-        """Rejects, and the sources with most left to do, in their order: of very many only some fit into a line."""
-        if not self.read and not self.expected_bytes:
-            return
-        yield f"rejects {self.done('rejected'):,}"
-        if len(self.sources) > 1:
-            left = {name: size - self.done(OF_SOURCE + name) for name, size in self.sources.items()}
-            largest = sorted(left, key=lambda name: -left[name])[:SOURCES_SHOWN]
-            for name in left:
-                if name in largest:
-                    share = _percent(self.done(OF_SOURCE + name), self.sources[name])
-                    yield f"{name} {NEARLY if share is None else share}%"
-            if more := len(left) - len(largest):
-                yield f"and {plural(more, 'source')} more"
-
 
 def _read(counts: Mapping[str, int]) -> int:
     return counts.get("bytes", 0) + counts.get(REFUSED, 0)
-
-
-def _percent(done: int, whole: int) -> int | None:
-    return min(NEARLY, 100 * done // whole) if whole else None
 
 
 def _noun(key: str, number: int) -> str:

@@ -19,7 +19,7 @@ def resident_bytes() -> int:
 def free_memory(proc: Path = Path("/proc"), groups: Path = Path("/sys/fs/cgroup")) -> int:
     """Bytes free on this machine, or less where a control group's limit comes first. The page cache counts as free.
 
-    See proc(5), and the kernel's documentation of cgroup-v1/memory and cgroup-v2.
+    See proc(5), and the kernel's documentation of cgroup-v2.
     """
     line = (proc / "meminfo").read_text(encoding="ascii").partition("MemAvailable:")[2]
     return min([int(line.split()[0]) * 1024, *_left_in_groups(proc / "self" / "cgroup", groups)])
@@ -28,24 +28,17 @@ def free_memory(proc: Path = Path("/proc"), groups: Path = Path("/sys/fs/cgroup"
 def _left_in_groups(listed: Path, groups: Path) -> Iterator[int]:
     """What is left in each group with a limit that this process is in, those around it too."""
     for line in listed.read_text(encoding="utf-8").splitlines():
-        _, controllers, place = line.split(":", 2)
-        if controllers in ("", "memory"):
-            root = groups / controllers
-            names = (
-                ("memory.limit_in_bytes", "memory.usage_in_bytes")
-                if controllers
-                else ("memory.max", "memory.current")
-            )
-            folder = root / place.lstrip("/")
-            for group in (folder, *(above for above in folder.parents if above.is_relative_to(root))):
-                yield from _left(group, *names)
+        if line.startswith("0::"):
+            folder = groups / line.removeprefix("0::").lstrip("/")
+            for group in (folder, *(above for above in folder.parents if above.is_relative_to(groups))):
+                yield from _left(group)
 
 
-def _left(group: Path, limit: str, usage: str) -> Iterator[int]:
+def _left(group: Path) -> Iterator[int]:
     try:
-        most, used = (group / limit).read_text().strip(), int((group / usage).read_text())
+        most, used = ((group / f"memory.{name}").read_text().strip() for name in ("max", "current"))
         cached = (group / "memory.stat").read_text().partition("\ninactive_file ")[2]
     except OSError:  # not mounted here, or without this controller
         return
     if most != "max":
-        yield max(0, int(most) - used + int(cached.split()[0] if cached else 0))
+        yield max(0, int(most) - int(used) + int(cached.split()[0] if cached else 0))

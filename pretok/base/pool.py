@@ -1,6 +1,7 @@
 """Workers of this node: processes forked from one that has loaded everything and has a single thread.
 
-Input: jobs for `Pool.submit`. Output: what each returned. A Pool starts one process, the nursery, which imports what
+Input: jobs for `Pool.submit`. Output: a future of what each returns. A thread of the driver waits for each worker. A
+Pool starts one process, the nursery, which imports what
 jobs need while the driver still plans, and forks a worker whenever one is asked for: a worker has nothing to import,
 and shares the pages of what is loaded with the others.
 
@@ -25,18 +26,21 @@ import signal
 import socket
 import subprocess
 import sys
-from collections import Counter
-from collections.abc import Callable, Sequence
-from multiprocessing.connection import Connection, wait
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from multiprocessing.connection import Connection
+from queue import LifoQueue
 from typing import Any
 
 from pretok.base.children import child_environment
 from pretok.base.console import Counts
+from pretok.base.errors import EngineLost
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 """A terminal and Slurm send them to all processes; they are meant for the driver, which ends its workers."""
 PR_SET_PDEATHSIG = 1
-Send = Callable[[Counts], None]
+Send = Callable[[Counts], object]
 
 
 class Pool:
@@ -50,114 +54,105 @@ class Pool:
         self.workers = self.in_flight = workers
         self._variables = variables
         self._nursery: tuple[subprocess.Popen[bytes], socket.socket] | None = None
-        self._idle: list[Connection] = []
-        self._done: dict[Connection, Any] = {}
-        self._counts: Counter[str] = Counter()
+        self._begin()
 
-    def submit(self, module: str, function: Callable[..., Any], *arguments: Any) -> Connection:
-        """Have a worker call `function(*arguments, send)`. module: what a new worker should have loaded. Returns what
-        the job is waited for by. Raises OSError where no worker can be had, and what pickle raises for arguments that
-        it cannot write."""
-        job = pickle.dumps((function, arguments, True))
-        worker = self._idle.pop() if self._idle else self._new(module)
-        with contextlib.suppress(OSError):  # it died while it had nothing to do: `wait` finds out
-            worker.send_bytes(job)
-        return worker
+    def _begin(self) -> None:
+        self._threads = [ThreadPoolExecutor(1) for _ in range(self.workers)]
+        """A thread for each worker, which waits for it."""
+        self._idle: LifoQueue[ThreadPoolExecutor] = LifoQueue()
+        for thread in reversed(self._threads):
+            self._idle.put(thread)
+        self._own = threading.local()
+        """The worker of each thread."""
+
+    def submit(
+        self, module: str, function: Callable[..., Any], *arguments: Any, on_report: Send = lambda _: None
+    ) -> Future[Any]:
+        """Have a worker call `function(*arguments, send)`. module: what a new worker should have loaded; on_report:
+        gets what the worker sends, in a thread.
+
+        The future raises EOFError where its worker died, EngineLost where no worker can be had, and RuntimeError where
+        the job raises. Raises what pickle raises for arguments that it cannot write.
+        """
+        job, asked = pickle.dumps((function, arguments)), self._asked()
+        thread = self._idle.get()
+        future = thread.submit(self._ask, asked, module.encode(), job, on_report)
+        future.add_done_callback(lambda _: self._idle.put(thread))
+        return future
+
+    def warm(self, tasks: int, module: str, function: Callable[..., Any], *arguments: Any) -> None:
+        """Have each worker that so many tasks need call `function(*arguments, send)` before them, whatever becomes of
+        it."""
+        job, asked = pickle.dumps((function, arguments)), self._asked()
+        for thread in self._threads[:tasks]:
+            thread.submit(self._ask, asked, module.encode(), job, lambda _: None)
 
     def load(self, module: str) -> None:
         """Have the nursery import a module, which is not waited for."""
-        if self._nursery is None:
-            self._nursery = self._start()
-        self._nursery[1].send(module.encode())
+        self._asked().send(module.encode())
 
-    def warm(self, tasks: int, module: str, function: Callable[..., Any], *arguments: Any) -> None:
-        """Have the workers that so many tasks need call `function(*arguments, send)` before them, whatever becomes of
-        it."""
-        job = pickle.dumps((function, arguments, False))
-        while len(self._idle) < min(self.workers, tasks):
-            self._idle.append(self._new(module))
-        for worker in self._idle:
-            with contextlib.suppress(OSError):  # as in `submit`
-                worker.send_bytes(job)
-
-    def _new(self, module: str) -> Connection:
-        """A connection to a worker that the nursery forks once it has imported `module`."""
-        if self._nursery is None:
-            self._nursery = self._start()
-        ours, theirs = socket.socketpair()
-        with theirs:
-            socket.send_fds(self._nursery[1], [module.encode()], [theirs.fileno()])
-        return Connection(ours.detach())
-
-    def _start(self) -> tuple[subprocess.Popen[bytes], socket.socket]:
-        """The nursery, and where it is asked for workers."""
-        ours, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)  # a message stays one
-        # The child inherits the mask: a signal that comes before it runs `nurse` waits until it is ignored there.
-        mask = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
-        with theirs:
-            code = f"import sys; sys.path[:] = {sys.path!r}; from {__name__} import nurse; nurse({theirs.fileno()})"
+    def _ask(self, asked: socket.socket, module: bytes, job: bytes, on_report: Send) -> Any:
+        """What a job returned; runs in a thread, which has a worker forked for its first job."""
+        worker: Connection | None = getattr(self._own, "worker", None)
+        if worker is None:
+            ours, theirs = socket.socketpair()
+            self._own.worker = worker = Connection(ours.detach())
             try:
-                process = subprocess.Popen(
-                    [sys.executable, "-c", code],
-                    env=child_environment() | self._variables,
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.DEVNULL,  # that of the driver is for results
-                    pass_fds=(theirs.fileno(),),
-                )
-            finally:
-                signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        return process, ours
-
-    def take_reports(self) -> Counts:
-        """The increments that `wait` saw since the last call."""
-        counts, self._counts = dict(self._counts), Counter()
-        return counts
-
-    def wait(self, workers: list[Connection], seconds: float) -> list[Connection]:
-        """Those of `workers` that are done or have died, after `seconds` at most."""
-        finished = []
-        for worker in wait(workers, seconds):
-            assert isinstance(worker, Connection)
-            try:
+                with theirs:
+                    socket.send_fds(asked, [module], [theirs.fileno()])
+            except OSError as error:
+                raise EngineLost(
+                    f"the parent of the workers died: {error}; run the same command again to continue"
+                ) from error
+        try:
+            worker.send_bytes(job)
+            while True:
                 done, said = worker.recv()
-            except (EOFError, OSError):
-                worker.close()
-                done, said = True, None
-            if done:
-                self._done[worker] = said
-                finished.append(worker)
-            else:
-                self._counts.update(said)
-        return finished
-
-    def get(self, worker: Connection) -> Any:
-        """What a finished job returned, or the exception that kept it from that; EOFError where its worker died."""
-        returned = self._done.pop(worker)
-        if worker.closed:
-            return EOFError(
+                if done:
+                    break
+                on_report(said)
+        except (EOFError, OSError):
+            self._own.worker = None
+            raise EOFError(
                 f"its worker process on {os.uname().nodename} died, killed or out of memory; fewer --workers leave "
                 "each more"
-            )
-        self._idle.append(worker)
-        return returned
+            ) from None
+        if isinstance(said, Exception):
+            raise said
+        return said
 
-    def cancel(self, workers: Sequence[Connection]) -> None:
-        """End what runs, if anything does: all workers, as they end together. Others are started for the next job."""
-        for worker in workers:
-            worker.close()
-        if workers:
-            self.close()
+    def _asked(self) -> socket.socket:
+        """Where the nursery, which is started if there is none, is asked for workers."""
+        if self._nursery is None:
+            ours, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)  # a message stays one
+            # The child inherits the mask: a signal that comes before it runs `nurse` waits until it is ignored there.
+            mask = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+            code = f"import sys; sys.path[:] = {sys.path!r}; from {__name__} import nurse; nurse({theirs.fileno()})"
+            try:
+                with theirs:
+                    process = subprocess.Popen(
+                        [sys.executable, "-c", code],
+                        env=child_environment() | self._variables,
+                        stdin=subprocess.DEVNULL,
+                        stdout=subprocess.DEVNULL,  # that of the driver is for results
+                        pass_fds=(theirs.fileno(),),
+                    )
+            finally:
+                signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+            self._nursery = process, ours
+        return self._nursery[1]
 
     def close(self) -> None:
-        """End the nursery and with it all workers, whatever they do."""
+        """End the nursery and with it all workers, whatever they do. Others are started for the next job."""
         if self._nursery is not None:
             process, asked = self._nursery
             self._nursery = None
             process.kill()
             process.wait()
-            asked.close()
-        while self._idle:
-            self._idle.pop().close()
+            asked.close()  # a thread that is about to ask for a worker meets an error
+        for thread in self._threads:
+            thread.shutdown(cancel_futures=True)
+        self._begin()
 
 
 def nurse(driver: int) -> None:
@@ -200,15 +195,12 @@ def serve(driver: Connection, nursery: int) -> None:
     with contextlib.suppress(EOFError, OSError):
         while True:
             job = driver.recv_bytes()
-            answered = True
             try:
-                function, arguments, answered = pickle.loads(job)
+                function, arguments = pickle.loads(job)
                 answer = pickle.dumps(
                     (True, function(*arguments, lambda counts: driver.send((False, counts))))
                 )
             except BaseException as error:  # of the job's way to and fro: what a task raises is its result
-                text = f"{type(error).__name__}: {error}"
-                answer = pickle.dumps((True, RuntimeError(text)))
-            if answered:
-                driver.send_bytes(answer)
+                answer = pickle.dumps((True, RuntimeError(f"{type(error).__name__}: {error}")))
+            driver.send_bytes(answer)
     os._exit(0)

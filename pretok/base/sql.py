@@ -9,12 +9,9 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import signal
-import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from pretok.base.memory import free_memory
@@ -61,52 +58,22 @@ def database(folder: Path, workers: int, most: int) -> Iterator[Any]:
 
 @contextmanager
 def errors() -> Iterator[None]:
-    """Turn an error of DuckDB, of which only the words are left, into the OSError of a file behind it, or into what the
-    handler of a signal raised."""
+    """Turn an error of DuckDB, of which only the words are left, into the OSError of a file behind it, or into
+    KeyboardInterrupt."""
     import duckdb
 
-    with _noted() as raised:
-        try:
-            yield
-        except duckdb.IOException as error:
-            for number in PASSING | FULL:
-                if os.strerror(number) in str(error):
-                    raise OSError(number, str(error)) from None
-            raise
-        except RuntimeError as error:
-            if "Query interrupted" in str(error) and raised:
-                raise raised[-1] from None
-            raise
-
-
-@contextmanager
-def _noted() -> Iterator[list[BaseException]]:
-    """What handlers of signals raise meanwhile: DuckDB ends the query, but drops their exception."""
-    raised: list[BaseException] = []
-
-    def noting(handler: Callable[[int, FrameType | None], Any]) -> Callable[[int, FrameType | None], None]:
-        def note(number: int, frame: FrameType | None) -> None:
-            try:
-                handler(number, frame)
-            except BaseException as error:
-                raised.append(error)
-                raise
-
-        return note
-
-    changed = {}
-    if threading.current_thread() is threading.main_thread():  # no other handles signals
-        for number in signal.valid_signals():
-            handler = signal.getsignal(number)
-            if callable(handler):
-                changed[number] = handler, noting(handler)
-                signal.signal(number, changed[number][1])
     try:
-        yield raised
-    finally:
-        for number, (handler, ours) in changed.items():
-            if signal.getsignal(number) is ours:
-                signal.signal(number, handler)
+        yield
+    except duckdb.IOException as error:
+        for number in PASSING | FULL:
+            if os.strerror(number) in str(error):
+                raise OSError(number, str(error)) from None
+        raise
+    except RuntimeError as error:
+        # The handler of a signal raised meanwhile: DuckDB ends the query, but drops the exception.
+        if "Query interrupted" in str(error):
+            raise KeyboardInterrupt from None
+        raise
 
 
 def told(error: Exception) -> str:

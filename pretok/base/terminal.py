@@ -252,12 +252,10 @@ class Meter(Progress):
         if text:
             self._console._print(text)
 
-    def expect(self, bytes: int, partitions: int, sources: dict[str, int]) -> None:
-        """The whole step, estimated: bytes of text, partitions, and bytes of text of each source. Called once."""
+    def expect(self, bytes: int, partitions: int) -> None:
+        """The whole step, estimated: bytes of text, and partitions. Called once."""
         with self._lock:
-            self._gauge = replace(
-                self._gauge, expected_bytes=bytes, partitions=partitions, sources=dict(sources)
-            )
+            self._gauge = replace(self._gauge, expected_bytes=bytes, partitions=partitions)
 
     def start_from(self, counts: Counts) -> None:
         """What earlier runs did of the step: part of what is done, not of the rate."""

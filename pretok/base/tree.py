@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import os
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from hashlib import sha256
 from itertools import groupby
@@ -181,9 +181,9 @@ def write_nodes(path: Path, nodes: Sequence[bytes]) -> None:
     write_bytes(nodes_path(path), b"".join(nodes))
 
 
-def read_nodes(path: Path, size: int) -> list[bytes]:
-    """The nodes of the file `path` of `size` bytes. IntegrityError where they are missing or of a file of another
-    size; whether they are its nodes says `prove_nodes`."""
+def prove_nodes(path: Path, size: int, root: str) -> list[bytes]:
+    """The nodes of the file `path` of `size` bytes, which is not read. IntegrityError where they are missing or of a
+    file of another size, or `root` does not follow from them."""
     beside = nodes_path(path)
     with reading(beside):
         data = beside.read_bytes()
@@ -191,14 +191,9 @@ def read_nodes(path: Path, size: int) -> list[bytes]:
         raise IntegrityError(
             f"{beside} has {len(data)} bytes, a file of {size} bytes has {-(-size // NODE)} nodes of {HASH}"
         )
-    return [data[at : at + HASH] for at in range(0, len(data), HASH)]
-
-
-def prove_nodes(path: Path, size: int, root: str) -> list[bytes]:
-    """The nodes of the file `path`, which is not read. IntegrityError unless `root` follows from them."""
-    nodes = read_nodes(path, size)
+    nodes = [data[at : at + HASH] for at in range(0, len(data), HASH)]
     if fold(nodes).hex() != root:
-        raise damaged(nodes_path(path))
+        raise damaged(beside)
     return nodes
 
 
@@ -208,27 +203,6 @@ def differing(path: Path, nodes: Sequence[bytes]) -> Iterator[int]:
         for number, node in enumerate(nodes):
             if node_hash(file.read(NODE)) != node:
                 yield number
-
-
-def rehash(path: Path, ranges: Iterable[tuple[int, int]]) -> str:
-    """The root of a file whose bytes in `ranges`, (first, end), were changed in place: its nodes are written anew.
-
-    Reads the MiBs that the ranges touch and the nodes, and writes these atomically. It may be done again after a kill.
-    What the other MiBs hold is what the nodes say: before the first change `prove_nodes` tells whether they are right.
-    Raises IntegrityError.
-    """
-    size = path.stat().st_size
-    nodes = read_nodes(path, size)
-    touched = {
-        number for first, end in ranges if first < end for number in range(first // NODE, -(-end // NODE))
-    }
-    if touched and not 0 <= min(touched) <= max(touched) < len(nodes):
-        raise ValueError(f"{path} has {size} bytes: there is nothing to hash beyond")
-    with reading(path), path.open("rb", buffering=0) as file:
-        for number in sorted(touched):
-            nodes[number] = node_hash(_read_at(file, number * NODE, min(NODE, size - number * NODE)))
-    write_nodes(path, nodes)
-    return fold(nodes).hex()
 
 
 def _read_at(file: BinaryIO, at: int, size: int) -> bytes:

@@ -297,7 +297,7 @@ def _count(tasks: dict[str, list[CountTask]], step: Step) -> dict[str, CountReco
     by_name, before = {}, Counter[str]()
     for task, record in zip(counted, map_reads(lambda task: load_record(task.path), counted), strict=True):
         by_name[task.partition.name] = record
-        before.update(record.counts(task.partition.source))
+        before.update(record.counts())
     left = [task for task in every if task.partition.name not in by_name]
     failures: Failures = []
     for task, record in run_partitions(count_partition, every, left, "to count", before, step, failures):

@@ -99,13 +99,11 @@ class CountRecord(msgspec.Struct, forbid_unknown_fields=True):
     rejected: dict[str, Count] = {}
     errors: tuple[Failure, ...] = ()
 
-    def counts(self, source: str) -> Counts:
-        """What was reported of this partition, which is of `source`, when it was counted."""
-        size = self.bytes + self.heldout_bytes
+    def counts(self) -> Counts:
+        """What was reported of this partition when it was counted."""
         return {
             "documents": self.documents + self.heldout_documents,
-            "bytes": size,
-            f"bytes:{source}": size,
+            "bytes": self.bytes + self.heldout_bytes,
             "rejected": sum(self.rejected.values()),
         }
 
@@ -167,11 +165,9 @@ class _Counter:
             return {}
         record.read += batch.records
         record.note_rejects(batch.rejects.by_reason())
-        source = self._task.partition.source
         refused = {
             "rejected": len(batch.rejects),
             "refused bytes": batch.refused,
-            f"bytes:{source}": batch.refused,
         }
         if len(batch.texts) == 0:
             return refused
@@ -189,7 +185,6 @@ class _Counter:
             **refused,
             "documents": len(texts),
             "bytes": len(data),
-            f"bytes:{source}": len(data) + batch.refused,
         }
 
     def _sample(

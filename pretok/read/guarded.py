@@ -60,16 +60,11 @@ def in_child(function: Callable[[Item], Result], items: Sequence[Item]) -> list[
 
 def _ask(pool: Pool, function: Callable[[Item], Result], items: list[Item]) -> list[Result] | None:
     """The results, or None where the process has ended."""
-    worker = pool.submit(LOADED, _answer, function, items)
-    while not pool.wait([worker], 60):
-        pass
-    answer = pool.get(worker)
-    if isinstance(answer, EOFError):
+    try:
+        found: list[Result] = pool.submit(LOADED, _answer, function, items).result()
+        return found
+    except EOFError:
         return None
-    if isinstance(answer, BaseException):
-        raise answer
-    found: list[Result] = answer
-    return found
 
 
 def _answer(

@@ -7,7 +7,6 @@ completes, and which failed; for a person what is to do, what earlier runs did, 
 from __future__ import annotations
 
 import contextlib
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol, TypeVar
 
@@ -43,11 +42,8 @@ def run_partitions(
     doing: such as `to count`; before: the counts of what earlier runs did; failures: where partitions go that could not
     be done.
     """
-    sources: Counter[str] = Counter()
-    for task in tasks:
-        sources[task.partition.source] += task.partition.estimate
     done = len(tasks) - len(todo)
-    step.progress.expect(sources.total(), len(tasks), dict(sources))
+    step.progress.expect(sum(task.partition.estimate for task in tasks), len(tasks))
     step.progress.start_from({**before, "partitions": done})
     text = f"{plural(len(tasks), 'partition')} {doing}"
     if kept := ", ".join(f"{before[key]:,} {key}" for key in ("documents", "tokens") if before.get(key)):

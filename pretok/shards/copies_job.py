@@ -72,7 +72,7 @@ def hash_partition(task: TokenizeTask, report: Report) -> None:
             )
             writer.append(rows)
             size = int(sizes.sum())
-            report({"documents": count, "bytes": size, f"bytes:{task.partition.source}": size})
+            report({"documents": count, "bytes": size})
         writer.seal(task.partition.source)
 
 

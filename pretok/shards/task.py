@@ -299,7 +299,6 @@ class _PartWriter:
             "documents": written,
             "tokens": sum(len(documents.tokens) for documents in encoded),
             "bytes": size,
-            f"bytes:{self._task.partition.source}": size + refused_bytes,
             "refused bytes": refused_bytes,
             "rejected": len(rejects),
         }

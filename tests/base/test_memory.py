@@ -41,12 +41,5 @@ def test_the_tightest_group_decides(proc: Path, tmp_path: Path) -> None:
     assert free_memory(proc, groups) == 100_000 - 70_000 + 20_000
 
 
-def test_the_first_version_of_groups_is_known_too(proc: Path, tmp_path: Path) -> None:
-    files(proc / "self", cgroup="4:memory:/slurm/uid_1\n3:cpuset:/\n0::/")
-    group = tmp_path / "cgroup" / "memory" / "slurm" / "uid_1"
-    files(group, memory__limit_in_bytes=50_000, memory__usage_in_bytes=60_000, memory__stat="cache 1")
-    assert free_memory(proc, tmp_path / "cgroup") == 0
-
-
 def test_here_it_is_a_number() -> None:
     assert free_memory() > 1 << 20

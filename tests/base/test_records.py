@@ -38,16 +38,19 @@ def test_a_record_is_written_as_it_was_read() -> None:
     [
         (
             {**GOOD, "rows": [{"count": 1}, {"count": -1}]},
-            r"file.json: rows\[1\]\.count: expected a whole number >= 0; the file was damaged",
+            r"file.json: rows\[1\]\.count: Expected `int` >= 0; the file was damaged",
         ),
-        ({**GOOD, "rows": [{"count": True}]}, r"rows\[0\]\.count: expected a whole number, got bool;"),
+        ({**GOOD, "rows": [{"count": True}]}, r"rows\[0\]\.count: Expected `int`, got `bool`;"),
         (
             {**GOOD, "rows": [{"count": 1, "text": 5}]},
-            r"rows\[0\]\.text: expected a text or null, got a whole number;",
+            r"rows\[0\]\.text: Expected `str \| null`, got `int`;",
         ),
-        ({**GOOD, "named": {"it": {"a b": {}}}}, r"named\[...\]\[...\]: lacks the key 'count';"),
-        ({**GOOD, "more": 1}, "file.json: has an unknown key 'more'"),
-        ([], "file.json: expected an object, got a list;"),
+        (
+            {**GOOD, "named": {"it": {"a b": {}}}},
+            r"named\[...\]\[...\]: Object missing required field `count`;",
+        ),
+        ({**GOOD, "more": 1}, "file.json: Object contains unknown field `more`"),
+        ([], "file.json: Expected `object`, got `array`;"),
     ],
 )
 def test_a_wrong_value_is_named(value: Any, message: str) -> None:

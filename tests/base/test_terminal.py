@@ -89,21 +89,18 @@ AT_WORK = Gauge(
     seconds=2000 / 120,
     counts={
         "bytes": 2 * 10**9,
-        "bytes:it": 900_000_000,
-        "bytes:en": 1_100_000_000,
         "partitions": 30,
         "rejected": 0,
     },
-    before={"bytes": 980_000_000, "bytes:it": 980_000_000, "partitions": 11},
+    before={"bytes": 980_000_000, "partitions": 11},
     expected_bytes=7_842_000_000,
     partitions=108,
-    sources={"it": 4_700_000_000, "en": 3_142_000_000},
 )
 """41 of 108 partitions, 38 %, 4 minutes left."""
 
 
 def test_a_line_says_all_that_is_known():
-    assert AT_WORK.line() == "tokenize 41/108 38% 2.98 GB 120 MB/s ETA 41 s rejects 0 it 40% en 35%"
+    assert AT_WORK.line() == "tokenize 41/108 38% 2.98 GB 120 MB/s ETA 41 s rejects 0"
 
 
 def test_a_line_says_that_something_compiles_as_long_as_it_does():
@@ -134,9 +131,8 @@ def test_what_is_refused_is_read_too():
 
 
 def test_a_wrong_estimate_never_says_that_all_is_done():
-    counts = {"bytes": 5000, "bytes:it": 5000}
-    gauge = Gauge("count", 1, counts, expected_bytes=1000, sources={"it": 10, "en": 990, "empty": 0})
-    assert gauge.line() == "count 99% 5 kB 5 kB/s rejects 0 it 99% en 0% empty 99%"
+    gauge = Gauge("count", 1, {"bytes": 5000}, expected_bytes=1000)
+    assert gauge.line() == "count 99% 5 kB 5 kB/s rejects 0"
 
 
 def test_without_an_estimate_there_is_neither_percentage_nor_time_left():
@@ -152,12 +148,6 @@ def test_a_step_without_text_shows_its_counts_and_its_time():
 
 def test_a_step_with_nothing_to_do_says_nothing():
     assert Gauge("tokenize").summary() == ""
-
-
-def test_a_thousand_sources_are_summed_up():
-    sources = {f"s{n}": 1000 + n for n in range(1000)}
-    gauge = Gauge("count", 1, {"bytes": 1}, expected_bytes=10**6, sources=sources)
-    assert gauge.line().endswith("s994 0% s995 0% s996 0% s997 0% s998 0% s999 0% and 994 sources more")
 
 
 def read_terminal(code: str, columns: int) -> str:
@@ -186,8 +176,8 @@ def test_the_bar_of_a_terminal_of_80_columns_is_whole():
     code = """
 from pretok.base.terminal import Terminal
 with Terminal().progress("tokenize") as meter:
-    meter.expect(10**9, 7, {"it": 10**9, "en": 1})
-    meter({"bytes": 380_000_000, "bytes:it": 380_000_000, "partitions": 3})
+    meter.expect(10**9, 7)
+    meter({"bytes": 380_000_000, "partitions": 3})
     meter._bar.refresh()
 """
     shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", read_terminal(code, 80))
@@ -221,7 +211,7 @@ def test_lines_come_soon_and_then_at_most_a_minute_apart():
 def test_reports_of_a_meter_reach_its_lines(monkeypatch, capsys):
     quick(monkeypatch)
     with Terminal(error=terminal._Console(stderr=True)).progress("count") as meter:
-        meter.expect(2000, 2, {"it": 2000})
+        meter.expect(2000, 2)
         meter.start_from({"bytes": 1000, "partitions": 1})
         meter({"bytes": 500})
         line = r"count 1/2 75% 1\.5 kB \S+ B/s ETA \S+ s rejects 0"

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import pretok.base.tree as tree_module
 from pretok.base.errors import IntegrityError
 from pretok.base.tree import (
     HASH,
@@ -24,7 +23,6 @@ from pretok.base.tree import (
     prove_file,
     prove_nodes,
     proven_root,
-    rehash,
     root_of,
     write_nodes,
 )
@@ -73,47 +71,6 @@ def test_how_the_bytes_come_is_no_matter(cuts: list[int], rest: int) -> None:
         tree.update(data[at : at + cut])
         at += cut
         assert tree.hexdigest() == by_rfc(data[:at]).hex()  # asking changes nothing
-
-
-@given(st.data())
-@settings(max_examples=20, deadline=None)
-def test_rehash_gives_the_root_of_what_is_there_now(
-    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
-) -> None:
-    size = data.draw(st.sampled_from(SIZES[1:]))
-    path = tmp_path_factory.mktemp("rehash") / "a.bin"
-    content = bytearray(sample(size))
-    path.write_bytes(content)
-    tree = Tree()
-    tree.update(content)
-    write_nodes(path, tree.nodes)
-    ranges = []
-    for _ in range(data.draw(st.integers(0, 3))):
-        first = data.draw(st.integers(0, size))
-        end = data.draw(st.integers(first, min(size, first + 2 * LEAF)))
-        content[first:end] = bytes(end - first)
-        ranges.append((first, end))
-    path.write_bytes(content)
-    root = rehash(path, ranges)
-    assert root == by_rfc(bytes(content)).hex() == rehash(path, ranges)
-    assert len(prove_nodes(path, size, root)) == nodes_path(path).stat().st_size // HASH
-
-
-def test_only_touched_parts_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path, content = tmp_path / "a.bin", sample(5 * NODE)
-    path.write_bytes(content)
-    tree = Tree()
-    tree.update(content)
-    write_nodes(path, tree.nodes)
-    read: list[tuple[int, int]] = []
-    real = tree_module._read_at
-    monkeypatch.setattr(
-        tree_module, "_read_at", lambda file, at, size: read.append((at, size)) or real(file, at, size)
-    )
-    assert rehash(path, [(NODE, NODE + 1), (3 * NODE - 1, 3 * NODE), (9, 9)]) == tree.hexdigest()
-    assert read == [(NODE, NODE), (2 * NODE, NODE)]
-    with pytest.raises(ValueError, match="nothing to hash beyond"):
-        rehash(path, [(0, 5 * NODE + 1)])
 
 
 @given(st.data())
@@ -175,7 +132,7 @@ def test_damage_is_named(tmp_path: Path) -> None:
         compare_root(path, tree.hexdigest())
     nodes_path(path).write_bytes(b"".join(tree.nodes)[:-1])
     with pytest.raises(IntegrityError, match=r"a\.nodes has 159 bytes, a file of 4194313 bytes has 5 nodes"):
-        rehash(path, [(0, 1)])
+        prove_nodes(path, len(content), tree.hexdigest())
     nodes_path(path).write_bytes(b"".join([*tree.nodes[:-1], bytes(HASH)]))
     with pytest.raises(IntegrityError, match=r"a\.nodes is damaged"):
         prove_nodes(path, len(content), tree.hexdigest())

@@ -171,7 +171,7 @@ def test_progress_is_in_the_log_though_a_bar_moves(tmp_path, monkeypatch):
     assert console.shows_bars
     console.keep_log(tmp_path / "logs", "count")
     with console.progress("count") as progress:
-        progress.expect(10, 1, {"it": 10})
+        progress.expect(10, 1)
         progress({"bytes": 7})
         until(lambda: of(read_logs(tmp_path)[0], "progress"))
     console.end(0)

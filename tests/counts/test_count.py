@@ -295,6 +295,6 @@ def test_what_is_wrong_in_counts_json_is_named(folder: Path, here: Engine) -> No
     data["config"]["inputs"]["it"]["files"][0]["size"] = -1
     path.write_text(json.dumps(data))
     with pytest.raises(
-        IntegrityError, match=r"counts\.json: inputs\[...\]\.files\[0\]\.size: expected a whole number"
+        IntegrityError, match=r"counts\.json: inputs\[...\]\.files\[0\]\.size: Expected `int`"
     ):
         load_counts(counts.folder)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support import rehash
 from telling import Told
 from tokenizing import contents, recipe, run
 
@@ -18,7 +19,6 @@ from pretok.audit.verify_task import VerifyTask, verify_shard
 from pretok.base.errors import MismatchError
 from pretok.base.execute import Engine
 from pretok.base.records import replace
-from pretok.base.tree import rehash
 from pretok.cli import run_command
 from pretok.config import Recipe, Vocab
 from pretok.forecast.job import run_forecast
@@ -97,7 +97,7 @@ def test_verify_misses_a_bos(begun):
     tokens[0] = 300
     tokens.flush()
     task = VerifyTask(
-        replace(shard, root=rehash(shard.bin_path, [(0, 1)])), None, begun.shards_dir / "tokenizer.json",
+        replace(shard, root=rehash(shard.bin_path)), None, begun.shards_dir / "tokenizer.json",
         manifest.tokenizer, (), documents_end=True,
     )  # fmt: skip
     (problem,) = verify_shard(task, lambda _: None)

@@ -37,10 +37,10 @@ def made(tmp_path: Path) -> tuple[Path, Path]:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"seq_len": 0}, "seq_len: expected a whole number >= 1"),
-        ({"seed": 2**64}, "seed: expected a whole number"),
+        ({"seq_len": 0}, "seq_len: Expected `int` >= 1"),
+        ({"seed": 2**64}, "seed: Expected `int`"),
         ({"split": "test"}, "split: "),
-        ({"more": 1}, "unknown key 'more'"),
+        ({"more": 1}, "Object contains unknown field `more`"),
         ({"seq_len": 7}, "gives what its sources do not have"),
         ({"stages": []}, "gives what its sources do not have"),
         ({"stages": [{"quotas": [1]}]}, "gives what its sources do not have"),

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support import rehash
 from texts import HARD
 from texts import texts as any_texts
 from tokenizing import recipe, run
@@ -24,7 +25,6 @@ from pretok.base.console import Silent
 from pretok.base.errors import UsageError
 from pretok.base.execute import Engine
 from pretok.base.records import replace
-from pretok.base.tree import rehash
 from pretok.kernels.pretokenize import PATTERNS
 from pretok.shards.manifest import Shard, load_manifest
 from pretok.tokenizer import reference
@@ -207,7 +207,7 @@ def give_up_on(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
 def verify_task(shards: Path, shard: Shard) -> VerifyTask:
     """The task for a shard, whose root is taken as it is now."""
     return VerifyTask(
-        shard=replace(shard, root=rehash(shard.bin_path, [(0, shard.file_bytes)])),
+        shard=replace(shard, root=rehash(shard.bin_path)),
         ledger_root=None,
         tokenizer_json=shards / "tokenizer.json",
         tokenizer=load_manifest(shards).tokenizer,

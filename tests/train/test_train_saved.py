@@ -181,7 +181,11 @@ def test_meta_json_is_sealed(run: Path, trained: Path, capsys: pytest.CaptureFix
 def test_a_record_that_lacks_something_is_refused(run: Path) -> None:
     newest = run / "checkpoints" / "step-00000004"
     meta = json.loads((newest / "meta.json").read_text())
-    for text, message in (("[]", "expected an object"), ('{"step": 4}', "seal"), (None, "lacks the key")):
+    for text, message in (
+        ("[]", "Expected `object`"),
+        ('{"step": 4}', "seal"),
+        (None, "Object missing"),
+    ):
         (newest / "meta.json").write_text(text or '{"seal": ""}')
         if text is None:
             reseal(newest, step=4, version=2)

@@ -349,7 +349,7 @@ def test_a_damaged_map_is_named(folder: Path, tmp_path: Path, here: Engine) -> N
         ({**whole, "rows": {}}, UsageError, "nothing says what the entry"),
         ({**whole, "rows": {"1": [10**6]}}, UsageError, "its rows are not those of"),
         ({**whole, "version": 2}, MismatchError, "format version 2"),
-        ({**whole, "old": 3}, IntegrityError, "old: expected an object"),
+        ({**whole, "old": 3}, IntegrityError, "old: Expected `object`"),
     )
     for data, error, message in wrong:
         path.write_text(json.dumps(data))

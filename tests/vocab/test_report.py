@@ -141,5 +141,7 @@ def test_a_report_of_another_version_is_refused(folder: Path, here: Engine) -> N
     report = read_json(path)
     del report["words"]["distinct"]
     write_json(path, report)
-    with pytest.raises(IntegrityError, match=r"words: lacks the key 'distinct'; .*made by another version"):
+    with pytest.raises(
+        IntegrityError, match=r"words: Object missing required field `distinct`; .*another version"
+    ):
         run_build_vocab(made, here, SILENT)

@@ -3,7 +3,7 @@
 totals.py       exact counts by source
 documents.py    one document as its tokens, and where it came from
 find.py         documents by id, address, hash, file and line, by what they say, and at random
-show.py         a document or a sequence of a mix as its tokens, in pieces a terminal colours
+show.py         a document or a sequence of a mix as its tokens
 query.py        SQL over ledgers, manifest, rejects and counts
 trace.py        which positions and steps read a document, and which documents a position reads
 verify_task.py  a shard -> its problems: the task of verify

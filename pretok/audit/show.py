@@ -1,7 +1,7 @@
 """What was encoded and what the model saw, as tokens: a document, or a sequence of a mix.
 
 Input: shards and the number of a document, or a mix or run and a position. Output: a `SeenSequence`, or tokens
-as pieces that a terminal colours: a token that ends inside of a character shows its bytes, special tokens their names.
+in brackets: a token that ends inside of a character shows its bytes, special tokens their names.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 from pretok.audit.documents import Inspection, token_texts
 from pretok.audit.trace import Traced, TraceRow, passages, trace_rows
-from pretok.base.console import Marked
 from pretok.base.units import plural
 from pretok.base.visible import visible
 from pretok.tokenizer.vocabulary import Vocabulary
@@ -45,25 +44,10 @@ def seen_sequence(traced: Traced, vocab: Vocabulary, position: int) -> SeenSeque
     return SeenSequence(position, step, source, epoch, sequence, ids, tokens, documents, learned)
 
 
-def marked(
-    vocab: Vocabulary, ids: Sequence[int], tokens: Sequence[str], learned: Sequence[bool] | None = None
-) -> Marked:
-    """Tokens as pieces of kinds. learned: of each whether it is; what is not is dimmed."""
-    special = set(vocab.added_tokens.values())
-    shown = [_kind(vocab, i, special) for i in ids]
-    if learned is not None:
-        shown = [kind if known else "unlearned" for kind, known in zip(shown, learned, strict=True)]
-    return Marked(list(zip(tokens, shown, strict=True)))
-
-
-def _kind(vocab: Vocabulary, token: int, special: set[int]) -> str:
-    if token in special:
-        return "special"
-    try:
-        vocab.token_bytes(token).decode()
-    except UnicodeDecodeError:
-        return "bytes"
-    return "text"
+def marked(tokens: Sequence[str], learned: Sequence[bool] | None = None) -> str:
+    """Each token in brackets, round ones where it is not learned. learned: of each whether it is; None: all are."""
+    known = [True] * len(tokens) if learned is None else learned
+    return "".join(f"[{text}]" if one else f"({text})" for text, one in zip(tokens, known, strict=True))
 
 
 def document_heading(found: Inspection, vocab: Vocabulary) -> list[str]:

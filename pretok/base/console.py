@@ -25,18 +25,6 @@ class Table:
     rows: Sequence[Sequence[str]]
 
 
-@dataclass(frozen=True, slots=True)
-class Marked:
-    """A text in pieces, each with its kind: `text`, `bytes` (what is no text by itself), `special`, or `unlearned` of a
-    conversation. A terminal shows them in colours, everything else in brackets, round ones for the last."""
-
-    pieces: Sequence[tuple[str, str]]
-
-    def plain(self) -> str:
-        """Each piece between brackets."""
-        return "".join(f"({text})" if kind == "unlearned" else f"[{text}]" for text, kind in self.pieces)
-
-
 def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
     """A table whose first column is text and whose other columns are numbers."""
     return Table(title, columns, list(rows))
@@ -70,8 +58,8 @@ class Console:
         """One step, shown while the context is open."""
         return nullcontext(Progress())
 
-    def show(self, made: Table | Marked | str, *, result: bool = False) -> None:
-        """A table, a text or pieces of one; `result`: it is what the command was asked for."""
+    def show(self, made: Table | str, *, result: bool = False) -> None:
+        """A table or a text; `result`: it is what the command was asked for."""
 
     def detail(self, made: Table | str) -> None:
         """A table or a line that most people skip: for the log, and shown where the command is to be verbose."""

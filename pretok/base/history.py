@@ -6,7 +6,8 @@ oldest first, with their steps, tasks and failures; `RunHistory`. A last line th
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any
@@ -41,11 +42,16 @@ class LogLine(Gauge, frozen=True, kw_only=True):
     item: str = ""
     node: str = ""
     began: datetime | None = None
-    ended: datetime | None = None
     tries: Count = 1
     idle: Amount | None = None
     peak_bytes: Count = 0
     exit_code: int | None = None
+
+    @property
+    def span(self) -> tuple[float, float]:
+        """When a task began and ended, in seconds since 1970."""
+        began = (self.began or self.time).timestamp()
+        return began, began + self.seconds
 
 
 class RunLine(Record, frozen=True, forbid_unknown_fields=False):
@@ -62,43 +68,38 @@ class RunLine(Record, frozen=True, forbid_unknown_fields=False):
     val_loss: float | None = None
 
 
-@dataclass(slots=True)
 class LoggedJob:
-    """One command. began, ended: seconds since 1970; exit_code: None when it was killed; problems: notices of failures
-    and errors, as (time, message); directory: where it was typed; settings: the recipe it had; step: the one it is in,
-    and how far, as a line."""
+    """One command, from the lines of its log.
 
-    command: str
-    argv: list[str]
-    host: str
-    slurm_job: str
-    began: float
-    ended: float
-    exit_code: int | None = None
-    tasks: list[TaskRun] = field(default_factory=list)
-    steps: list[tuple[str, float, dict[str, int]]] = field(default_factory=list)
-    problems: list[tuple[float, str]] = field(default_factory=list)
-    directory: str = ""
-    settings: dict[str, Any] = field(default_factory=dict)
-    step: str = ""
-    idle: float | None = None
-    peak_bytes: int = 0
+    began, ended: seconds since 1970; exit_code: None when it was killed; tasks: those that were done; problems:
+    warnings, failures and errors, as (time, message); directory: where it was typed; settings: the recipe it had; step:
+    the one it is in, and how far, as a line.
+    """
+
+    def __init__(self, lines: Sequence[LogLine]) -> None:
+        def of(*events: str) -> list[LogLine]:
+            return [line for line in lines if line.event in events]
+
+        first = lines[0]
+        self.command, self.argv, self.host, self.slurm_job = first.command, first.argv, first.host, first.job
+        self.directory, self.settings = first.directory, first.settings
+        self.began, self.ended = first.time.timestamp(), lines[-1].time.timestamp()
+        self.exit_code = next((line.exit_code for line in of("end")), None)
+        self.tasks = [line for line in of("task") if line.began]
+        self.problems = [
+            (line.time.timestamp(), f"{line.item}: {line.message}" if line.item else line.message)
+            for line in of("task_failed", "warning", "error")
+        ]
+        told = of("step", "progress", "step_end")[-1:]
+        self.step = "".join(line.line() for line in told if line.event != "step_end")
+        workers = of("workers")
+        self.idle = workers[-1].idle if workers else None
+        self.peak_bytes = max((line.peak_bytes for line in workers), default=0)
 
     @property
     def refused(self) -> bool:
         """Whether it was refused, with exit code 2: the same command would be again."""
         return self.exit_code == PretokError.exit_code
-
-
-@dataclass(slots=True)
-class TaskRun:
-    """A task that was done. began, ended: seconds since 1970."""
-
-    item: str
-    node: str
-    began: float
-    ended: float
-    tries: int
 
 
 @dataclass(slots=True)
@@ -114,38 +115,8 @@ class RunHistory:
 
 def read_jobs(work: Path) -> list[LoggedJob]:
     """All jobs that left a log, oldest first."""
-    jobs = [job for path in sorted((work / LOGS).glob("*.jsonl")) if (job := _job(path))]
-    return sorted(jobs, key=lambda job: job.began)
-
-
-def _job(path: Path) -> LoggedJob | None:
-    job = None
-    for line in read_log(path):
-        now = line.time.timestamp()
-        if job is None:
-            job = LoggedJob(line.command, line.argv, line.host, line.job, now, now)
-        job.ended = now
-        match line.event:
-            case "start":
-                job.directory, job.settings = line.directory, line.settings
-            case "step" | "progress":
-                job.step = line.line()
-            case "task":
-                if line.began and line.ended:
-                    ran = (line.began.timestamp(), line.ended.timestamp())
-                    job.tasks.append(TaskRun(line.item, line.node, *ran, line.tries))
-            case "task_failed":
-                job.problems.append((now, f"{line.item}: {line.message}"))
-            case "warning" | "error":
-                job.problems.append((now, line.message))
-            case "step_end":
-                job.step = ""
-                job.steps.append((line.title, line.seconds, line.counts))
-            case "workers":
-                job.idle, job.peak_bytes = line.idle, max(job.peak_bytes, line.peak_bytes)
-            case "end":
-                job.exit_code = line.exit_code
-    return job
+    logs = [read_log(path) for path in sorted((work / LOGS).glob("*.jsonl"))]
+    return sorted([LoggedJob(lines) for lines in logs if lines], key=lambda job: job.began)
 
 
 def read_log(path: Path) -> list[LogLine]:

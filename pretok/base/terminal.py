@@ -24,7 +24,7 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from pretok.base.compiling import listeners
-from pretok.base.console import Console, Counts, Marked, Progress, Table
+from pretok.base.console import Console, Counts, Progress, Table
 from pretok.base.gauge import Gauge
 from pretok.base.joblog import JobLog
 from pretok.base.records import replace, to_json
@@ -36,13 +36,6 @@ LINES_APART = 60.0
 """Seconds from the start of a step to its first line in a log, and from line to line at most."""
 UNBOUNDED = 1_000_000
 """Columns of what is no terminal."""
-COLOURS = ("black on bright_cyan", "black on bright_yellow")
-SPECIAL_COLOURS = {
-    "bytes": "black on bright_magenta",
-    "special": "bold white on red",
-    "unlearned": "dim",
-}
-"""Of pieces of text: readable on a light and on a dark terminal, told apart on one of 16 colours."""
 PACKAGES = ("numpy", "numba", "pyarrow", "tokenizers", "gigatoken", "ray")
 """Whose versions the log notes."""
 
@@ -129,16 +122,10 @@ class Terminal(Console):
         """Show a step while the context is open, and what it did at its end."""
         return Meter(title, self)
 
-    def show(self, made: Table | Marked | str, *, result: bool = False) -> None:
-        """Print a table, a text or pieces of one; `result`: it is what the command was asked for."""
+    def show(self, made: Table | str, *, result: bool = False) -> None:
+        """Print a table or a text; `result`: it is what the command was asked for."""
         where = self._output if result else self._error
         self.shown |= result
-        if isinstance(made, Marked):
-            if not where.is_terminal:
-                where.print(Text(made.plain()))  # as it is: a pipe or a file gets the text itself
-            else:
-                where.print(made.plain() if where.no_color else _coloured(made))
-            return
         if not result:
             self._keep(made)
         if result or not self.quiet:
@@ -201,16 +188,6 @@ def _print(made: Table | str, where: RichConsole) -> None:
     where.print(made.title, style="bold")
     # `print(width=...)` takes no more than the console's own width, which is 80 where there is no terminal.
     (where if where.is_terminal else _Console(file=where.file, width=UNBOUNDED)).print(grid)
-
-
-def _coloured(marked: Marked) -> Text:
-    """Pieces of text in two colours in turns, others each in its own. Line breaks are seen and made, control characters
-    only seen: a document must not move the cursor."""
-    shown = Text()
-    for number, (text, kind) in enumerate(marked.pieces):
-        style = COLOURS[number % 2] if kind == "text" else SPECIAL_COLOURS[kind]
-        shown.append(visible(text.replace("\n", "⏎\n").replace("\t", "→\t")), style)
-    return shown
 
 
 class Meter(Progress):

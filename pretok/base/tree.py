@@ -24,7 +24,6 @@ from functools import cached_property
 from hashlib import sha256
 from itertools import groupby
 from pathlib import Path
-from typing import BinaryIO
 
 from pretok.base.errors import IntegrityError
 from pretok.base.storage import NewFile, damaged, reading, write_bytes
@@ -205,11 +204,6 @@ def differing(path: Path, nodes: Sequence[bytes]) -> Iterator[int]:
                 yield number
 
 
-def _read_at(file: BinaryIO, at: int, size: int) -> bytes:
-    """So many bytes at a place of a file."""
-    return os.pread(file.fileno(), size, at)
-
-
 def prove(wanted: Sequence[int], leaves: int, hash_of: Callable[[int, int], bytes]) -> list[bytes]:
     """What leads from the leaves `wanted` (rising) of so many to the root: the hashes of the largest parts that hold
     none of them, in the order of the file. hash_of: the hash over the leaves `first` to `end - 1`, which are a part of
@@ -259,7 +253,7 @@ def prove_file(
     data: list[bytes] = []
     with reading(path), path.open("rb", buffering=0) as file:
         for number, group in groupby(wanted, lambda leaf: leaf // _LEAVES):
-            block = _read_at(file, number * NODE, min(NODE, size - number * NODE))
+            block = os.pread(file.fileno(), NODE, number * NODE)
             held[number] = _leaf_hashes(memoryview(block))
             if fold(held[number]) != nodes[number]:
                 raise damaged(path)

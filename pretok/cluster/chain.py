@@ -10,7 +10,6 @@ Between stages a job waits for the success of the one before (afterok), between 
 from __future__ import annotations
 
 import json
-import re
 import shlex
 import shutil
 import subprocess
@@ -29,22 +28,6 @@ NONE = "none"
 """What a profile says where its site has no such thing; an empty value is one that nobody has filled in."""
 RECORD = "chain.tsv"
 """In a chain's folder: a line for each job with its id, stage and link."""
-SIGNAL_SECONDS = 180
-"""How long before its end a job is asked to stop; a sixth of a short job."""
-
-
-def parse_time(text: str) -> int:
-    """Seconds of a time as sbatch takes it: M, M:S, H:M:S, D-H, D-H:M, D-H:M:S. UsageError for another form."""
-    match = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", text)
-    if match is None:
-        raise UsageError(f"{text!r} is not a time such as 90 (minutes), 12:00:00 or 2-00:00:00")
-    days, *rest = match.groups()
-    fields = [int(value) for value in rest if value is not None]
-    if days is not None or len(fields) == 3:
-        hours, minutes, seconds = [*fields, 0, 0][:3]
-    else:
-        hours, minutes, seconds = [0, *fields, 0][:3]
-    return ((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +167,6 @@ def _options(recipe: Recipe, profile: Profile, stage: StageName, folder: Path) -
     slurm = recipe.slurm
     own: SlurmStage = getattr(slurm, stage)
     kind = "GPU" if stage == "train" else "CPU"
-    time = own.time or profile.get(f"{kind}_TIME")
     values = {
         "job-name": f"{recipe.out.name}-{stage}",
         "output": f"{str(folder.absolute()).replace('%', '%%')}/%x-%j.out",
@@ -195,8 +177,7 @@ def _options(recipe: Recipe, profile: Profile, stage: StageName, folder: Path) -
         "cpus-per-task": profile.get(f"{kind}_CORES"),
         "mem": profile.get(f"{kind}_MEMORY"),
         "gpus-per-node": profile.get("GPUS") if stage == "train" else "",
-        "time": time,
-        "signal": f"B:USR1@{min(SIGNAL_SECONDS, parse_time(time) // 6)}",
+        "time": own.time or profile.get(f"{kind}_TIME"),
         "exclude": slurm.exclude or "",
     }
     given = [f"--{name}={value}" for name, value in values.items() if value]
@@ -236,7 +217,7 @@ def submit_chain(chain: Chain) -> list[str]:
 
 
 def chain_script(chain: Chain) -> str:
-    """A shell script that submits all jobs, to run or to paste; the job scripts follow as comments.
+    """A shell script that submits all jobs, to run or to paste.
 
     A subshell: when Slurm refuses a job, the rest is not submitted, those before it are cancelled, and the shell that
     the script was pasted into goes on.
@@ -259,7 +240,4 @@ def chain_script(chain: Chain) -> str:
             f"printf '%s\\t%s\\t%s\\n' \"$JOB_{index}\" {job.stage} {job.link} >>{record}",
         ]
     lines.append(")")
-    for script in dict.fromkeys(job.script for job in chain.jobs):
-        body = script.read_text(encoding="utf-8").splitlines()
-        lines += ["", f"# ---- {script}", *(f"# {line}".rstrip() for line in body)]
     return "\n".join(lines) + "\n"

@@ -65,8 +65,7 @@ def inspect(
 ) -> None:
     """Show a document as its tokens, and the file and line or row it came from; or what the model saw.
 
-    On a terminal tokens have colours: two in turns, one for bytes that are no character by themselves, one for special
-    tokens; what is not learned of a conversation is dim. Elsewhere they stand in brackets, the dim ones in round ones.
+    Each token stands in brackets, round ones where a conversation is not learned.
 
     pretok inspect work/shards --doc data/it/a.jsonl.zst:1742
 
@@ -145,7 +144,7 @@ def _show_documents(manifest: Manifest, found: list[Inspection], console: Consol
         for line in document_heading(one, vocab):
             console.show(line, result=True)
         learned = None if one.kinds is None else [kind in learned_kinds for kind in one.kinds]
-        console.show(marked(vocab, one.ids, one.tokens, learned), result=True)
+        console.show(marked(one.tokens, learned), result=True)
 
 
 def _show_sequences(
@@ -178,7 +177,7 @@ def _show_sequences(
     for one in shown:
         for line in sequence_heading(one):
             console.show(line, result=True)
-        console.show(marked(vocab, one.ids, one.tokens, one.learned), result=True)
+        console.show(marked(one.tokens, one.learned), result=True)
 
 
 def _print(found: list[dict[str, object]], several: bool) -> None:

@@ -18,41 +18,35 @@ from pretok.commands.options import with_options
 
 SECTIONS = {
     "All steps of a recipe": {
-        "init": "print a recipe for some inputs, every default as a comment",
-        "plan": "what a recipe will give and cost, from a small sample",
-        "run": "do every step in order; what is done is skipped",
-        "submit": "do them as a chain of Slurm jobs, training included",
+        "init": ("recipe", "print a recipe for some inputs, every default as a comment"),
+        "plan": ("recipe", "what a recipe will give and cost, from a small sample"),
+        "run": ("recipe", "do every step in order; what is done is skipped"),
+        "submit": ("recipe", "do them as a chain of Slurm jobs, training included"),
     },
     "The steps": {
-        "count": "count the words of sources, or add up counts",
-        "build-vocab": "train a vocabulary on the counts",
-        "tokenize": "turn sources into shards of tokens",
-        "annotate": "join columns made afterwards to the documents",
-        "remove": "take documents out of finished shards, all else as it was",
-        "verify": "check that shards are what their manifest says",
-        "mix": "fix which sequences come in which order",
-        "export": "write what another trainer needs",
+        "count": ("make", "count the words of sources, or add up counts"),
+        "build-vocab": ("make", "train a vocabulary on the counts"),
+        "tokenize": ("make", "turn sources into shards of tokens"),
+        "annotate": ("make", "join columns made afterwards to the documents"),
+        "remove": ("make", "take documents out of finished shards, all else as it was"),
+        "verify": ("make", "check that shards are what their manifest says"),
+        "mix": ("make", "fix which sequences come in which order"),
+        "export": ("make", "write what another trainer needs"),
     },
     "To look at things": {
-        "status": "what is finished or failed, exact counts, and what to do next",
-        "report": "one page on what the shards hold and what happened",
-        "disclose": "what was trained on, for the public summary",
-        "inspect": "one document as its tokens, and where it came from",
-        "query": "SQL over documents, shards, rejects and words",
-        "trace": "which steps of a run read a document, or what they read",
-        "certify": "prove to others what a step read, or check such a proof",
-        "preflight": "check that a node is fit for a long job",
+        "status": ("look", "what is finished or failed, exact counts, and what to do next"),
+        "report": ("look", "one page on what the shards hold and what happened"),
+        "disclose": ("look", "what was trained on, for the public summary"),
+        "inspect": ("documents", "one document as its tokens, and where it came from"),
+        "query": ("documents", "SQL over documents, shards, rejects and words"),
+        "trace": ("documents", "which steps of a run read a document, or what they read"),
+        "certify": ("documents", "prove to others what a step read, or check such a proof"),
+        "preflight": ("look", "check that a node is fit for a long job"),
     },
 }
-"""Heading -> command -> what it does, in one line of 80 columns."""
-MODULES = {
-    "recipe": ("init", "plan", "run", "submit"),
-    "make": ("count", "build-vocab", "tokenize", "annotate", "remove", "verify", "mix", "export"),
-    "look": ("status", "report", "disclose", "preflight"),
-    "documents": ("inspect", "query", "trace", "certify"),
-}
-"""Module of this folder -> the commands in it; it is loaded for the one that is typed."""
-COMMANDS = tuple(command for commands in SECTIONS.values() for command in commands)
+"""Heading -> command -> (module of this folder that has it, what it does, in one line of 80 columns)."""
+COMMANDS = {name: module for commands in SECTIONS.values() for name, (module, _) in commands.items()}
+"""Command -> its module, which is loaded for the one that is typed."""
 
 
 class FlowGroup(TyperGroup):
@@ -65,8 +59,8 @@ class FlowGroup(TyperGroup):
     def get_command(self, ctx: Any, cmd_name: str) -> Any:  # noqa: ARG002
         """Called for the command that is typed; None where there is none of that name."""
         if cmd_name in self.commands and self.commands[cmd_name] is None:
-            module = next(name for name, commands in MODULES.items() if cmd_name in commands)
-            function = getattr(import_module(f"pretok.commands.{module}"), cmd_name.replace("-", "_"))
+            module = import_module(f"pretok.commands.{COMMANDS[cmd_name]}")
+            function = getattr(module, cmd_name.replace("-", "_"))
             alone = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
             alone.command(cmd_name, cls=CommandWithExamples)(with_options(function))
             self.commands[cmd_name] = typer.main.get_command(alone)
@@ -76,7 +70,7 @@ class FlowGroup(TyperGroup):
         """Called by the help; replaces the list in the order of registration."""
         for heading, commands in SECTIONS.items():
             with formatter.section(heading):
-                formatter.write_dl(list(commands.items()))
+                formatter.write_dl([(name, text) for name, (_, text) in commands.items()])
 
 
 class CommandWithExamples(TyperCommand):

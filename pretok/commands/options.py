@@ -234,15 +234,18 @@ def _is_shards(folder: Path) -> bool:
 
 def _check_other_tables(recipe: Recipe) -> None:
     """UsageError for what a later step would refuse: [train] on a GPU node, after the queue."""
-    from pretok.screen.benchmark import read_benchmark
-    from pretok.vocab.job import check_settings
-    from train.config import check_table
-
     if recipe.vocab.path is None:
+        from pretok.vocab.job import check_settings
+
         check_settings(recipe.vocab)
     if recipe.shards.against is not None:
+        from pretok.screen.benchmark import read_benchmark
+
         read_benchmark(recipe.shards.against)
-    check_table(recipe.train)
+    if recipe.train:
+        from train.config import check_table
+
+        check_table(recipe.train)
 
 
 def parse_size(text: str, option: str) -> int:

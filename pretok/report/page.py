@@ -133,22 +133,21 @@ def nodes(jobs: list[LoggedJob]) -> list[NodeRow]:
     rows: dict[str, NodeRow] = {}
     for task in (task for job in jobs for task in job.tasks):
         row = rows.setdefault(task.node, NodeRow(task.node))
-        seconds = task.ended - task.began
-        row.tasks, row.busy, row.tries = row.tasks + 1, row.busy + seconds, row.tries + task.tries
-        row.slowest = max(row.slowest, (task.item, seconds), key=lambda entry: entry[1])
+        row.tasks, row.busy, row.tries = row.tasks + 1, row.busy + task.seconds, row.tries + task.tries
+        row.slowest = max(row.slowest, (task.item, task.seconds), key=lambda entry: entry[1])
     return [rows[name] for name in sorted(rows)]
 
 
 def workers_over_time(jobs: list[LoggedJob], bins: int = POINTS) -> tuple[list[float], list[float]]:
     """(times, mean number of tasks that ran) in `bins` equal spans over all jobs; empty without a task."""
-    tasks = [task for job in jobs for task in job.tasks]
+    tasks = [task.span for job in jobs for task in job.tasks]
     if not tasks:
         return [], []
-    first, last = min(task.began for task in tasks), max(task.ended for task in tasks)
+    first, last = min(began for began, _ in tasks), max(ended for _, ended in tasks)
     width = max((last - first) / bins, 1e-3)
     busy: Counter[int] = Counter()
-    for task in tasks:
-        low, high = (task.began - first) / width, (task.ended - first) / width
+    for began, ended in tasks:
+        low, high = (began - first) / width, (ended - first) / width
         for span in range(int(low), min(int(high), bins - 1) + 1):
             busy[span] += max(0.0, min(high, span + 1) - max(low, span))  # type: ignore[assignment]
     return [first + (span + 0.5) * width for span in range(bins)], [busy[span] for span in range(bins)]

@@ -279,18 +279,13 @@ def _mix(path: Path, shards: Path, logs: _Logs) -> Iterator[StepStatus]:
     except PretokError as error:
         yield StepStatus("mix", FAILED, detail=str(error), next=_first_mix(shards, other))
         return
-    if manifest is None:
-        detail = f"made for shards with fingerprint {mix.manifest}; there are none"
-        yield StepStatus("mix", FAILED, detail=detail, next=logs.again("tokenize", "run"))
-    elif manifest.was(mix.manifest) is None:
+    if manifest is None or manifest.was(mix.manifest) is None:
         detail = f"made for shards with fingerprint {mix.manifest}, which {shards} has not"
-        yield StepStatus("mix", FAILED, detail=detail, next=_first_mix(shards, other))
+        again = _first_mix(shards, other) if manifest else logs.again("tokenize", "run")
+        yield StepStatus("mix", FAILED, detail=detail, next=again)
     else:
-        yield StepStatus(
-            "mix",
-            FINISHED,
-            detail=f"{mix.predicted:,} tokens in {plural(mix.length, 'sequence')}{', packed' if mix.packs else ''}",
-        )
+        told = f"{mix.predicted:,} tokens in {plural(mix.length, 'sequence')}"
+        yield StepStatus("mix", FINISHED, detail=told + (", packed" if mix.packs else ""))
 
 
 def _run(run: Path) -> StepStatus:

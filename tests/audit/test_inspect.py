@@ -1,8 +1,7 @@
-"""inspect: tokens in colours on a terminal and in brackets elsewhere, bounded search, draws, what a mix read."""
+"""inspect: tokens in brackets, bounded search, draws, what a mix read."""
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import pty
@@ -20,10 +19,9 @@ from tokenizing import recipe, run
 import pretok.stream
 from pretok.audit import find
 from pretok.audit.documents import run_inspect
-from pretok.base.console import Marked
+from pretok.audit.show import marked
 from pretok.base.execute import Engine
 from pretok.base.stop import StopFlag
-from pretok.base.terminal import Terminal, _Console
 from pretok.cli import run_command
 from pretok.shards.manifest import load_manifest
 from pretok.stream.mix_job import run_mix
@@ -64,30 +62,13 @@ def on_a_terminal(*command: str, **environment: str) -> str:
     return data.decode()
 
 
-def test_a_terminal_shows_tokens_in_colours_and_nothing_that_moves_its_cursor(shards: Path) -> None:
-    command = ["inspect", str(shards), "--source", "it", "--doc", "3"]
-    shown = on_a_terminal(*command)
-    ids = run_inspect(shards, "it", 3).ids
-    assert (
-        shown.count("\x1b[30;106m") + shown.count("\x1b[30;103m") + shown.count("\x1b[30;105m")
-        == len(ids) - 1
-    )
-    assert "\x1b[30;105m\\x" in shown  # the bytes of a sign that is no token
-    assert "\x1b[1;37;41m<|endoftext|>" in shown
+def test_tokens_stand_in_brackets_and_none_moves_the_cursor(shards: Path) -> None:
+    shown = on_a_terminal("inspect", str(shards), "--source", "it", "--doc", "3")
+    assert "[<|endoftext|>]" in shown
+    assert "[\\x" in shown  # the bytes of a sign that is no token
     assert "\x1b[2J" not in shown
     assert "\\x1b" in shown
-    plain = on_a_terminal(*command, NO_COLOR="1")
-    assert "\x1b[3" not in plain
-    assert "[<|endoftext|>]" in plain
-    assert "\x1b[2J" not in plain
-
-
-def test_a_pipe_gets_the_text_as_it_is(shards: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run_command(["inspect", str(shards), "--source", "it", "--doc", "3"]) == 0
-    out = capsys.readouterr().out
-    assert "\x1b" in out  # that of the document
-    assert "\x1b[30" not in out
-    assert out.endswith("[<|endoftext|>]\n")
+    assert marked(["a", "b"], [False, True]) == "(a)[b]"
 
 
 def test_errors_are_red_on_a_terminal_alone(shards: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -96,16 +77,6 @@ def test_errors_are_red_on_a_terminal_alone(shards: Path, capsys: pytest.Capture
         assert "\x1b[31m" not in on_a_terminal(*wrong, NO_COLOR="1")
         assert run_command(wrong) == 2
         assert "\x1b" not in capsys.readouterr().err
-
-
-def test_two_colours_take_turns() -> None:
-    text = io.StringIO()
-    Terminal(error=_Console(file=text, force_terminal=True, color_system="standard")).show(
-        Marked([("a", "text"), ("b", "text"), ("\\xe6", "bytes"), ("<|e|>", "special"), ("\n", "text")])
-    )
-    assert text.getvalue() == (
-        "\x1b[30;106ma\x1b[0m\x1b[30;103mb\x1b[0m\x1b[30;105m\\xe6\x1b[0m\x1b[1;37;41m<|e|>\x1b[0m\x1b[30;106m⏎\x1b[0m\n\n"
-    )
 
 
 def test_search_finds_what_the_texts_hold_and_says_how_far_it_looked(

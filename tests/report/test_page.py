@@ -249,7 +249,7 @@ def test_the_jobs_are_those_of_the_logs(work):
     assert jobs[0].exit_code == 0
     assert sum(row.tasks for row in nodes(jobs)) == sum(len(job.tasks) for job in jobs) == 2
     times, busy = workers_over_time(jobs, bins=10)
-    spent = sum(task.ended - task.began for job in jobs for task in job.tasks)
+    spent = sum(task.seconds for job in jobs for task in job.tasks)
     assert sum(busy) * (times[1] - times[0]) == pytest.approx(spent, rel=0.01, abs=1e-3)
     assert "pretok tokenize" in unescape(page(work)) or "tokenize" in page(work)
 

@@ -61,7 +61,7 @@ def generate(checkpoint: Path, prompt: str, tokens: int, temperature: float, see
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     model.to(device).eval()
     draw = torch.Generator().manual_seed(seed)
-    with torch.inference_mode():
+    with torch.no_grad():  # the model keeps its table of rotations, which may not be of inference_mode
         for _ in range(tokens):
             seen = torch.tensor([ids[-config.seq_len :]], device=device)
             logits = model(seen)[0, -1, : config.vocab_size].float().cpu()  # rows behind are padding

@@ -105,8 +105,8 @@ def disclose(
     format: Annotated[
         str | None,
         typer.Option(
-            metavar="json|html|croissant|csv",
-            help="croissant: JSON-LD of Croissant 1.1. csv: all registrable domains. Default: html, or as FILE ends.",
+            metavar="json|html|csv",
+            help="csv: all registrable domains. Default: html, or as FILE ends.",
         ),
     ] = None,
     out: Annotated[

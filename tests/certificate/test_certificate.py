@@ -155,7 +155,7 @@ def test_a_document_is_proven_with_the_sequences_that_read_it(work: Path, tmp_pa
 
 
 def test_a_document_that_no_step_read_has_no_certificate(work: Path, tmp_path: Path) -> None:
-    held_out = pretok.open(work).documents(split="val").to_arrow().to_pylist()[0]
+    held_out = pretok.open(work).documents(split="val").read_all().to_pylist()[0]
     with pytest.raises(UsageError, match="there is no sequence to show"):
         certify_document(work / "cut", held_out["hash"], None, tmp_path / "a")
     assert not (tmp_path / "a").exists()

@@ -375,34 +375,6 @@ def test_the_page_shows_numbers_as_they_are(made: Recipe, tmp_path: Path) -> Non
     assert "<dt>normeps</dt><dd>1e-05</dd><dt>ropetheta</dt><dd>500,000</dd>" in text
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of rdflib, inside mlcroissant
-def test_croissant_is_valid_and_holds_the_figures(
-    made: Recipe,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    croissant = needs("mlcroissant")
-    run_folder = write_run(made, tmp_path / "run", 7, made.out / "mix.json")
-    arguments = [made.out, "--run", run_folder]
-    path = made.shards_dir / "croissant.json"
-    said, data = ask(capsys, *arguments), ask(capsys, *arguments, "--format", "croissant")
-    path.write_text(json.dumps(data))
-    dataset = croissant.Dataset(jsonld=str(path))
-    assert dataset.metadata.ctx.conforms_to.value == "http://mlcommons.org/croissant/1.1"
-    assert not dataset.metadata.ctx.issues.errors
-    assert "@context" not in caplog.text  # it warns of one that is not the format's
-    records = list(dataset.records("sources"))
-    assert [tuple(r[f"sources/{name}"] for name in AMOUNTS) for r in records] == [
-        amount(source) for source in said["sources"]["sources"]
-    ]
-    found = list(dataset.records("docs"))
-    totals = load_manifest(made.shards_dir).totals
-    assert len(found) == totals.documents
-    assert sum(row["docs/tokens"] for row in found) == totals.tokens
-    path.unlink()
-
-
 def test_what_does_not_fit_is_refused(
     made: Recipe, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -558,7 +530,7 @@ def test_reservations_are_joined_by_domain(
     said = ask(capsys, made.out, "--run", write_run(made, tmp_path / "run", 7, made.out / "mix.json"))
     told = said["processing"]["reservations"]
     assert told["registered"] == 6
-    every = pretok.open(made.out).documents().to_arrow().to_pylist()
+    every = pretok.open(made.out).documents().read_all().to_pylist()
     where = [host({"meta": {"url": row["url"]}}) for row in every]
     view = pretok.stream.open(made.shards_dir, made.out / "mix.json")
 

@@ -74,7 +74,7 @@ def test_each_document_is_bos_ids_eod_and_nothing_else_differs(plain, begun, her
 def test_texts_are_the_same_and_ledgers_count_the_bos(plain, begun):
     def rows(made: Recipe) -> list[dict[str, object]]:
         columns = ["source", "file", "position", "tokens", "hash"]
-        return pretok.open(made.out).texts(columns=columns).to_arrow().to_pylist()
+        return pretok.open(made.out).texts(columns=columns).read_all().to_pylist()
 
     key = lambda row: (row["source"], row["file"], row["position"])  # noqa: E731
     with_bos, without = sorted(rows(begun), key=key), sorted(rows(plain), key=key)

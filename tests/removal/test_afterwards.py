@@ -291,7 +291,7 @@ def test_files_that_hold_texts_too_are_named(removable: Path, tmp_path: Path, ca
     for wanted in (
         "pretok export again",
         "--materialize again",
-        "of the texts, kept to compare",
+        "keeps texts to compare tokenizers",
         "counted their words",
     ):
         assert wanted in told

@@ -103,27 +103,15 @@ def _open_run(run: Path, shards: Path | None) -> list[Traced]:
     done = _steps_done(run, segments)
     # The order may go on behind the last step of the run, which never reads that.
     ends = [*(segment.step for segment in segments[1:]), max(done, read_settings(run).resolved.steps)]
-    folders = [shards or Path(segment.shards) for segment in segments]
-    manifests = {folder: _documents(folder) for folder in dict.fromkeys(folders)}
-    found: list[Traced] = []
-    for folder, manifest in manifests.items():
-        ours = [number for number, other in enumerate(folders) if other == folder]
-        views = open_segments(tuple(segments[number] for number in ours), manifest)
-        for number, view in zip(ours, views, strict=True):
-            segment = segments[number]
-            found.append(
-                Traced(
-                    view,
-                    manifest,
-                    segment.global_batch,
-                    done,
-                    segment.step,
-                    segment.position,
-                    ends[number],
-                    segment.removals if segment.step < done else None,
-                )
-            )
-    return sorted(found, key=lambda traced: traced.before)
+    found = []
+    for segment, end in zip(segments, ends, strict=True):
+        manifest = _documents(shards or Path(segment.shards))
+        (view,) = open_segments((segment,), manifest)
+        removals = segment.removals if segment.step < done else None
+        found.append(
+            Traced(view, manifest, segment.global_batch, done, segment.step, segment.position, end, removals)
+        )
+    return found
 
 
 def _documents(folder: Path) -> Manifest:

@@ -72,13 +72,12 @@ def check_shard(task: ShardCheck, report: Report) -> list[str]:
     """Problems of one shard, each a sentence that names the file."""
     manifest, shard = load_manifest(task.folder), task.shard
     reader = ShardReader(shard.prefix)
-    unsound = told(_check_ledger(manifest, shard, reader))
-    gone = _removed(manifest, shard, reader, sound=not unsound)
+    gone = removed_documents(reader.tokens, reader.offsets, manifest.tokenizer.eod_id)
     problems = [
         *told(_check_tokens(shard)),
         *told(_check_index(shard, reader)),
+        *told(_check_ledger(manifest, shard, reader, gone)),
         *told(_check_ids(manifest, shard, reader, gone)),
-        *unsound,
         *told(_check_spans(shard, reader)),
     ]
     # Sequences of a materialized mix are no documents; ids of a damaged shard cannot be decoded in any useful way.
@@ -121,8 +120,9 @@ def _check_tokens(shard: Shard) -> Iterator[str]:
         yield f"{path} is damaged in bytes {first} to {min(first + NODE, shard.file_bytes) - 1}{rest}"
 
 
-def _check_ledger(manifest: Manifest, shard: Shard, reader: ShardReader) -> Iterator[str]:
-    """Its root; a row for each document, with the tokens that the index says, and bytes that add up."""
+def _check_ledger(manifest: Manifest, shard: Shard, reader: ShardReader, gone: Gone) -> Iterator[str]:
+    """Its root; a row for each document, with the tokens that the index says, and bytes that add up; which documents
+    were removed."""
     path = shard.ledger_path
     if path not in manifest.roots:
         return
@@ -132,16 +132,12 @@ def _check_ledger(manifest: Manifest, shard: Shard, reader: ShardReader) -> Iter
     size = pc.sum(ledger_column(path, "bytes")).as_py()
     if size != shard.text_bytes:
         yield f"{path}: its documents have {size} bytes, the manifest says {shard.text_bytes}"
-
-
-def _removed(manifest: Manifest, shard: Shard, reader: ShardReader, *, sound: bool) -> Gone:
-    """Which documents were removed, by the ledger, or by their tokens where it is not sound."""
-    path = shard.ledger_path
-    if not sound:
-        return removed_documents(reader.tokens, reader.offsets, manifest.tokenizer.eod_id)
-    if path not in manifest.roots or COLUMNS[0] not in ledger_schema(path).names:
-        return np.zeros(len(reader), np.bool_)
-    return np.asarray(ledger_column(path, COLUMNS[0]).is_valid())
+    said = np.zeros(len(reader), np.bool_)
+    if COLUMNS[0] in ledger_schema(path).names:
+        said = np.asarray(ledger_column(path, COLUMNS[0]).is_valid())
+    for number in np.flatnonzero(said != gone)[:1].tolist():  # the first of many
+        state = "its row does not say so" if gone[number] else "tokens of it are there"
+        yield f"{shard.prefix}: document {number} was removed, and {state}"
 
 
 def _check_spans(shard: Shard, reader: ShardReader) -> Iterator[str]:
@@ -175,6 +171,7 @@ def _check_ids(manifest: Manifest, shard: Shard, reader: ShardReader, gone: Gone
     for number in np.flatnonzero(gone).tolist():
         if (np.asarray(reader[number]) != tokenizer.eod_id).any():
             yield f"{path}: document {number} was removed, and tokens of it are there"
+            break
     places = reader.offsets[1:] - 1, reader.offsets[:-1]
     for ((name, token), count), at, filling in zip(counts.items(), places, (tokens, 0), strict=True):
         if token is None:

@@ -27,6 +27,7 @@ from pretok.base.stop import StopFlag
 from pretok.cli import run_command
 from pretok.config import Recipe
 from pretok.disclosure import domains
+from pretok.disclosure.card import _size
 from pretok.disclosure.read import Coverage
 from pretok.disclosure.register import reservation_of
 from pretok.shards.format import ShardReader
@@ -373,6 +374,29 @@ def test_the_page_shows_numbers_as_they_are(made: Recipe, tmp_path: Path) -> Non
     assert run_command(command) == 0
     text = "".join(page.read_text().split())
     assert "<dt>normeps</dt><dd>1e-05</dd><dt>ropetheta</dt><dd>500,000</dd>" in text
+
+
+def test_the_card_is_read_as_the_hub_reads_it(
+    made: Recipe, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hub, path = needs("huggingface_hub"), tmp_path / "README.md"
+    said = ask(capsys, made.out, "--mix", made.out / "mix.json")
+    assert (
+        run_command(["disclose", str(made.out), "--mix", str(made.out / "mix.json"), "--out", str(path)]) == 0
+    )
+    card = hub.DatasetCard.load(path)
+    languages = {row["value"] for row in said["general"]["languages"]["listed"]}
+    assert None in languages
+    assert set(card.data.language) == languages - {None}
+    assert (card.data.license, card.data.size_categories) == ("other", ["n<1K"])
+    assert f"{said['general']['tokens']:,} tokens" in card.text
+    for source in said["sources"]["sources"]:
+        row = next(line for line in card.text.splitlines() if line.startswith(f"| {source['name']} |"))
+        shown = [source[name] for name in ("documents", "document_bytes", "tokens")]
+        assert row.endswith(" | ".join(f"{number:,}" for number in shown) + f" | {source['epochs']:.2f} |")
+    assert [_size(number) for number in (0, 999, 1000, 10**12 - 1, 10**12)] == [
+        *("n<1K", "n<1K", "1K<n<10K", "100B<n<1T", "n>1T")
+    ]
 
 
 def test_what_does_not_fit_is_refused(

@@ -194,7 +194,7 @@ def _check_totals(manifest: Manifest) -> Iterator[str]:
     """Counts of the sources and totals against the shards."""
     true = manifest.counted()
     for key in ("sources", "totals"):
-        yield from _differences(*(to_json(getattr(one, key)) for one in (manifest, true)), key)
+        yield from _differences(to_json(getattr(manifest, key)), to_json(getattr(true, key)), key)
 
 
 def _differences(stated: Any, true: Any, key: str) -> Iterator[str]:

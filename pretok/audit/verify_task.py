@@ -173,12 +173,12 @@ def _check_ids(manifest: Manifest, shard: Shard, reader: ShardReader, gone: Gone
             yield f"{path}: document {number} was removed, and tokens of it are there"
             break
     places = reader.offsets[1:] - 1, reader.offsets[:-1]
-    for ((name, token), count), at, filling in zip(counts.items(), places, (tokens, 0), strict=True):
+    for ((name, token), count), place, filling in zip(counts.items(), places, (tokens, 0), strict=True):
         if token is None:
             continue
         if count != len(reader) - documents + filling:
             yield f"{path}: {count} {name}-of-document tokens for {len(reader)} documents"
-        if not (np.asarray(reader.tokens[at[~gone]]) == token).all():
+        if not (np.asarray(reader.tokens[place[~gone]]) == token).all():
             yield f"{path}: the {name} of a document is not the {name}-of-document token"
 
 

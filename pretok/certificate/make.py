@@ -91,7 +91,7 @@ def _certify(
         document=document,
         between=between,
         sequences=tuple(
-            ShownSequence(at, tuple((numbers[path], *rest) for path, *rest in pieces(view, at)))
+            ShownSequence(at, tuple((numbers[path], first, count) for path, first, count in pieces(view, at)))
             for at in positions
         ),
         documents=tuple(shown for _, shown in documents),

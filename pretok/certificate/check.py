@@ -255,8 +255,6 @@ def _check_step(certificate: Certificate) -> None:
         raise IntegrityError("it shows no sequence")
     if (step is None) == (certificate.document is None):
         raise IntegrityError("it is neither of a step nor of a document")
-    if segment is not None and not segment.global_batch:
-        raise IntegrityError("its run has a global batch of 0 sequences")
     if step is None:
         return
     if segment is None or step <= segment.step:
@@ -284,8 +282,6 @@ def _check_document(
     shown = [sequence.position for sequence in certificate.sequences]
     if not 0 <= between.start <= shown[0] <= shown[-1] < between.stop <= len(mix):
         raise IntegrityError(f"its positions are not between {between.start} and {between.stop - 1}")
-    if certificate.segment and certificate.segment.position != between.start:
-        raise IntegrityError(f"its part of the run begins with another position than {between.start}")
     order, found = mix.order(), list[int]()
     for number, entry in enumerate(mix.sources):
         if entry.held_in != shard.source:

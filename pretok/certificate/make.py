@@ -86,7 +86,7 @@ def _certify(
     certificate = Certificate(
         entries=(),
         mix=mix_json(view.mix),
-        segment=ReadSegment(traced.before, traced.first, batch) if batch else None,
+        segment=ReadSegment(traced.before, traced.first, batch) if step is not None else None,
         step=step,
         document=document,
         between=between,

@@ -368,7 +368,7 @@ FORGERIES: list[tuple[Callable[[dict[str, Any]], object], str]] = [
     (lambda said: said["sequences"].pop(), "step 2 reads positions 4 to 7, not those it shows"),
     (lambda said: said["sequences"].clear(), "it shows no sequence"),
     (lambda said: [said[key].clear() for key in ("sequences", "documents")], "it shows no sequence"),
-    (lambda said: said["segment"].update(global_batch=0), "a global batch of 0 sequences"),
+    (lambda said: said["segment"].update(global_batch=0), "step 2 reads positions .*, not those it shows"),
     (
         lambda said: [said["segment"].update(global_batch=0), said["sequences"].clear()],
         "it shows no sequence",

@@ -509,7 +509,7 @@ def without_footer(whole: bytes) -> bytes:
         ("run segments", lambda whole: b"{\n" + whole, "line 1 is not valid JSON"),
         ("run metrics", lambda whole: whole + b"[]\n", "line 3 holds no object"),
         ("run metrics", lambda whole: whole + b'{"step": "x"}\n', "step: Expected `int`"),
-        ("run metrics", lambda whole: whole + b'{"step": 1, "seconds": 1e999}\n', "seconds: Expected"),
+        ("run metrics", lambda whole: whole + b'{"step": 1, "seconds": 1e999}\n', "Number out of range"),
         ("run metrics", lambda whole: whole + b'{"step": 1, "loss": NaN}\n', "is not valid JSON"),
         ("run checkpoint", lambda whole: b'{"step": 3, "progress": []}', "progress: Expected `object`"),
         ("log", lambda whole: b'{"event": "start"}\n', "Object missing required field `time`"),

@@ -39,9 +39,9 @@ settings.register_profile("many", unhurried, max_examples=250)
 
 
 LONGEST = (
-    *("test_model", "test_extend_corpus", "test_corpus", "test_killed", "test_train_parallel", "test_faults"),
-    *("test_execute", "test_train_attention", "test_train_tune", "test_train_phases", "test_train_resume"),
-    *("test_chat_ids", "test_storage", "test_bpe", "test_train_meshes", "test_copies", "test_tokenize"),
+    *("test_model", "test_extend_corpus", "test_corpus", "test_killed", "test_train_meshes", "test_faults"),
+    *("test_execute", "test_train_model", "test_train_resume", "test_train_settings", "test_train_export"),
+    *("test_chat_ids", "test_storage", "test_bpe", "test_train_step", "test_copies", "test_tokenize"),
 )
 """Files whose tests take longest."""
 

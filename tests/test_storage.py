@@ -276,7 +276,7 @@ def test_a_disk_that_fills_under_a_run(
 
     def line(out: Path) -> list[str]:
         more = {"steps": 32, "warmup": 1, "save_every": "4"}
-        return [str(part) for part in tiny_flags(shards, tmp_path, out=str(out), **more)]
+        return tiny_flags(shards, tmp_path, out=str(out), **more)
 
     def fill(run: Any) -> None:
         if run.progress.step == 8:
@@ -333,18 +333,18 @@ def fill_at_step_8(disk: Path, rank: int) -> None:
 def test_a_disk_that_fills_under_one_rank(rank: int, disk: Disk, tmp_path: Path) -> None:
     """All end, with its words, and go on once there is room."""
     needs("torch")
-    from tests.train_support import Ranks, column, random_shards, run_ranks, tiny_flags
+    from tests.train_support import Ranks, column, random_shards, run_jobs, tiny_flags
 
     shards = random_shards(tmp_path / "shards")
     run = disk.path / f"ranks-{rank}"
     line = tiny_flags(shards, tmp_path, out=str(run), steps=16, warmup=1, save_every="4", shard=2)
     disk.limit(disk.used[0] + (4 << 20) // PAGE)
-    ranks = Ranks(2, line, tmp_path, partial(fill_at_step_8, disk.path, rank))
+    ranks = Ranks([(2, line)], tmp_path, partial(fill_at_step_8, disk.path, rank))
     assert ranks.wait() == [75, 75], ranks.text()
     said = f"{run}/checkpoints: the checkpoint of step 8 could not be written: .*No space left on device"
     assert re.search(said, ranks.text()), ranks.text()
     assert sorted(path.name for path in (run / "checkpoints").iterdir()) == ["step-00000004"]
     (disk.path / "filler").unlink()
     disk.limit()
-    run_ranks(2, line, tmp_path)
+    run_jobs([(2, line)], tmp_path)
     assert len(column(run, "loss")) == 16

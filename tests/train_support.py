@@ -7,18 +7,20 @@ from __future__ import annotations
 
 import atexit
 import gc
+import json
 import multiprocessing
 import os
-import signal
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 
 from pretok.base.records import replace
@@ -26,7 +28,7 @@ from pretok.base.storage import fingerprint, read_json, read_lines, write_json
 from pretok.shards.manifest import load_manifest, write_manifest
 from pretok.stream.mix_file import Mix, Stage, mix_sources, write_mix
 from pretok.tokenizer.vocabulary import load_vocab, tokenizer_data
-from tests.support import make_shards
+from tests.support import EOD, make_shards
 from train.checkpoint.meta import read_meta
 from train.checkpoint.tensors import Reader, restore
 from train.config import TrainConfig
@@ -62,22 +64,28 @@ def tiny_config(shards: Path, folder: Path, **more: Any) -> TrainConfig:
     return TrainConfig(**values | more)
 
 
+TWO_RANKS = {"steps": 4, "save_every": "2", "shard": 2, "lr": 0.01, "warmup": 1}
+"""Settings of the run that `trained` is: four steps, saved after every second one."""
+
+
 def flags(config: TrainConfig) -> list[str]:
     """A command line that gives the trainer these settings, defaults left out."""
     result = []
+    defaults = TrainConfig().as_dict()
     for name, value in config.as_dict().items():
-        if value == getattr(TrainConfig(), name):
+        if value == defaults[name]:
             continue
         flag = name.replace("_", "-")
-        result += (
-            [f"--{'' if value else 'no-'}{flag}"] if isinstance(value, bool) else [f"--{flag}", str(value)]
-        )
+        if isinstance(value, bool):
+            result.append(f"--{flag}" if value else f"--no-{flag}")
+        else:
+            result += [f"--{flag}", json.dumps(value) if isinstance(value, list) else str(value)]
     return result
 
 
-def tiny_flags(shards: Path, folder: Path, **more: Any) -> list[object]:
+def tiny_flags(shards: Path, folder: Path, **more: Any) -> list[str]:
     """The same for a command line."""
-    return [*flags(tiny_config(shards, folder, **more))]
+    return flags(tiny_config(shards, folder, **more))
 
 
 def filled(sizes: ModelConfig, value: Callable[..., Any] | None = None, scale: float = 1.0) -> Decoder:
@@ -111,18 +119,31 @@ def mix_of(shards: Path, path: Path, *stages: tuple[int, ...], seq_len: int = 16
 
 
 def random_shards(folder: Path) -> Path:
-    """Two sources of random documents, 60 vocabulary entries, with validation splits."""
+    """Two sources of random documents, 60 vocabulary entries, with validation splits and a tokenizer."""
     rng = np.random.default_rng(0)
 
     def documents(count: int) -> list[list[int]]:
         return [rng.integers(1, 60, size=rng.integers(20, 90)).tolist() for _ in range(count)]
 
-    return make_shards(
-        folder,
-        {"it": documents(90), "en": documents(30)},
-        val={"it": documents(7), "en": documents(3)},
-        vocab_size=60,
-    )
+    sources = {"it": documents(90), "en": documents(30)}
+    val = {"it": documents(7), "en": documents(3)}
+    make_shards(folder, sources, val=val, vocab_size=60)
+    add_tokenizer(folder)
+    return folder
+
+
+def random_conversations(folder: Path) -> Path:
+    """it: conversations, each with 0 to 40 further ends behind its own, whose ids say of which kind they are; en:
+    nothing but ends."""
+    rng = np.random.default_rng(0)
+
+    def document() -> list[int]:
+        return [*rng.integers(1, 60, rng.integers(5, 40)).tolist(), *[EOD] * int(rng.integers(0, 40))]
+
+    sources = {"it": [document() for _ in range(60)], "en": [[EOD] * 400]}
+    make_shards(folder, sources, val={"it": [document() for _ in range(9)]}, chats={"it": 6})
+    add_tokenizer(folder)
+    return folder
 
 
 def reseal(checkpoint: Path, **changes: Any) -> None:
@@ -141,17 +162,69 @@ def read_tensors(checkpoint: Path) -> dict[str, torch.Tensor]:
     return state
 
 
-def _rank_main(
-    arguments: Sequence[str], environment: Mapping[str, str], output: str, before: Callable[[], None] | None
+def around(
+    where: Any,
+    name: str,
+    before: Callable[..., object] | None = None,
+    after: Callable[..., object] | None = None,
+    put: Callable[[Any, str, Any], object] = setattr,
 ) -> None:
-    _write_to(output)
-    from train.__main__ import main
+    """From now on each call of a function or method runs `before` with its arguments first, and `after` with its result
+    and them behind it. put: `monkeypatch.setattr`, where that is to end with the test."""
+    original = getattr(where, name)
 
-    os.environ.update(environment)
-    if before is not None:
-        before()
-    main(list(arguments))
-    sys.stdout.flush()
+    def call(*arguments: Any, **named: Any) -> Any:
+        if before is not None:
+            before(*arguments)
+        result = original(*arguments, **named)
+        if after is not None:
+            after(result, *arguments)
+        return result
+
+    put(where, name, call)
+
+
+@dataclass
+class Trial:
+    """Runs of the trainer in this process, in a folder of their own. defaults: settings of all of them."""
+
+    shards: Path
+    folder: Path
+    patch: pytest.MonkeyPatch
+    capture: pytest.CaptureFixture[str]
+    defaults: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def run(self) -> Path:
+        """The folder of a run that has no other name."""
+        return self.folder / "run"
+
+    def config(self, name: str = "run", /, **more: Any) -> TrainConfig:
+        """The settings of a run in FOLDER/name; a mix has a length of its own."""
+        values = self.defaults | {"out": str(self.folder / name)} | more
+        if values.get("mix"):
+            values.setdefault("seq_len", None)
+        return tiny_config(self.shards, self.folder, **values)
+
+    def train(self, name: str = "run", /, **more: Any) -> Path:
+        """Run it to its end; returns its folder."""
+        from train import loop
+
+        config = self.config(name, **more)
+        loop.train(config)
+        return Path(config.out)
+
+    def mix(self, *stages: tuple[int, ...], name: str = "mix.json", **more: int) -> str:
+        """The path of a mix in FOLDER with these quotas; `more`: its length and seed."""
+        return mix_of(self.shards, self.folder / name, *stages, **more)
+
+    def around(self, where: Any, name: str, before: Any = None, after: Any = None) -> None:
+        """`around`, to the end of the test."""
+        around(where, name, before, after, self.patch.setattr)
+
+    def said(self) -> str:
+        """What was written to standard output since this was last asked."""
+        return self.capture.readouterr().out
 
 
 def leave_torch_alone(replace: Callable[[object, str, object], None] = setattr) -> None:
@@ -186,6 +259,7 @@ def _rank_jobs(
     _write_to(output)
     from train.__main__ import main
 
+    os.environ.update(_environment(rank, *jobs[0][:2]))
     if before is not None:
         before()
 
@@ -202,70 +276,38 @@ def _environment(rank: int, count: int, port: int) -> dict[str, str]:
     return environment | {"RANK": str(rank), "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(count)}
 
 
-def run_jobs(
-    jobs: Sequence[tuple[int, Sequence[object]]],
-    folder: Path,
-    timeout: float = 600,
-    before: Callable[[], None] | None = None,
-) -> str:
-    """Run many short commands, each on its number of ranks, one after the other in the same processes, in each of which
-    `before` runs first; returns what all wrote."""
-    from torch.distributed import TCPStore
-
-    stores = [TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False) for _ in jobs]
-    texts = [
-        (count, store.port, [str(part) for part in parts])
-        for (count, parts), store in zip(jobs, stores, strict=True)
-    ]
-    processes = []
-    for rank in range(max(count for count, _ in jobs)):
-        output = f"{folder / 'jobs'}-{rank}"
-        process = _CONTEXT.Process(target=_rank_jobs, args=(rank, texts, output, before))
-        process.start()
-        processes.append(process)
-    end = time.monotonic() + timeout
-    while any(process.is_alive() for process in processes) and time.monotonic() < end:
-        time.sleep(0.05)
-        if any(process.exitcode for process in processes):  # the others wait for it in vain
-            break
-    for process in processes:
-        process.kill()
-        process.join()
-    text = "".join(path.read_text() for path in sorted(folder.glob("jobs-*")))
-    assert [process.exitcode for process in processes] == [0] * len(processes), text[-8000:]
-    return text
+Job = tuple[int, Sequence[object]]
+"""A number of ranks, and the arguments of `train` on each of them."""
 
 
 class Ranks:
-    """`count` processes of `train ARGUMENTS`; `before` runs in each of them first."""
+    """Processes of the ranks that work off jobs one after the other; `before` runs in each of them first."""
 
-    def __init__(
-        self, count: int, arguments: Sequence[object], folder: Path, before: Callable[[], None] | None = None
-    ) -> None:
+    def __init__(self, jobs: Sequence[Job], folder: Path, before: Callable[[], None] | None = None) -> None:
         from torch.distributed import TCPStore
 
-        self.store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-        port = self.store.port
-        self.output = folder / f"output-{port}"
+        self.stores = [TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False) for _ in jobs]
+        texts = [
+            (count, store.port, [str(part) for part in parts])
+            for (count, parts), store in zip(jobs, self.stores, strict=True)
+        ]
+        self.output = folder / f"output-{self.stores[0].port}"
         self.processes: list[BaseProcess] = []
-        for rank in range(count):
-            environment = _environment(rank, count, port)
-            texts = [str(argument) for argument in arguments]
-            process = _CONTEXT.Process(
-                target=_rank_main, args=(texts, environment, f"{self.output}-{rank}", before)
-            )
-            process.start()
-            self.processes.append(process)
+        for rank in range(max(count for count, _ in jobs)):
+            given = (rank, texts, f"{self.output}-{rank}", before)
+            self.processes.append(_CONTEXT.Process(target=_rank_jobs, args=given))
+            self.processes[-1].start()
 
     def wait(self, timeout: float = 240) -> list[int | None]:
-        """Exit codes of all ranks; kills what is left after `timeout` seconds."""
+        """Exit codes of all ranks; kills what is left after `timeout` seconds, or waits for a rank in vain."""
         end = time.monotonic() + timeout
+        while any(process.is_alive() for process in self.processes) and time.monotonic() < end:
+            time.sleep(0.02)
+            if len(self.stores) > 1 and any(process.exitcode for process in self.processes):
+                break
         for process in self.processes:
-            process.join(max(0.0, end - time.monotonic()))
-        for process in self.processes:
-            if process.is_alive():
-                process.kill()
-                process.join()
+            process.kill()
+            process.join()
         return [process.exitcode for process in self.processes]
 
     def text(self) -> str:
@@ -273,19 +315,14 @@ class Ranks:
         paths = sorted(self.output.parent.glob(f"{self.output.name}-*"))
         return "".join(path.read_text() for path in paths)
 
-    def signal(self, number: signal.Signals, ranks: Sequence[int] | None = None) -> None:
-        """Send a signal to some ranks, or to all."""
-        for rank in range(len(self.processes)) if ranks is None else ranks:
-            pid = self.processes[rank].pid
-            assert pid is not None
-            os.kill(pid, number)
 
-
-def run_ranks(count: int, arguments: Sequence[object], folder: Path) -> str:
-    """Run to the end, all ranks ending well; returns their output."""
-    ranks = Ranks(count, arguments, folder)
-    codes = ranks.wait()
-    assert codes == [0] * count, ranks.text()
+def run_jobs(
+    jobs: Sequence[Job], folder: Path, timeout: float = 600, before: Callable[[], None] | None = None
+) -> str:
+    """Run jobs to their end, all ranks ending well; returns what they wrote."""
+    ranks = Ranks(jobs, folder, before)
+    codes = ranks.wait(timeout)
+    assert codes == [0] * len(codes), ranks.text()[-8000:]
     return ranks.text()
 
 

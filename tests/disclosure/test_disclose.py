@@ -286,12 +286,12 @@ def test_a_run_of_the_trainer_is_read(
     made: Recipe, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     needs("torch")
-    from tests.train_support import model_file, run_ranks
+    from tests.train_support import tiny_config
+    from train import loop
 
     shards, folder = made.shards_dir, tmp_path / "run"
-    settings = {"shards": shards, "out": folder, "model": model_file(tmp_path), "seq-len": 16, "steps": 3}
-    settings |= {"global-batch": 4, "warmup": 1, "workers": 0, "save-every": "never"}
-    run_ranks(1, [part for name, value in settings.items() for part in (f"--{name}", value)], tmp_path)
+    loop.train(tiny_config(shards, tmp_path, global_batch=4, steps=3, save_every="never"))
+    capsys.readouterr()
     assert run_command(["disclose", str(made.out), "--run", str(folder), "--format", "json"]) == 0
     said = json.loads(capsys.readouterr().out)
     assert (said["general"]["tokens"], said["general"]["model"]["steps"]) == (3 * 4 * 16, 3)

@@ -25,6 +25,13 @@ site_setup() {{ export GLOO_SOCKET_IFNAME=eth0; {setup} }}
 """
 
 
+STUB = """
+import os, pathlib, sys, time
+run = pathlib.Path(sys.argv[sys.argv.index("--out") + 1])
+{body}
+"""
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Every test of this folder needs the cluster. Ranks and Ray of three nodes share the cores of one machine: limits
     are those of a hang, not of a slow one."""
@@ -129,5 +136,19 @@ size = "32KiB"
 """
         )
         return path
+
+    return write
+
+
+@pytest.fixture
+def stub(tmp_path: Path) -> Callable[[str], str]:
+    """A launcher in place of torchrun that runs `body`; returns what the profile needs to find it."""
+
+    def write(body: str) -> str:
+        folder = tmp_path / "stub" / "train"
+        folder.mkdir(parents=True)
+        (folder / "__init__.py").touch()
+        (folder / "launch.py").write_text(STUB.format(body=body))
+        return f"cd {folder.parent};"  # first on the path of `python -m`
 
     return write

@@ -7,7 +7,8 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -54,6 +55,16 @@ class Cluster:
         """Ids, inside the node, of processes whose command line holds `name`."""
         lines = self.run("node-exec", node, "ps", "-eo", "pid,args").splitlines()
         return [line.split()[0] for line in lines if name in line and "ps -eo" not in line]
+
+    @contextmanager
+    def without_python(self, node: str) -> Iterator[None]:
+        """On a node alone, the virtual environment's Python is a program that fails."""
+        python = str((Path(sys.prefix) / "bin" / "python").resolve())
+        self.run("node-exec", node, "mount", "--bind", "/bin/false", python)
+        try:
+            yield
+        finally:
+            self.run("node-exec", node, "umount", python)
 
     def submit(self, *arguments: str) -> Submitted:
         """`pretok submit`."""

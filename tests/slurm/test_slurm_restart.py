@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from slurm_support import Cluster, Submitted
-from test_slurm_train import TRAIN, Profile, Recipe, numbers, train_here
+from test_slurm_train import TRAIN, Profile, Recipe, Stub, numbers, train_here
 
 from pretok.base.console import Silent
 from pretok.base.storage import read_lines
@@ -70,27 +69,17 @@ def test_a_node_and_then_a_rank_that_die_cost_no_job(
 def test_a_spare_node_takes_the_place_of_a_bad_one_from_the_start(
     cluster: Cluster, profile: Profile, work: tuple[Path, Path]
 ) -> None:
-    # On node2 alone, the virtual environment's Python is a program that fails.
-    python = (Path(sys.prefix) / "bin" / "python").resolve()
-    cluster.run("node-exec", "node2", "mount", "--bind", "/bin/false", str(python))
-    try:
+    with cluster.without_python("node2"):
         shape = ("--stages=train", "--nodes=train=2", "--spare=1", "--", "--steps=5")
         chain = cluster.submit(str(work[0]), "--profile", profile(preflight="node"), *shape)
         (job,) = chain.ids("train")
         assert cluster.wait(job) == "COMPLETED", chain.logs()
         assert "failed nodes: node2" in chain.log(job)
         assert "2 of 2 nodes (node1 node3)" in chain.log(job)
-    finally:
-        cluster.run("node-exec", "node2", "umount", str(python))
 
 
-def test_tries_are_bounded(cluster: Cluster, profile: Profile, recipe: Recipe, tmp_path: Path) -> None:
-    """A launcher that fails at once, in place of torchrun."""
-    folder = tmp_path / "stub" / "train"
-    folder.mkdir(parents=True)
-    (folder / "__init__.py").touch()
-    (folder / "launch.py").write_text("import sys; sys.exit(1)")
-    site = profile(setup=f"cd {folder.parent}; export PRETOK_RESTARTS=2;")
+def test_tries_are_bounded(cluster: Cluster, profile: Profile, recipe: Recipe, stub: Stub) -> None:
+    site = profile(setup=stub("sys.exit(1)") + "export PRETOK_RESTARTS=2;")
     chain = cluster.submit(str(recipe("work", TRAIN)), "--profile", site, "--stages=train")
     (job,) = chain.ids("train")
     assert cluster.wait(job) == "FAILED"

@@ -21,6 +21,7 @@ from pretok.stream.mix_job import MixRequest, run_mix
 
 Recipe = Callable[..., Path]
 Profile = Callable[..., str]
+Stub = Callable[[str], str]
 
 TRAIN = """
 [mix]
@@ -42,19 +43,10 @@ def numbers(run: Path) -> dict[int, float]:
 
 def train_here(out: Path, steps: int) -> Path:
     """The same training by one process on this machine."""
-    flags = [
-        "--shards",
-        out / "shards",
-        "--mix",
-        out / "mix.json",
-        "--out",
-        out / "alone",
-        "--model",
-        "debug",
-    ]
-    sizes = ["--global-batch", "8", "--steps", str(steps), "--save-every", "100000", "--workers", "0"]
+    flags = f"--shards {out}/shards --mix {out}/mix.json --out {out}/alone --model debug --global-batch 8"
+    sizes = f"--steps {steps} --save-every 100000 --workers 0"
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "train", *map(str, flags), *sizes]
+    command = [sys.executable, "-m", "train", *flags.split(), *sizes.split()]
     subprocess.run(command, check=True, cwd=ROOT, env=environment, capture_output=True)
     return out / "alone"
 
@@ -114,29 +106,8 @@ def test_one_command_from_text_to_a_trained_model_within_time_limits(
     assert json.loads((tmp_path / "work" / "run" / "done.json").read_text())["step"] == 20
 
 
-STUB = """
-import os, pathlib, sys, time
-run = pathlib.Path(sys.argv[sys.argv.index("--out") + 1])
-{body}
-"""
-
-
-@pytest.fixture
-def stub(tmp_path: Path) -> Callable[[str], str]:
-    """A launcher in place of torchrun that runs `body`; returns what the profile needs to find it."""
-
-    def write(body: str) -> str:
-        folder = tmp_path / "stub" / "train"
-        folder.mkdir(parents=True)
-        (folder / "__init__.py").touch()
-        (folder / "launch.py").write_text(STUB.format(body=body))
-        return f"cd {folder.parent};"  # first on the path of `python -m`
-
-    return write
-
-
 def test_links_without_progress_end_the_chain(
-    cluster: Cluster, recipe: Recipe, profile: Profile, stub: Callable[[str], str]
+    cluster: Cluster, recipe: Recipe, profile: Profile, stub: Stub
 ) -> None:
     site = profile(setup=stub("sys.exit(1)"))
     chain = cluster.submit(str(recipe("work", TRAIN)), "--profile", site, "--stages=train", "--links=train=5")
@@ -145,7 +116,7 @@ def test_links_without_progress_end_the_chain(
 
 
 def test_a_job_whose_node_fails_is_requeued(
-    cluster: Cluster, recipe: Recipe, profile: Profile, stub: Callable[[str], str]
+    cluster: Cluster, recipe: Recipe, profile: Profile, stub: Stub
 ) -> None:
     body = "run.mkdir(exist_ok=True); (run / os.environ.get('SLURM_RESTART_COUNT', '0')).touch()\n"
     body += "if not (run / '1').exists(): time.sleep(60)\n(run / 'done.json').touch()"
@@ -162,10 +133,7 @@ def test_a_job_whose_node_fails_is_requeued(
 def test_a_bad_node_is_named_and_kept_out_of_the_next_link(
     cluster: Cluster, recipe: Recipe, profile: Profile
 ) -> None:
-    # On node2 alone, the virtual environment's Python is a program that fails.
-    python = Path(sys.prefix) / "bin" / "python"
-    cluster.run("node-exec", "node2", "mount", "--bind", "/bin/false", str(python.resolve()))
-    try:
+    with cluster.without_python("node2"):
         shape = ["--stages=train", "--nodes=train=2", "--links=train=2"]
         site = profile(preflight="node")
         chain = cluster.submit(str(recipe("work", TRAIN)), "--profile", site, *shape)
@@ -173,5 +141,3 @@ def test_a_bad_node_is_named_and_kept_out_of_the_next_link(
         assert cluster.wait(first) == "FAILED"
         assert "failed nodes: node2" in chain.log(first), chain.logs()
         assert "ExcNodeList=node2" in cluster.run("scontrol", "show", "job", second)
-    finally:
-        cluster.run("node-exec", "node2", "umount", str(python.resolve()))

@@ -1,71 +1,90 @@
-"""A trained checkpoint opens in `transformers` with equal logits, and comes back in."""
+"""To transformers and back: a trained checkpoint opens there with equal logits; models of other makers are read,
+trained and given back as they came, or refused by name; a model of an old vocabulary begins a run of a new one."""
 
 from __future__ import annotations
 
-import json
 import re
 import resource
+import shutil
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support import make_shards, needs
 
 torch = needs("torch")
+transformers = needs("transformers")
+from safetensors.torch import load_file, save_file
+
 import pretok.stream
-from pretok.base.errors import IntegrityError, MismatchError, UsageError
+from pretok.base.errors import IntegrityError, MismatchError, PretokError, UsageError
 from pretok.base.records import replace
+from pretok.base.storage import read_json, write_json
+from pretok.base.vocab_map import FILE_NAME, MapEnd, read_map, write_map
 from pretok.shards.manifest import load_manifest, write_manifest
 from pretok.tokenizer.vocabulary import load_vocab
 from tests.train_support import (
+    TWO_RANKS,
+    Trial,
     add_tokenizer,
     column,
     filled,
+    flags,
     model_file,
-    random_shards,
     run_jobs,
+    tiny_config,
 )
+from train import loop
 from train.__main__ import main
-from train.checkpoint import export
+from train.checkpoint.export import export, exported_tensors, tokenizer_fingerprint
 from train.checkpoint.meta import find_checkpoints
-from train.model.sizes import ModelConfig
-from train.model.transformer import Decoder
+from train.config import TrainConfig
+from train.model.sizes import ModelConfig, model_config, transformers_config
+from train.model.transformer import Decoder, initial_tensor
+from train.parallel.layout import Layout
+from train.plan import count_tensors
+
+SIZES = {"vocab_size": 60, "dim": 32, "layers": 2, "heads": 4, "kv_heads": 2, "hidden": 64}
+CPU = torch.device("cpu")
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[bool, Path]:
+def runs(trained: Path, shards: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[bool, Path]:
+    """Of a model that is tied, by two processes each of which holds half, and of one that is not."""
     folder = tmp_path_factory.mktemp("export")
-    shards = random_shards(folder / "shards")
-    add_tokenizer(shards)
-    found = {tied: folder / f"run-{tied}" for tied in (True, False)}
-    # Written by two processes, each holding half: the export puts them together.
-    saved = ("--shard", 2, "--save-every", 3)
-    models = {tied: model_file(folder, tied=tied) for tied in found}
-    run_jobs([(2, [*arguments(shards, run, models[tied]), *saved]) for tied, run in found.items()], folder)
-    return found
+    more = TWO_RANKS | {"shard": None, "model": model_file(folder, tied=False)}
+    loop.train(tiny_config(shards, folder, **more))
+    return {True: trained, False: folder / "run"}
 
 
-def arguments(shards: Path, run: Path, model: str) -> list[object]:
-    return [
-        *("--shards", shards, "--out", run, "--model", model, "--seq-len", 16, "--global-batch", 8),
-        *("--steps", 6, "--lr", 0.01, "--warmup", 1, "--workers", 0),
-    ]
-
-
-def exported(runs: dict[bool, Path], tied: bool, out: Path, *more: str) -> Path:
-    run = runs[tied]
-    main(["export", "--run", str(run), "--out", str(out), *more])
+def exported(run: Path, out: Path, *more: object) -> Path:
+    main([str(part) for part in ("export", "--run", run, "--out", out, *more)])
     return out
+
+
+def read(folder: Path, **changes: Any) -> Decoder:
+    """The model by our own reader."""
+    config = replace(model_config(str(folder)), **changes)
+    return filled(config, exported_tensors(folder, config, print))
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    return {name: value for path in folder.glob("*.safetensors") for name, value in load_file(path).items()}
+
+
+def ids(*shape: int, end: int = 60) -> torch.Tensor:
+    return torch.randint(0, end, shape, generator=torch.Generator().manual_seed(0))
 
 
 @pytest.mark.parametrize("tied", [True, False])
 def test_transformers_gives_equal_logits(runs: dict[bool, Path], tied: bool, tmp_path: Path) -> None:
-    transformers = needs("transformers")
-    out = exported(runs, tied, tmp_path / "model")
+    out = exported(runs[tied], tmp_path / "model")
     theirs = transformers.AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32).eval()
     assert theirs.config.vocab_size == 60
-    tokens = torch.randint(0, 60, (2, 16), generator=torch.Generator().manual_seed(0))
+    tokens = ids(2, 16)
     with torch.no_grad():
-        expected = loaded(out)(tokens)[..., :60]
+        expected = read(out)(tokens)[..., :60]
         torch.testing.assert_close(theirs(tokens).logits, expected)
     assert expected.std() > 0.01
 
@@ -75,233 +94,462 @@ def test_a_model_of_documents_with_a_bos_says_so(tmp_path: Path) -> None:
     add_tokenizer(shards)
     manifest = load_manifest(shards)
     write_manifest(shards, replace(manifest, tokenizer=replace(manifest.tokenizer, bos_id=3)))
-    settings = [
-        *arguments(shards, tmp_path / "run", model_file(tmp_path)),
-        "--steps",
-        1,
-        "--attention",
-        "document",
-    ]
-    main([*map(str, settings)])
-    main(["export", "--run", str(tmp_path / "run"), "--out", str(tmp_path / "model")])
-    config = json.loads((tmp_path / "model" / "config.json").read_text())
+    loop.train(tiny_config(shards, tmp_path, steps=1, attention="document"))
+    out = exported(tmp_path / "run", tmp_path / "model")
+    config, roles = read_json(out / "config.json"), read_json(out / "tokenizer_config.json")
     assert (config["bos_token_id"], config["eos_token_id"]) == (3, 0)
-    tokenizer = load_vocab(shards, eod="<eod>")
-    roles = json.loads((tmp_path / "model" / "tokenizer_config.json").read_text())
-    assert (roles["eos_token"], roles["bos_token"]) == ("<eod>", tokenizer.tokens[3])
+    assert (roles["eos_token"], roles["bos_token"]) == ("<eod>", load_vocab(shards, eod="<eod>").tokens[3])
 
 
-def test_a_step_and_a_width_can_be_named(runs: dict[bool, Path], tmp_path: Path) -> None:
-    from safetensors.torch import load_file
-
-    early = load_file(exported(runs, True, tmp_path / "a", "--step", "3") / "model.safetensors")
-    late = load_file(exported(runs, True, tmp_path / "b", "--dtype", "bfloat16") / "model.safetensors")
-    name = "model.layers.0.mlp.up_proj.weight"
-    assert late[name].dtype == torch.bfloat16
-    assert not torch.allclose(early[name], late[name].float(), atol=1e-3)
+def test_a_step_a_width_and_a_mean_can_be_named(runs: dict[bool, Path], tmp_path: Path) -> None:
+    ways = {"early": ("--step", 2), "late": (), "half": ("--dtype", "bfloat16"), "mean": ("--last", 2)}
+    folders = [exported(runs[False], tmp_path / name, *more) for name, more in ways.items()]
+    early, late, half, mean = map(weights, folders)
+    assert early.keys() == late.keys() == half.keys() == mean.keys()
+    for name, value in late.items():
+        assert torch.equal(half[name], value.bfloat16())
+        torch.testing.assert_close(mean[name], (early[name] + value) / 2)
+    assert not torch.allclose(mean["lm_head.weight"], late["lm_head.weight"], atol=1e-3)
+    assert len({frozenset(path.name for path in folder.iterdir()) for folder in folders}) == 1
+    with pytest.raises(SystemExit, match="2"):
+        exported(runs[False], tmp_path / "none", "--last", 3)
     for path, message in (
-        (runs[True], "there are: step-00000003, step-00000006"),
-        (tmp_path, "there are: none"),
-        (tmp_path / "norun", "norun has no checkpoint of step 4; name the folder that train --out was given"),
+        (runs[True], "there are: step-00000002, step-00000004"),
+        (tmp_path / "norun", "norun has no checkpoint of step 3; name the folder .*; there are: none"),
     ):
         with pytest.raises(UsageError, match=message):
-            find_checkpoints(path, 4)
-
-
-def test_the_mean_of_the_last_checkpoints(runs: dict[bool, Path], tmp_path: Path) -> None:
-    from safetensors.torch import load_file
-
-    run = runs[False]
-    main(["export", "--run", str(run), "--last", "2", "--out", str(tmp_path / "mean")])
-    one, other = (
-        load_file(exported(runs, False, tmp_path / step, "--step", step) / "model.safetensors")
-        for step in ("3", "6")
-    )
-    mean = load_file(tmp_path / "mean" / "model.safetensors")
-    assert mean.keys() == one.keys()
-    for name, value in mean.items():
-        torch.testing.assert_close(value, (one[name] + other[name]) / 2)
-    assert not torch.allclose(mean["lm_head.weight"], other["lm_head.weight"])
-    assert sorted(path.name for path in (tmp_path / "mean").iterdir()) == sorted(
-        path.name for path in (tmp_path / "6").iterdir()
-    )
-    with pytest.raises(SystemExit, match="2"):
-        main(["export", "--run", str(run), "--last", "3", "--out", str(tmp_path / "none")])
+            find_checkpoints(path, 3)
 
 
 @pytest.mark.parametrize("room", [0, 1000])
-def test_a_full_disk_leaves_nothing_and_is_told_with_the_folder(
-    runs: dict[bool, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str], room: int
+def test_a_full_disk_leaves_nothing_and_is_told(
+    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], room: int
 ) -> None:
-    whole = exported(runs, True, tmp_path / "whole")
+    whole = exported(trained, tmp_path / "whole")
     limit = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (room, limit[1]))
     try:
         with pytest.raises(SystemExit, match="75"):
-            exported(runs, True, tmp_path / "model")
+            exported(trained, tmp_path / "model")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limit)
     assert f"train: cannot write {tmp_path}/" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == [whole]
-    assert len(list(exported(runs, True, tmp_path / "model").iterdir())) == len(list(whole.iterdir()))
+    assert len(list(exported(trained, tmp_path / "model").iterdir())) == len(list(whole.iterdir()))
+
+
+def test_weights_start_another_run(trial: Trial, trained: Path) -> None:
+    """Its first loss is that of the old weights. On one rank and on two, from a checkpoint, from an exported model, and
+    from the folder of a run, which stands for its newest; and it goes on where what it began from is gone."""
+    saved = Path(shutil.copytree(trained / "checkpoints" / "step-00000002", trial.folder / "saved"))
+    model = exported(trained, trial.folder / "model", "--step", 2)
+    newest = trained / "checkpoints/step-00000004"
+    starts = [(saved, 1), (saved, 2), (model, 1), (model, 2), (trained, 1), (newest, 1)]
+    trial.defaults = {"schedule": "constant", "model": None}
+
+    def start(number: int, steps: int = 1) -> TrainConfig:
+        return trial.config(f"{number}", steps=steps, init_from=str(starts[number][0]))
+
+    run_jobs([(ranks, flags(start(n))) for n, (_, ranks) in enumerate(starts)], trial.folder)
+    tokens = torch.from_numpy(pretok.stream.open(trial.shards, seq_len=16).batch(range(8)))
+    with torch.no_grad():
+        _, nll = read(model)(tokens[:, :-1], tokens[:, 1:])
+    losses = [column(trial.folder / f"{number}", "loss")[0] for number in range(len(starts))]
+    wanted = float(nll / tokens[:, 1:].numel())
+    assert losses[:4] == pytest.approx([wanted] * 4, rel=1e-5)
+    assert losses[4] == losses[5] != pytest.approx(wanted, rel=1e-4)
+    assert column(trained, "loss")[0] != pytest.approx(wanted, rel=1e-4)
+    for path in (saved, model):
+        path.rename(trial.folder / f"gone-{path.name}")
+    for number in (0, 2):
+        loop.train(start(number, 2))
+        assert len(column(trial.folder / f"{number}", "loss")) == 2
 
 
 @pytest.mark.parametrize("kind", ["exported", "checkpoint"])
-def test_weights_start_a_run_with_other_positions(
-    runs: dict[bool, Path], kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    source = runs[True] / "checkpoints" / "step-00000003"
+def test_weights_start_a_run_with_other_positions(trial: Trial, trained: Path, kind: str) -> None:
+    source = trained / "checkpoints" / "step-00000002"
     if kind == "exported":
-        source = exported(runs, True, tmp_path / "model", "--step", "3")
-    command = arguments(runs[True].parent / "shards", tmp_path / "run", model_file(tmp_path))
-    main([str(part) for part in (*command, "--init-from", source, "--rope-theta", "2e6", "--steps", 1)])
-    assert f"rope_theta was 500000.0 in {source}, is 2000000.0" in capsys.readouterr().out
-    [loss] = column(tmp_path / "run", "loss")
-    assert 0 < abs(loss - column(runs[True], "loss")[0]) < 1
+        source = exported(trained, trial.folder / "model", "--step", 2)
+    run = trial.train(init_from=str(source), rope_theta=2e6, steps=1)
+    assert f"rope_theta was 500000.0 in {source}, is 2000000.0" in trial.said()
+    assert 0 < abs(column(run, "loss")[0] - column(trained, "loss")[0]) < 1
 
 
-def test_a_run_begins_with_what_is_there(
-    runs: dict[bool, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    command = arguments(runs[True].parent / "shards", tmp_path / "none", model_file(tmp_path))
-    with pytest.raises(SystemExit, match="2"):
-        main([str(part) for part in command] + ["--init-from", "PUT/THE/FIRST/MODEL/HERE"])
-    assert "--init-from: PUT/THE/FIRST/MODEL/HERE is no folder" in capsys.readouterr().err
-
-
-def test_weights_start_another_run(runs: dict[bool, Path], tmp_path: Path) -> None:
-    """The new run's first loss is that of the old weights: the one an unfinished run would go on with. On one rank and
-    on two, from a checkpoint and from an exported model; and it goes on where what it began from is gone. The folder of
-    a run stands for its newest checkpoint."""
-    shards = runs[True].parent / "shards"
-    saved = runs[True] / "checkpoints" / "step-00000003"
-    model = exported(runs, True, tmp_path / "model", "--step", "3")
-    jobs, starts = [], {}
-    for ranks in (1, 2):
-        for source in (saved, model):
-            starts[ranks, source] = tmp_path / f"run-{ranks}-{source.name}"
-            command = arguments(shards, starts[ranks, source], model_file(tmp_path))
-            jobs.append((ranks, [*command, "--init-from", source, "--steps", 1]))
-    for source in (runs[True], runs[True] / "checkpoints" / "step-00000006"):
-        jobs.append(
-            (1, [*arguments(shards, tmp_path / source.name, ""), "--init-from", source, "--steps", 1])
-        )
-        jobs[-1][1].remove("--model")
-        jobs[-1][1].remove("")
-    scratch = tmp_path / "scratch"
-    jobs.append((1, [*arguments(shards, scratch, model_file(tmp_path)), "--steps", 1]))
-    run_jobs(jobs, tmp_path)
-    old, wanted = column(runs[True], "loss")[0], first_loss(model, shards)
-    assert column(scratch, "loss") == pytest.approx([old], rel=1e-5)
-    assert wanted != pytest.approx(old, rel=1e-4)
-    newest = column(tmp_path / runs[True].name, "loss")
-    assert newest == column(tmp_path / "step-00000006", "loss") != [pytest.approx(wanted, rel=1e-4)]
-    for run in starts.values():
-        assert column(run, "loss") == pytest.approx([wanted], rel=1e-5)
-    model.rename(tmp_path / "gone")
-    command = arguments(shards, starts[1, model], model_file(tmp_path))
-    main([str(part) for part in (*command, "--init-from", model, "--steps", 2, "--schedule", "constant")])
-    assert len(column(starts[1, model], "loss")) == 2
-
-
-def loaded(folder: Path) -> Decoder:
-    """The exported model, by our own reader."""
-    sizes = {"vocab_size": 60, "dim": 32, "layers": 2, "heads": 4, "kv_heads": 2, "hidden": 64}
-    tied = json.loads((folder / "config.json").read_text())["tie_word_embeddings"]
-    config = ModelConfig(**sizes, tied=tied)
-    return filled(config, export.exported_tensors(folder, config, print))
-
-
-def first_loss(weights: Path, shards: Path) -> float:
-    tokens = torch.from_numpy(pretok.stream.open(shards, seq_len=16).batch(range(8)))
-    with torch.no_grad():
-        _, nll = loaded(weights)(tokens[:, :-1], tokens[:, 1:])
-    return float(nll / tokens[:, 1:].numel())
-
-
-def test_the_tokenizer_is_that_of_the_shards(runs: dict[bool, Path], tmp_path: Path) -> None:
-    transformers = needs("transformers")
-    out = exported(runs, True, tmp_path / "model")
-    shards = runs[True].parent / "shards"
-    assert (out / "tokenizer.json").read_bytes() == (shards / "tokenizer.json").read_bytes()
+def test_the_tokenizer_is_that_of_the_shards(trial: Trial, trained: Path) -> None:
+    """Or one with the same ids, whose other files go along; another one is refused, both ways."""
+    out, named = exported(trained, trial.folder / "model"), trial.folder / "vocab"
+    assert (out / "tokenizer.json").read_bytes() == (trial.shards / "tokenizer.json").read_bytes()
     opened = transformers.AutoTokenizer.from_pretrained(out)
     assert (opened.eos_token_id, opened.eos_token, len(opened)) == (0, "<eod>", 257)
-    # Files beside a tokenizer that is named go along.
-    named = tmp_path / "vocab"
     named.mkdir()
-    (named / "tokenizer.json").write_text(json.dumps(json.loads((shards / "tokenizer.json").read_text())))
+    data = read_json(trial.shards / "tokenizer.json")
+    write_json(named / "tokenizer.json", data)
     (named / "tokenizer_config.json").write_text('{"chat_template": "x"}')
-    again = exported(runs, True, tmp_path / "again", "--tokenizer", str(named))
+    again = exported(trained, trial.folder / "again", "--tokenizer", named)
     assert (again / "tokenizer_config.json").read_text() == '{"chat_template": "x"}'
-
-
-def test_another_tokenizer_is_refused(
-    runs: dict[bool, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    data = json.loads((runs[True].parent / "shards" / "tokenizer.json").read_text())
     data["model"]["vocab"]["new"] = 257
-    (tmp_path / "tokenizer.json").write_text(json.dumps(data))
-    with pytest.raises(SystemExit) as caught:
-        exported(runs, True, tmp_path / "model", "--tokenizer", str(tmp_path))
-    assert caught.value.code == 2
-    assert "is another tokenizer" in capsys.readouterr().err
-    assert not (tmp_path / "model").exists()
+    for folder in (named, out):
+        write_json(folder / "tokenizer.json", data)
+    with pytest.raises(MismatchError, match="is another tokenizer than that of"):
+        export([trained / "checkpoints/step-00000004"], named, trial.folder / "x", None)
+    assert not (trial.folder / "x").exists()
+    with pytest.raises(MismatchError, match="is another tokenizer than that of"):
+        trial.train(init_from=str(out), steps=1)
+    (out / "tokenizer.json").unlink()
+    trial.train(init_from=str(out), steps=1)
+    assert f"{out} has no tokenizer.json" in trial.said()
 
 
-def test_weights_of_a_model_that_is_not_computed_are_refused_by_name(
-    runs: dict[bool, Path], tmp_path: Path
-) -> None:
-    """They would be trained as another model, without a word."""
-    from safetensors.torch import load_file, save_file
+def test_what_is_there_or_is_not_is_told(trained: Path, tmp_path: Path) -> None:
+    checkpoint, out = trained / "checkpoints/step-00000004", exported(trained, tmp_path / "model")
+    with pytest.raises(UsageError, match="exists already"):
+        export([checkpoint], None, out, torch.float32)
+    with pytest.raises(UsageError, match=r"tokenizer\.json does not exist"):
+        export([checkpoint], tmp_path, tmp_path / "other", torch.float32)
 
-    out = exported(runs, True, tmp_path / "model")
-    path = out / "config.json"
-    config = json.loads(path.read_text())
+
+ROWS = 70
+"""Of the matrices; the tokenizer of the shards has 60 ids."""
+LLAMA_3 = {"rope_type": "llama3", "rope_theta": 10_000.0, "factor": 8.0, "low_freq_factor": 1.0}
+SCALED = {
+    "rope_parameters": {**LLAMA_3, "high_freq_factor": 4.0, "original_max_position_embeddings": 32},
+    "num_key_value_heads": 2,
+}
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama-2": ("Llama", {"num_key_value_heads": 4}),
+    "llama-3": ("Llama", {"num_key_value_heads": 2, "rope_theta": 500_000.0, "rms_norm_eps": 1e-5}),
+    "llama-3.1": ("Llama", SCALED),
+    "llama-3.2": ("Llama", {"tie_word_embeddings": True, "head_dim": 16, **SCALED}),
+    "mistral": ("Mistral", {"num_key_value_heads": 2, "sliding_window": None, "head_dim": 12}),
+    "mistral-window": ("Mistral", {"num_key_value_heads": 2, "sliding_window": 11}),
+    "qwen-2": ("Qwen2", {"num_key_value_heads": 2}),
+    "qwen-2-tied": ("Qwen2", {"num_key_value_heads": 2, "tie_word_embeddings": True}),
+    "qwen-3": ("Qwen3", {"num_key_value_heads": 2, "head_dim": 16}),
+}
+
+
+def made(name: str, folder: Path, shards: Path | None = None, dtype: Any = torch.bfloat16) -> Path:
+    """A small random model of transformers, in several files, with the tokenizer of `shards`."""
+    kind, more = MODELS[name]
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+    sizes |= {"vocab_size": ROWS, "bos_token_id": 1, "eos_token_id": 0}
+    torch.manual_seed(0)
+    model = getattr(transformers, f"{kind}ForCausalLM")(
+        getattr(transformers, f"{kind}Config")(**sizes | more)
+    )
+    with torch.no_grad():
+        for parameter in model.parameters():  # norms and biases too: ones and zeros could be left out unseen
+            parameter.add_(torch.randn_like(parameter) * 0.1)
+    model.to(dtype).save_pretrained(folder, max_shard_size="20KB")
+    if shards is not None:
+        shutil.copy(shards / "tokenizer.json", folder)
+    return folder
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_logits_are_those_of_transformers(name: str, tmp_path: Path) -> None:
+    folder = made(name, tmp_path / "model", dtype=torch.float32)
+    assert len(list(folder.glob("*.safetensors"))) > 1
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    tokens = ids(2, 48, end=ROWS)
+    with torch.no_grad():
+        expected = theirs(tokens).logits
+        model = read(folder)
+        torch.testing.assert_close(model(tokens)[..., :ROWS], expected, rtol=1e-5, atol=1e-5)
+    count = sum(parameter.numel() for parameter in model.parameters())
+    assert count == model.config.parameters
+    assert 4 * count == count_tensors(model.config, Layout(1, 1, 1), 1, 1, 16, TrainConfig()).parameters
+    assert expected.std() > 0.1
+
+
+@pytest.fixture
+def begin(trial: Trial) -> Trial:
+    """Runs that begin from a model of others and learn nothing, if nothing else is said."""
+    trial.defaults = {
+        "model": None,
+        "micro_batch": 2,
+        "warmup": 0,
+        "schedule": "constant",
+        "lr": 0.0,
+        "steps": 1,
+    }
+    return trial
+
+
+def assert_given_back(source: Path, run: Path, out: Path) -> None:
+    """Bit for bit, the rows beyond the tokenizer too; and transformers takes it for the same model."""
+    came, back = weights(source), weights(exported(run, out))
+    assert came.keys() == back.keys()
+    for tensor, value in came.items():
+        assert value.dtype == back[tensor].dtype == torch.bfloat16
+        assert torch.equal(value, back[tensor]), tensor
+    first, again = (transformers.AutoConfig.from_pretrained(path).to_dict() for path in (source, out))
+    for free in ("bos_token_id", "transformers_version", "head_dim", "_name_or_path"):
+        first.pop(free, None)
+    assert first.items() <= again.items()
+
+
+@pytest.mark.parametrize("name", ["llama-3.2", "mistral-window", "qwen-2", "qwen-3"])
+def test_a_model_comes_back_as_it_came(begin: Trial, name: str) -> None:
+    """And a run goes on where its folder is gone."""
+    source = made(name, begin.folder / "model", begin.shards)
+    run = begin.train(init_from=str(source))
+    assert_given_back(source, run, begin.folder / "back")
+    source.rename(begin.folder / "gone")
+    begin.train(init_from=str(source), steps=2)
+    assert len(column(run, "loss")) == 2
+    # A checkpoint has sizes too.
+    newest = model_config(str(run / "checkpoints/step-00000002"))
+    assert newest.family == model_config(str(begin.folder / "gone")).family
+
+
+MESHES = ({"shard": 2}, {"shard": 2, "tensor": 2}, {"shard": 1, "tensor": 2}, {"shard": 1, "pipeline": 2})
+
+
+@pytest.mark.slow
+def test_models_of_others_on_every_mesh(begin: Trial) -> None:
+    """Models come back; biases learn alike; rows beyond the tokenizer are never predicted: the loss is that of a
+    softmax without them."""
+    folder, learn = begin.folder, {"lr": 0.01, "steps": 3}
+    sources = {name: made(name, folder / name, begin.shards) for name in ("qwen-2", "qwen-3", "mistral")}
+    qwen = {"init_from": str(sources["qwen-2"]), **learn}
+    jobs = [(1, flags(begin.config("learned", **qwen)))]
+    for number, mesh in enumerate(MESHES):
+        for name, source in sources.items():
+            jobs.append((4, flags(begin.config(f"{name}-{number}", init_from=str(source), **mesh))))
+        jobs.append((4, flags(begin.config(f"learned-{number}", **qwen, **mesh))))
+    run_jobs(jobs, folder)
+    for number in range(len(MESHES)):
+        for name, source in sources.items():
+            assert_given_back(source, folder / f"{name}-{number}", folder / f"back-{name}-{number}")
+        for name, exact in (("loss", 1e-5), ("grad_norm", 2e-3)):
+            expected = column(folder / "learned", name)
+            assert column(folder / f"learned-{number}", name) == pytest.approx(expected, rel=exact)
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(sources["qwen-2"], dtype=torch.float32).eval()
+    batch = torch.from_numpy(pretok.stream.open(begin.shards, seq_len=16).batch(range(8)))
+    with torch.no_grad():
+        logits = theirs(batch[:, :-1]).logits
+    loss, whole = (
+        torch.nn.functional.cross_entropy(part.flatten(0, 1), batch[:, 1:].flatten().long())
+        for part in (logits[..., :60], logits)
+    )
+    first = column(folder / "learned", "loss")[0]
+    assert first == pytest.approx(float(loss), rel=1e-5)
+    assert first != pytest.approx(float(whole), rel=1e-3)
+
+
+NOT_COMPUTED: list[tuple[str, dict[str, Any], str]] = [
+    ("llama-3.1", {"rope_parameters": {"rope_type": "yarn", "factor": 4.0}}, "rope_scaling is {'rope_type': 'yarn"),
+    ("llama-3.1", {"rope_parameters": {"rope_type": "llama3", "factor": 4.0}}, "rope_scaling is {'rope_type'"),
+    ("llama-3", {"rope_parameters": {"partial_rotary_factor": 0.5}}, "rope_scaling is {'partial_rotary_factor'"),
+    ("llama-3", {"attention_bias": True}, "attention_bias is True and not False"),
+    ("llama-3", {"mlp_bias": True, "hidden_act": "gelu"}, "hidden_act is 'gelu' and not 'silu'"),
+    ("llama-3", {"quantization_config": {"bits": 4}}, "quantization_config is {'bits': 4}"),
+    ("llama-3", {"auto_map": {"AutoModel": "theirs.Model"}}, "auto_map is {'AutoModel'"),
+    ("qwen-3", {"is_causal": False}, "is_causal is False"),
+    ("llama-3", {"partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5"),
+    ("llama-3", {"hidden_size": None}, "hidden_size is missing"),
+    ("llama-3", {"model_type": "gemma"}, "model_type is gemma; train computes llama, mistral, qwen2, qwen3"),
+    ("mistral", {"layer_types": ["sliding_attention"] * 2}, "layer_types is"),
+    ("qwen-2", {"use_sliding_window": True}, "use_sliding_window is True"),
+    ("qwen-2", {"layer_types": ["full_attention", "sliding_attention"]}, "layer_types is"),
+]  # fmt: skip
+
+
+def test_what_is_not_computed_is_refused_by_name(tmp_path: Path) -> None:
+    """It would be trained as another model, without a word."""
+    models = {name: made(name, tmp_path / name) for name in {name for name, *_ in NOT_COMPUTED}}
+    for name, change, message in NOT_COMPUTED:
+        before = read_json(path := models[name] / "config.json")
+        write_json(path, before | change)
+        with pytest.raises(MismatchError, match=re.escape(message)):
+            model_config(str(path.parent))
+        write_json(path, before)
+    for both in ({"qkv_bias": True, "qk_norm": True}, {"family": "qwen2"}, {"window": 4, "qk_norm": True}):
+        with pytest.raises(UsageError, match="of transformers"):
+            ModelConfig(**SIZES, **both)
+
+
+def test_weights_that_do_not_fit_are_refused_by_name(trained: Path, tmp_path: Path) -> None:
+    out, config = exported(trained, tmp_path / "model"), ModelConfig(**SIZES)
+    theirs, tensors = read_json(out / "config.json"), weights(out)
+    bias, norm = "model.layers.0.self_attn.q_proj.bias", "model.norm.weight"
+
+    def refused(error: type[PretokError], message: str, config: ModelConfig = config) -> None:
+        with pytest.raises(error, match=re.escape(message)):
+            exported_tensors(out, config, print)(norm.removeprefix("model."), (32,), CPU)
+
+    refused(MismatchError, "layers 2 (here 3)", replace(config, layers=3))
+    refused(
+        MismatchError, "qk_norm False (here True), family llama (here qwen3)", replace(config, qk_norm=True)
+    )
     for change, message in (
         ({"head_dim": 16}, "head_dim 16 (here 8)"),
-        ({"rms_norm_eps": None}, "norm_eps 1e-06 (here 1e-05)"),
+        ({"rms_norm_eps": 1e-6}, "norm_eps 1e-06 (here 1e-05)"),
         ({"vocab_size": 128}, "rows 128 (here 60)"),
     ):
-        changed = {key: value for key, value in (config | change).items() if value is not None}
-        path.write_text(json.dumps(changed))
-        with pytest.raises(MismatchError, match=re.escape(message)):
-            loaded(out)
-    plain = {
-        "rope_scaling": {"rope_type": "default"},
-        "rope_parameters": {"rope_theta": 5e5, "rope_type": "default"},
-    }
-    path.write_text(json.dumps(config | plain))
-    loaded(out)
-    tensors = load_file(out / "model.safetensors")
-    name = "model.layers.0.self_attn.q_proj.bias"
-    save_file(tensors | {name: torch.ones(32)}, out / "model.safetensors")
-    with pytest.raises(MismatchError, match=f"holds what train does not compute: {name}"):
-        loaded(out)
-    name = "model.norm.weight"
-    save_file(tensors | {name: torch.ones(33)}, out / "model.safetensors")
-    with pytest.raises(IntegrityError, match=rf"{name} has the shape \[33\]; by config.json it is \[32\]"):
-        loaded(out)
-    del tensors["model.norm.weight"]
-    save_file(tensors, out / "model.safetensors")
-    with pytest.raises(MismatchError, match=r"lacks model\.norm\.weight"):
-        loaded(out)
-    path.write_text("{")
-    with pytest.raises(IntegrityError, match="is not valid JSON"):
-        export.exported_tensors(out, ModelConfig(dim=32, layers=2, heads=4, kv_heads=2, hidden=64), print)
+        write_json(out / "config.json", theirs | change)
+        refused(MismatchError, message)
+    # Said otherwise, but the same.
+    scaling = {"rope_scaling": {"rope_type": "default"}}
+    write_json(
+        out / "config.json",
+        theirs | scaling | {"rope_parameters": {"rope_theta": 5e5, "rope_type": "default"}},
+    )
+    exported_tensors(out, config, print)
+    del theirs["rms_norm_eps"]
+    write_json(out / "config.json", theirs)
+    refused(MismatchError, "norm_eps 1e-06 (here 1e-05)")
+    write_json(out / "config.json", theirs | {"rms_norm_eps": 1e-5})
+    for given, error, message in (
+        (tensors | {bias: torch.ones(32)}, MismatchError, f"holds what train does not compute: {bias}"),
+        (
+            tensors | {norm: torch.ones(33)},
+            IntegrityError,
+            f"{norm} has the shape [33]; by config.json it is [32]",
+        ),
+        ({name: tensors[name] for name in tensors.keys() - {norm}}, MismatchError, f"lacks {norm}"),
+    ):
+        save_file(given, out / "model.safetensors")
+        refused(error, message)
+    (out / "config.json").write_text("{")
+    refused(IntegrityError, "is not valid JSON")
 
 
-def test_what_does_not_fit_is_refused(
-    runs: dict[bool, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    out = exported(runs, True, tmp_path / "model")
-    other = ModelConfig(vocab_size=60, dim=32, layers=3, heads=4, kv_heads=2, hidden=64)
-    with pytest.raises(MismatchError, match=r"layers 2 \(here 3\)"):
-        export.exported_tensors(out, other, print)
-    checkpoint = runs[True] / "checkpoints/step-00000006"
-    with pytest.raises(UsageError, match="exists already"):
-        export.export([checkpoint], None, out, torch.float32)
-    with pytest.raises(UsageError, match=r"tokenizer\.json does not exist"):
-        export.export([checkpoint], tmp_path, tmp_path / "other", torch.float32)
-    with pytest.raises(SystemExit) as caught:
-        main(["export", "--run", str(tmp_path), "--tokenizer", "x", "--out", "y"])
-    assert caught.value.code == 2
+def test_files_that_do_not_fit_are_refused_by_name(tmp_path: Path) -> None:
+    folder = made("qwen-3", tmp_path / "model")
+    with pytest.raises(UsageError, match="70 rows are fewer than the 71 ids"):
+        read(folder, vocab_size=71)
+    some = next(folder.glob("*.safetensors"))
+    for damage in (lambda: some.write_bytes(some.read_bytes()[:-100]), some.unlink):
+        damage()
+        with pytest.raises(IntegrityError, match=some.name):
+            read(folder)
+
+
+PUBLISHED = """
+    "architectures": ["Qwen2ForCausalLM"], "attention_dropout": 0.0, "bos_token_id": 151643, "eos_token_id": 151643,
+    "hidden_act": "silu", "hidden_size": 896, "initializer_range": 0.02, "intermediate_size": 4864,
+    "max_position_embeddings": 32768, "max_window_layers": 24, "model_type": "qwen2", "num_attention_heads": 14,
+    "num_hidden_layers": 24, "num_key_value_heads": 2, "rms_norm_eps": 1e-06, "rope_theta": 1000000.0,
+    "sliding_window": 32768, "tie_word_embeddings": true, "torch_dtype": "bfloat16", "use_cache": true,
+    "transformers_version": "4.40.1", "use_mrope": false, "use_sliding_window": false, "vocab_size": 151936
+"""
+
+
+def test_keys_that_change_nothing_are_passed_over(tmp_path: Path) -> None:
+    """Those of Qwen 2.5 as it was published; and what a Mistral leaves out."""
+    (tmp_path / "config.json").write_text(f"{{{PUBLISHED}}}")
+    published = read_json(tmp_path / "config.json")
+    config = model_config(str(tmp_path))
+    assert (config.parameters, config.matrix_rows, config.seq_len) == (494_032_768, 151_936, 4096)
+    again = transformers_config(config, 151643)
+    assert {key: again[key] for key in again.keys() & published.keys()}.items() <= published.items()
+    free = "initializer_range max_window_layers sliding_window transformers_version use_cache use_mrope"
+    assert published.keys() - again.keys() <= set(free.split())
+    path = made("mistral", tmp_path / "model") / "config.json"
+    theirs = read_json(path)
+    del theirs["sliding_window"]
+    write_json(path, theirs)
+    assert model_config(str(path.parent)).window == 4096
+
+
+def test_a_file_of_sizes_can_describe_such_a_model(tmp_path: Path) -> None:
+    folder, path = made("llama-3.2", tmp_path / "model"), tmp_path / "sizes.toml"
+    scaling = "factor = 8, low_freq_factor = 1, high_freq_factor = 4, original_max_position_embeddings = 32"
+    path.write_text(
+        "dim = 32\nlayers = 2\nheads = 4\nkv_heads = 2\nhidden = 64\nhead_dim = 16\nnorm_eps = 1e-6\nrows = 70\n"
+        f"vocab_size = 70\nrope_theta = 1e4\nrope_scaling = {{{scaling}}}\n"
+    )
+    exported_tensors(folder, model_config(str(path)), print)
+    path.write_text(path.read_text().replace("high_freq_factor", "high"))
+    with pytest.raises(UsageError, match=r"unknown field `high` - at `\$.rope_scaling`"):
+        model_config(str(path))
+
+
+OLD = ModelConfig(**SIZES | {"vocab_size": 50}, seq_len=16, tied=False)
+ADDED = {7: (1, 2, 2), **{i: (i - 40, i - 30) for i in range(50, 60)}}
+"""Of a new vocabulary: entry 7 gave its row away, and ten are new."""
+
+
+def old_model(folder: Path, sizes: ModelConfig = OLD) -> Decoder:
+    """A model of the old vocabulary, exported, with a tokenizer."""
+    folder.mkdir()
+    model = filled(sizes, partial(initial_tensor, sizes, 3))
+    tensors = {}
+    for name, value in model.state_dict().items():
+        rows = sizes.vocab_size if name in ("embed_tokens.weight", "lm_head.weight") else len(value)
+        tensors[name if name.startswith("lm_head") else f"model.{name}"] = value[:rows].contiguous()
+    save_file(tensors, folder / "model.safetensors")
+    write_json(folder / "config.json", transformers_config(sizes, 0))
+    write_json(folder / "tokenizer.json", {"model": "the old one"})
+    return model
+
+
+def map_to(path: Path, fingerprint: str = "new") -> str:
+    old = MapEnd(OLD.vocab_size, tokenizer_fingerprint({"model": "the old one"}))
+    write_map(path, old, MapEnd(60, fingerprint), ADDED)
+    return str(path)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_rows_of_a_new_vocabulary_are_copied_or_means(tmp_path: Path, tied: bool) -> None:
+    """And each rank may read what it keeps."""
+    old = old_model(tmp_path / "model", replace(OLD, tied=tied))
+    sizes = replace(OLD, tied=tied, vocab_size=60)
+    found = read_map(Path(map_to(tmp_path / FILE_NAME)))
+    value = exported_tensors(tmp_path / "model", sizes, print, found)
+    new = filled(sizes, value)
+    before, after = old.state_dict(), new.state_dict()
+    assert before.keys() == after.keys()
+    for name, was in before.items():
+        if name not in ("embed_tokens.weight", "lm_head.weight"):
+            assert torch.equal(after[name], was)
+            continue
+        kept = [i for i in range(50) if i not in ADDED]
+        assert torch.equal(after[name][kept], was[kept])
+        for row, parts in ADDED.items():
+            assert torch.equal(after[name][row], was[list(parts)].mean(0))
+        assert not after[name][60:].any()
+        for first, last, left, right in (
+            (0, 32, 0, 32),
+            (32, 64, 0, 16),
+            (40, 128, 16, 32),
+            (96, 128, 0, 32),
+        ):
+            part = slice(first, last), slice(left, right)
+            assert torch.equal(value(name, (128, 32), CPU, part), after[name][part])
+    tokens = torch.tensor([[i for i in range(50) if i != 7]])
+    old.norm = new.norm = None  # they return hidden states
+    with torch.no_grad():
+        assert torch.equal(new(tokens), old(tokens))
+
+
+def test_a_run_begins_with_a_new_vocabulary(begin: Trial) -> None:
+    fingerprint = tokenizer_fingerprint(read_json(begin.shards / "tokenizer.json"))
+    old_model(model := begin.folder / "model", replace(OLD, tied=True))
+    begin.defaults |= {"init_from": str(model), "model": model_file(begin.folder)}
+    away, ours = map_to(begin.folder / "away.json"), map_to(begin.folder / FILE_NAME, fingerprint)
+    with pytest.raises(MismatchError, match=r"with --vocab .*, or name the --vocab-map made of it"):
+        begin.train()
+    with pytest.raises(MismatchError, match="leads to another vocabulary"):
+        begin.train(vocab_map=away)
+    write_json(model / "tokenizer.json", {"model": "another one"})
+    with pytest.raises(MismatchError, match=r"is another tokenizer than that of the model .* begins with"):
+        begin.train(vocab_map=ours)
+    (model / "tokenizer.json").unlink()
+    run = begin.train(vocab_map=ours)
+    before, after = (
+        weights(folder)["model.embed_tokens.weight"]
+        for folder in (model, exported(run, begin.folder / "out"))
+    )
+    assert after.shape[0] == 60
+    for row in range(60):
+        assert torch.equal(after[row], before[list(ADDED[row])].mean(0) if row in ADDED else before[row])
+    assert transformers.AutoModelForCausalLM.from_pretrained(begin.folder / "out").config.vocab_size == 60
+    with pytest.raises(UsageError, match="is a checkpoint; write its model with train export"):
+        begin.train("other", init_from=str(run), vocab_map=ours)
+    old_model(begin.folder / "small", replace(OLD, vocab_size=40))
+    with pytest.raises(MismatchError, match="has rows for 40 entries, but --vocab-map begins with 50"):
+        exported_tensors(begin.folder / "small", replace(OLD, vocab_size=60), print, read_map(Path(ours)))

@@ -8,7 +8,7 @@ import pytest
 from support import needs
 
 torch = needs("torch")
-from tests.train_support import add_tokenizer, random_shards, tiny_flags
+from tests.train_support import tiny_flags
 from train.__main__ import main
 from train.model.transformer import Decoder
 
@@ -16,11 +16,9 @@ PROMPT = "!#$%&()*+,-./" * 3  # bytes whose ids a vocabulary of 60 has, more tha
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def run(shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("generate")
-    shards = random_shards(folder / "shards")
-    add_tokenizer(shards)
-    main([str(flag) for flag in tiny_flags(shards, folder, save_every="4", lr=0.01, warmup=1)])
+    main(tiny_flags(shards, folder, save_every="4", lr=0.01, warmup=1))
     return folder / "run"
 
 

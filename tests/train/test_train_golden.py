@@ -66,29 +66,17 @@ def test_a_checkpoint_of_another_version_is_refused_by_name(
     """By all that read it, and it stays as it is: it is not damaged."""
     run = unpacked(tmp_path) / "1x1x1"
     reseal(run / "checkpoints/step-00000003", version=1)
-    flags = [
-        "--shards",
-        tmp_path / "shards",
-        "--mix",
-        tmp_path / "mix.json",
-        "--model",
-        "debug",
-        "--steps",
-        "6",
-    ]
+    begin = f"--shards {tmp_path}/shards --mix {tmp_path}/mix.json --steps 6 --out"
+    words = "step-00000003/meta.json has format version 1, this program reads 2: go on with the train that"
     for command in (
-        [*flags, "--out", run],
-        [*flags, "--out", tmp_path / "new", "--init-from", run],
-        ["verify", run],
-        ["export", "--run", run, "--out", tmp_path / "model"],
+        f"{begin} {run} --model debug",
+        f"{begin} {tmp_path}/new --init-from {run}",
+        f"verify {run}",
+        f"export --run {run} --out {tmp_path}/model",
     ):
         with pytest.raises(SystemExit, match="2"):
-            main([str(part) for part in command])
-        said = capsys.readouterr().err
-        assert (
-            "step-00000003/meta.json has format version 1, this program reads 2: go on with the train that"
-            in said
-        )
+            main(command.split())
+        assert words in capsys.readouterr().err
     assert [path.name for path in (run / "checkpoints").iterdir()] == ["step-00000003"]
 
 
@@ -96,18 +84,14 @@ def write_golden() -> None:
     """Train both runs, and keep of each what stands in the archive, without times, hosts and folders."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        before = unpacked(folder)
-        made = Path(
-            shutil.copytree(before, folder / "made/checkpoints", ignore=shutil.ignore_patterns("1x*"))
-        )
+        before, made = unpacked(folder), folder / "made/checkpoints"
+        shutil.copytree(before, made, ignore=shutil.ignore_patterns("1x*"))
         paths = ("--shards", folder / "shards", "--mix", folder / "mix.json", "--model", made / "model.toml")
+        meshes = {"1x1x1": 1, "1x2x2": 4}
         flags = (*FLAGS[:-1], 3)
-        meshes = {"1x1x1": MESHES[1], "1x2x2": MESHES[4]}
-        jobs = [
-            (1 if not mesh else 4, [*paths, "--out", made / run, *flags, *mesh])
-            for run, mesh in meshes.items()
-        ]
-        run_jobs(jobs, folder)
+        run_jobs(
+            [(n, [*paths, "--out", made / run, *flags, *MESHES[n]]) for run, n in meshes.items()], folder
+        )
         for run in meshes:
             kept = {"metrics.jsonl", "segments.jsonl", "checkpoints", "step-00000003"}
             for path in [*(made / run).iterdir(), *(made / run / "checkpoints").iterdir()]:
@@ -117,12 +101,9 @@ def write_golden() -> None:
                 text = path.read_text().replace(name, "")
                 text = re.sub(r'"time": "[^"]*"', '"time": "2026-01-01T00:00:00.000+00:00"', text)
                 path.write_text(re.sub(r'"host": "[^"]*"', '"host": "host"', text))
+        nobody = {"mtime": 0, "uid": 0, "gid": 0, "uname": "", "gname": "", "deep": False}
         with tarfile.open(GOLDEN / "checkpoints.tar.xz", "w:xz") as archive:
-            archive.add(
-                made,
-                made.name,
-                filter=lambda entry: entry.replace(mtime=0, uid=0, gid=0, uname="", gname="", deep=False),
-            )
+            archive.add(made, made.name, filter=lambda entry: entry.replace(**nobody))
 
 
 if __name__ == "__main__":

@@ -1,51 +1,53 @@
-"""A run killed or stopped anywhere goes on, on any number of processes, as if nothing had happened."""
+"""A run killed or stopped anywhere goes on, on any number of processes, as if nothing had happened; which checkpoints
+it keeps; and one run at a time in a folder."""
 
 from __future__ import annotations
 
 import os
 import shutil
 import signal
+import threading
 import time
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from support import needs
 
+torch = needs("torch")
+from pretok.base import lock
+from pretok.base.errors import FolderInUse, MismatchError, Stopped
 from pretok.base.storage import read_json, read_lines
-from tests.train_support import Ranks, column, model_file, run_jobs, run_ranks
-
-needs("torch")
+from tests.train_support import Ranks, Trial, around, column, flags, tiny_config
+from train import evaluate, loop
+from train.__main__ import main
+from train.checkpoint import save
+from train.checkpoint.meta import Identity, Meta, RunState, TokenizerOrigin
+from train.checkpoint.save import to_keep
+from train.config import TrainConfig
+from train.model.sizes import PRESETS
 
 STEPS = 20
 
 
-def arguments(shards: Path, run: Path, **extra: object) -> list[object]:
-    settings: dict[str, object] = {
-        "shards": shards,
-        "out": run,
-        "model": run.parent / "model-True.toml",
-        "seq-len": 16,
-        "global-batch": 8,
-        "steps": STEPS,
-        "lr": 0.001,  # at ten times this, rounding alone moves the losses by 3e-4 in 40 steps
-        "warmup": 2,
-        "workers": 1,
-        "save-every": 4,
-        "keep-last": 2,
-    }
-    settings |= {name.replace("_", "-"): value for name, value in extra.items()}
-    model_file(run.parent)
-    return [part for name, value in settings.items() for part in (f"--{name}", value)]
+VALUES = {"steps": STEPS, "lr": 0.001, "warmup": 2, "save_every": "4", "keep_last": 2}
+"""At ten times this rate rounding alone moves the losses by 3e-4 in 40 steps."""
+
+
+@pytest.fixture
+def trial(trial: Trial) -> Trial:
+    trial.defaults = VALUES
+    return trial
 
 
 @pytest.fixture(scope="module")
 def whole(shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    run = tmp_path_factory.mktemp("whole") / "run"
-    run_ranks(1, arguments(shards, run), run.parent)
-    return run
+    config = tiny_config(shards, tmp_path_factory.mktemp("whole"), **VALUES)
+    loop.train(config)
+    return Path(config.out)
 
 
 def assert_same_run(run: Path, whole: Path) -> None:
@@ -54,261 +56,244 @@ def assert_same_run(run: Path, whole: Path) -> None:
     assert read_json(run / "done.json") == read_json(whole / "done.json")
 
 
-def _signal_itself(number: signal.Signals, step: int, rank: int, run: Path) -> None:
-    """The rank sends itself the signal before it begins `step`; a kill waits for the first checkpoint."""
-    if os.environ["RANK"] != str(rank):
-        return
-    import train.loop
+def saved(run: Path) -> list[str]:
+    return sorted(path.name.removeprefix("step-0000") for path in (run / "checkpoints").iterdir())
 
-    original = train.loop.train_step
 
-    def train_step(trainee: Any, batches: Any, at: int, *rest: Any, **named: Any) -> Any:
-        if at >= step and (number != signal.SIGKILL or any(run.glob("checkpoints/step-*"))):
-            os.kill(os.getpid(), number)
-        return original(trainee, batches, at, *rest, **named)
+def signal_itself(
+    number: signal.Signals, step: int, times: int = 1, rank: int = 0, put: Any = setattr
+) -> None:
+    """A rank sends itself the signal before it begins `step`, or a later one; a kill waits for a checkpoint."""
+    done: list[int] = []
 
-    train.loop.train_step = train_step
+    def before(trainee: Any, _: Any, at: int, *rest: Any) -> None:
+        checkpoints = Path(trainee.config.out, "checkpoints")
+        ready = number != signal.SIGKILL or any(checkpoints.glob("step-*"))
+        if at >= step and ready and not done and torch.distributed.get_rank() == rank:
+            done.append(at)
+            for _ in range(times):
+                os.kill(os.getpid(), number)
+
+    around(loop, "train_step", before, put=put)
+
+
+KILL, TERM, USR1 = signal.SIGKILL, signal.SIGTERM, signal.SIGUSR1
 
 
 @pytest.mark.parametrize(
     "chain",
     [
-        pytest.param(
-            [(4, signal.SIGKILL, 5), (2, signal.SIGTERM, 10), (1, signal.SIGUSR1, 15), (4, None, STEPS)],
-            id="4-2-1-4",
-        ),
-        pytest.param(
-            [(2, signal.SIGUSR1, 3), (4, signal.SIGTERM, 8), (1, signal.SIGKILL, 14), (2, None, STEPS)],
-            id="2-4-1-2",
-            marks=pytest.mark.slow,
-        ),
+        [(4, KILL, 5), (2, TERM, 10), (1, USR1, 15), (4, None, STEPS)],
+        pytest.param([(2, USR1, 3), (4, TERM, 8), (1, KILL, 14), (2, None, STEPS)], marks=pytest.mark.slow),
     ],
+    ids=["4-2-1-4", "2-4-1-2"],
 )
 def test_interrupted_run_goes_on_with_any_number_of_processes(
-    shards: Path, whole: Path, tmp_path: Path, chain: list[tuple[int, signal.Signals | None, int]]
+    trial: Trial, whole: Path, chain: list[tuple[int, signal.Signals | None, int]]
 ) -> None:
-    run = tmp_path / "run"
+    run = trial.run
     for link, (count, number, step) in enumerate(chain):
-        before = None if number is None else partial(_signal_itself, number, step, count - 1, run)
-        ranks = Ranks(count, [*arguments(shards, run), "--shard", 2 if count == 4 else 1], tmp_path, before)
-        if number == signal.SIGKILL:  # of one rank; what starts the ranks then kills the others
+        before = None if number is None else partial(signal_itself, number, step, rank=count - 1)
+        arguments = flags(trial.config(workers=1, shard=2 if count == 4 else 1))
+        ranks = Ranks([(count, arguments)], trial.folder, before)
+        if number == KILL:  # of one rank; what starts the ranks then kills the others
             ranks.processes[-1].join(120)
-            ranks.signal(signal.SIGKILL, range(count - 1))
-            assert ranks.wait() == [-signal.SIGKILL] * count, ranks.text()
-        else:  # of one rank, and all of them stop
-            assert ranks.wait() == [0 if number is None else 75] * count, ranks.text()
+            for process in ranks.processes:
+                process.kill()
+        # Of other signals to one rank, all of them stop.
+        code = {None: 0, KILL: -KILL}.get(number, 75)
+        assert ranks.wait() == [code] * count, ranks.text()
         assert ("resumed from step" in ranks.text()) == (link > 0)
         assert (run / "done.json").exists() == (number is None)
     assert_same_run(run, whole)
     # Stops lose no step; a kill loses those since the checkpoint before it, and its segment's line.
     lost = [record["lost_steps"] for record in read_lines(run / "goodput.jsonl")]
-    killed = [number for _, number, _ in chain].index(signal.SIGKILL)
+    killed = [number for _, number, _ in chain].index(KILL)
     assert len(lost) == 3
     assert all(count == 0 for link, count in enumerate(lost) if link != killed)
 
 
-def _die_in_second_save() -> None:
-    from train.checkpoint import save
+def _die_in_the_second(name: str) -> None:
+    calls: list[int] = []
 
-    original = save.write_pieces
-    calls = []
-
-    def write(*arguments: Any, **named: Any) -> Any:
+    def behind(*_: Any) -> None:
         calls.append(0)
-        result = original(*arguments, **named)
-        if len(calls) == 2:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return result
-
-    save.write_pieces = write
-
-
-def _die_before_renaming_the_second() -> None:
-    import train.checkpoint.save
-
-    original = train.checkpoint.save.write_meta
-    calls = []
-
-    def write(*arguments: Any) -> None:
-        calls.append(0)
-        original(*arguments)
         if len(calls) == 2:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    train.checkpoint.save.write_meta = write
+    around(save, name, None, behind)
 
 
-@pytest.mark.parametrize("before", [_die_in_second_save, _die_before_renaming_the_second])
-def test_kill_during_a_save_leaves_the_one_before(
-    shards: Path, whole: Path, tmp_path: Path, before: Callable[[], None]
+@pytest.mark.parametrize("name", ["write_pieces", "write_meta"])
+def test_kill_during_a_save_leaves_the_one_before(trial: Trial, whole: Path, name: str) -> None:
+    """When its tensors are written, and just before it is renamed."""
+    ranks = Ranks([(1, flags(trial.config()))], trial.folder, partial(_die_in_the_second, name))
+    assert ranks.wait() == [-signal.SIGKILL]
+    assert [path for path in saved(trial.run) if path[0] != "."] == ["0004"]
+    assert len(saved(trial.run)) == 2
+    trial.train()
+    assert "resumed from step 4\n" in trial.said()
+    assert saved(trial.run) == ["0016", "0020"]
+    assert_same_run(trial.run, whole)
+
+
+@pytest.mark.parametrize(
+    ("times", "save_every", "words"),
+    [
+        (1, "4", "stopped after step 4 of 20 (received SIGINT); saved; run the same"),
+        (1, "never", "nothing saved (--save-every never)"),
+        (2, "4", "train: interrupted before it could save"),
+    ],
+)
+def test_control_c_saves_and_twice_ends_at_once(
+    trial: Trial, times: int, save_every: str, words: str
 ) -> None:
-    run = tmp_path / "run"
-    started = Ranks(1, arguments(shards, run), tmp_path, before)
-    assert started.wait() == [-signal.SIGKILL]
-    folder = run / "checkpoints"
-    assert [path.name for path in folder.iterdir() if path.is_dir() and path.name[0] != "."] == [
-        "step-00000004"
-    ]
-    assert list(folder.glob(".*.tmp"))
-    output = run_ranks(1, arguments(shards, run), tmp_path)
-    assert "resumed from step 4\n" in output
-    assert not list(folder.glob(".*.tmp"))
-    assert_same_run(run, whole)
+    signal_itself(signal.SIGINT, 3, times, put=trial.patch.setattr)
+    with pytest.raises(SystemExit, match="75"):
+        main(flags(trial.config(save_every=save_every)))
+    out, err = trial.capture.readouterr()
+    assert words in err
+    told = "received SIGINT: the run ends after the steps in work; Ctrl-C again ends"
+    assert out.count(told) == (times == 1)
+    assert "Traceback" not in err
 
 
-@pytest.mark.parametrize("damage", ["shorter file", "wrong bytes", "no meta.json"])
-def test_broken_newest_checkpoint_is_reported_and_the_one_before_used(
-    shards: Path, whole: Path, tmp_path: Path, damage: str
+def test_end_of_the_job_stops_in_time(trial: Trial) -> None:
+    trial.patch.setenv("SLURM_JOB_END_TIME", str(int(time.time()) + 20))
+    with pytest.raises(Stopped, match="stopped after step 2 of 20"):
+        trial.train(keep_last=1)
+    assert "the job ends in" in trial.said()
+    assert saved(trial.run) == ["0002"]
+
+
+def test_stop_during_validation(trial: Trial, whole: Path) -> None:
+    with trial.patch.context() as patch:
+        around(evaluate, "_batches", lambda *_: os.kill(os.getpid(), signal.SIGTERM), put=patch.setattr)
+        with pytest.raises(Stopped):
+            trial.train(val_every=10)
+    assert len(column(trial.run, "loss")) == 10
+    assert read_lines(trial.run / "validation.jsonl") == []
+    trial.train()
+    assert_same_run(trial.run, whole)
+
+
+def test_finished_run_can_be_extended(trial: Trial) -> None:
+    for name, steps in (("run", 8), ("run", 12), ("whole", 12)):
+        whole = trial.train(name, steps=steps, schedule="wsd", decay=0)
+    assert column(trial.run, "loss") == column(whole, "loss")
+    assert read_json(trial.run / "done.json")["step"] == 12
+
+
+losses = st.none() | st.floats(0, 10)
+
+
+def meta_of(step: int, val_loss: float | None) -> Meta:
+    identity = Identity(PRESETS["debug"], 8, 0, "", "", {})
+    return Meta(step, RunState(step=step), val_loss, identity, {}, 0, TokenizerOrigin("", ""), {})
+
+
+@given(
+    found=st.lists(st.tuples(st.integers(1, 500), losses), min_size=1, unique_by=lambda pair: pair[0]),
+    last=st.integers(1, 4),
+    best=st.integers(0, 3),
+    milestone=st.sampled_from([0, 7, 100]),
+)
+def test_retention_keeps_the_newest_the_best_and_milestones(
+    found: list[tuple[int, float | None]], last: int, best: int, milestone: int
 ) -> None:
-    run = tmp_path / "run"
-    shutil.copytree(whole, run)
-    newest = run / "checkpoints" / f"step-{STEPS:08d}"
-    data = next(newest.glob("*.safetensors"))
-    if damage == "shorter file":
-        os.truncate(data, data.stat().st_size - 1)
-    elif damage == "wrong bytes":
-        data.write_bytes(bytes(data.stat().st_size))
-    else:
-        (newest / "meta.json").unlink()
-    output = run_ranks(1, arguments(shards, run), tmp_path)
-    assert "is broken, trying the one before" in output
-    assert f"resumed from step {STEPS - 4}\n" in output
-    assert_same_run(run, whole)
+    found.sort()
+    metas = {Path(f"step-{step:08d}"): meta_of(step, loss) for step, loss in found}
+    kept = to_keep(metas, TrainConfig(keep_last=last, keep_best=best, milestone=milestone))
+    assert set(list(metas)[-last:]) <= kept
+    rated = sorted(loss for _, loss in found if loss is not None)
+    assert sum(metas[path].val_loss in rated[:best] for path in kept) >= min(best, len(rated))
+    milestones = {path for path, meta in metas.items() if milestone and meta.step % milestone == 0}
+    assert milestones <= kept
+    assert len(kept) <= last + best + len(milestones)
 
 
-def test_all_broken_is_refused(shards: Path, whole: Path, tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    shutil.copytree(whole, run)
-    for meta in run.glob("checkpoints/*/meta.json"):
-        meta.write_text("{")
-    ranks = Ranks(1, arguments(shards, run), tmp_path)
-    assert ranks.wait() == [2]
-    assert "no checkpoint" in ranks.text()
-
-
-def test_other_settings_are_refused_and_the_checkpoints_stay(
-    shards: Path, whole: Path, tmp_path: Path
+@pytest.mark.parametrize("save_every", ["1", "never"])
+def test_what_a_kill_behind_the_last_save_left_undone_is_done_at_the_next_start(
+    trial: Trial, save_every: str
 ) -> None:
-    run = tmp_path / "run"
-    shutil.copytree(whole, run)
-    ranks = Ranks(2, arguments(shards, run, seed=1), tmp_path)
-    assert ranks.wait() == [2, 2]
-    assert "was started with other settings: seed was 0, is 1" in ranks.text()
-    assert len(list(run.glob("checkpoints/step-*"))) == 2
+    changes = {"steps": 5, "keep_last": 1, "milestone": 4, "schedule": "constant"}
+    run = trial.train(save_every="1", **changes)
+    assert saved(run) == ["0004", "0005"]
+    shutil.copytree(run / "checkpoints/step-00000005", run / "checkpoints/step-00000003")
+    trial.train(save_every=save_every, **changes)
+    assert ("0003" in saved(run)) == (save_every == "never")  # which deletes nothing
 
 
-def test_only_what_differs_is_named(shards: Path, whole: Path, tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    shutil.copytree(whole, run)
-    ranks = Ranks(1, arguments(shards, run, seq_len=12), tmp_path)
-    assert ranks.wait() == [2]
-    assert "with other settings: model.seq_len was 16, is 12; stream was " in ranks.text()
-    assert "vocab_size" not in ranks.text()
+def test_training_goes_on_while_an_old_checkpoint_is_deleted(trial: Trial) -> None:
+    """Its files may be many on a slow file system; the end of the run waits for it."""
+    passed, waits = threading.Event(), list[bool]()
+    trial.around(save, "_delete", lambda _: waits.append(passed.wait(20)))
+    trial.around(loop, "_record", None, lambda _, run, *__: run.progress.step > 6 and passed.set())
+    assert saved(trial.train(steps=8, save_every="2", keep_last=1)) == ["0008"]
+    assert waits == [True] * 3
 
 
-def _sigints_in_step_3(count: int) -> None:
-    import train.loop
-
-    original = train.loop.train_step
-
-    def train_step(trainee: Any, batches: Any, at: int, *rest: Any, **named: Any) -> Any:
-        for _ in range(count if at == 3 else 0):
-            os.kill(os.getpid(), signal.SIGINT)
-        return original(trainee, batches, at, *rest, **named)
-
-    train.loop.train_step = train_step
+def test_best_by_validation_is_saved_at_once(trial: Trial) -> None:
+    more = {"steps": 6, "lr": 0.01, "val_every": 1, "val_sequences": 9, "keep_best": 1, "keep_last": 1}
+    run = trial.train(save_every="1000", **more)
+    found = read_lines(run / "validation.jsonl")
+    assert [record["step"] for record in found] == [1, 2, 3, 4, 5, 6]
+    assert set(found[0]["sources"]) == {"it", "en"}
+    best = min(found, key=lambda record: float(record["val_loss"]))
+    assert f"{best['step']:04d}" in saved(run)
 
 
-def test_control_c_saves_and_twice_ends_at_once(shards: Path, tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    once = Ranks(1, arguments(shards, run), tmp_path, partial(_sigints_in_step_3, 1))
-    assert once.wait() == [75]
-    assert "stopped after step 4 of 20 (received SIGINT); saved; run the same" in once.text()
-    assert once.text().count("received SIGINT: the run ends after the steps in work; Ctrl-C again ends") == 1
-    unsaved = arguments(shards, tmp_path / "never", save_every="never")
-    never = Ranks(1, unsaved, tmp_path, partial(_sigints_in_step_3, 1))
-    assert never.wait() == [75]
-    assert "nothing saved (--save-every never)" in never.text()
-    twice = Ranks(1, arguments(shards, tmp_path / "twice"), tmp_path, partial(_sigints_in_step_3, 2))
-    assert twice.wait() == [75]
-    assert "train: interrupted before it could save" in twice.text()
-    for ranks in (once, never, twice):
-        assert "Traceback" not in ranks.text()
+def test_saves_by_the_clock(trial: Trial) -> None:
+    # Asked for at once, agreed one step later, and the last.
+    assert len(saved(trial.train(steps=8, save_every="0.00001m", keep_last=100))) >= 3
 
 
-def test_end_of_the_job_stops_in_time(shards: Path, tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    started = Ranks(1, arguments(shards, run, keep_last=1), tmp_path, _job_ends_soon)
-    assert started.wait() == [75]
-    assert "the job ends in" in started.text()
-    assert [path.name for path in run.glob("checkpoints/step-*")] == ["step-00000002"]
+def test_what_a_checkpoint_records(shards: Path, trained: Path) -> None:
+    meta = read_json(trained / "checkpoints/step-00000004/meta.json")
+    own = "progress config identity provenance val_loss files eod_id seal step tokenizer version"
+    assert set(meta) == set(own.split())
+    assert all(set(record) == {"size", "checksum"} for record in meta["files"].values())
+    tokenizer = read_json(shards / "manifest.json")["tokenizer"]["fingerprint"]
+    assert meta["tokenizer"] == {"fingerprint": tokenizer, "shards": str(shards)}
+    state = {"step": 4, "position": 32, "best": [], "tokens": 512, "phase": 0, "schedule": 0, "unit": 128}
+    assert meta["progress"] == state | {"data_hash": column(trained, "data_hash")[-1]}
+    assert meta["provenance"]["torch"] == torch.__version__
+    assert {"stream", "manifest"} <= set(meta["identity"])
 
 
-def _job_ends_soon() -> None:
-    os.environ["SLURM_JOB_END_TIME"] = str(int(time.time()) + 20)
+def test_a_second_run_is_refused_on_all_ranks_and_told_of_the_first(trial: Trial) -> None:
+    with lock.hold(trial.run, "train"):
+        second = Ranks([(2, flags(trial.config()))], trial.folder)
+        assert second.wait() == [75, 75]
+    assert f"run is in use by train (host {os.uname().nodename}, process {os.getpid()}" in second.text()
+    assert not (trial.run / "checkpoints").exists()
+    trial.train(steps=2)
+    assert not (trial.run / lock.LOCK_FILE).exists()
 
 
-def _stop_in_validation() -> None:
-    import train.evaluate
+def test_shards_that_are_trained_on_are_not_taken_back(trial: Trial) -> None:
+    def look(*_: Any) -> None:
+        with pytest.raises(FolderInUse, match="in use by train"):
+            lock.refuse_readers(trial.shards)
+        raise KeyboardInterrupt
 
-    original = train.evaluate._batches
-
-    def batches(*arguments: object) -> object:
-        os.kill(os.getpid(), signal.SIGTERM)
-        return original(*arguments)  # type: ignore[arg-type]
-
-    train.evaluate._batches = batches  # type: ignore[assignment]
-
-
-def test_stop_during_validation(shards: Path, whole: Path, tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    started = Ranks(2, arguments(shards, run, val_every=10), tmp_path, _stop_in_validation)
-    assert started.wait() == [75, 75]
-    assert len(column(run, "loss")) == 10
-    assert read_lines(run / "validation.jsonl") == []
-    run_ranks(1, arguments(shards, run), tmp_path)
-    assert_same_run(run, whole)
+    trial.around(loop, "_one_step", look)
+    with pytest.raises(KeyboardInterrupt):
+        trial.train()
+    lock.refuse_readers(trial.shards)
+    assert not list(trial.shards.glob(f"{lock.READERS}*"))
 
 
-def test_finished_run_can_be_extended(shards: Path, whole: Path, tmp_path: Path) -> None:
-    constant = {"schedule": "wsd", "decay": 0}
-    short, long = tmp_path / "a" / "run", tmp_path / "b" / "run"
-    short.parent.mkdir()
-    long.parent.mkdir()
-    jobs = [
-        (1, arguments(shards, run, steps=n, **constant)) for run, n in ((short, 8), (short, 12), (long, 12))
-    ]
-    run_jobs(jobs, tmp_path)
-    assert column(short, "loss") == column(long, "loss")
-    assert read_json(short / "done.json")["step"] == 12
+def test_a_run_that_lost_its_folder_ends_without_saving(trial: Trial) -> None:
+    """Another run took the folder over while this one hung: nothing of this one is written any more."""
+    trial.patch.setattr(lock, "HEARTBEAT", 0.02)
 
+    def taken_over(run: Any, *_: Any) -> None:
+        (trial.run / lock.LOCK_FILE).write_text("another's")
+        assert run.lost.wait(20)
 
-def tell_restores() -> None:
-    """Let a rank say that it reads a checkpoint."""
-    from train.checkpoint import tensors
-
-    original = tensors.restore
-
-    def told(*given: Any) -> None:
-        print(f"rank {os.environ['RANK']} reads")
-        original(*given)
-
-    tensors.restore = told
-
-
-def test_one_replica_reads_a_checkpoint_for_all(shards: Path, tmp_path: Path) -> None:
-    """A replica with others would learn otherwise from the next step on."""
-
-    def job(ranks: int, name: str, steps: int, *more: object) -> tuple[int, list[object]]:
-        common = arguments(shards, tmp_path / name, steps=steps, workers=0, schedule="constant", warmup=0)
-        return ranks, [*common, "--lr", 0.01, *more]
-
-    first = ("--init-from", tmp_path / "run/checkpoints/step-00000004")
-    jobs = [job(1, "whole", 6), job(1, "run", 4), job(1, "again", 2, *first)]
-    jobs += [job(4, "run", 6, "--shard", 2), job(2, "shared", 2, "--shard", 1, *first)]
-    text = run_jobs(jobs, tmp_path, before=tell_restores)
-    assert sorted(line for line in text.splitlines() if line.endswith("reads")) == [
-        *("rank 0 reads", "rank 0 reads", "rank 0 reads", "rank 1 reads"),
-    ]
-    assert column(tmp_path / "run", "loss") == pytest.approx(column(tmp_path / "whole", "loss"), rel=1e-5)
-    assert column(tmp_path / "shared", "loss") == pytest.approx(column(tmp_path / "again", "loss"), rel=1e-5)
+    trial.around(loop, "_one_step", taken_over)
+    with pytest.raises(MismatchError, match="another run, which now owns the folder"):
+        trial.train()
+    assert saved(trial.run) == []
+    assert (trial.run / lock.LOCK_FILE).read_text() == "another's"

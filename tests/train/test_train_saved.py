@@ -1,12 +1,12 @@
-"""A checkpoint's files: nothing in them is run, damage is found before they are loaded, and old ones still load."""
+"""A checkpoint's files: nothing in them is run, damage is found before they are loaded, and who reads them."""
 
 from __future__ import annotations
 
 import errno
-import json
 import os
 import shutil
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -17,210 +17,179 @@ torch = needs("torch")
 from safetensors.torch import load_file
 
 from pretok.base.errors import IntegrityError, Stopped
-from pretok.base.storage import NewFile, checksum
-from tests.train_support import flags, random_shards, read_tensors, reseal, run_ranks, tiny_config
+from pretok.base.storage import NewFile, checksum, read_json, write_json
+from tests.train_support import TWO_RANKS, Trial, flags, read_tensors, reseal, run_jobs
 from train import loop
 from train.__main__ import main
 from train.checkpoint import meta, save
 from train.checkpoint.export import export
-from train.checkpoint.meta import check_files, read_meta
-from train.config import TrainConfig
+from train.checkpoint.meta import read_meta
 
 FIRST, SECOND, INDEX = "rank-00000.safetensors", "rank-00001.safetensors", "index-00000.json"
 
 
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of two ranks, each of which wrote a file, with checkpoints at steps 2 and 4."""
-    folder = tmp_path_factory.mktemp("saved")
-    random_shards(folder / "shards")
-    run_ranks(2, flags(settings(folder, folder / "run", shard=2)), folder)
-    return folder / "run"
-
-
-def settings(folder: Path, out: Path, **more: Any) -> TrainConfig:
-    return tiny_config(folder / "shards", folder, **{"out": str(out), "steps": 4, "save_every": "2", **more})
+@pytest.fixture
+def trial(trial: Trial) -> Trial:
+    trial.defaults = TWO_RANKS | {"shard": None}
+    return trial
 
 
 @pytest.fixture
-def run(trained: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(trained, tmp_path / "run"))
-
-
-def _record_again(checkpoint: Path) -> None:
-    """State sizes and checksums of what is there now, as whoever plants something would."""
-    names = json.loads((checkpoint / "meta.json").read_text())["files"]
-    files = {
-        name: {"size": (checkpoint / name).stat().st_size, "checksum": checksum(checkpoint / name)}
-        for name in names
-    }
-    reseal(checkpoint, files=files)
-
-
-def _resume(checkpoint: Path, folder: Path, out: Path) -> None:
-    del out
-    loop.train(settings(folder, checkpoint.parents[1], steps=6))
-
-
-def _init_from(checkpoint: Path, folder: Path, out: Path) -> None:
-    loop.train(settings(folder, out, init_from=str(checkpoint)))
-
-
-def _export(checkpoint: Path, folder: Path, out: Path) -> None:
-    monkey = pytest.MonkeyPatch()
-    with monkey.context() as patch:
-        patch.setattr("train.checkpoint.export.tokenizer_files", lambda *_: {})
-        export([checkpoint], None, out, torch.float32)
-
-
-def _no_header(checkpoint: Path) -> None:
-    flip(checkpoint / FIRST, 6)
-
-
-def _no_index(checkpoint: Path) -> None:
-    (checkpoint / INDEX).write_text("[" * 9999)
-
-
-def _another_box(checkpoint: Path) -> None:
-    """As if a row more were to be had."""
-    index = json.loads((checkpoint / INDEX).read_text())
-    index["kinds"][0]["boxes"][0][2][0] += 1
-    index["kinds"][0]["boxes"][1][1][0] += 1
-    (checkpoint / INDEX).write_text(json.dumps(index))
-
-
-def _no_box(checkpoint: Path) -> None:
-    index = json.loads((checkpoint / INDEX).read_text())
-    del index["kinds"][0]["boxes"][1]
-    (checkpoint / INDEX).write_text(json.dumps(index))
-
-
-@pytest.mark.parametrize("load", [_resume, _init_from, _export])
-@pytest.mark.parametrize("damage", [_no_header, _no_index, _another_box, _no_box])
-def test_what_somebody_made_of_a_checkpoint_is_named(
-    run: Path,
-    trained: Path,
-    tmp_path: Path,
-    damage: Callable[[Path], None],
-    load: Callable[[Path, Path, Path], None],
-    capfd: pytest.CaptureFixture[str],
-) -> None:
-    """With sizes, checksums and seal of its own. Nothing in safetensors and JSON can be run."""
-    shutil.rmtree(run / "checkpoints" / "step-00000002")
-    checkpoint = run / "checkpoints" / "step-00000004"
-    assert {path.suffix for path in checkpoint.iterdir()} == {".safetensors", ".json"}
-    damage(checkpoint)
-    _record_again(checkpoint)
-    with pytest.raises(IntegrityError) as caught:
-        load(checkpoint, trained.parent, tmp_path / "out")
-    assert f"{checkpoint}" in f"{caught.value}{capfd.readouterr().out}"
-
-
-def test_others_read_the_files(run: Path) -> None:
-    """Each by itself is a file of safetensors; together they are the tensors."""
-    checkpoint = run / "checkpoints" / "step-00000004"
-    parts = [load_file(checkpoint / name) for name in (FIRST, SECOND)]
-    for name, value in read_tensors(checkpoint).items():
-        found = [part[name].float() for part in parts if name in part]
-        assert torch.equal(torch.cat(found) if value.ndim else found[0], value)
+def newest(trial: Trial, trained: Path) -> Path:
+    """The newest checkpoint of a copy of the run."""
+    shutil.copytree(trained, trial.run)
+    return trial.run / "checkpoints" / "step-00000004"
 
 
 def flip(path: Path, position: int) -> None:
-    with path.open("r+b") as file:
-        file.seek(position)
-        byte = file.read(1)[0]
-        file.seek(position)
-        file.write(bytes([byte ^ 1]))
+    data = bytearray(path.read_bytes())
+    data[position] ^= 1
+    path.write_bytes(data)
 
 
-@pytest.mark.parametrize("name", [FIRST, SECOND])
-def test_one_flipped_bit_is_found(
-    run: Path, trained: Path, name: str, capsys: pytest.CaptureFixture[str]
+def no_header(checkpoint: Path) -> None:
+    flip(checkpoint / FIRST, 6)
+
+
+def no_index(checkpoint: Path) -> None:
+    (checkpoint / INDEX).write_text("[" * 9999)
+
+
+def another_box(checkpoint: Path) -> None:
+    """As if a row more were to be had."""
+    index = read_json(checkpoint / INDEX)
+    index["kinds"][0]["boxes"][0][2][0] += 1
+    index["kinds"][0]["boxes"][1][1][0] += 1
+    write_json(checkpoint / INDEX, index)
+
+
+def no_box(checkpoint: Path) -> None:
+    index = read_json(checkpoint / INDEX)
+    del index["kinds"][0]["boxes"][1]
+    write_json(checkpoint / INDEX, index)
+
+
+@pytest.mark.parametrize("load", ["resume", "init-from", "export"])
+@pytest.mark.parametrize("damage", [no_header, no_index, another_box, no_box])
+def test_what_somebody_made_of_a_checkpoint_is_named(
+    trial: Trial, newest: Path, damage: Callable[[Path], None], load: str
 ) -> None:
-    main(["verify", str(run)])
-    assert capsys.readouterr().out.count(": good\n") == 2
-    newest = run / "checkpoints" / "step-00000004"
-    flip(newest / name, (newest / name).stat().st_size // 2)
-    with pytest.raises(SystemExit) as caught:
-        main(["verify", str(run)])
-    assert caught.value.code == 2
-    output = capsys.readouterr()
-    assert f"{newest / name} was damaged" in output.out
+    """With sizes, checksums and seal of its own. Nothing in safetensors and JSON can be run."""
+    shutil.rmtree(newest.with_name("step-00000002"))
+    assert {path.suffix for path in newest.iterdir()} == {".safetensors", ".json"}
+    damage(newest)
+    files = {
+        name: {"size": (newest / name).stat().st_size, "checksum": checksum(newest / name)}
+        for name in read_json(newest / "meta.json")["files"]
+    }
+    reseal(newest, files=files)
+    loads: dict[str, Callable[[], object]] = {
+        "resume": lambda: trial.train(steps=6),
+        "init-from": lambda: trial.train("out", init_from=str(newest)),
+        "export": lambda: export([newest], None, trial.folder / "out", torch.float32),
+    }
+    with pytest.raises(IntegrityError) as caught:
+        loads[load]()
+    assert f"{newest}" in f"{caught.value}{trial.said()}"
+
+
+def test_others_read_the_files(newest: Path) -> None:
+    """Each by itself is a file of safetensors; together they are the tensors. Those of the save before are others: the
+    copy on the host is used again."""
+    parts = [load_file(newest / name) for name in (FIRST, SECOND)]
+    earlier, moved = read_tensors(newest.with_name("step-00000002")), []
+    for name, value in read_tensors(newest).items():
+        found = [part[name].float() for part in parts if name in part]
+        assert torch.equal(torch.cat(found) if value.ndim else found[0], value)
+        moved.append(not torch.equal(value, earlier[name]))
+    assert sum(moved) > len(moved) / 2
+
+
+def no_keys(checkpoint: Path) -> None:
+    write_json(checkpoint / "meta.json", {"seal": ""})
+    reseal(checkpoint, step=4, version=2)
+
+
+DAMAGE: dict[str, tuple[Callable[[Path], None], str]] = {
+    "bit of the first rank": (
+        lambda newest: flip(newest / FIRST, 9000),
+        f"{FIRST} was damaged: its checksum",
+    ),
+    "bit of the second": (lambda newest: flip(newest / SECOND, 1000), f"{SECOND} was damaged: its checksum"),
+    "length": (lambda newest: os.truncate(newest / FIRST, 20_000), f"{FIRST} was damaged: its checksum"),
+    "no tensors": (lambda newest: (newest / SECOND).unlink(), f"{SECOND}: No such file"),
+    "no meta.json": (lambda newest: (newest / "meta.json").unlink(), "meta.json does not exist"),
+    "meta.json": (
+        lambda newest: flip(
+            newest / "meta.json", (newest / "meta.json").read_text().index('"position": 32') + 12
+        ),
+        "meta.json does not match its seal",
+    ),
+    "no seal": (lambda newest: write_json(newest / "meta.json", {"step": 4}), "does not match its seal"),
+    "no object": (lambda newest: write_json(newest / "meta.json", []), "expected an object"),
+    "no keys": (no_keys, "meta.json: lacks the key 'progress'"),
+}
+
+
+@pytest.mark.parametrize("kind", DAMAGE)
+def test_damage_is_named_and_the_checkpoint_before_used(trial: Trial, newest: Path, kind: str) -> None:
+    (damage, words), before = DAMAGE[kind], read_tensors(newest)
+    verify = ["verify", str(trial.run)]
+    main(verify)
+    assert trial.said().count(": good\n") == 2
+    damage(newest)
+    with pytest.raises(SystemExit, match="2"):
+        main(verify)
+    output = trial.capture.readouterr()
+    assert words in output.out
     assert "1 of 2 checkpoints are damaged" in output.err
-    loop.train(settings(trained.parent, run))
-    text = capsys.readouterr().out
-    assert f"{newest} is broken, trying the one before: {newest / name} was damaged" in text
+    with pytest.raises(IntegrityError, match="step-00000004"):
+        trial.train("new", init_from=str(newest))
+    trial.train()
+    text = trial.said()
+    assert f"{newest} is broken, trying the one before: " in text
+    assert words in text
     assert "resumed from step 2\n" in text
-    main(["verify", str(run)])  # the broken one was made anew
-    flip(newest / FIRST, 1000)
-    with pytest.raises(IntegrityError, match="was damaged"):
-        loop.train(settings(trained.parent, run.parent / "new", init_from=str(newest)))
+    main(verify)  # the broken one was made anew
+    for name, value in read_tensors(newest).items():
+        torch.testing.assert_close(value, before[name], rtol=1e-5, atol=1e-6)
+    assert newest.with_name("step-00000004.damaged").is_dir()
 
 
-def test_two_ranks_find_what_one_of_them_reads(run: Path, trained: Path) -> None:
-    newest = run / "checkpoints" / "step-00000004"
+def test_where_all_are_damaged_nothing_is_changed(trial: Trial, newest: Path) -> None:
+    for path in newest.parent.glob("*/meta.json"):
+        path.write_text("{")
+    with pytest.raises(IntegrityError, match=r"no checkpoint in .* can be read"):
+        trial.train()
+    assert len(list(newest.parent.glob("step-????????"))) == 2
+
+
+def test_two_ranks_find_what_one_of_them_reads(trial: Trial, newest: Path) -> None:
     flip(newest / SECOND, 1000)
-    text = run_ranks(2, flags(settings(trained.parent, run)), run.parent)
+    text = run_jobs([(2, flags(trial.config(shard=2)))], trial.folder)
     assert "is broken, trying the one before" in text
     assert "resumed from step 2\n" in text
 
 
-def test_meta_json_is_sealed(run: Path, trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Sequences that were not read would be left out, or read again, without a word."""
-    newest = run / "checkpoints" / "step-00000004"
-    before = (newest / "meta.json").read_text()
-    (newest / "meta.json").write_text(before.replace('"position": 32', '"position": 36'))
-    with pytest.raises(SystemExit, match="2"):
-        main(["verify", str(run)])
-    assert f"{newest / 'meta.json'} does not match its seal" in capsys.readouterr().out
-    (newest / "meta.json").write_text(before)
-    loop.train(settings(trained.parent, run, steps=6))
-    assert "resumed from step 4\n" in capsys.readouterr().out
-
-
-def test_a_record_that_lacks_something_is_refused(run: Path) -> None:
-    newest = run / "checkpoints" / "step-00000004"
-    meta = json.loads((newest / "meta.json").read_text())
-    for text, message in (
-        ("[]", "Expected `object`"),
-        ('{"step": 4}', "seal"),
-        (None, "Object missing"),
-    ):
-        (newest / "meta.json").write_text(text or '{"seal": ""}')
-        if text is None:
-            reseal(newest, step=4, version=2)
-        with pytest.raises(IntegrityError, match=message):
-            read_meta(newest)
-    (newest / "meta.json").write_text(json.dumps(meta))
-    read_meta(newest)
-
-
-def test_the_rank_that_reads_a_file_finds_that_it_is_missing(run: Path) -> None:
-    newest = run / "checkpoints" / "step-00000004"
-    (newest / FIRST).unlink()
-    with pytest.raises(IntegrityError, match=f"cannot read {newest / FIRST}: No such file"):
-        check_files(newest, read_meta(newest))
-
-
-@pytest.mark.parametrize("files", [None, [], {"../x": 3}, {"x": None}, {"x": {"size": "1"}}, {"x": {"a": 1}}])
-def test_a_list_of_files_that_is_none_is_refused(run: Path, files: Any) -> None:
-    newest = run / "checkpoints" / "step-00000004"
+@pytest.mark.parametrize(
+    "files", [None, [], {}, {"../x": 3}, {"x": None}, {"x": {"size": "1"}}, {"x": {"a": 1}}]
+)
+def test_a_list_of_files_that_is_none_is_refused(newest: Path, files: Any) -> None:
     reseal(newest, files=files)
-    with pytest.raises(IntegrityError, match=r"meta\.json.* files"):
+    with pytest.raises(IntegrityError, match=r"meta\.json.* file"):
         read_meta(newest)
 
 
-def _fail_once(monkeypatch: pytest.MonkeyPatch, where: object, name: str, error: int) -> None:
+def fail_once(trial: Trial, where: object, name: str, error: int) -> None:
     """The second call of a function or method raises an OSError."""
-    original, calls = getattr(where, name), []
+    calls: list[int] = []
 
-    def call(*arguments: Any, **named: Any) -> Any:
+    def fail(*_: Any) -> None:
         calls.append(0)
         if len(calls) == 2:
             raise OSError(error, os.strerror(error))
-        return original(*arguments, **named)
 
-    monkeypatch.setattr(where, name, call)
+    trial.around(where, name, fail)
 
 
 @pytest.mark.parametrize(
@@ -233,79 +202,52 @@ def _fail_once(monkeypatch: pytest.MonkeyPatch, where: object, name: str, error:
     ],
 )
 def test_a_save_that_fails_is_tried_again_while_the_run_goes_on(
-    trained: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    where: object,
-    name: str,
-    error: int,
+    trial: Trial, where: object, name: str, error: int
 ) -> None:
-    config = settings(trained.parent, tmp_path / "run", save_every="2", steps=5)
-    original, begun = loop._save, []
+    begun: list[int] = []
 
     def begin(run: Any) -> None:
         if not begun:
-            _fail_once(monkeypatch, where, name, error)
+            fail_once(trial, where, name, error)
         begun.append(run.progress.step)
-        original(run)
 
-    monkeypatch.setattr(save, "RETRY_SECONDS", 0.0)
-    monkeypatch.setattr(loop, "_save", begin)
-    loop.train(config)
-    text = capsys.readouterr().out
+    trial.patch.setattr(save, "RETRY_SECONDS", 0.0)
+    trial.around(loop, "_save", begin)
+    run = trial.train(steps=5)
+    text = trial.said()
     assert text.count(f": {os.strerror(error)}") == 1, text
-    assert (tmp_path / "run/done.json").exists()
-    folder = tmp_path / "run" / "checkpoints"
-    assert max(folder.iterdir()).name == "step-00000005"
-    assert not list(folder.glob(".*"))
-    main(["verify", config.out])
+    assert (run / "done.json").exists()
+    assert max((run / "checkpoints").iterdir()).name == "step-00000005"
+    assert not list((run / "checkpoints").glob(".*"))
+    main(["verify", str(run)])
 
 
-def test_each_save_holds_what_there_is_then(trained: Path) -> None:
-    """The copy on the host is used again."""
-    first, second = (read_tensors(trained / f"checkpoints/step-0000000{step}") for step in (2, 4))
-    assert first.keys() == second.keys()
-    moved = [name for name, value in first.items() if not torch.equal(value, second[name])]
-    assert len(moved) > len(first) / 2
-
-
-def test_saves_that_keep_failing_stop_the_run(
-    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    _fail_once(monkeypatch, save, "write_pieces", errno.ENOSPC)
-    monkeypatch.setattr(save, "PATIENCE", 0.0)
-    config = settings(trained.parent, tmp_path / "run")
-    with pytest.raises(
-        Stopped, match="the checkpoint of step 4 could not be written: No space left"
-    ) as caught:
-        loop.train(config)
+def test_saves_that_keep_failing_stop_the_run(trial: Trial) -> None:
+    fail_once(trial, save, "write_pieces", errno.ENOSPC)
+    trial.patch.setattr(save, "PATIENCE", 0.0)
+    with pytest.raises(Stopped, match="checkpoint of step 4 could not be written: No space left") as caught:
+        trial.train()
     assert "\n" not in f"{caught.value}"
-    folder = tmp_path / "run" / "checkpoints"
-    assert sorted(path.name for path in folder.iterdir()) == ["step-00000002"]
-    main(["verify", config.out])
-    loop.train(config)
+    folder = trial.run / "checkpoints"
+    assert [path.name for path in folder.iterdir()] == ["step-00000002"]
+    trial.train()
     assert max(folder.iterdir()).name == "step-00000004"
 
 
 @pytest.mark.parametrize("passes", [True, False])
 def test_a_checkpoint_that_cannot_be_read_now_is_not_taken_for_damaged(
-    run: Path, trained: Path, monkeypatch: pytest.MonkeyPatch, passes: bool
+    trial: Trial, newest: Path, passes: bool
 ) -> None:
-    original, calls = meta.checksum, []
+    calls: list[Path] = []
 
-    def read(path: Path) -> str:
+    def read(path: Path) -> None:
         calls.append(path)
         if len(calls) == 1 or not passes:
             raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), str(path))
-        return original(path)
 
-    monkeypatch.setattr(meta, "checksum", read)
-    newest = run / "checkpoints" / "step-00000004"
-    if passes:
-        loop.train(settings(trained.parent, run))
-    else:
-        with pytest.raises(Stopped, match=r"step-00000004 cannot be read now: .*Stale file handle"):
-            loop.train(settings(trained.parent, run))
+    trial.around(meta, "checksum", read)
+    words = r"step-00000004 cannot be read now: .*Stale file handle"
+    with nullcontext() if passes else pytest.raises(Stopped, match=words):
+        trial.train()
     assert newest.exists()
     assert len({path.parent for path in calls}) == 1

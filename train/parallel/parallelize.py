@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch._higher_order_ops import flex_attention, inductor_compiled_code
 
 # Private, but what torch itself offers: its checkpoints and `fully_shard` know this wrapper and leave its name out of
-# those of parameters, and a block wrapped by it compiles as a whole. tests/train/test_train_recompute.py tells when
+# those of parameters, and a block wrapped by it compiles as a whole. tests/train/test_train_model.py tells when
 # that ends. A wrapper of our own would be written into checkpoints.
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.device_mesh import DeviceMesh

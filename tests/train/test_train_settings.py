@@ -1,0 +1,459 @@
+"""Settings: where they come from, what is refused and how, how ranks and batches are divided, what `train plan` and
+`train tune` make of them."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+import tomllib
+import types
+from collections.abc import Callable
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support import ROOT, needs
+
+from pretok.base.errors import UsageError
+
+torch = needs("torch")
+from pretok.base.records import replace
+from pretok.base.storage import read_lines
+from tests.train_support import Trial, column, flags, model_file, run_jobs, tiny_flags
+from train import loop, tune
+from train.__main__ import main
+from train.config import TrainConfig, add_flags, check_table, parse, recomputed, whole_number
+from train.model.sizes import PRESETS
+from train.model.transformer import Decoder
+from train.parallel.layout import (
+    Batch,
+    Layout,
+    bubble,
+    check_pipeline,
+    check_split,
+    compiles,
+    solve_batch,
+    solve_layout,
+    split_layers,
+)
+from train.parallel.pipeline import take_part
+from train.plan import GIB, count_tensors, largest_micro_batch
+
+ITALIA = PRESETS["italia-9b"]
+
+
+def parsed(*arguments: str) -> TrainConfig:
+    parser = argparse.ArgumentParser(allow_abbrev=False)
+    add_flags(parser)
+    return parse(parser, arguments)[0]
+
+
+def test_flags_win_over_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text('lr = 1\nsteps = 50\ncompile = true\nsave_every = 7\nmodel = "1b"\n')
+    config = parsed("--config", str(path), "--steps", "1k", "--no-compile")
+    assert config == TrainConfig(lr=1.0, steps=1000, compile=False, save_every="7", model="1b")
+
+
+IN_A_FILE = {
+    "micro_bach = 3": r"run.toml: unknown setting 'micro_bach'; the nearest known is 'micro_batch'",
+    "steps = 1.5": "steps is 1.5; it must be of type int",
+    "compile = 1": "compile is 1; it must be of type bool",
+    "attention = 'local'": "attention is 'local'; it must be one of causal, document",
+    "keep_last = 0": "keep_last is 0; it must be at least 1",
+    "save_every = 'soon'": "save_every is 'soon'",
+    "save_every = '0m'": "save_every is '0m'",
+    "checkpointing = 'most'": "checkpointing is 'most'",
+    "checkpointing = 1.0": r"checkpointing is '1.0'; it must be .* or a share of blocks \(0.5\)",
+    "lr = ": "run.toml: Invalid value",
+    "lr = " + "1" * 5000: "run.toml: Exceeds the limit",
+    "model = '\udcff'": "run.toml: 'utf-8' codec can't decode",
+}
+IN_A_TABLE: dict[str, tuple[dict[str, object], str]] = {
+    "name": ({"micro_bach": 3}, r"\[train\]: unknown setting 'micro_bach'; the nearest known is"),
+    "no name": ({"learning_rate": 3e-4}, "unknown setting 'learning_rate'"),
+    "sign": ({"steps": "-5"}, "steps: '-5' is not a"),
+    "least": ({"warmup": -1}, "warmup is -1.0; it must be at least 0"),
+    "nan": ({"lr": "nan"}, "lr is nan; it must be at least 0"),
+    "whole": ({"tokens": "1.5"}, "tokens: '1.5' is not a whole number"),
+    "choice": ({"schedule": "linear"}, "schedule is 'linear'; it must be one of cosine, wsd, constant"),
+    "preset": ({"model": "7b"}, "--model 7b: neither a preset"),
+    "file": ({"model": "none.toml"}, "--model none.toml: neither a preset"),
+}
+SIZES = {
+    "dim = 'x'": r"model.toml: Expected `int`, got `str` - at `\$.dim`",
+    "dim = 0\nlayers = 1\nheads = 1\nkv_heads = 1\nhidden = 1": "dim is 0; it",
+    "dims = 1": "unknown field `dims`",
+    "dim =": "model.toml: Invalid value",
+    "qk_norm = 1": r"Expected `bool`, got `int` - at `\$.qk_norm`",
+}
+AS_FLAGS = {
+    "--mirco-batch=3": "^unknown argument '--mirco-batch'; the nearest known is '--micro-batch'$",
+    "--frobnicate=1": "^unknown argument '--frobnicate'$",
+}
+
+
+def test_wrong_settings_are_refused_with_what_where_and_the_nearest_that_is_right(tmp_path: Path) -> None:
+    """In a file, in the table of a recipe, in a file of a model's sizes, as flags."""
+    path = tmp_path / "run.toml"
+    for text, message in IN_A_FILE.items():
+        path.write_text(text, "utf-8", "surrogateescape")
+        with pytest.raises(UsageError, match=message):
+            parsed("--config", str(path))
+    for table, message in IN_A_TABLE.values():
+        with pytest.raises(UsageError, match=message):
+            check_table(table)
+    path = tmp_path / "model.toml"
+    for text, message in SIZES.items():
+        path.write_text(text)
+        with pytest.raises(UsageError, match=message):
+            check_table({"model": str(path)})
+    for flag, message in AS_FLAGS.items():
+        with pytest.raises(UsageError, match=message):
+            parsed(flag)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"steps": 10_000}, r"10000 steps of 8 sequences do not fit: the data has \d+ sequences of 16"),
+        ({"steps": 5, "tokens": 5}, "not both"),
+        ({"steps": None, "tokens": 1}, "0 steps of 8 sequences do not fit"),
+        ({"model": "7b"}, "neither a preset"),
+        ({"seq_len": 100_000}, "sequence"),
+        ({"shards": ""}, "--shards is missing"),
+        ({"vocab_map": "x"}, "--vocab-map needs --init-from"),
+        ({"init_from": "PUT/THE/MODEL/HERE"}, "--init-from: PUT/THE/MODEL/HERE is no folder"),
+        ({"val_every": 1, "seq_len": 600, "steps": 1}, "holds no validation sequence of 600 tokens"),
+        ({"val_every": 1, "val_sequences": 1, "wandb": "p"}, "needs the package wandb"),
+    ],
+)
+def test_impossible_runs_are_refused(trial: Trial, change: dict[str, Any], message: str) -> None:
+    trial.patch.setitem(sys.modules, "wandb", None)
+    with pytest.raises(UsageError, match=message):
+        loop.train(TrainConfig(**trial.config().as_dict() | change))
+    assert not (trial.run / "metrics.jsonl").exists()
+
+
+def test_the_help_shows_what_a_person_sets() -> None:
+    parser = argparse.ArgumentParser(allow_abbrev=False)
+    add_flags(parser)
+    shown = set(re.findall(r"^  --([a-z0-9-]+)", parser.format_help(), re.M))
+    assert len(shown) <= 40
+    often = {item.name.replace("_", "-") for item in fields(TrainConfig) if not item.metadata["rare"]}
+    assert shown == {"config", *often}
+    assert "\nparallelism:\n  --shard" in parser.format_help()
+    assert parsed("--eps", "1e-6", "--no-reshard") == TrainConfig(eps=1e-6, reshard=False)
+
+
+WITHOUT = "import sys; sys.modules['torch'] = None\n"
+
+
+def run_python(script: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT, check=False
+    )
+
+
+def test_what_needs_which_package() -> None:
+    """A good table of a recipe is checked without torch; a command says what to install; the trainer needs torch,
+    numpy, safetensors and xxhash alone."""
+    table = {"model": "1b", "micro-batch": 4, "tokens": "64MiB", "lr": 1, "save_every": 100}
+    assert run_python(f"{WITHOUT}from train.config import check_table\ncheck_table({table})").returncode == 0
+    for command in ("plan", "--shards=x"):
+        done = run_python(f"{WITHOUT}from train.__main__ import main\nmain(['{command}'])")
+        assert done.returncode == 2
+        assert done.stderr.startswith("train: the package torch is not installed for this Python: pip")
+        assert done.stderr.count("\n") == 1
+    done = run_python(
+        "import sys\nimport train.loop, train.checkpoint.export, train.plan, train.tune, train.__main__\n"
+        "print(sorted({'pydantic', 'typer', 'ray', 'pyarrow', 'gigatoken', 'transformers'} & set(sys.modules)))"
+    )
+    assert done.stdout == "[]\n"
+
+
+def test_settings_come_back_from_a_file_and_from_flags(tmp_path: Path) -> None:
+    config = TrainConfig(shards='s"', compile=True, reshard=False, lr=0.1, steps=7, save_every="10m")
+    tune.write_toml(tmp_path / "trial.toml", config.as_dict() | {"phases": None})
+    assert parsed("--config", str(tmp_path / "trial.toml")) == config
+    assert parsed(*flags(config)) == config
+
+
+def test_counts() -> None:
+    right = {"12": 12, "1_000": 1000, "16k": 16_000, "1.2T": 12 * 10**11, "0.5B": 5 * 10**8, "2MiB": 2**21}
+    assert {text: whole_number(text) for text in right} == right
+    for text in ("many", "-5", "1.5", "", "1e-6"):
+        with pytest.raises(UsageError, match="is not a"):
+            whole_number(text)
+
+
+def test_what_of_each_block_is_recomputed() -> None:
+    def kinds(setting: str) -> str:
+        return " ".join(recomputed(setting, block) for block in range(4))
+
+    assert kinds("full") == "full full full full"
+    assert (kinds("none"), kinds("ops")) == ("none none none none", "ops ops ops ops")
+    assert kinds("0.5") == "ops full ops full"
+    assert kinds("0.25") == "ops ops ops full"
+    assert sum(recomputed("0.3", block) == "full" for block in range(1000)) == 300
+
+
+sizes = st.integers(1, 64)
+
+
+@given(ranks=sizes, micro=st.none() | sizes, whole=st.integers(1, 4096))
+def test_a_batch_divides_or_is_refused_with_values_that_do(ranks: int, micro: int | None, whole: int) -> None:
+    unit = ranks * (micro or 1)
+    if whole % unit == 0:
+        solved = solve_batch(ranks, whole, micro)
+        assert (solved.global_batch, solved.micro_batch) == (whole, micro or whole // ranks)
+        assert solved.micro_batch * solved.accumulation * ranks == whole
+        return
+    with pytest.raises(UsageError, match="nearest: ") as caught:
+        solve_batch(ranks, whole, micro)
+    nearest = [int(text) for text in str(caught.value).rpartition("nearest: ")[2].split(" or ")]
+    assert nearest
+    for value in nearest:
+        assert solve_batch(ranks, value, micro).accumulation >= 1
+        assert abs(value - whole) < unit
+
+
+@pytest.mark.parametrize(
+    ("arguments", "shape"),
+    [
+        ((16, 4, None, 1), (4, 4, 1)),  # one copy a node
+        ((16, 4, None, 2), (4, 2, 2)),
+        ((16, 4, 1, 1), (16, 1, 1)),
+        ((16, 4, 16, 1), (1, 16, 1)),
+        ((3, 4, None, 1), (1, 3, 1)),
+        ((16, 4, None, 1, 1, 8), (2, 8, 1)),  # neighbours beyond the node share sequences
+        ((16, 4, 8, 1, 1, 4), (2, 8, 1)),
+    ],
+)
+def test_the_shape_of_a_mesh(arguments: tuple[Any, ...], shape: tuple[int, int, int]) -> None:
+    layout = solve_layout(*arguments)
+    assert (layout.replicate, layout.shard, layout.tensor) == shape
+    assert layout.data_ranks * layout.context * layout.tensor == arguments[0]
+
+
+def split(seq_len: int = 4096, **settings: Any) -> Callable[[], object]:
+    return lambda: check_split(TrainConfig(**settings), PRESETS["1b"], seq_len)
+
+
+def pipeline(batch: Batch = Batch(8, 1, 8, 1), **changes: Any) -> Callable[[], object]:  # noqa: B008
+    return lambda: check_pipeline(TrainConfig(pipeline=4), replace(ITALIA, **changes), batch)
+
+
+def test_what_cannot_be_divided_is_refused_with_what_can() -> None:
+    for ask, message in (
+        (lambda: solve_layout(16, 4, 3, 1), r"shard = 3 does not divide 16 .* valid: \[1, 2, 4, 8, 16\]"),
+        (lambda: solve_layout(16, 4, 2, 1, 1, 4), r"groups of context = 4; valid: \[4, 8, 16\]"),
+        (lambda: solve_layout(16, 4, None, 3), "tensor = 3 does not divide the 16 ranks"),
+        (lambda: solve_layout(16, 4, None, 2, 3), "pipeline = 3 does not divide the 8 groups"),
+        (split(tensor=2, context=8), r"--tensor 2 x --context 8 does not divide kv_heads \(8\)"),
+        (split(tensor=16), r"--tensor 16 does not divide kv_heads \(8\)"),
+        (split(4100, tensor=8), r"--tensor 8 does not divide seq_len \(4100\)"),
+        (split(tensor=2, precision="float8"), "float8 goes neither with --tensor nor with widths"),
+        (split(tensor=2, compile=True, checkpointing="0.5"), r"checkpointing 0\.5, only with ops or none"),
+        (pipeline(tied=True), "is its output matrix"),
+        (pipeline(layers=3), "4 stages are more than the 3 blocks"),
+        (pipeline(Batch(8, 4, 2, 1)), "at least 4 micro-batches in a step of each rank; there are 2"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            ask()
+    for fine in (
+        split(tensor=8), split(precision="float8"), split(tensor=2, compile=True, checkpointing="ops"), pipeline(),
+    ):  # fmt: skip
+        fine()
+
+
+@pytest.mark.parametrize(
+    ("settings", "able", "compiled"),
+    [
+        ({}, True, True),
+        ({}, False, False),
+        ({"tensor": 2, "checkpointing": "full"}, True, False),
+        ({"tensor": 2, "checkpointing": "ops"}, True, True),
+        ({"compile": False}, True, False),
+        ({"compile": True}, False, True),
+    ],
+)
+def test_blocks_are_compiled_where_they_can_be(settings: dict[str, Any], able: bool, compiled: bool) -> None:
+    assert compiles(TrainConfig(**settings), PRESETS["1b"], able=able) is compiled
+
+
+def test_blocks_are_divided_by_their_time() -> None:
+    """The last stage has the output matrix, which is about one block of this model."""
+    assert [len(part) for part in split_layers(ITALIA, 4)] == [10, 10, 11, 9]
+    for layers in range(2, 12):
+        for stages in range(1, layers + 1):
+            found = split_layers(replace(ITALIA, layers=layers), stages)
+            assert all(found)
+            assert [number for part in found for number in part] == list(range(layers))
+    assert bubble(4, 12) == pytest.approx(3 / 15)
+    assert bubble(1, 12) == 0.0
+
+
+def test_plan_counts_what_a_rank_holds() -> None:
+    """Parameters, gradients, moments and activations on the meta device, split as the mesh splits them."""
+
+    def count(layout: Layout, seq_len: int = 4096, micro: int = 1, passes: int = 2, **more: Any) -> Any:
+        config = TrainConfig(**{"precision": "bf16", "pipeline": layout.pipeline, **more})
+        return count_tensors(ITALIA, layout, micro, passes, seq_len, config)
+
+    memory, divided = count(Layout(64, 4, 1)), count(Layout(64, 2, 2))
+    assert memory.parameters == pytest.approx(4 * ITALIA.parameters / 4, rel=1e-3)
+    assert memory.optimizer == 2 * memory.parameters
+    assert memory.gradients == memory.parameters
+    assert divided.parameters == pytest.approx(memory.parameters, rel=1e-3)
+    assert divided.activations < memory.activations
+    shared = count(Layout(16, 16, 1, 1, 4), 4 * 4096)
+    again = (
+        ITALIA.layers * ITALIA.attention_dim * 2 * 4096
+    )  # the outputs of attention, which the exchange copies
+    assert shared.activations == memory.activations + again
+    kinds = ("none", "ops", "0.5", "full")
+    kept = [count(Layout(1, 4, 1), passes=1, checkpointing=kind).activations for kind in kinds]
+    assert kept == sorted(set(kept), reverse=True)
+
+    # Of a pipeline the fullest stage, with no more micro-batches than there are stages.
+    ranks = []
+    for stage in range(4):
+        with torch.device("meta"):
+            part = Decoder(ITALIA)
+        take_part(part, stage, split_layers(ITALIA, 4))
+        ranks.append(sum(parameter.numel() for parameter in part.parameters()))
+    assert sum(ranks) == ITALIA.parameters
+    staged = count(Layout(1, 1, 1, 4), passes=8, precision="auto")
+    assert staged.parameters // 4 in ranks
+    assert staged.gradients == 2 * staged.parameters  # whole ones of a step, and what remains of them
+    assert staged.parameters < count(Layout(1, 1, 1), passes=8, precision="auto").parameters / 3
+    held = {
+        count(Layout(1, 4, 1, 4), passes=passes, checkpointing="full", precision="auto").activations
+        - 2 * passes * 4096 * ITALIA.dim * 2  # of what is received
+        for passes in (4, 8, 32)
+    }
+    assert len(held) == 1
+
+
+def test_plan_finds_the_largest_micro_batch() -> None:
+    config, layout = TrainConfig(precision="bf16", compile=True), Layout(1, 1, 1)
+
+    def total(size: int) -> int:
+        return count_tensors(PRESETS["1b"], layout, size, 1, 4096, config).total
+
+    size = largest_micro_batch(PRESETS["1b"], layout, 1, 4096, config, 80)
+    assert size > 1
+    assert total(size) <= 0.9 * 80e9 < total(size + 1)
+    assert largest_micro_batch(ITALIA, layout, 1, 4096, config, 40) == 0
+
+
+def test_plan_says_what_fits_and_what_it_costs(capsys: pytest.CaptureFixture[str]) -> None:
+    """Loudly what does not."""
+    common = "--model italia-9b --nodes 64 --devices-per-node 4 --global-batch 1024 --tokens 1.2T"
+
+    def plan(more: str) -> str:
+        main(["plan", *common.split(), *more.split()])
+        return capsys.readouterr().out
+
+    text = plan("--micro-batch 2")
+    assert "accumulation 2 x 256 data-parallel ranks" in text
+    assert "step: n/a" in text
+    found = json.loads(plan("--micro-batch 2 --peak 300 --mfu 0.5 --json"))
+    seconds = 1024 * 4096 * ITALIA.flops_per_token(4096) / (150e12 * 256)
+    assert found["step_seconds"] == pytest.approx(seconds)
+    assert found["steps"] == 1_200_000_000_000 // (1024 * 4096)
+    assert found["node_hours"] == pytest.approx(64 * seconds * found["steps"] / 3600)
+    assert found["checkpoint_bytes"] / GIB == pytest.approx(12 * ITALIA.parameters / GIB)
+    device = "--device A100-SXM-64GB --micro-batch"
+    text = plan(f"{device} 2 --mfu 0.4")
+    assert "DOES NOT FIT: 82.6 GiB counted, 53.6 GiB are 90% of 64 GB" in text
+    assert "step: n/a; steps: 286102; run: n/a; n/a\n" in text
+    found = json.loads(plan(f"{device} 2 --mfu 0.4 --checkpointing full --json"))
+    assert (found["fits"], found["hours"] > 0) == (True, True)
+    assert "the memory of the device is not known; give --memory" in plan("--device A100 --micro-batch 2")
+    assert json.loads(plan("--device A100 --memory 80 --micro-batch 2 --json"))["fits"] is False
+    assert "\nfits: 39.9 GiB counted" in plan(f"{device} 4 --checkpointing full")
+    assert "devices wait 15.8% of a step for other stages\n" in plan(
+        f"{device} 1 --pipeline 4 --checkpointing ops"
+    )
+    # And the command of the documentation fits.
+    page = (ROOT / "docs" / "training.md").read_text(encoding="utf-8").replace("\\\n", " ")
+    command = next(words for line in page.splitlines() if (words := line.split())[:2] == ["train", "plan"])
+    main(command[1:])
+    assert "\nfits: " in capsys.readouterr().out
+
+
+def test_tune_takes_out_of_memory_as_a_result(
+    shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One real trial in a process of its own; the others answer as trials do that do not fit or fail."""
+    started = []
+    failures = {4: "torch.OutOfMemoryError: CUDA out of memory.", 1: "ValueError: something else"}
+
+    def run(command: list[str], **options: Any) -> Any:
+        size = tomllib.loads(Path(command[-1]).read_text())["micro_batch"]
+        started.append(size)
+        assert options["env"]["PYTHONPATH"].split(os.pathsep)[0] == str(ROOT)  # from any folder
+        assert command[:3] == [sys.executable, "-m", "train"]
+        if size != 4:  # a trial that fails may have done steps
+            run_jobs([(1, command[3:])], tmp_path)
+        return types.SimpleNamespace(returncode=int(size != 2), stderr=failures.get(size, ""))
+
+    monkeypatch.setattr(tune.subprocess, "run", run)
+    command = ["tune", "--shards", str(shards), "--model", model_file(tmp_path), "--seq-len", "16"]
+    for tried in ("micro-batch=8,4,1,2", "checkpointing=none", "compile=no", "shard=1,2"):
+        command += ["--try", tried]
+    main([*command, "--out", str(tmp_path / "t"), "--trial-steps", "5", "--workers", "0"])
+    records = read_lines(tmp_path / "t/tune.jsonl")
+    outcomes = [[record["outcome"] for record in records if record["shard"] == shard] for shard in (1, 2)]
+    assert outcomes == [
+        ["failed: ValueError: something else", "ok", "out of memory", "out of memory"],
+        ["failed: shard = 2 does not divide 1 data-parallel ranks; valid: [1]"] * 4,
+    ]
+    assert started == [1, 2, 4]  # 8 cannot fit where 4 does not
+    tuned = (tmp_path / "t/tuned.toml").read_text()
+    assert tuned == 'micro_batch = 2\ncheckpointing = "none"\ncompile = false\nshard = 1\n'
+    assert "best: micro_batch 2 " in capsys.readouterr().out
+
+
+def test_what_a_setting_cannot_be_is_not_tried() -> None:
+    lists = tune.lists_of(["checkpointing=ops,0.5", "reshard=yes,no"])
+    assert (lists["checkpointing"], lists["reshard"]) == (["ops", "0.5"], [True, False])
+    assert lists["micro_batch"] == tune.TRIED["micro_batch"]
+    for text in ("tensr=2", "tensor=two", "checkpointing=half"):
+        with pytest.raises(UsageError):
+            tune.lists_of([text])
+
+
+@pytest.mark.slow
+def test_the_table_of_a_gpu_is_made_without_one(tmp_path: Path) -> None:
+    script = [sys.executable, ROOT / "benchmarks" / "train_gpu.py", "--json", tmp_path / "rows.json"]
+    more = ["--models", "debug", "--lengths", "32", "--micro-batch", "1", "--steps", "5"]
+    done = subprocess.run([*map(str, script), *more], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    rows = json.loads((tmp_path / "rows.json").read_text())
+    assert [(row["attention"], row["outcome"]) for row in rows] == [("causal", "ok"), ("document", "ok")]
+    assert rows[0]["tokens_per_second_per_device"] > 0
+    assert "dense bf16 peak n/a" in done.stdout
+    assert "debug: loss alone, forward and backward: eager" in done.stdout
+
+
+@pytest.mark.slow
+def test_torchrun_runs_the_module(shards: Path, tmp_path: Path) -> None:
+    command = [
+        sys.executable,
+        *["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "train"],
+    ]
+    arguments = tiny_flags(shards, tmp_path, steps=2)
+    done = subprocess.run([*command, *arguments], capture_output=True, text=True, cwd=ROOT, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "2 ranks: 1 replicas x 2 shards x 1 tensor parallel" in done.stdout
+    assert len(column(tmp_path / "run", "loss")) == 2

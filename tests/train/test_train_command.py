@@ -23,9 +23,9 @@ from train.config import TrainConfig
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"steps": 10_000}, "do not fit"),
+        ({"steps": 10_000}, "need more data"),
         ({"steps": 5, "tokens": 5}, "not both"),
-        ({"model": "7b"}, "neither a preset"),
+        ({"model": "7b"}, "is not a preset"),
         ({"seq_len": 100_000}, "sequence"),
     ],
 )

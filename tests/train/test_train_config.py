@@ -103,8 +103,8 @@ def test_the_help_shows_what_a_person_sets() -> None:
         ({"lr": "nan"}, "lr is nan; it must be at least 0"),
         ({"tokens": "1.5"}, "tokens: '1.5' is not a whole number"),
         ({"schedule": "linear"}, "schedule is 'linear'; it must be one of cosine, wsd, constant"),
-        ({"model": "7b"}, "--model 7b: neither a preset"),
-        ({"model": "none.toml"}, "--model none.toml: neither a preset"),
+        ({"model": "7b"}, "--model 7b is not a preset"),
+        ({"model": "none.toml"}, "--model none.toml is not a preset"),
     ],
 )
 def test_a_table_of_a_recipe_is_checked(table: dict[str, object], message: str) -> None:
@@ -222,7 +222,7 @@ def test_layout() -> None:
         check_split(TrainConfig(tensor=16), PRESETS["1b"], 4096)
     with pytest.raises(UsageError, match=r"--tensor 8 does not divide seq_len \(4100\)"):
         check_split(TrainConfig(tensor=8), PRESETS["1b"], 4100)
-    with pytest.raises(UsageError, match="--precision float8 goes neither with --tensor nor with widths"):
+    with pytest.raises(UsageError, match="--precision float8 works neither with --tensor nor with widths"):
         check_split(TrainConfig(tensor=2, precision="float8"), PRESETS["1b"], 4096)
     check_split(TrainConfig(precision="float8"), PRESETS["1b"], 4096)
     for settings, able, compiled in (
@@ -235,7 +235,7 @@ def test_layout() -> None:
     ):
         assert compiles(TrainConfig(**settings), PRESETS["1b"], able=able) is compiled
     check_split(TrainConfig(tensor=2, compile=True, checkpointing="ops"), PRESETS["1b"], 4096)
-    with pytest.raises(UsageError, match=r"does not go with --checkpointing 0\.5, only with ops or none"):
+    with pytest.raises(UsageError, match=r"does not work with --checkpointing 0\.5; use ops or none"):
         check_split(TrainConfig(tensor=2, compile=True, checkpointing="0.5"), PRESETS["1b"], 4096)
 
 

@@ -100,9 +100,9 @@ def test_a_step_and_a_width_can_be_named(runs: dict[bool, Path], tmp_path: Path)
     assert late[name].dtype == torch.bfloat16
     assert not torch.allclose(early[name], late[name].float(), atol=1e-3)
     for path, message in (
-        (runs[True], "there are: step-00000003, step-00000006"),
+        (runs[True], "It has: step-00000003, step-00000006"),
         (tmp_path, "there are: none"),
-        (tmp_path / "norun", "norun has no checkpoint of step 4; name the folder that train --out was given"),
+        (tmp_path / "norun", "norun has no checkpoint of step 4; name the folder of a run"),
     ):
         with pytest.raises(UsageError, match=message):
             find_checkpoints(path, 4)
@@ -166,7 +166,7 @@ def test_a_run_begins_with_what_is_there(
     command = arguments(runs[True].parent / "shards", tmp_path / "none", model_file(tmp_path))
     with pytest.raises(SystemExit, match="2"):
         main([str(part) for part in command] + ["--init-from", "PUT/THE/FIRST/MODEL/HERE"])
-    assert "--init-from: PUT/THE/FIRST/MODEL/HERE is no folder" in capsys.readouterr().err
+    assert "--init-from: PUT/THE/FIRST/MODEL/HERE is not a folder" in capsys.readouterr().err
 
 
 def test_weights_start_another_run(runs: dict[bool, Path], tmp_path: Path) -> None:
@@ -275,11 +275,11 @@ def test_weights_of_a_model_that_is_not_computed_are_refused_by_name(
     tensors = load_file(out / "model.safetensors")
     name = "model.layers.0.self_attn.q_proj.bias"
     save_file(tensors | {name: torch.ones(32)}, out / "model.safetensors")
-    with pytest.raises(MismatchError, match=f"holds what train does not compute: {name}"):
+    with pytest.raises(MismatchError, match=f"has tensors that train does not support: {name}"):
         loaded(out)
     name = "model.norm.weight"
     save_file(tensors | {name: torch.ones(33)}, out / "model.safetensors")
-    with pytest.raises(IntegrityError, match=rf"{name} has the shape \[33\]; by config.json it is \[32\]"):
+    with pytest.raises(IntegrityError, match=rf"{name} has the shape \[33\], but config.json implies \[32\]"):
         loaded(out)
     del tensors["model.norm.weight"]
     save_file(tensors, out / "model.safetensors")

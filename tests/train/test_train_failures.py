@@ -48,7 +48,9 @@ def test_without_torch_one_line_says_what_to_install(command: str) -> None:
         check=False,
     )
     assert done.returncode == 2
-    assert done.stderr.startswith("train: the package torch is not installed for this Python: pip install")
+    assert done.stderr.startswith(
+        "train: the package torch is not installed for this Python: run pip install"
+    )
     assert done.stderr.count("\n") == 1
 
 
@@ -93,7 +95,7 @@ def test_out_on_a_file_or_where_nothing_can_be_made(
     code, text = ended(capsys, "--shards", shards, "--out", tmp_path / "file")
     assert code == 2
     assert text.startswith(
-        f"train: --out: {tmp_path / 'file/flight'} cannot be made: Not a directory; name a folder"
+        f"train: --out: {tmp_path / 'file/flight'} cannot be created: Not a directory; name a folder"
     )
     assert text.count("\n") == 1
 
@@ -140,7 +142,7 @@ def test_step_lines_say_how_far_and_how_long(
     assert [line[0].split()[2] for line in lines] == ["2/6", "4/6", "6/6"]
     assert [line[1] for line in lines] == ["33%", "67%", "100%"]
     assert lines[-1][2] == "ETA 0 s"
-    assert "warning: the warm-up of 100 steps takes the whole schedule" in text
+    assert "warning: the warm-up (100 steps) is as long as the schedule" in text
     loop.train(replace(config, out=str(tmp_path / "b"), log_every=100, warmup=2))
     assert "warning" not in capsys.readouterr().out.replace("warning: no GPU", "")
 

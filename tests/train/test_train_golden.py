@@ -86,7 +86,7 @@ def test_a_checkpoint_of_another_version_is_refused_by_name(
             main([str(part) for part in command])
         said = capsys.readouterr().err
         assert (
-            "step-00000003/meta.json has format version 1, this program reads 2: go on with the train that"
+            "step-00000003/meta.json has format version 1, this program reads 2: resume with the train that"
             in said
         )
     assert [path.name for path in (run / "checkpoints").iterdir()] == ["step-00000003"]

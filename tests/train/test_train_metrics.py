@@ -221,4 +221,4 @@ def test_a_slow_rank_is_named_in_metrics_and_on_the_terminal(shards: Path, tmp_p
             20 < look["seconds"] < 40
         )  # one more fetched than steps done at the first look, one less at the last
         assert look["behind"] > NOTABLE
-    assert f"slow: rank 1 on {os.uname().nodename} waits for data 3" in ranks.text()
+    assert f"slow: rank 1 on {os.uname().nodename}: waiting for data takes 3" in ranks.text()

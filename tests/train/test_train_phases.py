@@ -88,15 +88,15 @@ def test_phases_of_a_file_are_read_and_what_is_wrong_is_named(tmp_path: Path) ->
     add_flags(parser)
     assert parse(parser, flags)[0].phases == config.phases
     for text, message in (
-        ("[[phases]]\nlr = 1", "phase 1 does not say at how many tokens it begins"),
+        ("[[phases]]\nlr = 1", "phase 1 has no start; give it in tokens"),
         (
             "[[phases]]\nat = 5\nlearning_rate = 1",
             "phase 1: unknown setting 'learning_rate'",
         ),
         ("[[phases]]\nat = 5\nmodel = '1b'", "phase 1: unknown setting 'model'"),
-        ("[[phases]]\nat = 5\n[[phases]]\nat = 5", "one at 5 tokens comes after one at 5"),
+        ("[[phases]]\nat = 5\n[[phases]]\nat = 5", "the one at 5 tokens follows the one at 5"),
         ("[[phases]]\nat = 5\nlr = -1", "lr is -1.0; it must be at least 0"),
-        ("phases = 3", "phases is no list of tables"),
+        ("phases = 3", "phases is not a list of tables"),
         ("phases = '{'", "phases is not JSON"),
     ):
         with pytest.raises(UsageError, match=message):
@@ -171,7 +171,7 @@ def test_data_length_batch_and_positions_change_and_moments_stay(
     text = capsys.readouterr().out
     assert f"phase at {3 * STEP:,} tokens: mix was " in text
     assert "rope_theta was None, is 1000000.0" in text
-    assert "reads its stream from sequence 0 on" in text
+    assert "reads its stream from sequence 0" in text
 
 
 def test_a_stop_anywhere_and_other_ranks_give_the_same_run(shards: Path, tmp_path: Path) -> None:
@@ -247,7 +247,7 @@ def test_a_run_goes_on_with_a_continued_mix(shards: Path, tmp_path: Path) -> Non
         wish = request(f"{8 * STEP}:en=0.75,it=0.25", seq_len=LENGTH, seed=after.seed, after=after)
         run_mix(shards, tmp_path / f"{name}.json", wish)
         new[name] = str(tmp_path / f"{name}.json")
-    with pytest.raises(MismatchError, match="another order from sequence 16 on, and 24 are read"):
+    with pytest.raises(MismatchError, match="the data differs from sequence 16 on, and 24 are already read"):
         loop.train(settings(shards, tmp_path, mix=new["early"], steps=6, **common))
     loop.train(settings(shards, tmp_path, mix=new["new"], steps=6, **common))
     loop.train(settings(shards, tmp_path, "whole", mix=new["new"], steps=6, **common))
@@ -274,21 +274,24 @@ def test_what_must_not_change_is_refused_by_name(shards: Path, tmp_path: Path) -
     for change, message in (
         ({"model": str(wide)}, r"model\.hidden was 64, is 32\. Resume"),
         ({"seed": 3}, "seed was 0, is 3"),
-        ({"mix": other}, "another order from sequence 0 on, and 48 are read"),
-        ({"mix": apart}, rf"another order from sequence 40 on, and 48 are read; .*at = {6 * STEP} and"),
+        ({"mix": other}, "the data differs from sequence 0 on, and 48 are already read"),
+        (
+            {"mix": apart},
+            rf"the data differs from sequence 40 on, and 48 are already read; .*at = {6 * STEP} and",
+        ),
         ({"mix": None, "seq_len": 8}, "model.seq_len was 16, is 8; stream was"),
         (
             {"phases": [{"at": 2 * STEP, "mix": other}]},
-            f"the phase at {2 * STEP} tokens lies before the {6 * STEP}",
+            f"the phase at {2 * STEP} tokens begins before the {6 * STEP}",
         ),
     ):
         with pytest.raises(MismatchError, match=message):
             again(**change)
-    with pytest.raises(UsageError, match="6 steps are done already"):
+    with pytest.raises(UsageError, match="the run has done 6 steps already"):
         again(steps=5)
     again(phases=[{"at": 6 * STEP, "mix": other}])  # and so it is done
     assert len(column(tmp_path / "run", "loss")) == 7
-    with pytest.raises(MismatchError, match=f"in the phase that began at {6 * STEP} tokens"):
+    with pytest.raises(MismatchError, match=f"in the phase at = {6 * STEP}, which"):
         again(steps=8)
 
 
@@ -318,7 +321,7 @@ def test_compiled_blocks_know_the_length_of_each_phase(
 
 def test_too_little_data_in_a_phase_is_told_at_the_start(shards: Path, tmp_path: Path) -> None:
     small = mix_of(shards, tmp_path / "small.json", (5, 6))
-    with pytest.raises(UsageError, match="8 steps of 8 sequences do not fit: the data has 11 sequences"):
+    with pytest.raises(UsageError, match="8 steps of 8 sequences need more data: there are 11 sequences"):
         loop.train(settings(shards, tmp_path, phases=[{"at": 4 * STEP, "mix": small}]))
     with pytest.raises(PretokError, match="phase at 512 tokens: global_batch 9 is not a multiple"):
         loop.train(settings(shards, tmp_path, micro_batch=2, phases=[{"at": 4 * STEP, "global_batch": 9}]))

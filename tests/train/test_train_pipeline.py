@@ -95,9 +95,9 @@ def test_the_bubble() -> None:
 @pytest.mark.parametrize(
     ("model", "batch", "words"),
     [
-        ({"tied": True}, Batch(8, 1, 8, 1), "is its output matrix"),
-        ({"layers": 3}, Batch(8, 1, 8, 1), "4 stages are more than the 3 blocks"),
-        ({}, Batch(8, 4, 2, 1), "at least 4 micro-batches in a step of each rank; there are 2"),
+        ({"tied": True}, Batch(8, 1, 8, 1), "needs a separate output matrix"),
+        ({"layers": 3}, Batch(8, 1, 8, 1), "4 is more than the 3 blocks"),
+        ({}, Batch(8, 4, 2, 1), "at least 4 micro-batches per step and rank; there are 2"),
     ],
 )
 def test_what_does_not_go_with_a_pipeline_is_refused_by_name(

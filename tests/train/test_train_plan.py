@@ -131,5 +131,5 @@ def test_the_example_of_the_documents_fits_and_a_bubble_is_told(capsys: pytest.C
     plan_main([*LEONARDO.split(), "--micro-batch", "4", "--checkpointing", "full", "--tokens", "1.2T"])
     assert "\nfits: 39.9 GiB counted" in capsys.readouterr().out
     plan_main([*LEONARDO.split(), "--micro-batch", "1", "--pipeline", "4", "--checkpointing", "ops"])
-    told = "devices wait 15.8% of a step for other stages\n"
+    told = "devices wait for other stages 15.8% of each step\n"
     assert told in capsys.readouterr().out

@@ -171,7 +171,7 @@ def test_broken_newest_checkpoint_is_reported_and_the_one_before_used(
     else:
         (newest / "meta.json").unlink()
     output = run_ranks(1, arguments(shards, run), tmp_path)
-    assert "is broken, trying the one before" in output
+    assert "is damaged, trying the previous one" in output
     assert f"resumed from step {STEPS - 4}\n" in output
     assert_same_run(run, whole)
 
@@ -224,7 +224,7 @@ def test_control_c_saves_and_twice_ends_at_once(shards: Path, tmp_path: Path) ->
     once = Ranks(1, arguments(shards, run), tmp_path, partial(_sigints_in_step_3, 1))
     assert once.wait() == [75]
     assert "stopped after step 4 of 20 (received SIGINT); saved; run the same" in once.text()
-    assert once.text().count("received SIGINT: the run ends after the steps in work; Ctrl-C again ends") == 1
+    assert once.text().count("received SIGINT: the run ends after the current steps; Ctrl-C again ends") == 1
     unsaved = arguments(shards, tmp_path / "never", save_every="never")
     never = Ranks(1, unsaved, tmp_path, partial(_sigints_in_step_3, 1))
     assert never.wait() == [75]

@@ -109,7 +109,7 @@ def test_what_was_just_saved_stays_beside_a_damaged_newer_one(
     loop.train(replace(config, steps=5))
     names = sorted(path.name for path in folder.iterdir())
     assert names == ["step-00000004", "step-00000005", "step-00000006.damaged"]
-    assert "step-00000006 is broken, trying the one before" in capsys.readouterr().out
+    assert "step-00000006 is damaged, trying the previous one" in capsys.readouterr().out
 
 
 def test_best_by_validation_is_saved_at_once(shards: Path, tmp_path: Path) -> None:

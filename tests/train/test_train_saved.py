@@ -145,15 +145,15 @@ def test_one_flipped_bit_is_found(
         main(["verify", str(run)])
     assert caught.value.code == 2
     output = capsys.readouterr()
-    assert f"{newest / name} was damaged" in output.out
+    assert f"{newest / name} is damaged" in output.out
     assert "1 of 2 checkpoints are damaged" in output.err
     loop.train(settings(trained.parent, run))
     text = capsys.readouterr().out
-    assert f"{newest} is broken, trying the one before: {newest / name} was damaged" in text
+    assert f"{newest} is damaged, trying the previous one: {newest / name} is damaged" in text
     assert "resumed from step 2\n" in text
     main(["verify", str(run)])  # the broken one was made anew
     flip(newest / FIRST, 1000)
-    with pytest.raises(IntegrityError, match="was damaged"):
+    with pytest.raises(IntegrityError, match="is damaged"):
         loop.train(settings(trained.parent, run.parent / "new", init_from=str(newest)))
 
 
@@ -161,7 +161,7 @@ def test_two_ranks_find_what_one_of_them_reads(run: Path, trained: Path) -> None
     newest = run / "checkpoints" / "step-00000004"
     flip(newest / SECOND, 1000)
     text = run_ranks(2, flags(settings(trained.parent, run)), run.parent)
-    assert "is broken, trying the one before" in text
+    assert "is damaged, trying the previous one" in text
     assert "resumed from step 2\n" in text
 
 

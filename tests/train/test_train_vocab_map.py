@@ -84,7 +84,7 @@ def test_a_run_begins_with_it(shards: Path, tmp_path: Path) -> None:
         settings = {"init_from": str(tmp_path / "model"), "steps": 1, **more}
         loop.train(tiny_config(tmp_path / "shards", tmp_path, **settings))
 
-    with pytest.raises(MismatchError, match=r"with --vocab .*, or name the --vocab-map made of it"):
+    with pytest.raises(MismatchError, match=r"with --vocab .*, or give the --vocab-map made from it"):
         train()
     with pytest.raises(UsageError, match="--vocab-map needs --init-from"):
         train(init_from=None, vocab_map=map_to(tmp_path / FILE_NAME))
@@ -92,7 +92,7 @@ def test_a_run_begins_with_it(shards: Path, tmp_path: Path) -> None:
         train(vocab_map=map_to(tmp_path / FILE_NAME))
     ours = map_to(tmp_path / FILE_NAME, fingerprint)
     write_json(tmp_path / "model" / "tokenizer.json", {"model": "another one"})
-    with pytest.raises(MismatchError, match=r"is another tokenizer than that of the model .* begins with"):
+    with pytest.raises(MismatchError, match=r"is another tokenizer than that of the model .* starts from"):
         train(vocab_map=ours)
     (tmp_path / "model" / "tokenizer.json").unlink()
     train(vocab_map=ours, lr=0.0)
@@ -107,7 +107,7 @@ def test_a_run_begins_with_it(shards: Path, tmp_path: Path) -> None:
     opens = needs("transformers").AutoModelForCausalLM.from_pretrained(str(out))
     assert opens.config.vocab_size == 60
     checkpoint = str(tmp_path / "run" / "checkpoints" / "step-00000001")
-    with pytest.raises(UsageError, match="is a checkpoint; write its model with train export"):
+    with pytest.raises(UsageError, match="is a checkpoint; export it with train export"):
         train(
             init_from=checkpoint,
             vocab_map=ours,
@@ -136,5 +136,5 @@ def test_a_piece_is_that_of_the_whole(tmp_path: Path) -> None:
 def test_a_model_that_a_map_does_not_begin_with_is_refused(tmp_path: Path) -> None:
     found = read_map(Path(map_to(tmp_path / FILE_NAME)))
     old_model(tmp_path / "small", replace(OLD, vocab_size=40))
-    with pytest.raises(MismatchError, match="has rows for 40 entries, but --vocab-map begins with 50"):
+    with pytest.raises(MismatchError, match="has rows for 40 entries, but --vocab-map starts from 50"):
         exported_tensors(tmp_path / "small", replace(OLD, vocab_size=60), print, found)

@@ -101,7 +101,7 @@ def test_a_step_and_a_width_can_be_named(runs: dict[bool, Path], tmp_path: Path)
     assert not torch.allclose(early[name], late[name].float(), atol=1e-3)
     for path, message in (
         (runs[True], "It has: step-00000003, step-00000006"),
-        (tmp_path, "there are: none"),
+        (tmp_path, "It has: none"),
         (tmp_path / "norun", "norun has no checkpoint of step 4; name the folder of a run"),
     ):
         with pytest.raises(UsageError, match=message):

@@ -60,20 +60,22 @@ CASES: list[Case] = [
     (
         "train --shards ok/shards --mix ok/mix.json --model tiny.toml --out it.jsonl",
         2,
-        "train: --out: it.jsonl/flight cannot be made: Not a directory; name a folder that may be written",
+        "train: --out: it.jsonl/flight cannot be created: Not a directory; name a folder that can be written",
     ),
     (
         TRAIN.replace("tiny", "big"),
         2,
-        "train: run was started with other settings: model.layers was 2, is 3. Resume with the old ones, or use "
-        "another --out, with --init-from run for weights of the same sizes",
+        "train: run was started with other settings: model.layers was 2, is 3. Resume with the original "
+        "settings, or choose another --out (add --init-from run to start from these weights, if the sizes are the "
+        "same)",
     ),
     (
         TRAIN.replace("ok/mix", "other"),
         2,
-        "train: run was started with other settings: stream was {mix}, is {other}; another order from sequence 0 on, "
-        "and 32 are read; to go on with other data add a phase: [[phases]] with at = 512 and shards or mix or "
-        "seq_len. Resume with the old ones, or use another --out, with --init-from run for weights of the same sizes",
+        "train: run was started with other settings: stream was {mix}, is {other}; the data differs from sequence "
+        "0 on, and 32 are already read; to change the data add a phase: [[phases]] with at = 512 and shards or mix or "
+        "seq_len. Resume with the original settings, or choose another --out (add --init-from run to start from these "
+        "weights, if the sizes are the same)",
     ),
     (
         "pretok verify cut/shards --workers 0",
@@ -101,7 +103,7 @@ CASES: list[Case] = [
     (
         "pretok report ok --run ok",
         2,
-        "pretok: ok is no folder of a run: it has no config.json; name the folder of a run (train --out)",
+        "pretok: ok is not the folder of a run: it has no config.json; name the folder of a run (train --out)",
     ),
     (
         "pretok mix ok/shards --out o.json --continue ok/mix.json --at norun",
@@ -111,14 +113,13 @@ CASES: list[Case] = [
     (
         "pretok mix ok/shards --weights it=0.9,en=0.1 --seq-len 16 --tokens 1M",
         2,
-        "pretok: 1,000,000 tokens are more than 4 epochs of the sources give: en has 624 (164.47 epochs), it has 610 "
-        "(1,520.27 epochs). With these weights 2,624 are the most: take that many (--tokens), add text, or allow more "
-        "epochs (--max-epochs)",
+        "pretok: 1,000,000 tokens would take more than 4 epochs of some sources: en has 624 (164.47 epochs), it has "
+        "610 (1,520.27 epochs). With these weights at most 2,624 fit: lower --tokens, add text, or raise --max-epochs",
     ),
     (
         "pretok mix ok/shards --seq-len 100000",
         2,
-        "pretok: no source holds 100,000 + 1 tokens; take --seq-len 623 at most",
+        "pretok: no source holds 100,000 + 1 tokens; use a --seq-len of at most 623",
     ),
     (
         "pretok mix ok/shards --out ok/mix.json --weights it=0.8,en=0.2 --seq-len 16",

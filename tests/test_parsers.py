@@ -255,7 +255,7 @@ def without(*keys: str) -> Callable[[dict[str, Any]], dict[str, Any]]:
 
 
 SEALS = {"checkpoint": without(), "annotations": without("format", "version")}
-STATED = re.compile(r"states (\w+) '?\w+'?, its contents have (\w+)")
+STATED = re.compile(r"states (\w+) '?\w+'?, but its content has (\w+)")
 
 
 @pytest.fixture(scope="module")

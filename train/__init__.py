@@ -1,9 +1,9 @@
-"""The companion trainer: shards made by `pretok` -> checkpoints of a Llama-style model.
+"""The companion trainer: reads shards made by `pretok`, writes checkpoints of a Llama-style model.
 
-Needs torch, numpy, msgspec and safetensors; sees of `pretok` only stream, loader, manifest, storage, stop and errors.
+It needs torch, numpy, msgspec and safetensors, and imports only `base`, `shards` and `stream` of `pretok`.
 """
 
 import time
 
 STARTED = time.monotonic()
-"""When this process began, before torch is imported: start-up time is measured from here."""
+"""`time.monotonic()` at process start, before torch is imported; start-up time is measured from here."""

@@ -1,8 +1,8 @@
-"""The command: `train --shards DIR ...`, `train plan`, `tune`, `generate`, `export`, `verify`.
+"""The command line: `train --shards DIR ...`, `train plan`, `tune`, `generate`, `export`, `verify`.
 
-Input: a command line. Output: an exit code: 0 done, 1 internal error, 2 wrong settings or input, 75 stopped early, on
-request or because files could not be read or written for now: run again to go on. Under torchrun every rank runs this;
-torchrun itself ends with 1 when its ranks end with 75, so chains of jobs look at RUN/done.json.
+Input: a command line. Output: an exit code: 0 done; 1 internal error; 2 wrong settings or input; 75 stopped early, on
+request or because files could not be read or written for now, so the same command resumes. Under torchrun every rank
+runs this module. torchrun itself exits with 1 when its ranks exit with 75, so chains of jobs check RUN/done.json.
 """
 
 from __future__ import annotations
@@ -37,22 +37,25 @@ def _train(arguments: Sequence[str]) -> None:
 
 
 def _export(arguments: Sequence[str]) -> None:
-    """`train export`: one checkpoint, or the mean of several, as a model of transformers."""
+    """Run `train export`: write one checkpoint, or the mean of several, as a transformers model."""
     description = "Write a checkpoint, or the mean of several, as a model of Hugging Face transformers."
     parser = command_parser("train export", description, "  train export --run RUN --out MODEL")
     parser.add_argument("--run", required=True, type=Path, help="folder of the run")
     parser.add_argument("--step", type=whole_number, help="step of the checkpoint (default: the newest)")
-    parser.add_argument("--last", type=whole_number, default=1, metavar="K", help="the mean of the newest K")
+    parser.add_argument(
+        "--last", type=whole_number, default=1, metavar="K", help="average the newest K checkpoints"
+    )
     parser.add_argument(
         "--tokenizer",
         type=Path,
-        help="the tokenizer of the shards, for example with more files beside it (default: their own copy)",
+        help="export this copy of the shards' tokenizer, for example one with more files next to it (default: the copy "
+        "in the shards folder)",
     )
-    parser.add_argument("--out", required=True, type=Path, help="folder to make")
+    parser.add_argument("--out", required=True, type=Path, help="folder to create")
     parser.add_argument(
         "--dtype",
         choices=("float32", "bfloat16", "float16"),
-        help="of the weights (default: that of the model the run began from, else float32)",
+        help="type of the weights (default: that of the --init-from model, else float32)",
     )
     space = parser.parse_args(list(arguments))
     import torch
@@ -72,7 +75,7 @@ def _export(arguments: Sequence[str]) -> None:
 
 
 def _verify(arguments: Sequence[str]) -> None:
-    description = "Compare every file of a run's checkpoints with the checksum it was written with."
+    description = "Check every file of a run's checkpoints against the checksum recorded when it was written."
     parser = command_parser("train verify", description, "  train verify RUN")
     parser.add_argument("run", type=Path, metavar="RUN", help="folder of the run")
     parser.add_argument("--step", type=whole_number, help="step of one checkpoint (default: all)")
@@ -83,7 +86,7 @@ def _verify(arguments: Sequence[str]) -> None:
 
 
 def _command(module: str) -> Callable[[Sequence[str]], None]:
-    """The `main` of a module, which is imported when it is called."""
+    """Return the `main` of a module; the module is imported only when the command is called."""
     return lambda arguments: import_module(module).main(arguments)
 
 
@@ -107,7 +110,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         else:
             _train(arguments)
     except KeyboardInterrupt:
-        told = "interrupted before it could save; what was saved stays, run the same command to go on"
+        told = (
+            "interrupted before it could save; earlier checkpoints are kept, run the same command to resume"
+        )
         print(f"train: {told}", file=sys.stderr)
         code = Stopped.exit_code
     except Exception as error:
@@ -118,8 +123,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         code = known.exit_code
         if isinstance(known, HungSave):
             sys.stdout.flush()
-            os._exit(code)  # the thread that hangs would be waited for
-    if code:  # out here the exception is gone, and with it what it held: loader processes, which end now
+            os._exit(code)  # sys.exit would wait for the thread that hangs
+    # Only here, outside the `except` block, is the exception gone, and with it the loader processes that it held.
+    if code:
         sys.exit(code)
 
 

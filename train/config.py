@@ -1,7 +1,7 @@
-"""Settings of a run: one frozen dataclass, from a TOML file and from flags.
+"""Settings of a run: one frozen dataclass, filled from a TOML file and from flags.
 
-Input: `--config FILE.toml` and flags, which win. Output: a TrainConfig. Unknown keys are refused with the nearest
-known one.
+Input: `--config FILE.toml` and flags; flags win. Output: a TrainConfig. Unknown keys are refused, and the error names
+the nearest known key.
 """
 
 from __future__ import annotations
@@ -32,44 +32,48 @@ def _option(
     rare: bool = False,
     group: str = "",
 ) -> Any:
-    """A setting. least: its least value; example: as TOML, for the page of all keys, where the default is none; rare: a
-    key and a flag as the others, but not in the help; group: of the help, that it begins."""
+    """Declare a setting.
+
+    least: smallest valid value. example: example value in TOML for docs/recipe.md, if the default is None. rare: hide
+    the flag from `--help` (key and flag work all the same). group: title of the `--help` group that starts with this
+    setting.
+    """
     return field(default=default, metadata=locals())
 
 
 SCHEDULE = ("lr", "min_lr", "warmup", "schedule", "decay", "decay_shape")
-"""Settings of the learning rate: a phase that names one of them begins a schedule of its own."""
+"""Settings of the learning rate. A phase that sets one of them starts a new schedule."""
 IN_PHASES = (
     *("shards", "mix", "seq_len", "rope_theta", "global_batch", "micro_batch", *SCHEDULE),
     *("beta1", "beta2", "eps", "weight_decay", "clip", "z_loss", "skip_sigma"),
 )
-"""What a phase may set. Parameters and moments go on as they are."""
+"""Settings that a phase may change. Parameters and moments are carried over."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainConfig:
-    """All settings; each one's help says its meaning. None: derived, and printed at the start."""
+    """All settings of a run. `help` of each field gives its meaning; None means derived, and printed at the start."""
 
     shards: str = _option(
-        "", "folder of shards with their manifest.json", example='"work/shards"', group="data"
+        "", "folder of tokenized shards (holds manifest.json)", example='"work/shards"', group="data"
     )
-    mix: str | None = _option(None, "mix.json; without it every source once", example='"mix.json"')
-    out: str = _option("run", "folder of the run; one that holds checkpoints is resumed")
+    mix: str | None = _option(None, "mix.json (default: read each source once)", example='"mix.json"')
+    out: str = _option("run", "folder of the run; if it holds checkpoints, the run resumes")
     model: str | None = _option(
         None,
-        "debug, 160m, 1b, 3b, italia-9b, a TOML file of sizes, or a folder with a model "
+        "debug, 160m, 1b, 3b, italia-9b, a TOML file of sizes, or the folder of a model "
         "(default: that of --init-from, else debug)",
         example='"1b"',
         group="model",
     )
     init_from: str | None = _option(
         None,
-        "start from the weights of a transformers folder, a checkpoint, or a run's newest",
+        "start from these weights: a transformers folder, a checkpoint, or a run (its newest checkpoint)",
         example='"model"',
     )
     vocab_map: str | None = _option(
         None,
-        "--init-from a model of the vocabulary that was extended: the map beside the new one",
+        "vocab-map.json next to an extended vocabulary; --init-from then names a model with the old vocabulary",
         example='"vocab/vocab-map.json"',
     )
     rope_theta: float | None = _option(
@@ -78,115 +82,118 @@ class TrainConfig:
     seq_len: int | None = _option(
         None, "tokens in a sequence (default: the mix's, else the model's)", least=1, example="4096"
     )
-    seed: int = _option(0, "seed of the initialisation, and of the order when there is no mix")
+    seed: int = _option(0, "seed of the initial weights, and of the order if there is no mix")
     attention: str = _option(
-        "causal", "document: see only one's own document", choices=("causal", "document")
+        "causal", "document: no attention across document boundaries", choices=("causal", "document")
     )
 
-    global_batch: int = _option(8, "sequences in a step over all ranks", least=1, group="batch and length")
+    global_batch: int = _option(8, "sequences per step, over all ranks", least=1, group="batch and length")
     micro_batch: int | None = _option(
-        None, "sequences in one pass of one rank (default: its whole part)", least=1, example="4"
+        None, "sequences per pass of a rank (default: no accumulation)", least=1, example="4"
     )
     steps: int | None = _option(
         None, "length of the run in steps (default: the whole mix)", least=1, example="10000"
     )
     tokens: int | None = _option(
         None,
-        "length of the run in tokens, for example 1.2T; rounded down to whole steps",
+        "length of the run in tokens, rounded down to whole steps; for example 1.2T",
         least=1,
         example='"1.2T"',
     )
 
     lr: float = _option(3e-4, "peak learning rate", least=0, group="schedule")
-    min_lr: float = _option(0.1, "rate of the last step of the decay, as a part of lr", least=0)
-    warmup: float = _option(100, "steps of linear warm-up; below 1 a part of the schedule", least=0)
+    min_lr: float = _option(0.1, "learning rate at the end of the decay, as a fraction of lr", least=0)
+    warmup: float = _option(100, "steps of linear warm-up; below 1: fraction of the schedule", least=0)
     schedule: str = _option("cosine", "shape after the warm-up", choices=("cosine", "wsd", "constant"))
-    decay: float = _option(0.2, "wsd: part of the run that decays at its end; 0 keeps it extendable", least=0)
-    decay_shape: str = _option(
-        "linear", "wsd: how it decays; 1-sqrt: fast at first", choices=("linear", "1-sqrt"), rare=True
+    decay: float = _option(
+        0.2, "wsd: final fraction of the run that decays; 0: none, to extend the run later", least=0
     )
-    beta1: float = _option(0.9, "AdamW", least=0, rare=True, group="optimizer")
-    beta2: float = _option(0.95, "AdamW", least=0, rare=True)
-    eps: float = _option(1e-8, "AdamW", least=0, rare=True)
-    weight_decay: float = _option(0.1, "AdamW; never on norms and embeddings", least=0)
-    clip: float = _option(1.0, "largest gradient norm; 0: gradients are not clipped", least=0)
-    z_loss: float = _option(0.0, "weight of the squared log-partition", least=0, rare=True)
+    decay_shape: str = _option(
+        "linear", "wsd: shape of the decay; 1-sqrt: fast at first", choices=("linear", "1-sqrt"), rare=True
+    )
+    beta1: float = _option(0.9, "beta1 of AdamW", least=0, rare=True, group="optimizer")
+    beta2: float = _option(0.95, "beta2 of AdamW", least=0, rare=True)
+    eps: float = _option(1e-8, "epsilon of AdamW", least=0, rare=True)
+    weight_decay: float = _option(0.1, "weight decay; not applied to norms and embeddings", least=0)
+    clip: float = _option(1.0, "clip the gradient norm to this value; 0: no clipping", least=0)
+    z_loss: float = _option(0.0, "weight of the squared log-partition in the loss", least=0, rare=True)
     skip_sigma: float = _option(
         6.0,
-        "skip a step whose gradient norm or loss lies so many deviations up; 0: never",
+        "skip a step if its gradient norm or loss is this many standard deviations above the recent mean; 0: never",
         least=0,
         rare=True,
     )
 
     shard: int | None = _option(
         None,
-        "ranks that share one copy of the parameters: FSDP, of fewer than all HSDP (default: a node's)",
+        "ranks that share one copy of the parameters (FSDP; fewer than all: HSDP; default: the ranks of a node)",
         least=1,
         example="8",
         group="parallelism",
     )
-    tensor: int = _option(1, "ranks that divide every matrix product (tensor parallel)", least=1)
+    tensor: int = _option(1, "tensor parallel ranks, which split every matrix product", least=1)
     context: int = _option(
-        1, "of the ranks in shard, how many divide each sequence (context parallel)", least=1
+        1, "context parallel ranks, which split every sequence; must divide shard", least=1
     )
-    pipeline: int = _option(
-        1, "ranks that share the blocks, each with some of them (pipeline parallel)", least=1
-    )
+    pipeline: int = _option(1, "pipeline parallel ranks, each with some of the model's blocks", least=1)
     reshard: bool = _option(
         True,
-        "free gathered parameters after each use (ZeRO-3); off: at the end of a step (ZeRO-2)",
+        "free gathered parameters after each use (ZeRO-3); off: at the end of each step (ZeRO-2)",
         rare=True,
         group="memory and speed",
     )
     precision: str = _option(
         "auto",
-        "of the passes; auto: bf16 on a GPU; float8: products by torchao on an H100 or newer, the rest in bf16",
+        "compute precision; auto: bf16 on a GPU, else fp32; float8: matrix products in float8 (torchao, H100 or "
+        "newer), the rest in bf16",
         choices=("auto", "bf16", "fp32", "float8"),
     )
     checkpointing: str = _option(
         "none",
-        "recompute activations (activation checkpointing): none, ops, full, or of a share of blocks (0.5) full and "
-        "else ops",
+        "activation checkpointing: none, ops (keep attention and every second product), full, or a fraction (0.5): "
+        "full for that share of the blocks, ops for the rest",
     )
     compile: bool | None = _option(
-        None, "torch.compile of each block (default: on where there is a GPU)", example="true"
+        None, "compile each block with torch.compile (default: on a GPU)", example="true"
     )
     timeout: int = _option(
         900,
-        "seconds after which a hung save ends the job, or a collective, after the first step a third",
+        "abort if a save or a collective hangs for this many seconds",
         least=1,
         rare=True,
     )
 
-    workers: int = _option(
-        2, "loader processes of a rank", least=0, rare=True, group="loading and validation"
+    workers: int = _option(2, "loader processes per rank", least=0, rare=True, group="loading and validation")
+    val_every: int = _option(0, "evaluate every N steps and after the last one; 0: never", least=0)
+    val_sequences: int = _option(
+        256, "maximum number of sequences to evaluate per source", least=1, rare=True
     )
-    val_every: int = _option(0, "evaluate every so many steps; 0: never", least=0)
-    val_sequences: int = _option(256, "sequences evaluated of each source, at most", least=1, rare=True)
 
-    save_every: str = _option("10m", "100 (steps), 10m (minutes) or never", group="checkpoints")
-    keep_last: int = _option(3, "newest checkpoints kept", least=1)
-    keep_best: int = _option(
-        0, "checkpoints kept by validation loss; one among the best is saved at once", least=0
+    save_every: str = _option(
+        "10m", "interval between saves: 100 (steps), 10m (minutes) or never", group="checkpoints"
     )
-    milestone: int = _option(0, "keep every checkpoint whose step is a multiple; 0: none", least=0)
+    keep_last: int = _option(3, "number of newest checkpoints to keep", least=1)
+    keep_best: int = _option(
+        0, "number of best checkpoints (by validation loss) to keep; a new best is saved at once", least=0
+    )
+    milestone: int = _option(0, "keep every checkpoint whose step is a multiple of this; 0: none", least=0)
 
     log_every: int = _option(10, "steps between lines on the terminal", least=1, group="logging and tools")
     wandb: str | None = _option(
-        None, "Weights & Biases project; offline unless WANDB_MODE says otherwise", example='"my-project"'
+        None, "Weights & Biases project; offline unless WANDB_MODE is set", example='"my-project"'
     )
-    profile: int = _option(0, "write a profile of so many steps to RUN/profile.json", least=0, rare=True)
+    profile: int = _option(0, "number of steps to profile into RUN/profile.json", least=0, rare=True)
     deterministic: bool = _option(
-        False, "only operations that give the same bits each time; slower", rare=True
+        False, "use only deterministic operations, for bit-identical results; slower", rare=True
     )
 
     phases: tuple[dict[str, Any], ...] = _option(
         (),
-        "what changes at how many tokens: tables [[phases]] of a file, or their JSON",
+        "settings that change during the run, by token count: [[phases]] tables in a TOML file, or JSON",
         rare=True,
         group="phases",
     )
-    """Each with `at`: it begins when so many tokens are done, rounded up to a whole step; and names in IN_PHASES."""
+    """Tables of names in IN_PHASES and `at`: the phase begins after that many tokens, rounded up to a whole step."""
 
     def __post_init__(self) -> None:
         for item in fields(self):
@@ -194,7 +201,7 @@ class TrainConfig:
             if choices and value not in choices:
                 raise UsageError(f"{item.name} is {value!r}; it must be one of {', '.join(choices)}")
             bounded = least is not None and value is not None
-            if bounded and not least <= value < math.inf:  # NaN compares with nothing
+            if bounded and not least <= value < math.inf:  # a NaN fails this comparison too
                 raise UsageError(f"{item.name} is {value}; it must be at least {least}")
         parse_save_every(self.save_every)
         recomputed(self.checkpointing, 0)
@@ -203,7 +210,7 @@ class TrainConfig:
 
     @property
     def start(self) -> Path | None:
-        """The folder of --init-from; of a run's folder its newest checkpoint."""
+        """The folder of --init-from; for the folder of a run, its newest checkpoint. None without --init-from."""
         if self.init_from is None:
             return None
         folder = Path(self.init_from)
@@ -211,33 +218,35 @@ class TrainConfig:
 
     @property
     def sizes(self) -> str:
-        """What names the sizes of the model."""
+        """The value that names the model's sizes: --model, else the --init-from folder, else debug."""
         return self.model or str(self.start or "debug")
 
     def as_dict(self) -> dict[str, Any]:
-        """The settings as JSON values, as a TOML file has them."""
+        """Return the settings as JSON values, as a TOML file holds them."""
         return asdict(self) | {"phases": list(self.phases)}
 
     def in_phases(self) -> list[tuple[int, TrainConfig, bool]]:
-        """(tokens at which it begins, settings in force, whether it has a schedule of its own) of every phase, the
-        first at 0; each changes the one before.
+        """Return (start in tokens, settings, whether a new schedule begins) for every phase; the first starts at 0.
 
-        Raises UsageError where that gives settings that cannot be, or phases do not follow each other.
+        Each phase changes the settings of the one before. Raises UsageError if the result is invalid or the phases are
+        out of order.
         """
         found = [(0, replace(self, phases=()), False)]
         for phase in self.phases:
             last, settings, _ = found[-1]
             changes = dict(phase)
             if (at := changes.pop("at")) <= last:
-                raise UsageError(f"phases: one at {at} tokens comes after one at {last}")
+                raise UsageError(
+                    f"phases: the one at {at} tokens follows the one at {last}; put them in order"
+                )
             if "mix" in changes:
-                changes.setdefault("seq_len", None)  # the mix has its own
+                changes.setdefault("seq_len", None)  # a mix brings its own seq_len
             found.append((at, replace(settings, **changes), bool(changes.keys() & set(SCHEDULE))))
         return found
 
 
 def whole_number(text: str) -> int:
-    """'1000', '1_000', '1.2T', '500M', '16k', '64MiB' -> a whole number; UsageError for what is none."""
+    """Parse '1000', '1_000', '1.2T', '500M', '16k' or '64MiB' as an int; UsageError for anything else."""
     try:
         return int(units.parse_count(text))
     except ValueError as error:
@@ -245,7 +254,7 @@ def whole_number(text: str) -> int:
 
 
 def parse_save_every(text: str) -> tuple[str, float]:
-    """'100' -> ('steps', 100), '10m' -> ('seconds', 600), 'never' -> ('never', 0)."""
+    """Parse the setting save_every: '100' -> ('steps', 100), '10m' -> ('seconds', 600), 'never' -> ('never', 0)."""
     if text == "never":
         return text, 0.0
     kind, number, scale = ("seconds", text[:-1], 60.0) if text.endswith("m") else ("steps", text, 1.0)
@@ -259,8 +268,10 @@ def parse_save_every(text: str) -> tuple[str, float]:
 
 
 def recomputed(checkpointing: str, block: int) -> str:
-    """What of a block, by its number from 0, is computed again: 'none', 'full', or 'ops': all but attention and every
-    second product."""
+    """Return how much of a block is recomputed: 'none', 'full', or 'ops' (all but attention and every second product).
+
+    block: number of the block, from 0. With a fraction f, the 'full' blocks are spread evenly over the model.
+    """
     if checkpointing in ("none", "ops", "full"):
         return checkpointing
     try:
@@ -271,17 +282,18 @@ def recomputed(checkpointing: str, block: int) -> str:
         raise UsageError(
             f"checkpointing is {checkpointing!r}; it must be none, full, ops or a share of blocks (0.5)"
         )
+    # True for floor(layers * share) blocks, evenly spaced: those in which the running count steps up.
     return "full" if int((block + 1) * share) > int(block * share) else "ops"
 
 
 def _nearest(name: str, known: Sequence[str]) -> str:
-    """What to say behind an unknown name: the known one that is spelled alike, if there is one."""
+    """Return the end of an "unknown name" message: the known name spelled most alike, '' if there is none."""
     alike = difflib.get_close_matches(name, known, n=1)
     return f"; the nearest known is {alike[0]!r}" if alike else ""
 
 
 def _convert(name: str, value: Any, hint: Any) -> Any:
-    """A TOML value or a flag's text as the field's type."""
+    """Convert a TOML value or the text of a flag to the field's type."""
     kind = next(kind for kind in getattr(hint, "__args__", (hint,)) if kind is not type(None))
     try:
         if kind is int and isinstance(value, str):
@@ -298,7 +310,7 @@ def _convert(name: str, value: Any, hint: Any) -> Any:
 
 
 def command_parser(prog: str, description: str, examples: str) -> argparse.ArgumentParser:
-    """A parser as all commands of `train` have it."""
+    """Return an argument parser in the style of all `train` commands."""
     return argparse.ArgumentParser(
         prog=prog,
         description=description,
@@ -309,9 +321,9 @@ def command_parser(prog: str, description: str, examples: str) -> argparse.Argum
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    """One flag for each field of TrainConfig, in groups, and --config; the help leaves out what is rare."""
+    """Add --config and one flag for each field of TrainConfig, in groups; the help leaves out rare ones."""
     parser.add_argument(
-        "--config", help="TOML file of settings, those of docs/recipe.md, with _ for -; flags win over it"
+        "--config", help="TOML file of settings (see docs/recipe.md), with _ instead of -; flags override it"
     )
     hints = get_type_hints(TrainConfig)
     group: Any = parser
@@ -334,7 +346,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def from_mapping(values: dict[str, Any], where: str) -> TrainConfig:
-    """A TrainConfig of TOML values or flag texts. UsageError names an unknown key and the nearest known."""
+    """Build a TrainConfig from TOML values or flag texts. UsageError names an unknown key and the nearest known one."""
     rest = {name: value for name, value in values.items() if name != "phases"}
     known = [item.name for item in fields(TrainConfig)]
     return TrainConfig(**_settings(rest, known, where), phases=_phases(values.get("phases", []), where))
@@ -355,38 +367,39 @@ def _phases(tables: Any, where: str) -> tuple[dict[str, Any], ...]:
         except ValueError as error:
             raise UsageError(f"{where}: phases is not JSON: {error}") from None
     if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
-        raise UsageError(f"{where}: phases is no list of tables; write each as [[phases]]")
+        raise UsageError(f"{where}: phases is not a list of tables; write each as [[phases]]")
     found = []
     for number, table in enumerate(tables, 1):
         place = f"{where}: phase {number}"
         values = {name.replace("-", "_"): value for name, value in table.items()}
         if "at" not in values:
-            raise UsageError(f'{place} does not say at how many tokens it begins: at = "1T"')
+            raise UsageError(f'{place} has no start; give it in tokens, for example at = "1T"')
         at = _convert("at", values.pop("at"), int)
         found.append({"at": at} | _settings(values, IN_PHASES, place))
     return tuple(found)
 
 
 def check_table(table: dict[str, Any]) -> None:
-    """Check a recipe's [train] as `train` would on a GPU node. UsageError names the key, what is wrong and the nearest.
+    """Check the [train] table of a recipe as `train` would on a GPU node.
 
-    Keys may be written as flags, with - for _. Needs no torch.
+    Keys may be written as flags, with - for _. Needs no torch. UsageError names the key, the problem and the nearest
+    known key.
     """
     config = from_mapping({name.replace("-", "_"): value for name, value in table.items()}, "[train]")
-    if config.model or not config.init_from:  # that folder may come later
+    if config.model or not config.init_from:  # the --init-from folder may be created later
         model_config(config.sizes)
 
 
 def parse(
     parser: argparse.ArgumentParser, arguments: Sequence[str]
 ) -> tuple[TrainConfig, argparse.Namespace]:
-    """Parse a parser that `add_flags` extended; also returns what is not a setting."""
+    """Parse with a parser that `add_flags` extended; return the settings and the namespace of all other arguments."""
     space, unknown = parser.parse_known_args(list(arguments))
     names = [item.name for item in fields(TrainConfig)]
     if unknown:
         name = unknown[0].partition("=")[0]
         if not name.startswith("-"):
-            raise UsageError(f"{name!r} belongs to no option")
+            raise UsageError(f"{name!r} does not belong to an option")
         flags = ["--" + known.replace("_", "-") for known in (*vars(space), *names)]
         raise UsageError(f"unknown argument {name!r}{_nearest(name, flags)}")
     given = {name: value for name, value in vars(space).items() if name in names}

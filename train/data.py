@@ -1,6 +1,6 @@
-"""A stream of `pretok` -> this rank's micro-batches on its device.
+"""From a stream of `pretok` to this rank's micro-batches on its device.
 
-Input: a View, the batch sizes, a position. Output: `MicroBatch` in order.
+Input: a View, the batch sizes, a position. Output: `MicroBatch`es in order.
 """
 
 from __future__ import annotations
@@ -27,9 +27,12 @@ PREFETCH = 4
 
 
 class MicroBatch(NamedTuple):
-    """On the device. tokens: (n, seq_len + 1); checksum: `pretok.stream.digest`; documents:
-    `documents_of` the inputs, None where nobody asks; learned: (n, seq_len) bool, which targets are, None where all are
-    that the rule of the stream leaves."""
+    """One pass's worth of sequences, on the device.
+
+    tokens: (n, seq_len + 1) ids. checksum: `pretok.stream.digest` of the sequences. documents: `documents_of` the
+    inputs, None unless attention stays inside documents. learned: (n, seq_len) bool, True for targets that contribute
+    to the loss; None if all do, apart from the padding that the rule of the stream excludes.
+    """
 
     tokens: Tensor
     checksum: int = 0
@@ -38,21 +41,18 @@ class MicroBatch(NamedTuple):
 
 
 def _ignore_signals(_worker: int) -> None:
-    """A signal meant to stop the job reaches loader processes too.
-
-    The trainer must find them alive to finish.
-    """
+    """Ignore the signals that stop a job: they reach loader processes too, which must live until the trainer stops."""
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)
 
 
 def documents_of(inputs: Tensor, eod_id: int, config: TrainConfig) -> Tensor | None:
-    """Where documents of (n, L) inputs on the host end, (1, N + 1) int32, for `train.model.attention.Spans`; None where
-    attention does not ask.
+    """Return where the documents of (n, L) inputs end, (1, N + 1) int32 on the host, for `train.model.attention.Spans`.
 
-    Between two starts in a row stands an EOD and behind it what is none, so at most n (L // 2 + 1) documents begin in
-    it. N is the next power of two: kernels take room for each, and few sizes let memory be used again. What is left has
-    no tokens.
+    None unless attention stays inside documents. Except at the start of a sequence a document has at least two tokens,
+    its first one and an EOD, so at most n (L // 2 + 1) documents begin. N is rounded up to a power of two: kernels
+    allocate room for each document, and with few sizes the memory can be reused. The documents that fill N up have no
+    tokens.
     """
     if config.attention != "document":
         return None
@@ -63,10 +63,10 @@ def documents_of(inputs: Tensor, eod_id: int, config: TrainConfig) -> Tensor | N
 
 
 class Feed:
-    """Iterates over `MicroBatch`.
+    """Iterates over the `MicroBatch`es of this rank.
 
-    `waited` adds up the seconds spent waiting. Every rank reads the sequences that it works on, also those that others
-    read too. rank: as the stream counts them.
+    `waited` sums the seconds spent waiting for data. Ranks that share sequences (tensor, pipeline, context) each read
+    them. rank: number of the data-parallel rank.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class Feed:
     ) -> None:
         self._device, self._config, self._eod_id = device, config, view.eod_id
         self.waited = 0.0
-        # On a stream of its own the copy runs beside the previous micro-batch, which the host has only queued.
+        # On a CUDA stream of its own, a copy overlaps the previous micro-batch, which is still computing.
         self._copies = torch.cuda.Stream() if device.type == "cuda" else None  # type: ignore[no-untyped-call]
         sampler = PositionSampler(
             end,
@@ -93,7 +93,7 @@ class Feed:
             identity=identity_of(view),
         )
         options: dict[str, Any] = {"prefetch_factor": PREFETCH} if config.workers else {}
-        loader: Any = DataLoader  # its annotations know no dataset that reads whole batches
+        loader: Any = DataLoader  # its annotations do not allow a dataset that reads whole batches
         self._loader: Any = loader(
             Fetch(view, digests=True),
             batch_sampler=sampler,
@@ -120,14 +120,15 @@ class Feed:
                 ends = None if documents is None else self._copy(documents)
                 yield MicroBatch(self._copy(ids), fetched.digest, ends, learned)
         finally:
-            del batches  # and with it its processes, also where an exception keeps this frame
+            del batches  # ends its processes, also if an exception keeps this frame alive
 
     def _copy(self, tokens: Tensor) -> Tensor:
         if self._copies is None:
             return tokens
-        pinned = tokens.pin_memory()  # its allocator keeps the memory until the copy has read it
+        pinned = tokens.pin_memory()  # torch's allocator keeps the memory until the copy has read it
         with torch.cuda.stream(self._copies):
             on_device = pinned.to(self._device, non_blocking=True)
         torch.cuda.current_stream().wait_stream(self._copies)
+        # Memory of the copy stream is used on the main stream: the allocator must not reuse it before that is done.
         on_device.record_stream(torch.cuda.current_stream())
         return on_device

@@ -1,19 +1,20 @@
 """Validation loss of every source, per token and per byte of text.
 
 Input: the validation split of the shards. Output: mean loss in nats per token and in bits per byte, by source and over
-all, equal on all ranks; None when a stop was asked for on the way.
+all sources, equal on all ranks; None if a stop was requested meanwhile.
 
-Nats per token depend on the vocabulary, bits per byte do not. With S the scored tokens of a source, nats the sum of
-their losses, and tokens and bytes those of the source's whole validation split in the manifest (end-of-document tokens
-are tokens and no bytes; bytes are of text in UTF-8),
+Nats per token depend on the vocabulary, bits per byte do not. Let S be the number of scored tokens of a source, nats
+the sum of their losses, and tokens and bytes those of the source's whole validation split in the manifest. EOD tokens
+count as tokens without bytes; bytes are those of the UTF-8 text. Then
 
     bits per byte = nats / ln 2 / (S x bytes / tokens)
 
-(Gao et al. 2020, The Pile, section 3.1). What an end-of-document token costs is in the sum: a model of text must also
-say where it ends. The bytes of what was scored are thus S tokens at the split's mean bytes per token, which is exact
-when the whole split is scored but for its first token and the last, incomplete sequence. Of conversations the learned
-tokens are scored, those that the mix names, and their bytes are counted token by token: a marker has none. Over all
-sources nats and bytes are summed first; a source of whose sequences nothing is learned has no loss.
+(Gao et al. 2020, The Pile, section 3.1). The loss of EOD tokens is included, because a model of text must also predict
+where a document ends. The scored bytes are estimated as S times the mean bytes per token of the split. That is exact if
+the whole split is scored, except for its first token and its last, incomplete sequence.
+
+In conversations only the tokens that the mix trains on are scored, and their bytes are counted token by token; markers
+have none. Over all sources, nats and bytes are summed first. A source without any scored token has no loss.
 """
 
 from __future__ import annotations
@@ -42,8 +43,11 @@ from train.step import Trainee
 
 @dataclass(frozen=True, slots=True)
 class ValidationSource:
-    """The validation split of one source, and the bytes of text that a token of it stands for on average; sizes:
-    (vocabulary,) int64, the bytes of each token, where those that are scored are counted."""
+    """The validation split of one source.
+
+    bytes_per_token: mean bytes of text per token. sizes: (vocabulary,) int64, the bytes of each token, if the bytes of
+    scored tokens are counted one by one; else None.
+    """
 
     view: View
     bytes_per_token: float
@@ -51,8 +55,11 @@ class ValidationSource:
 
 
 def validation_sources(config: TrainConfig, mix: Mix) -> dict[str, ValidationSource]:
-    """Each source whose validation split holds a sequence; UsageError when none does. Of shards that have grown it is
-    the split of those that the mix began with, so that losses before and after are of the same text."""
+    """Open the validation split of each source that has at least one sequence. UsageError if there is none.
+
+    If the shards have grown, the split is that of the shards that the mix began with, so that losses before and after
+    are losses of the same text.
+    """
     now, seq_len = load_manifest(Path(config.shards)), mix.seq_len
     manifest = now.as_of(mix.began) or now
     learn = {
@@ -76,14 +83,14 @@ def validation_sources(config: TrainConfig, mix: Mix) -> dict[str, ValidationSou
             found[name] = ValidationSource(view, counts.bytes / counts.tokens, sizes if view.masked else None)
     if not found:
         raise UsageError(
-            f"{config.shards} holds no validation sequence of {seq_len} tokens: "
-            "tokenize with --val-fraction, or do without --val-every and --keep-best"
+            f"{config.shards} has no validation sequence of {seq_len} tokens: "
+            "tokenize with --val-fraction, or leave out --val-every and --keep-best"
         )
     return found
 
 
 def _token_sizes(manifest: Manifest) -> torch.Tensor:
-    """(vocabulary,) int64: bytes of text of each token, 0 of added ones."""
+    """Return the bytes of text of each token, (vocabulary,) int64; 0 for added tokens."""
     from pretok.shards.texts import load_vocabulary
 
     vocab = load_vocabulary(manifest)
@@ -92,15 +99,18 @@ def _token_sizes(manifest: Manifest) -> torch.Tensor:
 
 
 def bits_per_byte(nats: float, text_bytes: float) -> float:
-    """nats, a sum over tokens, in bits over the bytes of text these stand for."""
+    """Convert `nats`, a sum over tokens, to bits per byte of their text."""
     return nats / math.log(2) / text_bytes
 
 
 def evaluate(
     trainee: Trainee, sources: Mapping[str, ValidationSource], stop: Callable[[], bool]
 ) -> dict[str, Any] | None:
-    """Evaluate the first `val_sequences` of each source: `val_loss` over all and by name `sources` in nats per token,
-    `val_bits_per_byte` and `bits_per_byte`. The stop flag is looked at after every batch."""
+    """Evaluate the first `val_sequences` sequences of each source.
+
+    Returns `val_loss` and by source `sources` in nats per token, `val_bits_per_byte` and by source `bits_per_byte`;
+    None if a stop was requested, which is checked after every batch.
+    """
     sums: dict[str, list[float]] = {}
     try:
         for name, source in sources.items():
@@ -116,7 +126,7 @@ def evaluate(
                 if sizes is not None:
                     total[2] += sizes[targets[scored]].sum()
                 asked = torch.tensor(float(stop()), device=trainee.device)
-                dist.all_reduce(asked)  # so that all ranks agree
+                dist.all_reduce(asked)  # all ranks leave the loop together, or the next collective would hang
                 if asked.item():
                     return None
             dist.all_reduce(total)
@@ -127,7 +137,8 @@ def evaluate(
     sums = {name: found for name, found in sums.items() if found[1] and found[2]}
     if not sums:
         raise UsageError(
-            "of the first --val-sequences of each source nothing is learned: validate more of them, or do without"
+            "no token in the first --val-sequences of any source contributes to the loss: raise --val-sequences, or "
+            "leave out --val-every and --keep-best"
         )
     nats, tokens, text_bytes = (sum(column) for column in zip(*sums.values(), strict=True))
     return {
@@ -139,9 +150,9 @@ def evaluate(
 
 
 def _batches(trainee: Trainee, view: View) -> Iterator[MicroBatch]:
-    """This rank's part of the first positions of a split, on the device; every rank gets equally many.
+    """Yield this rank's share of the first positions of a split; every rank gets the same number of batches.
 
-    Where the sequences do not divide, the first ones are repeated, and nothing of them is learned.
+    If the sequences do not divide evenly, the first ones are repeated, without loss.
     """
     sequences = min(len(view), trainee.config.val_sequences)
     micro_batch, ranks = trainee.batch.micro_batch, trainee.batch.ranks

@@ -1,7 +1,7 @@
-"""`train generate`: let the newest checkpoint of a run go on with a text. For a look at what it has learned: each token
-costs a pass over all before it; to serve a model, `train export` it.
+"""`train generate`: continue a text with the newest checkpoint of a run, to see what the model has learned.
 
-Input: the folder of a run and a prompt. Output: the prompt and what follows, on standard output.
+Input: the folder of a run and a prompt. Output: the prompt and its continuation, on standard output. There is no cache
+of keys and values, so each token costs a pass over all tokens before it; to serve a model, `train export` it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from train.model.transformer import Decoder
 
 
 def main(arguments: Sequence[str]) -> None:
-    """`train generate`."""
+    """Run `train generate`."""
     parser = command_parser(
         "train generate",
         "Continue a text with a run's newest checkpoint, to see what it has learned.",
@@ -30,20 +30,20 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--step", type=whole_number, help="step of the checkpoint (default: the newest)")
     parser.add_argument("--tokens", type=whole_number, default=100, help="tokens to add (default: 100)")
     parser.add_argument(
-        "--temperature", type=float, default=0.8, help="0: always the likeliest token (default: 0.8)"
+        "--temperature", type=float, default=0.8, help="0: always the most likely token (default: 0.8)"
     )
-    parser.add_argument("--seed", type=int, default=0, help="another seed, another text (default: 0)")
+    parser.add_argument("--seed", type=int, default=0, help="random seed of the sampling (default: 0)")
     space = parser.parse_args(list(arguments))
     checkpoint = find_checkpoints(space.run, space.step)[-1]
     print(generate(checkpoint, space.prompt, space.tokens, space.temperature, space.seed))
 
 
 def generate(checkpoint: Path, prompt: str, tokens: int, temperature: float, seed: int) -> str:
-    """`prompt` and at most `tokens` more tokens as text; an end of the document ends it.
+    """Return `prompt` and at most `tokens` further tokens as text, ending early at an EOD.
 
-    temperature: logits are divided by it before a token is drawn; 0 takes the likeliest. The model sees the last
-    seq_len tokens. Raises UsageError (no tokenizer, nothing to begin with, a negative temperature), IntegrityError (a
-    damaged checkpoint), MismatchError.
+    temperature: logits are divided by it before a token is sampled; 0 takes the most likely one. The model sees the
+    last seq_len tokens. Raises UsageError (no tokenizer, an empty prompt, a negative temperature), IntegrityError (a
+    damaged checkpoint), MismatchError (another tokenizer).
     """
     from tokenizers import Tokenizer
 
@@ -54,17 +54,17 @@ def generate(checkpoint: Path, prompt: str, tokens: int, temperature: float, see
     begin = [] if meta.bos_id is None else [meta.bos_id]
     ids = [*begin, *tokenizer.encode(prompt, add_special_tokens=False).ids]
     if not ids:
-        raise UsageError("the text is empty: give the model some words to begin with")
+        raise UsageError("the prompt is empty: give some words to continue")
     config = meta.identity.model
     model = Decoder(config)
     model.load_state_dict(mean_weights([checkpoint], config))
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     model.to(device).eval()
     draw = torch.Generator().manual_seed(seed)
-    with torch.no_grad():  # the model keeps its table of rotations, which may not be of inference_mode
+    with torch.no_grad():  # not inference_mode: the cached rotary table could not be used for training later
         for _ in range(tokens):
             seen = torch.tensor([ids[-config.seq_len :]], device=device)
-            logits = model(seen)[0, -1, : config.vocab_size].float().cpu()  # rows behind are padding
+            logits = model(seen)[0, -1, : config.vocab_size].float().cpu()  # the other columns are padding
             if temperature:
                 chosen = torch.multinomial((logits / temperature).softmax(0), 1, generator=draw)
             else:

@@ -1,8 +1,8 @@
-"""torchrun as a chain of Slurm jobs needs it: signals reach the ranks, and their exit code reaches Slurm.
+"""torchrun for a chain of Slurm jobs: forwards signals to the ranks and their exit code to Slurm.
 
-Input: torchrun's own command line (`python -m train.launch --nnodes 2 ... -m train ...`). Output: the exit code of
-the first rank that failed. torchrun alone ends with 1 whatever its ranks end with, so 75 (stopped, run again) would be
-lost, and SIGUSR1, which Slurm sends before the time limit, would end torchrun and not reach the ranks.
+Input: torchrun's own command line (`python -m train.launch --nnodes 2 ... -m train ...`). Output: the exit code of the
+first rank that failed. torchrun alone exits with 1 whatever code its ranks exit with, so 75 (stopped, run again) would
+be lost. And SIGUSR1, which Slurm sends before the time limit, would end torchrun without reaching the ranks.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
 
 def rank_processes() -> list[int]:
-    """Process ids of this launcher's ranks: its children that torchrun gave a LOCAL_RANK."""
+    """Return the process ids of this launcher's ranks: its children that torchrun gave a LOCAL_RANK."""
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):  # processes end while we look, and those of others are closed to us
+        with suppress(OSError):  # processes may end meanwhile, and those of other users are not readable
             parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
             if parent == os.getpid() and b"\0LOCAL_RANK=" in b"\0" + (folder / "environ").read_bytes():
                 found.append(int(folder.name))
@@ -37,9 +37,9 @@ def _forward(number: int, _: FrameType | None) -> None:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run torchrun with `arguments` (default: the command line); return the exit code for Slurm."""
+    """Run torchrun with `arguments` (default: the command line) and return the exit code for Slurm."""
     signal.signal(signal.SIGUSR1, _forward)
-    # What torchrun logs when all ranks end with 75, or one node a moment before another, reads like a crash.
+    # torchrun logs errors when all ranks exit with 75, or one node a moment before another, as if it were a crash.
     for name in ("multiprocessing.api", "agent.server.api"):
         logging.getLogger(f"torch.distributed.elastic.{name}").setLevel(logging.CRITICAL)
     try:
@@ -48,7 +48,7 @@ def main(arguments: list[str] | None = None) -> int:
         rank, failure = error.get_first_failure()
         code: int = failure.exitcode if failure.exitcode >= 0 else 128 - failure.exitcode
         if code != 75:
-            print(f"{os.uname().nodename}: rank {rank} ended with exit code {code}", file=sys.stderr)
+            print(f"{os.uname().nodename}: rank {rank} exited with code {code}", file=sys.stderr)
         return code
     return 0
 

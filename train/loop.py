@@ -1,8 +1,8 @@
-"""The run: from settings to a trained model, through any number of interruptions.
+"""The training loop: from settings to a trained model, through any number of interruptions.
 
-Input: a TrainConfig; what RUN already holds. Output: RUN/metrics.jsonl, RUN/checkpoints/, and RUN/done.json
-when the last step is saved. Raises Stopped (exit code 75) after saving, when a signal or the job's end asked
-for it.
+Input: a TrainConfig and the contents of RUN. Output: RUN/metrics.jsonl, RUN/checkpoints/, and RUN/done.json once the
+last step is saved. When a signal or the end of the job asks for a stop, the loop saves and raises Stopped (exit code
+75).
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ from train.stragglers import KINDS, NOTABLE
 GC_EVERY = 50
 """Steps between garbage collections."""
 FIRST_MARGIN = 30.0
-"""Seconds before the job's end at which to stop, until steps and saves have been timed; see `_record`."""
+"""Seconds before the end of the job at which to stop, until steps and saves have been timed; see `_record`."""
 
 
 def train(config: TrainConfig) -> None:
-    """Train to the end. Raises Stopped when asked to stop early, PretokError for what a user can fix."""
+    """Train to the end. Raises Stopped if asked to stop early, PretokError for an error that a user can fix."""
     out, words = Path(config.out), partial(explain, config=config)
     deterministic(config.deterministic)
     with StopFlag(FIRST_MARGIN) as stop:
@@ -77,10 +77,10 @@ def train(config: TrainConfig) -> None:
 
 
 def _loop(run: Run) -> None:
-    """All steps of all segments, what is due between them, and a last save."""
+    """Run all steps of all segments, the work that is due between them, and a last save."""
     gc.collect()
     gc.freeze()
-    gc.disable()  # collected between steps, at the same ones on all ranks: one rank's pause is every rank's pause
+    gc.disable()  # all ranks collect after the same steps: a pause of one rank is a pause of all
     run.goodput.enter("training")
     run.checkpoints.saved_at, run.last_end = time.monotonic(), Mark(run.device.device)
     with _profiler(run.config) as profiled:
@@ -90,14 +90,16 @@ def _loop(run: Run) -> None:
             if segment is not run.segment:
                 with _beside(run, "training"):
                     enter_segment(run, segment, run.segment.phase)
-            with closing(iter(run.feed)) as batches:  # its processes end with it, whatever ends the loop
+            with closing(iter(run.feed)) as batches:  # ends the loader processes, also after an error
                 while run.progress.step < segment.last_step and not run.stop_agreed:
                     _one_step(run, batches)
                     profiled()
                     _between_steps(run)
     _save(run)
     with run.goodput.spent("saving"):
-        while not run.checkpoints.wait():
+        while (
+            not run.checkpoints.wait()
+        ):  # the last save failed: try again until it succeeds or PATIENCE ends
             _save(run)
         run.checkpoints.close()
     run.report(_goodput(run))
@@ -107,7 +109,7 @@ def _loop(run: Run) -> None:
 
 
 def _one_step(run: Run, batches: Iterator[MicroBatch]) -> None:
-    """Queue one step, then read the numbers of the one before, which is done by then."""
+    """Queue one step, then read the numbers of the previous one, which the device has finished by then."""
     progress, segment = run.progress, run.segment
     step = progress.step + 1
     waited, began = run.feed.waited, time.perf_counter()
@@ -131,7 +133,7 @@ def _one_step(run: Run, batches: Iterator[MicroBatch]) -> None:
 
 
 def _between_steps(run: Run) -> None:
-    """What is due after the step that was just queued; the same on all ranks."""
+    """Do what is due after the step that was just queued; all ranks decide alike."""
     config, step = run.config, run.progress.step
     if step % GC_EVERY == 0:
         gc.collect(1)
@@ -144,8 +146,10 @@ def _between_steps(run: Run) -> None:
 
 @contextmanager
 def _beside(run: Run, kind: str) -> Iterator[None]:
-    """Around what is no step: the pending one is read, as the host waits for the device anyway, and the time counts as
-    `kind` and to no step."""
+    """Bracket work other than a step: read the pending step first, and count the time as `kind`.
+
+    Reading it first costs nothing, as the host waits for the device anyway. The time of the body counts for no step.
+    """
     if run.pending is not None:
         previous, run.pending = run.pending, None
         _record(run, previous)
@@ -155,7 +159,7 @@ def _beside(run: Run, kind: str) -> Iterator[None]:
 
 
 def _record(run: Run, done: Readback) -> None:
-    """Log one step, take its decisions, and stop a run that skips step after step."""
+    """Log a finished step, act on the decisions in its numbers, and end a run that skips step after step."""
     phase, numbers = run.segment.phase, done.read()
     _check_folder(run)
     seconds, run.last_end = done.end.seconds_since(run.last_end), done.end
@@ -163,7 +167,7 @@ def _record(run: Run, done: Readback) -> None:
     if numbers.stop and not run.stop_agreed:
         run.stop_agreed = True
         run.report(
-            f"{clock()} {_why(run)}: the run ends after the steps in work; Ctrl-C again ends it at once"
+            f"{clock()} {_why(run)}: the run ends after the current steps; Ctrl-C again ends it at once"
         )
     run.checkpoints.agreed |= numbers.save > 0
     tokens = phase.step_tokens
@@ -171,8 +175,8 @@ def _record(run: Run, done: Readback) -> None:
     slow = run.stragglers.done(numbers.step, seconds, run.feed.waited)
     if slow is not None and slow["behind"] > NOTABLE:
         run.report(
-            f"slow: rank {slow['rank']} on {slow['host']} {KINDS[slow['kind']]} {slow['seconds']:.4f} s, the median "
-            f"rank {slow['median']:.4f} s: {slow['behind']:.0%} of a step"
+            f"slow: rank {slow['rank']} on {slow['host']}: {KINDS[slow['kind']]} takes {slow['seconds']:.4f} s (median "
+            f"rank {slow['median']:.4f} s), which costs {slow['behind']:.0%} of a step"
         )
     run.log.step(
         {
@@ -195,26 +199,26 @@ def _record(run: Run, done: Readback) -> None:
     )
     if numbers.step % run.config.log_every == 0:
         _goodput(run)
-    # The signal must leave time for a save, for the step in work and for the one queued after it.
+    # The stop must leave time for a save, the current step and the step queued after it; the factors leave a reserve.
     run.stop.margin = FIRST_MARGIN + 2 * run.checkpoints.save_seconds + 3 * seconds
     if numbers.in_a_row > MAX_SKIPS:
         raise PretokError(
             f"the last {numbers.in_a_row:.0f} steps up to {numbers.step} were skipped (last gradient norm "
-            f"{numbers.grad_norm}, of {numbers.learned:.0f} learned tokens); the newest checkpoint holds "
-            "only good steps. Lower --lr, or raise --skip-sigma"
+            f"{numbers.grad_norm}, over {numbers.learned:.0f} tokens with loss); the newest checkpoint is not "
+            "affected. Lower --lr, or raise --skip-sigma"
         )
 
 
 def _why(run: Run) -> str:
-    """What asked the run to stop."""
+    """Return what asked the run to stop."""
     return run.stop.reason or "another rank was asked to"
 
 
 def _check_folder(run: Run) -> None:
-    """MismatchError when another run has taken the folder, because this one hung or its lock was deleted."""
+    """Raise MismatchError if another run owns the folder now: this one hung, or its lock was deleted."""
     if run.lost.is_set():
         raise MismatchError(
-            f"the lock of {run.config.out} was deleted or taken by another run, which now owns the folder; this one "
+            f"the lock of {run.config.out} was deleted or taken by another run, which now owns the folder; this run "
             "ends without saving"
         )
 
@@ -234,7 +238,7 @@ def _validate(run: Run) -> None:
 
 
 def _save(run: Run) -> None:
-    """Save the state after the steps done so far, unless that was done. A state that is not finite is refused."""
+    """Save the state after the steps done so far, unless it is saved already. A non-finite state raises PretokError."""
     with _beside(run, "saving"):
         run.checkpoints.agreed = False
         progress, phase = run.progress, run.segment.phase
@@ -259,13 +263,13 @@ def _save(run: Run) -> None:
 
 
 def _goodput(run: Run) -> str:
-    """Bring RUN/goodput.jsonl up to date; returns the sum over all attempts in words. Rank 0 alone."""
+    """Update RUN/goodput.jsonl and return the sum over all attempts as text; rank 0 only."""
     return run.goodput.write(run.progress.step - run.first, run.feed.waited)
 
 
 @contextmanager
 def _profiler(config: TrainConfig) -> Iterator[Callable[[], None]]:
-    """What to call after each step: on rank 0 it writes steps 4 to 3 + `profile` to RUN/profile.json."""
+    """Yield a function to call after each step; rank 0 profiles steps 4 to 3 + `profile` into RUN/profile.json."""
     if not config.profile or dist.get_rank():
         yield lambda: None
         return

@@ -1,9 +1,10 @@
-"""The files of lines that a run leaves, and what its time was spent on.
+"""The JSON Lines files that a run writes, and the account of its time.
 
-Input: numbers of finished steps, segments as they begin, what the run is doing now. Output: RUN/metrics.jsonl and
-RUN/validation.jsonl, and the same numbers in Weights & Biases when asked; RUN/segments.jsonl, what the steps read
-(`pretok.stream.segments`); RUN/goodput.jsonl, one line for each start, kept up to date so that a kill leaves one too.
-Each line has the time, the host and the Slurm job. Only rank 0 writes; what a run did again after a kill is there once.
+Input: numbers of finished steps, segments as they begin, the run's current activity. Output: RUN/metrics.jsonl and
+RUN/validation.jsonl (and the same numbers in Weights & Biases if configured); RUN/segments.jsonl, what the steps read
+(`pretok.stream.segments`); RUN/goodput.jsonl, one line per start, updated during the run so that a killed run leaves
+one too. Each line has the time, the host and the Slurm job. Only rank 0 writes. Steps that are repeated after a kill
+are listed once.
 """
 
 from __future__ import annotations
@@ -37,12 +38,15 @@ from train.report import Reporter, clock
 
 @cache
 def provenance() -> dict[str, Any]:
-    """Code version, software and machine of this process, as JSON values. The version is that of the start, and null on
-    ranks above 0, whose word nobody asks for: a thousand of git at a time would be a load on the file system."""
+    """Return the code version, software and machine of this process as JSON values.
+
+    The version is that at the start, and None on ranks above 0: a thousand `git describe` at a time would load the file
+    system for nothing.
+    """
     describe = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=40"]
     commit = ""
     if os.environ.get("RANK", "0") == "0":
-        with suppress(OSError):  # no git on this node
+        with suppress(OSError):  # git is not installed on this node
             commit = subprocess.run(describe, capture_output=True, text=True, check=False).stdout.strip()
     names = ("SLURM_JOB_ID", "SLURM_JOB_NODELIST", "WORLD_SIZE", "HOSTNAME", "CUDA_VISIBLE_DEVICES")
     return {
@@ -58,9 +62,11 @@ def provenance() -> dict[str, Any]:
 
 
 class Lines:
-    """Adds to the lines that are there, or to those of them that `keep` says yes to: the others were not saved and will
-    be done again. full: gets a warning, once, where the disk has no space for a line; such lines are dropped. Without
-    it a full disk is an error."""
+    """Appends records to a JSON Lines file, after those existing ones for which `keep` is true.
+
+    The others belong to steps after the last save, which will be repeated. full: called once with a warning if the disk
+    is full, and lines are dropped until there is space; without it a full disk is an error.
+    """
 
     def __init__(
         self,
@@ -72,13 +78,13 @@ class Lines:
         self.kept = [record for record in found if keep(record)]
         self.dropped = [record for record in found if not keep(record)]
         self._path, self._end, self._full = path, 0, full
-        if path.exists():  # written anew even if all stay: a kill may have cut the last line short
+        if path.exists():  # rewritten even if all records stay: a kill may have cut the last line short
             with atomic_open(path) as file:
                 file.write(b"".join(json.dumps(record).encode() + b"\n" for record in self.kept))
                 self._end = file.tell()
 
     def add(self, record: dict[str, Any], *, for_now: bool = False) -> None:
-        """One more line; for_now: the next one comes in its place."""
+        """Append a record with time and host. for_now: the next record overwrites it."""
         line = json.dumps(record | when_and_where()).encode() + b"\n"
         try:
             tried(lambda: self._put(line))
@@ -86,20 +92,22 @@ class Lines:
             if self._full is None or error.errno not in FULL:
                 raise name_path(error, self._path) from None
             self._full(f"warning: {self._path}: {error.strerror}: lines are dropped until there is space")
-            self._full = lambda _text: None  # said once
+            self._full = lambda _text: None  # warn once
         else:
             self._end += 0 if for_now else len(line)
 
     def _put(self, line: bytes) -> None:
         with os.fdopen(os.open(self._path, os.O_WRONLY | os.O_CREAT, 0o666), "wb") as file:
-            file.seek(self._end)  # where a try that failed may have left half a line
+            file.seek(self._end)  # overwrites half a line that a failed try may have left
             file.write(line)
             file.truncate()
 
 
 class RunLog:
-    """All lines of a run that has done `step` of `steps`, and what of them a person reads. On ranks other than 0 every
-    method does nothing."""
+    """All files of a run that has done `step` of `steps` steps, and the lines about it on the terminal.
+
+    On ranks other than 0 every method does nothing.
+    """
 
     def __init__(
         self,
@@ -111,13 +119,15 @@ class RunLog:
         steps: int,
         manifest: str,
     ) -> None:
-        self.lost: tuple[float, ...] = ()  # seconds of each step of the attempt before that is done again
+        self.lost: tuple[
+            float, ...
+        ] = ()  # seconds of each step of the previous attempt that must be repeated
         self._config, self._report, self._steps = config, report, steps
         self._files: dict[str, Lines] = {}
         self._wandb: Any = None
         if rank:
             return
-        if config.wandb is not None:  # what may be refused first: nothing is written yet
+        if config.wandb is not None:  # first, as it may fail: nothing is written yet
             self._wandb = _open_wandb(out, config, manifest)
         for name in ("metrics", "validation"):
             self._files[name] = Lines(out / f"{name}.jsonl", lambda record: record["step"] <= step, report)
@@ -126,16 +136,15 @@ class RunLog:
         self._segment = next(reversed(written_segments(out)), None)
 
     def segment(self, now: RunSegment) -> None:
-        """A segment begins, or goes on after a start."""
+        """Record that a segment begins, unless it continues the one before a restart."""
         if self._files and not (self._segment and self._segment.goes_on_with(now)):
             self._files["segments"].add(to_json(now))
             self._segment = now
 
     def step(self, record: dict[str, Any]) -> None:
-        """One optimizer step: a record of it, and a line every `log_every` steps, with the time to the last step at the
-        speed of this one.
+        """Record one step. Every `log_every` steps print a line, with the time to the end at the speed of this step.
 
-        Values that are not finite become null.
+        Non-finite values become null.
         """
         if not self._files:
             return
@@ -152,7 +161,7 @@ class RunLog:
             )
 
     def validation(self, record: dict[str, Any]) -> None:
-        """One evaluation."""
+        """Record and print one evaluation."""
         if not self._files:
             return
         self._write("validation", record)
@@ -166,7 +175,7 @@ class RunLog:
         )
 
     def close(self) -> None:
-        """The end of this start."""
+        """Finish this start."""
         if self._wandb is not None:
             self._wandb.finish()
 
@@ -185,8 +194,10 @@ def _open_wandb(out: Path, config: TrainConfig, manifest: str) -> Any:
     try:
         import wandb
     except ImportError:
-        raise UsageError("--wandb needs the package wandb; metrics.jsonl is written without it") from None
-    # One id for the whole chain of jobs.
+        raise UsageError(
+            "--wandb needs the package wandb: install it, or leave out --wandb (metrics.jsonl has the same numbers)"
+        ) from None
+    # One W&B run for the whole chain of jobs.
     path = out / "wandb-id"
     if not path.exists():
         with atomic_open(path, "w") as file:
@@ -202,13 +213,18 @@ def _open_wandb(out: Path, config: TrainConfig, manifest: str) -> Any:
 
 
 KINDS = ("initialisation", "training", "validation", "saving", "data", "restarting")
-"""What time is spent on. data: training waited for it; restarting: inside a job, from the last line of the attempt
-before to this start, hanging ranks included."""
+"""What time is spent on.
+
+data: training waited for data. restarting: within a job, from the last line of the previous attempt to this start,
+including the time in which ranks hung.
+"""
 
 
 class Goodput:
-    """Seconds by kind since `started`, on the clock of `time.monotonic`; on rank 0 with a file, in which the line of
-    this attempt is written again and again in its place, behind those of earlier ones."""
+    """Seconds by kind since `started` (on the clock of `time.monotonic`), and on rank 0 their file.
+
+    The file has one line per attempt; that of this attempt is overwritten with every update.
+    """
 
     def __init__(
         self,
@@ -217,8 +233,10 @@ class Goodput:
         lost: Sequence[float] = (),
         full: Callable[[str], None] | None = None,
     ) -> None:
-        """path: None on other ranks; lost: seconds of each step of the attempt before that is done again; full: as in
-        `Lines`. PRETOK_RESTART: why the job has started it again after a failure (slurm/train.sbatch)."""
+        """path: the file, None on other ranks. lost: seconds of each step of the previous attempt that is repeated.
+
+        full: as in `Lines`. The variable PRETOK_RESTART says why the job restarted the run (slurm/train.sbatch).
+        """
         self.kind = KINDS[0]
         self.restart = os.environ.get("PRETOK_RESTART", "")
         self._seconds, self._since, self._lost = dict.fromkeys(KINDS, 0.0), started, lost
@@ -229,14 +247,14 @@ class Goodput:
             self._seconds["restarting"] = max(0.0, now - last)
 
     def enter(self, kind: str) -> None:
-        """From now on time counts as `kind`."""
+        """Count time as `kind` from now on."""
         now = time.monotonic()
         self._seconds[self.kind] += now - self._since
         self._since, self.kind = now, kind
 
     @contextmanager
     def spent(self, kind: str) -> Iterator[None]:
-        """Count the body as `kind`, then return to what was before."""
+        """Count the body as `kind`, then return to the previous kind."""
         before = self.kind
         self.enter(kind)
         try:
@@ -245,8 +263,10 @@ class Goodput:
             self.enter(before)
 
     def write(self, steps: int, waited: float) -> str:
-        """Bring the file up to date: `steps` were done, `waited` seconds of the training went by waiting for data.
-        Returns the sum over all attempts in words; on other ranks nothing is done."""
+        """Update the file: `steps` were done, and training waited `waited` seconds for data.
+
+        Returns the sum over all attempts as text; '' on other ranks.
+        """
         if self._lines is None:
             return ""
         self.enter(self.kind)
@@ -262,10 +282,10 @@ class Goodput:
 
 
 def summarize(attempts: Sequence[dict[str, Any]]) -> str:
-    """All attempts of a run in one line: hours, and the part of them spent on steps that counted."""
+    """Summarize all attempts of a run in one line: hours, and the fraction spent on steps that counted."""
     total = {kind: sum(attempt[kind] for attempt in attempts) for kind in KINDS}
     whole = sum(total.values())
-    # A line may be a few steps older than the kill that ended its attempt.
+    # The last line of a killed attempt may lack its last steps, so its lost seconds may exceed its training time.
     useful = max(0.0, total["training"] - sum(attempt["lost_seconds"] for attempt in attempts))
     parts = ", ".join(f"{kind} {value / whole:.1%}" for kind, value in total.items()) if whole else ""
     return (

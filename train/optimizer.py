@@ -1,7 +1,7 @@
-"""AdamW, its learning rate and the guard that skips bad steps without asking the host.
+"""AdamW, its learning rate, and the guard that skips bad steps without asking the host.
 
-Input: the model's (sharded) parameters with their gradients. Output: updated parameters, or untouched ones
-when the gradient norm or the loss is not finite or far above those of late. Everything stays on the device.
+Input: the model's (sharded) parameters and their gradients. Output: updated parameters; unchanged ones if the gradient
+norm or the loss is not finite or far above its recent values. Everything stays on the device.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from train.config import TrainConfig
 from train.parallel.mesh import local
 
 WINDOW = 128
-"""Steps whose gradient norm and loss are looked back upon; none is judged before there are so many."""
+"""Steps whose gradient norms and losses are remembered; no step is judged before there are this many."""
 MAX_SKIPS = 10
-"""Steps skipped in a row; one more ends the run."""
+"""Steps that may be skipped in a row; one more ends the run."""
 LEAST_RISE = 0.1
-"""Nats per token: a loss that lies less above the mean is no spike, however alike the losses before it were."""
+"""Nats per token: a loss that exceeds the mean by less is never an outlier, however small the deviation so far."""
 
 
 def build_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.AdamW:
-    """Fused AdamW, its hyper-parameters from the settings. Norms and embeddings do not decay.
+    """Return fused AdamW with the hyperparameters of the settings; norms and embeddings have no weight decay.
 
-    A fused update of DTensors must not mix meshes, and with tensor parallelism norms are not on it; so there may be
-    several groups of one kind. `decays` says which, and checkpoints know parameters by name.
+    A fused update of DTensors cannot mix meshes, and with tensor parallelism norms are on another mesh than matrices.
+    So there may be several groups of one kind: `decays` tells them apart, and checkpoints identify parameters by name.
     """
     groups: dict[tuple[bool, Any], list[nn.Parameter]] = {}
     for name, parameter in model.named_parameters():
@@ -43,7 +43,7 @@ def build_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.AdamW:
         [{"params": parameters, "decays": decays} for (decays, _), parameters in groups.items()], fused=True
     )
     set_hyper_parameters(optimizer, config)
-    # Made now and not at the first step, so that a checkpoint can be loaded into it.
+    # Created now and not at the first step, so that a checkpoint can be loaded into these tensors.
     for parameter in model.parameters():
         optimizer.state[parameter] = {
             "step": torch.zeros((), device=parameter.device),
@@ -54,7 +54,7 @@ def build_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.AdamW:
 
 
 def set_hyper_parameters(optimizer: torch.optim.AdamW, config: TrainConfig) -> None:
-    """Give every group what the settings say; the learning rate comes with each step."""
+    """Set the hyperparameters of every group except the learning rate, which is set at each step."""
     for group in optimizer.param_groups:
         group["betas"] = (config.beta1, config.beta2)
         group["eps"] = config.eps
@@ -62,17 +62,19 @@ def set_hyper_parameters(optimizer: torch.optim.AdamW, config: TrainConfig) -> N
 
 
 def warmup_steps(config: TrainConfig, steps: float) -> float:
-    """Length of the warm-up of a schedule of `steps`."""
+    """Return the length of the warm-up of a schedule of `steps` steps."""
     return config.warmup if config.warmup >= 1 else round(config.warmup * steps)
 
 
 def learning_rate(config: TrainConfig, step: float, steps: float, size: float = 1) -> float:
-    """Rate of step `step` (from 0) of a schedule of `steps`, both in steps of the schedule's batch; size: of this step.
-    The last step of the warm-up has lr, and the last step of the decay min_lr x lr.
+    """Return the learning rate of step `step` (from 0) of a schedule of `steps` steps.
 
-    Linear warm-up; then cosine to min_lr x lr, or constant, or constant with a decay over the last `decay` part
-    (warm-up, stable, decay; Hu et al. 2024, MiniCPM), linear or with the square root of what is done of it (Hägele et
-    al. 2024, arXiv 2405.18392).
+    Both count in steps of the batch with which the schedule began; size: size of this step in that unit. The last step
+    of the warm-up has lr, the last step of the decay min_lr x lr.
+
+    After a linear warm-up the rate follows a cosine to min_lr x lr, is constant, or is constant with a decay over the
+    last `decay` fraction (warm-up, stable, decay; Hu et al. 2024, MiniCPM). The decay is linear, or 1 minus the square
+    root of its progress (Hägele et al. 2024, arXiv 2405.18392).
     """
     if step < (warmup := warmup_steps(config, steps)):
         return config.lr * min(1.0, (step + 1) / warmup)
@@ -89,23 +91,24 @@ def learning_rate(config: TrainConfig, step: float, steps: float, size: float = 
 
 
 def _is_split(tensor: DTensor, dimension: str) -> bool:
-    """Whether ranks along a dimension of the mesh hold different pieces of it."""
+    """Return whether ranks along a dimension of the mesh hold different pieces of the tensor."""
     names = tensor.device_mesh.mesh_dim_names or ()
     return dimension in names and not tensor.placements[names.index(dimension)].is_replicate()
 
 
 def global_norm(tensors: Sequence[Tensor], mesh: DeviceMesh) -> Tensor:
-    """Euclidean norm of all ranks' pieces together, a float32 scalar on the tensors' device. Of what tensor ranks all
-    have the first counts its own.
+    """Return the Euclidean norm over the pieces of all ranks, a float32 scalar on the tensors' device.
 
-    One collective over all ranks, whose result has the same bits on all of them, so that all decide alike: a step that
-    one rank skips and another does not would leave them with different models. Replicas take the mean of theirs.
+    Of a tensor that all tensor parallel ranks hold, only the first one counts its copy. One collective over all ranks
+    gives the same bits on each of them, so all decide alike: if one rank skipped a step and another did not, their
+    models would differ from then on.
     """
     whole = mesh.get_local_rank("tensor") == 0
     counted = [one for one in tensors if whole or (isinstance(one, DTensor) and _is_split(one, "tensor"))]
     norms = torch._foreach_norm(list(map(local, counted)))
     total = torch.stack([norm.float().square() for norm in norms]).sum()
     dist.all_reduce(total)
+    # Each replica holds all pieces, so every square was added once per replica.
     return (total / mesh.get_group("replicate").size()).sqrt()
 
 
@@ -113,10 +116,10 @@ def global_norm(tensors: Sequence[Tensor], mesh: DeviceMesh) -> Tensor:
 class Guard:
     """The last WINDOW gradient norms and losses, and the counters of skipped steps, on the device.
 
-    A step is bad when its norm or its loss is not finite, or lies `sigma` standard deviations above the mean of the
-    window. What is finite enters the window, bad or not: k equal outliers among n values lie sqrt((n - k) / k)
-    deviations above their mean, so a lasting rise of any size is skipped about n / (sigma^2 + 1) times, four for 6
-    sigma, before it is what is usual. OLMo-core's SkipStepOptimizer looks back in the same way.
+    A step is bad if its norm or loss is not finite, or lies `sigma` standard deviations above the mean of the window.
+    Every finite value enters the window, bad or not. k equal outliers among n values lie sqrt((n - k) / k) deviations
+    above their mean, so a lasting rise of any size is skipped about n / (sigma^2 + 1) times, four for 6 sigma, before
+    it counts as normal. OLMo-core's SkipStepOptimizer uses the same rule.
     """
 
     norms: Tensor
@@ -127,22 +130,22 @@ class Guard:
 
     @classmethod
     def fresh(cls, device: torch.device) -> Guard:
-        """No step seen yet."""
+        """Return a guard that has seen no step."""
         windows = (torch.zeros(WINDOW, device=device) for _ in range(2))
         return cls(*windows, *(torch.zeros((), device=device) for _ in range(3)))
 
     def state(self) -> dict[str, Tensor]:
-        """The tensors, to be saved and loaded in place."""
+        """Return the tensors by name, to be saved, and loaded in place."""
         return vars(self)
 
     def forget(self) -> None:
-        """Empty the window: what comes is another data or another loss."""
+        """Empty the window, because the data or the loss changes."""
         self.seen.zero_()
 
     def judge(self, norm: Tensor, loss: Tensor, config: TrainConfig) -> Tensor:
-        """1.0 when the step must be skipped, else 0.0; takes it into the window.
+        """Add a step to the window and return 1.0 if it must be skipped, else 0.0.
 
-        norm: before clipping, below --clip it is never bad; loss: mean of the step in nats per token.
+        norm: before clipping; never bad below --clip. loss: mean over the step in nats per token.
         """
         loss = loss.to(norm)
         finite = torch.isfinite(norm) & torch.isfinite(loss)
@@ -155,6 +158,8 @@ class Guard:
             ):
                 spread, mean = torch.std_mean(window, correction=0)
                 bad |= full & (value > torch.maximum(mean + config.skip_sigma * spread, least))
+        # A ring buffer: the oldest value is overwritten, and kept if the new one is not finite. All as tensor
+        # operations, because an `if` on a value would make the host wait for the device.
         place = (self.seen % WINDOW).long()[None]
         for value, window in ((norm, self.norms), (loss, self.losses)):
             window.index_copy_(0, place, torch.where(finite, value, window[place]).view(1))
@@ -174,8 +179,9 @@ def update(
     loss: Tensor,
     scale: Tensor,
 ) -> Tensor:
-    """Scale, clip, judge, step and clear the gradients; loss: the step's, scale: a factor, both equal on all ranks.
+    """Scale, clip and judge the gradients, take the optimizer step, and clear them.
 
+    loss: mean loss of the step. scale: factor on the gradients. Both are scalars on the device, equal on all ranks.
     Returns the gradient norm before clipping, on the device.
     """
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
@@ -183,13 +189,12 @@ def update(
     scale = scale.to(norm)
     norm *= scale
     skip = guard.judge(norm, loss, config)
-    if config.clip:
+    if config.clip:  # the factor of clipping joins `scale`, so the gradients are read and written once
         scale = scale * (config.clip / (norm + 1e-6)).clamp(max=1.0)
     torch._foreach_mul_(list(map(local, gradients)), scale)
     for group in optimizer.param_groups:
         group["lr"] = rate
-    # The fused kernel reads this flag on the device, as it does for torch.amp's scaler: 1 leaves everything
-    # as it is.
+    # The fused kernel reads this flag on the device, as it does for torch.amp's GradScaler: 1.0 skips the update.
     optimizer.found_inf = skip  # type: ignore[attr-defined]
     optimizer.step()
     optimizer.zero_grad()

@@ -1,12 +1,12 @@
-"""A run in phases: what is in force at which step, and whether a checkpoint may go on with it.
+"""Phases of a run: which settings are in force at which step, and whether a checkpoint may resume with them.
 
 Input: settings, the ranks, and where a run is. Output: `Phase`s, each with its own data, batch and sizes, and
-`Segment`s: from which step to which a phase lasts, at which position of its stream it begins, and the learning rate of
-its steps.
+`Segment`s, which say from which step to which a phase lasts, at which position its stream starts, and the learning rate
+of every step.
 
-A phase begins at the first step at or after its `at` tokens. Its stream goes on where the last one was when it is the
-same, or begins with the same sequences up to there; another stream is read from its first position. The model's weights
-and moments, its sizes and its tokenizer are those of the whole run.
+A phase begins at the first step at or after its `at` tokens. If its stream is the same as that of the phase before, or
+begins with the same sequences, it continues at the current position; any other stream is read from its start. The
+weights, moments, sizes and tokenizer of the model are the same for the whole run.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from train.optimizer import learning_rate
 from train.parallel.layout import Batch, solve_batch
 
 MAY_CHANGE = {"model.seq_len", "model.rope_theta", "global_batch", "stream", "manifest", "mix"}
-"""Of an identity: what a phase may set. Data is judged by `parted`."""
+"""Fields of an Identity that a phase may change. `_parted` decides about the data."""
 
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """What is in force from `at` tokens on; own_schedule: the learning rate's schedule begins with it."""
+    """The settings in force from `at` tokens on, and their data. own_schedule: the phase starts a new schedule."""
 
     at: int
     config: TrainConfig
@@ -46,21 +46,21 @@ class Phase:
 
     @property
     def step_tokens(self) -> int:
-        """Tokens of a step."""
+        """Tokens per step."""
         return self.batch.global_batch * self.view.seq_len
 
     def learns_from(self) -> tuple[object, ...]:
-        """What decides how large losses and gradients usually are."""
+        """Return what determines the usual scale of losses and gradients."""
         return self.view.fingerprint, self.model.rope_theta, self.batch.global_batch, self.config.z_loss
 
     def tokenizer(self) -> TokenizerOrigin:
-        """Which tokenizer the ids are of, and where a copy of it lies."""
+        """Return the tokenizer of the ids, and the shards folder with a copy of it."""
         return TokenizerOrigin(
             self.view.tokenizer["fingerprint"], str(shards_of(Path(self.config.shards)).absolute())
         )
 
     def identity(self) -> Identity:
-        """What a checkpoint says of it."""
+        """Return the phase as a checkpoint records it."""
         view, seed = self.view, self.config.seed
         mix = mix_json(view.mix)
         batch = self.batch.global_batch
@@ -68,7 +68,7 @@ class Phase:
 
 
 def open_phases(config: TrainConfig, data_ranks: int) -> tuple[Phase, ...]:
-    """Open the data of all phases and solve their sizes. UsageError or MismatchError where one cannot be."""
+    """Open the data of all phases and solve their sizes. Raises UsageError or MismatchError for an invalid phase."""
     found: list[Phase] = []
     for at, settings, own_schedule in config.in_phases():
         where = f"phase at {at} tokens: " if at else ""
@@ -80,29 +80,34 @@ def open_phases(config: TrainConfig, data_ranks: int) -> tuple[Phase, ...]:
         if found and (different := _fixed(found[0].identity(), phase.identity())):
             raise MismatchError(f"{where}a phase cannot change {'; '.join(different)}")
         if found and found[0].tokenizer().fingerprint != phase.tokenizer().fingerprint:
-            raise MismatchError(f"{where}{settings.shards} has another tokenizer than the shards before")
+            raise MismatchError(
+                f"{where}{settings.shards} has another tokenizer than the shards of the first phase"
+            )
         found.append(phase)
     return tuple(found)
 
 
 def _sizes(config: TrainConfig) -> str:
-    """What names the sizes. What a run began from may be gone when it goes on, and its checkpoints have them too."""
+    """Return the value that names the model's sizes.
+
+    The --init-from folder may be gone when the run resumes; its checkpoints hold the sizes too.
+    """
     if config.init_from is None or Path(config.init_from).is_dir():
         return config.sizes
     saved = complete_checkpoints(Path(config.out) / "checkpoints")
     if not saved:
         raise UsageError(
-            f"--init-from: {config.init_from} is no folder; name one of transformers, of train export, of a "
-            "checkpoint or a run"
+            f"--init-from: {config.init_from} is not a folder; name a transformers model, the output of train export, "
+            "a checkpoint or a run"
         )
     return config.model or str(saved[-1])
 
 
 def _open(at: int, config: TrainConfig, batch: Batch, own_schedule: bool) -> Phase:
     preset = model_config(_sizes(config))
-    if config.init_from is None:  # of a model of others its sizes alone are taken
+    if config.init_from is None:  # --model may name an existing model, of which only the sizes are used
         preset = replace(preset, rows=0, dtype="float32")
-    elif config.vocab_map is not None:  # its matrices have the rows of the new vocabulary
+    elif config.vocab_map is not None:  # the matrices get the rows of the new vocabulary
         preset = replace(preset, rows=0)
     seq_len = config.seq_len or (None if config.mix else preset.seq_len)
     view = pretok.stream.open(config.shards, config.mix, seq_len=seq_len, seed=config.seed)
@@ -113,9 +118,9 @@ def _open(at: int, config: TrainConfig, batch: Batch, own_schedule: bool) -> Pha
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """Steps `step` to `last_step` - 1 (from 0) of a phase, its first with `tokens` done and at `position`.
+    """Steps `step` to `last_step` - 1 (from 0) of a phase; `tokens` and `position` are those at its first step.
 
-    The schedule of the learning rate goes from `schedule` to `schedule_end` tokens, in steps of `unit` tokens.
+    The learning rate schedule runs from `schedule` to `schedule_end` tokens and counts in steps of `unit` tokens.
     """
 
     phase: Phase
@@ -128,7 +133,7 @@ class Segment:
     unit: int
 
     def reads(self) -> RunSegment:
-        """What RUN/segments.jsonl says of it."""
+        """Return the line of RUN/segments.jsonl for this segment."""
         view, config = self.phase.view, self.phase.config
         return RunSegment(
             step=self.step,
@@ -145,25 +150,26 @@ class Segment:
         )
 
     def tokens_after(self, step: int) -> int:
-        """Tokens done after `step` steps."""
+        """Return the tokens done after `step` steps."""
         return self.tokens + (step - self.step) * self.phase.step_tokens
 
     def position_after(self, step: int) -> int:
-        """Sequences of the stream read after `step` steps."""
+        """Return the sequences of the stream read after `step` steps."""
         return self.position + (step - self.step) * self.phase.batch.global_batch
 
     def rate(self, step: int) -> float:
-        """Learning rate of step `step` (from 0)."""
+        """Return the learning rate of step `step` (from 0)."""
         done, whole = self.tokens_after(step) - self.schedule, self.schedule_end - self.schedule
         size = self.phase.step_tokens / self.unit
         return learning_rate(self.phase.config, done / self.unit, whole / self.unit, size)
 
 
 def plan_segments(phases: Sequence[Phase], state: RunState, saved: Identity | None) -> list[Segment]:
-    """From where a run is to its end. saved: of the checkpoint that `state` is of, None at the beginning.
+    """Return the segments from the current state of the run to its end.
 
-    Raises UsageError where there is too little data or nothing to do, or two phases begin with one step, MismatchError
-    where the checkpoint's phase and the settings disagree.
+    saved: identity in the checkpoint that `state` comes from; None for a new run. Raises UsageError if there is too
+    little data, nothing to do, or two phases begin with the same step; MismatchError if the checkpoint's phase
+    disagrees with the settings.
     """
     number, began = _phase_of(phases, state, saved)
     step, tokens = state.step, state.tokens
@@ -188,25 +194,26 @@ def plan_segments(phases: Sequence[Phase], state: RunState, saved: Identity | No
         if following[1:] and following[1].at <= tokens:
             raise UsageError(
                 f"phases: those at {following[0].at} and at {following[1].at} tokens both begin with step {step + 1}, "
-                f"as a step has {phase.step_tokens} tokens; put them further apart, or make one of them"
+                f"as a step has {phase.step_tokens} tokens; put them further apart, or merge them"
             )
         same = same_until(phase.view.mix, phases[number].view.mix)
         position = segment.position_after(last) if same >= segment.position_after(last) else 0
         if phases[number].own_schedule:
             schedule, unit = tokens, phases[number].step_tokens
+    # A schedule may cover several segments and ends with the last of them: later entries overwrite earlier ones.
     ends = {segment.schedule: segment.tokens_after(segment.last_step) for segment in segments}
     return [replace(segment, schedule_end=ends[segment.schedule]) for segment in segments]
 
 
 def _phase_of(phases: Sequence[Phase], state: RunState, saved: Identity | None) -> tuple[int, bool]:
-    """(number of the phase of the next step, whether it begins with it)."""
+    """Return (number of the phase of the next step, whether it begins with that step)."""
     if saved is None:
         return 0, True
     numbers = {phase.at: number for number, phase in enumerate(phases)}
     if state.phase not in numbers:
         raise MismatchError(
-            f"the checkpoint of step {state.step} is in the phase that began at {state.phase} tokens, which the "
-            "settings no longer have: give it back"
+            f"the checkpoint of step {state.step} is in the phase at = {state.phase}, which is no longer in the "
+            "settings: add it again"
         )
     number, tokens = numbers[state.phase], state.tokens
     passed = [phase for phase in phases[number + 1 :] if phase.at <= tokens]
@@ -214,14 +221,14 @@ def _phase_of(phases: Sequence[Phase], state: RunState, saved: Identity | None) 
         return number, False
     if len(passed) > 1 or passed[0].at <= tokens - saved.step_tokens:
         raise MismatchError(
-            f"the phase at {passed[0].at} tokens lies before the {tokens} tokens that are done: a phase begins at a "
-            "position to come, or is passed over by a change of the settings themselves"
+            f"the phase at {passed[0].at} tokens begins before the {tokens} tokens that are already trained; move its "
+            "`at` beyond them, or change the settings outside of [[phases]]"
         )
     return number + 1, True
 
 
 def _last_step(phase: Phase, next_at: int | None, step: int, tokens: int, position: int) -> int:
-    """How many steps are done when the next phase begins or the run ends."""
+    """Return how many steps are done when the next phase begins or the run ends."""
     config, batch = phase.config, phase.batch.global_batch
     available = step + (len(phase.view) - position) // batch
     if config.steps is not None and config.tokens is not None:
@@ -233,25 +240,26 @@ def _last_step(phase: Phase, next_at: int | None, step: int, tokens: int, positi
         ends.append(step + -(-(next_at - tokens) // phase.step_tokens))
     last = min(ends) if ends else available
     if last < step:
-        raise UsageError(f"--steps {config.steps}: {step} steps are done already")
+        raise UsageError(
+            f"--steps {config.steps}: the run has done {step} steps already; give more, or another --out"
+        )
     if not 0 < last <= available:
         raise UsageError(
-            f"{last} steps of {batch} sequences do not fit: the data has {len(phase.view)} sequences of "
+            f"{last} steps of {batch} sequences need more data: there are {len(phase.view)} sequences of "
             f"{phase.view.seq_len} tokens, enough for {available} steps"
         )
     return last
 
 
 def _parted(view: View, saved: Identity) -> int:
-    """How many positions the stream of a checkpoint and another have in common at their beginning, but for documents
-    that were removed since."""
+    """Return how many first positions a view shares with the stream of a checkpoint, documents removed since apart."""
     if view.fingerprint == saved.stream:
         return view.mix.length
     return same_until(parse_mix(saved.mix, Path(META)), view.mix, view.but_for_removals)
 
 
 def differences(theirs: dict[str, Any], ours: dict[str, Any], of: str = "") -> dict[str, tuple[Any, Any]]:
-    """name -> (theirs, ours) where they differ, down to the single sizes of a model."""
+    """Return name -> (theirs, ours) for every value that differs, down to the single sizes of a model."""
     found: dict[str, tuple[Any, Any]] = {}
     for key, value in ours.items():
         other = theirs.get(key)
@@ -263,15 +271,15 @@ def differences(theirs: dict[str, Any], ours: dict[str, Any], of: str = "") -> d
 
 
 def _fixed(theirs: Identity, ours: Identity, changes: Collection[str] = MAY_CHANGE) -> list[str]:
-    """In words, what differs and must not."""
+    """Describe the differences that are not allowed."""
     found = differences(to_json(theirs), to_json(ours))
     return [f"{name} was {was}, is {now}" for name, (was, now) in found.items() if name not in changes]
 
 
 def check_resume(phases: Sequence[Phase], meta: Meta, out: str) -> None:
-    """MismatchError when a checkpoint cannot go on with these settings: another model, seed, tokenizer or data.
+    """Raise MismatchError if a checkpoint cannot resume with these settings: another model, seed, tokenizer or data.
 
-    In mid-phase data may change only if what was read of it is the same.
+    In the middle of a phase the data may change only if the sequences read so far are the same.
     """
     number, began = _phase_of(phases, meta.progress, meta.identity)
     phase, state, saved = phases[number], meta.progress, meta.identity
@@ -284,15 +292,15 @@ def check_resume(phases: Sequence[Phase], meta: Meta, out: str) -> None:
     if meta.tokenizer.fingerprint != tokenizer:
         different.append(
             f"{phase.config.shards} was made with another vocabulary than {meta.tokenizer.shards}, which the run read: "
-            f"the same ids mean other words (fingerprint {tokenizer}, was {meta.tokenizer.fingerprint})"
+            f"the same ids stand for other tokens (fingerprint {tokenizer}, was {meta.tokenizer.fingerprint})"
         )
     if parted:
         different.append(
-            f"another order from sequence {common} on, and {state.position} are read; to go on with other data add a "
-            f"phase: [[phases]] with at = {state.tokens} and {' or '.join(IN_PHASES[:3])}"
+            f"the data differs from sequence {common} on, and {state.position} are already read; to change the data "
+            f"add a phase: [[phases]] with at = {state.tokens} and {' or '.join(IN_PHASES[:3])}"
         )
     if different:
         raise MismatchError(
-            f"{out} was started with other settings: {'; '.join(different)}. Resume with the old ones, or use another "
-            f"--out, with --init-from {out} for weights of the same sizes"
+            f"{out} was started with other settings: {'; '.join(different)}. Resume with the original settings, or "
+            f"choose another --out (add --init-from {out} to start from these weights, if the sizes are the same)"
         )

@@ -1,7 +1,7 @@
-"""Before the run: does it fit, how long will it take, what will it cost (`train plan`).
+"""`train plan`: estimate before a run whether it fits, how long it takes and what it costs.
 
-Input: a model, a mesh, a batch, the settings that change memory. Output: the memory of the fullest rank, tensor by
-tensor, which micro-batch fits which device, time and disk.
+Input: a model, a mesh, a batch, and the settings that affect memory. Output: the memory of the fullest rank, tensor by
+tensor; the largest micro-batch that fits a device; time and disk space.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from train.parallel.layout import (
 )
 
 HEADROOM = 0.9
-"""Part of a device's memory that a plan fills: the rest is for the context, the libraries and fragmentation."""
+"""Fraction of a device's memory that a plan may fill; the rest is for the context, libraries and fragmentation."""
 
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Bytes on one rank at the highest point of a step."""
+    """Bytes on one rank at the peak of a step."""
 
     parameters: int
     gradients: int
@@ -53,8 +53,10 @@ class Memory:
 def _shapes(
     model: ModelConfig, tensor: int, *, first: bool, last: bool
 ) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
-    """(rows, columns) of the parameters of a block and of the root on one tensor-parallel rank, of the first stage, the
-    last or both."""
+    """Return the (rows, columns) of the parameters of a block, and of those outside blocks, on one tensor rank.
+
+    first, last: whether the rank holds the first, the last stage of the pipeline, or both.
+    """
     dim, hidden, kv = model.dim, model.hidden // tensor, model.kv_dim // tensor
     heads = model.attention_dim // tensor
     block = [(heads, dim), (kv, dim), (kv, dim), (dim, heads), (hidden, dim), (hidden, dim), (dim, hidden)]
@@ -65,12 +67,13 @@ def _shapes(
 
 
 def block_bytes_per_token(model: ModelConfig, tensor: int, width: int, compiled: bool) -> int:
-    """Bytes of activations that a block keeps for its backward pass, per token; width: bytes of a value.
+    """Return the bytes of activations per token that a block keeps for its backward pass; width: bytes of a value.
 
-    Residual and norm output twice: 4 x dim; q, attention output; k, v; feed-forward: gate, up, their product,
-    and eagerly silu(gate) too; float32: the attention's log-sum and two norms' scales. Norms are counted as
-    the fused kernel of a GPU keeps them: those of queries and keys keep these, and a scale for each head.
-    Tensor ranks have a part each but of the norms' outputs, which products keep as they were gathered for them.
+    The parts are: residual and norm outputs twice, 4 x dim; q and the attention output; k, v; of the feed-forward gate,
+    up and their product, and without compilation silu(gate); in float32 the attention's log-sum and the scales of two
+    norms. Norms count as a GPU's fused kernel keeps them; those of queries and keys add their inputs and one scale per
+    head. Tensor parallel ranks hold a part of each, except for the norms' outputs, which are gathered for the products
+    and kept whole.
     """
     dim, wide, kv = model.dim, model.attention_dim, model.kv_dim
     whole = 2 * dim * width
@@ -85,15 +88,17 @@ def block_bytes_per_token(model: ModelConfig, tensor: int, width: int, compiled:
 def _activations(
     model: ModelConfig, config: TrainConfig, layout: Layout, blocks: Sequence[int], passes: int, width: int
 ) -> float:
-    """Bytes for each token of a pass: kept by blocks of these numbers in `passes` passes, and what one block makes
-    again while its backward pass runs."""
-    # What attention gives is kept with all tokens of some heads, and again with some tokens of all heads.
+    """Return the bytes per token of a pass: kept by these blocks in `passes` passes, plus one block's recomputation.
+
+    blocks: numbers of the blocks on this rank.
+    """
+    # Context parallel ranks keep the attention output twice: all tokens of some heads, and some tokens of all heads.
     twice = model.attention_dim * width // layout.tensor if layout.context > 1 else 0
     compiled = compiles(config, model, able=True)
     full = block_bytes_per_token(model, layout.tensor, width, compiled) + twice
     inputs = model.dim * width // layout.tensor
-    # Of `ops` the outputs of attention and of every second product (k, o, up), the attention's log-sum and the block's
-    # input.
+    # 'ops' keeps the outputs of attention and of every second product (k, o, up), the attention's log-sum and the
+    # block's input.
     split = (model.attention_dim + model.kv_dim + model.hidden) * width + 4 * model.heads
     products = inputs + model.dim * width + split // layout.tensor
     kinds = [recomputed(config.checkpointing, block) for block in blocks]
@@ -106,10 +111,10 @@ def _activations(
 def count_tensors(
     model: ModelConfig, layout: Layout, micro_batch: int, accumulation: int, seq_len: int, config: TrainConfig
 ) -> Memory:
-    """Every tensor at the highest point of a step, under the chosen sharding, checkpointing and loss.
+    """Count every tensor at the peak of a step, under the chosen sharding, checkpointing and loss, on the fullest rank.
 
-    Without accumulation gradients appear while activations go, so the highest point is one end of the
-    backward pass: what gradients take beyond the activations' place is counted. Bytes on the fullest rank.
+    Without accumulation, gradients appear while activations are freed, so the peak is at one end of the backward pass:
+    only the part of the gradients that exceeds the activations counts.
     """
     tokens = micro_batch * seq_len // layout.context
     ranks = [
@@ -121,7 +126,7 @@ def count_tensors(
 def _count_rank(
     model: ModelConfig, layout: Layout, rank: int, tokens: int, accumulation: int, config: TrainConfig
 ) -> Memory:
-    """The same for one rank of a pipeline; tokens: of a pass."""
+    """Count the tensors of one rank of a pipeline; tokens: tokens per pass."""
     width = 4 if config.precision == "fp32" else 2
     piped = layout.pipeline > 1
     block, root = _shapes(model, layout.tensor, first=rank == 0, last=rank == layout.pipeline - 1)
@@ -136,15 +141,15 @@ def _count_rank(
 
     own = blocks * shard_size(block) + shard_size(root)
     whole = blocks * whole_size(block) + whole_size(root)
-    # Of the blocks the one at work and the next, of embedding and output matrix the latter, or all without resharding.
+    # Gathered at a time: with resharding the current block, the next one and the output matrix; without it everything.
     frees = config.reshard and not piped
     ends = root[1:] if frees and not model.tied else root
     gathered = width * (whole_size(ends) + (2 if frees else blocks) * whole_size(block))
-    # Gradients of one block in the pass's width, and the reduce-scatter's input in its own.
+    # Gradients of one block in the precision of the passes, and the float32 input of their reduce-scatter.
     gathered += (width + 4) * whole_size(block)
     passes = min(accumulation, layout.pipeline - rank) if piped else 1
     activations = int(tokens * _activations(model, config, layout, numbers, passes, width))
-    if piped:  # torch keeps a place for what each micro-batch brings from either side to a stage
+    if piped:  # torch keeps receive buffers of every micro-batch for both neighbours of a stage
         activations += tokens * 2 * accumulation * model.dim * width // layout.tensor
     gradients = 4 * own
     if piped:
@@ -153,8 +158,8 @@ def _count_rank(
         gradients = max(0, gradients - activations)
     chunk = min(LOSS_CHUNK, tokens)
     vocabulary = model.padded_vocab // layout.tensor
-    # Logits in the pass's width, twice in float32, their gradient; the matrix's gradient in float32 and that
-    # width.
+    # Logits and their gradient in the precision of the passes, logits twice in float32; the gradient of the matrix in
+    # float32 and in that precision.
     loss = chunk * vocabulary * (2 * width + 8) + vocabulary * model.dim * (4 + width)
     last = rank == layout.pipeline - 1
     return Memory(4 * own, gradients, 8 * own, gathered, activations, loss if last else 0)
@@ -163,7 +168,7 @@ def _count_rank(
 def largest_micro_batch(
     model: ModelConfig, layout: Layout, accumulation: int, seq_len: int, config: TrainConfig, gigabytes: float
 ) -> int:
-    """The largest micro-batch whose count stays under HEADROOM of a device; 0 when none does."""
+    """Return the largest micro-batch that stays under HEADROOM of a device; 0 if none does."""
 
     def too_large(size: int) -> bool:
         count = count_tensors(model, layout, size, accumulation, seq_len, config)
@@ -176,12 +181,12 @@ GIB = 2**30
 
 
 def plan_figures(config: TrainConfig, space: argparse.Namespace) -> dict[str, Any]:
-    """All figures of `train plan`, as JSON values; None where something needed is not given.
+    """Compute all figures of `train plan` as JSON values; None where an input is missing.
 
-    fits: whether the count stays under HEADROOM of the device; when it does not, the run cannot be and has no time.
+    fits: whether the count stays under HEADROOM of the device. If not, no time is given.
     """
     model = model_config(config.sizes)
-    if space.vocab_size:  # else that of the shards, which may not be there yet
+    if space.vocab_size:  # the shards, which have the real one, may not exist yet
         model = replace(model, vocab_size=space.vocab_size)
     seq_len = config.seq_len or model.seq_len
     ranks = space.nodes * space.devices_per_node
@@ -225,7 +230,7 @@ def plan_figures(config: TrainConfig, space: argparse.Namespace) -> dict[str, An
 
 
 def render(plan: dict[str, Any]) -> str:
-    """The figures as text."""
+    """Return the figures as text."""
 
     def number(value: float | None, unit: str, digits: int = 1) -> str:
         return "n/a" if value is None else f"{value:,.{digits}f} {unit}"
@@ -233,7 +238,7 @@ def render(plan: dict[str, Any]) -> str:
     layout, count, peak = plan["layout"], plan["count"], plan["peak_flops"]
     need, size = sum(count.values()), plan["device_gigabytes"]
     if size is None:
-        verdict = "does it fit? n/a: the memory of the device is not known; give --memory in GB"
+        verdict = "fits: unknown, as the memory of the device is not known; give --memory in GB"
     else:
         limit = f"{HEADROOM * size * 1e9 / GIB:.1f} GiB are {HEADROOM:.0%} of {size:g} GB"
         figures = (
@@ -246,21 +251,21 @@ def render(plan: dict[str, Any]) -> str:
             f"{layout['tensor']} tensor parallel x {layout['pipeline']} pipeline"
             + (f", {layout['context']} shards share each sequence" if layout["context"] > 1 else ""),
             f"global batch {Batch(**plan['batch'])}",
-            f"bubble: devices wait {plan['bubble']:.1%} of a step for other stages",
+            f"bubble: devices wait for other stages {plan['bubble']:.1%} of each step",
             f"\n{'GiB on one device':<20}",
             *(f"{part:<20}{size / GIB:>15.2f}" for part, size in (count | {"total": need}).items()),
             f"\n{verdict}\n",
             f"peak: {number(peak and peak / 1e12, 'TFLOP/s')} ({plan['peak_source']})",
             f"step: {number(plan['step_seconds'], 's', 3)}; steps: {plan['steps'] or 'n/a'}; "
             f"run: {number(plan['hours'], 'h')}; {number(plan['node_hours'], 'node-hours')}",
-            f"checkpoint: {plan['checkpoint_bytes'] / 1e9:.1f} GB; quota for those kept and one in work: "
+            f"checkpoint: {plan['checkpoint_bytes'] / 1e9:.1f} GB; quota for those kept and one being written: "
             f"{plan['quota_bytes'] / 1e9:.1f} GB",
         ]
     )
 
 
 REMEDY = """Lower --micro-batch, recompute with --checkpointing ops, 0.5 or full, or spread the parameters over more
-devices with --shard. The time of a run that cannot be is not given."""
+devices with --shard. No time is given for a run that does not fit."""
 
 
 EXAMPLES = """  train plan --model italia-9b --nodes 64 --devices-per-node 4 --mfu 0.4 --tokens 1.2T \\
@@ -268,21 +273,26 @@ EXAMPLES = """  train plan --model italia-9b --nodes 64 --devices-per-node 4 --m
 
 
 def main(arguments: Sequence[str]) -> None:
-    """`train plan`."""
-    description = "Memory, time and disk of a run, before it; needs no data and no GPU."
+    """Run `train plan`."""
+    description = "Estimate the memory, time and disk space of a run; needs no data and no GPU."
     parser = command_parser("train plan", description, EXAMPLES)
     add_flags(parser)
     for name, kind, default, text in (
-        ("vocab-size", whole_number, None, "entries of the tokenizer (default: the model file's, or 50,000)"),
-        ("nodes", whole_number, 1, None),
-        ("devices-per-node", whole_number, 1, None),
-        ("device", str, "", "part of the device's name, for its peak: H100, A100, MI250X, ..."),
-        ("peak", float, None, "peak of one device in dense bf16 TFLOP/s, instead"),
+        (
+            "vocab-size",
+            whole_number,
+            None,
+            "size of the vocabulary (default: that of the model file, or 50,000)",
+        ),
+        ("nodes", whole_number, 1, "number of nodes (default: 1)"),
+        ("devices-per-node", whole_number, 1, "GPUs per node (default: 1)"),
+        ("device", str, "", "name of the device, or a part of it, for its peak: H100, A100, MI250X, ..."),
+        ("peak", float, None, "peak of one device in dense bf16 TFLOP/s (default: by its name)"),
         ("memory", float, None, "memory of one device in GB (default: by its name)"),
-        ("mfu", float, None, "part of the peak expected, for example 0.45"),
+        ("mfu", float, None, "expected fraction of the peak, for example 0.45"),
     ):
         parser.add_argument(f"--{name}", type=kind, default=default, help=text)
-    parser.add_argument("--json", action="store_true", help="the figures as JSON")
+    parser.add_argument("--json", action="store_true", help="print the figures as JSON")
     config, space = parse(parser, arguments)
     plan = plan_figures(config, space)
     print(json.dumps(plan, indent=1) if space.json else render(plan))

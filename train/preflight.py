@@ -1,7 +1,7 @@
-"""Pre-flight of the GPUs: a matrix product on each and an all-reduce over all, seconds before a run of weeks.
+"""Preflight check of the GPUs: a matrix product on each and an all-reduce over all, seconds before a run of weeks.
 
-Input: a torchrun environment (`python -m train.launch ... -m train.preflight`). Output: on standard output one line of
-JSON per node, in the form of `pretok.cluster.node_check`, from which slow and failed nodes are told.
+Input: a torchrun environment (`python -m train.launch ... -m train.preflight`). Output: one line of JSON per node on
+standard output, in the format of `pretok.cluster.node_check`, which finds slow and failed nodes in them.
 """
 
 from __future__ import annotations
@@ -18,13 +18,15 @@ import torch.distributed as dist
 from torch.utils.benchmark import Timer
 
 TIMEOUT = timedelta(seconds=120)
-GPU_NUMBERS, CPU_NUMBERS = 1 << 24, 1 << 18  # summed up: 64 MiB and 1 MiB of float32
+GPU_NUMBERS, CPU_NUMBERS = 1 << 24, 1 << 18  # size of the all-reduce: 64 MiB and 1 MiB of float32
 REPEATS = 3
-SHARED = "all-reduce"  # the name by which `pretok.cluster.node_check` knows the check that may fail by any node's fault
+SHARED = (
+    "all-reduce"  # `pretok.cluster.node_check` knows by this name that any node may be the cause of a failure
+)
 
 
 def matrix_product(device: torch.device) -> float:
-    """Floating-point operations a second of a square product. ArithmeticError when the product is wrong."""
+    """Return the FLOP/s of a square matrix product. ArithmeticError if the product is wrong."""
     size, dtype = (8192, torch.bfloat16) if device.type == "cuda" else (512, torch.float32)
     ones = torch.ones(size, size, device=device, dtype=dtype)
     seconds = Timer("ones @ ones", globals={"ones": ones}).timeit(REPEATS).mean  # waits for the device
@@ -34,11 +36,11 @@ def matrix_product(device: torch.device) -> float:
 
 
 def all_reduce(device: torch.device, group: dist.ProcessGroup | None) -> float:
-    """Bytes a second of a sum over all ranks. ArithmeticError when the sum is wrong."""
+    """Return the bytes per second of a sum over all ranks. ArithmeticError if the sum is wrong."""
     numbers = GPU_NUMBERS if device.type == "cuda" else CPU_NUMBERS
     tensor = torch.empty(numbers, device=device)
 
-    def reduce() -> None:  # filled anew each time: sums of sums soon leave what float32 holds exactly
+    def reduce() -> None:  # filled again each time: sums of sums soon exceed what float32 represents exactly
         dist.all_reduce(tensor.fill_(1.0), group=group)
 
     seconds = Timer("reduce()", globals={"reduce": reduce}).timeit(REPEATS).mean
@@ -51,23 +53,27 @@ def all_reduce(device: torch.device, group: dist.ProcessGroup | None) -> float:
 def _attempt(
     name: str, unit: float, label: str, measure: Callable[[], float], compared: bool
 ) -> dict[str, Any]:
-    """One check: what `measure` finds, or in one line why it failed. compared: nodes far below the others are bad."""
+    """Run one check and return its row: what `measure` returns, or why it failed, in one line.
+
+    unit, label: the value is shown divided by `unit`, followed by `label`. compared: nodes far below the others are
+    bad.
+    """
     try:
         found = measure()
         number = found if compared else None
         return {"name": name, "value": f"{found / unit:.3g} {label}", "problem": "", "number": number}
-    except Exception as error:  # whatever it is, this node must be named
+    except Exception as error:  # whatever the error is, the report must name this node
         text = f"{type(error).__name__}: {error}".splitlines()[0]
         return {"name": name, "value": "-", "problem": f"rank {os.environ['RANK']}: {text}", "number": None}
 
 
 def main() -> int:
-    """Check this rank's device; the first rank of each node prints the worst of its node. 1 when there is a problem."""
+    """Check this rank's device; the first rank of each node prints the node's worst result. Returns 1 on a problem."""
     cuda = torch.cuda.is_available()
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if cuda else torch.device("cpu")
     node = os.uname().nodename
     product = _attempt("matmul", 1e12, "TFLOP/s", lambda: matrix_product(device), compared=cuda)
-    # Over the host's network first: a rank whose device failed can still say so, and the others need not wait for it.
+    # Results are gathered by gloo, on the host: a rank whose device failed can still report, and nobody waits for it.
     dist.init_process_group("gloo", timeout=TIMEOUT)
     rows: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(rows, (node, product))

@@ -1,9 +1,8 @@
-"""The lines a person reads while a run goes on, never silent for longer than a minute, and the last one of a failure.
+"""Lines on the terminal while a run is active, at least one a minute, and the last one after a failure.
 
-Input: texts, what the run is doing now, the exception that ends it. Output: lines on standard output, from rank 0
-alone; in RUN/logs the same as lines of JSON (`pretok.base.joblog`), and why the run ended, from every rank that ended
-otherwise than well; for what machines do to a run (a missing package, no memory, no space, no rights) a PretokError
-that says what to do.
+Input: texts, the run's current activity, the exception that ends it. Output: lines on standard output from rank 0; the
+same as JSON lines in RUN/logs (`pretok.base.joblog`), and why the run ended, from every rank that did not end well. For
+problems of the machine (a missing package, no memory, no space, no permission) a PretokError that says what to do.
 """
 
 from __future__ import annotations
@@ -25,16 +24,16 @@ from pretok.base.units import duration
 from train.config import TrainConfig
 
 SILENCE = 60.0
-"""Seconds after which a line says that the run lives, when nothing else was said."""
+"""Seconds without output after which a line says that the run is alive."""
 
 
 def clock() -> str:
-    """The time of day."""
+    """Return the time of day."""
     return time.strftime("%H:%M:%S")
 
 
 def _exit_code(error: BaseException | None) -> int | None:
-    """What the command will end with; None where that is judged further up, as of what may be a lack of memory."""
+    """Return the exit code of the command; None if the caller decides, as for a possible lack of memory."""
     if error is None:
         return 0
     known = error if isinstance(error, PretokError) else explain(error)
@@ -42,9 +41,9 @@ def _exit_code(error: BaseException | None) -> int | None:
 
 
 class Reporter:
-    """Prints lines on rank 0, and as a context one line a minute of silence that says what `doing` gives.
+    """Prints lines on rank 0, and as a context manager reports `doing()` after every minute of silence.
 
-    out: folder of the run, whose logs/ gets the lines of rank 0, and why the run ended on any rank.
+    out: folder of the run. Its logs/ get the lines of rank 0, and from any rank why the run ended.
     """
 
     def __init__(self, rank: int, out: Path) -> None:
@@ -57,14 +56,14 @@ class Reporter:
         self._thread = threading.Thread(target=self._watch, daemon=True)
 
     def __call__(self, text: str) -> None:
-        """One line."""
+        """Print and log one line."""
         self._last = time.monotonic()
         if self._rank == 0:
             self._log.write("notice", {"message": text})
             print(text, flush=True)
 
     def event(self, name: str, /, **details: object) -> None:
-        """A line of the log alone, on whatever rank."""
+        """Write a line to the log only, on any rank."""
         self._log.write(name, details)
 
     def __enter__(self) -> Reporter:
@@ -98,21 +97,23 @@ _PLACE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR)
 
 
 def explain(error: BaseException, config: TrainConfig | None = None) -> PretokError | None:
-    """The error a person can fix that is behind an exception, if there is one; config: of a run, which may have run out
-    of memory."""
+    """Return the error that a user can fix behind an exception, or None if there is none.
+
+    config: settings of the run, to recognize that it ran out of memory.
+    """
     if isinstance(error, ModuleNotFoundError):
         package = (error.name or "").partition(".")[0]
         if package in PACKAGES:
             return UsageError(
-                f"the package {package} is not installed for this Python: pip install '.[train]' in the folder of "
-                "pretok brings what train needs (on a machine without a GPU install the CPU build of torch first)"
+                f"the package {package} is not installed for this Python: run pip install '.[train]' in the folder of "
+                "pretok (on a machine without a GPU install the CPU build of torch first)"
             )
     if isinstance(error, OSError):
         where = f"{error.filename}: " if error.filename else ""
         if error.errno in FULL | PASSING:
-            remedy = "free some, then run" if error.errno in FULL else "run"
+            remedy = "free some space, then run" if error.errno in FULL else "run"
             return Stopped(
-                f"{where}{error.strerror}: {remedy} the same command to go on from the last checkpoint"
+                f"{where}{error.strerror}: {remedy} the same command to resume from the last checkpoint"
             )
         if error.errno in _PLACE:
             return PretokError(f"{where}{error.strerror}")
@@ -120,7 +121,7 @@ def explain(error: BaseException, config: TrainConfig | None = None) -> PretokEr
 
 
 def _out_of_memory(error: BaseException, config: TrainConfig) -> PretokError | None:
-    """The same for memory, of a GPU or of the host, when that is what ran out."""
+    """Return the error to show if a GPU or the host ran out of memory, else None."""
     text = str(error)
     signs = ("out of memory", "can't allocate memory", "bad_alloc")
     if not isinstance(error, MemoryError) and not any(sign in text for sign in signs):
@@ -129,6 +130,6 @@ def _out_of_memory(error: BaseException, config: TrainConfig) -> PretokError | N
     found = text.strip().splitlines()
     return UsageError(
         f"out of memory on rank {os.environ.get('RANK', '0')} of {os.uname().nodename}: lower --micro-batch (now "
-        f"{micro}), which makes more passes of a step, or recompute activations with --checkpointing ops or full "
-        f"(now {config.checkpointing}); `train plan` says what fits ({found[0] if found else 'MemoryError'})"
+        f"{micro}), which splits a step into more passes, or recompute activations with --checkpointing ops or full "
+        f"(now {config.checkpointing}); `train plan` computes what fits ({found[0] if found else 'MemoryError'})"
     )

@@ -1,7 +1,7 @@
-"""From settings to something that can be trained: the split and filled model, the optimizer.
+"""From settings to a model that can be trained: split over the ranks, filled with weights, with its optimizer.
 
-Input: a TrainConfig inside a process group. Output: its phases, a Trainee, what of it changes with a phase, and words
-that say what will run.
+Input: a TrainConfig inside a process group. Output: the run's phases, a Trainee, its changes at the start of a phase,
+and a description of the run.
 """
 
 from __future__ import annotations
@@ -44,10 +44,9 @@ from train.step import Trainee
 
 
 def make_plan(config: TrainConfig, world: int) -> tuple[tuple[Phase, ...], Layout]:
-    """Open the data of all phases and solve every size: what is in force when, and how ranks are divided. UsageError
-    when something does not divide."""
+    """Open the data of all phases, and solve the mesh and the batch sizes. Raises UsageError if sizes do not divide."""
     if not config.shards:
-        raise UsageError("--shards is missing: the folder that pretok tokenize wrote")
+        raise UsageError("--shards is missing: name the folder that pretok tokenize wrote")
     if config.vocab_map is not None and config.init_from is None:
         raise UsageError("--vocab-map needs --init-from")
     per_node = int(os.environ.get("LOCAL_WORLD_SIZE", world))
@@ -62,8 +61,10 @@ def make_plan(config: TrainConfig, world: int) -> tuple[tuple[Phase, ...], Layou
 def build_trainee(
     config: TrainConfig, phase: Phase, layout: Layout, device: Device, report: Callable[[str], None]
 ) -> Trainee:
-    """The model on its mesh with initial weights (random, or those of --init-from), and its optimizer; phase: the first
-    of the run."""
+    """Build the model on its mesh, with initial weights and an optimizer.
+
+    The weights are random, or those of --init-from. phase: the first phase of the run.
+    """
     sizes = phase.model
     mesh = build_mesh(device, layout, config.timeout)
     context = Context.of(mesh, config.context, config.timeout)
@@ -74,7 +75,7 @@ def build_trainee(
     model: Decoder | Pipeline = part
     if config.pipeline > 1:
         model = Pipeline(part, mesh["pipeline"], pass_dtype(config, device))
-    # A run that is resumed has its own weights; the folder it began from may be gone.
+    # A resumed run loads the weights of its checkpoint; the --init-from folder may be gone by now.
     resumed = complete_checkpoints(Path(config.out) / "checkpoints")
     source = None if resumed else config.start
     if source is not None and (source / CONFIG).exists():
@@ -85,7 +86,7 @@ def build_trainee(
         materialize(model, device.device, value)
     elif source is not None and config.vocab_map:
         raise UsageError(
-            f"--vocab-map: {source} is a checkpoint; write its model with train export, and name that"
+            f"--vocab-map: {source} is a checkpoint; export it with train export, and name the exported folder"
         )
     else:
         materialize(model, device.device, partial(initial_tensor, sizes, config.seed))
@@ -96,19 +97,23 @@ def build_trainee(
 
 
 def enter_phase(trainee: Trainee, phase: Phase, before: Phase | None) -> None:
-    """Let the next step be of this phase. before: the phase that ends now; None where a run goes on inside of one."""
+    """Apply the settings of a phase to the trainee.
+
+    before: the phase that ends here; None if the run continues inside a phase.
+    """
     trainee.config, trainee.batch, trainee.seq_len = phase.config, phase.batch, phase.view.seq_len
     if isinstance(trainee.model, Pipeline):
         trainee.model.prepare(phase.model, phase.batch, trainee.seq_len, phase.config, trainee.device)
     else:
         trainee.model.config, trainee.model.z_loss = phase.model, phase.config.z_loss
     set_hyper_parameters(trainee.optimizer, phase.config)
+    # Losses and gradients of other data have another scale; the guard must not judge them by the old window.
     if before is not None and before.learns_from() != phase.learns_from():
         trainee.guard.forget()
 
 
 def describe(config: TrainConfig, layout: Layout, segments: Sequence[Segment], device: Device) -> str:
-    """What will run, in a few lines."""
+    """Describe in a few lines what will run."""
     first = segments[0].phase
     model = first.model
     peak = "n/a" if device.peak is None else f"{device.peak / 1e12:.1f} TFLOP/s"
@@ -137,7 +142,7 @@ def describe(config: TrainConfig, layout: Layout, segments: Sequence[Segment], d
     steps = (segments[0].schedule_end - segments[0].schedule) // segments[0].unit
     if (warmup := warmup_steps(first.config, steps)) >= steps:
         lines.append(
-            f"warning: the warm-up of {warmup:g} steps takes the whole schedule: the learning rate only rises; a "
-            f"--warmup of {max(1, steps // 20)} leaves room for the rest"
+            f"warning: the warm-up ({warmup:g} steps) is as long as the schedule: the learning rate only rises. "
+            f"Set --warmup {max(1, steps // 20)}"
         )
     return "\n".join(lines)

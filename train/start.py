@@ -1,7 +1,7 @@
-"""What the loop works on: a run that is new, or goes on from its newest checkpoint.
+"""What the training loop works on: a new run, or one that resumes from its newest checkpoint.
 
-Input: settings and what RUN already holds. Output: a `Run` at the first step it has to do, with its data open, and what
-it is changed to when another phase begins.
+Input: the settings and the contents of RUN. Output: a `Run` at its first step, with its data open, and the changes that
+apply when another phase begins.
 """
 
 from __future__ import annotations
@@ -32,9 +32,12 @@ from train.stragglers import Stragglers
 
 
 class Run:
-    """Everything the loop works on, at the first step that is to be done. segment: that of the next step; progress:
-    what is done; pending: the step whose numbers the host has not read; last_end: of the step before it; val_loss: of
-    the state after the step in work."""
+    """The state of a training run, ready for its next step.
+
+    segment: segment of the next step. progress: the finished work. pending: the queued step whose numbers the host has
+    not read yet. last_end: the end of the step before it. val_loss: validation loss after the current step, None if it
+    was not evaluated.
+    """
 
     def __init__(
         self,
@@ -78,11 +81,11 @@ class Run:
         if rank == 0:
             resolved = to_json(segment.phase.identity()) | {"steps": self.steps}
             write_json(out / "config.json", config.as_dict() | {"model": config.sizes, "resolved": resolved})
-            (out / "done.json").unlink(missing_ok=True)  # a run that is extended after its end
+            (out / "done.json").unlink(missing_ok=True)  # it exists if a finished run is extended
 
     @property
     def steps(self) -> int:
-        """Of the whole run."""
+        """Steps of the whole run."""
         return self.segments[-1].last_step
 
     @property
@@ -92,7 +95,10 @@ class Run:
 
 
 def enter_segment(run: Run, segment: Segment, before: Phase | None) -> None:
-    """Begin a segment; no step is pending. before: the phase that ends here, None where the run goes on inside one."""
+    """Begin a segment. No step may be pending.
+
+    before: the phase that ends here; None if the run continues inside a phase.
+    """
     phase = segment.phase
     enter_phase(run.trainee, phase, before)
     if before is not None:
@@ -120,20 +126,20 @@ def _open_validation(segment: Segment) -> dict[str, ValidationSource]:
 
 
 def _changed_by_hand(meta: Meta, config: TrainConfig, segment: Segment) -> dict[str, tuple[Any, Any]]:
-    """Settings that are others than those the checkpoint was saved with: what each was, and is."""
+    """Return the settings that differ from those of the checkpoint, name -> (old, new)."""
     found = differences(meta.config, config.as_dict())
     sizes = differences(to_json(meta.identity.model), to_json(segment.phase.model))
     if "rope_theta" not in found and meta.progress.phase == segment.phase.at and "rope_theta" in sizes:
-        found["rope_theta"] = sizes["rope_theta"]  # of a file of sizes
+        found["rope_theta"] = sizes["rope_theta"]  # changed in the file that --model names
     return found
 
 
 def _tell_changes(report: Reporter, segment: Segment, by: str, changes: dict[str, tuple[Any, Any]]) -> None:
-    """On the terminal, and as a line of RUN/logs."""
+    """Report changed settings on the terminal and in RUN/logs."""
     told = ", ".join(f"{name} was {was}, is {now}" for name, (was, now) in changes.items())
     if by == "phase":
-        where = f"reads its stream from sequence {segment.position} on"
-        report(f"phase at {segment.phase.at:,} tokens: {told or 'nothing changes'}; {where}")
+        where = f"reads its stream from sequence {segment.position}"
+        report(f"phase at {segment.phase.at:,} tokens: {told or 'no setting changes'}; {where}")
     elif told:
         report(f"settings: {told}")
     if dist.get_rank() == 0 and (told or by == "phase"):

@@ -1,12 +1,12 @@
 """One optimizer step, and how its numbers reach the host without stopping the device.
 
-Input: micro-batches on the device. Output: updated parameters and StepNumbers, read one step later, when the
-device has long finished it. What ranks must agree on (stop now, save now) travels in the same all-reduce as
-the loss, so all ranks read the same decision for the same step.
+Input: micro-batches on the device. Output: updated parameters, and StepNumbers that the host reads one step later, when
+the device has long finished. Decisions on which all ranks must agree (stop now, save now) travel in the same all-reduce
+as the loss, so all ranks read the same decision for the same step.
 
-Loss and gradient are means over the learned tokens of the global batch, whose targets are not IGNORE. How many they
-are is known when all passes are done: passes divide by all tokens, and `update` scales what the all-reduce then says.
-Where every token is learned that factor is 1.0, and changes no bit.
+Loss and gradient are means over the learned tokens of the global batch, those whose target is not IGNORE. Their number
+is known only after all passes. So each pass divides by the number of all tokens, and `update` multiplies the gradients
+by all / learned. If every token is learned, that factor is exactly 1.0 and changes no bit.
 """
 
 from __future__ import annotations
@@ -35,8 +35,10 @@ from train.parallel.pipeline import Pipeline
 
 @dataclass
 class Trainee:
-    """What a step changes and what it needs: at first an optimizer without moments, and a guard that has seen
-    nothing. parameters: the sharded ones."""
+    """The model with its optimizer and guard, and what a step needs besides.
+
+    At first the optimizer has no moments and the guard has seen no step. parameters: the sharded ones.
+    """
 
     model: Decoder | Pipeline
     mesh: DeviceMesh
@@ -56,18 +58,25 @@ class Trainee:
         self.guard = Guard.fresh(self.device)
 
     def part(self, tokens: Tensor, learned: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Inputs and targets of this rank of (n, L + 1) tokens on the device. learned: see `MicroBatch`."""
+        """Return this rank's part of the inputs and targets of (n, L + 1) tokens, each (n, L / context), on the device.
+
+        learned: see `MicroBatch`.
+        """
         inputs, targets = tokens[:, :-1], targets_of(tokens, self.eod_id, learned)
         return self.context.part(inputs), self.context.part(targets)
 
     def state(self) -> dict[str, Tensor]:
-        """All tensors that a checkpoint holds; loading fills them in place."""
+        """Return all tensors of a checkpoint by name; loading fills them in place."""
         return named_state(self.model, self.optimizer, self.guard.state())
 
 
 class StepNumbers(NamedTuple):
-    """A finished step, equal on all ranks. loss: mean over its `learned` tokens in nats, nan without any; checksum: of
-    all sequences consumed; stop, save: how many ranks ask for it; skipped: steps so far, and `in_a_row` up to now."""
+    """The numbers of a finished step, equal on all ranks.
+
+    loss: mean over its `learned` tokens in nats, nan if there are none. checksum: sum over all sequences consumed.
+    stop, save: number of ranks that ask for it. grad_norm: before clipping. skipped: steps skipped so far. in_a_row:
+    steps skipped in a row up to this one.
+    """
 
     step: int
     loss: float
@@ -81,7 +90,7 @@ class StepNumbers(NamedTuple):
 
 
 class Mark:
-    """A moment in the work of a device, taken without waiting for it."""
+    """A point in time in the device's work, taken without waiting for the device."""
 
     def __init__(self, device: torch.device) -> None:
         self.event: Any = None
@@ -92,7 +101,7 @@ class Mark:
             self.event.record()
 
     def seconds_since(self, earlier: Mark) -> float:
-        """Seconds between two moments that have both passed."""
+        """Return the seconds between two points that have both passed."""
         if self.event is None or earlier.event is None:
             return self._time - earlier._time
         return float(earlier.event.elapsed_time(self.event)) / 1000
@@ -102,17 +111,17 @@ class Readback:
     """Numbers on their way from the device: a float64 vector, equal on all ranks, copied without blocking."""
 
     def __init__(self, step: int, packed: Tensor) -> None:
-        """packed: those of StepNumbers but the step."""
+        """packed: the fields of StepNumbers except the step, float64, in their order."""
         self._step = step
-        self.waited = 0.0  # seconds for which the host waited for its sequences
+        self.waited = 0.0  # seconds that the host waited for the step's sequences
         self._host = packed
-        if packed.is_cuda:
+        if packed.is_cuda:  # into pinned memory, as a copy into pageable memory would make the host wait
             self._host = torch.empty(packed.shape, dtype=packed.dtype, pin_memory=True)
             self._host.copy_(packed, non_blocking=True)
         self.end = Mark(packed.device)
 
     def read(self) -> StepNumbers:
-        """Wait for the step to be done and return its numbers."""
+        """Wait until the step is done and return its numbers."""
         if self.end.event is not None:
             self.end.event.synchronize()
         return StepNumbers(self._step, *self._host.tolist())
@@ -127,13 +136,14 @@ def train_step(
     stop: bool,
     save: bool,
 ) -> Readback:
-    """Read, compute and apply step `step` (counted from 1). Asks the device for nothing."""
+    """Read, compute and apply step `step` (counted from 1). The host does not wait for the device."""
     batch = trainee.batch
     rank_tokens = batch.accumulation * batch.micro_batch * trainee.seq_len // trainee.context.ranks
     sums, checksums = _passes(trainee, batches, rank_tokens)
     host = torch.tensor([float(checksums), float(stop), float(save)], dtype=torch.float64)
     if trainee.device.type == "cuda":
         host = host.pin_memory()
+    # (loss sum, learned tokens, checksum, stop, save), summed over all ranks in one collective.
     numbers = torch.cat([sums, host.to(trainee.device, non_blocking=True)])
     dist.all_reduce(numbers)
     learned = numbers[1]
@@ -148,7 +158,9 @@ def train_step(
         numbers[0],
         rank_tokens * dist.get_world_size() / learned.clamp(min=1),
     )
-    same = dist.get_world_size() // batch.ranks  # ranks that read the same sequences
+    # Tensor, pipeline and context ranks read the same sequences: what was summed over them was counted `same` times.
+    # Context ranks each count their own tokens, so the learned tokens were repeated only by the others.
+    same = dist.get_world_size() // batch.ranks
     numbers[1] /= same // trainee.context.ranks
     numbers[2] /= same
     shared = torch.stack([norm, trainee.guard.skipped, trainee.guard.in_a_row])
@@ -156,8 +168,10 @@ def train_step(
 
 
 def _passes(trainee: Trainee, batches: Iterator[MicroBatch], rank_tokens: int) -> tuple[Tensor, int]:
-    """All passes of a step; returns this rank's sum of losses and its learned tokens, (2,) float64, and the sum of its
-    checksums."""
+    """Run all forward and backward passes of a step.
+
+    Returns (loss sum, learned tokens) of this rank, (2,) float64 on the device, and the sum of its checksums.
+    """
     batch, model = trainee.batch, trainee.model
     sums = torch.zeros(2, dtype=torch.float64, device=trainee.device)
     if isinstance(model, Pipeline):
@@ -176,7 +190,7 @@ def _passes(trainee: Trainee, batches: Iterator[MicroBatch], rank_tokens: int) -
             gradient_sync(model, last=number == batch.accumulation - 1, reshard=trainee.config.reshard)
         inputs, targets = trainee.part(ids, learned)
         total, nll = model(inputs, targets, documents)
-        # fully_shard averages over the ranks that share and replicate parameters
+        # fully_shard averages over shard and replicate ranks, so dividing by this rank's tokens gives the global mean.
         (total / rank_tokens).backward()
         sums[0] += nll
         sums[1] += (targets >= 0).sum()

@@ -1,17 +1,17 @@
-"""Which rank is slow, and by how much.
+"""Finds the slowest rank, and by how much it is slower.
 
-Input: what each rank needed for its own work. Output: the slowest rank, for metrics.jsonl and, from NOTABLE on, for a
-line.
+Input: the time each rank needed for its own work. Output: the slowest rank, for metrics.jsonl and, from NOTABLE on, for
+a line on the terminal.
 
-All ranks end a step together, because each waits for the others, so the length of a step says nothing of who was late.
-Three things are a rank's own, the first two as means of a step since the last look:
+All ranks end a step together, because each waits for the others, so the length of a step does not show who was late.
+Three times belong to one rank alone; the first two are means per step since the last check:
 
 - data: seconds it waited for sequences;
-- host: seconds its host needed to queue a step, without that wait (on a CPU, where nothing is queued, it is not told);
-- device: seconds of one matrix product of a fixed size, right after a step, when the device is as warm as it gets.
+- host: seconds its host needed to queue a step, without that wait (0 on a CPU, where nothing is queued);
+- device: seconds of one matrix product of fixed size, right after a step, when the device is at its warmest.
 
-They are gathered every EVERY steps among hosts, by a group of its own: numbers are of steps that the host knows to be
-done, and the device's stream waits for nothing.
+Every EVERY steps a gloo group of its own gathers them between the hosts. The numbers are those of finished steps, so
+the device does not wait for anything.
 """
 
 from __future__ import annotations
@@ -28,19 +28,20 @@ import torch.distributed as dist
 from train.step import Mark
 
 EVERY = 50
-"""Steps between two looks."""
+"""Steps between two checks."""
 SIZE = {"cuda": 4096, "cpu": 256}
-"""Rows and columns of the matrices: a millisecond or less."""
+"""Rows and columns of the matrices; the product takes a millisecond or less."""
 NOTABLE = 0.1
-"""Part of a step that a rank must cost for a line."""
-KINDS = {"data": "waits for data", "host": "queues a step in", "device": "needs for a matrix product"}
+"""Fraction of a step that a rank must cost to be reported on the terminal."""
+KINDS = {"data": "waiting for data", "host": "queueing a step", "device": "a matrix product"}
 
 
 def slowest(table: Sequence[Sequence[float]], hosts: Sequence[str], step_seconds: float) -> dict[str, Any]:
-    """The rank that costs most: `rank`, `host`, `kind`, its `seconds`, the `median` of all ranks, and how far it is
-    `behind`: the part of a step that it costs all. table: of each rank the seconds of KINDS.
+    """Return the rank that costs the most time.
 
-    A device that is a tenth slower makes the whole step a tenth longer; data and host cost what they take.
+    table: for each rank the seconds of KINDS, in their order. Returns `rank`, `host`, `kind`, its `seconds`, the
+    `median` of all ranks, and `behind`, the fraction of a step that it costs all ranks. A device that is a tenth slower
+    makes the whole step a tenth longer; data and host cost the seconds they take.
     """
     found = []
     for column, kind in enumerate(KINDS):
@@ -54,12 +55,12 @@ def slowest(table: Sequence[Sequence[float]], hosts: Sequence[str], step_seconds
 
 
 class Stragglers:
-    """Looks at all ranks every EVERY steps; all of them call its methods at the same steps."""
+    """Compares all ranks every EVERY steps; every rank must call its methods at the same steps."""
 
     def __init__(self, device: torch.device, timeout: int) -> None:
         self._ranks = dist.get_world_size()
         self._device = device
-        self._busy = 0.0  # seconds in which the host queued steps
+        self._busy = 0.0  # seconds that the host spent queueing steps
         self._since = (0, 0.0, 0.0)
         self._probe: tuple[Mark, Mark] | None = None
         self._group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout))
@@ -67,8 +68,7 @@ class Stragglers:
         self._matrix = torch.ones((SIZE[device.type],) * 2, dtype=dtype, device=device)
 
     def queued(self, step: int, seconds: float) -> None:
-        """Step `step` is queued, which the host needed so many seconds for: put a matrix product behind it where it is
-        one to look at."""
+        """Note that the host queued step `step` in `seconds`. Before a check, queue a matrix product after the step."""
         self._busy += seconds
         if self._ranks > 1 and step % EVERY == 0:
             begin = Mark(self._device)
@@ -76,8 +76,10 @@ class Stragglers:
             self._probe = begin, Mark(self._device)
 
     def done(self, step: int, seconds: float, waited: float) -> dict[str, Any] | None:
-        """Step `step` is done and took `seconds`, and so is what was queued with it. waited: seconds by now that this
-        rank's host waited for data. Returns who was slowest, where it is a step to look at."""
+        """Note that step `step` is done and took `seconds`; after a check return who was slowest, else None.
+
+        waited: seconds that this rank's host has waited for data so far.
+        """
         if self._probe is None or step % EVERY:
             return None
         (begin, end), self._probe = self._probe, None

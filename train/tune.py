@@ -1,8 +1,7 @@
-"""Short trials on the machine at hand -> the fastest settings.
+"""`train tune`: short trials on this machine to find the fastest settings.
 
-Input: the settings of a run and the lists to try. Output: a table of trials, RUN/tune.jsonl and
-RUN/tuned.toml with the best. Every trial is a fresh process of the real trainer, so one that runs out of
-memory is a result, not a crash.
+Input: the settings of a run and the values to try. Output: a table of trials, OUT/tune.jsonl, and OUT/tuned.toml with
+the best. Every trial is a new process of the real trainer, so running out of memory is a result and not a crash.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch  # noqa: F401 - so that it is missed here, and not by every trial
+import torch  # noqa: F401 - if torch is missing, fail here and not in every trial
 
 from pretok.base.children import child_environment
 from pretok.base.errors import UsageError
@@ -32,15 +31,16 @@ TRIED: dict[str, list[Any]] = {
     "checkpointing": ["none", "ops", "full"],
     "compile": [False, True],
 }
-"""What is tried of settings that nothing is said of."""
+"""Values to try of settings that --try does not name."""
 WARM_UP = 3
-"""First steps of a trial that do not count: compilation, autotuning and the allocator's growth are in them.
-"""
+"""First steps of a trial, which do not count: they include compilation, autotuning and the growth of the allocator."""
 
 
 def lists_of(texts: Sequence[str]) -> dict[str, list[Any]]:
-    """['shard=1,4', 'reshard=yes,no', ...] -> values to try by setting, and TRIED. UsageError for what a setting cannot
-    be."""
+    """Parse ['shard=1,4', 'reshard=yes,no', ...] into values to try by setting, added to TRIED.
+
+    Raises UsageError for a value that its setting does not allow.
+    """
     found, answers = dict(TRIED), {"yes": True, "no": False}
     for text in texts:
         name, _, values = text.partition("=")
@@ -53,13 +53,13 @@ def lists_of(texts: Sequence[str]) -> dict[str, list[Any]]:
 
 
 def candidates(lists: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
-    """All combinations, small micro-batches first, so that what cannot fit is known early."""
+    """Return all combinations, small micro-batches first, so that sizes that cannot fit are found early."""
     found = [dict(zip(lists, values, strict=True)) for values in itertools.product(*lists.values())]
     return sorted(found, key=lambda choice: int(choice["micro_batch"]))
 
 
 def write_toml(path: Path, values: Mapping[str, Any]) -> None:
-    """Settings as a file for --config; one that is None is left out."""
+    """Write settings as a file for --config, leaving out those that are None."""
     with atomic_open(path, "w") as file:
         for name, value in values.items():
             if value is not None:
@@ -69,8 +69,11 @@ def write_toml(path: Path, values: Mapping[str, Any]) -> None:
 def run_trial(
     config: TrainConfig, choice: dict[str, Any], folder: Path, steps: int, processes: int
 ) -> dict[str, Any]:
-    """One trial in fresh processes: `choice` with its outcome and, where that is ok, the medians of its steps
-    (tokens_per_second_per_device, mfu, data_wait), their tokens and memory_peak in bytes."""
+    """Run one trial in new processes and return `choice` with its outcome.
+
+    If the outcome is 'ok', also the medians of its steps (tokens_per_second_per_device, mfu, data_wait), their tokens,
+    and memory_peak in bytes.
+    """
     shutil.rmtree(folder, ignore_errors=True)
     trial = replace(config, **choice)
     sizes = processes, processes, trial.shard, trial.tensor, trial.pipeline, trial.context
@@ -90,7 +93,7 @@ def run_trial(
     shutil.rmtree(folder, ignore_errors=True)
     if done.returncode or not records:
         lines = done.stderr.strip().splitlines() or ["no output"]
-        memory = "out of memory" in done.stderr  # as `train.report` says it
+        memory = "out of memory" in done.stderr  # the words of `train.report.explain`
         return choice | {"outcome": "out of memory" if memory else f"failed: {lines[-1]}"}
     median: dict[str, Any] = {
         name: statistics.median(record[name] for record in records)
@@ -102,9 +105,9 @@ def run_trial(
 
 
 def tune(config: TrainConfig, choices: list[dict[str, Any]], steps: int, processes: int) -> dict[str, Any]:
-    """Run all trials and return the fastest. A larger micro-batch is not tried where a smaller one did not fit.
+    """Run all trials and return the fastest; skip larger micro-batches where a smaller one did not fit.
 
-    Raises UsageError when no trial succeeds.
+    Raises UsageError if no trial succeeds.
     """
     out = Path(config.out)
     out.mkdir(parents=True, exist_ok=True)
@@ -122,7 +125,7 @@ def tune(config: TrainConfig, choices: list[dict[str, Any]], steps: int, process
         print(_line(result), flush=True)
     good = [result for result in results if result["outcome"] == "ok"]
     if not good:
-        raise UsageError(f"no trial succeeded; {out / 'tune.jsonl'} says why")
+        raise UsageError(f"no trial succeeded; the reasons are in {out / 'tune.jsonl'}")
     best = max(good, key=lambda result: float(result["tokens_per_second_per_device"]))
     print(f"best: {_line(best)}\nwritten to {out / 'tuned.toml'}")
     write_toml(out / "tuned.toml", {name: best[name] for name in choices[0]})
@@ -138,8 +141,10 @@ EXAMPLES = """  train tune --shards WORK/shards --model 1b --seq-len 4096 --out 
 
 
 def main(arguments: Sequence[str]) -> None:
-    """`train tune`."""
-    description = "Try settings for a few steps each on this machine; writes OUT/tuned.toml for --config."
+    """Run `train tune`."""
+    description = (
+        "Try settings for a few steps each on this machine, and write the fastest to OUT/tuned.toml."
+    )
     parser = command_parser("train tune", description, EXAMPLES)
     add_flags(parser)
     parser.add_argument(
@@ -148,10 +153,10 @@ def main(arguments: Sequence[str]) -> None:
         action="append",
         default=[],
         metavar="NAME=A,B,...",
-        help="values of a setting to try in all combinations, yes and no for those without a value; untold are "
+        help="values of a setting, tried in all combinations; yes and no for flags without a value; default: "
         + ", ".join(f"{name}={','.join(map(str, values))}" for name, values in TRIED.items()),
     )
-    parser.add_argument("--trial-steps", type=whole_number, default=10)
+    parser.add_argument("--trial-steps", type=whole_number, default=10, help="steps per trial (default: 10)")
     parser.add_argument("--processes", type=whole_number, default=1, help="ranks on this machine")
     config, space = parse(parser, arguments)
     if space.trial_steps <= WARM_UP:

@@ -1,4 +1,4 @@
-"""Megatron-core: a dataset in the exact order in place of its blended index.
+"""Megatron-core: a dataset in the exact order, in place of its blended index.
 
 Input: a View and the GPTDatasetConfig of the run. Output: `PretokDataset` with the samples that GPTDataset gives, for
 `--dataloader-type single`, whose own sampler reads in order from `consumed_train_samples` on.
@@ -29,12 +29,12 @@ refuse_untried("megatron-core", "0.16")
 
 
 class PretokDataset(torch.utils.data.Dataset[dict[str, Tensor]]):
-    """Sample i is position i of the stream: tokens, labels, loss_mask, position_ids and, if the configuration asks for
-    it, attention_mask, each (L,) or (1, L, L), as GPTDataset has them.
+    """Sample i is position i of the stream, with the fields of GPTDataset.
 
-    config: a GPTDatasetConfig, of which sequence_length, tokenizer, reset_position_ids, reset_attention_mask,
-    eod_mask_loss and create_attention_mask count; samples: how many the run reads. Raises MismatchError for a length or
-    tokenizer that is not the mix's, UsageError where it has fewer sequences.
+    These are tokens, labels, loss_mask, position_ids, each (L,), and attention_mask, (1, L, L), if the configuration
+    asks for it. config: a GPTDatasetConfig, of which sequence_length, tokenizer, reset_position_ids,
+    reset_attention_mask, eod_mask_loss and create_attention_mask are used. samples: how many the run reads. Raises
+    MismatchError if the length or the tokenizer is not that of the mix, UsageError if the mix has fewer sequences.
     """
 
     index_split = Split.train
@@ -50,12 +50,12 @@ class PretokDataset(torch.utils.data.Dataset[dict[str, Tensor]]):
 
     def __getitem__(self, index: int | None) -> dict[str, Tensor]:
         found = self.__getitems__([index or 0])[0]
-        if index is None:  # Megatron-core fills up a batch with these
+        if index is None:  # Megatron-core pads a batch with such samples
             found["loss_mask"] = torch.zeros_like(found["loss_mask"])
         return found
 
     def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Tensor]]:
-        """A micro-batch at once."""
+        """Return the samples of a whole micro-batch."""
         ids, learned = read_batch(self.view, indices, self.view.dtype)
         resets = self.config.reset_position_ids or self.config.reset_attention_mask
         batch = sample(make_batch(self.view, ids, resets, learned), self.view, self.config)
@@ -63,7 +63,10 @@ class PretokDataset(torch.utils.data.Dataset[dict[str, Tensor]]):
 
 
 def sample(batch: Batch, view: View, config: Any) -> dict[str, Tensor]:
-    """The batch by the names of Megatron-core. Labels without loss are 0 and masked; attention_mask: True is hidden."""
+    """Return the batch under the names of Megatron-core.
+
+    Labels without loss are 0 and masked. In attention_mask True means hidden.
+    """
     length = batch.inputs.shape[1]
     learned = batch.labels != IGNORE
     if config.eod_mask_loss:

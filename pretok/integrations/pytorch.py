@@ -1,7 +1,7 @@
-"""Plain PyTorch and accelerate: a View -> this rank's micro-batches, with labels and starts of documents.
+"""Plain PyTorch and accelerate: a View -> this rank's micro-batches, with labels and the starts of documents.
 
 Input: a View, a rank, a micro-batch. Output: `Loader`, an iterable of dictionaries of tensors whose state is one
-position. The modules for trainers take the same batches by other names.
+position. The modules for trainers use the same batches under other names.
 
     loader = Loader(view, micro_batch=8, rank=rank, ranks=ranks, workers=2)
     for batch in loader:                      # batch["input_ids"], batch["labels"]: (8, seq_len) int64
@@ -26,7 +26,7 @@ from pretok.stream import View
 from pretok.stream.loader import Fetch, PositionSampler, as_read, document_boundaries
 
 IGNORE = -100
-"""A label that carries no loss, as torch's cross_entropy has it."""
+"""A label without loss, as in torch's cross_entropy."""
 _MESSAGE = 1 << 19
 """Tokens that are read at once, and leave a loader process in one message."""
 
@@ -34,9 +34,9 @@ _MESSAGE = 1 << 19
 class Batch(NamedTuple):
     """A micro-batch of n sequences of L tokens.
 
-    inputs, labels: (n, L) int64, labels[i, j] the token behind inputs[i, j], IGNORE where it is not learned;
-    position_ids: (n, L) int64, 0 at each document's first token; cu_seqlens: (documents + 1,) int32 over the flattened
-    inputs, as variable-length attention takes them. The last two are None where nobody asks for documents.
+    inputs, labels: (n, L) int64; labels[i, j] is the token after inputs[i, j], or IGNORE if it is not learned.
+    position_ids: (n, L) int64, 0 at the first token of every document. cu_seqlens: (documents + 1,) int32 over the
+    flattened inputs, as variable-length attention expects. The last two are None unless documents are requested.
     """
 
     inputs: Tensor
@@ -52,13 +52,13 @@ def make_batch(
     learned: npt.NDArray[np.bool_] | None = None,
     pin_memory: bool = False,
 ) -> Batch:
-    """What a model gets of (n, L + 1) ids, of which the targets `learned` (n, L) count, None being all: here alone
-    labels and starts of documents are made.
+    """Make a batch from (n, L + 1) ids; only here are labels and starts of documents computed.
 
-    An EOD behind an EOD only fills a sequence up, and is not learned (`pretok.stream`, rule of the stream).
+    learned: (n, L) bool, which targets contribute to the loss; None means all. An EOD after an EOD is padding and never
+    learned (`pretok.stream`, rule of the stream).
     """
-    # Each id is widened once, straight into the memory that the device copies from: torch's own `long`, `eq` and
-    # `masked_fill` over int64 took five times as long.
+    # Each id is converted once, directly into the memory from which the device copies. torch's `long`, `eq` and
+    # `masked_fill` on int64 took five times as long.
     both = torch.empty((2, len(ids), ids.shape[1] - 1), dtype=torch.int64, pin_memory=pin_memory)
     inputs, labels = both.numpy()
     inputs[:], labels[:] = ids[:, :-1], ids[:, 1:]
@@ -74,7 +74,7 @@ def make_batch(
 
 
 def named(batch: Batch) -> dict[str, Tensor]:
-    """The batch as a dictionary: input_ids, labels; with documents position_ids and cu_seqlens."""
+    """Return the batch as a dictionary: input_ids, labels, and with documents position_ids and cu_seqlens."""
     found = {"input_ids": batch.inputs, "labels": batch.labels}
     if batch.position_ids is not None and batch.cu_seqlens is not None:
         found |= {"position_ids": batch.position_ids, "cu_seqlens": batch.cu_seqlens}
@@ -82,16 +82,16 @@ def named(batch: Batch) -> dict[str, Tensor]:
 
 
 class Loader:
-    """This rank's micro-batches from `position` on, each once; it ends where no whole round is left.
+    """Iterates over this rank's micro-batches from `position` on, each once, as long as a whole round is left.
 
-    view: the stream; micro_batch: sequences of a batch; rank, ranks: among those that read different data; position:
-    how many sequences were read before, by all ranks; sequences: how many the whole run is to read from the stream's
-    first on, refused now if it has fewer; workers: processes that read ahead, prefetch: messages of each, of some
-    half a million tokens; pin_memory: make the tensors in pinned memory, where there is a GPU; documents: also give
-    starts of documents; form: makes of a `Batch` what is handed out.
+    view: the stream. micro_batch: sequences per batch. rank, ranks: among those that read different data. position:
+    sequences read before, by all ranks. sequences: how many the whole run will read from the start of the stream,
+    refused if it has fewer. workers: processes that read ahead; prefetch: messages that each holds ready, of about half
+    a million tokens. pin_memory: create tensors in pinned memory if there is a GPU. documents: also return the starts
+    of documents. form: converts a `Batch` to what is returned.
 
-    The state counts what was handed out, however far workers have read ahead. Raises UsageError, and MismatchError for
-    a state of another stream.
+    The state counts what was returned, however far workers have read ahead. Raises UsageError, and MismatchError for a
+    state of another stream.
     """
 
     def __init__(
@@ -116,7 +116,7 @@ class Loader:
         self._workers, self._prefetch = workers, prefetch
         self._pin_memory = pin_memory and torch.cuda.is_available()
         self._documents, self._form = documents, form
-        self._sampler()  # refuses what cannot be divided
+        self._sampler()  # raises UsageError for sizes that do not divide
 
     def _sampler(self) -> PositionSampler:
         return PositionSampler(
@@ -133,10 +133,10 @@ class Loader:
         return len(self._sampler())
 
     def _messages(self) -> Iterator[list[int]]:
-        """The positions of the micro-batches that are left, those of some micro-batches in one list.
+        """Yield the positions of the remaining micro-batches, several micro-batches in one list.
 
-        What a message of torch's queues costs hardly depends on what is in it: with one micro-batch of 8 x 4,096 in
-        each it would be more than all else that a batch costs the trainer.
+        The cost of a message in torch's queues hardly depends on its size. With a single micro-batch of 8 x 4,096 in
+        each, it would exceed all other costs of a batch in the trainer.
         """
         sampler = iter(self._sampler())
         together = max(1, _MESSAGE // (self.micro_batch * (self.view.seq_len + 1)))
@@ -147,7 +147,7 @@ class Loader:
         fetch = Fetch(self.view)
         messages: Any = map(fetch.__getitems__, self._messages())
         if self._workers:
-            loader: Any = DataLoader  # its annotations know no dataset that reads whole batches
+            loader: Any = DataLoader  # its annotations do not allow a dataset that reads whole batches
             messages = loader(
                 fetch,
                 batch_sampler=self._messages(),
@@ -167,9 +167,9 @@ class Loader:
                 )
 
     def state_dict(self) -> dict[str, str | int]:
-        """{position, stream, mix}: the same on all ranks. Take it where all ranks have been handed equally much."""
+        """Return {position, stream, mix}, the same on all ranks once all have taken equally many batches."""
         return saved_state(self.view, self.position)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a state, with any ranks, micro-batch and workers, before the first batch."""
+        """Continue from a state, with any ranks, micro-batch and workers; call it before the first batch."""
         self.position = checked_position(self.view, state)

@@ -1,6 +1,6 @@
 """transformers: a Trainer that reads a stream in its exact order.
 
-Input: a View beside what a Trainer takes. Output: `PretokTrainer`, which resumes on any number of ranks.
+Input: a View, in addition to the arguments of a Trainer. Output: `PretokTrainer`, which resumes on any number of ranks.
 
     trainer = PretokTrainer(model=model, args=TrainingArguments(max_steps=1000, ...), view=view)
     trainer.train(resume_from_checkpoint=True)
@@ -26,7 +26,7 @@ refuse_untried("transformers", "5")
 
 
 def _form(batch: Batch) -> dict[str, Tensor]:
-    """Inputs of a causal model. Labels are shifted already, and a model that is given `shift_labels` takes these."""
+    """Return the inputs of a causal model. Labels are already shifted, as `shift_labels` tells the model."""
     found = {"input_ids": batch.inputs, "labels": batch.labels, "shift_labels": batch.labels}
     if batch.position_ids is not None:
         found["position_ids"] = batch.position_ids
@@ -34,25 +34,28 @@ def _form(batch: Batch) -> dict[str, Tensor]:
 
 
 class PretokPosition(TrainerCallback, ExportableState):
-    """Keeps the position in trainer_state.json, and sets it when a run begins."""
+    """Keeps the position in trainer_state.json, and restores it when a run begins."""
 
     def __init__(self, loader: Loader | None = None) -> None:
         self.loader = loader
 
     def state(self) -> dict[str, Any]:
-        """What trainer_state.json keeps."""
+        """Return what trainer_state.json keeps."""
         return {"args": {}, "attributes": self.loader.state_dict() if self.loader else {}}
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
-        """Go on where the checkpoint is. MismatchError for one without a position or of another stream, UsageError
-        where the run would read more than there is."""
+        """Continue from the checkpoint's position.
+
+        Raises MismatchError for a checkpoint without a position, or of another stream; UsageError if the run would read
+        more sequences than there are.
+        """
         assert self.loader is not None
         self.loader.position = 0
         if state.global_step:
             saved = state.stateful_callbacks.get(type(self).__name__)
             if not saved:
                 raise MismatchError(
-                    "the checkpoint has no position of pretok's: it was written with another loader"
+                    "the checkpoint has no position of pretok: it was written with another loader"
                 )
             self.loader.load_state_dict(saved["attributes"])
         batch = self.loader.micro_batch * self.loader.ranks * args.gradient_accumulation_steps
@@ -60,21 +63,21 @@ class PretokPosition(TrainerCallback, ExportableState):
 
 
 class PretokTrainer(Trainer):
-    """A Trainer whose training data are a stream; everything else is the Trainer's.
+    """A Trainer whose training data is a stream.
 
-    view: the stream; documents: give `position_ids` that begin anew with each document. TrainingArguments must have
-    max_steps; dataloader_num_workers, dataloader_prefetch_factor and dataloader_pin_memory count. Raises UsageError,
-    and MismatchError where the model or the tokenizer are not the mix's.
+    view: the stream. documents: pass `position_ids` that restart at every document. TrainingArguments must have
+    max_steps; dataloader_num_workers, dataloader_prefetch_factor and dataloader_pin_memory are used. Raises UsageError,
+    and MismatchError if the model or the tokenizer is not that of the mix.
     """
 
     def __init__(self, *arguments: Any, view: View, documents: bool = False, **named: Any) -> None:
         super().__init__(*arguments, **named)
         if self.args.max_steps <= 0:
-            raise UsageError("TrainingArguments needs max_steps: a mix has its epochs inside")
+            raise UsageError("TrainingArguments needs max_steps, because a mix already contains its epochs")
         if (shared := self.get_tp_size() * self.get_cp_size() * self.get_sp_size()) > 1:
             raise UsageError(
                 f"{shared} ranks of tensor, context or sequence parallelism read the same data, which is not supported "
-                "here: use pretok.integrations.pytorch with the rank among those that read different data"
+                "here: use pretok.integrations.pytorch with the number of the data-parallel rank"
             )
         model: Any = self.model
         check_model(
@@ -82,7 +85,7 @@ class PretokTrainer(Trainer):
             rows=model.get_input_embeddings().weight.shape[0],
             tokenizer=getattr(self.processing_class, "name_or_path", None) or None,
         )
-        self.args.ignore_data_skip = True  # the position says where to go on
+        self.args.ignore_data_skip = True  # the position already says where to continue
         self.loader = Loader(
             view,
             self._train_batch_size,
@@ -97,7 +100,10 @@ class PretokTrainer(Trainer):
         self.add_callback(PretokPosition(self.loader))
 
     def get_train_dataloader(self) -> Any:
-        """The loader, which divides the data itself; without a length, as the Trainer counts steps and not epochs."""
+        """Return the loader, which divides the data itself.
+
+        It has no length, so that the Trainer counts steps, not epochs.
+        """
         return _Endless(self.loader)
 
 

@@ -1,6 +1,7 @@
-"""What auditors ask of a stream: where its tokens come from, and which positions read given ones.
+"""Queries for auditors: where the tokens of a stream come from, and which positions read given tokens.
 
-Input: a `View`. Output: arrays and lists of numbers, by arithmetic. numpy and the standard library only.
+Input: a `View`. Output: arrays and lists of numbers, computed by arithmetic. It needs only numpy and the standard
+library.
 """
 
 from __future__ import annotations
@@ -20,32 +21,31 @@ if TYPE_CHECKING:
 
 
 def number_of(view: View, name: str) -> int:
-    """The number of an entry of the mix. UsageError for an unknown name."""
+    """Return the number of an entry of the mix. UsageError for an unknown name."""
     if name not in view.order.names:
         raise UsageError(f"the stream has no source {name!r}; its sources are {', '.join(view.order.names)}")
     return view.order.names.index(name)
 
 
 def entries_of(view: View, source: str) -> list[str]:
-    """What the mix takes of the documents of a source: the source by its name, its classes, its rest, what came
-    later."""
+    """Return all entries that hold documents of a source: whole, its classes, its rest, and what was appended later."""
     return [entry.name for entry in view.mix.sources if entry.held_in == source]
 
 
 def of_class(view: View, name: str) -> str | None:
-    """The class, or the rest, that an entry is of; None where its source is not divided."""
+    """Return the class (or the rest) that an entry belongs to; None if its source is not divided."""
     entry = view.mix.sources[number_of(view, name)]
     classes = {one.pool for one in view.mix.sources if one.held_in == entry.held_in}
     return entry.pool if classes != {entry.held_in} else None
 
 
 def pieces(view: View, position: int) -> list[tuple[Path, int, int]]:
-    """(`.bin`, first token in it, tokens) of what one position reads, in its order."""
+    """Return (`.bin`, first token in it, tokens) for everything one position reads, in its order."""
     return view.tokens.parts(view.pieces_of(np.array([position]))[0])
 
 
 def shard(view: View, position: int, token: int) -> Path:
-    """The file that holds a token, counted from 0, of the sequence at one position."""
+    """Return the file with a token, counted from 0, of the sequence at one position."""
     held = view.pieces_of(np.array([position]))[0]
     piece = int(np.flatnonzero(held.column <= token)[-1])
     return view.tokens.path(
@@ -54,8 +54,10 @@ def shard(view: View, position: int, token: int) -> Path:
 
 
 def runs(view: View, name: str, first: int, end: int) -> Runs:
-    """Where the tape of an entry has the tokens `first` to `end - 1` of the source that it takes its documents from:
-    `start` on the tape, `address` in the source."""
+    """Return where an entry's tape has the tokens `first` to `end - 1` of its source.
+
+    `start` is on the tape, `address` in the source.
+    """
     number = number_of(view, name)
     base = int(view.source_bases[number])
     start, address, length = view.tapes.holding(number, first + base, end + base)
@@ -63,16 +65,17 @@ def runs(view: View, name: str, first: int, end: int) -> Runs:
 
 
 def positions(view: View, name: str, first: int, end: int) -> Ints:
-    """Inverse of `View.origin`: which positions of an entry hold any of the tokens `first` to `end - 1` of its source.
+    """Invert `View.origin`: the positions of an entry that hold any of the tokens `first` to `end - 1` of its source.
 
-    Returns (n, 3), in the order of the stream: position, epoch, index of the sequence inside the entry. A token that is
-    the last of a sequence is only predicted there. UsageError for an unknown name.
+    Returns (n, 3), in the order of the stream: position, epoch, number of the sequence within the entry. If a token is
+    the last of a sequence, it is only a target there. UsageError for an unknown name.
     """
     number, held = number_of(view, name), runs(view, name, index(first), index(end))
     stride, size = int(view.tapes.strides[number]), int(view.order.sizes[number])
     found = [np.empty((0, 3), np.int64)]
     for epoch in range(view.order.epochs(number) if len(held.start) else 0):
         begin = held.start - view.order.cut(number, epoch)
+        # Sequence i holds the tokens i * stride to i * stride + seq_len, so neighbours may overlap by one token.
         low = np.maximum(begin - (view.seq_len + 1 - stride), 0) // stride
         high = np.minimum((begin + held.length - 1) // stride + 1, size)
         sequences = np.unique(ranges(low, np.maximum(low, high))[1])
@@ -83,7 +86,10 @@ def positions(view: View, name: str, first: int, end: int) -> Ints:
 
 
 def drawn(view: View, name: str, low: int, high: int) -> Ints:
-    """(high - low,): which of its sequences an entry gives from its `low`-th on. IndexError for more than it gives."""
+    """Return the sequences that an entry gives as its `low`-th to `high - 1`-th, (high - low,).
+
+    Raises IndexError if the entry gives fewer.
+    """
     number = number_of(view, name)
     given = view.prefix_counts(len(view))[name]
     if not 0 <= index(low) <= index(high) <= given:

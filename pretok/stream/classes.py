@@ -1,11 +1,11 @@
-"""Classes: predicates over what is known of documents -> side files that say which documents each class has.
+"""Classes: predicates over the columns of documents -> side files with the documents of each class.
 
 Input: a manifest, a source, and its classes as SQL expressions over the columns of `documents` (`pretok query`): the
-ledger and what `pretok annotate` joined. Output: the entries of a mix for these classes and for the rest of the source,
-whose side files (`stream.tapes`) are written; nothing reads a ledger after that.
+ledger and what `pretok annotate` added. Output: the entries of a mix for these classes and for the rest of the source,
+with their side files (`stream.tapes`) written. Later steps do not read a ledger.
 
-DuckDB evaluates the expressions on a window of 65,536 documents at a time, on one core in its share of the memory, and
-reaches no file. An expression is of one document: it may not ask for others, the time or a random number.
+DuckDB evaluates the expressions in windows of 65,536 documents, on one core, within its share of the memory and without
+access to files. An expression concerns a single document: it cannot use other documents, the time or random numbers.
 """
 
 from __future__ import annotations
@@ -34,23 +34,23 @@ from pretok.stream.mix_file import MixSource, behind, sequences
 from pretok.stream.tapes import TapeWriter, shards_key
 
 NOT_PLAIN = {"SUBQUERY": "another query", "WINDOW": "other documents"}
-"""Kinds of expressions that are not of one document."""
+"""Kinds of expressions that look beyond a single document."""
 ROW = "pretok:row"
-"""The column by which rows keep their order."""
+"""The column that keeps the order of rows."""
 SCRATCH = 1 << 30
-"""Bytes that DuckDB may put beside the side files."""
+"""Bytes that DuckDB may write next to the side files."""
 
 
 @dataclass(frozen=True, slots=True)
 class Class:
-    """A class as it is asked for: the documents of `source` for which the SQL expression `predicate` is true."""
+    """A class as requested: the documents of `source` for which the SQL expression `predicate` is true."""
 
     source: str
     predicate: str
 
 
 def parse_class(name: str, text: str) -> Class:
-    """`it where quality >= 0.8` -> a class. Raises UsageError."""
+    """Parse `it where quality >= 0.8` into a class. Raises UsageError."""
     found = re.fullmatch(r"\s*(\S+)\s+where\s+(.*\S)\s*", text, re.IGNORECASE | re.DOTALL)
     if found is None:
         raise UsageError(
@@ -69,13 +69,12 @@ def divide(
     cuts: str,
     begin: int = 0,
 ) -> list[MixSource]:
-    """Divide the documents of a source's split into its classes and, last, its rest, under the name of the source;
-    their side files go to `folder`.
+    """Divide the documents of a source's split into its classes and, last, the rest, named like the source.
 
-    begin: from which token of the source on; what is before it is divided already, and what came may be of any size.
-
-    Raises UsageError (a predicate that cannot be evaluated, classes that overlap or hold less than a sequence),
-    MismatchError (annotations of other documents), IntegrityError (a ledger that is missing or damaged).
+    The side files go to `folder`. begin: token of the source at which to start; what is before it is divided already,
+    and classes after it may be of any size. Raises UsageError (a predicate that cannot be evaluated, classes that
+    overlap or hold less than a sequence), MismatchError (annotations of other documents), IntegrityError (a missing or
+    damaged ledger).
     """
     shards = [pair for pair in manifest.numbered if (pair[0].source, pair[0].split) == (source, split)]
     shards = shards[-len(behind([shard for shard, _ in shards], begin)) :]
@@ -109,7 +108,7 @@ def divide(
         for name, writer, size in zip(predicates, writers, sizes, strict=False):
             if not size and not begin:
                 raise UsageError(
-                    f"{name} has {held_by[name]:,} documents of {writer.tokens:,} tokens, not one sequence of "
+                    f"{name} has {held_by[name]:,} documents with {writer.tokens:,} tokens, less than one sequence of "
                     f"{seq_len} + 1: change the condition ({predicates[name]})"
                 )
         about = {"shards": len(shards), "indexes": shards_key([shard for shard, _ in shards])}
@@ -134,9 +133,11 @@ def evaluated(
     sources: Collection[str],
     what: str = "class ",
 ) -> Iterator[tuple[npt.NDArray[np.bool_], Ints]]:
-    """(which predicate holds of each document: (predicates, n) bool, tokens of each: (n,)), a window at a time, in the
-    order of the shards. sources: whose columns there are, those of all their shards; what: begins the name of each in a
-    message. Raises UsageError, MismatchError, IntegrityError."""
+    """Yield which predicates hold for each document, (predicates, n) bool, and the tokens of each, (n,).
+
+    One window at a time, in the order of the shards. sources: those whose columns exist, in all their shards. what:
+    word before each name in a message. Raises UsageError, MismatchError, IntegrityError.
+    """
     joined = open_annotations(manifest)
     held = [shard for shard in manifest.shards if shard.source in sources]
     schemas = [SCHEMA, *(ledger_schema(shard.ledger_path) for shard in held), REMOVED]
@@ -145,6 +146,7 @@ def evaluated(
     types |= dict.fromkeys(OF_SHARD, pa.string()) | dict.fromkeys(("doc", "position"), pa.int64())
     for one in joined:
         types |= one.types
+    # Read only columns whose names occur in a predicate. In SQL a quote within a quoted name is doubled.
     text = "\n".join(predicates.values()).lower()
     columns = [
         "tokens",
@@ -165,13 +167,13 @@ def evaluated(
     for shard, _ in shards:
         if seen.get(shard.path, 0) != shard.tokens:
             raise IntegrityError(
-                f"{shard.ledger_path} tells of {seen.get(shard.path, 0)} tokens, its shard has {shard.tokens}; run "
+                f"{shard.ledger_path} lists {seen.get(shard.path, 0)} tokens, but its shard has {shard.tokens}; run "
                 "pretok verify"
             )
 
 
 def _query(predicates: Mapping[str, str], hashed: str) -> str:
-    """Each predicate of each row, in the order of ROW; null is not true."""
+    """Return the query for all predicates on each row, in the order of ROW; null counts as false."""
     wanted = ", ".join(f"coalesce(({p}\n), false) AS c{n}" for n, p in enumerate(predicates.values()))
     return f'SELECT {wanted} FROM (SELECT *{hashed} FROM rows) ORDER BY "{ROW}"'
 
@@ -179,7 +181,7 @@ def _query(predicates: Mapping[str, str], hashed: str) -> str:
 def _run(
     connection: Any, table: Any, query: str, predicates: Mapping[str, str], what: str
 ) -> npt.NDArray[np.bool_]:
-    """(classes, n): what the query says of each row."""
+    """Return the results of the query on each row, (classes, n) bool."""
     import duckdb
 
     connection.register("rows", table)
@@ -199,7 +201,10 @@ def _run(
 def _check(
     connection: Any, empty: Any, predicates: Mapping[str, str], rows: str, columns: Sequence[str], what: str
 ) -> None:
-    """UsageError for what is no condition on the columns of one document; from here on nothing else is reached."""
+    """Raise UsageError for anything but a condition on the columns of one document.
+
+    From here on DuckDB cannot access anything else, and its settings are locked.
+    """
     import duckdb
 
     with errors():
@@ -220,11 +225,11 @@ def _check(
                 wrong = [told for kind, told in NOT_PLAIN.items() if kind in kinds]
                 if wrong := [*wrong, *sorted(called & changing)]:
                     raise UsageError(
-                        f"{what}{name}: {predicate!r} asks for {wrong[0]}; it is told document by document"
+                        f"{what}{name}: {predicate!r} uses {wrong[0]}; a condition may use only a document's columns"
                     )
                 kind = connection.execute(f"DESCRIBE {query}").fetchall()[0][1]
         except (duckdb.Error, ValueError) as error:
-            said = told(error).partition("\n\nLINE ")[0]  # of a query that nobody wrote
+            said = told(error).partition("\n\nLINE ")[0]  # what follows quotes our query, not the user's
             raise UsageError(f"{what}{name}: {said}\nthe columns are {', '.join(columns)}") from None
         if kind != "BOOLEAN":
             raise UsageError(f"{what}{name}: {predicate!r} is {kind}, not a condition that is true or false")
@@ -232,7 +237,10 @@ def _check(
 
 
 def _used(tree: str) -> tuple[set[str], set[str]]:
-    """Kinds of expressions and names of functions in what DuckDB reads of a query. ValueError where it cannot."""
+    """Return the kinds of expressions and the names of functions in a query, as DuckDB parses it.
+
+    Raises ValueError if it cannot be parsed.
+    """
     read = json.loads(tree)
     if read.get("error"):
         raise ValueError(read.get("error_message"))

@@ -1,10 +1,9 @@
-"""A mix that goes on with another: its first positions are the other's bit for bit, its sources go on where they were.
+"""A mix that continues another: its first positions are the same bit for bit, and its sources continue from there.
 
-Input: a mix.json, and at which position it is left: given, or that of a run's newest checkpoint. Output: the mix of
-these positions in the shards of today, behind which `stream.mix_job` puts new stages; and, of two mixes, how many
-positions they prove to have in common. numpy, msgspec and the standard library only.
-
-The shards may have grown since: the history of their manifest proves it.
+Input: a mix.json, and the position at which to leave it: given, or that of a run's newest checkpoint. Output: the mix
+of these positions on the shards of today, to which `stream.mix_job` appends new stages; and, for two mixes, how many
+first positions they provably have in common. The shards may have grown since: the history of their manifest proves it.
+It needs only numpy, msgspec and the standard library.
 """
 
 from __future__ import annotations
@@ -24,11 +23,11 @@ _CHECKPOINT = re.compile(r"step-\d{8}")
 
 
 def same_until(one: Mix, other: Mix, equal: Mapping[str, str] | None = None) -> int:
-    """How many first positions of two mixes are the same by their files: the same tokens from the same sequences, of
-    which the same are learned. equal: fingerprint of shards -> that of others which count as the same
-    (`Manifest.but_for_removals`).
+    """Return how many first positions of two mixes are the same, judging by their files.
 
-    That is so as far as their stages read the same entries, which came in the same shards.
+    The same: equal tokens from the same sequences, and the same of them learned. That holds while their stages read the
+    same entries, added with the same shards. equal: fingerprint of shards -> that of others which count as the same
+    (`Manifest.but_for_removals`).
     """
     if one.fingerprint == other.fingerprint:
         return one.length
@@ -47,7 +46,7 @@ def same_until(one: Mix, other: Mix, equal: Mapping[str, str] | None = None) -> 
 
 
 def _stages(mix: Mix, equal: Mapping[str, str]) -> list[list[tuple[int, list[MixSource]]]]:
-    """What each stage reads: the quota of each pool and its entries, in the order that decides between equal times."""
+    """Return what each stage reads: the quota of each pool and its entries, in the order that breaks ties."""
     pools = []
     for numbers in mix.pools.values():
         entries = [mix.sources[number] for number in numbers if mix.sources[number].sequences]
@@ -68,10 +67,10 @@ def _stages(mix: Mix, equal: Mapping[str, str]) -> list[list[tuple[int, list[Mix
 
 
 def beginning(manifest: Manifest, path: Path, at: int, seq_len: int | None = None) -> Mix:
-    """The first `at` positions of the mix in `path`, as a mix in the shards of `manifest`.
+    """Return the first `at` positions of the mix in `path`, as a mix on the shards of `manifest`.
 
-    Raises UsageError when the mix has not so many positions or, where one is given, another sequence length,
-    MismatchError when the shards have not grown from those it was made of, and what `load_mix` raises.
+    Raises UsageError if the mix has fewer positions, or a sequence length other than `seq_len` (if given);
+    MismatchError if the shards have not grown from those of the mix; and what `load_mix` raises.
     """
     mix = load_mix(path)
     if not 1 <= at <= len(mix):
@@ -79,22 +78,23 @@ def beginning(manifest: Manifest, path: Path, at: int, seq_len: int | None = Non
     mix = mix.first(at)
     if seq_len not in (None, mix.seq_len):
         raise UsageError(
-            f"{path} has sequences of {mix.seq_len} tokens, and a mix that goes on with it keeps them. For {seq_len} "
-            "make a mix of its own (without --continue) and name it in a phase of the run, which reads it from its "
-            "first sequence: it may read again what was read here"
+            f"{path} has sequences of {mix.seq_len} tokens, and a mix that continues it keeps this length. For "
+            f"{seq_len} make a separate mix (without --continue) and name it in a phase of the run; it starts from its "
+            "first sequence, so it may repeat what was read here"
         )
     check_sources(mix, manifest, path)
     if mix.manifest != manifest.fingerprint:
-        # What was appended becomes entries of their own (`mix_job`).
+        # Every entry keeps the shards of its time; what was appended since becomes new entries (`mix_job`).
         sources = tuple(replace(source, manifest=source.manifest or mix.manifest) for source in mix.sources)
         mix = replace(mix, manifest=manifest.fingerprint, sources=sources)
     return mix
 
 
 def run_position(run: Path, path: Path) -> int:
-    """The position of a run's newest checkpoint, which must read the mix in `path` or one that begins as it does.
+    """Return the position of a run's newest checkpoint, after checking that the run reads the mix in `path`.
 
-    Raises UsageError when the folder has no checkpoint, MismatchError when the run reads something else.
+    A mix that begins with the same sequences up to there is fine too. Raises UsageError if there is no checkpoint,
+    MismatchError if the run reads something else.
     """
     found = sorted(
         meta
@@ -102,20 +102,20 @@ def run_position(run: Path, path: Path) -> int:
         if _CHECKPOINT.fullmatch(meta.parent.name)
     )
     if not found:
-        raise UsageError(f"{run} has no checkpoint; say with --at at which sequence the mix is left")
+        raise UsageError(f"{run} has no checkpoint; give the sequence at which to leave the mix with --at")
     data = read_json(found[-1])
     try:
         position, stream = int(data["progress"]["position"]), data["identity"]["stream"]
         read: Any = data["identity"].get("mix")
     except (KeyError, TypeError, AttributeError, ValueError):
-        raise MismatchError(f"{found[-1]} does not say where the run is; use --at") from None
+        raise MismatchError(f"{found[-1]} has no position of the run; give it with --at") from None
     mix = load_mix(path)
     same = (
         len(mix) if stream == mix.fingerprint else same_until(parse_mix(read, found[-1]), mix) if read else 0
     )
     if same < position:
         raise MismatchError(
-            f"{run} has read {position} sequences of the stream {stream}; {path} is {mix.fingerprint} and the same up "
-            f"to {same}: name the mix that the run reads"
+            f"{run} has read {position} sequences of the stream {stream}; {path} is the stream {mix.fingerprint} and "
+            f"has only the first {same} in common with it: name the mix that the run reads"
         )
     return position

@@ -1,8 +1,8 @@
-"""What was read, as one number: two runs on two trainers are compared line by line.
+"""What was read, as one number, so that runs on two trainers can be compared line by line.
 
-Input: positions of a stream, the token ids that were read there, which targets are learned. Output: `digest`, which
-adds up over micro-batches and ranks; `data_hash`, which chains the sums of a run's steps. numpy and the standard
-library only.
+Input: positions of a stream, the token ids that were read there, and which targets are learned. Output: `digest`, which
+can be summed over micro-batches and ranks; `data_hash`, which chains the sums of a run's steps. It needs only numpy and
+the standard library.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ import numpy.typing as npt
 def digest(
     positions: Sequence[int], tokens: npt.ArrayLike, learned: npt.NDArray[np.bool_] | None = None
 ) -> int:
-    """Sum over n sequences of the CRC-32 of position (int64), token ids (int32) and mask; below 2**53 for two million.
+    """Return the sum over n sequences of the CRC-32 of position (int64), token ids (int32) and mask.
 
-    positions: (n,); tokens: (n, seq_len + 1) of any integer dtype; learned: (n, seq_len), whether each target counts in
-    the loss. None is the same as all True. The sum does not depend on how a global batch was divided, so ranks add
-    theirs up.
+    positions: (n,). tokens: (n, seq_len + 1) of any integer dtype. learned: (n, seq_len), whether each target
+    contributes to the loss; None is the same as all True. The sum does not depend on how a global batch was divided, so
+    ranks add theirs. It is below 2**53, exact in float64, for two million sequences.
     """
     rows = np.ascontiguousarray(tokens, "<i4")
     total = 0
@@ -35,6 +35,8 @@ def digest(
 
 
 def data_hash(previous: str, step: int) -> str:
-    """The running hash of all that a run has read, after a step whose digest, over all ranks, is `step`; `previous` is
-    the one before, "" at the start. `train` logs it under this name."""
+    """Return the running hash of everything a run has read, after a step with the digest `step` over all ranks.
+
+    previous: the hash after the step before, "" at the start. `train` logs it under this name.
+    """
     return hashlib.blake2b(f"{previous}{step}".encode(), digest_size=8).hexdigest()

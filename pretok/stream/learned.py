@@ -1,9 +1,9 @@
-"""Which tokens of sequences are learned: pieces of shards -> kinds and masks.
+"""Which tokens of sequences are learned, that is, contribute to the loss: pieces of shards -> kinds and masks.
 
-Input: shards, of which those of conversations have a `.spans` beside them, the kinds that are learned of each, and the
-pieces of sequences (`tapes`). Output: of which kind each token is, or a mask. Nothing is computed token by token:
-spans are found by a binary search in those of a shard, which are mapped into memory, and one `numpy.repeat` writes the
-whole mask. numpy, msgspec and the standard library only.
+Input: shards (those with conversations have a `.spans` file), the kinds that are learned in each entry, and the pieces
+of sequences (`tapes`). Output: the kind of each token, or a mask. Nothing is computed token by token: a binary search
+finds the spans in the mapped file of a shard, and one `numpy.repeat` writes the whole mask. It needs only numpy,
+msgspec and the standard library.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from pretok.stream.tapes import ranges
 
 Mask = npt.NDArray[np.bool_]
 OPEN = 256
-"""Files of spans that are mapped at once."""
+"""Files of spans that are mapped at a time."""
 
 
 class Runs(NamedTuple):
-    """Pieces of sequences, (p,) each inside one shard, and their runs, (n,) of tokens in a row of one kind.
+    """p pieces of sequences, each inside one shard, and n runs of consecutive tokens of one kind.
 
-    row, column: where a piece goes; size: its tokens; shard: its number; first: of its runs. length: tokens of a run;
-    kind: its number in `base.kinds`.
+    row, column: (p,) where a piece goes. size: (p,) its tokens. shard: (p,) its number. first: (p,) its first run.
+    length: (n,) tokens of a run. kind: (n,) its number in `base.kinds`.
     """
 
     row: Ints
@@ -44,8 +44,11 @@ class Runs(NamedTuple):
     kind: Bytes
 
     def fill(self, rows: int, width: int) -> Ints:
-        """Lengthen the runs until they fill `rows` sequences of `width` tokens: what no piece fills is as what is
-        before it. Returns (rows + 1,), where the runs of each sequence begin and the last one's end."""
+        """Lengthen the runs until they fill `rows` sequences of `width` tokens.
+
+        Tokens that belong to no piece get the kind of those before them. Returns (rows + 1,): where the runs of each
+        sequence begin, and where the last one's end.
+        """
         place = self.row * width + self.column
         begin = np.append(self.first, len(self.length))
         self.length[begin[1:] - 1] += np.append(place[1:], rows * width) - place - self.size
@@ -53,28 +56,30 @@ class Runs(NamedTuple):
 
 
 class Marks(NamedTuple):
-    """Which targets of sequences are learned, in runs of which all are or none. length, learned: (n,) of each run;
-    begin: (rows + 1,) where the runs of each sequence begin, and the last one's end, among those of all that were
-    looked up together."""
+    """Which targets of sequences are learned, in runs of equal value.
+
+    length, learned: (n,) tokens and value of each run. begin: (rows + 1,) where the runs of each sequence begin and the
+    last one's end, counted among all that were looked up together.
+    """
 
     length: Ints
     learned: Mask
     begin: list[int]
 
     def part(self, first: int, end: int) -> Marks:
-        """The same of the sequences `first` to `end - 1`."""
+        """Return the marks of the sequences `first` to `end - 1`."""
         runs = slice(self.begin[first], self.begin[end])
         return Marks(self.length[runs], self.learned[runs], self.begin[first : end + 1])
 
     def mask(self, targets: int) -> Mask:
-        """(rows, targets)."""
+        """Return the mask, (rows, targets) bool."""
         return self.learned.repeat(self.length).reshape(-1, targets)
 
 
 class Learned:
-    """Which tokens of `shards` are learned, these being one address space, one after the other.
+    """Tells which tokens of `shards` are learned; the shards form one address space, one after the other.
 
-    learn: the kinds that are learned of each entry of a mix; () is all of them.
+    learn: for each entry of a mix the kinds that are learned; () means all.
     """
 
     def __init__(self, shards: Sequence[Shard], learn: Sequence[Collection[str]]) -> None:
@@ -90,28 +95,30 @@ class Learned:
         return self.__dict__ | {"_files": OrderedDict()}
 
     def marks(self, pieces: Pieces, entry: Ints, width: int) -> Marks:
-        """Which targets of sequences of entries (rows,) are learned, each of `width` tokens, of which the first is
-        none. Raises IntegrityError."""
+        """Return which targets are learned in sequences of `width` tokens of the entries (rows,).
+
+        The first token of a sequence is not a target. Raises IntegrityError.
+        """
         runs = self._runs(pieces)
         learned, begin = self._are_learned(runs, entry), runs.fill(len(entry), width)
-        runs.length[begin[:-1]] -= 1  # the first token of a sequence is no target
+        runs.length[begin[:-1]] -= 1  # the first token of a sequence is not a target
         return Marks(runs.length, learned, begin.tolist())
 
     def kinds(self, pieces: Pieces, rows: int, width: int) -> Bytes:
-        """(rows, width) uint8: number in `base.kinds` of each token."""
+        """Return the number in `base.kinds` of each token, (rows, width) uint8."""
         runs = self._runs(pieces)
         runs.fill(rows, width)
         return np.repeat(runs.kind, runs.length).reshape(rows, width)
 
     def _are_learned(self, runs: Runs, entry: Ints) -> Mask:
-        """(n,): which runs are."""
+        """Return which runs are learned, (n,) bool."""
         if (self._learned == self._learned[0]).all():
             return np.take(self._learned[0], runs.kind)
         counts = np.diff(runs.first, append=len(runs.kind))
         return np.take(self._learned, np.repeat(entry[runs.row] * len(KINDS), counts) + runs.kind)
 
     def _runs(self, pieces: Pieces) -> Runs:
-        """The runs of pieces; those of shards without spans are of text."""
+        """Return the runs of pieces; shards without spans are plain text."""
         first = np.searchsorted(self._starts, pieces.address, side="right") - 1
         last = np.searchsorted(self._starts, pieces.address + pieces.length - 1, side="right") - 1
         piece, shard = ranges(first, last + 1)
@@ -122,9 +129,9 @@ class Learned:
         begin, end = begin - start, end - start  # in the shard
         if len(held := np.flatnonzero(end > begin)) < len(begin):  # a shard may be empty
             shard, begin, end, row, column = (part[held] for part in (shard, begin, end, row, column))
-        # Of each piece the spans from `low` on, `counts` of them; of text there is one.
+        # Each piece has `counts` spans, starting with number `low` of its shard; a piece of plain text has one.
         low, counts = np.zeros(len(shard), np.int64), np.ones(len(shard), np.int64)
-        # In the order of the tokens: then a search begins near the last one, in what the cache holds.
+        # Sorted by address, so that each search touches pages that the previous one has just read.
         chats = np.flatnonzero(self._known[shard])
         chats = chats[np.lexsort((begin[chats], shard[chats]))]
         some, at = np.unique(shard[chats], return_index=True)
@@ -142,6 +149,7 @@ class Learned:
             file, to = self._spans(one), ranges(first[mine], behind[mine])[1]
             spans = to + np.repeat(low[mine] - first[mine], counts[mine])
             stop[to], kind[to] = file.ends[spans], file.kinds[spans]
+        # A span ends in the shard where the next one begins; the last one of a piece ends with the piece.
         stop[last] = end
         length = np.empty_like(stop)
         np.subtract(stop[1:], stop[:-1], out=length[1:])
@@ -152,7 +160,7 @@ class Learned:
         return Runs(row, column, end - begin, shard, first, length, kind)
 
     def _spans(self, shard: int) -> ShardSpans:
-        """The spans of a shard. Raises IntegrityError."""
+        """Return the spans of a shard, from the cache of mapped files. Raises IntegrityError."""
         found = self._files.get(shard)
         if found is not None:
             self._files.move_to_end(shard)
@@ -165,8 +173,8 @@ class Learned:
         return found
 
     def _damaged(self, shards: Ints, wrong: Mask) -> IntegrityError:
-        """Names the first of `shards` (p,) that is `wrong` (p,)."""
+        """Return an error that names the first of `shards` (p,) that is `wrong` (p,)."""
         path = self._shards[int(shards[np.argmax(wrong)])].spans_path
         return IntegrityError(
-            f"{path} does not say of each token what it is: it was damaged; run pretok verify"
+            f"{path} does not cover every token of its shard: it was damaged; run pretok verify"
         )

@@ -1,18 +1,18 @@
-"""Who reads what: positions of a stream -> the micro-batches of one rank; tokens -> their document boundaries.
+"""Which rank reads what: positions of a stream -> the micro-batches of a rank; tokens -> their document boundaries.
 
 Input: the length of a stream, the batch sizes and the rank. Output: `PositionSampler`, a `batch_sampler` for torch's
 DataLoader or torchdata's StatefulDataLoader, whose state is one position; `Fetch` and `as_read`, a dataset and its
-`collate_fn` that read several sequences at once and check their ids; `document_boundaries` for attention inside
-documents. numpy and the standard library only.
+`collate_fn` that read several sequences at once and check their ids; `document_boundaries`, for attention within
+documents. It needs only numpy and the standard library.
 
     view = pretok.stream.open("shards", "mix.json")
     sampler = PositionSampler(len(view), global_batch=512, micro_batch=8, rank=rank, world_size=world_size,
                               identity=identity_of(view))
     loader = DataLoader(view, batch_sampler=sampler, collate_fn=torch.from_numpy, num_workers=2)
 
-Global batch g is the positions [g * global_batch, (g + 1) * global_batch) counted from `position`; rank r takes the
-r-th of world_size equal contiguous parts and cuts it into micro-batches in order. Which sequences make an optimizer
-step therefore does not depend on ranks, micro-batch, accumulation or workers.
+Global batch g has the positions [g * global_batch, (g + 1) * global_batch), counted from `position`. Rank r takes the
+r-th of world_size equal contiguous parts, and divides it into micro-batches in order. So the sequences of an optimizer
+step do not depend on ranks, micro-batch, accumulation or workers.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ _Ids = npt.NDArray[np.integer[Any]]
 
 
 def identity_of(view: View) -> dict[str, str | int]:
-    """What a loader's state must agree with to be resumed on `view`."""
+    """Return what a loader's state must match to be resumed on `view`."""
     return {"stream": view.fingerprint, "manifest": view.manifest_fingerprint, "seed": view.mix.seed}
 
 
 class PositionSampler:
-    """Yields lists of positions, one list a micro-batch. Every `iter` starts at `position`.
+    """Yields lists of positions, one list per micro-batch. Every `iter` starts at `position`.
 
-    length: positions of the stream; the last ones that do not fill a global batch are not read. identity: what the
-    stream is, kept in the state (see `identity_of`). Raises UsageError when the sizes do not divide.
+    length: positions of the stream; the last ones, if they do not fill a global batch, are not read. identity:
+    identifies the stream in the state (see `identity_of`). Raises UsageError if the sizes do not divide.
 
-    The state counts what was yielded, as a StatefulDataLoader needs it: that loader keeps the state that belongs to
-    the batch it hands out, however far its workers have read ahead. A plain DataLoader with workers runs ahead of the
-    trainer, who then passes its own position to `state_dict`.
+    The state counts what was yielded, as a StatefulDataLoader needs it: that loader keeps the state that belongs to the
+    batch it returns, however far its workers have read ahead. A plain DataLoader with workers runs ahead of the
+    trainer, so the trainer passes its own position to `state_dict`.
     """
 
     def __init__(
@@ -61,13 +61,13 @@ class PositionSampler:
     ) -> None:
         if min(global_batch, micro_batch, world_size) < 1 or global_batch % (micro_batch * world_size):
             raise UsageError(
-                f"a global batch of {global_batch} sequences cannot be cut into micro-batches of {micro_batch} on "
+                f"a global batch of {global_batch} sequences cannot be divided into micro-batches of {micro_batch} on "
                 f"{world_size} ranks: it must be a multiple of {micro_batch} x {world_size}"
             )
         if not 0 <= rank < world_size:
-            raise UsageError(f"rank {rank} of {world_size} ranks")
+            raise UsageError(f"rank {rank} does not exist: {world_size} ranks are numbered from 0")
         if not 0 <= position <= length:
-            raise UsageError(f"position {position} in a stream of {length} sequences")
+            raise UsageError(f"position {position} lies outside the stream of {length} sequences")
         self.length = length
         self.global_batch = global_batch
         self.micro_batch = micro_batch
@@ -94,10 +94,10 @@ class PositionSampler:
             yield list(range(at, at + self.micro_batch))
 
     def state_dict(self, position: int | None = None) -> dict[str, object]:
-        """{position, micro_batches, layout, identity}: all that was yielded or, where a loader reads ahead, `position`.
+        """Return {position, micro_batches, layout, identity} after all that was yielded, or at `position`.
 
-        `position` counts whole global batches; `micro_batches` is how many more of the next one this rank has read,
-        0 between optimizer steps.
+        Pass `position` if a loader reads ahead. It counts whole global batches; `micro_batches` is how many more of the
+        next global batch this rank has read, 0 between optimizer steps.
         """
         steps, micro_batches = divmod(max(self._yielded, self._skip), self.accumulation)
         if position is None:
@@ -112,10 +112,10 @@ class PositionSampler:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a state. Ranks, micro-batch, global batch and workers may be others than when it was taken.
+        """Continue from a state. Ranks, micro-batch, global batch and workers may differ from those of the state.
 
-        Raises MismatchError when the state belongs to another stream, or was taken inside a global batch (between two
-        micro-batches of one step) under another layout: that step's other parts are on other ranks.
+        Raises MismatchError if the state belongs to another stream, or was taken inside a global batch (between two
+        micro-batches of a step) under another layout: the other parts of that step are on other ranks.
         """
         if state["identity"] != self.identity:
             raise MismatchError(
@@ -124,7 +124,7 @@ class PositionSampler:
         if state["micro_batches"] and state["layout"] != self._layout():
             raise MismatchError(
                 f"the loader's state was taken after {state['micro_batches']} micro-batches of a step, with "
-                f"{state['layout']}; it cannot go on with {self._layout()}: save between steps to change them"
+                f"{state['layout']}; it cannot continue with {self._layout()}: save between steps to change them"
             )
         if not 0 <= state["position"] <= self.length:
             raise MismatchError(
@@ -143,24 +143,29 @@ class PositionSampler:
 
 
 def read_batch(view: View, positions: Sequence[int], dtype: npt.DTypeLike) -> tuple[_Ids, Mask | None]:
-    """(n, seq_len + 1) ids at n positions and, of a stream that is masked, which targets are learned, (n, seq_len);
-    else None. IntegrityError names the shard with an id outside of the vocabulary: the model would fail without naming
-    it, on a GPU by an assertion of the device."""
+    """Return the ids at n positions, (n, seq_len + 1), and the mask of learned targets, (n, seq_len) or None.
+
+    The mask is None unless the stream is masked. IntegrityError names the shard of an id outside of the vocabulary; a
+    model would fail without naming it, on a GPU with a device assertion.
+    """
     tokens, learned = (
         view.batch(positions, dtype, loss=True) if view.masked else (view.batch(positions, dtype), None)
     )
     if tokens.size and not 0 <= tokens.min() <= tokens.max() < view.vocab_size:
         row, column = np.argwhere((tokens < 0) | (tokens >= view.vocab_size))[0].tolist()
         raise IntegrityError(
-            f"{shard(view, positions[row], column)} holds the id {tokens[row, column]}, and the vocabulary ends at "
-            f"{view.vocab_size - 1}: the shard was damaged. `pretok verify` compares checksums, which reading does not"
+            f"{shard(view, positions[row], column)} holds the id {tokens[row, column]}, but the largest id of the "
+            f"vocabulary is {view.vocab_size - 1}: the shard was damaged; run pretok verify"
         )
     return tokens, learned
 
 
 class Fetched(NamedTuple):
-    """What one call read: (n, seq_len + 1) ids in the dtype of the shards, which targets are learned or None (see
-    `read_batch`), and the digest of both, 0 where nobody asks for it."""
+    """The result of one read.
+
+    ids: (n, seq_len + 1) in the dtype of the shards. learned: which targets are learned, or None (see `read_batch`).
+    digest: of both, 0 if not requested.
+    """
 
     ids: _Ids
     learned: Mask | None
@@ -168,12 +173,11 @@ class Fetched(NamedTuple):
 
 
 class Fetch:
-    """Dataset whose one call reads all positions of a list, for a DataLoader with the `collate_fn` `as_read`.
+    """A dataset that reads all positions of a list in one call, for a DataLoader with the `collate_fn` `as_read`.
 
-    numpy arrays leave a loader process through the pipe, ids in the 2 bytes of the shards. Tensors would go by a file
-    in shared memory, made, mapped and faulted in on both sides for each: three times the processor time of the trainer.
-    What is wrong is handed over, not raised: an exception of a loader process would arrive with a traceback in its
-    text.
+    Numpy arrays leave a loader process through a pipe, ids in the 2 bytes of the shards. Each tensor would be a new
+    file in shared memory, mapped and faulted in on both sides, which takes the trainer three times the processor time.
+    Errors are returned, not raised: an exception raised in a loader process would arrive with a traceback in its text.
     """
 
     def __init__(self, view: View, digests: bool = False) -> None:
@@ -191,15 +195,15 @@ class Fetch:
 
 
 def as_read(fetched: Fetched | Exception) -> Fetched | Exception:
-    """A `collate_fn`: the arrays as they are."""
+    """A `collate_fn` that returns the arrays unchanged."""
     return fetched
 
 
 class Boundaries(NamedTuple):
-    """Where documents begin, for attention that stays inside them.
+    """Where documents begin, for attention within documents.
 
-    position_ids: shape of the tokens, int64, 0 at every document's first token; cu_seqlens: (documents + 1,) int32,
-    cumulative lengths over the flattened tokens, as variable-length attention kernels take them.
+    position_ids: shape of the tokens, int64, 0 at the first token of every document. cu_seqlens: (documents + 1,)
+    int32, cumulative lengths over the flattened tokens, as variable-length attention kernels expect.
     """
 
     position_ids: npt.NDArray[np.int64]
@@ -207,10 +211,10 @@ class Boundaries(NamedTuple):
 
 
 def document_boundaries(tokens: npt.ArrayLike, eod_id: int) -> Boundaries:
-    """Boundaries of the documents in `tokens`, (seq_len,) or (n, seq_len) ids: the model's input, without the target.
+    """Return the boundaries of the documents in `tokens`, the model's inputs: (seq_len,) or (n, seq_len) ids.
 
-    A document ends with its EOD and what more of them follows, which only fills the sequence up; one that goes on from
-    the sequence before starts again at 0.
+    A document ends with its EOD and any EODs that follow as padding. A document that continues from the previous
+    sequence starts at 0 again.
     """
     array = np.asarray(tokens)
     flat = np.flatnonzero(document_starts(array, eod_id))

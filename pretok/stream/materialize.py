@@ -1,15 +1,14 @@
-"""materialize: a mix -> shards that hold its sequences in its order, for trainers that must read sequentially.
+"""Materialize: a mix -> shards that hold its sequences in its order, for trainers that must read sequentially.
 
-Input: a shards folder and its mix.json. Output: another shards folder with one source, `mix`, whose documents are the
-sequences of the mix, seq_len + 1 tokens each (the last one is the next sequence's first only by chance, so it is
-stored), and a manifest that carries the mix under `materialized`. `pretok.stream.open` on it gives the same view as on
-the plan, position by position, without a permutation. Where the mix has conversations `.spans` say of all tokens what
-they are, of text that it is text, so that the view has the same masks. Text bytes are not known here and stand as 0;
-there are no ledgers, as the sequences are no documents.
+Input: a shards folder and its mix.json. Output: another shards folder with a single source, `mix`, and a manifest that
+carries the mix under `materialized`. Its documents are the sequences of the mix, seq_len + 1 tokens each (the last
+token is stored, as it need not be the first of the next sequence). `pretok.stream.open` on it gives the same view as on
+the planned mix, position by position, without a permutation. If the mix has conversations, `.spans` give the kind of
+all tokens, also of plain text, so the view has the same masks. Text bytes are not known here and are recorded as 0.
+There are no ledgers, because sequences are not documents.
 
-The shards that are read are compared with their roots first. Each shard is one task and is the same whoever writes
-it; OUT/.state holds the records of finished ones until the manifest is written, so a killed run goes on where it
-stopped.
+First, the shards to be read are compared with their roots. Each shard is one task and the same whoever writes it.
+OUT/.state holds the records of finished ones until the manifest is written, so a killed run resumes there.
 """
 
 from __future__ import annotations
@@ -51,9 +50,9 @@ from pretok.tokenizer.vocabulary import TOKENIZER_FILE
 
 SHARD_BYTES = 1 << 30
 READ_SEQUENCES = 512
-"""Sequences read and written at once: 8 MiB of int32 at 4,096 tokens."""
+"""Sequences that are read and written at once: 8 MiB of int32 at 4,096 tokens."""
 MADE_OF = "made_of"
-"""The key under which the manifest and an unfinished plan have the digest of the roots of all that is read."""
+"""The key of the manifest, and of an unfinished plan, for the digest of the roots of everything that is read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +68,7 @@ class MaterializeTask:
 
     @property
     def record(self) -> Path:
-        """Where the finished shard is described until the manifest is."""
+        """File that describes the finished shard until the manifest does."""
         return self.out / STATE / f"{self.name}.json"
 
 
@@ -83,8 +82,8 @@ def run_materialize(
 ) -> None:
     """Write the sequences of `mix` into `out` in order, or finish what an earlier run began.
 
-    Raises MismatchError when `out` holds another mix, FolderInUse while another job
-    writes there, PartitionsFailed when shards could not be written, Stopped.
+    Raises MismatchError if `out` holds another mix, FolderInUse if another job writes there, PartitionsFailed if shards
+    could not be written, Stopped.
     """
     manifest = load_manifest(shards)
     with (
@@ -98,19 +97,19 @@ def run_materialize(
             for shard in chain(*mixed_shards(view.mix, manifest).values())
             for path in (shard.bin_path, *([shard.spans_path] if view.masked and shard.kinds else []))
         ]
-        made_of = fingerprint([root for _, root in read])  # a removal changes it
+        made_of = fingerprint([root for _, root in read])  # differs after a removal
         if has_manifest(out):
             held = load_manifest(out)
             mixed = held.materialized
             found = None if mixed is None else parse_mix(mixed, out / FILE_NAME).fingerprint
             if found != view.fingerprint:
                 raise MismatchError(
-                    f"{out} holds {'other shards' if found is None else f'the mix {found}'}, {mix} is "
+                    f"{out} holds {'other shards' if found is None else f'the mix {found}'}, but {mix} is "
                     f"{view.fingerprint}; choose another folder"
                 )
             if held.config.get(MADE_OF) != made_of:
                 raise MismatchError(
-                    f"{out} holds the mix with the tokens that {shards} had before documents were removed from it: "
+                    f"{out} holds this mix with tokens of documents that were since removed from {shards}: "
                     "delete the folder and run the same command again"
                 )
             shutil.rmtree(out / STATE, ignore_errors=True)
@@ -132,7 +131,7 @@ def run_materialize(
         done = len(tasks) - len(todo)
         for _ in step.map(write_shard, todo, "shard", lambda task: task.name, done=done, folder=out):
             pass
-        # What turns the tokens into text again goes with them.
+        # Copy the tokenizer too, which turns the tokens back into text.
         if manifest.check(tokenizer := manifest.folder / TOKENIZER_FILE):
             copy_file(tokenizer, out / TOKENIZER_FILE)
         entries = [read_record(Shard, read_json(task.record), task.record) for task in tasks]
@@ -140,7 +139,7 @@ def run_materialize(
 
 
 def check_file(sealed: tuple[Path, str], report: Report) -> None:  # noqa: ARG001
-    """Raises IntegrityError unless a file has the root it was sealed with: the copy gets a seal of its own."""
+    """Raise IntegrityError unless a file has its recorded root: the copy gets a new one, which would hide damage."""
     compare_root(*sealed)
 
 
@@ -157,7 +156,7 @@ def write_shard(task: MaterializeTask, report: Report) -> None:
             if spans is not None and view.learned is not None:
                 pieces = view.pieces_of(np.array(positions))[
                     0
-                ]  # what fills a sequence up is as what is before it
+                ]  # padding gets the kind of the token before it
                 spans.append(view.learned.kinds(pieces, len(positions), length).reshape(-1), lengths)
             report({"documents": len(batch), "tokens": batch.size})
         kinds = spans.seal("mix")[1] if spans is not None else None

@@ -1,26 +1,27 @@
 """mix.json: which sources make up a stream, in what shares and in what order.
 
-Input: a manifest, and either nothing (every sequence once, natural proportion) or a mix.json, which `stream.mix_job`
-planned. Output: a `Mix`, small and immutable, from which `Mix.order` gives every position. This module alone knows the
-file. numpy, msgspec and the standard library only.
+Input: a manifest, and either nothing (every sequence once, in natural proportion) or a mix.json that `stream.mix_job`
+wrote. Output: a `Mix`, small and immutable, from which `Mix.order` computes every position. Only this module knows the
+file format. It needs only numpy, msgspec and the standard library.
 
     format, version, fingerprint
     manifest    fingerprint of the shards it belongs to
     split, seq_len, seed
-    cuts        "epoch": each epoch of a source is cut at another place; "fixed": all at its first token
+    cuts        "epoch": each epoch of a source is cut at other places; "fixed": all are cut from the first token on
     sources     the entries, each {name, tokens, sequences, ..}, see `MixSource`
     stages      [{quotas: [n, ...], length}]   sequences that each pool gives, in the order of its first entry; `length`
-                                               only where the next stage begins after so many positions, before all
-                                               quotas are given
+                                               only if the next stage begins after so many positions, before all quotas
+                                               are given
     report      what follows from these (`mix_job.MixReport`), for people and other programs; outside of the fingerprint
 
-With fixed cuts a tape of T tokens holds (T - 1) // seq_len sequences: sequence i is its tokens i * seq_len up to and
-including (i + 1) * seq_len, the last of which is only a target. Where each epoch is cut anew all begin later, at
-`order.cut`, and there are (T - seq_len) // seq_len of them, whatever the epoch. A tape of one sequence is not shifted.
+With fixed cuts a tape of T tokens holds (T - 1) // seq_len sequences. Sequence i has the tokens i * seq_len up to and
+including (i + 1) * seq_len; the last one is only a target. If each epoch is cut anew, all sequences begin later by
+`order.cut`, and every epoch has (T - seq_len) // seq_len of them. A tape with one sequence is not shifted.
 
-A mix that goes on with another (`stream.continued`) has its stages, the last of them cut at the position where the two
-part, and then its own. An entry never grows: what is appended to `it` is the entry `it+1`, and both are the pool `it`.
-So which positions two mixes have in common follows from their files alone."""
+A mix that continues another (`stream.continued`) has the stages of that one, the last of them cut at the position where
+the two part, and then its own. An entry never grows: what is appended to `it` is the entry `it+1`, and both form the
+pool `it`. So the positions that two mixes have in common follow from their files alone.
+"""
 
 from __future__ import annotations
 
@@ -44,23 +45,24 @@ from pretok.stream.order import Order
 FORMAT = "pretok-mix"
 VERSION = 3
 _BESIDE = ("fingerprint", "format", "version", "report")
-"""Keys of the file that are no fields of a `Mix`."""
+"""Keys of the file that are not fields of `Mix`."""
 Length = Annotated[int, Meta(ge=1, lt=2**31)]
 """Tokens of a sequence."""
 Digest = Annotated[str, Meta(pattern="^[0-9a-f]{32}$")]
-"""Names a side file. Nothing else is a name of one, so no mix leads out of the folder of side files."""
+"""The name of a side file. Other names are not allowed, so no mix can point outside of the folder of side files."""
 
 
 class MixSource(Record, frozen=True, omit_defaults=True):
-    """An entry of a mix: a source, a class or the rest of a source, or what was appended to one, `NAME+1`.
+    """An entry of a mix: a source, a class, the rest of a source, or what was appended to one of these (`NAME+1`).
 
-    tokens: of its tape, but for what fills up sequences; sequences: of an epoch; of: the source whose documents it has,
-    where that is not `name`; tape: digest of its side file (`stream.tapes`), None for all documents; packed: whether
-    its sequences are whole documents (`stream.pack`); targets: what an epoch of these predicts; learn: of conversations
-    the kinds that are learned, empty where every token is.
+    tokens: of its tape, without padding. sequences: per epoch. of: the source of its documents, if it is not `name`.
+    tape: digest of its side file (`stream.tapes`), None for all documents. packed: whether sequences are whole
+    documents (`stream.pack`). targets: targets with loss in an epoch of packed sequences. learn: kinds that are learned
+    in conversations; empty if every token is.
 
-    Of what was appended, and of all that is in a mix that went on since: manifest: the shards when it came; begin: from
-    which token of its source in the split on it has documents; epoch: how often the source was read by then.
+    For appended entries, and for all entries of a mix that has been continued since: manifest: the shards when it was
+    added. begin: the token of its source in the split at which its documents begin. stage: the stage with which it was
+    added.
     """
 
     name: str
@@ -77,34 +79,37 @@ class MixSource(Record, frozen=True, omit_defaults=True):
 
     @property
     def held_in(self) -> str:
-        """The source whose documents it has."""
+        """The source that holds its documents."""
         return self.of or self.name
 
     @property
     def pool(self) -> str:
-        """What weights call it, together with what was appended to it."""
+        """The name by which weights refer to it, together with what was appended to it."""
         return self.name.partition("+")[0]
 
     def predicted(self, seq_len: int) -> Fraction:
-        """Targets of a sequence, on average over an epoch; of a packed one not what fills it up."""
+        """Return the targets with loss of a sequence, on average over an epoch; padding does not count."""
         return Fraction(self.targets, max(self.sequences, 1)) if self.packed else Fraction(seq_len)
 
 
 class Stage(Record, frozen=True, omit_defaults=True):
-    """What a stage reads. quotas: sequences that each pool gives, in the order of its first entry; length: its
-    positions, where the next stage begins before all quotas are given."""
+    """What a stage reads.
+
+    quotas: sequences that each pool gives, in the order of its first entry. length: its positions, if the next stage
+    begins before all quotas are given.
+    """
 
     quotas: tuple[Count, ...]
     length: Count | None = None
 
     @property
     def positions(self) -> int:
-        """Of the stream."""
+        """Positions of the stream in this stage."""
         return sum(self.quotas) if self.length is None else self.length
 
 
 class Mix(Record, frozen=True, dict=True):
-    """The whole description of an order."""
+    """The complete description of an order."""
 
     manifest: str
     split: Annotated[str, Meta(pattern="^(train|val)$")]
@@ -126,17 +131,17 @@ class Mix(Record, frozen=True, dict=True):
 
     @property
     def began(self) -> str:
-        """Fingerprint of the shards that its first position was planned for."""
+        """Fingerprint of the shards for which its first position was planned."""
         return self.sources[0].manifest or self.manifest
 
     @property
     def length(self) -> int:
-        """Sequences in all stages; of any size, unlike `len`."""
+        """Sequences in all stages; may exceed what `len` can return."""
         return sum(self.lengths)
 
     @cached_property
     def pools(self) -> dict[str, list[int]]:
-        """What weights name: the numbers of the entries of each pool."""
+        """What weights name: pool -> the numbers of its entries."""
         found: dict[str, list[int]] = {}
         for number, source in enumerate(self.sources):
             found.setdefault(source.pool, []).append(number)
@@ -144,17 +149,19 @@ class Mix(Record, frozen=True, dict=True):
 
     @property
     def packs(self) -> bool:
-        """Whether some of its entries are packed."""
+        """Whether any of its entries is packed."""
         return any(source.packed for source in self.sources)
 
     @property
     def predicted(self) -> int:
-        """Targets of all its sequences, where packed epochs are read in part by their mean."""
+        """Targets of all its sequences; a partly read epoch of packed sequences counts with its mean."""
         return int(sum(self.predicted_by(self.length)))
 
     def predicted_by(self, length: int) -> list[Fraction]:
-        """Targets of the first `length` positions, of each entry; of a packed one by its mean, which is right at the
-        end of each epoch."""
+        """Return the targets of the first `length` positions, by entry.
+
+        Packed sequences count with their mean, which is exact at the end of each epoch.
+        """
         counts = self.order().prefix(length).tolist()
         return [count * one.predicted(self.seq_len) for count, one in zip(counts, self.sources, strict=True)]
 
@@ -162,13 +169,14 @@ class Mix(Record, frozen=True, dict=True):
         return self.length
 
     def first(self, positions: int) -> Mix:
-        """The mix of these positions, of which there are 1 to `length`."""
+        """Return the mix of the first `positions` positions, 1 to `length`."""
         ends = list(accumulate(self.lengths))
         count = next(number for number, end in enumerate(ends) if end >= positions)
         last, length = self.stages[count], self.lengths[count] - (ends[count] - positions)
         last = replace(last, length=None if length == sum(last.quotas) else length)
         mix = replace(self, stages=(*self.stages[:count], last))
-        # What came behind these positions, or is not read in them, comes again together with what came since.
+        # Keep the entries up to the last one of each source that these positions read. Later ones are added again by
+        # whoever continues this mix, together with what was appended since.
         newest: dict[str, int] = {}
         for source in filter(mix.reads, self.sources):
             newest[source.held_in] = max(source.begin, newest.get(source.held_in, 0))
@@ -178,13 +186,13 @@ class Mix(Record, frozen=True, dict=True):
         return replace(mix, sources=sources, stages=stages)
 
     def reads(self, source: MixSource) -> bool:
-        """Whether a stage may read an entry."""
+        """Return whether any stage may read an entry."""
         pool = list(self.pools).index(source.pool)
         return source.sequences > 0 and any(stage.quotas[pool] for stage in self.stages[source.stage :])
 
     def order(self) -> Order:
-        """The order of its positions. UsageError for a stage that is too long."""
-        # A tape of one sequence would lose it, were it moved.
+        """Return the order of its positions. UsageError for a stage that is too long."""
+        # A tape with one sequence is not shifted: it would lose that sequence.
         moved = [
             self.cuts == "epoch" and not source.packed and _fixed(source.tokens, self.seq_len) > 1
             for source in self.sources
@@ -202,8 +210,10 @@ class Mix(Record, frozen=True, dict=True):
 
     @property
     def within(self) -> bool:
-        """Whether its numbers stay within what its entries have: others would read what is not theirs. All that else
-        may be wrong with it makes it another mix, with another fingerprint."""
+        """Whether its numbers stay within what its entries have. If not, it would read tokens that are not its own.
+
+        Any other change makes it a different mix, with another fingerprint.
+        """
         for number, stage in enumerate(self.stages):
             given = {one.pool for one in self.sources if one.sequences and one.stage <= number}
             quotas = zip(self.pools, stage.quotas, strict=False)
@@ -220,37 +230,41 @@ class Mix(Record, frozen=True, dict=True):
 
 
 def _fixed(tokens: int, seq_len: int) -> int:
-    """How many sequences, each with its target, a flat stream of `tokens` holds from its first token on."""
+    """Return how many sequences, each with its last target, `tokens` hold from the first token on."""
     return max(tokens - 1, 0) // seq_len
 
 
 def sequences(tokens: int, seq_len: int, cuts: str) -> int:
-    """How many sequences each epoch of a source of `tokens` has."""
+    """Return how many sequences each epoch of a source of `tokens` has."""
     fixed = _fixed(tokens, seq_len)
     return (tokens - seq_len) // seq_len if cuts == "epoch" and fixed > 1 else fixed
 
 
 def learn_of(manifest: Manifest, source: str, learn: Mapping[str, Collection[str]]) -> tuple[str, ...]:
-    """The kinds that are learned of a source: as `learn` says by its name, or what an assistant writes; () where it
-    holds no conversations, as all of it is learned."""
+    """Return the kinds that are learned in a source: those that `learn` names, else what an assistant writes.
+
+    () if the source holds no conversations: then everything is learned.
+    """
     if source not in manifest.conversations:
         return ()
     return tuple(kind for kind in CHAT_KINDS if kind in learn.get(source, LEARNED))
 
 
 def check_learn(manifest: Manifest, learn: Mapping[str, Collection[str]]) -> None:
-    """UsageError for what nobody can learn."""
+    """Raise UsageError for sources or kinds that cannot be learned."""
     for name, kinds in learn.items():
         if name not in manifest.sources:
             raise UsageError(
-                f"learn names {name!r}, which is no source; there are {', '.join(manifest.sources)}"
+                f"learn names {name!r}, which is not a source; the sources are {', '.join(manifest.sources)}"
             )
         if manifest.sources[name].tokens and name not in manifest.conversations:
-            raise UsageError(f"learn names {name}, which holds no conversations: plain text is learned whole")
+            raise UsageError(
+                f"learn names {name}, which holds no conversations: all of a plain text is learned"
+            )
         if unknown := sorted(set(kinds) - set(CHAT_KINDS)):
-            raise UsageError(f"learn: {unknown[0]!r} is none of {', '.join(CHAT_KINDS)}")
+            raise UsageError(f"learn: {unknown[0]!r} is not one of {', '.join(CHAT_KINDS)}")
         if not kinds:
-            raise UsageError(f"learn names nothing of {name}; there are {', '.join(CHAT_KINDS)}")
+            raise UsageError(f"learn is empty for {name}; the kinds are {', '.join(CHAT_KINDS)}")
 
 
 def mix_sources(
@@ -261,10 +275,12 @@ def mix_sources(
     cuts: str,
     learn: Mapping[str, Collection[str]] | None = None,
 ) -> tuple[MixSource, ...]:
-    """What the shards hold for sequences of `seq_len`. learn: see `learn_of`. Raises UsageError for an unknown source,
-    split or bad length."""
+    """Return the entries of the named sources, with what the shards hold for sequences of `seq_len`.
+
+    learn: see `learn_of`. Raises UsageError for an unknown source or split, or a bad length.
+    """
     if split not in SPLITS:
-        raise UsageError(f"no split {split!r}; there are {' and '.join(SPLITS)}")
+        raise UsageError(f"no split {split!r}; the splits are {' and '.join(SPLITS)}")
     if seq_len < 1:
         raise UsageError(f"the sequence length is {seq_len}; it must be at least 1")
     found = []
@@ -287,7 +303,10 @@ def natural_mix(
     seed: int,
     learn: Mapping[str, Collection[str]] | None = None,
 ) -> Mix:
-    """Every sequence of the named sources once, in natural proportion; cuts are fixed, as there is one epoch."""
+    """Return the mix with every sequence of the named sources once, in natural proportion.
+
+    Cuts are fixed, as there is only one epoch.
+    """
     check_learn(manifest, learn or {})
     sources = mix_sources(manifest, split, seq_len, names, "fixed", learn)
     quotas = tuple(source.sequences for source in sources)
@@ -295,14 +314,13 @@ def natural_mix(
         held = ", ".join(f"{source.name} {source.tokens}" for source in sources)
         raise UsageError(
             f"split {split!r} of {manifest.folder} holds no sequence of {seq_len} + 1 tokens (tokens: {held}); "
-            "take a smaller sequence length or another split"
+            "use a smaller sequence length or another split"
         )
     return Mix(manifest.fingerprint, split, seq_len, seed, "fixed", sources, (Stage(quotas),))
 
 
 def mixed_shards(mix: Mix, manifest: Manifest) -> dict[str, list[Shard]]:
-    """The shards of each source whose documents a mix takes, as they were when it was made. MismatchError where they
-    are others."""
+    """Return the shards of each source of a mix, as they were when it was made. MismatchError if they have changed."""
     return {
         name: shards_of(mix.manifest, name, mix.split, manifest)
         for name in dict.fromkeys(s.held_in for s in mix.sources)
@@ -310,7 +328,7 @@ def mixed_shards(mix: Mix, manifest: Manifest) -> dict[str, list[Shard]]:
 
 
 def shards_of(fingerprint: str, source: str, split: str, manifest: Manifest) -> list[Shard]:
-    """The shards of a source when all shards had a fingerprint. MismatchError where they never had."""
+    """Return the shards of a source when all shards had this fingerprint. MismatchError if they never had it."""
     shards = manifest.was(fingerprint)
     if shards is None:
         raise MismatchError(
@@ -322,67 +340,67 @@ def shards_of(fingerprint: str, source: str, split: str, manifest: Manifest) -> 
 
 
 def behind(shards: Sequence[Shard], begin: int) -> list[Shard]:
-    """The shards of a source from its token `begin` on, at which one of them begins."""
+    """Return the shards of a source from its token `begin` on, where one of them begins."""
     starts = accumulate((shard.tokens for shard in shards), initial=0)
     return [shard for shard, start in zip(shards, starts, strict=False) if start >= begin]
 
 
 def check_sources(mix: Mix, manifest: Manifest, where: Path) -> None:
-    """IntegrityError unless the entries of a mix are what its shards hold; MismatchError where these are others."""
+    """Raise IntegrityError unless the entries of a mix match its shards; MismatchError if these are other shards."""
     for source in mix.sources:
         try:
             shards = shards_of(source.manifest or mix.manifest, source.held_in, mix.split, manifest)
         except MismatchError as error:
             raise MismatchError(f"{where}: {error}") from None
         tokens = sum(shard.tokens for shard in behind(shards, source.begin))
-        if source.tape is None and tokens != source.tokens:  # `View` compares side files
+        if source.tape is None and tokens != source.tokens:  # `View` checks side files
             raise IntegrityError(
-                f"{where}: the mix says that source {source.name} has {source.tokens} {mix.split} tokens, "
+                f"{where}: in the mix source {source.name} has {source.tokens} {mix.split} tokens, but "
                 f"{manifest.folder} holds {tokens}; make it again with pretok mix"
             )
 
 
 def write_mix(path: Path, mix: Mix, report: object) -> None:
-    """Write mix.json atomically; `report`, a record, is kept beside the order for people. Raises OutputError."""
+    """Write mix.json atomically; `report`, a record, is included for people. Raises OutputError."""
     with writing(path):
         write_json(path, {**mix_json(mix), "report": to_json(report)})
 
 
 def mix_json(mix: Mix) -> dict[str, object]:
-    """The JSON of a mix as `parse_mix` reads it."""
+    """Return the JSON of a mix as `parse_mix` reads it."""
     return {"fingerprint": mix.fingerprint, "format": FORMAT, "version": VERSION, **to_json(mix)}
 
 
 def load_mix(path: Path) -> Mix:
-    """Read a mix.json. Raises IntegrityError (missing, damaged, edited) or MismatchError (other version)."""
+    """Read a mix.json. Raises IntegrityError (missing, damaged, edited) or MismatchError (another version)."""
     if not path.exists():
         raise IntegrityError(f"{path} does not exist; name a mix, or make it with pretok mix")
     return parse_mix(read_json(path), path)
 
 
 def mixes_beside(manifest: Manifest) -> Iterator[tuple[Path, Mix]]:
-    """Every mix of these shards that lies beside their folder, and its path."""
+    """Yield every mix of these shards that lies next to their folder, with its path."""
     for path in sorted(manifest.folder.parent.glob("*.json")):
-        with suppress(PretokError):  # another file, or a mix of others, which whoever reads it is told
+        with suppress(PretokError):  # another file, or a damaged mix, which its own reader reports
             mix = load_mix(path)
             if manifest.was(mix.manifest) is not None:
                 yield path, mix
 
 
 def parse_mix(data: object, where: Path) -> Mix:
-    """A Mix from its JSON; `where` names the file in errors."""
+    """Parse a Mix from its JSON; `where` names the file in errors."""
     if not isinstance(data, dict) or data.get("format") != FORMAT:
-        raise IntegrityError(f"{where} holds no mix; make one with pretok mix")
+        raise IntegrityError(f"{where} is not a mix; make one with pretok mix")
     check_version(data.get("version"), VERSION, where, "make the mix again with pretok mix")
     body = {name: value for name, value in data.items() if name not in _BESIDE}
     mix = read_record(Mix, body, where)
     if data.get("fingerprint") != mix.fingerprint:
         raise IntegrityError(
-            f"{where}: the mix was edited or damaged: it states fingerprint {data.get('fingerprint')}, its contents "
-            f"have {mix.fingerprint}; make it again with pretok mix"
+            f"{where}: the mix was edited or damaged: it states fingerprint {data.get('fingerprint')}, but its content "
+            f"has {mix.fingerprint}; make it again with pretok mix"
         )
     if not mix.within:
         raise IntegrityError(
-            f"{where}: the mix is damaged, it gives what its sources do not have; make it again with pretok mix"
+            f"{where}: the mix is damaged, it reads more than its sources have; make it again with pretok mix"
         )
     return mix

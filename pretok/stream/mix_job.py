@@ -1,6 +1,6 @@
-"""The mix job: shards and wishes -> mix.json and its report.
+"""The mix job: shards and a request -> mix.json and its report.
 
-Input: a shards folder and a `MixRequest`. Output: mix.json (see `stream.mix_file`) and the `MixReport` kept in it.
+Input: a shards folder and a `MixRequest`. Output: mix.json (see `stream.mix_file`), and the `MixReport` in it.
 """
 
 from __future__ import annotations
@@ -44,9 +44,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class MixRequest:
-    """What a mix is asked to be: a [mix] table, of one split. `after`: its stages follow these positions
-    (`stream.continued`), which have its sequence length, seed and split. `learn`: kinds of tokens that are learned of
-    sources of conversations, by their names; of the others what an assistant writes."""
+    """A request for a mix: a [mix] table, for one split.
+
+    after: positions that the new stages follow (`stream.continued`); the new mix keeps their sequence length, seed and
+    split. learn: kinds of tokens that are learned in sources of conversations, by source; default: what an assistant
+    writes.
+    """
 
     table: MixTable
     split: str = "train"
@@ -55,27 +58,27 @@ class MixRequest:
 
     @property
     def before(self) -> tuple[MixSource, ...]:
-        """The entries of the mix before."""
+        """The entries of the previous mix."""
         return self.after.sources if self.after else ()
 
     @property
     def cuts(self) -> str:
-        """Those of the mix before; else each epoch is cut anew, but for validation, which reads its texts once."""
+        """The cuts of the previous mix; else new ones in each epoch, but fixed for validation, which has only one."""
         return self.after.cuts if self.after else "epoch" if self.split == "train" else "fixed"
 
     @property
     def packs(self) -> bool:
-        """Whether what it takes of the shards is packed."""
+        """Whether documents are packed into sequences."""
         return self.after.packs if self.after else self.table.pack == "best-fit"
 
 
 class MixReport(Record, frozen=True, kw_only=True, omit_defaults=True):
-    """What follows from a mix, in tokens that are predicted.
+    """What follows from a mix; tokens are counted as targets.
 
-    stages: of each tokens, shares of each pool as given, and prefix_bound_tokens, how far any prefix of it may be from
-    these. sources: what `_source_report` says of each entry. left_out: tokens of sources without a place in it; notes:
-    what is not read; classes: the conditions that were asked for; continued_at: sequences that are those of the mix it
-    goes on with; failed: inputs that the shards lack.
+    stages: for each its tokens, the share of each pool, and prefix_bound_tokens, how far any prefix may be from these
+    shares. sources: for each entry the result of `_source_report`. left_out: tokens of sources that are not in the mix.
+    notes: what is not read. classes: the requested conditions. continued_at: number of sequences taken from the mix
+    that is continued. failed: inputs that are missing from the shards.
     """
 
     sequences: Count
@@ -90,24 +93,24 @@ class MixReport(Record, frozen=True, kw_only=True, omit_defaults=True):
 
 
 def run_mix(shards: Path, out: Path, request: MixRequest) -> MixReport:
-    """Plan a mix, write it to `out` and return its report. An equal file is left as it is.
+    """Plan a mix, write it to `out`, and return its report. An equal file is not changed.
 
-    Raises UsageError (see `plan_mix`; `out` cannot be written), IntegrityError when `out` is no mix and MismatchError
-    when it is another one, which a run may depend on.
+    Raises UsageError (see `plan_mix`; `out` cannot be written), IntegrityError if `out` is not a mix, MismatchError if
+    it is another mix, which a run may depend on.
     """
     if out.is_dir():
         raise UsageError(f"{out} is a folder; name a file for the mix, such as {out / 'mix.json'}")
     now = load_manifest(shards).sized()
-    # A mix that was made before the shards grew stays what was asked for.
+    # A mix that was made before the shards grew still answers the same request: plan it on the shards of its time.
     standing = load_mix(out) if out.exists() and request.after is None else None
     manifest = (now.as_of(standing.manifest) if standing else None) or now
     mix, report = plan_mix(manifest, request, out.parent / FOLDER)
     if manifest is not now:
-        told = f"{out} reads the shards as they were before they grew; pretok mix --continue {out} reads the rest too"
+        told = f"{out} was made before the shards grew; pretok mix --continue {out} adds what is new"
         report = replace(report, notes=(*report.notes, told))
     if not out.exists():
         with hold(out, "mix", beside=True):
-            if not out.exists():  # since a moment ago
+            if not out.exists():  # another job may have written it before this one got the lock
                 write_mix(out, mix, report)
     if (old := load_mix(out)).fingerprint != mix.fingerprint:
         field = next(name for name in Mix.__struct_fields__ if getattr(old, name) != getattr(mix, name))
@@ -119,23 +122,25 @@ def run_mix(shards: Path, out: Path, request: MixRequest) -> MixReport:
 
 
 def _shown(mix: Mix, field: str) -> str:
-    """A field of a mix as a person reads it."""
+    """Format a field of a mix for people."""
     if field == "stages":
         shares = (zip(mix.pools, stage.quotas, strict=True) for stage in mix.stages)
         return "; ".join(", ".join(f"{quota:,} sequences of {name}" for name, quota in one) for one in shares)
     if field == "sources":
         return ", ".join(
             f"{one.name} with {one.tokens:,} tokens"
-            + (f" of which {' and '.join(one.learn)} is learned" if one.learn else "")
-            + (f" by the side file {one.tape}" if one.tape else "")
+            + (f" (learned: {' and '.join(one.learn)})" if one.learn else "")
+            + (f" in the side file {one.tape}" if one.tape else "")
             for one in mix.sources
         )
     return f"{field} = {getattr(mix, field)}"
 
 
 def plan_mix(manifest: Manifest, request: MixRequest, folder: Path | None = None) -> tuple[Mix, MixReport]:
-    """The mix and its report. folder: where side files go, beside the shards by default. Raises UsageError for unknown
-    sources, or budgets and weights that do not fit."""
+    """Return the mix and its report. folder: for side files, by default next to the shards.
+
+    Raises UsageError for unknown sources, and for budgets and weights that do not fit.
+    """
     folder, learn = folder or manifest.folder.parent / FOLDER, _learn(manifest, request)
     if request.split not in SPLITS:
         raise UsageError(f"no split {request.split!r}; there are {' and '.join(SPLITS)}")
@@ -158,12 +163,12 @@ def plan_mix(manifest: Manifest, request: MixRequest, folder: Path | None = None
     wish = weighed(request.table, _pooled(mix, [0] * len(sources)))
     for stage in wish.all_stages:
         mix = replace(mix, stages=(*mix.stages, Stage(tuple(_quotas(stage, wish, mix)))))
-    mix.order()  # says of a stage that is too long what to do
+    mix.order()  # raises UsageError for a stage that is too long
     return mix, _report(manifest, request, wish, mix, notes, folder)
 
 
 def _pooled(mix: Mix, given: Sequence[int] | Ints) -> list[MixSource]:
-    """The pools of a mix as quotas count them, where entries give so many sequences of them."""
+    """Return the pools of a mix as quotas count them, if each entry gives `given` sequences."""
     return [
         pooled(name, [mix.sources[n] for n in numbers], [int(given[n]) for n in numbers], mix.seq_len)
         for name, numbers in mix.pools.items()
@@ -171,33 +176,37 @@ def _pooled(mix: Mix, given: Sequence[int] | Ints) -> list[MixSource]:
 
 
 def _quotas(stage: StageTable, table: MixTable, mix: Mix) -> list[int]:
-    """The quotas of a stage behind those of a mix."""
+    """Return the quotas of a stage that follows those of a mix."""
     order, entries = mix.order(), len(mix.sources)
     spent = [int(order.spent[numbers].sum()) for numbers in mix.pools.values()]
     quotas = stage_quotas(stage, table, _pooled(mix, [0] * entries), spent)
-    if len(mix.pools) < entries:  # what a quota means in tokens depends on how its entries share it
+    # The tokens of a quota depend on how the entries of its pool share it, which depends on the quota: two rounds.
+    if len(mix.pools) < entries:
         for _ in range(2):
             quotas = stage_quotas(stage, table, _pooled(mix, order.divide(quotas)), spent)
     return quotas
 
 
 def _learn(manifest: Manifest, request: MixRequest) -> dict[str, Collection[str]]:
-    """The kinds that are learned of each source that was asked for, or is in the mix before. Raises UsageError."""
+    """Return the kinds that are learned in each requested or previous source. Raises UsageError."""
     check_learn(manifest, request.learn)
     learn = dict(request.learn)
     for entry in request.before:
         if set(learn.setdefault(entry.held_in, entry.learn)) != set(entry.learn):
-            kept = ", ".join(entry.learn) or "all of it"
+            kept = ", ".join(entry.learn) or "everything"
             raise UsageError(
-                f"the mix before learns {kept} of {entry.held_in}, and a mix that goes on keeps what it learns: leave "
-                "--learn out, or make a mix of its own"
+                f"in {entry.held_in} the previous mix learns {kept}, and a mix that continues it must do the same: "
+                "leave out --learn, or make a separate mix"
             )
     return learn
 
 
 def _new_entries(manifest: Manifest, request: MixRequest, folder: Path) -> tuple[list[MixSource], list[str]]:
-    """The entries that stand behind those of the mix before, and what to tell of them: of sources that it has what was
-    appended, and the sources and classes that a stage names; all of them when a stage is natural. Raises UsageError."""
+    """Return the entries that follow those of the previous mix, and notes about them. Raises UsageError.
+
+    They are what was appended to its sources, and the sources and classes that a stage names; if a stage has natural
+    weights, all sources.
+    """
     begins = _begins(manifest, request)
     wanted = _classes(manifest, request, begins)
     asked = {
@@ -206,7 +215,7 @@ def _new_entries(manifest: Manifest, request: MixRequest, folder: Path) -> tuple
     classes = {name for divided in wanted.values() for name in divided} | {one.pool for one in request.before}
     if unknown := sorted(asked - classes - manifest.sources.keys()):
         known = ", ".join(sorted(classes.union(manifest.sources)))
-        raise UsageError(f"{manifest.folder} has no source or class {unknown[0]!r}; there are {known}")
+        raise UsageError(f"{manifest.folder} has no source or class {unknown[0]!r}; it has {known}")
     natural = any(stage.weights == "natural" for stage in request.table.all_stages)
     read = {entry.held_in for entry in request.before}
     found, notes = [], []
@@ -221,13 +230,13 @@ def _new_entries(manifest: Manifest, request: MixRequest, folder: Path) -> tuple
 
                 length, cuts = request.table.seq_len, request.cuts
                 made = divide(manifest, request.split, source, divided, folder, length, cuts, begin)
-            # A rest without a document is none, unless it is asked for.
+            # Leave out a rest without documents, unless a weight names it.
             found += [entry for entry in made if entry.tokens or (entry.name in asked and not begin)]
         else:
             size = sequences(tokens, request.table.seq_len, request.cuts)
             found.append(MixSource(source, tokens, size, source if begin else None, begin=begin))
     notes += [
-        f"{entry.tokens:,} tokens appended to {entry.name} are less than one sequence, and are not read"
+        f"the {entry.tokens:,} tokens appended to {entry.name} are less than one sequence and are not read"
         for entry in found
         if entry.begin and entry.tokens and not entry.sequences
     ]
@@ -235,7 +244,7 @@ def _new_entries(manifest: Manifest, request: MixRequest, folder: Path) -> tuple
 
 
 def _appended(entry: MixSource, request: MixRequest) -> MixSource:
-    """A new entry, named as what came behind those of the mix before."""
+    """Name a new entry; one that is appended to an entry of the previous mix gets the next number, `NAME+1`."""
     if not entry.begin or request.after is None:
         return entry
     alike = sum(one.pool == entry.name for one in request.before)
@@ -244,7 +253,7 @@ def _appended(entry: MixSource, request: MixRequest) -> MixSource:
 
 
 def _begins(manifest: Manifest, request: MixRequest) -> dict[str, int]:
-    """Of each source how many tokens of the split the mix before knew."""
+    """Return, for each source, how many tokens of the split the previous mix already covered."""
     begins = dict.fromkeys(manifest.sources, 0)
     for entry in request.before:
         then = entry.manifest or manifest.fingerprint
@@ -254,8 +263,7 @@ def _begins(manifest: Manifest, request: MixRequest) -> dict[str, int]:
 
 
 def _classes(manifest: Manifest, request: MixRequest, begins: Mapping[str, int]) -> dict[str, dict[str, str]]:
-    """Source -> its classes, each with its condition; of sources in the mix before, those that it has. Raises
-    UsageError."""
+    """Return source -> class -> condition; sources of the previous mix keep their classes. Raises UsageError."""
     from pretok.stream.classes import parse_class
 
     wanted: dict[str, dict[str, str]] = {}
@@ -266,28 +274,28 @@ def _classes(manifest: Manifest, request: MixRequest, begins: Mapping[str, int])
         asked = parse_class(name, text)
         if asked.source not in manifest.sources or name in manifest.sources:
             wrong = name if name in manifest.sources else asked.source
-            told = "is a source itself: give the class another name" if wrong == name else "is no source"
-            raise UsageError(f"class {name}: {wrong} {told}; there are {', '.join(manifest.sources)}")
+            told = "is a source itself: give the class another name" if wrong == name else "is not a source"
+            raise UsageError(f"class {name}: {wrong} {told}; the sources are {', '.join(manifest.sources)}")
         if of := next((of for of, names in before.items() if name in names and of != asked.source), None):
-            raise UsageError(f"class {name} is of {of} in the mix before, not of {asked.source}")
+            raise UsageError(f"class {name} belongs to {of} in the previous mix, not to {asked.source}")
         if name not in before.get(asked.source, {name}):
             raise UsageError(
-                f"class {name}: the mix before reads {asked.source} without it, and a mix that goes on keeps what it "
-                "calls so"
+                f"class {name}: the previous mix reads {asked.source} without this class, and a mix that continues it "
+                "must keep its classes"
             )
         wanted.setdefault(asked.source, {})[name] = asked.predicate
     for source, names in before.items():
         missing = sorted(names - wanted.get(source, {}).keys() - {source})
         if missing and begins[source] < sum(shard.tokens for shard in manifest.of(source, request.split)):
             raise UsageError(
-                f"{source} was appended to since the mix before: say again which documents are in "
-                f"{', '.join(missing)} (--class '{missing[0]}={source} where ...')"
+                f"{source} has grown since the previous mix: give the conditions of {', '.join(missing)} again "
+                f"(--class '{missing[0]}={source} where ...')"
             )
     return wanted
 
 
 def _packed(manifest: Manifest, request: MixRequest, folder: Path, entry: MixSource) -> MixSource:
-    """The same packed, where the mix is so."""
+    """Pack an entry if the mix packs its documents."""
     if not request.packs or entry.tokens < 2:
         return entry
     shards = behind(manifest.of(entry.held_in, request.split), entry.begin)
@@ -303,7 +311,7 @@ def _report(
 ) -> MixReport:
     drawn = mix.order().prefix(len(mix)).tolist()
     pools = _pooled(mix, drawn)
-    # What is predicted of each entry up to where each stage ends.
+    # Targets of each entry up to the end of each stage.
     read = [mix.predicted_by(end) for end in accumulate(mix.lengths, initial=0)]
     stages: list[dict[str, Any]] = []
     for stage, before, after in zip(mix.stages, read, read[1:], strict=False):
@@ -344,12 +352,14 @@ def _report(
 def _source_report(
     manifest: Manifest, mix: Mix, source: MixSource, drawn: int, tokens: int, folder: Path
 ) -> dict[str, Any]:
-    """What a mix takes of an entry. unused_tokens: whole sequences not drawn even once; tail_tokens: what an epoch
-    leaves before its first and behind its last sequence, other tokens in each where epochs are cut anew. documents: of
-    a class or of what is packed, of which cut_documents are longer than a sequence, and padding_tokens fill an epoch
-    up. learn: kinds that are learned, none where all are; learned_share: of the tokens of the source how many are
-    these; spread_tokens: standard deviation of the tokens that a packed sequence predicts, whose sum is exact at the
-    end of each epoch."""
+    """Return what a mix takes from an entry.
+
+    unused_tokens: in whole sequences that are never drawn. tail_tokens: before the first and after the last sequence of
+    an epoch; if each epoch is cut anew, they differ between epochs. documents: of a class or a packed entry;
+    cut_documents of them are longer than a sequence; padding_tokens: per epoch. learn: kinds that are learned, empty if
+    all are; learned_share: their share of the tokens of the source. spread_tokens: standard deviation of the targets of
+    a packed sequence, whose sum is exact at the end of each epoch.
+    """
     each = source.predicted(mix.seq_len)
     about = SideFile(folder, source.tape).about if source.tape else {}
     shards = manifest.of(source.held_in, mix.split)
@@ -371,14 +381,16 @@ def _source_report(
 
 
 def _spread(about: Mapping[str, int]) -> float:
-    """Standard deviation of what a packed sequence predicts."""
+    """Return the standard deviation of the targets of a packed sequence."""
     mean = about.get("targets", 0) / max(about.get("bins", 0), 1)
     return math.sqrt(max(about.get("squares", 0) / max(about.get("bins", 0), 1) - mean * mean, 0))
 
 
 def show_mix(manifest: Manifest, report: MixReport, console: Console, sources: bool = True) -> None:
-    """A line for each stage and each packed or masked source, and one for all that is left out or was changed; with
-    `sources` a table of these."""
+    """Print a line per stage, per packed or masked source, and for everything left out or changed.
+
+    sources: also print a table of the sources.
+    """
     for number, stage in enumerate(report.stages, 1):
         what = f"stage {number}" if len(report.stages) > 1 else "mix"
         largest = sorted(stage["shares"], key=lambda name: -stage["shares"][name])[:SHOWN]
@@ -386,21 +398,21 @@ def show_mix(manifest: Manifest, report: MixReport, console: Console, sources: b
         shares = listed(named, SHOWN, count=len(stage["shares"]))
         bound = math.ceil(max(stage["prefix_bound_tokens"].values()))
         console.notice(
-            f"{what}: {stage['tokens']:,} tokens: {shares}; at every point within {bound:,} tokens of it"
+            f"{what}: {stage['tokens']:,} tokens: {shares} (never more than {bound:,} tokens off at any prefix)"
         )
     for name, one in report.sources.items():
         if one["padding_tokens"] or one["cut_documents"]:
             console.notice(
-                f"{name} is packed: {one['documents']:,} documents, {one['cut_documents']:,} longer ones cut, "
-                f"{one['padding_tokens']:,} tokens of padding an epoch; its tokens are exact at the end of each epoch"
+                f"{name} is packed: {one['documents']:,} documents, {one['cut_documents']:,} longer ones split, "
+                f"{one['padding_tokens']:,} tokens of padding per epoch; its share is exact at the end of each epoch"
             )
         if one["learn"]:
             console.notice(
-                f"learned of {name}: {', '.join(one['learn'])}; in its source {one['learned_share']:.1%} of the tokens"
+                f"in {name} the loss covers {', '.join(one['learn'])}: {one['learned_share']:.1%} of its tokens"
             )
     if at := report.continued_at:
         console.notice(
-            f"the first {at:,} sequences are those of the mix before, and its sources go on from there"
+            f"the first {at:,} sequences are those of the previous mix, and its sources continue from there"
         )
     for name, tokens in report.left_out.items():
         console.notice(f"not in the mix: {name}, {tokens:,} tokens")

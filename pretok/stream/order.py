@@ -1,22 +1,21 @@
-"""Which sequence stands at which position: integer arithmetic only, no table, the same on every machine for ever.
+"""Which sequence is at which position: integer arithmetic without tables, the same on every machine, and forever.
 
-Input: how many sequences each entry has and how many of them every stage of a mix takes (its quotas). Output:
+Input: the number of sequences of each entry, and how many of them each stage of a mix takes (its quotas). Output:
 `Order`, which maps positions to (entry, epoch, sequence) and back, and prefixes to counts, in vectors.
 
-Cuts. Sequence i of epoch e of a source begins at token o + i seq_len of its flat tokens, where o, the same for the
-whole epoch, is `cut`: a hash modulo seq_len, so that no border falls where it fell in another epoch. 0 where cuts are
-fixed.
+Cuts. Sequence i of epoch e of a source begins at token o + i seq_len of its flat tokens. o, the same for the whole
+epoch, is `cut`: a hash modulo seq_len, so that each epoch divides the text at other places. With fixed cuts o is 0.
 
-Interleaving. Of N positions source s has quota q_s; its k-th sequence falls due at time (k + 1/2) N / q_s, and
-positions follow by time, equal times by source. Up to a whole time T source s was due floor(q_s T / N + 1/2) times,
-within 1/2 of its share, so the counts of S sources add up to T within S/2: the T in which a position falls is found
-by bisection over S + 1 candidates, and within one unit of time each source is due at most once. So at every prefix n
-the count of source s is within 1/2 + w_s S/2 of w_s n, with w_s = q_s / N.
+Interleaving. In a stage of N positions source s has quota q_s. Its k-th sequence is due at time (k + 1/2) N / q_s, and
+positions are sorted by due time, then by source. Up to a whole time T, source s was due floor(q_s T / N + 1/2) times,
+within 1/2 of its share. So the counts of S sources sum to T within S/2, and bisection over S + 1 candidates finds the T
+of a position. Within one unit of time each source is due at most once. So at every prefix n the count of source s is
+within 1/2 + w_s S/2 of w_s n, with w_s = q_s / N.
 
-Pools. A source and what was appended to it are entries of one pool, which has one quota. Where a stage begins, the pool
-first gives what each entry has left of the epoch that is on, then all of them once, again and again; each of these
-rounds is interleaved as above, by what each entry has to give in it. So no sequence comes a second time before every
-other of its pool came once, whatever the quotas are. What was appended joins the epoch that is on, or has just ended.
+Pools. A source and what was appended to it are entries of one pool, which has one quota. In each stage the pool first
+gives what its entries have left of the current epoch, then all of them once, again and again. Each of these rounds is
+interleaved as above, in proportion to what each entry gives in it. So whatever the quotas, no sequence is repeated
+before every other sequence of its pool has come. An appended entry joins the current epoch, or the one that just ended.
 
 Permutation. The k-th sequence drawn from an entry of n is element k mod n of epoch k div n, permuted
 (`stream.permutation`).
@@ -34,14 +33,16 @@ from pretok.base.tokens import Ints
 from pretok.stream.permutation import ROUNDS, UInt64s, cut, permute, round_keys, unpermute
 
 DIGIT = 21
-"""Bits of one digit of long division: products of 20 + 21 + 21 bits stay in 63."""
+"""Bits of one digit of long division; all intermediate values stay below 2^63."""
 MAX_SEQUENCES = 1 << 2 * DIGIT - 2
-"""A stage holds fewer sequences than this (1.1e12), so that nothing here leaves 64 bits."""
+"""Limit of the sequences in a stage (1.1e12), so that nothing here exceeds 64 bits."""
 
 
 class _Due(NamedTuple):
-    """Sources that fall due in units of time (n,): row, the unit, and source (all,), by unit and time; first (n,):
-    where those of each unit begin."""
+    """The sources that are due in n units of time, sorted by unit and due time.
+
+    row: (all,) the unit. source: (all,) the source. first: (n,) where the sources of each unit begin.
+    """
 
     row: Ints
     source: Ints
@@ -49,26 +50,26 @@ class _Due(NamedTuple):
 
 
 class Schedule:
-    """One stage: the interleaving of sources with fixed quotas. `length` is the number of positions."""
+    """The interleaving of sources with fixed quotas in one stage. `length` is the number of positions."""
 
     def __init__(self, quotas: Sequence[int]) -> None:
         self.length = sum(quotas)
         if self.length >= MAX_SEQUENCES:
             raise UsageError(
                 f"a stage of {self.length} sequences is too long; at most {MAX_SEQUENCES - 1} are possible: "
-                "split it into stages or take a larger sequence length"
+                "split it into stages, or use a larger sequence length"
             )
         self.quotas: Ints = np.array(quotas, np.int64)
 
     def locate(self, positions: Ints) -> tuple[Ints, Ints]:
-        """positions: (n,) in 0..length-1 -> source (n,) and k (n,): the position holds the source's k-th sequence."""
+        """Map positions (n,) in 0..length-1 to source (n,) and k (n,): the position has the source's k-th sequence."""
         before, due, rank = self._unit_of(positions)
         rows = np.arange(len(positions))
         source = due.source[due.first[rows] + rank]
         return source, before[rows, source]
 
     def position(self, source: Ints, k: Ints) -> Ints:
-        """Inverse of `locate`: source: (n,), k: (n,) below the source's quota -> the positions (n,)."""
+        """Invert `locate`: map source (n,) and k (n,), each below its quota, to positions (n,)."""
         rows = np.arange(len(source))
         low, high = np.ones_like(k), np.full_like(k, self.length)
         while (low < high).any():  # the smallest whole time up to which the source was due more than k times
@@ -81,13 +82,14 @@ class Schedule:
         return positions
 
     def first(self, length: int) -> Ints:
-        """(sources,): how many of the first `length` positions each source has."""
+        """Return (sources,): how many of the first `length` positions belong to each source."""
         return self.quotas if length == self.length else self.prefix(np.array([length]))[0]
 
     def prefix(self, lengths: Ints) -> Ints:
-        """lengths: (n,) in 0..length -> (n, sources): how many of the first `lengths` positions each source has."""
+        """Return (n, sources) for `lengths` (n,) in 0..length: how many of the first positions each source has."""
         if self.length == 0:
             return np.zeros((len(lengths), len(self.quotas)), np.int64)
+        # The counts at the start of the position's unit, plus the sources that are due in the unit before it.
         counts, due, rank = self._unit_of(np.minimum(lengths, self.length - 1))
         earlier = np.arange(len(due.row)) - due.first[due.row] < rank[due.row]
         counts[due.row[earlier], due.source[earlier]] += 1
@@ -95,19 +97,19 @@ class Schedule:
         return counts
 
     def _unit_of(self, positions: Ints) -> tuple[Ints, _Due, Ints]:
-        """The unit of time each position falls in: before and what is due as in `_unit_ending`; rank (n,), the place of
-        the position among these."""
+        """Return the unit of time of each position: `before` and `due` of `_unit_ending`, and the rank in it (n,)."""
         before, due = self._unit_ending(self._end_of_unit(positions))
         return before, due, positions - before.sum(axis=1)
 
     def _unit_ending(self, time: Ints) -> tuple[Ints, _Due]:
-        """The unit of time that ends at each whole `time` (n,).
+        """Return the unit of time that ends at each whole `time` (n,).
 
-        Returns before (n, sources), the counts where the unit starts, and the sources that are due in it, by time: as a
-        rule one of all, so that none but these are put in order.
+        Returns before (n, sources), the counts at the start of the unit, and the sources that are due in it, by time.
+        On average only one source is due, so sorting these is cheap.
         """
         counts, remainder = self._due(time)
-        # Source s was last due rho / (2 q_s) before `time`.
+        # With c = floor(q T / N + 1/2), the source was last due at (c - 1/2) N / q. That is rho / (2 q) before T, where
+        # rho = 2 (q T - (c - 1/2) N). If rho < 2 q, this lies in the unit that ends at T.
         rho = 2 * remainder + np.where(2 * remainder >= self.length, -self.length, self.length)
         inside = rho < 2 * self.quotas
         row, source = np.nonzero(inside)
@@ -118,12 +120,13 @@ class Schedule:
         return counts - inside, _Due(row, source[order], first)
 
     def _end_of_unit(self, positions: Ints) -> Ints:
-        """The smallest whole time up to which more than `positions` sequences were due; (n,)."""
+        """Return (n,): the smallest whole time up to which more than `positions` sequences were due."""
+        # The counts of S sources sum to T within S/2 (see above), which bounds the search on both sides.
         sources = len(self.quotas)
         low = np.maximum(positions + 1 - (sources + 1) // 2, 1)
         high = np.minimum(positions + 1 + (sources + 1) // 2, self.length)
         if len(positions) and (times := int(high.max() - low.min()) + 1) <= 2 * len(positions):
-            # Positions close together: all times between are looked at once.
+            # Positions close together: compute all times in their range at once.
             every = np.arange(times) + low.min()
             found: Ints = every[np.searchsorted(self._due(every)[0].sum(axis=1), positions, side="right")]
             return found
@@ -134,7 +137,9 @@ class Schedule:
         return low
 
     def _due(self, time: Ints) -> tuple[Ints, Ints]:
-        """floor(q T / N + 1/2) and q T mod N, both (n, sources), by long division in two digits."""
+        """Return floor(q T / N + 1/2) and q T mod N, both (n, sources), by long division in two digits."""
+        # q T may have 80 bits. With T = t1 2^21 + t0: divide q t1 first (below 2^59), then its remainder (below 2^40),
+        # shifted by one digit, plus q t0 (each below 2^61).
         upper = self.quotas * (time >> DIGIT)[:, None]
         quotient = upper // self.length
         lower = ((upper - quotient * self.length) << DIGIT) + self.quotas * (time & (1 << DIGIT) - 1)[:, None]
@@ -144,17 +149,17 @@ class Schedule:
 
 
 def prefix_bound(quotas: Sequence[int], quota: int) -> float:
-    """How many sequences the count of a source with `quota` may be away from its share, at any prefix of a stage."""
+    """Return how far a source with `quota` may be from its share at any prefix of a stage, in sequences."""
     if not quota:
         return 0.0
     return 0.5 + quota / sum(quotas) * sum(1 for other in quotas if other) / 2
 
 
 def _fraction(numerator: Ints, denominator: Ints) -> Ints:
-    """The first 42 binary digits of numerator / denominator < 1, as one integer.
+    """Return the first 42 binary digits of numerator / denominator < 1 as one integer.
 
-    They tell apart the lateness of two sources: their due times differ by a multiple of N / (2 q1 q2), which is at
-    least 2 / N > 2^-40 because q1 + q2 <= N.
+    They are enough to compare the lateness of two sources: their due times differ by a multiple of N / (2 q1 q2), which
+    is at least 2 / N > 2^-40 because q1 + q2 <= N.
     """
     high = (numerator << DIGIT) // denominator
     low = ((numerator << DIGIT) - high * denominator << DIGIT) // denominator
@@ -162,18 +167,20 @@ def _fraction(numerator: Ints, denominator: Ints) -> Ints:
 
 
 class Rounds:
-    """A pool of several entries in one stage: sizes: how many sequences each has; spent: how many it gave before, whole
-    epochs that it missed included."""
+    """A pool of several entries in one stage.
+
+    sizes: sequences of each entry. spent: how many each has given before, including whole epochs that it missed.
+    """
 
     def __init__(self, sizes: Ints, spent: Ints) -> None:
         self._sizes = sizes
+        # `level` epochs are complete for every entry. The first round gives what is left of the next one.
         level = min(int(done // size) for size, done in zip(sizes, spent, strict=True) if size)
         self._rest = Schedule(((level + 1) * sizes - spent).tolist())
         self._whole = Schedule(sizes.tolist())
 
     def locate(self, draws: Ints) -> tuple[Ints, Ints]:
-        """draws: (n,) of the pool, from 0 -> entry (n,), by its place in `sizes`, and k (n,): its k-th in this
-        stage."""
+        """Map draws (n,) of the pool, from 0, to entry (n,), an index into `sizes`, and k (n,) in this stage."""
         entry, k = self._rest.locate(np.minimum(draws, self._rest.length - 1))
         if len(later := np.flatnonzero(draws >= self._rest.length)):
             turn, draw = np.divmod(draws[later] - self._rest.length, self._whole.length)
@@ -182,7 +189,7 @@ class Rounds:
         return entry, k
 
     def draw(self, entry: int, k: Ints) -> Ints:
-        """Inverse of `locate` for one entry."""
+        """Invert `locate` for one entry: map k (n,) to draws (n,)."""
         rest, size = int(self._rest.quotas[entry]), int(self._sizes[entry])
         found, entries = np.empty_like(k), np.full_like(k, entry)
         later = k >= rest
@@ -194,7 +201,7 @@ class Rounds:
         return found
 
     def first(self, count: int) -> Ints:
-        """How many of its first `count` draws each entry has."""
+        """Return how many of the pool's first `count` draws each entry gives."""
         if count <= self._rest.length:
             return self._rest.first(count)
         turns, more = divmod(count - self._rest.length, self._whole.length)
@@ -203,13 +210,14 @@ class Rounds:
 
 
 class Order:
-    """Positions of a whole mix -> sequences of its entries.
+    """Maps the positions of a whole mix to sequences of its entries.
 
-    names, sizes: the entries and how many sequences each has; stages: the quotas of each stage, by pool; lengths: how
-    many positions of each stage there are, all by default; shifts: for each entry the seq_len by which its epochs are
-    cut anew, 0 where they are not; pools: the pool of each entry, by default its own; since: the stage with which each
-    entry came. Each stage goes on in every entry where the one before stopped. spent: how many sequences each entry
-    gave in all, those included that it missed before it came."""
+    names, sizes: the entries, and how many sequences each has. stages: the quotas of each stage, by pool. lengths:
+    positions of each stage; default: all. shifts: for each entry the seq_len by which its epochs are cut, 0 for fixed
+    cuts. pools: the pool of each entry; default: its own. since: the stage with which each entry was added. In each
+    stage, every entry continues where the stage before stopped. spent: sequences that each entry gave in all, including
+    those that it missed before it was added.
+    """
 
     def __init__(
         self,
@@ -237,21 +245,21 @@ class Order:
         self._join(lengths, tuple(since) or (0,) * len(self.names))
 
     def _join(self, lengths: Sequence[int], since: Sequence[int]) -> None:
-        """What each entry gave before each stage, and how the pools of several are divided in it."""
+        """Compute what each entry gives before each stage, and how pools of several entries are divided in it."""
         came, given = np.array(since, np.int64), self.sizes > 0
         pools = [
             np.flatnonzero((self._pools == pool) & given)
             for pool in range(int(self._pools.max(initial=-1)) + 1)
         ]
-        # Of a pool of one entry all draws are its own; of one without a sequence there are none.
+        # A pool with one entry draws from that entry only; a pool without sequences never draws.
         self._alone: Ints = np.array([entries[0] if len(entries) else 0 for entries in pools], np.int64)
         several = {pool: entries for pool, entries in enumerate(pools) if len(entries) > 1}
         self._rounds: list[
             dict[int, tuple[Ints, Rounds]]
-        ] = []  # of each stage: pool -> its entries, and what they give
+        ] = []  # for each stage: pool -> its entries, and their rounds
         self._drawn = np.zeros(
             (len(lengths) + 1, len(self.names)), np.int64
-        )  # of each entry before each stage
+        )  # sequences of each entry before each stage
         missed = np.zeros(len(self.names), np.int64)
         for stage in range(len(lengths) + 1):
             spent = missed + self._drawn[stage]
@@ -259,7 +267,8 @@ class Order:
             for pool, entries in several.items():
                 old, new = entries[came[entries] < stage], entries[came[entries] == stage]
                 if len(old) and len(new):
-                    # Of the round that is on, some entries may have given nothing yet: those that have say which it is.
+                    # A new entry counts as if it had taken part in all epochs before the current one. Some old entries
+                    # may not have begun the current epoch, so the one that is furthest tells its number.
                     begun = -(-spent[old] // self.sizes[old])
                     spent[new] = missed[new] = max(int(begun.max()) - 1, 0) * self.sizes[new]
                 if len(known := entries[came[entries] <= stage]) > 1:
@@ -270,12 +279,14 @@ class Order:
         self.spent: Ints = spent
 
     def _given(self, stage: int, length: int) -> Ints:
-        """(entries,): how many of the first `length` positions of a stage each has."""
+        """Return (entries,): how many of the first `length` positions of a stage each entry has."""
         return self.divide(self._stages[stage].first(length), stage)
 
     def divide(self, by_pool: Sequence[int] | Ints, stage: int = -1) -> Ints:
-        """(entries,): what each gives of the first so many sequences of each pool in a stage, by default in one to
-        come."""
+        """Return (entries,): what each entry gives of the first `by_pool` sequences of each pool in a stage.
+
+        stage: by default the one that would follow the last.
+        """
         counts = np.zeros(len(self.names), np.int64)
         np.add.at(counts, self._alone, by_pool)
         for pool, (entries, rounds) in self._rounds[stage].items():
@@ -283,7 +294,7 @@ class Order:
         return counts
 
     def locate(self, positions: Ints) -> tuple[Ints, Ints, Ints]:
-        """positions: (n,) in 0..length-1 -> entry, epoch and sequence inside the entry, each (n,)."""
+        """Map positions (n,) in 0..length-1 to entry, epoch, and sequence within the entry, each (n,)."""
         stage_of = np.searchsorted(self._starts, positions, side="right") - 1
         entry = np.empty_like(positions)
         drawn = np.empty_like(positions)
@@ -301,12 +312,11 @@ class Order:
         return entry, epoch, permute(index, size, self._keys_of(entry, epoch))
 
     def epochs(self, entry: int) -> int:
-        """Epochs of an entry that the stream begins."""
+        """Return how many epochs of an entry the stream begins."""
         return -(-int(self._drawn[-1, entry]) // max(int(self.sizes[entry]), 1))
 
     def positions(self, entry: int, epoch: int, sequences: Ints) -> Ints:
-        """Inverse of `locate`. sequences: (n,) of one entry -> (n,): the position at which the epoch has each, -1
-        where the stream ends before."""
+        """Invert `locate` for sequences (n,) of one entry and epoch: their positions (n,), -1 for those never read."""
         size, end = int(self.sizes[entry]), int(self._drawn[-1, entry])
         found = np.full(len(sequences), -1, np.int64)
         sizes, pool = np.full(len(sequences), size), int(self._pools[entry])
@@ -323,7 +333,7 @@ class Order:
         return found
 
     def cuts(self, entry: Ints, epoch: Ints) -> Ints:
-        """(n,): at which token of its tape each epoch begins, see `cut`; sequence i begins i strides behind."""
+        """Return (n,): the token of its tape at which each epoch begins; sequence i begins i strides later."""
         if not any(self._shifts):
             return np.zeros_like(entry)
         pairs, inverse = np.unique(epoch * len(self.names) + entry, return_inverse=True)
@@ -331,7 +341,7 @@ class Order:
         return np.array(found, np.int64)[inverse]
 
     def cut(self, entry: int, epoch: int) -> int:
-        """At which token of its tape an epoch of an entry begins."""
+        """Return the token of its tape at which an epoch of an entry begins."""
         if not (shift := self._shifts[entry]):
             return 0
         if (entry, epoch) not in self._cuts:
@@ -339,21 +349,20 @@ class Order:
         return self._cuts[entry, epoch]
 
     def prefix(self, length: int) -> Ints:
-        """(entries,): how many of the first `length` positions each has."""
+        """Return (entries,): how many of the first `length` positions each entry has."""
         stage = min(int(np.searchsorted(self._starts, length, side="right")) - 1, len(self._stages) - 1)
         counts: Ints = self._drawn[stage] + self._given(stage, length - int(self._starts[stage]))
         return counts
 
     def drawn(self, entry: int, low: int, high: int) -> Ints:
-        """(high - low,): the sequences inside an entry that it gives as its `low`-th to `high - 1`-th, whatever the
-        positions they fall on."""
+        """Return the sequences that an entry gives as its `low`-th to `high - 1`-th at any positions, (high - low,)."""
         size = self.sizes[[entry]]
         epoch, index = np.divmod(np.arange(low, high), size)
         keys = self._keys_of(np.full_like(index, entry), epoch)
         return permute(index, np.broadcast_to(size, index.shape), keys)
 
     def _keys_of(self, entry: Ints, epoch: Ints) -> UInt64s:
-        """(n, ROUNDS) round keys; those of an epoch are made once."""
+        """Return (n, ROUNDS) round keys; those of an epoch are computed once."""
         pairs, inverse = np.unique(epoch * len(self.names) + entry, return_inverse=True)
         table = np.empty((len(pairs), ROUNDS), np.uint64)
         for row, pair in enumerate(pairs.tolist()):

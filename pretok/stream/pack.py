@@ -1,14 +1,14 @@
-"""pack: documents -> sequences of seq_len + 1 tokens, of which none is cut unless it is longer; a tape (`tapes`).
+"""Packing: documents -> sequences of seq_len + 1 tokens that split only documents longer than that (see `tapes`).
 
-Input: the shards of a source, of which only the lengths in their `.idx` are read, and the tape of a class where this is
-packed. Output: a side file, and what it says. A document of more than seq_len + 1 tokens is cut behind each
-seq_len + 1 tokens: these pieces fill a sequence each, and what is left is packed as a document is. What documents leave
-is EOD. A sequence learns all its tokens but the first and what follows an EOD and is one: what fills it up, and the
-last token of a longer document where that alone is left of it.
+Input: the shards of a source, of which only the document lengths in their `.idx` are read, and the tape of a class if
+only that is packed. Output: a side file, and its `Packing`. A document of more than seq_len + 1 tokens is split after
+each seq_len + 1 tokens: these pieces fill a sequence each, and the remainder is packed like a document. Free space is
+filled with EOD. All tokens of a sequence but the first are targets, except for an EOD that follows an EOD: the padding,
+and the last token of a longer document if it is all that remains of it.
 
-Windows of documents in a row are packed by themselves (`kernels.packing`), so memory holds the lengths of one shard,
-and the result is the same wherever it is computed. A finished tape is noted in the folder as `packing-KEY.json`, by
-which a job that was killed, and another mix of the same shards, find it.
+Windows of consecutive documents are packed one by one (`kernels.packing`). So memory holds the lengths of one shard,
+and the result is the same wherever it is computed. `packing-KEY.json` in the folder records a finished tape; by it a
+resumed job, or another mix of the same shards, finds the tape.
 """
 
 from __future__ import annotations
@@ -28,17 +28,22 @@ from pretok.shards.manifest import Shard
 from pretok.stream.tapes import FILL, SideFile, TapeWriter, path_of, shards_key
 
 DOCUMENTS = 4096
-"""Of a window, at least. Packed in a row they leave 0.1 % of padding; 65,536 a tenth of that, in bins of documents that
-lie farther apart."""
+"""The smallest window, in documents.
+
+Consecutive documents packed like this leave 0.1 % of padding; windows of 65,536 leave a tenth of that, but combine
+documents that lie farther apart.
+"""
 MOST_DOCUMENTS = 1 << 16
 BINS = 512
-"""Of a window, about, at least: the last bins of a window are not full."""
+"""About the least number of bins of a window, because the last bins of a window are not full."""
 
 
 class Packing(Record, frozen=True, kw_only=True):
-    """What a packed tape says of itself. shards: how many it is of; indexes: see `shards_key`; documents, tokens:
-    packed ones; cut: documents longer than a sequence; targets: what all bins learn, and squares: of that of each,
-    added up."""
+    """What a packed tape records about itself.
+
+    shards: their number. indexes: see `shards_key`. documents, tokens: those packed. bins: sequences. cut: documents
+    longer than a sequence. targets: targets with loss in all bins. squares: sum over bins of their squared targets.
+    """
 
     shards: Count
     indexes: str
@@ -54,7 +59,7 @@ class Packing(Record, frozen=True, kw_only=True):
 def open_packing(
     folder: Path, digest: str, shards: Sequence[Shard], seq_len: int
 ) -> tuple[SideFile, Packing]:
-    """A packed tape, and what it says. Raises as `SideFile`."""
+    """Open a packed tape and its `Packing`. Raises as `SideFile`."""
     file = SideFile(folder, digest, shards)
     about = read_record(Packing, file.about, file.path)
     if (about.seq_len, about.bins * (seq_len + 1)) != (seq_len, file.tokens):
@@ -65,10 +70,10 @@ def open_packing(
 def pack(
     folder: Path, shards: Sequence[Shard], seq_len: int, members: SideFile | None = None
 ) -> tuple[str, Packing]:
-    """The digest of the packed tape of `shards` in `folder`, and what it says; made unless it is there.
+    """Return the digest of the packed tape of `shards` in `folder` and its `Packing`; make the tape unless it exists.
 
-    members: the tape of a class in these shards, which alone is packed. Raises IntegrityError for an `.idx` that is not
-    as it was sealed, OutputError.
+    members: the tape of a class in these shards; only its documents are packed. Raises IntegrityError for an `.idx`
+    that differs from the manifest, OutputError.
     """
     named = {} if members is None else {"members": members.path.name}
     key = fingerprint({"shards": shards_key(shards), "seq_len": seq_len, **named})
@@ -76,6 +81,7 @@ def pack(
     digest = read_json(noted)["digest"] if noted.exists() else ""
     if not digest or not path_of(folder, digest).exists():
         folder.mkdir(parents=True, exist_ok=True)
+        # The folder of side files is shared by all mixes next to it: only one job at a time may write there.
         with hold(folder, "mix"), writing(folder, FULL):
             count, tokens = sum(shard.documents for shard in shards), sum(shard.tokens for shard in shards)
             if members is not None:
@@ -86,7 +92,7 @@ def pack(
 
 
 def documents_of(shards: Sequence[Shard], members: SideFile | None) -> Iterator[Ints]:
-    """(2, n) of each shard: addresses and lengths of its documents, or of those of a class in it."""
+    """Yield (2, n) for each shard: addresses and lengths of its documents, or of those that belong to a class."""
     base = 0
     for shard in shards:
         length = shard.open().lengths.astype(np.int64)
@@ -96,6 +102,7 @@ def documents_of(shards: Sequence[Shard], members: SideFile | None) -> Iterator[
             )
         address = base + np.cumsum(length) - length
         if members is not None:
+            # A document belongs to the class if it begins inside one of the runs of the class's tape.
             _, begin, size = members.holding(base, base + shard.tokens)
             run = np.searchsorted(begin, address, side="right") - 1
             held = (run >= 0) & (address < np.append(begin + size, 0)[run])
@@ -105,7 +112,7 @@ def documents_of(shards: Sequence[Shard], members: SideFile | None) -> Iterator[
 
 
 def window_of(documents: int, tokens: int, seq_len: int) -> int:
-    """Documents of a window: DOCUMENTS, or more where they are so short that these make fewer than BINS bins."""
+    """Return the documents of a window: DOCUMENTS, or more if so many short ones fill fewer than BINS bins."""
     window = DOCUMENTS
     while window < MOST_DOCUMENTS and window * tokens < BINS * (seq_len + 1) * documents:
         window *= 2
@@ -115,14 +122,14 @@ def window_of(documents: int, tokens: int, seq_len: int) -> int:
 def write_packing(
     folder: Path, shards: Sequence[Shard], seq_len: int, documents: Iterable[Ints], count: int, tokens: int
 ) -> str:
-    """Pack `count` documents of `shards`, (2, n) addresses and lengths in parts of any size; the digest of the tape."""
+    """Pack `count` documents of `shards`, (2, n) addresses and lengths in parts of any size; return the digest."""
     cut = targets = squares = bins = 0
     with TapeWriter(folder, f"packing-{shards[0].source if shards else ''}-{seq_len}", seq_len + 1) as writer:
         for address, length in _windows(documents, window_of(count, tokens, seq_len)):
             start, lengths, learned = window_runs(address, length, seq_len + 1)
             whole = int(
                 (length // (seq_len + 1)).sum()
-            )  # a document's pieces lie in a row, one after the other
+            )  # pieces of one document, which follow each other both in the shard and on the tape
             writer.append(start[:whole], lengths[:whole])
             writer.append(start[whole:], lengths[whole:], joined=False)
             targets, squares = targets + int(learned.sum()), squares + int((learned**2).sum())
@@ -135,7 +142,7 @@ def write_packing(
 
 
 def _windows(parts: Iterable[Ints], window: int) -> Iterator[npt.NDArray[np.int64]]:
-    """(2, n): the same documents, `window` at a time."""
+    """Yield (2, n): the same documents, `window` at a time."""
     rest = np.empty((2, 0), np.int64)
     for part in parts:
         rest = np.concatenate([rest, part], axis=1)
@@ -148,9 +155,11 @@ def _windows(parts: Iterable[Ints], window: int) -> Iterator[npt.NDArray[np.int6
 
 
 def window_runs(address: Ints, length: Ints, capacity: int) -> tuple[Ints, Ints, Ints]:
-    """Addresses and lengths of the runs of a window's bins, each bin filled up; (bins,) what each learns."""
+    """Return addresses and lengths of the runs of a window's bins, with padding, and each bin's targets (bins,)."""
     from pretok.kernels.packing import best_fit
 
+    # best_fit lists the bins in order: first `full` ones, each with one whole piece of a long document (the bin's start
+    # is the piece's number in it), then those with several documents or remainders (the start is where they begin).
     length = np.ascontiguousarray(length)
     room = len(length) + int((length // capacity).sum())
     starts, entries = np.empty(room, np.int64), np.empty(room, np.int64)
@@ -161,7 +170,7 @@ def window_runs(address: Ints, length: Ints, capacity: int) -> tuple[Ints, Ints,
     fill = np.empty(0, np.int64)
     if len(begins):
         fill = capacity - np.add.reduceat(rest, begins)
-        of_another = rest == 1  # an EOD behind another's
+        of_another = rest == 1  # a remainder of one token is an EOD, and follows another EOD: no target
         of_another[begins] = False
         learned[full:] = np.add.reduceat(rest - of_another, begins) - 1
     behind = np.append(begins[1:], len(rest))[: len(begins)]

@@ -1,9 +1,9 @@
-"""Keyed permutations of 0..n-1, row by row, and where epochs are cut: arithmetic that is the same for ever.
+"""Keyed permutations of 0..n-1, row by row, and where epochs are cut; the results must never change.
 
-Input: indexes, sizes and round keys. Output: their images, and back. A Feistel network with unequal halves over the
-smallest 2^b >= n and cycle walking (Black and Rogaway, "Ciphers with arbitrary finite domains", 2002); the round keys
-are BLAKE2b of seed, source name and epoch. Backwards: the rounds in reverse, and the walk along the same cycle the
-other way.
+Input: indices, sizes and round keys. Output: their images, or the inverse. The permutation is a Feistel network with
+unequal halves on the smallest 2^b >= n, with cycle walking (Black and Rogaway, "Ciphers with arbitrary finite domains",
+2002). The round keys are BLAKE2b of seed, source name and epoch. The inverse runs the rounds in reverse order, and so
+walks along the same cycle in the other direction.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ _SHIFT = np.uint64(32)
 
 
 def round_keys(seed: int, source: str, epoch: int) -> UInt64s:
-    """The (ROUNDS,) keys of one epoch's permutation."""
+    """Return the (ROUNDS,) round keys of one epoch's permutation."""
     digest = hashlib.blake2b(f"{seed}\0{source}\0{epoch}".encode(), digest_size=8 * ROUNDS).digest()
     return np.frombuffer(digest, "<u8").astype(np.uint64)
 
 
 def cut(seed: int, source: str, epoch: int, seq_len: int) -> int:
-    """At which token of a source the sequences of an epoch begin, 0 to seq_len - 1."""
+    """Return the token of a source at which the sequences of an epoch begin, 0 to seq_len - 1."""
     digest = hashlib.blake2b(f"{seed}\0{source}\0{epoch}\0cut".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") % seq_len
 
 
 def permute(index: Ints, size: Ints, keys: UInt64s) -> Ints:
-    """Row by row the image of `index` under a keyed permutation of 0..size-1.
+    """Return the image of each `index` under a keyed permutation of 0..size-1.
 
     index, size: (n,) with 0 <= index < size; keys: (n, ROUNDS). Returns (n,).
     """
@@ -46,15 +46,18 @@ def permute(index: Ints, size: Ints, keys: UInt64s) -> Ints:
 
 
 def unpermute(image: Ints, size: Ints, keys: UInt64s) -> Ints:
-    """Inverse of `permute`: what is mapped to `image`. Arguments and result alike."""
+    """Return the inverse of `permute`: the index that is mapped to `image`. Same shapes."""
     return _walk(image, size, keys, range(ROUNDS - 1, -1, -1))
 
 
 def _walk(index: Ints, size: Ints, keys: UInt64s, rounds: range) -> Ints:
+    # The exponent of frexp is the bit length of size - 1, exact below 2^53. Each half needs at least one bit.
     bits = np.maximum(np.frexp((size - 1).astype(np.float64))[1], 2).astype(np.uint64)
     result = index.copy()
     walking = np.arange(len(index))
-    while len(walking):  # each walk ends: its cycle holds the start, which lies inside
+    # Cycle walking: apply the permutation of 0..2^b-1 until the value is below `size`. Every walk ends, as its cycle
+    # leads back to the start, which is below `size`. From 3 on 2^b < 2 size, so on average a walk takes below 2 steps.
+    while len(walking):
         image = _feistel(result[walking].astype(np.uint64), bits[walking], keys[walking], rounds)
         result[walking] = image.astype(np.int64)
         walking = walking[result[walking] >= size[walking]]
@@ -62,9 +65,10 @@ def _walk(index: Ints, size: Ints, keys: UInt64s, rounds: range) -> Ints:
 
 
 def _feistel(value: UInt64s, bits: UInt64s, keys: UInt64s, rounds: range) -> UInt64s:
-    """A permutation of 0..2^bits-1, row by row; the halves have floor(bits / 2) and ceil(bits / 2) bits.
+    """Permute 0..2^bits-1, row by row; the halves have floor(bits / 2) and ceil(bits / 2) bits.
 
-    A round changes one half by the other, so the same rounds backwards undo it: even rounds change the low half.
+    A round changes one half by a hash of the other, so the same round undoes it, and all rounds in reverse order are
+    the inverse. Even rounds change the low half. As the halves differ in size, they are not swapped.
     """
     low_bits = bits >> np.uint64(1)
     high_bits = bits - low_bits
@@ -81,7 +85,7 @@ def _feistel(value: UInt64s, bits: UInt64s, keys: UInt64s, rounds: range) -> UIn
 
 
 def _mix(half: UInt64s, key: UInt64s) -> UInt64s:
-    """A 64-bit hash of a half under a key; its upper bits are the best mixed."""
+    """Return a 64-bit hash of a half under a key. Callers use its upper bits, which are mixed best."""
     mixed: UInt64s = (half ^ key) * _MULTIPLIERS[0]
     mixed ^= mixed >> _SHIFT
     mixed *= _MULTIPLIERS[1]

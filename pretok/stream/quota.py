@@ -1,7 +1,7 @@
 """Quotas: how many sequences of each source a stage of a mix takes.
 
-Input: weights, token budgets and what the sources hold. Output: whole numbers that add up to the budget, by largest
-remainder; or an error that says which budget or weight would fit. Pure functions over exact fractions.
+Input: weights, token budgets, and the sizes of the sources. Output: whole numbers that sum to the budget, by largest
+remainder; or an error that names the budget that would fit. Pure functions on exact fractions.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     from pretok.config import MixTable, StageTable
 
 SHOWN = 6
-"""Sources that a message or a line names."""
+"""The number of sources that a message or a line names."""
 WEIGHTS_HINT = "write 'natural' or weights like it=0.9,en=0.1"
 
 
 def parse_weights(text: str) -> dict[str, Fraction] | None:
-    """'it=0.9,en=0.1' or 'it=2/3,en=1/3' -> weights that add up to 1 exactly; 'natural' -> None. Raises UsageError."""
+    """Parse 'it=0.9,en=0.1' or 'it=2/3,en=1/3' into weights with the sum 1; 'natural' -> None. Raises UsageError."""
     if text == "natural":
         return None
     weights: dict[str, Fraction] = {}
@@ -44,7 +44,7 @@ def parse_weights(text: str) -> dict[str, Fraction] | None:
 
 
 def stage_table(text: str) -> dict[str, object]:
-    """'1.2T:it=0.9,en=0.1' -> the table of a stage. Raises UsageError."""
+    """Parse '1.2T:it=0.9,en=0.1' into the table of a stage. Raises UsageError."""
     tokens, colon, weights = text.partition(":")
     if not colon:
         raise UsageError(f"cannot read the stage {text!r}; write TOKENS:WEIGHTS, as in 1.2T:it=0.9,en=0.1")
@@ -52,7 +52,7 @@ def stage_table(text: str) -> dict[str, object]:
 
 
 def largest_remainder(total: int, weights: Sequence[Fraction]) -> list[int]:
-    """Split `total` in proportion to `weights` (which add up to 1); equal remainders go to the first."""
+    """Split `total` in proportion to `weights`, which sum to 1; on equal remainders the first ones get more."""
     shares = [total * weight for weight in weights]
     quotas = [int(share) for share in shares]
     by_remainder = sorted(range(len(shares)), key=lambda number: (quotas[number] - shares[number], number))
@@ -62,8 +62,7 @@ def largest_remainder(total: int, weights: Sequence[Fraction]) -> list[int]:
 
 
 def pooled(name: str, entries: Sequence[MixSource], given: Sequence[int], seq_len: int) -> MixSource:
-    """What a quota names once: entries, of which each gives so many sequences; a sequence of it is as they are on
-    average."""
+    """Combine the entries of a pool into one, whose sequence is the average if each entry gives `given` sequences."""
     if len(entries) == 1:
         return replace(entries[0], name=name)
     given = given if any(given) else [entry.sequences for entry in entries]
@@ -82,19 +81,19 @@ def pooled(name: str, entries: Sequence[MixSource], given: Sequence[int], seq_le
 def stage_quotas(
     stage: StageTable, mix: MixTable, sources: Sequence[MixSource], drawn: Sequence[int]
 ) -> list[int]:
-    """Sequences each source gives to a stage of a mix after `drawn` were taken by the stages before.
+    """Return how many sequences each source gives to a stage, after earlier stages have taken `drawn`.
 
-    Raises UsageError when the stage asks for more than the sources may give.
+    Raises UsageError if the stage asks for more than the sources may give.
     """
     weights = shares_of(stage, sources, mix.seq_len)
     each = [weight * source.predicted(mix.seq_len) for source, weight in zip(sources, weights, strict=True)]
-    predicted = sum(each, Fraction(0))  # of a sequence
+    predicted = sum(each, Fraction(0))  # targets of an average sequence
     left = [source.sequences - taken for source, taken in zip(sources, drawn, strict=True)]
-    # Without a number of tokens the longest stage in which no source starts another epoch.
+    # "all" is the longest stage in which no source starts another epoch.
     total = most_that_fits(weights, left) if stage.tokens == "all" else int(stage.tokens / predicted)
     if total < 1:
         raise UsageError(
-            "the scarcest source is used up by the stages before: give this stage a number of tokens"
+            "earlier stages have used up a source of this stage: give the stage a number of tokens"
         )
     room = [
         int(mix.max_epochs * source.sequences) - taken for source, taken in zip(sources, drawn, strict=True)
@@ -106,12 +105,12 @@ def stage_quotas(
 
 
 def weighed(table: MixTable, sources: Sequence[MixSource]) -> MixTable:
-    """The same where `repeat` is said by weights and tokens."""
+    """Return the table with `repeat` expressed by weights and tokens."""
     if not table.repeat:
         return table
     if unknown := sorted(table.repeat.keys() - {source.name for source in sources}):
         raise UsageError(
-            f"repeat names {', '.join(unknown)}, which the mix has not; there are "
+            f"repeat names {', '.join(unknown)}, which the mix does not have; it has "
             f"{', '.join(source.name for source in sources)}"
         )
     read = [source.sequences * table.repeat.get(source.name, Fraction(1)) for source in sources]
@@ -126,8 +125,10 @@ def weighed(table: MixTable, sources: Sequence[MixSource]) -> MixTable:
 
 
 def shares_of(stage: StageTable, sources: Sequence[MixSource], seq_len: int) -> list[Fraction]:
-    """The shares of `sources` in the sequences of a stage, in order, adding up to 1, so that the tokens which these
-    predict are as the weights say."""
+    """Return the shares of `sources` in the sequences of a stage, in order, with the sum 1.
+
+    The weights hold for the tokens that these sequences predict.
+    """
     if stage.weights == "natural":
         total = sum(source.sequences for source in sources)
         if not total:
@@ -137,9 +138,10 @@ def shares_of(stage: StageTable, sources: Sequence[MixSource], seq_len: int) -> 
     for source, weight in zip(sources, weights, strict=True):
         if weight and not source.sequences:
             raise UsageError(
-                f"source {source.name} has {source.tokens} tokens, not one sequence of {seq_len} + 1; "
-                "leave it out or take a smaller sequence length"
+                f"source {source.name} has {source.tokens} tokens, less than one sequence of {seq_len} + 1; "
+                "leave it out or use a smaller sequence length"
             )
+    # A packed sequence predicts fewer tokens (padding), so the same weight needs more of its sequences.
     rates = [
         weight / source.predicted(seq_len) if weight else weight
         for source, weight in zip(sources, weights, strict=True)
@@ -148,7 +150,7 @@ def shares_of(stage: StageTable, sources: Sequence[MixSource], seq_len: int) -> 
 
 
 def most_that_fits(weights: Sequence[Fraction], room: Sequence[int]) -> int:
-    """The longest stage at `weights` in which no source gives more than its room."""
+    """Return the longest stage at `weights` in which no source gives more than its room."""
     return min(max(r, 0) // weight for r, weight in zip(room, weights, strict=True) if weight)
 
 
@@ -168,12 +170,12 @@ def _too_much(
         told.append(f"{source.name} has {source.tokens:,} ({float(epochs):,.2f} epochs)")
     most = int(most_that_fits(weights, room) * predicted)
     return (
-        f"{int(total * predicted):,} tokens are more than {float(max_epochs):g} epochs of the sources give: "
-        f"{listed(told, SHOWN)}. With these weights {most:,} are the most: take that many (--tokens), add text, or "
-        "allow more epochs (--max-epochs)"
+        f"{int(total * predicted):,} tokens would take more than {float(max_epochs):g} epochs of some sources: "
+        f"{listed(told, SHOWN)}. With these weights at most {most:,} fit: lower --tokens, add text, or raise "
+        "--max-epochs"
     )
 
 
 def _no_sequence(sources: Sequence[MixSource], seq_len: int) -> str:
     longest = max((source.tokens for source in sources), default=0) - 1
-    return f"no source holds {seq_len:,} + 1 tokens; take --seq-len {max(1, longest)} at most"
+    return f"no source holds {seq_len:,} + 1 tokens; use a --seq-len of at most {max(1, longest)}"

@@ -1,21 +1,22 @@
-"""Tapes: what an entry of a mix reads, as runs of tokens of its source; whole sources, classes and packed ones alike.
+"""Tapes: what an entry of a mix reads, as runs of tokens of its source.
 
-Input: runs in any number, or the digest of a side file of them. Output: a sealed side file; or where any tokens of a
-tape lie, and back. A class is the runs of its documents; a packed source is those of its sequences, each filled up to
-seq_len + 1 by a run of EOD; a whole source is one run and needs no file. A side file, beside mix.json:
+Whole sources, classes and packed ones are all tapes. Input: any number of runs, or the digest of a side file. Output: a
+sealed side file; or where given tokens of a tape lie, and the inverse. The tape of a class consists of the runs of its
+documents; that of a packed source of the runs of its sequences, each filled up to seq_len + 1 tokens by EOD; a whole
+source is a single run and needs no file. A side file lies in a folder next to mix.json:
 
-    runs     the tape in its order, in blocks of at most 512: each {address: u32, length: u16 or u32}, the address
-             behind the lowest of the block, the length twice, and one more where EOD follows up to a multiple of
-             `every`
-    blocks   five columns of i64, of each block: its first token on the tape, its lowest address, the end of its highest
-             run, twice the byte at which its runs begin, one more where their lengths are u32, and 63 bits of their
-             XXH3-64, seeded by the lowest address; at last the tokens of the tape, 0, 0, twice the end of the runs, 0
-    tops     i64: the first token of each 100th block
-    footer   JSON: format, version, about, every, blocks, tokens, checksum: XXH3-128 of what is before
+    runs     the tape in its order, in blocks of at most 512 runs, each {address: u32, length: u16 or u32}. The address
+             is relative to the lowest one of the block. The length field is twice the length, plus 1 if EOD follows up
+             to a multiple of `every`
+    blocks   i64, five columns per block: its first token on the tape; its lowest address; the end of its highest run;
+             twice the byte at which its runs begin, plus 1 if their lengths are u32; 63 bits of their XXH3-64, seeded
+             by the lowest address. A last row has the tokens of the tape, 0, 0, twice the end of the runs, 0
+    tops     i64: the first token of every 100th block
+    footer   JSON: format, version, about, every, blocks, tokens, checksum (XXH3-128 of everything before it)
     trailer  u32 bytes of the footer | b"PRETOKSF"
 
-The digest, which names the file, is that of the footer. `blocks` are mapped into memory, so any tokens are found by two
-reads, of one page of them and of the runs. Opening reads the footer alone. numpy, xxhash and the standard library only.
+The name of the file is the digest of its footer. `blocks` is mapped into memory, so any token is found with two reads:
+one page of `blocks`, and the runs. Opening reads only the footer. It needs only numpy, xxhash and the standard library.
 """
 
 from __future__ import annotations
@@ -40,20 +41,20 @@ from pretok.stream.flat_tokens import OpenFiles, Pieces
 
 FORMAT, VERSION = "pretok-side-file", 2
 FOLDER = "side_files"
-"""Beside a mix.json: the side files of all mixes of that folder."""
+"""The folder next to mix.json with the side files of all mixes there."""
 SUFFIX = ".side"
 NARROW: np.dtype[Any] = np.dtype([("address", "<u4"), ("length", "<u2")])
 WIDE: np.dtype[Any] = np.dtype([("address", "<u4"), ("length", "<u4")])
 EACH = 512
-"""Runs of a block, at most."""
+"""The largest number of runs of a block."""
 PAGE = 100
-"""Blocks that are looked through at once: what is said of them takes 4,000 bytes."""
+"""Blocks that are searched at once: their table rows take 4,000 bytes."""
 MOST = 1 << 30
-"""Tokens of a run."""
+"""The largest number of tokens of a run."""
 FILL = -1
 TRAILER = struct.Struct("<I8s")
 MAGIC = b"PRETOKSF"
-REMEDY = f"copy it again from where the mix was made (the folder {FOLDER} beside it), or make the mix again"
+REMEDY = f"copy it again from where the mix was made (the folder {FOLDER} next to it), or make the mix again"
 
 
 class _Footer(Record, frozen=True):
@@ -67,16 +68,18 @@ class _Footer(Record, frozen=True):
 
 
 class TapeWriter:
-    """Writes a side file into `folder`: `append` runs in the order of the tape, then `seal`, which names it. Leaving
-    the context without leaves nothing. label: tells apart what one process writes at a time; every: EOD fills the tape
-    up to multiples of so many tokens."""
+    """Writes a side file into `folder`: `append` runs in the order of the tape, then `seal`, which names the file.
+
+    If the context is left without `seal`, nothing remains. label: distinguishes files that one process writes at a
+    time. every: EOD fills the tape up to multiples of this many tokens.
+    """
 
     def __init__(self, folder: Path, label: str, every: int = 1) -> None:
         self._file, self._every = NewFile(folder / label), every
         self.tokens = self._written = self._at = 0
         self._runs = np.empty(
             (3, 0), np.int64
-        )  # address, length and EOD behind it, of those that are not written
+        )  # address, length, and EOD after it, of the runs that are not written yet
         self._blocks: list[tuple[int, int, int, int, int]] = []
 
     def __enter__(self) -> Self:
@@ -86,8 +89,11 @@ class TapeWriter:
         self._file.__exit__()
 
     def append(self, address: Ints, length: Ints, joined: bool = True) -> None:
-        """Runs of `length` (n,) tokens from `address` (n,) on; FILL, behind another, for EOD up to a multiple of
-        `every`. joined: one that goes on where the one before ended is the same run."""
+        """Append runs of `length` (n,) tokens that start at `address` (n,).
+
+        An address of FILL, after another run, stands for EOD up to a multiple of `every`. joined: merge a run with the
+        one before if it starts where that one ended.
+        """
         if not len(address):
             return
         self.tokens += int(length.sum())
@@ -98,12 +104,13 @@ class TapeWriter:
             last, self._runs = self._runs[:, -1:], self._runs[:, :-1]
             runs = _split(_join(np.concatenate([last, runs], axis=1)))
         self._runs = np.concatenate([self._runs, runs], axis=1)
-        while self._runs.shape[1] >= 2 * EACH:  # the last run is not known yet
+        while self._runs.shape[1] >= 2 * EACH:  # keep the last run, which may still grow
             self._write()
 
     def _write(self) -> None:
-        """The next block."""
+        """Write the next block."""
         address, length, behind = self._runs[:, :EACH]
+        # As many runs as have addresses within 2^32 of each other: the longest prefix for which max - min fits u32.
         within = np.maximum.accumulate(address) - np.minimum.accumulate(address) < 1 << 32
         count = int(within.sum())
         address, length, behind = (part[:count] for part in (address, length, behind))
@@ -118,7 +125,10 @@ class TapeWriter:
         self._runs = self._runs[:, count:]
 
     def seal(self, about: Mapping[str, Any]) -> str:
-        """Flush and rename; the digest. about: what readers compare, as JSON."""
+        """Write tables and footer, and rename the file to its digest, which is returned.
+
+        about: JSON values that readers compare.
+        """
         while self._runs.shape[1]:
             self._write()
         if padding := -self._at % 8:
@@ -140,7 +150,7 @@ def _check(runs: bytes, low: int) -> int:
 
 
 def _join(runs: Ints) -> Ints:
-    """(3, n): the same runs, where one that goes on where the one before ended is part of it."""
+    """Return (3, n): the same runs, with those that start where the previous one ended merged into it."""
     address, length, behind = runs
     begins = np.ones(len(address), np.bool_)
     begins[1:] = (address[1:] != (address + length)[:-1]) | (behind[:-1] > 0)
@@ -150,7 +160,7 @@ def _join(runs: Ints) -> Ints:
 
 
 def _split(runs: Ints) -> Ints:
-    """(3, n): the same runs, none of more than MOST tokens."""
+    """Return (3, n): the same runs, split into runs of at most MOST tokens."""
     if not (runs[1] > MOST).any():
         return runs
     row, part = ranges(np.zeros(runs.shape[1], np.int64), -(-runs[1] // MOST))
@@ -160,8 +170,10 @@ def _split(runs: Ints) -> Ints:
 
 
 class Runs(NamedTuple):
-    """Runs of a tape, each (n,): `length` tokens from `start` on are those of the shards from `address` on; what is
-    between two is EOD."""
+    """n runs of a tape: `length` tokens from `start` on are the tokens of the shards from `address` on.
+
+    Tokens between two runs are EOD. Each field is (n,).
+    """
 
     start: Ints
     address: Ints
@@ -169,13 +181,16 @@ class Runs(NamedTuple):
 
 
 class SideFile:
-    """The tape of a side file, by its digest. about: what its maker said. shards: those it is of and, behind them, more
-    that came later; None: not compared. Raises IntegrityError (missing, damaged, of others), MismatchError."""
+    """The tape in a side file, found by its digest. about: what its writer recorded.
+
+    shards: the shards of the tape, perhaps followed by others that were added later; None skips the comparison. Raises
+    IntegrityError (missing, damaged, of other shards), MismatchError (another version).
+    """
 
     def __init__(self, folder: Path, name: str, shards: Sequence[Shard] | None = None) -> None:
         self.path = path_of(folder, name)
         if not self.path.exists():
-            raise IntegrityError(f"{self.path} is missing, which a mix is made of: {REMEDY}")
+            raise IntegrityError(f"{self.path}, which belongs to a mix, is missing: {REMEDY}")
         size = self.path.stat().st_size
         self._files = OpenFiles([self.path], [size], sequential=False)
         length, magic = (
@@ -183,31 +198,31 @@ class SideFile:
         )
         footer = self._read(size - TRAILER.size - length, length) if magic == MAGIC and length < size else b""
         if digest(footer) != name:
-            raise IntegrityError(f"{self.path} is damaged, was cut or is no side file; {REMEDY}")
+            raise IntegrityError(f"{self.path} is damaged, truncated or not a side file; {REMEDY}")
         data = msgspec.json.decode(footer)
         check_version(data.get("version"), VERSION, self.path, "make the mix again with pretok mix")
         self.footer = read_record(_Footer, data, self.path)
         self.about, self.tokens = self.footer.about, self.footer.tokens
         self._every, self.blocks = self.footer.every, self.footer.blocks
-        # What is before the footer: runs, blocks and tops.
+        # Offsets from the end: the footer is preceded by tops, and tops by blocks.
         tops = -(-self.blocks // PAGE)
         self.end = size - TRAILER.size - length
         self._tops_at, self._table_at = self.end - 8 * tops, self.end - 8 * (tops + 5 * (self.blocks + 1))
         if self._table_at < 0:
-            raise IntegrityError(f"{self.path} was cut; {REMEDY}")
+            raise IntegrityError(f"{self.path} is truncated; {REMEDY}")
         self._mapped: Any = None
         self._tops: Ints | None = None
         if shards is not None:
             known = shards[: self.about["shards"]]
             if (self.about["shards"], self.about["indexes"]) != (len(known), shards_key(known)):
-                raise IntegrityError(f"{self.path} is of other shards; {REMEDY}")
+                raise IntegrityError(f"{self.path} belongs to other shards; {REMEDY}")
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_mapped": None}
 
     @property
     def _table(self) -> Any:
-        """(blocks + 1, 5): what is said of each block."""
+        """The table `blocks`, (blocks + 1, 5), mapped into memory."""
         if self._mapped is None:
             with reading(self.path):
                 file = np.memmap(self.path, "<i8", "r", self._table_at, (self.blocks + 1, 5))
@@ -219,13 +234,15 @@ class SideFile:
         with reading(self.path):
             found = os.pread(self._files.get(0), length, at) if at >= 0 else b""
         if len(found) != length:
-            raise IntegrityError(f"{self.path} was cut; {REMEDY}")
+            raise IntegrityError(f"{self.path} is truncated; {REMEDY}")
         return found
 
     def _block_of(self, tokens: Ints) -> Ints:
-        """The blocks that tokens (n,) of the tape are in."""
+        """Return the blocks that hold tokens (n,) of the tape."""
         if self._tops is None:
             self._tops = np.frombuffer(self._read(self._tops_at, self.end - self._tops_at), "<i8")
+        # Two levels: `tops` gives the first of 100 blocks, and of these the last one that begins at or before the token
+        # is the right one. So a lookup touches a page or two of the mapped table.
         page = np.maximum(np.searchsorted(self._tops, tokens, side="right") - 1, 0) * PAGE
         blocks = np.minimum(page[:, None] + np.arange(PAGE), self.blocks)
         found: Ints = page + (self._table[blocks, 0] <= tokens[:, None]).sum(axis=1) - 1
@@ -234,7 +251,8 @@ class SideFile:
         return found
 
     def _runs(self, blocks: Ints) -> Runs:
-        """All runs of blocks (b,), rising."""
+        """Return all runs of the blocks (b,), which must be sorted."""
+        # A block's tokens and bytes end where those of the next one begin, so two rows describe it.
         begin, low, _, place, check = self._table[blocks].T
         end, _, _, behind, _ = self._table[blocks + 1].T
         wide = (place & 1).astype(np.bool_)
@@ -257,7 +275,8 @@ class SideFile:
         first = np.cumsum(counts) - counts
         ends = np.cumsum(length)
         if len(filled := np.flatnonzero(code & 1)):
-            # Up to a multiple of `every` behind the last that was filled up, or behind the beginning of the block.
+            # EOD fills up to a multiple of `every` tokens of the tape. Positions are known only relative to the last
+            # run that was filled up, where a multiple of `every` ends, or else to the first token of the block.
             since = (ends - length)[first] - begin % self._every
             before = np.append(-1, filled[:-1])
             since = np.where(before >= first[of[filled]], ends[before], since[of[filled]])
@@ -273,8 +292,10 @@ class SideFile:
         return IntegrityError(f"{self.path} is damaged; {REMEDY}")
 
     def between(self, first: Ints, end: Ints) -> Pieces:
-        """The tokens `first` (n,) to `end - 1` (n,) of the tape but for what is EOD, 0 <= first < end <= tokens. Row n
-        is the n-th range, column from `first` on."""
+        """Return the tokens `first` (n,) to `end - 1` (n,) of the tape without EOD, 0 <= first < end <= tokens.
+
+        Row n of the pieces is the n-th range; columns count from `first`.
+        """
         low, high = self._block_of(first), self._block_of(end - 1)
         start, address, length = self._runs(np.unique(ranges(low, high + 1)[1]))
         low, high = (np.searchsorted(start, at, side="right") - 1 for at in (first, end - 1))
@@ -285,8 +306,10 @@ class SideFile:
         return Pieces(*(part[stop > begin] for part in pieces)) if self._every > 1 else pieces
 
     def holding(self, first: int, end: int) -> Runs:
-        """The runs that have any of the addresses `first` to `end - 1`, and only these of each; of a tape that is
-        filled up none goes over a multiple of `every`."""
+        """Return the parts of runs that lie within the addresses `first` to `end - 1`.
+
+        On a packed tape no part crosses a multiple of `every`.
+        """
         blocks = np.flatnonzero((self._table[:-1, 1] < end) & (self._table[:-1, 2] > first))
         start, address, length = self._runs(blocks)
         skipped = np.maximum(first - address, 0)
@@ -302,9 +325,11 @@ class SideFile:
 
 
 class Tapes:
-    """The tapes of all entries of a mix. bases (entries,): the address of the first token that it may have; sizes: of
-    what it holds; strides: tokens from one sequence to the next; length: of a sequence; files: of those with a side
-    file."""
+    """The tapes of all entries of a mix.
+
+    bases: (entries,) the lowest address each may have. sizes: tokens of each. strides: tokens from one sequence to the
+    next. length: tokens of a sequence. files: the side files of the entries that have one.
+    """
 
     def __init__(
         self, bases: Ints, sizes: Sequence[int], strides: Ints, length: int, files: Mapping[int, SideFile]
@@ -312,8 +337,10 @@ class Tapes:
         self.bases, self._sizes, self.strides, self._length, self.files = bases, sizes, strides, length, files
 
     def pieces(self, entry: Ints, cut: Ints, number: Ints) -> Pieces:
-        """Where sequences `number` (n,) of entries (n,) lie, in epochs that begin at token `cut` (n,); in the order of
-        their rows. What no piece fills is EOD."""
+        """Return where the sequences `number` (n,) of entries (n,) lie, if their epochs begin at token `cut` (n,).
+
+        Pieces are sorted by row. Parts of a row that no piece covers are EOD.
+        """
         first = cut + number * self.strides[entry]
         rows = np.arange(len(entry))
         filed = np.isin(entry, list(self.files)) if self.files else np.zeros(len(entry), np.bool_)
@@ -333,7 +360,7 @@ class Tapes:
         return _in_rows(found)
 
     def between(self, entry: int, first: Ints, end: Ints) -> Pieces:
-        """The tokens `first` (n,) to `end - 1` (n,) of an entry's tape. A row a range."""
+        """Return the tokens `first` (n,) to `end - 1` (n,) of an entry's tape, one row per range."""
         if entry not in self.files:
             rows = np.arange(len(first))
             return Pieces(rows, np.zeros_like(rows), first + self.bases[entry], end - first)
@@ -341,7 +368,7 @@ class Tapes:
         return pieces._replace(address=pieces.address + self.bases[entry])
 
     def holding(self, entry: int, first: int, end: int) -> Runs:
-        """The inverse: what of an entry's tape are the tokens of addresses `first` to `end - 1`."""
+        """Return the inverse: which tokens of an entry's tape have the addresses `first` to `end - 1`."""
         base = int(self.bases[entry])
         if entry in self.files:
             start, address, length = self.files[entry].holding(first - base, end - base)
@@ -351,7 +378,7 @@ class Tapes:
 
 
 def _in_rows(parts: Sequence[Pieces]) -> Pieces:
-    """Pieces in the order of their rows and, in a row, of `parts`."""
+    """Concatenate pieces, sorted by row and, within a row, in the order of `parts`."""
     parts = [part for part in parts if len(part.row)] or parts[:1]
     if len(parts) == 1:
         return parts[0]
@@ -361,7 +388,7 @@ def _in_rows(parts: Sequence[Pieces]) -> Pieces:
 
 
 def ranges(low: Ints, high: Ints) -> tuple[Ints, Ints]:
-    """The numbers `low` (n,) to `high - 1` (n,), one row after the other: row and number, each (all,)."""
+    """Return the integers `low` (n,) to `high - 1` (n,) of each row, concatenated: row and integer, each (all,)."""
     counts = high - low
     number = np.repeat(low - np.cumsum(counts) + counts, counts)
     number += np.arange(len(number))
@@ -369,17 +396,17 @@ def ranges(low: Ints, high: Ints) -> tuple[Ints, Ints]:
 
 
 def shards_key(shards: Sequence[Shard]) -> str:
-    """What a side file depends on: the documents of shards and their order."""
+    """Return a fingerprint of what a side file depends on: the documents of shards, and their order."""
     return fingerprint({"indexes": [shard.index_root for shard in shards]})
 
 
 def path_of(folder: Path, name: str) -> Path:
-    """Where the side file of a digest lies in a folder of side files."""
+    """Return the path of the side file with this digest."""
     return folder / f"{name}{SUFFIX}"
 
 
 def verify_side_file(path: Path) -> list[str]:
-    """What is wrong with a side file, of which every byte is read."""
+    """Read every byte of a side file and return what is wrong with it; [] if it is good."""
     try:
         file = SideFile(path.parent, path.name.removesuffix(SUFFIX))
         found, left = xxhash.xxh3_128(), file.end

@@ -1,12 +1,12 @@
-# Leonardo (CINECA): Booster for training, DCGP for text. Fill in what is empty.
+# Leonardo (CINECA): Booster for training, DCGP for text. Fill in the empty values.
 # shellcheck shell=bash disable=SC2034
 #
 # Sources: docs.hpc.cineca.it/hpc/leonardo.html (nodes: 32 cores and 4 A100 of 64 GB; DCGP: 112 cores; 512 GB each;
-# 24 h limit); job scripts in public repositories: --mem=494000, partitions, QOS, NCCL_IB_HCA. No route out of
+# 24 h limit); job scripts in public repositories: --mem=494000, partitions, QOS, NCCL_IB_HCA. No internet on
 # the compute nodes.
 
-SITE_ACCOUNT=              # `saldo -b` for Booster; DCGP budgets may be another account: --account wins over this
-SITE_VENV=                 # in $WORK; for hundreds of workers unpacked on each node, see slurm/README.md
+SITE_ACCOUNT=              # `saldo -b` for Booster; the budget for DCGP may be another account: --account overrides this
+SITE_VENV=                 # in $WORK; for hundreds of workers unpack it on each node, see slurm/README.md
 
 SITE_CPU_PARTITION=dcgp_usr_prod
 SITE_CPU_QOS=none          # dcgp_qos_bprod for many nodes, dcgp_qos_dbg for tests
@@ -23,13 +23,13 @@ SITE_GPU_MEMORY=494000M
 SITE_GPU_TIME=24:00:00
 SITE_GPU_OPTIONS=--exclusive
 
-SITE_INTERFACE=ib0         # not confirmed by the site's pages; `ip -br addr` on a node tells
+SITE_INTERFACE=ib0         # not confirmed by the site's pages; check with `ip -br addr` on a node
 SITE_NODE_LOCAL=/tmp       # DCGP nodes have a local disk, Booster nodes have none: /tmp is small there
 SITE_PREFLIGHT=full
 SITE_PREFLIGHT_LIMITS="--min-memory 300GiB"
 
 site_setup() {
-    : # the wheel of torch brings its CUDA libraries; load what yours needs
-    export PYTORCH_ALLOC_CONF=expandable_segments:True # torch: less memory lost between blocks
+    : # torch wheels include the CUDA libraries; load other modules here if needed
+    export PYTORCH_ALLOC_CONF=expandable_segments:True # less fragmentation of torch's memory
     export NCCL_SOCKET_IFNAME=$SITE_INTERFACE GLOO_SOCKET_IFNAME=$SITE_INTERFACE NCCL_IB_HCA=mlx5
 }

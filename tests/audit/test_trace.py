@@ -138,7 +138,7 @@ def test_steps_are_those_of_the_run(mix: Path, tmp_path: Path) -> None:
 def test_what_does_not_belong_together_is_refused(mix: Path, tmp_path: Path) -> None:
     with pytest.raises(MismatchError, match="read the stream 1234"):
         open_traced(write_run(tmp_path / "run", mix, stream="1234"), None)
-    with pytest.raises(UsageError, match="is no folder of a run"):
+    with pytest.raises(UsageError, match="is not the folder of a run"):
         open_traced(tmp_path, None)
     write_json(tmp_path / "config.json", {"shards": "x"})
     with pytest.raises(IntegrityError, match="lacks 'resolved'"):

@@ -412,7 +412,7 @@ def test_what_does_not_fit_is_refused(
     for arguments, message in (
         (["--run", good, "--mix", other], "name the shards and the mix"),
         (["--run", none], "no step is finished"),
-        (["--run", tmp_path], "is no folder of a run"),
+        (["--run", tmp_path], "is not the folder of a run"),
         (["--run", good, "--mix", tmp_path / "gone.json"], "gone.json does not exist"),
         (["--run", lost], "segments.jsonl does not say what the first steps read"),
         (["--format", "xml"], "known are json"),

@@ -306,7 +306,7 @@ def test_torchtitan_gets_positions_and_refuses_what_is_not_the_mixes(
         config.build(**given | {"seq_len": 9})
     fresh = config.build(**given)
     fresh.load_state_dict({})
-    with pytest.raises(MismatchError, match="no position of pretok's"):
+    with pytest.raises(MismatchError, match="no position of pretok"):
         fresh.load_state_dict({"dp_rank_0": b"", "world_size": 4})
 
 
@@ -356,7 +356,7 @@ def test_megatron_gets_the_samples_of_its_own_dataset(module: Any, view: View) -
     with pytest.raises(UsageError, match="reads 241"):
         megatron.PretokDataset(view, config, 241)
     for changed, message in (
-        ({"sequence_length": 16}, "wants sequences of 16 tokens, the mix has 8"),
+        ({"sequence_length": 16}, "is set to sequences of 16 tokens, but the mix has 8"),
         ({"tokenizer": types.SimpleNamespace(vocab_size=999)}, "999 rows .* 1000 ids"),
         ({"tokenizer": types.SimpleNamespace(vocab_size=128_256)}, "another tokenizer"),
     ):
@@ -377,10 +377,10 @@ def test_a_state_goes_on_with_a_mix_that_continues_its_own(view: View, shards: P
     loader.load_state_dict(state)
     assert loader.position == 48
     with pytest.raises(
-        MismatchError, match=f"read 60 sequences of the stream {view.fingerprint}.*same up to 48"
+        MismatchError, match=f"read 60 sequences of the stream {view.fingerprint}.*only the first 48"
     ):
         loader.load_state_dict({**state, "position": 60})
-    with pytest.raises(MismatchError, match="same up to 240"):
+    with pytest.raises(MismatchError, match="only the first 240"):
         pytorch.Loader(view, 4).load_state_dict({**state, "position": 241})
 
 

@@ -42,7 +42,7 @@ def test_the_position_stands_in_the_trainers_state(view: View) -> None:
     begin(resumed, saved, 2, 8)
     assert resumed.loader is not None
     assert resumed.loader.position == 32
-    with pytest.raises(UsageError, match=r"reads 6\d sequences and the stream has 6\d"):
+    with pytest.raises(UsageError, match=r"reads 6\d sequences, but the stream has 6\d"):
         begin(resumed, saved, 2, 10)
     with pytest.raises(MismatchError, match="another loader"):
         begin(resumed, {}, 2, 8)

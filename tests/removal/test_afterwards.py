@@ -220,8 +220,9 @@ def test_a_materialized_mix_of_before_is_refused(
     monkeypatch.undo()
     remove(work, where="id = 'a3'")
     assert run_command([*line, str(flat)]) == 2
-    assert f"{flat} holds the mix with the tokens that {shards} had before" in " ".join(
-        capsys.readouterr().err.split()
+    assert (
+        f"{flat} holds this mix with tokens of documents that were since removed from {shards}"
+        in " ".join(capsys.readouterr().err.split())
     )
     assert run_command([*line, str(begun)]) == 2
     assert f"{begun} holds unfinished shards of another plan" in " ".join(capsys.readouterr().err.split())

@@ -85,7 +85,7 @@ def test_tries_are_bounded(cluster: Cluster, profile: Profile, recipe: Recipe, s
     assert cluster.wait(job) == "FAILED"
     assert "restart 2 inside the job" in chain.log(job)
     assert "restart 3" not in chain.log(job)
-    assert "3 starts in a row got no further than 'the start'" in chain.log(job)
+    assert "3 starts in a row made no progress beyond 'the start'" in chain.log(job)
 
 
 def test_the_next_link_goes_on_when_the_first_node_dies(

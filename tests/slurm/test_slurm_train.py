@@ -112,7 +112,7 @@ def test_links_without_progress_end_the_chain(
     site = profile(setup=stub("sys.exit(1)"))
     chain = cluster.submit(str(recipe("work", TRAIN)), "--profile", site, "--stages=train", "--links=train=5")
     assert [cluster.wait(job) for job in chain.ids("train")] == ["FAILED"] * 3 + ["CANCELLED"] * 2
-    assert "the last two links got no further" in chain.log(chain.ids("train")[2])
+    assert "the last two links made no progress" in chain.log(chain.ids("train")[2])
 
 
 def test_a_job_whose_node_fails_is_requeued(

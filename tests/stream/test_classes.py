@@ -147,9 +147,9 @@ def test_a_mix_that_goes_on_keeps_its_classes(tmp_path: Path) -> None:
     write_ledgers(shards, {name: [9] * (len(some) + 9) for name, some in documents.items()})
     after = beginning(load_manifest(shards), tmp_path / "0.json", 40)
     for classes, told in (
-        ({}, "say again which documents are in good, middle"),
+        ({}, "give the conditions of good, middle again"),
         (CLASSES | {"new": "it where quality > 0"}, "class new: .* it"),
-        (CLASSES | {"good": "en where tokens > 1"}, "class good is of it"),
+        (CLASSES | {"good": "en where tokens > 1"}, "class good belongs to it"),
     ):
         with pytest.raises(UsageError, match=told):
             run_mix(
@@ -189,7 +189,7 @@ def test_repeat_is_a_weight(
     for table, told in (
         ({"repeat": {"good": 5}}, "more than max_epochs"),
         ({"repeat": {"good": 2}, "weights": {"good": 1}}, "leave out weights"),
-        ({"repeat": {"fr": 2}}, "which the mix has not"),
+        ({"repeat": {"fr": 2}}, "which the mix does not have"),
     ):
         with pytest.raises(UsageError, match=told):
             run_mix(shards, tmp_path / "no.json", request(seq_len=16, classes=CLASSES, **table))
@@ -201,7 +201,7 @@ def test_a_split_has_the_columns_of_its_source(tmp_path: Path) -> None:
     shards = make_shards(tmp_path / "shards", some, val={"en": some["en"]})
     write_ledgers(shards, {"en": [7] * 58, "it": [7] * 60})
     classes = {"good": "it where quality >= 7"}
-    with pytest.raises(UsageError, match="good has 0 documents of 0 tokens"):
+    with pytest.raises(UsageError, match="good has 0 documents with 0 tokens"):
         run_mix(shards, tmp_path / "no.json", request(split="val", seq_len=8, classes=classes))
 
 
@@ -209,7 +209,7 @@ def test_a_split_has_the_columns_of_its_source(tmp_path: Path) -> None:
     ("classes", "told"),
     [
         ({"good": "quality > 3"}, "SOURCE where CONDITION"),
-        ({"good": "fr where quality > 3"}, "fr is no source"),
+        ({"good": "fr where quality > 3"}, "fr is not a source"),
         ({"en": "it where quality > 3"}, "is a source itself"),
         (
             {"good": "it where qualty > 3"},
@@ -219,13 +219,13 @@ def test_a_split_has_the_columns_of_its_source(tmp_path: Path) -> None:
         ({"good": "it where quality"}, "not a condition"),
         ({"good": "it where quality = 'high'"}, "class good"),
         ({"good": "it where file > 3"}, "class good"),
-        ({"good": "it where max(quality) > 3"}, "asks for max"),
-        ({"good": "it where random() > 0.5"}, "asks for random"),
-        ({"good": "it where quality > (select 3)"}, "asks for another query"),
-        ({"good": "it where row_number() over () > 3"}, "asks for other documents"),
+        ({"good": "it where max(quality) > 3"}, "uses max"),
+        ({"good": "it where random() > 0.5"}, "uses random"),
+        ({"good": "it where quality > (select 3)"}, "uses another query"),
+        ({"good": "it where row_number() over () > 3"}, "uses other documents"),
         ({"good": "it where exists (from 'x.csv')"}, "class good"),
         ({"good": "it where quality > 100"}, "good has 0 documents"),
-        ({"good": "it where doc = 0"}, "not one sequence"),
+        ({"good": "it where doc = 0"}, "less than one sequence"),
         ({"good": "it where quality > 3", "best": "it where quality > 7"}, "good and best overlap"),
     ],
 )

@@ -104,7 +104,7 @@ def test_what_cannot_be_continued(shards: Path, old: Path, tmp_path: Path) -> No
     for at in (0, 351):
         with pytest.raises(UsageError, match=f"has 350 sequences; it cannot be continued at {at}"):
             beginning(manifest, old, at)
-    with pytest.raises(UsageError, match=r"For 10 make a mix of its own.*phase.*read again"):
+    with pytest.raises(UsageError, match=r"For 10 make a separate mix.*phase.*repeat"):
         beginning(manifest, old, 151, seq_len=10)
     changed = load_manifest(make_shards(tmp_path / "changed", {**SOURCES, "en": [range(2, 401)]}))
     with pytest.raises(MismatchError, match=r"old.json: the mix was made for .* has not grown from those"):
@@ -141,7 +141,7 @@ def checkpoint(run: Path, step: int, position: int, stream: str, mix: Mix | None
 
 def test_where_a_run_is(shards: Path, old: Path, tmp_path: Path) -> None:
     run, mix = tmp_path / "run", load_mix(old)
-    with pytest.raises(UsageError, match="no checkpoint; say with --at"):
+    with pytest.raises(UsageError, match="no checkpoint; give the sequence"):
         run_position(run, old)
     checkpoint(run, 9, 90, mix.fingerprint)
     checkpoint(run, 10, 100, mix.fingerprint)
@@ -155,7 +155,7 @@ def test_where_a_run_is(shards: Path, old: Path, tmp_path: Path) -> None:
     checkpoint(run, 13, 130, mix.fingerprint, mix)
     assert run_position(run, tmp_path / "longer.json") == 130
     (run / "checkpoints" / "step-00000013" / "meta.json").write_text("{}")
-    with pytest.raises(MismatchError, match="does not say where"):
+    with pytest.raises(MismatchError, match="has no position of the run"):
         run_position(run, old)
 
 
@@ -165,7 +165,7 @@ def test_command(shards: Path, old: Path, tmp_path: Path, capsys: pytest.Capture
     (tmp_path / "run" / "config.json").write_text("{}")
     wish = ["mix", str(shards), "--out", str(out), "--continue", str(old), "--stage", "300:it=0.5,en=0.5"]
     assert run_command([*wish, "--at", str(tmp_path / "run"), "--max-epochs", "10"]) == 0
-    assert "the first 120 sequences are those of the mix before" in capsys.readouterr().err
+    assert "the first 120 sequences are those of the previous mix" in capsys.readouterr().err
     assert same_until(load_mix(old), load_mix(out)) == 120
     first = out.read_bytes()
     assert run_command([*wish, "--at", "120", "--max-epochs", "10", "--seq-len", "5"]) == 0
@@ -173,7 +173,7 @@ def test_command(shards: Path, old: Path, tmp_path: Path, capsys: pytest.Capture
     for more, message in (
         ([], "needs --at, a position or a run"),
         (["--at", "7", "--pack", "best-fit"], "keeps its seed and packing"),
-        (["--at", "7", "--seq-len", "10"], "For 10 make a mix of its own"),
+        (["--at", "7", "--seq-len", "10"], "For 10 make a separate mix"),
         (["--at", "7"], "holds another mix"),
     ):
         capsys.readouterr()

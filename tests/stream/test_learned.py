@@ -109,7 +109,7 @@ def test_another_learn_is_another_stream(
     np.testing.assert_array_equal(a[:], b[:])
     assert (a.batch(range(len(a)), loss=True)[1] != b.batch(range(len(a)), loss=True)[1]).any()
     assert same_until(a.mix, b.mix) == 1000 // 31
-    with pytest.raises(MismatchError, match="is learned"):
+    with pytest.raises(MismatchError, match=r"\(learned: answer\)"):
         run_mix(shards, tmp_path / "a.json", replace(wish, learn={"chat": ["user"]}))
     command = [
         "mix",
@@ -129,10 +129,10 @@ def test_another_learn_is_another_stream(
 def test_what_nobody_can_learn_is_refused(shards: Path, tmp_path: Path) -> None:
     wish, manifest = request("1000:it=1", seq_len=31), load_manifest(shards)
     for learn, told in (
-        ({"it": ["answer"]}, "plain text is learned whole"),
-        ({"none": ["answer"]}, "which is no source"),
-        ({"chat": ["text"]}, "'text' is none of template"),
-        ({"chat": []}, "names nothing of chat"),
+        ({"it": ["answer"]}, "all of a plain text is learned"),
+        ({"none": ["answer"]}, "which is not a source"),
+        ({"chat": ["text"]}, "'text' is not one of template"),
+        ({"chat": []}, "is empty for chat"),
     ):
         with pytest.raises(UsageError, match=told):
             plan_mix(manifest, replace(wish, learn=learn))

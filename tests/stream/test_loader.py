@@ -79,8 +79,8 @@ def test_micro_batches_are_consecutive_parts_of_the_ranks_share() -> None:
     [
         ({"global_batch": 12, "micro_batch": 5}, "multiple of 5 x 1"),
         ({"global_batch": 12, "micro_batch": 2, "world_size": 4}, "multiple of 2 x 4"),
-        ({"global_batch": 12, "micro_batch": 0}, "cannot be cut"),
-        ({"global_batch": 12, "micro_batch": 2, "rank": 3, "world_size": 3}, "rank 3 of 3"),
+        ({"global_batch": 12, "micro_batch": 0}, "cannot be divided"),
+        ({"global_batch": 12, "micro_batch": 2, "rank": 3, "world_size": 3}, "rank 3 does not exist"),
         ({"global_batch": 12, "micro_batch": 2, "position": 41}, "position 41"),
     ],
 )

@@ -62,8 +62,8 @@ def test_too_many_epochs_says_what_fits() -> None:
     with pytest.raises(UsageError) as caught:
         plan_mix(manifest, request("50k:it=0.9,en=0.1", seq_len=10))
     message = str(caught.value)
-    assert "more than 4 epochs of the sources give: en has 1,010 (5.00 epochs)." in message
-    assert "40,000 are the most: take that many (--tokens), add text, or allow more epochs" in message
+    assert "more than 4 epochs of some sources: en has 1,010 (5.00 epochs)." in message
+    assert "at most 40,000 fit: lower --tokens, add text, or raise --max-epochs" in message
     for fits in ("40k:it=0.9,en=0.1", "50k:it=0.92,en=0.08"):
         plan_mix(manifest, request(fits, seq_len=10))
     plan_mix(manifest, request("50k:it=0.9,en=0.1", seq_len=10, max_epochs=5))
@@ -73,14 +73,14 @@ def test_a_later_stage_may_use_a_source_the_first_left_out() -> None:
     manifest = manifest_of({"en": 1_010, "it": 1_010})
     mix, _ = plan_mix(manifest, request("500:it=1", "all:it=0.5,en=0.5", seq_len=10))
     assert [stage.quotas for stage in mix.stages] == [(0, 50), (50, 50)]
-    with pytest.raises(UsageError, match="used up by the stages before"):
+    with pytest.raises(UsageError, match="earlier stages have used up"):
         plan_mix(manifest, request("all:it=1", "all:it=0.5,en=0.5", seq_len=10))
 
 
 def test_the_limit_counts_all_stages() -> None:
     manifest = manifest_of({"en": 1_010, "it": 90_010})
     stages = ("30k:it=0.9,en=0.1", "20k:it=0.9,en=0.1")
-    with pytest.raises(UsageError, match=r"en has 1,010 \(5\.00 epochs\).* 10,000 are the most"):
+    with pytest.raises(UsageError, match=r"en has 1,010 \(5\.00 epochs\).* at most 10,000 fit"):
         plan_mix(manifest, request(*stages, seq_len=10))
     mix, _ = plan_mix(manifest, request(stages[0], "10k:it=0.9,en=0.1", seq_len=10))
     assert [stage.quotas for stage in mix.stages] == [(300, 2_700), (100, 900)]
@@ -117,4 +117,4 @@ def test_what_is_shown_says_what_it_is_of() -> None:
     first = request("3000:it=0.65,en=0.35", seq_len=3)
     _, report = plan_mix(manifest, first)
     show_mix(manifest, report, told)
-    assert "at every point within 4 tokens of it" in told.notices[0]
+    assert "never more than 4 tokens off at any prefix" in told.notices[0]

@@ -133,8 +133,8 @@ def _fingerprint(data: dict[str, Any]) -> str:
 @pytest.mark.parametrize(
     ("harm", "words"),
     [
-        (_missing, "is missing, which a mix is made of: copy it again"),
-        (_cut, "was cut or is no side file"),
+        (_missing, "which belongs to a mix, is missing: copy it again"),
+        (_cut, "truncated or not a side file"),
         (_changed, "is damaged"),
         (_of_another_length, "packs sequences of 15 tokens, not 31"),
     ],

@@ -55,7 +55,7 @@ def test_weights() -> None:
         request("1.2T")
     with pytest.raises(UsageError, match="no source or class 'fr'"):
         plan_mix(manifest_of({"it": 1_001}), request("500:fr=1", seq_len=100))
-    with pytest.raises(UsageError, match="it has 77 tokens, not one sequence of 100"):
+    with pytest.raises(UsageError, match="it has 77 tokens, less than one sequence of 100"):
         plan_mix(manifest_of({"it": 77}), request("500:it=1", seq_len=100))
     with pytest.raises(UsageError, match="holds no sequence of 100"):
         request("50:it=1", seq_len=100)

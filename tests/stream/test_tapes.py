@@ -90,5 +90,5 @@ def test_what_was_harmed_is_told(tmp_path: Path, place: int | None) -> None:
         assert place == -200
         np.testing.assert_array_equal(found, address)
     path.unlink()
-    with pytest.raises(IntegrityError, match="is missing, which a mix is made of"):
+    with pytest.raises(IntegrityError, match="which belongs to a mix, is missing"):
         SideFile(tmp_path, name)

@@ -25,7 +25,7 @@ from train.parallel.parallelize import float8_products
 
 
 def test_unknown_device_has_no_peak() -> None:
-    assert peak_of("Some GPU 9000") == (None, "no peak is known of 'Some GPU 9000'")
+    assert peak_of("Some GPU 9000") == (None, "the peak of 'Some GPU 9000' is not known")
     assert peak_of("NVIDIA H100 80GB HBM3")[0] == pytest.approx(989.5e12)
     assert peak_of("NVIDIA H100 PCIe")[0] == pytest.approx(756.5e12)
     assert peak_of("NVIDIA A100-SXM-64GB")[0] == pytest.approx(358.2e12, rel=1e-3)
@@ -34,7 +34,7 @@ def test_unknown_device_has_no_peak() -> None:
 
 
 def test_float8_is_refused_where_it_cannot_be(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(UsageError, match="needs an H100 or newer, and this is cpu: use bf16"):
+    with pytest.raises(UsageError, match="needs an H100 or newer, but this is cpu: use bf16"):
         float8_products(Decoder(PRESETS["debug"]), find_device())
     monkeypatch.setattr(devices.Device, "generation", 9)
     monkeypatch.setattr(parallelize, "find_spec", lambda _: None)

@@ -70,7 +70,7 @@ def test_an_end_of_document_ends_it_and_the_model_sees_no_more_than_a_sequence(
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (("", "--tokens", "3"), "the text is empty"),
+        (("", "--tokens", "3"), "the prompt is empty"),
         (("!", "--temperature", "-1"), "must be 0 or more"),
         (("!", "--step", "3"), "has no checkpoint of step 3"),
     ],

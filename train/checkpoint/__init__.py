@@ -1,8 +1,8 @@
-"""A training state -> a folder that is complete or invisible, and back.
+"""From a training state to a checkpoint folder, which is complete or invisible, and back.
 
 - meta.py: the folder: meta.json, its files, their sizes and checksums
-- tensors.py: its tensors by name, in pieces on any mesh
-- save.py: writes in the background, keeps the newest
+- tensors.py: tensors by name, in pieces on any mesh
+- save.py: writes in the background, keeps the newest checkpoints
 - export.py: to transformers and back, with the tokenizer of the shards
 """
 
@@ -12,4 +12,4 @@ from pretok.base.errors import Stopped
 
 
 class HungSave(Stopped):
-    """A save was given up; its thread may never end, so the process must be ended without waiting for it."""
+    """A save was given up. Its thread may never end, so the process must exit without waiting for it."""

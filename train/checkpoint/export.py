@@ -1,11 +1,11 @@
-"""To a folder of `transformers`, and back in.
+"""Export to a folder of `transformers`, and import from one.
 
-Input: a checkpoint folder, or several to be averaged. Output: config.json, model.safetensors (the padding of the
-vocabulary cut off) and the files of the shards' tokenizer; no process group, no GPU. `exported_tensors` reads such a
-folder, ours or another's, for --init-from. `train.model.sizes` has the families of models and their config.json.
+Input: a checkpoint folder, or several whose mean is taken. Output: config.json, model.safetensors (without the padding
+of the vocabulary) and the files of the shards' tokenizer; no process group, no GPU. `exported_tensors` reads such a
+folder, written here or elsewhere, for --init-from. `train.model.sizes` has the model families and their config.json.
 
-Rows of the model are ids of one tokenizer; with another it would speak nonsense without an error, so fingerprints are
-compared.
+Rows of the embedding are ids of one tokenizer. With another one the model would produce nonsense without any error, so
+fingerprints are compared.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from train.model.transformer import Decoder
 TOKENIZER_FILE = "tokenizer.json"
 TOKENIZER_FILES = ("tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
 _BY_ENTRY = ("embed_tokens.weight", "lm_head.weight")
-"""Matrices with a row for each entry of the vocabulary."""
+"""Matrices with one row per entry of the vocabulary."""
 _PARTS = ("added_tokens", "normalizer", "pre_tokenizer", "model")
-"""What decides ids."""
+"""The parts of tokenizer.json that determine ids."""
 
 
 def _outside_name(name: str) -> str:
@@ -49,11 +49,11 @@ def export(
     out: Path,
     dtype: torch.dtype | None,
 ) -> None:
-    """Write the Hugging Face folder `out` of one checkpoint, or of the mean of several (the last says all but the
-    weights); tokenizer None: the copy in the shards; dtype None: that of the weights the run began from.
+    """Write one checkpoint, or the mean of several, as the Hugging Face folder `out`.
 
-    Raises UsageError when it exists or there is no tokenizer, MismatchError for another tokenizer or checkpoints of
-    other sizes, IntegrityError for a damaged one.
+    With several, everything but the weights comes from the last one. tokenizer: None for the copy in the shards. dtype:
+    None for that of the --init-from model, else float32. Raises UsageError if `out` exists or there is no tokenizer,
+    MismatchError for another tokenizer or checkpoints of other sizes, IntegrityError for a damaged checkpoint.
     """
     if out.exists():
         raise UsageError(f"{out} exists already; name a new folder")
@@ -76,12 +76,12 @@ def export(
             for name, content in files.items():
                 (temporary / name).write_bytes(content)
             temporary.rename(out)
-    finally:  # on a full disk it takes the space that is needed to go on
+    finally:  # after an error, free the space; after the rename there is nothing left
         shutil.rmtree(temporary, ignore_errors=True)
 
 
 def mean_weights(checkpoints: Sequence[Path], config: ModelConfig) -> dict[str, Tensor]:
-    """The mean of each parameter, float32; two copies of the model are in memory at a time."""
+    """Return the mean of each parameter in float32; holds two copies of the model in memory."""
     with torch.device("meta"):
         shapes = {name: value.shape for name, value in Decoder(config).state_dict().items()}
     total: dict[str, Tensor] = {}
@@ -100,19 +100,20 @@ def mean_weights(checkpoints: Sequence[Path], config: ModelConfig) -> dict[str, 
 def exported_tensors(
     folder: Path, config: ModelConfig, report: Callable[[str], None], vocab_map: VocabMap | None = None
 ) -> Callable[..., Tensor]:
-    """value(name, shape, device, part) gives parts, slices, of parameters from a folder of transformers, each read from
-    its file alone; without slices the whole. Rows of padding are zero.
+    """Return value(name, shape, device, part), which reads parts of parameters from a transformers folder.
 
-    vocab_map: the folder's model is of the old vocabulary and `config` of the new one. Rows of old entries are copied,
-    and a new entry's row is the mean of those it is made of.
+    part: slices of the parameter; None for the whole. Only the requested part is read. Rows of padding are zero.
 
-    Another rope_theta is told. Raises MismatchError when its sizes are not those of `config`, or when it needs what
-    `Decoder` does not compute, IntegrityError when a file of it is missing or damaged.
+    vocab_map: the folder's model has the old vocabulary and `config` the new one. Rows of old entries are copied; the
+    row of a new entry is the mean of the rows of the entries it is made of.
+
+    Reports another rope_theta. Raises MismatchError if the sizes are not those of `config`, or the model needs
+    something that `Decoder` does not compute; IntegrityError if a file is missing or damaged.
     """
     theirs = read_config(folder / CONFIG)
     if vocab_map is not None and theirs.rows < vocab_map.old.size:
         raise MismatchError(
-            f"{folder} has rows for {theirs.rows} entries, but --vocab-map begins with {vocab_map.old.size}"
+            f"{folder} has rows for {theirs.rows} entries, but --vocab-map starts from {vocab_map.old.size} entries"
         )
     rows = theirs.rows if vocab_map is None else config.rows
     check_sizes(replace(theirs, vocab_size=config.vocab_size, rows=rows), config, folder, report)
@@ -135,13 +136,14 @@ def exported_tensors(
         path = folder / places[outside]
         limits = [kept, *shapes[name][1:]] if by_entry else shapes[name]
         part = part or [slice(0, count) for count in shape]
+        # The folder may have fewer rows than this model (no padding, the old vocabulary): read those that exist.
         there = tuple(slice(min(one.start, n), min(one.stop, n)) for one, n in zip(part, limits, strict=True))
         piece = torch.zeros([one.stop - one.start for one in part], device=device)
         with reading(path, SafetensorError):
             stored = opened(path).get_slice(outside)
             if stored.get_shape() != shapes[name]:
                 raise IntegrityError(
-                    f"{path}: {outside} has the shape {stored.get_shape()}; by {CONFIG} it is {shapes[name]}"
+                    f"{path}: {outside} has the shape {stored.get_shape()}, but {CONFIG} implies {shapes[name]}"
                 )
             if all(span.stop > span.start for span in there):
                 found = stored[there]
@@ -155,19 +157,21 @@ def exported_tensors(
 
 
 class _Index(Record, frozen=True, forbid_unknown_fields=False):
-    """What is needed of the index of a model in several files. weight_map: tensor -> its file."""
+    """The needed part of the index of a model in several files. weight_map: tensor -> its file."""
 
     weight_map: dict[str, str]
 
 
 def _tensor_places(folder: Path, wanted: set[str], *, tied: bool) -> dict[str, str]:
-    """The file of each tensor. MismatchError where there are others than are wanted: a bias that config.json does not
-    name would be left out without a word."""
+    """Return the file of each tensor. MismatchError if tensors are missing or not wanted.
+
+    A tensor that config.json does not announce, such as a bias, would otherwise be ignored silently.
+    """
     index, single = folder / "model.safetensors.index.json", "model.safetensors"
     if index.exists():
         places = read_record(_Index, read_json(index), index).weight_map
         if outside := [name for name in places.values() if Path(name).name != name]:
-            raise IntegrityError(f"{index} names {outside[0]!r}, which is no file beside it")
+            raise IntegrityError(f"{index} names {outside[0]!r}, which is outside of the folder")
     elif (folder / single).exists():
         with reading(folder / single, SafetensorError), safe_open(folder / single, "pt") as file:
             places = dict.fromkeys(file.keys(), single)
@@ -176,7 +180,10 @@ def _tensor_places(folder: Path, wanted: set[str], *, tied: bool) -> dict[str, s
     known = {name for name in places if not name.endswith("rotary_emb.inv_freq")}
     if tied:
         known.discard("lm_head.weight")
-    for names, what in ((wanted - known, "lacks"), (known - wanted, "holds what train does not compute:")):
+    for names, what in (
+        (wanted - known, "lacks"),
+        (known - wanted, "has tensors that train does not support:"),
+    ):
         if names:
             raise MismatchError(f"{folder} {what} {listed(sorted(names), 1)}")
     return places
@@ -185,51 +192,56 @@ def _tensor_places(folder: Path, wanted: set[str], *, tied: bool) -> dict[str, s
 def check_tokenizer(
     folder: Path, expected: TokenizerOrigin, report: Callable[[str], None], map_path: Path | None = None
 ) -> None:
-    """MismatchError when a model's own tokenizer is another than that of the shards, or than the one from which the map
-    in a file leads to it."""
-    path, fix = folder / TOKENIZER_FILE, f"tokenize with --vocab {folder}, or name the --vocab-map made of it"
+    """Raise MismatchError if a model's tokenizer is not that of the shards, or not that from which the map starts.
+
+    With a map, also if the map does not lead to the tokenizer of the shards. A missing tokenizer.json is reported.
+    """
+    path, fix = (
+        folder / TOKENIZER_FILE,
+        f"tokenize with --vocab {folder}, or give the --vocab-map made from it",
+    )
     if map_path is not None:
         ends = read_map(map_path)
         if ends.new.fingerprint != expected.fingerprint:
             raise MismatchError(
                 f"{map_path} leads to another vocabulary (fingerprint {ends.new.fingerprint}) than that of "
-                f"{expected.shards} ({expected.fingerprint}); name the map beside the tokenizer that the shards were "
-                "made with"
+                f"{expected.shards} ({expected.fingerprint}); name the map next to the tokenizer with which the shards "
+                "were made"
             )
-        expected = TokenizerOrigin(ends.old.fingerprint, f"the model that {map_path} begins with")
-        fix = f"name the model whose tokenizer was extended, or the map made of that of {folder}"
+        expected = TokenizerOrigin(ends.old.fingerprint, f"the model that {map_path} starts from")
+        fix = f"name the model whose tokenizer was extended, or the map made from the tokenizer of {folder}"
     if path.is_file():
         _read_tokenizer(path, expected, fix)
     else:
         report(
-            f"{folder} has no {TOKENIZER_FILE}: whether the ids of {expected.shards} are its own is not known"
+            f"{folder} has no {TOKENIZER_FILE}: cannot check that the ids of {expected.shards} are those of the model"
         )
 
 
 def _read_tokenizer(path: Path, expected: TokenizerOrigin, fix: str) -> dict[str, Any]:
-    """A tokenizer.json; MismatchError, which ends with `fix`, when it is another one."""
+    """Read a tokenizer.json. MismatchError, which ends with `fix`, if it is not the expected one."""
     data: dict[str, Any] = read_json(path)
     if not isinstance(data, dict):
-        raise IntegrityError(f"{path} is no tokenizer")
+        raise IntegrityError(f"{path} is not a tokenizer")
     if (found := tokenizer_fingerprint(data)) != expected.fingerprint:
         raise MismatchError(
-            f"{path} is another tokenizer than that of {expected.shards}: the same ids mean other words (fingerprint "
-            f"{found}, not {expected.fingerprint}); {fix}"
+            f"{path} is another tokenizer than that of {expected.shards}: the same ids stand for other tokens "
+            f"(fingerprint {found}, not {expected.fingerprint}); {fix}"
         )
     return data
 
 
 def tokenizer_files(meta: Meta, named: Path | None) -> dict[str, bytes]:
-    """Content by file name: tokenizer.json, and of TOKENIZER_FILES those beside it.
+    """Return the files of the tokenizer, name -> content: tokenizer.json, and those of TOKENIZER_FILES next to it.
 
-    named None: the copy in the shards' folder. Where there is no tokenizer_config.json it is made of the tokens that
-    end and begin documents. Raises UsageError when there is no tokenizer.json, MismatchError when it is another one.
+    named: a tokenizer file or folder; None for the copy in the shards' folder. A missing tokenizer_config.json is made
+    from the EOD and BOS. Raises UsageError if there is no tokenizer.json, MismatchError if it is another one.
     """
     place = Path(meta.tokenizer.shards) if named is None else named
     path = place / TOKENIZER_FILE if place.is_dir() else place
     if not path.is_file():
-        raise UsageError(f"{path} does not exist: --tokenizer names the vocabulary the shards were made with")
-    data = _read_tokenizer(path, meta.tokenizer, "leave out --tokenizer to take the copy beside the shards")
+        raise UsageError(f"{path} does not exist: name the vocabulary of the shards with --tokenizer")
+    data = _read_tokenizer(path, meta.tokenizer, "leave out --tokenizer to use the copy next to the shards")
     made = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "eos_token": _token(data, meta.eod_id),
@@ -245,7 +257,7 @@ def tokenizer_files(meta: Meta, named: Path | None) -> dict[str, bytes]:
 
 
 def tokenizer_fingerprint(data: dict[str, Any]) -> str:
-    """That of a tokenizer.json, as `pretok` takes it."""
+    """Return the fingerprint of a tokenizer.json, computed as `pretok` does."""
     return fingerprint({part: data.get(part) for part in _PARTS})
 
 

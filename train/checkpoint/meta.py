@@ -1,8 +1,8 @@
-"""The folder of a checkpoint: meta.json says where the run was, what it was, and which files there are.
+"""The folder of a checkpoint: meta.json records where the run was, what it was, and the files of the checkpoint.
 
-Input: a folder. Output: its checkpoints, a `Meta`, or an IntegrityError that names the file and the key, or a file
-that has not the size and checksum with which it was written. `seal`, the fingerprint of all else in meta.json, shows
-a change by another hand; `version` is that of the folder.
+Input: a folder. Output: its checkpoints, a `Meta`, or an IntegrityError that names the damaged file or key. In
+meta.json, `seal` is the fingerprint of everything else, so an edit by hand is detected; `version` is the version of the
+whole folder.
 """
 
 from __future__ import annotations
@@ -23,24 +23,27 @@ from train.model.sizes import ModelConfig
 
 META = "meta.json"
 VERSION = 2
-"""Of the whole folder: a change by which other versions of train would read it wrongly raises it. 1 had the files of
-torch.distributed.checkpoint."""
-OLDER = "go on with the train that wrote it, or export its model with that one and begin a new run with --init-from"
+"""Version of the whole folder; any change that other versions of train would misread raises it.
+
+Version 1 had the files of torch.distributed.checkpoint.
+"""
+OLDER = "resume with the train that wrote it, or export its model with that one and start a new run with --init-from"
 
 
 class FileRecord(Record, frozen=True):
-    """One file as meta.json describes it."""
+    """Size and checksum of one file."""
 
     size: Count
     checksum: str
 
 
 class RunState(Record, frozen=True):
-    """Where a run is: `step` steps are done, `position` sequences of the stream read.
+    """Where a run is.
 
-    data_hash: of all sequences read; best: the lowest validation losses; tokens: done; phase: tokens at which the
-    settings say that the phase begins; schedule: tokens that were done when that of the learning rate began, and unit:
-    tokens of the steps in which it counts, 0 before it began.
+    step: steps done. position: sequences of the stream read. data_hash: of all sequences read. best: the lowest
+    validation losses. tokens: tokens done. phase: `at` of the current phase, as in the settings. schedule: tokens that
+    were done when the learning rate schedule began. unit: tokens per step in which the schedule counts; 0 before it
+    began.
     """
 
     step: Count = 0
@@ -54,8 +57,10 @@ class RunState(Record, frozen=True):
 
 
 class Identity(Record, frozen=True):
-    """What a run is. stream: fingerprint of the mix; manifest: that of the shards; mix: the mix itself, as its file has
-    it."""
+    """What a run is: model, batch, seed and data.
+
+    stream: fingerprint of the mix. manifest: fingerprint of the shards. mix: the content of the mix file.
+    """
 
     model: ModelConfig
     global_batch: Count
@@ -66,20 +71,23 @@ class Identity(Record, frozen=True):
 
     @property
     def step_tokens(self) -> int:
-        """Tokens of a step."""
+        """Tokens per step."""
         return self.global_batch * self.model.seq_len
 
 
 class TokenizerOrigin(Record, frozen=True):
-    """Which tokenizer the ids are of, and the folder of shards where a copy of it lay."""
+    """The tokenizer of the ids, by fingerprint, and the shards folder that held a copy of it."""
 
     fingerprint: str
     shards: str
 
 
 class Meta(Record, frozen=True, omit_defaults=True):
-    """All of meta.json but its seal. step: as in the folder's name; config: the settings; files: by name;
-    eod_id, bos_id: of the tokens that end and, where there is one, begin every document."""
+    """Everything in meta.json except its seal.
+
+    step: as in the folder's name. config: the settings. files: by name. eod_id, bos_id: ids of the tokens that end and
+    begin every document; bos_id is None if there is none.
+    """
 
     step: Count
     progress: RunState
@@ -94,17 +102,18 @@ class Meta(Record, frozen=True, omit_defaults=True):
 
 
 def write_meta(folder: Path, meta: Meta, files: dict[str, FileRecord]) -> None:
-    """Write meta.json, atomically. A loss that is not finite, which JSON cannot say, is left out."""
+    """Write meta.json atomically. A non-finite loss, which JSON cannot represent, becomes null."""
     val_loss = None if meta.val_loss is None or not math.isfinite(meta.val_loss) else meta.val_loss
     data = {"version": VERSION} | to_json(replace(meta, val_loss=val_loss, files=files))
     write_json(folder / META, {"seal": fingerprint(data)} | data)
 
 
 def read_meta(checkpoint: Path) -> Meta:
-    """meta.json of a checkpoint, as it was sealed; else IntegrityError, or MismatchError for one of another version.
+    """Read meta.json of a checkpoint and check its seal.
 
-    The files themselves are `check_files`'s: if a thousand ranks each asked for the sizes of a thousand files, a
-    parallel file system would answer in minutes.
+    Raises IntegrityError if it was damaged or edited, MismatchError for another version. It does not look at the files
+    themselves; `check_files` does. If each of a thousand ranks asked for the sizes of a thousand files, a parallel file
+    system would take minutes.
     """
     path = checkpoint / META
     data = read_json(path)
@@ -114,11 +123,14 @@ def read_meta(checkpoint: Path) -> Meta:
         check_version(data.pop("version", 1), VERSION, path, OLDER)
     try:
         meta = read_record(Meta, data, path)
-    except UsageError as error:  # sizes that no model can have
+    except UsageError as error:  # ModelConfig refuses the sizes
         raise IntegrityError(f"{path}: {error}; it was damaged or edited") from None
     for name in meta.files:
+        # A name such as ../x would let an edited meta.json read files elsewhere.
         if (checkpoint / name).parent != checkpoint:
-            raise IntegrityError(f"{path} does not list its files: {name!r} leads out of the folder")
+            raise IntegrityError(
+                f"{path} lists {name!r}, which is outside of the folder; it was damaged or edited"
+            )
     if not meta.files:
         raise IntegrityError(f"{path} lists no file; it was damaged or edited")
     return meta
@@ -126,48 +138,50 @@ def read_meta(checkpoint: Path) -> Meta:
 
 _NAME = re.compile(r"step-\d{8}")
 _THREADS = 4
-"""Files that one rank reads at a time: one stream does not fill a parallel file system."""
+"""Files that one rank reads at a time: a single stream does not saturate a parallel file system."""
 
 
 def complete_checkpoints(folder: Path) -> list[Path]:
-    """Finished checkpoints in a `checkpoints` folder, oldest first."""
+    """Return the finished checkpoints in a `checkpoints` folder, oldest first."""
     if not folder.is_dir():
         return []
     return sorted(path for path in folder.iterdir() if _NAME.fullmatch(path.name))
 
 
 def find_checkpoints(run: Path, step: int | None) -> list[Path]:
-    """Checkpoints of a run folder, oldest first: all, or that of a step. UsageError names what there is."""
+    """Return the checkpoints of a run, oldest first: all, or that of `step`. UsageError names those that exist."""
     found = complete_checkpoints(run / "checkpoints")
     wanted = [path for path in found if step is None or path.name == f"step-{step:08d}"]
     if not wanted:
         what, names = "" if step is None else f" of step {step}", ", ".join(path.name for path in found)
         raise UsageError(
-            f"{run} has no checkpoint{what}; name the folder that train --out was given; there are: {names or 'none'}"
+            f"{run} has no checkpoint{what}; name the folder of a run (train --out). It has: {names or 'none'}"
         )
     return wanted
 
 
 def check_files(checkpoint: Path, meta: Meta, rank: int = 0, ranks: int = 1) -> None:
-    """Compare the checksums of this rank's share of the files; IntegrityError names the first that differs.
+    """Check this rank's share of the files against their checksums; IntegrityError names the first that differs.
 
-    Every file is read once by one rank.
+    Over all ranks, every file is read once.
     """
     records = meta.files
-    by_size = sorted(records, key=lambda name: (-records[name].size, name))  # shares of like size
+    by_size = sorted(
+        records, key=lambda name: (-records[name].size, name)
+    )  # so that shares are of similar size
 
     def check(name: str) -> None:
         with reading(checkpoint / name):
             found = checksum(checkpoint / name)
         if found != records[name].checksum:
-            raise IntegrityError(f"{checkpoint / name} was damaged: its checksum is not the one it had")
+            raise IntegrityError(f"{checkpoint / name} is damaged: its checksum is not the recorded one")
 
     with ThreadPoolExecutor(_THREADS) as pool:
         list(pool.map(check, by_size[rank::ranks]))
 
 
 def verify(run: Path, step: int | None, report: Callable[[str], None]) -> None:
-    """Compare all files of a run's checkpoints, or of one. IntegrityError when some are damaged."""
+    """Check all files of a run's checkpoints, or of one. Raises IntegrityError if some are damaged."""
     found = find_checkpoints(run, step)
     bad = 0
     for checkpoint in found:

@@ -1,9 +1,9 @@
 """Checkpoints: written in the background, complete or invisible, deleted by rule, loaded on any mesh.
 
-Input: the state of all ranks and a `meta` of JSON values. Output: RUN/checkpoints/step-XXXXXXXX/ with the files of
-`tensors` and meta.json (run state, settings, provenance, every file's size and checksum). A folder of that name is
-complete: it is written under a temporary name and renamed when every rank's data is on disk. A save that fails costs no
-step: rank 0 tells, and asks for another one.
+Input: the state of all ranks and its `Meta`. Output: RUN/checkpoints/step-XXXXXXXX/ with the files of `tensors` and
+meta.json (run state, settings, provenance, size and checksum of every file). A folder with that name is complete: it is
+written under a temporary name, and renamed once the data of all ranks is on disk. A save that fails costs no step: rank
+0 reports it and asks for another one.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ from train.checkpoint.tensors import (
 from train.config import TrainConfig, parse_save_every
 
 SETTLE_SECONDS = 300.0
-"""How long a run that ends by an error waits for the save in progress."""
+"""How long a run that ends with an error waits for the save in progress."""
 RETRY_SECONDS = 60.0
-"""Between a save that failed and the next try."""
+"""Seconds between a failed save and the next try."""
 PATIENCE = 1200.0
-"""Seconds for which saves may fail before the run ends: its devices work for nothing when nothing can be saved."""
+"""Seconds for which saves may fail before the run ends: what cannot be saved is computed in vain."""
 
 
 @dataclass
@@ -56,7 +56,7 @@ class _Pending:
 
 
 def to_keep(metas: dict[Path, Meta], config: TrainConfig) -> set[Path]:
-    """Which checkpoints stay: the last, the best by validation loss, milestones. metas: oldest first."""
+    """Return the checkpoints to keep: the newest, the best by validation loss, and milestones. metas: oldest first."""
     paths = list(metas)
     kept = set(paths[-config.keep_last :])
     rated = [(loss, path.name, path) for path in paths if (loss := metas[path].val_loss) is not None]
@@ -68,14 +68,14 @@ def to_keep(metas: dict[Path, Meta], config: TrainConfig) -> set[Path]:
 
 def _delete(path: Path) -> None:
     doomed = path.with_name(f".{path.name}.deleted{TEMPORARY_SUFFIX}")
-    path.rename(doomed)  # half deleted, it must not look complete
+    path.rename(doomed)  # a half deleted checkpoint must not look complete
     shutil.rmtree(doomed)
 
 
 class Checkpoints:
-    """Saves and loads; every method is called by all ranks. `report` prints a line on rank 0.
+    """Saves and loads checkpoints; all ranks call every method. `report` prints a line on rank 0.
 
-    A save that takes longer than --timeout is given up, as every other collective is.
+    A save that takes longer than --timeout is given up, like any other collective.
     """
 
     def __init__(
@@ -84,45 +84,49 @@ class Checkpoints:
         self.folder, self._config, self._report = folder, config, report
         self.save_seconds = 0.0
         self.every = parse_save_every(config.save_every)
-        self.agreed = False  # by all ranks, on a save after the step in work
+        self.agreed = False  # whether all ranks have agreed to save after the current step
         self.saved_at = 0.0
         self._saved_step = -1
         self._pending: _Pending | None = None
-        self._failing_since: float | None = None  # on rank 0, which alone knows how every save ended
+        self._failing_since: float | None = None  # rank 0 only, which alone knows how each save ended
         self._retry_at = 0.0
-        # Its own group: a save talks while training talks. A rank that writes slowly keeps the others waiting in it.
+        # A group of its own: collectives of a save in the background must not mix with those of training. A rank that
+        # writes slowly keeps the others waiting in this group only.
         self._group = dist.new_group(backend="gloo", timeout=timedelta(seconds=config.timeout))
         self._rank = dist.get_rank()
         self._deletes, self._writes = ThreadPoolExecutor(1), ThreadPoolExecutor(1)  # each may take minutes
         self._index: Index | None = None
         self._pinned = pinned
-        self._copy: dict[str, Tensor] = {}  # on the host, of what this rank writes
+        self._copy: dict[str, Tensor] = {}  # on the host: the pieces that this rank writes
         if self._rank == 0:
             folder.mkdir(parents=True, exist_ok=True)
             for leftover in folder.glob(f"*{TEMPORARY_SUFFIX}"):
                 with self._warning(f"{leftover} was left behind and cannot be deleted"):
                     shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
+        # No rank may write into the folder before rank 0 has deleted leftovers.
         dist.barrier(group=self._group)
 
     def asked(self) -> bool:
-        """On rank 0, whether it is time for a save, or to try again after one that failed; others are told."""
+        """Return on rank 0 whether it is time for a save, or to retry a failed one; False on other ranks."""
         now, (kind, amount) = time.monotonic(), self.every
-        if self._rank:
+        if (
+            self._rank
+        ):  # clocks differ between ranks: only rank 0's counts, and the step's all-reduce tells the others
             return False
         again = self._failing_since is not None and now >= self._retry_at
         return again or (kind == "seconds" and now - self.saved_at > amount)
 
     def due(self, step: int) -> bool:
-        """Whether the state after so many steps is to be saved."""
+        """Return whether the state after `step` steps must be saved."""
         kind, amount = self.every
         return self.agreed or (kind == "steps" and step % amount == 0)
 
     def wanted(self, step: int) -> bool:
-        """Whether a save would bring anything: not where this very state is saved, or none is to be."""
+        """Return whether a save makes sense: not if this state is already saved, or if --save-every is never."""
         return self._saved_step != step and self.every[0] != "never"
 
     def save(self, state: dict[str, Tensor], mesh: DeviceMesh, meta: Meta) -> None:
-        """Copy the state to host memory, write it in the background. Waits for an unfinished save first."""
+        """Copy the state to host memory and write it in the background. Waits for an unfinished save first."""
         self._conclude()
         started = time.monotonic()
         self._saved_step = meta.step
@@ -132,17 +136,17 @@ class Checkpoints:
             if name not in self._copy:
                 self._copy[name] = torch.empty(piece.shape, dtype=piece.dtype, pin_memory=self._pinned)
             self._copy[name].copy_(piece, non_blocking=True)
-        if self._pinned:
+        if self._pinned:  # the next step changes the state, so the copies must be complete before it
             torch.cuda.synchronize()
         leads = not any(mesh.get_local_rank(name) for name in ("replicate", "shard", "tensor"))
         future = self._writes.submit(self._write, self._temporary(meta.step), self._index, leads)
         self._pending = _Pending(future, meta, started)
 
     def _write(self, folder: Path, index: Index, leads: bool) -> dict[str, FileRecord]:
-        """Write this rank's files; on rank 0, all ranks' by name. Raises what went wrong on any, there."""
+        """Write this rank's files. Rank 0 returns the records of all ranks' files, or raises the error of any rank."""
         try:
             answer: Any = write_pieces(folder, self._rank, index, self._copy, leads=leads)
-        except Exception as error:  # told to rank 0, which judges
+        except Exception as error:  # sent to rank 0, which decides
             answer = in_a_line(error)
         answers: list[Any] | None = None if self._rank else [None] * dist.get_world_size()
         dist.gather_object(answer, answers, group=self._group, group_dst=0)
@@ -152,15 +156,16 @@ class Checkpoints:
         return {name: record for found in answers or () for name, record in sorted(found.items())}
 
     def poll(self) -> None:
-        """Finish a save whose data is on disk, or give up one that hangs; returns at once otherwise."""
+        """Finish a save whose data is on disk, or give up one that hangs; otherwise return at once."""
         if self._pending is not None and (self._pending.future.done() or self._left(self._pending) < 0):
             self._conclude()
 
     def wait(self) -> bool:
-        """Finish the save in progress, if any, on all ranks. False where it failed, when it is time to try again."""
+        """Finish the save in progress, if any, on all ranks. If it failed, return False when it is time to retry."""
         self._conclude()
         if self._failing_since is not None:
             time.sleep(max(0.0, self._retry_at - time.monotonic()))
+        # Only rank 0 knows how the save ended, and all ranks must agree whether to repeat it.
         saved = [self._failing_since is None]
         dist.broadcast_object_list(saved, group=self._group)
         if not saved[0]:
@@ -168,16 +173,16 @@ class Checkpoints:
         return saved[0]
 
     def settle(self) -> None:
-        """Finish the save in progress where the run ends by an error: what it writes was taken before that.
+        """Finish the save in progress when the run ends with an error; its state was taken before the error.
 
-        Without a word to other ranks, which may be gone; then the save is given up after SETTLE_SECONDS.
+        Without communication, as other ranks may be gone; so after SETTLE_SECONDS the save is given up.
         """
         if self._pending is not None and not wait([self._pending.future], SETTLE_SECONDS).not_done:
-            with suppress(PretokError):  # what ends the run is what to tell
+            with suppress(PretokError):  # the error that ends the run is the one to report
                 self._finish(self._pending)
 
     def close(self) -> None:
-        """Wait until what is no longer kept is deleted."""
+        """Wait until checkpoints that are no longer kept are deleted."""
         self._deletes.shutdown()
         self._writes.shutdown()
 
@@ -185,12 +190,11 @@ class Checkpoints:
         return self.folder / f".step-{step:08d}{TEMPORARY_SUFFIX}"
 
     def _left(self, pending: _Pending) -> float:
-        """Seconds it still has."""
+        """Return the seconds that the save still has."""
         return pending.started + self._config.timeout - time.monotonic()
 
     def _conclude(self) -> None:
-        """Wait for the save in progress and, on rank 0, take in how it ended. Stopped when saves have failed for
-        PATIENCE."""
+        """Wait for the save in progress, and on rank 0 note how it ended. Stopped if saves have failed for PATIENCE."""
         if self._pending is None:
             return
         step, problem, now = self._pending.meta.step, self._finish(self._pending), time.monotonic()
@@ -201,15 +205,17 @@ class Checkpoints:
             told = f"{self.folder}: the checkpoint of step {step} could not be written: {problem}"
             if now - self._failing_since >= PATIENCE:
                 raise Stopped(
-                    f"{told}; no save has succeeded for {duration(now - self._failing_since)}. The checkpoint before "
-                    "is untouched: fix the cause (space, rights) and run the same command to go on from there"
+                    f"{told}; no save has succeeded for {duration(now - self._failing_since)}. The previous "
+                    "checkpoint is intact: fix the cause (space, permissions), then run the same command to resume"
                 )
-            pause = min(RETRY_SECONDS, self._config.timeout / 2)  # the other ranks wait, at the end
+            pause = min(
+                RETRY_SECONDS, self._config.timeout / 2
+            )  # at the end of a run the other ranks wait for the retry
             self._retry_at = now + pause
-            self._report(f"warning: {told}; the run goes on and tries again in {pause:.0f} s")
+            self._report(f"warning: {told}; training continues, the next try is in {pause:.0f} s")
 
     def _finish(self, pending: _Pending) -> str | None:
-        """Make a checkpoint of what is on disk. Returns what went wrong, on rank 0 always. Raises HungSave."""
+        """Make a checkpoint of the files on disk. Returns what went wrong, on rank 0 always. Raises HungSave."""
         self._pending = None
         step = pending.meta.step
         temporary, final = self._temporary(step), self.folder / f"step-{step:08d}"
@@ -219,16 +225,18 @@ class Checkpoints:
             if self._rank:
                 return None
             write_meta(temporary, pending.meta, files)
-            if final.exists():  # damaged and not renamed, or resume would have started after it
+            if (
+                final.exists()
+            ):  # a damaged one that could not be renamed; a good one would have been resumed from
                 _delete(final)
             temporary.rename(final)
         except Exception as error:
             if isinstance(error, FutureTimeout) and not pending.future.done():
                 raise HungSave(
                     f"{self.folder}: the checkpoint of step {step} could not be written: not done after --timeout "
-                    f"{self._config.timeout} s; the one before is untouched. Run the same command to go on from there"
+                    f"{self._config.timeout} s; the previous one is intact. Run the same command to resume from it"
                 ) from error
-            if not self._rank:  # on a full disk it takes the space that is needed to go on
+            if not self._rank:  # on a full disk its files take the space that the next try needs
                 shutil.rmtree(temporary, ignore_errors=True)
             return in_a_line(error)
         size = sum(record.size for record in files.values()) / 1e9
@@ -237,17 +245,19 @@ class Checkpoints:
         return None
 
     def _retain(self, newest: Path) -> None:
-        """Beside training, delete what the rule does not keep, never the `newest`: one good one always stays. Again at
-        a start: a kill may have come first."""
+        """Delete in the background the checkpoints that the rule does not keep, but never `newest`.
+
+        So a good one always stays. Also called at a start, as a kill may have come before the deletion.
+        """
 
         def work() -> None:
             metas = {}
-            with self._warning(f"{self.folder} cannot be tidied"):
+            with self._warning(f"old checkpoints in {self.folder} cannot be found"):
                 for path in complete_checkpoints(self.folder):
                     try:
                         metas[path] = read_meta(path)
                     except PretokError as error:
-                        self._report(f"not counted among the checkpoints, and not deleted: {error}")
+                        self._report(f"this checkpoint is ignored, and not deleted: {error}")
             for path in sorted(set(metas) - to_keep(metas, self._config) - {newest}):
                 with self._warning(f"{path} is no longer needed and cannot be deleted"):
                     _delete(path)
@@ -257,7 +267,7 @@ class Checkpoints:
 
     @contextmanager
     def _warning(self, text: str) -> Iterator[None]:
-        """Around what harms nothing when it fails: a line says so, and the next save tries again."""
+        """Bracket work whose failure does no harm: report it; the next save tries again."""
         try:
             yield
         except OSError as error:
@@ -266,12 +276,13 @@ class Checkpoints:
     def load_newest(
         self, state: dict[str, Tensor], mesh: DeviceMesh, check: Callable[[Meta], None]
     ) -> Meta | None:
-        """Load the newest usable checkpoint into `state` on all ranks of `mesh`, return its meta; None when there is
-        none.
+        """Load the newest usable checkpoint into `state` on all ranks of `mesh`; return its meta, or None.
 
-        A damaged one is reported and renamed for a person to look at, and the one before is used. `check(meta)` raises
-        when it must not be loaded. IntegrityError when all are damaged; Stopped when one cannot be read now.
+        A damaged one is reported and renamed, so that a person can look at it, and the previous one is used.
+        check(meta) raises if the checkpoint must not be loaded. Raises IntegrityError if all are damaged, Stopped if
+        one cannot be read now.
         """
+        # All ranks use the list of rank 0: another node may still see an older state of the shared folder.
         candidates: list[Any] = [complete_checkpoints(self.folder)]
         dist.broadcast_object_list(candidates, group=self._group)
         for path in reversed(candidates[0]):
@@ -280,11 +291,11 @@ class Checkpoints:
                 check(meta)
                 restore_everywhere(state, reader, mesh, self._group)
             except IntegrityError as error:  # the same on all ranks
-                self._report(f"{path} is broken, trying the one before: {error}")
+                self._report(f"{path} is damaged, trying the previous one: {error}")
                 continue
             self._saved_step = meta.step
             if not self._rank:
-                # Newer than what the run goes on with: left as they are, they would count as the newest.
+                # Damaged ones are newer than the one loaded: under their name they would count as the newest.
                 for damaged in candidates[0][candidates[0].index(path) + 1 :]:
                     with self._warning(f"{damaged} cannot be renamed"):
                         shutil.rmtree(aside := Path(f"{damaged}.damaged"), ignore_errors=True)
@@ -293,7 +304,7 @@ class Checkpoints:
             return meta
         if candidates[0]:
             raise IntegrityError(
-                f"no checkpoint in {self.folder} can be read; the lines above say why. None was changed: bring back "
-                "what they name, or start another run with another --out"
+                f"no checkpoint in {self.folder} can be read, for the reasons above. None was changed: restore the "
+                "files that are named there, or start another run with another --out"
             )
         return None

@@ -1,10 +1,11 @@
-"""Tensors of a checkpoint: one file of safetensors for each rank of the first replica, and an index of pieces.
+"""Tensors of a checkpoint: one safetensors file per rank of the first replica, and an index of pieces.
 
-Input: a state, name -> tensor, on any mesh. Output: rank-NNNNN.safetensors with the pieces of that rank, and for each
-stage of a pipeline an index-NNNNN.json: which rank holds which box of which tensor. Boxes follow from the mesh and the
-placements, so every rank knows them all, and nothing is exchanged to write or to read. Reading intersects boxes.
+Input: a state, name -> tensor, on any mesh. Output: rank-NNNNN.safetensors with the pieces of that rank, and per stage
+of a pipeline an index-NNNNN.json, which records which rank holds which box of which tensor. Boxes follow from the mesh
+and the placements, so every rank knows them all and can write and read without communication. Reading intersects the
+boxes on disk with those of the new mesh.
 
-A parameter is known by its name in the whole model and by nothing else. Nothing in these files can be run.
+Parameters are identified only by their name in the whole model. The files contain no executable code.
 """
 
 from __future__ import annotations
@@ -39,13 +40,13 @@ from train.parallel.group import together
 from train.parallel.mesh import clean_name, local
 
 DTYPES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
-"""What safetensors calls those of states and of exported models."""
+"""torch's types of states and exported models -> their names in safetensors."""
 Numbers = tuple[int, ...]
 T = TypeVar("T")
 
 
 class Box(NamedTuple):
-    """A piece of a tensor and the rank that writes it."""
+    """A piece of a tensor, and the rank that writes it."""
 
     rank: int
     offset: Numbers
@@ -53,7 +54,7 @@ class Box(NamedTuple):
 
 
 class Kind(Record, frozen=True):
-    """Tensors of one shape that are split alike; blocks repeat, so a model has few kinds."""
+    """Tensors of the same shape and split. Blocks repeat, so a model has few kinds."""
 
     shape: Numbers
     boxes: tuple[Box, ...]
@@ -69,7 +70,10 @@ class Index(Record, frozen=True):
 def named_state(
     model: nn.Module, optimizer: torch.optim.Optimizer | None = None, guard: dict[str, Tensor] | None = None
 ) -> dict[str, Tensor]:
-    """Name -> tensor: model.NAME, optimizer.NAME.exp_avg and so on, guard.NAME; what is None is not in it."""
+    """Return name -> tensor: model.NAME, optimizer.NAME.exp_avg and so on, guard.NAME.
+
+    Without an optimizer or a guard, their tensors are left out.
+    """
     named = {clean_name(name): parameter for name, parameter in model.named_parameters()}
     state = {f"model.{name}": parameter.detach() for name, parameter in named.items()}
     if optimizer is not None:
@@ -79,7 +83,7 @@ def named_state(
 
 
 def make_index(state: dict[str, Tensor], mesh: DeviceMesh) -> Index:
-    """Of the tensors of this rank's stage. mesh: (pipeline, replicate, shard, tensor)."""
+    """Return the index of the tensors of this rank's stage. mesh: (pipeline, replicate, shard, tensor)."""
     alike: dict[Any, list[str]] = {}
     for name, value in state.items():
         split = (value.device_mesh, value.placements) if isinstance(value, DTensor) else None
@@ -94,12 +98,16 @@ def make_index(state: dict[str, Tensor], mesh: DeviceMesh) -> Index:
 
 
 def boxes_of(value: Tensor, ranks: Tensor) -> tuple[Box, ...]:
-    """The pieces of a tensor. Where one is the same on many ranks, the first along each dimension of `ranks`
-    (replicate, shard, tensor) writes it."""
+    """Return the pieces of a tensor.
+
+    If several ranks hold the same piece, the first along each dimension of `ranks` (replicate, shard, tensor) writes
+    it.
+    """
     if not isinstance(value, DTensor):
         return (Box(int(ranks[0, 0, 0]), (0,) * value.ndim, tuple(value.shape)),)
     mesh, found = value.device_mesh, []
     splits = zip(mesh.shape, value.placements, strict=True)
+    # Every coordinate of the mesh at which a distinct piece lies; copies along replicated dimensions are left out.
     for place in product(*(range(1 if placement.is_replicate() else size) for size, placement in splits)):
         size, offset = _compute_local_shape_and_global_offset(
             value.shape, mesh.shape, list(place), value.placements
@@ -108,21 +116,25 @@ def boxes_of(value: Tensor, ranks: Tensor) -> tuple[Box, ...]:
             at = dict(zip(mesh.mesh_dim_names or (), place, strict=True))
             rank = ranks[tuple(at.get(name, 0) for name in ("replicate", "shard", "tensor"))]
             found.append(Box(int(rank), offset, size))
-    assert sum(math.prod(box.size) for box in found) == value.numel()  # else torch splits in a new way
+    assert sum(math.prod(box.size) for box in found) == value.numel()  # fails if torch changes how it splits
     return tuple(found)
 
 
 def own_pieces(state: dict[str, Tensor], index: Index, rank: int) -> dict[str, Tensor]:
-    """What a rank writes."""
+    """Return the pieces that a rank writes."""
     mine = [kind for kind in index.kinds if any(box.rank == rank for box in kind.boxes)]
     return {name: local(state[name]) for kind in mine for name in kind.names}
 
 
 def write_tensors(path: Path, tensors: dict[str, Tensor], **metadata: str) -> FileRecord:
-    """A file of safetensors, summed up while it is written."""
+    """Write a safetensors file and compute its checksum on the way.
+
+    Format: https://github.com/huggingface/safetensors (8 bytes with the length of the header, the header as JSON, the
+    tensors).
+    """
     header: dict[str, Any] = {"__metadata__": metadata} if metadata else {}
     end = 0
-    order = sorted(tensors, key=lambda name: -tensors[name].itemsize)  # so that each is aligned
+    order = sorted(tensors, key=lambda name: -tensors[name].itemsize)  # large types first, so each is aligned
     for name in order:
         begin, end = end, end + tensors[name].nbytes
         kind = {"dtype": DTYPES[tensors[name].dtype], "shape": list(tensors[name].shape)}
@@ -141,7 +153,10 @@ def write_tensors(path: Path, tensors: dict[str, Tensor], **metadata: str) -> Fi
 def write_pieces(
     folder: Path, rank: int, index: Index, pieces: dict[str, Tensor], *, leads: bool
 ) -> dict[str, FileRecord]:
-    """This rank's files, by name. leads: its stage, whose index it writes."""
+    """Write this rank's files and return their records by name.
+
+    leads: whether the rank is the first of its stage and writes its index.
+    """
     files = {}
     if pieces:
         files[_file(rank)] = write_tensors(folder / _file(rank), pieces)
@@ -156,7 +171,7 @@ def _file(rank: int) -> str:
 
 
 class Reader:
-    """A checkpoint's tensors by name."""
+    """The tensors of a checkpoint, by name."""
 
     def __init__(self, checkpoint: Path, meta: Meta) -> None:
         self.checkpoint = checkpoint
@@ -167,7 +182,7 @@ class Reader:
         self._opened: dict[int, Any] = {}
 
     def fill(self, name: str, shape: Numbers, piece: Tensor, offset: Numbers) -> None:
-        """Fill the piece at `offset` of a tensor of this shape. IntegrityError where not all of it is there."""
+        """Fill `piece`, which lies at `offset` of a tensor of this shape. IntegrityError unless all of it is found."""
         kind, found = self.kinds.get(name), 0
         if kind is None or kind.shape != shape:
             raise IntegrityError(f"{self.checkpoint} has no tensor {name} of the shape {shape}")
@@ -179,12 +194,12 @@ class Reader:
             part.copy_(file.get_slice(name)[there] if there else file.get_tensor(name))
             found += part.numel()
         if found != piece.numel():
-            raise IntegrityError(f"{self.checkpoint}: {name} is not there as a whole")
+            raise IntegrityError(f"{self.checkpoint} lacks a part of {name}; it was damaged or edited")
 
 
 @lru_cache(1024)
 def overlaps(boxes: tuple[Box, ...], offset: Numbers, size: Numbers) -> list[tuple[int, Any, Any]]:
-    """(rank, slices of its piece, slices of ours) wherever a box meets ours."""
+    """Return (rank, slices of its piece, slices of ours) for every box that overlaps ours."""
     found: list[tuple[int, Any, Any]] = []
     for rank, begin, extent in boxes:
         spans = [
@@ -201,7 +216,7 @@ def overlaps(boxes: tuple[Box, ...], offset: Numbers, size: Numbers) -> list[tup
 
 
 def restore(state: dict[str, Tensor], reader: Reader) -> None:
-    """Load this rank's part of a checkpoint into `state`, without a word to other ranks."""
+    """Load this rank's part of a checkpoint into `state`, without communication."""
 
     def fill() -> None:
         for name, value in state.items():
@@ -215,8 +230,11 @@ def restore(state: dict[str, Tensor], reader: Reader) -> None:
 
 
 def readable(checkpoint: Path, read: Callable[[], T]) -> T:
-    """What `read` gives, tried again where its error may pass. IntegrityError where the checkpoint is damaged, Stopped
-    where another start may succeed, else PretokError: this process may not read it."""
+    """Return `read()`, retrying errors that may pass.
+
+    Raises IntegrityError if the checkpoint is damaged, Stopped if a later start may succeed, PretokError if this
+    process has no permission to read it.
+    """
     try:
         return tried(read)
     except PretokError:
@@ -224,13 +242,15 @@ def readable(checkpoint: Path, read: Callable[[], T]) -> T:
     except Exception as error:  # anything damaged files can raise
         told = in_a_line(error)
         if isinstance(error, OSError) and error.errno in PASSING:
-            raise Stopped(f"{checkpoint} cannot be read now: {told}; run the same command to go on") from None
+            raise Stopped(
+                f"{checkpoint} cannot be read now: {told}; run the same command to resume"
+            ) from None
         kind = PretokError if isinstance(error, PermissionError) else IntegrityError
         raise kind(f"{checkpoint} cannot be read: {told}") from None
 
 
 def in_a_line(error: BaseException) -> str:
-    """What went wrong."""
+    """Describe an error in one line."""
     text = " ".join(str(error).split())
     if isinstance(error, OSError) and error.strerror:
         return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
@@ -240,22 +260,22 @@ def in_a_line(error: BaseException) -> str:
 def restore_everywhere(
     state: dict[str, Tensor], reader: Reader, mesh: DeviceMesh, group: dist.ProcessGroup | None
 ) -> None:
-    """Load a checkpoint on all ranks of the run's mesh, or raise what is wrong, the same on all of them.
+    """Load a checkpoint on all ranks of the mesh; on a problem all of them raise the same error.
 
-    Each part is read once: by the ranks of the first replica, from which the others get it.
+    The ranks of the first replica read it, each part once, and send it to the other replicas.
     """
     replicas = mesh["replicate"]
     together(lambda: None if replicas.get_local_rank() else restore(state, reader), group)
     if replicas.size() > 1:
         for piece in map(local, state.values()):
-            if piece.numel():  # the last ranks may have no rows of a small one
-                there = piece.to(mesh.device_type)  # offloaded parameters and steps are elsewhere
+            if piece.numel():  # the last ranks may have no rows of a small parameter
+                there = piece.to(mesh.device_type)  # broadcasts need the mesh's device
                 dist.broadcast(there, group=replicas.get_group(), group_src=0)
                 piece.copy_(there)
 
 
 def open_checkpoint(checkpoint: Path, group: dist.ProcessGroup | None) -> tuple[Meta, Reader]:
-    """On all ranks: a checkpoint's meta and reader, its files compared with their checksums; or what is wrong."""
+    """Open a checkpoint on all ranks and check its files. Returns its meta and reader; an error is raised on all."""
 
     def read() -> tuple[Meta, Reader]:
         meta = read_meta(checkpoint)
@@ -268,9 +288,9 @@ def open_checkpoint(checkpoint: Path, group: dist.ProcessGroup | None) -> tuple[
 def load_weights(
     model: nn.Module, mesh: DeviceMesh, checkpoint: Path, config: ModelConfig, report: Callable[[str], None]
 ) -> None:
-    """Load the model from a checkpoint folder of any mesh.
+    """Load the model from a checkpoint that any mesh has written.
 
-    Another rope_theta is told. Raises IntegrityError for a damaged checkpoint, MismatchError for one of other sizes.
+    Reports another rope_theta. Raises IntegrityError for a damaged checkpoint, MismatchError for other sizes.
     """
     meta, reader = open_checkpoint(checkpoint, None)
     check_sizes(meta.identity.model, config, checkpoint, report)
@@ -278,7 +298,7 @@ def load_weights(
 
 
 def check_sizes(saved: ModelConfig, config: ModelConfig, source: Path, report: Callable[[str], None]) -> None:
-    """MismatchError unless `source` holds a model of these sizes; tells of another rope_theta."""
+    """Raise MismatchError unless `source` holds a model of these sizes; report another rope_theta."""
     theirs, ours = (
         to_json(model) | {"rows": model.matrix_rows, "family": model.model_type} for model in (saved, config)
     )

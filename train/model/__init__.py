@@ -1,7 +1,7 @@
-"""The decoder: a batch of tokens -> logits -> loss; it knows nothing of parallelism, checkpoints or settings.
+"""The decoder: a batch of tokens -> logits -> loss. It knows nothing of parallelism, checkpoints or settings.
 
-- sizes.py: presets and TOML -> a model's sizes
-- attention.py: attention inside of sequences or documents, and which kernel computes it
+- sizes.py: presets and TOML -> the sizes of a model
+- attention.py: attention within sequences or documents, and the kernel that computes it
 - transformer.py: the decoder
-- loss.py: next-token loss without the whole matrix of logits
+- loss.py: next-token loss without the full matrix of logits
 """

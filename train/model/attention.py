@@ -1,12 +1,12 @@
-"""Causal attention inside of sequences or of documents, over all that is before a token or a window of it.
+"""Causal attention within sequences or documents, over all earlier tokens or a window of them.
 
-Input: queries, keys and values, and what a token may see. Output: what attention gives. Which kernel computes it:
+Input: queries, keys, values, and a mask. Output: the attention output. The kernel depends on the mask and the device:
 
 - whole sequences without a window: torch's scaled_dot_product_attention;
 - documents or a window on an NVIDIA GPU in bf16: `torch.nn.attention.varlen`, FlashAttention 2 (Dao 2023), which does
-  no work outside of documents. No GPU has run it here yet;
+  no work across documents. It has not run on a GPU here yet;
 - on any other GPU: `flex_attention` with a block mask;
-- on a CPU: the first one for each document alone (`by_document`), in the interface of varlen.
+- on a CPU: scaled_dot_product_attention for each document (`by_document`), with the interface of varlen.
 """
 
 from __future__ import annotations
@@ -23,14 +23,17 @@ import torch.nn.functional as F  # noqa: N812 - torch's own name
 from torch import Tensor
 
 VARLEN_GENERATION = (8, 0)
-"""From which of NVIDIA's architectures on FlashAttention 2 runs."""
+"""The oldest compute capability on which FlashAttention 2 runs."""
 VARLEN_WIDTH = 256
-"""The widest head it takes; widths are multiples of 8."""
+"""The widest head it supports; widths must be multiples of 8."""
 
 
 class Spans(NamedTuple):
-    """Parts of flattened sequences that see only themselves. ends: (N + 1,) int32, their cumulative lengths from 0 on,
-    the last ones perhaps of no tokens; longest: no part is longer; window: tokens that one sees, itself too, 0: all."""
+    """Parts of flattened sequences; tokens attend only within their part.
+
+    ends: (N + 1,) int32, cumulative lengths, starting with 0; the last parts may be empty. longest: upper limit of
+    their lengths. window: tokens that one token sees, including itself; 0: no limit.
+    """
 
     ends: Tensor
     longest: int
@@ -41,9 +44,9 @@ class Spans(NamedTuple):
 def _flex() -> tuple[Any, Any]:
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
-    # Compiled code is otherwise no operation that recomputation could see and save the output of.
+    # Without this, selective recomputation would not see compiled code as an operation whose output it can save.
     options: Any = {"wrap_inductor_compiled_regions": True}
-    # For each length anew, as blocks are (`train.parallel.mesh`).
+    # Compiled for each length, as blocks are (`train.parallel.parallelize`).
     return (
         torch.compile(create_block_mask, dynamic=False),
         torch.compile(flex_attention, dynamic=False, options=options),
@@ -51,8 +54,10 @@ def _flex() -> tuple[Any, Any]:
 
 
 def _find_varlen() -> tuple[Callable[..., Tensor], dict[str, bool]] | None:
-    """torch's function, and what it must be told of grouped queries: torch 2.11 takes them without; None where torch's
-    knows no window."""
+    """Return torch's varlen function and its option for grouped queries, or None if it does not support windows.
+
+    torch 2.11 accepts grouped queries without an option.
+    """
     try:
         function = import_module("torch.nn.attention.varlen").varlen_attn
     except ImportError:
@@ -65,13 +70,14 @@ def _find_varlen() -> tuple[Callable[..., Tensor], dict[str, bool]] | None:
 
 _VARLEN = _find_varlen()
 VARLEN_OP: Any = None if _VARLEN is None else torch.ops.torch_attn._varlen_attn.default
-"""The operation behind it, for those that look at operations."""
+"""The operator behind the function, for policies that select operators."""
 
 
 def by_document(q: Tensor, k: Tensor, v: Tensor, ends: Tensor, _longest: int, window: int) -> Tensor:
-    """What varlen computes, document after document: q (T, heads, d), k and v (T, kv_heads, d) -> (T, heads, d).
+    """Compute what varlen computes, one document after another.
 
-    It reads `ends` on the host, which is no wait on a CPU.
+    q: (T, heads, d); k, v: (T, kv_heads, d). Returns (T, heads, d). It reads `ends` on the host, which costs nothing on
+    a CPU.
     """
     out = []
     for first, end in pairwise(ends.tolist()):
@@ -92,7 +98,7 @@ def _dense(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
 
 
 def takes_spans(device: torch.device, dtype: torch.dtype, head_dim: int) -> bool:
-    """Whether attention inside of documents is computed from their ends, and not by a block mask."""
+    """Return whether attention within documents is computed from Spans, and not from a block mask."""
     if device.type != "cuda":
         return True
     return (
@@ -106,10 +112,10 @@ def takes_spans(device: torch.device, dtype: torch.dtype, head_dim: int) -> bool
 
 
 def mask_of(documents: Tensor | None, x: Tensor, length: int, window: int, head_dim: int) -> Any:
-    """What `attend` takes of n sequences: None, Spans, or a flex block mask.
+    """Return the mask that `attend` takes for n sequences: None, Spans, or a flex block mask.
 
-    documents: None for whole sequences, or `ends` of Spans, (1, N + 1); x: (n, ...), what attention is computed from;
-    length: of whole sequences.
+    documents: None for whole sequences, or `ends` of Spans, (1, N + 1). x: (n, ...), the input of the attention.
+    length: tokens of a whole sequence. window: as in Spans.
     """
     window = window if window < length else 0
     if documents is None and not window:
@@ -119,7 +125,7 @@ def mask_of(documents: Tensor | None, x: Tensor, length: int, window: int, head_
         ends = torch.arange(0, rows * length + 1, length, dtype=torch.int32, device=x.device)
     else:
         ends = documents.flatten()
-        # Micro-batches have other numbers of documents: a compiled block is to serve all of them.
+        # The number of documents varies between micro-batches, and one compiled block must serve all of them.
         torch._dynamo.mark_dynamic(ends, 0)
     if takes_spans(x.device, x.dtype, head_dim):
         return Spans(ends, length, window)
@@ -127,7 +133,7 @@ def mask_of(documents: Tensor | None, x: Tensor, length: int, window: int, head_
 
 
 def block_mask(ends: Tensor, rows: int, length: int, window: int, create: Callable[..., Any]) -> Any:
-    """The same for flex_attention, made by torch's `create`."""
+    """Return the mask for flex_attention; create: torch's create_block_mask, compiled or not."""
     tokens = torch.arange(rows * length, dtype=torch.int32, device=ends.device)
     documents = torch.bucketize(tokens, ends[1:], right=True).view(rows, length)
 
@@ -139,7 +145,7 @@ def block_mask(ends: Tensor, rows: int, length: int, window: int, create: Callab
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, mask: Any) -> Tensor:
-    """Causal attention; q (n, heads, L, d), k and v (n, kv_heads, L, d); mask: from `mask_of`."""
+    """Compute causal attention: q (n, heads, L, d), k and v (n, kv_heads, L, d) -> (n, heads, L, d); see `mask_of`."""
     if mask is None:
         return _dense(q, k, v, None)
     if isinstance(mask, Spans):
@@ -153,6 +159,6 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Any) -> Tensor:
 def _torchs(q: Tensor, k: Tensor, v: Tensor, ends: Tensor, longest: int, window: int) -> Tensor:
     assert _VARLEN is not None  # `takes_spans` looked
     function, grouped = _VARLEN
-    # A window of w tokens reaches w - 1 to the left.
+    # window_size counts tokens left and right of the query: a window of w reaches w - 1 to the left; -1 means no limit.
     reach = (window - 1 if window else -1, 0)
     return function(q, k, v, ends, ends, longest, longest, window_size=reach, **grouped)

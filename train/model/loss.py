@@ -1,11 +1,10 @@
-"""Next-token loss without the whole matrix of logits.
+"""Next-token loss without the full matrix of logits.
 
-Input: hidden states, the output matrix, targets. Output: the summed loss; its gradients are computed chunk
-by chunk in the forward pass, so logits exist for `chunk` tokens at a time and the backward pass does no
-second product.
+Input: hidden states, the output matrix, targets. Output: the summed loss. Its gradients are computed chunk by chunk in
+the forward pass, so logits exist for `chunk` tokens at a time, and the backward pass does not repeat the product.
 
-A matrix that is sharded by rows (a DTensor of tensor parallelism) gives each rank a slice of the vocabulary;
-three small all-reduces per chunk then replace the gathering of logits.
+If the matrix is sharded by rows (a DTensor of tensor parallelism), each rank has a slice of the vocabulary. Small
+all-reduces per chunk (the maximum, then the sum of exponentials and the target's logit) replace gathering the logits.
 """
 
 from __future__ import annotations
@@ -20,14 +19,14 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 IGNORE = -100
-"""A target that carries no loss, as torch's cross_entropy has it."""
+"""A target without loss, as in torch's cross_entropy."""
 
 
 def targets_of(tokens: Tensor, eod_id: int, learned: Tensor | None = None) -> Tensor:
-    """What each token but the last is to predict: (n, L + 1) ids -> (n, L) int64.
+    """Return the targets of all tokens but the last: (n, L + 1) ids -> (n, L) int64.
 
-    IGNORE where an end-of-document token follows another one: what fills a sequence up is not learned
-    (`pretok.stream`, rule of the stream); and where `learned`, (n, L) bool, is false.
+    A target is IGNORE if it is an EOD that follows an EOD, which is padding (`pretok.stream`, rule of the stream), and
+    where `learned`, (n, L) bool, is False.
     """
     ends = tokens == eod_id
     ignored = ends[:, :-1] & ends[:, 1:]
@@ -35,21 +34,24 @@ def targets_of(tokens: Tensor, eod_id: int, learned: Tensor | None = None) -> Te
 
 
 def _top(logits: Tensor, columns: int) -> tuple[Tensor, Tensor]:
-    """The logits in float32, padding at minus infinity, (n, v), and the largest of each row (n,)."""
+    """Return the logits in float32 with padding at minus infinity, (n, v), and the largest of each row, (n,)."""
     logits = logits.float()
     logits[:, columns:] = -torch.inf
     return logits, logits.amax(1) if columns else logits.new_full((len(logits),), -torch.inf)
 
 
 def _own(target: Tensor, offset: int, width: int) -> tuple[Tensor, Tensor]:
-    """Each target's column in this rank's slice (n,) int64, 0 where another rank has it, and whether it is here."""
+    """Return each target's column in this rank's slice, (n,) int64 (0 if it is elsewhere), and whether it is here."""
     local = target - offset
     mine = (local >= 0) & (local < width)
     return torch.where(mine, local, 0), mine
 
 
 def _exponentials(logits: Tensor, top: Tensor, target: Tensor, offset: int) -> tuple[Tensor, Tensor]:
-    """exp(logits - top) (n, v), and (2, n): their sum and the target's logit, 0 where another rank has it."""
+    """Return exp(logits - top), (n, v), and their sum and the target's logit, (2, n).
+
+    The logit is 0 if another rank has the target, so that a sum over ranks gives it.
+    """
     local, mine = _own(target, offset, logits.shape[1])
     shifted = (logits - top[:, None]).exp_()
     at_target = torch.where(mine, logits.gather(1, local[:, None])[:, 0], 0.0)
@@ -59,12 +61,13 @@ def _exponentials(logits: Tensor, top: Tensor, target: Tensor, offset: int) -> t
 def _losses(
     shifted: Tensor, sums: Tensor, top: Tensor, target: Tensor, offset: int, z_loss: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """What `chunk_loss` returns; sums, top: over the whole vocabulary. The gradient takes the place of `shifted`."""
+    """Return what `chunk_loss` returns. sums, top: over the whole vocabulary. The gradient overwrites `shifted`."""
     local, mine = _own(target, offset, shifted.shape[1])
     log_z = sums[0].log() + top
     counted = target != IGNORE
     nll = torch.where(counted, log_z - sums[1], 0.0)
     z = torch.where(counted, log_z.square(), 0.0)
+    # d(nll + z_loss * log_z^2) / d logit = softmax * (1 + 2 z_loss log_z), minus 1 at the target.
     weight = torch.where(counted, (1 + 2 * z_loss * log_z) / sums[0], 0.0)
     grad = shifted.mul_(weight[:, None])
     grad.scatter_add_(1, local[:, None], -(mine & counted).to(grad.dtype)[:, None])
@@ -85,13 +88,13 @@ def chunk_loss(
     group: Any,
     fuse: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Losses of one chunk and their gradient.
+    """Return the losses of one chunk and their gradient.
 
-    logits: (n, v) for vocabulary entries offset .. offset + v, of which the first `columns` exist (the rest
-    is padding); target: (n,) int64. Returns nll (n,), z (n,) and the gradient of nll + z_loss * z, (n, v),
-    all float32. fuse: compile the work between what the ranks of `group` exchange.
+    logits: (n, v) for vocabulary entries offset to offset + v, of which the first `columns` exist and the rest is
+    padding. target: (n,) int64. Returns nll (n,), z (n,) and the gradient of nll + z_loss * z, (n, v), all float32.
+    group: tensor parallel ranks, or None. fuse: compile the work between their exchanges.
     """
-    # One by one: a compiler would break at the exchanges anyway.
+    # Three functions compiled one by one: the compiler would break the graph at the collectives anyway.
     steps: list[Callable[..., Any]] = [_top, _exponentials, _losses]
     top_of, exponentials, losses = map(_compiled, steps) if fuse else steps
     logits, top = top_of(logits, columns)
@@ -123,7 +126,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         total = torch.zeros_like(nll)
         grad_hidden = torch.empty_like(hidden) if needs_grad else None
         grad_weight = torch.zeros_like(weight, dtype=torch.float32) if needs_grad else None
-        # One process compiles the whole of it, ranks that share the vocabulary the parts between their exchanges.
+        # Without tensor parallelism all of it compiles as one; with it, the parts between the collectives do.
         one_chunk = _compiled(chunk_loss) if fuse and group is None else partial(chunk_loss, fuse=fuse)
         for start in range(0, len(hidden), chunk):
             rows = slice(start, start + chunk)
@@ -159,18 +162,19 @@ def linear_cross_entropy(
     z_loss: float = 0.0,
     fuse: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """Sum over tokens of -log softmax(hidden @ weight.T)[target], the columns past vocab_size left out.
+    """Return the sum over tokens of -log softmax(hidden @ weight.T)[target], without the columns past vocab_size.
 
-    hidden: (n, dim); weight: (padded vocabulary, dim), plain or a DTensor sharded by rows; target: (n,)
-    int64, IGNORE where no loss is wanted. Returns (total, nll), float32 scalars: total adds z_loss times the
-    squared log-partition (PaLM, section 5) and carries the gradient, of `hidden` for a DTensor only this rank's summand
-    of it; nll is what is logged. `fuse` compiles the work on logits.
+    hidden: (n, dim). weight: (padded vocabulary, dim), plain or a DTensor sharded by rows. target: (n,) int64, IGNORE
+    for no loss. chunk: tokens whose logits are in memory at a time. fuse: compile the work on the logits.
+
+    Returns (total, nll), float32 scalars. total adds z_loss times the squared log-partition (PaLM, section 5) and
+    carries the gradient. For a DTensor the gradient of `hidden` is this rank's summand only. nll is the value to log.
     """
     group, offset, rows = None, 0, weight
     if isinstance(weight, DTensor):
         group, rows = weight.device_mesh.get_group(), weight.to_local()
         offset = dist.get_rank(group) * (weight.shape[0] // dist.get_world_size(group))
-    columns = max(0, min(len(rows), vocab_size - offset))  # of this rank's rows, those that exist
+    columns = max(0, min(len(rows), vocab_size - offset))  # this rank's rows without padding
     needs_grad = torch.is_grad_enabled()
     result: tuple[Tensor, Tensor] = _LinearCrossEntropy.apply(
         hidden, rows, target, columns, offset, chunk, z_loss, group, fuse, needs_grad

@@ -1,7 +1,7 @@
-"""Sizes of a decoder: presets by name, a TOML file, or the config.json of `transformers`, which is written here too.
-Without torch, so that a recipe is checked where there is none.
+"""Sizes of a decoder: presets, TOML files, and the config.json of `transformers`, which is read and written here.
 
-Input: the setting `model`. Output: a ModelConfig, and what follows from it: parameters, FLOPs per token.
+Input: the setting `model`. Output: a ModelConfig, and its parameters and FLOPs per token. Needs no torch, so recipes
+can be checked without it.
 """
 
 from __future__ import annotations
@@ -18,8 +18,11 @@ from pretok.base.storage import read_json
 
 
 class Family(NamedTuple):
-    """Models of one `model_type` of transformers. Of its config.json, keys that must have these values, and what is
-    taken for keys that are absent."""
+    """Models with one `model_type` of transformers.
+
+    must: keys of config.json and the values they must have. absent: values of keys that are absent. qkv_bias, qk_norm:
+    as in ModelConfig.
+    """
 
     architecture: str
     must: dict[str, Any]
@@ -27,7 +30,7 @@ class Family(NamedTuple):
     qkv_bias: bool = False
     qk_norm: bool = False
     window: bool = False
-    """Its sliding_window may be a number."""
+    """Whether its sliding_window may be a number."""
 
 
 _MUST = {"hidden_act": "silu", "attention_dropout": 0.0}
@@ -53,13 +56,15 @@ FAMILIES = {
         qk_norm=True,
     ),
 }
-"""What `Decoder` computes, by model_type. Both `read_config` and `transformers_config` follow it."""
+"""What `Decoder` computes, by model_type; `read_config` and `transformers_config` both follow this table."""
 
 
 class RopeScaling(Record, frozen=True, kw_only=True):
-    """Rotary positions stretched as in Llama 3.1, in the words of its config.json: frequencies whose wavelength is more
-    than original_max_position_embeddings / low_freq_factor are divided by factor, those with less than
-    original_max_position_embeddings / high_freq_factor stay, and between them it is blended."""
+    """Scaling of the rotary positions as in Llama 3.1, with the keys of its config.json.
+
+    Frequencies with a wavelength above original_max_position_embeddings / low_freq_factor are divided by factor. Those
+    below original_max_position_embeddings / high_freq_factor stay the same. Between the two they are interpolated.
+    """
 
     factor: float
     low_freq_factor: float
@@ -68,12 +73,15 @@ class RopeScaling(Record, frozen=True, kw_only=True):
 
 
 class ModelConfig(Record, frozen=True, kw_only=True):
-    """Sizes of a decoder. `vocab_size` is the tokenizer's; matrices have `padded_vocab` rows. qk_norm: RMSNorm of every
-    head's queries and keys before the rotary positions; qkv_bias: queries, keys and values have biases.
+    """Sizes of a decoder.
 
-    head_dim 0: dim / heads. window: tokens that one sees in attention, itself too; 0: all before it. rows: of the
-    matrices of a model that came from elsewhere, at least vocab_size. family: a key of FAMILIES, where it came from
-    there. max_positions: the longest sequence its makers allow; dtype: of the weights that it came with.
+    vocab_size: of the tokenizer; matrices have `padded_vocab` rows. tied: the embedding is the output matrix. qk_norm:
+    RMSNorm of the queries and keys of each head before the rotary positions. qkv_bias: biases of queries, keys and
+    values. head_dim: 0 means dim / heads. window: tokens that attention sees, including the current one; 0 means all
+    earlier ones.
+
+    For a model that was made elsewhere also: rows, those of its matrices, at least vocab_size; family, a key of
+    FAMILIES; max_positions, the longest sequence it allows; dtype, of its weights.
     """
 
     vocab_size: Count = 50_000
@@ -103,8 +111,8 @@ class ModelConfig(Record, frozen=True, kw_only=True):
         head_dim = self.head_dim or self.dim // self.heads
         if self.dim % (1 if self.head_dim else self.heads) or self.heads % self.kv_heads or head_dim % 2:
             raise UsageError(
-                f"model: heads ({self.heads}) must divide dim ({self.dim}) into even parts, or head_dim be even, "
-                f"and kv_heads ({self.kv_heads}) must divide heads"
+                f"model: heads ({self.heads}) must divide dim ({self.dim}) into even parts, or head_dim must be even; "
+                f"kv_heads ({self.kv_heads}) must divide heads"
             )
         if self.rows and self.rows < self.vocab_size:
             raise UsageError(
@@ -112,14 +120,14 @@ class ModelConfig(Record, frozen=True, kw_only=True):
             )
         if not self.model_type:
             raise UsageError(
-                f"model: qk_norm {self.qk_norm} with qkv_bias {self.qkv_bias} and window {self.window} is no "
-                f"{self.family or 'model'} of transformers"
+                f"model: qk_norm {self.qk_norm}, qkv_bias {self.qkv_bias} and window {self.window} together do not "
+                f"exist as a {self.family or 'model'} of transformers"
             )
         msgspec.structs.force_setattr(self, "head_dim", head_dim)
 
     @property
     def model_type(self) -> str:
-        """Its family: the one it came with, or the first of FAMILIES that computes this; empty where none does."""
+        """Its family: the one it came with, or the first of FAMILIES that computes it; '' if none does."""
         computed = (
             name
             for name, family in FAMILIES.items()
@@ -130,12 +138,12 @@ class ModelConfig(Record, frozen=True, kw_only=True):
 
     @property
     def matrix_rows(self) -> int:
-        """Rows of the embedding that an export has: entries of the vocabulary, and rows it came with beyond them."""
+        """Rows of the embedding in an export: the vocabulary, and any further rows the model came with."""
         return max(self.rows, self.vocab_size)
 
     @property
     def padded_vocab(self) -> int:
-        """Rows of the embedding in training: rounded up to a multiple of 128."""
+        """Rows of the embedding in training, rounded up to a multiple of 128."""
         return -(-self.matrix_rows // 128) * 128
 
     @property
@@ -145,7 +153,7 @@ class ModelConfig(Record, frozen=True, kw_only=True):
 
     @property
     def kv_dim(self) -> int:
-        """Width of its keys, and of its values."""
+        """Width of all keys of a token; that of its values is the same."""
         return self.kv_heads * self.head_dim
 
     @property
@@ -156,7 +164,7 @@ class ModelConfig(Record, frozen=True, kw_only=True):
 
     @property
     def block_weights(self) -> int:
-        """Those of a block's matrix products."""
+        """Parameters of a block that are in matrix products."""
         return self.dim * (2 * self.attention_dim + 2 * self.kv_dim + 3 * self.hidden)
 
     @property
@@ -166,12 +174,12 @@ class ModelConfig(Record, frozen=True, kw_only=True):
         return self.layers * self.block_parameters + self.dim + matrices
 
     def flops_per_token(self, seq_len: int) -> float:
-        """Training FLOPs per token: 6 per weight of a matrix product plus 12 layers x attention_dim x seq_len of
-        attention.
+        """Return training FLOPs per token: 6 per matrix weight plus 12 layers x attention_dim x seq_len for attention.
 
-        Source: PaLM, appendix B: attention counted whole, as if not causal; recomputation not counted. The
-        lookup of embeddings multiplies nothing; the output matrix counts once, tied or not. Of a window w a token sees
-        w (1 - w / 2 seq_len) others on average, and without one half of seq_len: twice that takes the place of seq_len.
+        Source: PaLM, appendix B. Attention counts as if it were not causal, and recomputation does not count. The
+        lookup of embeddings multiplies nothing; the output matrix counts once, tied or not. With a window w a token
+        sees w (1 - w / 2 seq_len) others on average, without one seq_len / 2. So twice the former takes the place of
+        seq_len.
         """
         weights = self.layers * self.block_weights + self.padded_vocab * self.dim
         window = min(self.window or seq_len, seq_len)
@@ -190,8 +198,7 @@ PRESETS = {
 
 
 def model_config(name: str) -> ModelConfig:
-    """A preset by name, the sizes in a TOML file of ModelConfig's fields, or those of a folder: of a model of
-    transformers, or a checkpoint."""
+    """Return the sizes that --model names: a preset, a TOML file, a model's folder or a checkpoint."""
     if name in PRESETS:
         return PRESETS[name]
     path = Path(name)
@@ -201,11 +208,13 @@ def model_config(name: str) -> ModelConfig:
         try:
             return read_record(ModelConfig, read_json(checkpoint)["identity"]["model"], checkpoint)
         except (KeyError, TypeError):
-            raise IntegrityError(f"{checkpoint} does not say the sizes of its model") from None
+            raise IntegrityError(
+                f"{checkpoint} lacks the sizes of its model; it was damaged or edited"
+            ) from None
     if path.suffix != ".toml" or not path.exists():
         raise UsageError(
-            f"--model {name}: neither a preset ({', '.join(PRESETS)}) nor an existing .toml file, nor a folder with "
-            f"a {CONFIG} or a checkpoint"
+            f"--model {name} is not a preset ({', '.join(PRESETS)}), an existing .toml file, or a folder with a "
+            f"{CONFIG} or a checkpoint"
         )
     try:
         return msgspec.convert(tomllib.loads(path.read_text(encoding="utf-8")), ModelConfig)
@@ -215,7 +224,7 @@ def model_config(name: str) -> ModelConfig:
 
 CONFIG = "config.json"
 USUAL_LENGTH = 4096
-"""Tokens of a sequence where nothing names them, of a model that allows more."""
+"""Default sequence length of a model that allows longer ones."""
 _SIZES = {
     "rows": "vocab_size",
     "dim": "hidden_size",
@@ -236,28 +245,28 @@ _BESIDE = {
     "partial_rotary_factor": 1.0,
     "quantization_config": None,
 }
-"""Keys that transformers reads although no configuration class of FAMILIES has them -> the value they must have."""
+"""Further keys that transformers reads for any model -> the value that `Decoder` needs."""
 
 
 def read_config(path: Path) -> ModelConfig:
-    """Sizes from the config.json of a model of transformers.
+    """Read the sizes from the config.json of a transformers model.
 
-    Raises MismatchError that names each key by which it is another model than `Decoder` computes, IntegrityError when
-    it is no such file.
+    Raises MismatchError that names each key in which the model differs from what `Decoder` computes, IntegrityError if
+    the file is not a config.json of transformers.
     """
     theirs = read_json(path)
     kind = theirs.get("model_type") if isinstance(theirs, dict) else None
     if kind is None:
-        raise IntegrityError(f"{path} is not what transformers writes: it has no model_type")
+        raise IntegrityError(f"{path} is not a config.json of transformers: it has no model_type")
     if kind not in FAMILIES:
-        raise MismatchError(f"{path}: model_type is {kind}; train computes {', '.join(FAMILIES)}")
+        raise MismatchError(f"{path}: model_type is {kind}; train supports {', '.join(FAMILIES)}")
     family = FAMILIES[kind]
     found = family.absent | theirs
-    # Where transformers takes the width of a head from the others, an absent key and null are the same.
+    # transformers derives these two from other keys if they are absent or null.
     found["num_key_value_heads"] = found.get("num_key_value_heads") or found.get("num_attention_heads")
     found["head_dim"] = found.get("head_dim") or 0
     wrong = [
-        f"{key} is {found[key]!r} and not {value!r}"
+        f"{key} is {found[key]!r}, not {value!r}"
         for key, value in (family.must | _BESIDE).items()
         if found.get(key) not in (None, value)
     ]
@@ -274,7 +283,7 @@ def read_config(path: Path) -> ModelConfig:
     if dtype not in ("float32", "bfloat16", "float16"):
         wrong.append(f"dtype is {dtype}")
     if wrong:
-        raise MismatchError(f"{path} describes a model that train does not compute: {'; '.join(wrong)}")
+        raise MismatchError(f"{path} describes a model that train does not support: {'; '.join(wrong)}")
     values = {ours: found[key] for ours, key in _SIZES.items()} | {
         "vocab_size": found["vocab_size"],
         "seq_len": min(USUAL_LENGTH, found["max_position_embeddings"]),
@@ -290,8 +299,10 @@ def read_config(path: Path) -> ModelConfig:
 
 
 def transformers_config(model: ModelConfig, eod_id: int, bos_id: int | None = None) -> dict[str, Any]:
-    """config.json of `transformers`, of the model's family. bos_id None: an EOD stands before a document, that of the
-    one before."""
+    """Return the config.json of `transformers` for the model's family.
+
+    bos_id: None if documents have no BOS; the EOD of the previous document then takes its place.
+    """
     family = FAMILIES[model.model_type]
     scaling = model.rope_scaling
     return {

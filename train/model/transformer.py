@@ -1,13 +1,13 @@
-"""One Llama-style decoder, ignorant of parallelism.
+"""A Llama-style decoder, which knows nothing of parallelism.
 
-Input: token ids (n, L). Output: logits, or the summed loss when targets are given. RMSNorm, rotary
-positions, grouped-query attention, SwiGLU, tied or untied embeddings, and when wanted norms on queries and keys or
-biases; parameter names map one to one to those of the families in `train.model.sizes`.
+Input: token ids (n, L). Output: logits, or the summed loss if targets are given. RMSNorm, rotary positions,
+grouped-query attention, SwiGLU, tied or untied embeddings, optionally norms on queries and keys, or biases. Parameter
+names correspond one to one to those of the families in `train.model.sizes`.
 
-Sources: Touvron et al. 2023 (LLaMA); rotary positions in the halves convention of `transformers`; Ainslie et
-al. 2023 (grouped queries); initialisation as GPT-2: normal 0.02, projections into the residual divided by
-sqrt(2 layers). Norms on queries and keys: Dehghani et al. 2023 (ViT-22B), per head as in Qwen3: logits of attention
-cannot grow without bound, which is what ends large runs at high learning rates (Wortsman et al. 2023).
+Sources: Touvron et al. 2023 (LLaMA); rotary positions in the two-halves layout of `transformers`; Ainslie et al. 2023
+(grouped queries); initialization as in GPT-2: normal with 0.02, projections into the residual divided by sqrt(2
+layers). Norms on queries and keys: Dehghani et al. 2023 (ViT-22B), per head as in Qwen3. They bound the logits of
+attention, whose growth makes large runs diverge at high learning rates (Wortsman et al. 2023).
 """
 
 from __future__ import annotations
@@ -28,8 +28,10 @@ from train.model.sizes import LOSS_CHUNK, ModelConfig, RopeScaling
 
 
 def _stretch(frequencies: Tensor, scaling: RopeScaling) -> Tensor:
-    """Frequencies for longer sequences than a model began with: those that turn often within the old length stay, those
-    that turn seldom are divided."""
+    """Scale frequencies for sequences longer than the original ones, as `RopeScaling` describes.
+
+    Frequencies that turn often within the original length stay the same, those that turn seldom are divided.
+    """
     turns = scaling.original_max_position_embeddings * frequencies / (2 * math.pi)
     low, high = scaling.low_freq_factor, scaling.high_freq_factor
     kept = ((turns - low) / (high - low)).clamp(0, 1)
@@ -40,9 +42,7 @@ def _stretch(frequencies: Tensor, scaling: RopeScaling) -> Tensor:
 def rotary_table(
     length: int, head_dim: int, theta: float, device: torch.device, scaling: RopeScaling | None = None
 ) -> tuple[Tensor, Tensor]:
-    """cos and sin of position x frequency, (length, head_dim) float32, both halves holding the same
-    frequencies.
-    """
+    """Return cos and sin of position x frequency, each (length, head_dim) float32; the two halves are equal."""
     frequencies = theta ** -(torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim)
     if scaling is not None:
         frequencies = _stretch(frequencies, scaling)
@@ -52,19 +52,19 @@ def rotary_table(
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotary positions on x (n, heads, L, head_dim), computed in float32, returned in x's dtype."""
+    """Apply rotary positions to x (n, heads, L, head_dim); computed in float32, returned in x's dtype."""
     wide = x.float()
     left, right = wide.chunk(2, dim=-1)
     return (wide * cos + torch.cat([-right, left], dim=-1) * sin).to(x.dtype)
 
 
 class Attention(nn.Module):
-    """Grouped-query attention. The projections may hold a part of the heads only."""
+    """Grouped-query attention. The projections may hold only some of the heads (tensor parallelism)."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.head_dim = config.head_dim
-        self.attend: Callable[..., Tensor] = attend  # ranks that share sequences put theirs here
+        self.attend: Callable[..., Tensor] = attend  # replaced under context parallelism
         self.q_proj = nn.Linear(config.dim, config.attention_dim, bias=config.qkv_bias)
         self.k_proj = nn.Linear(config.dim, config.kv_dim, bias=config.qkv_bias)
         self.v_proj = nn.Linear(config.dim, config.kv_dim, bias=config.qkv_bias)
@@ -74,7 +74,7 @@ class Attention(nn.Module):
         )
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Any) -> Tensor:
-        """x: (n, L, dim)."""
+        """x: (n, L, dim); cos, sin: (L, head_dim); mask: see `mask_of`. Returns (n, L, dim)."""
         n, length, _ = x.shape
         q, k, v = (
             project(x).view(n, length, -1, self.head_dim)
@@ -98,7 +98,7 @@ class FeedForward(nn.Module):
         self.down_proj = nn.Linear(config.hidden, config.dim, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """x: (n, L, dim)."""
+        """x: (n, L, dim). Returns (n, L, dim)."""
         result: Tensor = self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
         return result
 
@@ -114,30 +114,34 @@ class Block(nn.Module):
         self.mlp = FeedForward(config)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Any) -> Tensor:
-        """x: (n, L, dim)."""
+        """x: (n, L, dim); the rest as in `Attention.forward`. Returns (n, L, dim)."""
         x = x + self.self_attn(self.input_layernorm(x), cos, sin, mask)
         result: Tensor = x + self.mlp(self.post_attention_layernorm(x))
         return result
 
 
 class Head(nn.Module):
-    """The output matrix, (padded vocabulary, dim). A module of its own is called with what is to be done with it, so
-    that the matrix is gathered for just that where it is sharded."""
+    """The output matrix, (padded vocabulary, dim).
+
+    It is a module of its own, called with the function to apply: a sharded matrix is then gathered for that call only.
+    """
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.weight = nn.Linear(config.dim, config.padded_vocab, bias=False).weight
 
     def forward(self, x: Tensor, use: Callable[[Tensor, Tensor], Any]) -> Any:
-        """use(x, matrix)."""
+        """Return use(x, matrix)."""
         return use(x, self.weight)
 
 
 class Decoder(nn.Module):
-    """The whole model, or a part of it (see `train.parallel.pipeline`): without its beginning it takes hidden states
-    (n, L, dim) for tokens, without its end it returns them; of L one of `sequence_parts` where tensor ranks share
-    sequences. `context`: which part of each sequence its tokens are, and of how many. LOSS_CHUNK tokens have their
-    logits in memory at a time; `fuse_loss` compiles the loss."""
+    """The whole model, or one stage of it (see `train.parallel.pipeline`).
+
+    Without its beginning it takes hidden states (n, L, dim) instead of tokens; without its end it returns them. If
+    tensor parallel ranks share sequences, these have L / sequence_parts tokens. context: (which part of each sequence
+    its tokens are, number of parts). The loss holds the logits of LOSS_CHUNK tokens at a time; `fuse_loss` compiles it.
+    """
 
     def __init__(self, config: ModelConfig, *, z_loss: float = 0.0) -> None:
         super().__init__()
@@ -152,10 +156,11 @@ class Decoder(nn.Module):
         self.lm_head = None if config.tied else Head(config)
 
     def forward(self, tokens: Tensor, targets: Tensor | None = None, documents: Tensor | None = None) -> Any:
-        """Logits (n, L, padded vocabulary), or with targets the pair (total, nll) of `linear_cross_entropy`.
+        """Return logits (n, L, padded vocabulary), or with targets the pair (total, nll) of `linear_cross_entropy`.
 
-        tokens, targets: (n, L) integers, of a part of sequences L of the part; documents: (1, N + 1) int32, where those
-        of the whole sequences end (`train.model.attention.Spans`), None where a token sees beyond its own.
+        tokens, targets: (n, L) integers; with context parallelism L counts the tokens of this rank's part. documents:
+        (1, N + 1) int32, the ends of the documents in the whole sequences (`train.model.attention.Spans`), or None if
+        attention crosses document boundaries.
         """
         config = self.config
         if self.embed_tokens is None:
@@ -179,7 +184,7 @@ class Decoder(nn.Module):
         return self.lm_head(x, score)
 
     def _score(self, targets: Tensor | None, x: Tensor, weight: Tensor) -> Any:
-        """What `forward` returns, of the last hidden states and the output matrix."""
+        """Compute the result of `forward` from the last hidden states and the output matrix."""
         if targets is None:
             return F.linear(x, weight)
         flat = (x.flatten(0, 1), weight, targets.flatten(), self.config.vocab_size)
@@ -189,8 +194,10 @@ class Decoder(nn.Module):
 def initial_tensor(
     config: ModelConfig, seed: int, name: str, shape: torch.Size, device: torch.device, part: Any = ...
 ) -> Tensor:
-    """The initial float32 value of one parameter, or of a part of it: the whole depends on seed and name alone, not on
-    ranks."""
+    """Return the initial float32 value of a parameter, or of a part of it.
+
+    The whole parameter depends on seed and name only, so every mesh starts from the same weights.
+    """
     if name.endswith("norm.weight"):
         return torch.ones(shape, device=device)[part]
     if name.endswith(".bias"):

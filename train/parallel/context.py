@@ -1,9 +1,9 @@
-"""Context parallelism: ranks that divide every sequence.
+"""Context parallelism: several ranks share every sequence.
 
-Input: a split Decoder, the mesh, and sequences whole. Output: the same Decoder on parts of sequences, and each rank's
-part. DeepSpeed-Ulysses (Jacobs et al. 2023, arXiv 2309.14509): only attention sees beyond its own token, so around it,
-and nowhere else, ranks exchange their tokens of all heads for all tokens of their heads. Every kernel of attention
-serves as it is, and causal ones cost each rank the same.
+Input: a split Decoder, the mesh, and whole sequences. Output: the same Decoder, working on parts of sequences, and each
+rank's part. Method: DeepSpeed-Ulysses (Jacobs et al. 2023, arXiv 2309.14509). Only attention looks beyond its own
+token. So only around attention do ranks exchange data: their own tokens of all heads for all tokens of their own heads.
+Every attention kernel works unchanged, and causal attention costs each rank the same.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from train.model.transformer import Attention, Block, Decoder
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """Ranks that share each sequence: how many, which part this one has, and their group, None where it is alone."""
+    """The ranks that share each sequence: their number, this rank's part, and their group (None for a single rank)."""
 
     ranks: int = 1
     rank: int = 0
@@ -33,22 +33,23 @@ class Context:
 
     @classmethod
     def of(cls, mesh: DeviceMesh, ranks: int, timeout: int) -> Context:
-        """Neighbours in the dimension `shard` of the mesh. timeout: of collectives, seconds."""
+        """Group neighbours in the mesh dimension `shard`. timeout: seconds for collectives."""
         if ranks == 1:
             return cls()
         shard = mesh["shard"]
         number, rank = divmod(shard.get_local_rank(), ranks)
         members = shard.mesh.tolist()[number * ranks : (number + 1) * ranks]
         limit = timedelta(seconds=timeout)
+        # use_local_synchronization: only the members create a group. Otherwise all ranks must create all groups.
         return cls(ranks, rank, dist.new_group(members, limit, use_local_synchronization=True))
 
     def part(self, tokens: Tensor) -> Tensor:
-        """This rank's columns of (n, L)."""
+        """Return this rank's columns of (n, L)."""
         return tokens if self.group is None else tokens.chunk(self.ranks, dim=1)[self.rank]
 
 
 def split_sequences(model: Decoder, context: Context) -> None:
-    """Let a Decoder take a part of each sequence; masks are of the whole one."""
+    """Make a Decoder work on a part of each sequence. Masks remain those of whole sequences."""
     if context.group is None:
         return
     model.context = context.rank, context.ranks
@@ -58,10 +59,15 @@ def split_sequences(model: Decoder, context: Context) -> None:
 
 
 def _attend_whole(group: dist.ProcessGroup, q: Tensor, k: Tensor, v: Tensor, mask: Any) -> Tensor:
-    """What `attend` gives for all heads of this rank's part: q (n, heads, L / ranks, d), k and v (n, kv_heads, ...)."""
+    """Compute `attend` over whole sequences for q (n, heads, L / ranks, d) and k, v (n, kv_heads, L / ranks, d).
+
+    Returns the output for this rank's tokens and all heads, (n, heads, L / ranks, d).
+    """
     ranks = group.size()
     parts = [_cut(x, 1, ranks) for x in (q, k, v)]
-    # (ranks, n, own heads of all three, L / ranks, d), the first dimension now that of the part.
+    # The cut sends head group r to rank r. What arrives is (ranks, n, own heads of q, k and v, L / ranks, d): the first
+    # dimension is now the part of the sequence, and is merged with the tokens to give whole sequences. All three travel
+    # in one exchange instead of three.
     found = _exchange(torch.cat(parts, dim=2), group).movedim(0, 2).flatten(2, 3)
     own_q, own_k, own_v = torch.split(found, [part.shape[2] for part in parts], dim=1)
     out = _cut(attend(own_q, own_k, own_v, mask), 2, ranks)
@@ -69,10 +75,10 @@ def _attend_whole(group: dist.ProcessGroup, q: Tensor, k: Tensor, v: Tensor, mas
 
 
 def _cut(x: Tensor, dim: int, ranks: int) -> Tensor:
-    """(ranks, ...): the equal parts of a dimension."""
+    """Split a dimension into equal parts, one per rank: (ranks, ...)."""
     return torch.unflatten(x, dim, (ranks, -1)).movedim(dim, 0)
 
 
 def _exchange(x: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """x[r] goes to rank r, and what comes from there takes its place."""
+    """Send x[r] to rank r, and put what rank r sends in its place."""
     return all_to_all_single_autograd(x, None, None, group)

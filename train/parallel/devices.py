@@ -1,8 +1,8 @@
-"""The one table of devices: what a machine's accelerator is called, its backend and its peak.
+"""The table of devices: names of accelerators, their backend and their peak.
 
-Input: the name torch gives the device. Output: a Device, and this process on the cores beside it. A peak is dense
-bf16 FLOP/s per device as torch counts devices (one graphics compute die of an MI250X is one). An unknown device has no
-peak, and what needs one says n/a.
+Input: the name torch gives the device. Output: a Device; this process then runs on the cores next to it. A peak is in
+dense bf16 FLOP/s per device as torch counts devices (one die of an MI250X is a device). An unknown device has no peak,
+and figures that need one are n/a.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ PEAKS: tuple[tuple[str, float, int | None, str], ...] = (
     ("A100", 312 * TERA, None, "NVIDIA A100 datasheet"),
     ("MI250X", 191.5 * TERA, 64, "AMD MI250X datasheet, 383 TFLOP/s for two dies, one die counted"),
 )
-"""(part of the device's name, dense bf16 FLOP/s, GB where there is one answer, source); the first match wins."""
+"""(part of the device's name, dense bf16 FLOP/s, GB or None if it varies, source); the first match wins."""
 
 
 ROUNDS = 10
-"""Measurements of each number of threads."""
+"""Measurements for each number of threads."""
 HOPPER = 9
 HOPPER_KERNELS = (
     SDPBackend.CUDNN_ATTENTION,
@@ -48,13 +48,15 @@ HOPPER_KERNELS = (
     SDPBackend.EFFICIENT_ATTENTION,
     SDPBackend.MATH,
 )
-"""In which order kernels of attention are asked there: torch's own FlashAttention is the second version, which does not
-use what is new in Hopper. A call that one cannot do goes to the next."""
+"""Attention kernels in order of preference on Hopper; a call that one does not support goes to the next.
+
+torch's own FlashAttention is version 2, which does not use the new instructions of Hopper.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """One rank's device. `peak` in FLOP/s is None where unknown."""
+    """The device of one rank. peak: in FLOP/s, None if unknown."""
 
     device: torch.device
     name: str
@@ -69,46 +71,48 @@ class Device:
 
     @property
     def can_compile(self) -> bool:
-        """Whether torch.compile makes kernels here that are worth their time: by Triton, on a GPU."""
+        """Whether torch.compile is worth its time here: on a GPU with Triton."""
         return self.is_gpu and find_spec("triton") is not None
 
     @property
     def generation(self) -> int:
-        """Of NVIDIA's architectures: 8 of an A100, 9 of an H100; 0 for what is none."""
+        """NVIDIA's major compute capability: 8 for an A100, 9 for an H100; 0 for any other device."""
         if not self.is_gpu or torch.version.hip is not None:
             return 0
         return int(torch.cuda.get_device_properties(self.device.index).major)
 
 
 def peak_of(name: str) -> tuple[float | None, str]:
-    """Peak of a device by name, in FLOP/s, and its source; (None, why) when unknown."""
+    """Return the peak of a device in FLOP/s and its source by name; (None, reason) if unknown."""
     for part, peak, _, source in PEAKS:
         if part in name:
             return peak, source
-    return None, f"no peak is known of {name!r}" if name else "no device was named"
+    return None, f"the peak of {name!r} is not known" if name else "no device was named"
 
 
 def gigabytes_of(name: str) -> float | None:
-    """Memory of a device by name ('A100-SXM4-80GB' says it itself); None when unknown."""
+    """Return the memory of a device in GB by name, None if unknown. Names like 'A100-SXM4-80GB' contain it."""
     if stated := re.search(r"(\d+) ?GB", name):
         return float(stated[1])
     return next((size for part, _, size, _ in PEAKS if part in name), None)
 
 
 def find_device() -> Device:
-    """This process's device: the GPU numbered LOCAL_RANK where there is one, else the CPU. From here on the process
-    and what it starts, loader processes too, run on the cores beside the GPU."""
+    """Return the device of this process: the GPU numbered LOCAL_RANK if there is one, else the CPU.
+
+    From here on the process and its children, such as loader processes, run on the cores next to the GPU.
+    """
     if not torch.cuda.is_available():
         torch.set_num_threads(fastest_threads(torch.get_num_threads()))
         return Device(torch.device("cpu"), "cpu", "gloo", *peak_of("cpu"))
-    # A launcher that binds one GPU to each task leaves only number 0 visible.
+    # A launcher that binds one GPU to each task leaves only GPU 0 visible.
     index = int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count()
     torch.cuda.set_device(index)
     properties: Any = torch.cuda.get_device_properties(index)
     place = (properties.pci_domain_id, properties.pci_bus_id, properties.pci_device_id)
     allowed, ranks = os.sched_getaffinity(0), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     os.sched_setaffinity(0, cores_beside("{:04x}:{:02x}:{:02x}.0".format(*place), allowed, ranks))
-    # "nccl" is also the name of RCCL in torch for ROCm; gloo carries what lives on the host.
+    # In torch for ROCm "nccl" means RCCL; gloo handles tensors on the host.
     device = torch.device("cuda", index)
     found = Device(device, properties.name, "cpu:gloo,cuda:nccl", *peak_of(properties.name))
     if found.generation == HOPPER:
@@ -119,17 +123,17 @@ def find_device() -> Device:
 
 
 def fastest_threads(most: int) -> int:
-    """Threads for the passes on a CPU, at most so many: the fastest by a measurement of some tenths of a second, and of
-    like fast ones the fewest. Beside other load threads wait for each other, and fewer are faster.
+    """Return the number of threads for CPU passes, at most `most`: the fewest that are nearly the fastest.
 
-    Where OMP_NUM_THREADS says how many, and where all is to be repeated bit for bit, nothing is measured.
+    It is measured in some tenths of a second. Under other load threads wait for each other, and fewer are faster.
+    Nothing is measured if OMP_NUM_THREADS is set, or if results must be bit-identical.
     """
     if "OMP_NUM_THREADS" in os.environ or torch.are_deterministic_algorithms_enabled():
         return most
     x, weight = torch.ones(512, 256), torch.ones(256, 1024)
     counts = [count for count in (1 << power for power in range(most.bit_length())) if count < most] + [most]
     seconds = dict.fromkeys(counts, 0.0)
-    for count in counts * ROUNDS:  # in turns, as load comes and goes
+    for count in counts * ROUNDS:  # in turns, so that a burst of other load hits all counts alike
         torch.set_num_threads(count)
         began = time.perf_counter()
         torch.nn.functional.silu(x @ weight) @ weight.T
@@ -139,17 +143,17 @@ def fastest_threads(most: int) -> int:
 
 
 def cores_beside(bus: str, allowed: set[int], ranks: int, devices: Path = PCI_DEVICES) -> set[int]:
-    """Those of the `allowed` cores that share a NUMA node with the device of this PCI address.
+    """Return those `allowed` cores that share a NUMA node with the device at this PCI address.
 
-    All of them where the machine does not say, or where these would be fewer than the share of one of the node's
-    `ranks`: a scheduler may have given cores elsewhere.
+    Returns all of them if the machine does not tell, or if the result has fewer cores than one rank's share of the
+    node: a scheduler may have assigned cores elsewhere.
     """
     try:
         text = (devices / bus / "local_cpulist").read_text(encoding="ascii").strip()
     except OSError:
         return allowed
     beside: set[int] = set()
-    for part in filter(None, text.split(",")):  # as the kernel writes it: 0-15,64-79
+    for part in filter(None, text.split(",")):  # the kernel's format: 0-15,64-79
         first, _, last = part.partition("-")
         beside.update(range(int(first), int(last or first) + 1))
     beside &= allowed
@@ -157,13 +161,15 @@ def cores_beside(bus: str, allowed: set[int], ranks: int, devices: Path = PCI_DE
 
 
 def deterministic(wanted: bool) -> None:
-    """Whether from now on only operations run that give the same bits each time; one that cannot raises RuntimeError.
+    """Switch deterministic operations on or off; an operation without a deterministic version raises RuntimeError.
 
-    The same bits need the same software, devices and mesh too. Called before the first matrix product, because cuBLAS
-    reads its workspace setting once.
+    Identical bits also need the same software, devices and mesh. Call it before the first matrix product, because
+    cuBLAS reads its workspace setting once.
     """
     if wanted:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(wanted)
     settings: Any = torch.utils.deterministic
-    settings.fill_uninitialized_memory = False  # against reading what nobody wrote; costs a write each
+    settings.fill_uninitialized_memory = (
+        False  # only reveals reads of unwritten memory; costs a write per tensor
+    )

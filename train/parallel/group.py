@@ -1,9 +1,9 @@
-"""The ranks of a run: how they find each other, own the run's folder, and end together.
+"""The ranks of a run: how they meet, own the run's folder, and end together.
 
-Input: torchrun's variables, a device, the run's folder. Output: a process group and a held folder while the body runs.
-One rank fails: all end, with its words. A rank whose neighbour is gone fails in the middle of a collective, which says
-nothing of the cause; through the store by which ranks found each other, which torchrun keeps, it learns the cause, and
-ends with the same exit code.
+Input: torchrun's variables, a device, the run's folder. Output: a process group and a locked folder while the body
+runs. If one rank fails, all end with its error. A rank whose neighbour is gone fails inside a collective, with an error
+that does not show the cause. So the failing rank writes the cause to the store by which the ranks met, which torchrun
+keeps; the others read it there and exit with the same code.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ T = TypeVar("T")
 def process_group(
     device: Device, timeout: int, out: Path, explain: Callable[[Exception], PretokError | None]
 ) -> Iterator[None]:
-    """Join the ranks named by the environment (torchrun's variables), or be the only one.
+    """Join the ranks that the environment names (torchrun's variables), or run as a single rank.
 
-    What ends one rank ends all, with its words; explain: the words for errors of the machine. UsageError where RUN
-    cannot be made. A collective that hangs `timeout` seconds ends the process; NCCL's flight recorder then leaves
-    RUN/flight/rank-*.
+    An error on one rank ends all ranks with its text; explain: returns the error to show for problems of the machine.
+    Raises UsageError if RUN cannot be created. A collective that hangs for `timeout` seconds ends the process; NCCL's
+    flight recorder then leaves RUN/flight/rank-*.
     """
     flight = out / "flight"
     try:
         flight.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UsageError(
-            f"--out: {flight} cannot be made: {error.strerror}; name a folder that may be written"
+            f"--out: {flight} cannot be created: {error.strerror}; name a folder that can be written"
         ) from None
     for name, value in {
         "TORCH_FR_BUFFER_SIZE": "2000",
@@ -69,7 +69,7 @@ def process_group(
 
 
 def _find_store(limit: timedelta) -> tuple[Store, int, int]:
-    """Where the ranks meet, this one's number, and how many there are."""
+    """Return the store by which the ranks meet, this rank's number, and the number of ranks."""
     if "RANK" not in os.environ:
         return dist.HashStore(), 0, 1  # type: ignore[attr-defined]
     store, rank, ranks = next(rendezvous("env://", timeout=limit))
@@ -79,10 +79,10 @@ def _find_store(limit: timedelta) -> tuple[Store, int, int]:
 
 @contextmanager
 def run_folder(out: Path, shards: Path) -> Iterator[threading.Event]:
-    """Keep RUN for this run while the body runs on all ranks, and tell other jobs that it reads `shards`; rank 0 holds
-    both (see `pretok.base.lock`).
+    """Lock RUN for this run while the body runs, and register as a reader of `shards`; rank 0 does both for all ranks.
 
-    Raises FolderInUse or OutputError on all ranks. The event is set, on rank 0, when RUN is lost.
+    See `pretok.base.lock`. Raises FolderInUse or OutputError on all ranks. The yielded event is set on rank 0 if the
+    lock of RUN is lost.
     """
     with ExitStack() as stack:
 
@@ -97,12 +97,13 @@ def run_folder(out: Path, shards: Path) -> Iterator[threading.Event]:
 
 
 def together(work: Callable[[], T], group: dist.ProcessGroup | None = None) -> T:
-    """What `work` gives this rank. Raises the PretokError of the first rank that has one, the same on all of them."""
+    """Return this rank's `work()`. If it raises a PretokError on any rank, all ranks raise that of the first one."""
     problem: PretokError | None = None
     try:
         result = work()
     except PretokError as error:
         problem = error
+    # Every rank takes part, also one that failed: otherwise the others would wait for it until the timeout.
     answers: list[PretokError | None] = [None] * dist.get_world_size(group)
     dist.all_gather_object(answers, problem, group=group)
     for found in filter(None, answers):
@@ -119,11 +120,11 @@ class EndedElsewhere(PretokError):
 
 
 def cause(store: Store, error: Exception, rank: int) -> Exception:
-    """The error itself, told to the other ranks; or, where it only follows from another rank's end, that one's.
+    """Return the error to raise: this one, after telling the other ranks, or the one that ended another rank first.
 
     An error that a user can fix is always its own cause.
     """
-    with suppress(Exception):  # the store may be gone with the rank that kept it
+    with suppress(Exception):  # the store may be gone, with the process that kept it
         if not isinstance(error, PretokError) and store.check([_WHY]):
             why = json.loads(store.get(_WHY))
             return EndedElsewhere(f"rank {why['rank']} ended the run: {why['text']}", why["exit_code"])

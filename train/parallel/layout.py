@@ -1,11 +1,11 @@
-"""How ranks, a global batch and the blocks of a model are divided. Arithmetic, without torch.
+"""How ranks, a global batch and the blocks of a model are divided: arithmetic, without torch.
 
-Input: the number of ranks, sizes of the model, the settings that are given. Output: a Layout of ranks and a Batch, all
-sizes solved, and which blocks are in which stage of a pipeline; UsageError names what does not divide or does not go
-together.
+Input: the number of ranks, the sizes of the model, the settings. Output: a Layout of ranks and a Batch with all sizes
+solved, and the blocks of each pipeline stage. UsageError names sizes that do not divide, or settings that cannot be
+combined.
 
-A pipeline of P ranks has a stage on each. Its passes go in the order 1F1B (Narayanan et al. 2019, PipeDream-Flush): a
-backward pass begins as soon as it can, and a rank holds at most P micro-batches.
+A pipeline of P ranks has one stage per rank. Its passes are in 1F1B order (Narayanan et al. 2019, PipeDream-Flush): a
+backward pass starts as soon as it can, and a rank holds at most P micro-batches.
 """
 
 from __future__ import annotations
@@ -20,27 +20,27 @@ from train.model.sizes import ModelConfig
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """How many ranks each mesh dimension has."""
+    """The number of ranks in each dimension of the mesh."""
 
     replicate: int
     shard: int
     tensor: int
     pipeline: int = 1
     context: int = 1
-    """Of the ranks in `shard`, so many share each sequence."""
+    """So many of the ranks in `shard` share each sequence."""
 
     @property
     def data_ranks(self) -> int:
-        """Ranks that read different data; those that share sequences are one."""
+        """The number of ranks that read different data; ranks that share sequences count as one."""
         return self.replicate * self.shard // self.context
 
 
 def solve_layout(
     world: int, per_node: int, shard: int | None, tensor: int, pipeline: int = 1, context: int = 1
 ) -> Layout:
-    """Sizes of the mesh: by default one copy of the parameters (of a stage) per node, replicas across nodes.
+    """Solve the sizes of the mesh. Default: one copy of the parameters (of a stage) per node, replicas across nodes.
 
-    Raises UsageError when the sizes do not divide.
+    Raises UsageError if the sizes do not divide.
     """
     if world % tensor:
         raise UsageError(f"tensor = {tensor} does not divide the {world} ranks")
@@ -64,7 +64,7 @@ def solve_layout(
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """global_batch = micro_batch x accumulation x data-parallel ranks, all in sequences."""
+    """global_batch = micro_batch x accumulation x data-parallel ranks; all but the last two count sequences."""
 
     global_batch: int
     micro_batch: int
@@ -79,9 +79,9 @@ class Batch:
 
 
 def solve_batch(ranks: int, global_batch: int, micro_batch: int | None) -> Batch:
-    """A step is one pass where no micro-batch is given.
+    """Solve the batch sizes. Without a micro-batch, a step is a single pass.
 
-    Raises UsageError with the nearest valid values when it does not divide.
+    Raises UsageError with the nearest valid values if the global batch does not divide.
     """
     unit = ranks * (micro_batch or 1)
     if global_batch % unit:
@@ -96,18 +96,21 @@ def solve_batch(ranks: int, global_batch: int, micro_batch: int | None) -> Batch
 
 
 def check_split(config: TrainConfig, model: ModelConfig, seq_len: int) -> None:
-    """UsageError unless heads, feed-forward, vocabulary and sequences can be divided among the ranks of --tensor, and
-    heads and sequences also among those of --context, and no compiled block of --tensor is recomputed as a whole: torch
-    2.13 then ends in an AssertionError about what it has saved."""
+    """Raise UsageError unless the model and its sequences can be divided as --tensor, --context and --precision ask.
+
+    --tensor divides heads, feed-forward, vocabulary and sequences; --context divides heads and sequences again.
+    Compiled blocks that are recomputed as a whole do not work with --tensor: torch 2.13 ends in an AssertionError about
+    saved tensors.
+    """
     ranks = config.tensor
     if config.compile and _fails_compiled(config, model):
         raise UsageError(
-            f"--compile with --tensor does not go with --checkpointing {config.checkpointing}, only with ops or none"
+            f"--compile with --tensor does not work with --checkpointing {config.checkpointing}; use ops or none"
         )
     widths = (model.dim, model.hidden, model.attention_dim, model.kv_dim)
     if config.precision == "float8" and (ranks > 1 or any(width % 16 for width in widths)):
         raise UsageError(
-            "--precision float8 goes neither with --tensor nor with widths that 16 does not divide"
+            "--precision float8 works neither with --tensor nor with widths that are not multiples of 16; use bf16"
         )
     both = f"--tensor {ranks}" + (f" x --context {config.context}" if config.context > 1 else "")
     for name, size in {"kv_heads": model.kv_heads, "seq_len": seq_len}.items():
@@ -119,7 +122,7 @@ def check_split(config: TrainConfig, model: ModelConfig, seq_len: int) -> None:
 
 
 def compiles(config: TrainConfig, model: ModelConfig, *, able: bool) -> bool:
-    """Whether blocks are compiled: as --compile says; untold, where the device is able to and torch does not fail."""
+    """Return whether blocks are compiled: as --compile says, else if the device can and torch does not fail."""
     return able and not _fails_compiled(config, model) if config.compile is None else config.compile
 
 
@@ -129,25 +132,25 @@ def _fails_compiled(config: TrainConfig, model: ModelConfig) -> bool:
 
 
 def check_pipeline(config: TrainConfig, model: ModelConfig, batch: Batch) -> None:
-    """UsageError names what --pipeline does not go with, and what would."""
+    """Raise UsageError if --pipeline does not work with the model or the batch; the message says what would."""
     stages, passes = config.pipeline, batch.accumulation
     if stages > 1 and model.tied:
         raise UsageError(
-            "--pipeline: the model's embedding is its output matrix (tied), at both ends; untie it"
+            "--pipeline needs a separate output matrix, but this model's is its embedding (tied); use an untied model"
         )
     if stages > model.layers:
-        raise UsageError(f"--pipeline: {stages} stages are more than the {model.layers} blocks of the model")
+        raise UsageError(f"--pipeline {stages} is more than the {model.layers} blocks of the model")
     if passes < stages:
         raise UsageError(
-            f"--pipeline {stages} needs at least {stages} micro-batches in a step of each rank; there are {passes}: "
+            f"--pipeline {stages} needs at least {stages} micro-batches per step and rank; there are {passes}: "
             f"lower --micro-batch (now {batch.micro_batch}) or raise --global-batch"
         )
 
 
 def split_layers(model: ModelConfig, stages: int) -> list[range]:
-    """Blocks of each stage, at least one, so that stages take like long.
+    """Return the blocks of each stage, at least one, so that stages take about equally long.
 
-    The output matrix with its loss counts as so many blocks as it has weights: the last stage has fewer.
+    The output matrix and its loss count as as many blocks as they have weights, so the last stage has fewer blocks.
     """
     head = model.padded_vocab * model.dim / model.block_weights
     share = (model.layers + head) / stages
@@ -159,5 +162,5 @@ def split_layers(model: ModelConfig, stages: int) -> list[range]:
 
 
 def bubble(stages: int, micro_batches: int) -> float:
-    """Part of a step for which a rank waits: (P - 1) / (M + P - 1), all passes of a stage taking equally long."""
+    """Return the fraction of a step that a rank waits: (P - 1) / (M + P - 1), if all passes take equally long."""
     return (stages - 1) / (micro_batches + stages - 1)

@@ -1,4 +1,4 @@
-"""The mesh of the ranks, parameters on it, and what of their gradients is communicated when.
+"""The mesh of the ranks, the parameters on it, and the communication of their gradients.
 
 Input: a layout; a split Decoder on the meta device. Output: a mesh with the dimensions (pipeline, replicate, shard,
 tensor); the Decoder's parameters in memory and filled.
@@ -24,28 +24,32 @@ from train.parallel.layout import Layout
 
 
 def build_mesh(device: Device, layout: Layout, timeout: int) -> DeviceMesh:
-    """Ranks in order: tensor innermost and shard next, so both stay inside a node, stages of a pipeline farthest apart:
-    they send least. timeout: of collectives, seconds."""
+    """Build the mesh, with tensor ranks innermost and shard ranks next, so that both stay inside a node.
+
+    Stages of a pipeline are farthest apart, as they send least. timeout: seconds for collectives.
+    """
     names = ("pipeline", "replicate", "shard", "tensor")
     sizes = (layout.pipeline, layout.replicate, layout.shard, layout.tensor)
     mesh = init_device_mesh(device.device.type, sizes, mesh_dim_names=names)
-    for name in names:  # groups of a mesh do not inherit it, and torch has no public way
+    for name in names:  # groups of a mesh do not inherit the timeout, and torch has no public function for it
         _set_pg_timeout(timedelta(seconds=timeout), mesh[name].get_group())
     return mesh
 
 
 def data_rank(mesh: DeviceMesh, context: int) -> int:
-    """Which part of each global batch this rank reads; the same for ranks that share matrix products, a pipeline or
-    sequences (`context` of them)."""
+    """Return which part of each global batch this rank reads.
+
+    Ranks that share matrix products, a pipeline or sequences (`context` of them) read the same part.
+    """
     shard = mesh["shard"]
     return (mesh["replicate"].get_local_rank() * shard.size() + shard.get_local_rank()) // context
 
 
 def materialize(model: nn.Module, device: torch.device, value: Callable[..., Tensor]) -> None:
-    """Give meta parameters memory on `device` and fill this rank's piece of each with value(name, shape of the whole,
-    device, part), part: slices of the whole.
+    """Allocate meta parameters on `device`, and fill this rank's piece of each with value(name, shape, device, part).
 
-    Of ranks that have the same piece the first makes it, and the others get it from there.
+    shape: of the whole parameter; part: slices of it. If several ranks have the same piece, the first makes it and
+    sends it to the others.
     """
     model.to_empty(device=device)
     for name, parameter in model.named_parameters():
@@ -59,27 +63,27 @@ def materialize(model: nn.Module, device: torch.device, value: Callable[..., Ten
         if not any(mesh.get_local_rank(dim) for dim in same):
             part = tuple(slice(at, at + size) for at, size in zip(offset, piece.shape, strict=True))
             piece.copy_(value(clean_name(name), shape, device, part))
-        # Where several dimensions have copies, what is sent along the first of them is right only for ranks that are at
-        # the beginning of the others; the next ones bring it to the rest.
+        # With copies along several dimensions, the first broadcast is right only for ranks with coordinate 0 in the
+        # others; the next broadcasts overwrite the rest.
         for dim in same:
             dist.broadcast(piece, group=mesh.get_group(dim), group_src=0)
 
 
 def local(value: Tensor) -> Tensor:
-    """This rank's piece."""
+    """Return this rank's piece of a tensor."""
     return value.to_local() if isinstance(value, DTensor) else value
 
 
 def clean_name(name: str) -> str:
-    """A parameter's name in the whole model, without the wrapper of checkpointing and of a pipeline."""
+    """Return a parameter's name in the whole model, without the prefixes of checkpointing and pipelines."""
     return name.replace("_checkpoint_wrapped_module.", "").removeprefix("part.")
 
 
 def gradient_sync(model: nn.Module, *, last: bool, reshard: bool) -> None:
-    """Before each pass of an accumulated step: which gradient communication it does, and whether it frees parameters;
-    without `reshard` they stay gathered to the end of the step.
+    """Set which gradients the next pass of an accumulated step communicates, and whether it frees parameters.
 
-    Every pass reduce-scatters, so that gradients take 4 N / shard bytes; replicas sum theirs up at the last one.
+    Call it before each pass. Every pass reduce-scatters, so gradients take 4 N / shard bytes; replicas sum theirs at
+    the last one. Without `reshard` parameters stay gathered until the end of the step.
     """
     sharded = cast(FSDPModule, model)
     sharded.set_is_last_backward(last)
@@ -88,7 +92,7 @@ def gradient_sync(model: nn.Module, *, last: bool, reshard: bool) -> None:
 
 
 def reshard(model: nn.Module) -> None:
-    """Free gathered parameters that a forward pass without a backward one left."""
+    """Free gathered parameters that a forward pass without a backward pass left behind."""
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.reshard()

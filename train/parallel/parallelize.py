@@ -1,11 +1,11 @@
-"""A model split over its ranks and made fast: tensor parallelism, float8, recomputation, compilation, FSDP.
+"""Splits a model over its ranks and makes it fast: tensor parallelism, float8, recomputation, compilation, FSDP.
 
-Input: a Decoder on the meta device, the mesh, the settings. Output: the same Decoder, in place. Pure DDP is shard = 1,
-pure FSDP replicate = 1, one process 1 x 1 x 1 x 1: all of them are one code path, FSDP2's `fully_shard`. With
-pipeline > 1 what is split here is the part of one stage (`pipeline`).
+Input: a Decoder on the meta device, the mesh, the settings. Output: the same Decoder, changed in place. DDP is shard =
+1, FSDP is replicate = 1, a single process is 1 x 1 x 1 x 1: all of them run the same code, FSDP2's `fully_shard`. With
+pipeline > 1 the Decoder is the part of one stage (`pipeline`).
 
-Products in float8 are torchao's, each row of a matrix with a scale of its own, taken anew in each product (Micikevicius
-et al. 2022); parameters, their names, the embedding, the output matrix and the loss stay as they are.
+Float8 products are those of torchao, with one scale per row of a matrix, computed again for each product (Micikevicius
+et al. 2022). Parameters, their names, the embedding, the output matrix and the loss do not change.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ import torch
 from torch import Tensor, nn
 from torch._higher_order_ops import flex_attention, inductor_compiled_code
 
-# Private, but what torch itself offers: its checkpoints and `fully_shard` know this wrapper and leave its name out of
-# those of parameters, and a block wrapped by it compiles as a whole. tests/train/test_train_model.py tells when
-# that ends. A wrapper of our own would be written into checkpoints.
+# Private, but torch's own: its checkpoints and `fully_shard` know this wrapper and remove its prefix from parameter
+# names, and a wrapped block compiles as a whole. tests/train/test_train_model.py fails if that changes. The prefix
+# of another wrapper would be written into checkpoints.
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
@@ -45,11 +45,11 @@ from train.parallel.devices import HOPPER, Device
 from train.parallel.layout import compiles
 
 RECOMPILE_LIMIT = 64
-"""How often torch compiles one piece of code: for each phase, with gradients and without."""
+"""How often torch may compile a piece of code: once per phase, with gradients and without."""
 
 
 def pass_dtype(config: TrainConfig, device: Device) -> torch.dtype:
-    """What matrix products are computed in."""
+    """Return the type in which matrix products are computed."""
     low = config.precision in ("bf16", "float8") or (config.precision == "auto" and device.is_gpu)
     return torch.bfloat16 if low else torch.float32
 
@@ -65,8 +65,8 @@ def parallelize(
     split_sequences(model, context)
     checkpoint_activations(model, config.checkpointing)
     if compiles(config, model.config, able=device.can_compile):
-        # Each phase may bring another length: a block is compiled for it anew. Torch would compile it a second time for
-        # every length at once, which is slower, and after 8 times not at all.
+        # A phase may change the sequence length, and blocks are compiled once per length. By default torch would
+        # compile the second time for all lengths at once, which is slower, and give up after 8 times.
         torch._dynamo.config.recompile_limit = RECOMPILE_LIMIT
         for block in model.layers:
             whole = config.attention == "causal" and not model.config.window
@@ -74,45 +74,46 @@ def parallelize(
         model.fuse_loss = True
     options: dict[str, Any] = {
         "mesh": mesh["replicate", "shard"] if mesh["replicate"].size() > 1 else mesh["shard"],
-        # Inputs are not cast: the embedding already gives the right dtype, and rotary tables must stay
-        # float32.
+        # Inputs are not cast: the embedding already returns the right dtype, and rotary tables must stay float32.
         "mp_policy": MixedPrecisionPolicy(
             param_dtype=torch.bfloat16 if pass_dtype(config, device) == torch.bfloat16 else None,
             reduce_dtype=torch.float32,
             cast_forward_inputs=False,
         ),
     }
-    # A pipeline's stage is passed many times in a step, and its parameters stay gathered.
+    # A pipeline stage runs many passes per step, so its parameters stay gathered.
     free = config.reshard and config.pipeline == 1
     blocks = list(model.layers)
     for block in blocks:
-        # The backward pass begins with the last block: freed, it would be gathered again at once.
+        # The backward pass begins with the last block: if freed, it would be gathered again at once.
         fully_shard(block, reshard_after_forward=free and block is not blocks[-1], **options)
     for block, following in pairwise(blocks):
-        # The next block is gathered while this one computes, also where the host is too slow to run ahead. Backward
-        # passes do so by themselves. No GPU has measured it yet.
+        # Gather the next block while this one computes, even if the host is too slow to run ahead. Backward passes do
+        # so by default. Its effect has not been measured on a GPU yet.
         cast(FSDPModule, block).set_modules_to_forward_prefetch([cast(FSDPModule, following)])
     matrices = (model.embed_tokens, model.lm_head)
     for matrix in () if model.config.tied else filter(None, matrices):
-        # No backward pass reads these matrices: a lookup knows its rows, and the loss its gradients beforehand.
+        # No backward pass reads these matrices: a lookup needs only its indices, and the loss computes its gradients in
+        # the forward pass.
         fully_shard(matrix, reshard_after_forward=free, **options)
         cast(FSDPModule, matrix).set_unshard_in_backward(False)
-    # The final norm, and a tied matrix, which is used at both ends of a pass.
+    # What is left: the final norm, and a tied matrix, which is used at both ends of a pass.
     fully_shard(model, reshard_after_forward=False, **options)
 
 
 _NORMS = ("input_layernorm", "post_attention_layernorm")
 _INTO = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "mlp.gate_proj", "mlp.up_proj")
 _OUT_OF = ("self_attn.o_proj", "mlp.down_proj")
-"""Modules of a block by how they are split."""
+"""Modules of a block, by how they are split."""
 
 
 def split_matrices(model: Decoder, mesh: DeviceMesh) -> None:
-    """Tensor parallelism: into attention and feed-forward by columns, out of them by rows; vocabulary by rows.
+    """Apply tensor parallelism: projections into attention and feed-forward by columns, out of them by rows.
 
-    Between these, where each token is by itself, ranks have a part of each sequence (sequence parallelism, Korthikanti
-    et al. 2022): it is gathered before the products and scattered as they are summed up, which moves what an all-reduce
-    would. Outside of `Decoder` only the loss sees all tokens, and the stages of a pipeline send their part of them.
+    The vocabulary is split by rows. Between the projections, where tokens are independent, each rank has a part of each
+    sequence (sequence parallelism, Korthikanti et al. 2022). It is gathered before the products and reduce-scattered
+    after them, which moves as many bytes as an all-reduce. Outside of `Decoder`, the loss sees all tokens, and the
+    stages of a pipeline send their part of them.
     """
     config, tokens = model.config, Shard(1)
     for block in model.layers:
@@ -120,7 +121,7 @@ def split_matrices(model: Decoder, mesh: DeviceMesh) -> None:
         plan |= dict.fromkeys(_OUT_OF, RowwiseParallel(output_layouts=tokens))
         plan |= dict.fromkeys(_NORMS, SequenceParallel())
         if config.qk_norm:
-            # Each rank norms its own heads, dimension 2; the gradient of the one weight is the sum of theirs.
+            # Each rank normalizes its own heads, dimension 2; the gradient of the shared weight is summed over ranks.
             heads = SequenceParallel(sequence_dim=2, use_local_output=True)
             plan |= {"self_attn.q_norm": heads, "self_attn.k_norm": heads}
         for module, others in (("self_attn", 3), ("mlp", 0)):
@@ -133,13 +134,13 @@ def split_matrices(model: Decoder, mesh: DeviceMesh) -> None:
     if model.embed_tokens is not None:
         lookup = RowwiseParallel(input_layouts=Replicate(), output_layouts=tokens)
         parallelize_module(model, mesh, {"embed_tokens": lookup})
-        # What comes out is still on its way, an AsyncCollectiveTensor. Compiled blocks lose a part of the gradient of
-        # such an input, without a word (torch 2.13). A copy has arrived.
+        # The output is an AsyncCollectiveTensor, which may still be in transit. Compiled blocks silently lose part of
+        # the gradient of such an input (torch 2.13). clone() waits and returns a plain tensor.
         model.embed_tokens.register_forward_hook(lambda _module, _inputs, output: output.clone())
     if model.norm is not None:
         parallelize_module(model, mesh, {"norm": SequenceParallel()})
         model.norm.register_forward_hook(lambda _module, _inputs, output: _whole(output))
-    if model.lm_head is not None:  # its weight alone is used, by the loss
+    if model.lm_head is not None:  # the loss uses its weight directly, so only that is split
 
         def by_rows(_name: str, module: nn.Module, mesh: DeviceMesh) -> None:
             weight = cast(Head, module).weight
@@ -150,22 +151,24 @@ def split_matrices(model: Decoder, mesh: DeviceMesh) -> None:
 
 
 def _whole(x: DTensor) -> Tensor:
-    """All tokens, for a loss that gives each rank the gradient of its part of the vocabulary: these are summed up as
-    they are scattered to the ranks' own tokens."""
+    """Gather all tokens for a loss that gives each rank the gradient of its part of the vocabulary.
+
+    These gradients are partial sums: the backward pass adds them while it scatters them to the ranks' own tokens.
+    """
     return x.redistribute(placements=[Replicate()]).to_local(grad_placements=[Partial()])
 
 
 def float8_products(model: Decoder, device: Device) -> None:
-    """Convert the blocks, in place. UsageError where the device or the package is not there."""
+    """Convert the blocks to float8 products, in place. UsageError if the device or torchao is missing."""
     if device.generation < HOPPER:
-        raise UsageError(f"--precision float8 needs an H100 or newer, and this is {device.name}: use bf16")
+        raise UsageError(f"--precision float8 needs an H100 or newer, but this is {device.name}: use bf16")
     if find_spec("torchao") is None:
         raise UsageError("--precision float8 needs the package torchao: pip install torchao")
     convert(model)
 
 
 def convert(model: Decoder, **changes: Any) -> None:
-    """The same without a look at the device. changes: to torchao's configuration."""
+    """Convert without checking the device. changes: fields of torchao's configuration."""
     float8 = import_module("torchao.float8")
     recipe = float8.Float8LinearConfig.from_recipe_name("rowwise")
     for name, value in changes.items():
@@ -192,14 +195,17 @@ _ATTENTION = {
 
 
 def _contexts() -> Any:
-    """For one pass of a block, forward and again: keep attention and every second matrix product. In the order of the
-    block (q, k, v, o, gate, up, down) these are k, o and up; nothing needs the last one, which is not made again."""
+    """Return the contexts of one pass of a block: keep attention and every second matrix product, recompute the rest.
+
+    In the order of a block (q, k, v, o, gate, up, down) the kept ones are k, o and up. Nothing needs the output of the
+    last one, so it is not recomputed either.
+    """
     products: Counter[bool] = Counter()
 
     def policy(context: Any, operator: Any, *_args: Any, **_kwargs: Any) -> CheckpointPolicy:
         kept = operator in _ATTENTION
         if operator in _PRODUCTS:
-            products[context.is_recompute] += 1  # both passes count alike, so both judge alike
+            products[context.is_recompute] += 1  # the forward pass and its recomputation must decide alike
             kept = products[context.is_recompute] % 2 == 0
         return CheckpointPolicy.MUST_SAVE if kept else CheckpointPolicy.PREFER_RECOMPUTE
 
@@ -207,8 +213,8 @@ def _contexts() -> Any:
 
 
 def checkpoint_activations(model: Decoder, setting: str) -> None:
-    """Recompute whole blocks ('full'), or all of them but attention and every second matrix product ('ops')."""
-    for name, block in list(model.layers.named_children()):  # numbers in the whole model, also of a part
+    """Recompute whole blocks ('full'), or all but attention and every second matrix product ('ops')."""
+    for name, block in list(model.layers.named_children()):  # numbered as in the whole model, also in a stage
         kind = recomputed(setting, int(name))
         if kind == "ops":
             setattr(model.layers, name, checkpoint_wrapper(block, context_fn=_contexts))

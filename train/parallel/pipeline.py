@@ -1,15 +1,15 @@
-"""Pipeline parallelism: the blocks of the model divided over ranks, by torch.distributed.pipelining.
+"""Pipeline parallelism: the model's blocks are divided over ranks, by torch.distributed.pipelining.
 
-Input: parts of a Decoder, each split over its stage's own mesh (`mesh.parallelize`), and the micro-batches of a step.
-Output: gradients in the parts, and the loss on every rank of the pipeline.
+Input: stages of a Decoder, each split over its own mesh (`parallelize`), and the micro-batches of a step. Output:
+gradients in the stages, and the loss on every rank of the pipeline.
 
-Design. A part is a Decoder from which other stages' modules were taken; its parameters keep the names of the whole
-model, so checkpoints, exports and initial values know nothing of stages. Every rank of a pipeline reads the same
-sequences: tokens and targets are at hand where they are needed, and only hidden states travel, (micro-batch, L, dim) in
-the width of the passes. torch's Schedule1F1B says who computes and sends what when; the last stage computes the loss
-inside of its forward pass. Shapes are stated beforehand, so that torch runs no pass to learn them. Gradients are
-reduced once a step, at its end, and the parameters of a stage stay gathered until then. Without gradients micro-batches
-go through one at a time.
+Design. A stage is a Decoder without the modules of other stages. Its parameters keep their names in the whole model, so
+checkpoints, exports and initial values need not know of stages. Every rank of a pipeline reads the same sequences, so
+tokens and targets are available where they are needed. Only hidden states are sent, (micro-batch, L, dim) in the
+precision of the passes. torch's Schedule1F1B decides who computes and sends what when; the last stage computes the loss
+inside its forward pass. Shapes are given in advance, so torch needs no pass to infer them. Gradients are reduced once,
+at the end of a step; until then the parameters of a stage stay gathered. Without gradients, micro-batches pass one at a
+time.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from train.parallel.layout import Batch
 
 
 def take_part(model: Decoder, stage: int, blocks: Sequence[range]) -> None:
-    """Leave in a whole model, on the meta device, what one stage has."""
+    """Remove the modules of all other stages from a whole model on the meta device."""
     for name, _ in list(model.layers.named_children()):
         if int(name) not in blocks[stage]:
-            delattr(model.layers, name)  # and not `del`, which would number the others anew
+            delattr(model.layers, name)  # `del` would renumber the other blocks
     if stage > 0:
         model.embed_tokens = None
     if stage < len(blocks) - 1:
@@ -41,9 +41,9 @@ def take_part(model: Decoder, stage: int, blocks: Sequence[range]) -> None:
 
 
 class Pipeline(nn.Module):
-    """The part of one rank, and the way of micro-batches through those of all ranks.
+    """The stage of one rank, and the passes of micro-batches through all stages.
 
-    mesh: of the pipeline's ranks; dtype: of hidden states.
+    mesh: the ranks of the pipeline. dtype: type of the hidden states.
     """
 
     def __init__(self, part: Decoder, mesh: DeviceMesh, dtype: torch.dtype) -> None:
@@ -58,7 +58,7 @@ class Pipeline(nn.Module):
     def prepare(
         self, model: ModelConfig, batch: Batch, seq_len: int, config: TrainConfig, device: torch.device
     ) -> None:
-        """Get ready for steps of these sizes."""
+        """Prepare the schedule for steps of these sizes."""
         from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
         self.part.config, self.part.z_loss = model, config.z_loss
@@ -79,23 +79,24 @@ class Pipeline(nn.Module):
         self._schedule = Schedule1F1B(stage, batch.accumulation, loss_fn=self._loss, scale_grads=False)
 
     def passes(self, inputs: Tensor, targets: Tensor, documents: Sequence[Tensor | None]) -> Tensor:
-        """Forward and backward passes of all micro-batches of a step, one after another.
+        """Run the forward and backward passes of all micro-batches of a step.
 
-        inputs, targets: of all sequences, as for the Decoder; documents: of each micro-batch. The gradient is that of
-        the summed loss divided by all tokens, learned or not. Returns the sum of the losses, float32, the same on all
-        ranks of the pipeline.
+        inputs, targets: of all sequences, as for the Decoder. documents: one per micro-batch. The gradient is that of
+        the summed loss divided by the number of all tokens, learned or not. Returns the sum of the losses, float32, the
+        same on all ranks of the pipeline.
         """
         self._nll = torch.zeros((), device=inputs.device)
         others = {}
         if marks := [ends for ends in documents if ends is not None]:
-            # torch cuts them apart by rows; parts without tokens fill them up to one width.
+            # torch splits keyword arguments by rows, so each micro-batch is one row; empty documents pad all rows to
+            # the same width.
             width, tokens = max(ends.shape[1] for ends in marks), len(inputs) // len(marks) * self._length
             others["documents"] = torch.cat(
                 [F.pad(ends, (0, width - ends.shape[1]), value=tokens) for ends in marks]
             )
         first = (inputs,) if self._rank == 0 else ()
         self._schedule.step(*first, target=targets, return_outputs=False, targets=targets, **others)
-        dist.all_reduce(self._nll, group=self._group)
+        dist.all_reduce(self._nll, group=self._group)  # only the last stage has added to it
         return self._nll
 
     def _loss(self, output: tuple[Tensor, Tensor], _targets: Tensor) -> Tensor:
@@ -106,7 +107,7 @@ class Pipeline(nn.Module):
     def forward(
         self, inputs: Tensor, targets: Tensor, documents: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """What the Decoder returns for targets, the same on all ranks of the pipeline; without gradients."""
+        """Return (total, nll) of the Decoder, the same on all ranks of the pipeline; without gradients."""
         x = inputs
         if self._rank > 0:
             x = torch.empty(self._hidden(inputs), dtype=self._dtype, device=inputs.device)
@@ -125,5 +126,5 @@ class Pipeline(nn.Module):
         return self._rank == self._ranks - 1
 
     def _hidden(self, tokens: Tensor) -> tuple[int, int, int]:
-        """What travels for tokens (n, L)."""
+        """Return the shape of the hidden states for tokens (n, L)."""
         return len(tokens), tokens.shape[1] // self.part.sequence_parts, self.part.config.dim

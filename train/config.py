@@ -19,6 +19,7 @@ from typing import Any, get_type_hints
 from pretok.base import units
 from pretok.base.errors import UsageError
 from pretok.base.records import replace
+from pretok.base.visible import masked
 from train.model.sizes import model_config
 
 
@@ -51,9 +52,20 @@ class TrainConfig:
     """All settings; each one's help says its meaning. None: derived, and printed at the start."""
 
     shards: str = _option(
-        "", "folder of shards with their manifest.json", example='"work/shards"', group="data"
+        "", "folder of shards with their manifest.json, or its URL", example='"work/shards"', group="data"
     )
     mix: str | None = _option(None, "mix.json; without it every source once", example='"mix.json"')
+    cache: str | None = _option(
+        None,
+        "folder of a local disk that keeps what --shards and --mix, if URLs, have been asked for",
+        example='"/local/nvme"',
+    )
+    cache_bytes: int | None = _option(
+        None,
+        "tokens in bytes that --cache keeps, for example 2T (default: all)",
+        least=1 << 20,
+        example='"2T"',
+    )
     out: str = _option("run", "folder of the run; one that holds checkpoints is resumed")
     model: str | None = _option(
         None,
@@ -196,6 +208,11 @@ class TrainConfig:
             bounded = least is not None and value is not None
             if bounded and not least <= value < math.inf:  # NaN compares with nothing
                 raise UsageError(f"{item.name} is {value}; it must be at least {least}")
+        for url in (self.shards, self.mix):
+            if url and masked(url) != url:
+                raise UsageError(
+                    f"{url}: a run's files keep its settings; give credentials to the environment"
+                )
         parse_save_every(self.save_every)
         recomputed(self.checkpointing, 0)
         if self.phases:

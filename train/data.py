@@ -7,18 +7,19 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, get_worker_info
 
 from pretok.base.stop import SIGNALS
 from pretok.base.tokens import document_starts
 from pretok.stream import View
-from pretok.stream.loader import Fetch, PositionSampler, as_read, identity_of
+from pretok.stream.loader import Fetch, PositionSampler, as_read, identity_of, read_ahead
 from train.config import TrainConfig
 from train.parallel.layout import Batch
 
@@ -37,13 +38,15 @@ class MicroBatch(NamedTuple):
     learned: Tensor | None = None
 
 
-def _ignore_signals(_worker: int) -> None:
+def _begin_worker(sampler: PositionSampler, here: Sequence[int], workers: int, worker: int) -> None:
     """A signal meant to stop the job reaches loader processes too.
 
-    The trainer must find them alive to finish.
+    The trainer must find them alive to finish. What `worker` will be asked for, an object store may fetch before.
     """
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)
+    info: Any = get_worker_info()
+    read_ahead(info.dataset.view, sampler, here, worker, workers)
 
 
 def documents_of(inputs: Tensor, eod_id: int, config: TrainConfig) -> Tensor | None:
@@ -66,7 +69,7 @@ class Feed:
     """Iterates over `MicroBatch`.
 
     `waited` adds up the seconds spent waiting. Every rank reads the sequences that it works on, also those that others
-    read too. rank: as the stream counts them.
+    read too. rank: as the stream counts them; here: those of this host, by which a cache is kept.
     """
 
     def __init__(
@@ -78,6 +81,7 @@ class Feed:
         end: int,
         config: TrainConfig,
         device: torch.device,
+        here: Sequence[int] = (),
     ) -> None:
         self._device, self._config, self._eod_id = device, config, view.eod_id
         self.waited = 0.0
@@ -99,11 +103,14 @@ class Feed:
             batch_sampler=sampler,
             collate_fn=as_read,
             num_workers=config.workers,
-            worker_init_fn=_ignore_signals,
+            worker_init_fn=partial(_begin_worker, sampler, here, config.workers),
             **options,
         )
+        self._here = None if config.workers else partial(read_ahead, view, sampler, here)
 
     def __iter__(self) -> Generator[MicroBatch, None, None]:
+        if self._here is not None:
+            self._here()
         batches = iter(self._loader)
         try:
             while True:

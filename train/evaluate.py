@@ -21,7 +21,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -30,10 +29,11 @@ import torch.distributed as dist
 
 import pretok.stream
 from pretok.base.errors import UsageError
-from pretok.shards.manifest import Manifest, load_manifest
+from pretok.shards.manifest import Manifest
 from pretok.stream import View
 from pretok.stream.loader import read_batch
 from pretok.stream.mix_file import Mix
+from pretok.stream.object_store import manifest_of
 from train.config import TrainConfig
 from train.data import MicroBatch, documents_of
 from train.parallel.mesh import data_rank, reshard
@@ -53,7 +53,7 @@ class ValidationSource:
 def validation_sources(config: TrainConfig, mix: Mix) -> dict[str, ValidationSource]:
     """Each source whose validation split holds a sequence; UsageError when none does. Of shards that have grown it is
     the split of those that the mix began with, so that losses before and after are of the same text."""
-    now, seq_len = load_manifest(Path(config.shards)), mix.seq_len
+    now, seq_len = manifest_of(config.shards, config.cache), mix.seq_len
     manifest = now.as_of(mix.began) or now
     learn = {
         source.held_in: source.learn
@@ -70,6 +70,7 @@ def validation_sources(config: TrainConfig, mix: Mix) -> dict[str, ValidationSou
                 source=name,
                 manifest=manifest.fingerprint,
                 learn=learn,
+                cache=config.cache,
             )
             if view.masked and sizes is None:
                 sizes = _token_sizes(now)

@@ -11,7 +11,7 @@ and moments, its sizes and its tokenizer are those of the whole run.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from pretok.base.records import replace, to_json
 from pretok.shards.manifest import shards_of
 from pretok.stream import View, same_until
 from pretok.stream.mix_file import mix_json, parse_mix
+from pretok.stream.object_store import is_url
 from pretok.stream.segments import RunSegment
 from train.checkpoint.meta import META, Identity, Meta, RunState, TokenizerOrigin, complete_checkpoints
 from train.config import IN_PHASES, TrainConfig
@@ -55,9 +56,7 @@ class Phase:
 
     def tokenizer(self) -> TokenizerOrigin:
         """Which tokenizer the ids are of, and where a copy of it lies."""
-        return TokenizerOrigin(
-            self.view.tokenizer["fingerprint"], str(shards_of(Path(self.config.shards)).absolute())
-        )
+        return TokenizerOrigin(self.view.tokenizer["fingerprint"], place_of(self.config.shards, shards_of))
 
     def identity(self) -> Identity:
         """What a checkpoint says of it."""
@@ -65,6 +64,11 @@ class Phase:
         mix = mix_json(view.mix)
         batch = self.batch.global_batch
         return Identity(self.model, batch, seed, view.fingerprint, view.manifest_fingerprint, mix)
+
+
+def place_of(named: str, meant: Callable[[Path], Path] = Path) -> str:
+    """Where something is, for whoever looks for it from another folder."""
+    return named if is_url(named) else str(meant(Path(named)).absolute())
 
 
 def open_phases(config: TrainConfig, data_ranks: int) -> tuple[Phase, ...]:
@@ -105,7 +109,14 @@ def _open(at: int, config: TrainConfig, batch: Batch, own_schedule: bool) -> Pha
     elif config.vocab_map is not None:  # its matrices have the rows of the new vocabulary
         preset = replace(preset, rows=0)
     seq_len = config.seq_len or (None if config.mix else preset.seq_len)
-    view = pretok.stream.open(config.shards, config.mix, seq_len=seq_len, seed=config.seed)
+    view = pretok.stream.open(
+        config.shards,
+        config.mix,
+        seq_len=seq_len,
+        seed=config.seed,
+        cache=config.cache,
+        cache_bytes=config.cache_bytes,
+    )
     theta = preset.rope_theta if config.rope_theta is None else config.rope_theta
     model = replace(preset, vocab_size=view.vocab_size, seq_len=view.seq_len, rope_theta=float(theta))
     return Phase(at, config, view, model, batch, own_schedule)
@@ -138,8 +149,8 @@ class Segment:
             seq_len=view.seq_len,
             seed=config.seed,
             stream=view.fingerprint,
-            shards=str(Path(config.shards).absolute()),
-            mix=str(Path(config.mix).absolute()) if config.mix else None,
+            shards=place_of(config.shards),
+            mix=place_of(config.mix) if config.mix else None,
             order=mix_json(view.mix),
             removals=view.removals,
         )

@@ -44,7 +44,7 @@ from pretok.base.tokens import Ints
 from pretok.base.tree import HASH, NODE, NODES_SUFFIX, fold, node_hash, root_of
 from pretok.base.visible import masked
 from pretok.shards.format import SPANS_SUFFIX
-from pretok.shards.manifest import FILE_NAME, Shard, load_manifest
+from pretok.shards.manifest import FILE_NAME, Manifest, Shard, load_manifest
 from pretok.stream.flat_tokens import Part, Pieces
 from pretok.stream.learned import Mask
 from pretok.stream.mix_file import load_mix
@@ -255,6 +255,11 @@ class Store:
             if shard.kinds is not None:
                 name = shard.path.removesuffix(".bin") + SPANS_SUFFIX
                 self.bring(name, roots[name])
+
+
+def manifest_of(shards: str, cache: str | Path | None) -> Manifest:
+    """The manifest of a folder of shards, or of the URL of one."""
+    return Store(shards, cache).manifest if is_url(shards) else load_manifest(Path(shards))
 
 
 def cache_of(url: str, cache: str | Path | None) -> Path:

@@ -15,7 +15,7 @@ BUCKET = "bucket"
 
 class Server:
     """endpoint: for AWS_ENDPOINT_URL; asked: (method, object, range) of each request; fault: what to do with one
-    instead of answering, by its object and number: a status, "hang", "cut" or None; down: no answer to any."""
+    instead of answering, by its object and number: a status, "hang", "cut" or None; tag: the version of all objects."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -24,6 +24,7 @@ class Server:
         self.latency = 0.0
         self.sent = 0
         self.endpoint = ""
+        self.tag = "1"
 
     def gets(self, suffix: str = ".bin") -> list[tuple[str, str | None]]:
         """(object, range) of each GET of objects with a suffix."""
@@ -65,7 +66,7 @@ def serve(folder: Path) -> Iterator[Server]:
                     first, last = map(int, wanted.removeprefix("bytes=").split("-"))
                     headers["Content-Range"] = f"bytes {first}-{min(last, len(data) - 1)}/{len(data)}"
                     data, code = data[first : last + 1], 206
-                headers |= {"ETag": '"1"', "Last-Modified": formatdate(0, usegmt=True)}
+                headers |= {"ETag": f'"{server.tag}"', "Last-Modified": formatdate(0, usegmt=True)}
                 headers["Content-Length"] = str(len(data))
                 body = data[: len(data) // 2] if fault == "cut" else data
                 self.close_connection = fault == "cut"

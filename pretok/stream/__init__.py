@@ -174,13 +174,13 @@ def _whole(numbers: Sequence[int] | Ints) -> Ints:
     return array.astype(np.int64, copy=False)
 
 
-def _blocks_of(view: View, batches: Iterable[Sequence[int] | Ints], each: int) -> Iterator[Ints]:
-    """The blocks of an object store that each batch, of about `each` positions, is read from."""
+def _units_of(view: View, batches: Iterable[Sequence[int] | Ints], each: int) -> Iterator[Ints]:
+    """What each batch, of about `each` positions, asks of an object store."""
     files: Any = view.tokens.files
     left = iter(batches)
     while some := list(islice(left, max(1, AHEAD // each))):
-        rows, blocks = files.blocks(view.pieces_of(_whole(np.concatenate(some)))[0])
-        yield from np.split(blocks, np.searchsorted(rows, np.cumsum([len(batch) for batch in some[:-1]])))
+        units, rows = files.units(view.pieces_of(_whole(np.concatenate(some)))[0])
+        yield from np.split(units, np.searchsorted(rows, np.cumsum([len(batch) for batch in some[:-1]])))
 
 
 class _Ahead(NamedTuple):
@@ -231,7 +231,9 @@ class View:
         held = {} if materialized else mixed_shards(mix, manifest)
         shards = [shard for some in held.values() for shard in some]
         shards = list(manifest.shards) if materialized else shards
-        self.tokens = FlatTokens(shards, self.dtype, materialized, store.open_blocks if store else None)
+        size = (self.seq_len + 1) * self.dtype.itemsize
+        opener = None if store is None else store.opener(len(self), size, materialized)
+        self.tokens = FlatTokens(shards, self.dtype, materialized, opener)
         # One address space for all sources, one after the other: a sequence lies inside its source.
         sizes = [sum(shard.tokens for shard in some) for some in held.values()]
         starts = dict(zip(held, np.cumsum([0, *sizes], dtype=np.int64).tolist(), strict=False))
@@ -365,17 +367,20 @@ class View:
         coming: Callable[[int], Iterable[Ints]],
         readers: int = 1,
         each: int = 1,
+        share: float = 1.0,
     ) -> None:
         """Say to an object store what is read: `batches`, of `each` positions, by the next calls of `batch` in this
-        process; and, when so many of them were made, `coming` by all `readers` that share the cache. What comes first
-        is fetched first, what comes last leaves the cache first. Files on a disk need no word of it."""
+        process; and, when so many of them were made, `coming` by all `readers` that share the cache, a `share` of the
+        stream. What comes first is fetched first, what comes last leaves the cache first. Files on a disk need no word
+        of it."""
         files: Any = self.tokens.files
         if not isinstance(files, OpenFiles):
+            files.set_share(share)
             # Each thread has a view of its own.
             ahead, later = (pickle.loads(pickle.dumps(self)) for _ in range(2))
             files.expect(
-                _blocks_of(ahead, batches, each),
-                lambda done: _blocks_of(later, coming(done), AHEAD),
+                _units_of(ahead, batches, each),
+                lambda done: _units_of(later, coming(done), AHEAD),
                 readers,
                 each,
             )

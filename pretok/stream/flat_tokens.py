@@ -48,12 +48,16 @@ ANNOUNCED = 64
 
 
 class Files(Protocol):
-    """Where the bytes of shards come from: local files, or an object store (`object_store.BlockFiles`)."""
+    """Where the bytes of shards come from: local files, or an object store (`object_store.StoreFiles`)."""
 
     paths: Sequence[Path]
 
     def read(self, parts: Sequence[Part], room: memoryview) -> None:
         """Read parts into `room`."""
+
+
+Opener = Callable[[Sequence[Shard], Sequence[int], int], Files]
+"""Opens shards of so many bytes each, in tokens of so many."""
 
 
 class OpenFiles:
@@ -127,15 +131,15 @@ class OpenFiles:
 
 
 class FlatTokens:
-    """The tokens of `shards`, one after the other; sequential: whether addresses are read in order; files: opens what
-    reads shards of so many bytes each in tokens of so many, None for local files."""
+    """The tokens of `shards`, one after the other; sequential: whether addresses are read in order; files: what opens
+    them, None for local files."""
 
     def __init__(
         self,
         shards: Sequence[Shard],
         dtype: np.dtype[Any],
         sequential: bool,
-        files: Callable[[Sequence[Shard], Sequence[int], int], Files] | None = None,
+        files: Opener | None = None,
     ) -> None:
         sizes = [shard.tokens * dtype.itemsize for shard in shards]
         self.files: Files = (

@@ -168,6 +168,7 @@ def read_ahead(
         lambda done: sampler.coming(done * workers, ranks),
         len(ranks) * workers,
         sampler.micro_batch,
+        len(ranks) / sampler.world_size,
     )
 
 

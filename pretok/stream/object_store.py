@@ -22,6 +22,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import logging
+import math
 import os
 import queue
 import sys
@@ -29,7 +30,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
@@ -39,13 +40,14 @@ import msgspec
 import numpy as np
 
 from pretok.base.errors import IntegrityError, UsageError
+from pretok.base.records import Record, replace
 from pretok.base.storage import digest, write_bytes, writing
 from pretok.base.tokens import Ints
 from pretok.base.tree import HASH, NODE, NODES_SUFFIX, fold, node_hash, root_of
 from pretok.base.visible import masked
 from pretok.shards.format import SPANS_SUFFIX
 from pretok.shards.manifest import FILE_NAME, Manifest, Shard, load_manifest
-from pretok.stream.flat_tokens import Part, Pieces
+from pretok.stream.flat_tokens import Opener, Part, Pieces
 from pretok.stream.learned import Mask
 from pretok.stream.mix_file import load_mix
 from pretok.stream.tapes import FOLDER, path_of, ranges, verify_side_file
@@ -56,21 +58,25 @@ ARROW = ("s3", "gs", "gcs", "abfs", "abfss", "hdfs")
 """Schemes that pyarrow.fs reads, without the interpreter lock."""
 WAITS = (0.2, 1.0, 5.0, 20.0, 60.0)
 """Seconds before each further try of a request that failed."""
+FRESH = 600.0
+"""Seconds after which a store is asked again whether an object is the same."""
 TIMEOUT = 20.0
 """Seconds in which nothing comes."""
 THREADS = 16
 """Requests of a process at once."""
 PIECE = 8 * NODE
 """Bytes that are asked for at once of files that are fetched whole."""
-LOOK = 1 << 16
-"""Sequences that the readers of a node look ahead, at most."""
+LOOK, NEAR = 1 << 16, 1 << 12
+"""Sequences that the readers of a node look ahead at most, where MiBs are kept on a disk or sequences in memory."""
 
 BLOCKS, NODES = "blocks", "nodes"
 Check = Callable[[bytes], bool]
-_Object = tuple[int, Callable[[int, int], bytes]]
-"""Its size, and what reads its bytes `start` to `end` - 1."""
-_Queue = queue.PriorityQueue[tuple[bool, int, int]]
-"""Blocks to fetch: whether nobody waits for it yet, a number that rises, the block."""
+_Object = tuple[int, str, Callable[[int, int], bytes]]
+"""Its size, what the store says of its version, and what reads its bytes `start` to `end` - 1."""
+VERSIONS = ("ETag", "etag", "generation", "LastModified", "Last-Modified", "mtime", "created")
+Unit = tuple[int, int, int]
+_Queue = queue.PriorityQueue[tuple[bool, int, Unit]]
+"""Units to fetch: whether nobody waits for it yet, a number that rises, the unit."""
 
 
 def is_url(place: object) -> bool:
@@ -96,7 +102,7 @@ class Remote:
     def _forget(self) -> None:
         self._pid = os.getpid()
         self._connected: Callable[[str], _Object] | None = None
-        self._objects: dict[str, _Object] = {}
+        self._objects: dict[str, tuple[float, _Object]] = {}
 
     def url(self, name: str) -> str:
         """Of an object, as a person may see it."""
@@ -117,7 +123,11 @@ class Remote:
 
             def by_arrow(name: str) -> _Object:
                 file = server.open_input_file(f"{root}/{name}")
-                return file.size(), lambda start, end: file.read_at(end - start, start)
+                return (
+                    file.size(),
+                    _version(file.metadata()),
+                    lambda start, end: file.read_at(end - start, start),
+                )
 
             return by_arrow
         import fsspec
@@ -126,23 +136,30 @@ class Remote:
 
         def by_fsspec(name: str) -> _Object:
             path = known._strip_protocol(f"{self._base}/{name}{self._query}")
-            return known.size(path), partial(known.cat_file, path)
+            found = known.info(path)
+            return found["size"], _version(found), partial(known.cat_file, path)
 
         return by_fsspec
 
     def _object(self, name: str) -> _Object:
         if self._pid != os.getpid():
             self._forget()
-        found = self._objects.get(name)
-        if found is None:
+        opened, found = self._objects.get(name, (-FRESH, None))
+        if found is None or time.monotonic() - opened > FRESH:
             connected = self._connected = self._connected or self._connect()
-            found = self._objects[name] = connected(name)
+            found = connected(name)
+            self._objects[name] = time.monotonic(), found
         return found
 
     def size(self, name: str) -> int:
         """Bytes of an object. Raises as `read`."""
-        size: int = self._tried(name, lambda size, _: size)
+        size: int = self._tried(name, lambda size, *_: size)
         return size
+
+    def version(self, name: str) -> str:
+        """What the store says of an object, at most FRESH seconds ago, that another object of its name has not."""
+        version: str = self._tried(name, lambda _, version, read: version)
+        return version
 
     def read(
         self,
@@ -151,16 +168,17 @@ class Remote:
         end: int | None = None,
         check: Check | None = None,
         waits: Sequence[float] | None = None,
+        version: str | None = None,
     ) -> bytes:
-        """The bytes `start` to `end` - 1 of an object, which pass `check`.
+        """The bytes `start` to `end` - 1 of an object of this `version`, which pass `check`.
 
         Raises OSError that names the object where the store gives none or no whole answer after all waits,
         IntegrityError where there is no such object or `check` refuses it.
         """
 
-        def once(size: int, read: Callable[[int, int], bytes]) -> bytes:
+        def once(size: int, found: str, read: Callable[[int, int], bytes]) -> bytes:
             stop = size if end is None else end
-            if stop > size:
+            if stop > size or version not in (None, found):
                 raise self.changed(name)
             data = bytes(read(start, stop)) if stop > start else b""
             if len(data) != stop - start:
@@ -198,6 +216,11 @@ class Remote:
         if isinstance(problem, IntegrityError):
             raise problem
         raise OSError(errno.EIO, f"cannot be read after {len(waits) + 1} tries ({told})", self.url(name))
+
+
+def _version(known: Mapping[Any, Any]) -> str:
+    text = {key.decode() if isinstance(key, bytes) else key: value for key, value in known.items()}
+    return str([text.get(name) for name in VERSIONS])
 
 
 def obtain(cache: Path, path: Path, fill: Callable[[IO[bytes]], object]) -> None:
@@ -244,9 +267,9 @@ class Store:
         """Have a file of the folder as a local file."""
         fetch_whole(self.remote, name, self.cache, self.folder / name, lambda path: root_of(path) == root)
 
-    def open_blocks(self, shards: Sequence[Shard], sizes: Sequence[int], itemsize: int) -> BlockFiles:
-        """The tokens of shards, for `FlatTokens`."""
-        return BlockFiles(self, shards, sizes, itemsize)
+    def opener(self, sequences: int, size: int, in_order: bool) -> Opener:
+        """What opens the tokens of shards, of which so many sequences of so many bytes are read, for `FlatTokens`."""
+        return partial(StoreFiles, self, reads=Reads(sequences, size, in_order))
 
     def bring_spans(self, shards: Iterable[Shard]) -> None:
         """Have what says which tokens of conversations are learned."""
@@ -326,36 +349,76 @@ def fetch_whole(remote: Remote, name: str, cache: Path, path: Path, right: Calla
     obtain(cache, path, fill)
 
 
-class BlockFiles:
-    """The `.bin` objects of `shards` by blocks of a MiB, in the place of `OpenFiles`; sizes: bytes of each; itemsize:
-    of a token.
+class Reads(Record, frozen=True):
+    """What a stream reads: so many sequences of so many bytes each, from shards in order or at random; share: what part
+    of it the readers of a cache read."""
 
-    A block has one number among those of all shards, in their order. Threads fetch, first what a reader waits for, then
-    what was announced. One thread reads; a copy in another process has threads of its own."""
+    sequences: int
+    size: int
+    in_order: bool
+    share: float = 1.0
 
-    def __init__(self, store: Store, shards: Sequence[Shard], sizes: Sequence[int], itemsize: int) -> None:
+    def whole(self, limit: int | None, corpus: int) -> bool:
+        """Whether to fetch whole MiBs of a corpus of so many bytes into a cache of `limit`: unless these are more than
+        twice the bytes that are asked for."""
+        asked = self.sequences * self.share * self.size
+        return self.in_order or self.by_blocks(limit, corpus) <= 2 * asked
+
+    def by_blocks(self, limit: int | None, corpus: int) -> float:
+        """The bytes that come when whole MiBs are fetched, in random order.
+
+        The next use of a MiB is exponentially distributed. Those are kept whose next use is within t of the mean time
+        between two, so that they fill the cache: 1 - (1 + t) exp(-t) = limit / corpus. Once it is full exp(-t) of all
+        uses fetch.
+        """
+        uses = self.sequences * self.share
+        touched = corpus * -math.expm1(-uses * NODE / max(corpus, 1))
+        if limit is None or limit >= corpus:
+            return touched
+        low, high = 0.0, 64.0
+        for _ in range(64):
+            t = (low + high) / 2
+            low, high = (t, high) if 1 - (1 + t) * math.exp(-t) < limit / corpus else (low, t)
+        return min(limit, touched) + uses * NODE * math.exp(-low)
+
+
+class StoreFiles:
+    """The `.bin` objects of `shards` in the place of `OpenFiles`; sizes: bytes of each; itemsize: of a token; reads:
+    what the whole stream reads.
+
+    A unit is (shard, first byte, end): a MiB, in CACHE, or where that would fetch too much the bytes of one piece, in
+    memory. Threads fetch units, first what a reader waits for, then what was announced. One thread reads; a copy in
+    another process has threads of its own."""
+
+    def __init__(
+        self, store: Store, shards: Sequence[Shard], sizes: Sequence[int], itemsize: int, reads: Reads
+    ) -> None:
         self._remote, self._cache, self._limit = store.remote, store.cache, store.limit
         self.paths: Sequence[Path] = [shard.bin_path for shard in shards]
         self._names, self._roots = [shard.path for shard in shards], [shard.root for shard in shards]
-        self._sizes, self._itemsize = np.array(sizes, np.int64), itemsize
+        self._sizes, self._itemsize, self._reads = np.array(sizes, np.int64), itemsize, reads
         self._starts: Ints = np.cumsum([0, *sizes], dtype=np.int64)
+        # A MiB has one number among those of all shards, in their order.
         self._first: Ints = np.cumsum([0, *(-(-self._sizes // NODE))], dtype=np.int64)
+        kept = {*self.__dict__, "_own"}
         self._begin()
+        self._own = self.__dict__.keys() - kept
 
     def _begin(self) -> None:
         self._pid, self._lock = os.getpid(), threading.Condition()
         self._waiting: _Queue = queue.PriorityQueue()
-        self._futures: dict[int, Future[bytes | None]] = {}  # of blocks that are waiting, or being fetched
-        self._fetching: set[int] = set()
+        self._futures: dict[Unit, Future[bytes | None]] = {}
+        self._versions: dict[int, str] = {}
         self._known = np.zeros(int(self._first[-1]), np.bool_)
-        self._threads = self._asked = self._stored = self._reads = self._read_ahead = self._used = 0
-        self._ahead: deque[int] = deque()  # of each batch ahead: blocks that were asked for up to it
+        self._threads = self._asked = self._stored = self._done = self._announced = self._used = 0
+        self._ahead: deque[tuple[int, list[Unit]]] = deque()  # what was announced up to each batch, and by it
         self._most_ahead, self._readers = 0, 1
         self._coming: Callable[[int], Iterable[Ints]] = lambda _: ()
+        self.whole = self._reads.whole(self._limit, int(self._starts[-1]))
         weakref.finalize(self, _end, self._waiting)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name in _KEPT}
+        return {name: value for name, value in self.__dict__.items() if name not in self._own}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -366,14 +429,27 @@ class BlockFiles:
         if self._pid != os.getpid():
             self._begin()
 
-    def blocks(self, pieces: Pieces) -> tuple[Ints, Ints]:
-        """The blocks that pieces lie in, in their order: row of the piece and number, each (n,)."""
+    def set_share(self, share: float) -> None:
+        """What part of the stream the readers of CACHE read."""
+        self._here()
+        self._reads = replace(self._reads, share=share)
+        self.whole = self._reads.whole(self._limit, int(self._starts[-1]))
+
+    def units(self, pieces: Pieces) -> tuple[Ints, Ints]:
+        """The units of pieces in their order, (n, 3), and the row of each, (n,)."""
         first, end = (self._itemsize * at for at in (pieces.address, pieces.address + pieces.length))
-        low, high = (np.searchsorted(self._starts, at, side="right") - 1 for at in (first, end - 1))
-        low = self._first[low] + (first - self._starts[low]) // NODE
-        high = self._first[high] + (end - 1 - self._starts[high]) // NODE
-        piece, block = ranges(low, high + 1)
-        return pieces.row[piece], block
+        shard = np.searchsorted(self._starts, first, side="right") - 1
+        start = first - self._starts[shard]
+        if not self.whole:  # what goes on in another shard is fetched when it is read
+            stop = np.minimum(end - self._starts[shard], self._sizes[shard])
+            return np.stack([shard, start, stop], axis=1), pieces.row
+        last = np.searchsorted(self._starts, end - 1, side="right") - 1
+        high = self._first[last] + (end - 1 - self._starts[last]) // NODE
+        piece, block = ranges(self._first[shard] + start // NODE, high + 1)
+        shard = np.searchsorted(self._first, block, side="right") - 1
+        start = (block - self._first[shard]) * NODE
+        stop = np.minimum(start + NODE, self._sizes[shard])
+        return np.stack([shard, start, stop], axis=1), pieces.row[piece]
 
     def read(self, parts: Sequence[Part], room: memoryview) -> None:
         """Read parts into `room`. Raises IntegrityError, OSError."""
@@ -381,108 +457,121 @@ class BlockFiles:
         late = []
         for shard, begin, end, offset in parts:
             while begin < end:
-                number, within = divmod(offset, NODE)
-                size = min(end - begin, NODE - within)
-                block, out = int(self._first[shard]) + number, room[begin : begin + size]
-                if not self._held(block, within, out):
-                    late.append((block, within, out, self._ask(block, ahead=False)))
-                begin, offset = begin + size, offset + size
-        for block, within, out, future in late:
-            # What another process fetched, and perhaps evicted already, is in no memory of this one.
-            while (data := future.result()) is None and not self._held(block, within, out):
-                future = self._ask(block, ahead=False)
+                unit, out = (shard, offset, offset + end - begin), room[begin:end]
+                if self.whole:
+                    start = offset - offset % NODE
+                    unit = shard, start, min(start + NODE, int(self._sizes[shard]))
+                    out = out[: unit[2] - offset]
+                if not (self.whole and self._held(unit, offset, out)):
+                    late.append((unit, offset, out, self._ask(unit, ahead=False)))
+                begin, offset = begin + len(out), offset + len(out)
+        for unit, offset, out, future in late:
+            try:
+                # What another process fetched, and perhaps evicted already, is in no memory of this one.
+                while (data := future.result()) is None and not self._held(unit, offset, out):
+                    future = self._ask(unit, ahead=False)
+            finally:
+                self._drop([unit])
             if data is not None:
-                out[:] = data[within : within + len(out)]
+                out[:] = data[offset - unit[1] :][: len(out)]
         with self._lock:
-            self._reads += 1
+            self._done += 1
             if self._ahead:
-                self._used = self._ahead.popleft()
+                self._used, announced = self._ahead.popleft()
+                self._drop(announced)
             self._lock.notify_all()
 
-    def _held(self, block: int, within: int, out: memoryview) -> bool:
-        """Read from CACHE; whether it has the block."""
-        path = self._path(block)
+    def _held(self, unit: Unit, offset: int, out: memoryview) -> bool:
+        """Read from CACHE; whether it has the unit."""
+        path = self._path(unit)
         try:
             file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
             return False
         try:
-            whole = os.preadv(file, [out], within) == len(out)
+            whole = os.preadv(file, [out], offset - unit[1]) == len(out)
         finally:
             os.close(file)
         if not whole:  # someone cut it
             path.unlink(missing_ok=True)
         return whole
 
-    def _place(self, block: int) -> tuple[int, int]:
-        """(shard, number in it)."""
-        shard = int(np.searchsorted(self._first, block, side="right")) - 1
-        return shard, block - int(self._first[shard])
+    def _path(self, unit: Unit) -> Path:
+        return self._cache / BLOCKS / self._roots[unit[0]] / f"{unit[1] // NODE:06d}"
 
-    def _path(self, block: int) -> Path:
-        shard, number = self._place(block)
-        return self._cache / BLOCKS / self._roots[shard] / f"{number:06d}"
-
-    def _ask(self, block: int, ahead: bool) -> Future[bytes | None]:
-        """The block as it is fetched, or None where CACHE has it by then."""
+    def _ask(self, unit: Unit, ahead: bool) -> Future[bytes | None]:
+        """The bytes of a unit, or None where CACHE has them by then."""
         with self._lock:
-            if not (known := block in self._futures):
-                self._futures[block] = Future()
+            known = unit in self._futures
+            future = self._futures.setdefault(unit, Future())
             if not (known and ahead):  # what was asked for ahead, and is waited for now, comes first
                 self._asked += 1
-                self._waiting.put((ahead, self._asked, block))
+                self._waiting.put((ahead, self._asked, unit))
             if self._threads < THREADS:
                 self._threads += 1
                 threading.Thread(target=_work, args=(weakref.ref(self), self._waiting), daemon=True).start()
-            return self._futures[block]
+            return future
 
-    def work(self, block: int) -> None:
-        """Fetch a block that was asked for."""
+    def _drop(self, units: Iterable[Unit]) -> None:
         with self._lock:
-            future = self._futures.get(block)
-            if future is None or block in self._fetching:
+            for unit in units:
+                self._futures.pop(unit, None)
+
+    def work(self, unit: Unit) -> None:
+        """Fetch a unit that was asked for."""
+        with self._lock:
+            future = self._futures.get(unit)
+            if future is None or future.running() or future.done():
                 return
-            self._fetching.add(block)
-        data, problem = None, None
+            future.set_running_or_notify_cancel()
         try:
-            data = self._fetch(block)
+            data = self._fetch(unit)
         except BaseException as error:  # for whoever waits for it
-            problem = error
-        with self._lock:
-            del self._futures[block]
-            self._fetching.remove(block)
-        if problem is None:
-            future.set_result(data)
+            end: Callable[[], None] = partial(future.set_exception, error)
         else:
-            future.set_exception(problem)
+            end = partial(future.set_result, data)
+        if self.whole:  # CACHE has it, or it is asked for again
+            self._drop([unit])
+        end()
         self._make_room()
 
-    def _fetch(self, block: int) -> bytes | None:
-        """Have a block in CACHE; its bytes where this process fetched them."""
-        shard, number = self._place(block)
+    def _fetch(self, unit: Unit) -> bytes | None:
+        """The bytes of a unit; None where another process put them into CACHE."""
+        shard, start, stop = unit
+        if not self.whole:
+            return self._remote.read(self._names[shard], start, stop, version=self._version(shard))
         found: list[bytes] = []
 
         def fill(file: IO[bytes]) -> None:
-            node = self._nodes(shard)[HASH * number :][:HASH]
-            end = min((number + 1) * NODE, int(self._sizes[shard]))
-            data = self._remote.read(
-                self._names[shard], number * NODE, end, lambda data: node_hash(data) == node
-            )
+            node = self._nodes(shard)[HASH * (start // NODE) :][:HASH]
+            data = self._remote.read(self._names[shard], start, stop, lambda data: node_hash(data) == node)
             found.append(data)
             file.write(data)
 
-        obtain(self._cache, self._path(block), fill)
-        self._known[block] = True
+        obtain(self._cache, self._path(unit), fill)
+        self._known[self._first[shard] + start // NODE] = True
         self._stored += len(found)
         return found[0] if found else None
 
+    def _version(self, shard: int) -> str:
+        """The version of an object of which a MiB was compared with its node, by the first who read from it."""
+        path, name = self._cache / BLOCKS / self._roots[shard] / "version", self._names[shard]
+
+        def fill(file: IO[bytes]) -> None:
+            end, node = min(NODE, int(self._sizes[shard])), self._nodes(shard)[:HASH]
+            version = self._remote.version(name)
+            self._remote.read(name, 0, end, lambda data: node_hash(data) == node, version=version)
+            file.write(version.encode())
+
+        if shard not in self._versions:
+            obtain(self._cache, path, fill)
+            self._versions[shard] = path.read_text()
+        return self._versions[shard]
+
     def _nodes(self, shard: int) -> bytes:
         """The nodes of a shard, one after the other, from which its root follows."""
-        root = self._roots[shard]
-        path, name = (
-            self._cache / BLOCKS / root / NODES,
-            self._names[shard].removesuffix(".bin") + NODES_SUFFIX,
-        )
+        root, name = self._roots[shard], self._names[shard].removesuffix(".bin") + NODES_SUFFIX
+        path = self._cache / BLOCKS / root / NODES
 
         def right(data: bytes) -> bool:
             return fold([data[at : at + HASH] for at in range(0, len(data), HASH)]).hex() == root
@@ -497,25 +586,33 @@ class BlockFiles:
         readers: int = 1,
         each: int = 1,
     ) -> None:
-        """Fetch ahead the blocks of the next calls of `read`, of `each` sequences. coming: after so many of these calls
-        the blocks of all readers of CACHE that are to come, by which it is kept; readers: how many."""
+        """Fetch ahead the units of the next calls of `read`, of `each` sequences. coming: after so many of these calls
+        the units of all readers of CACHE that are to come, by which it is kept; readers: how many."""
         self._here()
         self._coming, self._readers = coming, readers
-        self._most_ahead = max(2, LOOK // (readers * each))
+        self._most_ahead = max(2, (LOOK if self.whole else NEAR) // (readers * each))
         threading.Thread(target=_run_ahead, args=(weakref.ref(self), iter(batches)), daemon=True).start()
 
-    def announce(self, blocks: Ints) -> bool:
-        """Ask for the blocks of the next batch that is ahead; whether there was room for it."""
+    def announce(self, units: Ints) -> bool:
+        """Ask for the units of the next batch that is ahead; whether there was room for it."""
         with self._lock:
-            most = sys.maxsize if self._limit is None else self._limit // NODE // 4 // self._readers
-            if len(self._ahead) >= self._most_ahead or self._read_ahead - self._used > most:
+            most = self._limit // NODE // 4 // self._readers if self._limit and self.whole else sys.maxsize
+            if len(self._ahead) >= self._most_ahead or self._announced - self._used > most:
                 self._lock.wait(0.1)
                 return False
-            for block in dict.fromkeys(blocks[~self._known[blocks]].tolist()):
-                self._read_ahead += 1
-                self._ask(block, ahead=True)
-            self._ahead.append(self._read_ahead)
+            if self.whole:
+                units = units[~self._known[self._numbers(units)]]
+            found: list[Unit] = list(dict.fromkeys(map(tuple, units.tolist())))
+            for unit in found:
+                self._ask(unit, ahead=True)
+            self._announced += len(found)
+            self._ahead.append((self._announced, [] if self.whole else found))
             return True
+
+    def _numbers(self, units: Ints) -> Ints:
+        """The numbers of MiBs."""
+        found: Ints = self._first[units[:, 0]] + units[:, 1] // NODE
+        return found
 
     def _make_room(self) -> None:
         """Now and then, and one process at a time: keep CACHE within its limit."""
@@ -534,16 +631,18 @@ class BlockFiles:
             surplus += most // 16
             for path in others[:surplus]:
                 path.unlink(missing_ok=True)
-            for block in self.needed_last(present, surplus - len(others)).tolist():
-                self._known[block] = False
-                self._path(block).unlink(missing_ok=True)
+            for number in self.needed_last(present, surplus - len(others)).tolist():
+                shard = int(np.searchsorted(self._first, number, side="right")) - 1
+                start = (number - int(self._first[shard])) * NODE
+                self._known[number] = False
+                self._path((shard, start, 0)).unlink(missing_ok=True)
 
     def _listed(self) -> tuple[Mask, list[Path]]:
-        """Which blocks CACHE has, and those of other shards, the oldest first."""
+        """Which MiBs CACHE has, and those of other shards."""
         numbers = {root: int(first) for root, first in zip(self._roots, self._first, strict=False)}
         present, others = np.zeros_like(self._known), []
         for folder in os.scandir(self._cache / BLOCKS):
-            names = [entry.name for entry in os.scandir(folder) if entry.name != NODES]
+            names = [entry.name for entry in os.scandir(folder) if entry.name.isdigit()]
             if folder.name in numbers:
                 present[np.array(names, np.int64) + numbers[folder.name]] = True
             else:
@@ -551,52 +650,38 @@ class BlockFiles:
         return present, others
 
     def needed_last(self, present: Mask, count: int) -> Ints:
-        """Of blocks that are `present` those `count` whose next use is farthest."""
+        """Of MiBs that are `present` those `count` whose next use is farthest."""
         left, idle = present.copy(), 0
-        for blocks in self._coming(self._reads) if count > 0 else ():
-            found = blocks[left[blocks]]
+        for units in self._coming(self._done) if count > 0 else ():
+            numbers = self._numbers(units)
+            found = numbers[left[numbers]]
             found = found[np.sort(np.unique(found, return_index=True)[1])]
             left[found[: int(left.sum()) - count]] = False
-            idle = 0 if len(found) else idle + len(blocks)
+            idle = 0 if len(found) else idle + len(numbers)
             if idle > LOOK or int(left.sum()) <= count:
                 break
         return np.flatnonzero(left)[: max(count, 0)]
 
 
-_KEPT = (
-    "_remote",
-    "_cache",
-    "_limit",
-    "paths",
-    "_names",
-    "_roots",
-    "_sizes",
-    "_itemsize",
-    "_starts",
-    "_first",
-)
-"""Fields of `BlockFiles` that another process needs."""
-
-
 def _end(waiting: _Queue) -> None:
     for _ in range(THREADS):
-        waiting.put((False, 0, -1))
+        waiting.put((False, 0, (-1, 0, 0)))
 
 
-def _work(files: weakref.ref[BlockFiles], waiting: _Queue) -> None:
+def _work(files: weakref.ref[StoreFiles], waiting: _Queue) -> None:
     """A thread: fetches until nobody has the files any more."""
-    while (block := waiting.get()[2]) >= 0:
+    while (unit := waiting.get()[2])[0] >= 0:
         if (alive := files()) is not None:
-            alive.work(block)
+            alive.work(unit)
         del alive
 
 
-def _run_ahead(files: weakref.ref[BlockFiles], batches: Iterator[Ints]) -> None:
+def _run_ahead(files: weakref.ref[StoreFiles], batches: Iterator[Ints]) -> None:
     """A thread: announces batches as there is room for them."""
-    for blocks in batches:
+    for units in batches:
         while True:
             if (alive := files()) is None:
                 return
-            if alive.announce(blocks):
+            if alive.announce(units):
                 break
             del alive

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 import logging
 import multiprocessing
 import os
@@ -34,7 +35,7 @@ from pretok.stream.loader import PositionSampler, read_ahead
 from pretok.stream.materialize import run_materialize
 from pretok.stream.mix_job import run_mix
 
-SEQ_LEN = 255
+SEQ_LEN = 2047
 BLOCKS = 25
 """Of the large shards."""
 URL = f"s3://{BUCKET}"
@@ -216,7 +217,7 @@ def test_blocks_come_in_the_order_of_their_first_use(
     first = dict.fromkeys(touched(view, np.concatenate(list(sampler))))
     read_ahead(view, sampler)
     until(lambda: len(server.gets()) == len(first))
-    starts = [load_manifest(bucket / "large").shards[number].path for number in range(3)]
+    starts = [shard.path for shard in load_manifest(bucket / "large").shards]
     sizes = [0, 12, 21]
     got = [
         sizes[starts.index(name.removeprefix("large/"))]
@@ -232,25 +233,33 @@ def test_blocks_come_in_the_order_of_their_first_use(
 def touched(view: View, positions: Sequence[int] | Any) -> list[int]:
     """The blocks that positions read, in their order."""
     files: Any = view.tokens.files
-    found: list[int] = files.blocks(view.pieces_of(np.asarray(positions))[0])[1].tolist()
+    return numbers(files, files.units(view.pieces_of(np.asarray(positions))[0])[0])
+
+
+def numbers(files: Any, units: Any) -> list[int]:
+    """The number of each block among all."""
+    found: list[int] = files._numbers(units).tolist()
     return found
 
 
 def misses(uses: list[int], room: int, farthest: bool) -> int:
     """How often a cache of `room` blocks fetches: where that needed last leaves, or that used longest ago."""
-    held: dict[int, int] = {}
-    count = 0
-    following: list[int] = []
+    order: list[int] = []
     later: dict[int, int] = {}
     for number in reversed(range(len(uses))):
-        following.insert(0, later.get(uses[number], len(uses) + number))
+        order.append(later.get(uses[number], len(uses) + number) if farthest else -number)
         later[uses[number]] = number
-    for number, use in enumerate(uses):
-        if use not in held:
-            count += 1
-        held[use] = following[number] if farthest else number
-        if len(held) > room:
-            held.pop(max(held, key=held.__getitem__) if farthest else min(held, key=held.__getitem__))
+    held: dict[int, int] = {}
+    heap: list[tuple[int, int]] = []
+    count = 0
+    for use, key in zip(uses, reversed(order), strict=True):
+        count += use not in held
+        held[use] = key
+        heapq.heappush(heap, (-key, use))
+        while len(held) > room:
+            last, block = heapq.heappop(heap)
+            if held.get(block) == -last:
+                del held[block]
     return count
 
 
@@ -263,16 +272,17 @@ def test_what_is_needed_last_is_evicted(
     files: Any = view.tokens.files
     rng = np.random.default_rng(3)
     uses = rng.integers(0, BLOCKS, 300).tolist()
-    files.expect((), lambda done: (np.array(some) for some in np.array_split(uses[done:], 9)))
+    data = [(bucket / "large" / shard.path).read_bytes() for shard in load_manifest(bucket / "large").shards]
+    places = [(shard, at, 0) for shard, some in enumerate(data) for at in range(0, len(some), NODE)]
+    files.expect((), lambda done: np.array_split(np.array([places[use] for use in uses[done:]]), 9))
+    files.whole = True
     present = np.zeros(BLOCKS, np.bool_)
     present[:20] = True
     last = sorted(range(20), key=lambda block: uses.index(block))[-6:]
     assert sorted(files.needed_last(present, 6).tolist()) == sorted(last)
     out = memoryview(bytearray(1))
-    data = [(bucket / "large" / shard.path).read_bytes() for shard in load_manifest(bucket / "large").shards]
-    places = [(shard, at) for shard, some in enumerate(data) for at in range(0, len(some), NODE)]
     for use in uses:
-        shard, at = places[use]
+        shard, at, _ = places[use]
         files.read([(shard, 0, 1, at)], out)
         assert out[0] == data[shard][at]
         until(lambda: not files._futures)
@@ -280,6 +290,39 @@ def test_what_is_needed_last_is_evicted(
     fetched = len(server.gets())
     assert misses(uses, room, farthest=True) <= fetched < 1.15 * misses(uses, room, farthest=True)
     assert fetched < 0.8 * misses(uses, room, farthest=False)
+
+
+def test_a_cache_too_small_for_blocks_is_passed_by(
+    server: Server, bucket: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sequences come one by one, ahead of their use, and of an object whose version was compared."""
+    local = pretok.stream.open(bucket / "large", seq_len=SEQ_LEN)
+    view = pretok.stream.open(f"{URL}/large", seq_len=SEQ_LEN, cache=tmp_path, cache_bytes=4 * NODE)
+    sampler = PositionSampler(len(view), global_batch=32, micro_batch=8, rank=1, world_size=4, position=5000)
+    read_ahead(view, sampler)
+    batches = list(sampler)
+    for batch in batches:
+        np.testing.assert_array_equal(view.batch(batch), local.batch(batch))
+    files: Any = view.tokens.files
+    assert not files._futures
+    asked = 8 * len(batches)
+    assert 0 <= len(server.gets()) - 3 - asked < 5  # an object's first MiB; a sequence in two objects
+    assert len(server.gets(".nodes")) == 3
+    assert server.sent < 3.5 * NODE + 2 * (SEQ_LEN + 1) * asked
+    monkeypatch.setattr(object_store, "FRESH", -1.0)
+    server.tag = "2"
+    with pytest.raises(IntegrityError, match=r"s3://bucket/large/.*\.bin is not what was sealed"):
+        view[0]
+
+
+@pytest.mark.parametrize("share", [0.5, 0.9])
+def test_the_formula_of_bytes_is_that_of_a_simulation(share: float) -> None:
+    """Of an order as a mix has it: three epochs of 500 blocks of 64 sequences, each epoch shuffled."""
+    rng, room = np.random.default_rng(0), int(share * 500)
+    uses = np.concatenate([rng.permutation(np.repeat(np.arange(500), 64)) for _ in range(3)]).tolist()
+    reads = object_store.Reads(len(uses), NODE // 64, in_order=False)
+    expected = reads.by_blocks(room * NODE, 500 * NODE) / NODE
+    assert expected == pytest.approx(misses(uses, room, farthest=True), rel=0.1)
 
 
 @pytest.mark.parametrize("fault", [500, 503, 403, "cut", "hang"])

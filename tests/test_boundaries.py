@@ -80,13 +80,21 @@ MAY_IMPORT = {
     "__main__": ("cli",),
 }
 """Room -> the rooms it may import, from the ground up: nothing points upward, and nothing unused is on the list."""
-LIGHT = ("pretok", "pretok.base", "pretok.shards.manifest", "pretok.stream", "pretok.stream.loader")
+LIGHT = (
+    "pretok",
+    "pretok.base",
+    "pretok.shards.manifest",
+    "pretok.stream",
+    "pretok.stream.loader",
+    "pretok.stream.object_store",
+)
 """What runs beside torch on a GPU node: numpy, msgspec and the standard library."""
 HEAVY = (
     "pydantic",
     "ray",
     "gigatoken",
     "pyarrow",
+    "fsspec",
     "typer",
     "rich",
     "numba",

@@ -19,6 +19,7 @@ from typing import Any, get_type_hints
 from pretok.base import units
 from pretok.base.errors import UsageError
 from pretok.base.records import replace
+from pretok.base.visible import masked
 from train.model.sizes import model_config
 
 
@@ -55,9 +56,23 @@ class TrainConfig:
     """All settings of a run. `help` of each field gives its meaning; None means derived, and printed at the start."""
 
     shards: str = _option(
-        "", "folder of tokenized shards (holds manifest.json)", example='"work/shards"', group="data"
+        "",
+        "folder of tokenized shards (holds manifest.json), or its URL",
+        example='"work/shards"',
+        group="data",
     )
-    mix: str | None = _option(None, "mix.json (default: read each source once)", example='"mix.json"')
+    mix: str | None = _option(
+        None, "mix.json, or its URL (default: read each source once)", example='"mix.json"'
+    )
+    cache: str | None = _option(
+        None, "folder on a local disk for what is read from URLs", example='"/local/nvme"'
+    )
+    cache_bytes: int | None = _option(
+        None,
+        "bytes of tokens that --cache keeps, for example 2T (default: all)",
+        least=1 << 20,
+        example='"2T"',
+    )
     out: str = _option("run", "folder of the run; if it holds checkpoints, the run resumes")
     model: str | None = _option(
         None,
@@ -203,6 +218,11 @@ class TrainConfig:
             bounded = least is not None and value is not None
             if bounded and not least <= value < math.inf:  # a NaN fails this comparison too
                 raise UsageError(f"{item.name} is {value}; it must be at least {least}")
+        for url in (self.shards, self.mix):
+            if url and masked(url) != url:
+                raise UsageError(
+                    f"{url}: a run's files keep its settings; give credentials to the environment"
+                )
         parse_save_every(self.save_every)
         recomputed(self.checkpointing, 0)
         if self.phases:

@@ -7,18 +7,19 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, get_worker_info
 
 from pretok.base.stop import SIGNALS
 from pretok.base.tokens import document_starts
 from pretok.stream import View
-from pretok.stream.loader import Fetch, PositionSampler, as_read, identity_of
+from pretok.stream.loader import Fetch, PositionSampler, as_read, identity_of, read_ahead
 from train.config import TrainConfig
 from train.parallel.layout import Batch
 
@@ -40,10 +41,13 @@ class MicroBatch(NamedTuple):
     learned: Tensor | None = None
 
 
-def _ignore_signals(_worker: int) -> None:
-    """Ignore the signals that stop a job: they reach loader processes too, which must live until the trainer stops."""
+def _begin_worker(sampler: PositionSampler, here: Sequence[int], workers: int, worker: int) -> None:
+    """Ignore the signals that stop a job: they reach loader processes too, which must live until the trainer stops. Let
+    an object store fetch ahead what this worker will be asked for."""
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)
+    info: Any = get_worker_info()
+    read_ahead(info.dataset.view, sampler, here, worker, workers)
 
 
 def documents_of(inputs: Tensor, eod_id: int, config: TrainConfig) -> Tensor | None:
@@ -66,7 +70,7 @@ class Feed:
     """Iterates over the `MicroBatch`es of this rank.
 
     `waited` sums the seconds spent waiting for data. Ranks that share sequences (tensor, pipeline, context) each read
-    them. rank: number of the data-parallel rank.
+    them. rank: number of the data-parallel rank; here: the data-parallel ranks of this host, which share a cache.
     """
 
     def __init__(
@@ -78,6 +82,7 @@ class Feed:
         end: int,
         config: TrainConfig,
         device: torch.device,
+        here: Sequence[int] = (),
     ) -> None:
         self._device, self._config, self._eod_id = device, config, view.eod_id
         self.waited = 0.0
@@ -99,11 +104,14 @@ class Feed:
             batch_sampler=sampler,
             collate_fn=as_read,
             num_workers=config.workers,
-            worker_init_fn=_ignore_signals,
+            worker_init_fn=partial(_begin_worker, sampler, here, config.workers),
             **options,
         )
+        self._here = None if config.workers else partial(read_ahead, view, sampler, here)
 
     def __iter__(self) -> Generator[MicroBatch, None, None]:
+        if self._here is not None:
+            self._here()
         batches = iter(self._loader)
         try:
             while True:

@@ -22,7 +22,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -31,10 +30,11 @@ import torch.distributed as dist
 
 import pretok.stream
 from pretok.base.errors import UsageError
-from pretok.shards.manifest import Manifest, load_manifest
+from pretok.shards.manifest import Manifest
 from pretok.stream import View
 from pretok.stream.loader import read_batch
 from pretok.stream.mix_file import Mix
+from pretok.stream.object_store import manifest_of
 from train.config import TrainConfig
 from train.data import MicroBatch, documents_of
 from train.parallel.mesh import data_rank, reshard
@@ -60,7 +60,7 @@ def validation_sources(config: TrainConfig, mix: Mix) -> dict[str, ValidationSou
     If the shards have grown, the split is that of the shards that the mix began with, so that losses before and after
     are losses of the same text.
     """
-    now, seq_len = load_manifest(Path(config.shards)), mix.seq_len
+    now, seq_len = manifest_of(config.shards, config.cache), mix.seq_len
     manifest = now.as_of(mix.began) or now
     learn = {
         source.held_in: source.learn
@@ -77,6 +77,7 @@ def validation_sources(config: TrainConfig, mix: Mix) -> dict[str, ValidationSou
                 source=name,
                 manifest=manifest.fingerprint,
                 learn=learn,
+                cache=config.cache,
             )
             if view.masked and sizes is None:
                 sizes = _token_sizes(now)

@@ -11,7 +11,7 @@ weights, moments, sizes and tokenizer of the model are the same for the whole ru
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from pretok.base.records import replace, to_json
 from pretok.shards.manifest import shards_of
 from pretok.stream import View, same_until
 from pretok.stream.mix_file import mix_json, parse_mix
+from pretok.stream.object_store import is_url
 from pretok.stream.segments import RunSegment
 from train.checkpoint.meta import META, Identity, Meta, RunState, TokenizerOrigin, complete_checkpoints
 from train.config import IN_PHASES, TrainConfig
@@ -55,9 +56,7 @@ class Phase:
 
     def tokenizer(self) -> TokenizerOrigin:
         """Return the tokenizer of the ids, and the shards folder with a copy of it."""
-        return TokenizerOrigin(
-            self.view.tokenizer["fingerprint"], str(shards_of(Path(self.config.shards)).absolute())
-        )
+        return TokenizerOrigin(self.view.tokenizer["fingerprint"], place_of(self.config.shards, shards_of))
 
     def identity(self) -> Identity:
         """Return the phase as a checkpoint records it."""
@@ -65,6 +64,11 @@ class Phase:
         mix = mix_json(view.mix)
         batch = self.batch.global_batch
         return Identity(self.model, batch, seed, view.fingerprint, view.manifest_fingerprint, mix)
+
+
+def place_of(named: str, meant: Callable[[Path], Path] = Path) -> str:
+    """Return a path, or a URL as it is, that is valid from any folder."""
+    return named if is_url(named) else str(meant(Path(named)).absolute())
 
 
 def open_phases(config: TrainConfig, data_ranks: int) -> tuple[Phase, ...]:
@@ -110,7 +114,14 @@ def _open(at: int, config: TrainConfig, batch: Batch, own_schedule: bool) -> Pha
     elif config.vocab_map is not None:  # the matrices get the rows of the new vocabulary
         preset = replace(preset, rows=0)
     seq_len = config.seq_len or (None if config.mix else preset.seq_len)
-    view = pretok.stream.open(config.shards, config.mix, seq_len=seq_len, seed=config.seed)
+    view = pretok.stream.open(
+        config.shards,
+        config.mix,
+        seq_len=seq_len,
+        seed=config.seed,
+        cache=config.cache,
+        cache_bytes=config.cache_bytes,
+    )
     theta = preset.rope_theta if config.rope_theta is None else config.rope_theta
     model = replace(preset, vocab_size=view.vocab_size, seq_len=view.seq_len, rope_theta=float(theta))
     return Phase(at, config, view, model, batch, own_schedule)
@@ -143,8 +154,8 @@ class Segment:
             seq_len=view.seq_len,
             seed=config.seed,
             stream=view.fingerprint,
-            shards=str(Path(config.shards).absolute()),
-            mix=str(Path(config.mix).absolute()) if config.mix else None,
+            shards=place_of(config.shards),
+            mix=place_of(config.mix) if config.mix else None,
             order=mix_json(view.mix),
             removals=view.removals,
         )

@@ -6,6 +6,7 @@ apply when another phase begins.
 
 from __future__ import annotations
 
+import os
 import threading
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import torch.distributed as dist
 from pretok.base.records import replace, to_json
 from pretok.base.stop import StopFlag
 from pretok.base.storage import write_json
+from pretok.stream.object_store import is_url
 from train import STARTED
 from train.checkpoint.meta import Meta, RunState
 from train.checkpoint.save import Checkpoints
@@ -117,7 +119,12 @@ def enter_segment(run: Run, segment: Segment, before: Phase | None) -> None:
 def _open_feed(segment: Segment, trainee: Trainee) -> Feed:
     phase, end = segment.phase, segment.position_after(segment.last_step)
     rank = data_rank(trainee.mesh, trainee.context.ranks)
-    return Feed(phase.view, phase.batch, rank, segment.position, end, phase.config, trainee.device)
+    here: list[int] = []
+    if is_url(phase.config.shards):
+        found: list[tuple[str, int]] = [("", 0)] * dist.get_world_size()
+        dist.all_gather_object(found, (os.uname().nodename, rank))
+        here = sorted({one for host, one in found if host == os.uname().nodename})
+    return Feed(phase.view, phase.batch, rank, segment.position, end, phase.config, trainee.device, here)
 
 
 def _open_validation(segment: Segment) -> dict[str, ValidationSource]:

@@ -22,6 +22,7 @@ In this folder:
     learned.py      which of their tokens are learned
     pack.py         lengths of documents -> the tape of a packed entry
     flat_tokens.py  many shards as one array of tokens
+    object_store.py shards on an object store, by a cache that knows what comes
     loader.py       the part of each batch that a rank reads
     digests.py      what was read, as one number
     continued.py    a mix that goes on with another, and how long two mixes are the same
@@ -34,10 +35,12 @@ In this folder:
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+import pickle
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from operator import index
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, overload
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -48,11 +51,14 @@ from pretok.base.tokens import Ints, Tokens
 from pretok.shards.manifest import FILE_NAME, Manifest, Shard, load_manifest
 from pretok.stream.continued import same_until
 from pretok.stream.digests import data_hash, digest
-from pretok.stream.flat_tokens import FlatTokens, Pieces
+from pretok.stream.flat_tokens import FlatTokens, OpenFiles, Pieces
 from pretok.stream.learned import Learned, Marks, Mask
 from pretok.stream.mix_file import Mix, behind, check_sources, load_mix, mixed_shards, natural_mix, parse_mix
 from pretok.stream.pack import open_packing
 from pretok.stream.tapes import FOLDER, SideFile, Tapes
+
+if TYPE_CHECKING:
+    from pretok.stream.object_store import Store
 
 __all__ = ["View", "data_hash", "digest", "open", "same_until"]
 
@@ -72,6 +78,8 @@ def open(
     seed: int = 0,
     manifest: str | None = None,
     learn: Mapping[str, Collection[str]] | None = None,
+    cache: str | Path | None = None,
+    cache_bytes: int | None = None,
 ) -> View:
     """Open a stream over a shards folder.
 
@@ -83,6 +91,10 @@ def open(
     Shards that have grown since the mix was made are read as they were then; without a mix, as they were when they
     had the fingerprint `manifest`, where one is given.
 
+    `shards` and `mix` may be URLs on an object store. Then `cache` is a folder of a local disk, which ranks share and
+    jobs leave to the next; it keeps `cache_bytes` of tokens, by default all that were read. `OSError` names the object
+    that the store does not give.
+
     Raises IntegrityError (files missing or damaged), MismatchError (the mix belongs to other shards or another
     sequence length), UsageError (no seq_len, unknown source, nothing to read), TypeError (a seq_len or seed that is no
     whole number).
@@ -91,9 +103,15 @@ def open(
         if number is not None and not isinstance(number, int | np.integer):
             raise TypeError(f"{name} is a whole number, not {number!r}")
     seq_len, seed = None if seq_len is None else int(seq_len), int(seed)
-    now = load_manifest(Path(shards))
+    store = None
+    if "://" in f"{shards}{mix}":
+        from pretok.stream.object_store import Store, fetch_mix, is_url
+
+        store = Store(str(shards), cache, cache_bytes) if is_url(shards) else None
+        mix = fetch_mix(str(mix), cache) if is_url(mix) else mix
+    now = load_manifest(Path(shards)) if store is None else store.manifest
     if now.materialized is not None:
-        return _open_materialized(now, mix, seq_len, split, source)
+        return _open_materialized(now, mix, seq_len, split, source, store)
     if mix is None:
         if seq_len is None:
             raise UsageError("a stream without a mix needs a sequence length (seq_len)")
@@ -103,7 +121,7 @@ def open(
                 f"{now.folder} never had the fingerprint {manifest}; it has {now.fingerprint}"
             )
         names = then.sources if source is None else (source,)
-        return View(now, natural_mix(then, split, seq_len, names, seed, learn))
+        return View(now, natural_mix(then, split, seq_len, names, seed, learn), store=store)
     if learn is not None:
         raise UsageError(f"what is learned stands in the mix ({mix}): leave `learn` out")
     if source is not None:
@@ -111,11 +129,16 @@ def open(
     plan = load_mix(Path(mix))
     check_sources(plan, now, Path(mix))
     _check_seq_len(plan, seq_len, str(mix))
-    return View(now, plan, folder=Path(mix).parent)
+    return View(now, plan, folder=Path(mix).parent, store=store)
 
 
 def _open_materialized(
-    manifest: Manifest, mix: str | Path | None, seq_len: int | None, split: str, source: str | None
+    manifest: Manifest,
+    mix: str | Path | None,
+    seq_len: int | None,
+    split: str,
+    source: str | None,
+    store: Store | None,
 ) -> View:
     """Shards written in mixed order: the mix is theirs, everything asked for must agree with it."""
     plan = parse_mix(manifest.materialized, manifest.folder / FILE_NAME)
@@ -132,7 +155,7 @@ def _open_materialized(
     expected = len(plan) * (plan.seq_len + 1)
     if (tokens := sum(shard.tokens for shard in manifest.shards)) != expected:
         raise IntegrityError(f"{manifest.folder} has {tokens} tokens, its mix needs {expected}")
-    return View(manifest, plan, materialized=True)
+    return View(manifest, plan, materialized=True, store=store)
 
 
 def _check_seq_len(plan: Mix, seq_len: int | None, where: str) -> None:
@@ -149,6 +172,15 @@ def _whole(numbers: Sequence[int] | Ints) -> Ints:
     if array.size and array.dtype.kind not in "iu":
         raise TypeError(f"positions are whole numbers, not {array.dtype.name}")
     return array.astype(np.int64, copy=False)
+
+
+def _units_of(view: View, batches: Iterable[Sequence[int] | Ints], each: int) -> Iterator[Ints]:
+    """What each batch, of about `each` positions, asks of an object store."""
+    files: Any = view.tokens.files
+    left = iter(batches)
+    while some := list(islice(left, max(1, AHEAD // each))):
+        units, rows = files.units(view.pieces_of(_whole(np.concatenate(some)))[0])
+        yield from np.split(units, np.searchsorted(rows, np.cumsum([len(batch) for batch in some[:-1]])))
 
 
 class _Ahead(NamedTuple):
@@ -175,7 +207,12 @@ class View:
     """
 
     def __init__(
-        self, manifest: Manifest, mix: Mix, materialized: bool = False, folder: Path | None = None
+        self,
+        manifest: Manifest,
+        mix: Mix,
+        materialized: bool = False,
+        folder: Path | None = None,
+        store: Store | None = None,
     ) -> None:
         self.seq_len = mix.seq_len
         self.vocab_size = manifest.tokenizer.vocab_size
@@ -193,7 +230,10 @@ class View:
         # Entries share the documents of a source, whose tokens have one address each.
         held = {} if materialized else mixed_shards(mix, manifest)
         shards = [shard for some in held.values() for shard in some]
-        self.tokens = FlatTokens(manifest.shards if materialized else shards, self.dtype, materialized)
+        shards = list(manifest.shards) if materialized else shards
+        size = (self.seq_len + 1) * self.dtype.itemsize
+        opener = None if store is None else store.opener(len(self), size, materialized)
+        self.tokens = FlatTokens(shards, self.dtype, materialized, opener)
         # One address space for all sources, one after the other: a sequence lies inside its source.
         sizes = [sum(shard.tokens for shard in some) for some in held.values()]
         starts = dict(zip(held, np.cumsum([0, *sizes], dtype=np.int64).tolist(), strict=False))
@@ -207,7 +247,9 @@ class View:
         self.tapes = Tapes(
             self.source_bases + begins, [source.tokens for source in mix.sources], strides, length, files
         )
-        self.learned = self._open_learned(manifest, manifest.shards if materialized else shards)
+        if store is not None and any(source.learn for source in mix.sources):
+            store.bring_spans(shards)
+        self.learned = self._open_learned(manifest, shards)
         self.masked = self.learned is not None
         self._ahead = _Ahead(0, 0, Pieces(*[np.empty(0, np.int64)] * 4), None)
         self._expected = 0
@@ -318,6 +360,30 @@ class View:
         if not 0 <= index(length) <= len(self):
             raise IndexError(f"a prefix of {length} sequences; the stream has {len(self)}")
         return dict(zip(self.order.names, self.order.prefix(length).tolist(), strict=True))
+
+    def expect(
+        self,
+        batches: Iterable[Sequence[int] | Ints],
+        coming: Callable[[int], Iterable[Ints]],
+        readers: int = 1,
+        each: int = 1,
+        share: float = 1.0,
+    ) -> None:
+        """Say to an object store what is read: `batches`, of `each` positions, by the next calls of `batch` in this
+        process; and, when so many of them were made, `coming` by all `readers` that share the cache, a `share` of the
+        stream. What comes first is fetched first, what comes last leaves the cache first. Files on a disk need no word
+        of it."""
+        files: Any = self.tokens.files
+        if not isinstance(files, OpenFiles):
+            files.set_share(share)
+            # Each thread has a view of its own.
+            ahead, later = (pickle.loads(pickle.dumps(self)) for _ in range(2))
+            files.expect(
+                _units_of(ahead, batches, each),
+                lambda done: _units_of(later, coming(done), AHEAD),
+                readers,
+                each,
+            )
 
     def _checked(self, positions: Sequence[int] | Ints) -> Ints:
         array = _whole(positions)

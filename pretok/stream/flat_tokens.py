@@ -14,10 +14,10 @@ import os
 import resource
 import weakref
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -40,11 +40,24 @@ class Pieces(NamedTuple):
     length: Ints
 
 
-_Part = tuple[int, int, int, int]
+Part = tuple[int, int, int, int]
 """From which shard, to which bytes of what is asked for: from and to, and from which byte of the shard on."""
 
 ANNOUNCED = 64
 """Parts the kernel is told of before they are read."""
+
+
+class Files(Protocol):
+    """Where the bytes of shards come from: local files, or an object store (`object_store.StoreFiles`)."""
+
+    paths: Sequence[Path]
+
+    def read(self, parts: Sequence[Part], room: memoryview) -> None:
+        """Read parts into `room`."""
+
+
+Opener = Callable[[Sequence[Shard], Sequence[int], int], Files]
+"""Opens shards of so many bytes each, in tokens of so many."""
 
 
 class OpenFiles:
@@ -95,24 +108,12 @@ class OpenFiles:
         self._files[number] = file
         return file
 
-
-class FlatTokens:
-    """The tokens of `shards`, one after the other; sequential: whether addresses are read in order."""
-
-    def __init__(self, shards: Sequence[Shard], dtype: np.dtype[Any], sequential: bool) -> None:
-        self._sequential = sequential
-        sizes = [shard.tokens * dtype.itemsize for shard in shards]
-        self.files = OpenFiles([shard.bin_path for shard in shards], sizes, sequential)
-        self._starts: Ints = np.cumsum([0, *(shard.tokens for shard in shards)], dtype=np.int64)
-
-    def read(self, pieces: Pieces, out: npt.NDArray[Any]) -> None:
-        """Read pieces into `out`, sequences of tokens in the dtype of the shards. Raises IntegrityError."""
-        room = out.reshape(-1).view(np.uint8).data  # slices of it cost a third of an array's
-        parts = self._parts(pieces, out)
-        together = min(ANNOUNCED, self.files.limit)  # what is announced is still open when it is read
+    def read(self, parts: Sequence[Part], room: memoryview) -> None:
+        """Read parts into `room`. Raises IntegrityError."""
+        together = min(ANNOUNCED, self.limit)  # what is announced is still open when it is read
         for at in range(0, len(parts), together):
             group = parts[at : at + together]
-            files = [self.files.get(part[0]) for part in group]
+            files = [self.get(part[0]) for part in group]
             if (
                 not self._sequential and len(group) > 1
             ):  # the kernel fetches all at once, not one after the other
@@ -124,9 +125,34 @@ class FlatTokens:
                     rest
                 ):  # it may give less than asked for
                     if not done:
-                        raise IntegrityError(f"{self.files.paths[shard]} was cut while it was being read")
+                        raise IntegrityError(f"{self.paths[shard]} was cut while it was being read")
                     rest = rest[done:]
                     offset += done
+
+
+class FlatTokens:
+    """The tokens of `shards`, one after the other; sequential: whether addresses are read in order; files: what opens
+    them, None for local files."""
+
+    def __init__(
+        self,
+        shards: Sequence[Shard],
+        dtype: np.dtype[Any],
+        sequential: bool,
+        files: Opener | None = None,
+    ) -> None:
+        sizes = [shard.tokens * dtype.itemsize for shard in shards]
+        self.files: Files = (
+            OpenFiles([shard.bin_path for shard in shards], sizes, sequential)
+            if files is None
+            else files(shards, sizes, dtype.itemsize)
+        )
+        self._starts: Ints = np.cumsum([0, *(shard.tokens for shard in shards)], dtype=np.int64)
+
+    def read(self, pieces: Pieces, out: npt.NDArray[Any]) -> None:
+        """Read pieces into `out`, sequences of tokens in the dtype of the shards. Raises IntegrityError."""
+        room = out.reshape(-1).view(np.uint8).data  # slices of it cost a third of an array's
+        self.files.read(self._parts(pieces, out), room)
 
     def path(self, address: int) -> Path:
         """The shard that holds the token at an address."""
@@ -144,7 +170,7 @@ class FlatTokens:
                 at = upto
         return found
 
-    def _parts(self, pieces: Pieces, out: npt.NDArray[Any]) -> list[_Part]:
+    def _parts(self, pieces: Pieces, out: npt.NDArray[Any]) -> list[Part]:
         """What to read into `out`, in the order of the shards: each is opened once, whatever the limit of files."""
         size = out.itemsize
         shards = np.searchsorted(self._starts, pieces.address, side="right") - 1

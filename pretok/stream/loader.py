@@ -18,17 +18,21 @@ step do not depend on ranks, micro-batch, accumulation or workers.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from copy import copy
+from itertools import islice
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from pretok.base.errors import IntegrityError, MismatchError, PretokError, UsageError
-from pretok.base.tokens import document_starts
+from pretok.base.tokens import Ints, document_starts
 from pretok.stream import View, digest
 from pretok.stream.audit import shard
 from pretok.stream.learned import Mask
 
+TOGETHER = 1 << 13
+"""Positions that are looked at together, about."""
 _Ids = npt.NDArray[np.integer[Any]]
 
 
@@ -93,6 +97,16 @@ class PositionSampler:
             self._yielded = number + 1
             yield list(range(at, at + self.micro_batch))
 
+    def coming(self, batches: int, ranks: Sequence[int]) -> Iterator[Ints]:
+        """The positions that some ranks read from this one's batch number `batches` on, some steps at a time."""
+        share, start = self.global_batch // self.world_size, self.position
+        steps = (self.length - start) // self.global_batch
+        together = max(1, TOGETHER // (share * len(ranks)))
+        own = (np.array(ranks)[:, None] * share + np.arange(share)).reshape(-1)
+        for step in range((batches + self._skip) // self.accumulation, steps, together):
+            number = np.arange(step, min(step + together, steps))
+            yield (start + number[:, None] * self.global_batch + own).reshape(-1)
+
     def state_dict(self, position: int | None = None) -> dict[str, object]:
         """Return {position, micro_batches, layout, identity} after all that was yielded, or at `position`.
 
@@ -140,6 +154,22 @@ class PositionSampler:
             "world_size": self.world_size,
             "rank": self.rank,
         }
+
+
+def read_ahead(
+    view: View, sampler: PositionSampler, ranks: Sequence[int] = (), worker: int = 0, workers: int = 1
+) -> None:
+    """Have a stream on an object store fetch what `sampler` asks for before it does; call it in each process that
+    reads, of which this is `worker` of `workers` of a rank. ranks: all that share the cache, this one's alone where
+    none are named."""
+    ranks = ranks or [sampler.rank]
+    view.expect(
+        islice(copy(sampler), worker, None, workers),
+        lambda done: sampler.coming(done * workers, ranks),
+        len(ranks) * workers,
+        sampler.micro_batch,
+        len(ranks) / sampler.world_size,
+    )
 
 
 def read_batch(view: View, positions: Sequence[int], dtype: npt.DTypeLike) -> tuple[_Ids, Mask | None]:

@@ -1,0 +1,690 @@
+"""Shards on an object store: fetched ahead in the order of a stream, and kept in a folder of a local disk.
+
+Input: the URL of a folder of shards or of a mix, and the folder CACHE. Output: what the local readers of a stream take:
+small files as files, and the tokens of `.bin` objects by MiB. All ranks of a node, and the jobs that come later, share
+CACHE; a process that is killed leaves nothing there that is wrong.
+
+    urls/DIGEST          manifest.json or mix.json as the URL had it last, for a node without network
+    folders/DIGEST/      the same as a file, and what belongs to it: tokenizer, spans, side_files/
+    blocks/ROOT/nodes    nodes of the `.bin` with this root (`pretok.base.tree`), from which the root follows
+    blocks/ROOT/NUMBER   a MiB of it, which is what its node says
+    incoming/            the same paths while they are written; who writes one holds flock(2) on it
+
+A block is written whole, flushed and renamed, after its hash was compared; nothing else is ever read as tokens. What is
+fetched first, and evicted last, follows from the positions to come: which blocks they touch is arithmetic. To free E
+blocks the coming positions are walked and their blocks crossed off until E are left: these are needed last (Belady).
+
+pyarrow.fs reads the stores it knows, fsspec all others; credentials are theirs. Neither is imported without a URL.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import logging
+import math
+import os
+import queue
+import sys
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from functools import partial
+from pathlib import Path
+from typing import IO, Any
+
+import msgspec
+import numpy as np
+
+from pretok.base.errors import IntegrityError, UsageError
+from pretok.base.records import Record, replace
+from pretok.base.storage import digest, write_bytes, writing
+from pretok.base.tokens import Ints
+from pretok.base.tree import HASH, NODE, NODES_SUFFIX, fold, node_hash, root_of
+from pretok.base.visible import masked
+from pretok.shards.format import SPANS_SUFFIX
+from pretok.shards.manifest import FILE_NAME, Manifest, Shard, load_manifest
+from pretok.stream.flat_tokens import Opener, Part, Pieces
+from pretok.stream.learned import Mask
+from pretok.stream.mix_file import load_mix
+from pretok.stream.tapes import FOLDER, path_of, ranges, verify_side_file
+
+logger = logging.getLogger(__name__)
+
+ARROW = ("s3", "gs", "gcs", "abfs", "abfss", "hdfs")
+"""Schemes that pyarrow.fs reads, without the interpreter lock."""
+WAITS = (0.2, 1.0, 5.0, 20.0, 60.0)
+"""Seconds before each further try of a request that failed."""
+FRESH = 600.0
+"""Seconds after which a store is asked again whether an object is the same."""
+TIMEOUT = 20.0
+"""Seconds in which nothing comes."""
+THREADS = 32
+"""Requests of a process at once."""
+PIECE = 8 * NODE
+"""Bytes that are asked for at once of files that are fetched whole."""
+LOOK, NEAR = 1 << 16, 1 << 12
+"""Sequences that the readers of a node look ahead at most, where MiBs are kept on a disk or sequences in memory."""
+
+BLOCKS, NODES = "blocks", "nodes"
+Check = Callable[[bytes], bool]
+_Object = tuple[int, str, Callable[[int, int], bytes]]
+"""Its size, what the store says of its version, and what reads its bytes `start` to `end` - 1."""
+VERSIONS = ("ETag", "etag", "generation", "LastModified", "Last-Modified", "mtime", "created")
+Unit = tuple[int, int, int]
+_Queue = queue.PriorityQueue[tuple[bool, int, Unit]]
+"""Units to fetch: whether nobody waits for it yet, a number that rises, the unit."""
+
+
+def is_url(place: object) -> bool:
+    """Whether a folder or a file is on an object store."""
+    return isinstance(place, str) and "://" in place
+
+
+class Remote:
+    """The objects below a URL. A process that was forked has connections of its own."""
+
+    def __init__(self, url: str) -> None:
+        self._base, mark, query = url.partition("?")
+        self._base, self._query = self._base.rstrip("/"), mark + query
+        self._forget()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_base": self._base, "_query": self._query}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._forget()
+
+    def _forget(self) -> None:
+        self._pid = os.getpid()
+        self._connected: Callable[[str], _Object] | None = None
+        self._objects: dict[str, tuple[float, _Object]] = {}
+
+    def url(self, name: str) -> str:
+        """Of an object, as a person may see it."""
+        shown: str = masked(f"{self._base}/{name}{self._query}")
+        return shown
+
+    def _connect(self) -> Callable[[str], _Object]:
+        """What gives the size of an object and a reader of its bytes, `start` to `end` - 1."""
+        if self._base.partition("://")[0] in ARROW:
+            from pyarrow import fs
+
+            server, root = fs.FileSystem.from_uri(self._base + self._query)
+            if isinstance(server, fs.S3FileSystem):  # it would try 30 times in silence
+                options = server.__reduce__()[1][0]
+                once = {"retry_strategy": fs.AwsStandardS3RetryStrategy(max_attempts=1)}
+                limits = {"connect_timeout": TIMEOUT, "request_timeout": TIMEOUT}
+                server = fs.S3FileSystem(**options | once | limits)
+
+            def by_arrow(name: str) -> _Object:
+                file = server.open_input_file(f"{root}/{name}")
+                return (
+                    file.size(),
+                    _version(file.metadata()),
+                    lambda start, end: file.read_at(end - start, start),
+                )
+
+            return by_arrow
+        import fsspec
+
+        known, _ = fsspec.url_to_fs(self._base + self._query, skip_instance_cache=True)
+
+        def by_fsspec(name: str) -> _Object:
+            path = known._strip_protocol(f"{self._base}/{name}{self._query}")
+            found = known.info(path)
+            return found["size"], _version(found), partial(known.cat_file, path)
+
+        return by_fsspec
+
+    def _object(self, name: str) -> _Object:
+        if self._pid != os.getpid():
+            self._forget()
+        opened, found = self._objects.get(name, (-FRESH, None))
+        if found is None or time.monotonic() - opened > FRESH:
+            connected = self._connected = self._connected or self._connect()
+            found = connected(name)
+            self._objects[name] = time.monotonic(), found
+        return found
+
+    def size(self, name: str) -> int:
+        """Bytes of an object. Raises as `read`."""
+        size: int = self._tried(name, lambda size, *_: size)
+        return size
+
+    def version(self, name: str) -> str:
+        """What the store says of an object, at most FRESH seconds ago, that another object of its name has not."""
+        version: str = self._tried(name, lambda _, version, read: version)
+        return version
+
+    def read(
+        self,
+        name: str,
+        start: int = 0,
+        end: int | None = None,
+        check: Check | None = None,
+        waits: Sequence[float] | None = None,
+        version: str | None = None,
+    ) -> bytes:
+        """The bytes `start` to `end` - 1 of an object of this `version`, which pass `check`.
+
+        Raises OSError that names the object where the store gives none or no whole answer after all waits,
+        IntegrityError where there is no such object or `check` refuses it.
+        """
+
+        def once(size: int, found: str, read: Callable[[int, int], bytes]) -> bytes:
+            stop = size if end is None else end
+            if stop > size or version not in (None, found):
+                raise self.changed(name)
+            data = bytes(read(start, stop)) if stop > start else b""
+            if len(data) != stop - start:
+                raise OSError(f"{len(data)} bytes came, {stop - start} were asked for")
+            if check is not None and not check(data):
+                raise self.changed(name)
+            return data
+
+        data: bytes = self._tried(name, once, waits)
+        return data
+
+    def changed(self, name: str) -> IntegrityError:
+        """What to tell of an object that has another hash."""
+        return IntegrityError(
+            f"{self.url(name)} is not what was sealed: it was changed or damaged; run pretok verify where it was made, "
+            "and upload it again"
+        )
+
+    def _tried(self, name: str, work: Callable[..., Any], waits: Sequence[float] | None = None) -> Any:
+        waits = WAITS if waits is None else waits
+        problem, told = None, ""
+        for wait in (None, *waits):
+            if wait is not None:
+                logger.warning("trying %s again in %g s: %s", self.url(name), wait, told)
+                time.sleep(wait)
+                self._forget()  # another connection, and credentials as they are now
+            try:
+                return work(*self._object(name))
+            except (ImportError, ValueError) as error:  # no URL, or of a store that no library reads
+                raise UsageError(f"{self.url(name)} cannot be read: {masked(str(error))}") from None
+            except FileNotFoundError:
+                raise IntegrityError(f"{self.url(name)} does not exist") from None
+            except Exception as error:  # each library has its own for what a server does
+                problem, told = error, masked(str(error) or type(error).__name__)
+        if isinstance(problem, IntegrityError):
+            raise problem
+        raise OSError(errno.EIO, f"cannot be read after {len(waits) + 1} tries ({told})", self.url(name))
+
+
+def _version(known: Mapping[Any, Any]) -> str:
+    text = {key.decode() if isinstance(key, bytes) else key: value for key, value in known.items()}
+    return str([text.get(name) for name in VERSIONS])
+
+
+def obtain(cache: Path, path: Path, fill: Callable[[IO[bytes]], object]) -> None:
+    """Have `fill` write the file `path` below `cache` unless it is there. Of processes that want the same file one
+    writes it, and the others wait; what one that was killed left is written over. Raises what `fill` does."""
+    part = cache / "incoming" / path.relative_to(cache)
+    while not path.exists():
+        with writing(path):
+            part.parent.mkdir(parents=True, exist_ok=True)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            file = part.open("a+b")
+        with file:
+            with writing(path):
+                fcntl.flock(file, fcntl.LOCK_EX)
+            # Who waited may hold a file that was renamed meanwhile, or removed.
+            if not part.exists() or not os.path.samestat(part.stat(), os.fstat(file.fileno())):
+                continue
+            if path.exists():
+                part.unlink()
+                return
+            file.truncate(0)
+            fill(file)
+            with writing(path):
+                file.flush()
+                os.fsync(file.fileno())
+                part.replace(path)
+
+
+class Store:
+    """A folder of shards on an object store, and the copy of its small files in `folder`. limit: bytes of blocks that
+    CACHE keeps, None for all. Raises UsageError, and as `Remote.read` and `load_manifest`."""
+
+    def __init__(self, url: str, cache: str | Path | None, limit: int | None = None) -> None:
+        if limit is not None and limit < NODE:
+            raise UsageError(f"cache_bytes is {limit}; it must be at least {NODE}")
+        self.remote, self.cache, self.limit = Remote(url), cache_of(url, cache), limit
+        self.folder = fetched(self.remote, FILE_NAME, self.cache)
+        self.manifest = load_manifest(self.folder)
+        for file in self.manifest.side_files:
+            if file.source is None:
+                self.bring(file.path, file.root)
+
+    def bring(self, name: str, root: str) -> None:
+        """Have a file of the folder as a local file."""
+        fetch_whole(self.remote, name, self.cache, self.folder / name, lambda path: root_of(path) == root)
+
+    def opener(self, sequences: int, size: int, in_order: bool) -> Opener:
+        """What opens the tokens of shards, of which so many sequences of so many bytes are read, for `FlatTokens`."""
+        return partial(StoreFiles, self, reads=Reads(sequences, size, in_order))
+
+    def bring_spans(self, shards: Iterable[Shard]) -> None:
+        """Have what says which tokens of conversations are learned."""
+        roots = {file.path: file.root for file in self.manifest.side_files}
+        for shard in shards:
+            if shard.kinds is not None:
+                name = shard.path.removesuffix(".bin") + SPANS_SUFFIX
+                self.bring(name, roots[name])
+
+
+def manifest_of(shards: str, cache: str | Path | None) -> Manifest:
+    """The manifest of a folder of shards, or of the URL of one."""
+    return Store(shards, cache).manifest if is_url(shards) else load_manifest(Path(shards))
+
+
+def cache_of(url: str, cache: str | Path | None) -> Path:
+    """The folder CACHE. UsageError where there is none."""
+    if cache is None:
+        raise UsageError(
+            f"{url} is on an object store: name a folder of a local disk that keeps what was fetched (cache, --cache)"
+        )
+    return Path(cache).absolute()
+
+
+def fetched(remote: Remote, name: str, cache: Path) -> Path:
+    """The folder of CACHE that belongs to the JSON object `name` as it is now or, where the store does not answer, as
+    it was last."""
+    last = cache / "urls" / digest(remote.url(name).encode())
+    try:
+        data = remote.read(name, check=_is_json, waits=WAITS[:2] if last.exists() else None)
+        if not last.exists() or last.read_bytes() != data:
+            write_bytes(last, data)
+    except OSError as error:
+        if not last.exists():
+            raise
+        logger.warning("%s; going on with the copy in %s", error, cache)
+        data = last.read_bytes()
+    folder = cache / "folders" / digest(data)
+    obtain(cache, folder / name, lambda file: file.write(data))
+    return folder
+
+
+def _is_json(data: bytes) -> bool:
+    try:
+        return isinstance(msgspec.json.decode(data), dict)
+    except (ValueError, RecursionError):
+        return False
+
+
+def fetch_mix(url: str, cache: str | Path | None) -> Path:
+    """A mix as a local file, with its side files beside it."""
+    base, _, query = url.partition("?")
+    parent, _, name = base.rpartition("/")
+    folder = cache_of(url, cache)
+    remote = Remote(parent + (f"?{query}" if query else ""))
+    path = fetched(remote, name, folder) / name
+    for source in load_mix(path).sources:
+        if source.tape is not None:
+            beside = path_of(path.parent / FOLDER, source.tape)
+            fetch_whole(
+                remote, f"{FOLDER}/{beside.name}", folder, beside, lambda part: not verify_side_file(part)
+            )
+    return path
+
+
+def fetch_whole(remote: Remote, name: str, cache: Path, path: Path, right: Callable[[Path], bool]) -> None:
+    """Have an object as the local file `path`; `right`: whether a file is what was sealed."""
+
+    def fill(file: IO[bytes]) -> None:
+        size = remote.size(name)
+        for at in range(0, size, PIECE):
+            file.write(remote.read(name, at, min(at + PIECE, size)))
+        file.flush()
+        if not right(Path(file.name)):
+            raise remote.changed(name)
+
+    obtain(cache, path, fill)
+
+
+class Reads(Record, frozen=True):
+    """What a stream reads: so many sequences of so many bytes each, from shards in order or at random; share: what part
+    of it the readers of a cache read."""
+
+    sequences: int
+    size: int
+    in_order: bool
+    share: float = 1.0
+
+    def whole(self, limit: int | None, corpus: int) -> bool:
+        """Whether to fetch whole MiBs of a corpus of so many bytes into a cache of `limit`: unless these are more than
+        twice the bytes that are asked for."""
+        asked = self.sequences * self.share * self.size
+        return self.in_order or self.by_blocks(limit, corpus) <= 2 * asked
+
+    def by_blocks(self, limit: int | None, corpus: int) -> float:
+        """The bytes that come when whole MiBs are fetched, in random order.
+
+        The next use of a MiB is exponentially distributed. Those are kept whose next use is within t of the mean time
+        between two, so that they fill the cache: 1 - (1 + t) exp(-t) = limit / corpus. Once it is full exp(-t) of all
+        uses fetch.
+        """
+        uses = self.sequences * self.share
+        touched = corpus * -math.expm1(-uses * NODE / max(corpus, 1))
+        if limit is None or limit >= corpus:
+            return touched
+        low, high = 0.0, 64.0
+        for _ in range(64):
+            t = (low + high) / 2
+            low, high = (t, high) if 1 - (1 + t) * math.exp(-t) < limit / corpus else (low, t)
+        return min(limit, touched) + uses * NODE * math.exp(-low)
+
+
+class StoreFiles:
+    """The `.bin` objects of `shards` in the place of `OpenFiles`; sizes: bytes of each; itemsize: of a token; reads:
+    what the whole stream reads.
+
+    A unit is (shard, first byte, end): a MiB, in CACHE, or where that would fetch too much the bytes of one piece, in
+    memory. Threads fetch units, first what a reader waits for, then what was announced. One thread reads; a copy in
+    another process has threads of its own."""
+
+    def __init__(
+        self, store: Store, shards: Sequence[Shard], sizes: Sequence[int], itemsize: int, reads: Reads
+    ) -> None:
+        self._remote, self._cache, self._limit = store.remote, store.cache, store.limit
+        self.paths: Sequence[Path] = [shard.bin_path for shard in shards]
+        self._names, self._roots = [shard.path for shard in shards], [shard.root for shard in shards]
+        self._sizes, self._itemsize, self._reads = np.array(sizes, np.int64), itemsize, reads
+        self._starts: Ints = np.cumsum([0, *sizes], dtype=np.int64)
+        # A MiB has one number among those of all shards, in their order.
+        self._first: Ints = np.cumsum([0, *(-(-self._sizes // NODE))], dtype=np.int64)
+        kept = {*self.__dict__, "_own"}
+        self._begin()
+        self._own = self.__dict__.keys() - kept
+
+    def _begin(self) -> None:
+        self._pid, self._lock = os.getpid(), threading.Condition()
+        self._waiting: _Queue = queue.PriorityQueue()
+        self._futures: dict[Unit, Future[bytes | None]] = {}
+        self._versions: dict[int, str] = {}
+        self._known = np.zeros(int(self._first[-1]), np.bool_)
+        self._threads = self._asked = self._stored = self._done = self._announced = self._used = 0
+        self._ahead: deque[tuple[int, list[Unit]]] = deque()  # what was announced up to each batch, and by it
+        self._most_ahead, self._readers = 0, 1
+        self._coming: Callable[[int], Iterable[Ints]] = lambda _: ()
+        self.whole = self._reads.whole(self._limit, int(self._starts[-1]))
+        weakref.finalize(self, _end, self._waiting)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name not in self._own}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._begin()
+
+    def _here(self) -> None:
+        """A process that was forked has no threads."""
+        if self._pid != os.getpid():
+            self._begin()
+
+    def set_share(self, share: float) -> None:
+        """What part of the stream the readers of CACHE read."""
+        self._here()
+        self._reads = replace(self._reads, share=share)
+        self.whole = self._reads.whole(self._limit, int(self._starts[-1]))
+
+    def units(self, pieces: Pieces) -> tuple[Ints, Ints]:
+        """The units of pieces in their order, (n, 3), and the row of each, (n,)."""
+        first, end = (self._itemsize * at for at in (pieces.address, pieces.address + pieces.length))
+        shard = np.searchsorted(self._starts, first, side="right") - 1
+        start = first - self._starts[shard]
+        if not self.whole:  # what goes on in another shard is fetched when it is read
+            stop = np.minimum(end - self._starts[shard], self._sizes[shard])
+            return np.stack([shard, start, stop], axis=1), pieces.row
+        last = np.searchsorted(self._starts, end - 1, side="right") - 1
+        high = self._first[last] + (end - 1 - self._starts[last]) // NODE
+        piece, block = ranges(self._first[shard] + start // NODE, high + 1)
+        shard = np.searchsorted(self._first, block, side="right") - 1
+        start = (block - self._first[shard]) * NODE
+        stop = np.minimum(start + NODE, self._sizes[shard])
+        return np.stack([shard, start, stop], axis=1), pieces.row[piece]
+
+    def read(self, parts: Sequence[Part], room: memoryview) -> None:
+        """Read parts into `room`. Raises IntegrityError, OSError."""
+        self._here()
+        late = []
+        for shard, begin, end, offset in parts:
+            while begin < end:
+                unit, out = (shard, offset, offset + end - begin), room[begin:end]
+                if self.whole:
+                    start = offset - offset % NODE
+                    unit = shard, start, min(start + NODE, int(self._sizes[shard]))
+                    out = out[: unit[2] - offset]
+                if not (self.whole and self._held(unit, offset, out)):
+                    late.append((unit, offset, out, self._ask(unit, ahead=False)))
+                begin, offset = begin + len(out), offset + len(out)
+        for unit, offset, out, future in late:
+            try:
+                # What another process fetched, and perhaps evicted already, is in no memory of this one.
+                while (data := future.result()) is None and not self._held(unit, offset, out):
+                    future = self._ask(unit, ahead=False)
+            finally:
+                self._drop([unit])
+            if data is not None:
+                out[:] = data[offset - unit[1] :][: len(out)]
+        with self._lock:
+            self._done += 1
+            if self._ahead:
+                self._used, announced = self._ahead.popleft()
+                self._drop(announced)
+            self._lock.notify_all()
+
+    def _held(self, unit: Unit, offset: int, out: memoryview) -> bool:
+        """Read from CACHE; whether it has the unit."""
+        path = self._path(unit)
+        try:
+            file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return False
+        try:
+            whole = os.preadv(file, [out], offset - unit[1]) == len(out)
+        finally:
+            os.close(file)
+        if not whole:  # someone cut it
+            path.unlink(missing_ok=True)
+        return whole
+
+    def _path(self, unit: Unit) -> Path:
+        return self._cache / BLOCKS / self._roots[unit[0]] / f"{unit[1] // NODE:06d}"
+
+    def _ask(self, unit: Unit, ahead: bool) -> Future[bytes | None]:
+        """The bytes of a unit, or None where CACHE has them by then."""
+        with self._lock:
+            known = unit in self._futures
+            future = self._futures.setdefault(unit, Future())
+            if not (known and ahead):  # what was asked for ahead, and is waited for now, comes first
+                self._asked += 1
+                self._waiting.put((ahead, self._asked, unit))
+            if self._threads < THREADS:
+                self._threads += 1
+                threading.Thread(target=_work, args=(weakref.ref(self), self._waiting), daemon=True).start()
+            return future
+
+    def _drop(self, units: Iterable[Unit]) -> None:
+        with self._lock:
+            for unit in units:
+                self._futures.pop(unit, None)
+
+    def work(self, unit: Unit) -> None:
+        """Fetch a unit that was asked for."""
+        with self._lock:
+            future = self._futures.get(unit)
+            if future is None or future.running() or future.done():
+                return
+            future.set_running_or_notify_cancel()
+        try:
+            data = self._fetch(unit)
+        except BaseException as error:  # for whoever waits for it
+            end: Callable[[], None] = partial(future.set_exception, error)
+        else:
+            end = partial(future.set_result, data)
+        if self.whole:  # CACHE has it, or it is asked for again
+            self._drop([unit])
+        end()
+        try:
+            self._make_room()
+        except Exception as error:  # the thread goes on
+            logger.warning("%s keeps more than its limit: %s", self._cache, error)
+
+    def _fetch(self, unit: Unit) -> bytes | None:
+        """The bytes of a unit; None where another process put them into CACHE."""
+        shard, start, stop = unit
+        if not self.whole:
+            return self._remote.read(self._names[shard], start, stop, version=self._version(shard))
+        found: list[bytes] = []
+
+        def fill(file: IO[bytes]) -> None:
+            node = self._nodes(shard)[HASH * (start // NODE) :][:HASH]
+            data = self._remote.read(self._names[shard], start, stop, lambda data: node_hash(data) == node)
+            found.append(data)
+            file.write(data)
+
+        obtain(self._cache, self._path(unit), fill)
+        self._known[self._first[shard] + start // NODE] = True
+        self._stored += len(found)
+        return found[0] if found else None
+
+    def _version(self, shard: int) -> str:
+        """The version of an object of which a MiB was compared with its node, by the first who read from it."""
+        path, name = self._cache / BLOCKS / self._roots[shard] / "version", self._names[shard]
+
+        def fill(file: IO[bytes]) -> None:
+            end, node = min(NODE, int(self._sizes[shard])), self._nodes(shard)[:HASH]
+            version = self._remote.version(name)
+            self._remote.read(name, 0, end, lambda data: node_hash(data) == node, version=version)
+            file.write(version.encode())
+
+        if shard not in self._versions:
+            obtain(self._cache, path, fill)
+            self._versions[shard] = path.read_text()
+        return self._versions[shard]
+
+    def _nodes(self, shard: int) -> bytes:
+        """The nodes of a shard, one after the other, from which its root follows."""
+        root, name = self._roots[shard], self._names[shard].removesuffix(".bin") + NODES_SUFFIX
+        path = self._cache / BLOCKS / root / NODES
+
+        def right(data: bytes) -> bool:
+            return fold([data[at : at + HASH] for at in range(0, len(data), HASH)]).hex() == root
+
+        obtain(self._cache, path, lambda file: file.write(self._remote.read(name, check=right)))
+        return path.read_bytes()
+
+    def expect(
+        self,
+        batches: Iterable[Ints],
+        coming: Callable[[int], Iterable[Ints]],
+        readers: int = 1,
+        each: int = 1,
+    ) -> None:
+        """Fetch ahead the units of the next calls of `read`, of `each` sequences. coming: after so many of these calls
+        the units of all readers of CACHE that are to come, by which it is kept; readers: how many."""
+        self._here()
+        self._coming, self._readers = coming, readers
+        self._most_ahead = max(2, (LOOK if self.whole else NEAR) // (readers * each))
+        threading.Thread(target=_run_ahead, args=(weakref.ref(self), iter(batches)), daemon=True).start()
+
+    def announce(self, units: Ints) -> bool:
+        """Ask for the units of the next batch that is ahead; whether there was room for it."""
+        with self._lock:
+            most = self._limit // NODE // 4 // self._readers if self._limit and self.whole else sys.maxsize
+            if len(self._ahead) >= self._most_ahead or self._announced - self._used > most:
+                self._lock.wait(0.1)
+                return False
+            if self.whole:
+                units = units[~self._known[self._numbers(units)]]
+            found: list[Unit] = list(dict.fromkeys(map(tuple, units.tolist())))
+            for unit in found:
+                self._ask(unit, ahead=True)
+            self._announced += len(found)
+            self._ahead.append((self._announced, [] if self.whole else found))
+            return True
+
+    def _numbers(self, units: Ints) -> Ints:
+        """The numbers of MiBs."""
+        found: Ints = self._first[units[:, 0]] + units[:, 1] // NODE
+        return found
+
+    def _make_room(self) -> None:
+        """Now and then, and one process at a time: keep CACHE within its limit."""
+        if self._limit is None or self._stored * self._readers * 64 < (most := self._limit // NODE):
+            return
+        self._stored = 0
+        with (self._cache / "evicting").open("a") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return
+            present, others = self._listed()
+            surplus = int(present.sum()) + len(others) - most + most // 16
+            if surplus <= 0:
+                return
+            surplus += most // 16
+            for path in others[:surplus]:
+                path.unlink(missing_ok=True)
+            for number in self.needed_last(present, surplus - len(others)).tolist():
+                shard = int(np.searchsorted(self._first, number, side="right")) - 1
+                start = (number - int(self._first[shard])) * NODE
+                self._known[number] = False
+                self._path((shard, start, 0)).unlink(missing_ok=True)
+
+    def _listed(self) -> tuple[Mask, list[Path]]:
+        """Which MiBs CACHE has, and those of other shards."""
+        numbers = {root: int(first) for root, first in zip(self._roots, self._first, strict=False)}
+        present, others = np.zeros_like(self._known), []
+        for folder in os.scandir(self._cache / BLOCKS):
+            names = [entry.name for entry in os.scandir(folder) if entry.name.isdigit()]
+            if folder.name in numbers:
+                present[np.array(names, np.int64) + numbers[folder.name]] = True
+            else:
+                others += [Path(folder, name) for name in names]
+        return present, others
+
+    def needed_last(self, present: Mask, count: int) -> Ints:
+        """Of MiBs that are `present` those `count` whose next use is farthest."""
+        left, idle = present.copy(), 0
+        for units in self._coming(self._done) if count > 0 else ():
+            numbers = self._numbers(units)
+            found = numbers[left[numbers]]
+            found = found[np.sort(np.unique(found, return_index=True)[1])]
+            left[found[: int(left.sum()) - count]] = False
+            idle = 0 if len(found) else idle + len(numbers)
+            if idle > LOOK or int(left.sum()) <= count:
+                break
+        return np.flatnonzero(left)[: max(count, 0)]
+
+
+def _end(waiting: _Queue) -> None:
+    for _ in range(THREADS):
+        waiting.put((False, 0, (-1, 0, 0)))
+
+
+def _work(files: weakref.ref[StoreFiles], waiting: _Queue) -> None:
+    """A thread: fetches until nobody has the files any more."""
+    while (unit := waiting.get()[2])[0] >= 0:
+        if (alive := files()) is not None:
+            alive.work(unit)
+        del alive
+
+
+def _run_ahead(files: weakref.ref[StoreFiles], batches: Iterator[Ints]) -> None:
+    """A thread: announces batches as there is room for them."""
+    for units in batches:
+        while True:
+            if (alive := files()) is None:
+                return
+            if alive.announce(units):
+                break
+            del alive

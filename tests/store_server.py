@@ -1,0 +1,96 @@
+"""An S3 server on loopback in a thread of the test: the files of a folder, with latency and faults on request."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from email.utils import formatdate
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+BUCKET = "bucket"
+
+
+class Server:
+    """endpoint: for AWS_ENDPOINT_URL; asked: (method, object, range) of each request; fault: what to do with one
+    instead of answering, by its object and number: a status, "hang", "cut" or None; tag: the version of all objects."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.asked: list[tuple[str, str, str | None]] = []
+        self.fault: Callable[[str, int], int | str | None] = lambda name, number: None
+        self.latency = 0.0
+        self.sent = 0
+        self.endpoint = ""
+        self.tag = "1"
+
+    def gets(self, suffix: str = ".bin") -> list[tuple[str, str | None]]:
+        """(object, range) of each GET of objects with a suffix."""
+        return [
+            (name, part) for method, name, part in self.asked if method == "GET" and name.endswith(suffix)
+        ]
+
+
+@contextmanager
+def serve(folder: Path) -> Iterator[Server]:
+    """Run a server while the context is open."""
+    server = Server(folder)
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_HEAD(self) -> None:
+            self._answer(with_body=False)
+
+        def do_GET(self) -> None:
+            self._answer(with_body=True)
+
+        def _answer(self, *, with_body: bool) -> None:
+            name, wanted = self.path.split("?")[0].removeprefix(f"/{BUCKET}/"), self.headers.get("Range")
+            server.asked.append((self.command, name, wanted))
+            fault = server.fault(name, len(server.asked))
+            time.sleep(server.latency)
+            path = server.folder / name
+            if fault == "hang":
+                time.sleep(3)
+                self.close_connection = True
+            elif isinstance(fault, int):
+                self._send(fault, {}, b"")
+            elif not path.is_file():
+                self._send(404, {}, b"")
+            else:
+                data, code, headers = path.read_bytes(), 200, {}
+                if wanted:
+                    first, last = map(int, wanted.removeprefix("bytes=").split("-"))
+                    headers["Content-Range"] = f"bytes {first}-{min(last, len(data) - 1)}/{len(data)}"
+                    data, code = data[first : last + 1], 206
+                headers |= {"ETag": f'"{server.tag}"', "Last-Modified": formatdate(0, usegmt=True)}
+                headers["Content-Length"] = str(len(data))
+                body = data[: len(data) // 2] if fault == "cut" else data
+                self.close_connection = fault == "cut"
+                self._send(code, headers, body if with_body else b"")
+                server.sent += len(body) * with_body
+
+        def _send(self, code: int, headers: dict[str, str], body: bytes) -> None:
+            self.send_response(code)
+            for name, value in {"Content-Length": str(len(body)), **headers}.items():
+                self.send_header(name, value)
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            """Nothing."""
+
+    http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    http.daemon_threads = True
+    thread = threading.Thread(target=http.serve_forever, args=(0.02,), daemon=True)
+    thread.start()
+    server.endpoint = f"http://127.0.0.1:{http.server_port}"
+    try:
+        yield server
+    finally:
+        http.shutdown()
+        http.server_close()
+        thread.join()

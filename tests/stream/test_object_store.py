@@ -1,0 +1,444 @@
+"""Streams from an object store: the same tokens as from files, whatever the server, other ranks and kills do."""
+
+from __future__ import annotations
+
+import heapq
+import logging
+import multiprocessing
+import os
+import pickle
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from mixing import request, write_ledgers
+from store_server import BUCKET, Server, serve
+from support import make_shards, until
+
+import pretok.stream
+from benchmarks.train_shards import bare_manifest
+from pretok.base.console import Silent
+from pretok.base.errors import IntegrityError, UsageError
+from pretok.base.execute import Engine
+from pretok.base.stop import StopFlag
+from pretok.base.tree import NODE
+from pretok.shards.format import ShardWriter
+from pretok.shards.manifest import load_manifest, write_manifest
+from pretok.stream import View, object_store
+from pretok.stream.loader import PositionSampler, read_ahead
+from pretok.stream.materialize import run_materialize
+from pretok.stream.mix_job import run_mix
+
+SEQ_LEN = 2047
+BLOCKS = 25
+"""Of the large shards."""
+URL = f"s3://{BUCKET}"
+KINDS = {
+    "natural": None,
+    "epochs": request("700:it=0.7,en=0.3", "900:it=0.1,en=0.9", seq_len=9),
+    "packed": request("3k:it=0.8,en=0.2", seq_len=30, pack="best-fit"),
+    "classes": request("1k:good=0.5,it=0.3,en=0.2", seq_len=9, classes={"good": "it where quality >= 7"}),
+    "chat": request("2k:it=0.5,chat=0.5", seq_len=20),
+    "packed-class": request(
+        "900:good=1", seq_len=9, pack="best-fit", classes={"good": "it where quality < 7"}
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def bucket(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What the server has: `small`, shards of all kinds with a mix of each kind; `large`, of BLOCKS blocks."""
+    folder, rng = tmp_path_factory.mktemp("bucket"), np.random.default_rng(0)
+
+    def documents(count: int) -> list[list[int]]:
+        return [rng.integers(1, 1000, rng.integers(1, 60)).tolist() for _ in range(count)]
+
+    sources = {"it": documents(60), "en": documents(40), "chat": documents(30)}
+    small = make_shards(folder / "small", sources, val={"it": documents(9)}, chats={"chat": 6})
+    write_ledgers(small, {name: rng.integers(0, 10, len(some)).tolist() for name, some in sources.items()})
+    for kind, wish in KINDS.items():
+        if wish is not None:
+            (folder / kind).mkdir()
+            run_mix(small, folder / kind / "mix.json", wish)
+    with StopFlag() as stop, Engine(0, None, stop) as engine:
+        run_materialize(small, folder / "chat" / "mix.json", folder / "sorted", engine, Silent())
+    shards = []
+    for number, tokens in enumerate((6 * NODE - 999, 4 * NODE + 1, 2 * NODE)):
+        with ShardWriter(folder / "large" / "it" / f"it-{number:05d}", np.dtype("<u2")) as writer:
+            writer.append(
+                rng.integers(1, 1000, tokens).astype("<u2"),
+                np.full(tokens // 1000 + 1, 1000, np.int32) * 0 + _lengths(tokens),
+            )
+            shards.append(writer.seal("it", "train", 0))
+    write_manifest(folder / "large", bare_manifest(1000, shards))
+    assert sum(-(-shard.file_bytes // NODE) for shard in shards) == BLOCKS
+    return folder
+
+
+def _lengths(tokens: int) -> Any:
+    """Of documents of 1,000 tokens and a rest."""
+    return np.diff([*range(0, tokens, 1000), tokens]).astype(np.int32)
+
+
+@pytest.fixture
+def server(bucket: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+    with serve(bucket) as running:
+        use(running, monkeypatch)
+        yield running
+
+
+def use(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a user's environment says which store it is."""
+    found = {"AWS_ENDPOINT_URL": server.endpoint, "AWS_ACCESS_KEY_ID": "id", "AWS_SECRET_ACCESS_KEY": "key"}
+    for name, value in (
+        found | {"AWS_DEFAULT_REGION": "us-east-1", "AWS_EC2_METADATA_DISABLED": "true"}
+    ).items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(object_store, "WAITS", (0.01,) * 4)
+
+
+def same(ours: View, theirs: View) -> None:
+    assert (ours.fingerprint, len(ours)) == (theirs.fingerprint, len(theirs))
+    everything = np.random.default_rng(1).permutation(len(ours))
+    for found, expected in zip(
+        ours.batch(everything, loss=True), theirs.batch(everything, loss=True), strict=True
+    ):
+        np.testing.assert_array_equal(found, expected)
+    assert ours.origin(len(ours) - 1) == theirs.origin(len(ours) - 1)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_of_entry_reads_the_same(kind: str, server: Server, bucket: Path, tmp_path: Path) -> None:
+    if kind == "natural":
+        for split in ("train", "val"):
+            local = pretok.stream.open(bucket / "small", seq_len=9, split=split)
+            same(pretok.stream.open(f"{URL}/small", seq_len=9, split=split, cache=tmp_path), local)
+        return
+    local = pretok.stream.open(bucket / "small", bucket / kind / "mix.json")
+    same(pretok.stream.open(f"{URL}/small", f"{URL}/{kind}/mix.json", cache=tmp_path), local)
+    mixed = pretok.stream.open(f"{URL}/small/", bucket / kind / "mix.json", cache=tmp_path)
+    same(pickle.loads(pickle.dumps(mixed)), local)
+    if kind == "chat":
+        same(pretok.stream.open(f"{URL}/sorted", cache=tmp_path), local)
+
+
+def test_another_library_reads_another_store(bucket: Path, tmp_path: Path) -> None:
+    import fsspec
+
+    memory = fsspec.filesystem("memory")
+    memory.put(str(bucket / "small"), "/shards", recursive=True)
+    memory.put(str(bucket / "packed"), "/mixes", recursive=True)
+    view = pretok.stream.open("memory://shards", "memory://mixes/mix.json", cache=tmp_path)
+    same(view, pretok.stream.open(bucket / "small", bucket / "packed" / "mix.json"))
+
+
+def test_nobody_who_reads_files_loads_a_library_of_stores(bucket: Path) -> None:
+    code = (
+        f"import sys, pretok.stream; pretok.stream.open({str(bucket / 'small')!r}, seq_len=9)[0]; "
+        "import pretok.stream.object_store; "
+        "print(*{'fsspec', 'pyarrow', 'asyncio', 'pydantic', 'ray'} & set(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert done.stdout.strip() == ""
+
+
+def ranks(view: View, count: int) -> list[Any]:
+    """Processes, each of which reads its part of the stream in batches and gives the digest of every one."""
+    context = multiprocessing.get_context("fork")
+    pipes = []
+    for rank in range(count):
+        ours, theirs = context.Pipe()
+
+        def work(rank: int = rank, pipe: Any = theirs) -> None:
+            sampler = PositionSampler(
+                len(view), global_batch=8 * count, micro_batch=8, rank=rank, world_size=count
+            )
+            read_ahead(view, sampler, range(count))
+            pipe.send([view.batch(batch).tobytes() for batch in sampler])
+
+        process = context.Process(target=work)
+        process.start()
+        pipes.append((process, ours))
+    return pipes
+
+
+def test_ranks_that_share_a_cache_fetch_each_block_once(server: Server, bucket: Path, tmp_path: Path) -> None:
+    local = pretok.stream.open(bucket / "large", seq_len=SEQ_LEN)
+    view = pretok.stream.open(f"{URL}/large", seq_len=SEQ_LEN, cache=tmp_path)
+    server.latency = 0.02
+    for rank, (process, pipe) in enumerate(ranks(view, 3)):
+        assert pipe.poll(60)
+        batches = PositionSampler(len(local), global_batch=24, micro_batch=8, rank=rank, world_size=3)
+        assert pipe.recv() == [local.batch(batch).tobytes() for batch in batches]
+        process.join()
+    assert len(server.gets()) == len(set(server.gets())) == BLOCKS
+    assert len(server.gets(".nodes")) == 3
+    # The next job finds all of it.
+    server.asked.clear()
+    same(pretok.stream.open(f"{URL}/large", seq_len=SEQ_LEN, cache=tmp_path), local)
+    assert not server.gets()
+
+
+def test_a_killed_job_leaves_a_cache_that_the_next_one_uses(
+    server: Server, bucket: Path, tmp_path: Path
+) -> None:
+    """Also what it left unfinished, or someone cut, is fetched again and never read."""
+    local = pretok.stream.open(bucket / "large", seq_len=SEQ_LEN)
+    view = pretok.stream.open(f"{URL}/large", seq_len=SEQ_LEN, cache=tmp_path)
+    server.latency = 0.05
+    [(process, _)] = ranks(view, 1)
+    until(lambda: len(list(tmp_path.glob("blocks/*/0*"))) > 3)
+    os.kill(process.pid, signal.SIGKILL)
+    process.join()
+    server.latency = 0.0
+    kept = sorted(tmp_path.glob("blocks/*/0*"))
+    kept[0].write_bytes(b"")
+    missing = tmp_path / "incoming" / "blocks" / load_manifest(bucket / "large").shards[2].root / "000003"
+    missing.parent.mkdir(parents=True, exist_ok=True)
+    missing.write_bytes(b"half" * 999)
+    server.asked.clear()
+    same(view, local)
+    assert len(server.gets()) == BLOCKS - len(kept) + 1
+
+
+def test_blocks_come_in_the_order_of_their_first_use(
+    server: Server, bucket: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Though the reader, who is told of, waits at its first batch."""
+    monkeypatch.setattr(object_store, "THREADS", 1)
+    view = pretok.stream.open(f"{URL}/large", seq_len=SEQ_LEN, cache=tmp_path)
+    sampler = PositionSampler(len(view), global_batch=8, micro_batch=4, rank=1, world_size=2)
+    first = dict.fromkeys(touched(view, np.concatenate(list(sampler))))
+    read_ahead(view, sampler)
+    until(lambda: len(server.gets()) == len(first))
+    starts = [shard.path for shard in load_manifest(bucket / "large").shards]
+    sizes = [0, 12, 21]
+    got = [
+        sizes[starts.index(name.removeprefix("large/"))]
+        + int(part.removeprefix("bytes=").split("-")[0]) // NODE
+        for name, part in server.gets()
+    ]
+    assert got == list(first)
+    server.asked.clear()
+    view.batch(next(iter(sampler)))
+    assert not server.asked
+
+
+def touched(view: View, positions: Sequence[int] | Any) -> list[int]:
+    """The blocks that positions read, in their order."""
+    files: Any = view.tokens.files
+    return numbers(files, files.units(view.pieces_of(np.asarray(positions))[0])[0])
+
+
+def numbers(files: Any, units: Any) -> list[int]:
+    """The number of each block among all."""
+    found: list[int] = files._numbers(units).tolist()
+    return found
+
+
+def misses(uses: list[int], room: int, farthest: bool) -> int:
+    """How often a cache of `room` blocks fetches: where that needed last leaves, or that used longest ago."""
+    order: list[int] = []
+    later: dict[int, int] = {}
+    for number in reversed(range(len(uses))):
+        order.append(later.get(uses[number], len(uses) + number) if farthest else -number)
+        later[uses[number]] = number
+    held: dict[int, int] = {}
+    heap: list[tuple[int, int]] = []
+    count = 0
+    for use, key in zip(uses, reversed(order), strict=True):
+        count += use not in held
+        held[use] = key
+        heapq.heappush(heap, (-key, use))
+        while len(held) > room:
+            last, block = heapq.heappop(heap)
+            if held.get(block) == -last:
+                del held[block]
+    return count
+
+
+def test_what_is_needed_last_is_evicted(
+    server: Server, bucket: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(object_store, "THREADS", 1)
+    room = 15
+    view = pretok.stream.open(f"{URL}/large", seq_len=SEQ_LEN, cache=tmp_path, cache_bytes=room * NODE)
+    files: Any = view.tokens.files
+    rng = np.random.default_rng(3)
+    uses = rng.integers(0, BLOCKS, 300).tolist()
+    data = [(bucket / "large" / shard.path).read_bytes() for shard in load_manifest(bucket / "large").shards]
+    places = [(shard, at, 0) for shard, some in enumerate(data) for at in range(0, len(some), NODE)]
+    files.expect((), lambda done: np.array_split(np.array([places[use] for use in uses[done:]]), 9))
+    files.whole = True
+    present = np.zeros(BLOCKS, np.bool_)
+    present[:20] = True
+    last = sorted(range(20), key=lambda block: uses.index(block))[-6:]
+    assert sorted(files.needed_last(present, 6).tolist()) == sorted(last)
+    out = memoryview(bytearray(1))
+    for use in uses:
+        shard, at, _ = places[use]
+        files.read([(shard, 0, 1, at)], out)
+        assert out[0] == data[shard][at]
+        until(lambda: not files._futures)
+        until(lambda: len(list(tmp_path.glob("blocks/*/0*"))) <= room)
+    fetched = len(server.gets())
+    assert misses(uses, room, farthest=True) <= fetched < 1.15 * misses(uses, room, farthest=True)
+    assert fetched < 0.8 * misses(uses, room, farthest=False)
+
+
+def test_a_cache_too_small_for_blocks_is_passed_by(
+    server: Server, bucket: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sequences come one by one, ahead of their use, and of an object whose version was compared."""
+    local = pretok.stream.open(bucket / "large", seq_len=SEQ_LEN)
+    view = pretok.stream.open(f"{URL}/large", seq_len=SEQ_LEN, cache=tmp_path, cache_bytes=4 * NODE)
+    sampler = PositionSampler(len(view), global_batch=32, micro_batch=8, rank=1, world_size=4, position=5000)
+    read_ahead(view, sampler)
+    batches = list(sampler)
+    for batch in batches:
+        np.testing.assert_array_equal(view.batch(batch), local.batch(batch))
+    files: Any = view.tokens.files
+    assert not files._futures
+    asked = 8 * len(batches)
+    assert 0 <= len(server.gets()) - 3 - asked < 5  # an object's first MiB; a sequence in two objects
+    assert len(server.gets(".nodes")) == 3
+    assert server.sent < 3.5 * NODE + 2 * (SEQ_LEN + 1) * asked
+    monkeypatch.setattr(object_store, "FRESH", -1.0)
+    server.tag = "2"
+    with pytest.raises(IntegrityError, match=r"s3://bucket/large/.*\.bin is not what was sealed"):
+        view[0]
+
+
+@pytest.mark.parametrize("share", [0.5, 0.9])
+def test_the_formula_of_bytes_is_that_of_a_simulation(share: float) -> None:
+    """Of an order as a mix has it: three epochs of 500 blocks of 64 sequences, each epoch shuffled."""
+    rng, room = np.random.default_rng(0), int(share * 500)
+    uses = np.concatenate([rng.permutation(np.repeat(np.arange(500), 64)) for _ in range(3)]).tolist()
+    reads = object_store.Reads(len(uses), NODE // 64, in_order=False)
+    expected = reads.by_blocks(room * NODE, 500 * NODE) / NODE
+    assert expected == pytest.approx(misses(uses, room, farthest=True), rel=0.1)
+
+
+@pytest.mark.parametrize("fault", [500, 503, 403, "cut", "hang"])
+def test_what_passes_is_tried_again(
+    fault: int | str, server: Server, bucket: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(object_store, "TIMEOUT", 1.0)
+    names = ["small/manifest.json", "chat/mix.json", "small/it/it-00001.bin", "small/chat/chat-00000.spans"]
+    faults = dict.fromkeys(names[2:3] if fault == "hang" else names, 1 if fault == "hang" else 2)
+
+    def once(name: str, _: int) -> int | str | None:
+        faults[name] = faults.get(name, 0) - 1
+        return fault if faults[name] >= 0 else None
+
+    server.fault = once
+    view = pretok.stream.open(f"{URL}/small", f"{URL}/chat/mix.json", cache=tmp_path)
+    same(view, pretok.stream.open(bucket / "small", bucket / "chat" / "mix.json"))
+    assert max(faults.values()) < 0
+
+
+@pytest.mark.parametrize("fault", [503, 403, "cut"])
+def test_what_stays_is_told_with_the_object_and_without_secrets(
+    fault: int | str,
+    server: Server,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    place = server.endpoint.removeprefix("http://")
+    url = f"s3://user:geheim@{BUCKET}/small?endpoint_override={place}&scheme=http"
+    view = pretok.stream.open(url, seq_len=9, cache=tmp_path)
+    server.fault = lambda name, _: fault if name.endswith(".bin") else None
+    with (
+        caplog.at_level(logging.WARNING),
+        pytest.raises(OSError, match="cannot be read after 5 tries") as told,
+    ):
+        view[0]
+    assert f"s3://***@{BUCKET}/small/" in str(told.value)
+    assert ".bin" in str(told.value)
+    assert "trying" in caplog.text
+    assert not any(word in caplog.text + str(told.value) for word in ("geheim", place))
+    server.fault = lambda *_: None
+    assert len(view[0]) == 10
+
+
+@pytest.mark.parametrize("change", ["other", "shorter", "gone", "nodes"])
+def test_a_changed_object_is_an_error_and_never_a_token(
+    change: str, bucket: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(bucket / "small", tmp_path / "bucket" / "small")
+    for path in (tmp_path / "bucket" / "small").glob("*/*.nodes" if change == "nodes" else "*/*.bin"):
+        data = bytearray(path.read_bytes())
+        data[len(data) // 2] ^= 1
+        path.write_bytes(data[:-2] if change == "shorter" else data)
+        if change == "gone":
+            path.unlink()
+    with serve(tmp_path / "bucket") as server:
+        use(server, monkeypatch)
+        view = pretok.stream.open(f"{URL}/small", seq_len=9, cache=tmp_path / "cache")
+        told = "does not exist" if change == "gone" else "is not what was sealed"
+        for _ in range(2):
+            with pytest.raises(IntegrityError, match=f"s3://bucket/small/.*(bin|nodes) {told}"):
+                view[0]
+    assert not list((tmp_path / "cache").glob("blocks/*/0*"))
+
+
+def test_a_side_file_that_was_changed_is_refused(
+    bucket: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(bucket / "packed", tmp_path / "bucket" / "packed")
+    [path, *_] = (tmp_path / "bucket").glob("packed/side_files/*.side")
+    data = bytearray(path.read_bytes())
+    data[3] ^= 1
+    path.write_bytes(data)
+    with serve(tmp_path / "bucket") as server:
+        use(server, monkeypatch)
+        for _ in range(2):
+            with pytest.raises(IntegrityError, match=f"{path.name} is not what was sealed"):
+                pretok.stream.open(bucket / "small", f"{URL}/packed/mix.json", cache=tmp_path / "cache")
+
+
+def test_a_node_without_network_goes_on_with_a_full_cache(
+    bucket: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    local = pretok.stream.open(bucket / "small", bucket / "packed" / "mix.json")
+
+    def view(cache: str) -> View:
+        return pretok.stream.open(f"{URL}/small", f"{URL}/packed/mix.json", cache=tmp_path / cache)
+
+    with serve(bucket) as server:
+        use(server, monkeypatch)
+        same(view("full"), local)
+        half = view("half")
+    same(view("full"), local)
+    assert "going on with the copy in" in caplog.text
+    with pytest.raises(OSError, match="cannot be read"):
+        half.batch(range(len(half)))
+    with pytest.raises(OSError, match=r"s3://bucket/small/manifest.json"):
+        view("empty")
+
+
+def test_what_cannot_be_opened_is_refused(server: Server, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="name a folder of a local disk"):
+        pretok.stream.open(f"{URL}/small", seq_len=9)
+    with pytest.raises(UsageError, match="at least 1048576"):
+        pretok.stream.open(f"{URL}/small", seq_len=9, cache=tmp_path, cache_bytes=1000)
+    with pytest.raises(IntegrityError, match=r"s3://bucket/nothing/manifest.json does not exist"):
+        pretok.stream.open(f"{URL}/nothing", seq_len=9, cache=tmp_path)
+
+
+def test_a_program_ends_while_requests_are_in_work(server: Server, tmp_path: Path) -> None:
+    server.fault = lambda name, _: "hang" if name.endswith(".bin") else None
+    code = (
+        "import pretok.stream; from pretok.stream.loader import *; "
+        f"view = pretok.stream.open('{URL}/large', seq_len=9, cache={str(tmp_path)!r}); "
+        "read_ahead(view, PositionSampler(len(view), global_batch=8, micro_batch=8)); import time; time.sleep(0.5)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=20)
+    assert (done.returncode, done.stdout) == (0, "")

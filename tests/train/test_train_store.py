@@ -1,0 +1,64 @@
+"""A run reads from an object store what it reads from files."""
+
+from __future__ import annotations
+
+import json
+import os
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support import needs
+
+needs("torch")
+from store_server import BUCKET, serve
+
+from pretok.base.errors import UsageError
+from pretok.base.storage import read_lines
+from pretok.stream import object_store
+from tests.train_support import column, mix_of, random_shards, run_jobs, tiny_flags
+from train.config import TrainConfig
+
+URL = f"s3://{BUCKET}"
+
+
+def use(values: dict[str, str]) -> None:
+    os.environ.update(values)
+
+
+def test_a_run_reads_from_a_store_what_it_reads_from_files(tmp_path: Path) -> None:
+    """Two ranks that share a cache, with loader processes and validation."""
+    bucket = tmp_path / "bucket"
+    shards = random_shards(bucket / "shards")
+    mix_of(shards, bucket / "mix.json", (20, 44))
+    more: dict[str, Any] = {"workers": 1, "micro_batch": 2, "val_every": 4, "val_sequences": 8}
+    for folder in ("local", "far"):
+        (tmp_path / folder).mkdir()
+    local = tiny_flags(shards, tmp_path / "local", mix=str(bucket / "mix.json"), **more)
+    more |= {"cache": str(tmp_path / "cache"), "cache_bytes": 1 << 24, "mix": f"{URL}/mix.json"}
+    far = tiny_flags(f"{URL}/shards", tmp_path / "far", **more)  # type: ignore[arg-type]
+    with serve(bucket) as server:
+        values = {
+            "AWS_ENDPOINT_URL": server.endpoint,
+            "AWS_ACCESS_KEY_ID": "id",
+            "AWS_SECRET_ACCESS_KEY": "key",
+        }
+        values |= {"AWS_DEFAULT_REGION": "us-east-1", "AWS_EC2_METADATA_DISABLED": "true"}
+        run_jobs([(2, local), (2, far)], tmp_path, before=partial(use, values))
+        assert server.gets()
+    for name in ("data_hash", "loss"):
+        assert column(tmp_path / "far" / "run", name) == column(tmp_path / "local" / "run", name)
+    here, there = (read_lines(tmp_path / one / "run" / "validation.jsonl") for one in ("local", "far"))
+    assert [line["val_loss"] for line in here] == [line["val_loss"] for line in there]
+    [segment] = read_lines(tmp_path / "far" / "run" / "segments.jsonl")
+    assert (segment["shards"], segment["mix"]) == (f"{URL}/shards", f"{URL}/mix.json")
+
+
+def test_secrets_stand_in_no_file_of_a_run() -> None:
+    for url in ("s3://id:key@bucket/shards", "https://host/shards?signature=key"):
+        with pytest.raises(UsageError, match="credentials to the environment") as told:
+            TrainConfig(shards=url)
+        assert "key" not in str(told.value)
+    assert json.dumps(TrainConfig(shards=URL).as_dict())
+    assert object_store.is_url(URL)

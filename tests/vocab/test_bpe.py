@@ -36,8 +36,6 @@ from pretok.vocab.bpe import (
     train_merges,
 )
 
-pytestmark = pytest.mark.usefixtures("both_ways")
-
 SPECIAL = ["<|endoftext|>", "<|pad|>"]
 CORPUS_BYTES = 4_000_000
 

@@ -21,7 +21,6 @@ from pretok.audit.verify_task import VerifyTask, verify_shard
 from pretok.base.console import Console
 from pretok.base.errors import IntegrityError, PretokError, UsageError
 from pretok.base.execute import Engine, Report
-from pretok.base.failures import Failure
 from pretok.base.lock import is_lock, share
 from pretok.base.records import to_json
 from pretok.base.storage import TEMPORARY_SUFFIX, compare_checksum, reading
@@ -33,10 +32,8 @@ from pretok.shards.annotations import FOLDER as ANNOTATIONS
 from pretok.shards.annotations import matched_column
 from pretok.shards.inputs import load_inputs
 from pretok.shards.manifest import (
-    APPENDED,
     FILE_NAME,
     LEDGER_SUFFIX,
-    REMOVED,
     STATE,
     Manifest,
     load_manifest,
@@ -182,10 +179,8 @@ def _check_plans(manifest: Manifest) -> list[str]:
     try:
         for name in manifest.tokenized:
             load_inputs(manifest, name)
-        for number, event in enumerate(manifest.history):
+        for event in manifest.history:
             manifest.was(event.fingerprint)
-            if event.kind != (REMOVED if event.removal else APPENDED):
-                return [f"manifest: history[{number}] says {event.kind}, which it is not"]
         if manifest.materialized is not None:
             parse_mix(manifest.materialized, manifest.folder / FILE_NAME)
     except PretokError as error:
@@ -317,7 +312,6 @@ class VerifyReport:
     problems: tuple[str, ...]
     notes: tuple[str, ...]
     shards: int
-    failed: tuple[Failure, ...]
     fingerprint: str
     root: str
 
@@ -329,7 +323,6 @@ def verify_report(manifest: Manifest, problems: Sequence[str]) -> VerifyReport:
         problems=tuple(problems),
         notes=tuple(notes(manifest)),
         shards=len(manifest.shards),
-        failed=manifest.failed,
         fingerprint=manifest.fingerprint,
         root=manifest.root,
     )

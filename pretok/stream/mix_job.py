@@ -14,13 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 from pretok.base.console import Console, table
 from pretok.base.errors import MismatchError, UsageError
-from pretok.base.failures import Failure
 from pretok.base.lock import hold
 from pretok.base.records import Count, Record, replace
 from pretok.base.tokens import Ints
 from pretok.base.units import listed
 from pretok.shards.manifest import SPLITS, Manifest, load_manifest
-from pretok.shards.unfinished import failures
+from pretok.shards.unfinished import incomplete
 from pretok.stream.mix_file import (
     Mix,
     MixSource,
@@ -75,7 +74,7 @@ class MixReport(Record, frozen=True, kw_only=True, omit_defaults=True):
     stages: of each tokens, shares of each pool as given, and prefix_bound_tokens, how far any prefix of it may be from
     these. sources: what `_source_report` says of each entry. left_out: tokens of sources without a place in it; notes:
     what is not read; classes: the conditions that were asked for; continued_at: sequences that are those of the mix it
-    goes on with; failed: inputs that the shards lack.
+    goes on with.
     """
 
     sequences: Count
@@ -86,7 +85,6 @@ class MixReport(Record, frozen=True, kw_only=True, omit_defaults=True):
     notes: tuple[str, ...]
     classes: dict[str, str]
     continued_at: Count | None = None
-    failed: tuple[Failure, ...]
 
 
 def run_mix(shards: Path, out: Path, request: MixRequest) -> MixReport:
@@ -337,7 +335,6 @@ def _report(
         notes=tuple(notes),
         classes=wish.classes,
         continued_at=len(request.after) if request.after else None,
-        failed=manifest.failed,
     )
 
 
@@ -404,7 +401,7 @@ def show_mix(manifest: Manifest, report: MixReport, console: Console, sources: b
         )
     for name, tokens in report.left_out.items():
         console.notice(f"not in the mix: {name}, {tokens:,} tokens")
-    for sentence in [*report.notes, *failures(manifest)]:
+    for sentence in [*report.notes, *incomplete(manifest)]:
         console.notice(sentence)
     if sources:
         keys = ("sequences", "tokens", "epochs", "repeated_tokens", "unused_tokens", "tail_tokens")

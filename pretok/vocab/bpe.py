@@ -43,7 +43,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -63,8 +63,6 @@ HINT_BITS = 5
 """A hint is for 2**HINT_BITS positions."""
 MAX_SYMBOLS = 2**31 - 1
 MAX_OCCURRENCES = 2.0**62
-_BLOCK = 1 << 16
-"""Words whose bytes are made tokens at once."""
 _IDS = np.empty(256, np.int32)
 _IDS[list(ALPHABET)] = np.arange(256)
 
@@ -152,21 +150,13 @@ class BufferWriter:
         """The positions of all words added."""
         return self.bytes + self.words + 1
 
-    def add(self, data: Bytes, offsets: Ints, counts: Ints) -> None:
-        """Add words of bytes, each byte the token of its place in ALPHABET.
+    def add(self, tokens: _Int32s, offsets: Ints, counts: Ints) -> None:
+        """Add words of tokens, which are numbers from 0 on.
 
-        Word w is data[offsets[w]:offsets[w + 1]], any bytes, and occurs counts[w] times. Words that occur equally often
-        had better be neighbours. Raises UsageError for counts that are negative, or too large to be added up.
+        Word w is tokens[offsets[w]:offsets[w + 1]] and occurs counts[w] times. Words that occur equally often had
+        better be neighbours. Raises UsageError for counts that are negative, or too large to be added up.
         """
-        self._add(lambda start, stop: _IDS[data[start:stop]], len(data), offsets, counts)
-
-    def add_tokens(self, tokens: _Int32s, offsets: Ints, counts: Ints) -> None:
-        """As `add`, for words of tokens, which are numbers from 0 on."""
-        self._add(lambda start, stop: tokens[start:stop], len(tokens), offsets, counts)
-
-    def _add(self, tokens: Callable[[int, int], _Int32s], length: int, offsets: Ints, counts: Ints) -> None:
-        """tokens: those from a place to another."""
-        if len(offsets) != len(counts) + 1 or offsets[0] < 0 or offsets[-1] > length:
+        if len(offsets) != len(counts) + 1 or offsets[0] < 0 or offsets[-1] > len(tokens):
             raise ValueError("there is one offset more than counts, all within the symbols")
         # A product of matrices would wake the threads of BLAS, which take as much time again to wait for the next.
         self._occurrences += float(np.multiply(counts, np.diff(offsets), dtype=np.float64).sum())
@@ -183,9 +173,7 @@ class BufferWriter:
         self._counts.append(counts[first])
         if self.size > len(self._symbols):
             self._resize(self.size + self.size // 4)
-        for w in range(0, len(counts), _BLOCK):
-            part = offsets[w : w + _BLOCK + 1]
-            self._end = _place(tokens(part[0], part[-1]), part, self._symbols, self._end)
+        self._end = _place(tokens, offsets, self._symbols, self._end)
 
     def _resize(self, size: int) -> None:
         """Where it lies, or moved by the kernel: a large array is never there twice. No other array looks at it."""
@@ -206,10 +194,15 @@ class BufferWriter:
         return SymbolBuffer(self._symbols, starts, hints, counts)
 
 
+def byte_tokens(data: Bytes) -> _Int32s:
+    """Of each byte the token, which is its place in ALPHABET."""
+    return _IDS[data]
+
+
 def buffer_of(data: Bytes, offsets: Ints, counts: Ints) -> SymbolBuffer:
-    """The SymbolBuffer of words of bytes, as `BufferWriter.add` takes them."""
+    """The SymbolBuffer of words of bytes, likewise."""
     writer = BufferWriter()
-    writer.add(data, offsets, counts)
+    writer.add(byte_tokens(data), offsets, counts)
     return writer.buffer()
 
 
@@ -787,9 +780,8 @@ def _renew(table: Any, used: Any, reserve: Any) -> Any:
 @njit(types.int64(types.Array(types.int32, 1, "C", readonly=True), I64, _I32, types.int64))
 def _place(tokens: Any, offsets: Any, symbols: Any, p: Any) -> Any:
     """Write words of tokens, and a boundary after each, to the positions from p on; returns the position after them."""
-    first = offsets[0]
     for w in range(len(offsets) - 1):
-        for i in range(offsets[w] - first, offsets[w + 1] - first):
+        for i in range(offsets[w], offsets[w + 1]):
             symbols[p] = tokens[i]
             p += 1
         symbols[p] = BOUNDARY

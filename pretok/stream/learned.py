@@ -59,7 +59,7 @@ class Marks(NamedTuple):
 
     length: Ints
     learned: Mask
-    begin: Ints
+    begin: list[int]
 
     def part(self, first: int, end: int) -> Marks:
         """The same of the sequences `first` to `end - 1`."""
@@ -68,7 +68,7 @@ class Marks(NamedTuple):
 
     def mask(self, targets: int) -> Mask:
         """(rows, targets)."""
-        return np.repeat(self.learned, self.length).reshape(-1, targets)
+        return self.learned.repeat(self.length).reshape(-1, targets)
 
 
 class Learned:
@@ -95,7 +95,7 @@ class Learned:
         runs = self._runs(pieces)
         learned, begin = self._are_learned(runs, entry), runs.fill(len(entry), width)
         runs.length[begin[:-1]] -= 1  # the first token of a sequence is no target
-        return Marks(runs.length, learned, begin)
+        return Marks(runs.length, learned, begin.tolist())
 
     def kinds(self, pieces: Pieces, rows: int, width: int) -> Bytes:
         """(rows, width) uint8: number in `base.kinds` of each token."""

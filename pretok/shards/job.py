@@ -112,8 +112,7 @@ class _Job:
 
     @property
     def config(self) -> dict[str, object]:
-        """What every source of an output has in common; a change needs another output folder. What is not used is None,
-        as in shards that were made before it could be."""
+        """What every source of an output has in common; a change needs another output folder."""
         settings = self.recipe.shards
         reject = settings.reject_contaminated
         return {
@@ -150,7 +149,8 @@ class _Job:
                     f"{named} to these shards, name their sources too"
                 )
             refuse_changes("the shards", self.shards, old.config, self.config)
-            sealed = {name: load_appends(old, name) for name in sorted(known)}
+            # One without a document is read again: its files are replaced when it is sealed anew.
+            sealed = {name: load_appends(old, name) for name in sorted(known) if old.sources[name].documents}
         itemsize, size = token_dtype(self.vocab.size).itemsize, self.recipe.shards.size
         plans = []
         with self.engine.stop.raising(), one_child():
@@ -274,9 +274,7 @@ class _Job:
             if all(is_complete(self.state / plan.unit, one.name) for one in plan.partitions)
         ]
         if done:
-            # The manifests of shards without one have no such key.
-            config = {key: v for key, v in self.config.items() if key != "bos_id" or v is not None}
-            manifest = seal(self.shards, self.state, done, config, self.vocab)
+            manifest = seal(self.shards, self.state, done, self.config, self.vocab)
             _tell_encoded_again(manifest, {plan.name for plan in done}, self.console)
         told = []
         if errors := [error for held in parts.values() for part in held for error in part.errors]:

@@ -101,10 +101,8 @@ def seal(
         config=config,
         software=all_software([*([old.software] if old else []), *used]),
     )
-    before, anew = (
-        old or nothing,
-        {plan.name for plan in plans if not plan.append},
-    )  # of no document, if it was sealed
+    # A source that had no document is sealed anew: what stands of it goes.
+    before, anew = old or nothing, {plan.name for plan in plans if not plan.append}
     before = replace(
         before,
         sources={name: counts for name, counts in before.sources.items() if name not in anew},

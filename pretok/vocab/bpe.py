@@ -283,9 +283,8 @@ def _train(buffer: SymbolBuffer, tokens: Sequence[bytes], max_new: int, closed: 
         # Counts only fall but for the new ones, so each pair of `floor` is on the heap with its count or a greater one.
         for entry in pairs.merge(row, product, product < len(made), floor):
             heapq.heappush(heap, entry)
-        merges.setdefault(
-            key, (product, -negative)
-        )  # with an older product a pair can come back after it was merged
+        # With an older product a pair can come back after it was merged.
+        merges.setdefault(key, (product, -negative))
         if product == len(made):
             made.append(joined)
     keys = np.fromiter(merges, np.int64, len(merges))
@@ -308,18 +307,14 @@ class _Pairs:
     def __init__(self, buffer: SymbolBuffer, tokens: int) -> None:
         """tokens: how many there will be at most."""
         self._text = buffer.symbols, buffer.starts, buffer.hints, buffer.counts
-        self._changes, self._rows = (
-            np.zeros(_SUM + 2 * tokens * _CHANGE, np.int64),
-            np.empty(2 * tokens, np.int64),
-        )
+        self._changes = np.zeros(_SUM + 2 * tokens * _CHANGE, np.int64)
+        self._rows = np.empty(2 * tokens, np.int64)
         self.count_all()
 
     def count_all(self) -> None:
         """Count all pairs of the text as it stands, their places in the order of the text."""
-        self._table, self._places = (
-            _new_table(0),
-            np.empty(0, np.int32),
-        )  # the old ones go before the new ones come
+        # The old ones go before the new ones come.
+        self._table, self._places = _new_table(0), np.empty(0, np.int32)
         self._used, p = np.zeros(4, np.int64), 1
         while p < len(self._text[0]) - 1:
             self.grow(int(self._used[ROWS]))

@@ -75,7 +75,7 @@ MAY_IMPORT = {
         "watch",
         "train",
     ),
-    "api": ("base", "read", "config", "counts", "vocab", "shards", "stream", "commands"),
+    "api": ("base", "config", "counts", "vocab", "shards", "stream", "commands"),
     "cli": ("base", "commands"),
     "__main__": ("cli",),
 }

@@ -51,7 +51,7 @@ def test_shards_of_this_version_are_read(tmp_path: Path, here: Engine) -> None:
     made, stored = (json.loads((folder / "mix.json").read_text()) for folder in (tmp_path, GOLDEN))
     assert {**made, "report": None} == {**stored, "report": None}
     lines = (GOLDEN / "documents.jsonl").read_bytes().split(b"\n")
-    rows = pretok.open(shards).texts(columns=["position"]).to_arrow().to_pylist()
+    rows = pretok.open(shards).texts(columns=["position"]).read_all().to_pylist()
     assert len(rows) == manifest.totals.documents
     assert [row["text"] for row in rows] == [json.loads(lines[row["position"] - 1])["text"] for row in rows]
 

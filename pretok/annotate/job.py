@@ -20,9 +20,8 @@ import secrets
 import shutil
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import groupby, islice
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -50,19 +49,16 @@ from pretok.shards.annotations import (
     JoinCounts,
     JoinedColumn,
     JoinedPart,
-    ListedRows,
     annotations_folder,
     find_annotations,
     matched_column,
     write_annotations,
 )
 from pretok.shards.documents import OF_SHARD, Numbered, chosen_shards, identifier, make_table, make_views
-from pretok.shards.ledger import SCHEMA, WINDOW, ledger_schema
+from pretok.shards.ledger import WINDOW, ledger_schema
 from pretok.shards.manifest import Manifest, Shard, load_manifest
 from pretok.shards.unfinished import reading, refuse_unfinished
 
-WORK = ".work"
-"""Folder inside that of the annotations that holds what fits no memory while the job runs."""
 OURS = r".+-[0-9a-f]{8}\.parquet|\..+" + re.escape(TEMPORARY_SUFFIX)
 """Names of files that this job writes and replaces."""
 SHOWN = 5
@@ -71,8 +67,6 @@ THREAD_BYTES = 1 << 30
 """Free memory for each thread of DuckDB."""
 SQL_TYPES = {"text": "VARCHAR", "integer": "BIGINT", "float": "DOUBLE", "boolean": "BOOLEAN"}
 """Of `read.kept.TYPES`."""
-DOCUMENT = (*OF_SHARD, "doc", "file", "position", "hash")
-"""What names every document, as the view `documents` of `pretok query` has it; what a ledger keeps comes to it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,62 +81,6 @@ class Request:
     columns: tuple[str, ...] | None = None
 
 
-def check_request(request: Request, shards: Sequence[Shard]) -> None:
-    """UsageError for a name or a key that cannot be."""
-    if not re.fullmatch("[A-Za-z][A-Za-z0-9_]*", request.name):
-        raise UsageError(f"--name {request.name!r}: letters, digits and _, as it begins the name of a column")
-    parent = annotations_folder(request.shards, request.name).parent
-    for folder in (parent, parent / request.name):
-        if folder.is_symlink():
-            raise UsageError(
-                f"{folder} is a link to another folder, where annotate would replace and delete files: make it a folder"
-            )
-    if not request.by or len(set(request.by)) != len(request.by) or set(request.by) <= set(OF_SHARD):
-        raise UsageError("--by names what tells documents apart: id, hash, url, file,position or source,id")
-    kept = {
-        name
-        for shard in shards
-        for name in ledger_schema(shard.ledger_path).names
-        if name not in SCHEMA.names
-    }
-    for column in request.by:
-        if column not in (*DOCUMENT, *kept):
-            there = f"only {', '.join(sorted(kept))}" if kept else "no column"
-            raise UsageError(
-                f"--by {column}: these shards keep {there} (tokenize them with --keep {column}). Without it, join by "
-                "file,position or by hash"
-            )
-
-
-def taken_names(request: Request, shards: Sequence[Shard], others: Sequence[Annotations]) -> set[str]:
-    """Names of columns that documents have already, in small letters as SQL tells no case apart."""
-    taken = {*DOCUMENT, matched_column(request.name), "file_row_number", "pretok:file"}
-    taken |= {name for shard in shards for name in ledger_schema(shard.ledger_path).names}
-    taken |= {name for one in others for name in one.columns}
-    return {name.lower() for name in taken}
-
-
-def tell_joined(annotations: Annotations, console: Console) -> None:
-    """What was joined, in words."""
-    record, counts = annotations.record, annotations.record.counts
-    columns = ", ".join(column.name for column in record.columns) or matched_column(annotations.name)
-    console.notice(
-        f"{annotations.name}: {columns} of {counts.documents_matched:,} of {plural(counts.documents, 'document')}, by "
-        f"{', '.join(record.by)}; {annotations.folder}"
-    )
-    if lonely := counts.documents - counts.documents_matched:
-        console.notice(
-            f"{plural(lonely, 'document')} without a row, where {matched_column(annotations.name)} is false"
-        )
-    if record.unmatched:
-        console.notice(
-            f"{plural(counts.rows - counts.rows_matched, 'row')} of {counts.rows:,} without a document, listed in "
-            f"{annotations.folder / record.unmatched.path}"
-        )
-    if counts.repeated:
-        console.notice(f"{plural(counts.repeated, 'row')} left out that said again what an earlier row says")
-
-
 def run_annotate(request: Request, console: Console) -> Annotations:
     """Join the columns, as the only job that writes annotations there; shards may be added meanwhile.
 
@@ -154,70 +92,96 @@ def run_annotate(request: Request, console: Console) -> Annotations:
     numbered.sort(key=lambda one: (one[0].source, one[0].split, one[1]))
     if not numbered:
         raise UsageError(f"{manifest.folder} holds no documents")
-    shards = [shard for shard, _ in numbered]
-    check_request(request, shards)
-    folder = annotations_folder(manifest.folder, request.name)
+    shards, folder = [shard for shard, _ in numbered], annotations_folder(manifest.folder, request.name)
+    scratch = manifest.folder.parent / f".annotate-{os.getpid()}"  # made where the tables fit no memory
+    room = shutil.disk_usage(manifest.folder).free // 2
     with (
         hold(manifest.folder / FOLDER, "annotate", beside=True),
         reading(manifest, "annotate"),
         StopFlag() as stop,
         stop.raising(),
+        database(scratch, 1, room) as sql,
     ):
-        others = [one for one in find_annotations(manifest.folder) if one.name != request.name]
-        columns = Columns(request.by, request.columns, taken_names(request, shards, others))
-        inputs = list_rows(request, console)
+        columns = Columns(request.by, request.columns, _check_request(request, manifest, shards))
+        inputs = _list_rows(request, console)
         for shard in shards:
             manifest.check(shard.ledger_path)
-        with (
-            _work_folder(manifest.folder, request.name) as work,
-            database(work / "spilled", 1, shutil.disk_usage(work).free // 2) as sql,
-        ):
-            threads = max(1, min(len(os.sched_getaffinity(0)), free_memory() // THREAD_BYTES))
-            sql.execute(f"SET threads = {threads}")  # every result below has its order
-            _load_rows(sql, request, inputs, columns, console)
-            _load_documents(sql, request, manifest, numbered)
-            repeated = _drop_repeated(sql, request, inputs, columns)
-            _refuse_unmatched(sql, request, inputs)
-            parts = list(_write_parts(sql, request, columns, manifest, shards, folder))
-            unmatched = _list_unused(sql, request, folder)
-            counts = JoinCounts(
-                rows=_one(sql, "SELECT count(*) FROM given"),
-                repeated=repeated,
-                rows_matched=_one(sql, "SELECT count(*) FROM given SEMI JOIN wanted USING (key)"),
-                documents=sum(shard.documents for shard in shards),
-                documents_matched=sum(part.matched for part in parts),
-            )
+        threads = max(1, min(len(os.sched_getaffinity(0)), free_memory() // THREAD_BYTES))
+        sql.execute(f"SET threads = {threads}")  # every result below has its order
+        _load_rows(sql, inputs, columns)
+        _load_documents(sql, request, manifest, numbered)
+        repeated = _drop_repeated(sql, inputs, columns)
+        _refuse_unmatched(sql, request, inputs)
+        folder.mkdir(parents=True, exist_ok=True)
+        parts = tuple(_write_parts(sql, request, columns, manifest, shards, folder))
+        counts = JoinCounts(
+            rows=_one(sql, "SELECT count(*) FROM given"),
+            repeated=repeated,
+            rows_matched=_one(sql, "SELECT count(*) FROM given SEMI JOIN wanted USING (key)"),
+            documents=sum(shard.documents for shard in shards),
+            documents_matched=sum(part.matched for part in parts),
+        )
         record = AnnotationRecord(
             made=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
             by=request.by,
-            columns=tuple(JoinedColumn(name, kind or "text") for name, kind in columns.kinds.items()),
+            columns=tuple(JoinedColumn(name, kind) for name, kind in columns.kinds.items()),
             counts=counts,
             files=tuple(GivenFile(file.path, file.size, file.identity) for file in inputs),
-            parts=tuple(parts),
-            unmatched=unmatched,
+            parts=parts,
         )
-        # The record makes the new files count; what they replace goes after it.
+        # The record makes the new files count; what they replace goes after it, and what killed jobs left.
         made = write_annotations(folder, record)
-        _remove_others(made)
+        for path in folder.iterdir():
+            if re.fullmatch(OURS, path.name) and path not in made.files:
+                path.unlink()
     return made
 
 
-@contextmanager
-def _work_folder(shards: Path, name: str) -> Iterator[Path]:
-    """An empty folder for rows. What a killed job left is removed, and nothing of this one stays."""
-    folder = annotations_folder(shards, name) / WORK
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-        for empty in (folder.parent, folder.parent.parent):
-            if not any(empty.iterdir()):
-                empty.rmdir()
+def tell_joined(annotations: Annotations, console: Console) -> None:
+    """What was joined, in words."""
+    record, counts = annotations.record, annotations.record.counts
+    columns = ", ".join(column.name for column in record.columns) or matched_column(annotations.name)
+    console.notice(
+        f"{annotations.name}: {columns} of {counts.documents_matched:,} of {plural(counts.documents, 'document')}, by "
+        f"{', '.join(record.by)}; {annotations.folder}"
+    )
+    if left := counts.rows - counts.rows_matched:
+        console.notice(
+            f"{plural(left, 'row')} of {counts.rows:,} without a document: pretok query shows them, as in SELECT * "
+            f"FROM '{record.files[0].path}' ANTI JOIN documents USING ({', '.join(record.by)})"
+        )
+    if counts.repeated:
+        console.notice(f"{plural(counts.repeated, 'row')} left out that said again what an earlier row says")
 
 
-def list_rows(request: Request, console: Console) -> Sequence[InputFile]:
+def _check_request(request: Request, manifest: Manifest, shards: Sequence[Shard]) -> set[str]:
+    """The names of columns that documents have already, in small letters as SQL tells no case apart. UsageError for a
+    name or a key that cannot be."""
+    if not re.fullmatch("[A-Za-z][A-Za-z0-9_]*", request.name):
+        raise UsageError(f"--name {request.name!r}: letters, digits and _, as it begins the name of a column")
+    folder = annotations_folder(manifest.folder, request.name)
+    for path in (folder.parent, folder):
+        if path.is_symlink():
+            raise UsageError(
+                f"{path} is a link to another folder, where annotate would replace and delete files: make it a folder"
+            )
+    if not request.by or len(set(request.by)) != len(request.by) or set(request.by) <= set(OF_SHARD):
+        raise UsageError("--by names what tells documents apart: id, hash, url, file,position or source,id")
+    known = {name for shard in shards for name in ledger_schema(shard.ledger_path).names}
+    known |= {*OF_SHARD, "doc", "position"}
+    for column in request.by:
+        if column not in known:
+            raise UsageError(
+                f"--by {column}: documents have only {', '.join(sorted(known))} (tokenize them with --keep {column}). "
+                "Without it, join by file,position or by hash"
+            )
+    known |= {matched_column(request.name), "file_row_number", "pretok:file"}
+    for one in find_annotations(manifest.folder):
+        known |= {*one.columns} if one.name != request.name else set()
+    return {name.lower() for name in known}
+
+
+def _list_rows(request: Request, console: Console) -> Sequence[InputFile]:
     """The files of rows. Raises UsageError."""
     inputs, notices = list_inputs(request.files, "auto")
     for notice in notices:
@@ -233,87 +197,77 @@ def _one(sql: Any, query: str) -> int:
     return int(number)
 
 
-def _key(texts: Sequence[str]) -> str:
-    """The key of some expressions. Lengths tell ('a', 'bc') from ('ab', 'c'); `||` is null where one of them is."""
-    parts = " || ".join(f"length({text}) || ':' || {text}" for text in texts)
+def _key(by: Sequence[str]) -> str:
+    """The key of `k0`, .... Lengths tell ('a', 'bc') from ('ab', 'c'); `||` is null where one of them is."""
+    parts = " || ".join(f"length(k{at}) || ':' || k{at}" for at in range(len(by)))
     return f"md5_number({parts})"
 
 
-def _load_rows(
-    sql: Any, request: Request, inputs: Sequence[InputFile], columns: Columns, console: Console
-) -> None:
+def _load_rows(sql: Any, inputs: Sequence[InputFile], columns: Columns) -> None:
     """Fill the table `given`; `columns` learns what the rows hold. Raises UsageError."""
-    keys = [f"k{at}" for at in range(len(request.by))]
-    fields = ["file INTEGER", "line BIGINT", *(f"{key} VARCHAR" for key in keys), "key UHUGEINT"]
-    sql.execute(f"CREATE TABLE given ({', '.join(fields)})")
-    known = dict[str, str]()
+    texts = ", ".join(f"k{at} VARCHAR" for at in range(len(columns.by)))
+    sql.execute(f"CREATE TABLE given (file INTEGER, line BIGINT, {texts}, key UHUGEINT)")
+    known: dict[str, str] = {}
+
+    def follow() -> None:
+        for at, (name, kind) in enumerate(columns.kinds.items()):
+            if kind != known.get(name, ""):  # a new one, or whole numbers before and now a float
+                change = f"ALTER v{at} TYPE" if name in known else f"ADD COLUMN v{at}"
+                sql.execute(f"ALTER TABLE given {change} {SQL_TYPES[kind]}")
+                known[name] = kind
+
     for number, file in enumerate(inputs):
         for table in read_rows(number, file, columns):
-            for at, (name, kind) in enumerate(columns.kinds.items()):
-                if kind and name not in known:
-                    sql.execute(f"ALTER TABLE given ADD COLUMN v{at} {SQL_TYPES[kind]}")
-                elif kind != known.get(name, ""):  # whole numbers before, now a float
-                    sql.execute(f"ALTER TABLE given ALTER v{at} TYPE {SQL_TYPES[kind]}")
-                if kind:
-                    known[name] = kind
+            follow()
             sql.register("block", table)
-            sql.execute(f"INSERT INTO given BY NAME SELECT *, {_key(keys)} AS key FROM block")
+            sql.execute(f"INSERT INTO given BY NAME SELECT *, {_key(columns.by)} AS key FROM block")
             sql.unregister("block")
-    for at, kind in enumerate(columns.kinds.values()):
-        if not kind:  # no row has a value
-            sql.execute(f"ALTER TABLE given ADD COLUMN v{at} VARCHAR")
-    if missing := [name for name in request.columns or () if name not in columns.kinds]:
-        raise UsageError(
-            f"--columns: no row has {missing[0]!r}; other columns are {', '.join(columns.left) or 'none'}"
-        )
-    make_table(sql, "files", [{"file": n, "given_file": file.path} for n, file in enumerate(inputs)])
-    rows = _one(sql, "SELECT count(*) FROM given")
-    console.notice(f"{plural(rows, 'row')} in {plural(len(inputs), 'file')}")
+    if missing := [name for name in columns.wanted or () if name not in columns.kinds]:
+        raise UsageError(f"--columns: no row has {missing[0]!r}")
+    columns.kinds = {name: kind or "text" for name, kind in columns.kinds.items()}  # "": no row has a value
+    follow()
 
 
 def _load_documents(sql: Any, request: Request, manifest: Manifest, numbered: Sequence[Numbered]) -> None:
     """Fill the table `wanted`, and make the view `keys` of the number and the key of documents as texts."""
     make_views(sql, manifest, ())
     first, splits = 0, list[dict[str, Any]]()
-    for (source, split), shards in groupby(numbered, lambda one: (one[0].source, one[0].split)):
-        splits.append({"source": source, "split": split, "first": first})
-        first += sum(shard.documents for shard, _ in shards)
+    for shard, before in numbered:
+        if not before:
+            splits.append({"source": shard.source, "split": shard.split, "first": first})
+        first += shard.documents
     make_table(sql, "splits", splits)
     keys = ", ".join(f"{identifier(name)}::VARCHAR AS k{at}" for at, name in enumerate(request.by))
     sql.execute(
         f"CREATE VIEW keys AS SELECT first + doc AS n, {keys} FROM ledger JOIN splits USING (source, split)"
     )
-    key = _key([f"k{at}" for at in range(len(request.by))])
-    sql.execute(f"CREATE TABLE wanted AS SELECT n, {key} AS key FROM keys")
+    sql.execute(f"CREATE TABLE wanted AS SELECT n, {_key(request.by)} AS key FROM keys")
 
 
-def _drop_repeated(sql: Any, request: Request, inputs: Sequence[InputFile], columns: Columns) -> int:
+def _drop_repeated(sql: Any, inputs: Sequence[InputFile], columns: Columns) -> int:
     """Delete rows that say again what an earlier one says; how many. UsageError names two that say different things."""
     of_key = "OVER (PARTITION BY key ORDER BY file, line)"
+    said = ", ".join(f"v{at}" for at in range(len(columns.kinds))) or "0"
     sql.execute(
-        "CREATE TABLE again AS SELECT key FROM given WHERE key NOT NULL GROUP BY key HAVING count(*) > 1"
+        f"""CREATE TABLE again AS SELECT rowid AS row, file, line, COLUMNS('k[0-9]+'), row({said}) AS said,
+            lag(file) {of_key} AS earlier_file, lag(line) {of_key} AS earlier_line, lag(row({said})) {of_key} AS earlier
+        FROM given SEMI JOIN
+            (SELECT key FROM given WHERE key NOT NULL GROUP BY key HAVING count(*) > 1) USING (key)"""
     )
-    for at, name in enumerate(columns.kinds):
-        row = sql.execute(
-            f"""SELECT * FROM (
-                SELECT lag(file) {of_key}, lag(line) {of_key} AS earlier, lag(v{at}) {of_key} AS before,
-                    file, line, v{at}, COLUMNS('k[0-9]+')
-                FROM given SEMI JOIN again USING (key)
-            ) WHERE earlier NOT NULL AND before IS DISTINCT FROM v{at} ORDER BY file, line LIMIT 1"""
-        ).fetchone()
-        if row:
-            first, first_line, before, file, line, value, *key = row
-            raise UsageError(
-                f"rows of one key say different things: {_key_text(request, key)}: {name} is {before!r} in "
-                f"{inputs[first].path}, line or row {first_line} and {value!r} in {inputs[file].path}, line or row "
-                f"{line}"
-            )
-    return _one(
-        sql,
-        f"""DELETE FROM given WHERE rowid IN (SELECT row FROM (
-            SELECT given.rowid AS row, row_number() {of_key} AS nth FROM given SEMI JOIN again USING (key)
-        ) WHERE nth > 1)""",
-    )
+    row = sql.execute(
+        """SELECT earlier_file, earlier_line, earlier, file, line, said, COLUMNS('k[0-9]+') FROM again
+        WHERE earlier_file NOT NULL AND earlier IS DISTINCT FROM said ORDER BY file, line LIMIT 1"""
+    ).fetchone()
+    if row:
+        first, first_line, earlier, file, line, now, *key = row
+        name, before, after = next(
+            one for one in zip(columns.kinds, earlier, now, strict=True) if one[1] != one[2]
+        )
+        raise UsageError(
+            f"rows of one key say different things: {_key_text(columns.by, key)}: {name} is {before!r} in "
+            f"{inputs[first].path}, line or row {first_line} and {after!r} in {inputs[file].path}, line or row {line}"
+        )
+    return _one(sql, "DELETE FROM given WHERE rowid IN (SELECT row FROM again WHERE earlier_file NOT NULL)")
 
 
 def _refuse_unmatched(sql: Any, request: Request, inputs: Sequence[InputFile]) -> None:
@@ -322,17 +276,17 @@ def _refuse_unmatched(sql: Any, request: Request, inputs: Sequence[InputFile]) -
         return
     files = listed([file.path for file in inputs], SHOWN)
     row = sql.execute("SELECT COLUMNS('k[0-9]+') FROM given ORDER BY file, line LIMIT 1").fetchone()
+    document = sql.execute("SELECT COLUMNS('k[0-9]+') FROM keys ORDER BY n LIMIT 1").fetchone()
     if row is None:
         raise UsageError(f"{files} holds no row")
-    document = sql.execute("SELECT COLUMNS('k[0-9]+') FROM keys ORDER BY n LIMIT 1").fetchone()
     raise UsageError(
-        f"no row of {files} matches a document: the rows have keys like {_key_text(request, row)}, the documents "
-        f"like {_key_text(request, document)}"
+        f"no row of {files} matches a document: the rows have keys like {_key_text(request.by, row)}, the documents "
+        f"like {_key_text(request.by, document)}"
     )
 
 
-def _key_text(request: Request, key: Sequence[object]) -> str:
-    return ", ".join(f"{name} {value!r}" for name, value in zip(request.by, key, strict=False))
+def _key_text(by: Sequence[str], key: Sequence[object]) -> str:
+    return ", ".join(f"{name} {value!r}" for name, value in zip(by, key, strict=True))
 
 
 def _write_parts(
@@ -344,7 +298,7 @@ def _write_parts(
     folder: Path,
 ) -> Iterator[JoinedPart]:
     """Write the row of every document, in the windows of the ledgers, a file for each shard."""
-    kinds = [pa.field(name, TYPES[kind or "text"]) for name, kind in columns.kinds.items()]
+    kinds = [pa.field(name, TYPES[kind]) for name, kind in columns.kinds.items()]
     schema = pa.schema([pa.field(matched_column(request.name), pa.bool_(), nullable=False), *kinds])
     values = [f"v{at}" for at in range(len(columns.kinds))]
     rows = sql.sql(
@@ -389,32 +343,3 @@ def _windows(rows: pa.RecordBatchReader, sizes: Sequence[int]) -> Iterator[pa.Ta
         table = pa.Table.from_batches(held)
         yield table.slice(0, size).combine_chunks()
         held = table.slice(size).to_batches()
-
-
-def _list_unused(sql: Any, request: Request, folder: Path) -> ListedRows | None:
-    """Write which rows no document has the key of: their file, line or row, and key. None without any."""
-    fields = [("given_file", pa.string()), ("line", pa.int64())]
-    schema = pa.schema([*fields, *((name, pa.large_string()) for name in request.by)])
-    rows = sql.sql(
-        """SELECT given_file, line, COLUMNS('k[0-9]+')
-        FROM given ANTI JOIN wanted USING (key) JOIN files USING (file) ORDER BY file, line"""
-    )
-    listed_rows, out = 0, folder / f"unmatched-{secrets.token_hex(4)}.parquet"
-    with (
-        atomic_open(out) as file,
-        pq.ParquetWriter(file, schema, compression="zstd", store_schema=False) as writer,
-    ):
-        for batch in rows.to_arrow_reader(WINDOW):
-            writer.write_table(pa.Table.from_batches([batch]).rename_columns(schema.names).cast(schema))
-            listed_rows += len(batch)
-    if not listed_rows:
-        out.unlink()
-        return None
-    return ListedRows(out.name, out.stat().st_size, checksum(out))
-
-
-def _remove_others(annotations: Annotations) -> None:
-    """Files of the annotations that these replace, and what killed jobs left; not what others put there."""
-    for path in annotations.folder.iterdir():
-        if re.fullmatch(OURS, path.name) and path not in annotations.files:
-            path.unlink()

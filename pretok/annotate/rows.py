@@ -9,6 +9,7 @@ error, as is a value that cannot be kept: what a person meant is not guessed.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass, field
 from itertools import chain
@@ -22,7 +23,7 @@ import pyarrow.parquet as pq
 
 from pretok.base.errors import UsageError
 from pretok.read.files import CorruptInputError, InputFile, open_parquet, raise_passing, read_bytes
-from pretok.read.kept import LONGEST_VALUE, TYPES, KeptColumn, kept_tables, type_of
+from pretok.read.kept import LONGEST_VALUE, KeptColumn, kept_tables, type_of
 from pretok.read.spans import whole_records
 from pretok.shards.ledger import hex_digits
 
@@ -31,9 +32,7 @@ BLOCK = 8 << 20
 LONGEST_LINE = 64 << 20
 BATCH_ROWS = 1 << 16
 LEAVE = "leave it out with --columns"
-TAKEN = f"text, numbers and true or false can be joined: {LEAVE}"
-NAMES: dict[type, str] = {str: "text", int: "integer", float: "float", bool: "boolean"}
-"""Of the types of values in JSON."""
+TAKEN = f"text, numbers and true or false can be joined, of one type in a column: {LEAVE}"
 Read = tuple[Sequence[int], dict[str, pa.Array]]
 """Lines or rows from 1, and the columns of the key and of values there."""
 
@@ -50,45 +49,35 @@ class Columns:
     """Names in small letters of columns that documents have already."""
     kinds: dict[str, str] = field(default_factory=dict)
     """Name -> type of each column of values, "" while all is null."""
-    left: dict[str, None] = field(default_factory=dict)
-    """Names of those that are not taken."""
-    first: dict[str, str] = field(default_factory=dict)
-    """Where a column had its first value."""
 
     def used(self, names: Sequence[str], file: InputFile) -> list[str]:
         """Which columns are of the key or values. Raises UsageError where two of them have one name, or one has that of
         what documents have already."""
-        of_key = [name for name in names if name in self.by]
-        others = [name for name in names if name not in self.by]
-        values = [name for name in others if self.wanted is None or name in self.wanted]
-        self.left |= dict.fromkeys(name for name in others if name not in values)
-        seen = set[str]()
-        for name in (*of_key, *values):
-            if name.lower() in seen:  # SQL tells no case apart
+        values = [
+            name for name in names if name not in self.by and (self.wanted is None or name in self.wanted)
+        ]
+        found = [name for name in names if name in self.by] + values
+        small = [name.lower() for name in found]  # SQL tells no case apart
+        for at, name in enumerate(found):
+            if small.index(name.lower()) < at:
                 raise UsageError(f"{file.path}: two columns are called {name}; rename one, or {LEAVE}")
-            seen.add(name.lower())
         for name in values:
-            if name not in self.kinds:
-                if name.lower() in self.taken:
-                    raise UsageError(f"column {name}: documents have one of that name; rename it, or {LEAVE}")
-                self.kinds[name] = ""
-        return [*of_key, *values]
+            if name.lower() in self.taken:
+                raise UsageError(f"column {name}: documents have one of that name; rename it, or {LEAVE}")
+            self.kinds.setdefault(name, "")
+        return found
 
-    def see(self, name: str, kind: pa.DataType, where: str) -> None:
-        """Take note of a type. Raises UsageError for one that does not go with what was seen."""
-        if pa.types.is_null(kind):
-            return
-        found, known = type_of(kind), self.kinds[name]
-        if not found:
-            raise UsageError(f"{where}: {name} holds {kind}; {TAKEN}")
-        if known and known != found and {known, found} != {"integer", "float"}:
-            raise _mixed(name, known, self.first[name], found, where)
-        self.first.setdefault(name, where)
-        self.kinds[name] = "float" if known and known != found else found
-
-
-def _mixed(name: str, kind: str, where: str, other: str, there: str) -> UsageError:
-    return UsageError(f"{name} is {kind} in {where} and {other} in {there}; a column has one type")
+    def see(self, name: str, kind: pa.DataType, where: str) -> str:
+        """Take note of a type; that of the column by now. Raises UsageError for one that does not go with what was
+        seen."""
+        known, found = self.kinds[name], type_of(kind)
+        if not pa.types.is_null(kind):
+            if not found:
+                raise UsageError(f"{where}: {name} holds {kind}; {TAKEN}")
+            if known and known != found and {known, found} != {"integer", "float"}:
+                raise UsageError(f"{where}: {name} is {found} here and {known} in rows before; {TAKEN}")
+            self.kinds[name] = "float" if known and known != found else found
+        return self.kinds[name]
 
 
 def read_rows(number: int, file: InputFile, columns: Columns) -> Iterator[pa.Table]:
@@ -116,10 +105,15 @@ def _table(
             raise UsageError(f"{where}: no column {name!r}; there are {', '.join(found)}")
         table[f"k{at}"] = _key(name, found[name], where)
     for at, name in enumerate(columns.kinds):
-        if name in found:
-            columns.see(name, found[name].type, where)
-            if kind := columns.kinds[name]:
-                table[f"v{at}"] = _value(found[name], name, kind, file, lines)
+        if name in found and (kind := columns.see(name, found[name].type, where)):
+            kept = kept_tables([found[name]], [KeptColumn(name, name, kind)], len(lines))
+            if kept.wrong.any():
+                row = int(np.flatnonzero(kept.wrong[0])[0])
+                raise UsageError(
+                    f"{file.path}, line or row {lines[row]}: {name} is {kept.show(row, 0)[:80]}, which cannot be kept: "
+                    f"a text has at most {LONGEST_VALUE} bytes, a whole number 64 bits; {LEAVE}"
+                )
+            table[f"v{at}"] = kept.columns[0]
     return pa.table(table)
 
 
@@ -129,30 +123,15 @@ def _key(name: str, column: pa.Array, where: str) -> pa.Array:
         column = column.dictionary_decode()
     is_, kind = pa.types, column.type
     binary = is_.is_binary(kind) or is_.is_large_binary(kind) or is_.is_fixed_size_binary(kind)
-    texts = is_.is_string(kind) or is_.is_large_string(kind) or is_.is_string_view(kind)
     if name == "hash" and binary:
         return hex_digits(column)
-    if not (binary or texts or is_.is_integer(kind) or is_.is_null(kind)):
+    if not (binary or type_of(kind) in ("text", "integer") or is_.is_null(kind)):
         raise UsageError(f"{where}: {name} is {kind}; a key is text or a whole number")
     try:
         column = column.cast(pa.large_string())
     except pa.ArrowInvalid as error:
         raise UsageError(f"{where} or after it: {name} holds bytes that are no text ({error})") from None
     return pc.ascii_lower(column) if name == "hash" else column
-
-
-def _value(column: pa.Array, name: str, kind: str, file: InputFile, lines: Sequence[int]) -> pa.Array:
-    """A column as one of its type. UsageError names a value that cannot be kept."""
-    if pa.types.is_null(column.type):
-        return pa.nulls(len(column), TYPES[kind])
-    kept = kept_tables([column], [KeptColumn(name, name, kind)], len(column))
-    if kept.wrong.any():
-        row = int(np.flatnonzero(kept.wrong[0])[0])
-        raise UsageError(
-            f"{file.path}, line or row {lines[row]}: {name} is {kept.show(row, 0)[:80]}, which cannot be kept: a text "
-            f"has at most {LONGEST_VALUE} bytes, a whole number 64 bits; {LEAVE}"
-        )
-    return kept.columns[0]
 
 
 def _parquet(file: InputFile, columns: Columns) -> Iterator[Read]:
@@ -175,47 +154,44 @@ def _json_lines(file: InputFile, columns: Columns) -> Iterator[Read]:
         if span is None:
             raise UsageError(f"{file.path}: a line after line {before} has more than {LONGEST_LINE} bytes")
         data = bytes(span)
-        lines, rows = list[int](), list[dict[str, Any]]()
+        rows = dict[int, dict[str, Any]]()
         for line, text in enumerate(data.split(b"\n"), before + 1):
             if text.strip():  # blank lines are no rows
                 try:
-                    rows.append(decode(text))
+                    rows[line] = decode(text)
                 except (msgspec.DecodeError, ValueError, RecursionError) as error:
                     raise CorruptInputError(f"line {line} is not one object ({error})") from None
-                lines.append(line)
-        names = list(dict.fromkeys(chain.from_iterable(rows)))
-        yield (
-            lines,
-            {
-                name: _column([row.get(name) for row in rows], name, file, lines, columns)
-                for name in columns.used(names, file)
-            },
-        )
+        names = list(dict.fromkeys(chain.from_iterable(rows.values())))
+        found = dict[str, pa.Array]()
+        for name in columns.used(names, file):
+            values = [row.get(name) for row in rows.values()]
+            if name in columns.by:  # whole numbers of any size
+                values = [str(value) if type(value) is int else value for value in values]
+            found[name] = _column(values, name, file, list(rows))
+        yield list(rows), found
         before += data.count(b"\n")
 
 
-def _column(
-    values: list[Any], name: str, file: InputFile, lines: Sequence[int], columns: Columns
-) -> pa.Array:
-    """Values of JSON as one Arrow array; whole numbers of a key as texts."""
-    kinds = set(map(type, values)) - {type(None)}
-    if name in columns.by and kinds <= {str, int}:
-        return pa.array([value if value is None else str(value) for value in values], pa.large_string())
-    if kinds - NAMES.keys() or (len(kinds) > 1 and kinds != {int, float}):
-        first = {type(value): line for line, value in zip(reversed(lines), reversed(values), strict=True)}
-        found = sorted(kinds, key=first.__getitem__)
-        at = [f"{file.path}, line or row {first[kind]}" for kind in found]
-        for kind, where in zip(found, at, strict=True):
-            if kind not in NAMES:
-                raise UsageError(f"{where}: {name} holds {kind.__name__}; {TAKEN}")
-        raise _mixed(name, NAMES[found[0]], at[0], NAMES[found[1]], at[1])
-    if int in kinds:
-        for line, value in zip(lines, values, strict=True):
-            if type(value) is int and not -(2**63) <= value < 2**63:
-                raise UsageError(
-                    f"{file.path}: line {line}: {name} is {value}; a whole number has at most 64 bits: write it as a "
-                    f"text, or {LEAVE}"
-                )
-    if kinds == {int, float}:
-        values = [value if value is None else float(value) for value in values]
+def _column(values: list[Any], name: str, file: InputFile, lines: Sequence[int]) -> pa.Array:
+    """Values of JSON as one Arrow array. UsageError names the first that does not go with those before."""
+    try:
+        return _array(values)
+    except (TypeError, ValueError, OverflowError) as error:
+        row = bisect_left(range(len(values)), True, key=lambda row: not _fits(values[: row + 1]))
+        raise UsageError(
+            f"{file.path}, line or row {lines[row]}: {name} is {values[row]!r:.80}, which is too large or of another "
+            f"type than those before ({error}); {TAKEN}"
+        ) from None
+
+
+def _fits(values: list[Any]) -> bool:
+    try:
+        return len(_array(values)) == len(values)
+    except (TypeError, ValueError, OverflowError):
+        return False
+
+
+def _array(values: list[Any]) -> pa.Array:
+    if bool in (kinds := set(map(type, values)) - {type(None)}) and len(kinds) > 1:
+        raise TypeError("true or false, and others")  # Arrow takes them for 1 and 0 beside a float
     return pa.array(values)

@@ -2,5 +2,4 @@
 
 make.py  inputs and settings -> vocabulary, shards, mix, as the commands make them
 work.py  WORK -> sources, counts, documents, texts, rejects, the mix and the vocabulary's report
-rows.py  rows read when they are asked for, as Arrow, pandas or polars
 """

@@ -14,8 +14,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from pretok.api.work import Work, open_work
-from pretok.base.errors import Stopped
-from pretok.base.failures import task_error
 from pretok.base.joblog import LOGS
 from pretok.base.terminal import ConsoleWarnings, Terminal
 from pretok.commands.options import complete_recipe, start_engine, work_of
@@ -142,14 +140,8 @@ def _told(name: str, work: Path | None, settings: Mapping[str, object], quiet: b
         yield console
         code = 0
     except BaseException as error:
-        raised: BaseException = error
-        if isinstance(error, OSError):
-            found = task_error(error)
-            raised = (Stopped if found.again else found.raises)(found.message)
-        code = getattr(raised, "exit_code", code)
-        console.record("error", message=str(raised) or type(raised).__name__, traceback="")
-        if raised is not error:
-            raise raised from error
+        code = getattr(error, "exit_code", code)
+        console.record("error", message=str(error) or type(error).__name__, traceback="")
         raise
     finally:
         logger.removeHandler(warnings)

@@ -7,8 +7,6 @@ show.py         a document or a sequence of a mix as its tokens, in pieces a ter
 query.py        SQL over ledgers, manifest, rejects and counts
 trace.py        which positions and steps read a document, and which documents a position reads
 verify_task.py  a shard -> its problems: the task of verify
-verify_annotations.py  what was joined to documents against its records
-verify_removed.py  no text that was removed is left
 verify_job.py   the job: a folder against its manifest
 """
 

@@ -54,13 +54,10 @@ def run_query(work: Path, sql: str, console: Console) -> tuple[list[str], Iterat
     try:
         with errors():
             connection.execute(sql)
-    except duckdb.CatalogException as error:
-        if connection.extract_statements(sql)[0].type != duckdb.StatementType.SELECT:
-            raise UsageError("pretok query only reads; it takes one SELECT") from None
-        raise UsageError(
-            f"{error}\nthe views are documents, ledger, shards, sources, rejects and words"
-        ) from None
     except duckdb.Error as error:
+        catalog = isinstance(error, duckdb.CatalogException)
+        if catalog and connection.extract_statements(sql)[0].type != duckdb.StatementType.SELECT:
+            raise UsageError("pretok query only reads; it takes one SELECT") from None
         raise UsageError(
             f"{told(error)}\nthe views are documents, ledger, shards, sources, rejects and words; DESCRIBE documents"
         ) from None
@@ -83,30 +80,22 @@ def _rows(connection: Any) -> Iterator[list[tuple[Any, ...]]]:
 
 def _make_tables(connection: Any, manifest: Manifest) -> None:
     """The views of what stands in the manifest."""
-    entries = [
-        {
-            "path": str(shard.bin_path),
-            "source": shard.source,
-            "split": shard.split,
-            "tokens": shard.tokens,
-            "documents": shard.documents,
-            "text_bytes": shard.text_bytes,
-        }
+    named = ("source", "split", "tokens", "documents", "text_bytes")
+    counted = ("tokens", "documents", "bytes", "read")
+    shards = [
+        {"path": str(shard.bin_path), **{name: getattr(shard, name) for name in named}}
         for shard in manifest.shards
     ]
     sources = [
         {
-            "source": name,
-            "tokens": counts.tokens,
-            "documents": counts.documents,
-            "bytes": counts.bytes,
-            "read": counts.read,
+            "source": source,
+            **{name: getattr(counts, name) for name in counted},
             "rejected": sum(counts.rejected.values()),
         }
-        for name, counts in manifest.sources.items()
+        for source, counts in manifest.sources.items()
     ]
-    for name, rows in (("shards", entries), ("sources", sources)):
-        make_table(connection, name, rows)
+    for view, rows in (("shards", shards), ("sources", sources)):
+        make_table(connection, view, rows)
 
 
 def _make_docs(connection: Any, manifest: Manifest, console: Console) -> None:

@@ -2,48 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from pretok.base.console import Console, table
 from pretok.base.units import plural
-from pretok.shards.manifest import (
-    SPLITS,
-    Event,
-    Manifest,
-    SourceCounts,
-    TokenizerEntry,
-    load_manifest,
-)
+from pretok.shards.manifest import SPLITS, Manifest, SourceCounts, load_manifest
 from pretok.shards.unfinished import incomplete, refuse_unfinished
 
 
-@dataclass(frozen=True, slots=True)
-class Stats:
+def stats_of(shards: Path) -> dict[str, Any]:
     """What `pretok status --json` prints of shards. incomplete: all that is missing, as sentences; history: what the
-    folder was before it grew, the oldest first; root: over all."""
-
-    totals: SourceCounts
-    sources: dict[str, SourceCounts]
-    tokenizer: TokenizerEntry
-    incomplete: tuple[str, ...]
-    history: tuple[Event, ...]
-    fingerprint: str
-    root: str
-
-
-def stats_of(shards: Path) -> Stats:
-    """The counts of a folder of shards. Raises IntegrityError."""
+    folder was before it grew, the oldest first; root: over all. Raises IntegrityError."""
     manifest = _load(shards)
-    return Stats(
-        totals=manifest.totals,
-        sources=manifest.sources,
-        tokenizer=manifest.tokenizer,
-        incomplete=tuple(incomplete(manifest)),
-        history=manifest.history,
-        fingerprint=manifest.fingerprint,
-        root=manifest.root,
-    )
+    named = ("totals", "sources", "tokenizer", "history", "fingerprint", "root")
+    return {
+        **{name: getattr(manifest, name) for name in named},
+        "incomplete": incomplete(manifest),
+    }
 
 
 def show_stats(shards: Path, console: Console, *, result: bool = False) -> None:
@@ -96,17 +72,15 @@ def _load(shards: Path) -> Manifest:
 
 def _rows(name: str, counts: SourceCounts) -> list[tuple[str, ...]]:
     """A line for each split of a source that holds documents."""
-    rows: list[tuple[str, ...]] = []
-    for split, part in zip(SPLITS, (counts.train, counts.val), strict=True):
-        if split == "train" or part.documents:
-            rows.append(
-                (
-                    name if split == "train" else f"{name} (val)",
-                    f"{part.tokens:,}",
-                    f"{part.documents:,}",
-                    f"{part.bytes:,}",
-                    f"{part.bytes / part.tokens:.3f}" if part.tokens else "-",
-                    f"{sum(counts.rejected.values()) if split == 'train' else 0:,}",
-                )
-            )
-    return rows
+    return [
+        (
+            name if split == "train" else f"{name} (val)",
+            f"{part.tokens:,}",
+            f"{part.documents:,}",
+            f"{part.bytes:,}",
+            f"{part.bytes / part.tokens:.3f}" if part.tokens else "-",
+            f"{sum(counts.rejected.values()) if split == 'train' else 0:,}",
+        )
+        for split, part in zip(SPLITS, (counts.train, counts.val), strict=True)
+        if split == "train" or part.documents
+    ]

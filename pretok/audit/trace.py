@@ -103,27 +103,15 @@ def _open_run(run: Path, shards: Path | None) -> list[Traced]:
     done = _steps_done(run, segments)
     # The order may go on behind the last step of the run, which never reads that.
     ends = [*(segment.step for segment in segments[1:]), max(done, read_settings(run).resolved.steps)]
-    folders = [shards or Path(segment.shards) for segment in segments]
-    manifests = {folder: _documents(folder) for folder in dict.fromkeys(folders)}
-    found: list[Traced] = []
-    for folder, manifest in manifests.items():
-        ours = [number for number, other in enumerate(folders) if other == folder]
-        views = open_segments(tuple(segments[number] for number in ours), manifest)
-        for number, view in zip(ours, views, strict=True):
-            segment = segments[number]
-            found.append(
-                Traced(
-                    view,
-                    manifest,
-                    segment.global_batch,
-                    done,
-                    segment.step,
-                    segment.position,
-                    ends[number],
-                    segment.removals if segment.step < done else None,
-                )
-            )
-    return sorted(found, key=lambda traced: traced.before)
+    found = []
+    for segment, end in zip(segments, ends, strict=True):
+        manifest = _documents(shards or Path(segment.shards))
+        (view,) = open_segments((segment,), manifest)
+        removals = segment.removals if segment.step < done else None
+        found.append(
+            Traced(view, manifest, segment.global_batch, done, segment.step, segment.position, end, removals)
+        )
+    return found
 
 
 def _documents(folder: Path) -> Manifest:
@@ -176,17 +164,14 @@ def readings(traced: Traced, name: str, split: str, document: int) -> list[Readi
     begins, ends = (int(offset) for offset in _offsets(shard)[number : number + 2])
     shards = traced.manifest.of(name, split)
     base = sum(one.tokens for one in shards[: shards.index(shard)])
-    found = []
-    for entry in entries_of(view, name):  # the source, or those of its classes that have the document
-        for position in positions(view, entry, base + begins, base + ends)[:, 0].tolist():
-            if position in traced.positions:
-                # In one piece: a longer document that is packed is in one sequence with one of its pieces.
-                first, last = next(
-                    (max(begins, at), min(ends, at + count))
-                    for path, at, count in pieces(view, position)
-                    if path == shard.bin_path and at < ends and at + count > begins
-                )
-                found.append(_reading(traced, position, name, document, first - begins, last - first))
+    found = [
+        reading
+        for entry in entries_of(view, name)  # the source, or those of its classes that have the document
+        for position in positions(view, entry, base + begins, base + ends)[:, 0].tolist()
+        if position in traced.positions
+        for reading in passages(traced, position)
+        if (reading.source, reading.document) == (name, document)
+    ]
     return sorted(found, key=lambda reading: reading.position)
 
 
@@ -195,24 +180,21 @@ def passages(traced: Traced, position: int) -> Iterator[Reading]:
     view = traced.view
     if not 0 <= position < len(view):
         raise UsageError(f"there is no position {position}; the stream has {len(view)}, from 0")
+    entry, epoch, sequence = view.origin(position)
+    step = traced.step_of(position)
+    done, named = None if step is None else step <= traced.steps, of_class(view, entry)
     numbered = {shard.bin_path: (shard, before) for shard, before in traced.manifest.numbered}
     for path, start, tokens in pieces(view, position):
         shard, before = numbered[path]
         offsets, end = _offsets(shard), start + tokens
-        document = int(np.searchsorted(offsets, start, side="right")) - 1
-        while document < shard.documents and offsets[document] < end:
-            begins = int(offsets[document])
-            first, last = max(start, begins), min(end, int(offsets[document + 1]))
+        row = int(np.searchsorted(offsets, start, side="right")) - 1
+        while row < shard.documents and offsets[row] < end:
+            begins = int(offsets[row])
+            first, last = max(start, begins), min(end, int(offsets[row + 1]))
             if last > first:
-                number = before + document
-                yield _reading(traced, position, shard.source, number, first - begins, last - first)
-            document += 1
-
-
-def _reading(traced: Traced, position: int, source: str, document: int, first: int, tokens: int) -> Reading:
-    step, (entry, epoch, sequence) = traced.step_of(position), traced.view.origin(position)
-    done, named = None if step is None else step <= traced.steps, of_class(traced.view, entry)
-    return Reading(position, step, done, epoch, sequence, source, document, first, tokens, named)
+                part = before + row, first - begins, last - first
+                yield Reading(position, step, done, epoch, sequence, shard.source, *part, named)
+            row += 1
 
 
 def trace_rows(traced: Traced, found: Iterable[Reading]) -> list[TraceRow]:

@@ -8,43 +8,37 @@ indexes of the mixes beside the folder; of WORK also counts and mix.json. What i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from pretok.audit.verify_annotations import JoinedFile, annotation_notes, check_records, verify_joined
-from pretok.audit.verify_removed import verify_removed
-from pretok.audit.verify_task import VerifyTask, verify_shard
+from pretok.audit.verify_task import ShardCheck, check_shard, told
 from pretok.base.console import Console
-from pretok.base.errors import IntegrityError, PretokError, UsageError
+from pretok.base.errors import PretokError, UsageError
 from pretok.base.execute import Engine, Report
 from pretok.base.lock import is_lock, share
 from pretok.base.records import to_json
-from pretok.base.storage import TEMPORARY_SUFFIX, compare_checksum, reading
+from pretok.base.storage import TEMPORARY_SUFFIX, compare_checksum
 from pretok.base.tasks import Step, open_step
-from pretok.base.tree import root_of
+from pretok.base.tree import compare_root
 from pretok.counts.counts_file import FILE_NAME as COUNTS
 from pretok.counts.counts_file import load_counts
 from pretok.shards.annotations import FOLDER as ANNOTATIONS
-from pretok.shards.annotations import matched_column
+from pretok.shards.annotations import RECORD, Annotations, outdated_parts, read_annotations, unknown_sources
 from pretok.shards.inputs import load_inputs
-from pretok.shards.manifest import (
-    FILE_NAME,
-    LEDGER_SUFFIX,
-    STATE,
-    Manifest,
-    load_manifest,
-    shards_of,
-)
+from pretok.shards.manifest import FILE_NAME, STATE, Manifest, load_manifest, shards_of
 from pretok.shards.unfinished import incomplete, unfinished
 from pretok.stream.mix_file import check_sources, load_mix, parse_mix
 from pretok.stream.tapes import FOLDER, SUFFIX, verify_side_file
 from pretok.tokenizer.vocabulary import TOKENIZER_FILE, load_vocab
 
 SEED = 0
+Check = tuple[Path, Callable[[Report], Iterable[str]]]
+"""A file, and what finds its problems."""
 
 
 def run_verify(
@@ -63,90 +57,79 @@ def _verify(shards: Path, sample: int | None, step: Step, removed: bool) -> tupl
             f"{shards} holds a mix in its order, in which no document is told from another: look for removed texts in "
             "the shards it was made of; pretok mix --materialize refuses the folder if they changed since"
         )
-    tokenizer = _check_tokenizer(manifest)
-    problems = tokenizer + _check_files(manifest) + _check_totals(manifest) + _check_plans(manifest)
-    if tokenizer:  # nothing can be decoded
+    problems = told(_check_tokenizer(manifest))
+    if problems:  # nothing can be decoded
         sample = 0
-    numbers = _sample(manifest, sample)
-    ledgers = {
-        manifest.folder / file.path: file.root
-        for file in manifest.side_files
-        if file.path.endswith(LEDGER_SUFFIX)
-    }
-    markers = _markers(manifest)
-    tasks = [
-        VerifyTask(
-            shard=shard,
-            ledger_root=ledgers.get(shard.ledger_path),
-            tokenizer_json=manifest.folder / TOKENIZER_FILE,
-            tokenizer=manifest.tokenizer,
-            sample=chosen,
-            documents_end=manifest.materialized is None,
-            markers=markers.get(shard.source, {}),
-        )
-        for shard, chosen in zip(manifest.shards, numbers, strict=True)
-    ]
-    listed = {shard.ledger_path for shard in manifest.shards}
-    problems += [f"{path} is the ledger of no shard" for path in ledgers.keys() - listed]
-    tasks.sort(key=lambda task: -task.shard.tokens)
-    # By the reference engine a byte takes fifty times as long, and a token is four of them.
-    step.engine.choose(sum(task.shard.tokens for task in tasks) * (200 if sample is None else 1))
-    for _, found in step.map(verify_shard, tasks, "shard", lambda task: str(task.shard.prefix), kept=False):
-        problems += found
-    annotations, found = check_records(manifest)
-    joined = [
-        JoinedFile(path, file, matched_column(one.name))
-        for one in annotations
-        for path, file in one.files.items()
-    ]
+    for look in (_check_unknown, _check_totals, _check_inputs, _check_history):
+        problems += told(look(manifest))
+    annotations, found = _read_annotations(manifest)
     problems += found
-    for _, found in step.map(verify_joined, joined, "file", lambda file: str(file.path), kept=False):
-        problems += found
-    if removed and manifest.removals:
-        every = [(manifest.folder, shard.path) for shard in manifest.shards]
-        for _, found in step.map(verify_removed, every, "shard", lambda task: task[1], kept=False):
-            problems += found
-    # Of the mixes beside the shards: the stream looks at a block when it reads it.
-    sides = sorted((manifest.folder.parent / FOLDER).glob(f"*{SUFFIX}"))
-    for _, found in step.map(verify_beside, sides, "file", str, kept=False):
-        problems += found
+    checks = [*_shard_checks(manifest, sample, removed), *_file_checks(manifest, annotations)]
     if manifest.folder != shards.absolute():  # it is WORK, which may hold more
-        words, found = _check_work(manifest)
+        counts, mix = (manifest.folder.parent / name for name in ("counts", "mix.json"))
+        checks += [(counts, partial(_check_counts, counts)), (mix, partial(_check_mix, mix, manifest.folder))]
+    # By the reference engine a byte takes fifty times as long, and a token is four of them.
+    step.engine.choose(sum(shard.tokens for shard in manifest.shards) * (200 if sample is None else 1))
+    for _, found in step.map(run_check, checks, "file", lambda check: str(check[0]), kept=False):
         problems += found
-        for _, found in step.map(verify_words, words, "file", lambda file: str(file[0]), kept=False):
-            problems += found
-    return manifest, sorted(problems)
+    return manifest, sorted(set(problems))
 
 
-def _check_work(manifest: Manifest) -> tuple[list[tuple[Path, str]], list[str]]:
-    """The files of the counts beside the shards, with their checksums, and what is wrong with counts and mix.json."""
-    work, problems = manifest.folder.parent, list[str]()
-    words: list[tuple[Path, str]] = []
-    try:
-        if (work / "counts" / COUNTS).exists():
-            words = load_counts(work / "counts").sealed
-    except PretokError as error:
-        problems.append(str(error))
-    try:
-        if (mix := work / "mix.json").exists():
-            check_sources(load_mix(mix), manifest, mix)
-    except PretokError as error:
-        problems.append(str(error))
-    return words, problems
+def run_check(check: Check, report: Report) -> list[str]:
+    """What a worker does with one of them."""
+
+    def problems() -> Iterator[str]:
+        yield from check[1](report)
+
+    return told(problems())
 
 
-def verify_words(file: tuple[Path, str], report: Report) -> list[str]:  # noqa: ARG001
-    """Problems of a file of counts."""
-    try:
-        compare_checksum(*file)
-    except IntegrityError as error:
-        return [str(error)]
-    return []
+def _shard_checks(manifest: Manifest, sample: int | None, removed: bool) -> Iterator[Check]:
+    """The largest first."""
+    chosen = zip(manifest.shards, _sample(manifest, sample), strict=True)
+    for shard, numbers in sorted(chosen, key=lambda one: -one[0].tokens):
+        task = ShardCheck(manifest.folder, shard, numbers, removed and bool(manifest.removals))
+        yield shard.prefix, partial(check_shard, task)
 
 
-def verify_beside(path: Path, report: Report) -> list[str]:  # noqa: ARG001
-    """Problems of a side file."""
+def _file_checks(manifest: Manifest, annotations: Sequence[Annotations]) -> Iterator[Check]:
+    """Every other file that has a seal: what lies beside shards, what was joined to their documents, and the side files
+    of mixes."""
+    ledgers = {shard.ledger_path for shard in manifest.shards}
+    for beside in manifest.side_files:
+        if (path := manifest.folder / beside.path) not in ledgers:
+            yield path, partial(_compare, compare_root, path, beside.root)
+    for one in annotations:
+        for path, sealed in one.files.items():
+            yield path, partial(_compare, compare_checksum, path, sealed.checksum)
+    for path in sorted((manifest.folder.parent / FOLDER).glob(f"*{SUFFIX}")):
+        yield path, partial(_check_side_file, path)
+
+
+def _compare(
+    compare: Callable[[Path, str], None],
+    path: Path,
+    sealed: str,
+    report: Report,  # noqa: ARG001
+) -> Iterable[str]:
+    compare(path, sealed)
+    return ()
+
+
+def _check_side_file(path: Path, report: Report) -> Iterable[str]:  # noqa: ARG001
     return verify_side_file(path)
+
+
+def _check_counts(counts: Path, report: Report) -> Iterable[str]:  # noqa: ARG001
+    if (counts / COUNTS).exists():
+        load_counts(counts).check()
+    return ()
+
+
+def _check_mix(mix: Path, shards: Path, report: Report) -> Iterable[str]:  # noqa: ARG001
+    if mix.exists():
+        check_sources(load_mix(mix), load_manifest(shards), mix)
+    return ()
 
 
 def _sample(manifest: Manifest, sample: int | None) -> list[tuple[int, ...] | None]:
@@ -162,84 +145,84 @@ def _sample(manifest: Manifest, sample: int | None) -> list[tuple[int, ...] | No
     ]
 
 
-def _markers(manifest: Manifest) -> dict[str, dict[str, int]]:
-    """Of each source of conversations the markers that its template put."""
-    found: dict[str, dict[str, int]] = {}
-    for name in manifest.tokenized:
-        try:
-            settings = load_inputs(manifest, name).settings
-        except PretokError:  # told by `_check_plans`
-            continue
-        found[name] = settings.get("conversation", {}).get("markers", {})
-    return found
+def _read_annotations(manifest: Manifest) -> tuple[list[Annotations], list[str]]:
+    """All annotations that can be read; what is wrong with records, and files that are in none."""
+    found, problems = [], list[str]()
+    for folder in sorted((manifest.folder / ANNOTATIONS).glob("*/")):
+        known: set[Path] = set()
+        if (folder / RECORD).exists():
+            try:
+                found.append(one := read_annotations(folder))
+            except PretokError as error:
+                problems.append(str(error))
+                continue
+            problems += outdated_parts(manifest, one)
+            known = {folder / RECORD, *one.files}
+        problems += [
+            f"{path} is not in the record of {folder}: left by a killed pretok annotate, which removes it when it runs "
+            "again, or put there by hand"
+            for path in sorted(folder.rglob("*"))
+            if path.is_file() and path not in known
+        ]
+    return found, problems
 
 
-def _check_plans(manifest: Manifest) -> list[str]:
-    """Whether what only other commands read can be read."""
-    try:
-        for name in manifest.tokenized:
-            load_inputs(manifest, name)
-        for event in manifest.history:
-            manifest.was(event.fingerprint)
-        if manifest.materialized is not None:
-            parse_mix(manifest.materialized, manifest.folder / FILE_NAME)
-    except PretokError as error:
-        return [f"manifest: {error}"]
-    return []
-
-
-def notes(manifest: Manifest) -> list[str]:
-    """What is worth telling and no problem: unfinished sources, failed inputs, other people's files."""
-    sentences = incomplete(manifest)
-    sentences += annotation_notes(manifest)
-    return sentences + [f"{path} is not in the manifest: not ours" for path in _unknown(manifest)[1]]
-
-
-def _check_tokenizer(manifest: Manifest) -> list[str]:
-    path = manifest.folder / TOKENIZER_FILE
+def _check_tokenizer(manifest: Manifest) -> Iterator[str]:
+    path, stated = manifest.folder / TOKENIZER_FILE, manifest.tokenizer
     if not path.exists():
-        return [f"{path} is missing"]
-    try:
-        found = load_vocab(path, eod=manifest.tokenizer.eod_id)
-    except PretokError as error:
-        return [str(error)]
-    stated = manifest.tokenizer
-    return [
-        f"{path}: {name} {here}, the manifest says {there}"
-        for name, here, there in (
-            ("fingerprint", found.fingerprint, stated.fingerprint),
-            ("vocabulary size", found.size, stated.vocab_size),
-        )
-        if here != there
-    ]
+        yield f"{path} is missing"
+        return
+    found = load_vocab(path, eod=stated.eod_id)
+    for name, here, there in (
+        ("fingerprint", found.fingerprint, stated.fingerprint),
+        ("vocabulary size", found.size, stated.vocab_size),
+    ):
+        if here != there:
+            yield f"{path}: {name} {here}, the manifest says {there}"
 
 
-def _check_files(manifest: Manifest) -> list[str]:
-    """Side files that are not as sealed, and files where only ours belong that the manifest does not know.
+def _check_history(manifest: Manifest) -> Iterator[str]:
+    for event in manifest.history:
+        manifest.was(event.fingerprint)
+    if manifest.materialized is not None:
+        parse_mix(manifest.materialized, manifest.folder / FILE_NAME)
 
-    Ledgers are looked at with their shards, as they may be large.
-    """
-    problems = []
-    for file in manifest.side_files:
-        if file.path.endswith(LEDGER_SUFFIX):
-            continue
-        path = manifest.folder / file.path
-        try:
-            with reading(path):
-                found = root_of(path)
-        except IntegrityError as error:
-            problems.append(str(error))
-            continue
-        if found != file.root or path.stat().st_size != file.file_bytes:
-            problems.append(f"{path}: root {found}, the manifest says {file.root}")
+
+def _check_totals(manifest: Manifest) -> Iterator[str]:
+    """Counts of the sources and totals against the shards."""
+    true = manifest.counted()
+    for key in ("sources", "totals"):
+        yield from _differences(to_json(getattr(manifest, key)), to_json(getattr(true, key)), key)
+
+
+def _differences(stated: Any, true: Any, key: str) -> Iterator[str]:
+    if isinstance(stated, dict) and isinstance(true, dict):
+        for name in stated | true:
+            yield from _differences(stated.get(name), true.get(name), f"{key}.{name}")
+    elif stated != true:
+        yield f"manifest: {key} is {stated}, its shards add up to {true}"
+
+
+def _check_inputs(manifest: Manifest) -> Iterator[str]:
+    """Read = written + rejected, of each source and as its inputs tell it."""
+    for name in manifest.tokenized:  # others are made of shards, not of input files
+        inputs, counts = load_inputs(manifest, name), manifest.sources[name]
+        read = sum(row.read or 0 for row in inputs.rows)
+        gone = sum(row.rejected or 0 for row in inputs.rows)
+        rejected = sum(counts.rejected.values())
+        if not (read == counts.read == counts.documents + rejected and gone == rejected):
+            yield (
+                f"manifest: {name} read {counts.read}, wrote {counts.documents}, rejected {rejected}; its inputs gave "
+                f"{read}, of which {gone} were rejected"
+            )
+
+
+def _check_unknown(manifest: Manifest) -> Iterator[str]:
+    """Files where only ours belong that the manifest does not know."""
     for path in _unknown(manifest)[0]:
-        why = (
-            "left by a killed process"
-            if path.suffix == TEMPORARY_SUFFIX
-            else "left over, or put there by hand"
-        )
-        problems.append(f"{path} is not in the manifest: {why}; delete it when no job is running")
-    return problems
+        killed = path.suffix == TEMPORARY_SUFFIX
+        why = "left by a killed process" if killed else "left over, or put there by hand"
+        yield f"{path} is not in the manifest: {why}; delete it when no job is running"
 
 
 def _unknown(manifest: Manifest) -> tuple[list[Path], list[Path]]:
@@ -262,67 +245,27 @@ def _unknown(manifest: Manifest) -> tuple[list[Path], list[Path]]:
     return ours, others
 
 
-def _check_totals(manifest: Manifest) -> list[str]:
-    """Counts of the sources and totals against the shards, and read = written + rejected for each file and source."""
-    problems = []
-    true_counts = manifest.counted()
-    for name, counts in manifest.sources.items():
-        found = true_counts.sources[name]
-        for part, stated, true in (
-            ("in all", counts, found), ("train", counts.train, found.train), ("val", counts.val, found.val)
-        ):  # fmt: skip
-            if stated != true:
-                problems.append(
-                    f"manifest: {name} {part} says {to_json(stated)}, its shards add up to {to_json(true)}"
-                )
-        if name in manifest.tokenized:  # else made of shards, not of input files
-            problems += _check_inputs(manifest, name)
-    totals = to_json(true_counts.totals)
-    problems += [
-        f"manifest: the total of {key} is {stated}, not the sum over the sources, {totals[key]}"
-        for key, stated in to_json(manifest.totals).items()
-        if stated != totals[key]
-    ]
-    return problems
-
-
-def _check_inputs(manifest: Manifest, source: str) -> list[str]:
-    """What the inputs of a source gave against what it holds."""
-    try:
-        inputs = load_inputs(manifest, source)
-    except PretokError:  # told by `_check_files`, or by `_check_plans`
-        return []
-    counts = manifest.sources[source]
-    read = sum(row.read or 0 for row in inputs.rows)
-    gone = sum(row.rejected or 0 for row in inputs.rows)
-    rejected = sum(counts.rejected.values())
-    if read == counts.read == counts.documents + rejected and gone == rejected:
-        return []
+def notes(manifest: Manifest) -> list[str]:
+    """What is worth telling and no problem: unfinished sources, failed inputs, other people's files."""
+    unknown = {one.name: unknown_sources(manifest, one) for one in _read_annotations(manifest)[0]}
     return [
-        f"manifest: {source} read {counts.read}, wrote {counts.documents}, rejected {rejected}; its inputs gave "
-        f"{read}, of which {gone} were rejected"
+        *incomplete(manifest),
+        *(
+            f"the annotations {name} know nothing of {', '.join(sources)}: run pretok annotate again"
+            for name, sources in unknown.items()
+            if sources
+        ),
+        *(f"{path} is not in the manifest: not ours" for path in _unknown(manifest)[1]),
     ]
 
 
-@dataclass(frozen=True, slots=True)
-class VerifyReport:
+def verify_report(manifest: Manifest, problems: Sequence[str]) -> dict[str, Any]:
     """What `pretok verify --json` prints. ok: there is no problem; notes: what is worth telling and no problem."""
-
-    ok: bool
-    problems: tuple[str, ...]
-    notes: tuple[str, ...]
-    shards: int
-    fingerprint: str
-    root: str
-
-
-def verify_report(manifest: Manifest, problems: Sequence[str]) -> VerifyReport:
-    """What was found, and what else there is to tell."""
-    return VerifyReport(
-        ok=not problems,
-        problems=tuple(problems),
-        notes=tuple(notes(manifest)),
-        shards=len(manifest.shards),
-        fingerprint=manifest.fingerprint,
-        root=manifest.root,
-    )
+    return {
+        "ok": not problems,
+        "problems": problems,
+        "notes": notes(manifest),
+        "shards": len(manifest.shards),
+        "fingerprint": manifest.fingerprint,
+        "root": manifest.root,
+    }

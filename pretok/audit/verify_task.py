@@ -1,12 +1,14 @@
-"""One shard -> the problems found in it: the task that `pretok verify` runs for each.
+"""One shard -> the problems found in it: what `pretok verify` does with each.
 
-Input: a VerifyTask. Output: sentences that name the file; none if the shard is what the manifest says.
+Input: a ShardCheck. Output: sentences that name the file; none if the shard is what the manifest says, and, where it is
+asked for, if nothing of what was removed is left: the shard decodes to no removed text, and its ledger and what was
+joined say nothing of removed documents.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,243 +17,269 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pretok.base.errors import IntegrityError
+from pretok.base.errors import IntegrityError, PretokError
+from pretok.base.execute import Report
 from pretok.base.storage import reading
 from pretok.base.tokens import removed_documents
-from pretok.base.tree import NODE, differing, prove_nodes, root_of
+from pretok.base.tree import NODE, compare_root, differing, prove_nodes
 from pretok.chat.resolve import chat_tokenizer
 from pretok.read.batches import hash_column, hash_texts
+from pretok.screen.removed import COLUMNS, find_removed, read_removed, removed_path
+from pretok.shards.annotations import matched_column, open_annotations
+from pretok.shards.documents import scan
 from pretok.shards.format import ShardReader
-from pretok.shards.ledger import ledger_column, ledger_schema
-from pretok.shards.manifest import RemovedCounts, Shard, TokenizerEntry
+from pretok.shards.inputs import load_inputs
+from pretok.shards.ledger import SCHEMA, ledger_column, ledger_schema
+from pretok.shards.manifest import Manifest, RemovedCounts, Shard, load_manifest
 from pretok.shards.spans import ShardSpans
+from pretok.shards.texts import load_decoder, load_vocabulary, shard_texts
 from pretok.tokenizer.encoder import Encoder
 from pretok.tokenizer.reference import ReferenceEngine, Unencodable
-from pretok.tokenizer.vocabulary import load_vocab
+from pretok.tokenizer.vocabulary import Vocabulary
 
 BLOCK_TOKENS = 1 << 22
 """Tokens checked at once: 8 or 16 MiB, whatever the size of the shard."""
 ENCODE_DOCUMENTS = 64
 """Documents encoded again at once: their texts and ids are in memory together."""
+Gone = npt.NDArray[np.bool_]
+"""(documents,): those that were removed."""
 
 
 @dataclass(frozen=True, slots=True)
-class VerifyTask:
-    """What to check one shard against. sample: documents to decode and encode again; None: all.
+class ShardCheck:
+    """What to check of a shard in a folder."""
 
-    ledger_root: None for shards without one.
-    documents_end: whether each sequence is one document, which ends with EOD and begins with BOS, if there is one;
-    those of a materialized mix are not, so they are checked for sizes, roots and ids alone.
-    markers: of conversations the added tokens that their template put, by name.
-    """
-
+    folder: Path
     shard: Shard
-    ledger_root: str | None
-    tokenizer_json: Path
-    tokenizer: TokenizerEntry
     sample: tuple[int, ...] | None
-    documents_end: bool
-    markers: Mapping[str, int] = field(default_factory=dict)
+    """Documents to decode and encode again; None: all."""
+    removed: bool = False
+    """Whether all are decoded and compared with the texts that were removed."""
 
 
-def verify_shard(task: VerifyTask, report: Callable[[dict[str, int]], None]) -> list[str]:
-    """Problems of one shard, each a sentence that names the file."""
-    shard = task.shard
+def told(problems: Iterable[str]) -> list[str]:
+    """All problems; an error that ends the search for them is one too."""
+    found: list[str] = []
     try:
-        reader = ShardReader(shard.prefix)
-    except IntegrityError as error:
-        return [str(error)]
-    problems = _check_tokens(shard)
-    problems += _check_root(shard.index_path, shard.index_root)
-    if (len(reader.tokens), len(reader)) != (shard.tokens, shard.documents):
-        problems.append(
-            f"{shard.prefix}: {len(reader.tokens)} tokens in {len(reader)} documents, "
-            f"the manifest says {shard.tokens} in {shard.documents}"
+        for problem in problems:
+            found.append(problem)
+    except PretokError as error:
+        found.append(str(error))
+    return found
+
+
+def check_shard(task: ShardCheck, report: Report) -> list[str]:
+    """Problems of one shard, each a sentence that names the file."""
+    manifest, shard = load_manifest(task.folder), task.shard
+    reader = ShardReader(shard.prefix)
+    gone = removed_documents(reader.tokens, reader.offsets, manifest.tokenizer.eod_id)
+    problems = [
+        *told(_check_tokens(shard)),
+        *told(_check_index(shard, reader)),
+        *told(_check_ledger(manifest, shard, reader, gone)),
+        *told(_check_ids(manifest, shard, reader, gone)),
+        *told(_check_spans(shard, reader)),
+    ]
+    # Sequences of a materialized mix are no documents; ids of a damaged shard cannot be decoded in any useful way.
+    if not problems and manifest.materialized is None and task.sample != ():
+        wanted = range(len(reader)) if task.sample is None else task.sample
+        problems += told(
+            _check_documents(manifest, shard, reader, [n for n in wanted if not gone[n]], report)
         )
-    unsound = _check_ledger(reader, task)
-    gone = _removed(reader, task, sound=not unsound)
-    problems += _check_ids(reader, task, gone)
-    problems += unsound
-    problems += _check_spans(reader, task)
-    # ids of a damaged shard cannot be decoded in any useful way
-    if not problems and task.documents_end and task.sample != ():
-        problems += _check_documents(reader, task, gone, report)
+    if task.removed:
+        hashes = read_removed([removed_path(task.folder)])["hash"].combine_chunks()
+        problems += told(_find_removed(manifest, shard, hashes, report))
+        problems += told(_find_traces(manifest, shard, hashes))
     report({"shards": 1, "documents": len(reader), "tokens": len(reader.tokens)})
     return problems
 
 
-def _check_tokens(shard: Shard) -> list[str]:
+def _check_index(shard: Shard, reader: ShardReader) -> Iterator[str]:
+    if (len(reader.tokens), len(reader)) != (shard.tokens, shard.documents):
+        yield (
+            f"{shard.prefix}: {len(reader.tokens)} tokens in {len(reader)} documents, "
+            f"the manifest says {shard.tokens} in {shard.documents}"
+        )
+    compare_root(shard.index_path, shard.index_root)
+
+
+def _check_tokens(shard: Shard) -> Iterator[str]:
     """Its MiBs against the nodes of its tree, and these against the root."""
     path = shard.bin_path
     try:
         nodes = prove_nodes(path, shard.file_bytes, shard.root)
-        with reading(path):
-            damaged = list(differing(path, nodes))
     except IntegrityError as error:
-        problems = [str(error)]
-        return problems + (_check_root(path, shard.root) if path.exists() else [])
-    if not damaged:
-        return []
-    first = damaged[0] * NODE
-    rest = f", and {len(damaged) - 1} more of {len(nodes)} MiB" if len(damaged) > 1 else ""
-    return [f"{path} is damaged in bytes {first} to {min(first + NODE, shard.file_bytes) - 1}{rest}"]
+        yield str(error)
+        compare_root(path, shard.root)
+        return
+    with reading(path):
+        damaged = list(differing(path, nodes))
+    if damaged:
+        first = damaged[0] * NODE
+        rest = f", and {len(damaged) - 1} more of {len(nodes)} MiB" if len(damaged) > 1 else ""
+        yield f"{path} is damaged in bytes {first} to {min(first + NODE, shard.file_bytes) - 1}{rest}"
 
 
-def _check_root(path: Path, expected: str) -> list[str]:
-    try:
-        with reading(path):
-            found = root_of(path)
-    except IntegrityError as error:
-        return [str(error)]
-    return [] if found == expected else [f"{path}: root {found}, the manifest says {expected}"]
+def _check_ledger(manifest: Manifest, shard: Shard, reader: ShardReader, gone: Gone) -> Iterator[str]:
+    """Its root; a row for each document, with the tokens that the index says, and bytes that add up; which documents
+    were removed."""
+    path = shard.ledger_path
+    if path not in manifest.roots:
+        return
+    compare_root(path, manifest.roots[path])
+    if not np.array_equal(np.asarray(ledger_column(path, "tokens")), reader.lengths):
+        yield f"{path}: its tokens are not those of {shard.prefix}.idx"
+    size = pc.sum(ledger_column(path, "bytes")).as_py()
+    if size != shard.text_bytes:
+        yield f"{path}: its documents have {size} bytes, the manifest says {shard.text_bytes}"
+    said = np.zeros(len(reader), np.bool_)
+    if COLUMNS[0] in ledger_schema(path).names:
+        said = np.asarray(ledger_column(path, COLUMNS[0]).is_valid())
+    for number in np.flatnonzero(said != gone)[:1].tolist():  # the first of many
+        state = "its row does not say so" if gone[number] else "tokens of it are there"
+        yield f"{shard.prefix}: document {number} was removed, and {state}"
 
 
-def _check_ledger(reader: ShardReader, task: VerifyTask) -> list[str]:
-    """Its root; a row for each document, with the tokens that the index says, and bytes that add up."""
-    if task.ledger_root is None:
-        return []
-    path = task.shard.ledger_path
-    if problems := _check_root(path, task.ledger_root):
-        return problems
-    try:
-        tokens, size = ledger_column(path, "tokens"), pc.sum(ledger_column(path, "bytes")).as_py()
-    except IntegrityError as error:
-        return [str(error)]
-    if not np.array_equal(np.asarray(tokens), reader.lengths):
-        return [f"{path}: its tokens are not those of {task.shard.prefix}.idx"]
-    if size != task.shard.text_bytes:
-        return [f"{path}: its documents have {size} bytes, the manifest says {task.shard.text_bytes}"]
-    return []
-
-
-def _check_spans(reader: ShardReader, task: VerifyTask) -> list[str]:
+def _check_spans(shard: Shard, reader: ShardReader) -> Iterator[str]:
     """Whether the spans cover the documents, with as many tokens of each kind as the manifest says."""
-    shard = task.shard
-    if shard.kinds is None:
-        return []
-    try:
+    if shard.kinds is not None:
         problem = ShardSpans(shard.spans_path).problem(reader.offsets, shard.kinds)
-    except IntegrityError as error:
-        return [str(error)]
-    return [f"{shard.spans_path}: {problem}"] if problem else []
+        yield from [f"{shard.spans_path}: {problem}"] if problem else ()
 
 
-def _check_ids(reader: ShardReader, task: VerifyTask, gone: npt.NDArray[np.bool_]) -> list[str]:
+def _check_ids(manifest: Manifest, shard: Shard, reader: ShardReader, gone: Gone) -> Iterator[str]:
     """Ids below the vocabulary size; EOD at the end of each document, BOS at its beginning, and neither elsewhere."""
-    bos_id = task.tokenizer.bos_id
-    kinds = [("end", task.tokenizer.eod_id, 1)] + ([] if bos_id is None else [("beginning", bos_id, 0)])
-    counts = [0] * len(kinds)
+    path, tokenizer = shard.bin_path, manifest.tokenizer
+    around = [("end", tokenizer.eod_id), ("beginning", tokenizer.bos_id)]
+    counts = dict.fromkeys(around, 0)
     for at in range(0, len(reader.tokens), BLOCK_TOKENS):
         block = np.asarray(reader.tokens[at : at + BLOCK_TOKENS])
-        if block.max() >= task.tokenizer.vocab_size or block.min() < 0:
-            return [
-                f"{task.shard.prefix}.bin: a token id is not below the vocabulary size {task.tokenizer.vocab_size}"
-            ]
-        for number, (_, token, _) in enumerate(kinds):
-            counts[number] += int(np.count_nonzero(block == token))
-    if not task.documents_end:
-        return []
-    whole, removed = ~gone, task.shard.removed or RemovedCounts(0, 0, 0)
-    lost = int(gone.sum()), int(reader.lengths[gone].sum(dtype=np.int64))
-    if lost != (removed.documents, removed.tokens):
-        return [
-            f"{task.shard.ledger_path}: {lost[0]} documents of {lost[1]} tokens are removed, the manifest says "
-            f"{removed.documents} of {removed.tokens}"
-        ]
+        if block.max() >= tokenizer.vocab_size or block.min() < 0:
+            yield f"{path}: a token id is not below the vocabulary size {tokenizer.vocab_size}"
+            return
+        for name, token in around:
+            counts[name, token] += int(np.count_nonzero(block == token)) if token is not None else 0
+    if manifest.materialized is not None:
+        return
+    stated = shard.removed or RemovedCounts(0, 0, 0)
+    documents, tokens = int(gone.sum()), int(reader.lengths[gone].sum(dtype=np.int64))
+    if (documents, tokens) != (stated.documents, stated.tokens):
+        yield (
+            f"{shard.ledger_path}: {documents} documents of {tokens} tokens are removed, the manifest says "
+            f"{stated.documents} of {stated.tokens}"
+        )
     for number in np.flatnonzero(gone).tolist():
-        if (np.asarray(reader[number]) != task.tokenizer.eod_id).any():
-            return [f"{task.shard.prefix}.bin: document {number} was removed, and tokens of it are there"]
-    for (name, token, last), count in zip(kinds, counts, strict=True):
-        if count != int(whole.sum()) + lost[1] * last:
-            return [f"{task.shard.prefix}.bin: {count} {name}-of-document tokens for {len(reader)} documents"]
-        places = (reader.offsets[1:] - 1 if last else reader.offsets[:-1])[whole]
-        if not (np.asarray(reader.tokens[places]) == token).all():
-            return [f"{task.shard.prefix}: the {name} of a document is not the {name}-of-document token"]
-    return []
-
-
-def _removed(reader: ShardReader, task: VerifyTask, *, sound: bool) -> npt.NDArray[np.bool_]:
-    """(documents,): those that were removed, by the ledger, or by their tokens where it is not sound."""
-    path = task.shard.ledger_path
-    if not sound:
-        return removed_documents(reader.tokens, reader.offsets, task.tokenizer.eod_id)
-    if task.ledger_root is None or "removed" not in ledger_schema(path).names:
-        return np.zeros(len(reader), np.bool_)
-    return np.asarray(ledger_column(path, "removed").is_valid())
+        if (np.asarray(reader[number]) != tokenizer.eod_id).any():
+            yield f"{path}: document {number} was removed, and tokens of it are there"
+            break
+    places = reader.offsets[1:] - 1, reader.offsets[:-1]
+    for ((name, token), count), place, filling in zip(counts.items(), places, (tokens, 0), strict=True):
+        if token is None:
+            continue
+        if count != len(reader) - documents + filling:
+            yield f"{path}: {count} {name}-of-document tokens for {len(reader)} documents"
+        if not (np.asarray(reader.tokens[place[~gone]]) == token).all():
+            yield f"{path}: the {name} of a document is not the {name}-of-document token"
 
 
 def _check_documents(
-    reader: ShardReader,
-    task: VerifyTask,
-    gone: npt.NDArray[np.bool_],
-    report: Callable[[dict[str, int]], None],
-) -> list[str]:
-    """Decode documents and encode the text again with `tokenizers`: the ids must come back.
+    manifest: Manifest, shard: Shard, reader: ShardReader, chosen: list[int], report: Report
+) -> Iterator[str]:
+    """Decode documents and encode what is between the markers of a template with `tokenizers`: the ids must come back.
 
     Decoded by our own table, because `tokenizers` takes the letters of an added token for bytes.
     """
-    vocab, name = load_vocab(task.tokenizer_json, task.tokenizer.eod_id), str(task.tokenizer_json)
-    json = vocab.raw.decode()
-    described = None if task.ledger_root is None else ledger_column(task.shard.ledger_path, "hash")
-    engine = ReferenceEngine(chat_tokenizer(json, task.markers), name)
-    names = {token: marker for marker, token in task.markers.items()}
-    tokens = [vocab.token_bytes(i) for i in range(vocab.size)]
-    head = int(task.tokenizer.bos_id is not None)
-    chosen = [n for n in (range(len(reader)) if task.sample is None else task.sample) if not gone[n]]
+    vocab, markers = load_vocabulary(manifest), dict[str, int]()
+    if shard.kinds is not None:
+        markers = load_inputs(manifest, shard.source).settings.get("conversation", {}).get("markers", {})
+    json, name = vocab.raw.decode(), str(vocab.path)
+    engine, around = ReferenceEngine(chat_tokenizer(json, markers), name), _around(vocab, shard)
+    pieces = [vocab.token_bytes(token) for token in range(vocab.size)]
+    hashes = ledger_column(shard.ledger_path, "hash") if shard.ledger_path in manifest.roots else None
+    head = int(vocab.bos_id is not None)
+
+    def decoded(many: Iterable[Any]) -> pa.Array:
+        texts = [b"".join([pieces[token] for token in ids]).decode(errors="replace") for ids in many]
+        return pa.array(texts, pa.large_string())
+
     for at in range(0, len(chosen), ENCODE_DOCUMENTS):
         numbers = chosen[at : at + ENCODE_DOCUMENTS]
-        expected = [np.asarray(reader[n][head:-1]) for n in numbers]
-        texts = pa.array(
-            [b"".join([tokens[i] for i in ids]).decode(errors="replace") for ids in expected],
-            pa.large_string(),
-        )
-        if task.markers:
-            for number, ids in zip(numbers, expected, strict=True):
-                if not np.array_equal(_encode_between(engine, tokens, names, ids), ids):
-                    return [f"{task.shard.prefix}: document {number} does not encode to its ids again"]
-            if described is not None:
-                bos, eod = (
-                    names.get(token, "") for token in (task.tokenizer.bos_id or -1, task.tokenizer.eod_id)
-                )
-                if not _hashes_hold(described.take(pa.array(numbers)), texts, bos, eod):
-                    return [f"{task.shard.ledger_path}: a hash is not that of its document"]
-            report({"encoded again": len(numbers)})
-            continue
+        documents = [np.asarray(reader[number][head:-1]) for number in numbers]
+        runs = [
+            (number, run)
+            for number, ids in zip(numbers, documents, strict=True)
+            for run in _between(ids, list(markers.values()))
+        ]
+        texts = decoded(run for _, run in runs)
         try:
             ids, offsets = engine.encode(texts)
         except Unencodable:  # tokenizers alone gives up on one of them: then what encoded it has to say
-            ids, offsets = Encoder(json, task.tokenizer.eod_id, task.tokenizer.vocab_size, name).ids(texts)
-        for i, number in enumerate(numbers):
-            if not np.array_equal(ids[offsets[i] : offsets[i + 1]], expected[i]):
-                return [f"{task.shard.prefix}: document {number} does not encode to its ids again"]
-        if described is not None and not described.take(pa.array(numbers)).equals(
-            hash_column(hash_texts(texts))
-        ):
-            return [f"{task.shard.ledger_path}: a hash is not that of its document"]
+            ids, offsets = Encoder(json, vocab.eod_id, vocab.size, name).ids(texts)
+        for (number, run), first, end in zip(runs, offsets[:-1], offsets[1:], strict=True):
+            if not np.array_equal(ids[first:end], run):
+                yield f"{shard.prefix}: document {number} does not encode to its ids again"
+                return
+        if hashes is not None:
+            stated, found = hashes.take(pa.array(numbers)), np.zeros(len(numbers), np.bool_)
+            for whole in _as_hashed(decoded(documents), around):
+                found |= np.asarray(pc.equal(stated, hash_column(hash_texts(whole))))
+            if not found.all():
+                yield f"{shard.ledger_path}: a hash is not that of its document"
+                return
         report({"encoded again": len(numbers)})
-    return []
 
 
-def _encode_between(engine: ReferenceEngine, tokens: list[bytes], names: Mapping[int, str], ids: Any) -> Any:
-    """What the text between markers encodes to, with the markers where they are."""
-    at = np.flatnonzero(np.isin(ids, list(names)))
+def _between(ids: npt.NDArray[Any], markers: list[int]) -> list[npt.NDArray[Any]]:
+    """The runs of ids of which none is a marker."""
+    at = np.flatnonzero(np.isin(ids, markers))
     runs = np.split(ids, np.unique(np.concatenate([at, at + 1])))
-    found = []
-    for run in runs:
-        if len(run) == 1 and int(run[0]) in names:
-            found.append(run)
-        elif len(run):
-            text = b"".join(tokens[i] for i in run).decode(errors="replace")
-            found.append(engine.encode(pa.array([text], pa.large_string()))[0])
-    return np.concatenate([np.empty(0, np.int64), *found])
+    return [run for run in runs if len(run) and int(run[0]) not in markers]
 
 
-def _hashes_hold(column: pa.Array, texts: pa.Array, bos: str, eod: str) -> bool:
-    """Whether each hash is of its text. A template may itself put the tokens around a document: its text has them."""
-    ways = [
-        pa.array([head + text + tail for text in texts.to_pylist()], pa.large_string())
-        for head in {"", bos}
-        for tail in {"", eod}
-    ]
-    found = [hash_column(hash_texts(way)).to_pylist() for way in ways]
-    return all(hash in same for hash, *same in zip(column.to_pylist(), *found, strict=True))
+def _around(vocab: Vocabulary, shard: Shard) -> list[tuple[str, str]]:
+    """What may belong to a text although the tokens around a document stand for it: a template of conversations may
+    itself have put these."""
+    if shard.kinds is None:
+        return [("", "")]
+    bos, eod = (
+        "" if token is None else vocab.token_bytes(token).decode(errors="replace")
+        for token in (vocab.bos_id, vocab.eod_id)
+    )
+    return [(head, tail) for head in dict.fromkeys(("", bos)) for tail in ("", eod)]
+
+
+def _as_hashed(texts: pa.LargeStringArray, around: list[tuple[str, str]]) -> Iterator[pa.LargeStringArray]:
+    """Decoded texts in every way in which they may have been hashed."""
+    for pair in around:
+        head, tail, between = (pa.scalar(part, pa.large_string()) for part in (*pair, ""))
+        yield pc.binary_join_element_wise(head, texts, tail, between)
+
+
+def _find_removed(manifest: Manifest, shard: Shard, hashes: pa.Array, report: Report) -> Iterator[str]:
+    """Documents that decode to a text that was removed."""
+    around = _around(load_vocabulary(manifest), shard)
+    for first, texts in shard_texts(shard, load_decoder(manifest)):
+        found = np.zeros(len(texts), np.bool_)
+        for whole in _as_hashed(texts, around):
+            found |= find_removed(whole, hashes)
+        for number in np.flatnonzero(found).tolist():
+            yield f"{shard.prefix}: document {first + number} holds a text that was removed"
+        report({"decoded": len(texts)})
+
+
+def _find_traces(manifest: Manifest, shard: Shard, hashes: pa.Array) -> Iterator[str]:
+    """What is still said of documents that were removed, and documents of these texts that are not said to be."""
+    path, joined = shard.ledger_path, open_annotations(manifest)
+    matched = {matched_column(one.name) for one in joined}
+    kept = [name for name in ledger_schema(path).names if name not in (*SCHEMA.names, *COLUMNS)]
+    kept += [name for one in joined for name in one.columns]
+    found = dict[str, None]()
+    for _, _, rows in scan(manifest, ["hash", COLUMNS[0], *kept], [(shard, 0)], joined):
+        gone = rows[COLUMNS[0]].is_valid()
+        if pc.any(pc.and_not(pc.is_in(rows["hash"], value_set=hashes), gone)).as_py():
+            found[f"{path}: a document whose text was removed is not said to be"] = None
+        for name in kept:
+            column = rows[name].filter(gone)
+            if column.cast(pa.bool_()).true_count if name in matched else len(column) - column.null_count:
+                found[f"{path}: {name} of a document that was removed is there"] = None
+    yield from found

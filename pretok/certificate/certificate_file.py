@@ -3,11 +3,14 @@
 Input: a `Certificate`, the leaves of shards that it shows and the hashes that lead to the root; or a file. Output: the
 file; or these three, where the file is whole.
 
-    pretok-certificate 1 N DIGEST\\n    N: bytes of what follows; DIGEST: SHA-256 of all behind this line
+    pretok-certificate 2 N DIGEST\\n    N: bytes of what follows; DIGEST: SHA-256 of all behind this line
     N bytes                            the certificate as JSON, compressed by zlib
-    leaves                             of the files in `leaves`, in their order: 4,096 bytes, the last of a file fewer
-    hashes                             32 bytes each: what leads to the roots of these files, in their order, and then
+    leaves                             those that hold its tokens, shard after shard: 4,096 bytes, the last of a file
+                                       fewer
+    hashes                             32 bytes each: what leads to the roots of these shards, in their order, and then
                                        from `entries` to the root over all
+
+What follows from something else is not in it: which leaves there are, and what the mix has at a position.
 """
 
 from __future__ import annotations
@@ -23,26 +26,17 @@ from pretok.base.errors import IntegrityError, MismatchError
 from pretok.base.lock import hold
 from pretok.base.records import Count, Record, read_record, to_json
 from pretok.base.storage import reading, write_bytes
+from pretok.base.tree import LEAF
 
 MAGIC = "pretok-certificate"
-VERSION = 1
+VERSION = 2
 MAX_HEAD = 128
 MAX_JSON = 1 << 28
 """Bytes of JSON that are taken: more is no certificate, but an attempt to fill the memory."""
 
 
-class ShownLeaves(Record, frozen=True):
-    """Leaves of the shard that `entry` describes. ranges: (first, how many), rising."""
-
-    entry: Count
-    ranges: tuple[tuple[Count, Count], ...]
-
-
-class Entry(Record, frozen=True):
-    """What the root over all says of a file. number: its place in the tree; text: the JSON that is hashed."""
-
-    number: Count
-    text: str
+Piece = tuple[Count, Count, Count]
+"""Tokens that lie together: the entry of their shard, the first of them there, how many."""
 
 
 class ReadSegment(Record, frozen=True):
@@ -54,22 +48,11 @@ class ReadSegment(Record, frozen=True):
     global_batch: Count
 
 
-class ShownPiece(Record, frozen=True):
-    """Tokens that lie together. entry: of their shard; first: of them in it; tokens: how many."""
-
-    entry: Count
-    first: Count
-    tokens: Count
-
-
 class ShownSequence(Record, frozen=True):
-    """What stands at a position of the mix."""
+    """What is read at a position of the mix."""
 
     position: Count
-    source: str
-    epoch: Count
-    sequence: Count
-    pieces: tuple[ShownPiece, ...]
+    pieces: tuple[Piece, ...]
 
 
 class ShownDocument(Record, frozen=True):
@@ -87,23 +70,38 @@ class ShownDocument(Record, frozen=True):
 
 
 class Certificate(Record, frozen=True, kw_only=True, omit_defaults=True):
-    """What a certificate says. root: over all files of the shards; files: how many entries that tree has; entries:
-    those of them that are shown, the first being of the folder; mix: as its file has it; step, segment: of a run;
-    document: the number in `documents` of the one that the sequences are for, which are all between two positions that
-    read it; between: the first of these positions and the one behind the last, as far as the run has come, None: all of
-    the mix. One of step and document is there."""
+    """What a certificate says. One of step and document is there."""
 
-    root: str
-    files: Count
-    entries: tuple[Entry, ...]
-    leaves: tuple[ShownLeaves, ...]
+    entries: tuple[tuple[Count, str], ...]
+    """(its place in the tree over all files, the JSON that is hashed there): the folder, then each shard."""
     mix: dict[str, object]
+    """As its file has it."""
     segment: ReadSegment | None = None
     step: Count | None = None
     document: Count | None = None
+    """The number in `documents` of the one that the sequences are for."""
     between: tuple[Count, Count] | None = None
+    """The first position and the one behind the last between which these sequences are all that read the document, as
+    far as the run has come; None: all of the mix."""
     sequences: tuple[ShownSequence, ...]
     documents: tuple[ShownDocument, ...]
+
+    def ranges(self, width: int) -> dict[int, list[tuple[int, int]]]:
+        """Of each entry the leaves, (first, end), that hold what is shown, in ranges that do not touch. width: bytes of
+        a token."""
+        pieces = [piece for sequence in self.sequences for piece in sequence.pieces]
+        if self.document is not None:
+            one = self.documents[self.document]
+            pieces.append((one.entry, one.first, one.tokens))
+        found: dict[int, list[tuple[int, int]]] = {}
+        for entry, first, tokens in sorted(pieces):
+            low, high = first * width // LEAF, -(-(first + tokens) * width // LEAF)
+            held = found.setdefault(entry, [])
+            if held and low <= held[-1][1]:
+                held[-1] = held[-1][0], max(high, held[-1][1])
+            else:
+                held.append((low, high))
+        return found
 
 
 def write_certificate(path: Path, certificate: Certificate, leaves: bytes, hashes: bytes) -> int:

@@ -6,10 +6,8 @@ or an IntegrityError or MismatchError that says what does not hold. docs/formats
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +18,7 @@ from pretok.base.errors import IntegrityError, MismatchError
 from pretok.base.records import Count, Record
 from pretok.base.tree import HASH, LEAF, entry_hash, leaf_hash, proven_root
 from pretok.base.units import plural
-from pretok.certificate.certificate_file import Certificate, ShownDocument, ShownPiece, read_certificate
+from pretok.certificate.certificate_file import Certificate, ShownDocument, read_certificate
 from pretok.shards.manifest import FORMAT, VERSION, Event, TokenizerEntry
 from pretok.stream.mix_file import Mix, parse_mix
 
@@ -84,9 +82,45 @@ def check_certificate(path: Path, root: str, step: int | None = None) -> Checked
         what = "no step" if certificate.step is None else f"step {certificate.step}"
         raise MismatchError(f"{path} is of {what}, not of step {step}")
     try:
-        return _Check(certificate, rest).run(root, path)
-    except _Wrong as wrong:
-        raise IntegrityError(f"{path} proves nothing: {wrong}") from None
+        _check_step(certificate)
+        mix = parse_mix(certificate.mix, path)
+        head, shards = _entries(certificate)
+        if (found := _root(certificate, head, shards, rest)) != root:
+            raise MismatchError(f"{path} is of other shards: it leads to the root {found}, not to {root}")
+        if mix.manifest not in {head.fingerprint, *(event.fingerprint for event in head.history)}:
+            raise IntegrityError(
+                f"its mix was made for shards with the fingerprint {mix.manifest}, which these never had"
+            )
+        return _checked(certificate, shards, mix, root)
+    except IntegrityError as error:
+        raise IntegrityError(f"{path} proves nothing: {error}") from None
+
+
+def _checked(certificate: Certificate, shards: dict[int, _Shard], mix: Mix, root: str) -> Checked:
+    """What is proven of tokens that stand under the root."""
+    mapped = _check_sequences(certificate, shards, mix)
+    document = place = None
+    between, complete = certificate.between or (0, len(mix)), False
+    if certificate.document is not None:
+        one = certificate.documents[certificate.document]
+        document = f"{one.file}:{one.line}"
+        place = f"tokens {one.first} to {one.first + one.tokens - 1} of {shards[one.entry].path}"
+        complete = _check_document(certificate, shards[one.entry], mix, one, range(*between))
+    return Checked(
+        root=root,
+        mix=mix.fingerprint,
+        step=certificate.step,
+        document=document,
+        place=place,
+        between=between,
+        complete=complete,
+        positions=tuple(sequence.position for sequence in certificate.sequences),
+        sequences=len(certificate.sequences),
+        mapped=mapped,
+        tokens=sum(tokens for sequence in certificate.sequences for _, _, tokens in sequence.pieces),
+        documents=len(certificate.documents),
+        shards=len(shards),
+    )
 
 
 def sentences(checked: Checked) -> list[str]:
@@ -116,257 +150,149 @@ def sentences(checked: Checked) -> list[str]:
     return [*lines, f"stated by whoever made it: {', '.join(stated)}"]
 
 
-class _Wrong(Exception):
-    """What does not hold, for the message."""
-
-
-class _Check:
-    """The steps of checking one certificate. Each raises _Wrong."""
-
-    def __init__(self, certificate: Certificate, rest: memoryview) -> None:
-        self.certificate = certificate
-        self.rest = rest
-        self.shards: dict[int, _Shard] = {}
-        self.tokens: dict[int, tuple[list[int], list[int]]] = {}  # of each shard the ranges that are shown
-
-    def run(self, root: str, path: Path) -> Checked:
-        certificate = self.certificate
-        head = self._entries()
-        found = self._root(head)
-        if found != certificate.root:
-            raise _Wrong(f"what it shows leads to the root {found}, not to {certificate.root} as it says")
-        if found != root:
-            raise MismatchError(f"{path} is of other shards: it leads to the root {found}, not to {root}")
-        try:
-            mix = parse_mix(certificate.mix, path)
-        except (IntegrityError, MismatchError) as error:
-            raise _Wrong(str(error)) from None
-        if mix.manifest not in {head.fingerprint, *(event.fingerprint for event in head.history)}:
-            raise _Wrong(
-                f"its mix was made for shards with the fingerprint {mix.manifest}, which these never had"
-            )
-        mapped = self._sequences(mix)
-        self._steps()
-        self._documents()
-        document = place = None
-        between, complete = certificate.between or (0, len(mix)), False
-        if certificate.document is not None:
-            one = certificate.documents[certificate.document]
-            document = f"{one.file}:{one.line}"
-            place = f"tokens {one.first} to {one.first + one.tokens - 1} of {self.shards[one.entry].path}"
-            complete = self._complete(mix, one, range(*between))
-        pieces = [piece for sequence in certificate.sequences for piece in sequence.pieces]
-        return Checked(
-            root=found,
-            mix=mix.fingerprint,
-            step=certificate.step,
-            document=document,
-            place=place,
-            between=between,
-            complete=complete,
-            positions=tuple(sequence.position for sequence in certificate.sequences),
-            sequences=len(certificate.sequences),
-            mapped=mapped,
-            tokens=sum(piece.tokens for piece in pieces),
-            documents=len(certificate.documents),
-            shards=len(self.shards),
-        )
-
-    def _entries(self) -> _Head:
-        """The entry of the folder; those of shards go to `shards`."""
-        entries = self.certificate.entries
-        numbers = [entry.number for entry in entries]
-        if not numbers or numbers[0] != 0 or numbers != sorted(set(numbers)):
-            raise _Wrong("its entries are not in order")
-        head: _Head = _decoded(entries[0].text, _Head)
-        if (head.format, head.version) != (FORMAT, VERSION) or head.tokenizer.dtype not in DTYPES:
-            raise _Wrong(f"it is of {head.format} of version {head.version}, not of {FORMAT} {VERSION}")
-        if self.certificate.files != 1 + head.shards + head.side_files or numbers[-1] > head.shards:
-            raise _Wrong("its entries are not of that many files")
-        self.shards = {entry.number: _decoded(entry.text, _Shard) for entry in entries[1:]}
-        return head
-
-    def _root(self, head: _Head) -> str:
-        """The root over all, from the leaves that are shown. The roots of their files must stand in the entries."""
-        certificate, width = self.certificate, np.dtype(head.tokenizer.dtype).itemsize
-        if [shown.entry for shown in certificate.leaves] != sorted(self.shards):
-            raise _Wrong("it does not show leaves of just the shards in its entries")
-        data, at = self.rest, 0
-        held: list[tuple[_Shard, dict[int, bytes]]] = []
-        for shown in certificate.leaves:
-            shard = self.shards[shown.entry]
-            hashes: dict[int, bytes] = {}
-            first_tokens, end_tokens, last = [], [], -1
-            for first, count in shown.ranges:
-                if first <= last or not count or (first + count - 1) * LEAF >= shard.file_bytes:
-                    raise _Wrong(f"its leaves of {shard.path} are not in order, or not in the file")
-                last = first + count
-                end = min(last * LEAF, shard.file_bytes)
-                if at + end - first * LEAF > len(data):
-                    raise _Wrong("it does not have the bytes that its leaves need")
-                for leaf in range(first, last):
-                    size = min(LEAF, shard.file_bytes - leaf * LEAF)
-                    hashes[leaf] = leaf_hash(data[at : at + size])
-                    at += size
-                first_tokens.append(first * LEAF // width)
-                end_tokens.append(end // width)
-            self.tokens[shown.entry] = first_tokens, end_tokens
-            held.append((shard, hashes))
-        if (len(data) - at) % HASH:
-            raise _Wrong("what follows its leaves is not hashes")
-        rest = (bytes(data[place : place + HASH]) for place in range(at, len(data), HASH))
-        for shard, hashes in held:
-            found = _proven(hashes, -(-shard.file_bytes // LEAF), rest)
-            if found != shard.root:
-                raise _Wrong(
-                    f"the leaves of {shard.path} lead to the root {found}, not to its own, {shard.root}"
-                )
-        entries = {entry.number: entry_hash(entry.text.encode()) for entry in certificate.entries}
-        found = _proven(entries, certificate.files, rest)
-        if next(rest, None) is not None:
-            raise _Wrong("it has more hashes than lead to the root")
-        return found
-
-    def _sequences(self, mix: Mix) -> int:
-        """Each sequence is the one that the mix has at its position, and its tokens are shown; how many of them are
-        where the arithmetic of the mix says."""
-        sequences = self.certificate.sequences
-        if not sequences:
-            raise _Wrong("it shows no sequence")
-        positions = np.array([sequence.position for sequence in sequences], np.int64)
-        if positions.max() >= len(mix) or (np.diff(positions) <= 0).any():
-            raise _Wrong(f"its positions are not rising and below {len(mix)}")
-        order = mix.order()
-        which, epochs, numbers = order.locate(positions)
-        cuts = order.cuts(which, epochs)
-        mapped = 0
-        columns = (part.tolist() for part in (which, epochs, numbers, cuts))
-        for sequence, source, epoch, number, cut in zip(sequences, *columns, strict=True):
-            entry = mix.sources[source]
-            if (sequence.source, sequence.epoch, sequence.sequence) != (entry.name, epoch, number):
-                raise _Wrong(
-                    f"at position {sequence.position} the mix has sequence {number} of {entry.name} in epoch {epoch}, "
-                    f"not {sequence.sequence} of {sequence.source} in epoch {sequence.epoch}"
-                )
-            is_cut, at = entry.tape is None, 0
-            for piece in sequence.pieces:
-                shard = self._shown(piece, sequence.position)
-                if (shard.source, shard.split) != (entry.held_in, mix.split):
-                    raise _Wrong(
-                        f"position {sequence.position} has tokens of {shard.path}, which is not of its source"
-                    )
-                if is_cut and shard.first + piece.first != entry.begin + cut + number * mix.seq_len + at:
-                    raise _Wrong(
-                        f"position {sequence.position} has other tokens of {shard.source} than the mix says"
-                    )
-                at += piece.tokens
-            if at > mix.seq_len + 1 or (at < mix.seq_len + 1 and not entry.packed):
-                raise _Wrong(
-                    f"position {sequence.position} has {at} tokens, a sequence has {mix.seq_len + 1}"
-                )
-            mapped += is_cut
-        return mapped
-
-    def _shown(self, piece: Any, position: object) -> _Shard:
-        """The shard of tokens that are shown."""
-        shard = self.shards.get(piece.entry)
-        if shard is None or piece.first + piece.tokens > shard.tokens or not piece.tokens:
-            raise _Wrong(f"{position} has tokens that no shard in its entries has")
-        firsts, ends = self.tokens[piece.entry]
-        which = bisect_right(firsts, piece.first) - 1
-        if which < 0 or piece.first + piece.tokens > ends[which]:
-            raise _Wrong(f"{position} has tokens of {shard.path} that are not shown")
-        return shard
-
-    def _steps(self) -> None:
-        """The positions are those of the step, or read the document."""
-        certificate = self.certificate
-        positions = [sequence.position for sequence in certificate.sequences]
-        if (certificate.step is None) == (certificate.document is None):
-            raise _Wrong("it is neither of a step nor of a document")
-        segment = certificate.segment
-        if segment is not None and not segment.global_batch:
-            raise _Wrong("its run has a global batch of 0 sequences")
-        if certificate.step is None:
-            return
-        if segment is None or certificate.step <= segment.step:
-            raise _Wrong(f"its part of the run does not have step {certificate.step}")
-        first = segment.position + (certificate.step - 1 - segment.step) * segment.global_batch
-        if len(positions) != segment.global_batch or positions != [first + n for n in range(len(positions))]:
-            raise _Wrong(
-                f"step {certificate.step} reads positions {first} to {first + segment.global_batch - 1}, not those it "
-                "shows"
-            )
-
-    def _documents(self) -> None:
-        """The documents follow each other, have all tokens of the sequences, and one is that which it is for."""
-        certificate = self.certificate
-        places = [(one.entry, one.first, one.first + one.tokens) for one in certificate.documents]
-        if places != sorted(places) or any(
-            entry == after and end > first for (entry, _, end), (after, first, _) in pairwise(places)
-        ):
-            raise _Wrong("its documents are not in order")
-        for entry, _, end in places:
-            if entry not in self.shards or end > self.shards[entry].tokens:
-                raise _Wrong("it names a document that no shard in its entries has")
-        for sequence in certificate.sequences:
-            for piece in sequence.pieces:
-                at, end = piece.first, piece.first + piece.tokens
-                which = max(bisect_right(places, (piece.entry, at, 1 << 63)) - 1, 0)
-                for entry, first, stop in islice(places, which, None):
-                    if entry != piece.entry or first > at or at >= end:
-                        break
-                    at = max(at, stop)
-                if at < end:
-                    raise _Wrong(f"it does not say which documents position {sequence.position} has")
-        if certificate.document is None:
-            return
-        if certificate.document >= len(places):
-            raise _Wrong("it is of a document that it does not name")
-        entry, first, end = places[certificate.document]
-        self._shown(ShownPiece(entry, first, end - first), "its document")
-        for sequence in certificate.sequences:
-            if not any(
-                piece.entry == entry and piece.first < end and piece.first + piece.tokens > first
-                for piece in sequence.pieces
-            ):
-                raise _Wrong(f"position {sequence.position} does not read its document")
-
-    def _complete(self, mix: Mix, document: ShownDocument, between: range) -> bool:
-        """Whether its sequences are all at these positions that read its document, by the arithmetic of the mix: False
-        where classes or packing decide that."""
-        shown = [sequence.position for sequence in self.certificate.sequences]
-        if not 0 <= between.start <= shown[0] <= shown[-1] < between.stop <= len(mix):
-            raise _Wrong(f"its positions are not between {between.start} and {between.stop - 1}")
-        if self.certificate.segment and self.certificate.segment.position != between.start:
-            raise _Wrong(f"its part of the run begins with another position than {between.start}")
-        shard, order, found = self.shards[document.entry], mix.order(), list[int]()
-        first = shard.first + document.first
-        end = first + document.tokens
-        for number, entry in enumerate(mix.sources):
-            if entry.held_in != shard.source:
-                continue
-            if entry.tape or order.epochs(number) > MAX_EPOCHS:
-                return False
-            for epoch in range(order.epochs(number)):
-                token = entry.begin + order.cut(number, epoch)
-                low = max(first - token - 1, 0) // mix.seq_len
-                high = min((end - 1 - token) // mix.seq_len + 1, entry.sequences)
-                found += order.positions(number, epoch, np.arange(low, high)).tolist()
-        if missing := sorted({at for at in found if at in between} - set(shown)):
-            raise _Wrong(f"position {missing[0]} reads its document too, and it does not show it")
-        return True
-
-
-def _proven(hashes: dict[int, bytes], leaves: int, rest: Iterator[bytes]) -> str:
-    try:
-        return proven_root(hashes, leaves, rest).hex()
-    except (StopIteration, RuntimeError):
-        raise _Wrong("it has fewer hashes than lead to the root") from None
+def _entries(certificate: Certificate) -> tuple[_Head, dict[int, _Shard]]:
+    """The entry of the folder, and those of shards by their numbers."""
+    numbers = [number for number, _ in certificate.entries]
+    if not numbers or numbers[0] != 0 or numbers != sorted(set(numbers)):
+        raise IntegrityError("its entries are not in order")
+    (_, text), *others = certificate.entries
+    head: _Head = _decoded(text, _Head)
+    if (head.format, head.version) != (FORMAT, VERSION) or head.tokenizer.dtype not in DTYPES:
+        raise IntegrityError(f"it is of {head.format} of version {head.version}, not of {FORMAT} {VERSION}")
+    if numbers[-1] > head.shards:
+        raise IntegrityError("its entries are not of shards")
+    return head, {number: _decoded(text, _Shard) for number, text in others}
 
 
 def _decoded(text: str, kind: type[Any]) -> Any:
     try:
         return msgspec.json.decode(text, type=kind)
     except (ValueError, RecursionError) as error:
-        raise _Wrong(f"an entry is not as the manifest's: {error}") from None
+        raise IntegrityError(f"an entry is not as the manifest's: {error}") from None
+
+
+def _root(certificate: Certificate, head: _Head, shards: dict[int, _Shard], data: memoryview) -> str:
+    """The root over all, from the leaves that hold what is shown. The roots of their files must stand in the
+    entries."""
+    width = np.dtype(head.tokenizer.dtype).itemsize
+    if certificate.document is not None and certificate.document >= len(certificate.documents):
+        raise IntegrityError("it is of a document that it does not name")
+    ranges = certificate.ranges(width)
+    if ranges.keys() != shards.keys():
+        raise IntegrityError("its entries are not just of the shards whose tokens it shows")
+    held, at = list[tuple[_Shard, dict[int, bytes]]](), 0
+    for number, shard in shards.items():
+        hashes: dict[int, bytes] = {}
+        for first, end in ranges[number]:
+            if (end - 1) * LEAF >= shard.file_bytes:
+                raise IntegrityError(f"{shard.path} does not have all tokens that it shows")
+            stop = at + min(end * LEAF, shard.file_bytes) - first * LEAF
+            if stop > len(data):
+                raise IntegrityError("it does not have the bytes that its leaves need")
+            for leaf in range(first, end):
+                hashes[leaf] = leaf_hash(data[at : min(at + LEAF, stop)])
+                at = min(at + LEAF, stop)
+        held.append((shard, hashes))
+    if (len(data) - at) % HASH:
+        raise IntegrityError("what follows its leaves is not hashes")
+    rest = (bytes(data[place : place + HASH]) for place in range(at, len(data), HASH))
+    for shard, hashes in held:
+        found = _proven(hashes, -(-shard.file_bytes // LEAF), rest)
+        if found != shard.root:
+            raise IntegrityError(
+                f"the leaves of {shard.path} lead to the root {found}, not to its own, {shard.root}"
+            )
+    entries = {number: entry_hash(text.encode()) for number, text in certificate.entries}
+    found = _proven(entries, 1 + head.shards + head.side_files, rest)
+    if next(rest, None) is not None:
+        raise IntegrityError("it has more hashes than lead to the root")
+    return found
+
+
+def _proven(hashes: dict[int, bytes], leaves: int, rest: Iterator[bytes]) -> str:
+    try:
+        return proven_root(hashes, leaves, rest).hex()
+    except (StopIteration, RuntimeError):
+        raise IntegrityError("it has fewer hashes than lead to the root") from None
+
+
+def _check_sequences(certificate: Certificate, shards: dict[int, _Shard], mix: Mix) -> int:
+    """Each sequence is of the source that the mix has at its position; how many of them are where its arithmetic
+    says."""
+    sequences = certificate.sequences
+    positions = np.array([sequence.position for sequence in sequences], np.int64)
+    if positions.max() >= len(mix) or (np.diff(positions) <= 0).any():
+        raise IntegrityError(f"its positions are not rising and below {len(mix)}")
+    order, mapped = mix.order(), 0
+    which, epochs, numbers = order.locate(positions)
+    begins = order.cuts(which, epochs) + numbers * mix.seq_len
+    for sequence, source, begin in zip(sequences, which.tolist(), begins.tolist(), strict=True):
+        entry, at = mix.sources[source], 0
+        is_cut = entry.tape is None
+        for number, first, tokens in sequence.pieces:
+            shard = shards[number]
+            if (shard.source, shard.split) != (entry.held_in, mix.split):
+                raise IntegrityError(
+                    f"position {sequence.position} has tokens of {shard.path}, which is not of its source"
+                )
+            if is_cut and shard.first + first != entry.begin + begin + at:
+                raise IntegrityError(
+                    f"position {sequence.position} has other tokens of {shard.source} than the mix says"
+                )
+            at += tokens
+        if at > mix.seq_len + 1 or (at < mix.seq_len + 1 and not entry.packed):
+            raise IntegrityError(
+                f"position {sequence.position} has {at} tokens, a sequence has {mix.seq_len + 1}"
+            )
+        mapped += is_cut
+    return mapped
+
+
+def _check_step(certificate: Certificate) -> None:
+    """The positions are those of the step, where it is of one."""
+    step, segment = certificate.step, certificate.segment
+    if not certificate.sequences:
+        raise IntegrityError("it shows no sequence")
+    if (step is None) == (certificate.document is None):
+        raise IntegrityError("it is neither of a step nor of a document")
+    if step is None:
+        return
+    if segment is None or step <= segment.step:
+        raise IntegrityError(f"its part of the run does not have step {step}")
+    first = segment.position + (step - 1 - segment.step) * segment.global_batch
+    positions = [sequence.position for sequence in certificate.sequences]
+    if len(positions) != segment.global_batch or positions != [first + n for n in range(len(positions))]:
+        raise IntegrityError(
+            f"step {step} reads positions {first} to {first + segment.global_batch - 1}, not those it shows"
+        )
+
+
+def _check_document(
+    certificate: Certificate, shard: _Shard, mix: Mix, document: ShownDocument, between: range
+) -> bool:
+    """All sequences read the document; whether they are all at these positions that do, by the arithmetic of the mix:
+    False where classes or packing decide that."""
+    low, high = document.first, document.first + document.tokens
+    for sequence in certificate.sequences:
+        if not any(
+            number == document.entry and first < high and first + tokens > low
+            for number, first, tokens in sequence.pieces
+        ):
+            raise IntegrityError(f"position {sequence.position} does not read its document")
+    shown = [sequence.position for sequence in certificate.sequences]
+    if not 0 <= between.start <= shown[0] <= shown[-1] < between.stop <= len(mix):
+        raise IntegrityError(f"its positions are not between {between.start} and {between.stop - 1}")
+    order, found = mix.order(), list[int]()
+    for number, entry in enumerate(mix.sources):
+        if entry.held_in != shard.source:
+            continue
+        if entry.tape or order.epochs(number) > MAX_EPOCHS:
+            return False
+        for epoch in range(order.epochs(number)):
+            token = entry.begin + order.cut(number, epoch) - shard.first
+            begin = max(low - token - 1, 0) // mix.seq_len
+            end = min((high - 1 - token) // mix.seq_len + 1, entry.sequences)
+            found += order.positions(number, epoch, np.arange(begin, end)).tolist()
+    if missing := sorted({at for at in found if at in between} - set(shown)):
+        raise IntegrityError(f"position {missing[0]} reads its document too, and it does not show it")
+    return True

@@ -380,13 +380,15 @@ def certify(
     from pretok.certificate.make import certify_document, certify_step
 
     if step is not None:
-        made = certify_step(target, step, shards, out or Path(f"step-{step}.certificate"))
+        out = out or Path(f"step-{step}.certificate")
+        made = certify_step(target, step, shards, out)
     else:
-        made = certify_document(target, str(doc), shards, out or Path("document.certificate"))
+        out = out or Path("document.certificate")
+        made = certify_document(target, str(doc), shards, out)
     if json:
         print_json(made)
     else:
         console.notice(
-            f"{made.path}: {plural(made.sequences, 'sequence')} of {plural(made.shards, 'shard')}, "
-            f"{human_bytes(made.file_bytes)}; check it with pretok certify --check {made.path} --root {made.root}"
+            f"{out}: {plural(made.sequences, 'sequence')} of {plural(made.shards, 'shard')}, "
+            f"{human_bytes(out.stat().st_size)}; check it with pretok certify --check {out} --root {made.root}"
         )

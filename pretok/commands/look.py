@@ -105,8 +105,8 @@ def disclose(
     format: Annotated[
         str | None,
         typer.Option(
-            metavar="json|html|croissant|csv",
-            help="croissant: JSON-LD of Croissant 1.1. csv: all registrable domains. Default: html, or as FILE ends.",
+            metavar="json|html|md|csv",
+            help="md: the card of a data set. csv: all registrable domains. Default: html, or as FILE ends.",
         ),
     ] = None,
     out: Annotated[
@@ -143,7 +143,9 @@ def disclose(
 
     console = terminal(context)
     request = DisclosureRequest(work, mix, run, _columns(column or []), domains, answers)
-    kind = "html" if out is None else {".json": "json", ".csv": "csv"}.get(out.suffix, "html")
+    kind = (
+        out.suffix.removeprefix(".") if out is not None and out.suffix in (".json", ".md", ".csv") else "html"
+    )
     text = run_disclose(request, format or kind)
     if out is None and format is not None:
         sys.stdout.write(text)

@@ -5,7 +5,7 @@ figures.py    ledgers and what is read of them -> exact sums, in a table of Duck
 summary.py    sums and a person's answers -> the summary, one record; what no file knows is a named blank
 domains.py    hosts -> registrable domains, all of them, as CSV
 register.py   reserved domains -> what of them is held, read, refused and removed
-croissant.py  the summary -> Croissant 1.1
-job.py        all of it, as JSON, HTML, Croissant or CSV
-page.html     the template of the page
+card.py       the summary -> README.md of a data set, as the hub reads it
+job.py        all of it, as JSON, HTML, Markdown or CSV
+page.html     the template of the page; card.md that of the card
 """

@@ -10,10 +10,11 @@ from __future__ import annotations
 import csv
 import io
 import ipaddress
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 
 from pretok.base.errors import UsageError
-from pretok.disclosure.figures import AMOUNTS, Amount, Figures
+from pretok.disclosure.figures import AMOUNTS, Figures
 
 NO_ADDRESS = "no source keeps an address: keep a column `url`, or name it with --column domain=COLUMN"
 
@@ -23,32 +24,26 @@ def domains_csv(figures: Figures) -> str:
     address. UsageError where no source keeps an address, or where the library is not installed."""
     if not figures.tells("read", "domain"):
         raise UsageError(NO_ADDRESS)
-    found = by_host(figures, "read", registrable_domains())
+    found = by_host(figures, ("read",), registrable_domains())
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(("domain", *AMOUNTS))
     for domain, amount in sorted(
         found.items(), key=lambda row: (row[0] is None, -row[1]["document_bytes"], row[0])
     ):
-        writer.writerow((domain or "", *amount.values()))
+        writer.writerow((domain or "", *(amount[name] for name in AMOUNTS)))
     return out.getvalue()
 
 
-def by_host(figures: Figures, extent: str, of: Callable[[str], str]) -> dict[str | None, Amount]:
-    """What an extent has by what `of` makes of each host; None: documents without an address, of sources that keep
-    it."""
-    found: dict[str | None, Amount] = {}
-    for source in figures.sources[extent]:
-        rows = (
-            figures.by_value(extent, "domain", source)["listed"]
-            if figures.tells(extent, "domain", source)
-            else []
-        )
-        for row in rows:
-            host = row["value"]
-            sums = found.setdefault(None if host is None else of(host), dict.fromkeys(AMOUNTS, 0))
-            for name in AMOUNTS:
-                sums[name] += row[name]
+def by_host(
+    figures: Figures, extents: Sequence[str], of: Callable[[str], str]
+) -> dict[str | None, Counter[str]]:
+    """AMOUNTS of some extents by what `of` makes of each host; None: documents without an address."""
+    found: dict[str | None, Counter[str]] = {}
+    for extent in extents:
+        for row in figures.by_value(extent, "domain")["listed"]:
+            host = row.pop("value")
+            found.setdefault(None if host is None else of(host), Counter()).update(row)
     return found
 
 

@@ -1,4 +1,4 @@
-"""disclose: WORK, and a mix or a run -> the summary as JSON, HTML or Croissant, or its domains as CSV.
+"""disclose: WORK, and a mix or a run -> the summary as JSON, HTML or the card of a data set, or its domains as CSV.
 
 Input: folders and files by name. Output: text. The page shows the JSON as it is, key by key, so that the two cannot
 differ.
@@ -15,7 +15,7 @@ from pathlib import Path
 from pretok.base.errors import UsageError
 from pretok.base.html import page_environment
 from pretok.base.visible import visible_json
-from pretok.disclosure.croissant import croissant
+from pretok.disclosure.card import dataset_card
 from pretok.disclosure.domains import domains_csv
 from pretok.disclosure.figures import open_figures
 from pretok.disclosure.read import read_mix, read_shards, read_steps
@@ -25,7 +25,7 @@ from pretok.shards.manifest import load_manifest, shards_of
 from pretok.shards.unfinished import refuse_unfinished
 
 ANSWERS = "disclosure.toml"
-FORMATS = ("json", "html", "croissant", "csv")
+FORMATS = ("json", "html", "md", "csv")
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +69,9 @@ def run_disclose(request: DisclosureRequest, kind: str) -> str:
         summary = summarize(manifest, extent, figures, answers, request.domains, reserved)
     if kind == "html":
         return _page(summary)
-    value = croissant(manifest, summary) if kind == "croissant" else summary
-    return visible_json(json.dumps(value, ensure_ascii=False, indent=2)) + "\n"
+    if kind == "md":
+        return dataset_card(summary)
+    return visible_json(json.dumps(summary, ensure_ascii=False, indent=2)) + "\n"
 
 
 def _page(summary: Record) -> str:

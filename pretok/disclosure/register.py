@@ -12,7 +12,7 @@ from __future__ import annotations
 import csv
 import re
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import date
 from pathlib import Path
 
@@ -20,7 +20,7 @@ from pretok.base.errors import UsageError
 from pretok.base.history import read_run
 from pretok.base.units import listed
 from pretok.disclosure.domains import NO_ADDRESS, by_host, registrable_domains
-from pretok.disclosure.figures import Amount, Figures
+from pretok.disclosure.figures import Figures
 from pretok.disclosure.read import Extent, read_shards, read_steps
 from pretok.disclosure.summary import Record
 from pretok.shards.manifest import SPLITS, Manifest
@@ -30,8 +30,7 @@ NAME = r"[\w-]+(?:\.[\w-]+)+"
 SHOWN = 20
 """Wrong lines that a message lists."""
 KEYS = ("documents", "tokens")
-NONE = dict.fromkeys(KEYS, 0)
-NOTHING = (0, 0, 0, 0)
+NONE = Counter[str]()
 Registered = dict[str, str]
 """Domain -> the day from which it is reserved."""
 
@@ -125,39 +124,33 @@ def count_reserved(
     figures: with what is `read`; ledgers are read again for what the shards hold, and for each stretch of a run that a
     day of the register begins. Raises UsageError where no source keeps an address, IntegrityError, MismatchError.
     """
-    of = reservation_of(register)
-    held = []
+    of, splits = reservation_of(register), []
     for split in SPLITS:
         name = "read" if (extent.scope, extent.split) == ("shards", split) else split
         if name != "read":
             figures.add(name, read_shards(manifest, split))
         if not figures.tells(name, "domain"):
             raise UsageError(NO_ADDRESS)
-        held.append(by_host(figures, name, of))
-    read = by_host(figures, "read", of) if extent.scope != "shards" else None
-    later = _later(manifest, extent, figures, read or {}, register, run, mix, of) if run else None
-    removed, others = _removed(manifest, figures, of)
-    refused = _refused(manifest, of)
-    every = []
+        splits.append(name)
+    held = by_host(figures, splits, of)
+    read = by_host(figures, ("read",), of) if extent.scope != "shards" else None
+    removed, removed_read, others = _removed(manifest, figures, of)
+    tables: dict[str, Mapping[str | None, Counter[str]] | None] = {
+        "": held,
+        "read_": read,
+        "later_": _later(manifest, extent, figures, read or {}, register, run, mix, of) if run else None,
+        "removed_": removed,
+        "removed_read_": removed_read if run else None,
+    }
+    refused, every = _refused(manifest, of), []
     for name, day in register.items():
-        gone = removed.get(name, NOTHING)
-        row: Record = {"name": name, "reserved_from": day}
-        row |= {key: sum(part.get(name, NONE)[key] for part in held) for key in KEYS}
-        for what, sums in (("read", read), ("later", later)):
-            row |= {f"{what}_{key}": None if sums is None else sums.get(name, NONE)[key] for key in KEYS}
-        row["refused"] = refused[name]
-        row |= {"removed_documents": gone[0], "removed_tokens": gone[1]}
-        row |= {f"removed_read_{key}": gone[2 + n] if run else None for n, key in enumerate(KEYS)}
+        row: Record = {"name": name, "reserved_from": day, "refused": refused[name]}
+        for prefix, sums in tables.items():
+            row |= {f"{prefix}{key}": None if sums is None else sums.get(name, NONE)[key] for key in KEYS}
         every.append(row)
     amounts = list(every[0])[2:] if every else []
     now, empty = manifest.totals, manifest.totals.removed
-    left = {"documents": now.documents, "tokens": now.tokens}
-    if empty is not None:
-        left = {"documents": now.documents - empty.documents, "tokens": now.tokens - empty.tokens}
-    known = {
-        key: sum(sums[key] for part in held for host, sums in part.items() if host is not None)
-        for key in KEYS
-    }
+    known = sum((sums for host, sums in held.items() if host is not None), Counter[str]())
     return {
         "registered": len(register),
         "domains": sorted(
@@ -168,8 +161,8 @@ def count_reserved(
             key: None if any(row[key] is None for row in every) else sum(row[key] for row in every)
             for key in amounts
         },
-        "no_address_documents": left["documents"] - known["documents"],
-        "no_address_tokens": left["tokens"] - known["tokens"],
+        "no_address_documents": now.documents - (empty.documents if empty else 0) - known["documents"],
+        "no_address_tokens": now.tokens - (empty.tokens if empty else 0) - known["tokens"],
         "removed_for_others": others,
     }
 
@@ -178,23 +171,23 @@ def _later(
     manifest: Manifest,
     extent: Extent,
     figures: Figures,
-    read: dict[str | None, Amount],
+    read: Mapping[str | None, Counter[str]],
     register: Registered,
     run: Path,
     mix: Path | None,
     of: Callable[[str], str],
-) -> dict[str | None, Amount]:
+) -> dict[str | None, Counter[str]]:
     """What a run read of each domain from its day on. A step is of the day of the line of metrics that has it."""
     assert extent.run is not None
     metrics = read_run(run).metrics
-    found: dict[str | None, Amount] = {}
-    since: dict[int, dict[str | None, Amount]] = {0: read, extent.run["steps"]: {}}
+    found: dict[str | None, Counter[str]] = {}
+    since: dict[int, Mapping[str | None, Counter[str]]] = {0: read, extent.run["steps"]: {}}
     for name, day in register.items():
         if name in read:
             done = max((int(line["step"]) for line in metrics if line["time"] < day), default=0)
             if done not in since:
                 figures.add(f"after step {done}", read_steps(manifest, run, mix, done))
-                since[done] = by_host(figures, f"after step {done}", of)
+                since[done] = by_host(figures, (f"after step {done}",), of)
             found[name] = since[done].get(name, NONE)
     return found
 
@@ -207,21 +200,21 @@ def _named_in(reason: str, of: Callable[[str], str]) -> str:
 
 def _removed(
     manifest: Manifest, figures: Figures, of: Callable[[str], str]
-) -> tuple[dict[str, tuple[int, ...]], int]:
-    """(of each domain documents and tokens removed, and those of them read before; documents removed for no domain)."""
-    found: dict[str, tuple[int, ...]] = {}
+) -> tuple[dict[str | None, Counter[str]], dict[str | None, Counter[str]], int]:
+    """(of each domain what was removed, and what of it was read before; documents removed for no domain)."""
+    removed: dict[str | None, Counter[str]] = {}
+    before: dict[str | None, Counter[str]] = {}
     others = 0
     listed = figures.by_value("read", "removed")["listed"] if manifest.removals else []
-    read = {row["value"]: row for row in listed}
+    read = {row.pop("value"): Counter(row) for row in listed}
     for removal in manifest.removals:
-        name = _named_in(removal.reason, of)
-        if not name:
+        if name := _named_in(removal.reason, of):
+            gone = Counter(documents=removal.documents, tokens=removal.tokens)
+            removed.setdefault(name, Counter()).update(gone)
+            before.setdefault(name, Counter()).update(read.get(removal.at, NONE))
+        else:
             others += removal.documents
-            continue
-        before = read.get(removal.at, NONE)
-        sums = (removal.documents, removal.tokens, *(before[key] for key in KEYS))
-        found[name] = tuple(map(sum, zip(found.get(name, NOTHING), sums, strict=True)))
-    return found, others
+    return removed, before, others
 
 
 def _refused(manifest: Manifest, of: Callable[[str], str]) -> Counter[str]:

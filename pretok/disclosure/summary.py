@@ -1,7 +1,7 @@
 """Figures -> the summary of training content, in the parts of the AI Office's template, as JSON.
 
 Input: a manifest, what is read of it, the figures of its sources, and what a person answers. Output: one record, of
-which the page, Croissant and the list of domains are views. The parts are those of the template for the public summary
+which the page and the list of domains are views. The parts are those of the template for the public summary
 of training content under Article 53(1)(d) of Regulation (EU) 2024/1689: general information, list of data sources, data
 processing aspects. A field that is null is a blank: no file here knows it, a person must fill it in. Nothing is
 guessed, no threshold or size band of the template is applied.

@@ -59,7 +59,7 @@ class ExportedFile(Record, frozen=True):
 
 
 class Export(Record, frozen=True, omit_defaults=True):
-    """What OUT/export.json says. to: whose format; shards, tokenizer: fingerprints; dtype: of the ids; merged: 0, for a
+    """What OUT/export.json says. to: whose format; shards, tokenizer: fingerprints; dtype: of the ids; one
     file a shard; weights: share of each source in training; bos_id: of the token that begins each document, None where
     none does; learn: what masks say is learned, None where there are no masks."""
 
@@ -69,7 +69,6 @@ class Export(Record, frozen=True, omit_defaults=True):
     vocab_size: Count
     eod_id: Count
     dtype: str
-    merged: Count
     tokens: Count
     documents: Count
     weights: dict[str, float]
@@ -90,10 +89,10 @@ def run_export(
         path = out / EXPORT_FILE
         if path.exists():
             export = read_record(Export, read_json(path), path)
-            plan = export.to, export.shards, export.merged, export.learn or {}
-            if plan != ("olmo", manifest.fingerprint, 0, learn):
+            plan = export.to, export.shards, export.learn or {}
+            if plan != ("olmo", manifest.fingerprint, learn):
                 raise MismatchError(
-                    f"{out} holds another export, to {plan[0]} of the shards {plan[1]} with masks for {plan[3]}, and "
+                    f"{out} holds another export, to {plan[0]} of the shards {plan[1]} with masks for {plan[2]}, and "
                     f"this is one of {manifest.fingerprint} with masks for {learn}: choose another folder"
                 )
         else:
@@ -127,7 +126,6 @@ def _export(manifest: Manifest, out: Path, learn: Learn, step: Step) -> Export:
         vocab_size=tokenizer.vocab_size,
         eod_id=tokenizer.eod_id,
         dtype=tokenizer.dtype,
-        merged=0,
         tokens=sum(file.tokens for file in files),
         documents=sum(file.documents for file in files),
         weights={},

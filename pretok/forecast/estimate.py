@@ -42,9 +42,8 @@ class Interval:
 @dataclass(frozen=True, slots=True)
 class SourceForecast:
     """What a source should hold. files, stored: its inputs and their bytes; bytes: of text; learned: tokens of
-    conversations that are learned, None of plain text; reject_share: of records; sampled: bytes of text that were
-    encoded; rate: bytes of text that one core parses and encodes in a second; words: distinct ones; shards: their
-    number, of `shard_bytes` bytes of tokens each."""
+    conversations that are learned, None of plain text; reject_share: of records; rate: bytes of text that one
+    core parses and encodes in a second; shards: their number, of `shard_bytes` bytes of tokens each."""
 
     files: int
     stored: int
@@ -54,8 +53,6 @@ class SourceForecast:
     learned: Interval | None
     reject_share: float
     rejected: dict[str, float]
-    words: float
-    sampled: int
     rate: float
     shard_bytes: int
     shards: int
@@ -94,8 +91,6 @@ def forecast_source(
         learned=of_encoded(lambda part: part.learned) if chat else None,
         reject_share=refused / max(1.0, refused + documents.value),
         rejected=rejected,
-        words=sample.distinct_words(text.value),
-        sampled=sum(part.encoded for part in sample.found),
         rate=sample.rate,
         shard_bytes=shard_bytes,
         shards=math.ceil(tokens.value * itemsize / shard_bytes),

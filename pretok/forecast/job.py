@@ -30,8 +30,6 @@ from pretok.read.rejects import poor_sources
 from pretok.tokenizer.encoder import Encoder
 from pretok.tokenizer.vocabulary import Vocabulary
 
-WORD_BYTES = 140
-"""Memory of build-vocab's driver for each distinct word at most, see docs/running.md."""
 WORKER_BYTES = 600_000_000
 """Memory of a worker of tokenize at most, see docs/running.md."""
 FILES_A_SHARD = 3
@@ -40,16 +38,14 @@ FILES_A_SHARD = 3
 @dataclass(frozen=True, slots=True)
 class Forecast:
     """What a recipe should give. vocabulary: the tokenizer that counted, "" for one that stands in for it; vocab_size:
-    entries of the recipe's; itemsize: bytes of a token on disk; words: distinct ones, as if sources shared none;
-    seconds: of tokenizing with all workers, each at the rate measured here; mix: None without [mix] or with classes,
-    whose documents are known when they are tokenized."""
+    entries of the recipe's; itemsize: bytes of a token on disk; seconds: of tokenizing with all workers, each at the
+    rate measured here; mix: None without [mix] or with classes, whose documents are known when they are tokenized."""
 
     vocabulary: str
     vocab_size: int
     itemsize: int
     workers: int
     tokens: Interval
-    words: float
     seconds: float
     sources: dict[str, SourceForecast]
     mix: MixForecast | None
@@ -89,7 +85,6 @@ def run_forecast(recipe: Recipe, workers: int, seed: int, console: Console) -> F
         workers=workers,
         # The intervals are added, as if all erred to the same side.
         tokens=Interval(*(sum(getattr(part, end) for part in parts) for end in ("value", "low", "high"))),
-        words=sum(source.words for source in sources.values()),
         seconds=sum(source.bytes.value / source.rate for source in sources.values()) / workers,
         sources=sources,
         mix=mix,
@@ -114,7 +109,6 @@ def _forecast(
         record,
         recipe.normalize.function,
         _encoder(vocab, record),
-        recipe.vocab.pattern,
         (source.messages and source.learn) or LEARNED,
     )
     for error in found.errors:
@@ -178,17 +172,13 @@ def _cost(forecast: Forecast) -> list[tuple[str, str]]:
     shards = sum(source.shards for source in forecast.sources.values())
     rate = human_bytes(min(source.rate for source in forecast.sources.values()))
     on_disk = human_bytes(forecast.tokens.value * forecast.itemsize)
-    rows = [
+    return [
         ("tokens", f"{_spread(forecast.tokens)}, {on_disk} on disk"),
         ("files", f"about {FILES_A_SHARD * shards:,} in {shards:,} shards"),
         ("tokenize", f"{duration(forecast.seconds)} with {forecast.workers} workers at {rate}/s each, measured here; "
          "start-up not counted"),
         ("memory", f"{human_bytes(WORKER_BYTES * forecast.workers)} at most for the workers"),
     ]  # fmt: skip
-    if not forecast.vocabulary:
-        need = human_bytes(max(WORD_BYTES * forecast.words, 5e8))
-        rows.append(("build-vocab", f"up to {human(forecast.words)} distinct words, {need} in the driver"))
-    return rows
 
 
 def _spread(interval: Interval) -> str:

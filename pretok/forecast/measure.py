@@ -1,12 +1,10 @@
-"""Windows -> what was found in each: documents, bytes of text, tokens, rejects by reason, and new words.
+"""Windows -> what was found in each: documents, bytes of text, tokens, rejects by reason.
 
-Input: the windows of a source, how its records are read, an encoder. Output: a `Found` for each window, and the growth
-of the number of distinct words with the text (Heaps, "Information Retrieval", 1978: k times n to the power beta).
+Input: the windows of a source, how its records are read, an encoder. Output: a `Found` for each window.
 """
 
 from __future__ import annotations
 
-import math
 import time
 from collections import Counter
 from collections.abc import Collection, Sequence
@@ -17,7 +15,6 @@ import numpy as np
 from pretok.base.kinds import KINDS, LEARNED, TEXT
 from pretok.chat.documents import documents_of
 from pretok.chat.encode import encode_spans
-from pretok.counts.table import WordTable
 from pretok.forecast.windows import Window, windows
 from pretok.read.batches import TextBatch, buffers
 from pretok.read.files import CorruptInputError
@@ -46,11 +43,9 @@ class Found:
 
 @dataclass(slots=True)
 class Sample:
-    """What all windows of a source gave. words: (bytes of text encoded so far, distinct words in it) after each window;
-    errors: files and windows that could not be read."""
+    """What all windows of a source gave. errors: files and windows that could not be read."""
 
     found: list[Found] = field(default_factory=list)
-    words: list[tuple[int, int]] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
 
     @property
@@ -62,15 +57,6 @@ class Sample:
         encoding = sum(found.encoding for found in late) / max(1, sum(found.encoded for found in late))
         return 1 / max(parsing + encoding, 1e-12)
 
-    def distinct_words(self, size: float) -> float:
-        """Distinct words in `size` bytes of such text: the power law through the second half of the sample."""
-        points = [(math.log(n), math.log(v)) for n, v in self.words[len(self.words) // 2 :] if n and v]
-        if len(points) < 2 or points[0][0] == points[-1][0]:
-            return float(self.words[-1][1]) if self.words else 0.0
-        x, y = np.array(points).T
-        beta, log_k = np.polyfit(x, y, 1)
-        return float(math.exp(log_k + min(beta, 1.0) * math.log(max(size, 1.0))))
-
 
 def measure(
     probes: Sequence[Probe],
@@ -78,12 +64,10 @@ def measure(
     record: RecordFormat,
     normalization: Normalization,
     encoder: Encoder,
-    pattern: str,
     learn: Collection[str] = LEARNED,
 ) -> Sample:
     """Read every window of a source once. learn: kinds that are learned of conversations; of plain text all is."""
-    sample, table, read = Sample(), WordTable(), 0
-    documents = documents_of(record, normalization)
+    sample, documents = Sample(), documents_of(record, normalization)
     wanted = np.isin(KINDS, [*learn, KINDS[TEXT]])  # (kinds,) bool
     for window in windows(probes, seed, sample.errors):
         found = Found(window)
@@ -94,26 +78,21 @@ def measure(
                 found.documents += len(batch.texts)
                 found.bytes += len(buffers(batch.texts)[0])
                 if len(batch.texts) and found.encoded < window.text:
-                    _encode(found, batch, encoder, table, pattern, wanted)
+                    _encode(found, batch, encoder, wanted)
         except CorruptInputError as error:
             sample.errors.append(f"{window.piece.file.path}: {error}")
             continue
         found.parsing = max(0.0, time.monotonic() - began - found.encoding)
-        read += found.encoded
-        sample.words.append((read, len(table)))
         sample.found.append(found)
     return sample
 
 
-def _encode(
-    found: Found, batch: TextBatch, encoder: Encoder, table: WordTable, pattern: str, wanted: np.ndarray
-) -> None:
-    """Count tokens and words of a batch, as far as the window has room for. wanted: (kinds,) bool, what is learned."""
+def _encode(found: Found, batch: TextBatch, encoder: Encoder, wanted: np.ndarray) -> None:
+    """Count tokens of a batch, as far as the window has room for. wanted: (kinds,) bool, what is learned."""
     _, offsets = buffers(batch.texts)
     # The window's share of text is encoded, rounded down to whole documents, but at least one, however long.
     count = max(1, int(np.searchsorted(offsets, found.window.text - found.encoded)))
     texts = batch.texts.slice(0, count)
-    data, offsets = buffers(texts)
     began = time.monotonic()
     try:
         if batch.spans is None:
@@ -125,7 +104,6 @@ def _encode(
         found.rejected["unencodable"] += len(error.documents)
         return
     found.encoding += time.monotonic() - began
-    table.add_documents(data, offsets, np.zeros(len(texts), np.bool_), pattern)
-    found.encoded += len(data)
+    found.encoded += len(buffers(texts)[0])
     found.tokens += tokens
     found.learned += learned

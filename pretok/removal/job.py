@@ -29,12 +29,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from pretok.base.console import Console
-from pretok.base.errors import FolderInUse, UsageError
+from pretok.base.errors import UsageError
 from pretok.base.lock import hold, refuse_readers
 from pretok.base.records import Count, Record, read_record, replace, to_json
 from pretok.base.storage import (
@@ -52,8 +53,8 @@ from pretok.base.storage import (
 from pretok.base.tokens import Ints
 from pretok.base.tree import NODE, fold, node_hash, prove_nodes
 from pretok.base.units import listed, plural
-from pretok.removal.reach import Reach, reach_of, tell_reach
-from pretok.removal.select import Chosen, Selection, refuse_missing, refuse_whole, select
+from pretok.removal.reach import NOTHING, Reach, reach_of, tell_reach
+from pretok.removal.select import Selection, refuse_missing, refuse_whole, select
 from pretok.screen.removed import FILE_NAME as TOMBSTONES
 from pretok.screen.removed import read_removed, removed_path, rows_of, write_removed
 from pretok.shards.annotations import (
@@ -66,9 +67,10 @@ from pretok.shards.annotations import (
     annotations_data,
     open_annotations,
 )
-from pretok.shards.ledger import WINDOW, ledger_path, strike
+from pretok.shards.ledger import WINDOW, strike
 from pretok.shards.manifest import (
     FILE_NAME,
+    LEDGER_SUFFIX,
     UNFINISHED_REMOVAL,
     Event,
     Manifest,
@@ -76,8 +78,8 @@ from pretok.shards.manifest import (
     RemovedCounts,
     Shard,
     SideFile,
+    add_counts,
     load_manifest,
-    write_manifest,
 )
 from pretok.shards.names import SHOWN, read_names
 from pretok.shards.unfinished import refuse_unfinished, unfinished
@@ -105,22 +107,15 @@ class Request:
         return fingerprint([self.where, names, self.reason])
 
 
-class Overwrite(Record, frozen=True):
-    """Tokens of a `.bin` that become EOD: (first, end) of each stretch, in tokens."""
-
-    path: str
-    stretches: tuple[tuple[Count, Count], ...]
-
-
 class RemovalLog(Record, frozen=True):
-    """What is to be done. request: `Request.identity`; files: (file in the folder of the log, where it goes), in this
-    order."""
+    """What is to be done. request: `Request.identity`; shards: path of each `.bin` -> the stretches of tokens, (first,
+    end), that become EOD; files: (file in the folder of the log, where it goes), in this order."""
 
     request: str
     removal: Removal
     eod_id: Count
     dtype: str
-    shards: tuple[Overwrite, ...]
+    shards: dict[str, tuple[tuple[Count, Count], ...]]
     files: tuple[tuple[str, str], ...]
 
 
@@ -136,7 +131,12 @@ class RemoveReport:
     missing: tuple[str, ...] = field(default=())
 
 
-def plan_remove(request: Request) -> tuple[Manifest, Selection]:
+def dry_run(request: Request) -> RemoveReport:
+    """What `run_remove` would do; nothing is written. Raises the same."""
+    return _plan(request)[2]
+
+
+def _plan(request: Request) -> tuple[Manifest, Selection, RemoveReport]:
     """What would be removed. Raises UsageError, MismatchError, IntegrityError."""
     _check_request(request)
     refuse_unfinished(request.shards)
@@ -146,12 +146,13 @@ def plan_remove(request: Request) -> tuple[Manifest, Selection]:
             f"{manifest.folder} holds unfinished work, whose documents nobody can look into yet: finish it with pretok "
             "tokenize, or delete it, then remove"
         )
-    selection = select(manifest, request.where, read_names(request.ids) if request.ids else ())
+    found = select(manifest, request.where, read_names(request.ids) if request.ids else ())
     if request.ids and not request.missing_ok:
-        refuse_missing(selection.missing, request.ids, manifest.folder)
+        refuse_missing(found.missing, request.ids, manifest.folder)
     if request.where and not request.all:
-        refuse_whole(manifest, selection)
-    return manifest, selection
+        refuse_whole(manifest, found)
+    reach = reach_of(manifest, found)
+    return manifest, found, RemoveReport(reach, None, manifest.fingerprint, found.already, found.missing)
 
 
 def _check_request(request: Request) -> None:
@@ -159,13 +160,6 @@ def _check_request(request: Request) -> None:
         raise UsageError("say which documents: give one of --where and --ids")
     if not request.reason.strip():
         raise UsageError("--reason: say why, as the ledger and the manifest keep it")
-
-
-def dry_run(request: Request) -> RemoveReport:
-    """What `run_remove` would do; nothing is written. Raises the same."""
-    manifest, selection = plan_remove(request)
-    reach = reach_of(manifest, selection)
-    return RemoveReport(reach, None, manifest.fingerprint, selection.already, selection.missing)
 
 
 def run_remove(request: Request, console: Console) -> RemoveReport:
@@ -178,33 +172,25 @@ def run_remove(request: Request, console: Console) -> RemoveReport:
     if not folder.is_dir():
         load_manifest(folder)  # says what is not there
     with hold(folder, "remove"), hold(folder / ANNOTATIONS, "annotate", beside=True):
-        log = finish(folder)
+        log = _finish(folder)
         if log is not None:
             console.notice(f"{folder}: finished the removal of {log.removal.at} that had been stopped")
             if log.request == request.identity:
-                manifest = load_manifest(folder)
-                return RemoveReport(
-                    reach_of(manifest, Selection((), pa.array([]))), log.removal, manifest.fingerprint
-                )
-        manifest, selection = plan_remove(request)
-        reach = reach_of(manifest, selection)
+                return RemoveReport(NOTHING, log.removal, load_manifest(folder).fingerprint)
+        manifest, selection, report = _plan(request)
         if not selection.chosen:
-            return RemoveReport(reach, None, manifest.fingerprint, selection.already, selection.missing)
+            return report
         refuse_readers(folder)
         _refuse_read_only(selection)
         try:
             log = _stage(manifest, selection, request)
+            refuse_readers(folder)  # one that came since has not seen the log
         except Exception:
+            (folder / UNFINISHED_REMOVAL).unlink(missing_ok=True)
             shutil.rmtree((folder / UNFINISHED_REMOVAL).parent, ignore_errors=True)
             raise
-        try:
-            refuse_readers(folder)  # one that came since has not seen the log
-        except FolderInUse:
-            _forget(folder)
-            raise
         _apply(folder, log)
-        now = load_manifest(folder).fingerprint
-        return RemoveReport(reach, log.removal, now, selection.already, selection.missing)
+        return replace(report, removal=log.removal, fingerprint=load_manifest(folder).fingerprint)
 
 
 def tell_removed(report: RemoveReport, request: Request, console: Console, *, done: bool) -> None:
@@ -217,11 +203,9 @@ def tell_removed(report: RemoveReport, request: Request, console: Console, *, do
         console.notice(f"{plural(report.already, 'document')} had been removed before")
     if not report.reach.documents:
         removed = report.removal
-        what = (
-            "no document matches; nothing was removed"
-            if removed is None
-            else (f"{plural(removed.documents, 'document')} of {plural(removed.tokens, 'token')} are removed")
-        )
+        what = "no document matches; nothing was removed"
+        if removed is not None:
+            what = f"{plural(removed.documents, 'document')} of {plural(removed.tokens, 'token')} are removed"
         console.notice(f"{request.shards}: {what} (manifest {report.fingerprint})")
         return
     tell_reach(report.reach, console, done=done)
@@ -232,7 +216,7 @@ def tell_removed(report: RemoveReport, request: Request, console: Console, *, do
         )
 
 
-def finish(folder: Path) -> RemovalLog | None:
+def _finish(folder: Path) -> RemovalLog | None:
     """Do what the log of a removal that was stopped says; None where there is none. What was only prepared goes."""
     path = folder / UNFINISHED_REMOVAL
     if not path.exists():
@@ -241,11 +225,6 @@ def finish(folder: Path) -> RemovalLog | None:
     log = read_record(RemovalLog, read_json(path), path)
     _apply(folder, log)
     return log
-
-
-def _forget(folder: Path) -> None:
-    (folder / UNFINISHED_REMOVAL).unlink()
-    shutil.rmtree((folder / UNFINISHED_REMOVAL).parent, ignore_errors=True)
 
 
 def _refuse_read_only(selection: Selection) -> None:
@@ -267,57 +246,55 @@ class _Staging:
         with writing(self.folder):
             self.folder.mkdir()
 
-    def take(self, path: Path, target: Path) -> None:
-        """`path`, in the folder, goes to `target`."""
-        self.files.append((path.name, str(target.relative_to(self.shards))))
-
-    def path(self) -> Path:
-        """Of another new file."""
-        return self.folder / f"{len(self.files)}"
+    def new(self, target: Path, suffix: str = "") -> Path:
+        """Where to write a file that goes to `target`."""
+        name = f"{len(self.files)}{suffix}"
+        self.files.append((name, str(target.relative_to(self.shards))))
+        return self.folder / name
 
 
 def _stage(manifest: Manifest, selection: Selection, request: Request) -> RemovalLog:
     """Write everything that is new beside what is there, and the log, which makes it count."""
-    staging = _Staging(manifest.folder)
+    staging, at = _Staging(manifest.folder), _now(manifest)
+    eod, dtype = manifest.tokenizer.eod_id, manifest.tokenizer.dtype
+    shards, sealed = dict[str, Shard](), dict[str, SideFile]()
+    stretches = dict[str, tuple[tuple[int, int], ...]]()
+    for one in selection.chosen:
+        shard, offsets = one.shard, one.shard.open().offsets
+        found = stretches[shard.path] = tuple(_joined(offsets[one.rows], offsets[one.rows + 1]))
+        nodes = reseal(shard, found, eod, dtype)
+        write_bytes(staging.new(shard.nodes_path), b"".join(nodes))
+        counts = RemovedCounts(len(one.rows), sum(end - first for first, end in found), int(one.sizes.sum()))
+        before = [] if shard.removed is None else [shard.removed]
+        shards[shard.path] = replace(shard, root=fold(nodes).hex(), removed=add_counts([*before, counts]))
+        ledger = staging.new(shard.ledger_path, LEDGER_SUFFIX)
+        prefix = ledger.with_name(ledger.name.removesuffix(LEDGER_SUFFIX))
+        name = str(shard.ledger_path.relative_to(manifest.folder))
+        made = strike(shard.ledger_path, prefix, shard.source, one.mask, at, request.reason)
+        sealed[name] = replace(made, path=name)
     removal = Removal(
-        _now(manifest),
+        at,
         request.reason,
         sum(len(one.rows) for one in selection.chosen),
-        0,
+        sum(end - first for found in stretches.values() for first, end in found),
         {one.shard.path: one.shard.root for one in selection.chosen},
     )
-    eod, dtype = manifest.tokenizer.eod_id, manifest.tokenizer.dtype
-    changed: dict[str, Shard] = {}
-    sealed: dict[str, SideFile] = {}
-    overwrites = []
-    for one in selection.chosen:
-        offsets = one.shard.open().offsets
-        stretches = _joined(offsets[one.rows], offsets[one.rows + 1])
-        overwrites.append(Overwrite(one.shard.path, tuple(stretches)))
-        nodes = reseal(one.shard, stretches, eod, dtype)
-        path = staging.path()
-        write_bytes(path, b"".join(nodes))
-        staging.take(path, one.shard.nodes_path)
-        counts = RemovedCounts(
-            len(one.rows), sum(end - first for first, end in stretches), int(one.sizes.sum())
-        )
-        changed[one.shard.path] = _with_removed(one.shard, fold(nodes).hex(), counts)
-        name = str(one.shard.ledger_path.relative_to(manifest.folder))
-        sealed[name] = _strike_ledger(staging, one, name, removal)
-    removal = replace(removal, tokens=sum(end - first for o in overwrites for first, end in o.stretches))
     known = removed_path(manifest.folder)
     tombstones = read_removed([known] if manifest.check(known) else [])
     tombstones = pa.concat_tables([tombstones, rows_of(selection.hashes, removal.at, removal.reason)])
-    path = staging.path()
-    size, seal = write_removed(path, tombstones)
-    staging.take(path, removed_path(manifest.folder))
+    size, seal = write_removed(staging.new(known), tombstones)
     sealed[TOMBSTONES] = SideFile(TOMBSTONES, None, size, seal)
-    now = _manifest_of(manifest, changed, sealed, removal)
+    files = [sealed.pop(file.path, file) for file in manifest.side_files]
+    now = replace(
+        manifest,
+        shards=tuple(shards.get(shard.path, shard) for shard in manifest.shards),
+        side_files=(*sealed.values(), *files),
+        history=(*manifest.history, Event(manifest.fingerprint, manifest.shard_counts, removal)),
+    ).counted()
     for joined in open_annotations(manifest):
         _bind_anew(staging, joined, now, selection)
-    write_manifest(staging.folder, now)
-    staging.take(staging.folder / FILE_NAME, manifest.folder / FILE_NAME)
-    log = RemovalLog(request.identity, removal, eod, dtype, tuple(overwrites), tuple(staging.files))
+    write_json(staging.new(manifest.folder / FILE_NAME), now.data)
+    log = RemovalLog(request.identity, removal, eod, dtype, stretches, tuple(staging.files))
     write_json(manifest.folder / UNFINISHED_REMOVAL, to_json(log))
     return log
 
@@ -361,62 +338,26 @@ def reseal(shard: Shard, stretches: Sequence[tuple[int, int]], eod: int, dtype: 
     return nodes
 
 
-def _with_removed(shard: Shard, root: str, more: RemovedCounts) -> Shard:
-    old = shard.removed or RemovedCounts(0, 0, 0)
-    sums = RemovedCounts(old.documents + more.documents, old.tokens + more.tokens, old.bytes + more.bytes)
-    return replace(shard, root=root, removed=sums)
-
-
-def _strike_ledger(staging: _Staging, one: Chosen, name: str, removal: Removal) -> SideFile:
-    mask = np.zeros(one.shard.documents, np.bool_)
-    mask[one.rows] = True
-    prefix = staging.path()
-    made = strike(one.shard.ledger_path, prefix, one.shard.source, mask, removal.at, removal.reason)
-    staging.take(ledger_path(prefix), one.shard.ledger_path)
-    return replace(made, path=name)
-
-
-def _manifest_of(
-    manifest: Manifest,
-    changed: dict[str, Shard],
-    sealed: dict[str, SideFile],
-    removal: Removal,
-) -> Manifest:
-    """The manifest of the folder without the documents."""
-    shards = tuple(changed.get(shard.path, shard) for shard in manifest.shards)
-    files = [sealed.pop(file.path, file) for file in manifest.side_files]
-    event = Event(manifest.fingerprint, manifest.shard_counts, removal)
-    return replace(
-        manifest,
-        shards=shards,
-        side_files=(*sealed.values(), *files),
-        history=(*manifest.history, event),
-    ).counted()
-
-
 def _bind_anew(staging: _Staging, annotations: Annotations, now: Manifest, selection: Selection) -> None:
     """What was joined to the documents goes, and the record names the ledgers of now."""
-    chosen = {one.shard.path: one for one in selection.chosen}
+    record, chosen = annotations.record, {one.shard.path: one for one in selection.chosen}
     parts = tuple(
-        _strike_part(staging, annotations, part, chosen[part.shard], now) if part.shard in chosen else part
-        for part in annotations.record.parts
+        _strike_part(staging, annotations.folder / part.path, part, chosen[part.shard].mask, now)
+        if part.shard in chosen
+        else part
+        for part in record.parts
     )
-    if parts != annotations.record.parts:
-        counts = replace(annotations.record.counts, documents_matched=sum(part.matched for part in parts))
-        record = replace(annotations.record, parts=parts, counts=counts)
-        path = staging.path()
-        write_json(path, annotations_data(record))
-        staging.take(path, annotations.folder / RECORD)
+    if parts != record.parts:
+        counts = replace(record.counts, documents_matched=sum(part.matched for part in parts))
+        data = annotations_data(replace(record, parts=parts, counts=counts))
+        write_json(staging.new(annotations.folder / RECORD), data)
 
 
 def _strike_part(
-    staging: _Staging, annotations: Annotations, part: JoinedPart, one: Chosen, now: Manifest
+    staging: _Staging, path: Path, part: JoinedPart, mask: npt.NDArray[np.bool_], now: Manifest
 ) -> JoinedPart:
-    """The file of rows of a shard written again without what was joined to the documents."""
-    mask = np.zeros(part.documents, np.bool_)
-    mask[one.rows] = True
-    path, out = annotations.folder / part.path, staging.path()
-    done = matched = 0
+    """The file of rows of a shard written again without what was joined to the documents of `mask`."""
+    out, done, matched = staging.new(path), 0, 0
     with (
         reading(path, pa.ArrowException),
         pq.ParquetFile(path) as file,
@@ -424,19 +365,19 @@ def _strike_part(
         pq.ParquetWriter(target, file.schema_arrow, compression="zstd", store_schema=False) as writer,
     ):
         for group in range(file.num_row_groups):
-            table = file.read_row_group(group, use_threads=False)
-            here = pa.array(mask[done : done + len(table)])
-            columns = []
-            for number, column in enumerate(table.columns):  # the first says whether a row was joined
-                nothing = pa.scalar(None if number else False, column.type)
-                columns.append(pc.if_else(here, nothing, column.combine_chunks()))
-            writer.write_table(pa.table(columns, schema=table.schema), row_group_size=WINDOW)
-            matched += int(np.count_nonzero(np.asarray(columns[0])))
-            done += len(table)
-    staging.take(out, path)
+            rows = file.read_row_group(group, use_threads=False)
+            here = pa.array(mask[done : done + len(rows)])
+            columns = [  # the first says whether a row was joined
+                pc.if_else(here, pa.scalar(None if number else False, column.type), column.combine_chunks())
+                for number, column in enumerate(rows.columns)
+            ]
+            writer.write_table(pa.table(columns, schema=rows.schema), row_group_size=WINDOW)
+            matched += columns[0].true_count
+            done += len(rows)
+    ledger = next(shard.ledger_path for shard in now.shards if shard.path == part.shard)
     return replace(
         part,
-        ledger=now.roots[one.shard.ledger_path],
+        ledger=now.roots[ledger],
         matched=matched,
         file_bytes=out.stat().st_size,
         checksum=checksum(out),
@@ -446,8 +387,8 @@ def _strike_part(
 def _apply(folder: Path, log: RemovalLog) -> None:
     """Do what the log says; what of it is done already is done again, or is no more there to do."""
     dtype = np.dtype(log.dtype)
-    for one in log.shards:
-        _overwrite(folder / one.path, one.stretches, dtype, log.eod_id)
+    for path, stretches in log.shards.items():
+        _overwrite(folder / path, stretches, dtype, log.eod_id)
     staging = (folder / UNFINISHED_REMOVAL).parent
     for name, target in log.files:
         if (staging / name).exists():  # else it is in its place

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -37,6 +38,11 @@ class Chosen:
     rows: Ints
     sizes: Ints
     copies: int
+
+    @property
+    def mask(self) -> npt.NDArray[np.bool_]:
+        """(documents of the shard,): which are these."""
+        return np.isin(np.arange(self.shard.documents), self.rows)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,6 @@ Input: a manifest, and what `pretok annotate` left. Output: `Annotations`, whose
     SHARDS/annotations/NAME/
       annotations.json                 the record: what was joined, by which key, counts, sizes and checksums
       it-00000-1a2b3c4d.parquet        a row for each document of one shard
-      unmatched-1a2b3c4d.parquet       the rows given that no document has the key of
 
 A row holds `NAME_matched` and the joined columns, null where nothing matched. Row groups are the windows of the ledger
 of the shard. The record is written last and at once: files it does not name are what a killed job left. A file is bound
@@ -32,7 +31,7 @@ from pretok.shards.manifest import Manifest, Shard
 
 FOLDER = "annotations"
 RECORD = "annotations.json"
-FORMAT, VERSION = "pretok-annotations", 2
+FORMAT, VERSION = "pretok-annotations", 3
 
 
 class JoinedColumn(Record, frozen=True):
@@ -64,14 +63,6 @@ class JoinedPart(Record, frozen=True):
     checksum: str
 
 
-class ListedRows(Record, frozen=True):
-    """The file that lists rows without a document."""
-
-    path: str
-    file_bytes: Count
-    checksum: str
-
-
 class JoinCounts(Record, frozen=True):
     """rows: given, without repetitions; repeated: rows left out that say again what an earlier row says; rows_matched:
     those that a document has the key of; documents, documents_matched: looked at, and those with a row."""
@@ -83,7 +74,7 @@ class JoinCounts(Record, frozen=True):
     documents_matched: Count
 
 
-class AnnotationRecord(Record, frozen=True, omit_defaults=True):
+class AnnotationRecord(Record, frozen=True):
     """annotations.json; made: when, UTC; by: the key, columns of the view `documents` of `pretok query`."""
 
     made: str
@@ -92,7 +83,6 @@ class AnnotationRecord(Record, frozen=True, omit_defaults=True):
     counts: JoinCounts
     files: tuple[GivenFile, ...]
     parts: tuple[JoinedPart, ...]
-    unmatched: ListedRows | None = None
 
 
 @dataclass(frozen=True)
@@ -118,10 +108,9 @@ class Annotations:
         return {matched_column(self.name): pa.bool_()} | {c.name: TYPES[c.type] for c in self.record.columns}
 
     @property
-    def files(self) -> dict[Path, JoinedPart | ListedRows]:
+    def files(self) -> dict[Path, JoinedPart]:
         """Every file that the record names."""
-        unmatched = (self.record.unmatched,) if self.record.unmatched else ()
-        return {self.folder / file.path: file for file in (*self.record.parts, *unmatched)}
+        return {self.folder / part.path: part for part in self.record.parts}
 
     def check(self) -> None:
         """Raises IntegrityError where one of them is not as it was sealed."""

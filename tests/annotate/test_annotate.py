@@ -173,15 +173,6 @@ def test_every_document_has_the_row_of_its_key(by: str, form: str, shards: Path,
     matched = sum(row["notes_matched"] for row in wanted)
     assert (counts.documents, counts.documents_matched) == (len(known), matched)
     assert 0 < matched < len(known)
-    assert one.record.unmatched is not None
-    listed = pq.read_table(one.folder / one.record.unmatched.path).to_pylist()
-    place = {(row[keys[-1]], row["given_file"], row["line"]) for row in listed}
-    given = {
-        (str(row[keys[-1]]), files[i >= half], (i if i < half else i - half) + 1)
-        for i, row in enumerate(rows[:-3])
-        if row in nobody
-    }
-    assert place == given
     assert len(one.record.parts) > 4
     assert manifest == load_manifest(shards)
 
@@ -283,7 +274,7 @@ def test_a_job_that_fails_or_is_killed_changes_nothing(
     first = write_lines(tmp_path / "a.jsonl", rows_for(known, q=1))
     annotate(shards, [first], "source,id")
     (one,) = open_annotations(manifest)
-    real = annotate_job._list_unused
+    real = annotate_job.write_annotations
 
     class Killed(KeyboardInterrupt):
         """Passes through everything."""
@@ -291,12 +282,12 @@ def test_a_job_that_fails_or_is_killed_changes_nothing(
     def dying(*arguments: Any) -> Any:
         raise Killed
 
-    monkeypatch.setattr(annotate_job, "_list_unused", dying)
+    monkeypatch.setattr(annotate_job, "write_annotations", dying)
     with pytest.raises(Killed):
         annotate(shards, [write_lines(tmp_path / "b.jsonl", rows_for(known, q=2))], "source,id")
     assert open_annotations(manifest) == [one]
     assert any("is not in the record" in problem for problem in run_verify(shards, 0, here, SILENT)[1])
-    monkeypatch.setattr(annotate_job, "_list_unused", real)
+    monkeypatch.setattr(annotate_job, "write_annotations", real)
     annotate(shards, [first], "source,id")
     assert run_verify(shards, 0, here, SILENT)[1] == []
 
@@ -336,20 +327,20 @@ def test_what_was_changed_since_is_found(
     ("rows", "by", "message"),
     [
         ([{"id": 1, "q": 1}, {"id": "1", "q": 2}], "id", "id '1': q is 1 in .*line or row 1 and 2 in"),
-        ([{"id": 1, "q": 1}, {"id": 2, "q": True}], "id", "q is integer in .*row 1 and boolean in .*row 2"),
+        ([{"id": 1, "q": 1}, {"id": 2, "q": True}], "id", "line or row 2: q is True, which is"),
         ([{"id": "1", "q": 1}, {"id": "2"}, {"id": "1", "q": 2}], "id",
          r"id '1': q is 1 in .*a.jsonl, line or row 1 and 2 in .*a.jsonl, line or row 3"),
         ([{"id": "1", "LANG": 1}], "id", "column LANG: documents have one of that name"),
         ([{"id": "1", "split": 1}], "id", "column split: documents have one"),
         ([{"id": "1", "File_Row_Number": 1}], "id", "column File_Row_Number: documents have one"),
         ([{"id": "1", "q": 1}, {"id": "2", "q": -(2**63) - 1}], "id",
-         "line 2: q is -9223372036854775809; a whole number has at most 64 bits"),
+         "line or row 2: q is -9223372036854775809, which is too large"),
         ([{"id": "1", "q": 1, "Q": 2}], "id", "two columns are called Q"),
         ([{"id": "1", "q": [1]}], "id", "q holds list.*leave it out with --columns"),
         ([{"id": 1.5, "q": 1}], "id", "id is double; a key is text or a whole number"),
         ([{"name": "1", "q": 1}], "id", "no column 'id'; there are name, q"),
         ([{"id": "1", "q": "x" * 20_000}], "id", "line or row 1: q is .*which cannot be kept"),
-        ([{"id": "1"}], "url", "--by url: these shards keep only id"),
+        ([{"id": "1"}], "url", "--by url: documents have only .*, id, .*tokenize them with --keep url"),
         ([{"id": "1"}], "source,split", "--by names what tells documents apart"),
     ],
 )  # fmt: skip
@@ -450,16 +441,13 @@ def test_types_of_a_column_go_together_over_files_and_blocks(shards: Path, tmp_p
         assert (got["late"], got["n"], got["never"]) == (row["late"], float(row["n"]), None), i
     write_lines(tmp_path / "b.jsonl", [{"source": "it", "id": "999", "late": 3}])
     with pytest.raises(
-        UsageError, match=r"late is text in .*a.jsonl.* and integer in .*b.jsonl, line or row 1"
+        UsageError, match=r"b.jsonl, line or row 1: late is integer here and text in rows before"
     ):
         annotate(shards, [str(tmp_path / "[ab].jsonl")], "source,id")
     bad = [{"source": "it", "id": None, "n": 1}, {"source": "it", "id": "7", "n": 1}]
     one = annotate(shards, [write_lines(tmp_path / "c.jsonl", bad)], "source,id")
     counts = one.record.counts
     assert (counts.rows, counts.rows_matched, counts.documents_matched) == (2, 1, 1)
-    (path,) = one.folder.glob("unmatched-*")
-    row = {"given_file": str(tmp_path / "c.jsonl"), "line": 1, "source": "it", "id": None}
-    assert pq.read_table(path).to_pylist() == [row]
 
 
 def test_disclose_counts_what_was_joined(

@@ -68,7 +68,7 @@ def test_a_source_may_be_a_table_of_a_recipe(folder: Path, vocab_dir: Path) -> N
     )
     table = {"inputs": folder / "in" / "own.jsonl", "field": "body", "keep": ["id"]}
     work = pretok.tokenize({"own": table}, folder / "w", vocab=vocab_dir, workers=0)
-    assert work.texts(columns=["id"]).to_arrow().to_pylist() == [{"id": "7", "text": "il mare"}]
+    assert work.texts(columns=["id"]).read_all().to_pylist() == [{"id": "7", "text": "il mare"}]
 
 
 def test_what_is_wrong_is_raised(folder: Path, vocab_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import pickle
 import shutil
 import subprocess
 import sys
@@ -11,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import duckdb
+import polars as pl
 import pyarrow as pa
 import pytest
 from counting import write_lines
@@ -69,10 +69,10 @@ def work(folder: Path) -> Work:
 def test_every_text_comes_back_with_its_place(work: Work) -> None:
     rows = (
         work.texts(columns=["source", "file", "position", "tokens", "bytes", "license"])
-        .to_arrow()
+        .read_all()
         .to_pylist()
     )
-    assert len(rows) == sum(map(len, TEXTS.values())) == len(work.texts())
+    assert len(rows) == sum(map(len, TEXTS.values())) == work.manifest.totals.documents
     for row in rows:
         if row["source"] == "it":
             number = row["position"] - 1 - (row["position"] > 7)
@@ -88,7 +88,7 @@ def test_every_text_comes_back_with_its_place(work: Work) -> None:
 def test_documents_are_numbered_as_inspect_numbers_them(
     work: Work, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for row in work.documents(source="it", split="val").to_arrow().to_pylist()[::3]:
+    for row in work.documents(source="it", split="val").read_all().to_pylist()[::3]:
         shown = ["inspect", str(work.manifest.folder), "--source", "it", "--split", "val", "--json"]
         assert run_command([*shown, "--doc", str(row["doc"])]) == 0
         found = json.loads(capsys.readouterr().out)
@@ -100,7 +100,7 @@ def test_documents_are_numbered_as_inspect_numbers_them(
 
 
 def test_windows_of_any_size_give_the_same_texts(work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = work.texts().to_arrow()
+    whole = work.texts().read_all()
     monkeypatch.setattr(texts, "WINDOW_TOKENS", 40)
     monkeypatch.setattr("pretok.tokenizer.decode.BLOCK", 7)
     batches = list(work.texts())
@@ -109,24 +109,23 @@ def test_windows_of_any_size_give_the_same_texts(work: Work, monkeypatch: pytest
 
 
 def test_counts_and_rejects_are_those_of_the_manifest(work: Work) -> None:
-    counts = {(row["source"], row["split"]): row for row in work.counts().to_arrow().to_pylist()}
-    table = work.documents().to_pandas()
+    counts = {(row["source"], row["split"]): row for row in work.counts().to_pylist()}
+    table = work.documents().read_pandas()
     for (source, split), row in counts.items():
         some = table[(table.source == source) & (table.split == split)]
         assert (row["documents"], row["tokens"], row["bytes"]) == (
             len(some), some.tokens.sum(), some.bytes.sum(),
         )  # fmt: skip
-    (reject,) = work.rejects().to_arrow().to_pylist()
+    (reject,) = work.rejects().read_all().to_pylist()
     assert (reject["source"], reject["position"], reject["reason"]) == ("it", 8, "malformed_json")
-    assert len(work.rejects("en")) == 0
-    assert work.rejects("en").to_arrow().num_rows == 0
+    assert work.rejects("en").read_all().num_rows == 0
 
 
 def test_the_columns_are_those_of_query(work: Work, capsys: pytest.CaptureFixture[str]) -> None:
     sql = "select * from documents order by source, split, doc"
     assert run_command(["query", str(work.folder), sql, "--format", "json"]) == 0
     asked = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    rows = work.documents().to_arrow().sort_by([(name, "ascending") for name in ("source", "split", "doc")])
+    rows = work.documents().read_all().sort_by([(name, "ascending") for name in ("source", "split", "doc")])
     assert rows.to_pylist() == [{name: row[name] for name in rows.column_names} for row in asked]
 
 
@@ -135,7 +134,7 @@ def test_what_was_joined_stands_beside_the_documents(
 ) -> None:
     shutil.copytree(work.folder, tmp_path / "work")
     shards = tmp_path / "work" / "shards"
-    known = pretok.open(tmp_path / "work").documents("it", columns=["hash"]).to_arrow().to_pylist()
+    known = pretok.open(tmp_path / "work").documents("it", columns=["hash"]).read_all().to_pylist()
     scores = {row["hash"]: number / 8 for number, row in enumerate(known) if number % 3}
     lines = [json.dumps({"hash": name, "score": score}) for name, score in scores.items()]
     (tmp_path / "scores.jsonl").write_text("\n".join(lines) + "\n")
@@ -143,14 +142,14 @@ def test_what_was_joined_stands_beside_the_documents(
     assert run_command(given) == 0
     again = pretok.open(tmp_path / "work")
     columns = ["source", "hash", "score", "quality_matched"]
-    for row in again.texts(columns=columns).to_arrow().to_pylist():
+    for row in again.texts(columns=columns).read_all().to_pylist():
         assert row["score"] == (scores.get(row["hash"]) if row["source"] == "it" else None)
         assert bool(row["quality_matched"]) == (row["score"] is not None)
     test_the_columns_are_those_of_query(again, capsys)
 
 
 def test_only_the_columns_that_are_named_are_read(work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole, read = work.documents().to_arrow(), []
+    whole, read = work.documents().read_all(), []
     windows = documents.ledger_windows
 
     def noted(path: Path, columns: list[str]) -> Iterator[pa.RecordBatch]:
@@ -160,29 +159,19 @@ def test_only_the_columns_that_are_named_are_read(work: Work, monkeypatch: pytes
     monkeypatch.setattr(documents, "ledger_windows", noted)
     for name in work.documents().schema.names:
         read.clear()
-        assert work.documents(columns=[name]).to_arrow()[name] == whole[name]
+        assert work.documents(columns=[name]).read_all()[name] == whole[name]
         assert set.union(*read) - {"tokens", name} == (
             {"file", "start", "record"} if name == "position" else set()
         )
 
 
-def test_arrow_pandas_polars_and_duckdb_see_the_same(work: Work) -> None:
-    found = work.documents(columns=["source", "tokens"])
+def test_pandas_polars_and_duckdb_take_it_as_it_is(work: Work) -> None:
+    def found() -> pa.RecordBatchReader:
+        return work.documents(columns=["source", "tokens"])
+
     tokens = work.manifest.totals.tokens
-    assert found.to_pandas().tokens.sum() == found.to_polars()["tokens"].sum() == tokens
-    assert pa.table(found)["tokens"].to_pylist() == found.to_arrow()["tokens"].to_pylist()
-    assert duckdb.sql("select sum(tokens) from found").fetchall() == [(tokens,)]
-
-
-def test_tables_can_be_pickled(work: Work) -> None:
-    for table in (work.counts(), work.documents("it"), work.texts(split="train"), work.rejects()):
-        assert pickle.loads(pickle.dumps(table)).to_arrow() == table.to_arrow()
-
-
-def test_the_head_has_as_many_rows_as_are_asked_for(work: Work) -> None:
-    assert [len(work.documents().head(rows)) for rows in (0, 3)] == [0, 3]
-    with pytest.raises(UsageError, match="head of -1 rows; it takes 0 or more"):
-        work.documents().head(-1)
+    assert found().read_pandas().tokens.sum() == pl.DataFrame(found())["tokens"].sum() == tokens
+    assert duckdb.from_arrow(found()).sum("tokens").fetchall() == [(tokens,)]
 
 
 def test_what_is_not_there_is_said_by_name(work: Work) -> None:
@@ -204,7 +193,7 @@ def test_damaged_tokens_are_named(work: Work, tmp_path: Path) -> None:
     data[:2] = b"\xff\xff"
     shard.bin_path.write_bytes(data)
     with pytest.raises(IntegrityError, match=rf"{shard.bin_path.name} has ids of no token"):
-        copied.texts("en").to_arrow()
+        copied.texts("en").read_all()
 
 
 def test_repr_says_the_numbers(work: Work) -> None:

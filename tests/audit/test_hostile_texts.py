@@ -48,7 +48,7 @@ def work(tmp_path_factory: pytest.TempPathFactory, vocab_dir: Path) -> Path:
         "trace WORK/mix.json --position 3 --json",
         "disclose WORK",
         "disclose WORK --format html",
-        "disclose WORK --format croissant",
+        "disclose WORK --format md",
         "report WORK --out PAGE",
         "inspect WORK/shards --doc nobody\x1b[2J",
     ],

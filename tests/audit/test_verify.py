@@ -140,9 +140,9 @@ def test_totals_and_counts_are_added_up(shards, here):
     reseal(shards, lambda data: data["sources"]["it"].update(read=299))
     assert "it read 299, wrote 299, rejected 1; its inputs gave 300, of which 1" in problems(shards, here)
     reseal(shards, lambda data: data["totals"].update(tokens=7))
-    assert "total of tokens" in problems(shards, here)
+    assert "totals.tokens is 7" in problems(shards, here)
     reseal(shards, lambda data: data["sources"]["it"]["train"].update(bytes=7))
-    assert "it train" in problems(shards, here)
+    assert "sources.it.train.bytes is 7" in problems(shards, here)
 
 
 @pytest.mark.parametrize(

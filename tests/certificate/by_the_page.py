@@ -52,8 +52,8 @@ def permuted(index: int, size: int, seed: int, source: str, epoch: int) -> int:
             return index
 
 
-def order(mix: dict[str, Any]) -> list[tuple[str, int, int, int]]:
-    """(source, epoch, sequence, first token of the source) of each position."""
+def order(mix: dict[str, Any]) -> list[tuple[str, int]]:
+    """(source, first token of it) of each position."""
     found, drawn = [], [0] * len(mix["sources"])
     for stage in mix["stages"]:
         quotas = stage["quotas"]
@@ -73,31 +73,34 @@ def order(mix: dict[str, Any]) -> list[tuple[str, int, int, int]]:
                 first += (
                     int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "little") % mix["seq_len"]
                 )
-            found.append((source["name"], epoch, sequence, first))
+            found.append((source["name"], first))
     return found
 
 
 def check(data: bytes, trusted: str) -> list[list[int]]:
     line, body = data.split(b"\n", 1)
     magic, version, size, digest = line.decode().split(" ")
-    assert (magic, version, digest) == ("pretok-certificate", "1", sha256(body).hexdigest())
+    assert (magic, version, digest) == ("pretok-certificate", "2", sha256(body).hexdigest())
     said, rest = json.loads(zlib.decompress(body[: int(size)])), body[int(size) :]
-    entries = {entry["number"]: json.loads(entry["text"]) for entry in said["entries"]}
+    entries = {number: json.loads(text) for number, text in said["entries"]}
     width = {"uint16": 2, "int32": 4}[entries[0]["tokenizer"]["dtype"]]
+    wanted = {
+        (number, token * width // LEAF)
+        for one in said["sequences"]
+        for number, first, tokens in one["pieces"]
+        for token in range(first, first + tokens)
+    }
     shown: dict[int, dict[int, bytes]] = {}
-    for file in said["leaves"]:
-        shown[file["entry"]] = {}
-        for first, count in file["ranges"]:
-            for leaf in range(first, first + count):
-                held = min(LEAF, entries[file["entry"]]["file_bytes"] - leaf * LEAF)
-                shown[file["entry"]][leaf], rest = rest[:held], rest[held:]
+    for number, leaf in sorted(wanted):
+        held = min(LEAF, entries[number]["file_bytes"] - leaf * LEAF)
+        shown.setdefault(number, {})[leaf], rest = rest[:held], rest[held:]
     hashes = [rest[at : at + 32] for at in range(0, len(rest), 32)]
     for number, leaves in shown.items():
         count = -(-entries[number]["file_bytes"] // LEAF)
         found = root({leaf: sha256(b"\x00" + data).digest() for leaf, data in leaves.items()}, count, hashes)
         assert found.hex() == entries[number]["root"]
-    texts = {entry["number"]: sha256(b"\x02" + entry["text"].encode()).digest() for entry in said["entries"]}
-    assert root(texts, said["files"], hashes).hex() == said["root"] == trusted
+    texts = {number: sha256(b"\x02" + text.encode()).digest() for number, text in said["entries"]}
+    assert root(texts, 1 + entries[0]["shards"] + entries[0]["side_files"], hashes).hex() == trusted
     assert hashes == []
     mix, segment = said["mix"], said["segment"]
     assert mix["manifest"] == entries[0]["fingerprint"]
@@ -107,16 +110,15 @@ def check(data: bytes, trusted: str) -> list[list[int]]:
     )
     places, sequences = order(mix), []
     for one in said["sequences"]:
-        source, epoch, sequence, at = places[one["position"]]
-        assert (one["source"], one["epoch"], one["sequence"]) == (source, epoch, sequence)
+        source, at = places[one["position"]]
         ids: list[int] = []
-        for piece in one["pieces"]:
-            shard = entries[piece["entry"]]
+        for number, first, tokens in one["pieces"]:
+            shard = entries[number]
             assert (shard["source"], shard["split"]) == (source, mix["split"])
-            assert shard["first"] + piece["first"] == at + len(ids)
-            for token in range(piece["first"], piece["first"] + piece["tokens"]):
+            assert shard["first"] + first == at + len(ids)
+            for token in range(first, first + tokens):
                 leaf, byte = divmod(token * width, LEAF)
-                ids.append(int.from_bytes(shown[piece["entry"]][leaf][byte : byte + width], "little"))
+                ids.append(int.from_bytes(shown[number][leaf][byte : byte + width], "little"))
         assert len(ids) == mix["seq_len"] + 1
         sequences.append(ids)
     return sequences

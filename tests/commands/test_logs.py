@@ -131,7 +131,7 @@ def test_verify_keeps_a_log_where_there_are_logs_and_nowhere_else(tmp_path, voca
     assert run_command(check) == 0
     tokenize, verify = read_logs(work)
     assert (tokenize[0]["command"], verify[0]["command"]) == ("tokenize", "verify")
-    assert [line["what"] for line in of(verify, "task")] == ["shard", "shard"]
+    assert [line["what"] for line in of(verify, "task")] == ["file"] * 5  # two shards, what lies beside
     assert of(tokenize, "table")[0]["rows"][-1][0] == "total"
     for path in (work / "logs").iterdir():
         path.unlink()

@@ -27,6 +27,7 @@ from pretok.base.stop import StopFlag
 from pretok.cli import run_command
 from pretok.config import Recipe
 from pretok.disclosure import domains
+from pretok.disclosure.card import _size
 from pretok.disclosure.read import Coverage
 from pretok.disclosure.register import reservation_of
 from pretok.shards.format import ShardReader
@@ -375,32 +376,27 @@ def test_the_page_shows_numbers_as_they_are(made: Recipe, tmp_path: Path) -> Non
     assert "<dt>normeps</dt><dd>1e-05</dd><dt>ropetheta</dt><dd>500,000</dd>" in text
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of rdflib, inside mlcroissant
-def test_croissant_is_valid_and_holds_the_figures(
-    made: Recipe,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    caplog: pytest.LogCaptureFixture,
+def test_the_card_is_read_as_the_hub_reads_it(
+    made: Recipe, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    croissant = needs("mlcroissant")
-    run_folder = write_run(made, tmp_path / "run", 7, made.out / "mix.json")
-    arguments = [made.out, "--run", run_folder]
-    path = made.shards_dir / "croissant.json"
-    said, data = ask(capsys, *arguments), ask(capsys, *arguments, "--format", "croissant")
-    path.write_text(json.dumps(data))
-    dataset = croissant.Dataset(jsonld=str(path))
-    assert dataset.metadata.ctx.conforms_to.value == "http://mlcommons.org/croissant/1.1"
-    assert not dataset.metadata.ctx.issues.errors
-    assert "@context" not in caplog.text  # it warns of one that is not the format's
-    records = list(dataset.records("sources"))
-    assert [tuple(r[f"sources/{name}"] for name in AMOUNTS) for r in records] == [
-        amount(source) for source in said["sources"]["sources"]
+    hub, path = needs("huggingface_hub"), tmp_path / "README.md"
+    said = ask(capsys, made.out, "--mix", made.out / "mix.json")
+    assert (
+        run_command(["disclose", str(made.out), "--mix", str(made.out / "mix.json"), "--out", str(path)]) == 0
+    )
+    card = hub.DatasetCard.load(path)
+    languages = {row["value"] for row in said["general"]["languages"]["listed"]}
+    assert None in languages
+    assert set(card.data.language) == languages - {None}
+    assert (card.data.license, card.data.size_categories) == ("other", ["n<1K"])
+    assert f"{said['general']['tokens']:,} tokens" in card.text
+    for source in said["sources"]["sources"]:
+        row = next(line for line in card.text.splitlines() if line.startswith(f"| {source['name']} |"))
+        shown = [source[name] for name in ("documents", "document_bytes", "tokens")]
+        assert row.endswith(" | ".join(f"{number:,}" for number in shown) + f" | {source['epochs']:.2f} |")
+    assert [_size(number) for number in (0, 999, 1000, 10**12 - 1, 10**12)] == [
+        *("n<1K", "n<1K", "1K<n<10K", "100B<n<1T", "n>1T")
     ]
-    found = list(dataset.records("docs"))
-    totals = load_manifest(made.shards_dir).totals
-    assert len(found) == totals.documents
-    assert sum(row["docs/tokens"] for row in found) == totals.tokens
-    path.unlink()
 
 
 def test_what_does_not_fit_is_refused(
@@ -558,7 +554,7 @@ def test_reservations_are_joined_by_domain(
     said = ask(capsys, made.out, "--run", write_run(made, tmp_path / "run", 7, made.out / "mix.json"))
     told = said["processing"]["reservations"]
     assert told["registered"] == 6
-    every = pretok.open(made.out).documents().to_arrow().to_pylist()
+    every = pretok.open(made.out).documents().read_all().to_pylist()
     where = [host({"meta": {"url": row["url"]}}) for row in every]
     view = pretok.stream.open(made.shards_dir, made.out / "mix.json")
 

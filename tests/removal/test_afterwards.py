@@ -173,7 +173,7 @@ def test_the_same_mix_again_is_left_as_it_is(work: Path) -> None:
 
 
 def test_removed_texts_decode_to_nothing(work: Path) -> None:
-    rows = pretok.open(work).texts(columns=["id", "removed"]).to_arrow().to_pylist()
+    rows = pretok.open(work).texts(columns=["id", "removed"]).read_all().to_pylist()
     assert len(rows) == 180
     for row in rows:
         assert (row["text"] == "") is (row["removed"] is not None) is (row["id"] is None)
@@ -240,7 +240,7 @@ def test_what_was_removed_may_be_asked_for_before(removable: Path, capsys: Any) 
     capsys.readouterr()
     assert run_command(["query", str(removable), asked, "--format", "csv"]) == 0
     assert capsys.readouterr().out.splitlines()[1] == "180,0,0"
-    assert pretok.open(removable).documents(columns=["removed"]).to_arrow()["removed"].null_count == 180
+    assert pretok.open(removable).documents(columns=["removed"]).read_all()["removed"].null_count == 180
     assert command(removable, "--where", "removed is not null", "--dry-run") == 0
     assert "nothing was removed" in capsys.readouterr().err
 
@@ -291,7 +291,7 @@ def test_files_that_hold_texts_too_are_named(removable: Path, tmp_path: Path, ca
     for wanted in (
         "pretok export again",
         "--materialize again",
-        "of the texts, kept to compare",
+        "keeps texts to compare tokenizers",
         "counted their words",
     ):
         assert wanted in told

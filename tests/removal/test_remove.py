@@ -45,7 +45,7 @@ def copy_of(work: Path, folder: Path) -> Path:
 def rows_of(work: Path) -> list[dict[str, Any]]:
     """Every document, as pretok query tells of it, with its ids."""
     manifest = load_manifest(work / "shards")
-    table = pretok.open(work).documents().to_arrow().to_pylist()
+    table = pretok.open(work).documents().read_all().to_pylist()
     ids = [shard.open()[n].tolist() for shard in manifest.shards for n in range(shard.documents)]
     return [{**row, "ids": one} for row, one in zip(table, ids, strict=True)]
 

@@ -97,8 +97,8 @@ def test_a_folder_that_grew_is_the_one_made_at_once(inputs: Path, here: Engine, 
     assert counts.compared is not None
     assert counts.compared.documents >= 3  # at least one of each shard
     found = pretok.open(inputs / "out")
-    assert found.rejects("a").to_arrow().num_rows == sum(counts.rejected.values())
-    rows = found.documents("a", columns=["file", "position", "id"]).to_arrow().to_pylist()
+    assert found.rejects("a").read_all().num_rows == sum(counts.rejected.values())
+    rows = found.documents("a", columns=["file", "position", "id"]).read_all().to_pylist()
     assert all(row["id"] in (None, row["position"] - 1) for row in rows)
 
 

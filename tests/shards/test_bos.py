@@ -13,7 +13,7 @@ import pretok
 from pretok.audit.documents import run_inspect
 from pretok.audit.show import document_heading, marked
 from pretok.audit.verify_job import run_verify
-from pretok.audit.verify_task import VerifyTask, verify_shard
+from pretok.audit.verify_task import ShardCheck, check_shard
 from pretok.base.errors import MismatchError
 from pretok.base.execute import Engine
 from pretok.base.records import replace
@@ -73,7 +73,7 @@ def test_each_document_is_bos_ids_eod_and_nothing_else_differs(plain, begun, her
 def test_texts_are_the_same_and_ledgers_count_the_bos(plain, begun):
     def rows(made: Recipe) -> list[dict[str, object]]:
         columns = ["source", "file", "position", "tokens", "hash"]
-        return pretok.open(made.out).texts(columns=columns).to_arrow().to_pylist()
+        return pretok.open(made.out).texts(columns=columns).read_all().to_pylist()
 
     key = lambda row: (row["source"], row["file"], row["position"])  # noqa: E731
     with_bos, without = sorted(rows(begun), key=key), sorted(rows(plain), key=key)
@@ -95,12 +95,10 @@ def test_verify_misses_a_bos(begun):
     tokens = np.memmap(shard.bin_path, manifest.tokenizer.dtype, mode="r+")
     tokens[0] = 300
     tokens.flush()
-    task = VerifyTask(
-        replace(shard, root=rehash(shard.bin_path, [(0, 1)])), None, begun.shards_dir / "tokenizer.json",
-        manifest.tokenizer, (), documents_end=True,
-    )  # fmt: skip
-    (problem,) = verify_shard(task, lambda _: None)
-    assert "beginning-of-document" in problem
+    task = ShardCheck(begun.shards_dir, replace(shard, root=rehash(shard.bin_path, [(0, 1)])), ())
+    problems = check_shard(task, lambda _: None)
+    assert problems
+    assert all("beginning-of-document" in problem for problem in problems)
 
 
 def test_a_job_goes_on_with_the_same_bos_only(plain, begun, here, monkeypatch):

@@ -19,14 +19,14 @@ from tokenizing import recipe, run
 
 from pretok.audit.documents import run_inspect
 from pretok.audit.verify_job import run_verify
-from pretok.audit.verify_task import VerifyTask, verify_shard
+from pretok.audit.verify_task import ShardCheck, check_shard
 from pretok.base.console import Silent
 from pretok.base.errors import UsageError
 from pretok.base.execute import Engine
 from pretok.base.records import replace
 from pretok.base.tree import rehash
 from pretok.kernels.pretokenize import PATTERNS
-from pretok.shards.manifest import Shard, load_manifest
+from pretok.shards.manifest import load_manifest
 from pretok.tokenizer import reference
 from pretok.tokenizer.encoder import Encoder
 from pretok.tokenizer.reference import EngineError, ReferenceEngine, Unencodable, guarded
@@ -178,7 +178,8 @@ def test_what_only_the_fast_engine_encodes_is_no_problem_to_verify(
         data["model"]["vocab"][part] for part in parts
     ]  # unmerged: the fast engine's word is still a check
     ids.flush()
-    problems = verify_shard(verify_task(shards, shard), lambda counts: None)
+    now = replace(shard, root=rehash(shard.bin_path, [(0, shard.file_bytes)]))
+    problems = check_shard(ShardCheck(shards, now, None), lambda counts: None)
     assert problems == [f"{shard.prefix}: document 0 does not encode to its ids again"]
 
 
@@ -202,18 +203,6 @@ def give_up_on(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
         return encode(tokenizer, texts)
 
     monkeypatch.setattr(reference, "_encode", give_up)
-
-
-def verify_task(shards: Path, shard: Shard) -> VerifyTask:
-    """The task for a shard, whose root is taken as it is now."""
-    return VerifyTask(
-        shard=replace(shard, root=rehash(shard.bin_path, [(0, shard.file_bytes)])),
-        ledger_root=None,
-        tokenizer_json=shards / "tokenizer.json",
-        tokenizer=load_manifest(shards).tokenizer,
-        sample=None,
-        documents_end=True,
-    )
 
 
 def test_one_document_that_no_engine_encodes_is_rejected_by_name(

@@ -1,0 +1,63 @@
+"""The summary -> the card of a data set: README.md with the YAML head that the hub of Hugging Face reads.
+
+Input: the summary. Output: Markdown, whose head is JSON, which is YAML. What no file knows and nobody answered is left
+out of the head.
+Format: https://github.com/huggingface/hub-docs/blob/main/datasetcard.md
+"""
+
+from __future__ import annotations
+
+import json
+from bisect import bisect_right
+from importlib.resources import files
+from typing import Any
+
+from pretok.base.html import page_environment
+from pretok.base.visible import visible_json
+from pretok.disclosure.summary import Record
+
+SIZES = ("1K", "10K", "100K", "1M", "10M", "100M", "1B", "10B", "100B", "1T")
+"""Bounds of the hub's categories of documents: powers of ten from the third."""
+SCOPES = {
+    "shards": "all training documents once",
+    "mix": "a mix of them",
+    "run": "what a training run read",
+}
+
+
+def dataset_card(summary: Record) -> str:
+    """README.md."""
+    general, about = summary["general"], summary["about"]
+    model = general["model"]["name"]
+    title = f"Training data of {model}" if model else "Training data"
+    licences = _values(general["licences"])
+    head: dict[str, Any] = {
+        "pretty_name": title,
+        "language": [value for value in _values(general["languages"]) if value],
+        "license": licences[0] if len(licences) == 1 else "other" if licences else None,
+        "size_categories": [_size(general["documents"])],
+        "tags": ["pretok"],
+    }
+    environment = page_environment()
+    template = environment.from_string(files("pretok.disclosure").joinpath("card.md").read_text("utf-8"))
+    text = json.dumps({key: value for key, value in head.items() if value}, ensure_ascii=False, indent=2)
+    return template.render(
+        head=visible_json(text),
+        title=title,
+        about=about,
+        general=general,
+        scope=SCOPES[about["scope"]],
+        sources=summary["sources"]["sources"],
+        processing=summary["processing"],
+    )
+
+
+def _values(told: Record | None) -> list[str | None]:
+    """Those of a column, most tokens first; null stands for documents without one."""
+    return [row["value"] for row in told["listed"]] if told else []
+
+
+def _size(documents: int) -> str:
+    above = bisect_right([10 ** (3 + at) for at in range(len(SIZES))], documents)
+    low, high = ("", *SIZES)[above], (*SIZES, "")[above]
+    return f"{low}<n<{high}" if low and high else f"n<{high}" if high else f"n>{low}"

@@ -182,10 +182,12 @@ def _check_tokenizer(manifest: Manifest) -> Iterator[str]:
 
 
 def _check_history(manifest: Manifest) -> Iterator[str]:
+    """What is wrong is raised."""
     for event in manifest.history:
         manifest.was(event.fingerprint)
     if manifest.materialized is not None:
         parse_mix(manifest.materialized, manifest.folder / FILE_NAME)
+    yield from ()
 
 
 def _check_totals(manifest: Manifest) -> Iterator[str]:

@@ -37,7 +37,6 @@ INPUTS = {
 WEIGHTS = {"it": 0.9, "en": 0.1}
 ARMS = {
     "plain-4k": ("--vocab-size", "4000"),
-    "apostrophe-4k": ("--vocab-size", "4000", "--pattern", "cl100k-apostrophe"),
     "plain-2k": ("--vocab-size", "2000"),
     "plain-8k": ("--vocab-size", "8000"),
 }

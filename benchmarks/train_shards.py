@@ -52,7 +52,6 @@ def bare_manifest(vocab_size: int, shards: Sequence[Shard], empty: Iterable[str]
         tokenizer=TokenizerEntry("0" * 32, vocab_size, 0, token_dtype(vocab_size).name),
         totals=UNCOUNTED,
         sources={name: replace(UNCOUNTED, read=documents[name]) for name in names},
-        failed=(),
         shards=tuple(shards),
         side_files=(),
         config={},

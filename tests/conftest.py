@@ -125,7 +125,6 @@ def both_ways(request: pytest.FixtureRequest) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         if request.param == "compiled":
             patch.setattr("pretok.kernels.compile.FEW", -1)
-            patch.setattr("pretok.vocab.bpe.FEW", -1)
         yield
 
 

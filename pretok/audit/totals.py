@@ -12,14 +12,12 @@ from pretok.shards.unfinished import incomplete, refuse_unfinished
 
 
 def stats_of(shards: Path) -> dict[str, Any]:
-    """What `pretok status --json` prints of shards. mismatches: kept values that had another type, by source;
-    incomplete: all that is missing, as sentences; history: what the folder was before it grew, the oldest first; root:
-    over all. Raises IntegrityError."""
+    """What `pretok status --json` prints of shards. incomplete: all that is missing, as sentences; history: what the
+    folder was before it grew, the oldest first; root: over all. Raises IntegrityError."""
     manifest = _load(shards)
-    named = ("totals", "sources", "tokenizer", "failed", "history", "fingerprint", "root")
+    named = ("totals", "sources", "tokenizer", "history", "fingerprint", "root")
     return {
         **{name: getattr(manifest, name) for name in named},
-        "mismatches": manifest.mismatches or {},
         "incomplete": incomplete(manifest),
     }
 
@@ -47,11 +45,9 @@ def show_stats(shards: Path, console: Console, *, result: bool = False) -> None:
             console.notice(
                 f"rejected in {name}: {reasons}; listed in {', '.join(map(str, manifest.rejects(name)))}"
             )
-    for name, found in (manifest.mismatches or {}).items():
-        for m in found:
+        for column, number in counts.mismatches.items():
             console.notice(
-                f"{name}: {plural(m.count, 'value')} of {m.column} of another type, null in the ledger; the first: "
-                f"{m.file}, line or row {m.position}: {m.value}"
+                f"{name}: {plural(number, 'value')} of {column} of another type, null in the ledger"
             )
     for event in manifest.history:
         if (gone := event.removal) is not None:

@@ -30,7 +30,7 @@ from pretok.counts.counts_file import load_counts
 from pretok.shards.annotations import FOLDER as ANNOTATIONS
 from pretok.shards.annotations import RECORD, Annotations, outdated_parts, read_annotations, unknown_sources
 from pretok.shards.inputs import load_inputs
-from pretok.shards.manifest import APPENDED, FILE_NAME, REMOVED, STATE, Manifest, load_manifest, shards_of
+from pretok.shards.manifest import FILE_NAME, STATE, Manifest, load_manifest, shards_of
 from pretok.shards.unfinished import incomplete, unfinished
 from pretok.stream.mix_file import check_sources, load_mix, parse_mix
 from pretok.stream.tapes import FOLDER, SUFFIX, verify_side_file
@@ -182,12 +182,12 @@ def _check_tokenizer(manifest: Manifest) -> Iterator[str]:
 
 
 def _check_history(manifest: Manifest) -> Iterator[str]:
-    for number, event in enumerate(manifest.history):
+    """What is wrong is raised."""
+    for event in manifest.history:
         manifest.was(event.fingerprint)
-        if event.kind != (REMOVED if event.removal else APPENDED):
-            yield f"manifest: history[{number}] says {event.kind}, which it is not"
     if manifest.materialized is not None:
         parse_mix(manifest.materialized, manifest.folder / FILE_NAME)
+    yield from ()
 
 
 def _check_totals(manifest: Manifest) -> Iterator[str]:
@@ -268,7 +268,6 @@ def verify_report(manifest: Manifest, problems: Sequence[str]) -> dict[str, Any]
         "problems": problems,
         "notes": notes(manifest),
         "shards": len(manifest.shards),
-        "failed": manifest.failed,
         "fingerprint": manifest.fingerprint,
         "root": manifest.root,
     }

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from pretok.audit import VERIFY_DOCUMENTS
-from pretok.base.errors import IntegrityError, PartitionsFailed, UsageError
+from pretok.base.errors import IntegrityError, UsageError
 from pretok.base.lock import hold
 from pretok.base.records import to_json
 from pretok.base.storage import atomic_open
@@ -305,7 +305,6 @@ def verify(
     Of a WORK folder counts and mix.json are checked too.
     """
     from pretok.audit.verify_job import notes, run_verify, verify_report
-    from pretok.shards.manifest import FILE_NAME
 
     console = terminal(context, work_of(shards))
     with start_engine(workers, address) as engine:
@@ -337,12 +336,6 @@ def verify(
             "and none has one of their texts"
             if gone
             else f"{shards}: nothing was removed from it"
-        )
-    if failed := manifest.failed:
-        unread = "was" if len(failed) == 1 else "were"
-        raise PartitionsFailed(
-            f"but {plural(len(failed), 'input')} {unread} not read to the end; fix what `failed` in "
-            f"{shards / FILE_NAME} names and run the same pretok tokenize again"
         )
 
 

@@ -296,7 +296,7 @@ class Vocab(Part):
     add: Count | None = key(None, "Entries that `extend` adds. Default: 8,000.", "4k", gt=0)
     replace: bool = key(False, "New entries take the ids of those that the text uses least.")
     size: Count = key(50_000, "Entries of the vocabulary, special tokens included.", "32k", ge=257)
-    pattern: str = key("cl100k", "Splits text into words: cl100k, gpt2, o200k, qwen2 or cl100k-apostrophe.")
+    pattern: str = key("cl100k", "Splits text into words: cl100k, gpt2, o200k or qwen2.")
     special_tokens: tuple[str, ...] = key(
         DEFAULT_SPECIAL_TOKENS,
         "Special tokens from id 0 on; the first ends a document, the second is for padding.",

@@ -37,17 +37,11 @@ PATTERNS: dict[str, str] = {
         r"\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|" + _SPACES
     ),
     "qwen2": (_CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|" + _SPACES),
-    "cl100k-apostrophe": (
-        r"[^\r\n\p{L}\p{N}]?\p{L}+(?:['’]\p{L}+)*|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|" + _SPACES
-    ),
 }
 """Name -> regular expression, as it stands in the Split of a tokenizer.json.
 
-All but the last are published; gigatoken knows them. qwen2 is cl100k but for digits, each of which is a word. The last
-is cl100k but for apostrophes between letters, which are part of the word (dell'acqua, don't): fewer tokens for Italian,
-encoded by tokenizers alone.
+All are published, and gigatoken knows them. qwen2 is cl100k but for digits, each of which is a word.
 """
-PUBLISHED = ("cl100k", "gpt2", "o200k", "qwen2")
 
 CODES = {name: code for code, name in enumerate(PATTERNS)}
 """Name -> the number compiled code knows the pattern by."""
@@ -55,7 +49,6 @@ CODES = {name: code for code, name in enumerate(PATTERNS)}
 CL100K = CODES["cl100k"]
 GPT2 = CODES["gpt2"]
 O200K = CODES["o200k"]
-QWEN2 = CODES["qwen2"]
 
 LETTER = u.UPPER | u.LOWER | u.CASELESS
 BLANK = u.SPACE | u.NEWLINE
@@ -221,27 +214,6 @@ def word_qwen2(data: Any, i: Any, end: Any, table: Any) -> Any:
 
 
 @njit(_POSITION)
-def word_apostrophe(data: Any, i: Any, end: Any, table: Any) -> Any:
-    """The pattern `cl100k-apostrophe`."""
-    flag, after = read_class(data, i, end, table)
-    word = _prefixed_letters(data, i, end, table, flag, after)
-    if word == i:
-        return _no_letters(data, i, end, table, flag, after, False)
-    while word < end:
-        if data[word] == char.APOSTROPHE:
-            beyond = word + 1
-        elif word + 3 <= end and data[word] == 0xE2 and data[word + 1] == 0x80 and data[word + 2] == 0x99:
-            beyond = word + 3  # U+2019 in UTF-8
-        else:
-            break
-        letters = skip_letters(data, beyond, end, table)
-        if letters == beyond:
-            break
-        word = letters
-    return word
-
-
-@njit(_POSITION)
 def word_gpt2(data: Any, i: Any, end: Any, table: Any) -> Any:
     """The pattern `gpt2`."""
     after = contraction(data, i, end, False)
@@ -302,9 +274,7 @@ def next_word(data: Any, i: Any, end: Any, table: Any, code: Any) -> Any:
         return word_gpt2(data, i, end, table)
     if code == O200K:
         return word_o200k(data, i, end, table)
-    if code == QWEN2:
-        return word_qwen2(data, i, end, table)
-    return word_apostrophe(data, i, end, table)
+    return word_qwen2(data, i, end, table)
 
 
 @njit(types.int64(U8, I64, U8, types.int64, types.Array(types.int64, 1, "C")))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,6 @@ import pyarrow as pa
 from pretok.base.records import replace
 from pretok.base.tokens import Hashes
 from pretok.kernels.hashing import hash_documents
-from pretok.read.kept import Mismatch
 from pretok.read.rejects import REASONS
 
 HASH = pa.binary(16)
@@ -101,8 +100,9 @@ class TextBatch:
     piece: its index in the partition; end: how many lines or rows of the piece stand before what follows the batch;
     records: how many the batch covers, refused ones included; numbers: (documents,) int64, the line or row that each
     document was, from 0 within the piece; texts: (documents,) large_string; refused: bytes of the input that held no
-    document; kept: a (documents,) array for each column that is kept; mismatches: what of these is null because it was
-    of another type; spans: of documents that are not all of one kind, as `pretok.chat.spans` has it.
+    document; kept: a (documents,) array for each column that is kept; mismatches: by column, how many of these are
+    null because they were of another type; spans: of documents that are not all of one kind, as `pretok.chat.spans` has
+    it.
     """
 
     piece: int
@@ -113,7 +113,7 @@ class TextBatch:
     rejects: Rejects = NO_REJECTS
     refused: int = 0
     kept: tuple[pa.Array, ...] = ()
-    mismatches: tuple[Mismatch, ...] = ()
+    mismatches: dict[str, int] = field(default_factory=dict)
     spans: pa.LargeListArray | None = None
 
     @property

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pretok.base.records import Count, Record
+from pretok.base.records import Record
 
 TYPES = {
     "text": pa.large_string(),
@@ -82,16 +82,6 @@ class KeptValues:
             self.wrong[:, left],
             lambda document, column: self.show(int(documents[document]), column),
         )
-
-
-class Mismatch(Record, frozen=True):
-    """How many values of a kept column were null because of another type; of the first its record, from 0 within the
-    piece, and what stands there."""
-
-    column: str
-    count: Count
-    record: Count
-    value: str
 
 
 def parse_keep(text: str) -> KeptColumn:
@@ -179,12 +169,7 @@ def parse_floats(texts: pa.LargeStringArray) -> pa.DoubleArray:
         return pa.array([None if text is None else float(text) for text in texts.to_pylist()], pa.float64())
 
 
-def mismatches(values: KeptValues, keep: Keep, records: npt.NDArray[np.int64]) -> list[Mismatch]:
-    """Which columns have values of another type; records: of each document."""
-    found = []
-    for at, column in enumerate(keep.columns):
-        rows = np.flatnonzero(values.wrong[at])
-        if len(rows):
-            first = int(rows[0])
-            found.append(Mismatch(column.name, len(rows), int(records[first]), values.show(first, at)))
-    return found
+def mismatches(values: KeptValues, keep: Keep) -> dict[str, int]:
+    """Column -> how many values of it are of another type."""
+    counts = values.wrong.sum(axis=1).tolist()
+    return {column.name: count for column, count in zip(keep.columns, counts, strict=True) if count}

@@ -223,7 +223,7 @@ def _batches(index: int, first: int, found: _Found, keep: Keep) -> Iterator[Text
             rejects = Rejects(numbers[gone], status[gone], pa.array(told, pa.string()))
             batch = replace(batch, rejects=rejects, refused=int(found.sizes[start + gone].sum()))
         if kept:
-            columns, wrong = tuple(kept.columns), tuple(mismatches(kept, keep, batch.numbers))
+            columns, wrong = tuple(kept.columns), mismatches(kept, keep)
             batch = replace(batch, kept=columns, mismatches=wrong)
         yield batch
 

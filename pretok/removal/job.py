@@ -71,11 +71,9 @@ from pretok.shards.ledger import WINDOW, strike
 from pretok.shards.manifest import (
     FILE_NAME,
     LEDGER_SUFFIX,
-    REMOVED,
     UNFINISHED_REMOVAL,
     Event,
     Manifest,
-    MismatchEntry,
     Removal,
     RemovedCounts,
     Shard,
@@ -88,8 +86,6 @@ from pretok.shards.unfinished import refuse_unfinished, unfinished
 
 BLOCK = 1 << 22
 """Ids that are overwritten at a time."""
-GONE = "(removed)"
-"""Stands for a value of a removed document that the manifest showed as an example."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,8 +289,7 @@ def _stage(manifest: Manifest, selection: Selection, request: Request) -> Remova
         manifest,
         shards=tuple(shards.get(shard.path, shard) for shard in manifest.shards),
         side_files=(*sealed.values(), *files),
-        mismatches=_without_values(manifest, selection),
-        history=(*manifest.history, Event(REMOVED, manifest.fingerprint, manifest.shard_counts, removal)),
+        history=(*manifest.history, Event(manifest.fingerprint, manifest.shard_counts, removal)),
     ).counted()
     for joined in open_annotations(manifest):
         _bind_anew(staging, joined, now, selection)
@@ -341,15 +336,6 @@ def reseal(shard: Shard, stretches: Sequence[tuple[int, int]], eod: int, dtype: 
                     left.appendleft(((number + 1) * each, end))
             nodes[number] = node_hash(block)
     return nodes
-
-
-def _without_values(manifest: Manifest, selection: Selection) -> dict[str, tuple[MismatchEntry, ...]] | None:
-    """Examples of values that were of another type, without those of sources that lose documents."""
-    lose = {one.shard.source for one in selection.chosen}
-    return manifest.mismatches and {
-        name: tuple(replace(entry, value=GONE) if name in lose else entry for entry in entries)
-        for name, entries in manifest.mismatches.items()
-    }
 
 
 def _bind_anew(staging: _Staging, annotations: Annotations, now: Manifest, selection: Selection) -> None:

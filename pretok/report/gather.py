@@ -24,6 +24,7 @@ from pretok.shards.documents import identifier, make_views
 from pretok.shards.inputs import load_inputs
 from pretok.shards.ledger import SCHEMA, ledger_schema
 from pretok.shards.manifest import Manifest, SourceCounts, load_manifest
+from pretok.shards.unfinished import incomplete
 from pretok.shards.values import host
 from pretok.stream.mix_file import Mix, load_mix
 
@@ -96,11 +97,13 @@ class SourceFacts:
 
 @dataclass(slots=True)
 class Facts:
-    """All of WORK. vocabulary: the report of build-vocab; mix_report: that of the mix; uses: of the entries of the
-    vocabulary in the shards; unused: (id, text) of those that no source uses, None where their texts are not known."""
+    """All of WORK. incomplete: what is missing from the shards, as sentences; vocabulary: the report of build-vocab;
+    mix_report: that of the mix; uses: of the entries of the vocabulary in the shards; unused: (id, text) of those that
+    no source uses, None where their texts are not known."""
 
     work: Path
     manifest: Manifest
+    incomplete: list[str]
     sources: list[SourceFacts]
     vocabulary: dict[str, Any] | None
     mix: Mix | None
@@ -129,6 +132,7 @@ def gather(work: Path) -> Facts:
     return Facts(
         work=work,
         manifest=manifest,
+        incomplete=incomplete(manifest),
         sources=sources,
         vocabulary=read_json(report) if report.exists() else None,
         mix=load_mix(mix) if mix.exists() else None,

@@ -24,7 +24,7 @@ from pathlib import Path
 from pretok.base.console import Console
 from pretok.base.errors import MismatchError, PartitionsFailed
 from pretok.base.execute import Engine
-from pretok.base.failures import Failure, Failures, raise_failures
+from pretok.base.failures import Failures, raise_failures
 from pretok.base.lock import hold
 from pretok.base.storage import remove_leftovers
 from pretok.base.tasks import Step, open_step
@@ -52,9 +52,16 @@ from pretok.shards.manifest import (
     load_manifest,
     unit_words,
 )
-from pretok.shards.parts import all_software, is_complete, load_parts, refuse_other_engine, software
+from pretok.shards.parts import (
+    PartRecord,
+    all_software,
+    is_complete,
+    load_parts,
+    refuse_other_engine,
+    software,
+)
 from pretok.shards.plan import plan_source
-from pretok.shards.seal import drop_finished, seal, sealed_manifest, unpublish
+from pretok.shards.seal import drop_finished, seal, sealed_manifest
 from pretok.shards.task import (
     TokenizeTask,
     copies_path,
@@ -80,8 +87,6 @@ def run_tokenize(recipe: Recipe, engine: Engine, console: Console) -> Step:
         begun = [plans for plans in rounds if any(map(job.is_unsealed, plans))]
         for plans in begun or [list(chain(*rounds))]:  # where all is sealed that is told once
             step = job.run(plans)
-        if complaints := job.complaints():
-            raise PartitionsFailed("\n".join(complaints))
         return step
 
 
@@ -107,8 +112,7 @@ class _Job:
 
     @property
     def config(self) -> dict[str, object]:
-        """What every source of an output has in common; a change needs another output folder. What is not used is None,
-        as in shards that were made before it could be."""
+        """What every source of an output has in common; a change needs another output folder."""
         settings = self.recipe.shards
         reject = settings.reject_contaminated
         return {
@@ -129,10 +133,11 @@ class _Job:
 
     def plan(self) -> list[list[SourcePlan]]:
         """The plans of each round: of the sources, of the first append of each, and so on."""
-        old = sealed_manifest(self.shards, self.state)
-        drop_finished(self.state, old)
+        old = sealed_manifest(self.shards)
+        if old:
+            drop_finished(self.state, old)
         sealed = {}
-        if old and old.totals.documents:  # what holds no document binds nothing
+        if old:
             known = old.sources.keys() & self.recipe.sources.keys()
             if not known:
                 named = ", ".join(self.recipe.sources)
@@ -144,7 +149,8 @@ class _Job:
                     f"{named} to these shards, name their sources too"
                 )
             refuse_changes("the shards", self.shards, old.config, self.config)
-            sealed = {name: load_appends(old, name) for name in sorted(known)}
+            # One without a document is read again: its files are replaced when it is sealed anew.
+            sealed = {name: load_appends(old, name) for name in sorted(known) if old.sources[name].documents}
         itemsize, size = token_dtype(self.vocab.size).itemsize, self.recipe.shards.size
         plans = []
         with self.engine.stop.raising(), one_child():
@@ -169,21 +175,20 @@ class _Job:
             keep_benchmark(self.shards, self.state, self.benchmark, self.console)
         if todo and self.recipe.shards.duplicates != "keep":
             with open_step("look for copies", self.engine, self.console) as step:
-                failures = settle_copies(tasks, sealed_manifest(self.shards, self.state), step)
+                failures = settle_copies(tasks, sealed_manifest(self.shards), step)
         with open_step("tokenize", self.engine, self.console) as step:
             if not todo:
                 finished = ", ".join(unit_words(plan.unit) for plan in plans)
-                manifest = "; writing the manifest" if tasks else ""
-                self.console.notice(f"nothing to do: the shards of {finished} are finished{manifest}")
+                self.console.notice(f"nothing to do: the shards of {finished} are finished")
             failed = {name for name, _ in failures}  # these are not tried again in this run
             self._encode(tasks, [task for task in todo if task.partition.name not in failed], step, failures)
-            self._seal(plans, tasks, failures)
+            self._seal(plans, failures)
         return step
 
     def _prepare(self, plans: list[SourcePlan]) -> list[TokenizeTask]:
         """The tasks of all partitions that are not sealed; what workers read is put in its place."""
         recipe, vocab, benchmark = self.recipe, self.vocab, self.benchmark
-        old = sealed_manifest(self.shards, self.state)
+        old = sealed_manifest(self.shards)
         tokenizer = self.shards / TOKENIZER_FILE
         if not old or not tokenizer.exists():
             vocab.copy_to(tokenizer)  # the shards then need nothing else; workers read this copy
@@ -216,11 +221,10 @@ class _Job:
             for plan in unsealed
             for partition in plan.partitions
         ]
-        made = [old.software] if old and old.totals.documents else []
+        made = [old.software] if old else []
         made += [part.software for task in tasks for part in load_parts(task.state_dir, task.partition.name)]
         if tasks:
             refuse_other_engine(self.shards, all_software(made))
-        unpublish(self.shards, self.state, {plan.name for plan in unsealed if not plan.append})
         return tasks
 
     def _removed(self, old: Manifest | None) -> tuple[Path, ...]:
@@ -260,63 +264,40 @@ class _Job:
             pass
         remove_leftovers(self.shards)
 
-    def _seal(self, plans: list[SourcePlan], tasks: list[TokenizeTask], failures: Failures) -> None:
-        """Seal what is done, and tell what failed. failures: the partitions that could not be done."""
-        partitions = {task.partition.name: task.partition for task in tasks}
-        crashed = [
-            Failure(
-                name, ", ".join(sorted({piece.file.path for piece in partitions[name].pieces})), error.message
-            )
-            for name, error in failures
-        ]
+    def _seal(self, plans: list[SourcePlan], failures: Failures) -> None:
+        """Seal what is done; tell what failed or gave too little. failures: the partitions that could not be done."""
         unsealed = [plan for plan in plans if self.is_unsealed(plan)]
-        # What is appended is sealed when all of it is done: until then the shards stay what they are.
-        waiting = [
+        parts = {plan.unit: self._parts(plan) for plan in unsealed}
+        done = [
             plan
             for plan in unsealed
-            if plan.append
-            and not all(is_complete(self.state / plan.unit, part.name) for part in plan.partitions)
+            if all(is_complete(self.state / plan.unit, one.name) for one in plan.partitions)
         ]
-        sealable = [plan for plan in unsealed if plan not in waiting]
-        if sealable or not has_manifest(self.shards):
-            # The manifests of shards without one have no such key.
-            config = {key: v for key, v in self.config.items() if key != "bos_id" or v is not None}
-            names = {plan.name for plan in sealable}
-            here = [failure for failure in crashed if failure.source in names]
-            _tell_encoded_again(
-                seal(self.shards, self.state, sealable, config, self.vocab, here), names, self.console
+        if done:
+            manifest = seal(self.shards, self.state, done, self.config, self.vocab)
+            _tell_encoded_again(manifest, {plan.name for plan in done}, self.console)
+        told = []
+        if errors := [error for held in parts.values() for part in held for error in part.errors]:
+            waiting = " and ".join(unit_words(plan.unit) for plan in unsealed if plan not in done)
+            files = listed([f"{one.partition}: {one.file}: {one.error}" for one in errors], 20, "\n  ")
+            told.append(
+                f"{plural(len(errors), 'input')} could not be read to the end; nothing of {waiting} is in the shards:\n"
+                f"  {files}\nfix the files, or leave what can be read of them, and run the same command again: only "
+                "these partitions are done again"
             )
-        manifest = load_manifest(self.shards)
-        failed = [failure for failure in manifest.failed if failure not in crashed]
-        for plan in waiting:
-            for partition in plan.partitions:
-                for part in load_parts(self.state / plan.unit, partition.name):
-                    failed += part.errors
-        rest = f"nothing of {' and '.join(unit_words(plan.unit) for plan in waiting)} is"
-        rest = "nothing is" if not manifest.totals.documents else rest if waiting else "everything else is"
-        told = "\n  ".join(
-            [
-                f"{plural(len(failed), 'input')} could not be read to the end; {rest} in the shards:",
-                listed([f"{one.partition}: {one.file}: {one.error}" for one in failed], 20, "\n  "),
-            ]
-        )
-        told += "\nfix the files and run the same command again: only these partitions are done again"
-        if failures and failed:
-            self.console.notice(told)
+        if failures and told:
+            self.console.notice(told[0])
         raise_failures(failures, self.console.log)
-        if failed:
-            raise PartitionsFailed("\n".join([told, *self.complaints()]))
+        sealed = load_manifest(self.shards).sources if has_manifest(self.shards) else {}
+        counts = {name: (of.read, of.rejected) for name, of in sealed.items() if name in self.recipe.sources}
+        share, where = self.recipe.shards.max_reject_share, f"see {self.shards / 'rejects'}"
+        if told := [*told, *poor_sources(share, counts, where)]:
+            raise PartitionsFailed("\n".join(told))
 
-    def complaints(self) -> list[str]:
-        """Sentences about sources of the recipe that gave too little."""
-        manifest = load_manifest(self.shards)
-        damaged = {failure.source for failure in manifest.failed}  # a source without records is damaged then
-        counts = {
-            name: (source.read, source.rejected)
-            for name, source in manifest.sources.items()
-            if name in self.recipe.sources and (source.read or name not in damaged)
-        }
-        return poor_sources(self.recipe.shards.max_reject_share, counts, f"see {self.shards / 'rejects'}")
+    def _parts(self, plan: SourcePlan) -> list[PartRecord]:
+        """What is done of a plan."""
+        state = self.state / plan.unit
+        return [part for partition in plan.partitions for part in load_parts(state, partition.name)]
 
 
 def _tell_encoded_again(manifest: Manifest, names: set[str], console: Console) -> None:

@@ -9,16 +9,15 @@ value was checked, read by verify, status, mix, stream and train.
     tokenizer    {fingerprint, vocab_size, eod_id, dtype}, and bos_id where documents begin with a token
     totals       counts, as in each source
     sources      {NAME: {tokens, documents, bytes, read, rejected: {reason: n}, train: {...}, val: {...},
+                 mismatches: {column: n}    values of kept columns that had another type
                  compared: {documents, bytes, encoded_again: [{shard, file, position}]}}}    by `tokenizers` again
                  and renamed: {field: column} where a kept field has the name of a column of every ledger
-    failed       [{partition, file, error}]
     shards       [{path, source, split, tokens, documents, file_bytes, text_bytes, root, index_root}]
     side_files   [{path, source, file_bytes, root}]    every other file of the folder: ledgers, inputs, rejects
-    mismatches   {NAME: [{column, count, file, position, value}]}    values of kept columns that had another type
-    history      [{kind, fingerprint, shards: {NAME: {train, val}}}]    what the folder was before, the oldest first:
-                 `appended` where it has grown since, by sources or in them, from that fingerprint and the first so many
-                 shards of each source and split; `removed` where documents were removed, with `removal`: {at, reason,
-                 documents, tokens, former: {PATH: root of the `.bin` before}}
+    history      [{fingerprint, shards: {NAME: {train, val}}}]    what the folder was before, the oldest first: it has
+                 grown since, by sources or in them, from that fingerprint and the first so many shards of each source
+                 and split; where documents were removed instead, with `removal`: {at, reason, documents, tokens,
+                 former: {PATH: root of the `.bin` before}}
     config, software, and materialized (the mix) where the shards hold a mix in its order
 
 A root is that of the hash tree of a file (`pretok.base.tree`); the nodes beside a `.bin` are what its root follows
@@ -39,8 +38,9 @@ from itertools import count
 from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
 
+import msgspec
+
 from pretok.base.errors import IntegrityError
-from pretok.base.failures import Failure
 from pretok.base.kinds import KINDS, LEARNED, TEXT
 from pretok.base.records import Count, Record, check_version, read_record, replace, to_json
 from pretok.base.storage import (
@@ -59,14 +59,12 @@ from pretok.shards.format import Shard as Shard
 
 T = TypeVar("T", bound=Record)
 FORMAT = "pretok-shards"
-VERSION = 6
+VERSION = 7
 FILE_NAME = "manifest.json"
 INPUTS_SUFFIX = ".files.parquet"
 STATE = ".state"
 """Folder inside a shards folder that holds unfinished work; gone when all is sealed."""
 SPLITS = ("train", "val")
-APPENDED, REMOVED = "appended", "removed"
-"""Kinds of events: what was there is there as it was, and more; all is there but documents that were removed."""
 UNFINISHED_REMOVAL = ".removal/log.json"
 """File of a shards folder that stands while a removal is written (`pretok.removal`)."""
 
@@ -121,9 +119,10 @@ class Compared(Record, frozen=True):
 
 
 class SourceCounts(Record, frozen=True, omit_defaults=True):
-    """What a source holds; read: records, of which `documents` were written and the others rejected, by reason.
-    compared: None where documents were not encoded, as in shards of a mix; renamed: kept field -> its column, of fields
-    that have the name of a column of every ledger."""
+    """What a source holds; read: records, of which `documents` were written and the others rejected, by reason;
+    mismatches: by column, values that are null in the ledgers because they were of another type; compared: None where
+    documents were not encoded, as in shards of a mix; renamed: kept field -> its column, of fields that have the name
+    of a column of every ledger."""
 
     tokens: Count
     documents: Count
@@ -132,6 +131,7 @@ class SourceCounts(Record, frozen=True, omit_defaults=True):
     rejected: dict[str, Count]
     train: SplitCounts
     val: SplitCounts
+    mismatches: dict[str, Count] = msgspec.field(default_factory=dict)
     compared: Compared | None = None
     renamed: dict[str, str] | None = None
 
@@ -154,17 +154,6 @@ class SideFile(Record, frozen=True):
     root: str
 
 
-class MismatchEntry(Record, frozen=True):
-    """Values of a kept column that are null in the ledgers because they were of another type: how many, and of the
-    first the file, its line or row from 1, and what stands there."""
-
-    column: str
-    count: Count
-    file: str
-    position: Count
-    value: str
-
-
 class Removal(Record, frozen=True):
     """Documents that were removed together. at: when, UTC, as no other removal of the folder; former: path of each
     shard that changed -> the root of its `.bin` before."""
@@ -177,9 +166,9 @@ class Removal(Record, frozen=True):
 
 
 class Event(Record, frozen=True, omit_defaults=True):
-    """What a folder was before it changed: its fingerprint, and how many shards each source had of each split."""
+    """What a folder was before it changed: its fingerprint, and how many shards each source had of each split. Without
+    a `removal` it has grown: what was there is there as it was, and more."""
 
-    kind: str
     fingerprint: str
     shards: dict[str, dict[str, Count]]
     removal: Removal | None = None
@@ -192,13 +181,11 @@ class Manifest(Record, frozen=True, dict=True, omit_defaults=True):
     tokenizer: TokenizerEntry
     totals: SourceCounts
     sources: dict[str, SourceCounts]
-    failed: tuple[Failure, ...]
     shards: tuple[Shard, ...]
     side_files: tuple[SideFile, ...]
     config: dict[str, object]
     software: dict[str, str]
     materialized: dict[str, object] | None = None
-    mismatches: dict[str, tuple[MismatchEntry, ...]] | None = None
     history: tuple[Event, ...] = ()
     folder: Path = NOWHERE
 
@@ -263,13 +250,25 @@ class Manifest(Record, frozen=True, dict=True, omit_defaults=True):
         if fingerprint == self.fingerprint:
             return self.shards
         for number, event in enumerate(self.history):
-            if event.fingerprint == fingerprint:
-                if (shards := self._before(self.history[number:])) is None:
-                    raise IntegrityError(
-                        f"{self.folder / FILE_NAME}: history[{number}] says what the shards cannot come from; the file "
-                        "was damaged or edited"
-                    )
-                return shards
+            if event.fingerprint != fingerprint:
+                continue
+            former: dict[str, str] = {}
+            for later in reversed(
+                self.history[number:]
+            ):  # of a shard that changed twice the older root counts
+                former |= later.removal.former if later.removal else {}
+            seen: Counter[tuple[str, str]] = Counter()
+            found = []
+            for shard in self.shards:
+                seen[shard.source, shard.split] += 1
+                if seen[shard.source, shard.split] <= event.shards.get(shard.source, {}).get(shard.split, 0):
+                    found.append(replace(shard, root=former.get(shard.path, shard.root)))
+            if self._fingerprint_of(found) != fingerprint:
+                raise IntegrityError(
+                    f"{self.folder / FILE_NAME}: history[{number}] says what the shards cannot come from; the file was "
+                    "damaged or edited"
+                )
+            return tuple(found)
         return None
 
     @property
@@ -310,41 +309,27 @@ class Manifest(Record, frozen=True, dict=True, omit_defaults=True):
             for name, counts in self.sources.items()
         }
         # Kinds are those of one source, and so are names of columns.
-        both = add_counts([UNCOUNTED, *(replace(counts, renamed=None) for counts in sources.values())])
+        both = add_counts(
+            [UNCOUNTED, *(replace(counts, mismatches={}, renamed=None) for counts in sources.values())]
+        )
         train, val = (replace(split, kinds=None) for split in (both.train, both.val))
         return replace(self, sources=sources, totals=replace(both, train=train, val=val))
-
-    def remembering(self, events: Iterable[Event]) -> Manifest:
-        """The same with those of the events as history that its shards can come from."""
-        kept: tuple[Event, ...] = ()
-        for event in reversed(tuple(events)):
-            if self._before((event, *kept)) is not None:
-                kept = (event, *kept)
-        return replace(self, history=kept)
 
     @property
     def event(self) -> Event:
         """What the history of a folder says of this manifest when it has grown."""
-        return Event(APPENDED, self.fingerprint, self.shard_counts)
-
-    def _before(self, events: Sequence[Event]) -> tuple[Shard, ...] | None:
-        """The shards, with the roots of then, before the first of the events, which are the last of the history; None
-        where these had not the fingerprint that it says."""
-        former: dict[str, str] = {}
-        for event in reversed(events):  # of a shard that changed twice the older root counts
-            former |= event.removal.former if event.removal else {}
-        seen: Counter[tuple[str, str]] = Counter()
-        found = []
-        for shard in self.shards:
-            seen[shard.source, shard.split] += 1
-            if seen[shard.source, shard.split] <= events[0].shards.get(shard.source, {}).get(shard.split, 0):
-                found.append(replace(shard, root=former.get(shard.path, shard.root)))
-        return tuple(found) if self._fingerprint_of(found) == events[0].fingerprint else None
+        return Event(self.fingerprint, self.shard_counts)
 
     def appends(self, source: str) -> int:
         """How often inputs were appended to a source."""
         tables = {file.path for file in self.side_files if file.source == source}
         return next(number for number in count(1) if inputs_name(source, number) not in tables) - 1
+
+    def holds(self, unit: str) -> bool:
+        """Whether documents of a source are sealed, with what was appended to it in the case of `NAME.1`."""
+        source, _, append = unit.partition(".")
+        counts = self.sources.get(source, UNCOUNTED)
+        return counts.documents > 0 and int(append or 0) <= self.appends(source)
 
     def rejects(self, source: str) -> list[Path]:
         """The files of what was rejected from a source."""

@@ -1,21 +1,18 @@
 """Seal: the sealed parts of all partitions -> few files and one manifest.
 
-Input: the plans and part records in SHARDS/.state. Output, per source: one validation shard with its ledger, one file
-of rejects, one table of inputs; then manifest.json; then the state of finished sources is dropped.
-Sources already in the manifest and not in the plans are kept as they are. What is appended to a source has files of its
-own of each kind, and is sealed when all of it is done.
+Input: the plans of sources of which every partition is done, and their part records in SHARDS/.state. Output, per
+source: one validation shard with its ledger, one file of rejects, one table of inputs; then manifest.json; then the
+state of these sources is dropped. What is appended to a source is sealed in the same way, with files of its own.
 
-A manifest that stands is true at every moment. So before a file that it lists is touched, which happens when inputs
-were fixed and partitions are done again, `unpublish` takes it back: into .state, without the sources concerned, where
-`standing` still finds it. Adding a source or appending to one touches nothing that is listed; the manifest is then
-replaced at once.
+A manifest that stands is true at every moment: to seal a source touches nothing that is listed, and replaces the
+manifest at once. State of what is listed is left of a job that was killed, and is removed before the next begins.
 """
 
 from __future__ import annotations
 
 import json
 import shutil
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from itertools import chain
@@ -23,26 +20,22 @@ from pathlib import Path
 
 import numpy as np
 
-from pretok.base.errors import FolderInUse, MismatchError
-from pretok.base.failures import Failure
-from pretok.base.lock import refuse_readers
+from pretok.base.errors import MismatchError
 from pretok.base.records import replace
 from pretok.base.storage import atomic_open, read_json_lines
 from pretok.base.tokens import token_dtype
 from pretok.base.tree import root_of
 from pretok.screen.removed import removed_path
 from pretok.shards.contamination import benchmark_path, kept_benchmark, write_found
-from pretok.shards.format import SHARD_SUFFIXES, SPANS_SUFFIX
+from pretok.shards.format import SPANS_SUFFIX
 from pretok.shards.inputs import Place, SourcePlan, write_plan
 from pretok.shards.ledger import ledger_path, ledger_schema
 from pretok.shards.manifest import (
-    FILE_NAME,
     SPLITS,
     UNCOUNTED,
     Compared,
     EncodedAgain,
     Manifest,
-    MismatchEntry,
     SideFile,
     SourceCounts,
     TokenizerEntry,
@@ -57,71 +50,39 @@ from pretok.shards.parts import (
     SplitWriter,
     all_software,
     load_parts,
-    software,
 )
 from pretok.tokenizer.vocabulary import TOKENIZER_FILE, Vocabulary
 
-DONE = ".done"
-"""Ends the name of the state of a source that is sealed, until it is removed."""
 
-
-def sealed_manifest(shards: Path, state: Path) -> Manifest | None:
-    """What is sealed in `shards`, by its manifest or the one unpublished into `state`; None where nothing is.
+def sealed_manifest(shards: Path) -> Manifest | None:
+    """What is sealed in `shards`; None where nothing is, or no document, which binds nothing.
 
     Raises IntegrityError; MismatchError for shards that something else than tokenize made.
     """
-    for folder in (shards, state):
-        if has_manifest(folder):
-            manifest = load_manifest(folder)
-            if manifest.tokenized != tuple(manifest.sources):
-                raise MismatchError(f"{folder} was not made by pretok tokenize: choose another folder")
-            return manifest.at(shards.absolute())
-    return None
+    if not has_manifest(shards) or not (manifest := load_manifest(shards)).totals.documents:
+        return None
+    if manifest.tokenized != tuple(manifest.sources):
+        raise MismatchError(f"{shards} was not made by pretok tokenize: choose another folder")
+    return manifest
 
 
-def unpublish(shards: Path, state: Path, names: set[str]) -> None:
-    """Take the manifest back if it lists any source of `names`, whose files are about to change.
-
-    What it says of the other sources goes to `state` first; the next `seal` takes it from there. FolderInUse while
-    another job reads them (`unfinished.reading`), who looks for the manifest when it has said so.
-    """
-    old = sealed_manifest(shards, state)
-    if old and has_manifest(shards) and names & old.sources.keys():
-        write_manifest(state, _without(old, names))
-        (shards / FILE_NAME).unlink()
-        try:
-            refuse_readers(shards)
-        except FolderInUse:
-            write_manifest(shards, old)
-            (state / FILE_NAME).unlink()
-            raise
-
-
-def drop_finished(state: Path, manifest: Manifest | None) -> None:
-    """Remove what an interrupted `seal` left of the state of sources that are sealed, and an empty state folder."""
-    for folder in state.glob("*.*/"):
-        source, _, append = folder.name.partition(".")
-        if manifest and append.isdecimal() and int(append) <= manifest.appends(source):
-            folder.rename(folder.with_name(f"{folder.name}{DONE}"))
-    for folder in state.glob(f"*{DONE}"):
-        shutil.rmtree(folder)
+def drop_finished(state: Path, manifest: Manifest) -> None:
+    """Remove the state of what is sealed, and an empty state folder."""
+    for folder in state.glob("*/"):
+        if manifest.holds(folder.name):
+            shutil.rmtree(folder)
     if state.exists() and not any(state.iterdir()):
         state.rmdir()
 
 
 def seal(
-    shards: Path,
-    state: Path,
-    plans: list[SourcePlan],
-    config: dict[str, object],
-    vocab: Vocabulary,
-    crashed: Sequence[Failure],
+    shards: Path, state: Path, plans: list[SourcePlan], config: dict[str, object], vocab: Vocabulary
 ) -> Manifest:
-    """Merge, check and describe. Returns the manifest.
+    """Merge, check and describe what is done of all `plans`. Returns the manifest.
 
     Raises AssertionError if read = written + rejected fails for any source.
     """
-    old = sealed_manifest(shards, state)
+    old = sealed_manifest(shards)
     parts = {
         plan.unit: [
             (p.number, part) for p in plan.partitions for part in load_parts(state / plan.unit, p.name)
@@ -129,83 +90,64 @@ def seal(
         for plan in plans
     }
     used = [part.software for held in parts.values() for _, part in held]
-    before = [old.software] if old and old.totals.documents else []
     nothing = Manifest(
         tokenizer=TokenizerEntry(
             vocab.fingerprint, vocab.size, vocab.eod_id, token_dtype(vocab.size).name, vocab.bos_id
         ),
         totals=UNCOUNTED,
         sources={},
-        failed=(),
         shards=(),
         side_files=(),
         config=config,
-        software=all_software([*before, *used]) or software(),
+        software=all_software([*([old.software] if old else []), *used]),
+    )
+    # A source that had no document is sealed anew: what stands of it goes.
+    before, anew = old or nothing, {plan.name for plan in plans if not plan.append}
+    before = replace(
+        before,
+        sources={name: counts for name, counts in before.sources.items() if name not in anew},
+        side_files=tuple(file for file in before.side_files if file.source not in (None, *anew)),
     )
     common = [shards / TOKENIZER_FILE, benchmark_path(shards), removed_path(shards)]
     manifest = _together(
         replace(nothing, side_files=side_files(shards, None, common)),
-        _without(old, {plan.name for plan in plans if not plan.append}) if old else nothing,
+        before,
         *(_seal_source(shards, state / plan.unit, plan, parts[plan.unit], nothing) for plan in plans),
-        replace(nothing, failed=tuple(crashed)),
     )
     if old:
-        # An unpublished one was a state of the folder no more, or not yet.
-        grown = has_manifest(shards) and old.shards and old.fingerprint != manifest.fingerprint
-        manifest = manifest.remembering([*old.history, *([old.event] if grown else [])])
+        grown = [old.event] if old.fingerprint != manifest.fingerprint else []
+        manifest = replace(manifest, history=(*old.history, *grown))
     manifest = manifest.at(shards.absolute())
     write_manifest(shards, manifest)
     kept_benchmark(state).unlink(missing_ok=True)
-    (state / FILE_NAME).unlink(missing_ok=True)  # a unpublished one; from here on the new one stands
     for plan in plans:
-        if all(failure.source != plan.name for failure in manifest.failed):
-            (state / plan.unit).rename(state / f"{plan.unit}{DONE}")  # at once: half a state is no state
-    drop_finished(state, None)
+        shutil.rmtree(state / plan.unit)
+    drop_finished(state, manifest)
     return manifest
-
-
-def _without(manifest: Manifest, names: set[str]) -> Manifest:
-    """What a manifest says of all sources but these, and not of the files that all share."""
-    left = replace(
-        manifest,
-        sources={name: counts for name, counts in manifest.sources.items() if name not in names},
-        failed=tuple(failure for failure in manifest.failed if failure.source not in names),
-        shards=tuple(shard for shard in manifest.shards if shard.source not in names),
-        side_files=tuple(file for file in manifest.side_files if file.source not in (None, *names)),
-        mismatches={k: v for k, v in (manifest.mismatches or {}).items() if k not in names} or None,
-    )
-    return left.counted().remembering(manifest.history)
 
 
 def _together(common: Manifest, *parts: Manifest) -> Manifest:
     """A manifest of all that the parts hold, in the order of the names of sources. What several have of one source
     follows in their order, each split behind its own shards; the rest is that of `common`."""
     sources: dict[str, SourceCounts] = {}
-    mismatches: defaultdict[str, dict[str, MismatchEntry]] = defaultdict(dict)
     for part in parts:
         for name, counts in part.sources.items():
             if name in sources:  # the columns of an append have the names that its source gave them
                 counts = add_counts([sources[name], replace(counts, renamed=None)])
-            sources[name] = replace(counts, rejected=dict(sorted(counts.rejected.items())))
-        for name, entries in (part.mismatches or {}).items():
-            for entry in entries:  # with the first value of all
-                first = mismatches[name].get(entry.column, replace(entry, count=0))
-                mismatches[name][entry.column] = replace(first, count=first.count + entry.count)
+            sources[name] = replace(
+                counts,
+                rejected=dict(sorted(counts.rejected.items())),
+                mismatches=dict(sorted(counts.mismatches.items())),
+            )
     every = (common, *parts)
     shards = chain(*(one.shards for one in every))
     return replace(
         common,
         sources=dict(sorted(sources.items())),
-        failed=tuple(sorted(chain(*(one.failed for one in every)), key=lambda failure: failure.source)),
         shards=tuple(sorted(shards, key=lambda shard: (shard.source, SPLITS.index(shard.split)))),
         side_files=tuple(
             sorted(chain(*(one.side_files for one in every)), key=lambda file: file.source or "")
         ),
-        mismatches={
-            name: tuple(found[column] for column in sorted(found))
-            for name, found in sorted(mismatches.items())
-        }
-        or None,
     ).counted()
 
 
@@ -241,17 +183,16 @@ def _seal_source(
         return replace(
             nothing,
             sources={
-                plan.name: replace(UNCOUNTED, read=part.read, rejected=part.rejected, compared=compared)
-            },
-            failed=tuple(part.errors),
-            shards=() if part.train is None else (part.train,),
-            side_files=part.side_files,
-            mismatches={
-                plan.name: tuple(
-                    MismatchEntry(one.column, one.count, *place(number, piece, one.record), one.value)
-                    for piece, one in part.mismatches.values()
+                plan.name: replace(
+                    UNCOUNTED,
+                    read=part.read,
+                    rejected=part.rejected,
+                    mismatches=part.mismatches,
+                    compared=compared,
                 )
             },
+            shards=() if part.train is None else (part.train,),
+            side_files=part.side_files,
         )
 
     renamed = {column.field: column.name for column in plan.kept if column.renamed} or None
@@ -292,8 +233,6 @@ def _merge_validation(
     prefix = shards / plan.name / _numbered(f"{plan.name}-val", plan)
     small = [state / f"{part.name}.val" for part in parts if part.val is not None]
     if not small:
-        for suffix in SHARD_SUFFIXES:
-            prefix.with_suffix(suffix).unlink(missing_ok=True)  # of inputs that were fixed since
         return nothing
     with ExitStack() as stack:
         schema = ledger_schema(ledger_path(small[0]))
@@ -313,7 +252,7 @@ def _merge_rejects(
     """All rejects of a source as one file with positions in the inputs; counts by piece. No file if there are none."""
     pieces: Counter[Place] = Counter()
     if not any(part.rejected for _, part in parts):
-        path.unlink(missing_ok=True)
+        path.unlink(missing_ok=True)  # of other settings, by which no record became a document
         return pieces
     with atomic_open(path, "w") as out:
         for number, part in parts:

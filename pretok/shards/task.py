@@ -311,9 +311,8 @@ class _PartWriter:
         record = self.record
         record.records[str(batch.piece)] += batch.records
         record.lines[str(batch.piece)] = batch.end
-        for found in batch.mismatches:
-            piece, first = record.mismatches.get(found.column, (batch.piece, replace(found, count=0)))
-            record.mismatches[found.column] = piece, replace(first, count=first.count + found.count)
+        for column, count in batch.mismatches.items():
+            record.mismatches[column] += count
 
     def _reject(self, rejects: list[tuple[int, Reject]]) -> None:
         """List what is refused, each with its piece."""

@@ -9,34 +9,47 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 from pretok.base.errors import IntegrityError, MismatchError
+from pretok.base.failures import Failure
 from pretok.base.lock import share
 from pretok.base.storage import read_json, write_json
 from pretok.shards.manifest import STATE, Manifest, has_manifest, load_manifest, unit_words
 
 
-def unfinished(shards: Path) -> dict[str, tuple[int, int]]:
-    """{source, or `NAME.1` of what is appended: (partitions done, partitions planned)} of what is not sealed."""
-    found: dict[str, tuple[int, int]] = {}
+class Progress(NamedTuple):
+    """How many partitions of a source are done of those that are planned, and inputs that were not read to the end."""
+
+    done: int
+    planned: int
+    failed: tuple[Failure, ...]
+
+
+def unfinished(shards: Path) -> dict[str, Progress]:
+    """How far the work is on each source, or on `NAME.1` of what is appended, that is not sealed."""
+    found: dict[str, Progress] = {}
     if not (folders := sorted((shards / STATE).glob("*/"))):
         return found
     from pretok.shards.inputs import read_plan  # what makes shards, with its compiled loops
-    from pretok.shards.parts import is_complete
-    from pretok.shards.seal import DONE
+    from pretok.shards.parts import is_complete, load_parts
 
+    manifest = load_manifest(shards, unfinished=False) if has_manifest(shards) else None
     for folder in folders:
-        if folder.name.endswith(DONE) or (planned := read_plan(folder)) is None:
+        if (manifest and manifest.holds(folder.name)) or (plan := read_plan(folder)) is None:
             continue
-        partitions = planned.partitions
-        found[folder.name] = sum(is_complete(folder, p.name) for p in partitions), len(partitions)
+        names = [partition.name for partition in plan.partitions]
+        failed = [error for name in names for part in load_parts(folder, name) for error in part.errors]
+        found[folder.name] = Progress(
+            sum(is_complete(folder, name) for name in names), len(names), tuple(failed)
+        )
     return found
 
 
 def refuse_unfinished(shards: Path) -> None:
     """IntegrityError that says how far the work is, when a folder has not got a manifest yet but its state."""
     if not has_manifest(shards) and (found := unfinished(shards)):
-        done, planned = (sum(counts) for counts in zip(*found.values(), strict=True))
+        done, planned = sum(one.done for one in found.values()), sum(one.planned for one in found.values())
         raise IntegrityError(
             f"{shards} is unfinished: {done} of {planned} partitions are done; run the same command again"
         )
@@ -58,27 +71,18 @@ def reading(manifest: Manifest, what: str) -> Iterator[None]:
         yield
 
 
-def incomplete(manifest: Manifest) -> list[str]:
-    """Sentences on what is missing from sealed shards: sources not sealed, inputs not read to their end."""
-    sentences = []
-    for name, (done, planned) in unfinished(manifest.folder).items():
-        known = (
-            " (what it has so far is sealed)" if name in manifest.sources else " (nothing of it is sealed)"
-        )
+def incomplete(manifest: Manifest, most: int = 5) -> list[str]:
+    """Sentences on what is missing from sealed shards: sources that are not sealed, and at most so many of the inputs
+    that were not read to their end."""
+    sentences, failed = [], []
+    for name, found in unfinished(manifest.folder).items():
         sentences.append(
-            f"source {unit_words(name)} is unfinished: {done} of {planned} partitions are done{known}; its work is "
-            f"kept in {manifest.folder / STATE / name}: run pretok tokenize again"
+            f"source {unit_words(name)} is unfinished: {found.done} of {found.planned} partitions are done (nothing of "
+            f"it is sealed); its work is kept in {manifest.folder / STATE / name}: run pretok tokenize again"
         )
-    return sentences + failures(manifest)
-
-
-def failures(manifest: Manifest, most: int = 5) -> list[str]:
-    """A sentence for each of the first `most` inputs that the shards lack, and how many more there are."""
-    failed = manifest.failed
-    sentences = [f"missing from source {f.source}: {f.file} ({f.error})" for f in failed[:most]]
-    if len(failed) > most:
-        sentences.append(f"and {len(failed) - most} more inputs, listed under `failed` in the manifest")
-    return sentences
+        failed += [f"missing from source {unit_words(name)}: {f.file} ({f.error})" for f in found.failed]
+    more = [f"and {len(failed) - most} more inputs"] if len(failed) > most else []
+    return [*sentences, *failed[:most], *more]
 
 
 def keep_plan(out: Path, plan: dict[str, object]) -> None:

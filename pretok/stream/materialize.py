@@ -171,7 +171,6 @@ def _seal(view: View, manifest: Manifest, out: Path, entries: list[Shard], made_
         tokenizer=manifest.tokenizer,
         totals=counts,
         sources={"mix": counts},
-        failed=(),
         shards=tuple(entries),
         side_files=(*side_files(out, None, [out / TOKENIZER_FILE]), *side_files(out, "mix", spans)),
         config={MADE_OF: made_of},

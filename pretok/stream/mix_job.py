@@ -14,13 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 from pretok.base.console import Console, table
 from pretok.base.errors import MismatchError, UsageError
-from pretok.base.failures import Failure
 from pretok.base.lock import hold
 from pretok.base.records import Count, Record, replace
 from pretok.base.tokens import Ints
 from pretok.base.units import listed
 from pretok.shards.manifest import SPLITS, Manifest, load_manifest
-from pretok.shards.unfinished import failures
+from pretok.shards.unfinished import incomplete
 from pretok.stream.mix_file import (
     Mix,
     MixSource,
@@ -78,7 +77,7 @@ class MixReport(Record, frozen=True, kw_only=True, omit_defaults=True):
     stages: for each its tokens, the share of each pool, and prefix_bound_tokens, how far any prefix may be from these
     shares. sources: for each entry the result of `_source_report`. left_out: tokens of sources that are not in the mix.
     notes: what is not read. classes: the requested conditions. continued_at: number of sequences taken from the mix
-    that is continued. failed: inputs that are missing from the shards.
+    that is continued.
     """
 
     sequences: Count
@@ -89,7 +88,6 @@ class MixReport(Record, frozen=True, kw_only=True, omit_defaults=True):
     notes: tuple[str, ...]
     classes: dict[str, str]
     continued_at: Count | None = None
-    failed: tuple[Failure, ...]
 
 
 def run_mix(shards: Path, out: Path, request: MixRequest) -> MixReport:
@@ -345,7 +343,6 @@ def _report(
         notes=tuple(notes),
         classes=wish.classes,
         continued_at=len(request.after) if request.after else None,
-        failed=manifest.failed,
     )
 
 
@@ -416,7 +413,7 @@ def show_mix(manifest: Manifest, report: MixReport, console: Console, sources: b
         )
     for name, tokens in report.left_out.items():
         console.notice(f"not in the mix: {name}, {tokens:,} tokens")
-    for sentence in [*report.notes, *failures(manifest)]:
+    for sentence in [*report.notes, *incomplete(manifest)]:
         console.notice(sentence)
     if sources:
         keys = ("sequences", "tokens", "epochs", "repeated_tokens", "unused_tokens", "tail_tokens")

@@ -32,8 +32,7 @@ merges come down to the counts of what was left out, all pairs of the text as it
 decides memory and time, and never a merge. Only where a merge gives a token that there is already, further occurrences
 of such a pair can be made: the text is searched for them.
 
-The loop over merges is plain Python, as it takes 10 us of each; what walks over the text is compiled. Few words are
-merged in plain Python alone (`_train_few`), which is the algorithm as it stands above.
+The loop over merges is plain Python, as it takes 10 us of each; what walks over the text is compiled.
 
 Memory: 4.125 bytes for each token and each word of the buffer, and 12 for each run; 5 for each occurrence of a pair and
 48 to 96 for each distinct pair, of those that are not left out. The words themselves are not needed once they are laid
@@ -44,10 +43,8 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -66,13 +63,9 @@ HINT_BITS = 5
 """A hint is for 2**HINT_BITS positions."""
 MAX_SYMBOLS = 2**31 - 1
 MAX_OCCURRENCES = 2.0**62
-_BLOCK = 1 << 16
-"""Words whose bytes are made tokens at once."""
 _IDS = np.empty(256, np.int32)
 _IDS[list(ALPHABET)] = np.arange(256)
 
-FEW = 1 << 22
-"""Squares of words' lengths, added up, up to which words are merged in plain Python, in a second or two."""
 EASE = 16.0
 """Pairs are left out below this part of what the last merge would count if merge k counted 1/k of the first. On 284 MB
 of text and 50,000 entries the guess is 1.1 to 7.1 times what the last merge does count."""
@@ -83,12 +76,9 @@ PAIR = 4
 """Integers in a row of the pair table."""
 KEY, COUNT, START, SIZE = range(PAIR)
 """Places in a row: both ids; how often the pair occurs in the text; which of the places are its own."""
-ROWS, PLACES, LIMIT, LEAST, MORE = range(5)
+ROWS, PLACES, LIMIT, LEAST = range(4)
 """Places in _Pairs.used: how many rows and places are in use, how many places may be before those that are of no pair
-any more are dropped, how often a pair must occur not to be left out, and how many new pairs of a batch are frequent."""
-_BATCH = 64
-"""Pairs that are handed to the compiled loop at once. The first is the next to merge; a later one only if it still is
-when its turn comes, which it mostly is: of 50,000 merges 3,300 make a pair that comes before the next dozens."""
+any more are dropped, and how often a pair must occur not to be left out."""
 _GONE, _NEW = 0, 3
 """The two kinds of changes of a merge: pairs with its own left or right token that cease to occur, and pairs with the
 product that begin to. Also, before all rows of the changes, where the number of such slots is."""
@@ -160,21 +150,13 @@ class BufferWriter:
         """The positions of all words added."""
         return self.bytes + self.words + 1
 
-    def add(self, data: Bytes, offsets: Ints, counts: Ints) -> None:
-        """Add words of bytes, each byte the token of its place in ALPHABET.
+    def add(self, tokens: _Int32s, offsets: Ints, counts: Ints) -> None:
+        """Add words of tokens, which are numbers from 0 on.
 
-        Word w is data[offsets[w]:offsets[w + 1]], any bytes, and occurs counts[w] times. Words that occur equally often
-        had better be neighbours. Raises UsageError for counts that are negative, or too large to be added up.
+        Word w is tokens[offsets[w]:offsets[w + 1]] and occurs counts[w] times. Words that occur equally often had
+        better be neighbours. Raises UsageError for counts that are negative, or too large to be added up.
         """
-        self._add(lambda start, stop: _IDS[data[start:stop]], len(data), offsets, counts)
-
-    def add_tokens(self, tokens: _Int32s, offsets: Ints, counts: Ints) -> None:
-        """As `add`, for words of tokens, which are numbers from 0 on."""
-        self._add(lambda start, stop: tokens[start:stop], len(tokens), offsets, counts)
-
-    def _add(self, tokens: Callable[[int, int], _Int32s], length: int, offsets: Ints, counts: Ints) -> None:
-        """tokens: those from a place to another."""
-        if len(offsets) != len(counts) + 1 or offsets[0] < 0 or offsets[-1] > length:
+        if len(offsets) != len(counts) + 1 or offsets[0] < 0 or offsets[-1] > len(tokens):
             raise ValueError("there is one offset more than counts, all within the symbols")
         # A product of matrices would wake the threads of BLAS, which take as much time again to wait for the next.
         self._occurrences += float(np.multiply(counts, np.diff(offsets), dtype=np.float64).sum())
@@ -191,9 +173,7 @@ class BufferWriter:
         self._counts.append(counts[first])
         if self.size > len(self._symbols):
             self._resize(self.size + self.size // 4)
-        for w in range(0, len(counts), _BLOCK):
-            part = offsets[w : w + _BLOCK + 1]
-            self._end = _place(tokens(part[0], part[-1]), part, self._symbols, self._end)
+        self._end = _place(tokens, offsets, self._symbols, self._end)
 
     def _resize(self, size: int) -> None:
         """Where it lies, or moved by the kernel: a large array is never there twice. No other array looks at it."""
@@ -214,10 +194,15 @@ class BufferWriter:
         return SymbolBuffer(self._symbols, starts, hints, counts)
 
 
+def byte_tokens(data: Bytes) -> _Int32s:
+    """Of each byte the token, which is its place in ALPHABET."""
+    return _IDS[data]
+
+
 def buffer_of(data: Bytes, offsets: Ints, counts: Ints) -> SymbolBuffer:
-    """The SymbolBuffer of words of bytes, as `BufferWriter.add` takes them."""
+    """The SymbolBuffer of words of bytes, likewise."""
     writer = BufferWriter()
-    writer.add(data, offsets, counts)
+    writer.add(byte_tokens(data), offsets, counts)
     return writer.buffer()
 
 
@@ -266,8 +251,6 @@ def _train(buffer: SymbolBuffer, tokens: Sequence[bytes], max_new: int, closed: 
     for token, name in enumerate(made):
         if name:
             ids.setdefault(name, token)
-    if _is_few(buffer):
-        return _train_few(buffer, made, ids, max_new, closed)
     first = len(made)
     last = first + min(max_new, len(buffer.symbols))  # a merge joins two symbols at least
     merges: dict[int, tuple[int, int]] = {}
@@ -278,19 +261,7 @@ def _train(buffer: SymbolBuffer, tokens: Sequence[bytes], max_new: int, closed: 
         # room the table need not grow while a pair is merged. Growing moves rows.
         if pairs.grow(2 * len(made) + 1) or not heap:
             heap, floor = pairs.frequent()
-        # The most frequent pairs, as counts now stand, up to one whose product is there already or in the batch.
-        batch: list[Entry] = []
-        spelled: dict[bytes, None] = {}
-        while pairs.refresh(heap, floor) and -heap[0][0] >= pairs.least:
-            left, right = heap[0][1] >> 32, heap[0][1] & 0xFFFFFFFF
-            joined = made[left] + made[right]
-            if len(batch) == min(_BATCH, last - len(made)) or (joined in ids and batch) or joined in spelled:
-                break
-            batch.append(heapq.heappop(heap))
-            spelled[joined] = None
-            if joined in ids:
-                break
-        if not batch:
+        if not pairs.refresh(heap, floor) or -heap[0][0] < pairs.least:
             if not heap and floor > max(1, pairs.least):  # the rest is in the table alone
                 continue
             # Below `least` a pair that was left out may be more frequent than those that are there, so all are counted
@@ -301,22 +272,21 @@ def _train(buffer: SymbolBuffer, tokens: Sequence[bytes], max_new: int, closed: 
             pairs.count_all()
             heap = []
             continue
+        negative, key, row = heapq.heappop(heap)
         # With 1/k of the most frequent for the k-th, as words have it, the last merge would count this.
-        pairs.least = max(pairs.least, int(-batch[0][0] * ((len(made) - first + 1) / (last - first)) / ease))
-        product = ids.get(next(iter(spelled)), len(made))
+        pairs.least = max(pairs.least, int(-negative * ((len(made) - first + 1) / (last - first)) / ease))
+        joined = made[key >> 32] + made[key & 0xFFFFFFFF]
+        product = ids.setdefault(joined, len(made))
         if product < closed:
-            pairs.drop(batch[0])
+            pairs.drop(row)
             continue
         # Counts only fall but for the new ones, so each pair of `floor` is on the heap with its count or a greater one.
-        done, more = pairs.merge(batch, product, product < len(made), floor)
-        for count, key, _ in batch[:done]:  # one with an older product can come back after it was merged
-            merges.setdefault(key, (product, -count))
-            product += 1
-        for joined in [*spelled][:done]:
-            if ids.setdefault(joined, len(made)) == len(made):
-                made.append(joined)
-        for entry in (*batch[done:], *more):
+        for entry in pairs.merge(row, product, product < len(made), floor):
             heapq.heappush(heap, entry)
+        # With an older product a pair can come back after it was merged.
+        merges.setdefault(key, (product, -negative))
+        if product == len(made):
+            made.append(joined)
     keys = np.fromiter(merges, np.int64, len(merges))
     values = np.array([*merges.values()], np.int64).reshape(-1, 2)
     return Merges(
@@ -325,88 +295,6 @@ def _train(buffer: SymbolBuffer, tokens: Sequence[bytes], max_new: int, closed: 
         values[:, 1],
         made,
     )
-
-
-def _is_few(buffer: SymbolBuffer) -> bool:
-    """Whether the words of a buffer are merged in plain Python, sooner than the loops are compiled."""
-    if len(buffer.symbols) > FEW:
-        return False
-    lengths = np.diff(np.flatnonzero(buffer.symbols == BOUNDARY)) - 1
-    return int((lengths**2).sum()) <= FEW
-
-
-def _train_few(
-    buffer: SymbolBuffer, made: list[bytes], ids: dict[bytes, int], max_new: int, closed: int
-) -> Merges:
-    """As `_train`, step by step and without a buffer: a merge cuts every word that has the pair anew. `made` and `ids`,
-    the tokens there are by their ids and the ids by their bytes, take the new ones."""
-    borders = np.flatnonzero(buffer.symbols == BOUNDARY)
-    runs = np.searchsorted(buffer.starts, borders[:-1] + 1, "right") - 1
-    words = [buffer.symbols[a + 1 : b].tolist() for a, b in pairwise(borders.tolist())]
-    counts = buffer.counts[runs].tolist()
-    last = len(made) + max_new
-    # 1. Count each pair, and note the words that have it.
-    found: Counter[tuple[int, int]] = Counter()
-    places: defaultdict[tuple[int, int], set[int]] = defaultdict(set)
-    for w, word in enumerate(words):
-        for pair in pairwise(word):
-            found[pair] += counts[w]
-            places[pair].add(w)
-    # 2. Choose: a pair is on the heap with its count or a greater one; among equals, smaller ids come first.
-    heap = [(-count, pair) for pair, count in found.items()]
-    heapq.heapify(heap)
-    merges: dict[tuple[int, int], tuple[int, int]] = {}
-    while len(made) < last and heap:
-        negative, pair = heapq.heappop(heap)
-        count = found[pair]
-        if count != -negative:
-            if 0 < count < -negative:
-                heapq.heappush(heap, (-count, pair))
-            continue
-        if count < 1:
-            break
-        left, right = pair
-        product = ids.setdefault(made[left] + made[right], len(made))
-        if product < closed:
-            continue
-        merges.setdefault(pair, (product, count))
-        if product == len(made):
-            made.append(made[left] + made[right])
-        # 3. and 4. Merge, and count the pairs around it again.
-        changes: Counter[tuple[int, int]] = Counter()
-        for w in places.pop(pair):
-            word = words[w]
-            if len(joined := _join_word(word, left, right, product)) == len(word):
-                continue  # another merge took one of the two tokens
-            for gone in pairwise(word):
-                changes[gone] -= counts[w]
-            for new in pairwise(joined):
-                changes[new] += counts[w]
-                places[new].add(w)
-            words[w] = joined
-        for other, change in changes.items():
-            found[other] += change
-            if change > 0:
-                heapq.heappush(heap, (-found[other], other))
-    return Merges(
-        np.array([*merges], np.int32).reshape(-1, 2),
-        np.array([product for product, _ in merges.values()], np.int32),
-        np.array([count for _, count in merges.values()], np.int64),
-        made,
-    )
-
-
-def _join_word(word: list[int], left: int, right: int, product: int) -> list[int]:
-    """The word with the pair joined wherever it stands, from left to right."""
-    joined: list[int] = []
-    previous = -1
-    for token in word:
-        if token == right and previous == left:
-            joined[-1] = previous = product
-            continue
-        joined.append(token)
-        previous = token
-    return joined
 
 
 Entry = tuple[int, int, int]
@@ -419,19 +307,15 @@ class _Pairs:
     def __init__(self, buffer: SymbolBuffer, tokens: int) -> None:
         """tokens: how many there will be at most."""
         self._text = buffer.symbols, buffer.starts, buffer.hints, buffer.counts
-        self._changes, self._rows = (
-            np.zeros(_SUM + 2 * tokens * _CHANGE, np.int64),
-            np.empty(2 * _BATCH * tokens, np.int64),
-        )
+        self._changes = np.zeros(_SUM + 2 * tokens * _CHANGE, np.int64)
+        self._rows = np.empty(2 * tokens, np.int64)
         self.count_all()
 
     def count_all(self) -> None:
         """Count all pairs of the text as it stands, their places in the order of the text."""
-        self._table, self._places = (
-            _new_table(0),
-            np.empty(0, np.int32),
-        )  # the old ones go before the new ones come
-        self._used, p = np.zeros(5, np.int64), 1
+        # The old ones go before the new ones come.
+        self._table, self._places = _new_table(0), np.empty(0, np.int32)
+        self._used, p = np.zeros(4, np.int64), 1
         while p < len(self._text[0]) - 1:
             self.grow(int(self._used[ROWS]))
             p = _count_pairs(*self._text, p, self._table, self._used)
@@ -470,9 +354,9 @@ class _Pairs:
                 heapq.heappop(heap)
         return False
 
-    def drop(self, entry: Entry) -> None:
-        """Leave the pair alone as it stands."""
-        self._table[entry[2] + COUNT] = 0
+    def drop(self, row: int) -> None:
+        """Leave the pair in a row alone as it stands."""
+        self._table[row + COUNT] = 0
 
     def frequent(self) -> tuple[list[Entry], int]:
         """(a heap of the most frequent pairs, the count from which they are on it): half of the greatest, so that the
@@ -493,18 +377,17 @@ class _Pairs:
         self._table = _renew(self._table, self._used, reserve)
         return True
 
-    def merge(self, batch: list[Entry], product: int, known: bool, floor: int) -> tuple[int, list[Entry]]:
-        """Merge pairs in their order, to `product` and the ids after it, as long as each is the one that comes next;
-        (how many, the new pairs that occur `floor` times). known: the product of the one pair may occur elsewhere."""
-        entries = np.array(batch, np.int64)
-        done = _merge_batch(
-            *self._text,
-            *(self._table, self._places, self._used, self._changes, self._rows),
-            *(entries, product, known, floor),
-        )
-        # A later merge of the batch may have taken occurrences of a new pair.
-        rows = [at for at in self._rows[: self._used[MORE]].tolist() if self._table.item(at + COUNT) >= floor]
-        return done, [(-self._table.item(at + COUNT), self._table.item(at + KEY), at) for at in rows]
+    def merge(self, row: int, product: int, known: bool, floor: int) -> list[Entry]:
+        """Join all occurrences of the pair in a row; the new pairs that occur `floor` times. known: the product may
+        occur elsewhere."""
+        more = self._rows[
+            : _merge_pair(
+                *self._text,
+                *(self._table, self._places, self._used, self._changes, self._rows),
+                *(row, product, known, floor),
+            )
+        ]
+        return [(-self._table.item(at + COUNT), self._table.item(at + KEY), at) for at in more.tolist()]
 
 
 class _Text(NamedTuple):
@@ -552,55 +435,21 @@ def _count_at(text: Any, p: Any) -> Any:
 @njit(
     types.int64(
         *(_I32, _I32, _I32, I64, _I64, _I32, _I64, _I64, _I64),
-        *(types.int64[:, ::1], types.int64, types.boolean, types.int64),
-    )
-)
-def _merge_batch(
-    symbols: Any, starts: Any, hints: Any, counts: Any, table: Any, places: Any, used: Any, changes: Any, rows: Any,
-    batch: Any, product: Any, known: Any, floor: Any,
-) -> Any:  # fmt: skip
-    """See `_Pairs.merge`. batch: (n, 3), an Entry each; rows: room for the new ones that are frequent."""
-    text = _text_of(len(symbols), symbols.ctypes, starts.ctypes, hints.ctypes, counts.ctypes)
-    used[MORE] = 0
-    first, first_key = np.int64(0), np.int64(0)  # of the new pairs, the one that comes first
-    for k in range(len(batch)):
-        count, key, row = -batch[k, 0], batch[k, 1], batch[k, 2]
-        # As `BpeTrainer` looks again at the top of its queue: has the count fallen, or does a new pair come before?
-        # Nor may the table get short.
-        if k > 0 and (
-            table[row + COUNT] != count
-            or first > count
-            or (first == count and first_key < key)
-            or 3 * PAIR * (used[ROWS] + 2 * product + 1) > 2 * len(table)
-        ):
-            return k
-        seen = used[MORE]
-        _merge_pair(text, table, places, used, changes, rows, row, product, known, floor)
-        for n in range(seen, used[MORE]):
-            count, key = table[rows[n] + COUNT], table[rows[n] + KEY]
-            if count > first or (count == first and key < first_key):
-                first, first_key = count, key
-        product += 1
-    return len(batch)
-
-
-@njit(
-    types.void(
-        *(_TEXT, _I64, _I32, _I64, _I64, _I64),
         *(types.int64, types.int64, types.boolean, types.int64),
     )
 )
 def _merge_pair(
-    text: Any, table: Any, places: Any, used: Any, changes: Any, more: Any,
+    symbols: Any, starts: Any, hints: Any, counts: Any, table: Any, places: Any, used: Any, changes: Any, rows: Any,
     row: Any, product: Any, known: Any, floor: Any,
 ) -> Any:  # fmt: skip
-    """Join all occurrences of the pair in `row` to `product`, and append its new pairs that occur `floor` times to
-    `more`.
+    """Join all occurrences of the pair in `row` to `product`; of its new pairs those that occur `floor` times are then
+    the first of `rows`, so many as it returns.
 
-    known: the product is a token that may occur elsewhere. Then pairs with it that were left out count anew with all
-    their occurrences. The table has room for two new pairs with each token there is. `changes` is zero before and
+    known: the product is a token that may occur elsewhere. Then pairs with it count anew with all their occurrences, as
+    some were left out. The table has room for two new pairs with each token there is. `changes` is zero before and
     after.
     """
+    text = _text_of(len(symbols), symbols.ctypes, starts.ctypes, hints.ctypes, counts.ctypes)
     size, key, noted, pairs = len(table), table[row + KEY], changes.ctypes, table.ctypes
     # 1. In the text: join, and add up by token what is gone and what is new.
     start, stop = table[row + START], table[row + START] + table[row + SIZE]
@@ -608,28 +457,28 @@ def _merge_pair(
     n = _join_all(text, key, product, places.ctypes, start, stop, noted, made.ctypes)
     table[row + SIZE] = 0
     # 2. Of an older product, pairs that were left out may have become frequent: count them with all occurrences.
-    anew = known and used[LEAST] > 1
-    if anew:
+    if known:
         _drop_gone(pairs, size, noted, key)
         _forget(noted)
         made, n = _pairs_with(text, product, noted)
     # 3. In the table: a row and a run of places for each new pair that is frequent enough.
     new = changes[_NEW]
-    rows = more[used[MORE] :]
-    room = _take_rows(pairs, size, used.ctypes, noted, product, anew, rows.ctypes)
+    room = _take_rows(pairs, size, used.ctypes, noted, product, rows.ctypes)
     if used[PLACES] + room > used[LIMIT]:
         _tidy(text, pairs, size, places.ctypes, used.ctypes)
         used[LIMIT] = used[PLACES] + used[PLACES] // 4 + room
-    _make_room(pairs, places.ctypes, used.ctypes, noted, rows.ctypes)
+    _make_room(pairs, used.ctypes, noted, rows.ctypes)
     _note_places(places.ctypes, noted, made.ctypes, n)
     # 4. What is gone, last: in a run such as aaaa a pair that has just been made may be gone again.
     _drop_gone(pairs, size, noted, key)
     _forget(noted)
     table[row + COUNT] = 0
+    frequent = 0
     for k in range(new):
         if rows[k] >= 0 and table[rows[k] + COUNT] >= floor:
-            more[used[MORE]] = rows[k]
-            used[MORE] += 1
+            rows[frequent] = rows[k]
+            frequent += 1
+    return frequent
 
 
 @njit(
@@ -741,18 +590,18 @@ def _key(slot: Any, left: Any, right: Any) -> Any:
     return (token << 32) | right
 
 
-@njit(types.int64(_POINTER, types.int64, _POINTER, _POINTER, types.int64, types.boolean, _POINTER))
-def _take_rows(table: Any, size: Any, used: Any, changes: Any, product: Any, anew: Any, rows: Any) -> Any:
+@njit(types.int64(_POINTER, types.int64, _POINTER, _POINTER, types.int64, _POINTER))
+def _take_rows(table: Any, size: Any, used: Any, changes: Any, product: Any, rows: Any) -> Any:
     """Write the row of each new pair to `rows`, one for each of the new slots, -1 for one that is left out; how many
-    places they take. `anew`: the changes are all there is of these pairs."""
+    places they take. The row of a pair that there is, of an older product, begins anew: the changes are all of it.
+    """
     room = 0
     for k in range(changes[_NEW]):
         slot = changes[_CHANGE * k + _NEW + _SLOT]
         key, change = _key(slot, product, product), _CHANGE * slot + _NEW
         row = _find(table, size, key)
         if table[row + KEY] != FREE:
-            if anew:
-                table[row + COUNT] = table[row + SIZE] = 0
+            table[row + COUNT] = table[row + SIZE] = 0
         elif changes[change + _SUM] >= used[LEAST]:
             table[row + KEY] = key
             used[ROWS] += 1
@@ -760,29 +609,24 @@ def _take_rows(table: Any, size: Any, used: Any, changes: Any, product: Any, ane
             rows[k] = -1
             continue
         rows[k] = row
-        room += changes[change + _NOTED] + table[row + SIZE]
+        room += changes[change + _NOTED]
     return room
 
 
-@njit(types.void(_POINTER, _POINTER32, _POINTER, _POINTER, _POINTER))
-def _make_room(table: Any, places: Any, used: Any, changes: Any, rows: Any) -> Any:
-    """Give each new pair its run of places.
-
-    A pair that has occurrences (of an older product with the same bytes) takes them along.
-    """
+@njit(types.void(_POINTER, _POINTER, _POINTER, _POINTER))
+def _make_room(table: Any, used: Any, changes: Any, rows: Any) -> Any:
+    """Give each new pair its run of places."""
     for k in range(changes[_NEW]):
         row, change = rows[k], _CHANGE * changes[_CHANGE * k + _NEW + _SLOT] + _NEW
         if row < 0:
             changes[change + _NOTED] = -1
             continue
-        at, noted = used[PLACES], changes[change + _NOTED]
-        for i in range(table[row + SIZE]):
-            places[at + i] = places[table[row + START] + i]
+        at = used[PLACES]
         table[row + START] = at
-        changes[change + _NOTED] = at + table[row + SIZE]
-        table[row + SIZE] += noted
-        table[row + COUNT] += changes[change + _SUM]
+        table[row + SIZE] = changes[change + _NOTED]
+        table[row + COUNT] = changes[change + _SUM]
         used[PLACES] = at + table[row + SIZE]
+        changes[change + _NOTED] = at
 
 
 @njit(types.void(_POINTER32, _POINTER, _POINTER32, types.int64))
@@ -931,9 +775,8 @@ def _renew(table: Any, used: Any, reserve: Any) -> Any:
 @njit(types.int64(types.Array(types.int32, 1, "C", readonly=True), I64, _I32, types.int64))
 def _place(tokens: Any, offsets: Any, symbols: Any, p: Any) -> Any:
     """Write words of tokens, and a boundary after each, to the positions from p on; returns the position after them."""
-    first = offsets[0]
     for w in range(len(offsets) - 1):
-        for i in range(offsets[w] - first, offsets[w + 1] - first):
+        for i in range(offsets[w], offsets[w + 1]):
             symbols[p] = tokens[i]
             p += 1
         symbols[p] = BOUNDARY

@@ -39,7 +39,7 @@ from pretok.read.batches import from_buffers
 from pretok.read.changes import refuse_changes
 from pretok.tokenizer.encoder import Encoder
 from pretok.tokenizer.vocabulary import TOKENIZER_FILE, Vocabulary, write_vocab
-from pretok.vocab.bpe import BufferWriter, SymbolBuffer, extend_merges, train_merges
+from pretok.vocab.bpe import BufferWriter, SymbolBuffer, byte_tokens, extend_merges, train_merges
 from pretok.vocab.extend import least_used, open_old, steps_of, tokens_of, without, write_extended
 from pretok.vocab.measure import (
     Measure,
@@ -244,10 +244,10 @@ def lay_out(counts: CorpusCounts, vocab: Vocab, old: Vocabulary | None) -> tuple
     for words, part in weigh(counts.buckets, multipliers(vocab.weights, counts.sizes), vocab.min_count):
         tally += part
         if encoder is None:
-            writer.add(words.data, words.offsets, words.counts)
+            writer.add(byte_tokens(words.data), words.offsets, words.counts)
         else:
             ids, offsets = encoder.ids(from_buffers(words.data, words.offsets))
-            writer.add_tokens(ids.astype(np.int32), offsets, words.counts)
+            writer.add(ids.astype(np.int32), offsets, words.counts)
         frequent = words.occurrences >= more
         left, left_bytes = left + int(frequent.sum()), left_bytes + int(words.lengths[frequent].sum())
     need, kept = writer.size * MERGING_BYTES, (left + left_bytes) * MERGING_BYTES

@@ -30,9 +30,6 @@ from pretok.vocab.records import MIX, Figures, ratio
 
 Floats = npt.NDArray[np.float64]
 
-ALPHA = 2.5
-"""Order of the Renyi entropy that agreed best with the quality of translation in the paper."""
-
 
 @dataclass(frozen=True, slots=True)
 class MeasureTask:
@@ -157,7 +154,7 @@ def _figures(
 ) -> Figures:
     tokens = uses.sum()
     if not np.isfinite(tokens):
-        return Figures(round(size) if np.isfinite(size) else None, None, None, None, None, None, None)
+        return Figures(round(size) if np.isfinite(size) else None, None, None, None, None, None)
     return Figures(
         round(size),
         round(tokens),
@@ -165,22 +162,8 @@ def _figures(
         ratio(tokens, words) if tokens else None,
         _share(uses[single].sum(), size),
         _share(uses[high].sum(), size),
-        renyi_efficiency(uses),
     )
 
 
 def _share(part: float, whole: float) -> float | None:
     return round(float(part) / float(whole), 6) if whole else None
-
-
-def renyi_efficiency(uses: npt.NDArray[Any]) -> float | None:
-    """Renyi entropy of order ALPHA of the entries' frequencies, over that of all being equally frequent; 0 to 1.
-
-    H(p) = log(sum(p ** ALPHA)) / (1 - ALPHA), divided by log(ids). Zouhar et al., Tokenization and the Noiseless
-    Channel, 2023, https://aclanthology.org/2023.acl-long.284/. None where nothing is used.
-    """
-    total = uses.sum()
-    if not total or len(uses) < 2:
-        return None
-    power = ((uses / total) ** ALPHA).sum()
-    return round(float(np.log(power) / (1 - ALPHA) / np.log(len(uses))), 4)

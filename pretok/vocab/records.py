@@ -18,8 +18,6 @@ class MadeVocabulary(Record, frozen=True):
     """The vocabulary that was written."""
 
     size: Count
-    asked: Count
-    """Entries that it was to have."""
     fingerprint: str
     eod_id: Count
 
@@ -41,8 +39,6 @@ class SourceText(Record, frozen=True):
     heldout_documents: Count
     weight: float | None
     """Its share of the text trained on."""
-    multiplier: Count
-    """What its counts were multiplied by for that."""
     distinct_words: Count
 
 
@@ -58,8 +54,6 @@ class Figures(Record, frozen=True):
     """Share of the bytes that are a token each."""
     split_characters: float | None
     """Share of the bytes that are a token each and only a part of a character."""
-    renyi: float | None
-    """Efficiency, see `measure.renyi_efficiency`."""
 
 
 class SizeFigures(Record, frozen=True):

@@ -66,7 +66,7 @@ def make_report(
         for vocab, uses in zip(made.values(), measure.uses, strict=True)
     }
     return VocabReport(
-        vocabulary=MadeVocabulary(main.size, recipe.vocab.size, main.fingerprint, main.eod_id),
+        vocabulary=MadeVocabulary(main.size, main.fingerprint, main.eod_id),
         words=CountedWords(
             tally.distinct,
             int(measure.words.sum()),
@@ -78,7 +78,6 @@ def make_report(
                 counts.of(name).documents,
                 counts.of(name).heldout_documents,
                 ratio(weighted[name], sum(weighted.values())),
-                factors[name],
                 int(measure.distinct[k]),
             )
             for k, name in enumerate(names)
@@ -135,7 +134,6 @@ COLUMNS = {
     "tokens/word": "{0.tokens_per_word}",
     "bytes as tokens": "{0.single_bytes:.2%}",
     "of letters": "{0.split_characters:.2%}",
-    "Renyi": "{0.renyi}",
 }
 """Heading -> what `str.format` makes of Figures."""
 

@@ -222,8 +222,7 @@ def _shards(folder: Path, logs: _Logs) -> Iterator[StepStatus]:
     sealed = set(manifest.sources) if manifest else set()
     for unit in sorted(sealed | planned.keys()):
         name = unit_words(unit)
-        done, partitions = planned.get(unit, (None, None))
-        failures = [f for f in manifest.failed if f.source == unit] if manifest else []
+        done, partitions, failures = planned.get(unit, (None, None, ()))
         if holder and (unit in planned or not sealed):
             detail = logs.at_work(holder, "tokenize", "run")
             yield StepStatus(f"shards of {name}", RUNNING, done, partitions, detail)

@@ -200,7 +200,6 @@ def test_a_mended_input_loses_no_text(
     with pytest.raises(PartitionsFailed, match=r"a\.jsonl\.gz"):
         run(made, here)
     assert rejects(made, "b") == []
-    assert [reject["position"] for reject in rejects(made, "a")] == [4, 5, 6, 7, 8, 9]
     a.write_bytes(whole)
     run(made, here)
     assert [reject["position"] for reject in rejects(made, "a")] == [4, 5, 6, 7, 8, 9]
@@ -244,7 +243,6 @@ def test_a_copy_of_what_was_left_out_is_no_copy(
         patch.setattr(job, "settle_copies", breaking)
         with pytest.raises(PartitionsFailed, match=r"a\.jsonl"):
             run(made, here)
-    assert [Path(reject["file"]).name for reject in rejects(made, "s")] == 5 * ["b.jsonl"]
     assert (made.shards_dir / ".state" / "s").exists()  # and in it what was settled for b
     a.write_bytes(whole)
     run(made, here)

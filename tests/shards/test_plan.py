@@ -18,7 +18,7 @@ import tokenizing
 from telling import Told
 
 from pretok.base.console import Silent
-from pretok.base.errors import MismatchError, PartitionsFailed, Stopped, UsageError
+from pretok.base.errors import InternalError, MismatchError, PartitionsFailed, Stopped, UsageError
 from pretok.config import Recipe, make_recipe
 from pretok.counts.counts_file import load_counts
 from pretok.counts.job import run_count
@@ -28,6 +28,7 @@ from pretok.shards import task
 from pretok.shards.inputs import load_inputs
 from pretok.shards.job import run_tokenize
 from pretok.shards.manifest import load_manifest
+from pretok.shards.unfinished import unfinished
 
 
 def lines(count: int, field: str = "text") -> str:
@@ -88,9 +89,8 @@ def test_unfinished_work_without_documents_binds_nothing(tmp_path, vocab_dir, he
     from pretok.shards import job
 
     (tmp_path / "a.jsonl").write_text(lines(9))
-    monkeypatch.setattr(job, "seal", lambda *a: 1 / 0)
-    monkeypatch.setattr(job, "tokenize_partition", lambda task, report: [])
-    with pytest.raises(ZeroDivisionError):
+    monkeypatch.setattr(job, "tokenize_partition", lambda task, report: 1 / 0)
+    with pytest.raises(InternalError):
         tokenize(recipe(tmp_path, vocab_dir), here)
     monkeypatch.undo()
     assert (tmp_path / "out/shards/.state/it/plan.parquet").exists()
@@ -103,7 +103,7 @@ def test_counts_of_nothing_but_damage_name_the_input(tmp_path, vocab_dir, here):
     for work in (tokenize, count):
         with pytest.raises(PartitionsFailed, match=r"a\.jsonl: damaged zstd data") as caught:
             work(recipe(tmp_path, vocab_dir), here)
-        assert ("nothing is in the shards:" in str(caught.value)) == (work is tokenize)
+        assert ("nothing of it is in the shards:" in str(caught.value)) == (work is tokenize)
 
 
 def test_too_many_rejects_are_code_3_and_all_is_kept(tmp_path, vocab_dir, here):
@@ -161,12 +161,12 @@ def test_an_input_that_changes_while_it_is_read_fails_by_name(tmp_path, vocab_di
         changed.clear()
         with contextlib.suppress(PartitionsFailed):  # counting leaves that to its command
             work(made, here)
-    for failed in (load_manifest(made.shards_dir).failed, load_counts(made.counts_dir).failed):
+    for failed in (unfinished(made.shards_dir)["it"].failed, load_counts(made.counts_dir).failed):
         assert [failure.file for failure in failed] == [str(path)]
         assert failed[0].error.startswith("changed ")
     tokenize(made, here)  # again, from the file as it is now
     manifest = load_manifest(made.shards_dir)
-    assert manifest.data["failed"] == []
+    assert not unfinished(made.shards_dir)
     inputs = load_inputs(manifest, "it").inputs
     assert {file.path: file.size for file in inputs}[str(path)] == path.stat().st_size
     assert manifest.data["totals"]["documents"] == len(path.read_text().splitlines()) + 10

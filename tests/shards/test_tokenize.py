@@ -38,9 +38,10 @@ from pretok.config import Recipe
 from pretok.shards import parts
 from pretok.shards.format import ShardReader, ShardWriter
 from pretok.shards.job import run_tokenize
-from pretok.shards.manifest import FILE_NAME, inputs_name, load_manifest
+from pretok.shards.manifest import FILE_NAME, has_manifest, inputs_name, load_manifest
 from pretok.shards.parts import PartRecord
 from pretok.shards.task import TokenizeTask, tokenize_partition
+from pretok.shards.unfinished import unfinished
 from pretok.tokenizer.encoder import TRIED
 
 NODE = os.uname().nodename
@@ -222,7 +223,7 @@ def test_special_tokens_in_text_are_text(tmp_path, vocab_dir, here):
         assert ids[:-1].tolist() == tokenizer.encode(text, add_special_tokens=False).ids
 
 
-def test_bad_inputs_are_named_and_the_rest_is_kept(tmp_path, vocab_dir, here):
+def test_bad_inputs_are_named_and_the_rest_is_done(tmp_path, vocab_dir, here):
     lines = [json.dumps({"text": f"documento {i} " * 30}).encode() for i in range(400)]
     lines[3], lines[7] = b'{"text": "rott', b'{"text": null}'
     data = b"\n".join(lines) + b"\n"
@@ -234,30 +235,29 @@ def test_bad_inputs_are_named_and_the_rest_is_kept(tmp_path, vocab_dir, here):
     made = recipe(tmp_path / "out", vocab_dir, {"it": paths}, val_fraction="0.05")
     with pytest.raises(PartitionsFailed, match=r"cut\.jsonl\.zst: the zstd stream ends"):
         run(made, here)
-    manifest = load_manifest(made.shards_dir)
-    counts: dict[str, Counter[str]] = {}
-    for row in pq.read_table(made.shards_dir / inputs_name("it")).to_pylist():
-        counts.setdefault(Path(row["file"]).name, Counter()).update(
-            read=row["read"], rejected=row["rejected"]
-        )
-    assert counts["good.jsonl"] == {"read": 400, "rejected": 2}
-    assert counts["empty.jsonl"]["read"] == 0
-    assert 0 < counts["cut.jsonl.zst"]["read"] <= 400
-    ledger = [
-        json.loads(x) for x in (made.shards_dir / "rejects" / "it-00000.jsonl").read_text().splitlines()
-    ]
-    found = [(r["position"], r["reason"]) for r in ledger if r["file"].endswith("good.jsonl")]
-    assert found == [(4, "malformed_json"), (8, "null_text")]
-    assert [Path(f["file"]).name for f in manifest.data["failed"]] == ["cut.jsonl.zst"]
+    assert not has_manifest(made.shards_dir)
+    (work,) = unfinished(made.shards_dir).values()
+    assert (work.planned - work.done, [Path(f.file).name for f in work.failed]) == (1, ["cut.jsonl.zst"])
 
     (tmp_path / "cut.jsonl.zst").write_bytes(packed)  # fixed: only its partition is done again
     before = {p: p.stat().st_mtime_ns for p in (made.shards_dir / "it").glob("it-0*.bin")}
     run(made, here)
     manifest = load_manifest(made.shards_dir)
-    assert manifest.data["failed"] == []
     assert manifest.data["sources"]["it"]["read"] == 800
     kept = [p for p, t in before.items() if p.exists() and p.stat().st_mtime_ns == t]
     assert kept
+    counts: dict[str, Counter[str]] = {}
+    for row in pq.read_table(made.shards_dir / inputs_name("it")).to_pylist():
+        counts.setdefault(Path(row["file"]).name, Counter()).update(
+            read=row["read"], rejected=row["rejected"]
+        )
+    assert counts["good.jsonl"] == counts["cut.jsonl.zst"] == {"read": 400, "rejected": 2}
+    assert counts["empty.jsonl"]["read"] == 0
+    ledger = [
+        json.loads(x) for x in (made.shards_dir / "rejects" / "it-00000.jsonl").read_text().splitlines()
+    ]
+    found = [(r["position"], r["reason"]) for r in ledger if r["file"].endswith("good.jsonl")]
+    assert found == [(4, "malformed_json"), (8, "null_text")]
     fresh = recipe(tmp_path / "fresh", vocab_dir, {"it": paths}, val_fraction="0.05")
     run(fresh, here)
     fixed, from_scratch = contents(made.shards_dir), contents(fresh.shards_dir)
@@ -290,7 +290,16 @@ def test_a_crashing_partition_is_retried_then_named(tmp_path, inputs, finished, 
         run(made, here)
     limit = 0
     run(made, here)
-    assert contents(made.shards_dir) == contents(finished.shards_dir)
+    assert same_but_for_history(made.shards_dir, finished.shards_dir)
+
+
+def same_but_for_history(made: Path, finished: Path) -> bool:
+    """Whether a folder of which one source was sealed alone, as another failed, is the one made at once."""
+    found, wanted = load_manifest(made), load_manifest(finished)
+    (event,) = found.history
+    assert (event.removal, list(event.shards)) == (None, ["en"])
+    assert replace(found, history=()).at(finished) == wanted
+    return {**contents(made), FILE_NAME: b""} == {**contents(finished), FILE_NAME: b""}
 
 
 def failing_partition(monkeypatch, name: str, error: BaseException) -> list[int]:
@@ -320,11 +329,12 @@ def test_a_bug_is_called_one_and_its_traceback_kept(tmp_path, inputs, finished, 
     (failed,) = [details for name, details in told.events if name == "task_failed"]
     assert failed["item"] == "it-00001"
     assert "in failing" in failed["traceback"]
-    names = [shard.prefix.name for shard in load_manifest(made.shards_dir).shards]
-    assert {"it-00000", "en-00000"} < set(names)  # the others are finished
+    assert list(load_manifest(made.shards_dir).sources) == ["en"]
+    (work,) = unfinished(made.shards_dir).values()
+    assert work.done == work.planned - 1  # the others are finished
     monkeypatch.undo()
     run(made, here)
-    assert contents(made.shards_dir) == contents(finished.shards_dir)
+    assert same_but_for_history(made.shards_dir, finished.shards_dir)
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EROFS])

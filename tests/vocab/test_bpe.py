@@ -32,11 +32,10 @@ from pretok.vocab.bpe import (
     Merges,
     SymbolBuffer,
     buffer_of,
+    byte_tokens,
     extend_merges,
     train_merges,
 )
-
-pytestmark = pytest.mark.usefixtures("both_ways")
 
 SPECIAL = ["<|endoftext|>", "<|pad|>"]
 CORPUS_BYTES = 4_000_000
@@ -165,7 +164,7 @@ def lay_out(sequences: Sequences) -> SymbolBuffer:
     symbols = np.array([symbol for word, _ in sequences for symbol in word], np.int32)
     offsets = np.cumsum([0, *(len(word) for word, _ in sequences)], dtype=np.int64)
     writer = BufferWriter()
-    writer.add_tokens(symbols, offsets, np.array([count for _, count in sequences], np.int64))
+    writer.add(symbols, offsets, np.array([count for _, count in sequences], np.int64))
     return writer.buffer()
 
 
@@ -343,8 +342,8 @@ def test_every_position_counts_as_its_word_does(
         len(words) // 2,
         BufferWriter(),
     )
-    writer.add_tokens(tokens, offsets[: middle + 1], counts[:middle])
-    writer.add_tokens(tokens, offsets[middle:], counts[middle:])
+    writer.add(tokens, offsets[: middle + 1], counts[:middle])
+    writer.add(tokens, offsets[middle:], counts[middle:])
     buffer = writer.buffer()
     assert buffer.symbols.tolist() == [BOUNDARY, *(s for word, _ in words for s in [*word, BOUNDARY])]
     assert counts_of(buffer) == [count for word, count in words for _ in range(len(word) + 1)]
@@ -362,7 +361,7 @@ def test_words_that_occur_equally_often_take_no_memory_for_counts() -> None:
 def test_words_that_are_too_many_are_counted_and_refused() -> None:
     writer = BufferWriter(most=9)
     for _ in range(3):
-        writer.add(np.frombuffer(b"abab", np.uint8), np.array([0, 1, 4]), np.array([1, 2]))
+        writer.add(byte_tokens(np.frombuffer(b"abab", np.uint8)), np.array([0, 1, 4]), np.array([1, 2]))
     assert (writer.words, writer.bytes, writer.size) == (6, 12, 19)
     with pytest.raises(UsageError, match="6 words of 12 bytes are too many to merge"):
         writer.buffer()

@@ -130,7 +130,7 @@ def test_pairs_that_spell_an_old_token_and_added_tokens_are_left_alone() -> None
     def merged(names: list[bytes], apart: list[bool]) -> Any:
         writer = BufferWriter()
         for word, count in words:
-            writer.add_tokens(np.array(word, np.int32), np.array([0, len(word)]), np.array([count]))
+            writer.add(np.array(word, np.int32), np.array([0, len(word)]), np.array([count]))
         return extend_merges(writer.buffer(), names, np.array(apart), 10)
 
     merges = merged(tokens, [False] * 7 + [True])
@@ -146,7 +146,7 @@ def test_merging_goes_on_and_old_ids_stay(folder: Path, tmp_path: Path, here: En
     report = run_build_vocab(made, here, SILENT)
     before, after = read_json(old / "tokenizer.json"), read_json(made.vocab_dir / "tokenizer.json")
     size = Tokenizer.from_file(str(old / "tokenizer.json")).get_vocab_size()
-    assert report.vocabulary.size == report.vocabulary.asked == size + 150
+    assert report.vocabulary.size == size + 150
 
     texts = documents(folder, "it") + documents(folder, "en")
     new = [tuple(pair.split(" ") if isinstance(pair, str) else pair) for pair in after["model"]["merges"]]

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections import Counter
 from fractions import Fraction
 from pathlib import Path
 
-import numpy as np
 import pytest
 from counting import documents, recipe
 from telling import Told
@@ -22,7 +20,6 @@ from pretok.base.storage import read_json, write_json
 from pretok.counts.counts_file import load_counts
 from pretok.tokenizer.vocabulary import load_vocab
 from pretok.vocab.job import run_build_vocab
-from pretok.vocab.measure import renyi_efficiency
 from pretok.vocab.records import MIX
 from pretok.vocab.report import mix_scale
 
@@ -74,8 +71,6 @@ def test_the_weighted_mix_is_told_by_every_figure(folder: Path, here: Engine) ->
     split = sum(n for i, n in uses.items() if len(names[i]) == 1 and names[i] >= b"\x80")
     assert text["single_bytes"] == pytest.approx(single / sums["size"], abs=1e-6)
     assert text["split_characters"] == pytest.approx(split / sums["size"], abs=1e-6)
-    power = sum((n / sums["tokens"]) ** 2.5 for n in uses.values())
-    assert text["renyi"] == pytest.approx(math.log(power) / -1.5 / math.log(SIZE), abs=1e-4)
     learned = [i for i, name in names.items() if len(name) > 1 and i >= 64]
     assert sizes["rare"] == {str(n): sum(uses[i] < n - 1e-6 for i in learned) for n in (100, 1_000, 10_000)}
     assert sizes["unused"] == sum(not uses[i] for i in learned)
@@ -90,13 +85,6 @@ def test_the_scale_of_a_mix() -> None:
     half = {"it": Fraction(1, 2), "en": Fraction(1, 2)}
     assert mix_scale(half, sizes).tolist() == [1.5, 0.75]  # 12,000 bytes, half of them each
     assert mix_scale({"it": Fraction(1), "en": Fraction(0)}, sizes).tolist() == [3, 0]
-
-
-@pytest.mark.parametrize(
-    ("uses", "expected"), [([1.0] * 8, 1.0), ([5.0] + [0.0] * 7, 0.0), ([0.0] * 8, None)]
-)
-def test_renyi_efficiency_of_what_is_known(uses: list[float], expected: float | None) -> None:
-    assert renyi_efficiency(np.array(uses)) == expected
 
 
 def test_the_tables_are_details(folder: Path, here: Engine) -> None:

@@ -180,7 +180,7 @@ def test_the_next_step_follows_from_what_is_there(
     assert told() == "pretok verify work/shards"
     Path("kept").rename(bin_file)
     with hold(Path("work/shards"), "tokenize"):
-        monkeypatch.setattr("pretok.watch.status.unfinished", lambda _: {"it": (0, 1)})
+        monkeypatch.setattr("pretok.watch.status.unfinished", lambda _: {"it": (0, 1, ())})
         assert told() == ""
     monkeypatch.undo()
     monkeypatch.chdir(tmp_path)

@@ -109,8 +109,8 @@ MAKE: list[Case] = [
         "pretok: 1 input could not be read to the end; nothing of it is in the shards:\n"
         "  it-00000: broken.parquet: damaged Parquet: Parquet magic bytes not found in footer. Either the file is "
         "corrupted or this is not a parquet file.\n"
-        "fix the files, or leave what can be read of them, and run the same command again: only these partitions are "
-        "done again",
+        "repair each file or replace it by what can be read of it (an empty file will do), and run the same command "
+        "again: only these partitions are done again",
     ),
     (
         "build-vocab it=it.jsonl --out few --vocab-size 50k --workers 0",

@@ -282,8 +282,8 @@ class _Job:
             files = listed([f"{one.partition}: {one.file}: {one.error}" for one in errors], 20, "\n  ")
             told.append(
                 f"{plural(len(errors), 'input')} could not be read to the end; nothing of {waiting} is in the shards:\n"
-                f"  {files}\nfix the files, or leave what can be read of them, and run the same command again: only "
-                "these partitions are done again"
+                f"  {files}\nrepair each file or replace it by what can be read of it (an empty file will do), and run "
+                "the same command again: only these partitions are done again"
             )
         if failures and told:
             self.console.notice(told[0])

@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 
 from pretok.base.errors import UsageError
 from pretok.read.files import CorruptInputError, InputFile, open_parquet, raise_passing, read_bytes
-from pretok.read.kept import LONGEST_VALUE, TYPES, KeptColumn, kept_tables, type_of
+from pretok.read.kept import LONGEST_VALUE, TYPES, keep_column, type_of
 from pretok.read.spans import whole_records
 from pretok.shards.ledger import hex_digits
 
@@ -145,14 +145,14 @@ def _value(column: pa.Array, name: str, kind: str, file: InputFile, lines: Seque
     """A column as one of its type. UsageError names a value that cannot be kept."""
     if pa.types.is_null(column.type):
         return pa.nulls(len(column), TYPES[kind])
-    kept = kept_tables([column], [KeptColumn(name, name, kind)], len(column))
-    if kept.wrong.any():
-        row = int(np.flatnonzero(kept.wrong[0])[0])
+    kept, wrong = keep_column(column, kind)
+    if wrong:
+        row = int(np.argmax(np.asarray(kept.is_null()) & np.asarray(column.is_valid())))
         raise UsageError(
-            f"{file.path}, line or row {lines[row]}: {name} is {kept.show(row, 0)[:80]}, which cannot be kept: a text "
-            f"has at most {LONGEST_VALUE} bytes, a whole number 64 bits; {LEAVE}"
+            f"{file.path}, line or row {lines[row]}: {name} is {column[row].as_py()!r:.80}, which cannot be kept: a "
+            f"text has at most {LONGEST_VALUE} bytes, a whole number 64 bits; {LEAVE}"
         )
-    return kept.columns[0]
+    return kept
 
 
 def _parquet(file: InputFile, columns: Columns) -> Iterator[Read]:

@@ -12,7 +12,6 @@ from pretok.shards.manifest import (
     SPLITS,
     Event,
     Manifest,
-    MismatchEntry,
     SourceCounts,
     TokenizerEntry,
     load_manifest,
@@ -22,15 +21,13 @@ from pretok.shards.unfinished import incomplete, refuse_unfinished
 
 @dataclass(frozen=True, slots=True)
 class Stats:
-    """What `pretok status --json` prints of shards. mismatches: kept values that had another type, by source;
-    incomplete: all that is missing, as sentences; history: what the folder was before it grew, the oldest first; root:
-    over all."""
+    """What `pretok status --json` prints of shards. incomplete: all that is missing, as sentences; history:
+    what the folder was before it grew, the oldest first; root: over all."""
 
     totals: SourceCounts
     sources: dict[str, SourceCounts]
     tokenizer: TokenizerEntry
     failed: tuple[Failure, ...]
-    mismatches: dict[str, tuple[MismatchEntry, ...]]
     incomplete: tuple[str, ...]
     history: tuple[Event, ...]
     fingerprint: str
@@ -45,7 +42,6 @@ def stats_of(shards: Path) -> Stats:
         sources=manifest.sources,
         tokenizer=manifest.tokenizer,
         failed=manifest.failed,
-        mismatches=manifest.mismatches or {},
         incomplete=tuple(incomplete(manifest)),
         history=manifest.history,
         fingerprint=manifest.fingerprint,
@@ -76,11 +72,9 @@ def show_stats(shards: Path, console: Console, *, result: bool = False) -> None:
             console.notice(
                 f"rejected in {name}: {reasons}; listed in {', '.join(map(str, manifest.rejects(name)))}"
             )
-    for name, found in (manifest.mismatches or {}).items():
-        for m in found:
+        for column, number in counts.mismatches.items():
             console.notice(
-                f"{name}: {plural(m.count, 'value')} of {m.column} of another type, null in the ledger; the first: "
-                f"{m.file}, line or row {m.position}: {m.value}"
+                f"{name}: {plural(number, 'value')} of {column} of another type, null in the ledger"
             )
     for event in manifest.history:
         if (gone := event.removal) is not None:

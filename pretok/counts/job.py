@@ -57,7 +57,6 @@ from pretok.counts.task import (
 from pretok.kernels.unicode import FILE as UNICODE_FILE
 from pretok.read.changes import SourceInputs, refuse, refuse_changes, shared_inputs
 from pretok.read.files import InputFile, stamps_of
-from pretok.read.guarded import one_child
 from pretok.read.partition import Partition, plan, shard_bytes, stamped
 from pretok.read.partition_runs import run_partitions
 from pretok.read.probe import probe_inputs
@@ -100,7 +99,7 @@ def run_count(
         if done:
             return _enough(done, recipe)
         state = folder / STATE
-        with engine.stop.raising(), one_child():
+        with engine.stop.raising():
             tasks = {
                 name: _tasks(name, config.inputs[name].files, recipe, state, console)
                 for name in recipe.sources

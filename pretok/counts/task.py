@@ -10,6 +10,7 @@ into the hold-out. Memory: one table of TABLE_BYTES; what is beyond it is spille
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
@@ -166,7 +167,7 @@ class _Counter:
             record.errors += (Failure(self._task.partition.name, file, batch.error),)
             return {}
         record.read += batch.records
-        record.note_rejects(batch.rejects.by_reason())
+        record.note_rejects(Counter(batch.rejects["reason"].to_pylist()))
         source = self._task.partition.source
         refused = {
             "rejected": len(batch.rejects),

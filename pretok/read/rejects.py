@@ -11,7 +11,6 @@ from math import ceil
 
 (
     OK,
-    BLANK,
     MALFORMED,
     NOT_AN_OBJECT,
     MISSING,
@@ -20,12 +19,9 @@ from math import ceil
     SURROGATE,
     EMPTY,
     TOO_LONG,
-    NOT_UTF8,
-    OTHER_TYPE,
-) = range(12)
+) = range(9)
 REASONS = (
     "",
-    "blank_line",
     "malformed_json",
     "not_an_object",
     "missing_field",
@@ -35,7 +31,6 @@ REASONS = (
     "empty_text",
     "too_long",
     "invalid_utf8",
-    "other_type",
     "duplicate",
     "contaminated",
     "unencodable",
@@ -44,7 +39,7 @@ REASONS = (
     "removed",
 )
 """Reason in the rejects ledger for each status, and those that come after reading."""
-NOT_LOST = frozenset(("blank_line", "too_long", "other_type", "duplicate", "contaminated", "removed"))
+NOT_LOST = frozenset(("too_long", "duplicate", "contaminated", "removed"))
 """Reasons that do not count: a setting asked for the refusal, or there was nothing to lose."""
 CONVERT = "iconv -f ISO-8859-1 -t UTF-8"
 """What makes UTF-8 of most text that is none and of these languages."""

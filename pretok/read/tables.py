@@ -25,6 +25,7 @@ import pyarrow.parquet as pq
 from pretok.base.storage import Tries
 from pretok.base.units import listed
 from pretok.read.files import READ_SIZE, CorruptInputError, arrow_batches, open_parquet
+from pretok.read.kept import is_text
 from pretok.read.partition import Piece
 
 NAMES_SHOWN = 50
@@ -141,13 +142,9 @@ def _binary(column: pa.Array, lists: bool) -> pa.LargeBinaryArray:
         return _json(column)
     if pa.types.is_dictionary(kind):
         return _binary(column.dictionary, lists).take(column.indices)  # looks whether each index is in bounds
-    tests = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
-    if any(test(kind) for test in tests):
-        column = column.cast(pa.large_binary() if kind != pa.string() else pa.binary())
-    elif not any(
-        test(kind) for test in (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_binary_view)
-    ):
+    if not is_text(kind):
         raise CorruptInputError(f"the text column has type {kind}, not string or binary")
+    column = column.cast(pa.binary() if kind == pa.string() else pa.large_binary())
     column.validate(full=True)
     return column.cast(pa.large_binary())
 

@@ -66,7 +66,6 @@ from pretok.shards.annotations import (
     annotations_data,
     open_annotations,
 )
-from pretok.shards.documents import scan
 from pretok.shards.ledger import WINDOW, ledger_path, strike
 from pretok.shards.manifest import (
     FILE_NAME,
@@ -74,7 +73,6 @@ from pretok.shards.manifest import (
     UNFINISHED_REMOVAL,
     Event,
     Manifest,
-    MismatchEntry,
     Removal,
     RemovedCounts,
     Shard,
@@ -87,8 +85,6 @@ from pretok.shards.unfinished import refuse_unfinished, unfinished
 
 BLOCK = 1 << 22
 """Ids that are overwritten at a time."""
-GONE = "(removed)"
-"""Stands for a value of a removed document that the manifest showed as an example."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -317,7 +313,7 @@ def _stage(manifest: Manifest, selection: Selection, request: Request) -> Remova
     size, seal = write_removed(path, tombstones)
     staging.take(path, removed_path(manifest.folder))
     sealed[TOMBSTONES] = SideFile(TOMBSTONES, None, size, seal)
-    now = _manifest_of(manifest, selection, changed, sealed, removal)
+    now = _manifest_of(manifest, changed, sealed, removal)
     for joined in open_annotations(manifest):
         _bind_anew(staging, joined, now, selection)
     write_manifest(staging.folder, now)
@@ -383,7 +379,6 @@ def _strike_ledger(staging: _Staging, one: Chosen, name: str, removal: Removal) 
 
 def _manifest_of(
     manifest: Manifest,
-    selection: Selection,
     changed: dict[str, Shard],
     sealed: dict[str, SideFile],
     removal: Removal,
@@ -396,23 +391,8 @@ def _manifest_of(
         manifest,
         shards=shards,
         side_files=(*sealed.values(), *files),
-        mismatches=_without_values(manifest, selection),
         history=(*manifest.history, event),
     ).counted()
-
-
-def _without_values(manifest: Manifest, selection: Selection) -> dict[str, tuple[MismatchEntry, ...]] | None:
-    """Examples of values that were of another type, without those of the documents."""
-    found = dict(manifest.mismatches or {})
-    for one in selection.chosen if found else ():
-        rows = [rows for *_, rows in scan(manifest, ["file", "position"], [(one.shard, one.before)])]
-        table = pa.Table.from_batches(rows).take(pa.array(one.rows))
-        places = set(zip(table["file"].to_pylist(), table["position"].to_pylist(), strict=True))
-        found[one.shard.source] = tuple(
-            replace(entry, value=GONE) if (entry.file, entry.position) in places else entry
-            for entry in found.get(one.shard.source, ())
-        )
-    return {name: entries for name, entries in found.items() if entries} or None
 
 
 def _bind_anew(staging: _Staging, annotations: Annotations, now: Manifest, selection: Selection) -> None:

@@ -9,12 +9,11 @@ value was checked, read by verify, status, mix, stream and train.
     tokenizer    {fingerprint, vocab_size, eod_id, dtype}, and bos_id where documents begin with a token
     totals       counts, as in each source
     sources      {NAME: {tokens, documents, bytes, read, rejected: {reason: n}, train: {...}, val: {...},
-                 compared: {documents, bytes, encoded_again: [{shard, file, position}]}}}    by `tokenizers` again
-                 and renamed: {field: column} where a kept field has the name of a column of every ledger
+                 compared: {documents, bytes, encoded_again: [{shard, file, position}]},    by `tokenizers` again
+                 mismatches: {column: n}}}    kept values that are null because they were of another type
     failed       [{partition, file, error}]
     shards       [{path, source, split, tokens, documents, file_bytes, text_bytes, root, index_root}]
     side_files   [{path, source, file_bytes, root}]    every other file of the folder: ledgers, inputs, rejects
-    mismatches   {NAME: [{column, count, file, position, value}]}    values of kept columns that had another type
     history      [{kind, fingerprint, shards: {NAME: {train, val}}}]    what the folder was before, the oldest first:
                  `appended` where it has grown since, by sources or in them, from that fingerprint and the first so many
                  shards of each source and split; `removed` where documents were removed, with `removal`: {at, reason,
@@ -39,6 +38,8 @@ from itertools import count
 from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
 
+from msgspec import field
+
 from pretok.base.errors import IntegrityError
 from pretok.base.failures import Failure
 from pretok.base.kinds import KINDS, LEARNED, TEXT
@@ -59,7 +60,7 @@ from pretok.shards.format import Shard as Shard
 
 T = TypeVar("T", bound=Record)
 FORMAT = "pretok-shards"
-VERSION = 6
+VERSION = 7
 FILE_NAME = "manifest.json"
 INPUTS_SUFFIX = ".files.parquet"
 STATE = ".state"
@@ -122,8 +123,8 @@ class Compared(Record, frozen=True):
 
 class SourceCounts(Record, frozen=True, omit_defaults=True):
     """What a source holds; read: records, of which `documents` were written and the others rejected, by reason.
-    compared: None where documents were not encoded, as in shards of a mix; renamed: kept field -> its column, of fields
-    that have the name of a column of every ledger."""
+    compared: None where documents were not encoded, as in shards of a mix; mismatches: kept column -> how many of its
+    values are null because they were of another type."""
 
     tokens: Count
     documents: Count
@@ -133,7 +134,7 @@ class SourceCounts(Record, frozen=True, omit_defaults=True):
     train: SplitCounts
     val: SplitCounts
     compared: Compared | None = None
-    renamed: dict[str, str] | None = None
+    mismatches: dict[str, Count] = field(default_factory=dict)
 
     @property
     def removed(self) -> RemovedCounts | None:
@@ -152,17 +153,6 @@ class SideFile(Record, frozen=True):
     source: str | None
     file_bytes: Count
     root: str
-
-
-class MismatchEntry(Record, frozen=True):
-    """Values of a kept column that are null in the ledgers because they were of another type: how many, and of the
-    first the file, its line or row from 1, and what stands there."""
-
-    column: str
-    count: Count
-    file: str
-    position: Count
-    value: str
 
 
 class Removal(Record, frozen=True):
@@ -198,7 +188,6 @@ class Manifest(Record, frozen=True, dict=True, omit_defaults=True):
     config: dict[str, object]
     software: dict[str, str]
     materialized: dict[str, object] | None = None
-    mismatches: dict[str, tuple[MismatchEntry, ...]] | None = None
     history: tuple[Event, ...] = ()
     folder: Path = NOWHERE
 
@@ -310,7 +299,7 @@ class Manifest(Record, frozen=True, dict=True, omit_defaults=True):
             for name, counts in self.sources.items()
         }
         # Kinds are those of one source, and so are names of columns.
-        both = add_counts([UNCOUNTED, *(replace(counts, renamed=None) for counts in sources.values())])
+        both = add_counts([UNCOUNTED, *(replace(counts, mismatches={}) for counts in sources.values())])
         train, val = (replace(split, kinds=None) for split in (both.train, both.val))
         return replace(self, sources=sources, totals=replace(both, train=train, val=val))
 

@@ -28,7 +28,6 @@ from pretok.base.records import Count, Record, read_record
 from pretok.base.storage import read_json
 from pretok.base.tokens import Bytes, Tokens
 from pretok.base.version import PRETOK_VERSION
-from pretok.read.kept import Mismatch
 from pretok.screen.benchmark import ItemCount
 from pretok.shards.format import ShardReader, ShardWriter
 from pretok.shards.ledger import LedgerWriter, ledger_path, ledger_windows
@@ -47,7 +46,7 @@ class PartRecord(Record, frozen=True, kw_only=True, omit_defaults=True):
     name: of its train shard; records: how many were read for it, per piece of the partition; lines: of each such piece
     how many lines or rows stand before what follows the part; rejected: by reason;
     errors: inputs whose rest could not be read; mismatches: values of kept columns that are null because of another
-    type, by column, with the piece of the first; last: whether the partition ends here; train, val: None where empty;
+    type, by column; last: whether the partition ends here; train, val: None where empty;
     side_files: of the train shard; counts: what was reported of it; contaminated: what was found of the items of a
     benchmark, in documents that were refused too; software: what made it; compared, compared_bytes: documents that
     `tokenizers` encoded again, and their text; differed: piece and record of the one that the engine had encoded
@@ -58,7 +57,7 @@ class PartRecord(Record, frozen=True, kw_only=True, omit_defaults=True):
     records: dict[str, Count] = msgspec.field(default_factory=Counter)
     rejected: dict[str, Count] = msgspec.field(default_factory=Counter)
     errors: list[Failure] = msgspec.field(default_factory=list)
-    mismatches: dict[str, tuple[Count, Mismatch]] = msgspec.field(default_factory=dict)
+    mismatches: dict[str, Count] = msgspec.field(default_factory=Counter)
     lines: dict[str, Count] = msgspec.field(default_factory=dict)
     counts: dict[str, Count] = msgspec.field(default_factory=Counter)
     last: bool = False

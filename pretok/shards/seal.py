@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from itertools import chain
@@ -42,7 +42,6 @@ from pretok.shards.manifest import (
     Compared,
     EncodedAgain,
     Manifest,
-    MismatchEntry,
     SideFile,
     SourceCounts,
     TokenizerEntry,
@@ -172,7 +171,6 @@ def _without(manifest: Manifest, names: set[str]) -> Manifest:
         failed=tuple(failure for failure in manifest.failed if failure.source not in names),
         shards=tuple(shard for shard in manifest.shards if shard.source not in names),
         side_files=tuple(file for file in manifest.side_files if file.source not in (None, *names)),
-        mismatches={k: v for k, v in (manifest.mismatches or {}).items() if k not in names} or None,
     )
     return left.counted().remembering(manifest.history)
 
@@ -181,16 +179,15 @@ def _together(common: Manifest, *parts: Manifest) -> Manifest:
     """A manifest of all that the parts hold, in the order of the names of sources. What several have of one source
     follows in their order, each split behind its own shards; the rest is that of `common`."""
     sources: dict[str, SourceCounts] = {}
-    mismatches: defaultdict[str, dict[str, MismatchEntry]] = defaultdict(dict)
     for part in parts:
         for name, counts in part.sources.items():
-            if name in sources:  # the columns of an append have the names that its source gave them
-                counts = add_counts([sources[name], replace(counts, renamed=None)])
-            sources[name] = replace(counts, rejected=dict(sorted(counts.rejected.items())))
-        for name, entries in (part.mismatches or {}).items():
-            for entry in entries:  # with the first value of all
-                first = mismatches[name].get(entry.column, replace(entry, count=0))
-                mismatches[name][entry.column] = replace(first, count=first.count + entry.count)
+            if name in sources:
+                counts = add_counts([sources[name], counts])
+            sources[name] = replace(
+                counts,
+                rejected=dict(sorted(counts.rejected.items())),
+                mismatches=dict(sorted(counts.mismatches.items())),
+            )
     every = (common, *parts)
     shards = chain(*(one.shards for one in every))
     return replace(
@@ -201,11 +198,6 @@ def _together(common: Manifest, *parts: Manifest) -> Manifest:
         side_files=tuple(
             sorted(chain(*(one.side_files for one in every)), key=lambda file: file.source or "")
         ),
-        mismatches={
-            name: tuple(found[column] for column in sorted(found))
-            for name, found in sorted(mismatches.items())
-        }
-        or None,
     ).counted()
 
 
@@ -241,21 +233,20 @@ def _seal_source(
         return replace(
             nothing,
             sources={
-                plan.name: replace(UNCOUNTED, read=part.read, rejected=part.rejected, compared=compared)
+                plan.name: replace(
+                    UNCOUNTED,
+                    read=part.read,
+                    rejected=part.rejected,
+                    compared=compared,
+                    mismatches=part.mismatches,
+                )
             },
             failed=tuple(part.errors),
             shards=() if part.train is None else (part.train,),
             side_files=part.side_files,
-            mismatches={
-                plan.name: tuple(
-                    MismatchEntry(one.column, one.count, *place(number, piece, one.record), one.value)
-                    for piece, one in part.mismatches.values()
-                )
-            },
         )
 
-    renamed = {column.field: column.name for column in plan.kept if column.renamed} or None
-    empty = replace(UNCOUNTED, compared=Compared(0, 0, ()), renamed=renamed)
+    empty = replace(UNCOUNTED, compared=Compared(0, 0, ()))
     sealed = _together(
         nothing,
         replace(nothing, sources={plan.name: empty}),

@@ -108,33 +108,16 @@ def arrow_batches(path: str) -> Iterator[tuple[Any, Iterator[Any]]]:
 
 
 def identify(path: str) -> tuple[bytes, bytes, int, str]:
-    """First and last bytes, size and identity of a file: by two reads, a small local one by one."""
-    if is_remote(path):
-        with open_input(path) as file:
-            head = file.read(IDENTITY_BYTES)
-            size = file.seek(0, 2)
-            file.seek(max(0, size - IDENTITY_BYTES))
+    """First and last bytes, size and identity of a file, by at most two reads."""
+    with open_input(path) as file:
+        head = tail = file.read(IDENTITY_BYTES)
+        size = file.seek(0, os.SEEK_END) if len(head) == IDENTITY_BYTES else len(head)
+        if size > IDENTITY_BYTES:
+            file.seek(size - IDENTITY_BYTES)
             tail = file.read(IDENTITY_BYTES)
-    else:
-        number = os.open(path, os.O_RDONLY)
-        try:
-            size = os.fstat(number).st_size
-            head = tail = _read_at(number, 0, min(size, IDENTITY_BYTES))
-            if size > IDENTITY_BYTES:
-                tail = _read_at(number, size - IDENTITY_BYTES, IDENTITY_BYTES)
-        finally:
-            os.close(number)
     both = xxhash.xxh3_64(head)
     both.update(tail)
     return head, tail, size, both.hexdigest()
-
-
-def _read_at(file: int, at: int, size: int) -> bytes:
-    """So many bytes of an open local file from `at`, fewer where it ends."""
-    data = os.pread(file, size, at)
-    while len(data) < size and (more := os.pread(file, size - len(data), at + len(data))):
-        data += more
-    return data
 
 
 Stamp = tuple[int, int] | None
@@ -222,16 +205,6 @@ def _decompressor(compression: str) -> _Decompressor:
     return decompressor  # type: ignore[no-any-return]
 
 
-def _asks_for_dictionary(frame: bytes) -> bool:
-    """Whether the header of a zstd frame names a dictionary."""
-    import zstandard
-
-    try:
-        return bool(zstandard.get_frame_parameters(frame).dict_id)
-    except zstandard.ZstdError:
-        return False
-
-
 def raise_passing(damage: CorruptInputError) -> None:
     """Raise the OSError behind `damage` where it may pass: for who has no use for a part of an input."""
     if isinstance(damage.__cause__, OSError) and passes(damage.__cause__):
@@ -260,8 +233,6 @@ def decompress(blocks: Iterator[bytes], compression: str, *, partial: bool = Fal
             except (zlib.error, zstandard.ZstdError) as error:
                 if whole and not began and compression_of(data) != compression:
                     told = f"other bytes stand behind the last frame of {compression}"
-                elif compression == "zstd" and not began and _asks_for_dictionary(data):
-                    told = "compressed with a dictionary, which is not read; decompress it by zstd -D"
                 else:
                     told = f"damaged {compression} data: {error}"
                 raise CorruptInputError(told) from None

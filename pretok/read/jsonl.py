@@ -26,7 +26,7 @@ from pretok.base.tokens import Bytes, Ints
 from pretok.kernels import characters as char
 from pretok.kernels.compile import BYTES, I64, U8, njit
 from pretok.kernels.eight_bytes import ends_plain_text, first_marked, load64, newlines, store64
-from pretok.read.kept import LONGEST_VALUE, KeptColumn, keep_json
+from pretok.read.kept import LONGEST_VALUE, KeptColumn, KeptValues, keep_json
 from pretok.read.rejects import (
     EMPTY,
     MALFORMED,
@@ -636,7 +636,7 @@ class ParsedLines(NamedTuple):
     texts: uint8, the accepted texts in a row; offsets: (accepted + 1,) int64 into it; places: (records, 2) int64, where
     each record begins and ends in the block; status: (records,) uint8, an index of `rejects.REASONS`; numbers:
     (records,) int64, the line of each record, from 0; lines: how many there are, blank ones included; kept: the columns
-    that are kept of the accepted ones; wrong: how many values of each are null because of another type.
+    that are kept of the accepted ones.
     """
 
     texts: Bytes
@@ -645,8 +645,7 @@ class ParsedLines(NamedTuple):
     status: Bytes
     numbers: Ints
     lines: int
-    kept: tuple[pa.Array, ...]
-    wrong: tuple[int, ...]
+    kept: list[KeptValues]
 
 
 def parse_lines(
@@ -676,7 +675,6 @@ def parse_lines(
     unescaped = np.empty(6 * len(fields[0]) + 1, np.uint8)
     room = np.empty(MAX_DEPTH, np.uint8), unescaped, np.empty(1 + len(keep), np.int64)
     lines, records, texts = _parse_block(block, *fields, longest, longest_line, raw, out, table, room)
-    kept = [_column(block, spans[:texts, 1 + at], column.type) for at, column in enumerate(keep)]
     return ParsedLines(
         out[: int(offsets[texts])],
         offsets[: texts + 1],
@@ -684,8 +682,7 @@ def parse_lines(
         status[:records],
         numbers[:records],
         lines,
-        tuple(column for column, _ in kept),
-        tuple(wrong for _, wrong in kept),
+        [_column(block, spans[:texts, 1 + at], column.type) for at, column in enumerate(keep)],
     )
 
 
@@ -698,8 +695,8 @@ def _paths(fields: tuple[str, ...]) -> tuple[Bytes, Ints, Ints]:
     return names, keys, np.cumsum([0, *(name.count(b".") for name in dotted)])
 
 
-def _column(block: Bytes, spans: Ints, kind: str) -> tuple[pa.Array, int]:
-    """A kept column, and how many of its values are of another type. spans: (texts, 2), where they begin and end."""
+def _column(block: Bytes, spans: Ints, kind: str) -> KeptValues:
+    """A kept column. spans: (texts, 2), where they begin and end."""
     begins, ends = spans.T.copy()
     out = np.empty(int((ends - begins).sum()), np.uint8)
     offsets, given = np.empty(len(spans) + 1, np.int64), np.empty(len(spans), np.uint8)

@@ -39,6 +39,10 @@ class KeptColumn(Record, frozen=True):
     type: str = ""
 
 
+KeptValues = tuple[pa.Array, int]
+"""A column of a type of TYPES, and how many of its values are null because they were of another type."""
+
+
 def parse_keep(text: str) -> KeptColumn:
     """`url`, `url=meta.url`, `score:float` or both: [NAME=]FIELD[:TYPE]. Raises ValueError."""
     name, equals, field = text.partition("=")
@@ -79,9 +83,9 @@ def is_text(kind: pa.DataType) -> bool:
     return any(test(kind) for test in (*strings, is_.is_binary, is_.is_large_binary, is_.is_binary_view))
 
 
-def keep_column(column: pa.Array, kind: str) -> tuple[pa.Array, int]:
-    """A column of a table as one of a type of TYPES, and how many of its values are null there as they are of another
-    type. A text takes any single value, as it is written; a number takes no text."""
+def keep_column(column: pa.Array, kind: str) -> KeptValues:
+    """A column of a table as one of a type of TYPES. A text takes any single value, as it is written; a number takes no
+    text."""
     if pa.types.is_dictionary(column.type):
         column = column.dictionary_decode()
     found = type_of(column.type)

@@ -105,7 +105,7 @@ def _probe(file: InputFile, look_into: bool) -> Probe:
             return Probe(file, 0)  # planned whole, it fails by name when it is read
     fields: dict[str, set[str]] = {}
     for record in _first_records(file) if look_into else ():
-        for name, value in _values(record, "") if isinstance(record, dict) else ():
+        for name, value in values_of(record) if isinstance(record, dict) else ():
             text = value is None or isinstance(value, str)
             fields.setdefault(name, set()).add(TEXT if text else LIST if isinstance(value, list) else OTHER)
     return Probe(file, int(file.size * COMPRESSION_RATIO) if file.compression else file.size, fields=fields)
@@ -132,11 +132,11 @@ def _first_records(file: InputFile) -> Iterator[Any]:
             continue
 
 
-def _values(record: dict[str, object], prefix: str) -> Iterator[tuple[str, Any]]:
+def values_of(record: dict[str, object], prefix: str = "") -> Iterator[tuple[str, Any]]:
     """(dotted name, value) of everything in a record that is no record itself."""
     for key, value in record.items():
         if isinstance(value, dict):
-            yield from _values(value, f"{prefix}{key}.")
+            yield from values_of(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", value
 
@@ -148,7 +148,7 @@ def _probe_parquet(file: InputFile) -> Probe:
 
     with open_parquet(file.path) as stream, pq.ParquetFile(stream) as opened:
         groups = [opened.metadata.row_group(index) for index in range(opened.num_row_groups)]
-        fields = _columns(opened.schema_arrow)
+        fields = fields_of(opened.schema_arrow)
     # A damaged footer says anything.
     parts = tuple(max(0, group.total_byte_size) for group in groups)
     return Probe(file, sum(parts), parts, tuple(max(0, group.num_rows) for group in groups), fields)
@@ -161,20 +161,20 @@ def _probe_arrow(file: InputFile) -> Probe:
         for batch in () if is_remote(file.path) else batches:
             parts.append(min(batch.nbytes, file.size))
             rows.append(batch.num_rows)
-    return Probe(file, sum(parts) or file.size, tuple(parts), tuple(rows), _columns(schema))
+    return Probe(file, sum(parts) or file.size, tuple(parts), tuple(rows), fields_of(schema))
 
 
 _TABLES = {"parquet": _probe_parquet, "arrow": _probe_arrow}
 
 
-def _columns(fields: Any, prefix: str = "") -> dict[str, set[str]]:
+def fields_of(fields: Any, prefix: str = "") -> dict[str, set[str]]:
     """Dotted names of the columns of an Arrow schema, or of the fields of a struct, and what they hold."""
     found: dict[str, set[str]] = {}
     is_ = pa.types
     for column in fields:
         name, kind = f"{prefix}{column.name}", column.type
         if is_.is_struct(kind):
-            found |= _columns(kind, f"{name}.")
+            found |= fields_of(kind, f"{name}.")
         else:
             kind = kind.value_type if is_.is_dictionary(kind) else kind
             lists = is_.is_list(kind) or is_.is_large_list(kind)

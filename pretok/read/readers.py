@@ -12,7 +12,6 @@ import json
 from codecs import BOM_UTF8
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -33,9 +32,10 @@ from pretok.read.files import (
     what_changed,
 )
 from pretok.read.jsonl import MAX_DEPTH, parse_lines
-from pretok.read.kept import TYPES, KeptColumn, keep_column
+from pretok.read.kept import TYPES, KeptColumn, KeptValues, keep_column
 from pretok.read.partition import Partition, Piece
 from pretok.read.prefetch import ahead
+from pretok.read.probe import values_of
 from pretok.read.rejects import (
     CONVERT,
     EMPTY,
@@ -115,7 +115,7 @@ def read_partition(
         return batch if isinstance(batch, Damage) else make(batch)
 
     # A generator would hold each batch as it was read for as long as its consumer works on it.
-    return map(made, ahead(batches(), _held_bytes, 2 * BATCH_BYTES))
+    return map(made, ahead(batches(), _held_bytes, BATCH_BYTES // 16))
 
 
 def _held_bytes(batch: TextBatch | Damage) -> int:
@@ -168,8 +168,8 @@ def _spans(piece: Piece, small: bytes | None, mark: bytes, limit: int) -> Iterat
 class _Found:
     """Records in a row. status: (records,) uint8, an index of REASONS; texts: those of the OK ones, UTF-8 not checked;
     explain: what to tell of a refused record, by its number from 0 here; sizes: (records,) bytes of the input that each
-    took; numbers: (records,) the line or row of each from 0 here; lines: how many these are; kept, wrong: of the OK
-    ones, as a TextBatch has them."""
+    took; numbers: (records,) the line or row of each from 0 here; lines: how many these are; kept: of the OK ones, a
+    column each."""
 
     status: npt.NDArray[np.uint8]
     texts: pa.LargeStringArray
@@ -177,8 +177,7 @@ class _Found:
     sizes: npt.NDArray[np.int64]
     numbers: npt.NDArray[np.int64]
     lines: int
-    kept: tuple[pa.Array, ...]
-    wrong: tuple[int, ...] = ()
+    kept: Sequence[KeptValues]
 
 
 def _batches(index: int, first: int, found: _Found) -> Iterator[TextBatch]:
@@ -193,8 +192,8 @@ def _batches(index: int, first: int, found: _Found) -> Iterator[TextBatch]:
             records=len(status),
             texts=found.texts.slice(at, len(good)),
             numbers=numbers[good],
-            kept=tuple(column.slice(at, len(good)) for column in found.kept),
-            mismatches=() if start else found.wrong,
+            kept=tuple(column.slice(at, len(good)) for column, _ in found.kept),
+            mismatches=() if start else tuple(wrong for _, wrong in found.kept),
         )
         if len(bad):
             reasons = [REASONS[reason] for reason in status[bad].tolist()]
@@ -225,7 +224,7 @@ def _of_utf8(batch: TextBatch) -> TextBatch:
 
 def _too_long(limit: int, keep: Keep) -> _Found:
     """A record that was dropped while it was read."""
-    kept = tuple(pa.nulls(0, TYPES[column.type]) for column in keep)
+    kept = [(pa.nulls(0, TYPES[column.type]), 0) for column in keep]
     status, one = np.array([TOO_LONG], np.uint8), np.zeros(1, np.int64)
     return _Found(status, NO_TEXTS, lambda _: f"more than {limit} bytes", one + limit, one, 1, kept)
 
@@ -257,7 +256,7 @@ def _parse(data: memoryview, record: RecordFormat, keep: Keep) -> _Found:
         return _explain(data[slice(*lines.places[at])], int(lines.status[at]), record)
 
     texts, sizes = from_buffers(lines.texts, lines.offsets), np.diff(lines.places)[:, 0]
-    return _Found(lines.status, texts, explain, sizes, lines.numbers, lines.lines, lines.kept, lines.wrong)
+    return _Found(lines.status, texts, explain, sizes, lines.numbers, lines.lines, lines.kept)
 
 
 def _explain(line: memoryview, status: int, record: RecordFormat) -> str:
@@ -272,8 +271,6 @@ def _explain(line: memoryview, status: int, record: RecordFormat) -> str:
     try:
         found = json.loads(str(line, "utf-8", "replace").rstrip("\r"))  # of bytes it guesses the encoding
     except json.JSONDecodeError as error:
-        if error.doc.startswith("\ufeff"):
-            return "a byte order mark; only the first line of a file may begin with one"
         return f"{error.msg.removesuffix(' at')} at character {error.pos + 1}"
     except RecursionError:
         return f"nested more than {MAX_DEPTH:,} deep"
@@ -281,17 +278,8 @@ def _explain(line: memoryview, status: int, record: RecordFormat) -> str:
         return str(error)[:200]
     if status == MALFORMED:
         return f"nested more than {MAX_DEPTH:,} deep"  # all that this reader takes for worse than the module does
-    names = ", ".join(_keys(found)) or "no field"
+    names = ", ".join(name for name, _ in values_of(found)) or "no field"
     return f"there is {names[:200]}".encode("utf-8", "replace").decode()  # a key may escape a lone surrogate
-
-
-def _keys(value: Any) -> Iterator[str]:
-    """The names by which the fields of a record are found, those in objects too."""
-    for key, inner in value.items() if isinstance(value, dict) else ():
-        if isinstance(inner, dict) and inner:
-            yield from (f"{key}.{name}" for name in _keys(inner))
-        else:
-            yield key
 
 
 def _read_text(
@@ -305,57 +293,46 @@ def _read_text(
         if span is None:
             yield _too_long(limit, ())
         else:
-            yield _split(bytes(_without_bom(span) if at_start else span), mark, limit)
+            data = bytes(_without_bom(span) if at_start else span)
+            parts = data.split(mark) if mark else [data]
+            if mark and not parts[-1]:
+                parts.pop()
+            offsets = np.cumsum([0, *map(len, parts)], dtype=np.int64)
+            texts = np.frombuffer(b"".join(parts), np.uint8)  # of a single text no copy
+            yield _of_column(from_buffers(texts, offsets), [], (), limit)
         at_start = False
 
 
-def _split(data: bytes, mark: bytes, limit: int) -> _Found:
-    parts = data.split(mark) if mark else [data]
-    if mark and not parts[-1]:
-        parts.pop()
-    lengths = np.array([len(part) for part in parts], np.int64)
-    status = _status(lengths, limit)
-    good = status == OK
-    if not good.all():
-        parts = [part for part, keep in zip(parts, good, strict=True) if keep]
-    texts = np.frombuffer(b"".join(parts), np.uint8)  # of a single text no copy
-    offsets = np.concatenate([np.zeros(1, np.int64), lengths[good].cumsum()])
-    found = from_buffers(texts, offsets)
-    lines = np.arange(len(status))
-    return _Found(status, found, _explain_length(status, limit), lengths + len(mark), lines, len(status), ())
-
-
-def _status(lengths: npt.NDArray[np.int64], limit: int) -> npt.NDArray[np.uint8]:
-    """Status of texts by their bytes."""
-    return np.select([lengths == 0, lengths > limit], [EMPTY, TOO_LONG], OK).astype(np.uint8)
-
-
-def _explain_length(status: npt.NDArray[np.uint8], limit: int) -> Callable[[int], str]:
-    return lambda record: f"more than {limit} bytes" if status[record] == TOO_LONG else ""
-
-
 def _read_table(piece: Piece, record: RecordFormat, keep: Keep) -> Iterator[_Found]:
-    """Texts of a column of strings or bytes, and what is kept beside them; nulls are rejects."""
-    fields = [column.field for column in keep]
-    for column, others in _columns(piece, record, fields):
-        lengths = np.asarray(pc.binary_length(column).fill_null(0), np.int64)
-        status = _status(lengths, record.max_document)
-        status[np.asarray(column.is_null())] = NULL
-        if status.any():  # a filter copies the text
-            good = pa.array(status == OK)
-            column = column.filter(good)
-            others = [None if other is None else other.filter(good) for other in others]
-        _, offsets, data = column.buffers()
-        texts = pa.LargeStringArray.from_buffers(len(column), offsets, data, offset=column.offset)
-        kept = [
-            (pa.nulls(len(texts), TYPES[column.type]), 0)
-            if other is None
-            else keep_column(other, column.type)
-            for other, column in zip(others, keep, strict=True)
-        ]
-        explain, rows = _explain_length(status, record.max_document), np.arange(len(status))
-        columns, wrong = tuple(column for column, _ in kept), tuple(count for _, count in kept)
-        yield _Found(status, texts, explain, lengths, rows, len(status), columns, wrong)
+    """Texts of a column of strings or bytes, and what is kept beside them."""
+    for column, others in _columns(piece, record, [column.field for column in keep]):
+        yield _of_column(column, others, keep, record.max_document)
+
+
+def _of_column(column: pa.Array, others: list[pa.Array | None], keep: Keep, limit: int) -> _Found:
+    """Texts in an array of large offsets, and other columns of the same rows; nulls are rejects."""
+    lengths = np.asarray(pc.binary_length(column).fill_null(0), np.int64)
+    reasons = [np.asarray(column.is_null()), lengths == 0, lengths > limit]
+    status = np.select(reasons, [NULL, EMPTY, TOO_LONG], OK).astype(np.uint8)
+    if status.any():  # a filter copies the text
+        good = pa.array(status == OK)
+        column = column.filter(good)
+        others = [None if other is None else other.filter(good) for other in others]
+    _, offsets, data = column.buffers()
+    texts = pa.LargeStringArray.from_buffers(len(column), offsets, data, offset=column.offset)
+    kept = [
+        (pa.nulls(len(texts), TYPES[column.type]), 0) if other is None else keep_column(other, column.type)
+        for other, column in zip(others, keep, strict=True)
+    ]
+    return _Found(
+        status,
+        texts,
+        lambda row: f"more than {limit} bytes" if status[row] == TOO_LONG else "",
+        lengths,
+        np.arange(len(status)),
+        len(status),
+        kept,
+    )
 
 
 def _columns(

@@ -27,9 +27,10 @@ from pretok.base.units import listed
 from pretok.read.files import READ_SIZE, CorruptInputError, arrow_batches, open_parquet
 from pretok.read.kept import is_text
 from pretok.read.partition import Piece
+from pretok.read.probe import fields_of
 
 NAMES_SHOWN = 50
-"""TextColumns that a message lists at most."""
+"""Columns that a message lists at most."""
 MOST_ROWS, FIRST_ROWS = 1024, 16
 """Rows of Parquet that are decoded at a time, and of a file at first. Arrow knows no bound in bytes, and what stands in
 a dictionary takes as much of a file for one row as for all."""
@@ -177,28 +178,15 @@ def _path(schema: pa.Schema, field: str) -> list[str] | None:
     return None
 
 
-def _names(fields: Any) -> list[str]:
-    """Dotted names of the columns of a schema, or of the fields of a struct."""
-    leaves = []
-    for field in fields:
-        inner = _names(field.type) if pa.types.is_struct(field.type) else []
-        leaves += [f"{field.name}.{name}" for name in inner] or [field.name]
-    return leaves
-
-
-def _missing(field: str, names: Sequence[str]) -> CorruptInputError:
-    """The error that says which columns there are instead."""
-    if (count := names.count(field)) > 1:
-        return CorruptInputError(f"{count} columns are called {field!r}")
-    return CorruptInputError(f"no column {field!r}; the columns are {listed(names, NAMES_SHOWN)}")
-
-
 class _Chosen:
     """Where the text and the other columns are in a schema."""
 
     def __init__(self, schema: pa.Schema, field: str, others: Sequence[str]) -> None:
         if (text := _path(schema, field)) is None:
-            raise _missing(field, _names(schema))
+            if (count := schema.names.count(field)) > 1:
+                raise CorruptInputError(f"{count} columns are called {field!r}")
+            names = listed([*fields_of(schema)], NAMES_SHOWN)
+            raise CorruptInputError(f"no column {field!r}; the columns are {names}")
         self.text = text
         self._others = [_path(schema, other) for other in others]
         paths = [self.text, *(path for path in self._others if path)]

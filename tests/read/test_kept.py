@@ -102,8 +102,9 @@ def test_json_values_are_those_of_the_json_module(
     found = kept(lines, KEEP)
     for at, column in enumerate(KEEP):
         wanted = [expected(look_up(record, column.field), column.type) for record in records]
-        assert found.wrong[at] == wanted.count(WRONG), (lines, column)
-        for row, value in enumerate(found.kept[at].to_pylist()):
+        values, wrong = found.kept[at]
+        assert wrong == wanted.count(WRONG), (lines, column)
+        for row, value in enumerate(values.to_pylist()):
             assert same(value, None if wanted[row] is WRONG else wanted[row]), (lines[row], column)
 
 
@@ -123,15 +124,15 @@ def test_json_values_are_those_of_the_json_module(
     ],
 )
 def test_hard_lines(line: str, value: str | None) -> None:
-    (column,) = kept([line], [KeptColumn("x", "x", "text")]).kept
+    ((column, _),) = kept([line], [KeptColumn("x", "x", "text")]).kept
     assert column.to_pylist() == [value]
 
 
 def test_a_value_that_is_no_utf8_is_of_another_type() -> None:
     block = np.frombuffer(b'{"text":"t","x":"a"}\n{"text":"t","x":"\xff"}\n{"text":"t","x":"b"}\n', np.uint8)
     found = parse_lines(block, "text", [KeptColumn("x", "x", "text")])
-    assert found.kept[0].to_pylist() == ["a", None, "b"]
-    assert found.wrong == (1,)
+    ((column, wrong),) = found.kept
+    assert (column.to_pylist(), wrong) == (["a", None, "b"], 1)
 
 
 def test_tables_give_what_lines_give(tmp_path: Path) -> None:

@@ -127,7 +127,7 @@ def _check_work(manifest: Manifest) -> tuple[list[tuple[Path, str]], list[str]]:
     words: list[tuple[Path, str]] = []
     try:
         if (work / "counts" / COUNTS).exists():
-            words = load_counts(work / "counts").sealed
+            words = list(load_counts(work / "counts").checksums.items())
     except PretokError as error:
         problems.append(str(error))
     try:

@@ -193,9 +193,11 @@ def _begins_object(data: bytes) -> bool:
 def _refuse_other(path: str, begins: bytes, suffix: str, declared_format: str) -> None:
     """UsageError for a file that cannot hold documents in a format that is read, whatever it is read as."""
     lines = "jsonl" in (declared_format, _SUFFIX_FORMAT.get(suffix))
-    other = _OTHER_SUFFIXES.get(suffix) if declared_format == "auto" else None
-    if not other and (lines or suffix not in _SUFFIX_FORMAT) and re.match(_ARRAY, begins):
-        other = "one JSON array, not JSON Lines; write an object a line, as jq -c '.[]' does"
+    other = None
+    if declared_format == "auto":
+        other = _OTHER_SUFFIXES.get(suffix)
+        if (lines or suffix not in _SUFFIX_FORMAT) and re.match(_ARRAY, begins):
+            other = "one JSON array, not JSON Lines; write an object a line, as jq -c '.[]' does"
     for magic, what in _OTHER_BEGINNINGS.items():
         other = other or (what if re.match(magic, begins) else None)
     control = len(_CONTROL.findall(begins)) * _MOST_CONTROL > len(begins) if lines else b"\0" in begins

@@ -140,7 +140,7 @@ def _counted(folder: Path, selection: Selection) -> Iterator[str]:
     )
     if texts:
         yield (
-            f"{folder / counts.heldout_file.path} holds {texts:,} of the texts, kept to compare tokenizers: "
+            f"{counts.heldout_path} holds {texts:,} of the texts, kept to compare tokenizers: "
             "delete the folder, or run pretok count again without them"
         )
     yield f"{folder} may have counted their words, which is not undone; nor is a vocabulary made of them"

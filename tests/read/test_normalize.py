@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pretok.chat.documents import read_documents
+from pretok.counts.counts_file import CountConfig
 from pretok.counts.task import CountTask, count_partition
 from pretok.read import readers
 from pretok.read.normalize import Normalization
@@ -74,7 +75,7 @@ def test_a_text_of_which_nothing_is_left_is_empty_to_all(tmp_path, vocab_dir, st
     assert part.train is not None
     counted = count_partition(
         CountTask(
-            partition, tmp_path, RecordFormat(), normalization, "cl100k", Fraction(1), Fraction(0), 0, 0
+            partition, tmp_path, RecordFormat(), CountConfig("cl100k", "", normalization, "1", "0", 0), 0
         ),
         lambda _: None,
     )

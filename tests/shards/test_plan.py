@@ -80,7 +80,7 @@ def test_a_source_that_gives_nothing_is_code_3_and_binds_nothing(tmp_path, vocab
     tokenize(recipe(tmp_path, vocab_dir, "content", val_fraction="0.5"), here)
     assert load_manifest(tmp_path / "out" / "shards").data["totals"]["documents"] == 9
     assert not list((tmp_path / "out" / "shards").glob("rejects/*"))
-    assert count(recipe(tmp_path, vocab_dir, "content"), here).of("it").read == 9
+    assert count(recipe(tmp_path, vocab_dir, "content"), here).records["it"].read == 9
 
 
 def test_unfinished_work_without_documents_binds_nothing(tmp_path, vocab_dir, here, monkeypatch):
@@ -118,7 +118,7 @@ def test_too_many_rejects_are_code_3_and_all_is_kept(tmp_path, vocab_dir, here):
         count(recipe(tmp_path, vocab_dir), here)
     allowed = recipe(tmp_path, vocab_dir, max_reject_share="0.6")  # no other bytes: nothing is done again
     tokenize(allowed, here)
-    assert count(allowed, here).of("it").read == 9
+    assert count(allowed, here).records["it"].read == 9
 
 
 def test_where_the_share_begins_to_be_too_much():

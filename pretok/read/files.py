@@ -11,7 +11,7 @@ import re
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import IO, Any, Protocol
+from typing import IO, Any
 
 import xxhash
 
@@ -109,7 +109,7 @@ def arrow_batches(path: str) -> Iterator[tuple[Any, Iterator[Any]]]:
 
 def identify(path: str) -> tuple[bytes, bytes, int, str]:
     """First and last bytes, size and identity of a file, by at most two reads."""
-    with open_input(path) if is_remote(path) else open(path, "rb", IDENTITY_BYTES) as file:  # noqa: PTH123 - as there
+    with open_input(path) if is_remote(path) else open(path, "rb") as file:  # noqa: PTH123 - as there
         head = tail = file.read(IDENTITY_BYTES)
         size = file.seek(0, os.SEEK_END) if len(head) == IDENTITY_BYTES else len(head)
         if size > IDENTITY_BYTES:
@@ -188,21 +188,14 @@ def compression_of(beginning: bytes) -> str:
     return next((name for magic, name in _COMPRESSIONS.items() if magic.match(beginning)), "")
 
 
-class _Decompressor(Protocol):
-    eof: bool
-    unused_data: bytes
-
-    def decompress(self, data: bytes, /) -> bytes: ...
-
-
-def _decompressor(compression: str) -> _Decompressor:
+def _decompressor(compression: str) -> Any:
+    """Of one frame: `decompress(data)`, then `eof` and `unused_data`."""
     if compression == "gzip":
-        return zlib.decompressobj(16 + zlib.MAX_WBITS)  # type: ignore[return-value]
+        return zlib.decompressobj(16 + zlib.MAX_WBITS)
     import zstandard
 
     # Windows of up to 2 GiB, as `zstd --long=31` writes them.
-    decompressor: Any = zstandard.ZstdDecompressor(max_window_size=1 << 31).decompressobj()
-    return decompressor  # type: ignore[no-any-return]
+    return zstandard.ZstdDecompressor(max_window_size=1 << 31).decompressobj()
 
 
 def raise_passing(damage: CorruptInputError) -> None:

@@ -337,25 +337,20 @@ def _same_key(
     block: Pointer, start: int, stop: int, field: Pointer, first: int, last: int, scratch: Pointer
 ) -> bool:
     """Whether the key between its quotes at start:stop is field[first:last], escapes resolved into `scratch`."""
-    escaped = False
+    text, at, size = block, start, stop - start
     for i in range(start, stop):
         if block[i] == char.BACKSLASH:
-            escaped = True
-            break
-    if escaped:
-        if stop - start > 6 * (last - first):
-            return False  # longer than six bytes for each byte of the field
-        _, size, lone = _copy_string(block, start, stop + 1, scratch, 0)
-        if lone or size != last - first:
-            return False
-        for i in range(size):
-            if scratch[i] != field[first + i]:
+            if stop - start > 6 * (last - first):
+                return False  # longer than six bytes for each byte of the field
+            _, size, lone = _copy_string(block, start, stop + 1, scratch, 0)
+            if lone:
                 return False
-        return True
-    if stop - start != last - first:
+            text, at = scratch, 0
+            break
+    if size != last - first:
         return False
-    for i in range(last - first):
-        if block[start + i] != field[first + i]:
+    for i in range(size):
+        if text[at + i] != field[first + i]:
             return False
     return True
 

@@ -155,12 +155,7 @@ def _spans(piece: Piece, small: bytes | None, mark: bytes, limit: int) -> Iterat
     if small is None:
         blocks = read_bytes(file.path, file.compression, start, piece.stop)
     else:
-        small = small[start : piece.stop]
-        if (
-            mark and not file.compression and len(small) < BATCH_BYTES
-        ):  # one span, which need not be copied together
-            return iter((memoryview(small),) if small else ())
-        blocks = unpack(small, file.compression)
+        blocks = unpack(small[start : piece.stop], file.compression)
     return whole_records(blocks, mark, limit, BATCH_BYTES) if mark else whole_file(blocks, limit)
 
 
@@ -345,9 +340,6 @@ def _columns(
         return
     first, *names = dict.fromkeys(field for _, field in fields_of(how.template) if field)
     for column, others in table_columns(piece, first, [*names, *fields], BATCH_BYTES):
-        values = [column.cast(pa.large_string()), *others[: len(names)]]
-        rows = zip(
-            *([None] * len(column) if found is None else found.to_pylist() for found in values), strict=True
-        )
-        named = [dict(zip([first, *names], row, strict=True)) for row in rows]
-        yield pa.array(map(msgspec.json.encode, named), pa.large_binary()), others[len(names) :]
+        given = [pa.nulls(len(column)) if found is None else found for found in others[: len(names)]]
+        rows = pa.table([column.cast(pa.large_string()), *given], [first, *names]).to_pylist()
+        yield pa.array(map(msgspec.json.encode, rows), pa.large_binary()), others[len(names) :]

@@ -38,19 +38,30 @@ settings.register_profile("few", unhurried, max_examples=50)
 settings.register_profile("many", unhurried, max_examples=250)
 
 
+LONGEST = (
+    *("test_model", "test_extend_corpus", "test_corpus", "test_killed", "test_train_parallel", "test_faults"),
+    *("test_execute", "test_train_attention", "test_train_tune", "test_train_phases", "test_train_resume"),
+    *("test_chat_ids", "test_storage", "test_bpe", "test_train_meshes", "test_copies", "test_tokenize"),
+)
+"""Files whose tests take longest."""
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Properties are tried with few examples, and with many where slow tests are asked for."""
     settings.load_profile("few" if "not slow" in config.option.markexpr else "many")
+    config.option.loadscopereorder = False  # pytest-xdist would begin with the files of most tests
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests on real text are slow ones, and `-m slow` takes the properties too."""
+    """Tests on real text are slow ones, and `-m slow` takes the properties too. The longest files come first, so that
+    no worker is left alone with one at the end."""
     many = settings.get_current_profile_name() == "many"
     for item in items:
         is_property = hasattr(getattr(item, "function", None), "hypothesis")
         if (is_property and many) or item.get_closest_marker("corpus"):
             item.add_marker("slow")
+    items.sort(key=lambda item: LONGEST.index(item.path.stem) if item.path.stem in LONGEST else len(LONGEST))
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""The command: `train --shards DIR ...`, `train plan`, `tune`, `export`, `verify`.
+"""The command: `train --shards DIR ...`, `train plan`, `tune`, `generate`, `export`, `verify`.
 
 Input: a command line. Output: an exit code: 0 done, 1 internal error, 2 wrong settings or input, 75 stopped early, on
 request or because files could not be read or written for now: run again to go on. Under torchrun every rank runs this;
@@ -22,7 +22,7 @@ from train.report import explain
 EXAMPLES = """  train --shards WORK/shards --mix WORK/mix.json --model debug --out RUN
   torchrun --nproc-per-node 4 -m train --shards WORK/shards --mix WORK/mix.json --model 1b \\
       --global-batch 512 --micro-batch 4 --out RUN
-  train plan --help | train tune --help | train export --help | train verify --help
+  train plan | tune | generate | export | verify --help
 """
 
 
@@ -90,6 +90,7 @@ def _command(module: str) -> Callable[[Sequence[str]], None]:
 COMMANDS: dict[str, Callable[[Sequence[str]], None]] = {
     "plan": _command("train.plan"),
     "tune": _command("train.tune"),
+    "generate": _command("train.generate"),
     "export": _export,
     "verify": _verify,
 }

@@ -6,7 +6,7 @@
 # the compute nodes.
 
 SITE_ACCOUNT=              # `saldo -b` for Booster; DCGP budgets may be another account: --account wins over this
-SITE_VENV=                 # in $WORK
+SITE_VENV=                 # in $WORK; for hundreds of workers unpacked on each node, see slurm/README.md
 
 SITE_CPU_PARTITION=dcgp_usr_prod
 SITE_CPU_QOS=none          # dcgp_qos_bprod for many nodes, dcgp_qos_dbg for tests

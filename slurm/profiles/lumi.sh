@@ -6,8 +6,8 @@
 # local disk and 4 Slingshot interfaces, hsn0 to hsn3).
 
 SITE_ACCOUNT=              # project_465000000; `groups` lists yours
-SITE_VENV=                 # /project/$SITE_ACCOUNT; LUMI asks for containers: wrap with lumi-container-wrapper, because
-                           # a virtual environment of many small files is slow on its Lustre
+SITE_VENV=                 # unpacked on each node, see "Put the environment into one file" in slurm/README.md: many
+                           # small files are slow on LUMI's Lustre
 
 SITE_CPU_PARTITION=standard
 SITE_CPU_QOS=none

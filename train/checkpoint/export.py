@@ -60,7 +60,7 @@ def export(
     meta = read_meta(checkpoints[-1])
     files = tokenizer_files(meta, tokenizer)
     config = meta.identity.model
-    weights = _mean_weights(checkpoints, config)
+    weights = mean_weights(checkpoints, config)
     tensors, dtype = {}, dtype or getattr(torch, config.dtype)
     for name, value in weights.items():
         rows = config.matrix_rows if name in _BY_ENTRY else len(value)
@@ -80,7 +80,7 @@ def export(
         shutil.rmtree(temporary, ignore_errors=True)
 
 
-def _mean_weights(checkpoints: Sequence[Path], config: ModelConfig) -> dict[str, Tensor]:
+def mean_weights(checkpoints: Sequence[Path], config: ModelConfig) -> dict[str, Tensor]:
     """The mean of each parameter, float32; two copies of the model are in memory at a time."""
     with torch.device("meta"):
         shapes = {name: value.shape for name, value in Decoder(config).state_dict().items()}

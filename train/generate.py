@@ -1,0 +1,76 @@
+"""`train generate`: let the newest checkpoint of a run go on with a text. For a look at what it has learned: each token
+costs a pass over all before it; to serve a model, `train export` it.
+
+Input: the folder of a run and a prompt. Output: the prompt and what follows, on standard output.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from pretok.base.errors import UsageError
+from train.checkpoint.export import TOKENIZER_FILE, mean_weights, tokenizer_files
+from train.checkpoint.meta import find_checkpoints, read_meta
+from train.config import command_parser, whole_number
+from train.model.transformer import Decoder
+
+
+def main(arguments: Sequence[str]) -> None:
+    """`train generate`."""
+    parser = command_parser(
+        "train generate",
+        "Continue a text with a run's newest checkpoint, to see what it has learned.",
+        '  train generate RUN "Il mare"',
+    )
+    parser.add_argument("run", type=Path, metavar="RUN", help="folder of the run")
+    parser.add_argument("prompt", metavar="TEXT", help="the text to continue")
+    parser.add_argument("--step", type=whole_number, help="step of the checkpoint (default: the newest)")
+    parser.add_argument("--tokens", type=whole_number, default=100, help="tokens to add (default: 100)")
+    parser.add_argument(
+        "--temperature", type=float, default=0.8, help="0: always the likeliest token (default: 0.8)"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="another seed, another text (default: 0)")
+    space = parser.parse_args(list(arguments))
+    checkpoint = find_checkpoints(space.run, space.step)[-1]
+    print(generate(checkpoint, space.prompt, space.tokens, space.temperature, space.seed))
+
+
+def generate(checkpoint: Path, prompt: str, tokens: int, temperature: float, seed: int) -> str:
+    """`prompt` and at most `tokens` more tokens as text; an end of the document ends it.
+
+    temperature: logits are divided by it before a token is drawn; 0 takes the likeliest. The model sees the last
+    seq_len tokens. Raises UsageError (no tokenizer, nothing to begin with, a negative temperature), IntegrityError (a
+    damaged checkpoint), MismatchError.
+    """
+    from tokenizers import Tokenizer
+
+    if temperature < 0:
+        raise UsageError(f"--temperature is {temperature}; it must be 0 or more")
+    meta = read_meta(checkpoint)
+    tokenizer = Tokenizer.from_str(tokenizer_files(meta, None)[TOKENIZER_FILE].decode())
+    begin = [] if meta.bos_id is None else [meta.bos_id]
+    ids = [*begin, *tokenizer.encode(prompt, add_special_tokens=False).ids]
+    if not ids:
+        raise UsageError("the text is empty: give the model some words to begin with")
+    config = meta.identity.model
+    model = Decoder(config)
+    model.load_state_dict(mean_weights([checkpoint], config))
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    model.to(device).eval()
+    draw = torch.Generator().manual_seed(seed)
+    with torch.no_grad():  # the model keeps its table of rotations, which may not be of inference_mode
+        for _ in range(tokens):
+            seen = torch.tensor([ids[-config.seq_len :]], device=device)
+            logits = model(seen)[0, -1, : config.vocab_size].float().cpu()  # rows behind are padding
+            if temperature:
+                chosen = torch.multinomial((logits / temperature).softmax(0), 1, generator=draw)
+            else:
+                chosen = logits.argmax()
+            if int(chosen) == meta.eod_id:
+                break
+            ids.append(int(chosen))
+    text: str = tokenizer.decode(ids[len(begin) :], skip_special_tokens=False)
+    return text

@@ -109,9 +109,9 @@ def arrow_batches(path: str) -> Iterator[tuple[Any, Iterator[Any]]]:
 
 def identify(path: str) -> tuple[bytes, bytes, int, str]:
     """First and last bytes, size and identity of a file, by at most two reads."""
-    with open_input(path) if is_remote(path) else open(path, "rb") as file:  # noqa: PTH123 - as there
+    with open_input(path) if is_remote(path) else open(path, "rb", 0) as file:  # noqa: PTH123 - as there
         head = tail = file.read(IDENTITY_BYTES)
-        size = file.seek(0, os.SEEK_END) if len(head) == IDENTITY_BYTES else len(head)
+        size = file.seek(0, os.SEEK_END)
         if size > IDENTITY_BYTES:
             file.seek(size - IDENTITY_BYTES)
             tail = file.read(IDENTITY_BYTES)

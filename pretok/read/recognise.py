@@ -46,13 +46,14 @@ _CSV = (
 _OTHER_SUFFIXES = {".csv": _CSV, ".tsv": _CSV, ".safetensors": "a file of tensors, not of text"}
 """What the names of files say that hold no documents, and what to do."""
 _OTHER_BEGINNINGS = {
-    rb"\xfd7zXZ": "compressed by xz; compress it by zstd or gzip",
-    rb"BZh91AY&SY": "compressed by bzip2; compress it by zstd or gzip",
-    rb"PK\x03\x04": "a zip archive; unpack it",
-    rb"\xff\xfe|\xfe\xff": "UTF-16; convert it: iconv -f UTF-16 -t UTF-8",
+    b"\xfd7zXZ": "compressed by xz; compress it by zstd or gzip",
+    b"BZh91AY&SY": "compressed by bzip2; compress it by zstd or gzip",
+    b"PK\3\4": "a zip archive; unpack it",
+    b"\xff\xfe": "UTF-16; convert it: iconv -f UTF-16 -t UTF-8",
+    b"\xfe\xff": "UTF-16; convert it: iconv -f UTF-16 -t UTF-8",
 }
 """What the first bytes of such files are."""
-_ARRAY = rb'\s*\[\s*[{"]'
+_ARRAY = re.compile(rb'\s*\[\s*[{"]')
 _CONTROL = re.compile(rb"[\0-\x07\x0e-\x1a\x1c-\x1f]")
 _MOST_CONTROL = 32
 """Of this many bytes of JSON Lines more than one such character makes them binary: a damaged line does not."""
@@ -196,10 +197,10 @@ def _refuse_other(path: str, begins: bytes, suffix: str, declared_format: str) -
     other = None
     if declared_format == "auto":
         other = _OTHER_SUFFIXES.get(suffix)
-        if (lines or suffix not in _SUFFIX_FORMAT) and re.match(_ARRAY, begins):
+        if (lines or suffix not in _SUFFIX_FORMAT) and _ARRAY.match(begins):
             other = "one JSON array, not JSON Lines; write an object a line, as jq -c '.[]' does"
     for magic, what in _OTHER_BEGINNINGS.items():
-        other = other or (what if re.match(magic, begins) else None)
+        other = other or (what if begins.startswith(magic) else None)
     control = len(_CONTROL.findall(begins)) * _MOST_CONTROL > len(begins) if lines else b"\0" in begins
     if not other and control:
         other = 'binary: neither JSON Lines, Parquet nor text; leave it out, or declare format = "text"'

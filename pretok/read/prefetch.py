@@ -47,7 +47,7 @@ def _take(
     taken: list[Item] = []
     total, until = 0, time.monotonic() + SECONDS
     try:
-        while total < enough and len(taken) < HANDED_OVER and time.monotonic() < until:
+        while not taken or (total < enough and len(taken) < HANDED_OVER and time.monotonic() < until):
             taken.append(next(items))
             total += size(taken[-1])
     except BaseException as error:

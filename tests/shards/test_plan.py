@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gzip
 import json
+import shutil
 import os
 import signal
 import threading
@@ -81,6 +82,7 @@ def test_a_source_that_gives_nothing_is_code_3_and_binds_nothing(tmp_path, vocab
     tokenize(recipe(tmp_path, vocab_dir, "content", val_fraction="0.5"), here)
     assert load_manifest(tmp_path / "out" / "shards").data["totals"]["documents"] == 9
     assert not list((tmp_path / "out" / "shards").glob("rejects/*"))
+    shutil.rmtree(tmp_path / "out" / "counts")  # as its message says
     assert count(recipe(tmp_path, vocab_dir, "content"), here).records["it"].read == 9
 
 

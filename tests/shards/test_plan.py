@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import gzip
 import json
-import shutil
 import os
+import shutil
 import signal
 import threading
 from fractions import Fraction

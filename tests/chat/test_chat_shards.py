@@ -339,3 +339,20 @@ def test_conversations_are_removed(tmp_path: Path, vocab: Path, here: Engine) ->
     more = write(tmp_path / "b.jsonl", [rows[7], rows[3], {"messages": CHATS[20][:1]}])
     grown = sealed(recipe(tmp_path / "w", vocab, path, keep=["id"], append=[{"inputs": [str(more)]}]), here)
     assert grown.sources["chat"].rejected == {"removed": 2}
+
+
+def test_spans_cut_short_under_a_reader_are_named(tmp_path: Path) -> None:
+    """A page of a mapping that the file has no longer would end the process."""
+    writer = SpanWriter(tmp_path / "a")
+    writer.append(np.tile(np.array([0, 6], np.uint8), 100_000), np.full(1000, 200, np.int32))
+    writer.seal("chat")
+    spans = ShardSpans(path := spans_path(tmp_path / "a"))
+    assert spans.learned(150_000, 150_004, {KINDS[6]}).tolist() == [False, True] * 2
+    os.truncate(path, 5000)
+    for read in (
+        lambda: spans.learned(150_000, 150_004, {KINDS[6]}),
+        lambda: list(spans.within(150_000, 150_004)),
+        lambda: spans.problem(np.array([0, 200_000]), {}),
+    ):
+        with pytest.raises(IntegrityError, match=r"a\.spans has 5000 bytes, its header says 1800032"):
+            read()

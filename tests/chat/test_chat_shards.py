@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ import pretok.stream
 from pretok.audit.documents import run_inspect
 from pretok.audit.verify_job import run_verify
 from pretok.base.console import Silent
-from pretok.base.errors import PartitionsFailed, UsageError
+from pretok.base.errors import IntegrityError, PartitionsFailed, UsageError
 from pretok.base.execute import Engine
 from pretok.base.kinds import KINDS
 from pretok.cli import run_command

@@ -50,7 +50,7 @@ def test_a_day_of_tokenize_stops_neither_mix_nor_annotate_of_finished_shards(wor
 def test_shards_grow_beside_a_job_that_reads_them_and_what_it_reads_stays(
     work: Path, vocab_dir: Path
 ) -> None:
-    """A source whose inputs were repaired is added at once, when all of it is done; who reads still finds every file."""
+    """A source whose inputs were repaired is added at once, when all of it is done; who reads finds all as it was."""
     before = load_manifest(work / "shards")
     read = {path: path.read_bytes() for path in before.roots}
     (work / "it-2.jsonl.gz").write_bytes(b"")

@@ -254,9 +254,14 @@ def _last_step(phase: Phase, next_at: int | None, step: int, tokens: int, positi
         raise UsageError(
             f"--steps {config.steps}: the run has done {step} steps already; give more, or another --out"
         )
+    if config.tokens is not None and last < 1:
+        raise UsageError(
+            f"--tokens {config.tokens:,} are less than one step of {batch} sequences of {phase.view.seq_len} tokens "
+            f"({phase.step_tokens:,} tokens); give more, or a smaller --global-batch"
+        )
     if not 0 < last <= available:
         raise UsageError(
-            f"{last} steps of {batch} sequences need more data: there are {len(phase.view)} sequences of "
+            f"{max(1, last)} steps of {batch} sequences need more data: there are {len(phase.view)} sequences of "
             f"{phase.view.seq_len} tokens, enough for {available} steps"
         )
     return last

@@ -128,7 +128,14 @@ def test_wrong_settings_are_refused_with_what_where_and_the_nearest_that_is_righ
             r"10000 steps of 8 sequences need more data: there are \d+ sequences of 16 tokens, enough for \d+",
         ),
         ({"steps": 5, "tokens": 5}, "not both"),
-        ({"steps": None, "tokens": 1}, "0 steps of 8 sequences need more data"),
+        (
+            {"steps": None, "tokens": 1},
+            r"--tokens 1 are less than one step of 8 sequences of 16 tokens \(128 tokens\); give more",
+        ),
+        (
+            {"steps": None, "global_batch": 1024},
+            "1 steps of 1024 sequences need more data: there are 416 sequences of 16 tokens, enough for 0 steps",
+        ),
         ({"model": "7b"}, "--model 7b is not a preset"),
         ({"seq_len": 100_000}, "sequence"),
         ({"shards": ""}, "--shards is missing"),

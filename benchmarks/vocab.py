@@ -14,6 +14,7 @@ import os
 import tempfile
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -26,11 +27,11 @@ from pretok.base.console import Silent
 from pretok.base.execute import Engine, Report, peak_bytes
 from pretok.base.stop import StopFlag
 from pretok.config import DEFAULT_SPECIAL_TOKENS, Recipe, make_recipe
-from pretok.counts.buckets import WordCounts, concatenate
+from pretok.counts.buckets import Words, concatenate
 from pretok.counts.counts_file import CorpusCounts
 from pretok.counts.job import run_count
 from pretok.counts.table import WordTable
-from pretok.counts.weigh import WeightedWords, multipliers, weigh
+from pretok.counts.weigh import multipliers, weigh
 from pretok.kernels.hashing import hash_documents, select
 from pretok.kernels.pretokenize import PATTERNS
 from pretok.read.batches import from_buffers
@@ -65,7 +66,7 @@ def pack(texts: list[str]) -> tuple[Any, Any]:
     return np.frombuffer(b"".join(encoded), np.uint8), np.cumsum([0, *map(len, encoded)], dtype=np.int64)
 
 
-def counted(texts: list[str], pattern: str) -> WordCounts:
+def counted(texts: list[str], pattern: str) -> Words:
     """Words of texts, counted in this thread."""
     table = WordTable()
     table.add_documents(*pack(texts), np.zeros(len(texts), np.bool_), pattern)
@@ -137,11 +138,11 @@ def measure_speed(corpus: Path, work: Path) -> dict[str, Any]:
     }
 
 
-def _weighed(counts: CorpusCounts) -> WeightedWords:
+def _weighed(counts: CorpusCounts) -> Words:
     return concatenate([part for part, _ in weigh(counts.buckets, dict.fromkeys(counts.sources, 1), 1)])
 
 
-def _merges(words: WordCounts | WeightedWords) -> Any:
+def _merges(words: Words) -> Any:
     buffer = buffer_of(words.data, words.offsets, words.counts)
     return train_merges(buffer, vocab_size=SIZE, special_tokens=SPECIAL)
 
@@ -216,7 +217,7 @@ def measure_scaling(corpus: Path, work: Path) -> dict[str, Any]:
         words = _weighed(counts)
         merging, _ = timed(lambda words=words: _merges(words))  # type: ignore[misc]
         result[f"x{copies}"] = {
-            "text_mb": sum(counts.of(name).bytes for name in counts.sources) / 1e6,
+            "text_mb": sum(counts.sizes.values()) / 1e6,
             "distinct_words": len(words),
             "counting_seconds": counting,
             "merging_seconds": merging,
@@ -263,8 +264,8 @@ def measure_economy(corpus: Path, work: Path) -> dict[str, Any]:
         factors = multipliers(WEIGHTS, {name: int(w.counts @ w.lengths) for name, w in words.items()})
         table = WordTable()
         for name, part in words.items():
-            table.add_numbers(part.data, part.offsets, part.counts * factors[name], part.counts)
-        merged = table.sums()[:3]
+            table.add_words(replace(part, counts=part.counts * factors[name]))
+        merged = (found := table.words()).data, found.offsets, found.counts
         for size in (32_000, SIZE, 64_000):
             made = train_merges(buffer_of(*merged), vocab_size=size, special_tokens=SPECIAL)
             pairs = [(made.tokens[left], made.tokens[right]) for left, right in made.pairs.tolist()]

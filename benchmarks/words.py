@@ -19,7 +19,7 @@ from pretok.base.storage import checksum
 from pretok.base.tokens import Ints
 from pretok.counts.buckets import (
     BUCKETS,
-    WordCounts,
+    Words,
     concatenate,
     from_arrow,
     read_group,
@@ -34,20 +34,21 @@ def widen(counts: Path, out: Path, words: int) -> None:
     """Write counts of about `words` distinct words in each source, more than `counts` has."""
     shutil.copytree(counts, out)
     said = json.loads((counts / "counts.json").read_text(encoding="utf-8"))
-    sources = [_widened(counts, said["buckets"], source, words) for source in range(len(said["sources"]))]
+    paths = [name for name in said["files"] if name.startswith("bucket")]
+    sources = [_widened([counts / name for name in paths], at, words) for at in range(len(said["sources"]))]
     split = [list(split_buckets(source)) for source in sources]
-    for number, bucket in enumerate(said["buckets"]):
-        path = out / bucket["path"]
+    for number, name in enumerate(paths):
+        path = out / name
         with path.open("wb") as file:
             write_groups(file, [source[number] for source in split], None)
-        bucket["checksum"] = checksum(path)
+        said["files"][name] = checksum(path)
     (out / "counts.json").write_text(json.dumps(said), encoding="utf-8")
 
 
-def _widened(counts: Path, buckets: list[dict[str, str]], source: int, words: int) -> WordCounts:
+def _widened(buckets: list[Path], source: int, words: int) -> Words:
     """The words of a source and new ones, sorted."""
     assert len(buckets) == BUCKETS
-    found = concatenate([read_group(counts / bucket["path"], source) for bucket in buckets])
+    found = concatenate([read_group(bucket, source) for bucket in buckets])
     random = np.random.default_rng(SEED + source)
     # Some of what is joined is there already, or comes twice.
     first, second = random.integers(0, len(found), (2, int(1.1 * max(0, words - len(found)))))
@@ -63,7 +64,7 @@ def _widened(counts: Path, buckets: list[dict[str, str]], source: int, words: in
     return concatenate([found, more]).sorted()
 
 
-def _halves(words: WordCounts) -> Ints:
+def _halves(words: Words) -> Ints:
     """Where each word is cut: in the middle, or after the character that is there."""
     half = (words.lengths + 1) // 2
     last = words.offsets[1:] - 1
@@ -73,7 +74,7 @@ def _halves(words: WordCounts) -> Ints:
     return half
 
 
-def _slices(words: WordCounts, start: Ints, stop: Ints) -> pa.LargeBinaryArray:
+def _slices(words: Words, start: Ints, stop: Ints) -> pa.LargeBinaryArray:
     """From `start` to before `stop` of each word."""
     lengths = stop - start
     offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)

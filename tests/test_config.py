@@ -117,7 +117,7 @@ def test_what_an_option_gave_is_called_by_the_option():
     with pytest.raises(UsageError, match=r"^--weights names en"):
         make_recipe(data, "", options={"vocab.weights": "--weights"})
     data = with_settings(MINIMAL, {"sources.keep": ["file=path"]})
-    with pytest.raises(UsageError, match=r"^--keep: the ledger itself has a column 'file'.*file_=path$"):
+    with pytest.raises(UsageError, match=r"^--keep: the ledger itself has a column 'file'.*my_file=path$"):
         make_recipe(data, "", options={"sources.keep": "--keep"})
 
 

@@ -65,7 +65,7 @@ def test_shards_are_those_of_this_version(tmp_path: Path, here: Engine, suffix: 
         "out": tmp_path,
         "sources": {"docs": {"inputs": [str(path)]}},
         "vocab": {"path": GOLDEN / "tokenizer.json"},
-        "shards": {"val_fraction": "0.2", "max_reject_share": "0.1"},
+        "shards": {"val_fraction": "0.2", "max_reject_share": "0.2"},
     }
     run_tokenize(make_recipe(data, "test"), here, Silent())
     written = {p.name: p.read_bytes() for p in (tmp_path / "shards" / "docs").glob("*.[bin]*")}

@@ -142,20 +142,19 @@ CASES: list[Case] = [
     (
         "pretok annotate ok/shards rows.jsonl --by nope",
         2,
-        "pretok: --by nope: these shards keep only id (tokenize them with --keep nope). Without it, join by "
-        "file,position or by hash",
+        "pretok: --by nope: documents have only bytes, doc, file, hash, id, position, record, shard, source, split, "
+        "start, tokens (tokenize them with --keep nope). Without it, join by file,position or by hash",
     ),
     (
         "pretok annotate ok/shards norows.jsonl --by id",
         2,
-        "1 row in 1 file\n"
         "pretok: no row of norows.jsonl matches a document: the rows have keys like id 'nope-1', the documents like "
         "id 'en0'",
     ),
     (
         "pretok annotate ok/shards empty.jsonl --by id",
         2,
-        "empty: empty.jsonl\n0 rows in 1 file\npretok: empty.jsonl holds no row",
+        "empty: empty.jsonl\npretok: empty.jsonl holds no row",
     ),
 ]
 

@@ -50,7 +50,7 @@ from pretok.counts.counts_file import load_counts
 from pretok.disclosure.summary import load_answers
 from pretok.read.conversation import Conversation, load_tools
 from pretok.read.files import CorruptInputError
-from pretok.read.kept import Keep, KeptColumn
+from pretok.read.kept import KeptColumn
 from pretok.read.normalize import Normalization
 from pretok.read.partition import Piece
 from pretok.read.readers import RecordFormat, read_piece
@@ -91,7 +91,7 @@ class Reader(NamedTuple):
 
 def read_input(path: Path) -> None:
     """As tokenize reads an input: what is refused or damaged is told, of the rest every text is UTF-8."""
-    keep = Keep((KeptColumn("id", "id", "text"), KeptColumn("n", "n", "integer")))
+    keep = (KeptColumn("id", "id", "text"), KeptColumn("n", "n", "integer"))
     for file in list_inputs([str(path)], "auto")[0]:
         for batch in read_piece(Piece(file), 0, RecordFormat(max_document=1 << 20), keep):
             batch.texts.validate(full=True)
@@ -265,11 +265,11 @@ def work(tmp_path_factory: pytest.TempPathFactory, sample_texts: dict[str, list[
     vocab = write_tokenizer(work / "vocab", "qwen3", sample_texts["it"][:30])
     config = json.loads((vocab / "tokenizer_config.json").read_text())
     (vocab / "chat_template.jinja").write_text(config["chat_template"])
-    texts = [{"text": f"numero {n} " * (n % 5 + 1), "id": f"i{n}", "n": n} for n in range(40)]
+    texts = [{"text": f"numero {n} " * (n % 5 + 1), "id": f"i{n}", "n": n} for n in range(60)]
     lines = "".join(json.dumps(text) + "\n" for text in texts).encode()
-    write_inputs(work, lines + b"\n", texts)
+    write_inputs(work, lines + b"[]\n", texts)
     (work / "recipe.toml").write_text(
-        f'out = "{work}"\n[sources.it]\ninputs = ["it.jsonl"]\nkeep = ["id", "n"]\n[sources.chat]\n'
+        f'out = "{work}"\n[sources.it]\ninputs = ["it.jsonl"]\nkeep = ["id", "n:integer"]\n[sources.chat]\n'
         f'inputs = ["chat.jsonl"]\nmessages = "messages"\nkeep = ["id"]\n'
         f'[vocab]\npath = "{vocab}"\neod = "<|endoftext|>"\n[shards]\nmax_reject_share = 0.5\n'
         "[mix]\nseq_len = 16\n"

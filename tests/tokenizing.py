@@ -22,18 +22,16 @@ def recipe(
     vocab: Path,
     sources: dict[str, list[Path | str]],
     keep: Sequence[str] = (),
-    on_mismatch: str = "null",
     append: dict[str, list[Path]] | None = None,
     **shards: object,
 ) -> Recipe:
     """A recipe over the given inputs; small shards, so that every way of cutting happens. append: more of sources."""
-    reading = {"keep": list(keep), "on_mismatch": on_mismatch}
     data = {
         "out": out,
         "sources": {
             name: {
                 "inputs": [str(p) for p in paths],
-                **reading,
+                "keep": list(keep),
                 "append": [{"inputs": [str(p)]} for p in (append or {}).get(name, ())],
             }
             for name, paths in sources.items()

@@ -23,7 +23,7 @@ import pyarrow.parquet as pq
 
 from pretok.base.errors import UsageError
 from pretok.read.files import CorruptInputError, InputFile, open_parquet, raise_passing, read_bytes
-from pretok.read.kept import LONGEST_VALUE, KeptColumn, kept_tables, type_of
+from pretok.read.kept import LONGEST_VALUE, TYPES, keep_column, type_of
 from pretok.read.spans import whole_records
 from pretok.shards.ledger import hex_digits
 
@@ -106,14 +106,7 @@ def _table(
         table[f"k{at}"] = _key(name, found[name], where)
     for at, name in enumerate(columns.kinds):
         if name in found and (kind := columns.see(name, found[name].type, where)):
-            kept = kept_tables([found[name]], [KeptColumn(name, name, kind)], len(lines))
-            if kept.wrong.any():
-                row = int(np.flatnonzero(kept.wrong[0])[0])
-                raise UsageError(
-                    f"{file.path}, line or row {lines[row]}: {name} is {kept.show(row, 0)[:80]}, which cannot be kept: "
-                    f"a text has at most {LONGEST_VALUE} bytes, a whole number 64 bits; {LEAVE}"
-                )
-            table[f"v{at}"] = kept.columns[0]
+            table[f"v{at}"] = _value(found[name], name, kind, file, lines)
     return pa.table(table)
 
 
@@ -132,6 +125,20 @@ def _key(name: str, column: pa.Array, where: str) -> pa.Array:
     except pa.ArrowInvalid as error:
         raise UsageError(f"{where} or after it: {name} holds bytes that are no text ({error})") from None
     return pc.ascii_lower(column) if name == "hash" else column
+
+
+def _value(column: pa.Array, name: str, kind: str, file: InputFile, lines: Sequence[int]) -> pa.Array:
+    """A column as one of its type. UsageError names a value that cannot be kept."""
+    if pa.types.is_null(column.type):
+        return pa.nulls(len(column), TYPES[kind])
+    kept, wrong = keep_column(column, kind)
+    if wrong:
+        row = int(np.argmax(np.asarray(kept.is_null()) & np.asarray(column.is_valid())))
+        raise UsageError(
+            f"{file.path}, line or row {lines[row]}: {name} is {column[row].as_py()!r:.80}, which cannot be kept: a "
+            f"text has at most {LONGEST_VALUE} bytes, a whole number 64 bits; {LEAVE}"
+        )
+    return kept
 
 
 def _parquet(file: InputFile, columns: Columns) -> Iterator[Read]:

@@ -11,10 +11,9 @@ from functools import partial
 
 from pretok.read.batches import TextBatch
 from pretok.read.conversation import Conversation
-from pretok.read.kept import Keep
 from pretok.read.normalize import Normalization, normalize_batch
 from pretok.read.partition import Partition
-from pretok.read.readers import NOTHING, Damage, RecordFormat, read_partition
+from pretok.read.readers import Damage, Keep, RecordFormat, read_partition
 
 
 def documents_of(record: RecordFormat, normalization: Normalization) -> Callable[[TextBatch], TextBatch]:
@@ -27,7 +26,7 @@ def documents_of(record: RecordFormat, normalization: Normalization) -> Callable
 
 
 def read_documents(
-    partition: Partition, record: RecordFormat, normalization: Normalization, keep: Keep = NOTHING
+    partition: Partition, record: RecordFormat, normalization: Normalization, keep: Keep = ()
 ) -> Iterator[TextBatch | Damage]:
     """All batches of documents of a partition, see `read_partition`."""
     return read_partition(partition, record, documents_of(record, normalization), keep)

@@ -83,7 +83,7 @@ class Renderer:
             try:
                 texts, row, size = self._document(record)
             except BadRecord as error:
-                rejects.append(Reject(number, *error.args))
+                rejects.append((number, *error.args))
                 refused += len(record)
                 texts, row, size = [], [], 0
             parts += texts

@@ -73,7 +73,7 @@ def _check_keep(keep: tuple[str, ...]) -> tuple[str, ...]:
     for name, column in zip(names, columns, strict=True):
         if name in LEDGER_NAMES:
             raise ValueError(
-                f"the ledger itself has a column {name!r}; name the kept one otherwise: {name}_={column.field}"
+                f"the ledger itself has a column {name!r}; name the kept one otherwise: my_{name}={column.field}"
             )
         if names.count(name) > 1:
             raise ValueError(f"{name!r} is kept twice; name one otherwise: my_{name}={column.field}")
@@ -174,11 +174,8 @@ class Source(Part):
     max_document: Count = key(256 << 20, "A record of more bytes is rejected.", "64MiB", gt=0)
     keep: Keep = key(
         (),
-        "Fields to keep in the ledger: `[NAME=]FIELD[:TYPE]`, of type text, integer, float or boolean.",
+        "Fields to keep in the ledger: `[NAME=]FIELD[:TYPE]`, of type text (the default), integer, float or boolean.",
         ["id", "url=meta.url"],
-    )
-    on_mismatch: Literal["null", "reject"] = key(
-        "null", "A kept value of another type: null, or reject its document."
     )
     append: tuple[Append, ...] = ()
 

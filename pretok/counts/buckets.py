@@ -1,6 +1,6 @@
 """Counted words: in memory as arrays, on disk as Parquet with one row group per bucket or per source.
 
-Input and output: `WordCounts`, which are `Words` with two columns. A bucket is a range of the words' hashes, so what
+Input and output: `Words`. A bucket is a range of the words' hashes, so what
 belongs together in the counts of two partitions or two corpora is in row groups of the same bucket, and no step needs
 all words at once.
 """
@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -32,18 +32,19 @@ BUCKETS = 1 << BUCKET_BITS
 SCHEMA = pa.schema([("word", pa.large_binary()), ("count", pa.int64()), ("heldout", pa.int64())])
 _METADATA = "pretok"
 
-W = TypeVar("W", bound="Words")
-
 
 @dataclass(frozen=True, slots=True)
 class Words:
-    """Distinct words: word w is data[offsets[w]:offsets[w + 1]]. Subclasses add columns, one int64 for each word.
+    """Distinct words and two sums of each: word w is data[offsets[w]:offsets[w + 1]].
 
-    data: uint8; offsets: (words + 1,) int64 from 0.
+    data: uint8; offsets: (words + 1,) int64 from 0; counts, others: (words,) int64, how often a word occurs in training
+    documents and in those held out; of weighted words, the weighted and the plain occurrences in training documents.
     """
 
     data: Bytes
     offsets: Ints
+    counts: Ints
+    others: Ints
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -53,15 +54,6 @@ class Words:
         """Bytes of each word, (words,) int64."""
         return np.diff(self.offsets)
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the words themselves."""
-        return len(self.data)
-
-    def columns(self) -> list[Ints]:
-        """What a subclass adds, in the order of its fields."""
-        return [getattr(self, column.name) for column in fields(self)[len(fields(Words)) :]]
-
     def words(self) -> pa.LargeBinaryArray:
         """The words as an Arrow array, without a copy."""
         array: Any = pa.LargeBinaryArray.from_buffers(
@@ -69,68 +61,50 @@ class Words:
         )
         return array
 
-    def take(self, order: Ints) -> Self:
+    def take(self, order: Ints) -> Words:
         """The words at `order`, in that order."""
-        taken = buffers(self.words().take(pa.array(order)))
-        return type(self)(*taken, *(column[order] for column in self.columns()))
+        return from_arrow(self.words().take(pa.array(order)), self.counts[order], self.others[order])
 
-    def part(self, start: int, stop: int) -> Self:
-        """The words from `start` to `stop`, without a copy of them."""
-        begin, end = self.offsets[start], self.offsets[stop]
-        offsets = self.offsets[start : stop + 1] - begin
-        return type(self)(self.data[begin:end], offsets, *(column[start:stop] for column in self.columns()))
-
-    def sorted(self) -> Self:
+    def sorted(self) -> Words:
         """The same, ordered by the bytes of the words."""
         return self.take(pc.array_sort_indices(self.words()).to_numpy().astype(np.int64))
 
 
-@dataclass(frozen=True, slots=True)
-class WordCounts(Words):
-    """Words and how often they occur: `counts` in training documents, `heldout` in documents held out."""
-
-    counts: Ints
-    heldout: Ints
+def from_arrow(words: pa.LargeBinaryArray, counts: Ints, others: Ints) -> Words:
+    """Words of an Arrow array of them, which need not begin with its buffers, and their sums."""
+    return Words(*buffers(words), counts, others)
 
 
-def from_arrow(words: pa.LargeBinaryArray, counts: Ints, heldout: Ints) -> WordCounts:
-    """WordCounts of an Arrow array of words and their counts."""
-    return WordCounts(*buffers(words), counts, heldout)
-
-
-def concatenate(parts: Sequence[W]) -> W:
+def concatenate(parts: Sequence[Words]) -> Words:
     """All words of the parts, of which there is at least one and which must have no word in common."""
-    shifts = np.cumsum([0, *(part.nbytes for part in parts)])
-    offsets = [part.offsets[:-1] + shift for part, shift in zip(parts, shifts[:-1], strict=True)]
-    return type(parts[0])(
-        np.concatenate([part.data for part in parts]),
-        np.concatenate([*offsets, shifts[-1:]]).astype(np.int64),
-        *(np.concatenate(columns) for columns in zip(*(part.columns() for part in parts), strict=True)),
-    )
+    counts, others = ([getattr(part, name) for part in parts] for name in ("counts", "others"))
+    words = pa.concat_arrays([part.words() for part in parts])
+    return from_arrow(words, np.concatenate(counts), np.concatenate(others))
 
 
-def split_buckets(words: WordCounts) -> Iterator[WordCounts]:
+def split_buckets(words: Words) -> Iterator[Words]:
     """The words of each bucket, BUCKETS times; the order of the words inside of a bucket is kept."""
     bucket = (hash_documents(words.data, words.offsets, 0) >> np.uint64(64 - BUCKET_BITS)).astype(np.int64)
     order = np.argsort(bucket, kind="stable")
     borders = np.searchsorted(bucket[order], np.arange(BUCKETS + 1))
     ordered = words.take(order)
+    texts = ordered.words()
     for start, stop in pairwise(borders.tolist()):
-        yield ordered.part(start, stop)
+        yield from_arrow(texts[start:stop], ordered.counts[start:stop], ordered.others[start:stop])
 
 
-def write_groups(file: Any, groups: Iterable[WordCounts], metadata: object) -> None:
+def write_groups(file: Any, groups: Iterable[Words], metadata: object) -> None:
     """Write row groups in order to an open binary file, empty ones too; `metadata` is any JSON."""
     with pq.ParquetWriter(
         file, SCHEMA, compression="zstd", use_dictionary=False, write_statistics=False
     ) as writer:
         for group in groups:
-            columns = [group.words(), pa.array(group.counts), pa.array(group.heldout)]
+            columns = [group.words(), pa.array(group.counts), pa.array(group.others)]
             writer.write_table(pa.table(columns, schema=SCHEMA), row_group_size=max(1, len(group)))
         writer.add_key_value_metadata({_METADATA: json.dumps(metadata)})
 
 
-def read_group(path: Path, group: int) -> WordCounts:
+def read_group(path: Path, group: int) -> Words:
     """One row group of a file. Raises IntegrityError when the file is damaged."""
     # A row group is small: threads and buffers of Arrow's own took a third of the time.
     with reading(path, pa.ArrowException, ValueError), pq.ParquetFile(path, pre_buffer=False) as file:

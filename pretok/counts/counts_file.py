@@ -4,38 +4,76 @@ Input: FOLDER/counts.json, or what `counts.job` counted. Output: the file, or `C
 
     format, version
     sources  {NAME: {read, documents, bytes, heldout_documents, heldout_bytes, unsampled, rejected, errors}}
-    failed   [{partition, file, error}]   inputs whose rest could not be read
-    buckets  [{path, checksum}]           the files of words
-    heldout  {path, checksum}             the file of held-out texts
-    config   {pattern, unicode, normalize, sample, holdout, seed, inputs}   what decided them; of a sum also `added`
+    files    {PATH: checksum}   the files of words, in the order of the buckets, and the one of held-out texts
+    config   {pattern, unicode, normalize, sample, holdout, seed}   what decided them, and
+             {inputs}           the files that were read, or
+             {added}            folder -> fingerprint of the counts of which these are the sum
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from msgspec import Struct, field
 
+from pretok.base.console import Counts
 from pretok.base.errors import IntegrityError
 from pretok.base.failures import Failure
 from pretok.base.records import Count, Record, Signed, check_version, read_record, to_json
 from pretok.base.storage import compare_checksum, fingerprint, read_json, write_json
-from pretok.counts.task import CountRecord
 from pretok.read.changes import SourceInputs
-from pretok.read.files import InputFile
 from pretok.read.normalize import Normalization
 
 FORMAT = "pretok-counts"
-VERSION = 2
+VERSION = 3
 FILE_NAME = "counts.json"
 HELDOUT_FILE = "heldout.parquet"
 
 
-class CountSettings(Record, frozen=True):
-    """What decides the words of a text. unicode: the first line of the table of classes; sample, holdout: fractions."""
+class CountRecord(Struct, forbid_unknown_fields=True):
+    """What a partition held.
+
+    read: records; documents, bytes: counted for training; heldout_documents, heldout_bytes: counted apart; unsampled:
+    documents outside of the sample; rejected: by reason; errors: inputs whose rest could not be read.
+    """
+
+    read: Count = 0
+    documents: Count = 0
+    bytes: Count = 0
+    heldout_documents: Count = 0
+    heldout_bytes: Count = 0
+    unsampled: Count = 0
+    rejected: dict[str, Count] = {}
+    errors: tuple[Failure, ...] = ()
+
+    def counts(self) -> Counts:
+        """What was reported of this partition when it was counted."""
+        return {
+            "documents": self.documents + self.heldout_documents,
+            "bytes": self.bytes + self.heldout_bytes,
+            "rejected": sum(self.rejected.values()),
+        }
+
+    def add(self, other: CountRecord) -> None:
+        """Add what another partition held."""
+        for name in ("read", "documents", "bytes", "heldout_documents", "heldout_bytes", "unsampled"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        self.note_rejects(other.rejected)
+        self.errors += other.errors
+
+    def note_rejects(self, reasons: Mapping[str, int]) -> None:
+        """Add rejects by reason."""
+        for reason, number in reasons.items():
+            self.rejected[reason] = self.rejected.get(reason, 0) + number
+
+
+class CountConfig(Record, frozen=True, omit_defaults=True):
+    """All that decides counts. unicode: the first line of the table of classes; sample, holdout: fractions; inputs:
+    what was read of each source; added: of a sum, folder -> fingerprint of the counts."""
 
     pattern: str
     unicode: str
@@ -43,44 +81,8 @@ class CountSettings(Record, frozen=True):
     sample: str
     holdout: str
     seed: Signed
-
-    def settings(self) -> tuple[str, str, Normalization, str, str, int]:
-        """These alone, without what they were applied to."""
-        return self.pattern, self.unicode, self.normalize, self.sample, self.holdout, self.seed
-
-
-class CountConfig(CountSettings, frozen=True):
-    """All that decides the counts of some text."""
-
-    inputs: dict[str, SourceInputs]
-
-    @property
-    def added(self) -> dict[str, str]:
-        """Nothing: it is no sum."""
-        return {}
-
-
-class Addends(Record, frozen=True):
-    """The settings of each of the counts that were added, as they stood there."""
-
-    added: tuple[object, ...]
-
-
-class SumConfig(CountSettings, frozen=True):
-    """All that decides a sum of counts. added: folder -> fingerprint."""
-
-    inputs: Addends
-    added: dict[str, str]
-
-
-Config = CountConfig | SumConfig
-
-
-class SealedFile(Record, frozen=True):
-    """A file of words, or of held-out texts; path: relative to the folder."""
-
-    path: str
-    checksum: str
+    inputs: dict[str, SourceInputs] = field(default_factory=dict)
+    added: dict[str, str] = field(default_factory=dict)
 
 
 class _CountsFile(Record, frozen=True):
@@ -89,23 +91,19 @@ class _CountsFile(Record, frozen=True):
     format: str
     version: Count
     sources: dict[str, CountRecord]
-    failed: tuple[Failure, ...]
-    buckets: tuple[SealedFile, ...]
-    heldout: SealedFile
-    config: object
+    files: dict[str, str]
+    config: CountConfig
 
 
 @dataclass(frozen=True, slots=True)
 class CorpusCounts:
-    """Finished counts in `folder`. records: source -> what was read of it, in the order of the row groups; fingerprint:
-    identifies them by all that counts.json says."""
+    """Finished counts in `folder`. records: source -> what was read of it, in the order of the row groups; checksums:
+    of each file; fingerprint: identifies them by all that counts.json says."""
 
     folder: Path
     records: dict[str, CountRecord]
-    failed: tuple[Failure, ...]
-    bucket_files: tuple[SealedFile, ...]
-    heldout_file: SealedFile
-    config: Config
+    checksums: dict[Path, str]
+    config: CountConfig
     fingerprint: str
 
     @property
@@ -119,39 +117,29 @@ class CorpusCounts:
         return {name: record.bytes for name, record in self.records.items()}
 
     @property
-    def buckets(self) -> list[Path]:
-        """The files of words."""
-        return [self.folder / bucket.path for bucket in self.bucket_files]
+    def failed(self) -> tuple[Failure, ...]:
+        """Inputs whose rest could not be read."""
+        return tuple(error for record in self.records.values() for error in record.errors)
 
     @property
-    def sealed(self) -> list[tuple[Path, str]]:
-        """The files of words and texts, with their checksums."""
-        return [(self.folder / file.path, file.checksum) for file in (*self.bucket_files, self.heldout_file)]
+    def heldout_path(self) -> Path:
+        """The file of held-out texts."""
+        return self.folder / HELDOUT_FILE
+
+    @property
+    def buckets(self) -> list[Path]:
+        """The files of words."""
+        return [path for path in self.checksums if path != self.heldout_path]
 
     def check(self) -> None:
         """Raises IntegrityError where a file of words or texts is not as it was sealed."""
-        for path, checksum in self.sealed:
+        for path, checksum in self.checksums.items():
             compare_checksum(path, checksum)
-
-    def of(self, source: str) -> CountRecord:
-        """What was read of a source."""
-        return self.records[source]
-
-    def files(self, source: str) -> tuple[InputFile, ...]:
-        """The inputs of a source; none for a sum, which was made from counts."""
-        return self.config.inputs[source].files if isinstance(self.config, CountConfig) else ()
 
     def heldout_texts(self, source: str) -> pa.LargeStringArray:
         """The held-out texts kept of a source."""
-        with pq.ParquetFile(self.folder / self.heldout_file.path) as file:
+        with pq.ParquetFile(self.heldout_path) as file:
             return file.read_row_group(self.sources.index(source)).column("text").combine_chunks()
-
-
-def read_config(data: object, where: Path) -> Config:
-    """What decides counts, from its JSON. Raises IntegrityError."""
-    inputs = data.get("inputs") if isinstance(data, dict) else None
-    is_sum = isinstance(inputs, dict) and isinstance(inputs.get("added"), list)
-    return read_record(SumConfig, data, where) if is_sum else read_record(CountConfig, data, where)
 
 
 def load_counts(folder: Path) -> CorpusCounts:
@@ -162,22 +150,13 @@ def load_counts(folder: Path) -> CorpusCounts:
         raise IntegrityError(f"{path} does not describe counts of words")
     check_version(data.get("version"), VERSION, path, "count again with pretok count")
     file = read_record(_CountsFile, data, path)
-    config = read_config(file.config, path)
-    return CorpusCounts(
-        folder, file.sources, file.failed, file.buckets, file.heldout, config, fingerprint(data)
-    )
+    checksums = {folder / name: checksum for name, checksum in file.files.items()}
+    return CorpusCounts(folder, file.sources, checksums, file.config, fingerprint(data))
 
 
 def write_counts(
-    folder: Path,
-    records: dict[str, CountRecord],
-    buckets: Sequence[SealedFile],
-    heldout: SealedFile,
-    config: Config,
+    folder: Path, records: dict[str, CountRecord], checksums: dict[str, str], config: CountConfig
 ) -> CorpusCounts:
     """Write FOLDER/counts.json atomically: last of all files, for it says that the others are complete."""
-    failed = tuple(error for record in records.values() for error in record.errors)
-    file = _CountsFile(FORMAT, VERSION, records, failed, tuple(buckets), heldout, to_json(config))
-    data = to_json(file)
-    write_json(folder / FILE_NAME, data)
-    return CorpusCounts(folder, records, failed, file.buckets, heldout, config, fingerprint(data))
+    write_json(folder / FILE_NAME, to_json(_CountsFile(FORMAT, VERSION, records, checksums, config)))
+    return load_counts(folder)

@@ -21,12 +21,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pretok.base.console import Console
-from pretok.base.errors import MismatchError, PartitionsFailed, UsageError
+from pretok.base.errors import PartitionsFailed, UsageError
 from pretok.base.execute import Engine
 from pretok.base.failures import Failure, Failures, raise_failures
 from pretok.base.lock import hold
 from pretok.base.reads import map_reads
-from pretok.base.records import to_json
+from pretok.base.records import read_record, replace, to_json
 from pretok.base.storage import atomic_open, checksum, read_json, write_json
 from pretok.base.tasks import Step, open_step
 from pretok.config import Recipe
@@ -34,20 +34,14 @@ from pretok.counts.buckets import BUCKETS
 from pretok.counts.counts_file import (
     FILE_NAME,
     HELDOUT_FILE,
-    Addends,
-    Config,
     CorpusCounts,
     CountConfig,
-    CountSettings,
-    SealedFile,
-    SumConfig,
+    CountRecord,
     load_counts,
-    read_config,
     write_counts,
 )
 from pretok.counts.task import (
     TEXT_SCHEMA,
-    CountRecord,
     CountTask,
     ReduceTask,
     count_partition,
@@ -56,9 +50,8 @@ from pretok.counts.task import (
 )
 from pretok.kernels.unicode import FILE as UNICODE_FILE
 from pretok.read.changes import SourceInputs, refuse, refuse_changes, shared_inputs
-from pretok.read.files import InputFile, stamps_of
-from pretok.read.guarded import one_child
-from pretok.read.partition import Partition, plan, shard_bytes, stamped
+from pretok.read.files import stamps_of
+from pretok.read.partition import plan, shard_bytes, stamped
 from pretok.read.partition_runs import run_partitions
 from pretok.read.probe import probe_inputs
 from pretok.read.recognise import list_inputs
@@ -100,11 +93,8 @@ def run_count(
         if done:
             return _enough(done, recipe)
         state = folder / STATE
-        with engine.stop.raising(), one_child():
-            tasks = {
-                name: _tasks(name, config.inputs[name].files, recipe, state, console)
-                for name in recipe.sources
-            }
+        with engine.stop.raising():
+            tasks = {name: _tasks(name, config, recipe, state, console) for name in recipe.sources}
         records = _count(tasks, step)
         reductions = [
             ReduceTask(
@@ -134,7 +124,7 @@ def add_counts(parts: list[CorpusCounts], folder: Path, engine: Engine, console:
     UsageError when the same counts are named twice; MismatchError when settings differ, or when `folder` holds another
     sum or counts, finished or not.
     """
-    settings = [CountSettings(*part.config.settings()) for part in parts]
+    settings = [replace(part.config, inputs={}, added={}) for part in parts]
     for part, other in zip(parts[1:], settings[1:], strict=True):
         refuse_changes("the counts", part.folder, to_json(other), to_json(settings[0]))
     names = sorted({name for part in parts for name in part.sources})
@@ -145,8 +135,7 @@ def add_counts(parts: list[CorpusCounts], folder: Path, engine: Engine, console:
     added = {str(part.folder): part.fingerprint for part in parts}
     if len(set(added.values())) < len(parts):
         raise UsageError("two of these folders hold the same counts, which would be added twice")
-    addends = Addends(tuple(to_json(part.config) for part in parts))
-    config = SumConfig(*settings[0].settings(), addends, added)
+    config = replace(settings[0], added=added)
     with open_step("count", engine, console) as step, _claim(folder, config) as done:
         if done:
             return done
@@ -169,7 +158,7 @@ def add_counts(parts: list[CorpusCounts], folder: Path, engine: Engine, console:
 
 
 @contextmanager
-def _claim(folder: Path, config: Config) -> Iterator[CorpusCounts | None]:
+def _claim(folder: Path, config: CountConfig) -> Iterator[CorpusCounts | None]:
     """Have `folder` for the counts that `config` describes; those that are there, or None if they are to be made.
 
     Raises MismatchError that names the differences when it holds others, finished or begun.
@@ -182,13 +171,12 @@ def _claim(folder: Path, config: Config) -> Iterator[CorpusCounts | None]:
         if done := _finished(folder, config):  # since a moment ago
             yield done
             return
-        (folder / FILE_NAME).unlink(missing_ok=True)  # of no document, or `_finished` would have refused
         state = folder / STATE
         begun = state / FILE_NAME
         buckets = list(folder.glob("bucket-*.parquet"))
-        old = read_config(read_json(begun), begun) if begun.exists() else None
+        old = read_record(CountConfig, read_json(begun), begun) if begun.exists() else None
         # What counted nothing binds nothing.
-        if old and (isinstance(old, SumConfig) or buckets or any(state.glob("*.parquet"))):
+        if old and (old.added or buckets or any(state.glob("*.parquet"))):
             _refuse_others(folder, old, config)
         else:
             for path in buckets:  # of counts whose state someone has deleted
@@ -197,42 +185,26 @@ def _claim(folder: Path, config: Config) -> Iterator[CorpusCounts | None]:
         yield None
 
 
-def _finished(folder: Path, config: Config) -> CorpusCounts | None:
-    """The finished counts in `folder`; None if there are none or if they hold no document and are of something else."""
+def _finished(folder: Path, config: CountConfig) -> CorpusCounts | None:
+    """The finished counts in `folder`, None if there are none."""
     if not (folder / FILE_NAME).exists():
         return None
     done = load_counts(folder)
-    try:
-        _refuse_others(folder, done.config, config)
-    except MismatchError:
-        if any(record.read > sum(record.rejected.values()) for record in done.records.values()):
-            raise
-        return None
+    _refuse_others(folder, done.config, config)
     return done
 
 
-def _refuse_others(folder: Path, old: Config, new: Config) -> None:
+def _refuse_others(folder: Path, old: CountConfig, new: CountConfig) -> None:
     """MismatchError when counts made from `old` are not those of `new`."""
     before, now = old.added, new.added
-    if isinstance(old, SumConfig) and isinstance(new, CountConfig):
-        refuse("the counts", folder, ["they are a sum of other counts"])
-    if sorted(before.values()) == sorted(now.values()):
-        same = CountSettings(*new.settings()) if now else new  # the same counts, perhaps under other paths
-        refuse_changes("the counts", folder, to_json(old), to_json(same))
-        return
-    refuse(
-        "the counts",
-        folder,
-        [
-            *(f"{path} is not added any more" for path in sorted(before.keys() - now.keys())),
-            *(f"{path} is new" for path in sorted(now.keys() - before.keys())),
-            *(
-                f"{path} holds other counts"
-                for path in sorted(before.keys() & now.keys())
-                if before[path] != now[path]
-            ),
-        ],
-    )
+    if sorted(before.values()) != sorted(now.values()):
+        gone = [f"{path} is not added any more" for path in sorted(before.keys() - now.keys())]
+        more = [f"{path} is new" for path in sorted(now.keys() - before.keys())]
+        same = sorted(before.keys() & now.keys())
+        other = [f"{path} holds other counts" for path in same if before[path] != now[path]]
+        refuse("the counts", folder, [*gone, *more, *other])
+    # The same counts may have been added from other folders.
+    refuse_changes("the counts", folder, to_json(replace(old, added={})), to_json(replace(new, added={})))
 
 
 def count_config(recipe: Recipe, engine: Engine, console: Console) -> CountConfig:
@@ -259,32 +231,20 @@ def count_config(recipe: Recipe, engine: Engine, console: Console) -> CountConfi
     )
 
 
-def partitions_of(
-    name: str, inputs: Sequence[InputFile], recipe: Recipe, console: Console
-) -> list[Partition]:
+def _tasks(name: str, config: CountConfig, recipe: Recipe, state: Path, console: Console) -> list[CountTask]:
     """How the text of a source is cut into tasks."""
+    source, inputs = recipe.sources[name], config.inputs[name].files
     stamps = stamps_of(inputs)
-    probes = probe_inputs(inputs, *recipe.sources[name].probed, console=console)
-    planned = plan(name, probes, shard_bytes(probes, TOKEN_BYTES), TOKEN_BYTES)
-    return [stamped(partition, stamps) for partition in planned]
-
-
-def _tasks(
-    name: str, inputs: Sequence[InputFile], recipe: Recipe, state: Path, console: Console
-) -> list[CountTask]:
-    source = recipe.sources[name]
-    partitions = partitions_of(name, inputs, recipe, console)
+    probes = probe_inputs(inputs, *source.probed, console=console)
+    partitions = plan(name, probes, shard_bytes(probes, TOKEN_BYTES), TOKEN_BYTES)
+    settings = replace(config, inputs={})
     return [
         CountTask(
-            partition=partition,
-            folder=state.absolute(),
-            record=source.record,
-            normalization=recipe.normalize.function,
-            pattern=recipe.vocab.pattern,
-            sample=recipe.vocab.sample,
-            holdout=recipe.vocab.holdout,
-            seed=recipe.vocab.seed,
-            keep_text=HELDOUT_TEXT // len(partitions),
+            stamped(partition, stamps),
+            state.absolute(),
+            source.record,
+            settings,
+            HELDOUT_TEXT // len(partitions),
         )
         for partition in partitions
     ]
@@ -313,7 +273,7 @@ def _count(tasks: dict[str, list[CountTask]], step: Step) -> dict[str, CountReco
 
 def _finish(
     folder: Path,
-    config: Config,
+    config: CountConfig,
     records: dict[str, CountRecord],
     reductions: list[ReduceTask],
     texts: Mapping[str, Sequence[Path | pa.LargeStringArray]],
@@ -335,10 +295,8 @@ def _finish(
             tables = [_texts_in(p) if isinstance(p, Path) else pa.table([p], TEXT_SCHEMA) for p in parts]
             table = pa.concat_tables(tables) if tables else TEXT_SCHEMA.empty_table()
             writer.write_table(table, row_group_size=max(1, len(table)))
-    *buckets, texts_file = (
-        SealedFile(path.name, checksum(path)) for path in (*(task.path for task in reductions), heldout)
-    )
-    counts = write_counts(folder, records, buckets, texts_file, config)
+    paths = [*(task.path for task in reductions), heldout]
+    counts = write_counts(folder, records, {path.name: checksum(path) for path in paths}, config)
     shutil.rmtree(
         folder / STATE, ignore_errors=True
     )  # last: until counts.json stands, it is all that is done

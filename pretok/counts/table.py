@@ -1,6 +1,6 @@
 """Hash table of words in memory: documents or counted words -> distinct words with two sums each.
 
-Input: UTF-8 documents, some of them held out of training; or words with two numbers each. Output: `WordCounts`, or the
+Input: UTF-8 documents, some of them held out of training; or words with two numbers each. Output: `Words`, or the
 words with the sums of whatever was added.
 
 A slot is 32 bytes: two integers of key and the two sums, of documents the training and the held-out count. Words of up
@@ -22,7 +22,7 @@ import numpy.typing as npt
 from numba import types
 
 from pretok.base.tokens import Bytes, Ints
-from pretok.counts.buckets import WordCounts
+from pretok.counts.buckets import Words
 from pretok.kernels.compile import BYTES, I64, U8, is_few, njit
 from pretok.kernels.eight_bytes import load64, prefetch_u64
 from pretok.kernels.hashing import P1, P2, P3, hash_bytes, rotate_left
@@ -266,9 +266,9 @@ class WordTable:
         """The dict, if so much more fits in; else None, and all words have their slots from here on."""
         self._added += size
         if self._few is not None and not is_few(self._added):
-            few = self.sums()
+            few = self.words()
             self._few = None
-            self.add_numbers(*few)
+            self.add_words(few)
         return self._few
 
     @property
@@ -297,25 +297,19 @@ class WordTable:
         ):
             self._grow()
 
-    def add_words(self, words: WordCounts) -> None:
-        """Add counted words."""
-        self.add_numbers(words.data, words.offsets, words.counts, words.heldout)
-
-    def add_numbers(self, data: Bytes, offsets: Ints, first: Ints, second: Ints) -> None:
-        """Add two numbers, (words,) int64 each, to the sums of the words data[offsets[w]:offsets[w + 1]]."""
-        few = self._take(WORD * len(first))
+    def add_words(self, words: Words) -> None:
+        """Add the sums of words to those that are there."""
+        few = self._take(WORD * len(words))
         if few is not None:
-            whole, rows = (
-                data.tobytes(),
-                zip(pairwise(offsets.tolist()), first.tolist(), second.tolist(), strict=True),
-            )
-            for (start, stop), one, other in rows:
-                sums = few.setdefault(whole[start:stop], [0, 0])
+            rows = zip(words.words().to_pylist(), words.counts.tolist(), words.others.tolist(), strict=True)
+            for word, one, other in rows:
+                sums = few.setdefault(word, [0, 0])
                 sums[0] += one
                 sums[1] += other
             return
         self._state[_DOCUMENT] = 0
-        while not _add_words(data, offsets, first, second, self._slots, self._pool, self._state):
+        columns = (words.data, words.offsets, words.counts, words.others)
+        while not _add_words(*columns, self._slots, self._pool, self._state):
             self._grow()
 
     def _grow(self) -> None:
@@ -331,21 +325,17 @@ class WordTable:
             self._slots = slots
         self._resized()
 
-    def words(self) -> WordCounts:
-        """All words of a table of documents and counted words."""
-        return WordCounts(*self.sums())
-
-    def sums(self) -> tuple[Bytes, Ints, Ints, Ints]:
-        """All words, in an order that follows from what was added: data, offsets, first sums, second sums."""
+    def words(self) -> Words:
+        """All words, in an order that follows from what was added."""
         if self._few is not None:
             data = np.frombuffer(b"".join(self._few), np.uint8)
             offsets = np.cumsum([0, *map(len, self._few)], dtype=np.int64)
             sums = np.array(list(self._few.values()), np.int64).reshape(-1, 2)
-            return data, offsets, sums[:, 0].copy(), sums[:, 1].copy()
+            return Words(data, offsets, sums[:, 0].copy(), sums[:, 1].copy())
         nothing = np.empty(0, np.int64)
         size = _extract(self._slots, self._pool, np.empty(0, np.uint8), nothing, nothing, nothing)
         data = np.empty(size, np.uint8)
         offsets = np.zeros(len(self) + 1, np.int64)
         first, second = np.empty(len(self), np.int64), np.empty(len(self), np.int64)
         _extract(self._slots, self._pool, data, offsets, first, second)
-        return data, offsets, first, second
+        return Words(data, offsets, first, second)

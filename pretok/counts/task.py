@@ -10,13 +10,13 @@ into the hold-out. Memory: one table of TABLE_BYTES; what is beyond it is spille
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
 from pathlib import Path
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
@@ -25,16 +25,16 @@ import pyarrow.parquet as pq
 from pretok.base.console import Counts
 from pretok.base.execute import Report
 from pretok.base.failures import Failure
-from pretok.base.records import Count, read_record, to_json
+from pretok.base.records import read_record, to_json
 from pretok.base.storage import atomic_open, temporary_of, writing
 from pretok.chat.documents import read_documents
 from pretok.chat.spans import content_ends
-from pretok.counts.buckets import BUCKETS, WordCounts, read_group, read_metadata, split_buckets, write_groups
+from pretok.counts.buckets import BUCKETS, Words, read_group, read_metadata, split_buckets, write_groups
+from pretok.counts.counts_file import CountConfig, CountRecord
 from pretok.counts.table import WordTable
 from pretok.kernels.compile import load_registries
 from pretok.kernels.hashing import hash_documents, select
 from pretok.read.batches import TextBatch, buffers
-from pretok.read.normalize import Normalization
 from pretok.read.partition import Partition
 from pretok.read.readers import Damage, RecordFormat
 
@@ -56,11 +56,7 @@ class CountTask:
     partition: Partition
     folder: Path
     record: RecordFormat
-    normalization: Normalization
-    pattern: str
-    sample: Fraction
-    holdout: Fraction
-    seed: int
+    config: CountConfig
     keep_text: int
     table_bytes: int = TABLE_BYTES
 
@@ -83,43 +79,6 @@ class ReduceTask:
     sources: dict[str, list[tuple[Path, int]]]
 
 
-class CountRecord(msgspec.Struct, forbid_unknown_fields=True):
-    """What a partition held.
-
-    read: records; documents, bytes: counted for training; heldout_documents, heldout_bytes: counted apart; unsampled:
-    documents outside of the sample; rejected: by reason; errors: inputs whose rest could not be read.
-    """
-
-    read: Count = 0
-    documents: Count = 0
-    bytes: Count = 0
-    heldout_documents: Count = 0
-    heldout_bytes: Count = 0
-    unsampled: Count = 0
-    rejected: dict[str, Count] = {}
-    errors: tuple[Failure, ...] = ()
-
-    def counts(self) -> Counts:
-        """What was reported of this partition when it was counted."""
-        return {
-            "documents": self.documents + self.heldout_documents,
-            "bytes": self.bytes + self.heldout_bytes,
-            "rejected": sum(self.rejected.values()),
-        }
-
-    def add(self, other: CountRecord) -> None:
-        """Add what another partition held."""
-        for name in ("read", "documents", "bytes", "heldout_documents", "heldout_bytes", "unsampled"):
-            setattr(self, name, getattr(self, name) + getattr(other, name))
-        self.note_rejects(other.rejected)
-        self.errors += other.errors
-
-    def note_rejects(self, reasons: Mapping[str, int]) -> None:
-        """Add rejects by reason."""
-        for reason, number in reasons.items():
-            self.rejected[reason] = self.rejected.get(reason, 0) + number
-
-
 def load_record(path: Path) -> CountRecord:
     """What the file of a counted partition says of it. Raises IntegrityError."""
     return read_record(CountRecord, read_metadata(path), path)
@@ -131,7 +90,7 @@ def count_partition(task: CountTask, report: Report) -> CountRecord:
         return load_record(task.path)
     counter = _Counter(task)
     try:
-        for batch in read_documents(task.partition, task.record, task.normalization):
+        for batch in read_documents(task.partition, task.record, task.config.normalize):
             report(counter.add(batch))
         return counter.finish()
     finally:
@@ -164,7 +123,7 @@ class _Counter:
             record.errors += (Failure(self._task.partition.name, file, batch.error),)
             return {}
         record.read += batch.records
-        record.note_rejects(batch.rejects.by_reason())
+        record.note_rejects(Counter(batch.rejects["reason"].to_pylist()))
         refused = {
             "rejected": len(batch.rejects),
             "refused bytes": batch.refused,
@@ -173,10 +132,12 @@ class _Counter:
             return refused
         texts, spans = self._sample(batch.texts, batch.spans)
         data, offsets = buffers(texts)
-        heldout = select(hash_documents(data, offsets, self._task.seed), self._task.holdout)
+        heldout = select(
+            hash_documents(data, offsets, self._task.config.seed), Fraction(self._task.config.holdout)
+        )
         # What one wrote and what another answered are no words together.
         ends, whose = (offsets, slice(None)) if spans is None else content_ends(spans)
-        self._table.add_documents(data, ends, heldout[whose], self._task.pattern)
+        self._table.add_documents(data, ends, heldout[whose], self._task.config.pattern)
         self._note(np.diff(offsets), heldout)
         self._keep(texts, heldout)
         if self._table.nbytes >= self._task.table_bytes:
@@ -190,11 +151,10 @@ class _Counter:
     def _sample(
         self, texts: pa.LargeStringArray, spans: pa.LargeListArray | None
     ) -> tuple[pa.LargeStringArray, pa.LargeListArray | None]:
-        if self._task.sample == 1:
+        sample = Fraction(self._task.config.sample)
+        if sample == 1:
             return texts, spans
-        chosen = select(
-            hash_documents(*buffers(texts), self._task.seed + SAMPLE_SEED_STEP), self._task.sample
-        )
+        chosen = select(hash_documents(*buffers(texts), self._task.config.seed + SAMPLE_SEED_STEP), sample)
         self._record.unsampled += int(len(texts) - chosen.sum())
         mask = pa.array(chosen)
         return texts.filter(mask), None if spans is None else spans.filter(mask)
@@ -226,7 +186,7 @@ class _Counter:
         """Write the held-out texts, then the counts."""
         if self._spills:
             self._spill()
-            groups: Iterator[WordCounts] = (
+            groups: Iterator[Words] = (
                 add_groups([(path, k) for path in self._spills]) for k in range(BUCKETS)
             )
         else:
@@ -245,7 +205,7 @@ class _Counter:
             path.unlink(missing_ok=True)
 
 
-def add_groups(groups: list[tuple[Path, int]]) -> WordCounts:
+def add_groups(groups: list[tuple[Path, int]]) -> Words:
     """Add up row groups, each (file, row group)."""
     table = WordTable()
     for path, group in groups:
@@ -261,7 +221,7 @@ def reduce_buckets(tasks: list[ReduceTask], report: Report) -> None:
                 write_groups(file, _bucket(task, report), {"sources": list(task.sources)})
 
 
-def _bucket(task: ReduceTask, report: Report) -> Iterator[WordCounts]:
+def _bucket(task: ReduceTask, report: Report) -> Iterator[Words]:
     for parts in task.sources.values():
         words = add_groups(parts)
         report({})

@@ -1,7 +1,7 @@
 """Counts of several sources -> the words a vocabulary is trained from, each with one weighted count.
 
 Input: counted words bucket by bucket, a row group per source, and the share each source shall have. Output:
-`WeightedWords` and a `Tally`, a bucket at a time, so that not all words are ever held. Weights are exact fractions
+weighted `Words` and a `Tally`, a bucket at a time, so that not all words are ever held. Weights are exact fractions
 until they become one integer per source; all else is integer arithmetic, so the result depends on nothing but the
 counts.
 """
@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from math import gcd, lcm
 from pathlib import Path
@@ -19,7 +19,6 @@ from pathlib import Path
 import numpy as np
 
 from pretok.base.errors import UsageError
-from pretok.base.tokens import Ints
 from pretok.counts.buckets import Words, read_group
 from pretok.counts.table import WordTable
 
@@ -27,14 +26,6 @@ THREADS = 4
 """Buckets weighed at once, at most; reading, adding and sorting release the interpreter lock."""
 LIMIT = 1 << 62
 """No sum of weighted counts reaches it: the counts of all pairs of symbols are at most the weighted bytes."""
-
-
-@dataclass(frozen=True, slots=True)
-class WeightedWords(Words):
-    """Words of training documents. counts: occurrences, each times the factor of its source; occurrences: plain."""
-
-    counts: Ints
-    occurrences: Ints
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +44,7 @@ class Tally:
         )
 
 
-Weighed = tuple[WeightedWords, Tally]
+Weighed = tuple[Words, Tally]
 """The words of a bucket that are merged, and of how many they are."""
 
 
@@ -115,11 +106,11 @@ def _weigh_bucket(path: Path, factors: dict[str, int], min_count: int) -> Weighe
     table = WordTable()
     for group, factor in enumerate(factors.values()):
         words = read_group(path, group)
-        table.add_numbers(words.data, words.offsets, words.counts * factor, words.counts)
-    total = WeightedWords(*table.sums()).sorted()
-    seen = total.occurrences > 0
-    rare = seen & (total.occurrences < min_count)
+        table.add_words(replace(words, counts=words.counts * factor, others=words.counts))
+    total = table.words().sorted()
+    seen = total.others > 0
+    rare = seen & (total.others < min_count)
     kept = np.flatnonzero((total.counts > 0) & ~rare)
-    dropped = int((total.lengths * total.occurrences)[rare].sum())
+    dropped = int((total.lengths * total.others)[rare].sum())
     ordered = total.take(kept[np.argsort(total.counts[kept], kind="stable")])
     return ordered, Tally(int(seen.sum()), int(rare.sum()), dropped)

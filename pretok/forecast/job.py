@@ -21,7 +21,6 @@ from pretok.forecast.estimate import Interval, MixForecast, SourceForecast, fore
 from pretok.forecast.measure import measure
 from pretok.forecast.vocabulary import counting_vocabulary
 from pretok.read.conversation import Conversation
-from pretok.read.guarded import one_child
 from pretok.read.partition import shard_bytes
 from pretok.read.probe import Probe, probe_inputs
 from pretok.read.readers import RecordFormat
@@ -53,8 +52,7 @@ class Forecast:
 
 def run_forecast(recipe: Recipe, workers: int, seed: int, console: Console) -> Forecast:
     """Sample every source. Raises UsageError for inputs that are not there or hold no text, as tokenize would."""
-    with one_child():
-        probed = {name: _probe(source, console) for name, source in recipe.sources.items()}
+    probed = {name: _probe(source, console) for name, source in recipe.sources.items()}
     vocab, stands_in = counting_vocabulary(recipe, probed, seed)
     vocab_size = recipe.vocab.size if stands_in else vocab.size  # a sample may allow fewer entries
     if stands_in and recipe.vocab.extend is not None:

@@ -74,7 +74,7 @@ def measure(
         began = time.monotonic()
         try:
             for batch in map(documents, read_piece(window.piece, 0, record)):
-                found.rejected.update(batch.rejects.by_reason())
+                found.rejected.update(batch.rejects["reason"].to_pylist())
                 found.documents += len(batch.texts)
                 found.bytes += len(buffers(batch.texts)[0])
                 if len(batch.texts) and found.encoded < window.text:

@@ -15,7 +15,7 @@ import numpy as np
 
 from pretok.chat.documents import documents_of
 from pretok.config import Recipe, Source
-from pretok.counts.buckets import WordCounts, concatenate
+from pretok.counts.buckets import Words, concatenate
 from pretok.counts.table import WordTable
 from pretok.counts.weigh import multipliers
 from pretok.forecast.windows import windows
@@ -55,7 +55,7 @@ def counting_vocabulary(
         return load_vocab(Path(folder), bos=asked.bos), True
 
 
-def _count(recipe: Recipe, source: Source, probes: list[Probe], seed: str) -> WordCounts:
+def _count(recipe: Recipe, source: Source, probes: list[Probe], seed: str) -> Words:
     """The words of a sample of a source; what cannot be read is left for the sample that is measured to tell."""
     table, documents = WordTable(), documents_of(source.record, recipe.normalize.function)
     for window in windows(probes, seed, []):

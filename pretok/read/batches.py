@@ -6,8 +6,7 @@ that were refused. `buffers` shows an Arrow string array as the two numpy arrays
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,79 +17,17 @@ import pyarrow as pa
 from pretok.base.records import replace
 from pretok.base.tokens import Hashes
 from pretok.kernels.hashing import hash_documents
-from pretok.read.rejects import REASONS
 
 HASH = pa.binary(16)
 """Of the hash of a text, as ledgers have it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Reject:
-    """A record that is no document: `record` is its line or row, from 0 within the piece, of blank lines in a row the
-    first; reason is one of REASONS."""
-
-    record: int
-    reason: str
-    detail: str = ""
-
-
-class Rejects(Sequence[Reject]):
-    """Refused records in columns, as some inputs hold little else.
-
-    records: (rejects,) int64; reasons: (rejects,) uint8, indices of REASONS; details: (rejects,) string.
-    """
-
-    def __init__(
-        self, records: npt.NDArray[np.int64], reasons: npt.NDArray[np.uint8], details: pa.Array
-    ) -> None:
-        self.records = records
-        self.reasons = reasons
-        self.details = details
-
-    @staticmethod
-    def of(rejects: Iterable[Reject]) -> Rejects:
-        """The same as single ones."""
-        rows = list(rejects)
-        return Rejects(
-            np.array([row.record for row in rows], np.int64),
-            np.array([REASONS.index(row.reason) for row in rows], np.uint8),
-            pa.array([row.detail for row in rows], pa.string()),
-        )
-
-    def with_more(self, rejects: Iterable[Reject]) -> Rejects:
-        """These and others, by record."""
-        more = Rejects.of(rejects)
-        records = np.concatenate([self.records, more.records])
-        order = np.argsort(records, kind="stable")
-        details = pa.concat_arrays([self.details, more.details])
-        reasons = np.concatenate([self.reasons, more.reasons])[order]
-        return Rejects(records[order], reasons, details.take(pa.array(order)))
-
-    def by_reason(self) -> Counter[str]:
-        """How many there are of each reason."""
-        counts = np.bincount(self.reasons, minlength=len(REASONS)).tolist()
-        return Counter({reason: count for reason, count in zip(REASONS, counts, strict=True) if count})
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes that they take."""
-        return int(self.records.nbytes + self.reasons.nbytes + self.details.nbytes)
-
-    def __len__(self) -> int:
-        return len(self.records)
-
-    def __getitem__(self, at: Any) -> Any:
-        return Reject(int(self.records[at]), REASONS[self.reasons[at]], self.details[at].as_py())
-
-    def __iter__(self) -> Iterator[Reject]:
-        for record, reason, detail in zip(
-            self.records.tolist(), self.reasons.tolist(), self.details.to_pylist(), strict=True
-        ):
-            yield Reject(record, REASONS[reason], detail)
-
-
+Reject = tuple[int, str, str]
+"""A record that is no document: its line or row, from 0 within the piece; one of REASONS; what to say of it."""
+REJECTS = pa.schema([("record", pa.int64()), ("reason", pa.string()), ("detail", pa.string())])
+"""A table of them, by record."""
 # `pa.array` would load pandas while modules are loaded.
-NO_REJECTS = Rejects(np.empty(0, np.int64), np.empty(0, np.uint8), pa.nulls(0, pa.string()))
+NO_REJECTS = pa.Table.from_arrays([pa.nulls(0, column.type) for column in REJECTS], schema=REJECTS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,9 +37,8 @@ class TextBatch:
     piece: its index in the partition; end: how many lines or rows of the piece stand before what follows the batch;
     records: how many the batch covers, refused ones included; numbers: (documents,) int64, the line or row that each
     document was, from 0 within the piece; texts: (documents,) large_string; refused: bytes of the input that held no
-    document; kept: a (documents,) array for each column that is kept; mismatches: by column, how many of these are
-    null because they were of another type; spans: of documents that are not all of one kind, as `pretok.chat.spans` has
-    it.
+    document; kept: a (documents,) array for each column that is kept; mismatches: how many values of each are null as
+    they were of another type; spans: of documents that are not all of one kind, as `pretok.chat.spans` has it.
     """
 
     piece: int
@@ -110,10 +46,10 @@ class TextBatch:
     records: int
     texts: pa.LargeStringArray
     numbers: npt.NDArray[np.int64]
-    rejects: Rejects = NO_REJECTS
+    rejects: pa.Table = field(default_factory=lambda: NO_REJECTS)
     refused: int = 0
     kept: tuple[pa.Array, ...] = ()
-    mismatches: dict[str, int] = field(default_factory=dict)
+    mismatches: tuple[int, ...] = ()
     spans: pa.LargeListArray | None = None
 
     @property
@@ -125,13 +61,18 @@ class TextBatch:
         """The batch without documents that are rejects instead."""
         if not rejects:
             return self
-        left: npt.NDArray[np.bool_] = ~np.isin(self.numbers, [reject.record for reject in rejects])
+        columns = [
+            pa.array(column, kind)
+            for column, kind in zip(zip(*rejects, strict=True), REJECTS.types, strict=True)
+        ]
+        more = pa.Table.from_arrays(columns, schema=REJECTS)
+        left: npt.NDArray[np.bool_] = ~np.isin(self.numbers, np.asarray(columns[0]))
         mask = pa.array(left)
         return replace(
             self,
             texts=self.texts.filter(mask),
             numbers=self.numbers[left],
-            rejects=self.rejects.with_more(rejects),
+            rejects=pa.concat_tables([self.rejects, more]).sort_by("record"),
             kept=tuple(column.filter(mask) for column in self.kept),
             spans=None if self.spans is None else self.spans.filter(mask),
         )

@@ -11,7 +11,7 @@ import re
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import IO, Any, Protocol
+from typing import IO, Any
 
 import xxhash
 
@@ -108,33 +108,16 @@ def arrow_batches(path: str) -> Iterator[tuple[Any, Iterator[Any]]]:
 
 
 def identify(path: str) -> tuple[bytes, bytes, int, str]:
-    """First and last bytes, size and identity of a file: by two reads, a small local one by one."""
-    if is_remote(path):
-        with open_input(path) as file:
-            head = file.read(IDENTITY_BYTES)
-            size = file.seek(0, 2)
-            file.seek(max(0, size - IDENTITY_BYTES))
+    """First and last bytes, size and identity of a file, by at most two reads."""
+    with open_input(path) if is_remote(path) else open(path, "rb", 0) as file:  # noqa: PTH123 - as there
+        head = tail = file.read(IDENTITY_BYTES)
+        size = file.seek(0, os.SEEK_END)
+        if size > IDENTITY_BYTES:
+            file.seek(size - IDENTITY_BYTES)
             tail = file.read(IDENTITY_BYTES)
-    else:
-        number = os.open(path, os.O_RDONLY)
-        try:
-            size = os.fstat(number).st_size
-            head = tail = _read_at(number, 0, min(size, IDENTITY_BYTES))
-            if size > IDENTITY_BYTES:
-                tail = _read_at(number, size - IDENTITY_BYTES, IDENTITY_BYTES)
-        finally:
-            os.close(number)
     both = xxhash.xxh3_64(head)
     both.update(tail)
     return head, tail, size, both.hexdigest()
-
-
-def _read_at(file: int, at: int, size: int) -> bytes:
-    """So many bytes of an open local file from `at`, fewer where it ends."""
-    data = os.pread(file, size, at)
-    while len(data) < size and (more := os.pread(file, size - len(data), at + len(data))):
-        data += more
-    return data
 
 
 Stamp = tuple[int, int] | None
@@ -205,31 +188,14 @@ def compression_of(beginning: bytes) -> str:
     return next((name for magic, name in _COMPRESSIONS.items() if magic.match(beginning)), "")
 
 
-class _Decompressor(Protocol):
-    eof: bool
-    unused_data: bytes
-
-    def decompress(self, data: bytes, /) -> bytes: ...
-
-
-def _decompressor(compression: str) -> _Decompressor:
+def _decompressor(compression: str) -> Any:
+    """Of one frame: `decompress(data)`, then `eof` and `unused_data`."""
     if compression == "gzip":
-        return zlib.decompressobj(16 + zlib.MAX_WBITS)  # type: ignore[return-value]
+        return zlib.decompressobj(16 + zlib.MAX_WBITS)
     import zstandard
 
     # Windows of up to 2 GiB, as `zstd --long=31` writes them.
-    decompressor: Any = zstandard.ZstdDecompressor(max_window_size=1 << 31).decompressobj()
-    return decompressor  # type: ignore[no-any-return]
-
-
-def _asks_for_dictionary(frame: bytes) -> bool:
-    """Whether the header of a zstd frame names a dictionary."""
-    import zstandard
-
-    try:
-        return bool(zstandard.get_frame_parameters(frame).dict_id)
-    except zstandard.ZstdError:
-        return False
+    return zstandard.ZstdDecompressor(max_window_size=1 << 31).decompressobj()
 
 
 def raise_passing(damage: CorruptInputError) -> None:
@@ -260,8 +226,6 @@ def decompress(blocks: Iterator[bytes], compression: str, *, partial: bool = Fal
             except (zlib.error, zstandard.ZstdError) as error:
                 if whole and not began and compression_of(data) != compression:
                     told = f"other bytes stand behind the last frame of {compression}"
-                elif compression == "zstd" and not began and _asks_for_dictionary(data):
-                    told = "compressed with a dictionary, which is not read; decompress it by zstd -D"
                 else:
                     told = f"damaged {compression} data: {error}"
                 raise CorruptInputError(told) from None

@@ -2,7 +2,7 @@
 
 Input: a block of whole lines as bytes, the name of the text field and the columns to keep. Output: the unescaped texts
 in a row with their offsets, as Arrow has them, a column of each kept field, and for every record a status. A record is
-a line, or blank lines in a row. No Python object is made per line. UTF-8 of texts is checked by the caller.
+a line that is not blank. No Python object is made per line. UTF-8 of texts is checked by the caller.
 
 A name with dots is a path: `meta.text` is the key `text` in the object `meta`. A line without that path is searched for
 the whole name as one key. A key that repeats takes its last value, as in the json module.
@@ -26,9 +26,8 @@ from pretok.base.tokens import Bytes, Ints
 from pretok.kernels import characters as char
 from pretok.kernels.compile import BYTES, I64, U8, njit
 from pretok.kernels.eight_bytes import ends_plain_text, first_marked, load64, newlines, store64
-from pretok.read.kept import LONGEST_VALUE, TYPES, KeptColumn, KeptValues, parse_floats
+from pretok.read.kept import LONGEST_VALUE, KeptColumn, KeptValues, keep_json
 from pretok.read.rejects import (
-    BLANK,
     EMPTY,
     MALFORMED,
     MISSING,
@@ -45,12 +44,15 @@ Pointer = Any
 
 MAX_DEPTH = 1000
 """Containers nested deeper than this make a line malformed (the json module stops near the same depth)."""
+_BLANK = 255
+"""Status of a line that is no record."""
 NO_LIMIT = np.iinfo(np.int64).max
 SHORTEST = len(b'{"":"a"}\n')
 """Bytes that a line with a text takes at least."""
 
 _OUT = types.uint8[::1]
 _LONGS = types.int64[::1]
+_PAIRS = types.int64[:, ::1]
 _SPANS = types.int64[:, :, ::1]
 _AT = types.int64
 _SKIP = types.int64(BYTES, types.int64, types.int64)
@@ -335,25 +337,20 @@ def _same_key(
     block: Pointer, start: int, stop: int, field: Pointer, first: int, last: int, scratch: Pointer
 ) -> bool:
     """Whether the key between its quotes at start:stop is field[first:last], escapes resolved into `scratch`."""
-    escaped = False
+    text, at, size = block, start, stop - start
     for i in range(start, stop):
         if block[i] == char.BACKSLASH:
-            escaped = True
-            break
-    if escaped:
-        if stop - start > 6 * (last - first):
-            return False  # longer than six bytes for each byte of the field
-        _, size, lone = _copy_string(block, start, stop + 1, scratch, 0)
-        if lone or size != last - first:
-            return False
-        for i in range(size):
-            if scratch[i] != field[first + i]:
+            if stop - start > 6 * (last - first):
+                return False  # longer than six bytes for each byte of the field
+            _, size, lone = _copy_string(block, start, stop + 1, scratch, 0)
+            if lone:
                 return False
-        return True
-    if stop - start != last - first:
+            text, at = scratch, 0
+            break
+    if size != last - first:
         return False
-    for i in range(last - first):
-        if block[start + i] != field[first + i]:
+    for i in range(size):
+        if text[at + i] != field[first + i]:
             return False
     return True
 
@@ -497,7 +494,7 @@ def _parse_line(
     """(status, end of the text in `out`) of the object that should be all of block[at:end]."""
     at = _skip_space(block, at, end)
     if at == end:
-        return BLANK, start
+        return _BLANK, start
     if block[at] != char.OPEN_BRACE:
         at = _skip_value(block, at, end, scratch[0])
         return NOT_AN_OBJECT if at >= 0 and _skip_space(block, at, end) == end else MALFORMED, start
@@ -538,26 +535,21 @@ def _line_end(block: Pointer, at: int, end: int) -> int:
 
 
 @njit(types.int64(U8))
-def _most_records(block: Bytes) -> int:
-    """At most how many records the block has: its lines, without those that are empty as is the one before."""
-    source = block.ctypes
-    count = at = 0
-    before = False
-    while at < len(block):
-        end = _line_end(source, at, len(block))
-        count += not (before and end == at)
-        before = end == at
-        at = end + 1
+def _count_lines(block: Bytes) -> int:
+    """At most how many lines the block has."""
+    count = 1
+    for byte in block:
+        count += byte == char.LINE_FEED
     return count
 
 
-_TABLE = types.Tuple((_LONGS, _LONGS, _LONGS, _OUT, _SPANS))
-"""offsets and spans of the accepted texts; start, number of the line and status of each record: see `ParsedLines`."""
+_TABLE = types.Tuple((_LONGS, _PAIRS, _LONGS, _OUT, _SPANS))
+"""offsets and spans of the accepted texts; place, number of the line and status of each record: see `ParsedLines`."""
 _ROOM = types.Tuple((_OUT, _OUT, _LONGS))
 """The arrays of _SCRATCH. The caller holds them: Numba would free one made here after its pointer was taken."""
 
 
-@njit(types.UniTuple(_AT, 3)(U8, U8, I64, I64, _AT, _AT, types.boolean, types.boolean, _OUT, _TABLE, _ROOM))
+@njit(types.UniTuple(_AT, 3)(U8, U8, I64, I64, _AT, _AT, types.boolean, _OUT, _TABLE, _ROOM))
 def _parse_block(
     block: Bytes,
     names: Bytes,
@@ -565,15 +557,13 @@ def _parse_block(
     paths: Ints,
     longest: int,
     longest_line: int,
-    blank: bool,
     raw: bool,
     out: Bytes,
     table: Any,
     room: Any,
 ) -> tuple[int, int, int]:
-    """Parse all lines into `out` and `table`; (lines, records, texts). blank: whether a blank line stands before the
-    block, which goes on."""
-    offsets, starts, numbers, status, spans = table
+    """Parse all lines into `out` and `table`; (lines, records, texts)."""
+    offsets, places, numbers, status, spans = table
     count = len(paths) - 1
     closers, unescaped, inner = room
     fields = count, names.ctypes, keys.ctypes, paths.ctypes
@@ -590,104 +580,67 @@ def _parse_block(
             found, size = _parse_line(
                 source, at, end, fields, longest, raw, target, size, found_at, 2 * count * texts, scratch
             )
-        if found != BLANK or not blank:
-            starts[records] = at
+        if found != _BLANK:
+            places[records, 0], places[records, 1] = at, end
             numbers[records] = lines
             status[records] = found
             records += 1
-        blank = found == BLANK
         if found == OK:
             texts += 1
             offsets[texts] = size
         lines += 1
         at = end + 1
-    starts[records] = len(block)
     return lines, records, texts
 
 
-_KINDS = {kind: number for number, kind in enumerate(TYPES)}
-_TEXT, _INTEGER, _FLOAT, _BOOLEAN = (_KINDS[kind] for kind in ("text", "integer", "float", "boolean"))
-_GIVEN, _ABSENT, _WRONG = range(3)
-_LEAST = -(2**63 // 10)
-
-
-@njit(types.int64(BYTES, types.int64, types.int64, _LONGS, types.int64))
-def _parse_integer(block: Pointer, at: int, end: int, values: Ints, row: int) -> int:
-    """Put the number into values[row]; whether it is a whole one of 64 bits."""
-    negative = block[at] == char.MINUS
-    value = 0
-    for i in range(at + negative, end):
-        digit: Any = np.int64(block[i]) - char.ZERO  # Numba's own type: a byte would wrap
-        if digit < 0 or digit > 9 or value < _LEAST or (value == _LEAST and digit > 8):
-            return _WRONG
-        value = value * 10 - digit  # as a negative number, of which there is one more
-    if not negative and value == -(2**63):
-        return _WRONG
-    values[row] = value if negative else -value
-    return _GIVEN
-
-
-@njit(types.int64(U8, I64, I64, types.int64, _OUT, _LONGS, _LONGS, _OUT))
-def _convert(
-    block: Bytes,
-    begins: Ints,
-    ends: Ints,
-    kind: int,
-    out: Bytes,
-    offsets: Ints,
-    values: Ints,
-    found: Bytes,
-) -> int:
-    """Convert one column: texts, unescaped, and numbers for `parse_floats` to `out`, the others to `values`; `found`
-    says what each is."""
+@njit(types.UniTuple(_AT, 2)(U8, I64, I64, types.boolean, _OUT, _LONGS, _OUT))
+def _copy_values(
+    block: Bytes, begins: Ints, ends: Ints, text: bool, out: Bytes, offsets: Ints, given: Bytes
+) -> tuple[int, int]:
+    """Copy the values of one field to `out` as they are written, of a column of text its strings unescaped; `given`
+    says which are there. Returns (bytes, how many values of a column of text are none)."""
     source, target = block.ctypes, out.ctypes
-    size = 0
+    size = wrong = 0
     offsets[0] = 0
     for row in range(len(begins)):
         at, end = begins[row], ends[row]
         first = block[at] if at >= 0 else char.SMALL_N
-        number = first == char.MINUS or char.ZERO <= first <= char.NINE
-        found[row] = _WRONG
-        if first == char.SMALL_N:
-            found[row] = _ABSENT
-        elif kind == _TEXT:
-            if first == char.QUOTE:
+        given[row] = 0
+        if first != char.SMALL_N:
+            lone, stop = 0, size
+            if text and first == char.QUOTE:
                 _, stop, lone = _copy_string(source, at + 1, end, target, size)
-                if not lone and stop - size <= LONGEST_VALUE:
-                    found[row] = _GIVEN
-                    size = stop
-        elif kind == _BOOLEAN:
-            if first == char.SMALL_T or first == char.SMALL_F:
-                found[row] = _GIVEN
-                values[row] = first == char.SMALL_T
-        elif kind == _INTEGER:
-            if number:
-                found[row] = _parse_integer(source, at, end, values, row)
-        elif number or first == char.CAPITAL_N or first == char.CAPITAL_I:  # NaN, Infinity
-            found[row] = _GIVEN
-            for i in range(at, end):
-                out[size] = block[i]
-                size += 1
+            elif not text or (first != char.OPEN_BRACE and first != char.OPEN_BRACKET):
+                for i in range(end - at):
+                    out[size + i] = block[at + i]
+                stop = size + end - at
+            else:
+                lone = 1
+            if lone or (text and stop - size > LONGEST_VALUE):
+                wrong += 1
+            else:
+                given[row] = 1
+                size = stop
         offsets[row + 1] = size
-    return size
+    return size, wrong
 
 
 class ParsedLines(NamedTuple):
     """What is in a block.
 
-    texts: uint8, the accepted texts in a row; offsets: (accepted + 1,) int64 into it; starts: (records + 1,) int64,
-    where each record begins in the block; status: (records,) uint8, an index of `rejects.REASONS`; numbers: (records,)
-    int64, the line of each record, from 0; lines: how many there are, those included that continue a blank one before
-    the block; kept: the columns that are kept of the accepted ones.
+    texts: uint8, the accepted texts in a row; offsets: (accepted + 1,) int64 into it; places: (records, 2) int64, where
+    each record begins and ends in the block; status: (records,) uint8, an index of `rejects.REASONS`; numbers:
+    (records,) int64, the line of each record, from 0; lines: how many there are, blank ones included; kept: the columns
+    that are kept of the accepted ones.
     """
 
     texts: Bytes
     offsets: Ints
-    starts: Ints
+    places: Ints
     status: Bytes
     numbers: Ints
     lines: int
-    kept: KeptValues
+    kept: list[KeptValues]
 
 
 def parse_lines(
@@ -696,39 +649,35 @@ def parse_lines(
     keep: Sequence[KeptColumn] = (),
     longest: int = NO_LIMIT,
     longest_line: int = NO_LIMIT,
-    after_blank: bool = False,
     raw: bool = False,
 ) -> ParsedLines:
     """Parse a block of whole lines (uint8; the last one may lack its line end) for the string `field`.
 
-    longest, longest_line: bytes of the longest text, and of the longest line that is parsed at all; after_blank:
-    whether the line before the block is blank: blank ones at its beginning are then part of that record; raw: whether
+    longest, longest_line: bytes of the longest text, and of the longest line that is parsed at all; raw: whether
     a field that is a list or an object is taken as it stands, as JSON. Without a name of a field it is the record.
     """
-    limit = _most_records(block)
+    limit = _count_lines(block)
     accepted = min(limit, len(block) // SHORTEST + 1)
     out = np.empty(len(block), np.uint8)
     offsets = np.empty(accepted + 1, np.int64)
-    starts = np.empty(limit + 1, np.int64)
+    places = np.empty((limit, 2), np.int64)
     numbers = np.empty(limit, np.int64)
     status = np.empty(limit, np.uint8)
     spans = np.empty((accepted + 1, 1 + len(keep), 2), np.int64)
     fields = _paths((field, *(column.field for column in keep)))
-    table = offsets, starts, numbers, status, spans
+    table = offsets, places, numbers, status, spans
     # Of a key that is looked for each byte may be escaped by six; a quote follows.
     unescaped = np.empty(6 * len(fields[0]) + 1, np.uint8)
     room = np.empty(MAX_DEPTH, np.uint8), unescaped, np.empty(1 + len(keep), np.int64)
-    lines, records, texts = _parse_block(
-        block, *fields, longest, longest_line, after_blank, raw, out, table, room
-    )
+    lines, records, texts = _parse_block(block, *fields, longest, longest_line, raw, out, table, room)
     return ParsedLines(
         out[: int(offsets[texts])],
         offsets[: texts + 1],
-        starts[: records + 1],
+        places[:records],
         status[:records],
         numbers[:records],
         lines,
-        _kept(block, spans[:texts, 1:], keep),
+        [_column(block, spans[:texts, 1 + at], column.type) for at, column in enumerate(keep)],
     )
 
 
@@ -741,45 +690,14 @@ def _paths(fields: tuple[str, ...]) -> tuple[Bytes, Ints, Ints]:
     return names, keys, np.cumsum([0, *(name.count(b".") for name in dotted)])
 
 
-def _kept(block: Bytes, spans: Any, keep: Sequence[KeptColumn]) -> KeptValues:
-    """The columns of the accepted lines; spans: (lines, columns, 2), where the values begin and end."""
-    found = np.empty((len(keep), len(spans)), np.uint8)
-    columns = [
-        _column(block, spans[:, i, 0].copy(), spans[:, i, 1].copy(), column.type, found[i])
-        for i, column in enumerate(keep)
-    ]
-
-    def show(row: int, column: int) -> str:
-        return bytes(block[slice(*spans[row, column])][:200]).decode("utf-8", "replace")
-
-    return KeptValues(columns, found == _WRONG, show)
-
-
-def _column(block: Bytes, begins: Ints, ends: Ints, kind: str, found: Bytes) -> pa.Array:
-    """One column, an array of its Arrow type; fills `found`."""
-    rows = len(begins)
-    room = int((ends - begins).sum()) if kind in ("text", "float") else 0
-    out = np.empty(room, np.uint8)
-    offsets, values = np.empty(rows + 1, np.int64), np.zeros(rows, np.int64)
-    size = _convert(block, begins, ends, _KINDS[kind], out, offsets, values, found)
-    if kind in ("integer", "boolean"):
-        made: Any = pa.array(values, pa.int64(), mask=found != _GIVEN)
-        return made.cast(TYPES[kind])
-    given = pa.py_buffer(np.packbits(found == _GIVEN, bitorder="little"))
-    data = [given, pa.py_buffer(offsets), pa.py_buffer(out[:size])]
-    texts = _as_text(pa.Array.from_buffers(pa.large_binary(), rows, data), found)
-    return parse_floats(texts) if kind == "float" else texts
-
-
-def _as_text(values: pa.LargeBinaryArray, found: Bytes) -> pa.LargeStringArray:
-    """Bytes as text; what is not UTF-8 is null, and of another type."""
-    try:
-        return values.cast(pa.large_string())
-    except pa.ArrowInvalid:
-        texts: list[str | None] = values.to_pylist()
-    for row, value in enumerate(texts):
-        try:
-            texts[row] = None if value is None else value.decode()  # type: ignore[attr-defined]
-        except UnicodeDecodeError:
-            texts[row], found[row] = None, _WRONG
-    return pa.array(texts, pa.large_string())
+def _column(block: Bytes, spans: Ints, kind: str) -> KeptValues:
+    """A kept column. spans: (texts, 2), where they begin and end."""
+    begins, ends = spans.T.copy()
+    out = np.empty(int((ends - begins).sum()), np.uint8)
+    offsets, given = np.empty(len(spans) + 1, np.int64), np.empty(len(spans), np.uint8)
+    size, wrong = _copy_values(block, begins, ends, kind == "text", out, offsets, given)
+    valid = pa.py_buffer(np.packbits(given, bitorder="little"))
+    buffers = [valid, pa.py_buffer(offsets), pa.py_buffer(out[:size])]
+    values = pa.Array.from_buffers(pa.large_binary(), len(spans), buffers)
+    made = keep_json(values, kind)
+    return made, wrong + made.null_count - values.null_count

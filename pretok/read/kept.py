@@ -1,16 +1,11 @@
 """The fields of a record that are kept beside its tokens: which, of which type, and what is of another type.
 
-Input: names as a recipe gives them, and columns as tables have them. Output: KeptColumn, and columns of the types
-below. A value of another type is null and told, or its document a reject, as the recipe says.
+Input: names as a recipe gives them, and columns as tables or JSON have them. Output: KeptColumn, and columns of the
+types below. A value of another type is null, and counted.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-
-import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -36,57 +31,20 @@ LONGEST_VALUE = 1 << 14
 
 
 class KeptColumn(Record, frozen=True):
-    """name: of the column; field: of the record, `meta.url` one inside `meta`; type: a key of TYPES, "" where nobody
-    has said or looked yet."""
+    """name: of the column; field: of the record, `meta.url` one inside `meta`; type: a key of TYPES, "" where the
+    recipe gives none: then it is text, and the first records must have the field."""
 
     name: str
     field: str
     type: str = ""
 
-    @property
-    def renamed(self) -> bool:
-        """Whether it has the name that `parse_keep` gives a field whose own name is a column of the ledger."""
-        return self.field.lower() in LEDGER_NAMES and self.name == f"{self.field}_"
 
-
-@dataclass(frozen=True, slots=True)
-class Keep:
-    """What is kept of every record. reject: whether a value of another type rejects its document."""
-
-    columns: tuple[KeptColumn, ...] = ()
-    reject: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class KeptValues:
-    """The kept columns of some documents. columns: a (documents,) array each; wrong: (columns, documents), which values
-    were there but of another type; show: the value of (document, column) for a message."""
-
-    columns: list[pa.Array]
-    wrong: npt.NDArray[np.bool_]
-    show: Callable[[int, int], str]
-
-    def slice(self, start: int, count: int) -> KeptValues:
-        """The same of some documents in a row."""
-        return KeptValues(
-            [column.slice(start, count) for column in self.columns],
-            self.wrong[:, start : start + count],
-            lambda document, column: self.show(start + document, column),
-        )
-
-    def filter(self, left: npt.NDArray[np.bool_]) -> KeptValues:
-        """The same of the documents that are left."""
-        documents = np.flatnonzero(left)
-        return KeptValues(
-            [column.filter(pa.array(left)) for column in self.columns],
-            self.wrong[:, left],
-            lambda document, column: self.show(int(documents[document]), column),
-        )
+KeptValues = tuple[pa.Array, int]
+"""A column of a type of TYPES, and how many of its values are null because they were of another type."""
 
 
 def parse_keep(text: str) -> KeptColumn:
-    """`url`, `url=meta.url`, `score:float` or both: [NAME=]FIELD[:TYPE]. `source` is kept as `source_`, as are
-    all LEDGER_NAMES. Raises ValueError."""
+    """`url`, `url=meta.url`, `score:float` or both: [NAME=]FIELD[:TYPE]. Raises ValueError."""
     name, equals, field = text.partition("=")
     if not equals:
         name = field = text
@@ -99,25 +57,7 @@ def parse_keep(text: str) -> KeptColumn:
         raise ValueError(
             f"keep: {text!r} is not [NAME=]FIELD[:TYPE], such as id, url=meta.url or score:float"
         )
-    if not equals and name.lower() in LEDGER_NAMES:
-        name += "_"
     return KeptColumn(name, field, kind)
-
-
-def kept_tables(columns: Sequence[pa.Array | None], keep: Sequence[KeptColumn], rows: int) -> KeptValues:
-    """Columns as a table has them, None for one that it lacks, as kept ones."""
-    pairs = [
-        (pa.nulls(rows, TYPES[column.type]), np.zeros(rows, np.bool_))
-        if found is None
-        else _as_type(found, column.type)
-        for found, column in zip(columns, keep, strict=True)
-    ]
-
-    def show(row: int, column: int) -> str:
-        found = columns[column]
-        return "" if found is None else f"{found[row].as_py()!r:.200} ({found.type})"
-
-    return KeptValues([column for column, _ in pairs], np.array([wrong for _, wrong in pairs]), show)
 
 
 def type_of(kind: pa.DataType) -> str:
@@ -136,40 +76,54 @@ def type_of(kind: pa.DataType) -> str:
     return "text" if any(test(kind) for test in texts) else ""
 
 
-def _as_type(column: pa.Array, kind: str) -> tuple[pa.Array, npt.NDArray[np.bool_]]:
-    """A column as a type of TYPES, null where a value is of another one; which those are."""
+def is_text(kind: pa.DataType) -> bool:
+    """Whether a column of an Arrow type holds texts, as strings or as bytes."""
+    is_ = pa.types
+    strings = (is_.is_string, is_.is_large_string, is_.is_string_view)
+    return any(test(kind) for test in (*strings, is_.is_binary, is_.is_large_binary, is_.is_binary_view))
+
+
+def keep_column(column: pa.Array, kind: str) -> KeptValues:
+    """A column of a table as one of a type of TYPES. A text takes any single value, as it is written; a number takes no
+    text."""
     if pa.types.is_dictionary(column.type):
         column = column.dictionary_decode()
-    given = np.asarray(column.is_valid())
-    fits = type_of(column.type) in ((kind, "integer") if kind == "float" else (kind,))
-    if not fits:
-        return pa.nulls(len(column), TYPES[kind]), given
-    if kind == "text":
-        column = column.cast(pa.large_string())
-        wrong = np.asarray(pc.fill_null(pc.greater(pc.binary_length(column), LONGEST_VALUE), False))
+    found = type_of(column.type)
+    if found != kind and (not found or ((found, kind) != ("integer", "float") and kind != "text")):
+        made = pa.nulls(len(column), TYPES[kind])
+    elif kind == "text":
+        made = column.cast(pa.large_string())
+        fits = pc.less_equal(pc.binary_length(made), LONGEST_VALUE)
+        made = made if pc.all(fits).as_py() else pc.if_else(fits, made, None)
+    elif kind == "integer" and pa.types.is_uint64(column.type):
+        most = pa.scalar(2**63 - 1, pa.uint64())
+        made = pc.if_else(pc.less_equal(column, most), column, None).cast(pa.int64())
     else:
-        wrong = np.zeros(len(column), np.bool_)
-        if kind == "integer" and pa.types.is_uint64(column.type):
-            wrong = np.asarray(pc.fill_null(pc.greater(column, pa.scalar(2**63 - 1, pa.uint64())), False))
-    if wrong.any():
-        column = pc.if_else(pa.array(wrong), pa.scalar(None, column.type), column)
-    return column.cast(TYPES[kind], safe=kind != "float"), wrong
+        made = column.cast(TYPES[kind], safe=kind != "float")
+    return made, made.null_count - column.null_count
 
 
-def describe_mismatch(column: KeptColumn, value: str) -> str:
-    """What to tell of a value that is of another type."""
-    return f"{column.field} is {value}, no {column.type}"
-
-
-def parse_floats(texts: pa.LargeStringArray) -> pa.DoubleArray:
-    """Numbers as JSON has them, the words of Python for no numbers included."""
+def keep_json(values: pa.LargeBinaryArray, kind: str) -> pa.Array:
+    """Values of JSON as they are written, texts without quotes and escapes, as a column of a type of TYPES; null where
+    one is of another type."""
+    if kind == "boolean":
+        words = pa.array([b"false", b"true"], pa.large_binary())
+        return pc.index_in(values, value_set=words).cast(pa.bool_())
     try:
-        return texts.cast(pa.float64())
-    except pa.ArrowInvalid:  # beyond the largest number there is, or a word
-        return pa.array([None if text is None else float(text) for text in texts.to_pylist()], pa.float64())
+        return values.cast(pa.large_string()).cast(TYPES[kind])
+    except pa.ArrowInvalid:  # one of them: which?
+        return pa.array([_parsed(value, kind) for value in values.to_pylist()], TYPES[kind])
 
 
-def mismatches(values: KeptValues, keep: Keep) -> dict[str, int]:
-    """Column -> how many values of it are of another type."""
-    counts = values.wrong.sum(axis=1).tolist()
-    return {column.name: count for column, count in zip(keep.columns, counts, strict=True) if count}
+def _parsed(value: bytes | None, kind: str) -> str | int | float | None:
+    if value is None:
+        return None
+    try:
+        if kind == "text":
+            return value.decode()
+        if kind == "float":
+            return float(value)
+        number = int(value)
+    except ValueError:
+        return None
+    return number if -(2**63) <= number < 2**63 else None

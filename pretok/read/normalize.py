@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pretok.base.records import Record, replace
-from pretok.read.batches import Reject, TextBatch, buffers
+from pretok.read.batches import TextBatch, buffers
 
 BOM = "\ufeff"
 
@@ -48,5 +48,5 @@ def normalize_batch(batch: TextBatch, normalization: Normalization) -> TextBatch
     empty = np.asarray(pc.equal(pc.binary_length(texts), 0))
     if not empty.any():
         return replace(batch, texts=texts)
-    emptied = [Reject(int(number), "empty_text", "empty once normalized") for number in batch.numbers[empty]]
+    emptied = [(number, "empty_text", "empty once normalized") for number in batch.numbers[empty].tolist()]
     return replace(batch, texts=texts).without(emptied)

@@ -10,6 +10,7 @@ import fnmatch
 import glob
 import json
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -98,9 +99,9 @@ def expand(pattern: str) -> list[str]:
             raise UsageError(f"{name_url(pattern)} cannot be opened: {error}") from None
         paths = [fs.unstrip_protocol(path) for path in (fs.glob(inner) if is_glob(pattern) else [inner])]
     elif is_glob(pattern):
-        paths = list(_matches("/" if pattern.startswith("/") else "", _parts(pattern)))
+        paths = _glob(pattern)
     else:
-        paths = [pattern] if _exists(pattern) else []
+        paths = [pattern] if os.path.lexists(pattern) else []
     if not paths:
         told = (
             "" if is_remote(pattern) or Path(pattern).is_absolute() else f" (no {Path(pattern).absolute()})"
@@ -115,84 +116,63 @@ def expand(pattern: str) -> list[str]:
     return sorted({file for files in saved for file in files})
 
 
-def _parts(pattern: str) -> list[str]:
-    parts = [part for part in pattern.split("/") if part]
-    return parts[:-1] if parts[-2:] == ["**", "*"] else parts  # everything below a folder, in one way
+def _glob(pattern: str) -> list[str]:
+    """What a glob matches, as `glob.glob` finds it; but that leaves out what it may not list without a word, and goes
+    around a circle of links until the system refuses."""
+    first = re.search(r"[^/]*[*?[]", pattern)
+    at = first.start() if first else 0
+    parts = [part for part in pattern[at:].split("/") if part]
+    if parts[-2:] == ["**", "*"]:
+        parts.pop()  # everything below a folder, in one way
+    return list(_matches(pattern[:at], parts))
 
 
 def _matches(folder: str, parts: list[str]) -> Iterator[str]:
-    """What `parts` of a glob match in `folder`, in the shell's way, as `glob.glob` finds it; but that leaves out what
-    it may not list without a word, and goes around a circle of links until the system refuses."""
+    """What `parts` of a glob match in `folder`."""
     head, rest = parts[0], parts[1:]
-    if head == "**":
-        if rest:
-            yield from _matches(folder, rest)
-        for path, entry in _entries(folder, "*"):
-            inside = _is_folder(entry)
-            saved = inside and is_dataset(path)
-            if not rest and (not inside or saved):
-                yield path
-            if inside and not saved and not _leads_back(entry):
+    if head == "**" and rest:
+        yield from _matches(folder, rest)
+    for path, is_folder in _entries(folder, "*" if head == "**" else head):
+        if head == "**":
+            enters = is_folder and not is_dataset(path)
+            if enters:
                 yield from _matches(path, parts)
-    elif glob.has_magic(head):
-        for path, entry in _entries(folder, head):
-            if not rest:
+            elif not rest:
                 yield path
-            elif _is_folder(entry):
-                yield from _matches(path, rest)
-    else:
-        path = os.path.join(folder, head)  # noqa: PTH118 - keeps `./`, as the user wrote it
-        if _exists(path):
-            yield from _matches(path, rest) if rest else [path]
+        elif not rest:
+            yield path
+        elif is_folder:
+            yield from _matches(path, rest)
 
 
-def _entries(folder: str, pattern: str) -> Iterator[tuple[str, os.DirEntry[str]]]:
-    """What in a folder has a name that matches; hidden names only where the pattern begins with a dot."""
+def _entries(folder: str, pattern: str) -> Iterator[tuple[str, bool]]:
+    """What in a folder has a name that matches, and whether it is a folder to go into; hidden names only where the
+    pattern begins with a dot."""
     try:
         with os.scandir(folder or ".") as found:
             entries = list(found)
-    except NotADirectoryError:
+    except (FileNotFoundError, NotADirectoryError):
         return
     except OSError as error:
         if passes(error):
             raise
-        raise _unlisted(folder, error) from None
+        raise UsageError(
+            f"folder {folder} cannot be listed: {error.strerror}; what is in it would be missing. Make it readable, or "
+            "name inputs that go around it"
+        ) from None
     for entry in entries:
         if fnmatch.fnmatchcase(entry.name, pattern) and (entry.name[0] != "." or pattern[0] == "."):
-            yield os.path.join(folder, entry.name), entry  # noqa: PTH118
-
-
-def _exists(path: str) -> bool:
-    try:
-        os.lstat(path)
-    except PermissionError as error:
-        raise _unlisted(os.path.dirname(path), error) from None  # noqa: PTH120
-    except OSError as error:
-        if passes(error):
-            raise
-        return False
-    return True
-
-
-def _unlisted(folder: str, error: OSError) -> UsageError:
-    return UsageError(
-        f"folder {folder} cannot be listed: {error.strerror}; what is in it would be missing. Make it readable, or "
-        "name inputs that go around it"
-    )
+            yield os.path.join(folder, entry.name), _is_folder(entry)  # noqa: PTH118 - keeps `./`
 
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:
+    """Whether an entry is a folder, and no link to one above it, where the same files would be found again."""
     try:
-        return entry.is_dir()
+        if not entry.is_dir():
+            return False
     except OSError as error:
         if passes(error):
             raise
         return False  # a link that leads to itself
-
-
-def _leads_back(entry: os.DirEntry[str]) -> bool:
-    """Whether a folder is a link to one above it: going on would find the same files again and again."""
-    if not entry.is_symlink():
-        return False
-    here, target = Path(entry.path).parent.resolve(), Path(entry.path).resolve()
-    return here.is_relative_to(target)
+    here = Path(entry.path)
+    return not (entry.is_symlink() and here.parent.resolve().is_relative_to(here.resolve()))

@@ -1,30 +1,27 @@
 """The inputs of a source -> what planning must know of each: how much text it holds, and whether it has the field.
 
 Input: InputFiles, the name of the text field, and what is to be kept beside it. Output: a Probe of each, UsageError
-when the field is in none; the one type of each kept column. Of every Parquet file the footer is read, once; of JSON
-Lines the first records of some files. Types are decided here, once: they must not follow from which records a worker
-happens to read.
+when the field is in none, or in none of them a field that is kept. Of every table the schema and the sizes of its
+parts are read, once; of JSON Lines the first records of some files.
 """
 
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import islice
 from typing import Any
+
+import pyarrow as pa
 
 from pretok.base.console import SILENT, Console
 from pretok.base.errors import UsageError
 from pretok.base.reads import map_reads
-from pretok.base.records import replace
 from pretok.base.storage import tried
 from pretok.base.units import listed
 from pretok.read.files import CorruptInputError, InputFile, arrow_batches, open_parquet, read_bytes
-from pretok.read.guarded import in_child
-from pretok.read.kept import KeptColumn, type_of
+from pretok.read.kept import KeptColumn, is_text
 from pretok.read.paths import is_remote
 
 COMPRESSION_RATIO = 3.0
@@ -33,57 +30,66 @@ PROBED_FILES = 32
 """How many JSON Lines files of a source are looked into, at even distances: opening a million takes minutes."""
 PROBED_RECORDS, PROBED_BYTES = 20, 1 << 20
 """How much of such a file is read to see whether it has the field: what comes first of the two."""
-NULL = "null"
-"""Type of a field that has no value."""
+TEXT, LIST, OTHER = "text", "list", "other"
+"""What a field holds."""
 NAMED = 10
-"""Text fields that a message names."""
+"""Text fields, and files without the field, that are named."""
 FIELDS_NAMED = 50
 """Fields of any type that a message names."""
+CHATS = ("messages", "conversations", "conversation")
+"""Fields in which data of chats has its turns, as a list."""
 
 
 @dataclass(frozen=True, slots=True)
 class Probe:
     """What is known of an input before it is read.
 
-    size: expected bytes of text; parts, rows: the same, and the rows, of each row group or record batch of a table;
-    judged: whether its records were looked at; problem: why they give no document, ""
-    if they do; fields: by their dotted names the types that were seen (of `kept.TYPES`, NULL, or "" for any other).
+    size: expected bytes of text; parts, rows: the same, in all columns, and the rows, of each row group or record batch
+    of a table; fields: by their dotted names what those hold that were seen.
     """
 
     file: InputFile
     size: int
     parts: tuple[int, ...] = ()
     rows: tuple[int, ...] = ()
-    judged: bool = False
-    problem: str = ""
     fields: dict[str, set[str]] = field(default_factory=dict)
+
+    def problem(self, field: str, lists: bool) -> str:
+        """Why its records give no document, "" if they do, or nothing is known of them. lists: whether the field may
+        hold messages."""
+        names, path = self.fields, self.file.path
+        if not names or names.get(field, set()) & ({TEXT, LIST} if lists else {TEXT}):
+            return ""
+        if chat := next((name for name in CHATS if LIST in names.get(name, ())), ""):
+            place = "in the table of the source, in the place of field"
+            return f"{path} holds conversations: write messages = {chat!r} {place}"
+        there = any(f"{name}.".startswith(f"{field}.") for name in names)
+        what = f"the field {field!r} is no text in {path}" if there else f"no field {field!r} in {path}"
+        texts = sorted(name for name, kinds in names.items() if TEXT in kinds)
+        if not texts:
+            return f"{what}, nor any text in another field"
+        return f"{what}; there are {listed(texts, NAMED)}; name the one with the text by --field"
 
 
 def probe_inputs(
     inputs: Sequence[InputFile], field: str, lists: bool = False, console: Console = SILENT
 ) -> list[Probe]:
-    """A Probe of each input. `console` hears of files without the field; UsageError when all that were judged are.
+    """A Probe of each input. `console` hears of files without the field; UsageError when all that were looked into are.
 
     lists: whether the field may hold messages.
     """
     lines = [file for file in inputs if file.format == "jsonl" and file.size]
     looked_into = set(lines[:: -(-len(lines) // PROBED_FILES) or 1])
-    parquet = [file for file in inputs if file.format == "parquet"]
-    known: dict[InputFile, Probe | None] = {}
-    # Of a damaged footer pyarrow tells the size of a column by ending the process (seen with 23); reading is safe.
-    known |= zip(parquet, in_child(partial(_probe_parquet, field=field, lists=lists), parquet), strict=True)
-    opened = [file for file in inputs if file in looked_into or file.format == "arrow"]
-    far = any(is_remote(file.path) for file in opened)
-    probed = map_reads(lambda file: _probe(file, field, True, lists), opened, far=far)
-    known |= zip(opened, probed, strict=True)
-    probes = [
-        (known[file] or Probe(file, 0)) if file in known else _probe(file, field, False) for file in inputs
-    ]
-    problems = [probe.problem for probe in probes if probe.problem]
-    judged = sum(probe.judged for probe in probes)
-    if problems and len(problems) == judged:
-        others = f" ({len(problems) - 1} more files are like it)" if len(problems) > 1 else ""
-        raise UsageError(problems[0] + others)
+    probes = map_reads(
+        lambda file: _probe(file, file in looked_into),
+        inputs,
+        far=any(is_remote(file.path) for file in inputs if file.format in _TABLES or file in looked_into),
+    )
+    problems = [problem for probe in probes if (problem := probe.problem(field, lists))]
+    others = [probe for probe in probes if probe.fields or (probe.file.format == "text" and probe.size)]
+    if problems and len(problems) == len(others):
+        more = f" ({len(problems) - 1} more files are like it)" if len(problems) > 1 else ""
+        raise UsageError(problems[0] + more)
     for problem in problems[:NAMED]:
         console.notice(problem)
     if len(problems) > NAMED:
@@ -91,46 +97,18 @@ def probe_inputs(
     return probes
 
 
-def _probe(file: InputFile, field: str, look_into: bool, lists: bool = False) -> Probe:
-    if file.format == "arrow":
-        return _probe_arrow(file, field, lists)
-    size = int(file.size * COMPRESSION_RATIO) if file.compression else file.size
-    if not look_into:
-        return Probe(file, size, judged=file.format == "text" and size > 0)
-    found: Counter[str] = Counter()
-    records = [record for record in _first_records(file) if isinstance(record, dict)]
-    for record in records:
-        found.update({name: len(text) for name, text in _texts(record, "") if isinstance(text, str)})
-    values = [value for record in records for name, value in _texts(record, "") if name == field]
-    good = any(value is None or isinstance(value, str | list if lists else str) for value in values)
-    there = bool(values) or any(name.startswith(f"{field}.") for name in found)
-    problem = _problem(file.path, field, there, found) if records and not good else ""
-    if problem and (chat := next((name for name in CHATS if isinstance(records[0].get(name), list)), "")):
-        problem = (
-            f"{file.path} holds conversations: write messages = {chat!r} in the table of the source, in the place of "
-            "field"
-        )
+def _probe(file: InputFile, look_into: bool) -> Probe:
+    if file.format in _TABLES:
+        try:
+            return tried(lambda: _TABLES[file.format](file))
+        except (pa.ArrowException, OSError, ValueError):  # a name may be no UTF-8
+            return Probe(file, 0)  # planned whole, it fails by name when it is read
     fields: dict[str, set[str]] = {}
-    for record in records:
-        for name, value in _texts(record, ""):
-            fields.setdefault(name, set()).add(_JSON_TYPES.get(type(value), ""))
-    return Probe(file, size, judged=bool(records), problem=problem, fields=fields)
-
-
-_JSON_TYPES = {str: "text", int: "integer", float: "float", bool: "boolean", type(None): NULL}
-
-
-CHATS = ("messages", "conversations", "conversation")
-"""Fields in which data of chats has its turns, as a list."""
-
-
-def _problem(path: str, field: str, there: bool, found: Counter[str]) -> str:
-    """What is wrong with the field, and which others there are; found: text field -> bytes of text seen."""
-    what = f"the field {field!r} is no text in {path}" if there else f"no field {field!r} in {path}"
-    if not found:
-        return f"{what}, nor any text in another field"
-    names = [name for name, _ in found.most_common(NAMED)]
-    return f"{what}; there are {', '.join(sorted(names))}; use --field {names[0]}"
+    for record in _first_records(file) if look_into else ():
+        for name, value in values_of(record) if isinstance(record, dict) else ():
+            text = value is None or isinstance(value, str)
+            fields.setdefault(name, set()).add(TEXT if text else LIST if isinstance(value, list) else OTHER)
+    return Probe(file, int(file.size * COMPRESSION_RATIO) if file.compression else file.size, fields=fields)
 
 
 def _first_records(file: InputFile) -> Iterator[Any]:
@@ -154,132 +132,64 @@ def _first_records(file: InputFile) -> Iterator[Any]:
             continue
 
 
-def _texts(record: dict[str, object], prefix: str) -> Iterator[tuple[str, Any]]:
+def values_of(record: dict[str, object], prefix: str = "") -> Iterator[tuple[str, Any]]:
     """(dotted name, value) of everything in a record that is no record itself."""
     for key, value in record.items():
         if isinstance(value, dict):
-            yield from _texts(value, f"{prefix}{key}.")
+            yield from values_of(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", value
 
 
-def _probe_parquet(file: InputFile, field: str, lists: bool = False) -> Probe:
-    """From the footer. One that cannot be read gives no parts: planned whole, the file fails by name when read."""
-    import pyarrow as pa
-
-    try:
-        return tried(lambda: _from_footer(file, field, lists))
-    except (pa.ArrowException, OSError, ValueError):  # a name may be no UTF-8
-        return Probe(file, 0)
-
-
-def _from_footer(file: InputFile, field: str, lists: bool) -> Probe:
+def _probe_parquet(file: InputFile) -> Probe:
+    """From the footer. The sizes are those of row groups: on the size of a column in a damaged footer pyarrow ends the
+    process (seen with 23)."""
     import pyarrow.parquet as pq
 
     with open_parquet(file.path) as stream, pq.ParquetFile(stream) as opened:
-        meta = opened.metadata
-        columns = [meta.schema.column(index) for index in range(meta.num_columns)]
-        groups = [meta.row_group(index) for index in range(meta.num_row_groups)]
-        texts = {
-            column.path: index
-            for index, column in enumerate(columns)
-            if column.physical_type == "BYTE_ARRAY" and column.max_repetition_level == 0
-        }
-        wanted = [texts[field]] if field in texts else []
-        if lists and not wanted:
-            wanted = [at for at, column in enumerate(columns) if column.path.startswith(f"{field}.")]
-        parts = tuple(
-            sum(group.column(at).total_uncompressed_size for at in wanted) or group.total_byte_size
-            for group in groups
-        )
-        fields = _schema_fields(opened.schema_arrow)
-        problem = ""
-        if not wanted:
-            there = any(f"{column.path}.".startswith(f"{field}.") for column in columns)
-            first = groups[:1]
-            found = {
-                name: sum(g.column(at).total_uncompressed_size for g in first) for name, at in texts.items()
-            }
-            problem = _problem(file.path, field, there, Counter(found))
-    rows = tuple(max(0, group.num_rows) for group in groups)  # a damaged footer says anything
-    return Probe(file, sum(parts), parts, rows, judged=True, problem=problem, fields=fields)
+        groups = [opened.metadata.row_group(index) for index in range(opened.num_row_groups)]
+        fields = fields_of(opened.schema_arrow)
+    # A damaged footer says anything.
+    parts = tuple(max(0, group.total_byte_size) for group in groups)
+    return Probe(file, sum(parts), parts, tuple(max(0, group.num_rows) for group in groups), fields)
 
 
-def _schema_fields(fields: Any, prefix: str = "") -> dict[str, set[str]]:
-    """Dotted names and types of the columns of an Arrow schema, or of the fields of a struct."""
+def _probe_arrow(file: InputFile) -> Probe:
+    """From the headers of its record batches; of a file on a server from its schema alone."""
+    parts, rows = [], []
+    with arrow_batches(file.path) as (schema, batches):
+        for batch in () if is_remote(file.path) else batches:
+            parts.append(min(batch.nbytes, file.size))
+            rows.append(batch.num_rows)
+    return Probe(file, sum(parts) or file.size, tuple(parts), tuple(rows), fields_of(schema))
+
+
+_TABLES = {"parquet": _probe_parquet, "arrow": _probe_arrow}
+
+
+def fields_of(fields: Any, prefix: str = "") -> dict[str, set[str]]:
+    """Dotted names of the columns of an Arrow schema, or of the fields of a struct, and what they hold."""
     found: dict[str, set[str]] = {}
+    is_ = pa.types
     for column in fields:
-        name = f"{prefix}{column.name}"
-        inner = _schema_fields(column.type, f"{name}.") if str(column.type).startswith("struct<") else {}
-        found |= inner or {name: {type_of(column.type)}}
+        name, kind = f"{prefix}{column.name}", column.type
+        if is_.is_struct(kind):
+            found |= fields_of(kind, f"{name}.")
+        else:
+            kind = kind.value_type if is_.is_dictionary(kind) else kind
+            lists = is_.is_list(kind) or is_.is_large_list(kind)
+            found[name] = {TEXT if is_text(kind) else LIST if lists else OTHER}
     return found
 
 
-def _probe_arrow(file: InputFile, field: str, lists: bool) -> Probe:
-    """From the headers of its record batches. One that cannot be read is planned whole, and fails by name when read."""
-    import pyarrow as pa
-
-    parts, rows = [], []
-    try:
-        with arrow_batches(file.path) as (schema, batches):
-            for batch in () if is_remote(file.path) else batches:
-                parts.append(min(batch.nbytes, file.size))
-                rows.append(batch.num_rows)
-    except (pa.ArrowException, OSError, ValueError):
-        return Probe(file, file.size)
-    fields = _schema_fields(schema)
-    there = any(f"{name}.".startswith(f"{field}.") for name in fields)
-    problem = ""
-    if not there or (fields.get(field, set()) & {"integer", "float", "boolean"} and not lists):
-        texts = [name for name, kinds in fields.items() if "text" in kinds]
-        problem = _problem(file.path, field, there, Counter(dict.fromkeys(texts, 0)))
-    return Probe(
-        file, sum(parts) or file.size, tuple(parts), tuple(rows), judged=True, problem=problem, fields=fields
-    )
-
-
-def decide_types(
-    source: str, columns: Sequence[KeptColumn], probes: Sequence[Probe], console: Console
-) -> tuple[KeptColumn, ...]:
-    """The columns with their types: what was said, or what was seen, where a whole number is also a float.
-
-    Raises UsageError for a field that no input has, or has in different types, or that holds lists or objects, and for
-    a field that was given a name which another field has. `console` hears of such names, and of a field that has no
-    value wherever it was seen; it is taken for text.
-    """
+def check_kept(source: str, columns: Sequence[KeptColumn], probes: Sequence[Probe]) -> None:
+    """Raises UsageError where an input has no fields, or where no input has a field whose type is not given."""
     if columns and (plain := [probe.file.path for probe in probes if probe.file.format == "text"]):
         raise UsageError(f"source {source}: plain text has no fields to keep, and {plain[0]} is plain text")
-    for column in columns:
-        if column.renamed:
-            what = f"the ledger has a column {column.field!r} of its own"
-            if any(column.name in probe.fields for probe in probes):
-                raise UsageError(
-                    f"source {source}: keep: {what}, and the records have a field {column.name!r} too; name the kept "
-                    f"column: --keep my_{column.field}={column.field}"
-                )
-            console.notice(f"{source}: {what}, so the field {column.field!r} is kept as {column.name!r}")
-    return tuple(
-        column if column.type else replace(column, type=_seen_type(source, column.field, probes, console))
-        for column in columns
-    )
-
-
-def _seen_type(source: str, field: str, probes: Sequence[Probe], console: Console) -> str:
-    seen = {kind: probe.file.path for probe in reversed(probes) for kind in probe.fields.get(field, ())}
-    kinds = {"float" if kind == "integer" and "float" in seen else kind for kind in seen if kind != NULL}
-    if len(kinds) == 1 and "" not in kinds:
-        return min(kinds)
-    if kinds:
-        what = " and ".join(f"{kind or 'list or object'} in {seen[kind]}" for kind in sorted(kinds))
-        raise UsageError(
-            f"source {source}: keep: {field!r} is {what}; say what to keep, such as {field}:text: other values are "
-            'then null, or rejects with on_mismatch = "reject"'
-        )
-    names = sorted({name for probe in probes for name in probe.fields})
-    if names and not seen:
-        raise UsageError(
-            f"source {source}: keep: no field {field!r} in what was looked at; there are "
-            f"{listed(names, FIELDS_NAMED)}; if it comes later, say its type: {field}:text"
-        )
-    console.notice(f"{source}: {field!r} has no value in what was looked at and is kept as text")
-    return "text"
+    names = {name for probe in probes for name in probe.fields}
+    for column in columns if names else ():
+        if not column.type and column.field not in names:
+            raise UsageError(
+                f"source {source}: keep: no field {column.field!r} in what was looked at; there are "
+                f"{listed(sorted(names), FIELDS_NAMED)}; if it comes later, say its type: {column.field}:text"
+            )

@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import json
 from codecs import BOM_UTF8
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -22,7 +21,7 @@ import pyarrow.compute as pc
 from msgspec import UNSET, UnsetType
 
 from pretok.base.records import Count, Record, replace
-from pretok.read.batches import Rejects, TextBatch, from_buffers
+from pretok.read.batches import REJECTS, TextBatch, from_buffers
 from pretok.read.conversation import Conversation, fields_of
 from pretok.read.files import (
     CorruptInputError,
@@ -33,20 +32,19 @@ from pretok.read.files import (
     what_changed,
 )
 from pretok.read.jsonl import MAX_DEPTH, parse_lines
-from pretok.read.kept import Keep, KeptValues, describe_mismatch, kept_tables, mismatches
+from pretok.read.kept import TYPES, KeptColumn, KeptValues, keep_column
 from pretok.read.partition import Partition, Piece
 from pretok.read.prefetch import ahead
+from pretok.read.probe import values_of
 from pretok.read.rejects import (
-    BLANK,
     CONVERT,
     EMPTY,
     MALFORMED,
     MISSING,
     NOT_AN_OBJECT,
-    NOT_UTF8,
     NULL,
     OK,
-    OTHER_TYPE,
+    REASONS,
     TOO_LONG,
 )
 from pretok.read.spans import whole_file, whole_records
@@ -87,11 +85,11 @@ class Damage:
     error: str
 
 
-NOTHING = Keep()
+Keep = Sequence[KeptColumn]
 
 
 def read_partition(
-    partition: Partition, record: RecordFormat, make: Callable[[TextBatch], TextBatch], keep: Keep = NOTHING
+    partition: Partition, record: RecordFormat, make: Callable[[TextBatch], TextBatch], keep: Keep = ()
 ) -> Iterator[TextBatch | Damage]:
     """All batches of a partition, read ahead in a thread; a damaged piece does not end the others.
 
@@ -117,7 +115,7 @@ def read_partition(
         return batch if isinstance(batch, Damage) else make(batch)
 
     # A generator would hold each batch as it was read for as long as its consumer works on it.
-    return map(made, ahead(batches(), _held_bytes, 2 * BATCH_BYTES))
+    return map(made, ahead(batches(), _held_bytes, BATCH_BYTES // 16))
 
 
 def _held_bytes(batch: TextBatch | Damage) -> int:
@@ -128,7 +126,7 @@ def read_piece(
     piece: Piece,
     index: int,
     record: RecordFormat,
-    keep: Keep = NOTHING,
+    keep: Keep = (),
     small: bytes | None = None,
 ) -> Iterator[TextBatch]:
     """Batches of one piece, which stands at `index` in its partition. small: all bytes of its file, where they are at
@@ -146,7 +144,7 @@ def read_piece(
         records = _read_table(piece, record, keep)
     first = 0
     for found in records:
-        yield from _batches(index, first, found, keep)
+        yield from _batches(index, first, found)
         first += found.lines
         del found  # with the bytes it was found in: the next may be as large
 
@@ -157,12 +155,7 @@ def _spans(piece: Piece, small: bytes | None, mark: bytes, limit: int) -> Iterat
     if small is None:
         blocks = read_bytes(file.path, file.compression, start, piece.stop)
     else:
-        small = small[start : piece.stop]
-        if (
-            mark and not file.compression and len(small) < BATCH_BYTES
-        ):  # one span, which need not be copied together
-            return iter((memoryview(small),) if small else ())
-        blocks = unpack(small, file.compression)
+        blocks = unpack(small[start : piece.stop], file.compression)
     return whole_records(blocks, mark, limit, BATCH_BYTES) if mark else whole_file(blocks, limit)
 
 
@@ -170,88 +163,65 @@ def _spans(piece: Piece, small: bytes | None, mark: bytes, limit: int) -> Iterat
 class _Found:
     """Records in a row. status: (records,) uint8, an index of REASONS; texts: those of the OK ones, UTF-8 not checked;
     explain: what to tell of a refused record, by its number from 0 here; sizes: (records,) bytes of the input that each
-    took; lines: how many lines or rows these are; numbers: (records,) the line of each from 0 here, where it is not the
-    record's number; before: bytes of lines here that go on with the record before; kept: of the OK ones, where
-    anything is."""
+    took; numbers: (records,) the line or row of each from 0 here; lines: how many these are; kept: of the OK ones, a
+    column each."""
 
     status: npt.NDArray[np.uint8]
     texts: pa.LargeStringArray
     explain: Callable[[int], str]
     sizes: npt.NDArray[np.int64]
+    numbers: npt.NDArray[np.int64]
     lines: int
-    numbers: npt.NDArray[np.int64] | None = None
-    before: int = 0
-    kept: KeptValues | None = None
+    kept: Sequence[KeptValues]
 
 
-def _batches(index: int, first: int, found: _Found, keep: Keep) -> Iterator[TextBatch]:
-    at = 0
-    records = len(found.status)
-    lines = np.arange(records) if found.numbers is None else found.numbers
-    values = found.kept
-    if values is None and keep.columns:  # the record was dropped while it was read: columns without rows
-        values = kept_tables([None] * len(keep.columns), keep.columns, len(found.texts))
-    if found.before:
-        before = first + (int(lines[0]) if records else found.lines)
-        none = tuple(values.slice(0, 0).columns) if values else ()
-        yield TextBatch(index, before, 0, NO_TEXTS, np.empty(0, np.int64), refused=found.before, kept=none)
-    for start in range(0, records, BATCH_RECORDS):
+def _batches(index: int, first: int, found: _Found) -> Iterator[TextBatch]:
+    at, records = 0, len(found.status)
+    for start in range(0, max(1, records), BATCH_RECORDS):
         stop = min(start + BATCH_RECORDS, records)
-        status = found.status[start:stop]
-        good = np.flatnonzero(status == OK)
-        texts = found.texts.slice(at, len(good))
-        kept = values.slice(at, len(good)) if values else None
+        status, numbers = found.status[start:stop], first + found.numbers[start:stop]
+        good, bad = np.flatnonzero(status == OK), np.flatnonzero(status != OK)
+        batch = TextBatch(
+            piece=index,
+            end=first + (found.lines if stop == records else int(found.numbers[stop])),
+            records=len(status),
+            texts=found.texts.slice(at, len(good)),
+            numbers=numbers[good],
+            kept=tuple(column.slice(at, len(good)) for column, _ in found.kept),
+            mismatches=() if start else tuple(wrong for _, wrong in found.kept),
+        )
+        if len(bad):
+            reasons = [REASONS[reason] for reason in status[bad].tolist()]
+            details = [found.explain(start + record) for record in bad.tolist()]
+            rejects = pa.table([numbers[bad], reasons, details], schema=REJECTS)
+            batch = replace(batch, rejects=rejects, refused=int(found.sizes[start + bad].sum()))
         at += len(good)
-        refused = _refused(texts, kept if keep.reject else None, keep)
-        if refused:
-            status = status.copy()
-            left = np.ones(len(good), np.bool_)
-            for document, (reason, _) in refused.items():
-                status[good[document]], left[document] = reason, False
-            texts = texts.cast(pa.large_binary()).filter(pa.array(left)).cast(pa.large_string())
-            kept = kept.filter(left) if kept else None
-        numbers = first + lines[start:stop]
-        end = first + (found.lines if stop == records else int(lines[stop]))
-        batch = TextBatch(index, end, len(status), texts, numbers[status == OK])
-        if len(texts) < len(status):
-            details = {int(good[document]): detail for document, (_, detail) in refused.items()}
-            gone = np.flatnonzero(status != OK)
-            told = [
-                details[record] if record in details else found.explain(start + record)
-                for record in gone.tolist()
-            ]
-            rejects = Rejects(numbers[gone], status[gone], pa.array(told, pa.string()))
-            batch = replace(batch, rejects=rejects, refused=int(found.sizes[start + gone].sum()))
-        if kept:
-            columns, wrong = tuple(kept.columns), mismatches(kept, keep)
-            batch = replace(batch, kept=columns, mismatches=wrong)
-        yield batch
+        yield _of_utf8(batch)
 
 
-def _refused(texts: pa.LargeStringArray, kept: KeptValues | None, keep: Keep) -> dict[int, tuple[int, str]]:
-    """Status and explanation of the documents that are none after all: their kept values are of another type, where
-    that matters, or they are not UTF-8."""
-    refused = {}
-    if kept:
-        for document in np.flatnonzero(kept.wrong.any(axis=0)).tolist():
-            at = int(np.argmax(kept.wrong[:, document]))
-            refused[document] = (OTHER_TYPE, describe_mismatch(keep.columns[at], kept.show(document, at)))
+def _of_utf8(batch: TextBatch) -> TextBatch:
+    """The batch without texts that are not UTF-8, which are rejects."""
     try:
-        texts.validate(full=True)
+        batch.texts.validate(full=True)
+        return batch
     except pa.ArrowInvalid:
-        for document, value in enumerate(texts.cast(pa.large_binary())):
-            try:
-                value.as_py().decode()
-            except UnicodeDecodeError as error:
-                what = f"byte {error.object[error.start]:#04x} at {error.start}: {error.reason}"
-                refused[document] = (NOT_UTF8, f"{what}; convert the file, from Latin-1 by {CONVERT}")
-    return refused
+        values = batch.texts.cast(pa.large_binary()).to_pylist()
+    rejects, refused = [], batch.refused
+    for number, value in zip(batch.numbers.tolist(), values, strict=True):
+        try:
+            value.decode()
+        except UnicodeDecodeError as error:
+            what = f"byte {value[error.start]:#04x} at {error.start}: {error.reason}"
+            rejects.append((number, "invalid_utf8", f"{what}; convert the file, from Latin-1 by {CONVERT}"))
+            refused += len(value)
+    return replace(batch, refused=refused).without(rejects)
 
 
-def _too_long(limit: int) -> _Found:
+def _too_long(limit: int, keep: Keep) -> _Found:
     """A record that was dropped while it was read."""
-    status, sizes = np.array([TOO_LONG], np.uint8), np.array([limit])
-    return _Found(status, NO_TEXTS, lambda _: f"more than {limit} bytes", sizes, 1)
+    kept = [(pa.nulls(0, TYPES[column.type]), 0) for column in keep]
+    status, one = np.array([TOO_LONG], np.uint8), np.zeros(1, np.int64)
+    return _Found(status, NO_TEXTS, lambda _: f"more than {limit} bytes", one + limit, one, 1, kept)
 
 
 def _without_bom(beginning: memoryview) -> memoryview:
@@ -263,62 +233,39 @@ def _without_bom(beginning: memoryview) -> memoryview:
 def _read_jsonl(
     spans: Iterator[memoryview | None], at_start: bool, record: RecordFormat, keep: Keep
 ) -> Iterator[_Found]:
-    blank = False
     for span in spans:
         if span is None:
-            yield _too_long(record.max_line)
-            blank = False
+            yield _too_long(record.max_line, keep)
         else:
-            lines = _without_bom(span) if at_start else span
-            found = _parse(lines, record, keep, blank)
-            if len(found.status):
-                blank = bool(found.status[-1] == BLANK)
-            yield found
-            del found, lines
+            yield _parse(_without_bom(span) if at_start else span, record, keep)
         at_start = False
         del span
 
 
-def _parse(data: memoryview, record: RecordFormat, keep: Keep, after_blank: bool) -> _Found:
+def _parse(data: memoryview, record: RecordFormat, keep: Keep) -> _Found:
     block = np.frombuffer(data, np.uint8)
     raw = record.conversation is not UNSET  # the JSON of the field
-    lines = parse_lines(
-        block, record.field, keep.columns, record.max_document, record.max_line, after_blank, raw
-    )
+    lines = parse_lines(block, record.field, keep, record.max_document, record.max_line, raw)
 
     def explain(at: int) -> str:
-        status = int(lines.status[at])
-        return (
-            "" if status == BLANK else _explain(data[lines.starts[at] : lines.starts[at + 1]], status, record)
-        )
+        return _explain(data[slice(*lines.places[at])], int(lines.status[at]), record)
 
-    return _Found(
-        lines.status,
-        from_buffers(lines.texts, lines.offsets),
-        explain,
-        np.diff(lines.starts),
-        lines.lines,
-        lines.numbers,
-        int(lines.starts[0]),
-        lines.kept if keep.columns else None,
-    )
+    texts, sizes = from_buffers(lines.texts, lines.offsets), np.diff(lines.places)[:, 0]
+    return _Found(lines.status, texts, explain, sizes, lines.numbers, lines.lines, lines.kept)
 
 
 def _explain(line: memoryview, status: int, record: RecordFormat) -> str:
     """What the ledger says of a line: what the json module finds wrong, which fields there are instead, its start."""
     if status == TOO_LONG:
-        length = len(line) - (line[-1] == ord("\n"))
-        return f"more than {record.max_line if length > record.max_line else record.max_document} bytes"
+        return f"more than {record.max_line if len(line) > record.max_line else record.max_document} bytes"
     start = bytes(line[:80]).decode("utf-8", "replace").strip()
     if status in (MALFORMED, NOT_AN_OBJECT) and start.startswith("["):
         return "a JSON array; JSON Lines has one object a line"
     if status not in (MALFORMED, MISSING) or len(line) > EXPLAINED_BYTES:
         return start
     try:
-        found = json.loads(str(line, "utf-8", "replace").rstrip("\r\n"))  # of bytes it guesses the encoding
+        found = json.loads(str(line, "utf-8", "replace").rstrip("\r"))  # of bytes it guesses the encoding
     except json.JSONDecodeError as error:
-        if error.doc.startswith("\ufeff"):
-            return "a byte order mark; only the first line of a file may begin with one"
         return f"{error.msg.removesuffix(' at')} at character {error.pos + 1}"
     except RecursionError:
         return f"nested more than {MAX_DEPTH:,} deep"
@@ -326,17 +273,8 @@ def _explain(line: memoryview, status: int, record: RecordFormat) -> str:
         return str(error)[:200]
     if status == MALFORMED:
         return f"nested more than {MAX_DEPTH:,} deep"  # all that this reader takes for worse than the module does
-    names = ", ".join(_keys(found)) or "no field"
+    names = ", ".join(name for name, _ in values_of(found)) or "no field"
     return f"there is {names[:200]}".encode("utf-8", "replace").decode()  # a key may escape a lone surrogate
-
-
-def _keys(value: Any) -> Iterator[str]:
-    """The names by which the fields of a record are found, those in objects too."""
-    for key, inner in value.items() if isinstance(value, dict) else ():
-        if isinstance(inner, dict) and inner:
-            yield from (f"{key}.{name}" for name in _keys(inner))
-        else:
-            yield key
 
 
 def _read_text(
@@ -348,52 +286,48 @@ def _read_text(
     """
     for span in spans:
         if span is None:
-            yield _too_long(limit)
+            yield _too_long(limit, ())
         else:
-            yield _split(bytes(_without_bom(span) if at_start else span), mark, limit)
+            data = bytes(_without_bom(span) if at_start else span)
+            parts = data.split(mark) if mark else [data]
+            if mark and not parts[-1]:
+                parts.pop()
+            offsets = np.cumsum([0, *map(len, parts)], dtype=np.int64)
+            texts = np.frombuffer(b"".join(parts), np.uint8)  # of a single text no copy
+            yield _of_column(from_buffers(texts, offsets), [], (), limit)
         at_start = False
 
 
-def _split(data: bytes, mark: bytes, limit: int) -> _Found:
-    parts = data.split(mark) if mark else [data]
-    if mark and not parts[-1]:
-        parts.pop()
-    lengths = np.array([len(part) for part in parts], np.int64)
-    status = _status(lengths, limit)
-    good = status == OK
-    if not good.all():
-        parts = [part for part, keep in zip(parts, good, strict=True) if keep]
-    texts = np.frombuffer(b"".join(parts), np.uint8)  # of a single text no copy
-    offsets = np.concatenate([np.zeros(1, np.int64), lengths[good].cumsum()])
-    found = from_buffers(texts, offsets)
-    return _Found(status, found, _explain_length(status, limit), lengths + len(mark), len(status))
-
-
-def _status(lengths: npt.NDArray[np.int64], limit: int) -> npt.NDArray[np.uint8]:
-    """Status of texts by their bytes."""
-    return np.select([lengths == 0, lengths > limit], [EMPTY, TOO_LONG], OK).astype(np.uint8)
-
-
-def _explain_length(status: npt.NDArray[np.uint8], limit: int) -> Callable[[int], str]:
-    return lambda record: f"more than {limit} bytes" if status[record] == TOO_LONG else ""
-
-
 def _read_table(piece: Piece, record: RecordFormat, keep: Keep) -> Iterator[_Found]:
-    """Texts of a column of strings or bytes, and what is kept beside them; nulls are rejects."""
-    fields = [column.field for column in keep.columns]
-    for column, others in _columns(piece, record, fields):
-        lengths = np.asarray(pc.binary_length(column).fill_null(0), np.int64)
-        status = _status(lengths, record.max_document)
-        status[np.asarray(column.is_null())] = NULL
-        if status.any():  # a filter copies the text
-            good = pa.array(status == OK)
-            column = column.filter(good)
-            others = [None if other is None else other.filter(good) for other in others]
-        _, offsets, data = column.buffers()
-        texts = pa.LargeStringArray.from_buffers(len(column), offsets, data, offset=column.offset)
-        kept = kept_tables(others, keep.columns, len(column)) if fields else None
-        explain = _explain_length(status, record.max_document)
-        yield _Found(status, texts, explain, lengths, len(status), kept=kept)
+    """Texts of a column of strings or bytes, and what is kept beside them."""
+    for column, others in _columns(piece, record, [column.field for column in keep]):
+        yield _of_column(column, others, keep, record.max_document)
+
+
+def _of_column(column: pa.Array, others: list[pa.Array | None], keep: Keep, limit: int) -> _Found:
+    """Texts in an array of large offsets, and other columns of the same rows; nulls are rejects."""
+    lengths = np.asarray(pc.binary_length(column).fill_null(0), np.int64)
+    reasons = [np.asarray(column.is_null()), lengths == 0, lengths > limit]
+    status = np.select(reasons, [NULL, EMPTY, TOO_LONG], OK).astype(np.uint8)
+    if status.any():  # a filter copies the text
+        good = pa.array(status == OK)
+        column = column.filter(good)
+        others = [None if other is None else other.filter(good) for other in others]
+    _, offsets, data = column.buffers()
+    texts = pa.LargeStringArray.from_buffers(len(column), offsets, data, offset=column.offset)
+    kept = [
+        (pa.nulls(len(texts), TYPES[column.type]), 0) if other is None else keep_column(other, column.type)
+        for other, column in zip(others, keep, strict=True)
+    ]
+    return _Found(
+        status,
+        texts,
+        lambda row: f"more than {limit} bytes" if status[row] == TOO_LONG else "",
+        lengths,
+        np.arange(len(status)),
+        len(status),
+        kept,
+    )
 
 
 def _columns(
@@ -406,9 +340,6 @@ def _columns(
         return
     first, *names = dict.fromkeys(field for _, field in fields_of(how.template) if field)
     for column, others in table_columns(piece, first, [*names, *fields], BATCH_BYTES):
-        values = [column.cast(pa.large_string()), *others[: len(names)]]
-        rows = zip(
-            *([None] * len(column) if found is None else found.to_pylist() for found in values), strict=True
-        )
-        named = [dict(zip([first, *names], row, strict=True)) for row in rows]
-        yield pa.array(map(msgspec.json.encode, named), pa.large_binary()), others[len(names) :]
+        given = [pa.nulls(len(column)) if found is None else found for found in others[: len(names)]]
+        rows = pa.table([column.cast(pa.large_string()), *given], [first, *names]).to_pylist()
+        yield pa.array(map(msgspec.json.encode, rows), pa.large_binary()), others[len(names) :]

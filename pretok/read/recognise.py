@@ -34,35 +34,29 @@ _PARQUET = b"PAR1"
 """Begins and ends a Parquet file; a truncated one is recognised by its name and fails by name."""
 _ARROW = (b"ARROW1\0\0", b"\xff\xff\xff\xff")
 """Begin an Arrow file, and an Arrow stream, as `datasets` saves it."""
-_TABLES = {"parquet": "Parquet", "arrow": "Arrow"}
+_TABLES = ("parquet", "arrow")
 _SUFFIX_COMPRESSION = {".zst": "zstd", ".zstd": "zstd", ".gz": "gzip"}
 _SUFFIX_FORMAT = {
     ".jsonl": "jsonl", ".json": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet", ".arrow": "arrow",
     ".txt": "text", ".text": "text",
 }  # fmt: skip
-_TABLE = (
+_CSV = (
     'CSV; convert it to Parquet or JSON Lines, or declare format = "text" to take all of it as one document'
 )
-_OTHER_SUFFIXES = {
-    ".csv": _TABLE,
-    ".tsv": _TABLE,
-    ".safetensors": "a file of tensors, not of text",
-}
+_OTHER_SUFFIXES = {".csv": _CSV, ".tsv": _CSV, ".safetensors": "a file of tensors, not of text"}
 """What the names of files say that hold no documents, and what to do."""
 _OTHER_BEGINNINGS = {
     b"\xfd7zXZ": "compressed by xz; compress it by zstd or gzip",
     b"BZh91AY&SY": "compressed by bzip2; compress it by zstd or gzip",
-    b"\x04\x22\x4d\x18": "compressed by lz4; compress it by zstd or gzip",
     b"PK\3\4": "a zip archive; unpack it",
-    b"Obj\1": "Avro; convert it to Parquet",
     b"\xff\xfe": "UTF-16; convert it: iconv -f UTF-16 -t UTF-8",
     b"\xfe\xff": "UTF-16; convert it: iconv -f UTF-16 -t UTF-8",
 }
+"""What the first bytes of such files are."""
+_ARRAY = re.compile(rb'\s*\[\s*[{"]')
 _CONTROL = re.compile(rb"[\0-\x07\x0e-\x1a\x1c-\x1f]")
 _MOST_CONTROL = 32
 """Of this many bytes of JSON Lines more than one such character makes them binary: a damaged line does not."""
-_ARRAY = re.compile(rb'\s*\[\s*[{"]')
-_KINDS = ((stat.S_ISDIR, "a folder"), (stat.S_ISFIFO, "a named pipe"), (stat.S_ISSOCK, "a socket"))
 
 
 def list_inputs(patterns: Sequence[str], declared_format: str) -> tuple[list[InputFile], list[str]]:
@@ -72,31 +66,32 @@ def list_inputs(patterns: Sequence[str], declared_format: str) -> tuple[list[Inp
     UsageError names an input that is not there, is no regular file or has no format that is read, and a file that two
     paths lead to.
     """
-    explicit: dict[str, bool] = {}
+    named: dict[str, bool] = {}
     urls: dict[str, str] = {}
     for pattern in patterns:
-        named = not is_glob(pattern)
+        explicit = not is_glob(pattern)
         for url in expand(pattern):
             path = name_url(url)
-            explicit[path] = named or explicit.get(path, False)
+            named[path] = explicit or named.get(path, False)
             if urls.setdefault(path, url) != url:
                 raise UsageError(f"{path} {TWO_URLS}")
-    paths = sorted(explicit)
+    paths = sorted(named)
     looks = map_reads(
-        lambda path: _look(path, explicit[path], declared_format), paths, far=any(map(is_remote, paths))
+        lambda path: _look(path, named[path], declared_format), paths, far=any(map(is_remote, paths))
     )
     _refuse_twice([look for look in looks if look.file])
     files = [look.file for look in looks if look.file]
     if not files:
         raise UsageError(f"{', '.join(patterns)}: {'; '.join(look.notice for look in looks[:SHOWN])}")
-    left_out = defaultdict(list)
+    told = defaultdict[str, list[str]](list)
     for look in looks:
         if not look.file:
-            left_out[look.notice].append(look.path)
-    notices = [f"left out, {what}: {listed(paths, SHOWN)}" for what, paths in sorted(left_out.items())]
-    if empty := [file.path for file in files if file.size == 0 and file.format != "unreadable"]:
-        notices.append(f"empty: {listed(empty, SHOWN)}")
-    return files, notices + [look.notice for look in looks if look.file and look.notice]
+            told[f"left out, {look.notice}"].append(look.path)
+        elif look.notice:
+            told[look.notice].append(look.path)
+        elif not look.file.size:
+            told["empty"].append(look.path)
+    return files, [f"{what}: {listed(paths, SHOWN)}" for what, paths in sorted(told.items())]
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,28 +117,21 @@ def _look(path: str, explicit: bool, declared_format: str) -> _Look:
         file, notice = tried(lambda: _describe(path, declared_format))
     except OSError as error:  # the partition that holds it fails by name; the rest of the job goes on
         told = masked(str(error.strerror or error))
-        file, notice = InputFile(path, "unreadable", "", 0, told), f"{path} cannot be read: {told}"
+        file, notice = InputFile(path, "unreadable", "", 0, told), f"cannot be read, {told}"
     return _Look(path, file, notice, inode)
 
 
-def _kind(path: str) -> tuple[str, tuple[int, int]]:
+def _kind(path: str) -> tuple[str, tuple[int, int] | None]:
     """What a local path is, "" for a regular file; device and inode. Opens nothing: opening a named pipe waits for
     ever."""
     try:
         found = os.stat(path)  # noqa: PTH116
     except OSError as error:
-        link = os.path.islink(path)  # noqa: PTH114
-        if link and error.errno in (errno.ENOENT, errno.ELOOP):
-            return "a link that leads to itself" if error.errno == errno.ELOOP else "a link to nothing", (
-                0,
-                0,
-            )
+        if error.errno in (errno.ENOENT, errno.ELOOP) and os.path.islink(path):  # noqa: PTH114
+            return "a link that leads nowhere", None
         raise
-    if stat.S_ISREG(found.st_mode):
-        what = ""
-    else:
-        what = next((name for test, name in _KINDS if test(found.st_mode)), "a device")
-    return what, (found.st_dev, found.st_ino)
+    folder, file = stat.S_ISDIR(found.st_mode), stat.S_ISREG(found.st_mode)
+    return "" if file else "a folder" if folder else "a pipe or device", (found.st_dev, found.st_ino)
 
 
 def _hint(path: str) -> str:
@@ -164,37 +152,28 @@ def _refuse_twice(looks: Sequence[_Look]) -> None:
 
 
 def _describe(path: str, declared_format: str) -> tuple[InputFile, str]:
+    """The content of a file decides what it is, then its source, then its name. What is not the table or compressed
+    file that these say is damaged, and fails by name when it is read, unless it is plainly JSON Lines."""
     head, tail, size, identity = identify(path)
     suffixes = [f".{suffix}" for suffix in os.path.basename(path).lower().split(".")[1:]]  # noqa: PTH119
-    by_name = next((_SUFFIX_COMPRESSION[s] for s in suffixes[-1:] if s in _SUFFIX_COMPRESSION), "")
-    compression = compression_of(head)
-    suffix = next(iter((suffixes[:-1] if by_name else suffixes)[-1:]), "")
-    named_format = _SUFFIX_FORMAT.get(suffix, "")
+    packed = _SUFFIX_COMPRESSION.get(suffixes[-1], "") if suffixes else ""
+    suffix = next(iter((suffixes[:-1] if packed else suffixes)[-1:]), "")
     parquet = head.startswith(_PARQUET) and tail.endswith(_PARQUET)
     table = "parquet" if parquet else "arrow" if head.startswith(_ARROW) else ""
-    # What is not what its name says is damaged, and fails by name when it is read, unless it is plainly JSON Lines.
-    damaged = by_name if size and not (compression or table or _begins_object(head)) else ""
-    compression = compression or damaged
-    if table:
-        file_format = table
-    else:
+    if table and declared_format not in ("auto", table):
+        raise UsageError(f"{path} is {table.title()}, but the source declares format {declared_format}")
+    compression = compression_of(head) or (packed if size and not table and not _begins_object(head) else "")
+    by_name = _SUFFIX_FORMAT.get(suffix, "")
+    file_format = table or (by_name if declared_format == "auto" else declared_format)
+    if file_format not in _TABLES:
         begins = _beginning(head, compression)
-        file_format = named_format if declared_format == "auto" else declared_format
-        if declared_format != "text" and file_format not in _TABLES:
+        if declared_format != "text":
             _refuse_other(path, begins, suffix, declared_format)
         file_format = file_format or ("jsonl" if _begins_object(begins) else "text")
-        damaged = damaged or (_TABLES.get(file_format, "") if size else "")
-    if file_format in _TABLES and declared_format not in ("auto", file_format):
-        raise UsageError(
-            f"{path} is {_TABLES[file_format]}, but the source declares format {declared_format}"
-        )
-    notice = f"{path} is no {damaged}; it cannot be read" if damaged else ""
-    if size and (compression != by_name or (named_format and file_format != named_format)):
+    notice = ""
+    if size and (compression != packed or by_name not in ("", file_format)):
         real = f"{file_format}{'.' + compression if compression else ''}"
-        if declared_format == "auto" or compression != by_name:
-            notice = f"{path} is {real} by its content, not what its name says; read as {real}"
-        else:
-            notice = f"{path} is read as {real}, as its source declares, not what its name says"
+        notice = f"read as {real}, which is not what its name says"
     return InputFile(path, file_format, compression, size, identity), notice
 
 
@@ -220,12 +199,10 @@ def _refuse_other(path: str, begins: bytes, suffix: str, declared_format: str) -
         other = _OTHER_SUFFIXES.get(suffix)
         if (lines or suffix not in _SUFFIX_FORMAT) and _ARRAY.match(begins):
             other = "one JSON array, not JSON Lines; write an object a line, as jq -c '.[]' does"
-    other = other or next(
-        (what for magic, what in _OTHER_BEGINNINGS.items() if begins.startswith(magic)), None
-    )
-    if not other and (
-        len(_CONTROL.findall(begins)) * _MOST_CONTROL > len(begins) if lines else b"\0" in begins
-    ):
+    for magic, what in _OTHER_BEGINNINGS.items():
+        other = other or (what if begins.startswith(magic) else None)
+    control = len(_CONTROL.findall(begins)) * _MOST_CONTROL > len(begins) if lines else b"\0" in begins
+    if not other and control:
         other = 'binary: neither JSON Lines, Parquet nor text; leave it out, or declare format = "text"'
     if other:
         raise UsageError(f"{path} is {other}")

@@ -11,7 +11,6 @@ from math import ceil
 
 (
     OK,
-    BLANK,
     MALFORMED,
     NOT_AN_OBJECT,
     MISSING,
@@ -20,12 +19,9 @@ from math import ceil
     SURROGATE,
     EMPTY,
     TOO_LONG,
-    NOT_UTF8,
-    OTHER_TYPE,
-) = range(12)
+) = range(9)
 REASONS = (
     "",
-    "blank_line",
     "malformed_json",
     "not_an_object",
     "missing_field",
@@ -35,7 +31,6 @@ REASONS = (
     "empty_text",
     "too_long",
     "invalid_utf8",
-    "other_type",
     "duplicate",
     "contaminated",
     "unencodable",
@@ -44,7 +39,7 @@ REASONS = (
     "removed",
 )
 """Reason in the rejects ledger for each status, and those that come after reading."""
-NOT_LOST = frozenset(("blank_line", "too_long", "other_type", "duplicate", "contaminated", "removed"))
+NOT_LOST = frozenset(("too_long", "duplicate", "contaminated", "removed"))
 """Reasons that do not count: a setting asked for the refusal, or there was nothing to lose."""
 CONVERT = "iconv -f ISO-8859-1 -t UTF-8"
 """What makes UTF-8 of most text that is none and of these languages."""
@@ -59,22 +54,21 @@ def poor_sources(
     """
     complaints = []
     for name, (read, rejected) in sources.items():
-        if not read:
-            complaints.append(
-                f"source {name} has no documents: none of its inputs has a record; check how they were written"
-            )
-            continue
         nothing = read == sum(rejected.values())
         counted = {reason: n for reason, n in rejected.items() if nothing or reason not in NOT_LOST}
-        share = Fraction(sum(counted.values()), read)
-        if share <= limit and not nothing:
+        number = sum(counted.values())
+        if number <= limit * read and not nothing:
             continue
-        reasons = ", ".join(f"{reason} {number:,}" for reason, number in sorted(counted.items()))
-        lost = f"{sum(counted.values()):,} of {read:,} records were rejected ({reasons})"
+        reasons = ", ".join(f"{reason} {n:,}" for reason, n in sorted(counted.items()))
+        lost = (
+            f"{number:,} of {read:,} records were rejected ({reasons})"
+            if read
+            else "its inputs hold no record"
+        )
         if nothing:
             complaint = f"source {name} has no documents: {lost}; {where}"
         else:
-            enough = f"{ceil(100 * share) / 100:g}"
+            enough = f"{ceil(Fraction(100 * number, read)) / 100:g}"
             complaint = (
                 f"source {name}: {lost}, more than the share of {float(limit):g} that max_reject_share allows; "
                 f"{where}, fix the inputs or the field, or allow more: max_reject_share = {enough} under [shards] of a "

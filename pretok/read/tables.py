@@ -25,10 +25,12 @@ import pyarrow.parquet as pq
 from pretok.base.storage import Tries
 from pretok.base.units import listed
 from pretok.read.files import READ_SIZE, CorruptInputError, arrow_batches, open_parquet
+from pretok.read.kept import is_text
 from pretok.read.partition import Piece
+from pretok.read.probe import fields_of
 
 NAMES_SHOWN = 50
-"""TextColumns that a message lists at most."""
+"""Columns that a message lists at most."""
 MOST_ROWS, FIRST_ROWS = 1024, 16
 """Rows of Parquet that are decoded at a time, and of a file at first. Arrow knows no bound in bytes, and what stands in
 a dictionary takes as much of a file for one row as for all."""
@@ -141,13 +143,9 @@ def _binary(column: pa.Array, lists: bool) -> pa.LargeBinaryArray:
         return _json(column)
     if pa.types.is_dictionary(kind):
         return _binary(column.dictionary, lists).take(column.indices)  # looks whether each index is in bounds
-    tests = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
-    if any(test(kind) for test in tests):
-        column = column.cast(pa.large_binary() if kind != pa.string() else pa.binary())
-    elif not any(
-        test(kind) for test in (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_binary_view)
-    ):
+    if not is_text(kind):
         raise CorruptInputError(f"the text column has type {kind}, not string or binary")
+    column = column.cast(pa.binary() if kind == pa.string() else pa.large_binary())
     column.validate(full=True)
     return column.cast(pa.large_binary())
 
@@ -180,28 +178,15 @@ def _path(schema: pa.Schema, field: str) -> list[str] | None:
     return None
 
 
-def _names(fields: Any) -> list[str]:
-    """Dotted names of the columns of a schema, or of the fields of a struct."""
-    leaves = []
-    for field in fields:
-        inner = _names(field.type) if pa.types.is_struct(field.type) else []
-        leaves += [f"{field.name}.{name}" for name in inner] or [field.name]
-    return leaves
-
-
-def _missing(field: str, names: Sequence[str]) -> CorruptInputError:
-    """The error that says which columns there are instead."""
-    if (count := names.count(field)) > 1:
-        return CorruptInputError(f"{count} columns are called {field!r}")
-    return CorruptInputError(f"no column {field!r}; the columns are {listed(names, NAMES_SHOWN)}")
-
-
 class _Chosen:
     """Where the text and the other columns are in a schema."""
 
     def __init__(self, schema: pa.Schema, field: str, others: Sequence[str]) -> None:
         if (text := _path(schema, field)) is None:
-            raise _missing(field, _names(schema))
+            if (count := schema.names.count(field)) > 1:
+                raise CorruptInputError(f"{count} columns are called {field!r}")
+            names = listed([*fields_of(schema)], NAMES_SHOWN)
+            raise CorruptInputError(f"no column {field!r}; the columns are {names}")
         self.text = text
         self._others = [_path(schema, other) for other in others]
         paths = [self.text, *(path for path in self._others if path)]

@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 
 from pretok.base.records import replace
 from pretok.chat.spans import content_of
-from pretok.read.batches import Reject, TextBatch, buffers, hash_column, hash_texts
+from pretok.read.batches import TextBatch, buffers, hash_column, hash_texts
 from pretok.read.kept import TYPES, KeptColumn
 from pretok.read.readers import Damage
 from pretok.screen.benchmark import ContaminationFinder, ItemCount, load_benchmark
@@ -85,7 +85,7 @@ class Screen:
         refused_too = np.flatnonzero((items >= 0) & (shares >= float(self._reject))).tolist()
         return batch.without(
             [
-                Reject(int(batch.numbers[row]), "contaminated", f"{shares[row]:.2f} of {names[items[row]]}")
+                (int(batch.numbers[row]), "contaminated", f"{shares[row]:.2f} of {names[items[row]]}")
                 for row in refused_too
             ]
         )
@@ -98,12 +98,12 @@ class Screen:
         rejects = []
         for row in np.flatnonzero(np.asarray(at.is_valid())).tolist():
             when, why = (removed[name][at[row].as_py()].as_py() for name in COLUMNS)
-            rejects.append(Reject(int(batch.numbers[row]), "removed", f"{when}: {why}"))
+            rejects.append((int(batch.numbers[row]), "removed", f"{when}: {why}"))
         return batch.without(rejects)
 
     def _without_copies(self, batch: TextBatch, copies: list[tuple[int, str]]) -> TextBatch:
         if self._drop:
-            rejects = [Reject(record, "duplicate", f"the same text as {first}") for record, first in copies]
+            rejects = [(record, "duplicate", f"the same text as {first}") for record, first in copies]
             return batch.without(rejects)
         firsts = dict(copies)
         column = pa.array([firsts.get(record) for record in batch.numbers.tolist()], TYPES["text"])

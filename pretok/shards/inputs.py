@@ -10,7 +10,7 @@ row a piece, in the order in which they are read:
     start, stop, first  int64   where in the file, as `read.partition.Piece`
     estimate            int64   bytes of text expected of the partition; of a plan alone
     read, rejected      int64   records; of a sealed source alone
-    lines               int64   lines or rows, of which blank ones in a row are one record; likewise
+    lines               int64   lines or rows, of which blank ones are no records; likewise
 
 The metadata of the schema holds, under `pretok`, the settings and kept columns as JSON, in a plan also what all sources
 share. All of this stands beside the manifest, which stays small whatever the number of inputs: every rank of a

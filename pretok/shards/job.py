@@ -33,8 +33,6 @@ from pretok.base.units import listed, plural
 from pretok.chat.resolve import resolve
 from pretok.config import Recipe
 from pretok.read.changes import differences, refuse_changes, shared_inputs
-from pretok.read.guarded import one_child
-from pretok.read.kept import Keep
 from pretok.read.partition import stamped
 from pretok.read.partition_runs import run_partitions
 from pretok.read.rejects import poor_sources
@@ -153,7 +151,7 @@ class _Job:
             sealed = {name: load_appends(old, name) for name in sorted(known) if old.sources[name].documents}
         itemsize, size = token_dtype(self.vocab.size).itemsize, self.recipe.shards.size
         plans = []
-        with self.engine.stop.raising(), one_child():
+        with self.engine.stop.raising():
             for name, source in self.recipe.sources.items():
                 record, before = resolve(source.record, self.vocab, name), sealed.get(name, ())
                 plans.append(
@@ -206,7 +204,7 @@ class _Job:
                 shards_dir=self.shards.absolute(),
                 state_dir=(self.state / plan.unit).absolute(),
                 record=resolve(recipe.sources[plan.name].record, vocab, plan.name),
-                keep=Keep(plan.kept, recipe.sources[plan.name].on_mismatch == "reject"),
+                keep=plan.kept,
                 screening=screening,
                 normalization=recipe.normalize.function,
                 tokenizer_json=tokenizer.absolute(),

@@ -11,7 +11,6 @@ value was checked, read by verify, status, mix, stream and train.
     sources      {NAME: {tokens, documents, bytes, read, rejected: {reason: n}, train: {...}, val: {...},
                  mismatches: {column: n}    values of kept columns that had another type
                  compared: {documents, bytes, encoded_again: [{shard, file, position}]}}}    by `tokenizers` again
-                 and renamed: {field: column} where a kept field has the name of a column of every ledger
     shards       [{path, source, split, tokens, documents, file_bytes, text_bytes, root, index_root}]
     side_files   [{path, source, file_bytes, root}]    every other file of the folder: ledgers, inputs, rejects
     history      [{fingerprint, shards: {NAME: {train, val}}}]    what the folder was before, the oldest first: it has
@@ -121,8 +120,7 @@ class Compared(Record, frozen=True):
 class SourceCounts(Record, frozen=True, omit_defaults=True):
     """What a source holds; read: records, of which `documents` were written and the others rejected, by reason;
     mismatches: by column, values that are null in the ledgers because they were of another type; compared: None where
-    documents were not encoded, as in shards of a mix; renamed: kept field -> its column, of fields that have the name
-    of a column of every ledger."""
+    documents were not encoded, as in shards of a mix."""
 
     tokens: Count
     documents: Count
@@ -133,7 +131,6 @@ class SourceCounts(Record, frozen=True, omit_defaults=True):
     val: SplitCounts
     mismatches: dict[str, Count] = msgspec.field(default_factory=dict)
     compared: Compared | None = None
-    renamed: dict[str, str] | None = None
 
     @property
     def removed(self) -> RemovedCounts | None:
@@ -309,9 +306,7 @@ class Manifest(Record, frozen=True, dict=True, omit_defaults=True):
             for name, counts in self.sources.items()
         }
         # Kinds are those of one source, and so are names of columns.
-        both = add_counts(
-            [UNCOUNTED, *(replace(counts, mismatches={}, renamed=None) for counts in sources.values())]
-        )
+        both = add_counts([UNCOUNTED, *(replace(counts, mismatches={}) for counts in sources.values())])
         train, val = (replace(split, kinds=None) for split in (both.train, both.val))
         return replace(self, sources=sources, totals=replace(both, train=train, val=val))
 

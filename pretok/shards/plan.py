@@ -21,7 +21,7 @@ from pretok.config import Source
 from pretok.read.changes import SHOWN, differences, input_changes, refuse
 from pretok.read.files import InputFile, Stamp, stamps_of
 from pretok.read.partition import Partition, plan, shard_bytes
-from pretok.read.probe import decide_types, probe_inputs
+from pretok.read.probe import check_kept, probe_inputs
 from pretok.read.readers import RecordFormat
 from pretok.read.recognise import list_inputs
 from pretok.shards.inputs import PLAN_FILE, PlannedPiece, SourcePlan, read_plan, write_plan
@@ -52,7 +52,7 @@ def plan_source(
             f"inputs were appended to {name} {plural(len(sealed) - 1, 'time')} in {state.parent}, and "
             f"{len(source.append)} are named: name them all, in their order ([[sources.{name}.append]] or --append)"
         )
-    settings = to_json(record) | {"keep": list(source.keep), "on_mismatch": source.on_mismatch}
+    settings = to_json(record) | {"keep": list(source.keep)}
     settings |= {"target": size} if size else {}  # an automatic size follows the inputs, which are compared
     asked, stamps = [], dict[str, Stamp]()
     for append, globs in enumerate(source.inputs_by_append):
@@ -72,13 +72,14 @@ def plan_source(
         made = _continue(old, one, state, console) if old is not None else None
         if made is None:
             probes = probe_inputs(one.inputs, *source.probed, console=console)
+            if not plans:
+                check_kept(name, source.kept, probes)
             target = size or shard_bytes(probes, itemsize)
             first = sum(len(plan.partitions) for plan in plans)
             made = replace(
                 one.cut(plan(name, probes, target, itemsize, first)),
                 settings=settings | {"target": target},
-                # All ledgers of a source have the same columns.
-                kept=plans[0].kept if plans else decide_types(name, source.kept, probes, console),
+                kept=tuple(replace(column, type=column.type or "text") for column in source.kept),
             )
             for path in _shards_of(made, state.parent) if one.append else ():
                 path.unlink()  # somebody has deleted the plan of these to begin the append anew

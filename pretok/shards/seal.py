@@ -132,8 +132,8 @@ def _together(common: Manifest, *parts: Manifest) -> Manifest:
     sources: dict[str, SourceCounts] = {}
     for part in parts:
         for name, counts in part.sources.items():
-            if name in sources:  # the columns of an append have the names that its source gave them
-                counts = add_counts([sources[name], replace(counts, renamed=None)])
+            if name in sources:
+                counts = add_counts([sources[name], counts])
             sources[name] = replace(
                 counts,
                 rejected=dict(sorted(counts.rejected.items())),
@@ -195,8 +195,7 @@ def _seal_source(
             side_files=part.side_files,
         )
 
-    renamed = {column.field: column.name for column in plan.kept if column.renamed} or None
-    empty = replace(UNCOUNTED, compared=Compared(0, 0, ()), renamed=renamed)
+    empty = replace(UNCOUNTED, compared=Compared(0, 0, ()))
     sealed = _together(
         nothing,
         replace(nothing, sources={plan.name: empty}),

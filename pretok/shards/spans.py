@@ -12,6 +12,7 @@ and what stands there in a row: two places of the file.
 
 from __future__ import annotations
 
+import mmap
 import struct
 from collections.abc import Collection, Iterator
 from pathlib import Path
@@ -69,7 +70,8 @@ class SpanWriter:
 
 
 class ShardSpans:
-    """The spans of a shard, mapped into memory. Raises IntegrityError that names a file that holds none.
+    """The spans of a shard, mapped into memory. Raises IntegrityError that names a file that holds none, also where it
+    is cut short later: to touch a page that the file no longer has would end the process.
 
     tokens: of the shard; ends: (spans,) int64, where each span ends, in tokens of the shard; kinds: (spans,) uint8.
     """
@@ -80,15 +82,33 @@ class ShardSpans:
         magic, version, self.tokens, count = HEADER.unpack(head)
         if magic != MAGIC or version != VERSION:
             raise IntegrityError(f"{path}: magic {magic!r}, version {version} unknown")
-        check_size(path, HEADER.size + 9 * count)
-        with reading(path):
-            held = np.asarray(np.memmap(path, np.uint8, mode="r"))
-        self.ends: Ints = held[HEADER.size : HEADER.size + 8 * count].view("<i8")
-        self.kinds: Bytes = held[HEADER.size + 8 * count :]
+        self._path, self._size = path, HEADER.size + 9 * count
+        check_size(path, self._size)
+        with reading(path), path.open("rb") as file:
+            self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        held = np.frombuffer(self._map, np.uint8)
+        self._ends: Ints = held[HEADER.size : HEADER.size + 8 * count].view("<i8")
+        self._kinds: Bytes = held[HEADER.size + 8 * count :]
         if count and self.ends[-1] != self.tokens:
             raise IntegrityError(
                 f"{path}: its spans end at token {self.ends[-1]}, the shard at {self.tokens}"
             )
+
+    @property
+    def ends(self) -> Ints:
+        """Take it again for each read: the file is looked at before."""
+        self._compare()
+        return self._ends
+
+    @property
+    def kinds(self) -> Bytes:
+        """As `ends`."""
+        self._compare()
+        return self._kinds
+
+    def _compare(self) -> None:
+        if (size := self._map.size()) != self._size:
+            raise IntegrityError(f"{self._path} has {size} bytes, its header says {self._size}")
 
     @property
     def of_tokens(self) -> Bytes:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from fractions import Fraction
 from math import ceil
 from pathlib import Path
@@ -31,9 +31,9 @@ from pretok.base.storage import atomic_open, write_json
 from pretok.chat.documents import read_documents
 from pretok.chat.resolve import chat_tokenizer
 from pretok.kernels.compile import load_registries
-from pretok.read.batches import Reject, TextBatch, buffers
+from pretok.read.batches import TextBatch, buffers
 from pretok.read.conversation import Conversation
-from pretok.read.kept import Keep
+from pretok.read.kept import KeptColumn
 from pretok.read.normalize import Normalization
 from pretok.read.partition import Partition
 from pretok.read.readers import Damage, RecordFormat
@@ -77,7 +77,7 @@ class TokenizeTask:
     shards_dir: Path
     state_dir: Path
     record: RecordFormat
-    keep: Keep
+    keep: tuple[KeptColumn, ...]
     screening: Screening
     normalization: Normalization
     tokenizer_json: Path
@@ -255,7 +255,7 @@ class _PartWriter:
         pieces = task.partition.pieces
         self._files = pa.array([piece.file.path for piece in pieces], pa.string())
         self._origins = np.array([piece.origin for piece in pieces], np.int64)
-        self._schema = schema_with([*task.keep.columns, *task.screening.columns])
+        self._schema = schema_with([*task.keep, *task.screening.columns])
         self._stack = ExitStack()
         self._writers: dict[str, SplitWriter] = {}
         self._rejects: IO[str] | None = None
@@ -283,11 +283,15 @@ class _PartWriter:
         self, joined: JoinedBatches, encoded: list[EncodedSplit], refused: list[tuple[int, str]]
     ) -> Counts:
         """Write batches that were encoded; the increments for progress. refused: documents without tokens."""
-        rejects = [(batch.piece, reject) for batch in joined.batches for reject in batch.rejects]
+        rejects = [
+            {"piece": batch.piece, **reject}
+            for batch in joined.batches
+            for reject in batch.rejects.to_pylist()
+        ]
         for row, reason in refused:
             piece, number = joined.place(row)
-            rejects.append((piece, Reject(number, "unencodable", reason)))
-        self._reject(sorted(rejects, key=lambda one: (one[0], one[1].record)))
+            rejects.append({"piece": piece, "record": number, "reason": "unencodable", "detail": reason})
+        self._reject(sorted(rejects, key=lambda reject: (reject["piece"], reject["record"])))
         for batch in joined.batches:
             self._note(batch)
         for documents in encoded:
@@ -307,24 +311,24 @@ class _PartWriter:
         return made
 
     def _note(self, batch: TextBatch) -> None:
-        """Note how far a batch has come, and which of its kept values were of another type."""
+        """Note how far a batch has come, and how many of its kept values were of another type."""
         record = self.record
         record.records[str(batch.piece)] += batch.records
         record.lines[str(batch.piece)] = batch.end
-        for column, count in batch.mismatches.items():
-            record.mismatches[column] += count
+        for column, count in zip(self._task.keep, batch.mismatches, strict=False):
+            if count:
+                record.mismatches[column.name] += count
 
-    def _reject(self, rejects: list[tuple[int, Reject]]) -> None:
-        """List what is refused, each with its piece."""
+    def _reject(self, rejects: list[dict[str, Any]]) -> None:
+        """List what is refused."""
         if not rejects:
             return
         if self._rejects is None:
             path = self._task.state_dir / f"{self.record.name}.rejects.jsonl"
             self._rejects = self._stack.enter_context(atomic_open(path, "w"))
-        for piece, reject in rejects:
-            self.record.rejected[reject.reason] += 1
-            line = {"piece": piece, **asdict(reject)}
-            self._rejects.write(json.dumps(line, ensure_ascii=False) + "\n")
+        for reject in rejects:
+            self.record.rejected[reject["reason"]] += 1
+            self._rejects.write(json.dumps(reject, ensure_ascii=False) + "\n")
 
     def _write(self, joined: JoinedBatches, encoded: EncodedSplit) -> None:
         """Add documents to the shard and the ledger of their split."""

@@ -7,7 +7,6 @@ was aborted, so nothing is handed on that was not looked at here.
 
 from __future__ import annotations
 
-import stat
 from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
@@ -17,11 +16,6 @@ import msgspec
 
 from pretok.base.errors import UsageError
 from pretok.base.storage import passes
-
-MAX_BYTES = 256 << 20
-"""The largest published tokenizer.json has about 35 MB."""
-MAX_PATTERN = 10_000
-"""Characters of a regular expression; those of published tokenizers have less than 500."""
 
 
 def _byte_characters() -> list[str]:
@@ -51,6 +45,14 @@ def to_characters(token: bytes) -> str:
 def to_bytes(token: str) -> bytes:
     """Inverse of `to_characters`. KeyError for a character that stands for no byte."""
     return bytes(CHARACTER_BYTES[character] for character in token)
+
+
+_NOT_SET = {
+    "continuing_subword_prefix": "byte-level tokens have no prefix",
+    "end_of_word_suffix": "byte-level tokens have no suffix",
+    "dropout": "with that a text has other tokens each time",
+}
+"""What has to be null in the model, and why."""
 
 
 class AddedToken(msgspec.Struct):
@@ -129,11 +131,8 @@ def decoded(tokenizer_json: str) -> dict[str, Any]:
 
 def _read(path: Path) -> bytes:
     try:
-        status = path.stat()
-        if not stat.S_ISREG(status.st_mode) or status.st_size > MAX_BYTES:
-            raise UsageError(
-                f"{path} is not a tokenizer.json: it is no file, or larger than {MAX_BYTES >> 20} MiB"
-            )
+        if path.exists() and not path.is_file():  # a pipe would be waited for
+            raise UsageError(f"{path} is not a tokenizer.json: it is no file")
         return path.read_bytes()
     except FileNotFoundError:
         raise
@@ -153,27 +152,15 @@ def _steps(step: Step | None) -> Iterator[Step]:
 def _check_model(path: Path, contents: TokenizerJson) -> None:
     """That it is byte-level BPE: all 256 bytes are tokens, a ByteLevel step maps text to them, merges do the rest."""
     model = contents.model
-    steps = list(_steps(contents.pre_tokenizer))
-    if (
-        not any(step.type == "ByteLevel" for step in steps)
-        or not model.vocab.keys() >= CHARACTER_BYTES.keys()
-    ):
+    levels = [step for step in _steps(contents.pre_tokenizer) if step.type == "ByteLevel"]
+    if not levels or not model.vocab.keys() >= CHARACTER_BYTES.keys():
         raise UsageError(
             f"{path} is not byte-level: a text could hold characters it has no token for. Take a byte-level tokenizer, "
             "such as that of GPT-2, Llama 3 or Qwen, or make one of your text with pretok build-vocab"
         )
-    for step in steps:
-        if any(len(pattern) > MAX_PATTERN for pattern in (step.pattern or {}).values()):
-            raise UsageError(f"{path}: a pattern in its pre_tokenizer has more than {MAX_PATTERN} characters")
-    for name in ("continuing_subword_prefix", "end_of_word_suffix"):
-        if part := getattr(model, name):
-            raise UsageError(
-                f"{path}: model.{name} is {part!r}, but byte-level tokens have neither prefix nor suffix"
-            )
-    if model.dropout:
-        raise UsageError(
-            f"{path}: model.dropout is {model.dropout:g}, with which a text has other tokens each time; set it to null"
-        )
+    for name, why in _NOT_SET.items():
+        if value := getattr(model, name):
+            raise UsageError(f"{path}: model.{name} is {value!r}, but {why}; set it to null")
 
 
 def _check_ids(path: Path, contents: TokenizerJson) -> int:

@@ -29,6 +29,9 @@ SPECIAL_TOKENS_FILE = "special_tokens_map.json"
 EOD_NAMES = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|eos|>")
 """End-of-document tokens looked for, in this order, in a tokenizer that names none."""
 
+FLAGS = ("single_word", "lstrip", "rstrip", "normalized")
+"""Of an added token, in the order of the file."""
+
 
 @dataclass(frozen=True)
 class Vocabulary:
@@ -102,7 +105,10 @@ def tokenizer_data(
         "version": "1.0",
         "truncation": None,
         "padding": None,
-        "added_tokens": [_added_token(i, token) for i, token in enumerate(special_tokens)],
+        "added_tokens": [
+            {"id": i, "content": token, **dict.fromkeys(FLAGS, False), "special": True}
+            for i, token in enumerate(special_tokens)
+        ],
         "normalizer": None,
         "pre_tokenizer": {"type": "Sequence", "pretokenizers": [split, byte_level]},
         "post_processor": None,
@@ -119,18 +125,6 @@ def tokenizer_data(
             "vocab": vocab,
             "merges": [[to_characters(left), to_characters(right)] for left, right in merges],
         },
-    }
-
-
-def _added_token(token_id: int, content: str) -> dict[str, Any]:
-    return {
-        "id": token_id,
-        "content": content,
-        "single_word": False,
-        "lstrip": False,
-        "rstrip": False,
-        "normalized": False,
-        "special": True,
     }
 
 

@@ -248,7 +248,7 @@ def lay_out(counts: CorpusCounts, vocab: Vocab, old: Vocabulary | None) -> tuple
         else:
             ids, offsets = encoder.ids(from_buffers(words.data, words.offsets))
             writer.add(ids.astype(np.int32), offsets, words.counts)
-        frequent = words.occurrences >= more
+        frequent = words.others >= more
         left, left_bytes = left + int(frequent.sum()), left_bytes + int(words.lengths[frequent].sum())
     need, kept = writer.size * MERGING_BYTES, (left + left_bytes) * MERGING_BYTES
     if need > free:

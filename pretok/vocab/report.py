@@ -75,8 +75,8 @@ def make_report(
         ),
         sources={
             name: SourceText(
-                counts.of(name).documents,
-                counts.of(name).heldout_documents,
+                counts.records[name].documents,
+                counts.records[name].heldout_documents,
                 ratio(weighted[name], sum(weighted.values())),
                 int(measure.distinct[k]),
             )

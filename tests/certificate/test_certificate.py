@@ -57,7 +57,7 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Shards of two sources and, for mixes of each kind, what train leaves of a run of nine steps."""
     folder = tmp_path_factory.mktemp("work")
     inputs = {name: [write_texts(folder / f"{name}.jsonl", seed)] for seed, name in enumerate(("en", "it"))}
-    made = recipe(folder, GOLDEN, inputs, keep=["id", "long"], size=8000)
+    made = recipe(folder, GOLDEN, inputs, keep=["id", "long:integer"], size=8000)
     with StopFlag() as stop, Engine(0, None, stop) as engine:
         run(made, engine)
     wishes: dict[str, dict[str, Any]] = {
@@ -431,7 +431,7 @@ def test_a_folder_that_has_grown_proves_what_was_read_before(
     grown = shutil.copytree(work, tmp_path / "work")
     inputs = {name: [work / f"{name}.jsonl"] for name in ("en", "it")}
     inputs["de"] = [write_texts(grown / "de.jsonl", 9)]
-    made = recipe(grown, GOLDEN, inputs, keep=["id", "long"], size=8000)
+    made = recipe(grown, GOLDEN, inputs, keep=["id", "long:integer"], size=8000)
     run(made, here)
     manifest = load_manifest(grown / "shards")
     assert manifest.root != load_manifest(work / "shards").root

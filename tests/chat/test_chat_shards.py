@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ import pretok.stream
 from pretok.audit.documents import run_inspect
 from pretok.audit.verify_job import run_verify
 from pretok.base.console import Silent
-from pretok.base.errors import PartitionsFailed, UsageError
+from pretok.base.errors import IntegrityError, PartitionsFailed, UsageError
 from pretok.base.execute import Engine
 from pretok.base.kinds import KINDS
 from pretok.cli import run_command
@@ -152,7 +153,7 @@ def test_who_cannot_keep_the_spans_says_so(
     shards = str(sealed(recipe(tmp_path / "w", vocab, path), here).folder)
     mix = ["mix", shards, "--out", str(tmp_path / "mix.json"), "--weights", "chat=1", "--seq-len", "16"]
     assert run_command(mix) == 0
-    assert "learned of chat: thinking, tool call, answer; in its source " in capsys.readouterr().err
+    assert "in chat the loss covers thinking, tool call, answer: " in capsys.readouterr().err
     assert run_command([*mix, "--materialize", str(tmp_path / "m"), "--workers", "0"]) == 0
     export = ["export", shards, "--to", "megatron", "--out", str(tmp_path / "e"), "--workers", "0"]
     assert run_command(export) == 0
@@ -339,3 +340,20 @@ def test_conversations_are_removed(tmp_path: Path, vocab: Path, here: Engine) ->
     more = write(tmp_path / "b.jsonl", [rows[7], rows[3], {"messages": CHATS[20][:1]}])
     grown = sealed(recipe(tmp_path / "w", vocab, path, keep=["id"], append=[{"inputs": [str(more)]}]), here)
     assert grown.sources["chat"].rejected == {"removed": 2}
+
+
+def test_spans_cut_short_under_a_reader_are_named(tmp_path: Path) -> None:
+    """A page of a mapping that the file has no longer would end the process."""
+    writer = SpanWriter(tmp_path / "a")
+    writer.append(np.tile(np.array([0, 6], np.uint8), 100_000), np.full(1000, 200, np.int32))
+    writer.seal("chat")
+    spans = ShardSpans(path := spans_path(tmp_path / "a"))
+    assert spans.learned(150_000, 150_004, {KINDS[6]}).tolist() == [False, True] * 2
+    os.truncate(path, 5000)
+    for read in (
+        lambda: spans.learned(150_000, 150_004, {KINDS[6]}),
+        lambda: list(spans.within(150_000, 150_004)),
+        lambda: spans.problem(np.array([0, 200_000]), {}),
+    ):
+        with pytest.raises(IntegrityError, match=r"a\.spans has 5000 bytes, its header says 1800032"):
+            read()

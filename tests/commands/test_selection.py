@@ -30,7 +30,7 @@ def work(
         rows = [{"text": text, "quality": n % 10} for n, text in enumerate(some)]
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     inputs = [f"it={folder}/it1.jsonl", f"en={folder}/en.jsonl"]
-    options = ["--out", str(folder), "--vocab", str(vocab_dir), "--keep", "quality", "--workers", "0"]
+    options = ["--out", str(folder), "--vocab", str(vocab_dir), "--keep", "quality:float", "--workers", "0"]
     good, shards = ["--class", "good=it where quality >= 5 and tokens < 300"], str(folder / "shards")
     mixes = [str(folder / name) for name in ("mix.json", "mix2.json")]
     asked = ["--max-epochs", "9", *good]

@@ -11,6 +11,7 @@ from support import another_job
 
 from pretok.base.lock import share
 from pretok.cli import run_command
+from pretok.shards.manifest import load_manifest
 
 
 @pytest.fixture
@@ -46,15 +47,20 @@ def test_a_day_of_tokenize_stops_neither_mix_nor_annotate_of_finished_shards(wor
     assert [path for path in work.rglob(".*") if path.is_file()] == [leftover]
 
 
-def test_shards_that_a_job_reads_are_not_made_again(work: Path, vocab_dir: Path, capsys) -> None:
-    manifest = work / "shards" / "manifest.json"
-    before = manifest.read_bytes()
+def test_shards_grow_beside_a_job_that_reads_them_and_what_it_reads_stays(
+    work: Path, vocab_dir: Path
+) -> None:
+    """A source whose inputs were repaired is added at once, when all of it is done; readers still find every file."""
+    before = load_manifest(work / "shards")
+    read = {path: path.read_bytes() for path in before.roots}
     (work / "it-2.jsonl.gz").write_bytes(b"")
     with share(work / "shards", "export"):
-        assert tokenize(work, vocab_dir) == 75
-    assert "in use by export" in capsys.readouterr().err
-    assert manifest.read_bytes() == before
-    assert tokenize(work, vocab_dir) == 0
+        assert tokenize(work, vocab_dir) == 0
+    now = load_manifest(work / "shards")
+    assert (sorted(before.sources), sorted(now.sources)) == (["en"], ["en", "it"])
+    assert {path: path.read_bytes() for path in before.roots} == read
+    assert [event.fingerprint for event in now.history] == [before.fingerprint]
+    assert now.was(before.fingerprint) == before.shards
 
 
 def test_run_holds_from_its_start_what_its_last_steps_write(work: Path, vocab_dir: Path, monkeypatch) -> None:

@@ -41,7 +41,7 @@ def words_of(counts: CorpusCounts, source: str) -> Words:
         group = read_group(path, counts.sources.index(source))
         texts = [word.decode() for word in group.words().to_pylist()]
         assert texts == sorted(texts, key=str.encode)
-        pairs = zip(group.counts.tolist(), group.heldout.tolist(), strict=True)
+        pairs = zip(group.counts.tolist(), group.others.tolist(), strict=True)
         found.update(zip(texts, pairs, strict=True))
     return found
 
@@ -63,19 +63,19 @@ def test_counts_are_those_of_the_regular_expression(folder: Path, here: Engine, 
     for source in ("it", "en"):
         texts = documents(folder, source)
         assert words_of(counts, source) == expected(texts, pattern, Fraction(1, 5))
-        record = counts.of(source)
+        record = counts.records[source]
         assert record.documents + record.heldout_documents == len(texts)
         assert record.bytes + record.heldout_bytes == sum(len(text.encode()) for text in texts)
         assert record.read == len(texts) + sum(record.rejected.values())
-    assert sum(counts.of("en").rejected.values()) == 1
-    assert counts.of("it").heldout_documents > 5
+    assert sum(counts.records["en"].rejected.values()) == 1
+    assert counts.records["it"].heldout_documents > 5
 
 
 def test_a_sample_is_chosen_by_hash(folder: Path, here: Engine) -> None:
     counts = run_count(recipe(folder, sample="0.5"), here, Silent())
     texts = documents(folder, "it")
     assert words_of(counts, "it") == expected(texts, "cl100k", Fraction(1, 5), Fraction(1, 2))
-    assert 0 < counts.of("it").unsampled < len(texts)
+    assert 0 < counts.records["it"].unsampled < len(texts)
 
 
 @pytest.mark.slow
@@ -152,8 +152,8 @@ def test_counts_add_up(folder: Path, here: Engine) -> None:
     assert total.sources == ["en", "it"]
     for source in total.sources:
         assert words_of(total, source) == words_of(whole, source)
-        assert total.of(source) == whole.of(source)
-    assert len(total.heldout_texts("it")) == whole.of("it").heldout_documents
+        assert total.records[source] == whole.records[source]
+    assert len(total.heldout_texts("it")) == whole.records["it"].heldout_documents
 
 
 def three_counts(folder: Path, here: Engine) -> list[CorpusCounts]:
@@ -207,14 +207,14 @@ def test_two_attempts_at_one_partition_do_not_share_a_file(
     """Both spill: each under its own name, so that neither adds up the other's words."""
     made = recipe(folder)
     config = count_config(made, here, Silent())
-    [task] = _tasks("en", config.inputs["en"].files, made, folder / "state", Silent())
+    [task] = _tasks("en", config, made, folder / "state", Silent())
     task = replace(task, table_bytes=1)
     task.folder.mkdir()
     spills = []
     for process in (1, 2):
         monkeypatch.setattr(os, "getpid", lambda process=process: process)
         counter = _Counter(task)
-        for batch in read_documents(task.partition, task.record, task.normalization):
+        for batch in read_documents(task.partition, task.record, task.config.normalize):
             counter.add(batch)
         spills.append(set(counter._spills))
     assert spills[0]
@@ -229,7 +229,7 @@ def test_a_resumed_count_tells_what_is_there(folder: Path, here: Engine) -> None
     counts = run_count(recipe(folder), here, told)
     assert told.before["partitions"] == told.counts["partitions"] == 1
     assert "2 partitions to count, 1 of them done by an earlier run" in told.notices[0]
-    records = [counts.of(name) for name in counts.sources]
+    records = [counts.records[name] for name in counts.sources]
     for key, found in (
         ("documents", sum(r.documents + r.heldout_documents for r in records)),
         ("bytes", sum(r.bytes + r.heldout_bytes for r in records)),
@@ -266,7 +266,9 @@ def test_a_damaged_input_is_counted_up_to_the_damage(folder: Path, here: Engine)
     counts = run_count(make_recipe({"out": folder / "x", "sources": sources}, "test"), here, Silent())
     [failure] = counts.failed
     assert failure.file.endswith("it-9.jsonl.zst")
-    assert counts.of("en").documents + counts.of("en").heldout_documents == len(documents(folder, "en"))
+    assert counts.records["en"].documents + counts.records["en"].heldout_documents == len(
+        documents(folder, "en")
+    )
 
 
 def test_heldout_texts_are_kept(folder: Path, here: Engine) -> None:
@@ -295,6 +297,7 @@ def test_what_is_wrong_in_counts_json_is_named(folder: Path, here: Engine) -> No
     data["config"]["inputs"]["it"]["files"][0]["size"] = -1
     path.write_text(json.dumps(data))
     with pytest.raises(
-        IntegrityError, match=r"counts\.json: inputs\[...\]\.files\[0\]\.size: Expected `int`"
+        IntegrityError,
+        match=r"counts\.json: config\.inputs\[...\]\.files\[0\]\.size: Expected `int`",
     ):
         load_counts(counts.folder)

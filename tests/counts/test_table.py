@@ -12,15 +12,15 @@ from hypothesis import strategies as st
 from texts import HARD, pack, texts
 
 from pretok.counts import table as wordtable
-from pretok.counts.buckets import WordCounts
+from pretok.counts.buckets import Words
 from pretok.counts.table import WordTable
 from pretok.kernels.pretokenize import PATTERNS, word_ends
 
 pytestmark = pytest.mark.usefixtures("both_ways")
 
 
-def counted(words: WordCounts) -> dict[bytes, tuple[int, int]]:
-    pairs = zip(words.counts.tolist(), words.heldout.tolist(), strict=True)
+def counted(words: Words) -> dict[bytes, tuple[int, int]]:
+    pairs = zip(words.counts.tolist(), words.others.tolist(), strict=True)
     return dict(zip(words.words().to_pylist(), pairs, strict=True))
 
 

@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 
 from pretok.base.errors import UsageError
 from pretok.counts import weigh as weigh_module
-from pretok.counts.buckets import WordCounts, concatenate, from_arrow, split_buckets, write_groups
+from pretok.counts.buckets import Words, concatenate, from_arrow, split_buckets, write_groups
 from pretok.counts.weigh import LIMIT, THREADS, Tally, multipliers, weigh
 
 SHARES = st.fractions(0, 1, max_denominator=1000)
 
 
-def words(counts: dict[bytes, tuple[int, int]]) -> WordCounts:
+def words(counts: dict[bytes, tuple[int, int]]) -> Words:
     texts = sorted(counts)
     columns = np.array([counts[text] for text in texts], np.int64).reshape(-1, 2)
     array = pa.array(texts, pa.large_binary())

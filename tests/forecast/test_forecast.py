@@ -147,7 +147,7 @@ def test_a_mix_that_cannot_be_is_said_to_be_none(tmp_path, vocab_dir):
     write(tmp_path / "in" / "a", "jsonl")
     too_much = forecast(tmp_path, vocab_dir, mix={"tokens": "1T", "seq_len": 16}).mix
     assert too_much is not None
-    assert "more than 4 epochs of the sources give" in too_much.problem
+    assert "tokens would take more than 4 epochs of some sources: it has " in too_much.problem
     assert too_much.sure
     some = forecast(tmp_path, vocab_dir, mix={"tokens": "10k", "seq_len": 16}).mix
     assert some is not None

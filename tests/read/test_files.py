@@ -245,10 +245,9 @@ def test_what_holds_no_documents_is_refused_by_name(tmp_path, name, content, mes
 def test_what_is_not_what_its_name_says_is_never_read_as_lines(tmp_path, name, content):
     """Nor does one such file keep the others from being read: it fails by name."""
     (tmp_path / name).write_bytes(content)
-    (file,), notices = list_inputs([str(tmp_path / name)], "auto")
+    (file,), _ = list_inputs([str(tmp_path / name)], "auto")
     with pytest.raises(CorruptInputError, match=r"damaged|truncated"):
         list(read_piece(Piece(file), 0, RecordFormat()))
-    assert [str(tmp_path / name) in notice for notice in notices] == [True]
 
 
 def test_what_is_declared_as_lines_is_not_binary(tmp_path):
@@ -275,21 +274,22 @@ def test_a_glob_names_what_it_leaves_out(tmp_path):
     files, notices = list_inputs([f"{tmp_path}/*.jsonl"], "auto")
     assert [Path(file.path).name for file in files] == ["a.jsonl"]
     told = {
-        "b": "a link to nothing",
-        "c": "a link that leads to itself",
-        "d": "a named pipe",
+        "b": "a link that leads nowhere",
+        "c": "a link that leads nowhere",
+        "d": "a pipe or device",
         "e": "a folder",
     }
     assert notices == [
-        f"left out, {what}: {tmp_path}/{name}.jsonl"
-        for name, what in sorted(told.items(), key=lambda x: x[1])
+        f"left out, a folder: {tmp_path}/e.jsonl",
+        f"left out, a link that leads nowhere: {tmp_path}/b.jsonl, {tmp_path}/c.jsonl",
+        f"left out, a pipe or device: {tmp_path}/d.jsonl",
     ]
     for name, what in told.items():
         with pytest.raises(UsageError, match=f"{name}.jsonl is {what}"):
             list_inputs([f"{tmp_path}/{name}.jsonl"], "auto")
     with pytest.raises(UsageError, match="a folder"):
         list_inputs([f"{tmp_path}/[e].jsonl"], "auto")
-    with pytest.raises(UsageError, match="/dev/zero is a device"):
+    with pytest.raises(UsageError, match="/dev/zero is a pipe or device"):
         list_inputs(["/dev/zero"], "auto")
 
 
@@ -369,17 +369,16 @@ def test_a_user_without_permission_is_told_the_name(tmp_path):
             f"{data}/*.jsonl",
             f"{data}/**/*.jsonl",
             f"{data}/*/deep/*.jsonl",
-            f"{data}/locked/x.jsonl",
         ]
         done = subprocess.run(
             [sys.executable, "-c", code, *patterns], capture_output=True, text=True, check=True
         )
     finally:
         shutil.rmtree(data)
-    first, second, third, fourth = done.stdout.splitlines()
+    first, second, third = done.stdout.splitlines()
     assert first.startswith("('unreadable', 'Permission denied')")
-    assert f"{data}/secret.jsonl cannot be read: Permission denied" in first
-    for line in (second, third, fourth):
+    assert f"cannot be read, Permission denied: {data}/secret.jsonl" in first
+    for line in (second, third):
         assert line.startswith(f"UsageError folder {data}/locked cannot be listed: Permission denied")
 
 

@@ -9,14 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pretok.read.jsonl import MAX_DEPTH, parse_lines
-from pretok.read.rejects import BLANK, REASONS
+from pretok.read.rejects import REASONS
 
 
 def parse(data: bytes, field: str = "text") -> tuple[list[str], list[bytes]]:
     """(reason of each line, accepted texts)."""
-    texts, offsets, starts, status, *_ = parse_lines(np.frombuffer(data, np.uint8), field)
-    assert starts[0] == 0
-    assert starts[-1] == len(data)
+    texts, offsets, places, status, *_ = parse_lines(np.frombuffer(data, np.uint8), field)
+    assert places.shape == (len(status), 2)
     cut = [texts[a:b].tobytes() for a, b in pairwise(offsets)]
     return [REASONS[s] for s in status], cut
 
@@ -85,30 +84,16 @@ def test_every_byte_at_every_place_of_a_word():
 @given(st.binary(max_size=60))
 def test_any_bytes_give_one_status_a_line(data):
     reasons, texts = parse(data)
-    lines = [line.strip(b" \t\r") != b"" for line in data.removesuffix(b"\n").split(b"\n")] if data else []
-    assert len(reasons) == sum(full or not (at and not lines[at - 1]) for at, full in enumerate(lines))
+    lines = data.removesuffix(b"\n").split(b"\n") if data else []
+    assert len(reasons) == sum(line.strip(b" \t\r") != b"" for line in lines)
     assert reasons.count("") == len(texts)
 
 
-@given(st.lists(st.sampled_from([b"", b"", b" \r", b'{"text":"a"}', b"[]"]), max_size=12), st.booleans())
-def test_blank_lines_in_a_row_are_one_record(lines, after_blank):
-    found = parse_lines(
-        np.frombuffer(b"".join(line + b"\n" for line in lines), np.uint8),
-        "text",
-        after_blank=after_blank,
-    )
-    full = [line.strip() != b"" for line in lines]
-    first = [at for at in range(len(lines)) if full[at] or (full[at - 1] if at else not after_blank)]
-    assert (found.lines, found.numbers.tolist()) == (len(lines), first)
-    assert [status == BLANK for status in found.status] == [not full[at] for at in first]
-
-
-def test_memory_follows_the_records_not_the_lines():
-    found = parse_lines(np.full(1 << 20, ord("\n"), np.uint8), "text")
-    arrays = (found.starts, found.status, found.numbers)
-    whole = sum((array if array.base is None else array.base).nbytes for array in arrays)
-    assert (found.lines, len(found.status)) == (1 << 20, 1)
-    assert whole < 200
+@given(st.lists(st.sampled_from([b"", b"", b" \r", b'{"text":"a"}', b"[]"]), max_size=12))
+def test_blank_lines_are_no_records(lines):
+    found = parse_lines(np.frombuffer(b"".join(line + b"\n" for line in lines), np.uint8), "text")
+    full = [at for at, line in enumerate(lines) if line.strip()]
+    assert (found.lines, found.numbers.tolist()) == (len(lines), full)
 
 
 @given(objects, st.data())
@@ -141,7 +126,6 @@ def test_a_cut_line_is_malformed(document, data):
         (b'{"text":"a","\\udc00text":""}', ""),
         (b'{"text":"a","text":"b"}', ""),
         (b'{"text":"a","text":null}', "null_text"),
-        (b" \t\r", "blank_line"),
         (b"[1]", "not_an_object"),
     ],
 )

@@ -16,20 +16,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pretok.base.console import SILENT, Silent
 from pretok.base.errors import UsageError
-from pretok.read.jsonl import OK, parse_lines
+from pretok.read.jsonl import OK, ParsedLines, parse_lines
 from pretok.read.kept import (
-    LEDGER_NAMES,
     LONGEST_VALUE,
-    Keep,
     KeptColumn,
-    KeptValues,
-    kept_tables,
+    keep_column,
     parse_keep,
 )
 from pretok.read.partition import Piece
-from pretok.read.probe import decide_types, probe_inputs
+from pretok.read.probe import check_kept, probe_inputs
 from pretok.read.readers import RecordFormat, read_piece
 from pretok.read.recognise import list_inputs
 
@@ -65,27 +61,31 @@ def look_up(record: Any, field: str) -> Any:
     return value
 
 
-def expected(value: Any, kind: str) -> tuple[Any, bool]:
-    """(what is kept, whether it is of another type)."""
+WRONG = object()
+"""Stands for a value of another type."""
+
+
+def expected(value: Any, kind: str) -> Any:
+    """What is kept. A text is a number or a word as JSON writes it."""
     if value is None:
-        return None, False
-    if kind == "text" and isinstance(value, str):
-        fits = len(value.encode("utf-8", "surrogatepass")) <= LONGEST_VALUE
-        return (value, False) if fits else (None, True)
+        return None
+    if kind == "text" and not isinstance(value, list | dict):
+        text = value if isinstance(value, str) else json.dumps(value)
+        return text if len(text.encode("utf-8", "surrogatepass")) <= LONGEST_VALUE else WRONG
     if kind == "boolean" and isinstance(value, bool):
-        return value, False
+        return value
     if kind == "integer" and type(value) is int and -(2**63) <= value < 2**63:
-        return value, False
+        return value
     if kind == "float" and type(value) in (int, float):
-        return float(value), False
-    return None, True
+        return float(value)
+    return WRONG
 
 
-def kept(lines: list[str], columns: list[KeptColumn]) -> KeptValues:
+def kept(lines: list[str], columns: list[KeptColumn]) -> ParsedLines:
     block = np.frombuffer("\n".join(lines).encode(), np.uint8)
     found = parse_lines(block, "text", columns)
     assert (found.status == OK).all()
-    return found.kept
+    return found
 
 
 def same(a: Any, b: Any) -> bool:
@@ -101,10 +101,11 @@ def test_json_values_are_those_of_the_json_module(
     lines = [json.dumps({**r, "text": "t"}, ensure_ascii=ascii_only, separators=separators) for r in records]
     found = kept(lines, KEEP)
     for at, column in enumerate(KEEP):
-        for row, value in enumerate(found.columns[at].to_pylist()):
-            wanted, wrong = expected(look_up(records[row], column.field), column.type)
-            assert same(value, wanted), (lines[row], column)
-            assert found.wrong[at, row] == wrong
+        wanted = [expected(look_up(record, column.field), column.type) for record in records]
+        values, wrong = found.kept[at]
+        assert wrong == wanted.count(WRONG), (lines, column)
+        for row, value in enumerate(values.to_pylist()):
+            assert same(value, None if wanted[row] is WRONG else wanted[row]), (lines[row], column)
 
 
 @pytest.mark.parametrize(
@@ -113,6 +114,8 @@ def test_json_values_are_those_of_the_json_module(
         ('{"text":"t","x":"a","x":"b"}', "b"),
         ('{"x":{"x":1},"text":"t", "\\u0078" : "\\u00e8\\n\\ud83d\\ude00"}', "è\n😀"),
         ('{"text":"t","x":{}}', None),
+        ('{"text":"t","x":-1.50}', "-1.50"),
+        ('{"text":"t","x":true}', "true"),
         ('{"text":"t","x":"\\ud800"}', None),
         ('{"text":"t","x":"a","x\\ud800":"b","\\udfffx":"c"}', "a"),
         ('{"text":"t","x":"' + "a" * LONGEST_VALUE + '"}', "a" * LONGEST_VALUE),
@@ -121,15 +124,15 @@ def test_json_values_are_those_of_the_json_module(
     ],
 )
 def test_hard_lines(line: str, value: str | None) -> None:
-    (column,) = kept([line], [KeptColumn("x", "x", "text")]).columns
+    ((column, _),) = kept([line], [KeptColumn("x", "x", "text")]).kept
     assert column.to_pylist() == [value]
 
 
 def test_a_value_that_is_no_utf8_is_of_another_type() -> None:
     block = np.frombuffer(b'{"text":"t","x":"a"}\n{"text":"t","x":"\xff"}\n{"text":"t","x":"b"}\n', np.uint8)
-    found = parse_lines(block, "text", [KeptColumn("x", "x", "text")]).kept
-    assert found.columns[0].to_pylist() == ["a", None, "b"]
-    assert found.wrong.tolist() == [[False, True, False]]
+    found = parse_lines(block, "text", [KeptColumn("x", "x", "text")])
+    ((column, wrong),) = found.kept
+    assert (column.to_pylist(), wrong) == (["a", None, "b"], 1)
 
 
 def test_tables_give_what_lines_give(tmp_path: Path) -> None:
@@ -144,13 +147,18 @@ def test_tables_give_what_lines_give(tmp_path: Path) -> None:
     from datasets import Dataset
 
     Dataset.from_list(rows).save_to_disk(str(tmp_path / "saved"))
-    fields = ("id", "n", "score=meta.score", "ok=meta.ok", "absent:text")
+    fields = (
+        "id:text",
+        "n:integer",
+        "score=meta.score:float",
+        "ok=meta.ok:boolean",
+        "absent:text",
+        "t=n:text",
+    )
     found = []
     for name in ("a.jsonl", "a.parquet", "saved"):
         (file,) = list_inputs([str(tmp_path / name)], "auto")[0]
-        columns = decide_types("it", [parse_keep(f) for f in fields], probe_inputs([file], "text"), SILENT)
-        assert [column.type for column in columns] == ["text", "integer", "float", "boolean", "text"]
-        batches = list(read_piece(Piece(file), 0, RecordFormat(), Keep(columns)))
+        batches = list(read_piece(Piece(file), 0, RecordFormat(), [parse_keep(field) for field in fields]))
         found.append([[v for b in batches for v in b.kept[i].to_pylist()] for i in range(len(fields))])
     left = [row for row in rows if row["text"]]
     assert found[0] == [
@@ -159,6 +167,7 @@ def test_tables_give_what_lines_give(tmp_path: Path) -> None:
         [row["meta"]["score"] for row in left],
         [row["meta"]["ok"] for row in left],
         [None] * 6,
+        [None if row["n"] is None else str(row["n"]) for row in left],
     ]
     assert found[0] == found[1] == found[2]
 
@@ -166,24 +175,25 @@ def test_tables_give_what_lines_give(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("column", "kind", "values", "wrong"),
     [
-        (pa.array([1, None, 3], pa.int8()), "integer", [1, None, 3], []),
-        (pa.array([1, None, 3], pa.int8()), "float", [1.0, None, 3.0], []),
-        (pa.array([1, None, 3], pa.int8()), "text", [None] * 3, [0, 2]),
-        (pa.array([2**63, 1, None], pa.uint64()), "integer", [None, 1, None], [0]),
-        (pa.array(["a", "b", "a"]).dictionary_encode(), "text", ["a", "b", "a"], []),
-        (pa.array(["a", "x" * (LONGEST_VALUE + 1), None]), "text", ["a", None, None], [1]),
-        (pa.array([date(2020, 2, 3), None, None]), "text", ["2020-02-03", None, None], []),
-        (pa.array([Decimal("1.50"), None, None]), "text", ["1.50", None, None], []),
-        (pa.array([[1], None, [2]]), "text", [None] * 3, [0, 2]),
-        (pa.array([1.5, math.nan, None], pa.float32()), "float", [1.5, math.nan, None], []),
-        (pa.array([1.5, 2.0, None]), "integer", [None] * 3, [0, 1]),
-        (pa.array([True, None, False]), "boolean", [True, None, False], []),
+        (pa.array([1, None, 3], pa.int8()), "integer", [1, None, 3], 0),
+        (pa.array([1, None, 3], pa.int8()), "float", [1.0, None, 3.0], 0),
+        (pa.array([1, None, 3], pa.int8()), "text", ["1", None, "3"], 0),
+        (pa.array([2**63, 1, None], pa.uint64()), "integer", [None, 1, None], 1),
+        (pa.array(["a", "b", "a"]).dictionary_encode(), "text", ["a", "b", "a"], 0),
+        (pa.array(["a", "x" * (LONGEST_VALUE + 1), None]), "text", ["a", None, None], 1),
+        (pa.array([date(2020, 2, 3), None, None]), "text", ["2020-02-03", None, None], 0),
+        (pa.array([Decimal("1.50"), None, None]), "text", ["1.50", None, None], 0),
+        (pa.array([[1], None, [2]]), "text", [None] * 3, 2),
+        (pa.array(["1", None, "2"]), "integer", [None] * 3, 2),
+        (pa.array([1.5, math.nan, None], pa.float32()), "float", [1.5, math.nan, None], 0),
+        (pa.array([1.5, 2.0, None]), "integer", [None] * 3, 2),
+        (pa.array([True, None, False]), "boolean", [True, None, False], 0),
     ],
 )
-def test_columns_of_tables(column: pa.Array, kind: str, values: list[Any], wrong: list[int]) -> None:
-    found = kept_tables([column], [KeptColumn("x", "x", kind)], len(column))
-    assert all(same(a, b) for a, b in zip(found.columns[0].to_pylist(), values, strict=True))
-    assert np.flatnonzero(found.wrong[0]).tolist() == wrong
+def test_columns_of_tables(column: pa.Array, kind: str, values: list[Any], wrong: int) -> None:
+    found, count = keep_column(column, kind)
+    assert all(same(a, b) for a, b in zip(found.to_pylist(), values, strict=True))
+    assert count == wrong
 
 
 def test_names() -> None:
@@ -193,56 +203,22 @@ def test_names() -> None:
     assert parse_keep("score:float") == KeptColumn("score", "score", "float")
     assert parse_keep("s=m.score:float") == KeptColumn("s", "m.score", "float")
     assert parse_keep("dc:title") == KeptColumn("dc:title", "dc:title")
-    for name in LEDGER_NAMES - {"pretok:file"}:
-        assert parse_keep(name) == KeptColumn(f"{name}_", name)
-    assert parse_keep("Source:text") == KeptColumn("Source_", "Source", "text")
     assert parse_keep("where=source") == KeptColumn("where", "source")
     for wrong in ("", "=a", "a=", "a..b", ".a", ":text"):
         with pytest.raises(ValueError, match="FIELD"):
             parse_keep(wrong)
 
 
-class Told(Silent):
-    """Keeps notices."""
-
-    def __init__(self) -> None:
-        self.notices: list[str] = []
-
-    def notice(self, text: str) -> None:
-        self.notices.append(text)
-
-
-def test_types_are_decided_over_all_inputs_or_refused_by_name(tmp_path: Path) -> None:
-    def write(name: str, **fields: Any) -> str:
-        (tmp_path / name).write_text(json.dumps({"text": "t", **fields}) + "\n")
-        return str(tmp_path / name)
-
-    paths = [
-        write("a.jsonl", n=1, m=1, u=None, tags=["x"], o={"p": 1}),
-        write("b.jsonl", n=1.5, m="one", u=None),
-    ]
-    probes = probe_inputs(list_inputs(paths, "auto")[0], "text")
-    told = Told()
-
-    def decide(field: str) -> str:
-        return decide_types("it", [parse_keep(field)], probes, told)[0].type
-
-    assert decide("n") == "float"
-    assert decide("m:text") == "text"
-    with pytest.raises(UsageError, match=r"'m' is integer in .*a\.jsonl and text in .*b\.jsonl; .* m:text"):
-        decide("m")
-    with pytest.raises(
-        UsageError, match=r"no field 'nn' in .*; there are m, n, o.p, tags, text, u; .* nn:text"
-    ):
-        decide("nn")
-    with pytest.raises(UsageError, match=r"'tags' is list or object in .*a\.jsonl"):
-        decide("tags")
-    with pytest.raises(UsageError, match="no field 'o'"):
-        decide("o")
-    assert told.notices == []
-    assert decide("u") == "text"
-    assert "'u' has no value" in told.notices[0]
+def test_a_field_that_no_input_has_is_refused_by_name(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text(json.dumps({"text": "t", "n": 1, "tags": ["x"], "o": {"p": 1}}) + "\n")
+    probes = probe_inputs(list_inputs([str(tmp_path / "a.jsonl")], "auto")[0], "text")
+    check_kept("it", [parse_keep(field) for field in ("n", "o.p", "tags", "nn:text")], probes)
+    for field in ("nn", "o"):
+        with pytest.raises(
+            UsageError, match=f"no field '{field}' .* are n, o.p, tags, text; .* {field}:text"
+        ):
+            check_kept("it", [parse_keep(field)], probes)
     (tmp_path / "c.txt").write_text("plain")
     plain = probe_inputs(list_inputs([str(tmp_path / "c.txt")], "auto")[0], "text")
     with pytest.raises(UsageError, match=r"plain text has no fields to keep.*c\.txt"):
-        decide_types("it", [parse_keep("n")], plain, told)
+        check_kept("it", [parse_keep("n")], plain)

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pretok.chat.documents import read_documents
+from pretok.counts.counts_file import CountConfig
 from pretok.counts.task import CountTask, count_partition
 from pretok.read import readers
-from pretok.read.kept import Keep
 from pretok.read.normalize import Normalization
 from pretok.read.partition import plan
 from pretok.read.probe import probe_inputs
@@ -50,7 +50,7 @@ def test_documents_are_normalized_one_by_one(tmp_path_factory, documents, batch_
     ]
     numbers = [number for batch in batches for number in batch.numbers.tolist()]
     assert numbers == [i for i, text in enumerate(wanted) if text]
-    rejects = [(reject.record, reject.reason) for batch in batches for reject in batch.rejects]
+    rejects = [(r["record"], r["reason"]) for batch in batches for r in batch.rejects.to_pylist()]
     assert rejects == [(i, "empty_text") for i, text in enumerate(wanted) if not text]
 
 
@@ -67,7 +67,7 @@ def test_a_text_of_which_nothing_is_left_is_empty_to_all(tmp_path, vocab_dir, st
     state.mkdir()
     (shards / "it").mkdir(parents=True)
     task = TokenizeTask(
-        partition, shards, state, RecordFormat(), Keep(), Screening(), normalization, vocab_dir / "tokenizer.json",
+        partition, shards, state, RecordFormat(), (), Screening(), normalization, vocab_dir / "tokenizer.json",
         load_vocab(vocab_dir, eod=0).fingerprint, 0, None, 1 << 20,
         Fraction(0), 0, {},
     )  # fmt: skip
@@ -75,7 +75,7 @@ def test_a_text_of_which_nothing_is_left_is_empty_to_all(tmp_path, vocab_dir, st
     assert part.train is not None
     counted = count_partition(
         CountTask(
-            partition, tmp_path, RecordFormat(), normalization, "cl100k", Fraction(1), Fraction(0), 0, 0
+            partition, tmp_path, RecordFormat(), CountConfig("cl100k", "", normalization, "1", "0", 0), 0
         ),
         lambda _: None,
     )

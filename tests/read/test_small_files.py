@@ -52,7 +52,7 @@ def read(pieces: list[Piece], record: RecordFormat) -> list[tuple[object, ...]]:
             item.records,
             item.numbers.tolist(),
             item.texts.to_pylist(),
-            list(item.rejects),
+            item.rejects.to_pylist(),
         )
         for item in read_documents(Partition("it", 0, tuple(pieces), 0), record, Normalization())
     ]

@@ -107,7 +107,8 @@ small, large = (Piece(InputFile(p, sys.argv[1], "zstd", 0, "")) for p in sys.arg
 list(read_piece(small, 0, record))
 before = peak()
 batches = [b for b in read_piece(large, 0, record)]
-print(peak() - before, [r.reason for b in batches for r in b.rejects], sum(len(b.texts) for b in batches))
+reasons = [reason for b in batches for reason in b.rejects["reason"].to_pylist()]
+print(peak() - before, reasons, sum(len(b.texts) for b in batches))
 """
 
 

@@ -44,7 +44,7 @@ def recipe(folder: Path, out: Path, appends: dict[str, Sequence[int]], **shards:
     sources = {
         name: {
             "inputs": [str(folder / f"{number}.jsonl")],
-            "keep": ["id"],
+            "keep": ["id:integer"],
             "append": [{"inputs": [str(folder / f"{more}.jsonl")]} for more in appends.get(name, ())],
         }
         for name, number in (("a", 0), ("b", 1))

@@ -163,7 +163,7 @@ def forge(shards: Path, *path: Any, value: Any) -> None:
         (("config",), nested(40), "config: Expected `object`"),
         (("software", "pretok"), 1, r"software\[...\]: Expected `str`"),
         (("materialized",), 5, "materialized: Expected `object"),
-        (("materialized",), {"format": "shards"}, "holds no mix"),
+        (("materialized",), {"format": "shards"}, "is not a mix"),
         (("materialized",), {"format": "pretok-mix", "version": 3}, "Object missing required field"),
     ],
 )

@@ -293,7 +293,12 @@ def test_what_is_needed_last_is_evicted(
     uses = rng.integers(0, BLOCKS, 300).tolist()
     data = [(bucket / "large" / shard.path).read_bytes() for shard in load_manifest(bucket / "large").shards]
     places = [(shard, at, 0) for shard, some in enumerate(data) for at in range(0, len(some), NODE)]
-    files.expect((), lambda done: np.array_split(np.array([places[use] for use in uses[done:]]), 9))
+    files.expect(
+        (),
+        lambda done: np.array_split(
+            np.array([places[use] for use in uses[done:]], np.int64).reshape(-1, 3), 9
+        ),
+    )
     files.whole = True
     present = np.zeros(BLOCKS, np.bool_)
     present[:20] = True

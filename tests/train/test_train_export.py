@@ -114,8 +114,8 @@ def test_a_step_a_width_and_a_mean_can_be_named(runs: dict[bool, Path], tmp_path
     with pytest.raises(SystemExit, match="2"):
         exported(runs[False], tmp_path / "none", "--last", 3)
     for path, message in (
-        (runs[True], "there are: step-00000002, step-00000004"),
-        (tmp_path / "norun", "norun has no checkpoint of step 3; name the folder .*; there are: none"),
+        (runs[True], "It has: step-00000002, step-00000004"),
+        (tmp_path / "norun", "norun has no checkpoint of step 3; name the folder of a run .* It has: none"),
     ):
         with pytest.raises(UsageError, match=message):
             find_checkpoints(path, 3)
@@ -343,14 +343,14 @@ NOT_COMPUTED: list[tuple[str, dict[str, Any], str]] = [
     ("llama-3.1", {"rope_parameters": {"rope_type": "yarn", "factor": 4.0}}, "rope_scaling is {'rope_type': 'yarn"),
     ("llama-3.1", {"rope_parameters": {"rope_type": "llama3", "factor": 4.0}}, "rope_scaling is {'rope_type'"),
     ("llama-3", {"rope_parameters": {"partial_rotary_factor": 0.5}}, "rope_scaling is {'partial_rotary_factor'"),
-    ("llama-3", {"attention_bias": True}, "attention_bias is True and not False"),
-    ("llama-3", {"mlp_bias": True, "hidden_act": "gelu"}, "hidden_act is 'gelu' and not 'silu'"),
+    ("llama-3", {"attention_bias": True}, "attention_bias is True, not False"),
+    ("llama-3", {"mlp_bias": True, "hidden_act": "gelu"}, "hidden_act is 'gelu', not 'silu'"),
     ("llama-3", {"quantization_config": {"bits": 4}}, "quantization_config is {'bits': 4}"),
     ("llama-3", {"auto_map": {"AutoModel": "theirs.Model"}}, "auto_map is {'AutoModel'"),
     ("qwen-3", {"is_causal": False}, "is_causal is False"),
     ("llama-3", {"partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5"),
     ("llama-3", {"hidden_size": None}, "hidden_size is missing"),
-    ("llama-3", {"model_type": "gemma"}, "model_type is gemma; train computes llama, mistral, qwen2, qwen3"),
+    ("llama-3", {"model_type": "gemma"}, "model_type is gemma; train supports llama, mistral, qwen2, qwen3"),
     ("mistral", {"layer_types": ["sliding_attention"] * 2}, "layer_types is"),
     ("qwen-2", {"use_sliding_window": True}, "use_sliding_window is True"),
     ("qwen-2", {"layer_types": ["full_attention", "sliding_attention"]}, "layer_types is"),
@@ -403,11 +403,11 @@ def test_weights_that_do_not_fit_are_refused_by_name(trained: Path, tmp_path: Pa
     refused(MismatchError, "norm_eps 1e-06 (here 1e-05)")
     write_json(out / "config.json", theirs | {"rms_norm_eps": 1e-5})
     for given, error, message in (
-        (tensors | {bias: torch.ones(32)}, MismatchError, f"holds what train does not compute: {bias}"),
+        (tensors | {bias: torch.ones(32)}, MismatchError, f"has tensors that train does not support: {bias}"),
         (
             tensors | {norm: torch.ones(33)},
             IntegrityError,
-            f"{norm} has the shape [33]; by config.json it is [32]",
+            f"{norm} has the shape [33], but config.json implies [32]",
         ),
         ({name: tensors[name] for name in tensors.keys() - {norm}}, MismatchError, f"lacks {norm}"),
     ):
@@ -531,12 +531,12 @@ def test_a_run_begins_with_a_new_vocabulary(begin: Trial) -> None:
     old_model(model := begin.folder / "model", replace(OLD, tied=True))
     begin.defaults |= {"init_from": str(model), "model": model_file(begin.folder)}
     away, ours = map_to(begin.folder / "away.json"), map_to(begin.folder / FILE_NAME, fingerprint)
-    with pytest.raises(MismatchError, match=r"with --vocab .*, or name the --vocab-map made of it"):
+    with pytest.raises(MismatchError, match=r"with --vocab .*, or give the --vocab-map made from it"):
         begin.train()
     with pytest.raises(MismatchError, match="leads to another vocabulary"):
         begin.train(vocab_map=away)
     write_json(model / "tokenizer.json", {"model": "another one"})
-    with pytest.raises(MismatchError, match=r"is another tokenizer than that of the model .* begins with"):
+    with pytest.raises(MismatchError, match=r"is another tokenizer than that of the model .* starts from"):
         begin.train(vocab_map=ours)
     (model / "tokenizer.json").unlink()
     run = begin.train(vocab_map=ours)
@@ -548,8 +548,8 @@ def test_a_run_begins_with_a_new_vocabulary(begin: Trial) -> None:
     for row in range(60):
         assert torch.equal(after[row], before[list(ADDED[row])].mean(0) if row in ADDED else before[row])
     assert transformers.AutoModelForCausalLM.from_pretrained(begin.folder / "out").config.vocab_size == 60
-    with pytest.raises(UsageError, match="is a checkpoint; write its model with train export"):
+    with pytest.raises(UsageError, match="is a checkpoint; export it with train export"):
         begin.train("other", init_from=str(run), vocab_map=ours)
     old_model(begin.folder / "small", replace(OLD, vocab_size=40))
-    with pytest.raises(MismatchError, match="has rows for 40 entries, but --vocab-map begins with 50"):
+    with pytest.raises(MismatchError, match="has rows for 40 entries, but --vocab-map starts from 50"):
         exported_tensors(begin.folder / "small", replace(OLD, vocab_size=60), print, read_map(Path(ours)))

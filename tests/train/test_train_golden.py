@@ -67,7 +67,7 @@ def test_a_checkpoint_of_another_version_is_refused_by_name(
     run = unpacked(tmp_path) / "1x1x1"
     reseal(run / "checkpoints/step-00000003", version=1)
     begin = f"--shards {tmp_path}/shards --mix {tmp_path}/mix.json --steps 6 --out"
-    words = "step-00000003/meta.json has format version 1, this program reads 2: go on with the train that"
+    words = "step-00000003/meta.json has format version 1, this program reads 2: resume with the train that"
     for command in (
         f"{begin} {run} --model debug",
         f"{begin} {tmp_path}/new --init-from {run}",

@@ -55,12 +55,12 @@ def read_flags(*arguments: str) -> TrainConfig:
 
 TWO = '[[phases]]\nat = "1k"\nglobal-batch = 16\n[[phases]]\nat = 2000\nz_loss = 1\n'
 WRONG = {
-    "[[phases]]\nlr = 1": "phase 1 does not say at how many tokens it begins",
+    "[[phases]]\nlr = 1": "phase 1 has no start; give it in tokens",
     "[[phases]]\nat = 5\nlearning_rate = 1": "phase 1: unknown setting 'learning_rate'",
     "[[phases]]\nat = 5\nmodel = '1b'": "phase 1: unknown setting 'model'",
-    "[[phases]]\nat = 5\n[[phases]]\nat = 5": "one at 5 tokens comes after one at 5",
+    "[[phases]]\nat = 5\n[[phases]]\nat = 5": "the one at 5 tokens follows the one at 5",
     "[[phases]]\nat = 5\nlr = -1": "lr is -1.0; it must be at least 0",
-    "phases = 3": "phases is no list of tables",
+    "phases = 3": "phases is not a list of tables",
     "phases = '{'": "phases is not JSON",
 }
 
@@ -132,7 +132,7 @@ def test_data_length_batch_and_positions_change_and_moments_stay(trial: Trial) -
     text = trial.said()
     assert f"phase at {3 * STEP:,} tokens: mix was " in text
     assert "rope_theta was None, is 1000000.0" in text
-    assert "reads its stream from sequence 0 on" in text
+    assert "reads its stream from sequence 0\n" in text
 
 
 def test_a_stop_anywhere_and_other_ranks_give_the_same_run(trial: Trial) -> None:
@@ -187,7 +187,7 @@ def test_a_run_goes_on_with_a_continued_mix(trial: Trial) -> None:
         wish = request(f"{8 * STEP}:en=0.75,it=0.25", seq_len=LENGTH, seed=after.seed, after=after)
         run_mix(trial.shards, trial.folder / f"{name}.json", wish)
         new[name] = str(trial.folder / f"{name}.json")
-    with pytest.raises(MismatchError, match="another order from sequence 16 on, and 24 are read"):
+    with pytest.raises(MismatchError, match="the data differs from sequence 16 on, and 24 are already read"):
         trial.train(mix=new["early"], steps=6, **CONSTANT)
     for out, mix in (("run", new["new"]), ("whole", new["new"]), ("old", first)):
         trial.train(out, mix=mix, steps=6, **CONSTANT)
@@ -213,19 +213,22 @@ def test_what_must_not_change_is_refused_by_name(trial: Trial) -> None:
     for change, message in (
         ({"model": str(wide)}, r"run was started with other settings: model\.hidden was 64, is 32\. Resume"),
         ({"seed": 3}, r"settings: seed was 0, is 3\. Resume"),
-        ({"mix": other}, "another order from sequence 0 on, and 48 are read"),
-        ({"mix": apart}, rf"another order from sequence 40 on, and 48 are read; .*at = {6 * STEP} and"),
+        ({"mix": other}, "the data differs from sequence 0 on, and 48 are already read"),
+        (
+            {"mix": apart},
+            rf"the data differs from sequence 40 on, and 48 are already read; .*at = {6 * STEP} and",
+        ),
         ({"mix": None, "seq_len": 8}, "model.seq_len was 16, is 8; stream was"),
-        ({"phases": early}, f"the phase at {2 * STEP} tokens lies before the {6 * STEP}"),
+        ({"phases": early}, f"the phase at {2 * STEP} tokens begins before the {6 * STEP}"),
     ):
         with pytest.raises(MismatchError, match=message):
             again(**change)
-    with pytest.raises(UsageError, match="6 steps are done already"):
+    with pytest.raises(UsageError, match="the run has done 6 steps already"):
         again(steps=5)
     assert (trial.run / "checkpoints/step-00000006").is_dir()
     again(phases=({"at": 6 * STEP, "mix": other},))  # and so it is done
     assert len(column(trial.run, "loss")) == 7
-    with pytest.raises(MismatchError, match=f"in the phase that began at {6 * STEP} tokens"):
+    with pytest.raises(MismatchError, match=f"in the phase at = {6 * STEP}, which"):
         again(steps=8)
 
 
@@ -258,7 +261,7 @@ def test_phases_that_cannot_be_are_refused_before_the_first_step(trial: Trial) -
 
     both = "at {} and at {} tokens both begin with step 3"  # a run that ended there would seem to be done
     for phases, message in (
-        (({"at": 4 * STEP, "mix": small},), "8 steps of 8 sequences do not fit: the data has 11 sequences"),
+        (({"at": 4 * STEP, "mix": small},), "8 steps of 8 sequences need more data: there are 11 sequences"),
         (({"at": 4 * STEP, "global_batch": 9},), "phase at 512 tokens: global_batch 9 is not a multiple"),
         (close(2 * STEP - 1), both.format(STEP + 1, 2 * STEP - 1)),
         (close(2 * STEP), both.format(STEP + 1, 2 * STEP)),

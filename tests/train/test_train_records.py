@@ -265,7 +265,7 @@ def test_a_slow_rank_is_named_in_metrics_and_on_the_terminal(shards: Path, tmp_p
         # One more fetched than steps done at the first look, one less at the last.
         assert 20 < look["seconds"] < 40
         assert look["behind"] > NOTABLE
-    assert f"slow: rank 1 on {os.uname().nodename} waits for data 3" in ranks.text()
+    assert f"slow: rank 1 on {os.uname().nodename}: waiting for data takes 3" in ranks.text()
     found = [line for line in ranks.text().splitlines() if line.startswith("timeouts of")]
     assert found == 4 * ["timeouts of True [78.0]"], ranks.text()
 
@@ -279,7 +279,7 @@ def test_step_lines_say_how_far_and_how_long(trial: Trial) -> None:
     assert [line[0].split()[2] for line in lines] == ["2/6", "4/6", "6/6"]
     assert [line[1] for line in lines] == ["33%", "67%", "100%"]
     assert lines[-1][2] == "ETA 0 s"
-    assert "warning: the warm-up of 100 steps takes the whole schedule" in text
+    assert "warning: the warm-up (100 steps) is as long as the schedule" in text
     loop.train(replace(config, out=str(trial.folder / "b"), log_every=100, warmup=2))
     assert "warning" not in trial.said().replace("warning: no GPU", "")
 
@@ -374,7 +374,7 @@ def test_what_the_system_refuses_is_one_line(tmp_path: Path, capsys: pytest.Capt
     (tmp_path / "file").write_text("")
     code, text = ended(capsys, ["--shards", "x", "--out", f"{tmp_path}/file"])
     assert code == 2
-    words = "cannot be made: Not a directory; name a folder"
+    words = "cannot be created: Not a directory; name a folder"
     assert text.startswith(f"train: --out: {tmp_path}/file/flight {words}")
     known = explain(PermissionError(13, "Permission denied", "RUN/metrics.jsonl"))
     assert f"{known}" == "RUN/metrics.jsonl: Permission denied"
@@ -399,7 +399,10 @@ def test_an_id_outside_of_the_vocabulary_names_its_shard(
         ids.tofile(path)
         code, text = ended(capsys, tiny_flags(folder, tmp_path, val_every=val_every, **more))
         assert code == 2
-        assert f"train: {path} holds the id 60, and the vocabulary ends at 59" in text
+        assert (
+            f"train: {path} holds the id 60, but the largest id of the vocabulary is 59: the shard was damaged"
+            in text
+        )
 
 
 def _no_meta_on_rank_0() -> None:

@@ -153,7 +153,7 @@ def test_control_c_saves_and_twice_ends_at_once(
         main(flags(trial.config(save_every=save_every)))
     out, err = trial.capture.readouterr()
     assert words in err
-    told = "received SIGINT: the run ends after the steps in work; Ctrl-C again ends"
+    told = "received SIGINT: the run ends after the current steps; Ctrl-C again ends"
     assert out.count(told) == (times == 1)
     assert "Traceback" not in err
 

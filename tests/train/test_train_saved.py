@@ -113,10 +113,10 @@ def no_keys(checkpoint: Path) -> None:
 DAMAGE: dict[str, tuple[Callable[[Path], None], str]] = {
     "bit of the first rank": (
         lambda newest: flip(newest / FIRST, 9000),
-        f"{FIRST} was damaged: its checksum",
+        f"{FIRST} is damaged: its checksum",
     ),
-    "bit of the second": (lambda newest: flip(newest / SECOND, 1000), f"{SECOND} was damaged: its checksum"),
-    "length": (lambda newest: os.truncate(newest / FIRST, 20_000), f"{FIRST} was damaged: its checksum"),
+    "bit of the second": (lambda newest: flip(newest / SECOND, 1000), f"{SECOND} is damaged: its checksum"),
+    "length": (lambda newest: os.truncate(newest / FIRST, 20_000), f"{FIRST} is damaged: its checksum"),
     "no tensors": (lambda newest: (newest / SECOND).unlink(), f"{SECOND}: No such file"),
     "no meta.json": (lambda newest: (newest / "meta.json").unlink(), "meta.json does not exist"),
     "meta.json": (
@@ -126,8 +126,11 @@ DAMAGE: dict[str, tuple[Callable[[Path], None], str]] = {
         "meta.json does not match its seal",
     ),
     "no seal": (lambda newest: write_json(newest / "meta.json", {"step": 4}), "does not match its seal"),
-    "no object": (lambda newest: write_json(newest / "meta.json", []), "expected an object"),
-    "no keys": (no_keys, "meta.json: lacks the key 'progress'"),
+    "no object": (
+        lambda newest: write_json(newest / "meta.json", []),
+        "meta.json: Expected `object`, got `array`",
+    ),
+    "no keys": (no_keys, "meta.json: Object missing required field `progress`"),
 }
 
 
@@ -147,7 +150,7 @@ def test_damage_is_named_and_the_checkpoint_before_used(trial: Trial, newest: Pa
         trial.train("new", init_from=str(newest))
     trial.train()
     text = trial.said()
-    assert f"{newest} is broken, trying the one before: " in text
+    assert f"{newest} is damaged, trying the previous one: " in text
     assert words in text
     assert "resumed from step 2\n" in text
     main(verify)  # the broken one was made anew
@@ -167,7 +170,7 @@ def test_where_all_are_damaged_nothing_is_changed(trial: Trial, newest: Path) ->
 def test_two_ranks_find_what_one_of_them_reads(trial: Trial, newest: Path) -> None:
     flip(newest / SECOND, 1000)
     text = run_jobs([(2, flags(trial.config(shard=2)))], trial.folder)
-    assert "is broken, trying the one before" in text
+    assert "is damaged, trying the previous one" in text
     assert "resumed from step 2\n" in text
 
 

@@ -84,8 +84,8 @@ IN_A_TABLE: dict[str, tuple[dict[str, object], str]] = {
     "nan": ({"lr": "nan"}, "lr is nan; it must be at least 0"),
     "whole": ({"tokens": "1.5"}, "tokens: '1.5' is not a whole number"),
     "choice": ({"schedule": "linear"}, "schedule is 'linear'; it must be one of cosine, wsd, constant"),
-    "preset": ({"model": "7b"}, "--model 7b: neither a preset"),
-    "file": ({"model": "none.toml"}, "--model none.toml: neither a preset"),
+    "preset": ({"model": "7b"}, "--model 7b is not a preset"),
+    "file": ({"model": "none.toml"}, "--model none.toml is not a preset"),
 }
 SIZES = {
     "dim = 'x'": r"model.toml: Expected `int`, got `str` - at `\$.dim`",
@@ -123,15 +123,24 @@ def test_wrong_settings_are_refused_with_what_where_and_the_nearest_that_is_righ
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"steps": 10_000}, r"10000 steps of 8 sequences do not fit: the data has \d+ sequences of 16"),
+        (
+            {"steps": 10_000},
+            r"10000 steps of 8 sequences need more data: there are \d+ sequences of 16 tokens, enough for \d+",
+        ),
         ({"steps": 5, "tokens": 5}, "not both"),
-        ({"steps": None, "tokens": 1}, "0 steps of 8 sequences do not fit"),
-        ({"model": "7b"}, "neither a preset"),
+        ({"steps": None, "tokens": 1}, "0 steps of 8 sequences need more data"),
+        ({"model": "7b"}, "--model 7b is not a preset"),
         ({"seq_len": 100_000}, "sequence"),
         ({"shards": ""}, "--shards is missing"),
         ({"vocab_map": "x"}, "--vocab-map needs --init-from"),
-        ({"init_from": "PUT/THE/MODEL/HERE"}, "--init-from: PUT/THE/MODEL/HERE is no folder"),
-        ({"val_every": 1, "seq_len": 600, "steps": 1}, "holds no validation sequence of 600 tokens"),
+        (
+            {"init_from": "PUT/THE/MODEL/HERE"},
+            "--init-from: PUT/THE/MODEL/HERE is not a folder; name a transformers model",
+        ),
+        (
+            {"val_every": 1, "seq_len": 600, "steps": 1},
+            "has no validation sequence of 600 tokens: tokenize with --val-fraction",
+        ),
         ({"val_every": 1, "val_sequences": 1, "wandb": "p"}, "needs the package wandb"),
     ],
 )
@@ -170,7 +179,7 @@ def test_what_needs_which_package() -> None:
     for command in ("plan", "--shards=x"):
         done = run_python(f"{WITHOUT}from train.__main__ import main\nmain(['{command}'])")
         assert done.returncode == 2
-        assert done.stderr.startswith("train: the package torch is not installed for this Python: pip")
+        assert done.stderr.startswith("train: the package torch is not installed for this Python: run pip")
         assert done.stderr.count("\n") == 1
     done = run_python(
         "import sys\nimport train.loop, train.checkpoint.export, train.plan, train.tune, train.__main__\n"
@@ -260,11 +269,17 @@ def test_what_cannot_be_divided_is_refused_with_what_can() -> None:
         (split(tensor=2, context=8), r"--tensor 2 x --context 8 does not divide kv_heads \(8\)"),
         (split(tensor=16), r"--tensor 16 does not divide kv_heads \(8\)"),
         (split(4100, tensor=8), r"--tensor 8 does not divide seq_len \(4100\)"),
-        (split(tensor=2, precision="float8"), "float8 goes neither with --tensor nor with widths"),
-        (split(tensor=2, compile=True, checkpointing="0.5"), r"checkpointing 0\.5, only with ops or none"),
-        (pipeline(tied=True), "is its output matrix"),
-        (pipeline(layers=3), "4 stages are more than the 3 blocks"),
-        (pipeline(Batch(8, 4, 2, 1)), "at least 4 micro-batches in a step of each rank; there are 2"),
+        (
+            split(tensor=2, precision="float8"),
+            "--precision float8 works neither with --tensor nor with widths",
+        ),
+        (
+            split(tensor=2, compile=True, checkpointing="0.5"),
+            r"does not work with --checkpointing 0\.5; use ops or none",
+        ),
+        (pipeline(tied=True), "needs a separate output matrix"),
+        (pipeline(layers=3), "4 is more than the 3 blocks"),
+        (pipeline(Batch(8, 4, 2, 1)), "at least 4 micro-batches per step and rank; there are 2"),
     ):
         with pytest.raises(UsageError, match=message):
             ask()
@@ -381,7 +396,7 @@ def test_plan_says_what_fits_and_what_it_costs(capsys: pytest.CaptureFixture[str
     assert "the memory of the device is not known; give --memory" in plan("--device A100 --micro-batch 2")
     assert json.loads(plan("--device A100 --memory 80 --micro-batch 2 --json"))["fits"] is False
     assert "\nfits: 39.9 GiB counted" in plan(f"{device} 4 --checkpointing full")
-    assert "devices wait 15.8% of a step for other stages\n" in plan(
+    assert "devices wait for other stages 15.8% of each step\n" in plan(
         f"{device} 1 --pipeline 4 --checkpointing ops"
     )
     # And the command of the documentation fits.

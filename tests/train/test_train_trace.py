@@ -130,5 +130,5 @@ def test_segments_are_the_same_after_a_kill_and_know_other_shards(trial: Trial) 
     trial.train(**common)
     assert segments() == whole
     make_shards(trial.folder / "others", {"it": [[1, 2, 3] * 200], "en": [[4] * 500]}, vocab_size=60)
-    with pytest.raises(MismatchError, match="on the run read other shards"):
+    with pytest.raises(MismatchError, match="from step 1 the run read other shards"):
         open_traced(trial.run, trial.folder / "others")

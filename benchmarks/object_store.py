@@ -55,6 +55,7 @@ def serve(port: int, folder: Path, latency: float, bandwidth: float) -> None:
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
+        wbufsize, disable_nagle_algorithm = -1, True  # else each answer waits 40 ms for an acknowledgement
 
         def do_HEAD(self) -> None:
             self._answer(with_body=False)
@@ -100,6 +101,7 @@ def serve(port: int, folder: Path, latency: float, bandwidth: float) -> None:
         def log_message(self, *_: object) -> None:
             """Nothing."""
 
+    ThreadingHTTPServer.request_queue_size = 128  # of 5, whose sixth waits a second
     ThreadingHTTPServer(("127.0.0.1", port), Handler).serve_forever()
 
 

@@ -40,6 +40,7 @@ def serve(folder: Path) -> Iterator[Server]:
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
+        wbufsize, disable_nagle_algorithm = -1, True  # else each answer waits 40 ms for an acknowledgement
 
         def do_HEAD(self) -> None:
             self._answer(with_body=False)
@@ -83,7 +84,10 @@ def serve(folder: Path) -> Iterator[Server]:
         def log_message(self, *_: object) -> None:
             """Nothing."""
 
-    http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    class Http(ThreadingHTTPServer):
+        request_queue_size = 128
+
+    http = Http(("127.0.0.1", 0), Handler)
     http.daemon_threads = True
     thread = threading.Thread(target=http.serve_forever, args=(0.02,), daemon=True)
     thread.start()

@@ -12,18 +12,18 @@ position. The modules for trainers use the same batches under other names.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from itertools import islice
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, get_worker_info
 
 from pretok.integrations.checks import check_length, checked_position, saved_state
 from pretok.stream import View
-from pretok.stream.loader import Fetch, PositionSampler, as_read, document_boundaries
+from pretok.stream.loader import Fetch, PositionSampler, as_read, document_boundaries, messages, read_ahead
 
 IGNORE = -100
 """A label without loss, as in torch's cross_entropy."""
@@ -81,6 +81,12 @@ def named(batch: Batch) -> dict[str, Tensor]:
     return found
 
 
+def _begin_worker(sampler: PositionSampler, workers: int, together: int, worker: int) -> None:
+    """What `worker` will be asked for, an object store may fetch before."""
+    info: Any = get_worker_info()
+    read_ahead(info.dataset.view, sampler, (), worker, workers, together)
+
+
 class Loader:
     """Iterates over this rank's micro-batches from `position` on, each once, as long as a whole round is left.
 
@@ -132,30 +138,25 @@ class Loader:
         """Micro-batches that are left."""
         return len(self._sampler())
 
-    def _messages(self) -> Iterator[list[int]]:
-        """Yield the positions of the remaining micro-batches, several micro-batches in one list.
-
-        The cost of a message in torch's queues hardly depends on its size. With a single micro-batch of 8 x 4,096 in
-        each, it would exceed all other costs of a batch in the trainer.
-        """
-        sampler = iter(self._sampler())
-        together = max(1, _MESSAGE // (self.micro_batch * (self.view.seq_len + 1)))
-        while some := [position for batch in islice(sampler, together) for position in batch]:
-            yield some
-
     def __iter__(self) -> Iterator[Any]:
-        fetch = Fetch(self.view)
-        messages: Any = map(fetch.__getitems__, self._messages())
+        sampler, fetch = self._sampler(), Fetch(self.view)
+        # The cost of a message in torch's queues hardly depends on its size. With a single micro-batch of 8 x 4,096 in
+        # each, it would exceed all other costs of a batch in the trainer.
+        together = max(1, _MESSAGE // (self.micro_batch * (self.view.seq_len + 1)))
         if self._workers:
             loader: Any = DataLoader  # its annotations do not allow a dataset that reads whole batches
-            messages = loader(
+            found: Any = loader(
                 fetch,
-                batch_sampler=self._messages(),
+                batch_sampler=messages(sampler, together),
                 collate_fn=as_read,
                 num_workers=self._workers,
                 prefetch_factor=self._prefetch,
+                worker_init_fn=partial(_begin_worker, sampler, self._workers, together),
             )
-        for message in messages:
+        else:
+            read_ahead(self.view, sampler, together=together)
+            found = map(fetch.__getitems__, messages(sampler, together))
+        for message in found:
             if isinstance(message, Exception):
                 raise message
             for first in range(0, len(message.ids), self.micro_batch):

@@ -156,18 +156,30 @@ class PositionSampler:
         }
 
 
+def messages(sampler: PositionSampler, together: int) -> Iterator[list[int]]:
+    """Yield the positions of the remaining micro-batches, `together` of them in one list."""
+    batches = iter(copy(sampler))
+    while some := [position for batch in islice(batches, together) for position in batch]:
+        yield some
+
+
 def read_ahead(
-    view: View, sampler: PositionSampler, ranks: Sequence[int] = (), worker: int = 0, workers: int = 1
+    view: View,
+    sampler: PositionSampler,
+    ranks: Sequence[int] = (),
+    worker: int = 0,
+    workers: int = 1,
+    together: int = 1,
 ) -> None:
-    """Have a stream on an object store fetch what `sampler` asks for before it does; call it in each process that
-    reads, of which this is `worker` of `workers` of a rank. ranks: all that share the cache, this one's alone where
-    none are named."""
+    """Let a stream on an object store fetch what `sampler` asks for before it does. Call it in each process that reads,
+    of which this is `worker` of `workers` of a rank. ranks: all that share the cache, by default this one alone;
+    together: micro-batches that one call of `View.batch` reads."""
     ranks = ranks or [sampler.rank]
     view.expect(
-        islice(copy(sampler), worker, None, workers),
-        lambda done: sampler.coming(done * workers, ranks),
+        islice(messages(sampler, together), worker, None, workers),
+        lambda done: sampler.coming(done * workers * together, ranks),
         len(ranks) * workers,
-        sampler.micro_batch,
+        sampler.micro_batch * together,
         len(ranks) / sampler.world_size,
     )
 

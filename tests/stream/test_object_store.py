@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 from mixing import request, write_ledgers
 from store_server import BUCKET, Server, serve
-from support import make_shards, until
+from support import make_shards, needs, until
 
 import pretok.stream
 from benchmarks.train_shards import bare_manifest
@@ -228,6 +228,25 @@ def test_blocks_come_in_the_order_of_their_first_use(
     server.asked.clear()
     view.batch(next(iter(sampler)))
     assert not server.asked
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_the_loader_of_pytorch_fetches_ahead(
+    workers: int, server: Server, bucket: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    needs("torch")
+    from pretok.integrations import pytorch
+
+    monkeypatch.setattr(pytorch, "_MESSAGE", 16 * SEQ_LEN)
+    local = pretok.stream.open(bucket / "large", seq_len=SEQ_LEN)
+    view = pretok.stream.open(f"{URL}/large", seq_len=SEQ_LEN, cache=tmp_path)
+    ours, theirs = (
+        iter(pytorch.Loader(one, 4, rank=1, ranks=2, position=80, workers=workers)) for one in (view, local)
+    )
+    first = next(ours)
+    until(lambda: len(server.gets()) > BLOCKS - 3)
+    for found in (first, *ours):
+        assert found["input_ids"].equal(next(theirs)["input_ids"])
 
 
 def touched(view: View, positions: Sequence[int] | Any) -> list[int]:

@@ -100,7 +100,7 @@ MAKE: list[Case] = [
     (
         "tokenize it=empty.jsonl --out empty --vocab vocab --workers 0",
         3,
-        "pretok: source it has no documents: its inputs hold no record; ",
+        "pretok: source it has no documents: its inputs hold no record",
     ),
     ("count it=empty.jsonl --out empty --workers 0", 3, "empty: empty.jsonl"),
     (

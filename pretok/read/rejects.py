@@ -66,7 +66,7 @@ def poor_sources(
             else "its inputs hold no record"
         )
         if nothing:
-            complaint = f"source {name} has no documents: {lost}; {where}"
+            complaint = f"source {name} has no documents: {lost}" + (f"; {where}" if read else "")
         else:
             enough = f"{ceil(Fraction(100 * number, read)) / 100:g}"
             complaint = (

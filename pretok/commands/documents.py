@@ -54,6 +54,9 @@ def inspect(
         int | None, typer.Option(min=1, metavar="N", help="Documents at random, each as likely as any other.")
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Another seed, other documents.")] = 0,
+    text: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="Show how the vocabulary splits this text into tokens.")
+    ] = None,
     mix: Annotated[
         Path | None, typer.Option(metavar="MIX | RUN", help="A mix.json or a run: what the model saw.")
     ] = None,
@@ -76,18 +79,23 @@ def inspect(
     pretok inspect work/shards --random 3 --seed 7
 
     pretok inspect work/shards --mix run --step 81
+
+    pretok inspect work --text "Il mare è salato"
     """
     from pretok.audit.documents import run_inspect
     from pretok.audit.find import find_named, random_places
     from pretok.shards.manifest import load_manifest
 
     console = terminal(context)
-    if sum(way is not None for way in (doc, search, random, mix)) != 1 and (doc or source is None):
-        raise UsageError("name a document by one of --doc, --search, --random and --mix")
+    if sum(way is not None for way in (doc, search, random, mix, text)) != 1 and (doc or source is None):
+        raise UsageError("name a document by one of --doc, --search, --random and --mix, or give a --text")
     if mix is None and (position is not None or step is not None):
         raise UsageError("--position and --step are of a mix or a run: name it with --mix")
     if mix is not None:
         _show_sequences(mix, shards, position, step, json, console)
+        return
+    if text is not None:
+        _show_text(shards, text, json, console)
         return
     manifest = load_manifest(shards)
     if random is not None:
@@ -133,6 +141,32 @@ def _tell_others(places: list[tuple[str, str, int]], console: Console) -> None:
         named = ", ".join(f"{name} {part} {number}" for name, part, number in others)
         more = " and maybe more" if len(places) == MOST else ""
         console.notice(f"{source} {split} {doc} is shown; there are also {named}{more}")
+
+
+def _show_text(shards: Path, text: str, json: bool, console: Console) -> None:
+    """How the vocabulary of shards or, before there are any, the one in WORK/vocab splits a text."""
+    import pyarrow as pa
+
+    from pretok.audit.documents import token_texts
+    from pretok.audit.show import marked
+    from pretok.tokenizer.encoder import Encoder
+    from pretok.tokenizer.vocabulary import TOKENIZER_FILE, load_vocab
+
+    try:
+        size = len(text.encode())
+    except UnicodeEncodeError:
+        raise UsageError("--text holds bytes that are not UTF-8; check the locale of the shell") from None
+    # WORK stands for itself while it has no shards.
+    places = shards, shards.with_name("vocab"), shards / "vocab"
+    vocab = load_vocab(next((place for place in places if (place / TOKENIZER_FILE).exists()), shards))
+    encoder = Encoder(vocab.raw.decode(), vocab.eod_id, vocab.size, str(vocab.path))
+    ids = encoder.ids(pa.array([text], pa.large_string()))[0].tolist()
+    tokens = token_texts(vocab, ids)
+    if json:
+        print_json({"ids": ids, "tokens": tokens})
+        return
+    console.show(f"{plural(len(ids), 'token')}, {size / max(len(ids), 1):.2f} bytes per token:", result=True)
+    console.show(marked(tokens), result=True)
 
 
 def _show_documents(manifest: Manifest, found: list[Inspection], console: Console) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import pty
+import re
+import shutil
 import subprocess
 import sys
 from collections import Counter
@@ -14,6 +16,7 @@ import pytest
 from counting import write_lines
 from mixing import request, write_segment
 from support import ROOT, make_shards
+from tokenizers import Tokenizer
 from tokenizing import recipe, run
 
 import pretok.stream
@@ -172,3 +175,28 @@ def test_shards_of_no_text_are_told(tmp_path: Path, capsys: pytest.CaptureFixtur
     made = make_shards(tmp_path / "shards", {"it": [[5, 6]]})
     assert run_command(["inspect", str(made), "--search", "x"]) == 2
     assert "no tokenizer" in capsys.readouterr().err
+
+
+def test_a_text_is_split_as_tokenizers_does(
+    shards: Path, vocab_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By the vocabulary of the shards or, before there are any, by the one beside them."""
+    text = "Il mare è salato, <|endoftext|> 日"
+    expected = Tokenizer.from_file(str(vocab_dir / "tokenizer.json"))
+    expected.encode_special_tokens = True
+    (tmp_path / "work").mkdir()
+    shutil.copytree(vocab_dir, tmp_path / "work" / "vocab")
+    for folder in (shards, shards.parent, vocab_dir, tmp_path / "work"):
+        assert run_command(["inspect", str(folder), "--text", text, "--json"]) == 0
+        made = json.loads(capsys.readouterr().out)
+        assert made["ids"] == expected.encode(text, add_special_tokens=False).ids
+        assert "".join(made["tokens"]).startswith("Il mare è salato, <|endoftext|> ")
+    assert run_command(["inspect", str(shards), "--text", "Il mare"]) == 0
+    assert re.fullmatch(r"\d+ tokens, \d\.\d\d bytes per token:\n(\[[^]]+\])+\n", capsys.readouterr().out)
+    for arguments, told in (
+        ((str(tmp_path), "--text", "a"), "no tokenizer at"),
+        ((str(shards), "--text", "a\udcff"), "not UTF-8"),
+        ((str(shards), "--text", "a", "--search", "b"), "or give a --text"),
+    ):
+        assert run_command(["inspect", *arguments]) == 2
+        assert told in capsys.readouterr().err

@@ -26,6 +26,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 
 from pretok.base.errors import FolderInUse, IntegrityError, OutputError
 from pretok.base.records import Record, read_record, to_json
@@ -78,7 +79,8 @@ def hold(target: Path, what: str, *, beside: bool = False) -> Iterator[threading
 
     Raises FolderInUse, OutputError. A lock taken over is logged as a warning. Should the lock be lost while it is held
     (someone deleted it), this process gets SIGTERM, which ends a job in good order; the event that is yielded is then
-    set, for a body that must not write even at its end.
+    set, for a body that must not write even at its end. A main thread that stood still for so long that another job
+    took the lock gets KeyboardInterrupt, wherever it is.
     """
     path = (target.with_name(f".{target.name}{LOCK_FILE}") if beside else target / LOCK_FILE).absolute()
     mine = threading.get_ident(), path
@@ -160,7 +162,8 @@ def _locked(path: Path, target: Path, what: str, *, writes: bool = True) -> Iter
     )
     thread.start()
     try:
-        yield lost
+        with _looking_when_continued(path, text, lost) if writes else contextlib.nullcontext():
+            yield lost
     finally:
         ended.set()
         if os.getpid() == holder.pid:  # not in a forked child
@@ -171,6 +174,32 @@ def _locked(path: Path, target: Path, what: str, *, writes: bool = True) -> Iter
                     path.unlink(missing_ok=True)
             except OSError as error:  # not what ended the job
                 logger.warning("%s stays: %s; the next job takes it over", path, error.strerror)
+
+
+@contextmanager
+def _looking_when_continued(path: Path, text: str, lost: threading.Event) -> Iterator[None]:
+    """Look for the lock before anything else when this process goes on after it stood still (`scontrol suspend`,
+    Ctrl-Z): what it found in a folder, and is about to act on, may be another job's by now. The thread that touches the
+    lock would see it too, some files later."""
+
+    def look(number: int, frame: FrameType | None) -> None:
+        if callable(before):  # of a lock that is held around this one
+            before(number, frame)
+        if _read(path) != text:
+            lost.set()
+            logger.error(
+                "%s is gone or another job's, which took it while this one stood still: ending at once", path
+            )
+            raise KeyboardInterrupt  # which nobody takes for a failure to get over
+
+    if threading.current_thread() is not threading.main_thread():  # no other handles signals
+        yield
+        return
+    before = signal.signal(signal.SIGCONT, look)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGCONT, before or signal.SIG_DFL)
 
 
 def _take(path: Path, text: str, target: Path) -> None:

@@ -130,6 +130,21 @@ def test_a_holder_touches_its_lock_and_stops_when_it_is_lost(tmp_path, monkeypat
         assert stop.reason == "received SIGTERM"
 
 
+def test_a_process_that_stood_still_looks_before_it_goes_on(tmp_path, caplog):
+    before = signal.getsignal(signal.SIGCONT)
+    with hold(tmp_path, "tokenize") as lost:
+        os.kill(os.getpid(), signal.SIGCONT)
+        (tmp_path / LOCK_FILE).write_text("another job's")
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGCONT)
+        assert lost.is_set()
+    assert (
+        f"{tmp_path / LOCK_FILE} is gone or another job's, which took it while this one stood" in caplog.text
+    )
+    assert (tmp_path / LOCK_FILE).exists()
+    assert signal.getsignal(signal.SIGCONT) == before
+
+
 def test_a_reader_whose_word_is_deleted_goes_on(tmp_path, monkeypatch):
     monkeypatch.setattr(lock, "HEARTBEAT", 0.02)
     with StopFlag() as stop, share(tmp_path, "train"):

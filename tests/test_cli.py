@@ -399,14 +399,14 @@ def test_shards_by_another_name_are_recognized(tmp_path, capsys):
 def test_a_rerun_with_nothing_to_do_says_so_in_one_line(tmp_path, vocab_dir, capsys):
     command = tokenizing(tmp_path, vocab_dir)
     assert run_command(command) == 0
-    first = capsys.readouterr().err
+    first = capsys.readouterr().out
     assert "bytes/token" in first
     assert run_command(command) == 0
-    again = capsys.readouterr().err
+    again = capsys.readouterr().out
     assert "bytes/token" not in again
     assert re.search(r"shards: [\d,]+ tokens of [\d,]+ documents, complete and unchanged", again)
     assert run_command(tokenizing(tmp_path, vocab_dir, "it=sample:it", "en=sample:en")) == 0
-    assert "bytes/token" in capsys.readouterr().err
+    assert "bytes/token" in capsys.readouterr().out
 
 
 def test_the_field_of_all_sources(tmp_path, vocab_dir, capsys):

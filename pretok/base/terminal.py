@@ -126,8 +126,7 @@ class Terminal(Console):
         """Print a table or a text; `result`: it is what the command was asked for."""
         where = self._output if result else self._error
         self.shown |= result
-        if not result:
-            self._keep(made)
+        self._keep(made)
         if result or not self.quiet:
             _print(made, where)
 

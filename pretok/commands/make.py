@@ -179,9 +179,9 @@ def tokenize(
     totals = manifest.totals
     if manifest.fingerprint == before:
         counts = f"{plural(totals.tokens, 'token')} of {plural(totals.documents, 'document')}"
-        console.notice(f"{shards}: {counts}, complete and unchanged")
+        console.show(f"{shards}: {counts}, complete and unchanged", result=not json)
     else:
-        show_stats(shards, console)
+        show_stats(shards, console, result=not json)
     if json:
         print_json(totals)
 
@@ -324,10 +324,11 @@ def verify(
     again = totals.documents if full else min(sample, totals.documents)
     if manifest.materialized is not None:
         again = 0  # they are sequences of a mix
-    console.notice(
+    console.show(
         f"{shards}: {plural(len(manifest.shards), 'shard')} of {plural(totals.documents, 'document')} and "
         f"{plural(totals.tokens, 'token')} {sound} as sealed: sizes, roots, ids and totals of all, "
-        f"{plural(again, 'document')} encoded again (manifest {manifest.fingerprint}, root {manifest.root})"
+        f"{plural(again, 'document')} encoded again (manifest {manifest.fingerprint}, root {manifest.root})",
+        result=not json,
     )
     if removed:
         gone = manifest.totals.removed

@@ -75,7 +75,7 @@ def run_steps(recipe: Recipe, engine: Engine, console: Console) -> None:
         if request is not None:  # a budget that does not fit is said before the hours of verification
             report = run_mix(recipe.shards_dir, recipe.mix_path, request)
         verify_step(recipe, engine, console)
-        show_stats(recipe.shards_dir, console)
+        show_stats(recipe.shards_dir, console, result=True)
         if request is None:
             console.notice(f"next: pretok mix {recipe.shards_dir} --out {recipe.mix_path}")
             return

@@ -394,8 +394,9 @@ def show_mix(manifest: Manifest, report: MixReport, console: Console, sources: b
         named = [f"{name} {share:.4%}" for name, share in stage["shares"].items() if name in largest]
         shares = listed(named, SHOWN, count=len(stage["shares"]))
         bound = math.ceil(max(stage["prefix_bound_tokens"].values()))
-        console.notice(
-            f"{what}: {stage['tokens']:,} tokens: {shares} (never more than {bound:,} tokens off at any prefix)"
+        console.show(
+            f"{what}: {stage['tokens']:,} tokens: {shares} (never more than {bound:,} tokens off at any prefix)",
+            result=True,
         )
     for name, one in report.sources.items():
         if one["padding_tokens"] or one["cut_documents"]:
@@ -422,5 +423,6 @@ def show_mix(manifest: Manifest, report: MixReport, console: Console, sources: b
             for name, one in report.sources.items()
         ]
         console.show(
-            table(f"{report.tokens:,} tokens", ("source", *(key.replace("_", " ") for key in keys)), rows)
+            table(f"{report.tokens:,} tokens", ("source", *(key.replace("_", " ") for key in keys)), rows),
+            result=True,
         )

@@ -181,11 +181,11 @@ def test_another_tokenizer_is_found(shards, here):
 
 def test_commands_on_shards(sealed, shards, capsys):
     assert run_command(["verify", str(sealed), "--workers", "0", "--sample", "70"]) == 0
-    told = capsys.readouterr().err
+    shown, told = capsys.readouterr()
     assert "verify: 299 documents, " in told
     assert " 70 encoded again" in told
     assert re.search(
-        r"of 299 documents and [\d,]+ tokens are as sealed: .* of all, 70 documents encoded again", told
+        r"of 299 documents and [\d,]+ tokens are as sealed: .* of all, 70 documents encoded again", shown
     )
     assert run_command(["status", str(sealed), "--json"]) == 0
     counts = json.loads(capsys.readouterr().out)["shards"]

@@ -206,7 +206,7 @@ def test_what_cannot_be_appended(inputs: Path, here: Engine, capsys: Any) -> Non
     for _ in range(2):
         assert run_command([*allowed, "--append", f"a={inputs}/3.jsonl"]) == 0
     assert load_manifest(inputs / "cli" / "shards").appends("a") == 1
-    assert "complete and unchanged" in capsys.readouterr().err
+    assert "complete and unchanged" in capsys.readouterr().out
 
 
 def test_an_unfinished_append_binds_its_inputs_until_it_is_deleted(inputs: Path, here: Engine) -> None:

@@ -106,9 +106,10 @@ def test_a_mix_of_many_sources_fits_a_terminal() -> None:
     report, told = plan_mix(manifest, wanted)[1], Told()
     show_mix(manifest, report, told)
     assert len(report.stages[0]["shares"]) == 300
-    assert len(told.notices[0]) < 300
-    assert "and 294 more" in told.notices[0]
-    assert len(told.shown[0].rows) == 300
+    line, sources = told.shown
+    assert len(line) < 300
+    assert "and 294 more" in line
+    assert len(sources.rows) == 300
 
 
 def test_what_is_shown_says_what_it_is_of() -> None:
@@ -117,4 +118,4 @@ def test_what_is_shown_says_what_it_is_of() -> None:
     first = request("3000:it=0.65,en=0.35", seq_len=3)
     _, report = plan_mix(manifest, first)
     show_mix(manifest, report, told)
-    assert "never more than 4 tokens off at any prefix" in told.notices[0]
+    assert "never more than 4 tokens off at any prefix" in told.shown[0]

@@ -156,8 +156,8 @@ def test_commands(tmp_path: Path, command: Callable[..., str], capsys: pytest.Ca
 
     assert run_command([str(word) for word in wish]) == 0
     shown, told = capsys.readouterr()
-    assert shown == ""
-    assert "en 10.0000%, it 90.0000%" in told
+    assert "en 10.0000%, it 90.0000%" in shown
+    assert "│ it" in shown
     assert "not in the mix: old, 10 tokens" in told
 
     stages = ("mix", shards, "--stage", "300:it=1", "--stage", "300:it=0.5,en=0.5", "--seq-len", 5)

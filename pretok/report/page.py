@@ -24,6 +24,7 @@ from pretok.base.lock import hold
 from pretok.base.storage import atomic_open
 from pretok.base.units import duration, human, human_bytes
 from pretok.report.gather import Facts, gather
+from pretok.shards.manifest import FILE_NAME, Manifest
 from pretok.stream.segments import check_run
 
 POINTS = 400
@@ -71,6 +72,7 @@ def fill_page(facts: Facts, jobs: list[LoggedJob], run: RunHistory | None) -> st
         powers=powers,
         ranks=chart({use.name: use.curve() for use in facts.uses}, lambda x: human(round(10**x))),
         jobs=jobs,
+        verified=verified_at(facts.manifest, jobs),
         problems=[
             (at, job.command, text) for job in jobs for at, text in job.problems if not _is_stop(job, text)
         ],
@@ -126,6 +128,13 @@ def powers(counts: npt.NDArray[np.int64]) -> list[tuple[str, int]]:
     return (
         [(f"{2**power // 2:,}", int(counts[power])) for power in range(used[0], used[-1] + 1)] if used else []
     )
+
+
+def verified_at(manifest: Manifest, jobs: Sequence[LoggedJob]) -> float | None:
+    """When a job last found the shards as they are sealed now, in seconds since 1970; None if none did."""
+    sealed = (manifest.folder / FILE_NAME).stat().st_mtime
+    ends = [job.ended for job in jobs if job.command in ("verify", "run") and job.exit_code == 0]
+    return max((end for end in ends if end >= sealed), default=None)
 
 
 def nodes(jobs: list[LoggedJob]) -> list[NodeRow]:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import subprocess
 from collections import Counter
+from datetime import UTC, datetime
 from html import unescape
 from pathlib import Path
 
@@ -337,3 +339,19 @@ def test_a_browser_shows_it_without_complaint(work, tmp_path, width):
     )  # fmt: skip
     assert shot.stat().st_size > 10_000
     assert "CONSOLE" not in done.stderr
+
+
+def test_a_tile_says_whether_these_shards_were_verified(work, tmp_path):
+    copy = shutil.copytree(work, tmp_path / "work")
+
+    def tile() -> str:
+        (found,) = re.findall(r'<b id="verified">.*?</li>', page(copy))
+        return re.sub("<[^>]*>", " ", found)
+
+    assert tile().split() == ["not", "verified", "since", "they", "were", "sealed:", "pretok", "verify"]
+    assert run_command(["verify", str(copy / "shards"), "--workers", "0"]) == 0
+    (job,) = (job for job in read_jobs(copy) if job.command == "verify")
+    when = datetime.fromtimestamp(job.ended, UTC).strftime("%Y-%m-%d %H:%M:%S")
+    assert tile().split() == f"verified {when} UTC".split()
+    os.utime(copy / "shards" / "manifest.json", (job.ended + 1, job.ended + 1))  # as a removal leaves it
+    assert tile().startswith(" not verified")

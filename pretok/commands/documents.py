@@ -39,31 +39,32 @@ def inspect(
         str | None,
         typer.Option(
             metavar="ID | HASH | FILE:LINE | NUMBER",
-            help="Its kept `id`, the hash in its ledger, or where it came from; with --source its number, from 0.",
+            help="The document: kept `id`, hash, or place in the input; with --source its number, from 0.",
         ),
     ] = None,
-    source: Annotated[
-        str | None, typer.Option(help="Name of the source. Default: all, where it may be.")
-    ] = None,
-    split: Annotated[str | None, typer.Option(help="train or val.", show_default="train")] = None,
+    source: Annotated[str | None, typer.Option(help="Source to look in. Default: all.")] = None,
+    split: Annotated[str | None, typer.Option(help="Split: train or val.", show_default="train")] = None,
     search: Annotated[
-        str | None, typer.Option(metavar="TEXT", help="Find it by words in it, as they are spelled.")
+        str | None, typer.Option(metavar="TEXT", help="Find a document that contains this text.")
     ] = None,
-    within: Annotated[str, typer.Option(help="Bytes of text that --search decodes at most.")] = "1G",
+    within: Annotated[str, typer.Option(help="Most text that --search decodes, in bytes.")] = "1G",
     random: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Documents at random, each as likely as any other.")
+        int | None, typer.Option(min=1, metavar="N", help="Show N documents drawn at random.")
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Another seed, other documents.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of --random.")] = 0,
     text: Annotated[
         str | None, typer.Option(metavar="TEXT", help="Show how the vocabulary splits this text into tokens.")
     ] = None,
     mix: Annotated[
-        Path | None, typer.Option(metavar="MIX | RUN", help="A mix.json or a run: what the model saw.")
+        Path | None,
+        typer.Option(metavar="MIX | RUN", help="Show sequences of a mix.json or of a training run."),
     ] = None,
     position: Annotated[
-        int | None, typer.Option(help="With --mix: the sequence at this position, from 0.")
+        int | None, typer.Option(help="With --mix: show the sequence at this position, from 0.")
     ] = None,
-    step: Annotated[int | None, typer.Option(help="With --mix RUN: what this step read, from 1.")] = None,
+    step: Annotated[
+        int | None, typer.Option(help="With --mix RUN: show what this step read, from 1.")
+    ] = None,
     json: Json = False,
 ) -> None:
     """Show a document as its tokens, and the file and line or row it came from; or what the model saw.
@@ -242,13 +243,16 @@ def query(
     context: typer.Context,
     work: Annotated[
         Path,
-        typer.Argument(metavar="WORK", help="Folder that holds shards/, or that itself.", show_default=False),
+        typer.Argument(metavar="WORK", help="Folder of results, or its shards.", show_default=False),
     ],
-    sql: Annotated[str, typer.Argument(metavar="SQL", help="A query of DuckDB.", show_default=False)],
+    sql: Annotated[
+        str, typer.Argument(metavar="SQL", help="SQL query, in the dialect of DuckDB.", show_default=False)
+    ],
     format: Annotated[
         str | None,
         typer.Option(
-            metavar="table|csv|json", help="Default: a table on a terminal, else CSV. json: JSON Lines."
+            metavar="table|csv|json",
+            help="Format of the result (json: JSON Lines). Default: a table on a terminal, else CSV.",
         ),
     ] = None,
 ) -> None:
@@ -290,14 +294,16 @@ def trace(
         str | None,
         typer.Option(
             metavar="ID | HASH | FILE:LINE",
-            help="Where is it read? Its kept `id`, the hash in its ledger, or where it came from.",
+            help="Find the steps that read this document: its kept `id`, its hash, or its place in the input.",
         ),
     ] = None,
-    position: Annotated[int | None, typer.Option(help="What is read at this position, from 0?")] = None,
-    step: Annotated[int | None, typer.Option(help="What is read in this step of the run, from 1?")] = None,
+    position: Annotated[int | None, typer.Option(help="Show what is read at this position, from 0.")] = None,
+    step: Annotated[int | None, typer.Option(help="Show what this step of the run reads, from 1.")] = None,
     shards: Annotated[
         Path | None,
-        typer.Option(help="Folder with the documents. Default: where the run read them, or beside the mix."),
+        typer.Option(
+            help="Shards that the run or mix reads. Default: those that the run read, or those beside the mix."
+        ),
     ] = None,
     json: Json = False,
 ) -> None:
@@ -363,27 +369,33 @@ def certify(
         Path | None, typer.Argument(metavar="RUN", help="Folder of a run; for --doc also a mix.json.")
     ] = None,
     step: Annotated[
-        int | None, typer.Option(help="Prove what this step read, from 1. With --check: it must be of it.")
+        int | None,
+        typer.Option(
+            help="Prove what this step read, from 1. With --check: require that the certificate is of this step."
+        ),
     ] = None,
     doc: Annotated[
         str | None,
         typer.Option(
             metavar="ID | HASH | FILE:LINE",
-            help="Prove where this document is, and each sequence that read it.",
+            help="Prove where this document lies, and every sequence that reads it.",
         ),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Where it goes.", show_default="step-N.certificate")
+        Path | None, typer.Option(metavar="FILE", help="File to write.", show_default="step-N.certificate")
     ] = None,
     shards: Annotated[
         Path | None,
-        typer.Option(help="Folder with the documents. Default: where the run read them, or beside the mix."),
+        typer.Option(
+            help="Shards that the run or mix reads. Default: those that the run read, or those beside the mix."
+        ),
     ] = None,
     check: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Check a certificate; nothing else is needed.")
+        Path | None, typer.Option(metavar="FILE", help="Check this certificate; no shards are needed.")
     ] = None,
     root: Annotated[
-        str | None, typer.Option(help="With --check: the root of the shards, as its maker published it.")
+        str | None,
+        typer.Option(help="With --check: root of the shards, as published by whoever made the certificate."),
     ] = None,
     json: Json = False,
 ) -> None:

@@ -69,9 +69,9 @@ def status(
 def report(
     context: typer.Context,
     work: Annotated[Path, WORK],
-    run: Annotated[Path | None, typer.Option(metavar="RUN", help="A training run to show too.")] = None,
+    run: Annotated[Path | None, typer.Option(metavar="RUN", help="Also show this training run.")] = None,
     out: Annotated[
-        Path | None, typer.Option(metavar="PAGE.html", help="Where the page goes. Default: WORK/report.html.")
+        Path | None, typer.Option(metavar="PAGE.html", help="File to write. Default: WORK/report.html.")
     ] = None,
 ) -> None:
     """One page that says what is in the shards, what was thrown away and why, and what happened when.
@@ -93,27 +93,30 @@ def disclose(
     context: typer.Context,
     work: Annotated[
         Path,
-        typer.Argument(metavar="WORK", help="Folder that holds shards/, or that itself.", show_default=False),
+        typer.Argument(metavar="WORK", help="Folder of results, or its shards.", show_default=False),
     ],
     mix: Annotated[
         Path | None,
-        typer.Option(metavar="MIX", help="Of this mix.json; with --run, where the run's mix is now."),
+        typer.Option(
+            metavar="MIX",
+            help="Summarize what this mix.json reads; with --run: the place of the run's mix, if it moved.",
+        ),
     ] = None,
     run: Annotated[
-        Path | None, typer.Option(metavar="RUN", help="Of what this training run read up to its last step.")
+        Path | None, typer.Option(metavar="RUN", help="Summarize what this training run has read.")
     ] = None,
     format: Annotated[
         str | None,
         typer.Option(
             metavar="json|html|md|csv",
-            help="md: the card of a data set. csv: all registrable domains. Default: html, or as FILE ends.",
+            help="Format; md: dataset card, csv: all registrable domains. Default: the suffix of --out, else html.",
         ),
     ] = None,
     out: Annotated[
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Where it goes. Default: WORK/disclosure.html; standard output with --format.",
+            help="File to write. Default: WORK/disclosure.html; standard output with --format.",
         ),
     ] = None,
     column: Annotated[
@@ -124,10 +127,14 @@ def disclose(
             "(what generated it), where it has no usual name. May be repeated.",
         ),
     ] = None,
-    domains: Annotated[int, typer.Option(min=0, help="Domains that are listed, by tokens.")] = 1000,
+    domains: Annotated[int, typer.Option(min=0, help="Number of domains to list, the largest first.")] = 1000,
     answers: Annotated[
         Path | None,
-        typer.Option(metavar="TOML", help="What fills the blanks.", show_default="WORK/disclosure.toml"),
+        typer.Option(
+            metavar="TOML",
+            help="Answers that no file contains, such as the name of the provider.",
+            show_default="WORK/disclosure.toml",
+        ),
     ] = None,
 ) -> None:
     """Say what was trained on, laid out by the EU AI Act's public summary of training content.
@@ -168,17 +175,15 @@ def _columns(given: list[str]) -> dict[str, str]:
 
 def preflight(
     context: typer.Context,
-    folder: Annotated[Path, typer.Argument(help="Where the job will write.", show_default=False)],
-    gpus: Annotated[int, typer.Option(help="GPUs this node must have.")] = 0,
-    min_free: Annotated[str, typer.Option(help="Free space in FOLDER.")] = "10GiB",
-    min_write: Annotated[str, typer.Option(help="Write speed in bytes a second.")] = "20M",
-    min_memory: Annotated[str, typer.Option(help="Available memory.")] = "4GiB",
+    folder: Annotated[Path, typer.Argument(help="Folder that the job will write to.", show_default=False)],
+    gpus: Annotated[int, typer.Option(help="Least number of GPUs.")] = 0,
+    min_free: Annotated[str, typer.Option(help="Least free space in FOLDER.")] = "10GiB",
+    min_write: Annotated[str, typer.Option(help="Least write speed, in bytes per second.")] = "20M",
+    min_memory: Annotated[str, typer.Option(help="Least available memory.")] = "4GiB",
     json: Annotated[bool, typer.Option("--json", help="Print the report as one line of JSON.")] = False,
-    collect: Annotated[
-        bool, typer.Option("--collect", help="FOLDER holds reports of nodes: judge those.")
-    ] = False,
+    collect: Annotated[bool, typer.Option("--collect", help="Judge the reports of nodes in FOLDER.")] = False,
     nodes: Annotated[
-        str, typer.Option(help="With --collect: the nodes that must have reported, by comma.")
+        str, typer.Option(help="With --collect: nodes that must have reported, separated by commas.")
     ] = "",
 ) -> None:
     """Check that a node is fit for a long job: space, inodes, quota, write speed, clock, memory, GPUs.

@@ -87,10 +87,12 @@ def build_vocab(
     *,
     given: Given,
     counts: Annotated[
-        Path | None, typer.Option(help="Folder of `pretok count`; no text is read, INPUTS only name sources.")
+        Path | None,
+        typer.Option(help="Use these counts of `pretok count`; no text is read, INPUTS only name sources."),
     ] = None,
     compare: Annotated[
-        list[Path] | None, typer.Option(help="Another tokenizer.json for the report; may be repeated.")
+        list[Path] | None,
+        typer.Option(help="Compare with this tokenizer.json in the report; may be repeated."),
     ] = None,
     workers: Workers = None,
     address: Address = None,
@@ -146,7 +148,7 @@ def tokenize(
     append: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="NAME=GLOB", help="More inputs for a source, as shards behind its own. May be repeated."
+            metavar="NAME=GLOB", help="Add inputs to a finished source, as new shards. May be repeated."
         ),
     ] = None,
     given: Given,
@@ -193,7 +195,7 @@ def annotate(
         list[str],
         typer.Argument(
             metavar="FILES ...",
-            help="JSON Lines or Parquet (.zst, .gz), or globs: the key and other columns.",
+            help="Tables to join: JSON Lines or Parquet files (.zst, .gz), or globs.",
             show_default=False,
         ),
     ],
@@ -205,11 +207,11 @@ def annotate(
         ),
     ],
     name: Annotated[
-        str, typer.Option(help="Of these annotations; those of the same name are replaced.")
+        str, typer.Option(help="Name of this set of columns; a set of the same name is replaced.")
     ] = "notes",
     columns: Annotated[
         str | None,
-        typer.Option(metavar="NAME,...", help="Columns to join. Default: all that are not of the key."),
+        typer.Option(metavar="NAME,...", help="Columns to join. Default: all but the key."),
     ] = None,
     json: Json = False,
 ) -> None:
@@ -238,28 +240,34 @@ def remove(
     context: typer.Context,
     shards: Shards,
     reason: Annotated[
-        str, typer.Option(metavar="TEXT", help="Why; ledger and manifest keep it, with the date.")
+        str, typer.Option(metavar="TEXT", help="Reason, which ledger and manifest keep with the date.")
     ],
     where: Annotated[
         str | None,
         typer.Option(
             metavar="CONDITION",
-            help="The documents for which it is true: SQL over the columns of the view `documents`.",
+            help="Remove the documents that meet this condition: SQL over the columns of the view `documents`.",
         ),
     ] = None,
     ids: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE", help="The documents it names, one a line: a hash, a kept `id` or FILE:LINE."
+            metavar="FILE",
+            help="Remove the documents that this file names, one per line: a hash, a kept `id` or FILE:LINE.",
         ),
     ] = None,
     missing_ok: Annotated[
         bool,
-        typer.Option("--missing-ok", help="Pass over names of no document. Default: list them, do nothing."),
+        typer.Option(
+            "--missing-ok", help="Ignore names of no document. Default: list them and remove nothing."
+        ),
     ] = False,
-    all: Annotated[bool, typer.Option("--all", help="Let a condition take all that a source holds.")] = False,
+    all: Annotated[
+        bool, typer.Option("--all", help="Allow a condition that matches every document of a source.")
+    ] = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Say what would go, and which mixes read it; change nothing.")
+        bool,
+        typer.Option("--dry-run", help="Show what would be removed and which mixes read it; change nothing."),
     ] = False,
     json: Json = False,
 ) -> None:
@@ -288,7 +296,7 @@ def verify(
     context: typer.Context,
     shards: Shards,
     sample: Annotated[
-        int, typer.Option(min=0, help="Documents to decode and encode again.")
+        int, typer.Option(min=0, help="Number of documents to decode and encode again.")
     ] = VERIFY_DOCUMENTS,
     full: Annotated[bool, typer.Option("--full", help="Decode and encode every document again.")] = False,
     removed: Annotated[
@@ -347,7 +355,7 @@ def mix(
         Path,
         typer.Argument(
             metavar="WORK | SHARDS | RECIPE.toml",
-            help="Folder of results, or its shards; or the recipe with [mix].",
+            help="Folder of results, its shards, or a recipe with [mix].",
             show_default=False,
         ),
     ],
@@ -355,7 +363,7 @@ def mix(
         Path | None,
         typer.Option(
             metavar="MIX.json",
-            help="Where the mix goes. Without it only side files of classes and of packing are written.",
+            help="File to write. Without it, only side files of classes and packing are written.",
         ),
     ] = None,
     *,
@@ -364,7 +372,7 @@ def mix(
         list[str] | None,
         typer.Option(
             metavar="TOKENS:WEIGHTS",
-            help="A stage of a curriculum, instead of --tokens and --weights; may be repeated.",
+            help="Stage of a curriculum, instead of --tokens and --weights; may be repeated.",
         ),
     ] = None,
     classes: Annotated[
@@ -372,7 +380,7 @@ def mix(
         typer.Option(
             "--class",
             metavar="NAME=SOURCE where CONDITION",
-            help="A part of a source, weighed as sources are; the source's name means its rest. May be repeated.",
+            help="Part of a source with a weight of its own; the source's name then means the rest. May be repeated.",
         ),
     ] = None,
     continued: Annotated[
@@ -380,18 +388,21 @@ def mix(
         typer.Option(
             "--continue",
             metavar="OLD.json",
-            help="Begin with the sequences of this mix before --at; its sources go on from there.",
+            help="Continue this mix from the position of --at.",
         ),
     ] = None,
     at: Annotated[
         str | None,
         typer.Option(
             metavar="POSITION | RUN",
-            help="A number of sequences, or what the newest checkpoint of a run has read.",
+            help="Position to continue at: a number of sequences, or a run (its newest checkpoint).",
         ),
     ] = None,
     materialize: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Also write the sequences as shards in their order.")
+        Path | None,
+        typer.Option(
+            metavar="DIR", help="Also write the sequences to this folder, as shards in the order of the mix."
+        ),
     ] = None,
     workers: Workers = None,
     json: Json = False,
@@ -492,14 +503,13 @@ def export(
         typer.Option(metavar="megatron|olmo", help="Target format.", show_default=False),
     ],
     mix: Annotated[
-        Path | None, typer.Option(metavar="MIX.json", help="Shares and order. Default: natural.")
+        Path | None,
+        typer.Option(metavar="MIX.json", help="Mix that sets the shares. Default: natural proportions."),
     ] = None,
-    stage: Annotated[
-        int | None, typer.Option(min=1, help="Which stage of the mix, where one is wanted.")
-    ] = None,
+    stage: Annotated[int | None, typer.Option(min=1, help="Stage of the mix to export, from 1.")] = None,
     out: Annotated[
         Path | None,
-        typer.Option(help="File for text (default: standard output), folder for files of tokens."),
+        typer.Option(help="File (default: standard output), or folder for token files."),
     ] = None,
     workers: Workers = None,
     address: Address = None,

@@ -27,11 +27,13 @@ Inputs = Annotated[list[str], typer.Argument(metavar="RECIPE.toml | NAME=GLOB ..
 Out = Annotated[Path | None, typer.Option(help="Folder for the results; overrides the recipe's `out`.")]
 Workers = Annotated[
     int | None,
-    typer.Option(min=0, help="Tasks at a time; 0 works in this process. Default: one per CPU."),
+    typer.Option(min=0, help="Number of parallel tasks; 0: work in this process. Default: one per CPU."),
 ]
 Address = Annotated[
     str | None,
-    typer.Option(help="A Ray cluster, `auto` inside an allocation. Default: processes of this node."),
+    typer.Option(
+        help="Address of a Ray cluster, or `auto` inside an allocation. Default: processes on this node."
+    ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON on standard output.")]
 

@@ -36,8 +36,8 @@ STAGE = "STAGE=VALUE"
 def init(
     context: typer.Context,
     inputs: Annotated[list[str], typer.Argument(metavar="NAME=GLOB ...", show_default=False)],
-    out: Annotated[str, typer.Option(help="Folder for the results, as the recipe names it.")] = "work",
-    all: Annotated[bool, typer.Option("--all", help="Print every key, not only those that matter.")] = False,
+    out: Annotated[str, typer.Option(help="Folder for the results, written into the recipe.")] = "work",
+    all: Annotated[bool, typer.Option("--all", help="Print every key, not only the common ones.")] = False,
 ) -> None:
     """Print a recipe for these inputs, with the keys that matter as comments.
 
@@ -64,11 +64,12 @@ def plan(
     inputs: Inputs,
     out: Out = None,
     workers: Annotated[
-        int | None, typer.Option(min=1, help="Workers to reckon with. Default: one per CPU of this machine.")
+        int | None,
+        typer.Option(min=1, help="Number of workers to assume. Default: one per CPU of this machine."),
     ] = None,
     *,
     given: Given,
-    seed: Annotated[int, typer.Option(help="Another seed, other samples.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the sample.")] = 0,
     json: Json = False,
 ) -> None:
     """What a recipe will give and cost: tokens, rejects, shards, time, memory, whether the mix is possible.
@@ -144,22 +145,27 @@ def submit(
     recipe: RecipeFile,
     train_arguments: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[-- TRAIN FLAGS]", help="Over the recipe's [train].", show_default=False),
+        typer.Argument(metavar="[-- TRAIN FLAGS]", help="Override the recipe's [train].", show_default=False),
     ] = None,
-    profile: Annotated[str, typer.Option(help="Name in slurm/profiles, or the path of a file.")] = "generic",
+    profile: Annotated[
+        str, typer.Option(help="Site profile: a name in slurm/profiles, or a file.")
+    ] = "generic",
     stages: Annotated[
-        str | None, typer.Option(help="Such as tokenize,mix. Default: all the recipe has.")
+        str | None, typer.Option(help="Stages to submit, such as tokenize,mix. Default: all of the recipe.")
     ] = None,
-    nodes: Annotated[list[str] | None, typer.Option(metavar=STAGE, help="Nodes of a stage.")] = None,
+    nodes: Annotated[
+        list[str] | None, typer.Option(metavar=STAGE, help="Number of nodes of a stage.")
+    ] = None,
     links: Annotated[
-        list[str] | None, typer.Option(metavar=STAGE, help="Jobs that continue each other.")
+        list[str] | None,
+        typer.Option(metavar=STAGE, help="Number of jobs of a stage that continue each other."),
     ] = None,
     time: Annotated[list[str] | None, typer.Option(metavar=STAGE, help="Time limit of each job.")] = None,
     *,
     given: Given,
     run: Annotated[Path | None, typer.Option(help="Folder of the training run. Default: OUT/run.")] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print what would be done as a shell script; submit nothing.")
+        bool, typer.Option("--dry-run", help="Print the sbatch commands as a shell script; submit nothing.")
     ] = False,
     json: Json = False,
 ) -> None:

@@ -17,9 +17,6 @@ import argparse
 import heapq
 import json
 import os
-import socket
-import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -27,7 +24,7 @@ import urllib.request
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from email.utils import formatdate
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -35,6 +32,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.measure import fresh
+from benchmarks.serving import Handler, running
 from benchmarks.train_shards import write_random_shards
 from pretok.base.tree import NODE, Tree, write_nodes
 from pretok.base.units import parse_count
@@ -53,24 +51,15 @@ def serve(port: int, folder: Path, latency: float, bandwidth: float) -> None:
     """The files of a folder as objects of one bucket."""
     lock, state = threading.Lock(), {"free": 0.0, "sent": 0}
 
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-        wbufsize, disable_nagle_algorithm = -1, True  # else each answer waits 40 ms for an acknowledgement
-
-        def do_HEAD(self) -> None:
-            self._answer(with_body=False)
-
-        def do_GET(self) -> None:
-            self._answer(with_body=True)
-
-        def _answer(self, *, with_body: bool) -> None:
+    class Objects(Handler):
+        def respond(self, *, with_body: bool) -> None:
             if self.path == SENT:
-                self._send(200, {}, str(state["sent"]).encode())
+                self.send(200, {}, str(state["sent"]).encode())
                 return
             time.sleep(latency)
             path = folder / self.path.split("?")[0].removeprefix(f"/{BUCKET}/")
             if not path.is_file():
-                self._send(404, {}, b"")
+                self.send(404, {}, b"")
                 return
             size = path.stat().st_size
             start, end, code = 0, size, 200
@@ -80,7 +69,7 @@ def serve(port: int, folder: Path, latency: float, bandwidth: float) -> None:
                 start, end, code = int(first), min(int(last or size) + 1, size), 206
                 headers["Content-Range"] = f"bytes {start}-{end - 1}/{size}"
             if not with_body:
-                self._send(code, headers | {"Content-Length": str(end - start)}, b"")
+                self.send(code, headers | {"Content-Length": str(end - start)}, b"")
                 return
             with lock:  # one line to the world: who comes later is sent later
                 state["free"] = max(state["free"], time.monotonic()) + (end - start) / bandwidth
@@ -89,44 +78,18 @@ def serve(port: int, folder: Path, latency: float, bandwidth: float) -> None:
             time.sleep(max(0.0, until - time.monotonic()))
             with path.open("rb") as file:
                 file.seek(start)
-                self._send(code, headers, file.read(end - start))
-
-        def _send(self, code: int, headers: dict[str, str], body: bytes) -> None:
-            self.send_response(code)
-            for name, value in {"Content-Length": str(len(body)), **headers}.items():
-                self.send_header(name, value)
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, *_: object) -> None:
-            """Nothing."""
+                self.send(code, headers, file.read(end - start))
 
     ThreadingHTTPServer.request_queue_size = 128  # of 5, whose sixth waits a second
-    ThreadingHTTPServer(("127.0.0.1", port), Handler).serve_forever()
+    ThreadingHTTPServer(("127.0.0.1", port), Objects).serve_forever()
 
 
 @contextmanager
 def server(folder: Path, latency: float, bandwidth: float) -> Iterator[str]:
     """The endpoint of a server in a process of its own."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    options = ["--serve", str(port), str(folder), str(latency), str(bandwidth)]
-    process = subprocess.Popen([sys.executable, "-m", "benchmarks.object_store", *options])
-    try:
-        endpoint, until = f"http://127.0.0.1:{port}", time.monotonic() + 60
-        while True:
-            try:
-                sent(endpoint)
-                break
-            except OSError:
-                if time.monotonic() > until:
-                    raise
-                time.sleep(0.1)
+    options = [str(folder), str(latency), str(bandwidth)]
+    with running(lambda port: ["benchmarks.object_store", "--serve", str(port), *options], sent) as endpoint:
         yield endpoint
-    finally:
-        process.terminate()
-        process.wait()
 
 
 def sent(endpoint: str) -> int:

@@ -12,15 +12,13 @@ from __future__ import annotations
 import itertools
 import json
 import shutil
-import socket
-import subprocess
 import sys
 import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from email.utils import formatdate
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -28,6 +26,7 @@ from typing import Any
 from benchmarks.end_to_end import recipe_of, tiny_files, warm_up
 from benchmarks.inputs import Inputs
 from benchmarks.measure import fresh, medians
+from benchmarks.serving import Handler, running
 
 LATENCY = 0.05
 LARGE = "1GiB"
@@ -46,24 +45,16 @@ def serve(port: int, folder: Path) -> None:
     """The files of a folder as objects of one bucket. moto would do, but reads all of an object for each range."""
     counter = itertools.count()
 
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def do_GET(self) -> None:
+    class Objects(Handler):
+        def respond(self, *, with_body: bool) -> None:
             if self.path == COUNT:
-                self._answer(200, {}, str(next(counter)).encode())
-            else:
-                self._object(with_body=True)
-
-        def do_HEAD(self) -> None:
-            self._object(with_body=False)
-
-        def _object(self, *, with_body: bool) -> None:
+                self.send(200, {}, str(next(counter)).encode())
+                return
             next(counter)
             time.sleep(LATENCY)
             path = folder / self.path.split("?")[0].removeprefix(f"/{BUCKET}/")
             if not path.is_file():
-                self._answer(404, {}, b"")
+                self.send(404, {}, b"")
                 return
             found = path.stat()
             start, end, code = 0, found.st_size, 200
@@ -76,47 +67,20 @@ def serve(port: int, folder: Path) -> None:
                 start, end, code = int(first), min(int(last) + 1, found.st_size), 206
                 headers["Content-Range"] = f"bytes {start}-{end - 1}/{found.st_size}"
             if not with_body:
-                self._answer(code, {**headers, "Content-Length": str(end - start)}, b"")
+                self.send(code, {**headers, "Content-Length": str(end - start)}, b"")
                 return
             with path.open("rb") as file:
                 file.seek(start)
-                self._answer(code, headers, file.read(end - start))
+                self.send(code, headers, file.read(end - start))
 
-        def _answer(self, code: int, headers: dict[str, str], body: bytes) -> None:
-            self.send_response(code)
-            for name, value in {"Content-Length": str(len(body)), **headers}.items():
-                self.send_header(name, value)
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, *_: object) -> None:
-            """Nothing."""
-
-    ThreadingHTTPServer(("127.0.0.1", port), Handler).serve_forever()
+    ThreadingHTTPServer(("127.0.0.1", port), Objects).serve_forever()
 
 
 @contextmanager
 def server(folder: Path) -> Iterator[str]:
     """The endpoint of a server in a process of its own."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    process = subprocess.Popen([sys.executable, "-m", "benchmarks.remote", str(port), str(folder)])
-    endpoint = f"http://127.0.0.1:{port}"
-    try:
-        until = time.monotonic() + 60
-        while True:
-            try:
-                requests_so_far(endpoint)
-                break
-            except OSError:
-                if time.monotonic() > until:
-                    raise
-                time.sleep(0.1)
+    with running(lambda port: ["benchmarks.remote", str(port), str(folder)], requests_so_far) as endpoint:
         yield endpoint
-    finally:
-        process.terminate()
-        process.wait()
 
 
 def requests_so_far(endpoint: str) -> int:

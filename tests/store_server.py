@@ -7,8 +7,10 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from email.utils import formatdate
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from pathlib import Path
+
+from benchmarks.serving import Handler
 
 BUCKET = "bucket"
 
@@ -38,17 +40,8 @@ def serve(folder: Path) -> Iterator[Server]:
     """Run a server while the context is open."""
     server = Server(folder)
 
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-        wbufsize, disable_nagle_algorithm = -1, True  # else each answer waits 40 ms for an acknowledgement
-
-        def do_HEAD(self) -> None:
-            self._answer(with_body=False)
-
-        def do_GET(self) -> None:
-            self._answer(with_body=True)
-
-        def _answer(self, *, with_body: bool) -> None:
+    class Objects(Handler):
+        def respond(self, *, with_body: bool) -> None:
             name, wanted = self.path.split("?")[0].removeprefix(f"/{BUCKET}/"), self.headers.get("Range")
             server.asked.append((self.command, name, wanted))
             fault = server.fault(name, len(server.asked))
@@ -58,9 +51,9 @@ def serve(folder: Path) -> Iterator[Server]:
                 time.sleep(3)
                 self.close_connection = True
             elif isinstance(fault, int):
-                self._send(fault, {}, b"")
+                self.send(fault, {}, b"")
             elif not path.is_file():
-                self._send(404, {}, b"")
+                self.send(404, {}, b"")
             else:
                 data, code, headers = path.read_bytes(), 200, {}
                 if wanted:
@@ -71,23 +64,13 @@ def serve(folder: Path) -> Iterator[Server]:
                 headers["Content-Length"] = str(len(data))
                 body = data[: len(data) // 2] if fault == "cut" else data
                 self.close_connection = fault == "cut"
-                self._send(code, headers, body if with_body else b"")
+                self.send(code, headers, body if with_body else b"")
                 server.sent += len(body) * with_body
-
-        def _send(self, code: int, headers: dict[str, str], body: bytes) -> None:
-            self.send_response(code)
-            for name, value in {"Content-Length": str(len(body)), **headers}.items():
-                self.send_header(name, value)
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, *_: object) -> None:
-            """Nothing."""
 
     class Http(ThreadingHTTPServer):
         request_queue_size = 128
 
-    http = Http(("127.0.0.1", 0), Handler)
+    http = Http(("127.0.0.1", 0), Objects)
     http.daemon_threads = True
     thread = threading.Thread(target=http.serve_forever, args=(0.02,), daemon=True)
     thread.start()

@@ -130,19 +130,15 @@ def test_a_holder_touches_its_lock_and_stops_when_it_is_lost(tmp_path, monkeypat
         assert stop.reason == "received SIGTERM"
 
 
-def test_a_process_that_stood_still_looks_before_it_goes_on(tmp_path, caplog):
-    before = signal.getsignal(signal.SIGCONT)
+def test_a_suspended_process_looks_before_it_continues(tmp_path, caplog):
     with hold(tmp_path, "tokenize") as lost:
         os.kill(os.getpid(), signal.SIGCONT)
         (tmp_path / LOCK_FILE).write_text("another job's")
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGCONT)
         assert lost.is_set()
-    assert (
-        f"{tmp_path / LOCK_FILE} is gone or another job's, which took it while this one stood" in caplog.text
-    )
+    assert f"{tmp_path / LOCK_FILE} was taken by another job" in caplog.text
     assert (tmp_path / LOCK_FILE).exists()
-    assert signal.getsignal(signal.SIGCONT) == before
 
 
 def test_a_reader_whose_word_is_deleted_goes_on(tmp_path, monkeypatch):
@@ -160,10 +156,10 @@ def test_a_full_disk_keeps_nobody_from_reading(tmp_path, monkeypatch, caplog):
     def no_space(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(Path, "write_text", no_space)
+    monkeypatch.setattr(Path, "open", no_space)
     with share(tmp_path, "train"):
         assert not list(tmp_path.iterdir())
-    assert "are not told that this one reads" in caplog.text
+    assert "cannot register as a reader of" in caplog.text
 
 
 def test_of_many_that_find_a_stale_lock_one_gets_it(tmp_path, elsewhere):
@@ -227,7 +223,7 @@ def test_a_full_disk_leaves_no_lock(tmp_path):
 def test_a_job_killed_while_it_takes_over_is_no_hindrance(tmp_path, elsewhere, monkeypatch):
     os.kill(elsewhere.pid, signal.SIGKILL)
     elsewhere.wait()
-    monkeypatch.setattr(Path, "replace", lambda *_: os._exit(9))
+    monkeypatch.setattr(Path, "unlink", lambda *_: os._exit(9))
     if (child := os.fork()) == 0:
         with hold(tmp_path, "killed while it takes over"):
             pass
@@ -267,13 +263,6 @@ def test_who_reads_is_not_passed_over_by_a_wrong_clock(tmp_path, monkeypatch, ho
             refuse_readers(tmp_path)
         assert word.exists()
         word.unlink()
-
-
-def test_times_are_compared_with_those_of_the_same_file_system(tmp_path, elsewhere, monkeypatch):
-    change(tmp_path, machine="another")
-    monkeypatch.setattr(lock.time, "time", lambda: 1e12)
-    with pytest.raises(FolderInUse), hold(tmp_path, "tokenize"):
-        pass
 
 
 def test_who_changes_a_folder_is_told_who_reads_it(tmp_path, elsewhere):

@@ -116,8 +116,8 @@ def preload() -> None:
     load_registries()
 
 
-def encoder_of(task: TokenizeTask) -> Encoder:
-    """The encoder of the documents of a task, from its file unless the process has it.
+def encoder_of(task: TokenizeTask, _report: Report | None = None) -> Encoder:
+    """The encoder of the documents of a task, from its file unless the process has it; a task of its own for workers.
 
     MismatchError when the file has another fingerprint, that is, was replaced since the job began.
     """

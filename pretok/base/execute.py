@@ -136,7 +136,7 @@ class Engine:
 
     def _pool(self) -> _Here | _Ray | Processes:
         if self._here:
-            return _Here(self)
+            return _Here(self._check_stop)
         if self.address is None:
             return self._processes()
         if self._started is None:
@@ -168,7 +168,7 @@ class Engine:
         running = 0
         try:
             while waiting or running:
-                self.check_stop()
+                self._check_stop()
                 while waiting and running < pool.in_flight:
                     index = waiting.pop()
                     wait = (0.0, *storage.WAITS)[min(failed[index], len(storage.WAITS))]
@@ -196,8 +196,7 @@ class Engine:
             if running:
                 pool.cancel()
 
-    def check_stop(self) -> None:
-        """Raise Stopped where it is time to stop."""
+    def _check_stop(self) -> None:
         if reason := self.stop.reason:
             raise Stopped(f"{reason}: stopped before the end; {AGAIN}")
 
@@ -207,22 +206,22 @@ class _Here:
 
     workers = in_flight = 1
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+    def __init__(self, check_stop: Callable[[], None]) -> None:
+        self._check_stop = check_stop
 
     def submit(self, task: Task[Any, Any], item: Any, wait: float, on_report: Report) -> Future[Any]:
         """Do a task after so many seconds. Raises Stopped out of the wait and of the task's reports."""
 
         def report(counts: Counts) -> None:
-            self._engine.check_stop()
+            self._check_stop()
             on_report(counts)
 
         end = time.monotonic() + wait
         while (left := end - time.monotonic()) > 0:
-            self._engine.check_stop()
+            self._check_stop()
             time.sleep(min(left, POLL_SECONDS))
         future: Future[Any] = Future()
-        future.set_result(_run(task, item, report))
+        future.set_result(_run(task, item, report, every=0.0))
         return future
 
     def failure(self, error: Exception) -> TaskError:
@@ -313,8 +312,8 @@ def _on_worker(task: Task[Any, Any], item: Any, wait: float, send: Report | None
     return _run(task, item, send)
 
 
-def _run(task: Task[Any, Any], item: Any, send: Report | None) -> Outcome[Any]:
-    """One try of a task, which sends its reports every REPORT_SECONDS, and those of compiled code at once."""
+def _run(task: Task[Any, Any], item: Any, send: Report | None, every: float = REPORT_SECONDS) -> Outcome[Any]:
+    """One try of a task. Its reports are sent `every` so many seconds, that something compiles at once."""
     at, began = time.time(), time.monotonic()
     pending: Counter[str] = Counter()
     sent = began
@@ -328,7 +327,7 @@ def _run(task: Task[Any, Any], item: Any, send: Report | None) -> Outcome[Any]:
     def report(counts: Counts) -> None:
         nonlocal sent
         pending.update(counts)
-        if send and time.monotonic() - sent > REPORT_SECONDS:
+        if send and time.monotonic() - sent >= every:
             tell(dict(pending))
             pending.clear()
             sent = time.monotonic()

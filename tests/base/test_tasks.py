@@ -94,7 +94,7 @@ def test_all_are_done_before_failures_are_raised(step, tmp_path, kept, said):
     with pytest.raises(InternalError) as error:
         found.extend(step.map(square, [2, 3, 4], "number", NAMES.get, folder=tmp_path, kept=kept))
     assert (found, tries) == ([(2, 4), (4, 16)], [2, 3, 4, 4, 4])
-    assert "1 numbers met an internal error" in str(error.value)
+    assert "1 numbers failed" in str(error.value)
     assert "  three: ZeroDivisionError: three" in str(error.value)
     assert said in str(error.value)
     assert list(tmp_path.iterdir()) == []

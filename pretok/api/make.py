@@ -141,7 +141,7 @@ def _told(name: str, work: Path | None, settings: Mapping[str, object], quiet: b
         code = 0
     except BaseException as error:
         code = getattr(error, "exit_code", code)
-        console.record("error", message=str(error) or type(error).__name__, traceback="")
+        console.event("error", message=str(error) or type(error).__name__, traceback="")
         raise
     finally:
         logger.removeHandler(warnings)

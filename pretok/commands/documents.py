@@ -271,7 +271,6 @@ def query(
         raise UsageError(f"--format {kind!r}: known are table, csv and json")
     names, batches = run_query(work, sql, console)
     if kind != "table":
-        console.shown = True
         _write(kind, names, batches)
         return
     rows = list(islice(chain.from_iterable(batches), SHOWN + 1))

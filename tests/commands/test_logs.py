@@ -1,4 +1,4 @@
-"""What a command leaves in WORK/logs, and what --quiet and --verbose show of it."""
+"""What a command leaves in WORK/logs, and what --quiet shows."""
 
 from __future__ import annotations
 
@@ -113,15 +113,6 @@ def test_quiet_shows_results_and_errors_only(tmp_path, command, capsys, place):
     assert run_command([*quiet, "--field", "body"]) == 2
     assert capsys.readouterr().err.startswith("pretok: ")
     assert of(read_logs(tmp_path / "work")[1], "error")[0]["message"].startswith("pretok: ")
-
-
-def test_verbose_shows_events(command, capsys):
-    assert run_command([*command, "--verbose"]) == 0
-    shown = capsys.readouterr().err
-    assert re.search(r"\d\d:\d\d:\d\d task what=partition item=it-00000 tries=1 node=\S+ ", shown)
-    assert "2 partitions to count" in shown
-    assert run_command([*command, "--verbose", "--quiet"]) == 2
-    assert "either --quiet or --verbose" in capsys.readouterr().err
 
 
 def test_verify_keeps_a_log_where_there_are_logs_and_nowhere_else(tmp_path, vocab_dir, command):

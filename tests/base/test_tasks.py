@@ -77,26 +77,30 @@ def test_every_task_is_an_event_and_all_workers_one(step, told):
     assert told.counts["items"] == 5
 
 
-@pytest.mark.parametrize(
-    ("kept", "said"), [(True, "enough; 2 of 4 numbers are done and kept"), (False, "enough")]
-)
-def test_a_stop_still_tells_what_the_workers_did(step, told, kept, said):
+KEPT = {
+    True: ("enough; 2 of 4 numbers are done and kept", "is done and kept"),
+    False: ("enough", "nothing was changed"),
+}
+"""What is said of a stop and of failures, where results are kept and where they are not."""
+
+
+@pytest.mark.parametrize("kept", KEPT)
+def test_a_stop_and_failures_say_what_is_kept(step, told, tmp_path, kept):
     with pytest.raises(Stopped) as stopped:
         list(step.map(square, [2, 5, 1], "number", NAMES.get, done=1, kept=kept))
-    assert str(stopped.value) == said
+    assert str(stopped.value) == KEPT[kept][0]
     assert [name for name, _ in told.events] == ["task", "workers"]
-
-
-@pytest.mark.parametrize(("kept", "said"), [(True, "is done and kept"), (False, "nothing was changed")])
-def test_all_are_done_before_failures_are_raised(step, tmp_path, kept, said):
     (tmp_path / ".half.tmp").touch()
     found = []
     with pytest.raises(InternalError) as error:
         found.extend(step.map(square, [2, 3, 4], "number", NAMES.get, folder=tmp_path, kept=kept))
-    assert (found, tries) == ([(2, 4), (4, 16)], [2, 3, 4, 4, 4])
+    assert (found, tries) == (
+        [(2, 4), (4, 16)],
+        [2, 5, 2, 3, 4, 4, 4],
+    )  # all else is done before it is raised
     assert "1 numbers failed" in str(error.value)
     assert "  three: ZeroDivisionError: three" in str(error.value)
-    assert said in str(error.value)
+    assert KEPT[kept][1] in str(error.value)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -106,15 +110,10 @@ def test_what_cannot_be_written_ends_the_step_at_once(step):
     assert tries == [6]
 
 
-def test_workers_are_told_of_by_each_map(step, told):
-    for items in ([1, 2], [4]):
+def test_each_map_logs_its_workers_and_one_without_tasks_nothing(step, told):
+    for items in ([1, 2], [], [4]):
         assert len(list(step.map(square, items, "number", NAMES.get))) == len(items)
     assert [sum(event["nodes"].values()) for name, event in told.events if name == "workers"] == [2, 1]
-
-
-def test_no_tasks_start_nothing(step, told):
-    assert list(step.map(square, [], "number", NAMES.get)) == []
-    assert told.events == []
 
 
 def test_a_worker_that_dies_is_an_event_without_times(step, told):

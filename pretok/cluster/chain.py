@@ -1,10 +1,11 @@
-"""submit: a recipe and a site's profile -> a chain of Slurm jobs: vocabulary, tokens, verification and mix, training.
+"""submit: a recipe and a site profile -> a chain of Slurm jobs: vocabulary, tokens, verification and mix, training.
 
-Input: a Recipe with its [slurm] and [train] tables, and a profile (slurm/profiles/NAME.sh). Output: jobs in
-the queue and OUT/slurm/CHAIN/, where their logs, markers and chain.tsv (job id, stage, link) are.
+Input: a Recipe with its [slurm] and [train] tables, and a profile (slurm/profiles/NAME.sh). Output: jobs in the queue,
+and OUT/slurm/CHAIN/ with their logs, markers and chain.tsv (job id, stage, link).
 
-Between stages a job waits for the success of the one before (afterok), between the links of a stage for its end
-(afterany): a link that stops in time is continued by the next; one that finds its stage done ends (slurm/link.sh).
+A stage waits for the success of the stage before it (afterok), a link of a stage for the end of the link before it
+(afterany): a link that stops in time is continued by the next one, and a link that finds its stage done ends at once
+(slurm/link.sh).
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import shlex
 import shutil
 import subprocess
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -25,14 +26,14 @@ from pretok.config.settings import Slurm, SlurmStage
 StageName = Literal["vocab", "tokenize", "mix", "train"]
 STAGES: tuple[StageName, ...] = ("vocab", "tokenize", "mix", "train")
 NONE = "none"
-"""What a profile says where its site has no such thing; an empty value is one that nobody has filled in."""
+"""The value in a profile of what a site does not have; an empty value was not filled in."""
 RECORD = "chain.tsv"
-"""In a chain's folder: a line for each job with its id, stage and link."""
+"""File in the folder of a chain: a line per job with its id, stage and link."""
 
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """A site: the SITE_* values of its file. folder: the `slurm` folder whose scripts the jobs run."""
+    """A site: the SITE_* values of its file. folder: the `slurm` folder with the job scripts."""
 
     path: Path
     folder: Path
@@ -45,7 +46,7 @@ class Profile:
 
 
 def find_scripts() -> Path:
-    """The folder of the job scripts: ./slurm, that of the checkout, or the one installed with the package."""
+    """The folder of the job scripts: ./slurm, the one of the checkout, or the one installed with the package."""
     beside = Path(__file__).parents[2] / "slurm"
     for folder in (Path("slurm"), beside, Path(sys.prefix) / "share" / "pretok" / "slurm"):
         if (folder / "env.sh").exists():
@@ -54,7 +55,7 @@ def find_scripts() -> Path:
 
 
 def load_profile(name: str) -> Profile:
-    """Read a profile by name or path. UsageError when there is none or it is no working shell file."""
+    """Read a profile by name or path. Raises UsageError if it does not exist or is not a working shell script."""
     scripts = find_scripts()
     path = Path(name) if name.endswith(".sh") else scripts / "profiles" / f"{name}.sh"
     if not path.exists():
@@ -73,22 +74,21 @@ def load_profile(name: str) -> Profile:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One job to submit. depends: (condition, index of the job in the chain)."""
+    """One job to submit. words: options, script and its arguments; depends: (condition, index of the job in the
+    chain)."""
 
     stage: StageName
     link: int
-    options: tuple[str, ...]
-    script: Path
-    arguments: tuple[str, ...]
-    depends: tuple[tuple[str, int], ...] = ()
+    words: tuple[str, ...]
+    depends: tuple[tuple[str, int], ...]
 
     def command(self) -> str:
         """The sbatch command as a shell line, in which the id of job n of the chain is `$JOB_n`."""
-        words = [shlex.quote(word) for word in ("sbatch", "--parsable", *self.options)]
+        start = "sbatch --parsable"
         if self.depends:
             conditions = ",".join(f"{condition}:$JOB_{index}" for condition, index in self.depends)
-            words += [f"--dependency={conditions}", "--kill-on-invalid-dep=yes"]
-        return " ".join([*words, *map(shlex.quote, (str(self.script), *self.arguments))])
+            start += f" --dependency={conditions} --kill-on-invalid-dep=yes"
+        return f"{start} {shlex.join(self.words)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,7 @@ class Chain:
 
     folder: Path
     jobs: list[Job]
-    environment: dict[str, str] = field(default_factory=dict)
+    environment: dict[str, str]
 
 
 def plan_chain(
@@ -109,31 +109,30 @@ def plan_chain(
     train_arguments: list[str],
     folder: Path,
 ) -> Chain:
-    """The jobs of `stages`. Raises UsageError when the profile lacks a value they need."""
+    """The jobs of `stages`. Raises UsageError if the profile lacks a value that they need."""
     check_profile(profile, recipe.slurm, stages)
-    scripts = profile.folder
     jobs: list[Job] = []
-    previous: int | None = None
+    before: list[tuple[str, int]] = []
     for stage in stages:
-        own: SlurmStage = getattr(recipe.slurm, stage)
-        options = _options(recipe, profile, stage, folder)
+        arguments = [str(recipe.out), str(recipe_path)]
         if stage == "train":
             arguments = [str(run), *recipe_flags(recipe), *train_arguments]
-        else:
-            arguments = [str(recipe.out), str(recipe_path)]
-        for link in range(1, own.links + 1):
-            depends = [] if previous is None else [("afterok", previous)]
-            if link > 1:
-                depends.append(("afterany", len(jobs) - 1))
-            script = scripts / f"{stage}.sbatch"
-            jobs.append(Job(stage, link, options, script, (str(profile.path), *arguments), tuple(depends)))
-        previous = len(jobs) - 1
-    environment = {"PRETOK_SLURM": str(scripts), "PRETOK_CHAIN": str(folder.absolute())}
-    return Chain(folder, jobs, environment | {"PRETOK_SPARE": str(recipe.slurm.train.spare)})
+        script = profile.folder / f"{stage}.sbatch"
+        words = (*_options(recipe, profile, stage, folder), str(script), str(profile.path), *arguments)
+        jobs.append(Job(stage, 1, words, (*before,)))
+        for link in range(2, getattr(recipe.slurm, stage).links + 1):
+            jobs.append(Job(stage, link, words, (*before, ("afterany", len(jobs) - 1))))
+        before = [("afterok", len(jobs) - 1)]
+    environment = {
+        "PRETOK_SLURM": str(profile.folder),
+        "PRETOK_CHAIN": str(folder.absolute()),
+        "PRETOK_SPARE": str(recipe.slurm.train.spare),
+    }
+    return Chain(folder, jobs, environment)
 
 
 def choose_stages(recipe: Recipe, wanted: str | None, train_arguments: list[str]) -> list[StageName]:
-    """The stages that `wanted` lists by comma, in their order; by default those that the recipe has."""
+    """The stages that `wanted` lists, separated by commas, in their order; by default those of the recipe."""
     if wanted is None:
         absent = {"vocab"} if recipe.vocab.path else set()
         if not recipe.train and not train_arguments:
@@ -146,7 +145,7 @@ def choose_stages(recipe: Recipe, wanted: str | None, train_arguments: list[str]
 
 
 def check_profile(profile: Profile, slurm: Slurm, stages: list[StageName]) -> None:
-    """UsageError that names every value the stages need and the profile leaves empty."""
+    """Raise UsageError with every value that the stages need and the profile leaves empty."""
     needed = {"VENV"} if slurm.account else {"ACCOUNT", "VENV"}
     for stage in stages:
         kind = "GPU" if stage == "train" else "CPU"
@@ -187,7 +186,7 @@ def _options(recipe: Recipe, profile: Profile, stage: StageName, folder: Path) -
 
 
 def recipe_flags(recipe: Recipe) -> list[str]:
-    """[train] of the recipe as flags of `train`, which checks them; what the recipe made as its input."""
+    """[train] of the recipe as flags of `train`, which checks them; its inputs are the recipe's results."""
     arguments = ["--shards", str(recipe.shards_dir)]
     if recipe.mix is not None:
         arguments += ["--mix", str(recipe.mix_path)]
@@ -201,7 +200,8 @@ def recipe_flags(recipe: Recipe) -> list[str]:
 
 
 def submit_chain(chain: Chain) -> list[str]:
-    """Run `chain_script`; the jobs' ids. PretokError with Slurm's answer when it refuses one: no other is left."""
+    """Run `chain_script`; return the ids of the jobs. Raises PretokError with Slurm's answer if it refuses one; the
+    others are then cancelled."""
     if shutil.which("sbatch") is None:
         raise UsageError("sbatch is not on PATH: run this on a login node of the cluster, or with --dry-run")
     done = subprocess.run(["bash"], input=chain_script(chain), capture_output=True, text=True, check=False)
@@ -219,8 +219,8 @@ def submit_chain(chain: Chain) -> list[str]:
 def chain_script(chain: Chain) -> str:
     """A shell script that submits all jobs, to run or to paste.
 
-    A subshell: when Slurm refuses a job, the rest is not submitted, those before it are cancelled, and the shell that
-    the script was pasted into goes on.
+    It is a subshell: if Slurm refuses a job, those before it are cancelled and the rest is not submitted, and the shell
+    that the script was pasted into continues.
     """
     record = shlex.quote(str(chain.folder / RECORD))
     lines = [

@@ -1,19 +1,15 @@
-"""Pre-flight: is this node fit for a long job? And over all nodes: a table, and the names of the bad ones.
+"""Pre-flight: is a node fit for a long job? And of all nodes of a job: which are bad?
 
-Input: the folder the job will write to and what the node should have. Output: one `NodeReport` per node, in a log one
-line of JSON. Lines of the same form come from `train.preflight`, which adds a matrix product and an all-reduce; `judge`
-takes both.
+Input: the folder that the job will write to, and what a node must have. Output: one `NodeReport` per node, one line of
+JSON in a log. `train.preflight` writes lines of the same form, with a matrix product and an all-reduce; `judge` takes
+both.
 """
 
 from __future__ import annotations
 
-import getpass
 import json
 import os
-import re
-import shutil
 import statistics
-import subprocess
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,13 +20,13 @@ from pretok.base.records import Record, read_record, to_json
 from pretok.base.storage import TEMPORARY_SUFFIX, parse_line
 
 WRITE_BYTES = 64 << 20
-"""Written and flushed to measure the speed: three seconds at the 20 MB/s that are asked for."""
+"""Bytes written and flushed to measure the speed: three seconds at the required 20 MB/s."""
 VISIBLE_DEVICES = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
 SLOWEST = 0.5
-"""A node whose speed is below this part of the median of all nodes is bad."""
+"""A node slower than this share of the median of all nodes is bad."""
 
 SHARED = "all-reduce"
-"""The check whose failure may be any node's fault."""
+"""The check whose failure may be the fault of any node."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +42,7 @@ class Limits:
 
 
 class Check(Record, frozen=True):
-    """One line of a report. value: as shown; problem: what is wrong, or empty; number: for comparing nodes."""
+    """One check of a node. value: as shown; problem: what is wrong, or empty; number: to compare nodes by."""
 
     name: str
     value: str
@@ -55,7 +51,7 @@ class Check(Record, frozen=True):
 
 
 class NodeReport(Record, frozen=True):
-    """What one node says of itself."""
+    """The checks of one node."""
 
     node: str
     checks: tuple[Check, ...]
@@ -65,7 +61,6 @@ def node_report(folder: Path, limits: Limits) -> NodeReport:
     """Check this node; writes and removes one file of 64 MiB in `folder`."""
     checks = [
         *_space(folder, limits),
-        *_quota(folder, limits),
         *_write(folder, limits),
         _memory(limits),
         _gpus(limits),
@@ -89,38 +84,8 @@ def _space(folder: Path, limits: Limits) -> list[Check]:
     return checks
 
 
-def _quota(folder: Path, limits: Limits) -> list[Check]:
-    """What the user's Lustre quota leaves; nothing on other file systems, whose refusal the write check meets."""
-    if shutil.which("lfs") is None:
-        return []
-    command = ["lfs", "quota", "-q", "-u", getpass.getuser(), str(folder)]
-    answer = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    left = lustre_quota_left(answer.stdout) if answer.returncode == 0 else None
-    if left is None:
-        return []
-    wanted = {"quota": (limits.free, "GB"), "file quota": (limits.inodes, "")}
-    return [_at_least(name, left[name], *wanted[name]) for name in left]
-
-
-def lustre_quota_left(text: str) -> dict[str, int] | None:
-    """Bytes and files that `lfs quota -q` output leaves, where a limit is set; None when it is not of that form.
-
-    The form, from the Lustre manual: path, then kbytes, quota, limit, grace, files, quota, limit, grace. An amount over
-    its quota carries a star; a limit of 0 is none.
-    """
-    fields = text.split()[-8:]
-    if len(text.split()) < 9 or not all(re.fullmatch(r"\d+\*?", fields[i]) for i in (0, 1, 2, 4, 5, 6)):
-        return None
-    numbers = [int(fields[i].rstrip("*")) for i in (0, 1, 2, 4, 5, 6)]
-    left = {}
-    for name, (used, soft, hard), unit in (("quota", numbers[:3], 1024), ("file quota", numbers[3:], 1)):
-        if limit := soft or hard:
-            left[name] = max(0, limit - used) * unit
-    return left
-
-
 def _write(folder: Path, limits: Limits) -> list[Check]:
-    """Speed of a flushed write, and this node's clock against the time the file system gave the file."""
+    """Speed of a flushed write, and the difference of this node's clock from that of the file system."""
     path = folder / f".preflight-{os.uname().nodename}-{os.getpid()}{TEMPORARY_SUFFIX}"
     block = os.urandom(1 << 20)  # random: some file systems compress
     try:
@@ -146,19 +111,14 @@ def _memory(limits: Limits) -> Check:
 
 
 def _gpus(limits: Limits) -> Check:
-    """GPUs that this job may use here: by its environment, else all that NVIDIA's driver shows."""
+    """GPUs that this job may use: those in its environment, else all of NVIDIA's driver."""
     given = next((os.environ[name] for name in VISIBLE_DEVICES if name in os.environ), None)
-    found = (
-        len(list(Path("/dev").glob("nvidia[0-9]*")))
-        if given is None
-        else len([g for g in given.split(",") if g])
-    )
-    problem = f"{found}, {limits.gpus} are expected" if found < limits.gpus else ""
-    return Check("GPUs", str(found), problem)
+    gpus = list(Path("/dev").glob("nvidia[0-9]*")) if given is None else list(filter(None, given.split(",")))
+    return _at_least("GPUs", len(gpus), limits.gpus, "")
 
 
 def report_line(report: NodeReport) -> str:
-    """A report as the one line that `read_reports` finds among whatever else a log holds."""
+    """A report as one line, which `read_reports` finds among the other lines of a log."""
     return json.dumps(to_json(report)) + "\n"
 
 
@@ -173,7 +133,7 @@ def read_reports(folder: Path) -> list[NodeReport]:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """checks: node -> name -> check; bad: node -> its problems; shared: problems that are no one node's."""
+    """checks: node -> name -> check; bad: node -> its problems; shared: problems that may be of any node."""
 
     checks: dict[str, dict[str, Check]]
     bad: dict[str, list[str]]
@@ -189,27 +149,23 @@ def judge(reports: Sequence[NodeReport], nodes: list[str]) -> Verdict:
     checks: dict[str, dict[str, Check]] = {node: {} for node in nodes}
     for report in reports:
         checks.setdefault(report.node, {}).update({check.name: check for check in report.checks})
-    bad = {
-        node: [f"{c.name}: {c.problem}" for c in found.values() if c.problem]
-        for node, found in checks.items()
-    }
-    shared = sorted({problem for found in bad.values() for problem in found if problem.startswith(SHARED)})
-    names = {name for found in checks.values() for name in found} - {SHARED}
-    medians = _medians(checks)
-    for node, found in checks.items():
-        bad[node] = [problem for problem in bad[node] if problem not in shared]
-        if missing := sorted(names - set(found)) or ([] if found else ["everything"]):
-            bad[node].append(f"no report of {', '.join(missing)}: the node or the check on it failed")
-        for name, check in found.items():
-            if check.number is not None and check.number < SLOWEST * medians[name]:
-                bad[node].append(f"{name}: {check.value}, the median is {medians[name]:.3g}")
-    return Verdict(checks, {node: found for node, found in bad.items() if found}, shared)
-
-
-def _medians(checks: dict[str, dict[str, Check]]) -> dict[str, float]:
+    names = {name for own in checks.values() for name in own} - {SHARED}
     numbers: dict[str, list[float]] = {}
-    for found in checks.values():
-        for check in found.values():
-            if check.number is not None:
-                numbers.setdefault(check.name, []).append(check.number)
-    return {name: statistics.median(values) for name, values in numbers.items()}
+    for check in (check for own in checks.values() for check in own.values()):
+        if check.number is not None:
+            numbers.setdefault(check.name, []).append(check.number)
+    medians = {name: statistics.median(values) for name, values in numbers.items()}
+    bad: dict[str, list[str]] = {}
+    shared: set[str] = set()
+    for node, own in checks.items():
+        problems = [f"{check.name}: {check.problem}" for check in own.values() if check.problem]
+        shared.update(problem for problem in problems if problem.startswith(SHARED))
+        problems = [problem for problem in problems if problem not in shared]
+        if missing := sorted(names - set(own)) or ([] if own else ["everything"]):
+            problems.append(f"no report of {', '.join(missing)}: the node or the check on it failed")
+        for name, check in own.items():
+            if check.number is not None and check.number < SLOWEST * medians[name]:
+                problems.append(f"{name}: {check.value}, the median is {medians[name]:.3g}")
+        if problems:
+            bad[node] = problems
+    return Verdict(checks, bad, sorted(shared))

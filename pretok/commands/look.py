@@ -186,7 +186,7 @@ def preflight(
         str, typer.Option(help="With --collect: nodes that must have reported, separated by commas.")
     ] = "",
 ) -> None:
-    """Check that a node is fit for a long job: space, inodes, quota, write speed, clock, memory, GPUs.
+    """Check that a node is fit for a long job: space, inodes, write speed, clock, memory, GPUs.
 
     The Slurm scripts run it on every node of a job and then `--collect` the reports. The names of bad nodes go to
     standard output, and the exit code is 2.

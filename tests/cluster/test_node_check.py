@@ -13,7 +13,6 @@ from pretok.cluster.node_check import (
     Limits,
     NodeReport,
     judge,
-    lustre_quota_left,
     node_report,
     read_reports,
     report_line,
@@ -78,13 +77,6 @@ def test_a_failed_all_reduce_is_held_against_no_node() -> None:
     reports = [NodeReport("a", (Check("matmul", "5", number=5.0), failed)), report("b", matmul=5.0)]
     verdict = judge(reports, ["a", "b"])
     assert (verdict.bad, verdict.shared) == ({}, ["all-reduce: timed out"])
-
-
-def test_lustre_quota() -> None:
-    line = "/scratch 900000000 1000000000 1100000000 - 90000* 80000 100000 6d\n"
-    assert lustre_quota_left(line) == {"quota": 100_000_000 * 1024, "file quota": 0}
-    assert lustre_quota_left("/scratch 12 0 0 - 3 0 0 -\n") == {}
-    assert lustre_quota_left("Some errors happened when getting quota info.\n") is None
 
 
 def test_the_command_prints_bad_nodes_and_ends_with_two(

@@ -16,7 +16,6 @@ failures.py  what an exception of a task means: again, refuse, or a bug
 console.py   what a job tells a person, to a terminal or to nobody
 joblog.py    what it told, and more, as lines of JSON for the morning after
 gauge.py     how far a step is, as a line of a log or a bar
-compiling.py whether a process compiles, for that line
 history.py   logs and the records of a run, read: what happened
 terminal.py  a terminal or a pipe: progress, notices and tables
 execute.py   one function over many items, on Ray or in this process

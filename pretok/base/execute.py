@@ -13,7 +13,6 @@ import gc
 import logging
 import os
 import pickle
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Generator, Sequence
@@ -24,7 +23,6 @@ from queue import Empty, SimpleQueue
 from typing import Any, Generic, TypeVar
 
 from pretok.base import storage
-from pretok.base.compiling import listeners
 from pretok.base.console import Counts
 from pretok.base.errors import EngineLost, Stopped, UsageError
 from pretok.base.failures import TaskError, lost, task_error
@@ -313,35 +311,25 @@ def _on_worker(task: Task[Any, Any], item: Any, wait: float, send: Report | None
 
 
 def _run(task: Task[Any, Any], item: Any, send: Report | None, every: float = REPORT_SECONDS) -> Outcome[Any]:
-    """One try of a task. Its reports are sent `every` so many seconds, that something compiles at once."""
+    """One try of a task, whose reports are sent `every` so many seconds."""
     at, began = time.time(), time.monotonic()
     pending: Counter[str] = Counter()
     sent = began
-    sending = threading.Lock()
-
-    def tell(counts: Counts) -> None:
-        with sending:  # a thread that reads ahead may compile meanwhile, and after the task
-            if send and tell in listeners:
-                send(counts)
 
     def report(counts: Counts) -> None:
         nonlocal sent
         pending.update(counts)
         if send and time.monotonic() - sent >= every:
-            tell(dict(pending))
+            send(dict(pending))
             pending.clear()
             sent = time.monotonic()
 
-    listeners.append(tell)
     try:
         result = task(item, report)
     except (Stopped, KeyboardInterrupt, SystemExit, GeneratorExit):
         raise
     except BaseException as error:  # panics of Rust libraries are no Exceptions
         result = task_error(error)
-    finally:
-        with sending:
-            listeners.remove(tell)
     seconds = time.monotonic() - began
     return Outcome(result, os.uname().nodename, at, seconds, peak_bytes(), dict(pending))
 

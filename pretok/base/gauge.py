@@ -13,7 +13,6 @@ from collections.abc import Iterator, Mapping
 
 from msgspec import field
 
-from pretok.base.compiling import COMPILING
 from pretok.base.records import Count, Record
 from pretok.base.units import duration, human_bytes, plural
 
@@ -66,15 +65,13 @@ class Gauge(Record, frozen=True, forbid_unknown_fields=False):
     def short(self) -> Iterator[str]:
         """What stands beside a bar: how much is done, how fast, and how long the rest takes."""
         done = self.read
-        if self.counts.get(COMPILING):
-            yield "(compiling)"
         if self.partitions:
             yield f"{self.done('partitions')}/{self.partitions}"
         if self.percent is not None:
             yield f"{self.percent}%"
         if not done and not self.expected_bytes:  # a step that reads no text
             for key in dict.fromkeys([*self.before, *self.counts]):
-                if key != COMPILING and (number := self.done(key)):
+                if number := self.done(key):
                     yield f"{number:,} {_noun(key, number)}"
             yield f"{self.seconds:.0f} s"
             return
@@ -89,7 +86,7 @@ class Gauge(Record, frozen=True, forbid_unknown_fields=False):
         counts = [
             f"{number:,} {_noun(key, number)}"
             for key in dict.fromkeys([*ORDER, *self.counts])
-            if (number := self.counts.get(key, 0)) and key not in ("bytes", REFUSED, COMPILING)
+            if (number := self.counts.get(key, 0)) and key not in ("bytes", REFUSED)
         ]
         if size := self.counts.get("bytes", 0):
             counts.append(f"{human_bytes(size)} of text, {human_bytes(size / max(self.seconds, 1e-9))}/s")

@@ -23,7 +23,6 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from pretok.base.compiling import listeners
 from pretok.base.console import Console, Counts, Progress, Table
 from pretok.base.gauge import Gauge
 from pretok.base.joblog import JobLog
@@ -196,11 +195,9 @@ class Meter(Progress):
         if self._bar:
             self._bar.start()
         self._lines.start()
-        listeners.append(self)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
-        listeners.remove(self)
         self._ended.set()
         self._lines.join()
         if self._bar:

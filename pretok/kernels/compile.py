@@ -27,11 +27,9 @@ from typing import Any, TypeVar, cast
 
 import numba
 from numba import types
-from numba.core import event
 from numba.core.registry import cpu_target
 from numba.extending import typeof_impl
 
-from pretok.base import compiling
 from pretok.base.errors import OutputError
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -112,28 +110,6 @@ def load_registries() -> None:
 def is_few(size: int) -> bool:
     """Whether so many bytes of text are worked on without compiled loops."""
     return size <= FEW
-
-
-class _Teller(event.Listener):  # type: ignore[misc]  # mypy does not read numba
-    """Tells when Numba begins to compile and when it ends, not for each of the functions that a function calls."""
-
-    def __init__(self) -> None:
-        self._depth = 0
-
-    def on_start(self, event: Any) -> None:  # noqa: ARG002
-        """Numba begins with a function."""
-        self._depth += 1
-        if self._depth == 1:
-            compiling.tell(1)
-
-    def on_end(self, event: Any) -> None:  # noqa: ARG002
-        """Numba ends with a function."""
-        self._depth -= 1
-        if self._depth == 0:
-            compiling.tell(-1)
-
-
-event.register("numba:compile", _Teller())
 
 
 @contextlib.contextmanager

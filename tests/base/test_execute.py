@@ -15,7 +15,6 @@ from types import SimpleNamespace
 import pytest
 from support import TASK_PATH, children, until
 
-from pretok.base import compiling
 from pretok.base import execute as engine_module
 from pretok.base.errors import InternalError, MismatchError, PartitionsFailed, Stopped
 from pretok.base.execute import WORKER_ENVIRONMENT, Engine, Report
@@ -80,12 +79,6 @@ def touch_or_square(item: int | Path, report: Report) -> int | None:
     return touch_and_wait(item, report) if isinstance(item, Path) else square(item, report)
 
 
-def compiles(path: Path, report: Report) -> None:
-    """As if it compiled, until somebody knows."""
-    compiling.tell(1)
-    until(path.exists)
-
-
 def environment(item: int, report: Report) -> dict[str, str]:
     return {name: os.environ.get(name, "") for name in WORKER_ENVIRONMENT}
 
@@ -125,13 +118,6 @@ def test_every_item_once_with_its_index_and_reports(engine):
     assert sorted((o.index, o.result) for o in outcomes) == [(i, i * i) for i in range(20)]
     assert all(o.node and 0 <= o.seconds < 60 and 1 << 20 < o.peak < 1 << 34 for o in outcomes)
     assert seen == {"items": 20}
-
-
-@pytest.mark.parametrize("engine", WHERE[1:2], indirect=True)
-def test_the_driver_knows_that_a_worker_compiles(engine, tmp_path):
-    path = tmp_path / "known"
-    list(engine.map(compiles, [path], lambda counts: counts.get("compiling") and path.touch()))
-    assert path.exists()
 
 
 def test_what_fails_twice_is_tried_again(engine, tmp_path):

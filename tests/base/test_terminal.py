@@ -13,7 +13,7 @@ import sys
 import pytest
 from support import ROOT, until
 
-from pretok.base import compiling, terminal
+from pretok.base import terminal
 from pretok.base.console import table
 from pretok.base.gauge import Gauge
 from pretok.base.terminal import Terminal
@@ -70,12 +70,6 @@ GAUGES = {
         "41/108 38% 2.98 GB 120 MB/s ETA 41 s rejects 0",
         "30 partitions, 2 GB of text, 120 MB/s in 16.7 s (11 partitions done before)",
     ),
-    "compiling": (
-        {"counts": {"compiling": 2}, "expected_bytes": 1000, "partitions": 2},
-        "(compiling) 0/2 0% 0 B rejects 0", "1.0 s",
-    ),
-    "compiling, no text": ({"counts": {"compiling": 1}}, "(compiling) 1 s", "1.0 s"),
-    "compiled": ({"counts": {"compiling": 0}}, "1 s", "1.0 s"),
     "what an earlier run did is no speed": (
         {"seconds": 10, "counts": {"bytes": 100}, "partitions": 4, "expected_bytes": 1000,
          "before": {"bytes": 500, "partitions": 2}},
@@ -106,12 +100,6 @@ def test_a_line_says_all_that_is_known(case):
     gauge = Gauge("count", **{"seconds": 1, **fields})
     assert gauge.line() == f"count {line}"
     assert gauge.summary() == (summary and f"count: {summary}")
-
-
-def test_a_meter_knows_that_its_process_compiles():
-    with Terminal().progress("merge") as meter:
-        compiling.tell(1)
-        assert meter._now().counts == {"compiling": 1}
 
 
 def read_terminal(code: str, columns: int) -> str:

@@ -59,9 +59,9 @@ class ExportedFile(Record, frozen=True):
 
 
 class Export(Record, frozen=True, omit_defaults=True):
-    """The content of OUT/export.json. to: the format; shards, tokenizer: fingerprints; dtype: of the ids; files: one for
-    each shard; weights: share of each source in training; bos_id: the token that begins each document, None if there is
-    none; learn: the kinds that the masks mark, None if there are no masks."""
+    """The content of OUT/export.json. to: the format; shards, tokenizer: fingerprints; dtype: of the ids; files: one
+    for each shard; weights: share of each source in training; bos_id: the token that begins each document, None if
+    there is none; learn: the kinds that the masks mark, None if there are no masks."""
 
     to: str
     shards: str

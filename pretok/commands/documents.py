@@ -19,7 +19,7 @@ from pretok.base.kinds import KINDS, LEARNED, TEXT
 from pretok.base.terminal import print_json
 from pretok.base.units import human_bytes, plural
 from pretok.base.visible import visible, visible_json
-from pretok.commands.options import Json, Shards, parse_size, terminal
+from pretok.commands.options import Json, Shards, WorkOrShards, parse_size, terminal
 
 if TYPE_CHECKING:
     from pretok.audit.documents import Inspection
@@ -241,10 +241,7 @@ def _write(kind: str, names: list[str], batches: Iterator[list[tuple[Any, ...]]]
 
 def query(
     context: typer.Context,
-    work: Annotated[
-        Path,
-        typer.Argument(metavar="WORK", help="Folder of results, or its shards.", show_default=False),
-    ],
+    work: WorkOrShards,
     sql: Annotated[
         str, typer.Argument(metavar="SQL", help="SQL query, in the dialect of DuckDB.", show_default=False)
     ],

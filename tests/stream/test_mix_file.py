@@ -162,7 +162,7 @@ def test_commands(tmp_path: Path, command: Callable[..., str], capsys: pytest.Ca
 
     stages = ("mix", shards, "--stage", "300:it=1", "--stage", "300:it=0.5,en=0.5", "--seq-len", 5)
     assert [stage["tokens"] for stage in json.loads(command(*stages, "--json"))["stages"]] == [300, 300]
-    with pytest.raises(UsageError, match="not both"):
+    with pytest.raises(UsageError, match="--stage and tokens exclude each other"):
         command(*stages, "--tokens", 600)
     with pytest.raises(UsageError, match="where with --out"):
         command(*wish, "--materialize", out)

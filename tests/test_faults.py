@@ -107,12 +107,7 @@ LEFT_OUT = {
     "train generate": "reads a checkpoint as export does and writes nothing",
 }
 READ, PLACE, SYNC = "read,pread64", "rename,link,linkat", "fsync"
-ONE_OF_EACH = (
-    ("openat", "EIO", "1"),
-    (READ, "ESTALE", "2"),
-    (PLACE, "EIO", "1"),
-    (SYNC, "ESTALE", "1"),
-)
+ONE_OF_EACH = (("openat", "EIO", "1"), (READ, "ESTALE", "2"), (PLACE, "EIO", "1"), (SYNC, "ESTALE", "1"))
 """Calls, what they give, and at which of them on a file of the folder."""
 ALONE = [
     *(

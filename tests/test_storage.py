@@ -177,11 +177,7 @@ CHANGES: dict[str, Callable[[bytes], bytes | None]] = {
 @pytest.mark.parametrize("command", ["tokenize", "count"])
 @pytest.mark.parametrize(
     ("suffix", "documents"),
-    [
-        (".jsonl", 50),
-        (".jsonl", 5000),
-        pytest.param(".parquet", 5000, marks=pytest.mark.slow),
-    ],
+    [(".jsonl", 50), (".jsonl", 5000), pytest.param(".parquet", 5000, marks=pytest.mark.slow)],
 )
 def test_an_input_that_changes_behind_the_plan(
     command: str,

@@ -29,7 +29,7 @@ from pretok.base.storage import read_lines
 from tests.train_support import Trial, column, flags, model_file, run_jobs, tiny_flags
 from train import loop, tune
 from train.__main__ import main
-from train.config import TrainConfig, add_flags, check_table, parse, recomputed, whole_number
+from train.config import TrainConfig, add_flags, check_table, parse, whole_number
 from train.model.sizes import PRESETS
 from train.model.transformer import Decoder
 from train.parallel.layout import (
@@ -206,17 +206,6 @@ def test_counts() -> None:
     for text in ("many", "-5", "1.5", "", "1e-6"):
         with pytest.raises(UsageError, match="is not a"):
             whole_number(text)
-
-
-def test_what_of_each_block_is_recomputed() -> None:
-    def kinds(setting: str) -> str:
-        return " ".join(recomputed(setting, block) for block in range(4))
-
-    assert kinds("full") == "full full full full"
-    assert (kinds("none"), kinds("ops")) == ("none none none none", "ops ops ops ops")
-    assert kinds("0.5") == "ops full ops full"
-    assert kinds("0.25") == "ops ops ops full"
-    assert sum(recomputed("0.3", block) == "full" for block in range(1000)) == 300
 
 
 sizes = st.integers(1, 64)

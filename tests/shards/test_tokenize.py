@@ -36,12 +36,13 @@ from pretok.base.records import replace
 from pretok.base.stop import StopFlag
 from pretok.config import Recipe
 from pretok.shards import parts
-from pretok.shards.format import ShardReader, ShardWriter
+from pretok.shards.format import ShardReader
 from pretok.shards.job import run_tokenize
 from pretok.shards.manifest import FILE_NAME, has_manifest, inputs_name, load_manifest
 from pretok.shards.parts import PartRecord
 from pretok.shards.task import TokenizeTask, tokenize_partition
 from pretok.shards.unfinished import unfinished
+from pretok.shards.writer import ShardWriter
 from pretok.tokenizer.encoder import TRIED
 
 NODE = os.uname().nodename
@@ -117,8 +118,6 @@ def test_workers_do_not_change_a_byte(workers, ray_address, tmp_path, inputs, fi
 @pytest.mark.parametrize("after", [1, 2, 3, 5, 8])
 def test_a_kill_anywhere_changes_nothing(after, tmp_path, inputs, finished, vocab_dir, monkeypatch, here):
     """The process 'dies' while the n-th file is sealed; the same command then finishes."""
-    from pretok.shards.format import ShardWriter
-
     sealed = 0
     real = ShardWriter.seal
 
@@ -269,17 +268,17 @@ def test_bad_inputs_are_named_and_the_rest_is_done(tmp_path, vocab_dir, here):
 def test_a_crashing_partition_is_retried_then_named(tmp_path, inputs, finished, vocab_dir, here, monkeypatch):
     from pretok.shards import task as tokenize
 
-    real = tokenize._PartWriter.add
+    real = tokenize.PartWriter.add
     failures = 0
 
     def failing(self, *encoded):
         nonlocal failures
-        if self._task.partition.name == "it-00001" and failures < limit:
+        if self.task.partition.name == "it-00001" and failures < limit:
             failures += 1
             raise OSError(errno.EIO, "disk error")
         return real(self, *encoded)
 
-    monkeypatch.setattr(tokenize._PartWriter, "add", failing)
+    monkeypatch.setattr(tokenize.PartWriter, "add", failing)
     limit = 2
     made = recipe(tmp_path / "retried", vocab_dir, inputs)
     run(made, here)
@@ -306,15 +305,15 @@ def failing_partition(monkeypatch, name: str, error: BaseException) -> list[int]
     """Make one partition raise; its tries."""
     from pretok.shards import task as tokenize
 
-    real, tries = tokenize._PartWriter.add, []
+    real, tries = tokenize.PartWriter.add, []
 
     def failing(self, *encoded):
-        if self._task.partition.name == name:
+        if self.task.partition.name == name:
             tries.append(1)
             raise error
         return real(self, *encoded)
 
-    monkeypatch.setattr(tokenize._PartWriter, "add", failing)
+    monkeypatch.setattr(tokenize.PartWriter, "add", failing)
     return tries
 
 

@@ -162,22 +162,22 @@ class Engine:
         pool = self._pool()
         waiting = list(range(len(items)))[::-1]
         failed = [0] * len(items)
-        answers: SimpleQueue[tuple[int, Future[Any]]] = SimpleQueue()
-        running = 0
+        running: dict[Future[Any], int] = {}
+        done: SimpleQueue[Future[Any]] = SimpleQueue()
         try:
             while waiting or running:
                 self._check_stop()
-                while waiting and running < pool.in_flight:
+                while waiting and len(running) < pool.in_flight:
                     index = waiting.pop()
                     wait = (0.0, *storage.WAITS)[min(failed[index], len(storage.WAITS))]
                     future = pool.submit(task, items[index], wait, on_report)
-                    future.add_done_callback(lambda done, index=index: answers.put((index, done)))
-                    running += 1
+                    running[future] = index
+                    future.add_done_callback(done.put)
                 try:
-                    index, future = answers.get(timeout=POLL_SECONDS)
+                    future = done.get(timeout=POLL_SECONDS)
                 except Empty:
                     continue
-                running -= 1
+                index = running.pop(future)
                 try:
                     outcome = future.result()
                 except Exception as error:

@@ -196,7 +196,7 @@ NO_TEXT = " is not UTF-8; if the terminal shows it right, the locale is wrong: e
         ("$pretok query x $'select \\'\\xe9\\''", f"pretok: \"select '\\udce9'\"{NO_TEXT}"),
         ("LC_ALL=C PYTHONUTF8=0 PYTHONCOERCECLOCALE=0 $pretok status é", f"pretok: '\\udcc3\\udca9'{NO_TEXT}"),
         ("SLURM_JOB_END_TIME=abc $pretok verify shards",
-         "pretok: SLURM_JOB_END_TIME=abc is no time; set it to seconds since 1970, as date +%s prints, or unset it"),
+         "pretok: SLURM_JOB_END_TIME=abc is not a time; set it to seconds since 1970, as date +%s prints, or unset it"),
     ],
 )  # fmt: skip
 def test_a_process_that_cannot_work_says_so(shell, message, tmp_path):

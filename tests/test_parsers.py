@@ -507,7 +507,7 @@ def without_footer(whole: bytes) -> bytes:
         ("chat template", lambda whole: b"{{ " + b"9" * 5000 + b" }}", "cannot be used: ValueError"),
         ("tokenizer_config", lambda whole: b"[]", "holds no object"),
         ("run segments", lambda whole: b"{\n" + whole, "line 1 is not valid JSON"),
-        ("run metrics", lambda whole: whole + b"[]\n", "line 3 holds no object"),
+        ("run metrics", lambda whole: whole + b"[]\n", "line 3 is not a JSON object"),
         ("run metrics", lambda whole: whole + b'{"step": "x"}\n', "step: Expected `int`"),
         ("run metrics", lambda whole: whole + b'{"step": 1, "seconds": 1e999}\n', "Number out of range"),
         ("run metrics", lambda whole: whole + b'{"step": 1, "loss": NaN}\n', "is not valid JSON"),

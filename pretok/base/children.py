@@ -1,7 +1,5 @@
-"""The environment of a Python process of ours that another one starts.
-
-Input: this process. Output: its environment, in which the child finds `pretok` and `train` where they are here,
-whatever the working directory, installed or not.
+"""The environment of a Python process that this one starts: the child finds the same `pretok` and `train`, installed or
+not, whatever its working directory.
 """
 
 from __future__ import annotations

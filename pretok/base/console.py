@@ -1,7 +1,7 @@
-"""How a job tells a person something: one object it receives, never a global.
+"""How a job reports to a person: through one object that it is given, never a global.
 
-Input: notices, progress, tables, and events with numbers. Output: what the object makes of them, which whoever starts
-the job chooses: a command a `console.Terminal`, a program that uses the library the silent one that stands here.
+Input: notices, progress, tables and events. Output: depends on the object: commands pass a `terminal.Terminal`,
+programs that use the library the silent Console of this module.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 Counts = dict[str, int]
-"""Increments: documents, tokens, bytes (of text), rejected; `partitions` when one is done. For
-display only: a task that is tried again counts again."""
+"""Increments of documents, tokens, bytes (of text), rejected, partitions and others. For display only: a task that is
+tried again counts again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Rows of texts below names of columns."""
+    """Rows of texts under column names."""
 
     title: str
     columns: Sequence[str]
@@ -31,41 +31,41 @@ def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> 
 
 
 class Progress:
-    """Where a step reports to. This one shows nobody."""
+    """Takes the reports of a step. This one shows nothing."""
 
     def __call__(self, counts: Counts, /) -> None:
         """Increments since the last call."""
 
     def expect(self, bytes: int, partitions: int) -> None:
-        """The whole work, told once: estimated bytes of text, number of partitions."""
+        """The size of the whole step, set once: estimated bytes of text, number of partitions."""
 
     def start_from(self, counts: Counts) -> None:
-        """What an earlier run did of it, which says nothing of this run's speed."""
+        """What earlier runs did of the step; it does not count for the speed of this run."""
 
 
 class Console:
-    """What a job tells to. This one tells nobody."""
+    """Takes what a job reports. This one shows nothing."""
 
     @property
     def log(self) -> Path | None:
-        """The file that keeps what is told; None where there is none."""
+        """The log file; None where none is kept."""
         return None
 
     def notice(self, text: str) -> None:
-        """One plain line."""
+        """Show a line."""
 
     def progress(self, title: str) -> AbstractContextManager[Progress]:  # noqa: ARG002
-        """One step, shown while the context is open."""
+        """Show a step while the context is open."""
         return nullcontext(Progress())
 
     def show(self, made: Table | str, *, result: bool = False) -> None:
-        """A table or a text; `result`: it is what the command was asked for."""
+        """Show a table or a text; result: it is the result of the command."""
 
     def detail(self, made: Table | str) -> None:
-        """A table or a line for the log alone, as most people skip it."""
+        """Write a table or a line to the log only."""
 
     def event(self, name: str, /, **details: object) -> None:
-        """What nobody waits for but may look up afterwards: only for the log. details: JSON values."""
+        """Write an event to the log only. details: JSON values."""
 
 
 Silent = Console

@@ -1,22 +1,22 @@
-"""What can go wrong, and the exit code each kind ends a command with.
+"""The errors of this program, and the exit code of each.
 
     PretokError
     ├── UsageError        2   wrong command line, recipe or input; nothing was done
     ├── MismatchError     2   what is on disk belongs to another input, config or tokenizer
-    ├── IntegrityError    2   a file of ours is damaged or not of our format
-    ├── OutputError       2   a file of ours cannot be written: read-only, no permission, a folder of its name
-    │   └── NoSpace      75   the same, as the disk or the quota is full
-    ├── PartitionsFailed  3   the job finished; the named partitions did not, or it found less than was asked for
+    ├── IntegrityError    2   a file of ours is damaged, or not in our format
+    ├── OutputError       2   a file of ours cannot be written: read-only, no permission, a folder has its name
+    │   └── NoSpace      75   the same, because the disk or the quota is full
+    ├── PartitionsFailed  3   the job finished, but not the named partitions, or it found less than was asked for
     ├── InternalError     1   a bug of ours in some partitions; the others are done
     ├── FolderInUse      75   another job writes to the output folder, or reads what would change
     └── Stopped          75   stopped early by a signal or a time limit; run again to continue
-        └── EngineLost   75   stopped early because Ray died
+        └── EngineLost   75   stopped early because the parent of the workers or Ray died
 
-75 says that the same command will go on where this one ended, with nothing changed in it; a chain of jobs does that.
-An OSError that may pass and stayed ends with it too. docs/running.md has the table for users.
+After 75 the same command continues where it ended, with nothing changed in it; a chain of jobs does that. An OSError
+that may pass, and remained after the retries, ends with 75 too. docs/running.md has the table for users.
 
 A message says what is wrong, where, and what to do. Any other exception is a bug of ours (exit code 1). Each class
-takes its message as the only argument, so that it crosses from a worker to the driver.
+takes its message as the only argument, so that it can travel from a worker to the driver.
 """
 
 from pretok.base.visible import masked
@@ -27,8 +27,8 @@ class PretokError(Exception):
 
     exit_code = 2
 
-    def __init__(self, *told: object) -> None:
-        super().__init__(*map(masked, told))
+    def __init__(self, *message: object) -> None:
+        super().__init__(*map(masked, message))
 
 
 class UsageError(PretokError):
@@ -66,7 +66,7 @@ class PartitionsFailed(PretokError):
 
 
 class InternalError(PretokError):
-    """A bug of ours met some partitions; the message names the file with the tracebacks."""
+    """A bug of ours in some partitions; the message names the file with the tracebacks."""
 
     exit_code = 1
 
@@ -78,4 +78,4 @@ class Stopped(PretokError):
 
 
 class EngineLost(Stopped):
-    """Ray died under the job; running the same command again continues."""
+    """The parent of the workers, or Ray, died; running the same command again continues."""

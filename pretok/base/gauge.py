@@ -1,8 +1,7 @@
-"""How far a step is: counts that arrive and an estimate of the whole -> one line for a log, a terminal or the end.
+"""How far a step is: its counts and an estimate of the whole -> one line for a log, a terminal or the end.
 
-Input: increments (bytes of text, refused bytes, documents, tokens, rejected, partitions, or any other count), what an
-earlier run did, and the estimate. Output: text. Nothing is printed here: the job shows it, and `pretok status` makes it
-again from a line of the job's log.
+Input: counts (bytes of text, refused bytes, documents, tokens, rejected, partitions, or any other), those of earlier
+runs, and the estimate. Output: text. The job shows it, and `pretok status` makes it again from a line of the job's log.
 
     12:03:10 tokenize 41/108 38% 2.98 GB 120 MB/s ETA 4m rejects 0
 """
@@ -17,18 +16,17 @@ from pretok.base.records import Count, Record
 from pretok.base.units import duration, human_bytes, plural
 
 NEARLY = 99
-"""Most percent shown before the end: the whole is an estimate, and may be too small."""
+"""Highest percentage before the end: the estimate of the whole may be too low."""
 ORDER = ("partitions", "documents", "tokens", "rejected")
 REFUSED = "refused bytes"
-"""Bytes of records that are no documents: they are read too."""
+"""Bytes of rejected records: they were read too."""
 
 
 class Gauge(Record, frozen=True, forbid_unknown_fields=False):
-    """One step at one time; a `progress` line of the log holds these fields beside those of every line.
+    """A step at one time; a `progress` line of the log has these fields besides those of every line.
 
-    seconds: since it began; counts: of this run; before: of earlier ones; expected_bytes: of text of the whole step,
-    earlier runs included, 0 while unknown; partitions: their number. Rates and times
-    left are those of this run: `before` does not enter.
+    seconds: since the step began; counts: of this run; before: of earlier runs; expected_bytes: text of the whole
+    step, earlier runs included, 0 while unknown; partitions: of the whole step. Speed and time left are of this run.
     """
 
     title: str
@@ -40,30 +38,30 @@ class Gauge(Record, frozen=True, forbid_unknown_fields=False):
 
     @property
     def rate(self) -> float:
-        """Bytes a second in this run."""
+        """Bytes per second in this run."""
         return _read(self.counts) / max(self.seconds, 1e-9)
 
     @property
     def read(self) -> int:
-        """Bytes of this run and the earlier ones, refused ones included."""
+        """Bytes of this run and earlier ones, refused ones included."""
         return _read(self.before) + _read(self.counts)
 
     def done(self, key: str) -> int:
-        """A count of this run and the earlier ones."""
+        """A count of this run and earlier ones."""
         return self.before.get(key, 0) + self.counts.get(key, 0)
 
     @property
     def percent(self) -> int | None:
-        """How much of the text is done, at most NEARLY; None without an estimate."""
+        """Percentage of the text that is done, at most NEARLY; None without an estimate."""
         return min(NEARLY, 100 * self.read // self.expected_bytes) if self.expected_bytes else None
 
     def line(self) -> str:
-        """All that is known, as one line of a log."""
+        """Title, progress and rejects, as one line of a log."""
         rejects = [f"rejects {self.done('rejected'):,}"] if self.read or self.expected_bytes else []
         return " ".join([self.title, *self.short(), *rejects])
 
     def short(self) -> Iterator[str]:
-        """What stands beside a bar: how much is done, how fast, and how long the rest takes."""
+        """The parts shown beside a bar: how much is done, speed, time left."""
         done = self.read
         if self.partitions:
             yield f"{self.done('partitions')}/{self.partitions}"
@@ -82,7 +80,7 @@ class Gauge(Record, frozen=True, forbid_unknown_fields=False):
                 yield f"ETA {duration((self.expected_bytes - done) / self.rate)}"
 
     def summary(self) -> str:
-        """What this run did, for the end; empty when that is nothing and took no time."""
+        """What this run did, for the end; empty if it did nothing in no time."""
         counts = [
             f"{number:,} {_noun(key, number)}"
             for key in dict.fromkeys([*ORDER, *self.counts])
@@ -103,5 +101,5 @@ def _read(counts: Mapping[str, int]) -> int:
 
 
 def _noun(key: str, number: int) -> str:
-    """The counts' keys are plurals, but for `rejected`."""
+    """Singular or plural; the keys of counts are plurals, except `rejected`."""
     return key.removesuffix("s") if number == 1 else key

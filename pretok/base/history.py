@@ -1,7 +1,7 @@
 """Logs of jobs and the records of a training run -> what happened.
 
-Input: WORK/logs/*.jsonl (`base.joblog` says what a line holds) and the folder of a run. Output: `LoggedJob`s, the
-oldest first, with their steps, tasks and failures; `RunHistory`. A last line that a kill cut short is left out.
+Input: WORK/logs/*.jsonl (see `base.joblog`) and the folder of a run. Output: `LoggedJob`s, oldest first, with their
+steps, tasks and failures; `RunHistory`. A last line that a kill cut short is left out.
 """
 
 from __future__ import annotations
@@ -21,12 +21,11 @@ from pretok.base.records import Count, Record, read_record
 from pretok.base.storage import read_lines
 
 Amount = Annotated[float, msgspec.Meta(ge=0, le=1e18)]
-"""Of seconds, or tokens a second."""
+"""Seconds, or tokens per second."""
 
 
 class LogLine(Gauge, frozen=True, kw_only=True):
-    """What is needed of a line of a log; see `base.joblog`. A line of a step is a Gauge too, all others have none of
-    its fields."""
+    """The fields used here of a line of a log; see `base.joblog`. Only lines of a step have those of a Gauge."""
 
     time: datetime
     event: str
@@ -55,7 +54,7 @@ class LogLine(Gauge, frozen=True, kw_only=True):
 
 
 class RunLine(Record, frozen=True, forbid_unknown_fields=False):
-    """What is needed of a line of metrics or validation."""
+    """The fields used here of a line of metrics or validation."""
 
     step: Count
     time: datetime | None = None
@@ -71,9 +70,9 @@ class RunLine(Record, frozen=True, forbid_unknown_fields=False):
 class LoggedJob:
     """One command, from the lines of its log.
 
-    began, ended: seconds since 1970; exit_code: None when it was killed; tasks: those that were done; problems:
-    warnings, failures and errors, as (time, message); directory: where it was typed; settings: the recipe it had; step:
-    the one it is in, and how far, as a line.
+    began, ended: seconds since 1970; exit_code: None if it was killed; tasks: those that succeeded; problems: warnings,
+    failures and errors, as (time, message); directory: where it was started; settings: its recipe; step: the
+    progress of the current step, as a line.
     """
 
     def __init__(self, lines: Sequence[LogLine]) -> None:
@@ -90,21 +89,21 @@ class LoggedJob:
             (line.time.timestamp(), f"{line.item}: {line.message}" if line.item else line.message)
             for line in of("task_failed", "warning", "error")
         ]
-        told = of("step", "progress", "step_end")[-1:]
-        self.step = "".join(line.line() for line in told if line.event != "step_end")
+        latest = of("step", "progress", "step_end")[-1:]
+        self.step = "".join(line.line() for line in latest if line.event != "step_end")
         workers = of("workers")
         self.idle = workers[-1].idle if workers else None
         self.peak_bytes = max((line.peak_bytes for line in workers), default=0)
 
     @property
     def refused(self) -> bool:
-        """Whether it was refused, with exit code 2: the same command would be again."""
+        """Whether it was refused with exit code 2, as the same command would be again."""
         return self.exit_code == PretokError.exit_code
 
 
 @dataclass(slots=True)
 class RunHistory:
-    """What a training run wrote. metrics, validation, attempts: lines of its files; done: whether it is at its end."""
+    """The records of a training run. metrics, validation, attempts: lines of its files; done: it is complete."""
 
     folder: Path
     metrics: list[dict[str, Any]]
@@ -114,7 +113,7 @@ class RunHistory:
 
 
 def read_jobs(work: Path) -> list[LoggedJob]:
-    """All jobs that left a log, oldest first."""
+    """All jobs with a log, oldest first."""
     logs = [read_log(path) for path in sorted((work / LOGS).glob("*.jsonl"))]
     return sorted([LoggedJob(lines) for lines in logs if lines], key=lambda job: job.began)
 
@@ -125,7 +124,7 @@ def read_log(path: Path) -> list[LogLine]:
 
 
 def read_run(folder: Path) -> RunHistory:
-    """What a run wrote, however far it came. Raises IntegrityError."""
+    """The records of a run, finished or not. Raises IntegrityError."""
     metrics, validation = (_checked(folder / f"{name}.jsonl") for name in ("metrics", "validation"))
     return RunHistory(
         folder,
@@ -137,7 +136,7 @@ def read_run(folder: Path) -> RunHistory:
 
 
 def _checked(path: Path) -> list[dict[str, Any]]:
-    """The lines of metrics or validation, whole: who shows them knows columns that RunLine has not."""
+    """All fields of the lines of metrics or validation, of which those of RunLine are checked."""
     lines = read_lines(path)
     for line in lines:
         read_record(RunLine, line, path)

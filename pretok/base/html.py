@@ -1,4 +1,4 @@
-"""What fills the templates of our pages: every text from outside is escaped."""
+"""Templates of our HTML pages, in which every text from outside is escaped."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def page_environment() -> Environment:
-    """What fills the templates of our pages: every text is escaped, and its control characters are spelled out."""
+    """A Jinja environment that escapes every text and spells out its control characters."""
     from jinja2 import Environment, StrictUndefined
 
     return Environment(
@@ -19,5 +19,5 @@ def page_environment() -> Environment:
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
-        finalize=lambda value: visible(value) if type(value) is str else value,  # not of markup of our own
+        finalize=lambda value: visible(value) if type(value) is str else value,  # but not our own markup
     )

@@ -51,16 +51,16 @@ def utc(seconds: float) -> str:
 
 
 def when_and_where() -> dict[str, str]:
-    """When and where a line is written: time, host and, inside of a Slurm job, its id as `job`."""
+    """Time and host of a line and, inside a Slurm job, its id as `job`."""
     job = os.environ.get("SLURM_JOB_ID")
     return {"time": utc(time.time()), "host": os.uname().nodename} | ({"job": job} if job else {})
 
 
 class JobLog:
-    """The log of this process, made with its first line.
+    """The log of this process, created with its first line.
 
-    name: how the file begins; always: what every line holds besides, `command` above all; complain: told once if
-    no log can be written.
+    name: first part of the file name; always: fields of every line, such as `command`; complain: called once if the log
+    cannot be written.
     """
 
     def __init__(
@@ -75,13 +75,13 @@ class JobLog:
         self._file: IO[bytes] | None = None
         self._broken = False
         self.path: Path | None = None
-        """The file; None before the first line and from when it cannot be written."""
+        """The file; None before the first line, and once it cannot be written."""
 
     def write(self, event: str, details: Mapping[str, object]) -> None:
-        """Add a line. What is no JSON value in `details` stands as its text; secrets of URLs are masked."""
-        told = {**when_and_where(), **self._always, "event": event}
-        whole = masked({**told, **details, **told})
-        line = json.dumps(whole, default=lambda value: masked(str(value)), skipkeys=True).encode() + b"\n"
+        """Add a line. Values in `details` that are not JSON become text; secrets in URLs are masked."""
+        fields = {**when_and_where(), **self._always, "event": event}
+        values = masked({**fields, **details, **fields})  # first and unchanged
+        line = json.dumps(values, default=lambda value: masked(str(value)), skipkeys=True).encode() + b"\n"
         with self._lock:
             if self._broken:
                 return
@@ -98,7 +98,7 @@ class JobLog:
                 )
 
     def end(self, code: int | None) -> None:
-        """The last line: how the job ended, None if that is not known here. Nothing where nothing was written."""
+        """Write the last line, with the exit code, None if unknown; nothing where no line was written."""
         if self._file is not None:
             self.write("end", {"exit_code": code, "seconds": round(time.monotonic() - self._began, 3)})
         self.close()
@@ -111,11 +111,11 @@ class JobLog:
                 self._file.close()
 
     def _create(self) -> tuple[IO[bytes], Path]:
-        """A file that no other job has. Unbuffered: each line is one call of the system."""
+        """A file of no other job. Unbuffered: each line is one system call."""
         self._folder.mkdir(parents=True, exist_ok=True)
         stem = f"{self._name}-{time.strftime('%Y%m%d-%H%M%S')}"
         for number in itertools.count(1):
             path = self._folder / f"{stem}{f'-{number}' if number > 1 else ''}.jsonl"
-            with contextlib.suppress(FileExistsError):  # of a job that began in the same second
+            with contextlib.suppress(FileExistsError):  # a job that began in the same second
                 return path.open("xb", buffering=0), path
         raise AssertionError

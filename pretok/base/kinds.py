@@ -1,18 +1,15 @@
-"""What the tokens of a conversation are: names for the parts of which a recipe says which are learned.
-
-Input: nothing. Output: KINDS, whose order is that of the numbers in files.
-"""
+"""The kinds of tokens in a conversation, by which a recipe says which are learned. Files use their numbers in KINDS."""
 
 from __future__ import annotations
 
 CHAT_KINDS = ("template", "system", "user", "tool result", "thinking", "tool call", "answer")
-"""Of a conversation. `template` is what the chat template puts around messages; the end marker of an answer is
-answer."""
+"""Kinds in conversations. `template`: what the chat template adds around messages, except the end marker of an answer,
+which is `answer`."""
 KINDS = (*CHAT_KINDS, "text")
-"""Number -> kind. `text` is of no conversation, and always learned."""
+"""All kinds, by number. `text` is outside conversations, and always learned."""
 TEXT = len(CHAT_KINDS)
 LEARNED = ("thinking", "tool call", "answer")
-"""What an assistant writes, in the order of KINDS: learned unless a recipe or a mix says otherwise."""
+"""The assistant's tokens, in the order of KINDS: learned unless a recipe or a mix says otherwise."""
 MARKERS = (
     "<|im_start|>",
     "<|im_end|>",
@@ -23,4 +20,4 @@ MARKERS = (
     "<tool_response>",
     "</tool_response>",
 )
-"""Tokens of the chat template that ships with the package; the first two are around every message."""
+"""Tokens of our chat template; the first two are around every message."""

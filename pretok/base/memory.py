@@ -1,7 +1,6 @@
-"""Memory that this process has, and may still take.
+"""Memory that this process uses, and may still use.
 
-Input: what Linux tells of the machine and of the control groups that Slurm and containers put processes into. Output:
-bytes.
+Input: /proc and the control groups into which Slurm and containers put processes. Output: bytes.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ def resident_bytes() -> int:
 
 
 def free_memory(proc: Path = Path("/proc"), groups: Path = Path("/sys/fs/cgroup")) -> int:
-    """Bytes free on this machine, or less where a control group's limit comes first. The page cache counts as free.
+    """Bytes free on this machine, or fewer if a control group has a lower limit. The page cache counts as free.
 
     See proc(5), and the kernel's documentation of cgroup-v2.
     """
@@ -26,7 +25,7 @@ def free_memory(proc: Path = Path("/proc"), groups: Path = Path("/sys/fs/cgroup"
 
 
 def _left_in_groups(listed: Path, groups: Path) -> Iterator[int]:
-    """What is left in each group with a limit that this process is in, those around it too."""
+    """Bytes left in each control group of this process that has a limit, including the enclosing ones."""
     for line in listed.read_text(encoding="utf-8").splitlines():
         if line.startswith("0::"):
             folder = groups / line.removeprefix("0::").lstrip("/")

@@ -1,10 +1,10 @@
-"""Many small reads in a row: by the thread that asks while they are at hand, by several where each makes it wait.
+"""Many small reads: in the calling thread if they are fast, in several threads if each of them waits.
 
-Input: a function that reads little and the things it is called with. Output: its results, in their order.
+Input: a function that reads little, and its arguments. Output: its results, in the same order.
 
-On a parallel file system or a server an answer takes longer than all that is done with it, and threads wait together.
-From memory they only take the interpreter lock from each other at every call of the system: 100,000 small files took
-16 threads three times as long as one.
+On a parallel file system or a server, waiting takes longer than everything else, and threads wait at the same time.
+From memory they only compete for the interpreter lock: for 100,000 small files 16 threads took three times as long as
+one.
 """
 
 from __future__ import annotations
@@ -16,30 +16,30 @@ from typing import TypeVar
 
 THREADS = 16
 LOOK_SECONDS = 0.01
-"""How long one thread works before it looks whether it waited."""
+"""Seconds that one thread reads before it checks how much of them it waited."""
 WAITING = 0.75
-"""Share of that time above which the rest is for several threads. A process beside it on the same core takes half."""
+"""Share of waiting above which several threads read the rest. Another process on the same core causes half."""
 TOGETHER = 64
-"""Items that a thread takes at once: handing over each by itself took as long as a read from memory."""
+"""Items that a thread takes at once: one at a time, the hand-over took as long as a read from memory."""
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
 def map_reads(read: Callable[[Item], Result], items: Sequence[Item], *, far: bool = False) -> list[Result]:
-    """`read` of each item. far: each is known to wait, as what is on a server does. Raises what `read` raises."""
-    found: list[Result] = []
+    """`read` of each item. far: each read is known to wait, as on a server. Raises what `read` raises."""
+    results: list[Result] = []
     if not far:
         began, used = time.perf_counter(), time.thread_time()
         for item in items:
-            found.append(read(item))
+            results.append(read(item))
             if (passed := time.perf_counter() - began) < LOOK_SECONDS:
                 continue
             if passed - (time.thread_time() - used) > WAITING * passed:
                 break
             began, used = time.perf_counter(), time.thread_time()
-    rest = items[len(found) :]
+    rest = items[len(results) :]
     step = max(1, min(TOGETHER, len(rest) // (4 * THREADS)))
     with ThreadPoolExecutor(THREADS) as pool:
-        some = pool.map(lambda at: [read(item) for item in rest[at : at + step]], range(0, len(rest), step))
-        return found + [result for results in some for result in results]
+        parts = pool.map(lambda at: [read(item) for item in rest[at : at + step]], range(0, len(rest), step))
+        return results + [result for part in parts for result in part]

@@ -1,10 +1,10 @@
-"""Records: what a JSON file of ours holds, as frozen msgspec structs; read strictly, and written back.
+"""Records: the contents of our JSON files as frozen msgspec structs, read strictly and written back.
 
-Input: a value that `read_json` gave, and the record it must be. Output: that record, or an IntegrityError that names
-the file and the key: an unknown or missing key, another type, a number out of range. Nothing is converted or defaulted,
-so what was damaged, or written by another version, never passes for something else.
+Input: a value from `read_json`, and the type of the record. Output: the record, or an IntegrityError that names the
+file and the key: unknown, missing, of another type or out of range. Nothing is converted or defaulted, so a damaged
+file, or one of another version, is never read as something else.
 
-A field that may be missing has None as its default, in a class with `omit_defaults`; such a None is not written.
+An optional field has the default None, in a class with `omit_defaults`; such a None is not written.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from pretok.base.errors import IntegrityError, MismatchError
 T = TypeVar("T")
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
-"""A whole number that counts something."""
+"""A whole number, 0 or more, of at most 63 bits."""
 Signed = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
-"""Any whole number of 64 bits."""
+"""A whole number of 64 bits with a sign."""
 
 
 class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a record of ours inherits from."""
+    """Base class of our records."""
 
 
 def read_record(kind: type[T], value: Any, where: Path | str) -> T:
-    """`value` as a `kind`; `where` names the file in the IntegrityError that tells what is wrong with it."""
+    """`value` as a `kind`. Raises IntegrityError with the file `where` and what is wrong."""
     try:
-        made: T = msgspec.convert(value, kind)
-        return made
+        record: T = msgspec.convert(value, kind)
+        return record
     except msgspec.ValidationError as error:
         raise IntegrityError(
             f"{where}: {_describe(error)}; the file was damaged, edited or made by another version"
@@ -41,18 +41,18 @@ def read_record(kind: type[T], value: Any, where: Path | str) -> T:
 
 
 def check_version(found: object, version: int, where: Path | str, remedy: str) -> None:
-    """MismatchError unless a file is of the one version that is read; remedy: what to do, such as `make it again`."""
+    """Raise MismatchError unless a file has the version that is read; remedy: what to do, such as `make it again`."""
     if type(found) is not int or found != version:
         raise MismatchError(f"{where} has format version {found!r}, this program reads {version}: {remedy}")
 
 
 def to_json(value: Any) -> Any:
-    """The JSON of records, and of tables and lists of them: fields in their order."""
+    """Records, or dicts and lists of them, as JSON values, fields in their order."""
     return msgspec.json.decode(msgspec.json.encode(value, enc_hook=_plain))
 
 
 def _plain(value: Any) -> Any:
-    """What libraries derive from Python's own kinds, such as numpy's float64 and the version of torch, a text."""
+    """Convert subclasses of Python's types, such as numpy's float64 and the str that is torch's version."""
     for kind in (str, int, float):
         if isinstance(value, kind):
             return kind(value)
@@ -60,7 +60,7 @@ def _plain(value: Any) -> Any:
 
 
 def replace(record: T, **changes: Any) -> T:
-    """A record or dataclass with other values in some fields, as `copy.replace` of Python 3.13 gives it."""
+    """A copy of a record or dataclass with changed fields, as `copy.replace` of Python 3.13."""
     change: Any = msgspec.structs.replace if isinstance(record, msgspec.Struct) else dataclasses.replace
     changed: T = change(record, **changes)
     return changed
@@ -68,6 +68,6 @@ def replace(record: T, **changes: Any) -> T:
 
 def _describe(error: msgspec.ValidationError) -> str:
     """`shards[0].tokens: Expected `int`, got `str``."""
-    told, _, path = str(error).partition(" - at `$")
+    problem, _, path = str(error).partition(" - at `$")
     key = path.rstrip("`").removeprefix(".")
-    return f"{key}: {told}" if key else told
+    return f"{key}: {problem}" if key else problem

@@ -1,7 +1,7 @@
-"""DuckDB in a share of a machine: what fits no memory goes to files beside what is written, never to /tmp.
+"""DuckDB in a share of a machine: data that does not fit memory goes to files next to the output, never to /tmp.
 
-Input: a folder for these files, and how many workers share the machine. Output: a connection; its errors as ours. Rows
-come in no order but that of an ORDER BY.
+Input: a folder for these files, and how many workers share the machine. Output: a connection, and its errors as ours.
+Rows have no order without ORDER BY.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from pretok.base.memory import free_memory
 from pretok.base.storage import FULL, PASSING
 
 SHARE = 2
-"""One part in so many of a worker's memory is DuckDB's: Arrow and Python take from the rest."""
+"""DuckDB gets one part in so many of a worker's memory; Arrow and Python need the rest."""
 LEAST_MEMORY = 64 << 20
 """Bytes below which DuckDB cannot work."""
 ENDED = ("failed to offload", "could not allocate", "failed to pin")
-"""How DuckDB says that a block found no room in its folder, or in memory."""
+"""Words of DuckDB for a block that fits neither its folder nor memory."""
 
 
 @contextmanager
 def database(folder: Path, workers: int, most: int) -> Iterator[Any]:
     """An empty database in memory, on one core, for one of `workers` that share the machine.
 
-    folder: its own, new, where it puts at most `most` bytes that fit no memory; removed at the end.
+    folder: new, for at most `most` bytes that do not fit memory; removed at the end. Raises MemoryError.
     """
     import duckdb
 
@@ -48,7 +48,7 @@ def database(folder: Path, workers: int, most: int) -> Iterator[Any]:
             connection.execute(f"SET max_temp_directory_size = '{most}B'; SET enable_progress_bar = false")
             yield connection
     except (duckdb.OutOfMemoryException, duckdb.TransactionException) as error:
-        # Memory and room that end while a commit writes what is held are told as an error of the transaction.
+        # If memory or disk runs out during a commit, DuckDB reports an error of the transaction.
         if isinstance(error, duckdb.TransactionException) and not any(words in str(error) for words in ENDED):
             raise
         raise MemoryError(str(error)) from None
@@ -58,7 +58,7 @@ def database(folder: Path, workers: int, most: int) -> Iterator[Any]:
 
 @contextmanager
 def errors() -> Iterator[None]:
-    """Turn an error of DuckDB, of which only the words are left, into the OSError of a file behind it, or into
+    """Turn an error of DuckDB into the OSError that caused it, of which only the words are left, or into
     KeyboardInterrupt."""
     import duckdb
 
@@ -70,28 +70,28 @@ def errors() -> Iterator[None]:
                 raise OSError(number, str(error)) from None
         raise
     except RuntimeError as error:
-        # The handler of a signal raised meanwhile: DuckDB ends the query, but drops the exception.
+        # A signal handler raised an exception: DuckDB ends the query, but drops the exception.
         if "Query interrupted" in str(error):
             raise KeyboardInterrupt from None
         raise
 
 
 def told(error: Exception) -> str:
-    """What DuckDB says of a query, without the name that it has for this kind of error."""
+    """DuckDB's message about a query, without its name of the error."""
     return re.sub(r"^[A-Z][A-Za-z ]* Error: ", "", str(error))
 
 
 def parquet(paths: Iterable[Path], options: str = "") -> str:
-    """What reads Parquet files in SQL; a folder called `lang=it` gives no column."""
+    """The SQL that reads Parquet files; a folder called `lang=it` does not become a column."""
     return f"read_parquet({path_list(paths)}, hive_partitioning = false{options and f', {options}'})"
 
 
 def path_list(paths: Iterable[Path]) -> str:
-    """Paths as DuckDB takes them, in which `*`, `?` and `[` mean themselves."""
+    """Paths for DuckDB, with `*`, `?` and `[` taken literally."""
     texts = [re.sub(r"([*?\[])", r"[\1]", str(path)) for path in paths]
     return f"[{', '.join(map(quoted, texts))}]"
 
 
 def quoted(text: str) -> str:
-    """A text in SQL."""
+    """A text as an SQL literal."""
     return "'" + text.replace("'", "''") + "'"

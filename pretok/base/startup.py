@@ -1,8 +1,7 @@
-"""What a process of ours does without: pandas, and most of Python's searches for garbage.
+"""The start of our processes: checks of what no command can work with, no pandas, fewer garbage collections.
 
-Input: a process at its start. Output: the same, with the answer to what Arrow asks at its first array: whether it was
-given something of pandas, which it imports to see. That takes 0.3 s and 400 files, which every worker of a cluster
-would read from one file system.
+Arrow imports pandas, where it is installed, at its first array, to see whether it was given something of pandas. That
+takes 0.2 s and 400 files, which every worker of a cluster would read from one file system.
 """
 
 from __future__ import annotations
@@ -15,13 +14,12 @@ from collections.abc import Iterable
 from pretok.base.errors import UsageError
 
 ALLOCATIONS = 100_000
-"""Between two searches for garbage. At Python's own 700, modules and a vocabulary of 50,000 entries that are being
-loaded are searched again and again: a quarter of the time until the first document."""
+"""Allocations between two garbage collections. With Python's default of 700, modules and a vocabulary of 50,000 entries
+are visited again and again while they load: a quarter of the time until the first document."""
 
 
 def refuse_to_start(arguments: Iterable[str]) -> None:
-    """UsageError for what no command can work with: a closed standard output, a current folder that is gone, arguments
-    that are no text."""
+    """Raise UsageError if standard output is closed, the current folder was deleted, or arguments are not UTF-8."""
     if sys.stdout is None:
         raise UsageError("standard output is closed; send it to a file, or to /dev/null")
     try:
@@ -36,7 +34,7 @@ def refuse_to_start(arguments: Iterable[str]) -> None:
 
 
 class _NoPandas:
-    """A finder of modules that knows pandas not to be there."""
+    """A module finder for which pandas does not exist."""
 
     def find_spec(self, name: str, *_: object) -> None:
         if name == "pandas":
@@ -44,7 +42,7 @@ class _NoPandas:
 
 
 def without_pandas() -> None:
-    """Let Arrow take pandas for absent, unless it is loaded; `to_pandas` asks again and loads it."""
+    """Make Arrow believe that pandas is not installed, unless it is loaded; `to_pandas` looks again and loads it."""
     if "pandas" in sys.modules:
         return
     import pyarrow as pa
@@ -58,5 +56,5 @@ def without_pandas() -> None:
 
 
 def collect_seldom() -> None:
-    """Let Python search for garbage in circles less often; all else is freed at once in any case."""
+    """Let Python collect cyclic garbage less often; all other objects are freed at once anyway."""
     gc.set_threshold(ALLOCATIONS, *gc.get_threshold()[1:])

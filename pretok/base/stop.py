@@ -1,8 +1,8 @@
-"""When to stop: a signal or the end of the Slurm job -> one flag that long loops look at.
+"""When to stop: a signal or the end of the Slurm job -> one flag that long loops check.
 
-Input: SIGTERM, SIGUSR1, SIGINT; the job's end in SLURM_JOB_END_TIME (seconds since 1970) or, where Slurm does
-not export it, in PRETOK_JOB_END_TIME. Output: `StopFlag.reason`, a sentence once it is time to stop, else None; and,
-for work that has nothing to bring to an end, `Stopped`.
+Input: SIGTERM, SIGUSR1, SIGINT; the end of the job in SLURM_JOB_END_TIME (seconds since 1970) or, where Slurm does not
+export it, in PRETOK_JOB_END_TIME. Output: `StopFlag.reason`, a sentence once it is time to stop, else None; inside
+`StopFlag.raising`, the exception Stopped.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 
 
 def job_end_time() -> float | None:
-    """End of the surrounding job in seconds since 1970, or None outside a job with a known end. Raises UsageError."""
+    """End of the Slurm job in seconds since 1970, None if there is none or it is unknown. Raises UsageError."""
     for name in ("PRETOK_JOB_END_TIME", "SLURM_JOB_END_TIME"):
         if value := os.environ.get(name):
             try:
                 return float(value)
             except ValueError:
                 raise UsageError(
-                    f"{name}={value} is no time; set it to seconds since 1970, as date +%s prints, or unset it"
+                    f"{name}={value} is not a time; set it to seconds since 1970, as date +%s prints, or unset it"
                 ) from None
     return None
 
 
 class StopFlag:
-    """Context manager that turns signals and the job's end into `reason`.
+    """Context manager that turns signals and the end of the job into `reason`.
 
-    `margin` is how many seconds before the job's end the work must stop. It may be set again later, when the
-    time a save takes has been measured. A second SIGINT ends the process at once, as a user at a terminal expects.
-    Outside of the main thread, where Python takes no signals, only the job's end counts.
+    margin: how many seconds before the end of the job the work must stop; it may be changed later, when the duration of
+    a save is known. A second SIGINT ends the process at once, as a user at a terminal expects. Outside the main thread,
+    where Python handles no signals, only the end of the job counts.
     """
 
     def __init__(self, margin: float = 60.0) -> None:
@@ -54,7 +54,7 @@ class StopFlag:
         return self
 
     def install(self) -> None:
-        """Take the signals; again after a library (Ray does) has put handlers of its own in place."""
+        """Install the signal handlers; again after a library (Ray) has replaced them."""
         if threading.current_thread() is not threading.main_thread():
             return
         for number in SIGNALS:
@@ -73,8 +73,8 @@ class StopFlag:
 
     @contextmanager
     def raising(self) -> Iterator[None]:
-        """Within, a signal raises Stopped wherever the program is, even waiting for a file system that does not answer:
-        for work that leaves nothing half done, such as listing inputs."""
+        """Inside this context a signal raises Stopped at any point, even while a file system does not answer: for work
+        that leaves nothing half done, such as listing inputs."""
         self._raising = True
         try:
             self._raise()
@@ -88,7 +88,7 @@ class StopFlag:
 
     @property
     def reason(self) -> str | None:
-        """Why to stop now, or None to go on. Costs one clock read."""
+        """Why to stop now, or None to continue. Costs one clock read."""
         if self._signal is not None:
             return f"received {self._signal}"
         if self._end is not None and time.time() > self._end - self.margin:

@@ -1,9 +1,9 @@
 """Files of ours on disk: atomic writes, canonical JSON, fingerprints, checksums.
 
-Everything is written under a temporary name in the target's folder, flushed to disk and renamed, so a reader sees
-the old file, the new file or none. An OSError that may pass leaves every reader and writer as it is: whoever can do the
-work again does so (`tried`, a task of the engine, a whole command). `pretok.stream` and `train` use this module:
-msgspec beside the standard library, and xxhash where a checksum is asked for.
+Files are written under a temporary name in the folder of the target, flushed to disk and renamed, so a reader sees the
+old file, the new file or none. Readers and writers raise an OSError that may pass unchanged: the code that can repeat
+the work does so (`tried`, a task of the engine). `pretok.stream` and `train` use this module, which needs only msgspec,
+and xxhash for checksums.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from pretok.base.errors import IntegrityError, NoSpace, OutputError
 logger = logging.getLogger(__name__)
 
 TEMPORARY_SUFFIX = ".tmp"
-"""Ends the name of every unfinished file; such files are never read and may be deleted when no job runs."""
+"""Suffix of unfinished files; they are never read and may be deleted when no job runs."""
 
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
-"""Errors that only writing gives and that waiting does not fix."""
+"""Errors of writing that waiting does not fix."""
 PASSING = {
     errno.EAGAIN,
     errno.EBUSY,
@@ -53,13 +53,13 @@ PASSING = {
     errno.ESTALE,
     errno.ETIMEDOUT,
 }
-"""Errors of file systems, networks and full tables of the kernel that may be gone at the next try."""
+"""Errors of file systems, networks and full kernel tables that may be gone at the next try."""
 WAITS = (0.2, 2.0, 20.0)
-"""Seconds before each further try of what failed with an error that may pass."""
+"""Seconds before each retry after an error that may pass."""
 Result = TypeVar("Result")
 
 LOCK_FILE = ".lock"
-"""What the lock of a folder is called (see `pretok.base.lock`), and what ends the name of one beside what it is of."""
+"""Name of the lock of a folder (see `pretok.base.lock`), and suffix of a lock that is next to its target."""
 
 REMEDIES = {
     errno.EACCES: "choose a path that you may write or read, or ask its owner",
@@ -72,11 +72,11 @@ REMEDIES = {
     errno.EISDIR: "a folder stands where a file must go; choose the name of a file",
     errno.ENAMETOOLONG: "choose a shorter name",
 }
-"""What to do about a file that cannot be read or written."""
+"""Advice for a file that cannot be read or written."""
 
 
 def output_error(error: OSError, path: Path | None = None) -> OutputError:
-    """What to tell a user who cannot write `path`, or the file that `error` names."""
+    """The error for a file that cannot be written: `path`, or the one that `error` names."""
     where = path or error.filename or "the output"
     remedy = REMEDIES.get(error.errno or 0, "fix that or choose another folder")
     kind = NoSpace if error.errno in FULL else OutputError
@@ -84,20 +84,20 @@ def output_error(error: OSError, path: Path | None = None) -> OutputError:
 
 
 def name_path(error: OSError, path: Path | str) -> OSError:
-    """`error`, which names `path` where it named no file."""
+    """`error`, with `path` as its file if it had none."""
     if error.filename is None:
         error.filename = os.fspath(path)
     return error
 
 
 class Tries:
-    """How often a piece of work may still be done again."""
+    """The retries that are left for a piece of work."""
 
     def __init__(self) -> None:
         self._waits = iter(WAITS)
 
     def again(self, error: BaseException | None) -> bool:
-        """Whether to do it again, after the wait that this takes: `error` may pass, and it was not tried too often."""
+        """Whether to try again: `error` may pass, and retries are left. Waits before it returns True."""
         if not passes(error) or (wait := next(self._waits, None)) is None:
             return False
         logger.warning("trying again in %g s: %s", wait, error)
@@ -106,12 +106,12 @@ class Tries:
 
 
 def passes(error: BaseException | None) -> bool:
-    """Whether an error of a file or a connection may be gone at the next try."""
+    """Whether the error of a file or a connection may be gone at the next try."""
     return isinstance(error, OSError) and error.errno in PASSING
 
 
 def tried(work: Callable[[], Result]) -> Result:
-    """What `work` gives, which is done again while its OSError may pass."""
+    """The result of `work`, retried after an OSError that may pass."""
     tries = Tries()
     while True:
         try:
@@ -123,22 +123,22 @@ def tried(work: Callable[[], Result]) -> Result:
 
 @contextmanager
 def reading(path: Path, *damage: type[Exception]) -> Iterator[None]:
-    """Turn an OSError that will not pass by itself, and `damage`, into an IntegrityError that names `path`."""
+    """Turn an OSError that will not pass, and the errors `damage`, into an IntegrityError that names `path`."""
     kinds: tuple[type[Exception], ...] = (OSError, *damage)
     try:
         yield
     except kinds as error:
         if isinstance(error, OSError) and error.errno in PASSING:
             raise name_path(error, path) from None
-        told = error.strerror if isinstance(error, OSError) else None
-        raise IntegrityError(f"cannot read {path}: {told or error}") from None
+        reason = error.strerror if isinstance(error, OSError) else None
+        raise IntegrityError(f"cannot read {path}: {reason or error}") from None
 
 
 @contextmanager
 def writing(path: Path, only: Container[int | None] | None = None) -> Iterator[None]:
-    """Turn an OSError that will not pass by itself into an OutputError that names `path`.
+    """Turn an OSError that will not pass into an OutputError that names `path`.
 
-    `only`: these errors alone, where the body may also read what is not ours.
+    only: convert only these errors, where the body may also read other files.
     """
     try:
         yield
@@ -151,14 +151,14 @@ def writing(path: Path, only: Container[int | None] | None = None) -> Iterator[N
 
 
 class NewFile:
-    """A file that is being written: under a temporary name beside `path` until `seal`, gone where its context ends
-    without. What goes through `write` is summed up in `size` and `checksum`; Arrow may write to it as to a file.
+    """A file that is being written: under a temporary name next to `path` until `seal`, and deleted if its context ends
+    before. `size` and `checksum` are those of the bytes given to `write`; Arrow may use it as a file.
 
-    The temporary name holds the host and the process id, so two attempts at one file never write into each other.
-    Raises OutputError that names `path` where it cannot be written or the disk is full.
+    The temporary name has the host and the process id, so two attempts at one file never share it. Raises OutputError
+    that names `path` if it cannot be written or the disk is full.
     """
 
-    closed = False  # Arrow asks; what it writes after the end goes nowhere
+    closed = False  # Arrow reads this attribute
 
     def __init__(self, path: Path, mode: str = "wb") -> None:
         self.path = path
@@ -173,9 +173,7 @@ class NewFile:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        with suppress(
-            OSError
-        ):  # a full disk is met again by what the file still holds: the first error is told
+        with suppress(OSError):  # buffered bytes meet the full disk again: the first error is raised
             self.file.close()
         with suppress(OSError):
             self._temporary.unlink(missing_ok=True)
@@ -188,11 +186,11 @@ class NewFile:
 
     @property
     def checksum(self) -> str:
-        """Of all that was written, as `checksum` of the file gives it."""
+        """That of all bytes so far, equal to `checksum` of the file."""
         return f"xxh3:{self._digest.hexdigest()}"
 
     def write(self, data: Any) -> int:
-        """Add bytes; how many. Arrow's writers end with a write whatever happened: after the end it goes nowhere."""
+        """Add bytes; return their number. Arrow's writers also write after an error: those bytes are dropped."""
         if not self.file.closed:
             self._digest.update(data)
             self.size += len(data)
@@ -201,19 +199,19 @@ class NewFile:
         return len(data)
 
     def flush(self) -> None:
-        """Done by `seal`, as `close`, which Arrow calls too."""
+        """Nothing, like `close`: Arrow calls both, `seal` does the work."""
 
     close = flush
 
     def tell(self) -> int:
-        """Bytes so far."""
+        """Number of bytes so far."""
         return self.size
 
     def seal(self) -> None:
         """Flush to disk, then rename: a reader sees the old file, the whole new one or none."""
         with writing(self.path):
-            # Killed before the rename, it leaves the temporary file, which `remove_leftovers` takes. The bytes come
-            # first: a host that dies must not leave a name without them. The rename is one step for all nodes.
+            # A kill before the rename leaves the temporary file, which `remove_leftovers` deletes. The bytes go to disk
+            # first: a host that dies must not leave a name without them. All nodes see the rename as one step.
             self.file.flush()
             os.fsync(self.file.fileno())
             self.file.close()
@@ -222,7 +220,7 @@ class NewFile:
 
 @contextmanager
 def atomic_open(path: Path, mode: str = "wb") -> Iterator[IO[Any]]:
-    """The file of a `NewFile`, sealed at the end. On an exception `path` stays as it was."""
+    """The file of a `NewFile`, sealed at the end. After an exception `path` is unchanged."""
     with NewFile(path, mode) as new:
         with writing(path, FULL):
             yield new.file
@@ -230,7 +228,7 @@ def atomic_open(path: Path, mode: str = "wb") -> Iterator[IO[Any]]:
 
 
 def write_bytes(path: Path, data: bytes) -> str:
-    """Write a whole file atomically; its checksum."""
+    """Write a whole file atomically; return its checksum."""
     with NewFile(path) as file:
         file.write(data)
         file.seal()
@@ -238,32 +236,32 @@ def write_bytes(path: Path, data: bytes) -> str:
 
 
 def temporary_of(path: Path, part: str = "") -> Path:
-    """Name of the unfinished file that becomes `path`, or of a `part` that it is made from: this process's own."""
+    """Name of the unfinished file that becomes `path`, or of a `part` of it; no other process has the same."""
     return path.with_name(f".{path.name}{part}.{os.uname().nodename}-{os.getpid()}{TEMPORARY_SUFFIX}")
 
 
 def copy_file(source: Path, target: Path) -> None:
-    """Copy a small file atomically; one with the same contents is left alone."""
+    """Copy a small file atomically, unless the target has the same contents."""
     data = source.read_bytes()
     if not target.exists() or target.read_bytes() != data:
         write_bytes(target, data)
 
 
 def remove_leftovers(target: Path) -> None:
-    """Delete what killed tasks left unfinished of a file or below a folder, which this job holds and none of its tasks
-    writes to. A folder in it beside which another job's lock stands is left alone."""
+    """Delete the unfinished files that killed tasks left of a file or below a folder. This job must hold it, and none
+    of its tasks may write to it. A folder in it with the lock of another job next to it is left alone."""
     if not target.is_dir():
         left = target.parent.glob(f".{glob.escape(target.name)}.*{TEMPORARY_SUFFIX}")
     else:
         left = target.rglob(f".*{TEMPORARY_SUFFIX}")
     others = {target / lock.name[1:].removesuffix(LOCK_FILE) for lock in target.glob(f".?*{LOCK_FILE}")}
     for path in left:
-        if others.isdisjoint(path.parents) and not path.is_dir():  # of a checkpoint, which `train` takes away
+        if others.isdisjoint(path.parents) and not path.is_dir():  # `train` removes folders of checkpoints
             path.unlink(missing_ok=True)
 
 
 def canonical_json(value: Any) -> bytes:
-    """The one byte form of a JSON value that fingerprints are taken of: sorted keys, no spaces, UTF-8."""
+    """The canonical form of a JSON value, for fingerprints: sorted keys, no spaces, UTF-8."""
     return json.dumps(
         value, sort_keys=True, ensure_ascii=False, separators=(",", ":"), allow_nan=False
     ).encode()
@@ -280,7 +278,7 @@ def fingerprint(value: Any) -> str:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write `value` as readable JSON (keys in the order given), atomically."""
+    """Write `value` as indented JSON, keys in the given order, atomically."""
     # The library's own indentation is a chain of generators, ten times as slow.
     text = json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
     with atomic_open(path) as file:
@@ -288,8 +286,8 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def read_json(path: Path) -> Any:
-    """Read a JSON file. Raises IntegrityError that names the file when it cannot be read or is not JSON as we write it:
-    NaN, numbers of thousands of digits, lists nested without end and lone surrogates come from another hand."""
+    """Read a JSON file. Raises IntegrityError that names the file if it cannot be read or is not JSON as we write it,
+    without NaN, numbers of thousands of digits, endless nesting and lone surrogates."""
     with reading(path):
         try:
             data = path.read_bytes()
@@ -313,32 +311,31 @@ def checksum(path: Path, block: int = 1 << 22) -> str:
 
 
 def compare_checksum(path: Path, sealed: str) -> None:
-    """Raises IntegrityError where a file is missing or has another checksum than it was sealed with."""
+    """Raise IntegrityError where a file is missing or has another checksum than it was sealed with."""
     with reading(path):
-        found = checksum(path)
-    if found != sealed:
+        actual = checksum(path)
+    if actual != sealed:
         raise damaged(path)
 
 
 def damaged(path: Path) -> IntegrityError:
-    """What to tell of a file whose checksum is another than it was sealed with."""
+    """The error for a file whose checksum is not the sealed one."""
     return IntegrityError(
-        f"{path} is damaged: its checksum is not that with which it was sealed; run pretok verify"
+        f"{path} is damaged: its checksum is not the one it was sealed with; run pretok verify"
     )
 
 
 def read_json_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """The objects of a JSON Lines file of ours. Raises IntegrityError that names the line."""
+    """The objects of a finished JSON Lines file of ours. Raises IntegrityError that names the line."""
     with path.open("rb") as file:
         for number, line in enumerate(file, 1):
             yield parse_line(line, f"{path}, line {number}")
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """The objects of a JSON Lines file that others may be adding to, such as a log or metrics. Raises IntegrityError
-    that names the line.
+    """The objects of a JSON Lines file that is still being written, such as a log; none if it does not exist.
 
-    A last line that is not ended, by a writer at work or killed, is left out; empty where there is no file.
+    A last line without an end, from a writer at work or killed, is left out. Raises IntegrityError that names the line.
     """
     if not path.exists():
         return []
@@ -351,11 +348,11 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 
 
 def parse_line(line: bytes, where: str) -> dict[str, Any]:
-    """The object that a line of JSON Lines of ours holds. Raises IntegrityError that says `where` it stands."""
+    """The object in a line of JSON Lines. Raises IntegrityError with `where`, the place of the line."""
     try:
-        found = msgspec.json.decode(line)
+        value = msgspec.json.decode(line)
     except (ValueError, RecursionError) as error:
         raise IntegrityError(f"{where} is not valid JSON ({error}); it was damaged or edited") from None
-    if not isinstance(found, dict):
-        raise IntegrityError(f"{where} holds no object; it was damaged or edited")
-    return found
+    if not isinstance(value, dict):
+        raise IntegrityError(f"{where} is not a JSON object; it was damaged or edited")
+    return value

@@ -1,6 +1,6 @@
-"""What a person sees: a live bar on a terminal, a line every so often in a file, tables at the end.
+"""What a person sees: a live bar on a terminal, a line at intervals in a file, tables at the end.
 
-Gauge and notices go to standard error; what a command was asked for goes to standard output; all but that to the log.
+Progress and notices go to standard error, results to standard output, and all of it to the log.
 """
 
 from __future__ import annotations
@@ -32,37 +32,36 @@ from pretok.base.visible import masked, visible, visible_json
 
 FIRST_LINE = 3.0
 LINES_APART = 60.0
-"""Seconds from the start of a step to its first line in a log, and from line to line at most."""
+"""Seconds from the start of a step to its first line of progress, and from line to line at most."""
 UNBOUNDED = 1_000_000
-"""Columns of what is no terminal."""
+"""Columns where the output is not a terminal."""
 PACKAGES = ("numpy", "numba", "pyarrow", "tokenizers", "gigatoken", "ray")
-"""Whose versions the log notes."""
+"""Packages whose versions the log has."""
 
 
 class _Console(RichConsole):
-    """Prints names, paths and tokens, in which `[x]` and `:x:` mean themselves and control characters are seen."""
+    """Prints names, paths and tokens literally: `[x]` and `:x:` are not markup, and control characters are visible."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings, highlight=False, soft_wrap=True, markup=False, emoji=False)
 
     def print(self, *objects: Any, **settings: Any) -> None:
-        """Every text that a command shows a person goes through here. Results are shown as they are; in what is told
-        beside them secrets of URLs are masked."""
+        """Every text that a command shows goes through here. On standard error, secrets in URLs are masked."""
         shown = [
             visible(masked(one) if self.stderr else one) if isinstance(one, str) else one for one in objects
         ]
         super().print(*shown, **settings)
 
     def on_broken_pipe(self) -> None:
-        """Rich would end the process with code 1, which is that of a bug; the handler of all errors knows better."""
-        raise  # what is being handled: BrokenPipeError
+        """Rich would exit with code 1, the code of a bug; the handler of all errors handles it."""
+        raise  # the BrokenPipeError
 
 
 class Terminal(Console):
-    """The Console of a command, and the one who says how it ended. Before `keep_log` there is no log.
+    """The Console of a command. There is no log before `keep_log`.
 
-    arguments: the command line; error: where notices and progress go; output: where results go. quiet: only results and
-    errors are shown. The log holds everything in any case.
+    arguments: the command line; error: where notices and progress go; output: where results go. quiet: show only
+    results and errors; the log has everything all the same.
     """
 
     def __init__(
@@ -79,17 +78,16 @@ class Terminal(Console):
 
     @property
     def log(self) -> Path | None:
-        """The file of the log; None where none is kept."""
+        """The log file; None where none is kept."""
         return self._log.path if self._log else None
 
     @property
     def shows_bars(self) -> bool:
-        """Whether there is a terminal that a bar can move on."""
+        """Whether there is a terminal for a moving bar."""
         return self._error.is_interactive and not self.quiet
 
     def keep_log(self, folder: Path, command: str, **start: object) -> None:
-        """From here on keep a log in `folder`; start: what the job works with, for the first line. A command that is
-        tried again goes on in its log."""
+        """Keep a log in `folder` from now on, if there is none yet. start: details of its first line."""
         if self._log:
             return
         self._log = JobLog(folder, command, {"command": command}, self._print)
@@ -99,41 +97,41 @@ class Terminal(Console):
         self.event("start", **job, versions=versions, **start)
 
     def notice(self, text: str) -> None:
-        """One plain line."""
+        """Show a line."""
         self.event("notice", message=text)
         self._print(text)
 
     def error(self, text: str, trace: str = "") -> None:
-        """Why the command ends; in red on a terminal, behind the traceback if it is a bug."""
+        """Show why the command ends: in red on a terminal, after the traceback if it is a bug."""
         self.event("error", message=text, traceback=trace)
         if trace:
             self._error.print(trace)
         self._error.print(text, style="red")
 
     def progress(self, title: str) -> Meter:
-        """Show a step while the context is open, and what it did at its end."""
+        """Show a step while the context is open, and a summary at its end."""
         return Meter(title, self)
 
     def show(self, made: Table | str, *, result: bool = False) -> None:
-        """Print a table or a text; `result`: it is what the command was asked for."""
+        """Show a table or a text; result: it is the result of the command."""
         self.detail(made)
         if result or not self.quiet:
             _print(made, self._output if result else self._error)
 
     def detail(self, made: Table | str) -> None:
-        """A table or a line for the log alone."""
+        """Write a table or a line to the log only."""
         if isinstance(made, str):
             self.event("notice", message=made)
         else:
             self.event("table", title=made.title, columns=made.columns, rows=made.rows)
 
     def event(self, name: str, /, **details: object) -> None:
-        """An event for the log alone."""
+        """Write an event to the log only."""
         if self._log:
             self._log.write(name, details)
 
     def end(self, code: int) -> None:
-        """The command is over, with this exit code."""
+        """End the log with the exit code of the command."""
         if self._log:
             self._log.end(code)
 
@@ -143,21 +141,22 @@ class Terminal(Console):
 
 
 class ConsoleWarnings(logging.Handler):
-    """Gives a Terminal what a library, or a part of ours that has no Console, warns of."""
+    """Shows the warnings of libraries, and of modules of ours that have no Console, on a Terminal."""
 
     def __init__(self, console: Terminal) -> None:
         super().__init__()
         self._console = console
 
     def emit(self, record: logging.LogRecord) -> None:
-        """One record."""
+        """Show a record."""
         text = self.format(record)
         self._console.event("warning", message=text)
         self._console._print(text)
 
 
 def _print(made: Table | str, where: RichConsole) -> None:
-    """No cell is cut: in a file or a pipe a table is as wide as it must be, on a terminal long cells fold."""
+    """Print a table or a text. No cell is cut: in a file or a pipe a table is as wide as it must be, on a terminal long
+    cells fold."""
     if isinstance(made, str):
         where.print(made)
         return
@@ -172,10 +171,10 @@ def _print(made: Table | str, where: RichConsole) -> None:
 
 
 class Meter(Progress):
-    """Gauge of one step, shown while the context is open; call it with increments (see `pretok.base.gauge`).
+    """Shows the gauge of a step while the context is open; call it with increments (see `pretok.base.gauge`).
 
-    On a terminal a bar; else a line after some seconds and then at growing intervals, at most LINES_APART seconds
-    apart, whether or not anything is reported. As often the log gets the counts so far.
+    On a terminal it is a bar, elsewhere lines at growing intervals, at most LINES_APART seconds apart, even if nothing
+    is reported. The log gets the counts at the same times.
     """
 
     def __init__(self, title: str, console: Terminal) -> None:
@@ -185,7 +184,7 @@ class Meter(Progress):
         self._counts = Counter[str]()
         self._lock = threading.Lock()
         self._ended = threading.Event()
-        self._lines = threading.Thread(target=self._tell_now_and_then, name=f"meter {title}", daemon=True)
+        self._lines = threading.Thread(target=self._print_lines, name=f"meter {title}", daemon=True)
         self._bar: Live | None = None
         if console.shows_bars:
             self._bar = Live(get_renderable=self._render, console=console._error, transient=True)
@@ -209,12 +208,12 @@ class Meter(Progress):
             self._console._print(text)
 
     def expect(self, bytes: int, partitions: int) -> None:
-        """The whole step, estimated: bytes of text, and partitions. Called once."""
+        """The estimated size of the whole step: bytes of text, and partitions."""
         with self._lock:
             self._gauge = replace(self._gauge, expected_bytes=bytes, partitions=partitions)
 
     def start_from(self, counts: Counts) -> None:
-        """What earlier runs did of the step: part of what is done, not of the rate."""
+        """What earlier runs did of the step; it does not count for the speed of this run."""
         with self._lock:
             self._gauge = replace(self._gauge, before=dict(counts))
 
@@ -223,7 +222,7 @@ class Meter(Progress):
             self._counts.update(counts)
 
     def _render(self) -> RichTable:
-        """Title, bar and figures in one line; where a terminal is too narrow, the bar gives way first."""
+        """Title, bar and figures in one line; on a narrow terminal the bar shrinks first."""
         gauge = self._now()
         grid = RichTable.grid(padding=(0, 1, 0, 0), expand=True)
         grid.add_column(no_wrap=True)
@@ -238,7 +237,7 @@ class Meter(Progress):
             seconds = round(time.monotonic() - self._began, 6)
             return replace(self._gauge, seconds=seconds, counts=dict(self._counts))
 
-    def _tell_now_and_then(self) -> None:
+    def _print_lines(self) -> None:
         for gap in _gaps():
             if self._ended.wait(gap):
                 return
@@ -249,7 +248,7 @@ class Meter(Progress):
 
 
 def _gaps() -> Iterator[float]:
-    """Seconds to wait before each line of a log: doubling, so that a short step is seen and a long one is no flood."""
+    """Seconds to wait before each line of progress, doubling up to LINES_APART."""
     gap = FIRST_LINE
     while True:
         yield gap
@@ -257,7 +256,7 @@ def _gaps() -> Iterator[float]:
 
 
 def print_json(value: object) -> None:
-    """A command's result, JSON or a record, on standard output."""
+    """Print the result of a command, JSON or a record, to standard output."""
     import json
 
     sys.stdout.write(visible_json(json.dumps(to_json(value), ensure_ascii=False, indent=1)) + "\n")

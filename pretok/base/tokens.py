@@ -1,4 +1,4 @@
-"""The arrays that stages hand to each other: texts as bytes with offsets, token ids, and the types of these."""
+"""The arrays that stages exchange: texts as bytes with offsets, token ids, and their types."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ import numpy as np
 import numpy.typing as npt
 
 Bytes = npt.NDArray[np.uint8]
-"""Texts in a row, UTF-8."""
+"""Concatenated texts, UTF-8."""
 Ints = npt.NDArray[np.int64]
 """Offsets, positions, counts."""
 Hashes = npt.NDArray[np.uint64]
-"""Of documents, as `kernels.hashing` gives them."""
+"""Hashes of documents, from `kernels.hashing`."""
 Ids = npt.NDArray[np.uint32]
-"""Token ids as tokenizers give them."""
+"""Token ids from tokenizers."""
 Tokens = npt.NDArray[np.uint16] | npt.NDArray[np.int32]
-"""Token ids as shards keep them."""
+"""Token ids in shards."""
 
 
 def token_dtype(vocab_size: int) -> np.dtype[np.uint16] | np.dtype[np.int32]:
@@ -25,19 +25,19 @@ def token_dtype(vocab_size: int) -> np.dtype[np.uint16] | np.dtype[np.int32]:
 
 
 def removed_documents(tokens: Tokens, offsets: npt.NDArray[np.int64], eod_id: int) -> npt.NDArray[np.bool_]:
-    """(documents,): which documents were removed: all their tokens are EOD, where a document has text before its own.
+    """Which documents were removed, shape (documents,): those that have several tokens, the first of them EOD.
 
-    offsets: (documents + 1,), where each begins in `tokens`, and the last one ends."""
+    offsets: (documents + 1,), where each document begins in `tokens`, and the end of the last one."""
     starts, lengths = offsets[:-1], np.diff(offsets)
-    found = lengths > 1
-    found[found] = tokens[starts[found]] == eod_id
-    return found
+    removed = lengths > 1
+    removed[removed] = tokens[starts[removed]] == eod_id
+    return removed
 
 
 def document_starts(tokens: npt.NDArray[Any], eod_id: int) -> npt.NDArray[np.bool_]:
-    """Which of the tokens of sequences (..., L) begin a document, the first ones always: what follows an EOD and is
-    none. An EOD whose input is EOD fills a sequence up: no target, and of one document with the run it is in (the rule
-    of the stream)."""
+    """Which tokens of sequences, shape (..., L), begin a document: the first of each sequence, and every token after an
+    EOD that is not EOD itself. An EOD after an EOD is padding: it is never a target and belongs to the preceding
+    document."""
     ends = tokens == eod_id
     starts = np.zeros(tokens.shape, np.bool_)
     starts[..., :1] = True

@@ -10,15 +10,15 @@ from typing import Any
 _DECIMAL = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "G": 10**9, "T": 10**12}
 _BINARY = {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
 LARGEST_EXPONENT = 30
-"""Of ten, in a count: far beyond all text there is, and no power that takes long to compute."""
+"""Largest power of ten in a count: far beyond all text that exists, and fast to compute."""
 LARGEST_COUNT_TEXT = 60
-"""Characters of a count; the digits of more would be a mistake or an attack."""
+"""Most characters of a count; more digits are a mistake or an attack."""
 
 
 def listed(items: Sequence[str], most: int, between: str = ", ", *, count: int | None = None) -> str:
-    """The first `most` of a list, and how many more there are: `a, b and 3 more`, or a line each.
+    """The first `most` items, and how many more there are: `a, b and 3 more`, or one per line.
 
-    count: how many there are, where not all are in `items`.
+    count: the number of items, if `items` does not have all of them.
     """
     shown = items[:most]
     more = (len(items) if count is None else count) - len(shown)
@@ -29,7 +29,7 @@ def listed(items: Sequence[str], most: int, between: str = ", ", *, count: int |
 def parse_count(value: Any) -> Any:
     """`300B` -> 300_000_000_000, exactly; suffixes K M B G T (powers of 1000) and KiB MiB GiB TiB, or `1e6`.
 
-    What is no string is returned as it is. Raises ValueError for a string that is no whole number of that unit.
+    Values that are not strings are returned unchanged. Raises ValueError for a string that is not a whole number.
     """
     if not isinstance(value, str):
         return value
@@ -49,7 +49,7 @@ def parse_count(value: Any) -> Any:
 
 
 def parse_length(value: Any) -> Any:
-    """A number of tokens in a row, as `parse_count` reads it; but `4k` is refused: who writes it means 4,096."""
+    """A length in tokens, as `parse_count` reads it, except that `4k` is refused: it usually means 4,096."""
     count = parse_count(value)
     if isinstance(value, str) and value.rstrip().endswith(("k", "K")):
         raise ValueError(f"{value} is {count:,}; write {count * 128 // 125} or {value.rstrip()[:-1]}KiB")
@@ -63,7 +63,7 @@ def _cut(text: str) -> str:
 def parse_share(value: Any) -> Fraction:
     """`0.05`, `1/20`, `5e-2` or a number -> the exact fraction, 0 or more. Raises ValueError.
 
-    Exact fractions hold every digit, so their length is bounded: 1e-99999999 would take minutes and gigabytes.
+    An exact fraction has every digit, so their number is limited: 1e-99999999 would take minutes and gigabytes.
     """
     text = str(value).strip().lower()
     if re.fullmatch(r"[0-9]{1,30}/[0-9]{1,30}", text) and text.rpartition("/")[2].strip("0"):
@@ -74,11 +74,11 @@ def parse_share(value: Any) -> Fraction:
 
 
 ROUNDING = Fraction(1, 1000)
-"""How far from 1 weights may add up; they are scaled to 1."""
+"""Largest difference of a sum of weights from 1; they are scaled to 1."""
 
 
 def scaled(weights: Mapping[str, Fraction]) -> dict[str, Fraction]:
-    """Weights that add up to 1 within ROUNDING, made to add up exactly. Raises ValueError."""
+    """Scale weights that add up to 1 within ROUNDING so that they add up exactly. Raises ValueError."""
     total = sum(weights.values(), Fraction(0))
     if abs(total - 1) > ROUNDING:
         shown = ", ".join(f"{name}={float(weight):g}" for name, weight in weights.items())
@@ -91,7 +91,7 @@ def scaled(weights: Mapping[str, Fraction]) -> dict[str, Fraction]:
 def human(count: float) -> str:
     """1234567 -> '1.23 M': three significant digits and a decimal suffix."""
     for suffix, factor in (("T", 1e12), ("B", 1e9), ("M", 1e6), ("k", 1e3)):
-        if abs(count) >= 0.9995 * factor:  # 999,999 is 1 M: as thousands it would be "1e+03 k"
+        if abs(count) >= 0.9995 * factor:  # 999,999 is 1 M, not "1e+03 k"
             return f"{count / factor:{'.3g' if abs(count) < 999.5 * factor else '.0f'}} {suffix}"
     return f"{count:.3g}"
 

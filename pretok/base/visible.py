@@ -1,8 +1,8 @@
 """Texts from outside (documents, kept values, file names) -> texts that are safe to show.
 
-Input: any text. Output: the same with its control characters spelled out, so that none moves a cursor, colours a
-terminal, turns the direction of what follows or stands raw in a page. Everything that a person reads passes here.
-What may be secret of a URL, user and password before the host and all behind `?`, is masked in what is kept or told.
+Input: any text. Output: the text with its control characters spelled out, so that none moves the cursor, colours a
+terminal or reverses the direction of writing. Every text that is shown passes through here. Possible secrets in URLs
+(user and password, and the query) are masked in messages and logs.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ _CONTROLS = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udf
 
 
 def visible(text: str, keep: str = "\n\t") -> str:
-    """A text with its control characters spelled out, but for those in `keep`. A value that stands in a line of ours
-    keeps none of them: it must not begin a line."""
+    """A text with its control characters spelled out, except those in `keep`. A value inside a line keeps none, so that
+    it cannot begin a new line."""
     return _CONTROLS.sub(lambda found: found[0] if found[0] in keep else _spelled(found[0]), text)
 
 
@@ -26,7 +26,7 @@ def _spelled(character: str) -> str:
 
 
 def visible_json(text: str) -> str:
-    """JSON of the same value without raw control characters, which `json.dumps` leaves above ASCII."""
+    """JSON of the same value without raw control characters: `json.dumps` escapes only those of ASCII."""
     return _CONTROLS.sub(lambda found: found[0] if found[0] in "\n\t" else f"\\u{ord(found[0]):04x}", text)
 
 
@@ -35,8 +35,7 @@ _QUERY = re.compile(r"""(?<=\w)(:/{1,2}[^\s?]*)\?\S*?(?=[]'")},.;:]*(?:\s|$))"""
 
 
 def masked(value: Any) -> Any:
-    """A text in which every URL has `***` in the place of user and password, and of its query; so it is done to all
-    texts inside of lists and tables. Done twice it changes nothing more."""
+    """A text with `***` in place of the user, password and query of every URL; in lists and dicts, all texts."""
     match value:
         case str() if ":/" in value:
             return _QUERY.sub(r"\1?***", _USER.sub(r"\1***@", value))

@@ -1,7 +1,7 @@
-"""The map from an old vocabulary to one made of it: which rows of a model's matrices go where.
+"""The map from an old vocabulary to one that extends it: which old rows of a model's matrices make each new row.
 
-Input: two tokenizers and what each new entry is made of, or a file. Output: vocab-map.json, read and written strictly.
-The trainer reads it too, so nothing heavy is loaded here.
+Input: two tokenizers and the parts of each new entry, or a file. Output: vocab-map.json, read and written strictly. The
+trainer reads it too, so this module loads nothing heavy.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ VERSION = 1
 
 
 class MapEnd(Record, frozen=True):
-    """A tokenizer: its entries, and the fingerprint of all that decides its ids."""
+    """A tokenizer: number of entries, and fingerprint of everything that decides its ids."""
 
     size: Count
     fingerprint: str
 
 
 class VocabMap(Record, frozen=True):
-    """rows: id of a new entry -> the old ids it is made of, in order. Every other id below old.size keeps its row."""
+    """rows: id of a new entry -> the old ids that it consists of, in order. Other ids below old.size keep their row."""
 
     version: Count
     old: MapEnd
@@ -39,7 +39,7 @@ def write_map(path: Path, old: MapEnd, new: MapEnd, rows: dict[int, tuple[int, .
 
 
 def read_map(path: Path) -> VocabMap:
-    """The map in a file. UsageError where there is none or its ids are of other sizes, IntegrityError for damage."""
+    """Read a map. Raises UsageError if there is none or its ids do not fit, IntegrityError if it is damaged."""
     if not path.is_file():
         raise UsageError(
             f"{path} is no {FILE_NAME}: pretok build-vocab --extend writes one beside its tokenizer.json"
@@ -48,11 +48,13 @@ def read_map(path: Path) -> VocabMap:
     check_version(
         data.get("version") if isinstance(data, dict) else None, VERSION, path, "make the vocabulary again"
     )
-    made = read_record(VocabMap, data, path)
-    ids = {int(row) for row in made.rows if row.isdecimal()}
-    known = all(parts and max(parts) < made.old.size for parts in made.rows.values())
-    if len(ids) < len(made.rows) or max(ids, default=0) >= made.new.size or not known:
-        raise UsageError(f"{path}: its rows are not those of {made.old.size:,} and {made.new.size:,} entries")
-    if missing := set(range(made.old.size, made.new.size)) - ids:
-        raise UsageError(f"{path}: nothing says what the entry {min(missing)} is made of")
-    return made
+    found = read_record(VocabMap, data, path)
+    ids = {int(row) for row in found.rows if row.isdecimal()}
+    known = all(parts and max(parts) < found.old.size for parts in found.rows.values())
+    if len(ids) < len(found.rows) or max(ids, default=0) >= found.new.size or not known:
+        raise UsageError(
+            f"{path}: its rows are not those of {found.old.size:,} and {found.new.size:,} entries"
+        )
+    if missing := set(range(found.old.size, found.new.size)) - ids:
+        raise UsageError(f"{path}: nothing says what the entry {min(missing)} consists of")
+    return found

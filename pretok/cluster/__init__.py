@@ -1,5 +1,5 @@
-"""Recipes -> Slurm jobs; nodes -> what they can do.
+"""Recipes -> Slurm jobs; checks of nodes.
 
-chain.py       a recipe and a site's profile -> a chain of Slurm jobs
-node_check.py  what each node of an allocation can do
+chain.py       a recipe and a site profile -> a chain of Slurm jobs
+node_check.py  is a node fit for a long job?
 """

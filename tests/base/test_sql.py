@@ -39,18 +39,18 @@ def test_a_signal_whose_handler_raises_ends_a_query(
         signal.signal(number, before)
 
 
-def test_memory_that_ends_at_a_commit_is_no_bug(tmp_path: Path) -> None:
-    """DuckDB says it as an error of the transaction, which is one only where there is no such cause."""
-    said = (
-        "TransactionContext Error: Failed to commit: {} data block of size 160.0 KiB (1.0 MiB/1.0 MiB used)."
-    )
-    for words, kind in (
+@pytest.mark.parametrize(
+    ("words", "kind"),
+    [
         ("failed to offload", MemoryError),
         ("could not allocate", MemoryError),
         ("conflict on", duckdb.TransactionException),
-    ):
-        with (
-            pytest.raises(kind, match=words),
-            database(tmp_path / "sql", 1, 1 << 20),
-        ):
-            raise duckdb.TransactionException(said.format(words))
+    ],
+)
+def test_memory_that_ends_at_a_commit_is_no_bug(
+    tmp_path: Path, words: str, kind: type[BaseException]
+) -> None:
+    """DuckDB reports it as an error of the transaction."""
+    said = f"TransactionContext Error: Failed to commit: {words} data block of size 160.0 KiB."
+    with pytest.raises(kind, match=words), database(tmp_path / "sql", 1, 1 << 20):
+        raise duckdb.TransactionException(said)

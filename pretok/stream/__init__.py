@@ -37,7 +37,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from itertools import islice
+from itertools import chain, islice
 from operator import index
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, overload
@@ -54,7 +54,6 @@ from pretok.stream.digests import data_hash, digest
 from pretok.stream.flat_tokens import FlatTokens, OpenFiles, Pieces
 from pretok.stream.learned import Learned, Marks, Mask
 from pretok.stream.mix_file import Mix, behind, check_sources, load_mix, mixed_shards, natural_mix, parse_mix
-from pretok.stream.pack import open_packing
 from pretok.stream.tapes import FOLDER, SideFile, Tapes
 
 if TYPE_CHECKING:
@@ -229,8 +228,7 @@ class View:
         self.order = mix.order()
         # Entries share the documents of a source, whose tokens have one address each.
         held = {} if materialized else mixed_shards(mix, manifest)
-        shards = [shard for some in held.values() for shard in some]
-        shards = list(manifest.shards) if materialized else shards
+        shards = list(manifest.shards if materialized else chain(*held.values()))
         size = (self.seq_len + 1) * self.dtype.itemsize
         opener = None if store is None else store.opener(len(self), size, materialized)
         self.tokens = FlatTokens(shards, self.dtype, materialized, opener)
@@ -247,47 +245,24 @@ class View:
         self.tapes = Tapes(
             self.source_bases + begins, [source.tokens for source in mix.sources], strides, length, files
         )
-        if store is not None and any(source.learn for source in mix.sources):
+        self.masked = any(source.learn for source in mix.sources)
+        if store is not None and self.masked:
             store.bring_spans(shards)
-        self.learned = self._open_learned(manifest, shards)
-        self.masked = self.learned is not None
+        self.learned = Learned(shards, [source.learn for source in mix.sources]) if self.masked else None
         self._ahead = _Ahead(0, 0, Pieces(*[np.empty(0, np.int64)] * 4), None)
         self._expected = 0
 
     def _side_files(self, folder: Path | None, held: Mapping[str, Sequence[Shard]]) -> dict[int, SideFile]:
         """The side file of each entry that has one, by its number."""
-        found: dict[int, SideFile] = {}
+        files: dict[int, SideFile] = {}
         for number, source in enumerate(self.mix.sources):
             if source.tape is None:
                 continue
             if folder is None:
                 raise UsageError(f"{source.name} has a side file, which lies beside its mix: name the mix")
             shards = behind(held[source.held_in], source.begin)
-            stated = [source.tokens, source.sequences, source.targets]
-            if source.packed:
-                found[number], about = open_packing(folder / FOLDER, source.tape, shards, self.seq_len)
-                says = [about.tokens, about.bins, about.targets]
-            else:
-                found[number] = SideFile(folder / FOLDER, source.tape, shards)
-                says = [found[number].tokens, *stated[1:]]
-            if says != stated:
-                raise IntegrityError(
-                    f"the side file of {source.name} has {says} tokens, sequences and targets, the mix says {stated}: "
-                    "make the mix again with pretok mix"
-                )
-        return found
-
-    def _open_learned(self, manifest: Manifest, shards: Sequence[Shard]) -> Learned | None:
-        """Which tokens are learned; None where all are."""
-        if not any(source.learn for source in self.mix.sources):
-            return None
-        for source in () if self.materialized else self.mix.sources:
-            if source.learn and source.held_in not in manifest.conversations:
-                raise IntegrityError(
-                    f"the mix says what is learned of {source.held_in}, and {manifest.folder} holds no conversations "
-                    "of it: make the mix again with pretok mix"
-                )
-        return Learned(shards, [source.learn for source in self.mix.sources])
+            files[number] = SideFile(folder / FOLDER, source.tape, shards)
+        return files
 
     def __repr__(self) -> str:
         names = ", ".join(source.name for source in self.mix.sources)

@@ -191,8 +191,7 @@ def _check(
         except duckdb.Error as error:
             said = told(error).partition("\n\nLINE ")[0]  # the rest quotes our query, not the user's
             raise UsageError(
-                f"{what}{name}: {predicate!r} is not a condition on the columns of a document: {said}\n"
-                f"the columns are {', '.join(columns)}"
+                f"{what}{name}: {said}\nthe columns are {', '.join(columns)}; a condition uses only these"
             ) from None
         if kind != "BOOLEAN":
             raise UsageError(f"{what}{name}: {predicate!r} is {kind}, not a condition that is true or false")

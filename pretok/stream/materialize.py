@@ -31,7 +31,6 @@ from pretok.base.tasks import open_step
 from pretok.base.tree import compare_root
 from pretok.shards.format import ShardWriter
 from pretok.shards.manifest import (
-    FILE_NAME,
     STATE,
     UNCOUNTED,
     Manifest,
@@ -45,7 +44,7 @@ from pretok.shards.seal import side_files
 from pretok.shards.spans import SpanWriter
 from pretok.shards.unfinished import keep_plan, reading
 from pretok.stream import View
-from pretok.stream.mix_file import mix_json, mixed_shards, parse_mix
+from pretok.stream.mix_file import mix_json, mixed_shards
 from pretok.tokenizer.vocabulary import TOKENIZER_FILE
 
 SHARD_BYTES = 1 << 30
@@ -99,18 +98,14 @@ def run_materialize(
         ]
         made_of = fingerprint([root for _, root in read])  # differs after a removal
         if has_manifest(out):
-            held = load_manifest(out)
-            mixed = held.materialized
-            found = None if mixed is None else parse_mix(mixed, out / FILE_NAME).fingerprint
-            if found != view.fingerprint:
+            finished = load_manifest(out)
+            holds = (finished.materialized or {}).get("fingerprint")
+            if (holds, finished.config.get(MADE_OF)) != (view.fingerprint, made_of):
+                why = f"the mix {holds or '(none)'}, and {mix} is {view.fingerprint}"
+                if holds == view.fingerprint:
+                    why = f"this mix with tokens of documents that were since removed from {shards}"
                 raise MismatchError(
-                    f"{out} holds {'other shards' if found is None else f'the mix {found}'}, but {mix} is "
-                    f"{view.fingerprint}; choose another folder"
-                )
-            if held.config.get(MADE_OF) != made_of:
-                raise MismatchError(
-                    f"{out} holds this mix with tokens of documents that were since removed from {shards}: "
-                    "delete the folder and run the same command again"
+                    f"{out} holds {why}: choose another folder, or delete it and run the same command again"
                 )
             shutil.rmtree(out / STATE, ignore_errors=True)
             return
@@ -118,8 +113,8 @@ def run_materialize(
         keep_plan(out, {"mix": view.fingerprint, MADE_OF: made_of, "shard_sequences": sequences})
         paths = (shards.absolute(), mix.absolute(), out.absolute())
         tasks = [
-            MaterializeTask(*paths, f"mix-{number:05d}", first, min(first + sequences, len(view)))
-            for number, first in enumerate(range(0, len(view), sequences))
+            MaterializeTask(*paths, f"mix-{first // sequences:05d}", first, min(first + sequences, len(view)))
+            for first in range(0, len(view), sequences)
         ]
         todo = [task for task in tasks if not task.record.exists()]
         step.engine.choose(

@@ -56,17 +56,6 @@ class Packing(Record, frozen=True, kw_only=True):
     squares: Count
 
 
-def open_packing(
-    folder: Path, digest: str, shards: Sequence[Shard], seq_len: int
-) -> tuple[SideFile, Packing]:
-    """Open a packed tape and its `Packing`. Raises as `SideFile`."""
-    file = SideFile(folder, digest, shards)
-    about = read_record(Packing, file.about, file.path)
-    if (about.seq_len, about.bins * (seq_len + 1)) != (seq_len, file.tokens):
-        raise IntegrityError(f"{file.path} packs sequences of {about.seq_len} tokens, not {seq_len}")
-    return file, about
-
-
 def pack(
     folder: Path, shards: Sequence[Shard], seq_len: int, members: SideFile | None = None
 ) -> tuple[str, Packing]:
@@ -88,7 +77,8 @@ def pack(
                 count, tokens = members.about["members"], members.tokens
             digest = write_packing(folder, shards, seq_len, documents_of(shards, members), count, tokens)
             write_json(noted, {"digest": digest})
-    return digest, open_packing(folder, digest, shards, seq_len)[1]
+    file = SideFile(folder, digest, shards)
+    return digest, read_record(Packing, file.about, file.path)
 
 
 def documents_of(shards: Sequence[Shard], members: SideFile | None) -> Iterator[Ints]:

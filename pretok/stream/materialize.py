@@ -149,9 +149,8 @@ def write_shard(task: MaterializeTask, report: Report) -> None:
             batch, lengths = view.batch(positions, view.dtype), np.full(len(positions), length, np.int32)
             writer.append(batch.reshape(-1), lengths)
             if spans is not None and view.learned is not None:
-                pieces = view.pieces_of(np.array(positions))[
-                    0
-                ]  # padding gets the kind of the token before it
+                # Padding gets the kind of the token before it.
+                pieces = view.pieces_of(np.array(positions))[0]
                 spans.append(view.learned.kinds(pieces, len(positions), length).reshape(-1), lengths)
             report({"documents": len(batch), "tokens": batch.size})
         kinds = spans.seal("mix")[1] if spans is not None else None

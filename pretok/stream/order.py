@@ -224,12 +224,10 @@ class Order:
         # A pool with one entry draws from that entry only; a pool without sequences never draws.
         self._alone: Ints = np.array([entries[0] if len(entries) else 0 for entries in pools], np.int64)
         several = {pool: entries for pool, entries in enumerate(pools) if len(entries) > 1}
-        self._rounds: list[
-            dict[int, tuple[Ints, Rounds]]
-        ] = []  # for each stage: pool -> its entries, and their rounds
-        self._drawn = np.zeros(
-            (len(lengths) + 1, len(self.names)), np.int64
-        )  # sequences of each entry before each stage
+        # For each stage: pool -> its entries, and their rounds.
+        self._rounds: list[dict[int, tuple[Ints, Rounds]]] = []
+        # Sequences of each entry before each stage.
+        self._drawn = np.zeros((len(lengths) + 1, len(self.names)), np.int64)
         missed = np.zeros(len(self.names), np.int64)
         for stage in range(len(lengths) + 1):
             spent = missed + self._drawn[stage]

@@ -117,9 +117,8 @@ def write_packing(
     with TapeWriter(folder, f"packing-{shards[0].source if shards else ''}-{seq_len}", seq_len + 1) as writer:
         for address, length in _windows(documents, window_of(count, tokens, seq_len)):
             start, lengths, learned = window_runs(address, length, seq_len + 1)
-            whole = int(
-                (length // (seq_len + 1)).sum()
-            )  # pieces of one document, which follow each other both in the shard and on the tape
+            # Pieces of one document, which follow each other both in the shard and on the tape, come first.
+            whole = int((length // (seq_len + 1)).sum())
             writer.append(start[:whole], lengths[:whole])
             writer.append(start[whole:], lengths[whole:], joined=False)
             targets, squares = targets + int(learned.sum()), squares + int((learned**2).sum())

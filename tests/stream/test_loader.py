@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from support import EOD, make_shards, needs
 
 import pretok.stream
-from pretok.base.errors import MismatchError, UsageError
+from pretok.base.errors import UsageError
 from pretok.stream import View, data_hash, digest
-from pretok.stream.loader import Fetch, PositionSampler, as_read, document_boundaries, identity_of
+from pretok.stream.loader import Fetch, PositionSampler, as_read, document_boundaries
 
 layouts = st.sampled_from(
     [(ranks, micro) for ranks in (1, 2, 3, 4, 6, 12) for micro in (1, 2, 3) if 36 % (ranks * micro) == 0]
@@ -34,16 +34,12 @@ def test_any_layout_at_any_resume_reads_the_uninterrupted_stream(
     position = 0
     for (ranks, micro), global_batch, count in runs:
         sizes = {"global_batch": global_batch, "micro_batch": micro, "world_size": ranks}
-        samplers = [PositionSampler(2000, **sizes, rank=rank) for rank in range(ranks)]
-        for sampler in samplers:
-            state = {"position": position, "micro_batches": 0, "layout": {}, "identity": {}}
-            sampler.load_state_dict(state)
+        samplers = [PositionSampler(2000, **sizes, rank=rank, position=position) for rank in range(ranks)]
         iterators = list(map(iter, samplers))
         for _ in range(count):
             read = [p for one in iterators for _ in range(samplers[0].accumulation) for p in next(one)]
             assert sorted(read) == list(range(position, position + global_batch))
             position += global_batch
-        assert {sampler.state_dict()["position"] for sampler in samplers} == {position}
 
 
 def test_micro_batches_are_consecutive_parts_of_the_ranks_share() -> None:
@@ -71,27 +67,6 @@ def test_impossible_sizes_are_refused(sizes: dict[str, int], message: str) -> No
         PositionSampler(40, global_batch=12, **sizes)
 
 
-def test_a_state_belongs_to_a_stream_and_inside_a_step_to_a_layout(view: View) -> None:
-    sizes = {"global_batch": 12, "identity": identity_of(view)}
-    sampler = PositionSampler(len(view), micro_batch=2, **sizes)
-    iterator = iter(sampler)
-    assert [next(iterator) for _ in range(8)][-1] == [14, 15]
-    state = sampler.state_dict()
-    assert (state["position"], state["micro_batches"]) == (12, 2)
-    same = PositionSampler(len(view), micro_batch=2, **sizes)
-    same.load_state_dict(state)
-    assert len(same) == len(sampler) - 8
-    assert same.state_dict() == state
-    assert next(iter(same)) == [16, 17]
-    with pytest.raises(MismatchError, match="save between steps"):
-        PositionSampler(len(view), micro_batch=3, **sizes).load_state_dict(state)
-    other = sizes | {"identity": {**identity_of(view), "stream": "f" * 32}}
-    with pytest.raises(MismatchError, match=f"{view.fingerprint}.*{'f' * 32}"):
-        PositionSampler(len(view), micro_batch=2, **other).load_state_dict(state)
-    with pytest.raises(MismatchError, match="outside the stream"):
-        same.load_state_dict({**state, "position": len(view) + 1})
-
-
 @pytest.mark.parametrize(("before", "after"), [(0, 2), (2, 1)])
 def test_number_of_workers_may_change(view: View, before: int, after: int) -> None:
     """Whole micro-batches are fetched, and the trainer's own position is the whole state, whatever its workers had read
@@ -103,10 +78,9 @@ def test_number_of_workers_may_change(view: View, before: int, after: int) -> No
         loader = torch.utils.data.DataLoader(view, batch_sampler=sampler, **more)
         return [batch.tolist() for batch, _ in zip(loader, range(batches), strict=False)]
 
-    first, resumed = (PositionSampler(len(view), **sizes) for _ in range(2))
+    first, resumed = (PositionSampler(len(view), **sizes, position=position) for position in (0, 3 * 6))
     everything = [view.batch(positions).tolist() for positions in first]
     read = run(first, before, 6)
-    resumed.load_state_dict(first.state_dict(position=3 * 6))
     assert read + run(resumed, after, len(resumed)) == everything
 
 
@@ -121,29 +95,6 @@ def test_what_is_fetched_arrives_as_it_was_read(view: View, workers: int) -> Non
         np.testing.assert_array_equal(ids, view.batch(positions))
         assert (ids.dtype, learned, found) == (view.dtype, None, digest(positions, ids))
         ids += 1
-
-
-@pytest.mark.filterwarnings("ignore:.set_vital. is deprecated:UserWarning")  # torchdata calls it
-@pytest.mark.parametrize("snapshot_every", [1, 5])
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("consumed", [0, 1, 7, 8])
-@pytest.mark.peers
-def test_stateful_dataloader_resumes_after_what_was_consumed(
-    view: View, workers: int, consumed: int, snapshot_every: int
-) -> None:
-    """Its workers read ahead; the state it gives belongs to the batch handed out, inside a step too."""
-    torch, stateful = needs("torch"), needs("torchdata.stateful_dataloader")
-    sizes = {"global_batch": 12, "micro_batch": 3, "identity": identity_of(view)}
-    more = {"collate_fn": torch.from_numpy, "num_workers": workers, "snapshot_every_n_steps": snapshot_every}
-    loader, resumed = (
-        stateful.StatefulDataLoader(view, batch_sampler=PositionSampler(len(view), **sizes), **more)
-        for _ in range(2)
-    )
-    iterator = iter(loader)
-    read = [next(iterator).tolist() for _ in range(consumed)]
-    resumed.load_state_dict(loader.state_dict())
-    read += [batch.tolist() for batch in resumed]
-    assert read == [view.batch(positions).tolist() for positions in PositionSampler(len(view), **sizes)]
 
 
 @given(st.lists(st.lists(st.integers(0, 2), min_size=6, max_size=6), min_size=1, max_size=4), st.booleans())

@@ -173,9 +173,9 @@ class Rounds:
 
     def prefix(self, counts: Ints) -> Ints:
         """Return (n, entries) for `counts` (n,): how many of the pool's first draws each entry gives."""
-        turns, more = np.divmod(np.maximum(counts - self._rest.length, 0), self._whole.length)
-        rest = self._rest.prefix(np.minimum(counts, self._rest.length))
-        found: Ints = rest + turns[:, None] * self._sizes + self._whole.prefix(more)
+        rest, whole = np.minimum(counts, self._rest.length), np.maximum(counts - self._rest.length, 0)
+        found: Ints = self._rest.prefix(rest) + self._whole.prefix(whole % self._whole.length)
+        found += (whole // self._whole.length)[:, None] * self._sizes
         return found
 
 
@@ -254,7 +254,7 @@ class Order:
     def _divide(self, by_pool: Ints, stage: int) -> Ints:
         """Return (n, entries): what each entry gives of the first `by_pool` (n, pools) sequences in a stage."""
         counts = np.zeros((len(by_pool), len(self.names)), np.int64)
-        np.add.at(counts, (slice(None), self._alone), by_pool)
+        np.add.at(counts.T, self._alone, by_pool.T)
         for pool, (entries, rounds) in self._rounds[stage].items():
             counts[:, entries] = rounds.prefix(by_pool[:, pool])
         return counts
@@ -323,7 +323,7 @@ class Order:
     def _prefixes(self, lengths: Ints) -> Ints:
         """Return (n, entries): how many of the first `lengths` (n,) positions each entry has."""
         stage_of = np.minimum(np.searchsorted(self._starts, lengths, side="right"), len(self._stages)) - 1
-        counts = self._drawn[stage_of]
+        counts: Ints = self._drawn[stage_of]
         for stage in np.unique(stage_of).tolist():
             rows = np.flatnonzero(stage_of == stage)
             counts[rows] += self._given(stage, lengths[rows] - self._starts[stage])

@@ -222,20 +222,20 @@ class View:
         self.but_for_removals = manifest.but_for_removals
         self.order = mix.order()
         # Entries share the documents of a source, whose tokens have one address each.
-        held = {} if materialized else mixed_shards(mix, manifest)
-        shards = list(manifest.shards if materialized else chain(*held.values()))
+        by_source = {} if materialized else mixed_shards(mix, manifest)
+        shards = list(manifest.shards if materialized else chain(*by_source.values()))
         size = (self.seq_len + 1) * self.dtype.itemsize
         opener = None if store is None else store.opener(len(self), size, materialized)
         self.tokens = FlatTokens(shards, self.dtype, materialized, opener)
         # One address space for all sources, one after the other: a sequence lies inside its source.
-        sizes = [sum(shard.tokens for shard in some) for some in held.values()]
-        starts = dict(zip(held, np.cumsum([0, *sizes], dtype=np.int64).tolist(), strict=False))
+        sizes = [sum(shard.tokens for shard in one) for one in by_source.values()]
+        starts = dict(zip(by_source, np.cumsum([0, *sizes], dtype=np.int64).tolist(), strict=False))
         self.source_bases = np.array([starts.get(source.held_in, 0) for source in mix.sources], np.int64)
         length = self.seq_len + 1
         # Packed sequences, and the documents of a materialized mix, each have their target to themselves.
         alone = np.array([materialized or source.packed for source in mix.sources])
         strides = self.seq_len + alone.astype(np.int64)
-        files = {} if materialized else self._side_files(folder, held)
+        files = {} if materialized else self._side_files(folder, by_source)
         begins = np.array([source.begin for source in mix.sources], np.int64)
         self.tapes = Tapes(
             self.source_bases + begins, [source.tokens for source in mix.sources], strides, length, files
@@ -247,7 +247,9 @@ class View:
         self._ahead = _Ahead(0, 0, Pieces(*[np.empty(0, np.int64)] * 4), None)
         self._expected = 0
 
-    def _side_files(self, folder: Path | None, held: Mapping[str, Sequence[Shard]]) -> dict[int, SideFile]:
+    def _side_files(
+        self, folder: Path | None, by_source: Mapping[str, Sequence[Shard]]
+    ) -> dict[int, SideFile]:
         """Open the side files: number of the entry -> its file."""
         files: dict[int, SideFile] = {}
         for number, source in enumerate(self.mix.sources):
@@ -255,7 +257,7 @@ class View:
                 continue
             if folder is None:
                 raise UsageError(f"{source.name} has a side file, which lies beside its mix: name the mix")
-            shards = behind(held[source.held_in], source.begin)
+            shards = behind(by_source[source.held_in], source.begin)
             files[number] = SideFile(folder / FOLDER, source.tape, shards)
         return files
 

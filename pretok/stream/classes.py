@@ -82,9 +82,9 @@ def divide(
     several = np.zeros(len(names), np.bool_)
     documents = np.zeros(len(names), np.int64)
     twice = at = 0
-    with ExitStack() as held:
-        writers = [held.enter_context(TapeWriter(folder, f"{n}")) for n in range(len(names))]
-        connection = held.enter_context(database(folder / ".duckdb", 1, SCRATCH))
+    with ExitStack() as stack:
+        writers = [stack.enter_context(TapeWriter(folder, f"{n}")) for n in range(len(names))]
+        connection = stack.enter_context(database(folder / ".duckdb", 1, SCRATCH))
         for chosen, lengths in evaluated(connection, manifest, shards, predicates, (source,)):
             counts = chosen.sum(axis=0)
             address = at + np.cumsum(lengths) - lengths
@@ -135,8 +135,8 @@ def evaluated(
     word before each name in a message. Raises UsageError, MismatchError, IntegrityError.
     """
     joined = open_annotations(manifest)
-    held = [shard for shard in manifest.shards if shard.source in sources]
-    schemas = [SCHEMA, *(ledger_schema(shard.ledger_path) for shard in held), REMOVED]
+    own = [shard for shard in manifest.shards if shard.source in sources]
+    schemas = [SCHEMA, *(ledger_schema(shard.ledger_path) for shard in own), REMOVED]
     schema = pa.unify_schemas(schemas, promote_options="permissive")
     types = {name: schema.field(name).type for name in schema.names}
     types |= dict.fromkeys(OF_SHARD, pa.string()) | dict.fromkeys(("doc", "position"), pa.int64())

@@ -303,9 +303,9 @@ def natural_mix(
     sources = mix_sources(manifest, split, seq_len, names, "fixed", learn)
     quotas = tuple(source.sequences for source in sources)
     if not sum(quotas):
-        held = ", ".join(f"{source.name} {source.tokens}" for source in sources)
+        sizes = ", ".join(f"{source.name} {source.tokens}" for source in sources)
         raise UsageError(
-            f"split {split!r} of {manifest.folder} holds no sequence of {seq_len} + 1 tokens (tokens: {held}); "
+            f"split {split!r} of {manifest.folder} holds no sequence of {seq_len} + 1 tokens (tokens: {sizes}); "
             "use a smaller sequence length or another split"
         )
     return Mix(manifest.fingerprint, split, seq_len, seed, "fixed", sources, (Stage(quotas),))

@@ -206,9 +206,9 @@ def _new_entries(manifest: Manifest, request: MixRequest, folder: Path) -> tuple
                 from pretok.stream.classes import divide
 
                 length, cuts = request.table.seq_len, request.cuts
-                made = divide(manifest, request.split, source, divided, folder, length, cuts, begin)
+                entries = divide(manifest, request.split, source, divided, folder, length, cuts, begin)
             # Leave out a rest without documents, unless a weight names it.
-            found += [entry for entry in made if entry.tokens or (entry.name in asked and not begin)]
+            found += [entry for entry in entries if entry.tokens or (entry.name in asked and not begin)]
         else:
             size = sequences(tokens, request.table.seq_len, request.cuts)
             found.append(MixSource(source, tokens, size, source if begin else None, begin=begin))
@@ -299,7 +299,7 @@ def _report(
         }
         shares = {name: float(part / max(total, 1)) for name, part in tokens.items()}
         stages.append({"tokens": int(total), "shares": shares, "prefix_bound_tokens": bounds})
-    held = {source.held_in for source in mix.sources}
+    mixed = {source.held_in for source in mix.sources}
     return MixReport(
         sequences=len(mix),
         tokens=sum(stage["tokens"] for stage in stages),
@@ -311,7 +311,7 @@ def _report(
         left_out={
             name: sum(shard.tokens for shard in manifest.of(name, mix.split))
             for name in manifest.sources
-            if name not in held
+            if name not in mixed
         },
         notes=tuple(notes),
         classes=wish.classes,

@@ -200,10 +200,10 @@ class Remote:
 
     def _tried(self, name: str, work: Callable[..., Any], waits: Sequence[float] | None = None) -> Any:
         waits = WAITS if waits is None else waits
-        problem, told = None, ""
+        problem, reason = None, ""
         for wait in (None, *waits):
             if wait is not None:
-                logger.warning("trying %s again in %g s: %s", self.url(name), wait, told)
+                logger.warning("trying %s again in %g s: %s", self.url(name), wait, reason)
                 time.sleep(wait)
                 self._forget()  # another connection, and credentials as they are now
             try:
@@ -213,10 +213,10 @@ class Remote:
             except FileNotFoundError:
                 raise IntegrityError(f"{self.url(name)} does not exist") from None
             except Exception as error:  # each library has its own for what a server does
-                problem, told = error, masked(str(error) or type(error).__name__)
+                problem, reason = error, masked(str(error) or type(error).__name__)
         if isinstance(problem, IntegrityError):
             raise problem
-        raise OSError(errno.EIO, f"cannot be read after {len(waits) + 1} tries ({told})", self.url(name))
+        raise OSError(errno.EIO, f"cannot be read after {len(waits) + 1} tries ({reason})", self.url(name))
 
 
 def _version(known: Mapping[Any, Any]) -> str:

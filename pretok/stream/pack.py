@@ -95,8 +95,8 @@ def documents_of(shards: Sequence[Shard], members: SideFile | None) -> Iterator[
             # A document belongs to the class if it begins inside one of the runs of the class's tape.
             _, begin, size = members.holding(base, base + shard.tokens)
             run = np.searchsorted(begin, address, side="right") - 1
-            held = (run >= 0) & (address < np.append(begin + size, 0)[run])
-            address, length = address[held], length[held]
+            chosen = (run >= 0) & (address < np.append(begin + size, 0)[run])
+            address, length = address[chosen], length[chosen]
         yield np.stack([address, length])
         base += shard.tokens
 

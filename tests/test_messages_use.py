@@ -86,8 +86,8 @@ pretok: 1,000,000 tokens would take more than 4 epochs of some sources: en has 6
 pretok: no source holds 100,000 + 1 tokens; use a --seq-len of at most 623
 
 2 pretok mix ok/shards --out ok/mix.json --weights it=0.8,en=0.2 --seq-len 16
-pretok: ok/mix.json holds another mix, with 4 sequences of en, 37 sequences of it, not 9 sequences of en, 37 \
-sequences of it. Write this one to another --out, or delete the old one if no run uses it
+pretok: ok/mix.json holds another mix (other stages). Write this one to another --out, or delete the old one if \
+no run uses it
 
 2 pretok disclose ok --mix nope.json
 pretok: nope.json does not exist; name a mix, or make it with pretok mix

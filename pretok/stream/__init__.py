@@ -1,33 +1,33 @@
 """Streams: any position of a mix -> its tokens, from any process, without an index.
 
-Input: a shards folder and a mix.json, or none for every sequence of every source once. Output: a `View`, a sequence
-of token arrays that torch's DataLoader takes as a dataset. Opening reads two small files; shards are opened when first
-read, and the number of open files is bounded. numpy, msgspec and the standard library only.
+Input: a shards folder and a mix.json; without a mix, the stream is every sequence of every source once. Output: a
+`View`, a sequence of token arrays that torch's DataLoader takes as a dataset. Opening reads two small files; shards are
+opened when first read, and the number of open files is bounded. It needs only numpy, msgspec and the standard library.
 
     view = pretok.stream.open("shards", "mix.json")
     view[i]                 # (seq_len + 1,) token ids at position i; view[a:b] for (b - a, seq_len + 1)
     view.batch(positions)   # (n, seq_len + 1), one call for many
     view.origin(i)          # (source, epoch, index of the sequence inside the source)
     view.prefix_counts(n)   # {source: sequences among the first n positions}
-    view.loss(i)            # (seq_len,) which of the targets view[i][1:] are learned
+    view.loss(i)            # (seq_len,) which of the targets view[i][1:] contribute to the loss
     view.batch(positions, loss=True)  # tokens and (n, seq_len), one call for both
 
 In this folder:
 
-    order.py        which sequence stands where: integer arithmetic
-    permutation.py  keyed permutations, by which an epoch is shuffled
-    quota.py        weights -> whole sequences by source
+    order.py        which sequence is at which position: integer arithmetic
+    permutation.py  keyed permutations that shuffle an epoch
+    quota.py        weights -> whole sequences of each source
     mix_file.py     a mix and its file
-    tapes.py        where the tokens of an entry lie: runs of its source, in a side file or one
-    learned.py      which of their tokens are learned
-    pack.py         lengths of documents -> the tape of a packed entry
+    tapes.py        where the tokens of an entry lie in its source: one run, or the runs of a side file
+    learned.py      which tokens contribute to the loss
+    pack.py         document lengths -> the tape of a packed entry
     flat_tokens.py  many shards as one array of tokens
-    object_store.py shards on an object store, by a cache that knows what comes
+    object_store.py shards on an object store, read through a cache that fetches ahead
     loader.py       the part of each batch that a rank reads
-    digests.py      what was read, as one number
-    continued.py    a mix that goes on with another, and how long two mixes are the same
+    digests.py      everything that was read, as one number
+    continued.py    mixes that continue another, and how many first positions two mixes share
     segments.py     which positions of which stream the steps of a run read
-    classes.py      predicates over documents -> the tapes of classes
+    classes.py      SQL conditions on documents -> the tapes of classes
     mix_job.py      the job: weights and a budget -> mix.json and its report
     audit.py        where tokens come from, and which positions read them
     materialize.py  a mix written as shards in its order
@@ -37,7 +37,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from itertools import islice
+from itertools import chain, islice
 from operator import index
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, overload
@@ -45,7 +45,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, overload
 import numpy as np
 import numpy.typing as npt
 
-from pretok.base.errors import IntegrityError, MismatchError, UsageError
+from pretok.base.errors import MismatchError, UsageError
 from pretok.base.records import to_json
 from pretok.base.tokens import Ints, Tokens
 from pretok.shards.manifest import FILE_NAME, Manifest, Shard, load_manifest
@@ -54,7 +54,6 @@ from pretok.stream.digests import data_hash, digest
 from pretok.stream.flat_tokens import FlatTokens, OpenFiles, Pieces
 from pretok.stream.learned import Learned, Marks, Mask
 from pretok.stream.mix_file import Mix, behind, check_sources, load_mix, mixed_shards, natural_mix, parse_mix
-from pretok.stream.pack import open_packing
 from pretok.stream.tapes import FOLDER, SideFile, Tapes
 
 if TYPE_CHECKING:
@@ -63,9 +62,9 @@ if TYPE_CHECKING:
 __all__ = ["View", "data_hash", "digest", "open", "same_until"]
 
 AHEAD = 1024
-"""Positions whose pieces are computed at once for a reader that moves forward."""
+"""The number of positions that are located at once for a reader that moves forward."""
 NEAR = 8
-"""How many times its own length a request may lie ahead of the last one's end to count as moving forward."""
+"""A reader moves forward if a request begins at most this many times its own length after the end of the last one."""
 
 
 def open(
@@ -83,21 +82,20 @@ def open(
 ) -> View:
     """Open a stream over a shards folder.
 
-    With `mix`, the path of a mix.json, everything comes from that file; `seq_len`, when given, must agree. Without,
-    `seq_len` is needed and the stream is every sequence of `split` once, of `source` or of all sources in natural
-    proportion, in the order that `seed` gives. Of its conversations what an assistant writes is learned, or the kinds
-    that `learn` names by source.
+    mix: path of a mix.json, which then determines everything; `seq_len`, if given, must agree with it. Without a mix,
+    the stream is every sequence of `split` once, from `source` or from all sources in natural proportion, shuffled by
+    `seed`; `seq_len` is required. In conversations only the assistant's tokens are learned, or the kinds that `learn`
+    names for a source.
 
-    Shards that have grown since the mix was made are read as they were then; without a mix, as they were when they
-    had the fingerprint `manifest`, where one is given.
+    Shards that have grown since are read as they were when the mix was made; without a mix, as they were when they had
+    the fingerprint `manifest`, if given.
 
-    `shards` and `mix` may be URLs on an object store. Then `cache` is a folder of a local disk, which ranks share and
-    jobs leave to the next; it keeps `cache_bytes` of tokens, by default all that were read. `OSError` names the object
-    that the store does not give.
+    `shards` and `mix` may be URLs on an object store. Then `cache` is a folder on a local disk, shared by ranks and
+    reused by later jobs; it keeps up to `cache_bytes` of tokens, by default everything that was read.
 
     Raises IntegrityError (files missing or damaged), MismatchError (the mix belongs to other shards or another
-    sequence length), UsageError (no seq_len, unknown source, nothing to read), TypeError (a seq_len or seed that is no
-    whole number).
+    sequence length), UsageError (no seq_len, unknown source, nothing to read), TypeError (a seq_len or seed that is not
+    a whole number), OSError that names an object which the store does not return.
     """
     for name, number in (("seq_len", seq_len), ("seed", seed)):
         if number is not None and not isinstance(number, int | np.integer):
@@ -109,27 +107,26 @@ def open(
 
         store = Store(str(shards), cache, cache_bytes) if is_url(shards) else None
         mix = fetch_mix(str(mix), cache) if is_url(mix) else mix
-    now = load_manifest(Path(shards)) if store is None else store.manifest
-    if now.materialized is not None:
-        return _open_materialized(now, mix, seq_len, split, source, store)
+    manifest_now = load_manifest(Path(shards)) if store is None else store.manifest
+    if manifest_now.materialized is not None:
+        return _open_materialized(manifest_now, mix, seq_len, split, source, store)
     if mix is None:
         if seq_len is None:
             raise UsageError("a stream without a mix needs a sequence length (seq_len)")
-        then = now if manifest is None else now.as_of(manifest)
-        if then is None:
+        manifest_then = manifest_now if manifest is None else manifest_now.as_of(manifest)
+        if manifest_then is None:
             raise MismatchError(
-                f"{now.folder} never had the fingerprint {manifest}; it has {now.fingerprint}"
+                f"{manifest_now.folder} never had the fingerprint {manifest}; it has {manifest_now.fingerprint}"
             )
-        names = then.sources if source is None else (source,)
-        return View(now, natural_mix(then, split, seq_len, names, seed, learn), store=store)
-    if learn is not None:
-        raise UsageError(f"what is learned stands in the mix ({mix}): leave `learn` out")
-    if source is not None:
-        raise UsageError(f"either a mix ({mix}) or one source ({source}), not both")
+        names = manifest_then.sources if source is None else (source,)
+        natural = natural_mix(manifest_then, split, seq_len, names, seed, learn)
+        return View(manifest_now, natural, store=store)
+    if learn is not None or source is not None:
+        raise UsageError(f"`learn` and `source` are given by the mix ({mix}): leave them out")
     plan = load_mix(Path(mix))
-    check_sources(plan, now, Path(mix))
+    check_sources(plan, manifest_now, Path(mix))
     _check_seq_len(plan, seq_len, str(mix))
-    return View(now, plan, folder=Path(mix).parent, store=store)
+    return View(manifest_now, plan, folder=Path(mix).parent, store=store)
 
 
 def _open_materialized(
@@ -140,34 +137,31 @@ def _open_materialized(
     source: str | None,
     store: Store | None,
 ) -> View:
-    """Shards written in mixed order: the mix is theirs, everything asked for must agree with it."""
+    """Open shards that were written in mixed order; their mix is in the manifest, and all arguments must agree."""
     plan = parse_mix(manifest.materialized, manifest.folder / FILE_NAME)
     if mix is not None and (other := load_mix(Path(mix))).fingerprint != plan.fingerprint:
         raise MismatchError(
-            f"{manifest.folder} holds the sequences of the mix {plan.fingerprint}, {mix} is {other.fingerprint}"
+            f"{manifest.folder} holds the sequences of the mix {plan.fingerprint}, but {mix} is {other.fingerprint}"
         )
     if source is not None or split != "train":
         raise UsageError(
-            f"{manifest.folder} holds a mix in its order; its sources and other splits are in the shards that the "
-            "mix was made of"
+            f"{manifest.folder} holds a materialized mix; its sources and other splits are in the shards that the mix "
+            "was made of"
         )
     _check_seq_len(plan, seq_len, str(manifest.folder))
-    expected = len(plan) * (plan.seq_len + 1)
-    if (tokens := sum(shard.tokens for shard in manifest.shards)) != expected:
-        raise IntegrityError(f"{manifest.folder} has {tokens} tokens, its mix needs {expected}")
     return View(manifest, plan, materialized=True, store=store)
 
 
 def _check_seq_len(plan: Mix, seq_len: int | None, where: str) -> None:
     if seq_len not in (None, plan.seq_len):
         raise MismatchError(
-            f"{where} has sequences of {plan.seq_len} tokens, not {seq_len}: leave the length out (--seq-len), or "
-            f"make a mix of the other (pretok mix --seq-len {seq_len})"
+            f"{where} has sequences of {plan.seq_len} tokens, not {seq_len}: leave out --seq-len, or make another mix "
+            f"(pretok mix --seq-len {seq_len})"
         )
 
 
 def _whole(numbers: Sequence[int] | Ints) -> Ints:
-    """Numbers as int64. TypeError for what is cut when it becomes whole."""
+    """Return the numbers as int64. TypeError for a dtype that is not an integer."""
     array = np.asarray(numbers)
     if array.size and array.dtype.kind not in "iu":
         raise TypeError(f"positions are whole numbers, not {array.dtype.name}")
@@ -175,7 +169,7 @@ def _whole(numbers: Sequence[int] | Ints) -> Ints:
 
 
 def _units_of(view: View, batches: Iterable[Sequence[int] | Ints], each: int) -> Iterator[Ints]:
-    """What each batch, of about `each` positions, asks of an object store."""
+    """Yield the units of an object store that each batch (of about `each` positions) reads."""
     files: Any = view.tokens.files
     left = iter(batches)
     while some := list(islice(left, max(1, AHEAD // each))):
@@ -184,7 +178,7 @@ def _units_of(view: View, batches: Iterable[Sequence[int] | Ints], each: int) ->
 
 
 class _Ahead(NamedTuple):
-    """What of positions `start` to `end - 1` was computed at once."""
+    """The pieces and marks of positions `start` to `end - 1`, computed at once."""
 
     start: int
     end: int
@@ -195,15 +189,15 @@ class _Ahead(NamedTuple):
 class View:
     """A stream: `len(view)` positions, each a sequence of seq_len + 1 token ids.
 
-    seq_len, vocab_size, eod_id; bos_id: of the token that begins each document, or None; dtype: that of the shards;
-    mix: the plan it follows; fingerprint: identifies the shards, the mix and the order together; manifest_fingerprint:
-    identifies the shards the mix was made of; tokenizer: what the manifest says of it; materialized: whether the shards
-    hold the sequences in the order of the mix; masked: whether it leaves out more than the rule of the stream does;
-    removals: how often documents were removed from the shards before it was opened; but_for_removals: as of their
-    manifest, for `same_until`. The fingerprints of a mix and of its materialized form are the same, so a run may go on
-    with either. folder: of the mix's file, beside which its side files are.
+    seq_len, vocab_size, eod_id. bos_id: id of the token that begins each document, or None. dtype: that of the shards.
+    mix: the plan it follows. fingerprint: identifies the shards, the mix and the order together; a materialized mix has
+    the fingerprint of its plan, so a run may continue with either. manifest_fingerprint: identifies the shards of the
+    mix. tokenizer: its entry in the manifest. materialized: whether the shards hold the sequences in the order of the
+    mix. masked: whether the loss leaves out more tokens than padding. removals: how often documents had been removed
+    from the shards when it was opened. but_for_removals: see the manifest; for `same_until`. folder: the folder of the
+    mix file; side files are next to it.
 
-    It may be forked and pickled: every process opens its own files. One thread at a time.
+    It may be forked and pickled: every process opens its own files. Use it from one thread at a time.
     """
 
     def __init__(
@@ -228,66 +222,44 @@ class View:
         self.but_for_removals = manifest.but_for_removals
         self.order = mix.order()
         # Entries share the documents of a source, whose tokens have one address each.
-        held = {} if materialized else mixed_shards(mix, manifest)
-        shards = [shard for some in held.values() for shard in some]
-        shards = list(manifest.shards) if materialized else shards
+        by_source = {} if materialized else mixed_shards(mix, manifest)
+        shards = list(manifest.shards if materialized else chain(*by_source.values()))
         size = (self.seq_len + 1) * self.dtype.itemsize
         opener = None if store is None else store.opener(len(self), size, materialized)
         self.tokens = FlatTokens(shards, self.dtype, materialized, opener)
         # One address space for all sources, one after the other: a sequence lies inside its source.
-        sizes = [sum(shard.tokens for shard in some) for some in held.values()]
-        starts = dict(zip(held, np.cumsum([0, *sizes], dtype=np.int64).tolist(), strict=False))
+        sizes = [sum(shard.tokens for shard in one) for one in by_source.values()]
+        starts = dict(zip(by_source, np.cumsum([0, *sizes], dtype=np.int64).tolist(), strict=False))
         self.source_bases = np.array([starts.get(source.held_in, 0) for source in mix.sources], np.int64)
         length = self.seq_len + 1
         # Packed sequences, and the documents of a materialized mix, each have their target to themselves.
         alone = np.array([materialized or source.packed for source in mix.sources])
         strides = self.seq_len + alone.astype(np.int64)
-        files = {} if materialized else self._side_files(folder, held)
+        files = {} if materialized else self._side_files(folder, by_source)
         begins = np.array([source.begin for source in mix.sources], np.int64)
         self.tapes = Tapes(
             self.source_bases + begins, [source.tokens for source in mix.sources], strides, length, files
         )
-        if store is not None and any(source.learn for source in mix.sources):
+        self.masked = any(source.learn for source in mix.sources)
+        if store is not None and self.masked:
             store.bring_spans(shards)
-        self.learned = self._open_learned(manifest, shards)
-        self.masked = self.learned is not None
+        self.learned = Learned(shards, [source.learn for source in mix.sources]) if self.masked else None
         self._ahead = _Ahead(0, 0, Pieces(*[np.empty(0, np.int64)] * 4), None)
         self._expected = 0
 
-    def _side_files(self, folder: Path | None, held: Mapping[str, Sequence[Shard]]) -> dict[int, SideFile]:
-        """The side file of each entry that has one, by its number."""
-        found: dict[int, SideFile] = {}
+    def _side_files(
+        self, folder: Path | None, by_source: Mapping[str, Sequence[Shard]]
+    ) -> dict[int, SideFile]:
+        """Open the side files: number of the entry -> its file."""
+        files: dict[int, SideFile] = {}
         for number, source in enumerate(self.mix.sources):
             if source.tape is None:
                 continue
             if folder is None:
                 raise UsageError(f"{source.name} has a side file, which lies beside its mix: name the mix")
-            shards = behind(held[source.held_in], source.begin)
-            stated = [source.tokens, source.sequences, source.targets]
-            if source.packed:
-                found[number], about = open_packing(folder / FOLDER, source.tape, shards, self.seq_len)
-                says = [about.tokens, about.bins, about.targets]
-            else:
-                found[number] = SideFile(folder / FOLDER, source.tape, shards)
-                says = [found[number].tokens, *stated[1:]]
-            if says != stated:
-                raise IntegrityError(
-                    f"the side file of {source.name} has {says} tokens, sequences and targets, the mix says {stated}: "
-                    "make the mix again with pretok mix"
-                )
-        return found
-
-    def _open_learned(self, manifest: Manifest, shards: Sequence[Shard]) -> Learned | None:
-        """Which tokens are learned; None where all are."""
-        if not any(source.learn for source in self.mix.sources):
-            return None
-        for source in () if self.materialized else self.mix.sources:
-            if source.learn and source.held_in not in manifest.conversations:
-                raise IntegrityError(
-                    f"the mix says what is learned of {source.held_in}, and {manifest.folder} holds no conversations "
-                    "of it: make the mix again with pretok mix"
-                )
-        return Learned(shards, [source.learn for source in self.mix.sources])
+            shards = behind(by_source[source.held_in], source.begin)
+            files[number] = SideFile(folder / FOLDER, source.tape, shards)
+        return files
 
     def __repr__(self) -> str:
         names = ", ".join(source.name for source in self.mix.sources)
@@ -300,8 +272,10 @@ class View:
         return self.order.length
 
     def __getitem__(self, position: int | slice) -> Tokens:
-        """Token ids in the dtype of the shards at one position: (seq_len + 1,), or at those of a slice:
-        (n, seq_len + 1). Negative positions count back. IndexError where there is no such position."""
+        """Return the token ids at a position, (seq_len + 1,), or at those of a slice, (n, seq_len + 1).
+
+        They have the dtype of the shards. Negative positions count from the end. IndexError outside of the stream.
+        """
         try:
             at = range(len(self))[position]
         except IndexError:
@@ -327,9 +301,11 @@ class View:
     def batch(
         self, positions: Sequence[int] | Ints, dtype: npt.DTypeLike = np.int64, loss: bool = False
     ) -> npt.NDArray[Any] | tuple[npt.NDArray[Any], Mask]:
-        """Token ids at (n,) positions in any order: (n, seq_len + 1) of `dtype`; with `loss` also which targets are
-        learned, (n, seq_len) bool, see `loss`. IndexError outside 0..len-1, TypeError for positions that are no whole
-        numbers, UsageError for a dtype that does not hold every id."""
+        """Return the token ids at (n,) positions in any order, (n, seq_len + 1) of `dtype`.
+
+        loss: return also which targets are learned, (n, seq_len) bool (see `loss`). Raises IndexError outside of
+        0..len-1, TypeError for positions that are not whole numbers, UsageError for a dtype too small for the ids.
+        """
         kind = np.dtype(dtype)
         if kind.kind not in "iu" or np.iinfo(kind).max < self.vocab_size - 1:
             raise UsageError(
@@ -337,26 +313,28 @@ class View:
             )
         at = self._checked(positions)
         tokens, mask = self._read(at, loss)
-        found = tokens.astype(kind, copy=False)
-        return found if mask is None else (found, mask)
+        tokens = tokens.astype(kind, copy=False)
+        return tokens if mask is None else (tokens, mask)
 
     def loss(self, position: int) -> Mask:
-        """(seq_len,) bool: which of the targets at one position, `view[position][1:]`, are learned. All but an EOD
-        whose input is EOD (the rule of the stream), and of conversations the kinds that the mix names."""
+        """Return which targets at a position, `view[position][1:]`, are learned, (seq_len,) bool.
+
+        An EOD that follows an EOD is never learned; in conversations, only the kinds that the mix names are.
+        """
         learned: Mask = self.batch([position], self.dtype, loss=True)[1][0]
         return learned
 
     def __getitems__(self, positions: Sequence[int]) -> npt.NDArray[Any]:
-        """`batch` by the name torch's DataLoader calls; use `collate_fn=torch.from_numpy`."""
+        """Return `batch(positions)`. torch's DataLoader calls this name; use `collate_fn=torch.from_numpy`."""
         return self.batch(positions)
 
     def origin(self, position: int) -> tuple[str, int, int]:
-        """(source, epoch, index of the sequence inside the source) of one position."""
+        """Return (source, epoch, index of the sequence inside the source) of a position."""
         source, epoch, number = self.order.locate(self._checked([position]))
         return self.order.names[source[0]], int(epoch[0]), int(number[0])
 
     def prefix_counts(self, length: int) -> dict[str, int]:
-        """How many of the first `length` positions each source has; 0 <= length <= len."""
+        """Return how many of the first `length` positions each source has; 0 <= length <= len."""
         if not 0 <= index(length) <= len(self):
             raise IndexError(f"a prefix of {length} sequences; the stream has {len(self)}")
         return dict(zip(self.order.names, self.order.prefix(length).tolist(), strict=True))
@@ -369,10 +347,12 @@ class View:
         each: int = 1,
         share: float = 1.0,
     ) -> None:
-        """Say to an object store what is read: `batches`, of `each` positions, by the next calls of `batch` in this
-        process; and, when so many of them were made, `coming` by all `readers` that share the cache, a `share` of the
-        stream. What comes first is fetched first, what comes last leaves the cache first. Files on a disk need no word
-        of it."""
+        """Announce to an object store what will be read; does nothing for files on a disk.
+
+        What is needed first is fetched first, and what is needed last leaves the cache first. batches: what the next
+        calls of `batch` in this process read, `each` positions per call. coming: number of finished calls -> what all
+        `readers` that share the cache will still read. share: their part of the stream.
+        """
         files: Any = self.tokens.files
         if not isinstance(files, OpenFiles):
             files.set_share(share)
@@ -392,9 +372,9 @@ class View:
         return array
 
     def _read(self, positions: Ints, loss: bool = False) -> tuple[Tokens, Mask | None]:
-        """Token ids in the dtype of the shards; with `loss` also which targets are learned."""
+        """Return token ids in the dtype of the shards and, with `loss`, which targets are learned."""
         tokens = np.empty((len(positions), self.seq_len + 1), self.dtype)
-        if self.mix.packs:  # what no piece fills
+        if self.mix.packs:  # padding: no piece covers it
             tokens.fill(self.eod_id)
         if not len(positions):
             return tokens, np.empty((0, self.seq_len), np.bool_) if loss else None
@@ -411,8 +391,10 @@ class View:
         return tokens, np.greater(mask, again, out=mask)
 
     def _part(self, positions: Ints, masked: bool) -> tuple[Pieces, Marks | None]:
-        """`pieces_of`. A reader that moves forward gets them from a block computed at once: the arithmetic costs the
-        same for one position as for a hundred."""
+        """Return `pieces_of` the positions.
+
+        For a reader that moves forward they are computed in large blocks: one position costs as much as a hundred.
+        """
         start, end = int(positions[0]), int(positions[-1]) + 1
         near = 0 <= start - self._expected <= NEAR * len(positions)
         self._expected = end
@@ -433,8 +415,7 @@ class View:
         return pieces, ahead.marks.part(first, last)
 
     def pieces_of(self, positions: Ints, masked: bool = False) -> tuple[Pieces, Marks | None]:
-        """The pieces of the sequences at `positions`, in the order of their rows; where it is `masked` also which of
-        their targets are learned."""
+        """Return the pieces of the sequences at `positions`, sorted by row and, if `masked`, their learned targets."""
         masked = masked and self.masked
         if self.materialized:
             zeros = np.zeros_like(positions)

@@ -46,10 +46,10 @@ def pieces(view: View, position: int) -> list[tuple[Path, int, int]]:
 
 def shard(view: View, position: int, token: int) -> Path:
     """Return the file with a token, counted from 0, of the sequence at one position."""
-    held = view.pieces_of(np.array([position]))[0]
-    piece = int(np.flatnonzero(held.column <= token)[-1])
+    where = view.pieces_of(np.array([position]))[0]
+    piece = int(np.flatnonzero(where.column <= token)[-1])
     return view.tokens.path(
-        int(held.address[piece] + min(token - held.column[piece], held.length[piece] - 1))
+        int(where.address[piece] + min(token - where.column[piece], where.length[piece] - 1))
     )
 
 
@@ -70,14 +70,14 @@ def positions(view: View, name: str, first: int, end: int) -> Ints:
     Returns (n, 3), in the order of the stream: position, epoch, number of the sequence within the entry. If a token is
     the last of a sequence, it is only a target there. UsageError for an unknown name.
     """
-    number, held = number_of(view, name), runs(view, name, index(first), index(end))
+    number, on_tape = number_of(view, name), runs(view, name, index(first), index(end))
     stride, size = int(view.tapes.strides[number]), int(view.order.sizes[number])
     found = [np.empty((0, 3), np.int64)]
-    for epoch in range(view.order.epochs(number) if len(held.start) else 0):
-        begin = held.start - view.order.cut(number, epoch)
+    for epoch in range(view.order.epochs(number) if len(on_tape.start) else 0):
+        begin = on_tape.start - view.order.cut(number, epoch)
         # Sequence i holds the tokens i * stride to i * stride + seq_len, so neighbours may overlap by one token.
         low = np.maximum(begin - (view.seq_len + 1 - stride), 0) // stride
-        high = np.minimum((begin + held.length - 1) // stride + 1, size)
+        high = np.minimum((begin + on_tape.length - 1) // stride + 1, size)
         sequences = np.unique(ranges(low, np.maximum(low, high))[1])
         at = view.order.positions(number, epoch, sequences)
         found.append(np.column_stack([at, np.full_like(at, epoch), sequences])[at >= 0])

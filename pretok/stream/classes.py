@@ -10,8 +10,8 @@ access to files. An expression concerns a single document: it cannot use other d
 
 from __future__ import annotations
 
-import json
 import re
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -33,8 +33,6 @@ from pretok.shards.manifest import Manifest, Shard
 from pretok.stream.mix_file import MixSource, behind, sequences
 from pretok.stream.tapes import TapeWriter, shards_key
 
-NOT_PLAIN = {"SUBQUERY": "another query", "WINDOW": "other documents"}
-"""Kinds of expressions that look beyond a single document."""
 ROW = "pretok:row"
 """The column that keeps the order of rows."""
 SCRATCH = 1 << 30
@@ -84,9 +82,9 @@ def divide(
     several = np.zeros(len(names), np.bool_)
     documents = np.zeros(len(names), np.int64)
     twice = at = 0
-    with ExitStack() as held:
-        writers = [held.enter_context(TapeWriter(folder, f"{n}")) for n in range(len(names))]
-        connection = held.enter_context(database(folder / ".duckdb", 1, SCRATCH))
+    with ExitStack() as stack:
+        writers = [stack.enter_context(TapeWriter(folder, f"{n}")) for n in range(len(names))]
+        connection = stack.enter_context(database(folder / ".duckdb", 1, SCRATCH))
         for chosen, lengths in evaluated(connection, manifest, shards, predicates, (source,)):
             counts = chosen.sum(axis=0)
             address = at + np.cumsum(lengths) - lengths
@@ -103,25 +101,23 @@ def divide(
                 f"{who} overlap: they have {twice:,} tokens of {source} in common, which each of them would read; "
                 "write conditions that exclude each other"
             )
-        held_by = dict(zip(names, documents.tolist(), strict=True))
         sizes = [sequences(writer.tokens, seq_len, cuts) for writer in writers]
-        for name, writer, size in zip(predicates, writers, sizes, strict=False):
+        for (name, predicate), members, writer, size in zip(
+            predicates.items(), documents, writers, sizes, strict=False
+        ):
             if not size and not begin:
                 raise UsageError(
-                    f"{name} has {held_by[name]:,} documents with {writer.tokens:,} tokens, less than one sequence of "
-                    f"{seq_len} + 1: change the condition ({predicates[name]})"
+                    f"{name} has {members:,} documents with {writer.tokens:,} tokens, less than one sequence of "
+                    f"{seq_len} + 1: change the condition ({predicate})"
                 )
         about = {"shards": len(shards), "indexes": shards_key([shard for shard, _ in shards])}
+        tapes = [
+            writer.seal(about | {"members": members})
+            for writer, members in zip(writers, documents.tolist(), strict=True)
+        ]
         return [
-            MixSource(
-                name,
-                writer.tokens,
-                size,
-                source,
-                writer.seal(about | {"members": held_by[name]}),
-                begin=begin,
-            )
-            for name, writer, size in zip(names, writers, sizes, strict=True)
+            MixSource(name, writer.tokens, size, source, tape, begin=begin)
+            for name, writer, size, tape in zip(names, writers, sizes, tapes, strict=True)
         ]
 
 
@@ -139,8 +135,8 @@ def evaluated(
     word before each name in a message. Raises UsageError, MismatchError, IntegrityError.
     """
     joined = open_annotations(manifest)
-    held = [shard for shard in manifest.shards if shard.source in sources]
-    schemas = [SCHEMA, *(ledger_schema(shard.ledger_path) for shard in held), REMOVED]
+    own = [shard for shard in manifest.shards if shard.source in sources]
+    schemas = [SCHEMA, *(ledger_schema(shard.ledger_path) for shard in own), REMOVED]
     schema = pa.unify_schemas(schemas, promote_options="permissive")
     types = {name: schema.field(name).type for name in schema.names}
     types |= dict.fromkeys(OF_SHARD, pa.string()) | dict.fromkeys(("doc", "position"), pa.int64())
@@ -154,52 +150,25 @@ def evaluated(
     ]
     empty = pa.table({name: pa.array([], types[name]) for name in types})
     hashed = " REPLACE (lower(hex(hash)) AS hash)"
-    _check(connection, empty, predicates, f"(SELECT *{hashed} FROM rows)", sorted(types), what)
-    query = _query(predicates, hashed if "hash" in columns else "")
-    seen: dict[str, int] = {}
+    _check(connection, empty, predicates, hashed, sorted(types), what)
+    seen = Counter[str]()
     for shard, _, batch in scan(manifest, columns, shards, joined):
         arrays = [array.cast(types[name]) for name, array in zip(columns, batch.columns, strict=True)]
         table = pa.table([*arrays, pa.array(np.arange(len(batch)))], names=[*columns, ROW])
-        chosen = _run(connection, table, query, predicates, what)
+        chosen = _run(connection, table, predicates, hashed if "hash" in columns else "", what)
         lengths = np.asarray(batch["tokens"]).astype(np.int64)
-        seen[shard.path] = seen.get(shard.path, 0) + int(lengths.sum())
+        seen[shard.path] += int(lengths.sum())
         yield chosen, lengths
     for shard, _ in shards:
-        if seen.get(shard.path, 0) != shard.tokens:
+        if seen[shard.path] != shard.tokens:
             raise IntegrityError(
-                f"{shard.ledger_path} lists {seen.get(shard.path, 0)} tokens, but its shard has {shard.tokens}; run "
+                f"{shard.ledger_path} lists {seen[shard.path]} tokens, but its shard has {shard.tokens}; run "
                 "pretok verify"
             )
 
 
-def _query(predicates: Mapping[str, str], hashed: str) -> str:
-    """Return the query for all predicates on each row, in the order of ROW; null counts as false."""
-    wanted = ", ".join(f"coalesce(({p}\n), false) AS c{n}" for n, p in enumerate(predicates.values()))
-    return f'SELECT {wanted} FROM (SELECT *{hashed} FROM rows) ORDER BY "{ROW}"'
-
-
-def _run(
-    connection: Any, table: Any, query: str, predicates: Mapping[str, str], what: str
-) -> npt.NDArray[np.bool_]:
-    """Return the results of the query on each row, (classes, n) bool."""
-    import duckdb
-
-    connection.register("rows", table)
-    try:
-        with errors():
-            found = connection.execute(query).fetchnumpy()
-    except duckdb.OutOfMemoryException:
-        raise
-    except duckdb.Error as error:
-        asked = ", ".join(f"{what}{name} where {predicate}" for name, predicate in predicates.items())
-        raise UsageError(f"{asked}: {told(error)}") from None
-    finally:
-        connection.unregister("rows")
-    return np.array([np.asarray(column, np.bool_) for column in found.values()])
-
-
 def _check(
-    connection: Any, empty: Any, predicates: Mapping[str, str], rows: str, columns: Sequence[str], what: str
+    connection: Any, empty: Any, predicates: Mapping[str, str], hashed: str, columns: Sequence[str], what: str
 ) -> None:
     """Raise UsageError for anything but a condition on the columns of one document.
 
@@ -207,53 +176,45 @@ def _check(
     """
     import duckdb
 
-    with errors():
-        connection.execute("SET enable_external_access = false; SET lock_configuration = true")
     connection.register("rows", empty)
-    unsteady = (
-        "SELECT DISTINCT function_name FROM duckdb_functions() "
-        "WHERE stability <> 'CONSISTENT' OR function_type = 'aggregate'"
-    )
     with errors():
-        changing = {name for (name,) in connection.execute(unsteady).fetchall()}
+        connection.execute(f"CREATE TABLE checked AS SELECT *{hashed} FROM rows")
+        connection.execute("SET enable_external_access = false; SET lock_configuration = true")
+    connection.unregister("rows")
     for name, predicate in predicates.items():
-        query = f"SELECT ({predicate}\n) FROM {rows}"
         try:
             with errors():
-                tree = connection.execute("SELECT json_serialize_sql(?)", [query]).fetchall()[0][0]
-                kinds, called = _used(tree)
-                wrong = [told for kind, told in NOT_PLAIN.items() if kind in kinds]
-                if wrong := [*wrong, *sorted(called & changing)]:
-                    raise UsageError(
-                        f"{what}{name}: {predicate!r} uses {wrong[0]}; a condition may use only a document's columns"
-                    )
-                kind = connection.execute(f"DESCRIBE {query}").fetchall()[0][1]
-        except (duckdb.Error, ValueError) as error:
-            said = told(error).partition("\n\nLINE ")[0]  # what follows quotes our query, not the user's
-            raise UsageError(f"{what}{name}: {said}\nthe columns are {', '.join(columns)}") from None
+                # DuckDB indexes only expressions that depend on a single row: no other query, aggregate, window
+                # function, time or random number.
+                connection.execute(f'CREATE INDEX "{name}" ON checked (tokens, (({predicate}\n)))')
+                kind = connection.execute(f"DESCRIBE SELECT ({predicate}\n) FROM checked").fetchall()[0][1]
+        except duckdb.Error as error:
+            said = told(error).partition("\n\nLINE ")[0]  # the rest quotes our query, not the user's
+            raise UsageError(
+                f"{what}{name}: {said}\nthe columns are {', '.join(columns)}; a condition uses only these"
+            ) from None
         if kind != "BOOLEAN":
             raise UsageError(f"{what}{name}: {predicate!r} is {kind}, not a condition that is true or false")
-    connection.unregister("rows")
 
 
-def _used(tree: str) -> tuple[set[str], set[str]]:
-    """Return the kinds of expressions and the names of functions in a query, as DuckDB parses it.
+def _run(
+    connection: Any, table: Any, predicates: Mapping[str, str], hashed: str, what: str
+) -> npt.NDArray[np.bool_]:
+    """Return for each predicate and row whether it holds, (predicates, n) bool; null counts as false."""
+    import duckdb
 
-    Raises ValueError if it cannot be parsed.
-    """
-    read = json.loads(tree)
-    if read.get("error"):
-        raise ValueError(read.get("error_message"))
-    if len(read["statements"]) != 1:
-        raise ValueError("it is several statements")
-    found: tuple[set[str], set[str]] = set(), set()
-    left = [read]
-    while left:
-        one = left.pop()
-        if isinstance(one, dict):
-            found[0].add(str(one.get("class")))
-            found[1].add(str(one.get("function_name")))
-            left += one.values()
-        elif isinstance(one, list):
-            left += one
-    return found
+    wanted = ", ".join(f"coalesce(({p}\n), false) AS c{n}" for n, p in enumerate(predicates.values()))
+    connection.register("rows", table)
+    try:
+        with errors():
+            columns = connection.execute(
+                f'SELECT {wanted} FROM (SELECT *{hashed} FROM rows) ORDER BY "{ROW}"'
+            ).fetchnumpy()
+    except duckdb.OutOfMemoryException:
+        raise
+    except duckdb.Error as error:
+        asked = ", ".join(f"{what}{name} where {predicate}" for name, predicate in predicates.items())
+        raise UsageError(f"{asked}: {told(error)}") from None
+    finally:
+        connection.unregister("rows")
+    return np.array([np.asarray(column, np.bool_) for column in columns.values()])

@@ -8,7 +8,6 @@ It needs only numpy, msgspec and the standard library.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -18,8 +17,6 @@ from pretok.base.records import replace
 from pretok.base.storage import read_json
 from pretok.shards.manifest import Manifest
 from pretok.stream.mix_file import Mix, MixSource, check_sources, load_mix, parse_mix
-
-_CHECKPOINT = re.compile(r"step-\d{8}")
 
 
 def same_until(one: Mix, other: Mix, equal: Mapping[str, str] | None = None) -> int:
@@ -47,18 +44,15 @@ def same_until(one: Mix, other: Mix, equal: Mapping[str, str] | None = None) -> 
 
 def _stages(mix: Mix, equal: Mapping[str, str]) -> list[list[tuple[int, list[MixSource]]]]:
     """Return what each stage reads: the quota of each pool and its entries, in the order that breaks ties."""
-    pools = []
-    for numbers in mix.pools.values():
-        entries = [mix.sources[number] for number in numbers if mix.sources[number].sequences]
-        shards = [entry.manifest or mix.manifest for entry in entries]
-        same = [
-            replace(entry, manifest=equal.get(then, then), stage=0)
-            for entry, then in zip(entries, shards, strict=True)
-        ]
-        pools.append([(entry.stage, one) for entry, one in zip(entries, same, strict=True)])
+
+    def known(entry: MixSource) -> MixSource:
+        shards = entry.manifest or mix.manifest
+        return replace(entry, manifest=equal.get(shards, shards), stage=0)
+
+    pools = [[mix.sources[n] for n in numbers if mix.sources[n].sequences] for numbers in mix.pools.values()]
     return [
         [
-            (quota, [one for since, one in pool if since <= number])
+            (quota, [known(entry) for entry in pool if entry.stage <= number])
             for pool, quota in zip(pools, stage.quotas, strict=True)
             if quota
         ]
@@ -96,11 +90,7 @@ def run_position(run: Path, path: Path) -> int:
     A mix that begins with the same sequences up to there is fine too. Raises UsageError if there is no checkpoint,
     MismatchError if the run reads something else.
     """
-    found = sorted(
-        meta
-        for meta in (run / "checkpoints").glob("step-*/meta.json")
-        if _CHECKPOINT.fullmatch(meta.parent.name)
-    )
+    found = sorted((run / "checkpoints").glob("step-????????/meta.json"))
     if not found:
         raise UsageError(f"{run} has no checkpoint; give the sequence at which to leave the mix with --at")
     data = read_json(found[-1])

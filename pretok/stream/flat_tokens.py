@@ -1,11 +1,11 @@
 """Many shards as one array of tokens, of which any part can be read.
 
-Input: shards in stream order. Output: tokens from any address, across the borders of shards. Files are opened when
-first read, their number is bounded, and a copy in another process opens its own.
+Input: shards in stream order. Output: tokens from any address, also across shards. Files are opened when first read,
+their number is bounded, and every process opens its own.
 
-It reads by pread(2) and not by memory map: a read asks the file system for exactly its bytes, where a page fault
-brings in what the kernel guesses (128 KiB to 8 MiB around 8 KiB); a file that was cut or a failing disk is an error
-with a name, not SIGBUS; and pages do not count as memory of the process.
+It uses pread(2), not memory maps. A read asks the file system for exactly its bytes, while a page fault fetches what
+the kernel guesses (128 KiB to 8 MiB for 8 KiB). A truncated file or a failing disk raises an error that names the
+file, not SIGBUS. And pages do not count as memory of the process.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from pretok.shards.manifest import Shard
 
 
 class Pieces(NamedTuple):
-    """Tokens of sequences, in pieces that lie together; each (n,).
+    """Where the tokens of sequences lie: n pieces of consecutive tokens, each field (n,).
 
-    row, column: where a piece goes in the sequences asked for; address: of its first token; length: its tokens.
+    row, column: where a piece goes in the requested sequences. address: of its first token. length: its tokens.
     """
 
     row: Ints
@@ -41,14 +41,14 @@ class Pieces(NamedTuple):
 
 
 Part = tuple[int, int, int, int]
-"""From which shard, to which bytes of what is asked for: from and to, and from which byte of the shard on."""
+"""The number of a shard; the first byte in the output and the byte after the last; the first byte in the shard."""
 
 ANNOUNCED = 64
-"""Parts the kernel is told of before they are read."""
+"""The number of parts that are announced to the kernel before they are read."""
 
 
 class Files(Protocol):
-    """Where the bytes of shards come from: local files, or an object store (`object_store.StoreFiles`)."""
+    """The source of the bytes of shards: local files, or an object store (`object_store.StoreFiles`)."""
 
     paths: Sequence[Path]
 
@@ -57,14 +57,14 @@ class Files(Protocol):
 
 
 Opener = Callable[[Sequence[Shard], Sequence[int], int], Files]
-"""Opens shards of so many bytes each, in tokens of so many."""
+"""Opens shards; takes also the bytes of each, and the bytes of a token."""
 
 
 class OpenFiles:
-    """Descriptors of files that are opened when first asked for, by their number in `paths`.
+    """File descriptors, opened when first used, by their number in `paths`.
 
-    limit: how many are open at most; the one asked for last stays. sizes: bytes that each must have. sequential:
-    whether they are read in order, so that the kernel may read ahead.
+    limit: the largest number of open files; the least recently used one is closed first. sizes: the bytes that each
+    file must have. sequential: whether files are read in order, so that the kernel may read ahead.
     """
 
     def __init__(self, paths: Sequence[Path], sizes: Sequence[int], sequential: bool) -> None:
@@ -81,14 +81,17 @@ class OpenFiles:
         self.__dict__.update(state, _files=self._own_files())
 
     def _own_files(self) -> OrderedDict[int, int]:
-        """Number -> descriptor, the one used last at the end. They are closed with this object, or when the interpreter
-        ends: before its modules are torn down, which `__del__` would not wait for."""
+        """Return an empty table, number -> descriptor, ordered by last use.
+
+        Its files are closed with this object, or when the interpreter ends: before modules are torn down, which
+        `__del__` would not guarantee.
+        """
         files: OrderedDict[int, int] = OrderedDict()
         weakref.finalize(self, _close_all, files)
         return files
 
     def get(self, number: int) -> int:
-        """The descriptor of a file. Raises IntegrityError."""
+        """Return the descriptor of a file. Raises IntegrityError."""
         file = self._files.get(number)
         if file is None:
             return self._open(number)
@@ -114,16 +117,14 @@ class OpenFiles:
         for at in range(0, len(parts), together):
             group = parts[at : at + together]
             files = [self.get(part[0]) for part in group]
-            if (
-                not self._sequential and len(group) > 1
-            ):  # the kernel fetches all at once, not one after the other
+            # Announced parts are fetched by the kernel at the same time, not one after the other.
+            if not self._sequential and len(group) > 1:
                 for (_, begin, end, offset), file in zip(group, files, strict=True):
                     os.posix_fadvise(file, offset, end - begin, os.POSIX_FADV_WILLNEED)
             for (shard, begin, end, offset), file in zip(group, files, strict=True):
                 rest = room[begin:end]
-                while (done := os.preadv(file, [rest], offset)) != len(
-                    rest
-                ):  # it may give less than asked for
+                # A read may return fewer bytes than requested.
+                while (done := os.preadv(file, [rest], offset)) != len(rest):
                     if not done:
                         raise IntegrityError(f"{self.paths[shard]} was cut while it was being read")
                     rest = rest[done:]
@@ -131,8 +132,10 @@ class OpenFiles:
 
 
 class FlatTokens:
-    """The tokens of `shards`, one after the other; sequential: whether addresses are read in order; files: what opens
-    them, None for local files."""
+    """The tokens of `shards`, one after the other.
+
+    sequential: whether addresses are read in order. files: opens the shards; None for local files.
+    """
 
     def __init__(
         self,
@@ -150,32 +153,32 @@ class FlatTokens:
         self._starts: Ints = np.cumsum([0, *(shard.tokens for shard in shards)], dtype=np.int64)
 
     def read(self, pieces: Pieces, out: npt.NDArray[Any]) -> None:
-        """Read pieces into `out`, sequences of tokens in the dtype of the shards. Raises IntegrityError."""
+        """Read pieces into `out`, (rows, width) in the dtype of the shards. Raises IntegrityError."""
         room = out.reshape(-1).view(np.uint8).data  # slices of it cost a third of an array's
-        self.files.read(self._parts(pieces, out), room)
+        self.files.read(self._parts(pieces, out.shape[1], out.itemsize), room)
 
     def path(self, address: int) -> Path:
-        """The shard that holds the token at an address."""
+        """Return the file of the shard that holds the token at an address."""
         return self.files.paths[int(np.searchsorted(self._starts, address, side="right")) - 1]
 
     def parts(self, pieces: Pieces) -> list[tuple[Path, int, int]]:
-        """(file, first token in it, tokens) of pieces, in their order."""
-        found = []
-        for address, length in zip(pieces.address.tolist(), pieces.length.tolist(), strict=True):
-            at, end = address, address + length
-            while at < end:
-                shard = int(np.searchsorted(self._starts, at, side="right")) - 1
-                upto = min(end, int(self._starts[shard + 1]))
-                found.append((self.files.paths[shard], at - int(self._starts[shard]), upto - at))
-                at = upto
-        return found
+        """Return (file, first token in it, tokens) for all pieces, in the order of the sequences."""
+        width = int((pieces.column + pieces.length).max(initial=0))
+        parts = sorted(self._parts(pieces, width, 1), key=itemgetter(1))
+        return [
+            (self.files.paths[shard], offset, end - begin)
+            for shard, begin, end, offset in parts
+            if end > begin
+        ]
 
-    def _parts(self, pieces: Pieces, out: npt.NDArray[Any]) -> list[Part]:
-        """What to read into `out`, in the order of the shards: each is opened once, whatever the limit of files."""
-        size = out.itemsize
+    def _parts(self, pieces: Pieces, width: int, size: int) -> list[Part]:
+        """Return what to read into rows of `width` tokens of `size` bytes, sorted by shard.
+
+        So each shard is opened once, however few files may be open.
+        """
         shards = np.searchsorted(self._starts, pieces.address, side="right") - 1
         rooms = (self._starts[shards + 1] - pieces.address) * size
-        begins = (pieces.row * out.shape[1] + pieces.column) * size
+        begins = (pieces.row * width + pieces.column) * size
         ends = begins + pieces.length * size
         offsets = (pieces.address - self._starts[shards]) * size
         firsts = np.minimum(ends, begins + rooms)
@@ -197,6 +200,6 @@ def _close_all(files: OrderedDict[int, int]) -> None:
 
 
 def _file_limit() -> int:
-    """A quarter of the files this process may open."""
+    """Return a quarter of the number of files that this process may open."""
     soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     return 4096 if soft == resource.RLIM_INFINITY else max(8, min(4096, soft // 4))

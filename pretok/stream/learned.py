@@ -127,8 +127,8 @@ class Learned:
         end = np.minimum(address + pieces.length[piece], self._starts[shard + 1])
         column = pieces.column[piece] + begin - address
         begin, end = begin - start, end - start  # in the shard
-        if len(held := np.flatnonzero(end > begin)) < len(begin):  # a shard may be empty
-            shard, begin, end, row, column = (part[held] for part in (shard, begin, end, row, column))
+        if len(kept := np.flatnonzero(end > begin)) < len(begin):  # a shard may be empty
+            shard, begin, end, row, column = (part[kept] for part in (shard, begin, end, row, column))
         # Each piece has `counts` spans, starting with number `low` of its shard; a piece of plain text has one.
         low, counts = np.zeros(len(shard), np.int64), np.ones(len(shard), np.int64)
         # Sorted by address, so that each search touches pages that the previous one has just read.

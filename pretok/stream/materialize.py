@@ -30,7 +30,6 @@ from pretok.base.storage import copy_file, fingerprint, read_json, write_json
 from pretok.base.tasks import open_step
 from pretok.base.tree import compare_root
 from pretok.shards.manifest import (
-    FILE_NAME,
     STATE,
     UNCOUNTED,
     Manifest,
@@ -44,7 +43,7 @@ from pretok.shards.seal import side_files
 from pretok.shards.unfinished import keep_plan, reading
 from pretok.shards.writer import ShardWriter
 from pretok.stream import View
-from pretok.stream.mix_file import mix_json, mixed_shards, parse_mix
+from pretok.stream.mix_file import mix_json, mixed_shards
 from pretok.tokenizer.vocabulary import TOKENIZER_FILE
 
 SHARD_BYTES = 1 << 30
@@ -98,18 +97,14 @@ def run_materialize(
         ]
         made_of = fingerprint([root for _, root in read])  # differs after a removal
         if has_manifest(out):
-            held = load_manifest(out)
-            mixed = held.materialized
-            found = None if mixed is None else parse_mix(mixed, out / FILE_NAME).fingerprint
-            if found != view.fingerprint:
+            finished = load_manifest(out)
+            holds = (finished.materialized or {}).get("fingerprint")
+            if (holds, finished.config.get(MADE_OF)) != (view.fingerprint, made_of):
+                why = f"the mix {holds or '(none)'}, and {mix} is {view.fingerprint}"
+                if holds == view.fingerprint:
+                    why = f"this mix with tokens of documents that were since removed from {shards}"
                 raise MismatchError(
-                    f"{out} holds {'other shards' if found is None else f'the mix {found}'}, but {mix} is "
-                    f"{view.fingerprint}; choose another folder"
-                )
-            if held.config.get(MADE_OF) != made_of:
-                raise MismatchError(
-                    f"{out} holds this mix with tokens of documents that were since removed from {shards}: "
-                    "delete the folder and run the same command again"
+                    f"{out} holds {why}: choose another folder, or delete it and run the same command again"
                 )
             shutil.rmtree(out / STATE, ignore_errors=True)
             return
@@ -117,8 +112,8 @@ def run_materialize(
         keep_plan(out, {"mix": view.fingerprint, MADE_OF: made_of, "shard_sequences": sequences})
         paths = (shards.absolute(), mix.absolute(), out.absolute())
         tasks = [
-            MaterializeTask(*paths, f"mix-{number:05d}", first, min(first + sequences, len(view)))
-            for number, first in enumerate(range(0, len(view), sequences))
+            MaterializeTask(*paths, f"mix-{first // sequences:05d}", first, min(first + sequences, len(view)))
+            for first in range(0, len(view), sequences)
         ]
         todo = [task for task in tasks if not task.record.exists()]
         step.engine.choose(
@@ -151,7 +146,7 @@ def write_shard(task: MaterializeTask, report: Report) -> None:
             positions = range(first, min(first + READ_SEQUENCES, task.last))
             batch, lengths = view.batch(positions, view.dtype), np.full(len(positions), length, np.int32)
             kinds = None
-            if view.masked and view.learned is not None:  # padding gets the kind of the token before it
+            if view.learned is not None:  # padding gets the kind of the token before it
                 pieces = view.pieces_of(np.array(positions))[0]
                 kinds = view.learned.kinds(pieces, len(positions), length).reshape(-1)
             writer.append(batch.reshape(-1), lengths, kinds)

@@ -170,9 +170,9 @@ class Mix(Record, frozen=True, dict=True):
 
     def first(self, positions: int) -> Mix:
         """Return the mix of the first `positions` positions, 1 to `length`."""
-        ends = list(accumulate(self.lengths))
-        count = next(number for number, end in enumerate(ends) if end >= positions)
-        last, length = self.stages[count], self.lengths[count] - (ends[count] - positions)
+        starts = [start for start in accumulate(self.lengths, initial=0) if start < positions]
+        count, length = len(starts) - 1, positions - starts[-1]
+        last = self.stages[count]
         last = replace(last, length=None if length == sum(last.quotas) else length)
         mix = replace(self, stages=(*self.stages[:count], last))
         # Keep the entries up to the last one of each source that these positions read. Later ones are added again by
@@ -197,6 +197,7 @@ class Mix(Record, frozen=True, dict=True):
             self.cuts == "epoch" and not source.packed and _fixed(source.tokens, self.seq_len) > 1
             for source in self.sources
         ]
+        pools = list(self.pools)
         return Order(
             [source.name for source in self.sources],
             [source.sequences for source in self.sources],
@@ -204,7 +205,7 @@ class Mix(Record, frozen=True, dict=True):
             self.seed,
             self.lengths,
             [self.seq_len * one for one in moved],
-            [list(self.pools).index(source.pool) for source in self.sources],
+            [pools.index(source.pool) for source in self.sources],
             [source.stage for source in self.sources],
         )
 
@@ -212,16 +213,12 @@ class Mix(Record, frozen=True, dict=True):
     def within(self) -> bool:
         """Whether its numbers stay within what its entries have. If not, it would read tokens that are not its own.
 
-        Any other change makes it a different mix, with another fingerprint.
+        Only a forged file has other numbers, such as one inside a certificate.
         """
         for number, stage in enumerate(self.stages):
             given = {one.pool for one in self.sources if one.sequences and one.stage <= number}
-            quotas = zip(self.pools, stage.quotas, strict=False)
-            if (
-                len(stage.quotas) != len(self.pools)
-                or stage.positions > sum(stage.quotas)
-                or any(quota and name not in given for name, quota in quotas)
-            ):
+            read = {name for name, quota in zip(self.pools, stage.quotas, strict=False) if quota}
+            if len(stage.quotas) != len(self.pools) or stage.positions > sum(stage.quotas) or read - given:
                 return False
         return self.length > 0 and all(
             source.packed or source.sequences == sequences(source.tokens, self.seq_len, self.cuts)
@@ -252,19 +249,14 @@ def learn_of(manifest: Manifest, source: str, learn: Mapping[str, Collection[str
 
 def check_learn(manifest: Manifest, learn: Mapping[str, Collection[str]]) -> None:
     """Raise UsageError for sources or kinds that cannot be learned."""
+    empty = {name for name, counts in manifest.sources.items() if not counts.tokens}
     for name, kinds in learn.items():
-        if name not in manifest.sources:
+        if name not in empty.union(manifest.conversations):
             raise UsageError(
-                f"learn names {name!r}, which is not a source; the sources are {', '.join(manifest.sources)}"
+                f"learn names {name!r}, which is not a source of conversations: all of a plain text is learned"
             )
-        if manifest.sources[name].tokens and name not in manifest.conversations:
-            raise UsageError(
-                f"learn names {name}, which holds no conversations: all of a plain text is learned"
-            )
-        if unknown := sorted(set(kinds) - set(CHAT_KINDS)):
-            raise UsageError(f"learn: {unknown[0]!r} is not one of {', '.join(CHAT_KINDS)}")
-        if not kinds:
-            raise UsageError(f"learn is empty for {name}; the kinds are {', '.join(CHAT_KINDS)}")
+        if wrong := set(kinds) - set(CHAT_KINDS) if kinds else {""}:
+            raise UsageError(f"learn of {name}: {min(wrong)!r} is not one of {', '.join(CHAT_KINDS)}")
 
 
 def mix_sources(
@@ -311,9 +303,9 @@ def natural_mix(
     sources = mix_sources(manifest, split, seq_len, names, "fixed", learn)
     quotas = tuple(source.sequences for source in sources)
     if not sum(quotas):
-        held = ", ".join(f"{source.name} {source.tokens}" for source in sources)
+        sizes = ", ".join(f"{source.name} {source.tokens}" for source in sources)
         raise UsageError(
-            f"split {split!r} of {manifest.folder} holds no sequence of {seq_len} + 1 tokens (tokens: {held}); "
+            f"split {split!r} of {manifest.folder} holds no sequence of {seq_len} + 1 tokens (tokens: {sizes}); "
             "use a smaller sequence length or another split"
         )
     return Mix(manifest.fingerprint, split, seq_len, seed, "fixed", sources, (Stage(quotas),))
@@ -323,7 +315,7 @@ def mixed_shards(mix: Mix, manifest: Manifest) -> dict[str, list[Shard]]:
     """Return the shards of each source of a mix, as they were when it was made. MismatchError if they have changed."""
     return {
         name: shards_of(mix.manifest, name, mix.split, manifest)
-        for name in dict.fromkeys(s.held_in for s in mix.sources)
+        for name in dict.fromkeys(source.held_in for source in mix.sources)
     }
 
 

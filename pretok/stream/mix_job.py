@@ -104,8 +104,8 @@ def run_mix(shards: Path, out: Path, request: MixRequest) -> MixReport:
     manifest = (now.as_of(standing.manifest) if standing else None) or now
     mix, report = plan_mix(manifest, request, out.parent / FOLDER)
     if manifest is not now:
-        told = f"{out} was made before the shards grew; pretok mix --continue {out} adds what is new"
-        report = replace(report, notes=(*report.notes, told))
+        note = f"{out} was made before the shards grew; pretok mix --continue {out} adds what is new"
+        report = replace(report, notes=(*report.notes, note))
     if not out.exists():
         with hold(out, "mix", beside=True):
             if not out.exists():  # another job may have written it before this one got the lock
@@ -113,25 +113,10 @@ def run_mix(shards: Path, out: Path, request: MixRequest) -> MixReport:
     if (old := load_mix(out)).fingerprint != mix.fingerprint:
         field = next(name for name in Mix.__struct_fields__ if getattr(old, name) != getattr(mix, name))
         raise MismatchError(
-            f"{out} holds another mix, with {_shown(old, field)}, not {_shown(mix, field)}. Write this one to "
-            "another --out, or delete the old one if no run uses it"
+            f"{out} holds another mix (other {field}). Write this one to another --out, or delete the old one if no "
+            "run uses it"
         )
     return report
-
-
-def _shown(mix: Mix, field: str) -> str:
-    """Format a field of a mix for people."""
-    if field == "stages":
-        shares = (zip(mix.pools, stage.quotas, strict=True) for stage in mix.stages)
-        return "; ".join(", ".join(f"{quota:,} sequences of {name}" for name, quota in one) for one in shares)
-    if field == "sources":
-        return ", ".join(
-            f"{one.name} with {one.tokens:,} tokens"
-            + (f" (learned: {' and '.join(one.learn)})" if one.learn else "")
-            + (f" in the side file {one.tape}" if one.tape else "")
-            for one in mix.sources
-        )
-    return f"{field} = {getattr(mix, field)}"
 
 
 def plan_mix(manifest: Manifest, request: MixRequest, folder: Path | None = None) -> tuple[Mix, MixReport]:
@@ -139,25 +124,19 @@ def plan_mix(manifest: Manifest, request: MixRequest, folder: Path | None = None
 
     Raises UsageError for unknown sources, and for budgets and weights that do not fit.
     """
-    folder, learn = folder or manifest.folder.parent / FOLDER, _learn(manifest, request)
+    folder = folder or manifest.folder.parent / FOLDER
     if request.split not in SPLITS:
         raise UsageError(f"no split {request.split!r}; there are {' and '.join(SPLITS)}")
+    learn, after = _learn(manifest, request), request.after
     new, notes = _new_entries(manifest, request, folder)
     sources = (*request.before, *(_packed(manifest, request, folder, entry) for entry in new))
     sources = tuple(replace(one, learn=learn_of(manifest, one.held_in, learn)) for one in sources)
-    mix = Mix(
-        manifest.fingerprint,
-        request.split,
-        request.table.seq_len,
-        request.table.seed,
-        request.cuts,
-        sources,
-        (),
-    )
-    if request.after is not None:
-        none = (0,) * (len(mix.pools) - len(request.after.pools))
-        stages = tuple(replace(stage, quotas=(*stage.quotas, *none)) for stage in request.after.stages)
-        mix = replace(request.after, sources=sources, stages=stages)
+    table = request.table
+    mix = Mix(manifest.fingerprint, request.split, table.seq_len, table.seed, request.cuts, sources, ())
+    if after is not None:
+        none = (0,) * (len(mix.pools) - len(after.pools))
+        stages = tuple(replace(stage, quotas=(*stage.quotas, *none)) for stage in after.stages)
+        mix = replace(after, sources=sources, stages=stages)
     wish = weighed(request.table, _pooled(mix, [0] * len(sources)))
     for stage in wish.all_stages:
         mix = replace(mix, stages=(*mix.stages, Stage(tuple(_quotas(stage, wish, mix)))))
@@ -227,9 +206,9 @@ def _new_entries(manifest: Manifest, request: MixRequest, folder: Path) -> tuple
                 from pretok.stream.classes import divide
 
                 length, cuts = request.table.seq_len, request.cuts
-                made = divide(manifest, request.split, source, divided, folder, length, cuts, begin)
+                entries = divide(manifest, request.split, source, divided, folder, length, cuts, begin)
             # Leave out a rest without documents, unless a weight names it.
-            found += [entry for entry in made if entry.tokens or (entry.name in asked and not begin)]
+            found += [entry for entry in entries if entry.tokens or (entry.name in asked and not begin)]
         else:
             size = sequences(tokens, request.table.seq_len, request.cuts)
             found.append(MixSource(source, tokens, size, source if begin else None, begin=begin))
@@ -271,19 +250,18 @@ def _classes(manifest: Manifest, request: MixRequest, begins: Mapping[str, int])
     for name, text in request.table.classes.items():
         asked = parse_class(name, text)
         if asked.source not in manifest.sources or name in manifest.sources:
-            wrong = name if name in manifest.sources else asked.source
-            told = "is a source itself: give the class another name" if wrong == name else "is not a source"
-            raise UsageError(f"class {name}: {wrong} {told}; the sources are {', '.join(manifest.sources)}")
-        if of := next((of for of, names in before.items() if name in names and of != asked.source), None):
-            raise UsageError(f"class {name} belongs to {of} in the previous mix, not to {asked.source}")
-        if name not in before.get(asked.source, {name}):
             raise UsageError(
-                f"class {name}: the previous mix reads {asked.source} without this class, and a mix that continues it "
+                f"class {name}: it must have a name of its own, and {asked.source} must be a source; the sources are "
+                f"{', '.join(manifest.sources)}"
+            )
+        if any((name in pools) != (source == asked.source) for source, pools in before.items()):
+            raise UsageError(
+                f"class {name}: the previous mix does not divide {asked.source} like this, and a mix that continues it "
                 "must keep its classes"
             )
         wanted.setdefault(asked.source, {})[name] = asked.predicate
-    for source, names in before.items():
-        missing = sorted(names - wanted.get(source, {}).keys() - {source})
+    for source, pools in before.items():
+        missing = sorted(pools - wanted.get(source, {}).keys() - {source})
         if missing and begins[source] < sum(shard.tokens for shard in manifest.of(source, request.split)):
             raise UsageError(
                 f"{source} has grown since the previous mix: give the conditions of {', '.join(missing)} again "
@@ -308,25 +286,20 @@ def _report(
     manifest: Manifest, request: MixRequest, wish: MixTable, mix: Mix, notes: Sequence[str], folder: Path
 ) -> MixReport:
     drawn = mix.order().prefix(len(mix)).tolist()
-    pools = _pooled(mix, drawn)
+    pools = dict(zip(mix.pools, _pooled(mix, drawn), strict=True))
     # Targets of each entry up to the end of each stage.
     read = [mix.predicted_by(end) for end in accumulate(mix.lengths, initial=0)]
     stages: list[dict[str, Any]] = []
     for stage, before, after in zip(mix.stages, read, read[1:], strict=False):
-        tokens = [sum(after[n] - before[n] for n in numbers) for numbers in mix.pools.values()]
-        shares = [float(part / max(sum(tokens), 1)) for part in tokens]
-        bounds = [
-            prefix_bound(stage.quotas, quota) * float(one.predicted(mix.seq_len))
-            for one, quota in zip(pools, stage.quotas, strict=True)
-        ]
-        stages.append(
-            {
-                "tokens": int(sum(tokens)),
-                "shares": dict(zip(mix.pools, shares, strict=True)),
-                "prefix_bound_tokens": dict(zip(mix.pools, bounds, strict=True)),
-            }
-        )
-    held = {source.held_in for source in mix.sources}
+        tokens = {name: sum(after[n] - before[n] for n in numbers) for name, numbers in mix.pools.items()}
+        total = sum(tokens.values())
+        bounds = {
+            name: prefix_bound(stage.quotas, quota) * float(pool.predicted(mix.seq_len))
+            for (name, pool), quota in zip(pools.items(), stage.quotas, strict=True)
+        }
+        shares = {name: float(part / max(total, 1)) for name, part in tokens.items()}
+        stages.append({"tokens": int(total), "shares": shares, "prefix_bound_tokens": bounds})
+    mixed = {source.held_in for source in mix.sources}
     return MixReport(
         sequences=len(mix),
         tokens=sum(stage["tokens"] for stage in stages),
@@ -338,7 +311,7 @@ def _report(
         left_out={
             name: sum(shard.tokens for shard in manifest.of(name, mix.split))
             for name in manifest.sources
-            if name not in held
+            if name not in mixed
         },
         notes=tuple(notes),
         classes=wish.classes,
@@ -354,8 +327,7 @@ def _source_report(
     unused_tokens: in whole sequences that are never drawn. tail_tokens: before the first and after the last sequence of
     an epoch; if each epoch is cut anew, they differ between epochs. documents: of a class or a packed entry;
     cut_documents of them are longer than a sequence; padding_tokens: per epoch. learn: kinds that are learned, empty if
-    all are; learned_share: their share of the tokens of the source. spread_tokens: standard deviation of the targets of
-    a packed sequence, whose sum is exact at the end of each epoch.
+    all are; learned_share: their share of the tokens of the source.
     """
     each = source.predicted(mix.seq_len)
     about = SideFile(folder, source.tape).about if source.tape else {}
@@ -373,14 +345,7 @@ def _source_report(
         "padding_tokens": source.sequences * (mix.seq_len + 1) - source.tokens if source.packed else 0,
         "learn": list(source.learn),
         "learned_share": learned / max(sum(shard.tokens for shard in shards), 1) if source.learn else 1.0,
-        "spread_tokens": round(_spread(about), 3),
     }
-
-
-def _spread(about: Mapping[str, int]) -> float:
-    """Return the standard deviation of the targets of a packed sequence."""
-    mean = about.get("targets", 0) / max(about.get("bins", 0), 1)
-    return math.sqrt(max(about.get("squares", 0) / max(about.get("bins", 0), 1) - mean * mean, 0))
 
 
 def show_mix(manifest: Manifest, report: MixReport, console: Console, sources: bool = True) -> None:
@@ -422,7 +387,5 @@ def show_mix(manifest: Manifest, report: MixReport, console: Console, sources: b
             (name, *(f"{one[key]:,.4f}" if key == "epochs" else f"{one[key]:,}" for key in keys))
             for name, one in report.sources.items()
         ]
-        console.show(
-            table(f"{report.tokens:,} tokens", ("source", *(key.replace("_", " ") for key in keys)), rows),
-            result=True,
-        )
+        titles = ("source", *(key.replace("_", " ") for key in keys))
+        console.show(table(f"{report.tokens:,} tokens", titles, rows), result=True)

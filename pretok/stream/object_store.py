@@ -1,20 +1,21 @@
-"""Shards on an object store: fetched ahead in the order of a stream, and kept in a folder of a local disk.
+"""Shards on an object store: fetched ahead in the order of a stream, and cached in a folder on a local disk.
 
-Input: the URL of a folder of shards or of a mix, and the folder CACHE. Output: what the local readers of a stream take:
-small files as files, and the tokens of `.bin` objects by MiB. All ranks of a node, and the jobs that come later, share
-CACHE; a process that is killed leaves nothing there that is wrong.
+Input: the URL of a folder of shards or of a mix, and the folder CACHE. Output: what the local readers of a stream need:
+small files as files, and the tokens of `.bin` objects in blocks of a MiB. All ranks of a node, and later jobs, share
+CACHE. A killed process leaves nothing in it that is wrong.
 
-    urls/DIGEST          manifest.json or mix.json as the URL had it last, for a node without network
-    folders/DIGEST/      the same as a file, and what belongs to it: tokenizer, spans, side_files/
-    blocks/ROOT/nodes    nodes of the `.bin` with this root (`pretok.base.tree`), from which the root follows
-    blocks/ROOT/NUMBER   a MiB of it, which is what its node says
-    incoming/            the same paths while they are written; who writes one holds flock(2) on it
+    urls/DIGEST          manifest.json or mix.json as last read from the URL, for a node without a network
+    folders/DIGEST/      the same as a file, with the files that belong to it: tokenizer, spans, side_files/
+    blocks/ROOT/nodes    hash-tree nodes of the `.bin` with this root (`pretok.base.tree`)
+    blocks/ROOT/NUMBER   one MiB of that file; its hash is its node
+    incoming/            the same paths while they are written; the writer of a file holds flock(2) on it
 
-A block is written whole, flushed and renamed, after its hash was compared; nothing else is ever read as tokens. What is
-fetched first, and evicted last, follows from the positions to come: which blocks they touch is arithmetic. To free E
-blocks the coming positions are walked and their blocks crossed off until E are left: these are needed last (Belady).
+A block is written whole, flushed and renamed after its hash was checked; nothing else is ever read as tokens. The
+positions to come determine what is fetched first and evicted last: which blocks they touch is arithmetic. To free E
+blocks, the blocks of the coming positions are crossed off in order until E are left: these are needed last (Belady).
 
-pyarrow.fs reads the stores it knows, fsspec all others; credentials are theirs. Neither is imported without a URL.
+pyarrow.fs reads the stores it knows, fsspec all others. Both find credentials themselves, and neither is imported
+without a URL.
 """
 
 from __future__ import annotations
@@ -55,37 +56,37 @@ from pretok.stream.tapes import FOLDER, path_of, ranges, verify_side_file
 logger = logging.getLogger(__name__)
 
 ARROW = ("s3", "gs", "gcs", "abfs", "abfss", "hdfs")
-"""Schemes that pyarrow.fs reads, without the interpreter lock."""
+"""URL schemes that pyarrow.fs reads; it releases the interpreter lock."""
 WAITS = (0.2, 1.0, 5.0, 20.0, 60.0)
-"""Seconds before each further try of a request that failed."""
+"""Seconds before each retry of a failed request."""
 FRESH = 600.0
-"""Seconds after which a store is asked again whether an object is the same."""
+"""Seconds after which the size and version of an object are requested again."""
 TIMEOUT = 20.0
-"""Seconds in which nothing comes."""
+"""Seconds without data after which a request fails."""
 THREADS = 32
-"""Requests of a process at once."""
+"""The number of concurrent requests of a process."""
 PIECE = 8 * NODE
-"""Bytes that are asked for at once of files that are fetched whole."""
+"""The bytes of a request, for files that are fetched whole."""
 LOOK, NEAR = 1 << 16, 1 << 12
-"""Sequences that the readers of a node look ahead at most, where MiBs are kept on a disk or sequences in memory."""
+"""How many sequences the readers of a node fetch ahead: MiBs to the disk, or single sequences to memory."""
 
 BLOCKS, NODES = "blocks", "nodes"
 Check = Callable[[bytes], bool]
 _Object = tuple[int, str, Callable[[int, int], bytes]]
-"""Its size, what the store says of its version, and what reads its bytes `start` to `end` - 1."""
+"""The size of an object, its version in the store, and a function that reads its bytes `start` to `end` - 1."""
 VERSIONS = ("ETag", "etag", "generation", "LastModified", "Last-Modified", "mtime", "created")
 Unit = tuple[int, int, int]
 _Queue = queue.PriorityQueue[tuple[bool, int, Unit]]
-"""Units to fetch: whether nobody waits for it yet, a number that rises, the unit."""
+"""Units to fetch, by priority: False if a reader waits for it, then a rising number, then the unit."""
 
 
 def is_url(place: object) -> bool:
-    """Whether a folder or a file is on an object store."""
+    """Return whether a folder or file is on an object store."""
     return isinstance(place, str) and "://" in place
 
 
 class Remote:
-    """The objects below a URL. A process that was forked has connections of its own."""
+    """The objects below a URL. A forked process opens its own connections."""
 
     def __init__(self, url: str) -> None:
         self._base, mark, query = url.partition("?")
@@ -105,12 +106,12 @@ class Remote:
         self._objects: dict[str, tuple[float, _Object]] = {}
 
     def url(self, name: str) -> str:
-        """Of an object, as a person may see it."""
+        """Return the URL of an object for messages, without credentials."""
         shown: str = masked(f"{self._base}/{name}{self._query}")
         return shown
 
     def _connect(self) -> Callable[[str], _Object]:
-        """What gives the size of an object and a reader of its bytes, `start` to `end` - 1."""
+        """Connect; return a function that looks up an object by its name."""
         if self._base.partition("://")[0] in ARROW:
             from pyarrow import fs
 
@@ -152,12 +153,12 @@ class Remote:
         return found
 
     def size(self, name: str) -> int:
-        """Bytes of an object. Raises as `read`."""
+        """Return the bytes of an object. Raises as `read`."""
         size: int = self._tried(name, lambda size, *_: size)
         return size
 
     def version(self, name: str) -> str:
-        """What the store says of an object, at most FRESH seconds ago, that another object of its name has not."""
+        """Return the version of an object in the store, at most FRESH seconds old; it changes when the object does."""
         version: str = self._tried(name, lambda _, version, read: version)
         return version
 
@@ -170,10 +171,10 @@ class Remote:
         waits: Sequence[float] | None = None,
         version: str | None = None,
     ) -> bytes:
-        """The bytes `start` to `end` - 1 of an object of this `version`, which pass `check`.
+        """Return the bytes `start` to `end` - 1 of an object, after `check` accepted them.
 
-        Raises OSError that names the object where the store gives none or no whole answer after all waits,
-        IntegrityError where there is no such object or `check` refuses it.
+        version: the object must have this one. Raises OSError that names the object if the store does not answer
+        completely after all retries, IntegrityError if there is no such object or `check` rejects it.
         """
 
         def once(size: int, found: str, read: Callable[[int, int], bytes]) -> bytes:
@@ -191,7 +192,7 @@ class Remote:
         return data
 
     def changed(self, name: str) -> IntegrityError:
-        """What to tell of an object that has another hash."""
+        """Return the error for an object with a wrong hash."""
         return IntegrityError(
             f"{self.url(name)} is not what was sealed: it was changed or damaged; run pretok verify where it was made, "
             "and upload it again"
@@ -199,10 +200,10 @@ class Remote:
 
     def _tried(self, name: str, work: Callable[..., Any], waits: Sequence[float] | None = None) -> Any:
         waits = WAITS if waits is None else waits
-        problem, told = None, ""
+        problem, reason = None, ""
         for wait in (None, *waits):
             if wait is not None:
-                logger.warning("trying %s again in %g s: %s", self.url(name), wait, told)
+                logger.warning("trying %s again in %g s: %s", self.url(name), wait, reason)
                 time.sleep(wait)
                 self._forget()  # another connection, and credentials as they are now
             try:
@@ -212,10 +213,10 @@ class Remote:
             except FileNotFoundError:
                 raise IntegrityError(f"{self.url(name)} does not exist") from None
             except Exception as error:  # each library has its own for what a server does
-                problem, told = error, masked(str(error) or type(error).__name__)
+                problem, reason = error, masked(str(error) or type(error).__name__)
         if isinstance(problem, IntegrityError):
             raise problem
-        raise OSError(errno.EIO, f"cannot be read after {len(waits) + 1} tries ({told})", self.url(name))
+        raise OSError(errno.EIO, f"cannot be read after {len(waits) + 1} tries ({reason})", self.url(name))
 
 
 def _version(known: Mapping[Any, Any]) -> str:
@@ -224,8 +225,11 @@ def _version(known: Mapping[Any, Any]) -> str:
 
 
 def obtain(cache: Path, path: Path, fill: Callable[[IO[bytes]], object]) -> None:
-    """Have `fill` write the file `path` below `cache` unless it is there. Of processes that want the same file one
-    writes it, and the others wait; what one that was killed left is written over. Raises what `fill` does."""
+    """Let `fill` write the file `path` below `cache`, unless it exists.
+
+    If several processes want the same file, one writes it and the others wait; a file that a killed process left
+    incomplete is overwritten. Raises what `fill` does.
+    """
     part = cache / "incoming" / path.relative_to(cache)
     while not path.exists():
         with writing(path):
@@ -250,8 +254,11 @@ def obtain(cache: Path, path: Path, fill: Callable[[IO[bytes]], object]) -> None
 
 
 class Store:
-    """A folder of shards on an object store, and the copy of its small files in `folder`. limit: bytes of blocks that
-    CACHE keeps, None for all. Raises UsageError, and as `Remote.read` and `load_manifest`."""
+    """A folder of shards on an object store, and the copy of its small files in `folder`.
+
+    limit: the bytes of blocks that CACHE keeps; None for all. Raises UsageError, and as `Remote.read` and
+    `load_manifest`.
+    """
 
     def __init__(self, url: str, cache: str | Path | None, limit: int | None = None) -> None:
         if limit is not None and limit < NODE:
@@ -264,15 +271,15 @@ class Store:
                 self.bring(file.path, file.root)
 
     def bring(self, name: str, root: str) -> None:
-        """Have a file of the folder as a local file."""
+        """Fetch a file of the folder, unless it is in CACHE."""
         fetch_whole(self.remote, name, self.cache, self.folder / name, lambda path: root_of(path) == root)
 
     def opener(self, sequences: int, size: int, in_order: bool) -> Opener:
-        """What opens the tokens of shards, of which so many sequences of so many bytes are read, for `FlatTokens`."""
+        """Return an opener of shards for `FlatTokens`, for a stream of `sequences` sequences of `size` bytes."""
         return partial(StoreFiles, self, reads=Reads(sequences, size, in_order))
 
     def bring_spans(self, shards: Iterable[Shard]) -> None:
-        """Have what says which tokens of conversations are learned."""
+        """Fetch the spans of conversations, which say which tokens are learned."""
         roots = {file.path: file.root for file in self.manifest.side_files}
         for shard in shards:
             if shard.kinds is not None:
@@ -281,12 +288,12 @@ class Store:
 
 
 def manifest_of(shards: str, cache: str | Path | None) -> Manifest:
-    """The manifest of a folder of shards, or of the URL of one."""
+    """Return the manifest of a folder of shards, which may be a URL."""
     return Store(shards, cache).manifest if is_url(shards) else load_manifest(Path(shards))
 
 
 def cache_of(url: str, cache: str | Path | None) -> Path:
-    """The folder CACHE. UsageError where there is none."""
+    """Return the path of CACHE. UsageError if none was given."""
     if cache is None:
         raise UsageError(
             f"{url} is on an object store: name a folder of a local disk that keeps what was fetched (cache, --cache)"
@@ -295,8 +302,10 @@ def cache_of(url: str, cache: str | Path | None) -> Path:
 
 
 def fetched(remote: Remote, name: str, cache: Path) -> Path:
-    """The folder of CACHE that belongs to the JSON object `name` as it is now or, where the store does not answer, as
-    it was last."""
+    """Return the folder of CACHE for the current content of the JSON object `name`.
+
+    If the store does not answer, it is the folder for the content as last read.
+    """
     last = cache / "urls" / digest(remote.url(name).encode())
     try:
         data = remote.read(name, check=_is_json, waits=WAITS[:2] if last.exists() else None)
@@ -320,7 +329,7 @@ def _is_json(data: bytes) -> bool:
 
 
 def fetch_mix(url: str, cache: str | Path | None) -> Path:
-    """A mix as a local file, with its side files beside it."""
+    """Fetch a mix and its side files; return the path of the local mix file."""
     base, _, query = url.partition("?")
     parent, _, name = base.rpartition("/")
     folder = cache_of(url, cache)
@@ -336,7 +345,7 @@ def fetch_mix(url: str, cache: str | Path | None) -> Path:
 
 
 def fetch_whole(remote: Remote, name: str, cache: Path, path: Path, right: Callable[[Path], bool]) -> None:
-    """Have an object as the local file `path`; `right`: whether a file is what was sealed."""
+    """Fetch an object as the local file `path`, unless it exists. right: checks the content of a file."""
 
     def fill(file: IO[bytes]) -> None:
         size = remote.size(name)
@@ -350,8 +359,11 @@ def fetch_whole(remote: Remote, name: str, cache: Path, path: Path, right: Calla
 
 
 class Reads(Record, frozen=True):
-    """What a stream reads: so many sequences of so many bytes each, from shards in order or at random; share: what part
-    of it the readers of a cache read."""
+    """How much a stream reads.
+
+    sequences: their number. size: bytes of each. in_order: whether shards are read in order. share: the part of the
+    stream that the readers of one cache read.
+    """
 
     sequences: int
     size: int
@@ -359,17 +371,19 @@ class Reads(Record, frozen=True):
     share: float = 1.0
 
     def whole(self, limit: int | None, corpus: int) -> bool:
-        """Whether to fetch whole MiBs of a corpus of so many bytes into a cache of `limit`: unless these are more than
-        twice the bytes that are asked for."""
+        """Return whether to fetch whole MiBs: unless they would be more than twice the bytes that are read.
+
+        limit: bytes of the cache. corpus: bytes of all shards.
+        """
         asked = self.sequences * self.share * self.size
         return self.in_order or self.by_blocks(limit, corpus) <= 2 * asked
 
     def by_blocks(self, limit: int | None, corpus: int) -> float:
-        """The bytes that come when whole MiBs are fetched, in random order.
+        """Return the bytes that are fetched if whole MiBs are read in random order.
 
-        The next use of a MiB is exponentially distributed. Those are kept whose next use is within t of the mean time
-        between two, so that they fill the cache: 1 - (1 + t) exp(-t) = limit / corpus. Once it is full exp(-t) of all
-        uses fetch.
+        The time until a MiB is used again is exponentially distributed. The cache keeps the MiBs that are used again
+        within t times the mean of that time. They fill it if 1 - (1 + t) exp(-t) = limit / corpus. From then on a share
+        exp(-t) of all uses is fetched.
         """
         uses = self.sequences * self.share
         touched = corpus * -math.expm1(-uses * NODE / max(corpus, 1))
@@ -383,12 +397,14 @@ class Reads(Record, frozen=True):
 
 
 class StoreFiles:
-    """The `.bin` objects of `shards` in the place of `OpenFiles`; sizes: bytes of each; itemsize: of a token; reads:
-    what the whole stream reads.
+    """The `.bin` objects of `shards`; replaces `OpenFiles`.
 
-    A unit is (shard, first byte, end): a MiB, in CACHE, or where that would fetch too much the bytes of one piece, in
-    memory. Threads fetch units, first what a reader waits for, then what was announced. One thread reads; a copy in
-    another process has threads of its own."""
+    sizes: bytes of each shard. itemsize: bytes of a token. reads: what the whole stream reads.
+
+    A unit is (shard, first byte, end): a MiB in CACHE or, if MiBs would be too much data, the bytes of one piece in
+    memory. Threads fetch units: first those that a reader waits for, then those that were announced. Only one thread
+    may read. A copy in another process starts its own threads.
+    """
 
     def __init__(
         self, store: Store, shards: Sequence[Shard], sizes: Sequence[int], itemsize: int, reads: Reads
@@ -425,22 +441,22 @@ class StoreFiles:
         self._begin()
 
     def _here(self) -> None:
-        """A process that was forked has no threads."""
+        """Start again in a forked process, which has no threads."""
         if self._pid != os.getpid():
             self._begin()
 
     def set_share(self, share: float) -> None:
-        """What part of the stream the readers of CACHE read."""
+        """Set the part of the stream that the readers of CACHE read."""
         self._here()
         self._reads = replace(self._reads, share=share)
         self.whole = self._reads.whole(self._limit, int(self._starts[-1]))
 
     def units(self, pieces: Pieces) -> tuple[Ints, Ints]:
-        """The units of pieces in their order, (n, 3), and the row of each, (n,)."""
+        """Return the units of pieces in their order, (n, 3), and the row of each, (n,)."""
         first, end = (self._itemsize * at for at in (pieces.address, pieces.address + pieces.length))
         shard = np.searchsorted(self._starts, first, side="right") - 1
         start = first - self._starts[shard]
-        if not self.whole:  # what goes on in another shard is fetched when it is read
+        if not self.whole:  # the part of a piece in a following shard is fetched when it is read
             stop = np.minimum(end - self._starts[shard], self._sizes[shard])
             return np.stack([shard, start, stop], axis=1), pieces.row
         last = np.searchsorted(self._starts, end - 1, side="right") - 1
@@ -482,7 +498,7 @@ class StoreFiles:
             self._lock.notify_all()
 
     def _held(self, unit: Unit, offset: int, out: memoryview) -> bool:
-        """Read from CACHE; whether it has the unit."""
+        """Read `out` from CACHE; return whether it has the unit."""
         path = self._path(unit)
         try:
             file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -500,7 +516,7 @@ class StoreFiles:
         return self._cache / BLOCKS / self._roots[unit[0]] / f"{unit[1] // NODE:06d}"
 
     def _ask(self, unit: Unit, ahead: bool) -> Future[bytes | None]:
-        """The bytes of a unit, or None where CACHE has them by then."""
+        """Ask for a unit; the result is its bytes, or None once CACHE has it."""
         with self._lock:
             known = unit in self._futures
             future = self._futures.setdefault(unit, Future())
@@ -518,7 +534,7 @@ class StoreFiles:
                 self._futures.pop(unit, None)
 
     def work(self, unit: Unit) -> None:
-        """Fetch a unit that was asked for."""
+        """Fetch a requested unit, unless another thread does."""
         with self._lock:
             future = self._futures.get(unit)
             if future is None or future.running() or future.done():
@@ -539,7 +555,7 @@ class StoreFiles:
             logger.warning("%s keeps more than its limit: %s", self._cache, error)
 
     def _fetch(self, unit: Unit) -> bytes | None:
-        """The bytes of a unit; None where another process put them into CACHE."""
+        """Return the bytes of a unit; None if another process has put them into CACHE."""
         shard, start, stop = unit
         if not self.whole:
             return self._remote.read(self._names[shard], start, stop, version=self._version(shard))
@@ -557,7 +573,7 @@ class StoreFiles:
         return found[0] if found else None
 
     def _version(self, shard: int) -> str:
-        """The version of an object of which a MiB was compared with its node, by the first who read from it."""
+        """Return the version of an object; the first reader checks one MiB of it against its node."""
         path, name = self._cache / BLOCKS / self._roots[shard] / "version", self._names[shard]
 
         def fill(file: IO[bytes]) -> None:
@@ -572,7 +588,7 @@ class StoreFiles:
         return self._versions[shard]
 
     def _nodes(self, shard: int) -> bytes:
-        """The nodes of a shard, one after the other, from which its root follows."""
+        """Return the concatenated nodes of a shard, after checking that they have its root."""
         root, name = self._roots[shard], self._names[shard].removesuffix(".bin") + NODES_SUFFIX
         path = self._cache / BLOCKS / root / NODES
 
@@ -589,15 +605,17 @@ class StoreFiles:
         readers: int = 1,
         each: int = 1,
     ) -> None:
-        """Fetch ahead the units of the next calls of `read`, of `each` sequences. coming: after so many of these calls
-        the units of all readers of CACHE that are to come, by which it is kept; readers: how many."""
+        """Fetch ahead the units of the next calls of `read`, of `each` sequences per call.
+
+        coming: number of finished calls -> the units that all `readers` of CACHE will still read; decides what stays.
+        """
         self._here()
         self._coming, self._readers = coming, readers
         self._most_ahead = max(2, (LOOK if self.whole else NEAR) // (readers * each))
         threading.Thread(target=_run_ahead, args=(weakref.ref(self), iter(batches)), daemon=True).start()
 
     def announce(self, units: Ints) -> bool:
-        """Ask for the units of the next batch that is ahead; whether there was room for it."""
+        """Ask for the units of the next batch; return False if too much was fetched ahead already."""
         with self._lock:
             most = self._limit // NODE // 4 // self._readers if self._limit and self.whole else sys.maxsize
             if len(self._ahead) >= self._most_ahead or self._announced - self._used > most:
@@ -613,12 +631,12 @@ class StoreFiles:
             return True
 
     def _numbers(self, units: Ints) -> Ints:
-        """The numbers of MiBs."""
+        """Return the numbers of MiBs among those of all shards."""
         found: Ints = self._first[units[:, 0]] + units[:, 1] // NODE
         return found
 
     def _make_room(self) -> None:
-        """Now and then, and one process at a time: keep CACHE within its limit."""
+        """Keep CACHE within its limit: from time to time, in one process at a time."""
         if self._limit is None or self._stored * self._readers * 64 < (most := self._limit // NODE):
             return
         self._stored = 0
@@ -641,7 +659,7 @@ class StoreFiles:
                 self._path((shard, start, 0)).unlink(missing_ok=True)
 
     def _listed(self) -> tuple[Mask, list[Path]]:
-        """Which MiBs CACHE has, and those of other shards."""
+        """Return which MiBs CACHE has, and the files of MiBs of other shards."""
         numbers = {root: int(first) for root, first in zip(self._roots, self._first, strict=False)}
         present, others = np.zeros_like(self._known), []
         for folder in os.scandir(self._cache / BLOCKS):
@@ -653,7 +671,7 @@ class StoreFiles:
         return present, others
 
     def needed_last(self, present: Mask, count: int) -> Ints:
-        """Of MiBs that are `present` those `count` whose next use is farthest."""
+        """Return the `count` of the `present` MiBs that are needed last."""
         left, idle = present.copy(), 0
         for units in self._coming(self._done) if count > 0 else ():
             numbers = self._numbers(units)
@@ -672,7 +690,7 @@ def _end(waiting: _Queue) -> None:
 
 
 def _work(files: weakref.ref[StoreFiles], waiting: _Queue) -> None:
-    """A thread: fetches until nobody has the files any more."""
+    """Fetch units, in a thread, until the files are no longer in use."""
     while (unit := waiting.get()[2])[0] >= 0:
         if (alive := files()) is not None:
             alive.work(unit)
@@ -680,7 +698,7 @@ def _work(files: weakref.ref[StoreFiles], waiting: _Queue) -> None:
 
 
 def _run_ahead(files: weakref.ref[StoreFiles], batches: Iterator[Ints]) -> None:
-    """A thread: announces batches as there is room for them."""
+    """Announce batches, in a thread, whenever there is room."""
     for units in batches:
         while True:
             if (alive := files()) is None:

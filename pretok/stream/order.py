@@ -68,23 +68,6 @@ class Schedule:
         source = due.source[due.first[rows] + rank]
         return source, before[rows, source]
 
-    def position(self, source: Ints, k: Ints) -> Ints:
-        """Invert `locate`: map source (n,) and k (n,), each below its quota, to positions (n,)."""
-        rows = np.arange(len(source))
-        low, high = np.ones_like(k), np.full_like(k, self.length)
-        while (low < high).any():  # the smallest whole time up to which the source was due more than k times
-            middle = (low + high) >> 1
-            enough = self._due(middle)[0][rows, source] > k
-            low, high = np.where(enough, low, middle + 1), np.where(enough, middle, high)
-        before, due = self._unit_ending(low)
-        at = np.flatnonzero(due.source == source[due.row])  # one in each row
-        positions: Ints = before.sum(axis=1) + at - due.first
-        return positions
-
-    def first(self, length: int) -> Ints:
-        """Return (sources,): how many of the first `length` positions belong to each source."""
-        return self.quotas if length == self.length else self.prefix(np.array([length]))[0]
-
     def prefix(self, lengths: Ints) -> Ints:
         """Return (n, sources) for `lengths` (n,) in 0..length: how many of the first positions each source has."""
         if self.length == 0:
@@ -188,25 +171,12 @@ class Rounds:
             k[later] = self._rest.quotas[entry[later]] + turn * self._sizes[entry[later]] + nth
         return entry, k
 
-    def draw(self, entry: int, k: Ints) -> Ints:
-        """Invert `locate` for one entry: map k (n,) to draws (n,)."""
-        rest, size = int(self._rest.quotas[entry]), int(self._sizes[entry])
-        found, entries = np.empty_like(k), np.full_like(k, entry)
-        later = k >= rest
-        found[~later] = self._rest.position(entries[~later], k[~later])
-        turn, nth = np.divmod(k[later] - rest, size)
-        found[later] = (
-            self._rest.length + turn * self._whole.length + self._whole.position(entries[later], nth)
-        )
+    def prefix(self, counts: Ints) -> Ints:
+        """Return (n, entries) for `counts` (n,): how many of the pool's first draws each entry gives."""
+        rest, whole = np.minimum(counts, self._rest.length), np.maximum(counts - self._rest.length, 0)
+        found: Ints = self._rest.prefix(rest) + self._whole.prefix(whole % self._whole.length)
+        found += (whole // self._whole.length)[:, None] * self._sizes
         return found
-
-    def first(self, count: int) -> Ints:
-        """Return how many of the pool's first `count` draws each entry gives."""
-        if count <= self._rest.length:
-            return self._rest.first(count)
-        turns, more = divmod(count - self._rest.length, self._whole.length)
-        counts: Ints = self._rest.quotas + turns * self._sizes + self._whole.first(more)
-        return counts
 
 
 class Order:
@@ -254,12 +224,10 @@ class Order:
         # A pool with one entry draws from that entry only; a pool without sequences never draws.
         self._alone: Ints = np.array([entries[0] if len(entries) else 0 for entries in pools], np.int64)
         several = {pool: entries for pool, entries in enumerate(pools) if len(entries) > 1}
-        self._rounds: list[
-            dict[int, tuple[Ints, Rounds]]
-        ] = []  # for each stage: pool -> its entries, and their rounds
-        self._drawn = np.zeros(
-            (len(lengths) + 1, len(self.names)), np.int64
-        )  # sequences of each entry before each stage
+        # For each stage: pool -> its entries, and their rounds.
+        self._rounds: list[dict[int, tuple[Ints, Rounds]]] = []
+        # Sequences of each entry before each stage.
+        self._drawn = np.zeros((len(lengths) + 1, len(self.names)), np.int64)
         missed = np.zeros(len(self.names), np.int64)
         for stage in range(len(lengths) + 1):
             spent = missed + self._drawn[stage]
@@ -275,22 +243,25 @@ class Order:
                     rounds[pool] = known, Rounds(self.sizes[known], spent[known])
             self._rounds.append(rounds)
             if stage < len(lengths):
-                self._drawn[stage + 1] = self._drawn[stage] + self._given(stage, lengths[stage])
+                given_now = self._given(stage, np.array([lengths[stage]]))[0]
+                self._drawn[stage + 1] = self._drawn[stage] + given_now
         self.spent: Ints = spent
 
-    def _given(self, stage: int, length: int) -> Ints:
-        """Return (entries,): how many of the first `length` positions of a stage each entry has."""
-        return self.divide(self._stages[stage].first(length), stage)
+    def _given(self, stage: int, lengths: Ints) -> Ints:
+        """Return (n, entries): how many of the first `lengths` (n,) positions of a stage each entry has."""
+        return self._divide(self._stages[stage].prefix(lengths), stage)
 
-    def divide(self, by_pool: Sequence[int] | Ints, stage: int = -1) -> Ints:
-        """Return (entries,): what each entry gives of the first `by_pool` sequences of each pool in a stage.
-
-        stage: by default the one that would follow the last.
-        """
-        counts = np.zeros(len(self.names), np.int64)
-        np.add.at(counts, self._alone, by_pool)
+    def _divide(self, by_pool: Ints, stage: int) -> Ints:
+        """Return (n, entries): what each entry gives of the first `by_pool` (n, pools) sequences in a stage."""
+        counts = np.zeros((len(by_pool), len(self.names)), np.int64)
+        np.add.at(counts.T, self._alone, by_pool.T)
         for pool, (entries, rounds) in self._rounds[stage].items():
-            counts[entries] = rounds.first(int(by_pool[pool]))
+            counts[:, entries] = rounds.prefix(by_pool[:, pool])
+        return counts
+
+    def divide(self, by_pool: Sequence[int]) -> list[int]:
+        """Return what each entry gives of the first `by_pool` sequences of each pool in a stage after the last."""
+        counts: list[int] = self._divide(np.array([by_pool], np.int64), -1)[0].tolist()
         return counts
 
     def locate(self, positions: Ints) -> tuple[Ints, Ints, Ints]:
@@ -317,20 +288,16 @@ class Order:
 
     def positions(self, entry: int, epoch: int, sequences: Ints) -> Ints:
         """Invert `locate` for sequences (n,) of one entry and epoch: their positions (n,), -1 for those never read."""
-        size, end = int(self.sizes[entry]), int(self._drawn[-1, entry])
-        found = np.full(len(sequences), -1, np.int64)
-        sizes, pool = np.full(len(sequences), size), int(self._pools[entry])
-        keys = self._keys_of(np.full(len(sequences), entry), np.full(len(sequences), epoch))
-        drawn = epoch * size + unpermute(sequences, sizes, keys)
-        stage_of = np.searchsorted(self._drawn[:, entry], drawn, side="right") - 1
-        for stage in np.unique(stage_of[drawn < end]).tolist():
-            rows = np.flatnonzero(stage_of == stage)
-            k = drawn[rows] - self._drawn[stage, entry]
-            if pool in self._rounds[stage]:
-                entries, rounds = self._rounds[stage][pool]
-                k = rounds.draw(int(np.searchsorted(entries, entry)), k)
-            found[rows] = self._starts[stage] + self._stages[stage].position(np.full_like(k, pool), k)
-        return found
+        size = int(self.sizes[entry])
+        sizes, ones = np.full(len(sequences), size), np.ones(len(sequences), np.int64)
+        drawn = epoch * size + unpermute(sequences, sizes, self._keys_of(entry * ones, epoch * ones))
+        # The position of the k-th sequence is the longest prefix that has only k of the entry.
+        low, high = 0 * ones, self.length * ones
+        while (low < high).any():
+            middle = (low + high) >> 1
+            enough = self._prefixes(middle + 1)[:, entry] > drawn
+            low, high = np.where(enough, low, middle + 1), np.where(enough, middle, high)
+        return np.where(low < self.length, low, -1)
 
     def cuts(self, entry: Ints, epoch: Ints) -> Ints:
         """Return (n,): the token of its tape at which each epoch begins; sequence i begins i strides later."""
@@ -350,8 +317,16 @@ class Order:
 
     def prefix(self, length: int) -> Ints:
         """Return (entries,): how many of the first `length` positions each entry has."""
-        stage = min(int(np.searchsorted(self._starts, length, side="right")) - 1, len(self._stages) - 1)
-        counts: Ints = self._drawn[stage] + self._given(stage, length - int(self._starts[stage]))
+        counts: Ints = self._prefixes(np.array([length]))[0]
+        return counts
+
+    def _prefixes(self, lengths: Ints) -> Ints:
+        """Return (n, entries): how many of the first `lengths` (n,) positions each entry has."""
+        stage_of = np.minimum(np.searchsorted(self._starts, lengths, side="right"), len(self._stages)) - 1
+        counts: Ints = self._drawn[stage_of]
+        for stage in np.unique(stage_of).tolist():
+            rows = np.flatnonzero(stage_of == stage)
+            counts[rows] += self._given(stage, lengths[rows] - self._starts[stage])
         return counts
 
     def drawn(self, entry: int, low: int, high: int) -> Ints:

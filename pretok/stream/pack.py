@@ -56,17 +56,6 @@ class Packing(Record, frozen=True, kw_only=True):
     squares: Count
 
 
-def open_packing(
-    folder: Path, digest: str, shards: Sequence[Shard], seq_len: int
-) -> tuple[SideFile, Packing]:
-    """Open a packed tape and its `Packing`. Raises as `SideFile`."""
-    file = SideFile(folder, digest, shards)
-    about = read_record(Packing, file.about, file.path)
-    if (about.seq_len, about.bins * (seq_len + 1)) != (seq_len, file.tokens):
-        raise IntegrityError(f"{file.path} packs sequences of {about.seq_len} tokens, not {seq_len}")
-    return file, about
-
-
 def pack(
     folder: Path, shards: Sequence[Shard], seq_len: int, members: SideFile | None = None
 ) -> tuple[str, Packing]:
@@ -88,7 +77,8 @@ def pack(
                 count, tokens = members.about["members"], members.tokens
             digest = write_packing(folder, shards, seq_len, documents_of(shards, members), count, tokens)
             write_json(noted, {"digest": digest})
-    return digest, open_packing(folder, digest, shards, seq_len)[1]
+    file = SideFile(folder, digest, shards)
+    return digest, read_record(Packing, file.about, file.path)
 
 
 def documents_of(shards: Sequence[Shard], members: SideFile | None) -> Iterator[Ints]:
@@ -105,8 +95,8 @@ def documents_of(shards: Sequence[Shard], members: SideFile | None) -> Iterator[
             # A document belongs to the class if it begins inside one of the runs of the class's tape.
             _, begin, size = members.holding(base, base + shard.tokens)
             run = np.searchsorted(begin, address, side="right") - 1
-            held = (run >= 0) & (address < np.append(begin + size, 0)[run])
-            address, length = address[held], length[held]
+            chosen = (run >= 0) & (address < np.append(begin + size, 0)[run])
+            address, length = address[chosen], length[chosen]
         yield np.stack([address, length])
         base += shard.tokens
 
@@ -127,9 +117,8 @@ def write_packing(
     with TapeWriter(folder, f"packing-{shards[0].source if shards else ''}-{seq_len}", seq_len + 1) as writer:
         for address, length in _windows(documents, window_of(count, tokens, seq_len)):
             start, lengths, learned = window_runs(address, length, seq_len + 1)
-            whole = int(
-                (length // (seq_len + 1)).sum()
-            )  # pieces of one document, which follow each other both in the shard and on the tape
+            # Pieces of one document, which follow each other both in the shard and on the tape, come first.
+            whole = int((length // (seq_len + 1)).sum())
             writer.append(start[:whole], lengths[:whole])
             writer.append(start[whole:], lengths[whole:], joined=False)
             targets, squares = targets + int(learned.sum()), squares + int((learned**2).sum())

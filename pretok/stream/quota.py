@@ -85,12 +85,13 @@ def stage_quotas(
 
     Raises UsageError if the stage asks for more than the sources may give.
     """
-    weights = shares_of(stage, sources, mix.seq_len)
-    each = [weight * source.predicted(mix.seq_len) for source, weight in zip(sources, weights, strict=True)]
-    predicted = sum(each, Fraction(0))  # targets of an average sequence
+    shares = shares_of(stage, sources, mix.seq_len)
+    # Targets of an average sequence.
+    each = [share * source.predicted(mix.seq_len) for source, share in zip(sources, shares, strict=True)]
+    predicted = sum(each, Fraction(0))
     left = [source.sequences - taken for source, taken in zip(sources, drawn, strict=True)]
     # "all" is the longest stage in which no source starts another epoch.
-    total = most_that_fits(weights, left) if stage.tokens == "all" else int(stage.tokens / predicted)
+    total = most_that_fits(shares, left) if stage.tokens == "all" else int(stage.tokens / predicted)
     if total < 1:
         raise UsageError(
             "earlier stages have used up a source of this stage: give the stage a number of tokens"
@@ -98,9 +99,19 @@ def stage_quotas(
     room = [
         int(mix.max_epochs * source.sequences) - taken for source, taken in zip(sources, drawn, strict=True)
     ]
-    quotas = largest_remainder(total, weights)
-    if over := [number for number, quota in enumerate(quotas) if quota > room[number]]:
-        raise UsageError(_too_much(over, total, weights, sources, room, predicted, mix.max_epochs))
+    quotas = largest_remainder(total, shares)
+    over = [
+        f"{source.name} has {source.tokens:,} "
+        f"({float(mix.max_epochs + (total * share - most) / source.sequences):,.2f} epochs)"
+        for source, share, quota, most in zip(sources, shares, quotas, room, strict=True)
+        if quota > most
+    ]
+    if over:
+        raise UsageError(
+            f"{int(total * predicted):,} tokens would take more than {float(mix.max_epochs):g} epochs of some sources: "
+            f"{listed(over, SHOWN)}. With these weights at most {int(most_that_fits(shares, room) * predicted):,} fit: "
+            "lower --tokens, add text, or raise --max-epochs"
+        )
     return quotas
 
 
@@ -134,46 +145,22 @@ def shares_of(stage: StageTable, sources: Sequence[MixSource], seq_len: int) -> 
         if not total:
             raise UsageError(_no_sequence(sources, seq_len))
         return [Fraction(source.sequences, total) for source in sources]
-    weights = [stage.weights.get(source.name, Fraction(0)) for source in sources]
-    for source, weight in zip(sources, weights, strict=True):
+    rates = []
+    for source in sources:
+        weight = stage.weights.get(source.name, Fraction(0))
         if weight and not source.sequences:
             raise UsageError(
                 f"source {source.name} has {source.tokens} tokens, less than one sequence of {seq_len} + 1; "
                 "leave it out or use a smaller sequence length"
             )
-    # A packed sequence predicts fewer tokens (padding), so the same weight needs more of its sequences.
-    rates = [
-        weight / source.predicted(seq_len) if weight else weight
-        for source, weight in zip(sources, weights, strict=True)
-    ]
+        # A packed sequence predicts fewer tokens (padding), so the same weight needs more of its sequences.
+        rates.append(weight / source.predicted(seq_len) if weight else weight)
     return [rate / sum(rates) for rate in rates]
 
 
 def most_that_fits(weights: Sequence[Fraction], room: Sequence[int]) -> int:
     """Return the longest stage at `weights` in which no source gives more than its room."""
     return min(max(r, 0) // weight for r, weight in zip(room, weights, strict=True) if weight)
-
-
-def _too_much(
-    over: Sequence[int],
-    total: int,
-    weights: Sequence[Fraction],
-    sources: Sequence[MixSource],
-    room: Sequence[int],
-    predicted: Fraction,
-    max_epochs: Fraction,
-) -> str:
-    told = []
-    for number in over:
-        source = sources[number]
-        epochs = max_epochs + (total * weights[number] - room[number]) / source.sequences
-        told.append(f"{source.name} has {source.tokens:,} ({float(epochs):,.2f} epochs)")
-    most = int(most_that_fits(weights, room) * predicted)
-    return (
-        f"{int(total * predicted):,} tokens would take more than {float(max_epochs):g} epochs of some sources: "
-        f"{listed(told, SHOWN)}. With these weights at most {most:,} fit: lower --tokens, add text, or raise "
-        "--max-epochs"
-    )
 
 
 def _no_sequence(sources: Sequence[MixSource], seq_len: int) -> str:

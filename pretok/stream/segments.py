@@ -8,9 +8,8 @@ by a phase.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
-from pretok.base.errors import IntegrityError, MismatchError, UsageError
+from pretok.base.errors import MismatchError, UsageError
 from pretok.base.records import Count, Record, Signed, read_record, replace
 from pretok.base.storage import read_json, read_lines
 from pretok.shards.manifest import Manifest
@@ -21,7 +20,7 @@ SEGMENTS = "segments.jsonl"
 CONFIG = "config.json"
 
 
-class RunSegment(Record, frozen=True, kw_only=True, omit_defaults=True):
+class RunSegment(Record, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=False):
     """From step `step` on (from 0, with `tokens` done), each step reads `global_batch` positions, from `position` on.
 
     stream: fingerprint of the order. shards, mix: their paths; mix is None if every sequence is read once, in the order
@@ -55,14 +54,14 @@ class RunSegment(Record, frozen=True, kw_only=True, omit_defaults=True):
         return replace(here, tokens=other.tokens) == other
 
 
-class Resolved(Record, frozen=True):
+class Resolved(Record, frozen=True, forbid_unknown_fields=False):
     """The needed fields of `resolved` in config.json, the settings as `train` resolved them. model: its sizes."""
 
     model: dict[str, object]
     steps: Count
 
 
-class RunSettings(Record, frozen=True):
+class RunSettings(Record, frozen=True, forbid_unknown_fields=False):
     """The needed fields of a run's config.json."""
 
     resolved: Resolved
@@ -79,17 +78,7 @@ def check_run(run: Path) -> None:
 def read_settings(run: Path) -> RunSettings:
     """Read RUN/config.json. Raises UsageError if it is missing, IntegrityError if train did not write it."""
     check_run(run)
-    path = run / CONFIG
-    data: Any = read_json(path)
-    if not isinstance(data, dict) or not isinstance(data.get("resolved"), dict):
-        raise IntegrityError(f"{path} was not written by train: it lacks 'resolved'")
-    resolved = _known(Resolved, data["resolved"])
-    return read_record(RunSettings, _known(RunSettings, data) | {"resolved": resolved}, path)
-
-
-def _known(kind: type[Record], data: dict[str, Any]) -> dict[str, Any]:
-    """Return the fields of a record, without keys that belong to others."""
-    return {key: value for key, value in data.items() if key in kind.__struct_fields__}
+    return read_record(RunSettings, read_json(run / CONFIG), run / CONFIG)
 
 
 def read_segments(run: Path) -> tuple[RunSegment, ...]:
@@ -107,7 +96,7 @@ def read_segments(run: Path) -> tuple[RunSegment, ...]:
 def written_segments(run: Path) -> tuple[RunSegment, ...]:
     """Return the segments in RUN/segments.jsonl; () if there is no file."""
     path = run / SEGMENTS
-    return tuple(read_record(RunSegment, _known(RunSegment, line), path) for line in read_lines(path))
+    return tuple(read_record(RunSegment, line, path) for line in read_lines(path))
 
 
 def open_segments(
@@ -119,8 +108,8 @@ def open_segments(
     a segment read another stream.
     """
     views = []
-    for number, segment in enumerate(segments):
-        moved = mix if number == len(segments) - 1 else None
+    for segment in segments:
+        moved = mix if segment is segments[-1] else None
         order = parse_mix(segment.order, Path(SEGMENTS)) if moved is None else load_mix(moved)
         try:
             check_sources(order, manifest, manifest.folder)
@@ -128,10 +117,9 @@ def open_segments(
             raise MismatchError(f"from step {segment.step + 1} the run read other shards: {error}") from None
         if order.fingerprint != segment.stream:
             raise MismatchError(
-                f"from step {segment.step + 1} the run read the stream {segment.stream}; "
-                f"{mix or segment.mix or manifest.folder} is {order.fingerprint} now: name the shards and the mix "
-                "of that run"
+                f"from step {segment.step + 1} the run read the stream {segment.stream}, and {moved or segment.mix} is "
+                f"{order.fingerprint}: name the shards and the mix of that run"
             )
-        beside = moved or (None if segment.mix is None else Path(segment.mix))
-        views.append(View(manifest, order, folder=beside and beside.parent))
+        beside = moved or segment.mix
+        views.append(View(manifest, order, folder=Path(beside).parent if beside else None))
     return views

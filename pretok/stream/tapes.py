@@ -77,9 +77,8 @@ class TapeWriter:
     def __init__(self, folder: Path, label: str, every: int = 1) -> None:
         self._file, self._every = NewFile(folder / label), every
         self.tokens = self._written = self._at = 0
-        self._runs = np.empty(
-            (3, 0), np.int64
-        )  # address, length, and EOD after it, of the runs that are not written yet
+        # Address, length and EOD behind it, of the runs that are not written yet.
+        self._runs = np.empty((3, 0), np.int64)
         self._blocks: list[tuple[int, int, int, int, int]] = []
 
     def __enter__(self) -> Self:

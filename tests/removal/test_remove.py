@@ -169,7 +169,7 @@ def snapshot(work: Path) -> dict[str, bytes]:
         ("", ["--ids"], "names no document"),
         (None, ["--where", "source = 'b'"], "say --all"),
         (None, ["--where", "nothing = 1"], "the columns are"),
-        (None, ["--where", "tokens > (select 3)"], "another query"),
+        (None, ["--where", "tokens > (select 3)"], "subquery"),
         (None, ["--where", "tokens"], "not a condition"),
         (None, [], "one of --where and --ids"),
     ],

@@ -92,7 +92,7 @@ def test_another_learn_is_another_stream(shards: Path, tmp_path: Path) -> None:
     np.testing.assert_array_equal(a[:], b[:])
     assert (a.batch(range(len(a)), loss=True)[1] != b.batch(range(len(a)), loss=True)[1]).any()
     assert same_until(a.mix, b.mix) == 1000 // 31
-    with pytest.raises(MismatchError, match=r"\(learned: answer\)"):
+    with pytest.raises(MismatchError, match="other sources"):
         run_mix(shards, tmp_path / "a.json", replace(wish, learn={"chat": ["user"]}))
     line = f"mix {shards} --continue {tmp_path}/a.json --at 40 --weights chat=1 --tokens 2000"
     assert run_command([*line.split(), "--out", str(tmp_path / "c.json")]) == 0
@@ -105,11 +105,11 @@ def test_what_nobody_can_learn_is_refused(shards: Path, tmp_path: Path) -> None:
         ({"it": ["answer"]}, "all of a plain text is learned"),
         ({"none": ["answer"]}, "which is not a source"),
         ({"chat": ["text"]}, "'text' is not one of template"),
-        ({"chat": []}, "is empty for chat"),
+        ({"chat": []}, "chat: .. is not one of"),
     ):
         with pytest.raises(UsageError, match=told):
             plan_mix(manifest, replace(wish, learn=learn))
-    with pytest.raises(UsageError, match="stands in the mix"):
+    with pytest.raises(UsageError, match="leave them out"):
         pretok.stream.open(shards, tmp_path / "mix.json", learn={"chat": ["answer"]})
 
 

@@ -196,7 +196,7 @@ def test_a_mix_of_other_shards_is_refused(shards: Path, tmp_path: Path) -> None:
     both = f"{manifest.fingerprint}.*{load_manifest(other).fingerprint}"
     for folder, more, error, words in (
         (shards, {"seq_len": 7}, MismatchError, "sequences of 6 tokens, not 7"),
-        (shards, {"source": "it"}, UsageError, "not both"),
+        (shards, {"source": "it"}, UsageError, "leave them out"),
         (other, {}, MismatchError, both),
     ):
         with pytest.raises(error, match=words):

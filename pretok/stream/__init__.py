@@ -65,7 +65,7 @@ __all__ = ["View", "data_hash", "digest", "open", "same_until"]
 AHEAD = 1024
 """Positions whose pieces are computed at once for a reader that moves forward."""
 NEAR = 8
-"""How many times its own length a request may lie ahead of the last one's end to count as moving forward."""
+"""A request moves forward if it starts at most this many times its own length after the end of the last one."""
 
 
 def open(
@@ -83,21 +83,20 @@ def open(
 ) -> View:
     """Open a stream over a shards folder.
 
-    With `mix`, the path of a mix.json, everything comes from that file; `seq_len`, when given, must agree. Without,
-    `seq_len` is needed and the stream is every sequence of `split` once, of `source` or of all sources in natural
-    proportion, in the order that `seed` gives. Of its conversations what an assistant writes is learned, or the kinds
+    With `mix`, the path of a mix.json, everything comes from that file; `seq_len`, if given, must agree. Without it,
+    `seq_len` is required and the stream is every sequence of `split` once, of `source` or of all sources in natural
+    proportion, in the order that `seed` gives. In conversations only the assistant's tokens are learned, or the kinds
     that `learn` names by source.
 
-    Shards that have grown since the mix was made are read as they were then; without a mix, as they were when they
-    had the fingerprint `manifest`, where one is given.
+    If the shards have grown since the mix was made, they are read as they were then. Without a mix, `manifest` selects
+    the state in which the shards had that fingerprint.
 
-    `shards` and `mix` may be URLs on an object store. Then `cache` is a folder of a local disk, which ranks share and
-    jobs leave to the next; it keeps `cache_bytes` of tokens, by default all that were read. `OSError` names the object
-    that the store does not give.
+    `shards` and `mix` may be URLs on an object store. Then `cache` is a folder on a local disk, which the ranks of a
+    node and later jobs share; it keeps at most `cache_bytes` of tokens, by default all that were read. OSError names an
+    object that cannot be fetched.
 
-    Raises IntegrityError (files missing or damaged), MismatchError (the mix belongs to other shards or another
-    sequence length), UsageError (no seq_len, unknown source, nothing to read), TypeError (a seq_len or seed that is no
-    whole number).
+    Raises IntegrityError (files missing or damaged), MismatchError (the mix belongs to other shards or another sequence
+    length), UsageError (no seq_len, unknown source, nothing to read), TypeError (seq_len or seed is not an integer).
     """
     for name, number in (("seq_len", seq_len), ("seed", seed)):
         if number is not None and not isinstance(number, int | np.integer):
@@ -140,7 +139,7 @@ def _open_materialized(
     source: str | None,
     store: Store | None,
 ) -> View:
-    """Shards written in mixed order: the mix is theirs, everything asked for must agree with it."""
+    """Open a materialized mix; all arguments must agree with the mix that is stored with it."""
     plan = parse_mix(manifest.materialized, manifest.folder / FILE_NAME)
     if mix is not None and (other := load_mix(Path(mix))).fingerprint != plan.fingerprint:
         raise MismatchError(
@@ -167,7 +166,7 @@ def _check_seq_len(plan: Mix, seq_len: int | None, where: str) -> None:
 
 
 def _whole(numbers: Sequence[int] | Ints) -> Ints:
-    """Numbers as int64. TypeError for what is cut when it becomes whole."""
+    """Convert to int64; TypeError for numbers that are not integers."""
     array = np.asarray(numbers)
     if array.size and array.dtype.kind not in "iu":
         raise TypeError(f"positions are whole numbers, not {array.dtype.name}")
@@ -175,7 +174,7 @@ def _whole(numbers: Sequence[int] | Ints) -> Ints:
 
 
 def _units_of(view: View, batches: Iterable[Sequence[int] | Ints], each: int) -> Iterator[Ints]:
-    """What each batch, of about `each` positions, asks of an object store."""
+    """Yield what each batch, of about `each` positions, reads from an object store."""
     files: Any = view.tokens.files
     left = iter(batches)
     while some := list(islice(left, max(1, AHEAD // each))):
@@ -184,7 +183,7 @@ def _units_of(view: View, batches: Iterable[Sequence[int] | Ints], each: int) ->
 
 
 class _Ahead(NamedTuple):
-    """What of positions `start` to `end - 1` was computed at once."""
+    """What was computed at once for the positions `start` to `end - 1`."""
 
     start: int
     end: int
@@ -195,15 +194,17 @@ class _Ahead(NamedTuple):
 class View:
     """A stream: `len(view)` positions, each a sequence of seq_len + 1 token ids.
 
-    seq_len, vocab_size, eod_id; bos_id: of the token that begins each document, or None; dtype: that of the shards;
-    mix: the plan it follows; fingerprint: identifies the shards, the mix and the order together; manifest_fingerprint:
-    identifies the shards the mix was made of; tokenizer: what the manifest says of it; materialized: whether the shards
-    hold the sequences in the order of the mix; masked: whether it leaves out more than the rule of the stream does;
-    removals: how often documents were removed from the shards before it was opened; but_for_removals: as of their
-    manifest, for `same_until`. The fingerprints of a mix and of its materialized form are the same, so a run may go on
-    with either. folder: of the mix's file, beside which its side files are.
+    seq_len, vocab_size, eod_id. bos_id: id of the token that begins each document, or None. dtype: that of the shards.
+    mix: the plan it follows. fingerprint: identifies shards, mix and order together; it is the same for a mix and its
+    materialized form, so a run may continue with either. manifest_fingerprint: identifies the shards that the mix was
+    made of. tokenizer: what the manifest says about it. materialized: whether the shards hold the sequences in the
+    order of the mix. masked: whether targets other than padding are left out of the loss. removals: how often documents
+    had been removed from the shards when it was opened. but_for_removals: as in the manifest, for `same_until`.
 
-    It may be forked and pickled: every process opens its own files. One thread at a time.
+    manifest: of the shards. folder: that of the mix file, next to which its side files lie. store: the object store of
+    the shards, or None.
+
+    A view may be forked and pickled: every process opens its own files. Use it from one thread at a time.
     """
 
     def __init__(
@@ -227,19 +228,19 @@ class View:
         self.removals = len(manifest.removals)
         self.but_for_removals = manifest.but_for_removals
         self.order = mix.order()
-        # Entries share the documents of a source, whose tokens have one address each.
+        # Several entries may hold documents of one source; each of its tokens has a single address.
         held = {} if materialized else mixed_shards(mix, manifest)
         shards = [shard for some in held.values() for shard in some]
         shards = list(manifest.shards) if materialized else shards
         size = (self.seq_len + 1) * self.dtype.itemsize
         opener = None if store is None else store.opener(len(self), size, materialized)
         self.tokens = FlatTokens(shards, self.dtype, materialized, opener)
-        # One address space for all sources, one after the other: a sequence lies inside its source.
+        # All sources form one address space, one after the other; no sequence crosses the border of a source.
         sizes = [sum(shard.tokens for shard in some) for some in held.values()]
         starts = dict(zip(held, np.cumsum([0, *sizes], dtype=np.int64).tolist(), strict=False))
         self.source_bases = np.array([starts.get(source.held_in, 0) for source in mix.sources], np.int64)
         length = self.seq_len + 1
-        # Packed sequences, and the documents of a materialized mix, each have their target to themselves.
+        # Packed sequences, and those of a materialized mix, do not share their last token with the next one.
         alone = np.array([materialized or source.packed for source in mix.sources])
         strides = self.seq_len + alone.astype(np.int64)
         files = {} if materialized else self._side_files(folder, held)
@@ -255,7 +256,7 @@ class View:
         self._expected = 0
 
     def _side_files(self, folder: Path | None, held: Mapping[str, Sequence[Shard]]) -> dict[int, SideFile]:
-        """The side file of each entry that has one, by its number."""
+        """Open the side file of each entry that has one, by number of the entry."""
         found: dict[int, SideFile] = {}
         for number, source in enumerate(self.mix.sources):
             if source.tape is None:
@@ -278,7 +279,7 @@ class View:
         return found
 
     def _open_learned(self, manifest: Manifest, shards: Sequence[Shard]) -> Learned | None:
-        """Which tokens are learned; None where all are."""
+        """Return which tokens are learned; None if all are."""
         if not any(source.learn for source in self.mix.sources):
             return None
         for source in () if self.materialized else self.mix.sources:
@@ -300,8 +301,10 @@ class View:
         return self.order.length
 
     def __getitem__(self, position: int | slice) -> Tokens:
-        """Token ids in the dtype of the shards at one position: (seq_len + 1,), or at those of a slice:
-        (n, seq_len + 1). Negative positions count back. IndexError where there is no such position."""
+        """Return the token ids at one position, (seq_len + 1,), or at a slice of positions, (n, seq_len + 1).
+
+        They have the dtype of the shards. Negative positions count from the end. IndexError for a position outside.
+        """
         try:
             at = range(len(self))[position]
         except IndexError:
@@ -327,9 +330,11 @@ class View:
     def batch(
         self, positions: Sequence[int] | Ints, dtype: npt.DTypeLike = np.int64, loss: bool = False
     ) -> npt.NDArray[Any] | tuple[npt.NDArray[Any], Mask]:
-        """Token ids at (n,) positions in any order: (n, seq_len + 1) of `dtype`; with `loss` also which targets are
-        learned, (n, seq_len) bool, see `loss`. IndexError outside 0..len-1, TypeError for positions that are no whole
-        numbers, UsageError for a dtype that does not hold every id."""
+        """Return the token ids at (n,) positions in any order: (n, seq_len + 1) of `dtype`.
+
+        loss: also return which targets are learned, (n, seq_len) bool, see `loss`. IndexError for a position outside
+        0..len-1, TypeError for positions that are not integers, UsageError for a dtype that does not hold every id.
+        """
         kind = np.dtype(dtype)
         if kind.kind not in "iu" or np.iinfo(kind).max < self.vocab_size - 1:
             raise UsageError(
@@ -341,22 +346,25 @@ class View:
         return found if mask is None else (found, mask)
 
     def loss(self, position: int) -> Mask:
-        """(seq_len,) bool: which of the targets at one position, `view[position][1:]`, are learned. All but an EOD
-        whose input is EOD (the rule of the stream), and of conversations the kinds that the mix names."""
+        """Return the loss mask of one position, (seq_len,) bool: True where the target `view[position][1:]` counts.
+
+        False for padding (an EOD after an EOD, the rule of the stream) and, in conversations, for the kinds that the
+        mix does not train on.
+        """
         learned: Mask = self.batch([position], self.dtype, loss=True)[1][0]
         return learned
 
     def __getitems__(self, positions: Sequence[int]) -> npt.NDArray[Any]:
-        """`batch` by the name torch's DataLoader calls; use `collate_fn=torch.from_numpy`."""
+        """Call `batch`, under the name that torch's DataLoader uses; use `collate_fn=torch.from_numpy`."""
         return self.batch(positions)
 
     def origin(self, position: int) -> tuple[str, int, int]:
-        """(source, epoch, index of the sequence inside the source) of one position."""
+        """Return (source, epoch, index of the sequence within the source) of one position."""
         source, epoch, number = self.order.locate(self._checked([position]))
         return self.order.names[source[0]], int(epoch[0]), int(number[0])
 
     def prefix_counts(self, length: int) -> dict[str, int]:
-        """How many of the first `length` positions each source has; 0 <= length <= len."""
+        """Return how many of the first `length` positions each source has; 0 <= length <= len."""
         if not 0 <= index(length) <= len(self):
             raise IndexError(f"a prefix of {length} sequences; the stream has {len(self)}")
         return dict(zip(self.order.names, self.order.prefix(length).tolist(), strict=True))
@@ -369,14 +377,16 @@ class View:
         each: int = 1,
         share: float = 1.0,
     ) -> None:
-        """Say to an object store what is read: `batches`, of `each` positions, by the next calls of `batch` in this
-        process; and, when so many of them were made, `coming` by all `readers` that share the cache, a `share` of the
-        stream. What comes first is fetched first, what comes last leaves the cache first. Files on a disk need no word
-        of it."""
+        """Tell an object store what will be read, so that it fetches that first and evicts last what is needed last.
+
+        batches: the positions of the next calls of `batch` in this process, `each` positions per call. coming: returns
+        the positions that all `readers` which share the cache read after that many of these calls. share: fraction of
+        the stream that they read. Does nothing for files on a disk.
+        """
         files: Any = self.tokens.files
         if not isinstance(files, OpenFiles):
             files.set_share(share)
-            # Each thread has a view of its own.
+            # A view is not thread-safe, so each thread gets a copy.
             ahead, later = (pickle.loads(pickle.dumps(self)) for _ in range(2))
             files.expect(
                 _units_of(ahead, batches, each),
@@ -392,9 +402,9 @@ class View:
         return array
 
     def _read(self, positions: Ints, loss: bool = False) -> tuple[Tokens, Mask | None]:
-        """Token ids in the dtype of the shards; with `loss` also which targets are learned."""
+        """Return the token ids in the dtype of the shards; with `loss` also which targets are learned."""
         tokens = np.empty((len(positions), self.seq_len + 1), self.dtype)
-        if self.mix.packs:  # what no piece fills
+        if self.mix.packs:  # padding: the parts that no piece fills
             tokens.fill(self.eod_id)
         if not len(positions):
             return tokens, np.empty((0, self.seq_len), np.bool_) if loss else None
@@ -406,13 +416,15 @@ class View:
         again = ends[:, 1:] & ends[:, :-1]
         if marks is None:
             return tokens, np.logical_not(again, out=again)
-        # Written last, so that the processor's cache still has it when EODs are left out.
+        # The mask is written last, so it is still in the processor's cache when padding is removed from it.
         mask = marks.mask(self.seq_len)
         return tokens, np.greater(mask, again, out=mask)
 
     def _part(self, positions: Ints, masked: bool) -> tuple[Pieces, Marks | None]:
-        """`pieces_of`. A reader that moves forward gets them from a block computed at once: the arithmetic costs the
-        same for one position as for a hundred."""
+        """Return the same as `pieces_of`, from a block computed at once if the reader moves forward.
+
+        The arithmetic costs about as much for one position as for a hundred.
+        """
         start, end = int(positions[0]), int(positions[-1]) + 1
         near = 0 <= start - self._expected <= NEAR * len(positions)
         self._expected = end
@@ -433,8 +445,7 @@ class View:
         return pieces, ahead.marks.part(first, last)
 
     def pieces_of(self, positions: Ints, masked: bool = False) -> tuple[Pieces, Marks | None]:
-        """The pieces of the sequences at `positions`, in the order of their rows; where it is `masked` also which of
-        their targets are learned."""
+        """Return the pieces of the sequences at `positions`, sorted by row; if `masked`, also the learned targets."""
         masked = masked and self.masked
         if self.materialized:
             zeros = np.zeros_like(positions)

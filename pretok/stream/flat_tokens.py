@@ -1,11 +1,11 @@
-"""Many shards as one array of tokens, of which any part can be read.
+"""Many shards as one array of tokens, any part of which can be read.
 
-Input: shards in stream order. Output: tokens from any address, across the borders of shards. Files are opened when
-first read, their number is bounded, and a copy in another process opens its own.
+Input: shards in stream order. Output: tokens from any address, across the borders of shards. Files are opened when they
+are first read, their number is bounded, and a copy in another process opens its own.
 
-It reads by pread(2) and not by memory map: a read asks the file system for exactly its bytes, where a page fault
-brings in what the kernel guesses (128 KiB to 8 MiB around 8 KiB); a file that was cut or a failing disk is an error
-with a name, not SIGBUS; and pages do not count as memory of the process.
+It reads with pread(2), not through a memory map, for three reasons. A read asks the file system for exactly its bytes,
+while a page fault loads what the kernel guesses (128 KiB to 8 MiB around 8 KiB). A truncated file or a failing disk is
+an error with a name, not SIGBUS. And pages do not count as memory of the process.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from pretok.shards.manifest import Shard
 
 
 class Pieces(NamedTuple):
-    """Tokens of sequences, in pieces that lie together; each (n,).
+    """Tokens of sequences, in n pieces that are contiguous in the shards; each field is (n,).
 
-    row, column: where a piece goes in the sequences asked for; address: of its first token; length: its tokens.
+    row, column: where a piece goes in the requested sequences. address: of its first token. length: its tokens.
     """
 
     row: Ints
@@ -41,14 +41,14 @@ class Pieces(NamedTuple):
 
 
 Part = tuple[int, int, int, int]
-"""From which shard, to which bytes of what is asked for: from and to, and from which byte of the shard on."""
+"""One read: number of the shard, first byte and end of its place in the result, first byte in the shard."""
 
 ANNOUNCED = 64
-"""Parts the kernel is told of before they are read."""
+"""Parts that the kernel is told about before they are read."""
 
 
 class Files(Protocol):
-    """Where the bytes of shards come from: local files, or an object store (`object_store.StoreFiles`)."""
+    """A source of the bytes of shards: local files, or an object store (`object_store.StoreFiles`)."""
 
     paths: Sequence[Path]
 
@@ -57,14 +57,14 @@ class Files(Protocol):
 
 
 Opener = Callable[[Sequence[Shard], Sequence[int], int], Files]
-"""Opens shards of so many bytes each, in tokens of so many."""
+"""Opens shards, given their sizes in bytes and the bytes of a token."""
 
 
 class OpenFiles:
-    """Descriptors of files that are opened when first asked for, by their number in `paths`.
+    """Descriptors of the files `paths`, by number, each opened when it is first needed.
 
-    limit: how many are open at most; the one asked for last stays. sizes: bytes that each must have. sequential:
-    whether they are read in order, so that the kernel may read ahead.
+    limit: how many may be open; the one used last stays. sizes: bytes that each file must have. sequential: whether
+    they are read in order, so that the kernel may read ahead.
     """
 
     def __init__(self, paths: Sequence[Path], sizes: Sequence[int], sequential: bool) -> None:
@@ -81,14 +81,17 @@ class OpenFiles:
         self.__dict__.update(state, _files=self._own_files())
 
     def _own_files(self) -> OrderedDict[int, int]:
-        """Number -> descriptor, the one used last at the end. They are closed with this object, or when the interpreter
-        ends: before its modules are torn down, which `__del__` would not wait for."""
+        """Return a map number -> descriptor, the one used last at the end.
+
+        Descriptors are closed with this object, or when the interpreter ends: before modules are torn down, for which
+        `__del__` would come too late.
+        """
         files: OrderedDict[int, int] = OrderedDict()
         weakref.finalize(self, _close_all, files)
         return files
 
     def get(self, number: int) -> int:
-        """The descriptor of a file. Raises IntegrityError."""
+        """Return the descriptor of a file. Raises IntegrityError."""
         file = self._files.get(number)
         if file is None:
             return self._open(number)
@@ -110,20 +113,18 @@ class OpenFiles:
 
     def read(self, parts: Sequence[Part], room: memoryview) -> None:
         """Read parts into `room`. Raises IntegrityError."""
-        together = min(ANNOUNCED, self.limit)  # what is announced is still open when it is read
+        together = min(ANNOUNCED, self.limit)  # so that announced files are still open when they are read
         for at in range(0, len(parts), together):
             group = parts[at : at + together]
             files = [self.get(part[0]) for part in group]
-            if (
-                not self._sequential and len(group) > 1
-            ):  # the kernel fetches all at once, not one after the other
+            if not self._sequential and len(group) > 1:  # the kernel then fetches all of them at once
                 for (_, begin, end, offset), file in zip(group, files, strict=True):
                     os.posix_fadvise(file, offset, end - begin, os.POSIX_FADV_WILLNEED)
             for (shard, begin, end, offset), file in zip(group, files, strict=True):
                 rest = room[begin:end]
                 while (done := os.preadv(file, [rest], offset)) != len(
                     rest
-                ):  # it may give less than asked for
+                ):  # a read may return less than requested
                     if not done:
                         raise IntegrityError(f"{self.paths[shard]} was cut while it was being read")
                     rest = rest[done:]
@@ -131,8 +132,10 @@ class OpenFiles:
 
 
 class FlatTokens:
-    """The tokens of `shards`, one after the other; sequential: whether addresses are read in order; files: what opens
-    them, None for local files."""
+    """The tokens of `shards`, one shard after the other.
+
+    sequential: whether addresses are read in order. files: opens the shards; None for local files.
+    """
 
     def __init__(
         self,
@@ -151,15 +154,15 @@ class FlatTokens:
 
     def read(self, pieces: Pieces, out: npt.NDArray[Any]) -> None:
         """Read pieces into `out`, sequences of tokens in the dtype of the shards. Raises IntegrityError."""
-        room = out.reshape(-1).view(np.uint8).data  # slices of it cost a third of an array's
+        room = out.reshape(-1).view(np.uint8).data  # slicing a memoryview costs a third of slicing an array
         self.files.read(self._parts(pieces, out), room)
 
     def path(self, address: int) -> Path:
-        """The shard that holds the token at an address."""
+        """Return the shard that holds the token at an address."""
         return self.files.paths[int(np.searchsorted(self._starts, address, side="right")) - 1]
 
     def parts(self, pieces: Pieces) -> list[tuple[Path, int, int]]:
-        """(file, first token in it, tokens) of pieces, in their order."""
+        """Return (file, first token in it, tokens) for all pieces, in their order."""
         found = []
         for address, length in zip(pieces.address.tolist(), pieces.length.tolist(), strict=True):
             at, end = address, address + length
@@ -171,7 +174,7 @@ class FlatTokens:
         return found
 
     def _parts(self, pieces: Pieces, out: npt.NDArray[Any]) -> list[Part]:
-        """What to read into `out`, in the order of the shards: each is opened once, whatever the limit of files."""
+        """Return the reads that fill `out`, sorted by shard: each is opened once, however few may be open."""
         size = out.itemsize
         shards = np.searchsorted(self._starts, pieces.address, side="right") - 1
         rooms = (self._starts[shards + 1] - pieces.address) * size
@@ -197,6 +200,6 @@ def _close_all(files: OrderedDict[int, int]) -> None:
 
 
 def _file_limit() -> int:
-    """A quarter of the files this process may open."""
+    """Return a quarter of the number of files that this process may open."""
     soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     return 4096 if soft == resource.RLIM_INFINITY else max(8, min(4096, soft // 4))

@@ -1,20 +1,22 @@
-"""Shards on an object store: fetched ahead in the order of a stream, and kept in a folder of a local disk.
+"""Shards on an object store: fetched ahead in the order of a stream, and cached in a folder on a local disk.
 
-Input: the URL of a folder of shards or of a mix, and the folder CACHE. Output: what the local readers of a stream take:
-small files as files, and the tokens of `.bin` objects by MiB. All ranks of a node, and the jobs that come later, share
-CACHE; a process that is killed leaves nothing there that is wrong.
+Input: the URL of a shards folder or of a mix, and the folder CACHE. Output: what the local readers of a stream need:
+small files as files, and the tokens of `.bin` objects in blocks of one MiB. All ranks of a node and all later jobs
+share CACHE; a killed process leaves nothing wrong in it.
 
-    urls/DIGEST          manifest.json or mix.json as the URL had it last, for a node without network
-    folders/DIGEST/      the same as a file, and what belongs to it: tokenizer, spans, side_files/
-    blocks/ROOT/nodes    nodes of the `.bin` with this root (`pretok.base.tree`), from which the root follows
-    blocks/ROOT/NUMBER   a MiB of it, which is what its node says
-    incoming/            the same paths while they are written; who writes one holds flock(2) on it
+    urls/DIGEST          the last known manifest.json or mix.json of a URL, for a node without network
+    folders/DIGEST/      the same as a file, and the files that belong to it: tokenizer, spans, side_files/
+    blocks/ROOT/nodes    hashes of the blocks of the `.bin` with this root (`pretok.base.tree`), checked against it
+    blocks/ROOT/NUMBER   one block, checked against its hash
+    incoming/            the same paths while they are written; the writer holds flock(2) on the file
 
-A block is written whole, flushed and renamed, after its hash was compared; nothing else is ever read as tokens. What is
-fetched first, and evicted last, follows from the positions to come: which blocks they touch is arithmetic. To free E
-blocks the coming positions are walked and their blocks crossed off until E are left: these are needed last (Belady).
+A block is compared with its hash, written completely, flushed and then renamed; nothing else is ever read as tokens.
+The next positions tell by arithmetic which blocks come next. So blocks are fetched in the order of their first use, and
+the blocks whose next use is farthest away are evicted first (Belady's rule): to free E blocks, the blocks of the next
+positions are crossed off until E are left.
 
-pyarrow.fs reads the stores it knows, fsspec all others; credentials are theirs. Neither is imported without a URL.
+pyarrow.fs reads the stores that it knows, fsspec all others; both handle credentials themselves. Neither is imported
+unless there is a URL.
 """
 
 from __future__ import annotations
@@ -55,37 +57,37 @@ from pretok.stream.tapes import FOLDER, path_of, ranges, verify_side_file
 logger = logging.getLogger(__name__)
 
 ARROW = ("s3", "gs", "gcs", "abfs", "abfss", "hdfs")
-"""Schemes that pyarrow.fs reads, without the interpreter lock."""
+"""Schemes that pyarrow.fs reads; it does so without the interpreter lock."""
 WAITS = (0.2, 1.0, 5.0, 20.0, 60.0)
-"""Seconds before each further try of a request that failed."""
+"""Seconds to wait before each further try of a failed request."""
 FRESH = 600.0
-"""Seconds after which a store is asked again whether an object is the same."""
+"""Seconds after which the store is asked again whether an object has changed."""
 TIMEOUT = 20.0
-"""Seconds in which nothing comes."""
+"""Seconds without data after which a request has failed."""
 THREADS = 32
-"""Requests of a process at once."""
+"""Concurrent requests of a process."""
 PIECE = 8 * NODE
-"""Bytes that are asked for at once of files that are fetched whole."""
+"""Bytes per request for files that are fetched completely."""
 LOOK, NEAR = 1 << 16, 1 << 12
-"""Sequences that the readers of a node look ahead at most, where MiBs are kept on a disk or sequences in memory."""
+"""Sequences that the readers of a node look ahead at most, if blocks are cached on disk, or sequences in memory."""
 
 BLOCKS, NODES = "blocks", "nodes"
 Check = Callable[[bytes], bool]
 _Object = tuple[int, str, Callable[[int, int], bytes]]
-"""Its size, what the store says of its version, and what reads its bytes `start` to `end` - 1."""
+"""Size, version as the store states it, and a function that reads the bytes `start` to `end` - 1."""
 VERSIONS = ("ETag", "etag", "generation", "LastModified", "Last-Modified", "mtime", "created")
 Unit = tuple[int, int, int]
 _Queue = queue.PriorityQueue[tuple[bool, int, Unit]]
-"""Units to fetch: whether nobody waits for it yet, a number that rises, the unit."""
+"""Units to fetch: whether nobody waits for it yet, a rising number, the unit."""
 
 
 def is_url(place: object) -> bool:
-    """Whether a folder or a file is on an object store."""
+    """Return whether a folder or a file is on an object store."""
     return isinstance(place, str) and "://" in place
 
 
 class Remote:
-    """The objects below a URL. A process that was forked has connections of its own."""
+    """The objects below a URL. A forked process opens its own connections."""
 
     def __init__(self, url: str) -> None:
         self._base, mark, query = url.partition("?")
@@ -105,17 +107,17 @@ class Remote:
         self._objects: dict[str, tuple[float, _Object]] = {}
 
     def url(self, name: str) -> str:
-        """Of an object, as a person may see it."""
+        """Return the URL of an object without secrets, for messages."""
         shown: str = masked(f"{self._base}/{name}{self._query}")
         return shown
 
     def _connect(self) -> Callable[[str], _Object]:
-        """What gives the size of an object and a reader of its bytes, `start` to `end` - 1."""
+        """Return a function that opens an object."""
         if self._base.partition("://")[0] in ARROW:
             from pyarrow import fs
 
             server, root = fs.FileSystem.from_uri(self._base + self._query)
-            if isinstance(server, fs.S3FileSystem):  # it would try 30 times in silence
+            if isinstance(server, fs.S3FileSystem):  # by default it tries 30 times silently
                 options = server.__reduce__()[1][0]
                 once = {"retry_strategy": fs.AwsStandardS3RetryStrategy(max_attempts=1)}
                 limits = {"connect_timeout": TIMEOUT, "request_timeout": TIMEOUT}
@@ -152,12 +154,12 @@ class Remote:
         return found
 
     def size(self, name: str) -> int:
-        """Bytes of an object. Raises as `read`."""
+        """Return the bytes of an object. Raises as `read`."""
         size: int = self._tried(name, lambda size, *_: size)
         return size
 
     def version(self, name: str) -> str:
-        """What the store says of an object, at most FRESH seconds ago, that another object of its name has not."""
+        """Return the version of an object as the store stated it at most FRESH seconds ago."""
         version: str = self._tried(name, lambda _, version, read: version)
         return version
 
@@ -170,10 +172,11 @@ class Remote:
         waits: Sequence[float] | None = None,
         version: str | None = None,
     ) -> bytes:
-        """The bytes `start` to `end` - 1 of an object of this `version`, which pass `check`.
+        """Return the bytes `start` to `end` - 1 of an object.
 
-        Raises OSError that names the object where the store gives none or no whole answer after all waits,
-        IntegrityError where there is no such object or `check` refuses it.
+        check: must return True for the bytes. version: the version that the object must have. waits: seconds before
+        each further try. Raises OSError that names the object if the store does not give all bytes after all tries,
+        IntegrityError if the object does not exist or fails `check` or `version`.
         """
 
         def once(size: int, found: str, read: Callable[[int, int], bytes]) -> bytes:
@@ -191,7 +194,7 @@ class Remote:
         return data
 
     def changed(self, name: str) -> IntegrityError:
-        """What to tell of an object that has another hash."""
+        """Return the error for an object whose hash or version is wrong."""
         return IntegrityError(
             f"{self.url(name)} is not what was sealed: it was changed or damaged; run pretok verify where it was made, "
             "and upload it again"
@@ -204,14 +207,14 @@ class Remote:
             if wait is not None:
                 logger.warning("trying %s again in %g s: %s", self.url(name), wait, told)
                 time.sleep(wait)
-                self._forget()  # another connection, and credentials as they are now
+                self._forget()  # reconnect, with the present credentials
             try:
                 return work(*self._object(name))
-            except (ImportError, ValueError) as error:  # no URL, or of a store that no library reads
+            except (ImportError, ValueError) as error:  # not a URL, or no library for this store
                 raise UsageError(f"{self.url(name)} cannot be read: {masked(str(error))}") from None
             except FileNotFoundError:
                 raise IntegrityError(f"{self.url(name)} does not exist") from None
-            except Exception as error:  # each library has its own for what a server does
+            except Exception as error:  # each library has its own types for errors of a server
                 problem, told = error, masked(str(error) or type(error).__name__)
         if isinstance(problem, IntegrityError):
             raise problem
@@ -224,8 +227,11 @@ def _version(known: Mapping[Any, Any]) -> str:
 
 
 def obtain(cache: Path, path: Path, fill: Callable[[IO[bytes]], object]) -> None:
-    """Have `fill` write the file `path` below `cache` unless it is there. Of processes that want the same file one
-    writes it, and the others wait; what one that was killed left is written over. Raises what `fill` does."""
+    """Let `fill` write the file `path` below `cache`, unless it exists.
+
+    If several processes want the same file, one writes it and the others wait. What a killed process left unfinished is
+    overwritten. Raises what `fill` raises.
+    """
     part = cache / "incoming" / path.relative_to(cache)
     while not path.exists():
         with writing(path):
@@ -235,7 +241,7 @@ def obtain(cache: Path, path: Path, fill: Callable[[IO[bytes]], object]) -> None
         with file:
             with writing(path):
                 fcntl.flock(file, fcntl.LOCK_EX)
-            # Who waited may hold a file that was renamed meanwhile, or removed.
+            # While this process waited for the lock, the file may have been renamed or removed.
             if not part.exists() or not os.path.samestat(part.stat(), os.fstat(file.fileno())):
                 continue
             if path.exists():
@@ -250,8 +256,11 @@ def obtain(cache: Path, path: Path, fill: Callable[[IO[bytes]], object]) -> None
 
 
 class Store:
-    """A folder of shards on an object store, and the copy of its small files in `folder`. limit: bytes of blocks that
-    CACHE keeps, None for all. Raises UsageError, and as `Remote.read` and `load_manifest`."""
+    """A shards folder on an object store, and the copy of its small files in `folder`.
+
+    limit: bytes of blocks that CACHE keeps; None for all. Raises UsageError, and what `Remote.read` and `load_manifest`
+    raise.
+    """
 
     def __init__(self, url: str, cache: str | Path | None, limit: int | None = None) -> None:
         if limit is not None and limit < NODE:
@@ -264,15 +273,19 @@ class Store:
                 self.bring(file.path, file.root)
 
     def bring(self, name: str, root: str) -> None:
-        """Have a file of the folder as a local file."""
+        """Copy a file of the folder to the local `folder`."""
         fetch_whole(self.remote, name, self.cache, self.folder / name, lambda path: root_of(path) == root)
 
     def opener(self, sequences: int, size: int, in_order: bool) -> Opener:
-        """What opens the tokens of shards, of which so many sequences of so many bytes are read, for `FlatTokens`."""
+        """Return what opens the tokens of shards for `FlatTokens`.
+
+        sequences, size: number and bytes of the sequences that are read in all. in_order: whether they lie in that
+        order.
+        """
         return partial(StoreFiles, self, reads=Reads(sequences, size, in_order))
 
     def bring_spans(self, shards: Iterable[Shard]) -> None:
-        """Have what says which tokens of conversations are learned."""
+        """Copy the files that say which tokens of conversations are learned."""
         roots = {file.path: file.root for file in self.manifest.side_files}
         for shard in shards:
             if shard.kinds is not None:
@@ -281,12 +294,12 @@ class Store:
 
 
 def manifest_of(shards: str, cache: str | Path | None) -> Manifest:
-    """The manifest of a folder of shards, or of the URL of one."""
+    """Return the manifest of a shards folder, given by its path or its URL."""
     return Store(shards, cache).manifest if is_url(shards) else load_manifest(Path(shards))
 
 
 def cache_of(url: str, cache: str | Path | None) -> Path:
-    """The folder CACHE. UsageError where there is none."""
+    """Return the folder CACHE. UsageError if none is named."""
     if cache is None:
         raise UsageError(
             f"{url} is on an object store: name a folder of a local disk that keeps what was fetched (cache, --cache)"
@@ -295,8 +308,10 @@ def cache_of(url: str, cache: str | Path | None) -> Path:
 
 
 def fetched(remote: Remote, name: str, cache: Path) -> Path:
-    """The folder of CACHE that belongs to the JSON object `name` as it is now or, where the store does not answer, as
-    it was last."""
+    """Return the folder of CACHE that belongs to the JSON object `name` in its present state.
+
+    If the store does not answer, the last known state is used.
+    """
     last = cache / "urls" / digest(remote.url(name).encode())
     try:
         data = remote.read(name, check=_is_json, waits=WAITS[:2] if last.exists() else None)
@@ -320,7 +335,7 @@ def _is_json(data: bytes) -> bool:
 
 
 def fetch_mix(url: str, cache: str | Path | None) -> Path:
-    """A mix as a local file, with its side files beside it."""
+    """Copy a mix and its side files to CACHE; return the path of the mix."""
     base, _, query = url.partition("?")
     parent, _, name = base.rpartition("/")
     folder = cache_of(url, cache)
@@ -336,7 +351,7 @@ def fetch_mix(url: str, cache: str | Path | None) -> Path:
 
 
 def fetch_whole(remote: Remote, name: str, cache: Path, path: Path, right: Callable[[Path], bool]) -> None:
-    """Have an object as the local file `path`; `right`: whether a file is what was sealed."""
+    """Copy an object to the local file `path`; `right` returns whether a file is the sealed one."""
 
     def fill(file: IO[bytes]) -> None:
         size = remote.size(name)
@@ -350,8 +365,10 @@ def fetch_whole(remote: Remote, name: str, cache: Path, path: Path, right: Calla
 
 
 class Reads(Record, frozen=True):
-    """What a stream reads: so many sequences of so many bytes each, from shards in order or at random; share: what part
-    of it the readers of a cache read."""
+    """What a stream reads: `sequences` of `size` bytes, in the order of the shards or at random.
+
+    share: the fraction of it that the readers of one cache read.
+    """
 
     sequences: int
     size: int
@@ -359,17 +376,19 @@ class Reads(Record, frozen=True):
     share: float = 1.0
 
     def whole(self, limit: int | None, corpus: int) -> bool:
-        """Whether to fetch whole MiBs of a corpus of so many bytes into a cache of `limit`: unless these are more than
-        twice the bytes that are asked for."""
+        """Return whether to fetch whole blocks of a corpus of `corpus` bytes into a cache of `limit` bytes.
+
+        If that would fetch more than twice the bytes that are read, only these are fetched.
+        """
         asked = self.sequences * self.share * self.size
         return self.in_order or self.by_blocks(limit, corpus) <= 2 * asked
 
     def by_blocks(self, limit: int | None, corpus: int) -> float:
-        """The bytes that come when whole MiBs are fetched, in random order.
+        """Return the bytes that are fetched in whole blocks if sequences are read in random order.
 
-        The next use of a MiB is exponentially distributed. Those are kept whose next use is within t of the mean time
-        between two, so that they fill the cache: 1 - (1 + t) exp(-t) = limit / corpus. Once it is full exp(-t) of all
-        uses fetch.
+        The next use of a block is exponentially distributed. The cache keeps the blocks whose next use is within t of
+        the mean time between two uses, where t follows from its size: 1 - (1 + t) exp(-t) = limit / corpus. Once it is
+        full, a fraction exp(-t) of all uses needs a fetch.
         """
         uses = self.sequences * self.share
         touched = corpus * -math.expm1(-uses * NODE / max(corpus, 1))
@@ -383,12 +402,14 @@ class Reads(Record, frozen=True):
 
 
 class StoreFiles:
-    """The `.bin` objects of `shards` in the place of `OpenFiles`; sizes: bytes of each; itemsize: of a token; reads:
-    what the whole stream reads.
+    """The `.bin` objects of `shards`, with the interface of `OpenFiles`.
 
-    A unit is (shard, first byte, end): a MiB, in CACHE, or where that would fetch too much the bytes of one piece, in
-    memory. Threads fetch units, first what a reader waits for, then what was announced. One thread reads; a copy in
-    another process has threads of its own."""
+    sizes: bytes of each. itemsize: bytes of a token. reads: what the whole stream reads.
+
+    A unit (shard, first byte, end) is what one request fetches: a block, which goes to CACHE, or, if blocks would fetch
+    too much, the bytes of one piece, which stay in memory. Threads fetch units: first those that a reader waits for,
+    then those that were announced. Read from one thread at a time; a copy in another process has its own threads.
+    """
 
     def __init__(
         self, store: Store, shards: Sequence[Shard], sizes: Sequence[int], itemsize: int, reads: Reads
@@ -398,7 +419,7 @@ class StoreFiles:
         self._names, self._roots = [shard.path for shard in shards], [shard.root for shard in shards]
         self._sizes, self._itemsize, self._reads = np.array(sizes, np.int64), itemsize, reads
         self._starts: Ints = np.cumsum([0, *sizes], dtype=np.int64)
-        # A MiB has one number among those of all shards, in their order.
+        # Blocks are numbered through all shards; this is the number of each shard's first one.
         self._first: Ints = np.cumsum([0, *(-(-self._sizes // NODE))], dtype=np.int64)
         kept = {*self.__dict__, "_own"}
         self._begin()
@@ -411,7 +432,7 @@ class StoreFiles:
         self._versions: dict[int, str] = {}
         self._known = np.zeros(int(self._first[-1]), np.bool_)
         self._threads = self._asked = self._stored = self._done = self._announced = self._used = 0
-        self._ahead: deque[tuple[int, list[Unit]]] = deque()  # what was announced up to each batch, and by it
+        self._ahead: deque[tuple[int, list[Unit]]] = deque()  # per batch: units announced so far, and its own
         self._most_ahead, self._readers = 0, 1
         self._coming: Callable[[int], Iterable[Ints]] = lambda _: ()
         self.whole = self._reads.whole(self._limit, int(self._starts[-1]))
@@ -425,22 +446,22 @@ class StoreFiles:
         self._begin()
 
     def _here(self) -> None:
-        """A process that was forked has no threads."""
+        """Start anew in a forked process, which has no threads."""
         if self._pid != os.getpid():
             self._begin()
 
     def set_share(self, share: float) -> None:
-        """What part of the stream the readers of CACHE read."""
+        """Set which fraction of the stream the readers of CACHE read."""
         self._here()
         self._reads = replace(self._reads, share=share)
         self.whole = self._reads.whole(self._limit, int(self._starts[-1]))
 
     def units(self, pieces: Pieces) -> tuple[Ints, Ints]:
-        """The units of pieces in their order, (n, 3), and the row of each, (n,)."""
+        """Return the units of pieces, in their order, (n, 3), and the row of each, (n,)."""
         first, end = (self._itemsize * at for at in (pieces.address, pieces.address + pieces.length))
         shard = np.searchsorted(self._starts, first, side="right") - 1
         start = first - self._starts[shard]
-        if not self.whole:  # what goes on in another shard is fetched when it is read
+        if not self.whole:  # the part in a next shard is fetched when it is read
             stop = np.minimum(end - self._starts[shard], self._sizes[shard])
             return np.stack([shard, start, stop], axis=1), pieces.row
         last = np.searchsorted(self._starts, end - 1, side="right") - 1
@@ -467,7 +488,7 @@ class StoreFiles:
                 begin, offset = begin + len(out), offset + len(out)
         for unit, offset, out, future in late:
             try:
-                # What another process fetched, and perhaps evicted already, is in no memory of this one.
+                # None: another process has fetched the unit, and may have evicted it again.
                 while (data := future.result()) is None and not self._held(unit, offset, out):
                     future = self._ask(unit, ahead=False)
             finally:
@@ -482,7 +503,7 @@ class StoreFiles:
             self._lock.notify_all()
 
     def _held(self, unit: Unit, offset: int, out: memoryview) -> bool:
-        """Read from CACHE; whether it has the unit."""
+        """Read from CACHE; return whether it has the unit."""
         path = self._path(unit)
         try:
             file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -492,7 +513,7 @@ class StoreFiles:
             whole = os.preadv(file, [out], offset - unit[1]) == len(out)
         finally:
             os.close(file)
-        if not whole:  # someone cut it
+        if not whole:  # truncated: fetch it again
             path.unlink(missing_ok=True)
         return whole
 
@@ -500,11 +521,11 @@ class StoreFiles:
         return self._cache / BLOCKS / self._roots[unit[0]] / f"{unit[1] // NODE:06d}"
 
     def _ask(self, unit: Unit, ahead: bool) -> Future[bytes | None]:
-        """The bytes of a unit, or None where CACHE has them by then."""
+        """Request a unit; the result is its bytes, or None if CACHE has it by then."""
         with self._lock:
             known = unit in self._futures
             future = self._futures.setdefault(unit, Future())
-            if not (known and ahead):  # what was asked for ahead, and is waited for now, comes first
+            if not (known and ahead):  # a waiting reader moves its unit to the front
                 self._asked += 1
                 self._waiting.put((ahead, self._asked, unit))
             if self._threads < THREADS:
@@ -518,7 +539,7 @@ class StoreFiles:
                 self._futures.pop(unit, None)
 
     def work(self, unit: Unit) -> None:
-        """Fetch a unit that was asked for."""
+        """Fetch a requested unit."""
         with self._lock:
             future = self._futures.get(unit)
             if future is None or future.running() or future.done():
@@ -526,20 +547,20 @@ class StoreFiles:
             future.set_running_or_notify_cancel()
         try:
             data = self._fetch(unit)
-        except BaseException as error:  # for whoever waits for it
+        except BaseException as error:  # raised again in the thread that waits
             end: Callable[[], None] = partial(future.set_exception, error)
         else:
             end = partial(future.set_result, data)
-        if self.whole:  # CACHE has it, or it is asked for again
+        if self.whole:  # CACHE has it, or the next read requests it again
             self._drop([unit])
         end()
         try:
             self._make_room()
-        except Exception as error:  # the thread goes on
+        except Exception as error:  # must not end the thread
             logger.warning("%s keeps more than its limit: %s", self._cache, error)
 
     def _fetch(self, unit: Unit) -> bytes | None:
-        """The bytes of a unit; None where another process put them into CACHE."""
+        """Return the bytes of a unit; None if another process has put it into CACHE."""
         shard, start, stop = unit
         if not self.whole:
             return self._remote.read(self._names[shard], start, stop, version=self._version(shard))
@@ -557,7 +578,10 @@ class StoreFiles:
         return found[0] if found else None
 
     def _version(self, shard: int) -> str:
-        """The version of an object of which a MiB was compared with its node, by the first who read from it."""
+        """Return the version of an object whose first block matches its hash.
+
+        The first process that reads from the object checks this and records the version in CACHE.
+        """
         path, name = self._cache / BLOCKS / self._roots[shard] / "version", self._names[shard]
 
         def fill(file: IO[bytes]) -> None:
@@ -572,7 +596,7 @@ class StoreFiles:
         return self._versions[shard]
 
     def _nodes(self, shard: int) -> bytes:
-        """The nodes of a shard, one after the other, from which its root follows."""
+        """Return the concatenated hashes of a shard's blocks, checked against its root."""
         root, name = self._roots[shard], self._names[shard].removesuffix(".bin") + NODES_SUFFIX
         path = self._cache / BLOCKS / root / NODES
 
@@ -589,15 +613,18 @@ class StoreFiles:
         readers: int = 1,
         each: int = 1,
     ) -> None:
-        """Fetch ahead the units of the next calls of `read`, of `each` sequences. coming: after so many of these calls
-        the units of all readers of CACHE that are to come, by which it is kept; readers: how many."""
+        """Fetch ahead the units of the next calls of `read`, `each` sequences per call.
+
+        coming: returns the units that all `readers` of CACHE need after that many of these calls; it decides what is
+        evicted.
+        """
         self._here()
         self._coming, self._readers = coming, readers
         self._most_ahead = max(2, (LOOK if self.whole else NEAR) // (readers * each))
         threading.Thread(target=_run_ahead, args=(weakref.ref(self), iter(batches)), daemon=True).start()
 
     def announce(self, units: Ints) -> bool:
-        """Ask for the units of the next batch that is ahead; whether there was room for it."""
+        """Request the units of a batch ahead; return False if there is no room for it yet."""
         with self._lock:
             most = self._limit // NODE // 4 // self._readers if self._limit and self.whole else sys.maxsize
             if len(self._ahead) >= self._most_ahead or self._announced - self._used > most:
@@ -613,12 +640,12 @@ class StoreFiles:
             return True
 
     def _numbers(self, units: Ints) -> Ints:
-        """The numbers of MiBs."""
+        """Return the number of each unit's block among those of all shards."""
         found: Ints = self._first[units[:, 0]] + units[:, 1] // NODE
         return found
 
     def _make_room(self) -> None:
-        """Now and then, and one process at a time: keep CACHE within its limit."""
+        """Keep CACHE within its limit; from time to time, and in one process at a time."""
         if self._limit is None or self._stored * self._readers * 64 < (most := self._limit // NODE):
             return
         self._stored = 0
@@ -641,7 +668,7 @@ class StoreFiles:
                 self._path((shard, start, 0)).unlink(missing_ok=True)
 
     def _listed(self) -> tuple[Mask, list[Path]]:
-        """Which MiBs CACHE has, and those of other shards."""
+        """Return which blocks CACHE has, and the paths of blocks of other shards."""
         numbers = {root: int(first) for root, first in zip(self._roots, self._first, strict=False)}
         present, others = np.zeros_like(self._known), []
         for folder in os.scandir(self._cache / BLOCKS):
@@ -653,7 +680,7 @@ class StoreFiles:
         return present, others
 
     def needed_last(self, present: Mask, count: int) -> Ints:
-        """Of MiBs that are `present` those `count` whose next use is farthest."""
+        """Return those `count` of the `present` blocks whose next use is farthest away."""
         left, idle = present.copy(), 0
         for units in self._coming(self._done) if count > 0 else ():
             numbers = self._numbers(units)
@@ -672,7 +699,7 @@ def _end(waiting: _Queue) -> None:
 
 
 def _work(files: weakref.ref[StoreFiles], waiting: _Queue) -> None:
-    """A thread: fetches until nobody has the files any more."""
+    """Run a thread that fetches units until the files are no longer used."""
     while (unit := waiting.get()[2])[0] >= 0:
         if (alive := files()) is not None:
             alive.work(unit)
@@ -680,7 +707,7 @@ def _work(files: weakref.ref[StoreFiles], waiting: _Queue) -> None:
 
 
 def _run_ahead(files: weakref.ref[StoreFiles], batches: Iterator[Ints]) -> None:
-    """A thread: announces batches as there is room for them."""
+    """Run a thread that announces batches as soon as there is room for them."""
     for units in batches:
         while True:
             if (alive := files()) is None:

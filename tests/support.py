@@ -21,10 +21,9 @@ from pretok.base.lock import hold
 from pretok.base.records import replace
 from pretok.base.tokens import token_dtype
 from pretok.base.tree import Tree, write_nodes
-from pretok.shards.format import ShardWriter
 from pretok.shards.manifest import Shard, load_manifest, write_manifest
 from pretok.shards.seal import side_files
-from pretok.shards.spans import SpanWriter
+from pretok.shards.writer import ShardWriter
 
 ROOT = Path(__file__).parent.parent
 """The checkout."""
@@ -203,13 +202,8 @@ def _write_split(
         with ShardWriter(folder / name / stem, dtype) as writer:
             for document in documents[start : start + documents_per_shard]:
                 tokens = np.array([*document, EOD], dtype)
-                writer.append(tokens, np.array([len(tokens)], np.int32))
-            kinds = None
-            if chat is not None:
-                spans = SpanWriter(folder / name / stem)
-                for document in documents[start : start + documents_per_shard]:
-                    of = np.array([*((i - 1) % 7 for i in document), chat], np.uint8)
-                    spans.append(of, np.array([len(of)], np.int32))
-                kinds = spans.seal(name)[1]
-            entries.append(writer.seal(name, split, 4 * (writer.tokens - writer.documents), kinds))
+                of = None if chat is None else np.array([*((i - 1) % 7 for i in document), chat], np.uint8)
+                writer.append(tokens, np.array([len(tokens)], np.int32), of)
+            writer.text_bytes = 4 * (writer.tokens - writer.documents)
+            entries.append(writer.seal(name, split)[0])
     return entries

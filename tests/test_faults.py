@@ -60,7 +60,6 @@ LINES = {
     "materialize": ("mix", SHARDS, "--out", "{work}/new.json", *HALVES, "--materialize", "{work}/new", *HERE),
     "query": ("query", "{work}", "select count(*), sum(tokens) from documents"),
     "trace": ("trace", MIX, "--shards", SHARDS, "--position", "3"),
-    "certify": ("certify", MIX, "--shards", SHARDS, "--doc", "it3", "--out", "{work}/new"),
     "report": ("report", "{work}"),
     "disclose": ("disclose", "{work}", "--mix", MIX, "--format", "json"),
     "mix": ("mix", SHARDS, "--out", "{work}/new.json", *HALVES, "--class", "good=it where doc < 25"),
@@ -77,8 +76,9 @@ TRAIN = {
     ),
     "train export": ("train", "export", "--run", RUN, "--last", "2", "--out", "{work}/new"),
     "train verify": ("train", "verify", RUN),
+    "certify": ("certify", RUN, "--step", "1", "--out", "{work}/new"),
 }
-"""Those of `train`, in a world of one on the processor; all but the first work on what it leaves."""
+"""Those of `train` and of its runs, in a world of one on the processor; all but the first work on what it leaves."""
 LEFT_OUT = {
     "submit": "writes a chain for Slurm and no data",
     "preflight": "looks at the machine, not at files",

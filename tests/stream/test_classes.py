@@ -118,7 +118,7 @@ def test_repeat_is_a_weight(shards: Path, tmp_path: Path) -> None:
     assert epochs == {"en": 1, "good": 3, "it": 1, "middle": 1, "short": 0.5}
     for table, told in (
         ({"repeat": {"good": 5}}, "more than max_epochs"),
-        ({"repeat": {"good": 2}, "weights": {"good": 1}}, "leave out weights"),
+        ({"repeat": {"good": 2}, "weights": {"good": 1}}, "repeat and weights exclude each other"),
         ({"repeat": {"fr": 2}}, "which the mix does not have"),
     ):
         with pytest.raises(UsageError, match=told):

@@ -90,7 +90,7 @@ def test_a_stopped_run_goes_on(
         write_shard(task, report)
 
     monkeypatch.setattr(pretok.stream.materialize, "write_shard", write)
-    failed = r"5 shards could not be done.*\n.*mix-00003: OSError: disk full"
+    failed = r"5 shards failed.*\n.*mix-00003: OSError: disk full"
     with pytest.raises(PartitionsFailed, match=failed):
         run(shards, out, here)
     with pytest.raises(IntegrityError, match="no finished shards"):

@@ -254,7 +254,7 @@ def test_the_command(made: tuple[Path, Path], tmp_path: Path, capsys: pytest.Cap
     assert [stage["tokens"] for stage in json.loads(run(*stages, "--json")[1])["stages"]] == [300, 300]
     (tmp_path / "file").touch()
     for line, message in (
-        ((*stages, "--tokens", 600), "not both"),
+        ((*stages, "--tokens", 600), "--stage and tokens exclude each other"),
         ((*wish, "--materialize", out), "where with --out"),
         ((*wish, "--out", tmp_path), "is a folder; name a file"),
         ((*wish, "--out", tmp_path / "file" / "mix.json"), "cannot write"),

@@ -28,8 +28,8 @@ from pretok.base.errors import IntegrityError, UsageError
 from pretok.base.execute import Engine
 from pretok.base.stop import StopFlag
 from pretok.base.tree import NODE
-from pretok.shards.format import ShardWriter
 from pretok.shards.manifest import load_manifest, write_manifest
+from pretok.shards.writer import ShardWriter
 from pretok.stream import View, object_store
 from pretok.stream.loader import PositionSampler, read_ahead
 from pretok.stream.materialize import run_materialize
@@ -70,7 +70,7 @@ def bucket(tmp_path_factory: pytest.TempPathFactory) -> Path:
         with ShardWriter(folder / "large" / "it" / f"it-{number:05d}", np.dtype("<u2")) as writer:
             ends = np.diff([*range(0, tokens, 1000), tokens]).astype(np.int32)
             writer.append(rng.integers(1, 1000, tokens).astype("<u2"), ends)
-            shards.append(writer.seal("it", "train", 0))
+            shards.append(writer.seal("it", "train")[0])
     write_manifest(folder / "large", bare_manifest(1000, shards))
     assert sum(-(-shard.file_bytes // NODE) for shard in shards) == BLOCKS
     return folder

@@ -82,7 +82,7 @@ def named(batch: Batch) -> dict[str, Tensor]:
 
 
 def _begin_worker(sampler: PositionSampler, workers: int, together: int, worker: int) -> None:
-    """What `worker` will be asked for, an object store may fetch before."""
+    """Let an object store fetch ahead what this worker will be asked for."""
     info: Any = get_worker_info()
     read_ahead(info.dataset.view, sampler, (), worker, workers, together)
 

@@ -232,7 +232,7 @@ class View:
         starts = dict(zip(by_source, np.cumsum([0, *sizes], dtype=np.int64).tolist(), strict=False))
         self.source_bases = np.array([starts.get(source.held_in, 0) for source in mix.sources], np.int64)
         length = self.seq_len + 1
-        # Packed sequences, and the documents of a materialized mix, each have their target to themselves.
+        # Packed sequences, and those of a materialized mix, do not share their last token with the next one.
         alone = np.array([materialized or source.packed for source in mix.sources])
         strides = self.seq_len + alone.astype(np.int64)
         files = {} if materialized else self._side_files(folder, by_source)
@@ -356,7 +356,7 @@ class View:
         files: Any = self.tokens.files
         if not isinstance(files, OpenFiles):
             files.set_share(share)
-            # Each thread has a view of its own.
+            # A view is not thread-safe, so each thread gets a copy.
             ahead, later = (pickle.loads(pickle.dumps(self)) for _ in range(2))
             files.expect(
                 _units_of(ahead, batches, each),
@@ -386,7 +386,7 @@ class View:
         again = ends[:, 1:] & ends[:, :-1]
         if marks is None:
             return tokens, np.logical_not(again, out=again)
-        # Written last, so that the processor's cache still has it when EODs are left out.
+        # The mask is written last, so it is still in the processor's cache when padding is removed from it.
         mask = marks.mask(self.seq_len)
         return tokens, np.greater(mask, again, out=mask)
 

@@ -1,4 +1,4 @@
-"""Many shards as one array of tokens, of which any part can be read.
+"""Many shards as one array of tokens, any part of which can be read.
 
 Input: shards in stream order. Output: tokens from any address, also across shards. Files are opened when first read,
 their number is bounded, and every process opens its own.
@@ -113,7 +113,7 @@ class OpenFiles:
 
     def read(self, parts: Sequence[Part], room: memoryview) -> None:
         """Read parts into `room`. Raises IntegrityError."""
-        together = min(ANNOUNCED, self.limit)  # what is announced is still open when it is read
+        together = min(ANNOUNCED, self.limit)  # so that announced files are still open when they are read
         for at in range(0, len(parts), together):
             group = parts[at : at + together]
             files = [self.get(part[0]) for part in group]

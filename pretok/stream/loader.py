@@ -172,7 +172,7 @@ class Fetch:
 
 
 def as_read(fetched: Fetched | Exception) -> Fetched | Exception:
-    """A `collate_fn` that returns the arrays unchanged."""
+    """Return the arrays unchanged; a `collate_fn`."""
     return fetched
 
 

@@ -116,7 +116,7 @@ class Remote:
             from pyarrow import fs
 
             server, root = fs.FileSystem.from_uri(self._base + self._query)
-            if isinstance(server, fs.S3FileSystem):  # it would try 30 times in silence
+            if isinstance(server, fs.S3FileSystem):  # by default it tries 30 times silently
                 options = server.__reduce__()[1][0]
                 once = {"retry_strategy": fs.AwsStandardS3RetryStrategy(max_attempts=1)}
                 limits = {"connect_timeout": TIMEOUT, "request_timeout": TIMEOUT}
@@ -205,10 +205,10 @@ class Remote:
             if wait is not None:
                 logger.warning("trying %s again in %g s: %s", self.url(name), wait, reason)
                 time.sleep(wait)
-                self._forget()  # another connection, and credentials as they are now
+                self._forget()  # reconnect, with the present credentials
             try:
                 return work(*self._object(name))
-            except (ImportError, ValueError) as error:  # no URL, or of a store that no library reads
+            except (ImportError, ValueError) as error:  # not a URL, or no library for this store
                 raise UsageError(f"{self.url(name)} cannot be read: {masked(str(error))}") from None
             except FileNotFoundError:
                 raise IntegrityError(f"{self.url(name)} does not exist") from None
@@ -239,7 +239,7 @@ def obtain(cache: Path, path: Path, fill: Callable[[IO[bytes]], object]) -> None
         with file:
             with writing(path):
                 fcntl.flock(file, fcntl.LOCK_EX)
-            # Who waited may hold a file that was renamed meanwhile, or removed.
+            # While this process waited for the lock, the file may have been renamed or removed.
             if not part.exists() or not os.path.samestat(part.stat(), os.fstat(file.fileno())):
                 continue
             if path.exists():
@@ -414,7 +414,7 @@ class StoreFiles:
         self._names, self._roots = [shard.path for shard in shards], [shard.root for shard in shards]
         self._sizes, self._itemsize, self._reads = np.array(sizes, np.int64), itemsize, reads
         self._starts: Ints = np.cumsum([0, *sizes], dtype=np.int64)
-        # A MiB has one number among those of all shards, in their order.
+        # Blocks are numbered through all shards; this is the number of each shard's first one.
         self._first: Ints = np.cumsum([0, *(-(-self._sizes // NODE))], dtype=np.int64)
         kept = {*self.__dict__, "_own"}
         self._begin()
@@ -427,7 +427,7 @@ class StoreFiles:
         self._versions: dict[int, str] = {}
         self._known = np.zeros(int(self._first[-1]), np.bool_)
         self._threads = self._asked = self._stored = self._done = self._announced = self._used = 0
-        self._ahead: deque[tuple[int, list[Unit]]] = deque()  # what was announced up to each batch, and by it
+        self._ahead: deque[tuple[int, list[Unit]]] = deque()  # per batch: units announced so far, and its own
         self._most_ahead, self._readers = 0, 1
         self._coming: Callable[[int], Iterable[Ints]] = lambda _: ()
         self.whole = self._reads.whole(self._limit, int(self._starts[-1]))
@@ -483,7 +483,7 @@ class StoreFiles:
                 begin, offset = begin + len(out), offset + len(out)
         for unit, offset, out, future in late:
             try:
-                # What another process fetched, and perhaps evicted already, is in no memory of this one.
+                # None: another process has fetched the unit, and may have evicted it again.
                 while (data := future.result()) is None and not self._held(unit, offset, out):
                     future = self._ask(unit, ahead=False)
             finally:
@@ -508,7 +508,7 @@ class StoreFiles:
             whole = os.preadv(file, [out], offset - unit[1]) == len(out)
         finally:
             os.close(file)
-        if not whole:  # someone cut it
+        if not whole:  # truncated: fetch it again
             path.unlink(missing_ok=True)
         return whole
 
@@ -520,7 +520,7 @@ class StoreFiles:
         with self._lock:
             known = unit in self._futures
             future = self._futures.setdefault(unit, Future())
-            if not (known and ahead):  # what was asked for ahead, and is waited for now, comes first
+            if not (known and ahead):  # a waiting reader moves its unit to the front
                 self._asked += 1
                 self._waiting.put((ahead, self._asked, unit))
             if self._threads < THREADS:
@@ -542,16 +542,16 @@ class StoreFiles:
             future.set_running_or_notify_cancel()
         try:
             data = self._fetch(unit)
-        except BaseException as error:  # for whoever waits for it
+        except BaseException as error:  # raised again in the thread that waits
             end: Callable[[], None] = partial(future.set_exception, error)
         else:
             end = partial(future.set_result, data)
-        if self.whole:  # CACHE has it, or it is asked for again
+        if self.whole:  # CACHE has it, or the next read requests it again
             self._drop([unit])
         end()
         try:
             self._make_room()
-        except Exception as error:  # the thread goes on
+        except Exception as error:  # must not end the thread
             logger.warning("%s keeps more than its limit: %s", self._cache, error)
 
     def _fetch(self, unit: Unit) -> bytes | None:

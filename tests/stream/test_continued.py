@@ -66,12 +66,13 @@ def test_chains_of_continued_mixes(shards: Path, grown: Path, old: Path, tmp_pat
         ("c", "b", more, 150, "300:de=0.5,code=0.5"),  # 210
         ("d", "b", more, 90, "300:de=0.5,code=0.5"),  # before it was made of grown: 150
         ("e", "o", grown, 77, "300:it=0.5,code=0.5"),
+        ("f", "o", shards, 80, "300:it=0.25,en=0.75"),  # as a, but later
     ):
         path = old if origin == "o" else tmp_path / f"{origin}.json"
         views[name] = go_on(folder, path, at, tmp_path / f"{name}.json", stage)
         np.testing.assert_array_equal(views[name][:at], views[origin][:at])
     expected = {"oa": 77, "ob": 77, "oc": 77, "od": 77, "oe": 77, "ab": 100, "ac": 100, "ad": 90, "ae": 77}
-    expected |= {"bc": 150, "bd": 90, "be": 77, "cd": 90, "ce": 77, "de": 77}
+    expected |= {"bc": 150, "bd": 90, "be": 77, "cd": 90, "ce": 77, "de": 77, "of": 80, "af": 77}
     for (one, other), same in expected.items():
         mixes = views[one].mix, views[other].mix
         assert (one, other, same_until(*mixes), same_until(*mixes[::-1])) == (one, other, same, same)

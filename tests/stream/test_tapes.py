@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -17,10 +18,10 @@ from pretok.base.errors import IntegrityError
 from pretok.base.records import replace
 from pretok.config import make_mix
 from pretok.shards.manifest import load_manifest
+from pretok.stream import pack
 from pretok.stream.mix_file import load_mix, write_mix
 from pretok.stream.mix_job import MixRequest, plan_mix, run_mix
-from pretok.stream.pack import window_runs
-from pretok.stream.tapes import EACH, FILL, SideFile, TapeWriter, path_of, verify_side_file
+from pretok.stream.tapes import EACH, FILL, MOST, SideFile, TapeWriter, path_of, verify_side_file
 
 
 def write(folder: Path, address: np.ndarray, length: np.ndarray, step: int, every: int = 1) -> str:
@@ -96,18 +97,46 @@ def test_what_was_harmed_is_told(tmp_path: Path, place: int | None) -> None:
         SideFile(tmp_path, name)
 
 
-@given(st.lists(st.integers(1, 40), max_size=60), st.integers(1, 20))
-def test_a_window_is_packed_by_best_fit_of_the_longest_first(lengths: list[int], capacity: int) -> None:
+def test_runs_of_any_length_are_found(tmp_path: Path) -> None:
+    """Those that take 2 bytes, 4 bytes, and more than a run may have."""
+    length = np.array([100, (1 << 15) - 1, 1 << 15, (1 << 16) - 1, 1 << 16, MOST + 5])
+    address, ends = np.cumsum(length + 1), np.cumsum(length)
+    tape = SideFile(tmp_path, write(tmp_path, address, length, 9))
+    for run, end in enumerate(ends.tolist()):
+        for tokens in (3, int(length[run])):
+            pieces = tape.between(np.array([end - tokens]), np.array([end]))
+            assert pieces.length.sum() == tokens
+            assert pieces.address[0] == address[run] + length[run] - tokens
+            assert (pieces.address + pieces.length)[-1] == address[run] + length[run]
+
+
+@given(st.lists(st.integers(1, 40), min_size=1, max_size=60), st.integers(1, 19), st.sampled_from([4, 4096]))
+def test_documents_are_packed_by_best_fit_of_the_longest_first(
+    tmp_path_factory: pytest.TempPathFactory, lengths: list[int], seq_len: int, window: int
+) -> None:
+    """Window by window; an EOD after an EOD is no target."""
+    folder, size = tmp_path_factory.mktemp("packed"), seq_len + 1
     begins = np.cumsum([0, *lengths])[:-1]
-    address, length, learned = window_runs(begins, np.array(lengths, np.int64), capacity)
-    bins: list[list[tuple[int, int, int]]] = [[] for _ in learned]
-    ends = np.cumsum(length)
-    assert sum(length) == len(learned) * capacity
-    for at, size, end in zip(address.tolist(), length.tolist(), ends.tolist(), strict=True):
-        if at != FILL:
-            document = int(np.searchsorted(begins, at, side="right")) - 1
-            bins[(end - 1) // capacity].append((document, at - int(begins[document]), size))
-    assert bins == best_fit(lengths, capacity)
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("DOCUMENTS", "MOST_DOCUMENTS"):
+            patch.setattr(pack, name, window)
+        documents = [np.stack([begins, lengths])]
+        name = pack.write_packing(folder, [], seq_len, documents, len(lengths), sum(lengths))
+    expected = [
+        [np.arange(at, at + n) + begins[number + first] for first, at, n in one]
+        for number in range(0, len(lengths), window)
+        for one in best_fit(lengths[number : number + window], size)
+    ]
+    rows = np.arange(len(expected)) * size
+    pieces = SideFile(folder, name).between(rows, rows + size)
+    found = joined([np.arange(at, at + n) for at, n in zip(pieces.address, pieces.length, strict=True)])
+    assert found.tolist() == joined([part for one in expected for part in one]).tolist()
+    assert np.bincount(pieces.row, pieces.length).tolist() == [sum(map(len, one)) for one in expected]
+    ends, targets = begins + np.array(lengths) - 1, 0
+    for one in expected:
+        is_end = [*np.isin(joined(one), ends), *[True] * (size - sum(map(len, one)))]
+        targets += sum(not (before and after) for before, after in pairwise(is_end))
+    assert SideFile(folder, name).about["targets"] == targets
 
 
 @pytest.fixture(scope="module")

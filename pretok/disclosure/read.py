@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 import pretok.stream
+from pretok.audit.trace import open_run
 from pretok.base.errors import IntegrityError, UsageError
 from pretok.base.history import read_run
 from pretok.base.records import replace
@@ -29,7 +30,7 @@ from pretok.shards.manifest import Manifest
 from pretok.stream import View
 from pretok.stream.audit import drawn, number_of, runs
 from pretok.stream.mix_file import MixSource
-from pretok.stream.segments import RunSegment, open_segments, read_segments, read_settings
+from pretok.stream.segments import RunSegment, read_segments, read_settings
 from pretok.stream.tapes import Runs, ranges
 
 BLOCK = 1 << 20
@@ -130,24 +131,24 @@ def read_shards(manifest: Manifest, split: str = "train") -> Extent:
 
 
 def read_mix(manifest: Manifest, mix: Path) -> Extent:
-    """All sequences of a mix. Raises MismatchError when it belongs to other shards."""
+    """Return all sequences of a mix. Raises MismatchError if it belongs to other shards."""
     view = pretok.stream.open(manifest.folder, mix)
     return _extent("mix", [(view, 0, len(view), view.removals)], None)
 
 
 def read_steps(manifest: Manifest, folder: Path, mix: Path | None, done: int = 0) -> Extent:
-    """The sequences of all steps that are on record in a run's folder, or of those after the first `done`; mix: where
-    its last mix is now, None: where it was, or what the run recorded of it.
+    """Return the sequences of all logged steps of a run, or of those after the first `done`.
 
-    Raises UsageError where nothing was trained, MismatchError when the run read another order or other shards.
+    mix: where the run's last mix is now; None: where it was, or what the run recorded of it. Raises UsageError if
+    nothing was trained, MismatchError if the run read another order or other shards.
     """
     run, segments = load_run(folder)
-    spans = []
-    ends = [*(segment.step for segment in segments[1:]), run["steps"]]
-    for segment, view, end in zip(segments, open_segments(segments, manifest, mix), ends, strict=True):
-        if done < end:
-            first = segment.position_after(max(done, segment.step))
-            spans.append((view, first, segment.position_after(end), segment.removals))
+    steps = run["steps"]
+    spans = [
+        (part.view, part.position_after(max(done, part.before)), part.positions.stop, part.removals or 0)
+        for part in open_run(segments, steps, steps, manifest.folder, mix)
+        if part.last is not None and done < part.last
+    ]
     return _extent("run", spans, run)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -89,26 +88,20 @@ def tokens(made: Recipe) -> dict[str, int]:
     return found
 
 
-def test_tokens_by_licence_domain_and_the_longest(
+def test_columns_are_those_of_the_inputs(
     made: Recipe,
     tokens: dict[str, int],
     rows: dict[str, list[dict[str, Any]]],
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     records = {row["id"]: row for part in rows.values() for row in part if row["text"]}
-    assert tokens.keys() == records.keys()
-    licences: Counter[str] = Counter()
-    domains: Counter[str] = Counter()
-    for name, row in records.items():
-        licences[row["meta"]["license"] or ""] += tokens[name]
-        domains[row["meta"]["url"].split("/")[2]] += tokens[name]
-    by_licence = ask(made, capsys, "select license, sum(tokens) from documents group by all")
-    assert {name: int(count) for name, count in by_licence} == licences
-    domain = "split_part(url, '/', 3)"
-    by_domain = ask(made, capsys, f"select {domain}, sum(tokens) from documents group by all")
-    assert {name: int(count) for name, count in by_domain} == domains
-    longest = ask(made, capsys, "select id from documents order by tokens desc, id limit 5")
-    assert [name for (name,) in longest] == sorted(tokens, key=lambda name: (-tokens[name], name))[:5]
+    kept = {
+        name: [row["meta"]["license"] or "", row["meta"]["url"], str(tokens[name])]
+        for name, row in records.items()
+    }
+    found = ask(made, capsys, "select id, license, url, tokens from documents")
+    assert {name: values for name, *values in found} == kept
+    assert len(found) == len(kept) == len(tokens)
 
 
 def test_views(
@@ -161,33 +154,15 @@ def test_what_is_wrong_is_said(made: Recipe, capsys: pytest.CaptureFixture[str])
     assert "one" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("reader", ["duckdb", "polars", "pandas", "pyarrow"])
-def test_others_open_ledgers_as_they_are(
-    made: Recipe, tokens: dict[str, int], rows: dict[str, list[dict[str, Any]]], reader: str
-) -> None:
+@pytest.mark.parametrize("reader", ["polars", "pandas"])
+def test_others_open_ledgers_as_they_are(made: Recipe, tokens: dict[str, int], reader: str) -> None:
     library = needs(reader)
-    paths = [str(path) for path in made.shards_dir.glob("it/*.docs.parquet")]
-    if reader == "duckdb":
-        names = ", ".join("'" + p.replace("'", "''").replace("[", "[[]") + "'" for p in paths)
-        sql = f"select license, sum(tokens) from read_parquet([{names}], hive_partitioning = false) group by all"
-        found = dict(library.sql(sql).fetchall())
-    elif reader == "polars":
-        frame = library.concat([library.read_parquet(Path(p).read_bytes()) for p in paths])
-        found = dict(frame.group_by("license").agg(library.col("tokens").sum()).iter_rows())
-    elif reader == "pandas":
-        frame = library.concat([library.read_parquet(p) for p in paths])
-        found = frame.groupby("license", dropna=False)["tokens"].sum().to_dict()
-        found = {key if isinstance(key, str) else None: value for key, value in found.items()}
-    else:
-        table = library.concat_tables([pq.read_table(p) for p in paths])
-        grouped = table.group_by("license").aggregate([("tokens", "sum")])
-        found = dict(zip(grouped["license"].to_pylist(), grouped["tokens_sum"].to_pylist(), strict=True))
-    expected: Counter[str | None] = Counter()
-    licences = {row["id"]: row["meta"]["license"] for row in rows["it"]}
-    for name, count in tokens.items():
-        if name in licences:
-            expected[licences[name]] += count
-    assert found == expected
+    paths = sorted(made.shards_dir.glob("it/*.docs.parquet"))
+    frame = library.concat(
+        [library.read_parquet(path.read_bytes() if reader == "polars" else path) for path in paths]
+    )
+    expected = {name: count for name, count in tokens.items() if name.startswith("it")}
+    assert dict(zip(frame["id"], frame["tokens"], strict=True)) == expected
 
 
 def test_documents_are_found(
@@ -219,7 +194,6 @@ def test_documents_are_found(
     ):
         assert run_command(["inspect", str(made.shards_dir), *how]) == 2
         assert message in capsys.readouterr().err
+    capsys.readouterr()
     assert run_command(["inspect", str(made.shards_dir), "--search", "it documento"]) == 0
-    told = capsys.readouterr()
-    assert "and maybe more" in told.err
-    assert "license:" in told.out
+    assert "license:" in capsys.readouterr().out

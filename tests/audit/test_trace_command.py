@@ -11,12 +11,12 @@ import pytest
 from mixing import request
 from tokenizing import recipe, run
 
-from pretok.audit.documents import origin
 from pretok.audit.find import find_named
 from pretok.audit.trace import open_traced, readings
 from pretok.base.errors import UsageError
 from pretok.base.execute import Engine
 from pretok.cli import run_command
+from pretok.shards.documents import documents_at
 from pretok.shards.manifest import Manifest, load_manifest
 from pretok.stream.mix_job import run_mix
 
@@ -40,7 +40,8 @@ def test_every_document_is_found_by_hash_and_by_place(manifest: Manifest) -> Non
         for number, row in enumerate(pq.read_table(shard.ledger_path).to_pylist()):
             place = (shard.source, shard.split, before[shard.source, shard.split] + number)
             by_hash.setdefault(row["hash"].hex(), []).append(place)
-            places.append((origin(manifest, shard, number)[:2], place))
+            known = documents_at(manifest, shard, [number])[0]
+            places.append(((known["file"], known["position"]), place))
         before[shard.source, shard.split] += shard.documents
     for digits, expected in list(by_hash.items())[::7]:
         assert find_named(manifest, digits.upper(), 99) == expected
@@ -51,14 +52,14 @@ def test_every_document_is_found_by_hash_and_by_place(manifest: Manifest) -> Non
 
 def test_a_name_of_no_document_is_explained(manifest: Manifest) -> None:
     lines = (manifest.folder.parents[1] / "in" / "en.jsonl").read_text("utf-8").count("\n")
-    with pytest.raises(UsageError, match="a record that was rejected"):
-        find_named(manifest, f"en.jsonl:{lines}", 9)
-    with pytest.raises(UsageError, match="a line that is not there"):
-        find_named(manifest, "en.jsonl:100000", 9)
-    with pytest.raises(UsageError, match="the hash of no text"):
-        find_named(manifest, 32 * "0", 9)
-    with pytest.raises(UsageError, match="no ledger keeps a column id"):
-        find_named(manifest, "other.jsonl:1", 9)
+    for name, message in (
+        (f"en.jsonl:{lines}", "a rejected record"),
+        ("en.jsonl:100000", "a line that is not there"),
+        (32 * "0", "not the hash of any text"),
+        ("other.jsonl:1", "no column id was kept"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            find_named(manifest, name, 9)
 
 
 def test_the_command_says_what_the_functions_say(
@@ -67,7 +68,8 @@ def test_the_command_says_what_the_functions_say(
     path = manifest.folder.parent / "mix.json"
     run_mix(manifest.folder, path, request("20000:it=0.3,en=0.7", seq_len=64, max_epochs=9))
     shard = manifest.of("en")[0]
-    file, line, _ = origin(manifest, shard, 3)
+    [known] = documents_at(manifest, shard, [3])
+    file, line = known["file"], known["position"]
     found = readings(open_traced(path, None)[0], "en", "train", 3)
     assert run_command(["trace", str(path), "--doc", f"{file}:{line}", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)

@@ -63,8 +63,8 @@ OURS = r".+-[0-9a-f]{8}\.parquet|\..+" + re.escape(TEMPORARY_SUFFIX)
 """Names of files that this job writes and replaces."""
 SHOWN = 5
 """Files that a message names."""
-THREAD_BYTES = 1 << 30
-"""Free memory for each thread of DuckDB."""
+MEMORY = 1 << 30
+"""Bytes that DuckDB keeps in memory, and free memory for each of its threads."""
 SQL_TYPES = {"text": "VARCHAR", "integer": "BIGINT", "float": "DOUBLE", "boolean": "BOOLEAN"}
 """Of `read.kept.TYPES`."""
 
@@ -100,13 +100,13 @@ def run_annotate(request: Request, console: Console) -> Annotations:
         reading(manifest, "annotate"),
         StopFlag() as stop,
         stop.raising(),
-        database(scratch, 1, room) as sql,
+        database(scratch, 1, room, MEMORY) as sql,
     ):
         columns = Columns(request.by, request.columns, _check_request(request, manifest, shards))
         inputs = _list_rows(request, console)
         for shard in shards:
             manifest.check(shard.ledger_path)
-        threads = max(1, min(len(os.sched_getaffinity(0)), free_memory() // THREAD_BYTES))
+        threads = max(1, min(len(os.sched_getaffinity(0)), free_memory() // MEMORY))
         sql.execute(f"SET threads = {threads}")  # every result below has its order
         _load_rows(sql, inputs, columns)
         _load_documents(sql, request, manifest, numbered)

@@ -200,10 +200,12 @@ def _check_inputs(manifest: Manifest) -> Iterator[str]:
 def _check_unknown(manifest: Manifest, annotations: Sequence[Annotations]) -> Iterator[str]:
     """Files in our folders that nothing names."""
     for path in _unknown(manifest, annotations)[0]:
-        yield (
-            f"{path} is not in the manifest: left by a killed process, or put there by hand; delete it when no job is "
-            "running"
+        why = (
+            "left by a killed process"
+            if path.suffix == TEMPORARY_SUFFIX
+            else "left over, or put there by hand"
         )
+        yield f"{path} is not in the manifest: {why}; delete it when no job is running"
 
 
 def _unknown(manifest: Manifest, annotations: Sequence[Annotations]) -> tuple[list[Path], list[Path]]:

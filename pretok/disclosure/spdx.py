@@ -37,14 +37,14 @@ def spdx_document(summary: Record) -> str:
         }
     ]
 
-    def add(kind: str, name: str, **properties: Any) -> str:
+    def add(kind: str, anchor: str, **properties: Any) -> str:
         known = {key: value for key, value in properties.items() if value}
-        graph.append({"type": kind, "spdxId": f"{base}#{name}", "creationInfo": "_:creation", **known})
-        return f"{base}#{name}"
+        graph.append({"type": kind, "spdxId": f"{base}#{anchor}", "creationInfo": "_:creation", **known})
+        return f"{base}#{anchor}"
 
-    def relate(kind: str, name: str, one: str, others: Sequence[str]) -> None:
+    def relate(kind: str, anchor: str, one: str, others: Sequence[str]) -> None:
         if others:
-            add("Relationship", name, relationshipType=kind, to=others, **{"from": one})
+            add("Relationship", anchor, relationshipType=kind, to=others, **{"from": one})
 
     add("Tool", "pretok", name=f"pretok {PRETOK_VERSION}")
     maker = add("Organization", "maker", name=provider or "not stated")
@@ -60,9 +60,10 @@ def spdx_document(summary: Record) -> str:
         values = [row["value"] for row in listed if row["value"] is not None]
         for value in values:
             if value not in licences:
-                name = f"licence-{len(licences)}"
-                licences[value] = add("simplelicensing_SimpleLicensingText", name, name=value)
-                graph[-1]["simplelicensing_licenseText"] = value
+                texts = {"name": value, "simplelicensing_licenseText": value}
+                licences[value] = add(
+                    "simplelicensing_SimpleLicensingText", f"licence-{len(licences)}", **texts
+                )
         relate("hasDeclaredLicense", f"licences-{source['name']}", one, [licences[value] for value in values])
     elements = [element["spdxId"] for element in graph[1:]]
     add("SpdxDocument", "document", rootElement=[data], element=elements)

@@ -19,7 +19,7 @@ from pretok.base.kinds import KINDS, LEARNED, TEXT
 from pretok.base.terminal import print_json
 from pretok.base.units import human_bytes, plural
 from pretok.base.visible import visible, visible_json
-from pretok.commands.options import Json, Shards, terminal
+from pretok.commands.options import Json, Shards, WorkOrShards, terminal
 
 if TYPE_CHECKING:
     from pretok.audit.documents import Inspection
@@ -228,10 +228,7 @@ def _write(kind: str, names: list[str], batches: Iterator[list[tuple[Any, ...]]]
 
 def query(
     context: typer.Context,
-    work: Annotated[
-        Path,
-        typer.Argument(metavar="WORK", help="Folder of results, or its shards.", show_default=False),
-    ],
+    work: WorkOrShards,
     sql: Annotated[
         str, typer.Argument(metavar="SQL", help="SQL query, in the dialect of DuckDB.", show_default=False)
     ],
@@ -258,7 +255,6 @@ def query(
         raise UsageError(f"--format {kind!r}: known are table, csv and json")
     names, batches = run_query(work, sql, console)
     if kind != "table":
-        console.shown = True
         _write(kind, names, batches)
         return
     rows = list(islice(chain.from_iterable(batches), SHOWN + 1))

@@ -9,7 +9,6 @@ Input: WORK (or its shards folder) and a query. Output: names of columns, and ro
     shards     path, source, split, tokens, documents, text_bytes
     sources    source, tokens, documents, bytes, read, rejected
     rejects    source, file, position, reason, detail
-    words      word, count, heldout: over all sources, where WORK holds counts
 
 Nothing is copied or indexed: DuckDB reads the columns that a query names from the Parquet files.
 """
@@ -22,7 +21,7 @@ from typing import Any
 
 from pretok.base.console import Console
 from pretok.base.errors import IntegrityError, UsageError
-from pretok.base.sql import errors, parquet, path_list, quoted, told
+from pretok.base.sql import errors, path_list, quoted, told
 from pretok.shards.annotations import open_annotations, unknown_sources
 from pretok.shards.documents import make_table, make_views
 from pretok.shards.manifest import Manifest, has_manifest, load_manifest
@@ -48,7 +47,6 @@ def run_query(work: Path, sql: str, console: Console) -> tuple[list[str], Iterat
             _make_tables(connection, manifest)
             _make_docs(connection, manifest, console)
             _make_rejects(connection, manifest)
-            _make_words(connection, work / "counts")
     except duckdb.Error as error:
         raise IntegrityError(f"{shards}: {told(error)}; see pretok verify") from None
     try:
@@ -59,7 +57,7 @@ def run_query(work: Path, sql: str, console: Console) -> tuple[list[str], Iterat
         if catalog and connection.extract_statements(sql)[0].type != duckdb.StatementType.SELECT:
             raise UsageError("pretok query only reads; it takes one SELECT") from None
         raise UsageError(
-            f"{told(error)}\nthe views are documents, ledger, shards, sources, rejects and words; DESCRIBE documents"
+            f"{told(error)}\nthe views are documents, ledger, shards, sources and rejects; DESCRIBE documents"
         ) from None
     return [column[0] for column in connection.description or ()], _rows(connection)
 
@@ -122,12 +120,3 @@ def _make_rejects(connection: Any, manifest: Manifest) -> None:
     ]
     nothing = "SELECT '' AS source, '' AS file, 0::BIGINT AS position, '' AS reason, '' AS detail WHERE false"
     connection.execute("CREATE VIEW rejects AS " + " UNION ALL ".join([nothing, *parts]))
-
-
-def _make_words(connection: Any, counts: Path) -> None:
-    if buckets := sorted(counts.glob("bucket-*.parquet")):
-        connection.execute(
-            "CREATE VIEW words AS SELECT decode(word) AS word, sum(count)::BIGINT AS count, "
-            f"sum(heldout)::BIGINT AS heldout FROM {parquet(buckets)} "
-            "GROUP BY decode(word)"
-        )

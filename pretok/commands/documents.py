@@ -244,7 +244,7 @@ def query(
 
         pretok query work "select source, count(*), sum(tokens) from documents group by all"
 
-    Views: documents, ledger, shards, sources, rejects, words (where WORK holds counts). `describe documents` lists the
+    Views: documents, ledger, shards, sources and rejects. `describe documents` lists the
     columns, kept and joined ones included. COPY (select ...) TO 'file.parquet' writes a file.
     """
     from pretok.audit.query import run_query

@@ -15,8 +15,6 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 import xxhash
 from mixing import request, write_segment
@@ -32,7 +30,6 @@ from pretok.audit.trace import open_traced, readings
 from pretok.base.execute import Engine
 from pretok.base.stop import StopFlag
 from pretok.cli import run_command
-from pretok.counts.buckets import SCHEMA
 from pretok.shards.manifest import load_manifest
 from pretok.stream.mix_job import run_mix
 
@@ -134,14 +131,6 @@ def test_views_agree_with_the_manifest(work: Path, capsys: Any) -> None:
     ]
     rejects = [["en", "6", "empty_text"], ["it", "6", "empty_text"]]
     assert ask(work, capsys, "select source, position, reason from rejects order by 1") == rejects
-    folder = work / "counts"
-    folder.mkdir()
-    for name, words, counts in (("00", ["la", "è"], [3, 4]), ("01", ["la"], [5])):
-        columns = {"word": [word.encode() for word in words], "count": counts, "heldout": counts}
-        pq.write_table(pa.table(columns, schema=SCHEMA), folder / f"bucket-{name}.parquet")
-    words = ask(work, capsys, "select word, count, heldout from words order by count")
-    assert words == [["è", "4", "4"], ["la", "8", "8"]]
-    shutil.rmtree(folder)
     # DuckDB names the nearest column.
     assert "license" in told_by(capsys, "query", work, "select licence from documents", code=2)
     assert "known are" in told_by(capsys, "query", work, "select 1", "--format", "xml", code=2)

@@ -30,12 +30,12 @@ from pretok.stream.classes import SCRATCH, evaluated
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """Documents of one shard: `rows` (n,), rising; before: documents of its split before it; sizes (n,): bytes of their
-    texts; copies: how many of them are only copies of chosen documents."""
+    """Documents of one shard: `rows` (n,), rising; tokens, sizes (n,): tokens, and bytes of the texts; copies: how many
+    of them are only copies of chosen documents."""
 
     shard: Shard
-    before: int
     rows: Ints
+    tokens: Ints
     sizes: Ints
     copies: int
 
@@ -65,32 +65,30 @@ def select(manifest: Manifest, where: str | None, names: Sequence[str]) -> Selec
     else:
         meant, missing = find_names(manifest, shards, names)
     found, already = [pa.array([], HASH)], 0
-    for shard, rows in _hashes(manifest, shards):
+    for shard, rows in _rows(manifest, shards):
         at = meant[shard.path]
         gone = np.asarray(rows["removed"].is_valid())[at]
         already += int(gone.sum())
         found.append(rows["hash"].take(pa.array(at[~gone])))
     hashes = pa.chunked_array(found).unique()
-    before, chosen = {shard.path: first for shard, first in shards}, []
-    for shard, rows in _hashes(manifest, shards) if len(hashes) else ():
+    chosen = []
+    for shard, rows in _rows(manifest, shards) if len(hashes) else ():
         same = np.asarray(pc.is_in(rows["hash"], value_set=hashes)) & ~np.asarray(rows["removed"].is_valid())
         if len(at := np.flatnonzero(same)):
-            sizes = np.asarray(rows["bytes"])[at]
-            copies = len(np.setdiff1d(at, meant[shard.path]))
-            chosen.append(Chosen(shard, before[shard.path], at, sizes, copies))
+            tokens, sizes = (np.asarray(rows[name])[at] for name in ("tokens", "bytes"))
+            chosen.append(Chosen(shard, at, tokens, sizes, len(np.setdiff1d(at, meant[shard.path]))))
     return Selection(tuple(chosen), hashes, already, missing)
 
 
-def _hashes(manifest: Manifest, shards: Sequence[Numbered]) -> Iterator[tuple[Shard, pa.Table]]:
-    """Yield hash, bytes and `removed` of all documents of each shard, after a check of its ledger."""
+COLUMNS = {"hash": HASH, "tokens": pa.int64(), "bytes": pa.int64(), "removed": pa.string()}
+
+
+def _rows(manifest: Manifest, shards: Sequence[Numbered]) -> Iterator[tuple[Shard, pa.Table]]:
+    """Yield COLUMNS of all documents of each shard, after a check of its ledger."""
     for one in shards:
         manifest.check(one[0].ledger_path)
-        windows = [rows for _, _, rows in scan(manifest, ["hash", "bytes", "removed"], [one])]
-        columns = [
-            pa.concat_arrays([window[n].cast(kind) for window in windows])
-            for n, kind in enumerate((HASH, pa.int64(), pa.string()))
-        ]
-        yield one[0], pa.table(columns, names=["hash", "bytes", "removed"]).combine_chunks()
+        windows = [rows.cast(pa.schema(COLUMNS)) for _, _, rows in scan(manifest, list(COLUMNS), [one])]
+        yield one[0], pa.Table.from_batches(windows).combine_chunks()
 
 
 def _by_predicate(manifest: Manifest, shards: Sequence[Numbered], where: str) -> dict[str, Ints]:

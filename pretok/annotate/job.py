@@ -161,12 +161,6 @@ def _check_request(request: Request, manifest: Manifest, shards: Sequence[Shard]
     for a wrong name or key."""
     if not re.fullmatch("[A-Za-z][A-Za-z0-9_]*", request.name):
         raise UsageError(f"--name {request.name!r}: use letters, digits and _; it begins a column's name")
-    folder = annotations_folder(manifest.folder, request.name)
-    for path in (folder.parent, folder):
-        if path.is_symlink():
-            raise UsageError(
-                f"{path} is a link to another folder, where annotate would replace and delete files: make it a folder"
-            )
     if not request.by or len(set(request.by)) != len(request.by) or set(request.by) <= set(OF_SHARD):
         raise UsageError("--by must tell documents apart: id, hash, url, file,position or source,id")
     known = {name for shard in shards for name in ledger_schema(shard.ledger_path).names}

@@ -378,22 +378,17 @@ def test_a_key_of_bytes_is_the_text_that_they_are(kind: pa.DataType, shards: Pat
         annotate(shards, [str(tmp_path / "a.parquet")], "source,id")
 
 
-@pytest.mark.parametrize("linked", ["annotations", "annotations/notes"])
-def test_files_of_others_are_not_deleted(linked: str, shards: Path, tmp_path: Path) -> None:
-    theirs = tmp_path / "theirs" / "notes"
-    theirs.mkdir(parents=True)
-    (theirs / "thesis.txt").write_text("mine")
-    (shards / linked).parent.mkdir(exist_ok=True)
-    (shards / linked).symlink_to(theirs.parent if linked == "annotations" else theirs)
-    rows = write_lines(tmp_path / "a.jsonl", [{"source": "it", "id": "1", "q": 1}])
-    with pytest.raises(UsageError, match="is a link to another folder"):
+def test_files_of_others_are_not_deleted(shards: Path, tmp_path: Path) -> None:
+    theirs = shards / "annotations" / "notes" / "thesis.parquet"
+    theirs.parent.mkdir(parents=True)
+    theirs.write_text("mine")
+    for q in (1, 2):
+        rows = write_lines(tmp_path / "a.jsonl", [{"source": "it", "id": "1", "q": q}])
         annotate(shards, [rows], "source,id")
-    (shards / linked).unlink()
-    (shards / "annotations" / "notes").mkdir(parents=True, exist_ok=True)
-    (shards / "annotations" / "notes" / "thesis.txt").write_text("mine")
-    annotate(shards, [rows], "source,id")
-    for folder in (theirs, shards / "annotations" / "notes"):
-        assert (folder / "thesis.txt").read_text() == "mine"
+    assert theirs.read_text() == "mine"
+    assert len(list(theirs.parent.glob("it-*.parquet"))) == len(load_manifest(shards).of("it")) + len(
+        load_manifest(shards).of("it", "val")
+    )
 
 
 def test_types_of_a_column_go_together_over_files_and_blocks(shards: Path, tmp_path: Path) -> None:

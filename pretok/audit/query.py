@@ -1,4 +1,4 @@
-"""query: SQL over what shards know of themselves, by DuckDB.
+"""query: SQL over documents, shards and rejects, by DuckDB.
 
 Input: WORK (or its shards folder) and a query. Output: names of columns, and rows in batches. The views:
 
@@ -9,9 +9,8 @@ Input: WORK (or its shards folder) and a query. Output: names of columns, and ro
     shards     path, source, split, tokens, documents, text_bytes
     sources    source, tokens, documents, bytes, read, rejected
     rejects    source, file, position, reason, detail
-    words      word, count, heldout: over all sources, where WORK holds counts
 
-Nothing is copied or indexed: DuckDB reads the columns that a query names from the Parquet files themselves.
+Nothing is copied or indexed: DuckDB reads the columns that a query names from the Parquet files.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from typing import Any
 
 from pretok.base.console import Console
 from pretok.base.errors import IntegrityError, UsageError
-from pretok.base.sql import errors, parquet, path_list, quoted, told
+from pretok.base.sql import errors, path_list, quoted, told
 from pretok.shards.annotations import open_annotations, unknown_sources
 from pretok.shards.documents import make_table, make_views
 from pretok.shards.manifest import Manifest, has_manifest, load_manifest
@@ -33,14 +32,14 @@ BATCH = 10_000
 
 
 def run_query(work: Path, sql: str, console: Console) -> tuple[list[str], Iterator[list[tuple[Any, ...]]]]:
-    """(names of the columns, batches of rows). Raises UsageError with what DuckDB says of a query it does not take, and
-    IntegrityError; `console` hears why there are no documents, where the shards hold a mix."""
+    """Return (names of the columns, batches of rows). Raises UsageError with DuckDB's message for a wrong query, and
+    IntegrityError. `console` shows why there are no documents if the shards hold a mix."""
     import duckdb
 
     shards = work if has_manifest(work) else work / "shards"
     refuse_unfinished(shards)
     connection = duckdb.connect()
-    # Nothing is fetched from a network behind anybody's back.
+    # DuckDB must not fetch extensions from the network.
     connection.execute("SET autoinstall_known_extensions = false; SET enable_progress_bar = false")
     manifest = load_manifest(shards)
     try:
@@ -48,7 +47,6 @@ def run_query(work: Path, sql: str, console: Console) -> tuple[list[str], Iterat
             _make_tables(connection, manifest)
             _make_docs(connection, manifest, console)
             _make_rejects(connection, manifest)
-            _make_words(connection, work / "counts")
     except duckdb.Error as error:
         raise IntegrityError(f"{shards}: {told(error)}; see pretok verify") from None
     try:
@@ -59,7 +57,7 @@ def run_query(work: Path, sql: str, console: Console) -> tuple[list[str], Iterat
         if catalog and connection.extract_statements(sql)[0].type != duckdb.StatementType.SELECT:
             raise UsageError("pretok query only reads; it takes one SELECT") from None
         raise UsageError(
-            f"{told(error)}\nthe views are documents, ledger, shards, sources, rejects and words; DESCRIBE documents"
+            f"{told(error)}\nthe views are documents, ledger, shards, sources and rejects; DESCRIBE documents"
         ) from None
     return [column[0] for column in connection.description or ()], _rows(connection)
 
@@ -79,7 +77,7 @@ def _rows(connection: Any) -> Iterator[list[tuple[Any, ...]]]:
 
 
 def _make_tables(connection: Any, manifest: Manifest) -> None:
-    """The views of what stands in the manifest."""
+    """Make the views of the manifest."""
     named = ("source", "split", "tokens", "documents", "text_bytes")
     counted = ("tokens", "documents", "bytes", "read")
     shards = [
@@ -99,10 +97,10 @@ def _make_tables(connection: Any, manifest: Manifest) -> None:
 
 
 def _make_docs(connection: Any, manifest: Manifest, console: Console) -> None:
-    """The views ledger and documents. What they have no rows of is told."""
+    """Make the views ledger and documents, and say what they lack."""
     if manifest.materialized is not None:
         console.notice(
-            f"{manifest.folder} holds a mix in its order: it has no documents; they are in the shards it was made of"
+            f"{manifest.folder} holds a mix in its order, without documents; they are in the shards it was made of"
         )
         return
     joined = open_annotations(manifest)
@@ -122,12 +120,3 @@ def _make_rejects(connection: Any, manifest: Manifest) -> None:
     ]
     nothing = "SELECT '' AS source, '' AS file, 0::BIGINT AS position, '' AS reason, '' AS detail WHERE false"
     connection.execute("CREATE VIEW rejects AS " + " UNION ALL ".join([nothing, *parts]))
-
-
-def _make_words(connection: Any, counts: Path) -> None:
-    if buckets := sorted(counts.glob("bucket-*.parquet")):
-        connection.execute(
-            "CREATE VIEW words AS SELECT decode(word) AS word, sum(count)::BIGINT AS count, "
-            f"sum(heldout)::BIGINT AS heldout FROM {parquet(buckets)} "
-            "GROUP BY decode(word)"
-        )

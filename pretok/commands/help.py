@@ -38,7 +38,7 @@ SECTIONS = {
         "report": ("look", "one page on what the shards hold and what happened"),
         "disclose": ("look", "what was trained on, for the public summary"),
         "inspect": ("documents", "one document as its tokens, and where it came from"),
-        "query": ("documents", "SQL over documents, shards, rejects and words"),
+        "query": ("documents", "SQL over documents, shards and rejects"),
         "trace": ("documents", "which steps of a run read a document, or what they read"),
         "certify": ("documents", "prove to others what a step read, or check such a proof"),
         "preflight": ("look", "check that a node is fit for a long job"),

@@ -1,8 +1,8 @@
-"""Which documents are meant: by a predicate or by ids, and all that have the text of one of these.
+"""Choose documents by a condition or by names, and all documents with the same text.
 
 Input: a manifest, and a condition over the columns of `documents` (`pretok query`) or names (`shards.names`). Output:
-`Selection`. Documents that are removed already are passed over. The ledgers are read twice: for what is meant, and for
-the copies of it in other sources and in validation.
+`Selection`. Documents that were removed already are skipped. The ledgers are read twice: for the chosen documents, and
+for their copies in other sources and in validation.
 """
 
 from __future__ import annotations
@@ -30,24 +30,24 @@ from pretok.stream.classes import SCRATCH, evaluated
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """Documents of one shard: `rows` (n,), rising; before: documents of its split before it; sizes (n,): bytes of their
-    texts; copies: how many of them are here only as copies of others."""
+    """Documents of one shard: `rows` (n,), rising; tokens, sizes (n,): tokens, and bytes of the texts; copies: how many
+    of them are only copies of chosen documents."""
 
     shard: Shard
-    before: int
     rows: Ints
+    tokens: Ints
     sizes: Ints
     copies: int
 
     @property
     def mask(self) -> npt.NDArray[np.bool_]:
-        """(documents of the shard,): which are these."""
+        """(documents of the shard,): which of them are chosen."""
         return np.isin(np.arange(self.shard.documents), self.rows)
 
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """hashes: of the texts, each once; already: documents that are meant and removed; missing: names of none."""
+    """hashes: of the texts, each once; already: documents that were removed before; missing: names of no document."""
 
     chosen: tuple[Chosen, ...]
     hashes: pa.Array
@@ -56,8 +56,8 @@ class Selection:
 
 
 def select(manifest: Manifest, where: str | None, names: Sequence[str]) -> Selection:
-    """The documents for which `where` is true, or which have one of the names, and all copies of them. Raises
-    UsageError for what is no condition, MismatchError, IntegrityError."""
+    """Return the documents for which `where` is true, or which have one of the names, and all copies of them. Raises
+    UsageError for a wrong condition, MismatchError, IntegrityError."""
     shards = tuple(one for one in chosen_shards(manifest) if one[0].documents)
     missing: tuple[str, ...] = ()
     if where is not None:
@@ -65,32 +65,30 @@ def select(manifest: Manifest, where: str | None, names: Sequence[str]) -> Selec
     else:
         meant, missing = find_names(manifest, shards, names)
     found, already = [pa.array([], HASH)], 0
-    for shard, rows in _hashes(manifest, shards):
+    for shard, rows in _rows(manifest, shards):
         at = meant[shard.path]
         gone = np.asarray(rows["removed"].is_valid())[at]
         already += int(gone.sum())
         found.append(rows["hash"].take(pa.array(at[~gone])))
     hashes = pa.chunked_array(found).unique()
-    before, chosen = {shard.path: first for shard, first in shards}, []
-    for shard, rows in _hashes(manifest, shards) if len(hashes) else ():
+    chosen = []
+    for shard, rows in _rows(manifest, shards) if len(hashes) else ():
         same = np.asarray(pc.is_in(rows["hash"], value_set=hashes)) & ~np.asarray(rows["removed"].is_valid())
         if len(at := np.flatnonzero(same)):
-            sizes = np.asarray(rows["bytes"])[at]
-            copies = len(np.setdiff1d(at, meant[shard.path]))
-            chosen.append(Chosen(shard, before[shard.path], at, sizes, copies))
+            tokens, sizes = (np.asarray(rows[name])[at] for name in ("tokens", "bytes"))
+            chosen.append(Chosen(shard, at, tokens, sizes, len(np.setdiff1d(at, meant[shard.path]))))
     return Selection(tuple(chosen), hashes, already, missing)
 
 
-def _hashes(manifest: Manifest, shards: Sequence[Numbered]) -> Iterator[tuple[Shard, pa.Table]]:
-    """Hash, bytes and `removed` of all documents of each shard, whose ledger must be as it was sealed."""
+COLUMNS = {"hash": HASH, "tokens": pa.int64(), "bytes": pa.int64(), "removed": pa.string()}
+
+
+def _rows(manifest: Manifest, shards: Sequence[Numbered]) -> Iterator[tuple[Shard, pa.Table]]:
+    """Yield COLUMNS of all documents of each shard, after a check of its ledger."""
     for one in shards:
         manifest.check(one[0].ledger_path)
-        windows = [rows for _, _, rows in scan(manifest, ["hash", "bytes", "removed"], [one])]
-        columns = [
-            pa.concat_arrays([window[n].cast(kind) for window in windows])
-            for n, kind in enumerate((HASH, pa.int64(), pa.string()))
-        ]
-        yield one[0], pa.table(columns, names=["hash", "bytes", "removed"]).combine_chunks()
+        windows = [rows.cast(pa.schema(COLUMNS)) for _, _, rows in scan(manifest, list(COLUMNS), [one])]
+        yield one[0], pa.Table.from_batches(windows).combine_chunks()
 
 
 def _by_predicate(manifest: Manifest, shards: Sequence[Numbered], where: str) -> dict[str, Ints]:
@@ -109,16 +107,16 @@ def _by_predicate(manifest: Manifest, shards: Sequence[Numbered], where: str) ->
 
 
 def refuse_missing(missing: Sequence[str], where: Path, folder: Path) -> None:
-    """UsageError that lists names of no document."""
+    """Raise UsageError if some names have no document."""
     if missing:
         raise UsageError(
             f"{folder} has no document of {len(missing)} of the names in {where}, and nothing was removed: "
-            f"{listed(missing, SHOWN)}; a name is a hash, a kept id or FILE:LINE; with --missing-ok the others go"
+            f"{listed(missing, SHOWN)}; a name is a hash, a kept id or FILE:LINE; --missing-ok removes the others"
         )
 
 
 def refuse_whole(manifest: Manifest, selection: Selection) -> None:
-    """UsageError that names sources of which nothing would be left."""
+    """Raise UsageError if nothing would be left of a source."""
     going = dict.fromkeys(manifest.sources, 0)
     for one in selection.chosen:
         going[one.shard.source] += len(one.rows)

@@ -25,8 +25,7 @@ pool `it`. So the positions that two mixes have in common follow from their file
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from fractions import Fraction
 from functools import cached_property
 from itertools import accumulate
@@ -35,7 +34,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from pretok.base.errors import IntegrityError, MismatchError, PretokError, UsageError
+from pretok.base.errors import IntegrityError, MismatchError, UsageError
 from pretok.base.kinds import CHAT_KINDS, LEARNED
 from pretok.base.records import Count, Record, Signed, check_version, read_record, replace, to_json
 from pretok.base.storage import fingerprint, read_json, write_json, writing
@@ -368,15 +367,6 @@ def load_mix(path: Path) -> Mix:
     if not path.exists():
         raise IntegrityError(f"{path} does not exist; name a mix, or make it with pretok mix")
     return parse_mix(read_json(path), path, "make it with pretok mix")
-
-
-def mixes_beside(manifest: Manifest) -> Iterator[tuple[Path, Mix]]:
-    """Yield every mix of these shards that lies next to their folder, with its path."""
-    for path in sorted(manifest.folder.parent.glob("*.json")):
-        with suppress(PretokError):  # another file, or a damaged mix, which its own reader reports
-            mix = load_mix(path)
-            if manifest.was(mix.manifest) is not None:
-                yield path, mix
 
 
 def parse_mix(data: object, where: Path, remedy: str = "restore it from a copy") -> Mix:

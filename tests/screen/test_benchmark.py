@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import io
 import json
 import random
 import re
@@ -149,7 +148,7 @@ def test_a_benchmark_is_kept_as_a_file(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_holds_no_items_is_refused_by_name(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="nowhere is no folder"):
+    with pytest.raises(UsageError, match="nowhere is not a folder"):
         read_benchmark(tmp_path / "nowhere")
     with pytest.raises(UsageError, match="holds no file named"):
         read_benchmark(tmp_path)
@@ -157,28 +156,6 @@ def test_a_folder_that_holds_no_items_is_refused_by_name(tmp_path: Path) -> None
     (tmp_path / "bad.jsonl").write_text('{"q": 1}\n{"q": \n')
     with pytest.raises(UsageError, match=r"bad\.jsonl, line 2 is not JSON"):
         read_benchmark(tmp_path)
-
-
-@pytest.mark.corpus
-def test_novels_hold_no_item_that_was_not_planted(tmp_path: Path, corpus: Path) -> None:
-    """False positives: 2,000 passages of 50 words of technical documents, looked for in novels. (Passages of novels do
-    stand in other novels: they quote.)"""
-    zstandard = pytest.importorskip("zstandard")
-
-    def texts(name: str) -> list[str]:
-        with (corpus / name).open("rb") as file:
-            reader = io.TextIOWrapper(zstandard.ZstdDecompressor().stream_reader(file), encoding="utf-8")
-            return [json.loads(line)["text"] for _, line in zip(range(300), reader, strict=False)]
-
-    rng = random.Random(0)
-    items: list[object] = []
-    for name in ("en/linux-doc-en-00.jsonl.zst", "it/debian-docs-it-00.jsonl.zst"):
-        words = [word for text in texts(name) for word in text.split()]
-        items += [" ".join(words[at : at + 50]) for at in rng.sample(range(len(words) - 50), k=1000)]
-    finder = ContaminationFinder(read_benchmark(write_items(tmp_path, items=items)))
-    clean = texts("en/eltec-en-01.jsonl.zst") + texts("it/gutenberg-it-01.jsonl.zst")
-    assert sum(map(len, clean)) > 5_000_000
-    assert not [share for share, _ in search(finder, clean) if share]
 
 
 def test_items_and_documents_may_be_nothing(tmp_path: Path) -> None:

@@ -123,7 +123,7 @@ def test_report_and_status_say_what_the_mix_is(work: Path, capsys: pytest.Captur
     text = re.sub(r"<[^>]+>", "", (work / "report.html").read_text())
     assert re.search(r"good is a class: it where quality &gt;= 5", text)
     assert re.search(r"it is packed: \d+ documents, \d+ longer ones cut, \d+ tokens of padding", text)
-    assert "It reads the shards as they were before they grew" in text
+    assert "It was made before the shards grew" in text
     out, _ = said(capsys, "status", work)
     assert "packed" in out
     assert "appended to 1 time" in out

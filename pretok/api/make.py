@@ -144,7 +144,7 @@ def _console(name: str, work: Path | None, settings: Mapping[str, object], quiet
         code = 0
     except BaseException as error:
         code = getattr(error, "exit_code", code)
-        console.record("error", message=str(error) or type(error).__name__, traceback="")
+        console.event("error", message=str(error) or type(error).__name__, traceback="")
         raise
     finally:
         logger.removeHandler(warnings)

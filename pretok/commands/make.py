@@ -125,7 +125,7 @@ def build_vocab(
         print_json(to_json(report))
     else:
         console.show(sources_table(report))
-        console.notice(f"the whole report is in {recipe.vocab_dir / REPORT_FILE}; --verbose shows it")
+        console.notice(f"the whole report is in {recipe.vocab_dir / REPORT_FILE}")
     stale = f"{counts or recipe.counts_dir} and {recipe.vocab_dir}"
     refuse_partial("the vocabulary is made", report.failed, stale)
     refuse_short(report, recipe.vocab)

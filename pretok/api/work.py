@@ -131,7 +131,8 @@ class Work:
         known = pa.schema({name: types[name] for name in columns})
 
         def batches() -> Iterator[pa.RecordBatch]:
-            decoder, befores = load_decoder(self.manifest) if with_text else None, dict(numbered)
+            decoder = load_decoder(self.manifest) if with_text else None
+            befores = {shard.bin_path: before for shard, before in numbered}
             for shard, first, found in scan(self.manifest, columns, numbered, joined):
                 arrays = [
                     (hex_digits(array) if name == "hash" else array).cast(types[name])
@@ -141,7 +142,7 @@ class Work:
                 if decoder is None:
                     yield rows
                     continue
-                start = first - befores[shard]
+                start = first - befores[shard.bin_path]
                 for low, texts in shard_texts(shard, decoder, start, start + len(rows)):
                     yield rows.slice(low - start, len(texts)).append_column(TEXT, texts)
 

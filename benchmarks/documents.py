@@ -2,51 +2,55 @@
 
     python -m benchmarks.documents FOLDER [--documents 100M]
 
-Input: an empty folder, where shards of random tokens (10 a document, id and url kept), a mix and a run of it are made
-once. Output: a line for each command: its seconds, and the peak memory of it and its children. Memory should not grow
-with the number of documents.
+Input: an empty folder, where inputs, shards with the id kept, and a run are made once. Output: a line for each command:
+its seconds, and the peak memory of its largest process. Memory should not grow with the number of documents.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
+import resource
 import subprocess
 import sys
 import time
 from pathlib import Path
 
-TOKENS = 10
-SHARD_DOCUMENTS = 1_000_000
+from benchmarks.measure import fresh
+
+FILE_DOCUMENTS = 1_000_000
+VOCABULARY = Path(__file__).parents[1] / "tests" / "golden" / "tokenizer.json"
 
 
-def peak_of(command: list[str]) -> tuple[float, float]:
-    """(seconds, GB at most in memory at once) of a command."""
+def run_pretok(*words: str) -> tuple[float, float]:
+    """Run a command of pretok; (seconds, GB at most in memory at once)."""
     began = time.perf_counter()
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-    _, status, usage = os.wait4(process.pid, 0)
-    process.returncode = os.waitstatus_to_exitcode(status)
+    command = [sys.executable, "-m", "pretok", *words]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    _, told = process.communicate()
     if process.returncode:
-        raise SystemExit(f"{' '.join(command)} failed")
-    return time.perf_counter() - began, usage.ru_maxrss * 1024 / 1e9
+        raise SystemExit(f"{' '.join(command)}: {told}")
+    # The largest of all children so far, so each command is run by a process of its own, see main.
+    return time.perf_counter() - began, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024 / 1e9
 
 
 def write_work(folder: Path, documents: int) -> None:
-    """Shards, a run over all of them, and rows for every tenth document."""
+    """Inputs, shards, a run over the beginning of them, and rows for every tenth document."""
     from benchmarks.certificate import write_run
-    from benchmarks.removal import write_shards
-    from pretok.shards.ledger import ledger_column
-    from pretok.shards.manifest import load_manifest
 
-    shards = folder / "shards"
-    write_shards(shards, documents, TOKENS, max(1, documents // SHARD_DOCUMENTS))
-    write_run(folder, shards, batch=4, pack=False)
-    with (folder / "scores.jsonl").open("w", encoding="utf-8") as file:
+    for first in range(0, documents, FILE_DOCUMENTS):
+        last = min(first + FILE_DOCUMENTS, documents)
+        lines = (f'{{"id": "document-{n}", "text": "the document number {n}"}}\n' for n in range(first, last))
+        (folder / f"{first:012d}.jsonl").write_text("".join(lines))
+    names = f"web={folder}/[0-9]*.jsonl"
+    run_pretok("tokenize", names, "--out", str(folder), "--vocab", str(VOCABULARY), "--keep", "id")
+    write_run(folder, folder / "shards", batch=4, pack=False)
+    for path in folder.glob("[0-9]*.jsonl"):
+        path.unlink()
+    with (folder / "scores.rows").open("w", encoding="utf-8") as file:
         for number in range(0, documents, 10):
             file.write(json.dumps({"id": f"document-{number}", "score": number / 7, "topic": "news"}) + "\n")
-    last = load_manifest(shards).shards[-1]
-    (folder / "hash").write_text(ledger_column(last.ledger_path, "hash")[-1].as_py().hex())
+    (folder / "scores.rows").rename(folder / "scores.jsonl")
 
 
 def main() -> None:
@@ -55,25 +59,28 @@ def main() -> None:
     )
     parser.add_argument("folder", type=Path)
     parser.add_argument("--documents", type=int, default=100_000_000)
-    parser.add_argument("--only", nargs="*", help="Names of commands. Default: all.")
+    parser.add_argument("--only", help="Name of a command. Default: all.")
     arguments = parser.parse_args()
     folder, shards = arguments.folder, str(arguments.folder / "shards")
-    if not (folder / "hash").exists():
-        write_work(folder, arguments.documents)
-    hash_, run, rows = (folder / "hash").read_text(), str(folder), str(folder / "scores.jsonl")
+    if not (folder / "scores.jsonl").exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        fresh(write_work, folder, arguments.documents)
+    run, rows, doc = str(folder), str(folder / "scores.jsonl"), f"document-{arguments.documents // 2}"
     counted = "SELECT count(*), count(DISTINCT tokens), sum(bytes) FROM documents"
     commands = {
         "query": ["query", shards, counted],
         "annotate": ["annotate", shards, rows, "--by", "id"],
-        "trace": ["trace", run, "--doc", hash_],
+        "trace": ["trace", run, "--doc", doc],
+        "trace a step": ["trace", run, "--step", "1"],
         "certify": ["certify", run, "--step", "1", "--out", str(folder / "a.certificate")],
         "disclose": ["disclose", shards, "--format", "json"],
         "remove": ["remove", shards, "--where", "id LIKE '%77'", "--reason", "none", "--dry-run"],
-        "inspect": ["inspect", shards, "--doc", hash_],
+        "inspect": ["inspect", shards, "--doc", doc],
     }
-    for name in arguments.only or commands:
-        seconds, memory = peak_of([sys.executable, "-m", "pretok", *commands[name]])
-        print(f"{name}: {seconds:.1f} s, {memory:.2f} GB", flush=True)
+    for name, words in commands.items():
+        if arguments.only in (None, name):
+            seconds, memory = fresh(run_pretok, *words)
+            print(f"{name}: {seconds:.1f} s, {memory:.2f} GB", flush=True)
 
 
 if __name__ == "__main__":

@@ -36,7 +36,7 @@ SPECIAL = ("<|endoftext|>", "<|pad|>", "<|reserved_0|>")
 EOD = 0
 
 
-PACKAGES = {"megatron": "megatron-core", "torch": "torch==2.13.0"}
+PACKAGES = {"megatron": "megatron-core", "spdx_python_model": "spdx-python-model", "torch": "torch==2.13.0"}
 """Where a package is not installed by the name of its module."""
 
 

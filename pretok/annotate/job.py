@@ -1,15 +1,16 @@
-"""annotate: columns made by other tools -> a second ledger beside shards, never changing these or the first.
+"""annotate: join columns made by other tools to the documents, in a second ledger; shards do not change.
 
 Input: a shards folder, files of rows and the columns of a key. Output: SHARDS/annotations/NAME (`shards.annotations`).
 
-DuckDB joins two tables, which it keeps on disk where they fit no memory:
+DuckDB joins two tables, which it keeps on disk if they do not fit in memory:
 
     given   a row of the files: file, line, the key as texts `k0`, ..., the values `v0`, ..., and `key`
     wanted  a document: its number `n` among all, and `key`
+    joined  a document with a row: `n` and the values, in the order of `n`
 
-`key` is the MD5 of the columns of the key, 128 bits; null where one of these is, and then it equals nothing. What is
-kept is written by Arrow in the order of the documents, so no byte of it depends on DuckDB. Until the record is
-replaced nothing has changed; a job that was killed begins anew.
+`key` is the MD5 of the columns of the key, 128 bits; it is null if one of these is, and then equals nothing. Arrow
+writes the result in the order of the documents, so none of its bytes depend on DuckDB. Nothing has changed until the
+record is replaced; a killed job starts again.
 """
 
 from __future__ import annotations
@@ -21,12 +22,11 @@ import shutil
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from pretok.annotate.rows import Columns, read_rows
@@ -63,16 +63,16 @@ OURS = r".+-[0-9a-f]{8}\.parquet|\..+" + re.escape(TEMPORARY_SUFFIX)
 """Names of files that this job writes and replaces."""
 SHOWN = 5
 """Files that a message names."""
-THREAD_BYTES = 1 << 30
-"""Free memory for each thread of DuckDB."""
+MEMORY = 1 << 30
+"""Bytes that DuckDB keeps in memory, and free memory for each of its threads."""
 SQL_TYPES = {"text": "VARCHAR", "integer": "BIGINT", "float": "DOUBLE", "boolean": "BOOLEAN"}
 """Of `read.kept.TYPES`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What to join. by: the key, columns of the view `documents`; name: of the annotations; columns: those to take of
-    the files, None for all that are not of the key."""
+    """What to join. by: the key, columns of the view `documents`; name: of the annotations; columns: those to take from
+    the files, None: all that are not in the key."""
 
     shards: Path
     files: tuple[str, ...]
@@ -100,24 +100,26 @@ def run_annotate(request: Request, console: Console) -> Annotations:
         reading(manifest, "annotate"),
         StopFlag() as stop,
         stop.raising(),
-        database(scratch, 1, room) as sql,
+        database(scratch, 1, room, MEMORY) as sql,
     ):
         columns = Columns(request.by, request.columns, _check_request(request, manifest, shards))
         inputs = _list_rows(request, console)
         for shard in shards:
             manifest.check(shard.ledger_path)
-        threads = max(1, min(len(os.sched_getaffinity(0)), free_memory() // THREAD_BYTES))
+        threads = max(1, min(len(os.sched_getaffinity(0)), free_memory() // MEMORY))
         sql.execute(f"SET threads = {threads}")  # every result below has its order
         _load_rows(sql, inputs, columns)
         _load_documents(sql, request, manifest, numbered)
         repeated = _drop_repeated(sql, inputs, columns)
-        _refuse_unmatched(sql, request, inputs)
+        rows_matched = _one(sql, "SELECT count(*) FROM given SEMI JOIN wanted USING (key)")
+        if not rows_matched:
+            raise _unmatched(sql, request, inputs)
         folder.mkdir(parents=True, exist_ok=True)
         parts = tuple(_write_parts(sql, request, columns, manifest, shards, folder))
         counts = JoinCounts(
             rows=_one(sql, "SELECT count(*) FROM given"),
             repeated=repeated,
-            rows_matched=_one(sql, "SELECT count(*) FROM given SEMI JOIN wanted USING (key)"),
+            rows_matched=rows_matched,
             documents=sum(shard.documents for shard in shards),
             documents_matched=sum(part.matched for part in parts),
         )
@@ -129,7 +131,7 @@ def run_annotate(request: Request, console: Console) -> Annotations:
             files=tuple(GivenFile(file.path, file.size, file.identity) for file in inputs),
             parts=parts,
         )
-        # The record makes the new files count; what they replace goes after it, and what killed jobs left.
+        # Only the record makes the new files count. Files of the old record and of killed jobs are deleted after it.
         made = write_annotations(folder, record)
         for path in folder.iterdir():
             if re.fullmatch(OURS, path.name) and path not in made.files:
@@ -151,14 +153,14 @@ def tell_joined(annotations: Annotations, console: Console) -> None:
             f"FROM '{record.files[0].path}' ANTI JOIN documents USING ({', '.join(record.by)})"
         )
     if counts.repeated:
-        console.notice(f"{plural(counts.repeated, 'row')} left out that said again what an earlier row says")
+        console.notice(f"{plural(counts.repeated, 'row')} left out that repeat an earlier row")
 
 
 def _check_request(request: Request, manifest: Manifest, shards: Sequence[Shard]) -> set[str]:
-    """The names of columns that documents have already, in small letters as SQL tells no case apart. UsageError for a
-    name or a key that cannot be."""
+    """Return the names of columns that documents have already, in lower case, as SQL ignores case. Raises UsageError
+    for a wrong name or key."""
     if not re.fullmatch("[A-Za-z][A-Za-z0-9_]*", request.name):
-        raise UsageError(f"--name {request.name!r}: letters, digits and _, as it begins the name of a column")
+        raise UsageError(f"--name {request.name!r}: use letters, digits and _; it begins a column's name")
     folder = annotations_folder(manifest.folder, request.name)
     for path in (folder.parent, folder):
         if path.is_symlink():
@@ -166,14 +168,14 @@ def _check_request(request: Request, manifest: Manifest, shards: Sequence[Shard]
                 f"{path} is a link to another folder, where annotate would replace and delete files: make it a folder"
             )
     if not request.by or len(set(request.by)) != len(request.by) or set(request.by) <= set(OF_SHARD):
-        raise UsageError("--by names what tells documents apart: id, hash, url, file,position or source,id")
+        raise UsageError("--by must tell documents apart: id, hash, url, file,position or source,id")
     known = {name for shard in shards for name in ledger_schema(shard.ledger_path).names}
     known |= {*OF_SHARD, "doc", "position"}
     for column in request.by:
         if column not in known:
             raise UsageError(
-                f"--by {column}: documents have only {', '.join(sorted(known))} (tokenize them with --keep {column}). "
-                "Without it, join by file,position or by hash"
+                f"--by {column}: documents have only {', '.join(sorted(known))}; tokenize them with --keep {column}, "
+                "or join by file,position or by hash"
             )
     known |= {matched_column(request.name), "file_row_number", "pretok:file"}
     for one in find_annotations(manifest.folder):
@@ -245,7 +247,7 @@ def _load_documents(sql: Any, request: Request, manifest: Manifest, numbered: Se
 
 
 def _drop_repeated(sql: Any, inputs: Sequence[InputFile], columns: Columns) -> int:
-    """Delete rows that say again what an earlier one says; how many. UsageError names two that say different things."""
+    """Delete rows that repeat an earlier one, and return how many. Raises UsageError if two rows of a key differ."""
     of_key = "OVER (PARTITION BY key ORDER BY file, line)"
     said = ", ".join(f"v{at}" for at in range(len(columns.kinds))) or "0"
     sql.execute(
@@ -264,22 +266,20 @@ def _drop_repeated(sql: Any, inputs: Sequence[InputFile], columns: Columns) -> i
             one for one in zip(columns.kinds, earlier, now, strict=True) if one[1] != one[2]
         )
         raise UsageError(
-            f"rows of one key say different things: {_key_text(columns.by, key)}: {name} is {before!r} in "
+            f"rows with the same key differ: {_key_text(columns.by, key)}: {name} is {before!r} in "
             f"{inputs[first].path}, line or row {first_line} and {after!r} in {inputs[file].path}, line or row {line}"
         )
     return _one(sql, "DELETE FROM given WHERE rowid IN (SELECT row FROM again WHERE earlier_file NOT NULL)")
 
 
-def _refuse_unmatched(sql: Any, request: Request, inputs: Sequence[InputFile]) -> None:
-    """UsageError where no row has the key of a document."""
-    if _one(sql, "SELECT count(*) FROM given SEMI JOIN wanted USING (key)"):
-        return
+def _unmatched(sql: Any, request: Request, inputs: Sequence[InputFile]) -> UsageError:
+    """The error if no row has the key of a document: it shows one of each."""
     files = listed([file.path for file in inputs], SHOWN)
     row = sql.execute("SELECT COLUMNS('k[0-9]+') FROM given ORDER BY file, line LIMIT 1").fetchone()
     document = sql.execute("SELECT COLUMNS('k[0-9]+') FROM keys ORDER BY n LIMIT 1").fetchone()
     if row is None:
-        raise UsageError(f"{files} holds no row")
-    raise UsageError(
+        return UsageError(f"{files} holds no row")
+    return UsageError(
         f"no row of {files} matches a document: the rows have keys like {_key_text(request.by, row)}, the documents "
         f"like {_key_text(request.by, document)}"
     )
@@ -297,31 +297,28 @@ def _write_parts(
     shards: Sequence[Shard],
     folder: Path,
 ) -> Iterator[JoinedPart]:
-    """Write the row of every document, in the windows of the ledgers, a file for each shard."""
+    """Write a row for every document, in the windows of the ledgers, one file per shard."""
     kinds = [pa.field(name, TYPES[kind]) for name, kind in columns.kinds.items()]
     schema = pa.schema([pa.field(matched_column(request.name), pa.bool_(), nullable=False), *kinds])
-    values = [f"v{at}" for at in range(len(columns.kinds))]
-    rows = sql.sql(
-        f"""SELECT {", ".join(["given.key NOT NULL AS matched", *values])}
-        FROM wanted LEFT JOIN given ON wanted.key = given.key ORDER BY n"""
-    )
-    sizes = [
-        min(WINDOW, shard.documents - start)
-        for shard in shards
-        for start in range(0, shard.documents, WINDOW)
-    ]
-    windows = _windows(rows.to_arrow_reader(WINDOW), sizes)
-    mark = secrets.token_hex(4)
+    values = "".join(f", v{at}" for at in range(len(columns.kinds)))
+    # In this order a window is in a few blocks, which DuckDB finds by their smallest and largest n.
+    sql.execute(f"CREATE TABLE joined AS SELECT n{values} FROM wanted JOIN given USING (key) ORDER BY n")
+    window = f"""SELECT joined.n NOT NULL AS matched{values}
+        FROM range($1, $2) AS every(n) LEFT JOIN (SELECT * FROM joined WHERE n >= $1 AND n < $2) joined USING (n)
+        ORDER BY every.n"""
+    mark, first = secrets.token_hex(4), 0
     for number, shard in enumerate(shards):
         out = folder / f"{shard.source}-{number:05d}-{mark}.parquet"
-        matched = 0
+        matched, end = 0, first + shard.documents
         with (
             atomic_open(out) as file,
             pq.ParquetWriter(file, schema, compression="zstd", store_schema=False) as writer,
         ):
-            for table in islice(windows, -(-shard.documents // WINDOW)):
+            for start in range(first, end, WINDOW):
+                table = sql.sql(window, params=[start, min(start + WINDOW, end)]).to_arrow_table()
                 writer.write_table(table.rename_columns(schema.names).cast(schema))
-                matched += int(np.count_nonzero(table[0]))
+                matched += pc.sum(table[0]).as_py()
+        first = end
         yield JoinedPart(
             path=out.name,
             shard=shard.path,
@@ -332,14 +329,3 @@ def _write_parts(
             file_bytes=out.stat().st_size,
             checksum=checksum(out),
         )
-
-
-def _windows(rows: pa.RecordBatchReader, sizes: Sequence[int]) -> Iterator[pa.Table]:
-    """Tables of so many rows."""
-    held = list[pa.RecordBatch]()
-    for size in sizes:
-        while sum(map(len, held)) < size:
-            held.append(rows.read_next_batch())
-        table = pa.Table.from_batches(held)
-        yield table.slice(0, size).combine_chunks()
-        held = table.slice(size).to_batches()

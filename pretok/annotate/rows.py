@@ -1,15 +1,14 @@
-"""Files of rows -> tables: where each row stands, its key as texts, its values in one type a column.
+"""Read files of rows as tables: where each row stands, its key as texts, its values with one type per column.
 
 Input: JSON Lines or Parquet, plain or compressed. Output: tables of some MB: `file` and `line`, the number of the file
-and the line or row from 1; `k0`, ... the key; `v0`, ... the values, of columns that have one. Keys are compared as
-texts: 17 is "17", bytes are those of a text in UTF-8, a hash is its hexadecimal digits. Types of values are as found:
-text, integer (64 bits), float, boolean; whole numbers and floats in one column are float, and any other mixture is an
-error, as is a value that cannot be kept: what a person meant is not guessed.
+and the line or row from 1; `k0`, ... the key; `v0`, ... the values. Keys are compared as texts: 17 equals "17", bytes
+are UTF-8, a hash is its hexadecimal digits. The types of values are text, integer (64 bits), float and boolean; whole
+numbers and floats in one column become float. Any other mixture is an error, and so is a value that cannot be kept:
+nothing is guessed.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass, field
 from itertools import chain
@@ -39,20 +38,20 @@ Read = tuple[Sequence[int], dict[str, pa.Array]]
 
 @dataclass(slots=True)
 class Columns:
-    """What the columns met so far are."""
+    """The columns found so far.
+
+    by: the key; wanted: values to take, None: all but the key; taken: names, in lower case, of columns that documents
+    have already; kinds: name -> type of each column of values, "" while all values are null.
+    """
 
     by: tuple[str, ...]
-    """The key."""
     wanted: tuple[str, ...] | None
-    """The values to take, None for all but the key."""
     taken: Set[str]
-    """Names in small letters of columns that documents have already."""
     kinds: dict[str, str] = field(default_factory=dict)
-    """Name -> type of each column of values, "" while all is null."""
 
     def used(self, names: Sequence[str], file: InputFile) -> list[str]:
-        """Which columns are of the key or values. Raises UsageError where two of them have one name, or one has that of
-        what documents have already."""
+        """Return which columns are used. Raises UsageError if two of them have the same name, or one has the name of a
+        column that documents have already."""
         values = [
             name for name in names if name not in self.by and (self.wanted is None or name in self.wanted)
         ]
@@ -68,8 +67,7 @@ class Columns:
         return found
 
     def see(self, name: str, kind: pa.DataType, where: str) -> str:
-        """Take note of a type; that of the column by now. Raises UsageError for one that does not go with what was
-        seen."""
+        """Record the type of some values and return that of the column. Raises UsageError if they do not agree."""
         known, found = self.kinds[name], type_of(kind)
         if not pa.types.is_null(kind):
             if not found:
@@ -81,7 +79,7 @@ class Columns:
 
 
 def read_rows(number: int, file: InputFile, columns: Columns) -> Iterator[pa.Table]:
-    """The rows of file `number`; `columns` learns their types. Raises UsageError."""
+    """Read the rows of file `number` and record their types in `columns`. Raises UsageError."""
     try:
         tables = _parquet(file, columns) if file.format == "parquet" else _json_lines(file, columns)
         for lines, found in tables:
@@ -128,7 +126,7 @@ def _key(name: str, column: pa.Array, where: str) -> pa.Array:
 
 
 def _value(column: pa.Array, name: str, kind: str, file: InputFile, lines: Sequence[int]) -> pa.Array:
-    """A column as one of its type. UsageError names a value that cannot be kept."""
+    """Convert a column to its type. Raises UsageError for a value that cannot be kept."""
     if pa.types.is_null(column.type):
         return pa.nulls(len(column), TYPES[kind])
     kept, wrong = keep_column(column, kind)
@@ -172,7 +170,7 @@ def _json_lines(file: InputFile, columns: Columns) -> Iterator[Read]:
         found = dict[str, pa.Array]()
         for name in columns.used(names, file):
             values = [row.get(name) for row in rows.values()]
-            if name in columns.by:  # whole numbers of any size
+            if name in columns.by:  # compared as text, so that whole numbers may have any size
                 values = [str(value) if type(value) is int else value for value in values]
             found[name] = _column(values, name, file, list(rows))
         yield list(rows), found
@@ -180,25 +178,21 @@ def _json_lines(file: InputFile, columns: Columns) -> Iterator[Read]:
 
 
 def _column(values: list[Any], name: str, file: InputFile, lines: Sequence[int]) -> pa.Array:
-    """Values of JSON as one Arrow array. UsageError names the first that does not go with those before."""
+    """Values of JSON as one Arrow array. Raises UsageError for the first that differs in type from those before it."""
+    first = next((type(value) for value in values if value is not None), type(None))
+    alike = (
+        (int, float) if first in (int, float) else (first,)
+    )  # and never true or false, which Arrow takes for 1 and 0
+    for line, value in zip(lines, values, strict=True):
+        large = type(value) is int and not -(2**63) <= value < 2**63
+        if value is not None and (type(value) not in alike or large):
+            raise UsageError(
+                f"{file.path}, line or row {line}: {name} is {value!r:.80}, which is too large or of another type than "
+                f"those before; {TAKEN}"
+            )
     try:
-        return _array(values)
-    except (TypeError, ValueError, OverflowError) as error:
-        row = bisect_left(range(len(values)), True, key=lambda row: not _fits(values[: row + 1]))
+        return pa.array(values)
+    except (pa.ArrowException, OverflowError) as error:  # of nested values
         raise UsageError(
-            f"{file.path}, line or row {lines[row]}: {name} is {values[row]!r:.80}, which is too large or of another "
-            f"type than those before ({error}); {TAKEN}"
+            f"{file.path}, line or row {lines[0]} or after it: {name}: {error}; {TAKEN}"
         ) from None
-
-
-def _fits(values: list[Any]) -> bool:
-    try:
-        return len(_array(values)) == len(values)
-    except (TypeError, ValueError, OverflowError):
-        return False
-
-
-def _array(values: list[Any]) -> pa.Array:
-    if bool in (kinds := set(map(type, values)) - {type(None)}) and len(kinds) > 1:
-        raise TypeError("true or false, and others")  # Arrow takes them for 1 and 0 beside a float
-    return pa.array(values)

@@ -1,7 +1,7 @@
 """inspect: one document as its tokens, and the line or row of the input it came from.
 
 Input: SHARDS, a source, a split and the number of a document in it. Output: an Inspection. The tables that lead back
-to the input are compared with their checksums first: what is damaged must not name a wrong line.
+to the input are compared with their checksums first, so that a damaged table cannot name a wrong line.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 
 from pretok.base.errors import IntegrityError, UsageError
-from pretok.shards.annotations import Annotations, open_annotations
+from pretok.shards.annotations import open_annotations
 from pretok.shards.documents import check_place, documents_at
 from pretok.shards.ledger import SCHEMA
-from pretok.shards.manifest import SPLITS, Manifest, Shard, load_manifest
+from pretok.shards.manifest import Manifest, Shard, load_manifest
 from pretok.shards.spans import ShardSpans
 from pretok.shards.texts import load_vocabulary
 from pretok.tokenizer.vocabulary import Vocabulary
@@ -26,8 +26,10 @@ from pretok.tokenizer.vocabulary import Vocabulary
 
 @dataclass(frozen=True, slots=True)
 class Inspection:
-    """A document: where its tokens are, where its text came from (file and line or row, from 1), what it holds; kept:
-    what the recipe keeps of it and what was joined to it afterwards; kinds: of a conversation what each token is."""
+    """A document: where its tokens are, where its text came from (file; line or row, from 1), and its tokens.
+
+    kept: its kept and joined columns; kinds: the kind of each token, in a conversation.
+    """
 
     shard: str
     document: int
@@ -40,8 +42,8 @@ class Inspection:
 
 
 def run_inspect(shards: Path, source: str, document: int, split: str = "train") -> Inspection:
-    """Document `document` (from 0) of a source's split. UsageError names what there is instead, IntegrityError what is
-    damaged."""
+    """Return document `document` (from 0) of a source's split. Raises UsageError if there is no such document,
+    IntegrityError for damaged files."""
     manifest = load_manifest(shards)
     check_place(manifest, source, split)
     if source not in manifest.tokenized:
@@ -52,41 +54,32 @@ def run_inspect(shards: Path, source: str, document: int, split: str = "train") 
     if ids and not 0 <= min(ids) <= max(ids) < manifest.tokenizer.vocab_size:
         raise IntegrityError(f"{shard.bin_path}: document {number} has ids of no token; see pretok verify")
     vocab = load_vocabulary(manifest)
-    file, position, kept = origin(manifest, shard, number, open_annotations(manifest))
+    (row,) = documents_at(manifest, shard, [number], open_annotations(manifest))
+    kept = {name: value for name, value in row.items() if name not in (*SCHEMA.names, "position")}
     kinds = None
     if shard.kinds is not None:
         manifest.check(shard.spans_path)
         spans = ShardSpans(shard.spans_path).document(reader.offsets, number)
         kinds = [kind for _, count, kind in spans for _ in range(count)]
     texts = token_texts(vocab, ids)
-    return Inspection(str(shard.bin_path), number, file, position, ids, texts, kept, kinds)
+    return Inspection(str(shard.bin_path), number, row["file"], row["position"], ids, texts, kept, kinds)
 
 
 def find_shard(manifest: Manifest, source: str, split: str, document: int) -> tuple[Shard, int]:
-    """The shard of document `document` of a source's split, and its number there. UsageError where there is none."""
+    """Return the shard of document `document` of a source's split, and its number there. Raises UsageError if there is
+    none."""
     shards = manifest.of(source, split)
     ends = np.cumsum([shard.documents for shard in shards]).tolist() or [0]
     if not 0 <= document < ends[-1]:
-        held = {
-            name: sum(shard.documents for shard in manifest.of(source, name)) for name in SPLITS
-        }  # of the other split too: it may be the one that was meant
+        counts = manifest.sources[source]
         raise UsageError(
-            f"source {source} has {held['train']} train and {held['val']} val documents, each numbered from 0; there "
-            f"is no {split} document {document}"
+            f"source {source} has {counts.train.documents} train and {counts.val.documents} val documents, each "
+            f"numbered from 0; there is no {split} document {document}"
         )
     at = bisect_right(ends, document)
     return shards[at], document - (ends[at - 1] if at else 0)
 
 
 def token_texts(vocab: Vocabulary, ids: Sequence[int]) -> list[str]:
-    """Each token's bytes as text; a token that is a part of a character shows its bytes."""
+    """Return each token as text; a token that is part of a character shows its bytes."""
     return [vocab.token_bytes(i).decode("utf-8", "backslashreplace") for i in ids]
-
-
-def origin(
-    manifest: Manifest, shard: Shard, number: int, joined: Sequence[Annotations] = ()
-) -> tuple[str, int, dict[str, Any]]:
-    """(input file, line or row from 1, what is kept and was joined) of document `number` of a shard."""
-    (row,) = documents_at(manifest, shard, [number], joined)
-    kept = {name: value for name, value in row.items() if name not in (*SCHEMA.names, "position")}
-    return row["file"], row["position"], kept

@@ -1,21 +1,19 @@
-"""Documents by what they are called, by what they say, and at random.
+"""Find documents by name, by their text, and at random.
 
-Input: a manifest, and a name or words. Output: (source, split, number) of the documents that match, in the order of the
-shards. A name is looked up in the ledgers of all shards. A search for words decodes shards one after the other, so it
-is bounded and tells how far it came; a draw is uniform over all documents of the sources asked for.
+Input: a manifest, and a name or a text. Output: (source, split, number) of the documents that match, in the order of
+the shards. A name is looked up in the ledgers of all shards. A search decodes one shard after the other up to the first
+match. A random draw is uniform over all documents of the chosen sources.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import islice
 
 import numpy as np
 import pyarrow.compute as pc
 
 from pretok.base.errors import UsageError
-from pretok.base.units import human_bytes
 from pretok.shards.documents import chosen_shards
 from pretok.shards.ledger import ledger_schema
 from pretok.shards.manifest import Manifest
@@ -27,13 +25,13 @@ Place = tuple[str, str, int]
 
 
 def find_named(manifest: Manifest, name: str, most: int) -> list[Place]:
-    """The first `most` documents of a name (`shards.names`). Raises UsageError where it names none, or different
-    documents in different ways."""
+    """Return the first `most` documents of a name (`shards.names`). Raises UsageError if there is none, or if the name
+    fits different documents in different ways."""
     return find_in([manifest], name, most)[0]
 
 
 def find_in(manifests: Sequence[Manifest], name: str, most: int) -> list[list[Place]]:
-    """`find_named` in each of several manifests; UsageError where none has the document."""
+    """Do the same in each of several manifests. Raises UsageError if none has the document."""
     found: dict[str, list[Place]] = {}
     for manifest in manifests:
         if manifest.fingerprint not in found:
@@ -51,71 +49,45 @@ def find_in(manifests: Sequence[Manifest], name: str, most: int) -> list[list[Pl
 
 
 def _unknown(manifest: Manifest, name: str) -> UsageError:
-    what = "no hash and no input with a line"
+    """Say what the name looks like, and whether ids were kept at all."""
+    what = "neither a hash nor a line of an input"
     if is_hash(name):
-        what = "the hash of no text"
+        what = "not the hash of any text"
     elif lines_named(manifest, [name]):
-        what = "a record that was rejected, or a line that is not there"
+        what = "a rejected record, or a line that is not there"
     kept = any("id" in ledger_schema(shard.ledger_path).names for shard in manifest.shards)
-    id = "no kept id" if kept else "no ledger keeps a column id"
+    id = "not a kept id" if kept else "no column id was kept"
     return UsageError(f"{manifest.folder} has no document {name!r}: it is {what}, and {id}")
 
 
-@dataclass(frozen=True, slots=True)
-class Searched:
-    """What a search found and how far it looked. looked_bytes: of text, of `all_bytes`; whole: whether all of it was
-    looked at, or as much as it took to find enough."""
+def search_text(manifest: Manifest, source: str | None, split: str | None, wanted: str) -> Place | None:
+    """Return the first document whose text contains `wanted`; None if there is none. All shards are decoded up to it.
 
-    places: list[Place]
-    looked_bytes: int
-    all_bytes: int
-    whole: bool
-
-    def extent(self) -> str:
-        """How far it looked, as part of a sentence."""
-        if self.looked_bytes >= self.all_bytes:
-            return f"looked at all {human_bytes(self.all_bytes)} of text"
-        return (
-            f"looked at the first {human_bytes(self.looked_bytes)} of {human_bytes(self.all_bytes)} of text"
-        )
-
-
-def search_text(
-    manifest: Manifest, source: str | None, split: str | None, wanted: str, most: int, within: int
-) -> Searched:
-    """The first `most` documents that hold a text as it is spelled, looking at `within` bytes of text (and the few
-    megabytes that are decoded together). Raises UsageError for a source that is not there, IntegrityError."""
+    Raises UsageError for an unknown source or split, IntegrityError.
+    """
     shards = chosen_shards(manifest, source, split)
-    all_bytes = sum(shard.text_bytes for shard, _ in shards)
     decoder = load_decoder(manifest)
-    places: list[Place] = []
-    looked = 0
     for shard, before in shards:
         for first, texts in shard_texts(shard, decoder):
-            if looked >= within:
-                return Searched(places, looked, all_bytes, whole=False)
-            looked += int(pc.sum(pc.binary_length(texts)).as_py())
-            for row in pc.indices_nonzero(pc.match_substring(texts, wanted)).to_pylist():
-                places.append((shard.source, shard.split, before + first + row))
-                if len(places) == most:
-                    return Searched(places, looked, all_bytes, whole=True)
-    return Searched(places, looked, all_bytes, whole=True)
+            rows = pc.indices_nonzero(pc.match_substring(texts, wanted))
+            if len(rows):
+                return shard.source, shard.split, before + first + rows[0].as_py()
+    return None
 
 
 def random_places(
     manifest: Manifest, source: str | None, split: str | None, number: int, seed: int
 ) -> list[Place]:
-    """`number` different documents, each as likely as any other, in the order of the shards; the same for the same
-    seed. Raises UsageError where there are fewer."""
+    """Draw `number` different documents, each as likely as any other; return them in the order of the shards. The same
+    seed gives the same documents. Raises UsageError if there are fewer."""
     shards = chosen_shards(manifest, source, split)
-    ends = np.cumsum([shard.documents for shard, _ in shards])
-    held = int(ends[-1]) if len(ends) else 0
-    if number > held:
-        raise UsageError(f"there are {held} documents, fewer than the {number} that were asked for")
-    drawn = np.sort(np.random.default_rng(seed).choice(held, number, replace=False))
+    ends = np.cumsum([0, *(shard.documents for shard, _ in shards)])
+    total = int(ends[-1])
+    if number > total:
+        raise UsageError(f"there are {total} documents, fewer than the {number} that were asked for")
     places = []
-    for at in drawn.tolist():
-        which = int(np.searchsorted(ends, at, side="right"))
+    for at in np.sort(np.random.default_rng(seed).choice(total, number, replace=False)).tolist():
+        which = int(np.searchsorted(ends, at, side="right")) - 1
         shard, before = shards[which]
-        places.append((shard.source, shard.split, before + at - (int(ends[which]) - shard.documents)))
+        places.append((shard.source, shard.split, before + at - int(ends[which])))
     return places

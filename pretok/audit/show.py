@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pretok.audit.documents import Inspection, token_texts
-from pretok.audit.trace import Traced, TraceRow, passages, trace_rows
+from pretok.audit.trace import Reading, Traced, passages, with_origins
 from pretok.base.units import plural
 from pretok.base.visible import visible
 from pretok.tokenizer.vocabulary import Vocabulary
@@ -29,13 +29,13 @@ class SeenSequence:
     sequence: int
     ids: list[int]
     tokens: list[str]
-    documents: list[TraceRow]
+    documents: list[Reading]
     learned: list[bool] | None = None
 
 
 def seen_sequence(traced: Traced, vocab: Vocabulary, position: int) -> SeenSequence:
     """What stands at a position. Raises UsageError where there is none, IntegrityError for ids of no token."""
-    documents = trace_rows(traced, passages(traced, position))
+    documents = with_origins(traced, list(passages(traced, position)))
     source, epoch, sequence = traced.view.origin(position)
     ids = traced.view[position].tolist()
     tokens, step = token_texts(vocab, ids), traced.step_of(position)

@@ -8,19 +8,21 @@ that changed its data or its batch between two steps is traced segment by segmen
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
-from functools import cache, lru_cache
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 import pretok.stream
-from pretok.audit.documents import find_shard, origin
+from pretok.audit.documents import find_shard
 from pretok.base.errors import UsageError
 from pretok.base.records import Count, Record, read_record, replace
 from pretok.base.storage import read_json
+from pretok.shards.documents import documents_at
 from pretok.shards.manifest import Manifest, Shard, load_manifest
 from pretok.stream import View
 from pretok.stream.audit import entries_of, of_class, pieces, positions
@@ -29,11 +31,11 @@ from pretok.stream.segments import RunSegment, open_segments, read_segments, rea
 
 @dataclass(frozen=True, slots=True)
 class Traced:
-    """An order of sequences over shards: of a mix, or of one segment of a run, whose steps read it from `first` on.
+    """A mix over its shards, or one segment of a run, whose steps read a mix from position `first` on.
 
-    global_batch: sequences of a step, 0 where no run is known; before: steps of the run before the segment; last: steps
-    at its end, None where no run is known; steps: how many the run has done, as far as its
-    checkpoints say; removals: how often documents had been removed before it read, None: as often as until now.
+    global_batch: sequences per step, 0 without a run; steps: steps that the whole run has done; before, last: steps of
+    the run before the segment and up to its end, `last` is None without a run; removals: removals that the shards had
+    seen before the segment read them, None: all.
     """
 
     view: View
@@ -48,10 +50,12 @@ class Traced:
     @property
     def positions(self) -> range:
         """The positions that are read."""
-        if not self.global_batch or self.last is None:
-            return range(self.first, len(self.view))
-        end = self.first + (self.last - self.before) * self.global_batch
+        end = len(self.view) if self.last is None else self.position_after(self.last)
         return range(self.first, min(end, len(self.view)))
+
+    def position_after(self, step: int) -> int:
+        """The first position that is not read after `step` steps of the run."""
+        return self.first + (step - self.before) * self.global_batch
 
     def step_of(self, position: int) -> int | None:
         """The step that reads a position; steps count from 1."""
@@ -60,10 +64,13 @@ class Traced:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """A document, or a part of it, in a sequence that reads it. document: its number in the source's split, from 0;
-    first, tokens: which of its tokens the sequence holds, from 0, and how many; the last token of a sequence is only
-    predicted. done: whether the run has come so far; None without a run. of_class: the class that reads it, where the
-    source has classes; its rest is called by the source's name."""
+    """A document, or a part of it, in a sequence that reads it.
+
+    document: its number in its source and split, from 0; first, tokens: which of its tokens the sequence holds, from 0,
+    and how many, where the last token of a sequence is only predicted; done: whether the run has done this step, None
+    without a run; of_class: the class that reads it if the source is divided, where the rest has the source's name;
+    removed: it was removed before, so that end-of-document tokens are read in its place.
+    """
 
     position: int
     step: int | None
@@ -75,47 +82,50 @@ class Reading:
     first: int
     tokens: int
     of_class: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class TraceRow(Reading):
-    """A reading for a person: with the input that the document came from; removed: the document was removed before, and
-    end-of-document tokens are read in its place."""
-
-    file: str
-    line: int
-    removed: bool
+    file: str = ""
+    line: int = 0
+    removed: bool = False
 
 
 def open_traced(target: Path, shards: Path | None) -> list[Traced]:
-    """A mix.json, or the folder of a run, segment by segment; `shards`: where the documents are, if not where the run
-    read them or beside the mix. Raises UsageError, IntegrityError; MismatchError where these do not belong together."""
+    """Open a mix.json, or a run as far as its newest checkpoint, segment by segment.
+
+    shards: where the documents are; None: where the run read them, or beside the mix. Raises UsageError,
+    IntegrityError; MismatchError if these do not belong together.
+    """
     if target.is_dir():
-        return _open_run(target, shards)
-    if not target.exists():  # before a folder of shards follows from it
+        segments = read_segments(target)
+        done = _steps_done(target, segments)
+        # The order may continue after the last step of the run, which never reads that part.
+        end = max(done, read_settings(target).resolved.steps)
+        return open_run(segments, done, end, shards)
+    if not target.exists():  # before a folder of shards is derived from it
         raise UsageError(f"{target} does not exist; name the folder of a run (train --out) or a mix.json")
     folder = shards or target.parent / "shards"
     return [Traced(pretok.stream.open(folder, target), _documents(folder))]
 
 
-def _open_run(run: Path, shards: Path | None) -> list[Traced]:
-    segments = read_segments(run)
-    done = _steps_done(run, segments)
-    # The order may go on behind the last step of the run, which never reads that.
-    ends = [*(segment.step for segment in segments[1:]), max(done, read_settings(run).resolved.steps)]
+def open_run(
+    segments: Sequence[RunSegment], done: int, end: int, shards: Path | None, mix: Path | None = None
+) -> list[Traced]:
+    """Open each segment of a run whose last step is `end`, of which `done` are done.
+
+    mix: where the mix of the last segment is now; None: where it was. Raises as `open_traced` does.
+    """
     found = []
-    for segment, end in zip(segments, ends, strict=True):
+    ends = [*(segment.step for segment in segments[1:]), end]
+    for segment, last in zip(segments, ends, strict=True):
         manifest = _documents(shards or Path(segment.shards))
-        (view,) = open_segments((segment,), manifest)
+        (view,) = open_segments((segment,), manifest, mix if segment is segments[-1] else None)
         removals = segment.removals if segment.step < done else None
         found.append(
-            Traced(view, manifest, segment.global_batch, done, segment.step, segment.position, end, removals)
+            Traced(view, manifest, segment.global_batch, done, segment.step, segment.position, last, removals)
         )
     return found
 
 
 def _documents(folder: Path) -> Manifest:
-    """The shards that hold whole documents."""
+    """Load shards that hold whole documents."""
     manifest = load_manifest(folder)
     if manifest.materialized is not None:
         raise UsageError(f"{folder} holds a mix in its order; name the shards it was made of with --shards")
@@ -127,16 +137,16 @@ class _Progress(Record, frozen=True, forbid_unknown_fields=False):
 
 
 class _Meta(Record, frozen=True, forbid_unknown_fields=False):
-    """What is needed of the meta.json of a checkpoint."""
+    """The needed fields of the meta.json of a checkpoint."""
 
     step: Count
     progress: _Progress
 
 
 def _steps_done(run: Path, segments: Sequence[RunSegment]) -> int:
-    """The steps of the newest checkpoint: what was done after it does not count, a resumed run does it again.
+    """Return the step of the newest checkpoint: a resumed run repeats the steps after it.
 
-    UsageError where its position is not the one that the segments give.
+    Raises UsageError if its position is not the one that the segments give.
     """
     names = sorted(path.name for path in (run / "checkpoints").glob("step-*") if path.name[5:].isdigit())
     if not names:
@@ -153,30 +163,29 @@ def _steps_done(run: Path, segments: Sequence[RunSegment]) -> int:
     return step
 
 
-def readings(traced: Traced, name: str, split: str, document: int) -> list[Reading]:
-    """Every sequence that reads a document, which has this number in a source's split, in the order of the stream; none
-    where the mix leaves its source or split out, its tokens lie after the last whole sequence, or the segment does not
-    get to them."""
+def readings(traced: Traced, source: str, split: str, document: int) -> list[Reading]:
+    """Return every reading of a document, in the order of the stream; none if the mix leaves its source or split out,
+    its tokens lie after the last whole sequence, or the segment does not get to them."""
     view = traced.view
-    shard, number = find_shard(traced.manifest, name, split, document)
+    shard, number = find_shard(traced.manifest, source, split, document)
     if split != view.mix.split:
         return []
     begins, ends = (int(offset) for offset in _offsets(shard)[number : number + 2])
-    shards = traced.manifest.of(name, split)
+    shards = traced.manifest.of(source, split)
     base = sum(one.tokens for one in shards[: shards.index(shard)])
     found = [
         reading
-        for entry in entries_of(view, name)  # the source, or those of its classes that have the document
+        for entry in entries_of(view, source)  # the source, or those of its classes that have the document
         for position in positions(view, entry, base + begins, base + ends)[:, 0].tolist()
         if position in traced.positions
         for reading in passages(traced, position)
-        if (reading.source, reading.document) == (name, document)
+        if (reading.source, reading.document) == (source, document)
     ]
     return sorted(found, key=lambda reading: reading.position)
 
 
 def passages(traced: Traced, position: int) -> Iterator[Reading]:
-    """The documents that a position reads, in the order of their tokens."""
+    """Yield the documents that a position reads, in the order of their tokens, without their origin."""
     view = traced.view
     if not 0 <= position < len(view):
         raise UsageError(f"there is no position {position}; the stream has {len(view)}, from 0")
@@ -187,39 +196,35 @@ def passages(traced: Traced, position: int) -> Iterator[Reading]:
     for path, start, tokens in pieces(view, position):
         shard, before = numbered[path]
         offsets, end = _offsets(shard), start + tokens
-        row = int(np.searchsorted(offsets, start, side="right")) - 1
-        while row < shard.documents and offsets[row] < end:
+        first, last = np.searchsorted(offsets, [start, end], side="right")
+        for row in range(int(first) - 1, int(min(last, shard.documents))):
             begins = int(offsets[row])
-            first, last = max(start, begins), min(end, int(offsets[row + 1]))
-            if last > first:
-                part = before + row, first - begins, last - first
+            low, high = max(start, begins), min(end, int(offsets[row + 1]))
+            if low < high:
+                part = before + row, low - begins, high - low
                 yield Reading(position, step, done, epoch, sequence, shard.source, *part, named)
-            row += 1
 
 
-def trace_rows(traced: Traced, found: Iterable[Reading]) -> list[TraceRow]:
-    """Readings with where their documents came from."""
-    rows, split = [], traced.view.mix.split
-
-    @cache
-    def told(source: str, document: int) -> dict[str, Any]:
-        file, line, kept = origin(traced.manifest, *find_shard(traced.manifest, source, split, document))
-        return {"file": file, "line": line, "removed": _was_removed(traced, kept)}
-
-    for reading in found:
-        rows.append(TraceRow(**asdict(reading), **told(reading.source, reading.document)))
-    return rows
-
-
-def _was_removed(traced: Traced, kept: dict[str, Any]) -> bool:
-    """Whether a document had been removed when it was read. kept: what its ledger keeps."""
-    number = traced.manifest.removal_number(kept.get("removed"))
-    seen = len(traced.manifest.removals) if traced.removals is None else traced.removals
-    return number < seen
+def with_origins(traced: Traced, readings: Sequence[Reading]) -> list[Reading]:
+    """Fill in where the documents came from, and whether they were removed before they were read."""
+    manifest, split = traced.manifest, traced.view.mix.split
+    of_shard: defaultdict[str, dict[int, tuple[str, int]]] = defaultdict(dict)
+    for source, document in {(one.source, one.document) for one in readings}:
+        shard, row = find_shard(manifest, source, split, document)
+        of_shard[shard.path][row] = source, document
+    removals = len(manifest.removals) if traced.removals is None else traced.removals
+    origins = {}
+    for shard in manifest.shards:
+        wanted = sorted(of_shard[shard.path].items())
+        known = documents_at(manifest, shard, [row for row, _ in wanted]) if wanted else []
+        for (_, document), row in zip(wanted, known, strict=True):
+            removed = manifest.removal_number(row.get("removed")) < removals
+            origins[document] = {"file": row["file"], "line": row["position"], "removed": removed}
+    return [replace(one, **origins[one.source, one.document]) for one in readings]
 
 
 def reading_at(segments: Sequence[Traced], position: int) -> list[Traced]:
-    """The segments that read a position of their stream. UsageError where none does."""
+    """Return the segments that read a position of their stream. Raises UsageError if none does."""
     found = [traced for traced in segments if position in traced.positions]
     if not found:
         who = "the run reads" if segments[-1].global_batch else "the stream has"
@@ -228,7 +233,7 @@ def reading_at(segments: Sequence[Traced], position: int) -> list[Traced]:
 
 
 def positions_of_step(segments: Sequence[Traced], step: int) -> tuple[Traced, range]:
-    """The segment of a step of the run, and the positions that it reads."""
+    """Return the segment of a step of the run, and the positions that the step reads."""
     last = segments[-1]
     if not last.global_batch:
         raise UsageError("a mix has positions and no steps: give --position, or the folder of a run")
@@ -236,13 +241,14 @@ def positions_of_step(segments: Sequence[Traced], step: int) -> tuple[Traced, ra
     if not 1 <= step <= steps:
         raise UsageError(f"there is no step {step}; the run has {steps}, from 1")
     segment = next(segment for segment in reversed(segments) if segment.before < step)
-    first = segment.first + (step - 1 - segment.before) * segment.global_batch
-    return segment, range(first, first + segment.global_batch)
+    return segment, range(segment.position_after(step - 1), segment.position_after(step))
 
 
 def _offsets(shard: Shard) -> Any:
-    """(documents + 1,) int64, where each document of a shard starts in its tokens. IntegrityError."""
-    return _read_offsets(replace(shard, kinds=None))  # a dictionary has no hash
+    """Return where each document of a shard starts in its tokens: (documents + 1,) int64. Raises IntegrityError."""
+    return _read_offsets(
+        replace(shard, kinds=None)
+    )  # the cache needs a hash, which a dictionary does not have
 
 
 @lru_cache(maxsize=4)

@@ -1,8 +1,8 @@
-"""One shard -> the problems found in it: what `pretok verify` does with each.
+"""Check one shard: the task of `pretok verify`.
 
-Input: a ShardCheck. Output: sentences that name the file; none if the shard is what the manifest says, and, where it is
-asked for, if nothing of what was removed is left: the shard decodes to no removed text, and its ledger and what was
-joined say nothing of removed documents.
+Input: a ShardCheck. Output: sentences that name the file; none if the shard is what the manifest says. On request also
+check that nothing removed is left: no document decodes to a removed text, and neither the ledger nor joined columns say
+anything about removed documents.
 """
 
 from __future__ import annotations
@@ -47,18 +47,17 @@ Gone = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True)
 class ShardCheck:
-    """What to check of a shard in a folder."""
+    """A shard of a folder, and what to check. sample: documents to decode and encode again, None: all; removed: decode
+    all documents and compare them with the texts that were removed."""
 
     folder: Path
     shard: Shard
     sample: tuple[int, ...] | None
-    """Documents to decode and encode again; None: all."""
     removed: bool = False
-    """Whether all are decoded and compared with the texts that were removed."""
 
 
-def told(problems: Iterable[str]) -> list[str]:
-    """All problems; an error that ends the search for them is one too."""
+def collect(problems: Iterable[str]) -> list[str]:
+    """Return all problems; an error that ends the search for them is one too."""
     found: list[str] = []
     try:
         for problem in problems:
@@ -69,27 +68,27 @@ def told(problems: Iterable[str]) -> list[str]:
 
 
 def check_shard(task: ShardCheck, report: Report) -> list[str]:
-    """Problems of one shard, each a sentence that names the file."""
+    """Return the problems of one shard, each a sentence that names the file."""
     manifest, shard = load_manifest(task.folder), task.shard
     reader = ShardReader(shard.prefix)
     gone = removed_documents(reader.tokens, reader.offsets, manifest.tokenizer.eod_id)
     problems = [
-        *told(_check_tokens(shard)),
-        *told(_check_index(shard, reader)),
-        *told(_check_ledger(manifest, shard, reader, gone)),
-        *told(_check_ids(manifest, shard, reader, gone)),
-        *told(_check_spans(shard, reader)),
+        *collect(_check_tokens(shard)),
+        *collect(_check_index(shard, reader)),
+        *collect(_check_ledger(manifest, shard, reader, gone)),
+        *collect(_check_ids(manifest, shard, reader, gone)),
+        *collect(_check_spans(shard, reader)),
     ]
-    # Sequences of a materialized mix are no documents; ids of a damaged shard cannot be decoded in any useful way.
+    # A materialized mix has sequences instead of documents; the ids of a damaged shard decode to nothing useful.
     if not problems and manifest.materialized is None and task.sample != ():
         wanted = range(len(reader)) if task.sample is None else task.sample
-        problems += told(
+        problems += collect(
             _check_documents(manifest, shard, reader, [n for n in wanted if not gone[n]], report)
         )
     if task.removed:
         hashes = read_removed([removed_path(task.folder)])["hash"].combine_chunks()
-        problems += told(_find_removed(manifest, shard, hashes, report))
-        problems += told(_find_traces(manifest, shard, hashes))
+        problems += collect(_find_removed(manifest, shard, hashes, report))
+        problems += collect(_find_traces(manifest, shard, hashes))
     report({"shards": 1, "documents": len(reader), "tokens": len(reader.tokens)})
     return problems
 
@@ -104,7 +103,7 @@ def _check_index(shard: Shard, reader: ShardReader) -> Iterator[str]:
 
 
 def _check_tokens(shard: Shard) -> Iterator[str]:
-    """Its MiBs against the nodes of its tree, and these against the root."""
+    """Compare its MiBs with the nodes of its tree, and these with the root."""
     path = shard.bin_path
     try:
         nodes = prove_nodes(path, shard.file_bytes, shard.root)
@@ -121,8 +120,8 @@ def _check_tokens(shard: Shard) -> Iterator[str]:
 
 
 def _check_ledger(manifest: Manifest, shard: Shard, reader: ShardReader, gone: Gone) -> Iterator[str]:
-    """Its root; a row for each document, with the tokens that the index says, and bytes that add up; which documents
-    were removed."""
+    """Check its root, that each row has as many tokens as the index says, that bytes add up, and which documents were
+    removed."""
     path = shard.ledger_path
     if path not in manifest.roots:
         return
@@ -141,14 +140,15 @@ def _check_ledger(manifest: Manifest, shard: Shard, reader: ShardReader, gone: G
 
 
 def _check_spans(shard: Shard, reader: ShardReader) -> Iterator[str]:
-    """Whether the spans cover the documents, with as many tokens of each kind as the manifest says."""
+    """Check that the spans cover the documents, with as many tokens of each kind as the manifest says."""
     if shard.kinds is not None:
         problem = ShardSpans(shard.spans_path).problem(reader.offsets, shard.kinds)
         yield from [f"{shard.spans_path}: {problem}"] if problem else ()
 
 
 def _check_ids(manifest: Manifest, shard: Shard, reader: ShardReader, gone: Gone) -> Iterator[str]:
-    """Ids below the vocabulary size; EOD at the end of each document, BOS at its beginning, and neither elsewhere."""
+    """Check that ids are below the vocabulary size, and that EOD stands at the end of each document, BOS at its
+    beginning, and neither elsewhere."""
     path, tokenizer = shard.bin_path, manifest.tokenizer
     around = [("end", tokenizer.eod_id), ("beginning", tokenizer.bos_id)]
     counts = dict.fromkeys(around, 0)
@@ -185,9 +185,10 @@ def _check_ids(manifest: Manifest, shard: Shard, reader: ShardReader, gone: Gone
 def _check_documents(
     manifest: Manifest, shard: Shard, reader: ShardReader, chosen: list[int], report: Report
 ) -> Iterator[str]:
-    """Decode documents and encode what is between the markers of a template with `tokenizers`: the ids must come back.
+    """Decode documents, and encode the text between the markers of a template with `tokenizers`: the ids must come
+    back.
 
-    Decoded by our own table, because `tokenizers` takes the letters of an added token for bytes.
+    Our own table decodes them, because `tokenizers` takes the letters of an added token for bytes.
     """
     vocab, markers = load_vocabulary(manifest), dict[str, int]()
     if shard.kinds is not None:
@@ -213,7 +214,7 @@ def _check_documents(
         texts = decoded(run for _, run in runs)
         try:
             ids, offsets = engine.encode(texts)
-        except Unencodable:  # tokenizers alone gives up on one of them: then what encoded it has to say
+        except Unencodable:  # only tokenizers gives up on one of them: compare with the encoder that made it
             ids, offsets = Encoder(json, vocab.eod_id, vocab.size, name).ids(texts)
         for (number, run), first, end in zip(runs, offsets[:-1], offsets[1:], strict=True):
             if not np.array_equal(ids[first:end], run):
@@ -230,15 +231,15 @@ def _check_documents(
 
 
 def _between(ids: npt.NDArray[Any], markers: list[int]) -> list[npt.NDArray[Any]]:
-    """The runs of ids of which none is a marker."""
+    """Return the runs of ids between markers."""
     at = np.flatnonzero(np.isin(ids, markers))
     runs = np.split(ids, np.unique(np.concatenate([at, at + 1])))
     return [run for run in runs if len(run) and int(run[0]) not in markers]
 
 
 def _around(vocab: Vocabulary, shard: Shard) -> list[tuple[str, str]]:
-    """What may belong to a text although the tokens around a document stand for it: a template of conversations may
-    itself have put these."""
+    """Return the (head, tail) pairs that may surround a text as it was hashed: the template of a conversation may write
+    BOS and EOD itself."""
     if shard.kinds is None:
         return [("", "")]
     bos, eod = (
@@ -249,14 +250,14 @@ def _around(vocab: Vocabulary, shard: Shard) -> list[tuple[str, str]]:
 
 
 def _as_hashed(texts: pa.LargeStringArray, around: list[tuple[str, str]]) -> Iterator[pa.LargeStringArray]:
-    """Decoded texts in every way in which they may have been hashed."""
+    """Yield the decoded texts in every way in which they may have been hashed."""
     for pair in around:
         head, tail, between = (pa.scalar(part, pa.large_string()) for part in (*pair, ""))
         yield pc.binary_join_element_wise(head, texts, tail, between)
 
 
 def _find_removed(manifest: Manifest, shard: Shard, hashes: pa.Array, report: Report) -> Iterator[str]:
-    """Documents that decode to a text that was removed."""
+    """Find documents that decode to a removed text."""
     around = _around(load_vocabulary(manifest), shard)
     for first, texts in shard_texts(shard, load_decoder(manifest)):
         found = np.zeros(len(texts), np.bool_)
@@ -268,7 +269,7 @@ def _find_removed(manifest: Manifest, shard: Shard, hashes: pa.Array, report: Re
 
 
 def _find_traces(manifest: Manifest, shard: Shard, hashes: pa.Array) -> Iterator[str]:
-    """What is still said of documents that were removed, and documents of these texts that are not said to be."""
+    """Find columns that still describe removed documents, and documents with a removed text that are not marked so."""
     path, joined = shard.ledger_path, open_annotations(manifest)
     matched = {matched_column(one.name) for one in joined}
     kept = [name for name in ledger_schema(path).names if name not in (*SCHEMA.names, *COLUMNS)]

@@ -26,17 +26,18 @@ ENDED = ("failed to offload", "could not allocate", "failed to pin")
 
 
 @contextmanager
-def database(folder: Path, workers: int, most: int) -> Iterator[Any]:
+def database(folder: Path, workers: int, most: int, memory: int = 1 << 62) -> Iterator[Any]:
     """An empty database in memory, on one core, for one of `workers` that share the machine.
 
-    folder: its own, new, where it puts at most `most` bytes that fit no memory; removed at the end.
+    folder: its own, new, where it puts at most `most` bytes that fit no memory; removed at the end. memory: the most
+    bytes of memory that it takes.
     """
     import duckdb
 
     workers = max(1, min(workers, len(os.sched_getaffinity(0))))
     settings: dict[str, str | bool | int | float | list[str]] = {
         "threads": 1,
-        "memory_limit": f"{max(LEAST_MEMORY, free_memory() // workers // SHARE)}B",
+        "memory_limit": f"{min(memory, max(LEAST_MEMORY, free_memory() // workers // SHARE))}B",
         "temp_directory": str(folder),
         "preserve_insertion_order": False,
         "autoinstall_known_extensions": False,

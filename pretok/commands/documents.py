@@ -19,7 +19,7 @@ from pretok.base.kinds import KINDS, LEARNED, TEXT
 from pretok.base.terminal import print_json
 from pretok.base.units import human_bytes, plural
 from pretok.base.visible import visible, visible_json
-from pretok.commands.options import Json, Shards, WorkOrShards, parse_size, terminal
+from pretok.commands.options import Json, Shards, WorkOrShards, terminal
 
 if TYPE_CHECKING:
     from pretok.audit.documents import Inspection
@@ -47,7 +47,6 @@ def inspect(
     search: Annotated[
         str | None, typer.Option(metavar="TEXT", help="Find a document that contains this text.")
     ] = None,
-    within: Annotated[str, typer.Option(help="Most text that --search decodes, in bytes.")] = "1G",
     random: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="Show N documents drawn at random.")
     ] = None,
@@ -75,7 +74,7 @@ def inspect(
 
     pretok inspect work/shards --source it --doc 17
 
-    pretok inspect work/shards --search 'mare salato' --within 10G
+    pretok inspect work/shards --search 'mare salato'
 
     pretok inspect work/shards --random 3 --seed 7
 
@@ -84,7 +83,7 @@ def inspect(
     pretok inspect work --text "Il mare è salato"
     """
     from pretok.audit.documents import run_inspect
-    from pretok.audit.find import find_named, random_places
+    from pretok.audit.find import find_named, random_places, search_text
     from pretok.shards.manifest import load_manifest
 
     console = terminal(context)
@@ -102,7 +101,10 @@ def inspect(
     if random is not None:
         places = random_places(manifest, source, split, random, seed)
     elif search is not None:
-        places = [_searched(manifest, source, split, search, within, console)]
+        match = search_text(manifest, source, split, search)
+        if match is None:
+            raise UsageError(f"no document contains {search!r}")
+        places = [match]
     elif source is not None:
         doc = doc or "0"
         if not doc.isdecimal():
@@ -119,21 +121,6 @@ def inspect(
         _print([asdict(one) for one in found], several=random is not None)
         return
     _show_documents(manifest, found, console)
-
-
-def _searched(
-    manifest: Manifest, source: str | None, split: str | None, text: str, within: str, console: Console
-) -> tuple[str, str, int]:
-    """The first document that holds a text; the others are told, and how far the search came."""
-    from pretok.audit.find import search_text
-
-    found = search_text(manifest, source, split, text, MOST, parse_size(within, "--within"))
-    further = "" if found.whole else "; --within looks further, as in --within 100G"
-    if not found.places:
-        raise UsageError(f"no document holds {text!r}: {found.extent()}{further}")
-    console.notice(found.extent() + further)
-    _tell_others(found.places, console)
-    return found.places[0]
 
 
 def _tell_others(places: list[tuple[str, str, int]], console: Console) -> None:
@@ -319,7 +306,7 @@ def trace(
         positions_of_step,
         reading_at,
         readings,
-        trace_rows,
+        with_origins,
     )
 
     if sum(given is not None for given in (doc, position, step)) != 1:
@@ -331,14 +318,14 @@ def trace(
             row
             for traced, found in zip(segments, places, strict=True)
             for place in found
-            for row in trace_rows(traced, readings(traced, *place))
+            for row in with_origins(traced, readings(traced, *place))
         ]
     elif position is not None:
         at = reading_at(segments, position)
-        rows = [row for traced in at for row in trace_rows(traced, passages(traced, position))]
+        rows = [row for traced in at for row in with_origins(traced, list(passages(traced, position)))]
     else:
         traced, positions = positions_of_step(segments, step or 0)
-        rows = [row for one in positions for row in trace_rows(traced, passages(traced, one))]
+        rows = with_origins(traced, [row for one in positions for row in passages(traced, one)])
     if late := sum(row.done is False for row in rows):
         terminal(context).notice(
             f"{late:,} of {plural(len(rows), 'reading')} lie ahead: the newest checkpoint is of step "

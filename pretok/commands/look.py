@@ -102,8 +102,9 @@ def disclose(
     format: Annotated[
         str | None,
         typer.Option(
-            metavar="json|html|md|csv",
-            help="Format; md: dataset card, csv: all registrable domains. Default: the suffix of --out, else html.",
+            metavar="json|html|md|spdx|csv",
+            help="Format; md: dataset card, spdx: SPDX 3.0 document, csv: all registrable domains. Default: the suffix "
+            "of --out (.spdx.json for spdx), else html.",
         ),
     ] = None,
     out: Annotated[
@@ -144,10 +145,8 @@ def disclose(
 
     console = terminal(context)
     request = DisclosureRequest(work, mix, run, _columns(column or []), domains, answers)
-    kind = (
-        out.suffix.removeprefix(".") if out is not None and out.suffix in (".json", ".md", ".csv") else "html"
-    )
-    text = run_disclose(request, format or kind)
+    kind = "" if out is None else "spdx" if out.name.endswith(".spdx.json") else out.suffix.removeprefix(".")
+    text = run_disclose(request, format or (kind if kind in ("json", "md", "spdx", "csv") else "html"))
     if out is None and format is not None:
         sys.stdout.write(text)
         return

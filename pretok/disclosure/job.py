@@ -1,7 +1,7 @@
-"""disclose: WORK, and a mix or a run -> the summary as JSON, HTML or the card of a data set, or its domains as CSV.
+"""disclose: WORK, and a mix or a run -> the summary of what was read.
 
-Input: folders and files by name. Output: text. The page shows the JSON as it is, key by key, so that the two cannot
-differ.
+Input: folders and files by name. Output: text: the summary as JSON; views of it as HTML, dataset card and SPDX
+document; or its domains as CSV. The page shows the JSON key by key, so that the two cannot differ.
 """
 
 from __future__ import annotations
@@ -20,19 +20,22 @@ from pretok.disclosure.domains import domains_csv
 from pretok.disclosure.figures import open_figures
 from pretok.disclosure.read import read_mix, read_shards, read_steps
 from pretok.disclosure.register import count_reserved, read_register
+from pretok.disclosure.spdx import spdx_document
 from pretok.disclosure.summary import Record, load_answers, summarize
 from pretok.shards.manifest import load_manifest, shards_of
 from pretok.shards.unfinished import refuse_unfinished
 
 ANSWERS = "disclosure.toml"
-FORMATS = ("json", "html", "md", "csv")
+FORMATS = ("json", "html", "md", "spdx", "csv")
 
 
 @dataclass(frozen=True, slots=True)
 class DisclosureRequest:
-    """What a summary is asked of. mix, run: None where not of those, a run knows its mix; columns: kind -> kept column
-    that tells it; domains: how many are listed; answers: a file of them, None: WORK/disclosure.toml where there is
-    one."""
+    """What to summarize.
+
+    mix, run: None: not of those (a run knows its mix); columns: kind -> kept column that tells it; domains: how many to
+    list; answers: a file of answers, None: WORK/disclosure.toml if it exists.
+    """
 
     work: Path
     mix: Path | None = None
@@ -43,7 +46,7 @@ class DisclosureRequest:
 
 
 def run_disclose(request: DisclosureRequest, kind: str) -> str:
-    """The summary in a format of FORMATS. Raises UsageError, MismatchError, IntegrityError."""
+    """Return the summary in one of FORMATS. Raises UsageError, MismatchError, IntegrityError."""
     if kind not in FORMATS:
         raise UsageError(f"--format {kind!r}: known are {', '.join(FORMATS)}")
     work, run, mix = request.work, request.run, request.mix
@@ -52,7 +55,7 @@ def run_disclose(request: DisclosureRequest, kind: str) -> str:
     manifest = load_manifest(shards)
     if manifest.materialized is not None:
         raise UsageError(
-            f"{shards} holds a mix in its order, and no documents; name the shards that the mix was made of"
+            f"{shards} holds a mix in its order, without documents; name the shards that the mix was made of"
         )
     if run is not None:
         extent = read_steps(manifest, run, mix)
@@ -71,6 +74,8 @@ def run_disclose(request: DisclosureRequest, kind: str) -> str:
         return _page(summary)
     if kind == "md":
         return dataset_card(summary)
+    if kind == "spdx":
+        return spdx_document(summary)
     return visible_json(json.dumps(summary, ensure_ascii=False, indent=2)) + "\n"
 
 

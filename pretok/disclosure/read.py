@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 import pretok.stream
+from pretok.audit.trace import open_run
 from pretok.base.errors import IntegrityError, UsageError
 from pretok.base.history import read_run
 from pretok.base.records import replace
@@ -29,7 +30,7 @@ from pretok.shards.manifest import Manifest
 from pretok.stream import View
 from pretok.stream.audit import drawn, number_of, runs
 from pretok.stream.mix_file import MixSource
-from pretok.stream.segments import RunSegment, open_segments, read_segments, read_settings
+from pretok.stream.segments import RunSegment, read_segments, read_settings
 from pretok.stream.tapes import Runs, ranges
 
 BLOCK = 1 << 20
@@ -40,23 +41,22 @@ Span = tuple[View, int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class Coverage:
-    """What is read of an entry's tape, in parts of epochs that are cut alike."""
+    """What is read of an entry's tape, in epochs that are cut at the same place.
+
+    cut: token of the tape at which the first sequence begins; stride: tokens of the tape that a sequence reads; whole:
+    complete epochs; part: (n,) how often each of the n sequences was read besides; runs: where the tape has some tokens
+    of the source; removals: removals that the shards had seen by then.
+    """
 
     cut: int
-    """At which token of the tape the first sequence begins."""
     stride: int
-    """Tokens of the tape that a sequence reads."""
     whole: int
-    """Epochs that are complete."""
     part: npt.NDArray[np.uint16]
-    """(n,) how often each of the n sequences was read besides."""
     runs: Callable[[int, int], Runs]
-    """Where the tape has some tokens of the source."""
     removals: int = 0
-    """How often documents had been removed by then."""
 
     def tokens(self, bounds: Ints) -> Ints:
-        """How many tokens were read of each stretch between neighbours, repetitions counted.
+        """Count the tokens read of each stretch between neighbouring bounds, with repetitions.
 
         bounds: (stretches + 1,), not falling, places in the flat tokens of the source. Returns (stretches,).
         """
@@ -72,7 +72,8 @@ class Coverage:
         shift = address[row] - start[row] - bounds[0]
         bounds, read = bounds - bounds[0], np.zeros(len(bounds), np.int64)
         for sign, edges in ((1, low + shift), (-1, high + shift)):
-            # Up to a bound, as often as it was read: bound - low, less bound - high of what ends before it.
+            # Tokens read before a bound: times * (bound - low) of all pieces that begin before it, less
+            # times * (bound - high) of those that end before it.
             order = np.argsort(edges)
             reached = np.searchsorted(edges[order], bounds)
             count, before = (
@@ -85,19 +86,20 @@ class Coverage:
 
 @dataclass(frozen=True, slots=True)
 class SourceReading:
-    """What is read of a source."""
+    """What is read of a source.
+
+    of: sequences that it has, None if these had several lengths; epochs: how often it was read on average, None if no
+    order reads it; coverage: of each segment and entry, None: every token once, in no sequences.
+    """
 
     sequences: int | None = None
     of: int | None = None
-    """Sequences that it has, None where these had several lengths."""
     epochs: float | None = None
-    """How often it was read on average, None where no order reads it."""
     coverage: tuple[Coverage, ...] | None = None
-    """Of each segment and entry; None: every token once, in no sequences."""
 
     def tokens(self, bounds: Ints, removed: Ints | None = None) -> Ints:
-        """As of `Coverage`, of all of them. removed (n,): by which of the removals each stretch went; what was read of
-        it since is not of it."""
+        """Do the same for all of its coverage. removed: (stretches,) the removal that took each stretch; later readings
+        do not count."""
         if self.coverage is None:
             return np.diff(bounds)
         found = np.zeros(len(bounds) - 1, np.int64)
@@ -109,51 +111,51 @@ class SourceReading:
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """What a summary is of."""
+    """What a summary is about.
+
+    scope: shards, mix or run; mix: fingerprints of the orders read; seq_len: None if there were several; run: what a
+    run says of itself and its model.
+    """
 
     scope: str
-    """shards, mix or run."""
     split: str
     sources: dict[str, SourceReading]
     mix: str | None = None
-    """Fingerprints of the orders read."""
     sequences: int | None = None
     seq_len: int | None = None
-    """None where there were several."""
     run: dict[str, Any] | None = None
-    """What a run says of itself and its model."""
 
 
 def read_shards(manifest: Manifest, split: str = "train") -> Extent:
-    """Every document of a split once."""
+    """Return every document of a split once."""
     return Extent("shards", split, {name: SourceReading() for name in manifest.sources})
 
 
 def read_mix(manifest: Manifest, mix: Path) -> Extent:
-    """All sequences of a mix. Raises MismatchError when it belongs to other shards."""
+    """Return all sequences of a mix. Raises MismatchError if it belongs to other shards."""
     view = pretok.stream.open(manifest.folder, mix)
     return _extent("mix", [(view, 0, len(view), view.removals)], None)
 
 
 def read_steps(manifest: Manifest, folder: Path, mix: Path | None, done: int = 0) -> Extent:
-    """The sequences of all steps that are on record in a run's folder, or of those after the first `done`; mix: where
-    its last mix is now, None: where it was, or what the run recorded of it.
+    """Return the sequences of all logged steps of a run, or of those after the first `done`.
 
-    Raises UsageError where nothing was trained, MismatchError when the run read another order or other shards.
+    mix: where the run's last mix is now; None: where it was, or what the run recorded of it. Raises UsageError if
+    nothing was trained, MismatchError if the run read another order or other shards.
     """
     run, segments = load_run(folder)
-    spans = []
-    ends = [*(segment.step for segment in segments[1:]), run["steps"]]
-    for segment, view, end in zip(segments, open_segments(segments, manifest, mix), ends, strict=True):
-        if done < end:
-            first = segment.position_after(max(done, segment.step))
-            spans.append((view, first, segment.position_after(end), segment.removals))
+    steps = run["steps"]
+    spans = [
+        (part.view, part.position_after(max(done, part.before)), part.positions.stop, part.removals or 0)
+        for part in open_run(segments, steps, steps, manifest.folder, mix)
+        if part.last is not None and done < part.last
+    ]
     return _extent("run", spans, run)
 
 
 def load_run(folder: Path) -> tuple[dict[str, Any], tuple[RunSegment, ...]]:
-    """What the files of a run say of it, and what its finished steps read. Raises IntegrityError for a file that is
-    damaged, UsageError where there is no run or not one finished step, or where it is not known what it read."""
+    """Return what the files of a run say about it, and the segments of its logged steps. Raises IntegrityError for a
+    damaged file, UsageError if there is no run or no finished step, or if nobody knows what it read."""
     settings, segments = read_settings(folder), read_segments(folder)
     run = read_run(folder)
     if not run.metrics:
@@ -180,7 +182,7 @@ def load_run(folder: Path) -> tuple[dict[str, Any], tuple[RunSegment, ...]]:
 
 
 def _extent(scope: str, spans: list[Span], run: dict[str, Any] | None) -> Extent:
-    """What is read of some spans."""
+    """Combine some spans."""
     views = [view for view, *_ in spans]
     names = dict.fromkeys(entry.held_in for view in views for entry in view.mix.sources)
     splits, lengths = ({getattr(view.mix, name) for view in views} for name in ("split", "seq_len"))
@@ -199,7 +201,7 @@ def _extent(scope: str, spans: list[Span], run: dict[str, Any] | None) -> Extent
 
 
 def _reading(name: str, spans: list[Span]) -> SourceReading:
-    """What is read of one source, all its classes together."""
+    """Return what is read of one source, all its classes together."""
     coverage: list[Coverage] = []
     sizes, epochs, taken = set(), 0.0, 0
     for view, first, end, removals in spans:
@@ -217,7 +219,8 @@ def _reading(name: str, spans: list[Span]) -> SourceReading:
 
 
 def _coverage(view: View, entry: MixSource, low: int, high: int) -> Iterator[Coverage]:
-    """What of an entry its `low`-th to `high - 1`-th sequences are; by where epochs are cut."""
+    """Yield what the `low`-th to `high - 1`-th sequences of an entry cover, one item for each place where epochs are
+    cut."""
     number, size = number_of(view, entry.name), entry.sequences
     found: dict[int, Coverage] = {}
     held, stride = partial(runs, view, entry.name), int(view.tapes.strides[number])

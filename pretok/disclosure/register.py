@@ -1,10 +1,10 @@
-"""A register of reservations, and what is read -> of each reserved domain what was held, read, refused and removed.
+"""A register of reservations -> what the shards hold of each reserved domain, and what was read of it.
 
-Input: a CSV that a lab keeps, `domain,reserved_from` and a line for each domain with the day from which its holder
+Input: a CSV that a lab keeps, `domain,reserved_from`, with a line for each domain and the day from which its holder
 reserves text and data mining; the shards, and the figures of what is read of them. Output: a part of the summary.
 
-A row counts for all hosts of its domain where that is a registrable one, else for that one host. Where both are in the
-register, the earlier day counts. What was removed has no address any more: only the reason of its removal can name it.
+A row counts for all hosts of a registrable domain, or else for that one host. If both are in the register, the earlier
+day counts. Removed documents have no address any more, so they are not counted.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Registered = dict[str, str]
 
 
 def read_register(path: Path) -> Registered:
-    """Read and check a register. UsageError names every line that is wrong."""
+    """Read and check a register. Raises UsageError that names every wrong line."""
     registrable = registrable_domains()
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
@@ -59,28 +59,26 @@ def read_register(path: Path) -> Registered:
 
 
 def _fault(row: list[str], found: Registered, registrable: Callable[[str], str]) -> str | None:
-    """What is wrong with a line."""
+    """Return what is wrong with a line."""
     if len(row) != len(COLUMNS):
-        return f"{len(row)} values where a domain and a day are wanted"
+        return f"{len(row)} values instead of a domain and a day"
     domain, day = row
     below = f"a.{_host(domain)}"
     if not re.fullmatch(NAME, domain):
-        return f"{domain!r} is no domain"
-    if domain.lower().startswith("www."):
-        return f"{domain!r}: write it without www., as addresses are counted"
+        return f"{domain!r} is not a domain"
     if registrable(below) == below:
         return f"{domain!r} is a public suffix, under which others have domains"
     if _host(domain) in found:
-        return f"{domain!r} stands here twice"
+        return f"{domain!r} appears twice"
     try:
         valid = date.fromisoformat(day).isoformat() == day
     except ValueError:
         valid = False
-    return None if valid else f"{day!r} is no day such as 2024-08-01"
+    return None if valid else f"{day!r} is not a day such as 2024-08-01"
 
 
 def _host(name: str) -> str:
-    """As hosts are compared: small letters, those of other alphabets as DNS has them."""
+    """Return a host as hosts are compared: in lower case, other alphabets as DNS writes them."""
     name = name.lower().removeprefix("www.").rstrip(".")
     if name.isascii():
         return name
@@ -91,7 +89,7 @@ def _host(name: str) -> str:
 
 
 def reservation_of(register: Registered) -> Callable[[str], str]:
-    """The line that counts for a host; empty where there is none."""
+    """Return the line that counts for a host; empty if there is none."""
     registrable = registrable_domains()
 
     def of(host: str) -> str:
@@ -110,19 +108,16 @@ def count_reserved(
     run: Path | None,
     mix: Path | None,
 ) -> Record:
-    """Join the register with the shards: of each domain of which there is anything, most tokens first,
+    """Join the register with the shards. For each domain of which there is anything, most tokens first:
 
-        documents, tokens   held in the shards now, in both splits
-        read_...            of what the summary is of
-        later_...           of that, on the day from which it is reserved, or after
-        refused             records whose text was removed by removals whose reason names the domain
-        removed_...         by such removals; removed_read_...: of that, read by a run before
+        documents, tokens   in the shards now, in both splits
+        read_...            in what the summary is about; null for shards
+        later_...           of that, read on the day from which it is reserved, or after; null without a run
 
-    null: cannot be told. no_address: held, and cannot be joined; removed_for_others: documents whose removal has a
-    reason that names none of the domains, or several.
+    no_address: in the shards, but without an address.
 
-    figures: with what is `read`; ledgers are read again for what the shards hold, and for each stretch of a run that a
-    day of the register begins. Raises UsageError where no source keeps an address, IntegrityError, MismatchError.
+    figures: with `read`; the ledgers are read again for what the shards hold, and for each part of a run after a day of
+    the register. Raises UsageError if no source keeps an address, IntegrityError, MismatchError.
     """
     of, splits = reservation_of(register), []
     for split in SPLITS:
@@ -134,36 +129,36 @@ def count_reserved(
         splits.append(name)
     held = by_host(figures, splits, of)
     read = by_host(figures, ("read",), of) if extent.scope != "shards" else None
-    removed, removed_read, others = _removed(manifest, figures, of)
-    tables: dict[str, Mapping[str | None, Counter[str]] | None] = {
+    tables = {
         "": held,
         "read_": read,
         "later_": _later(manifest, extent, figures, read or {}, register, run, mix, of) if run else None,
-        "removed_": removed,
-        "removed_read_": removed_read if run else None,
     }
-    refused, every = _refused(manifest, of), []
-    for name, day in register.items():
-        row: Record = {"name": name, "reserved_from": day, "refused": refused[name]}
-        for prefix, sums in tables.items():
-            row |= {f"{prefix}{key}": None if sums is None else sums.get(name, NONE)[key] for key in KEYS}
-        every.append(row)
-    amounts = list(every[0])[2:] if every else []
+    rows = [
+        {"name": name, "reserved_from": day}
+        | {
+            f"{prefix}{key}": None if sums is None else sums.get(name, NONE)[key]
+            for prefix, sums in tables.items()
+            for key in KEYS
+        }
+        for name, day in register.items()
+    ]
+    amounts = [f"{prefix}{key}" for prefix in tables for key in KEYS]
     now, empty = manifest.totals, manifest.totals.removed
     known = sum((sums for host, sums in held.items() if host is not None), Counter[str]())
     return {
         "registered": len(register),
         "domains": sorted(
-            (row for row in every if any(row[key] for key in amounts)),
+            (row for row in rows if any(row[key] for key in amounts)),
             key=lambda row: (-row["tokens"], row["name"]),
         ),
         "total": {
-            key: None if any(row[key] is None for row in every) else sum(row[key] for row in every)
-            for key in amounts
+            prefix + key: None if sums is None else sum(row[prefix + key] for row in rows)
+            for prefix, sums in tables.items()
+            for key in KEYS
         },
         "no_address_documents": now.documents - (empty.documents if empty else 0) - known["documents"],
         "no_address_tokens": now.tokens - (empty.tokens if empty else 0) - known["tokens"],
-        "removed_for_others": others,
     }
 
 
@@ -177,7 +172,7 @@ def _later(
     mix: Path | None,
     of: Callable[[str], str],
 ) -> dict[str | None, Counter[str]]:
-    """What a run read of each domain from its day on. A step is of the day of the line of metrics that has it."""
+    """Return what a run read of each domain from its day on. A step has the day of its line of metrics."""
     assert extent.run is not None
     metrics = read_run(run).metrics
     found: dict[str | None, Counter[str]] = {}
@@ -189,39 +184,4 @@ def _later(
                 figures.add(f"after step {done}", read_steps(manifest, run, mix, done))
                 since[done] = by_host(figures, (f"after step {done}",), of)
             found[name] = since[done].get(name, NONE)
-    return found
-
-
-def _named_in(reason: str, of: Callable[[str], str]) -> str:
-    """The domain that a reason names; empty for none or several."""
-    names = {of(word) for word in re.findall(NAME, reason)} - {""}
-    return names.pop() if len(names) == 1 else ""
-
-
-def _removed(
-    manifest: Manifest, figures: Figures, of: Callable[[str], str]
-) -> tuple[dict[str | None, Counter[str]], dict[str | None, Counter[str]], int]:
-    """(of each domain what was removed, and what of it was read before; documents removed for no domain)."""
-    removed: dict[str | None, Counter[str]] = {}
-    before: dict[str | None, Counter[str]] = {}
-    others = 0
-    listed = figures.by_value("read", "removed")["listed"] if manifest.removals else []
-    read = {row.pop("value"): Counter(row) for row in listed}
-    for removal in manifest.removals:
-        if name := _named_in(removal.reason, of):
-            gone = Counter(documents=removal.documents, tokens=removal.tokens)
-            removed.setdefault(name, Counter()).update(gone)
-            before.setdefault(name, Counter()).update(read.get(removal.at, NONE))
-        else:
-            others += removal.documents
-    return removed, before, others
-
-
-def _refused(manifest: Manifest, of: Callable[[str], str]) -> Counter[str]:
-    """Records of each domain that were refused because their text had been removed."""
-    found: Counter[str] = Counter()
-    for source, counts in manifest.sources.items():
-        for reject in manifest.reject_lines(source) if counts.rejected.get("removed") else ():
-            if reject["reason"] == "removed":
-                found[_named_in(reject["detail"].partition(": ")[2], of)] += 1
     return found

@@ -34,10 +34,8 @@ COUNTED = {
     "part, its bytes in proportion to its tokens, rounded down",
     "epochs": "sequences read of a source by sequences it has; null: no order reads it",
     "values": "null: no column tells it; a value null: documents without one",
-    "reservations": "documents, tokens: held in the shards now, in both splits; read: by the mix or the run; later: of "
-    "that, in steps on the day of the register or after; refused, removed: by removals whose reason names the domain "
-    "and no other of the register, as what was removed or rejected keeps no address; removed_read: of that, read "
-    "by the run before; null: cannot be told",
+    "reservations": "documents, tokens: in the shards now, in both splits; read: by the mix or the run; later: of "
+    "that, in steps on the day of the register or after; null: not known",
 }
 """What the figures of any scope mean."""
 VALUES = {"languages": "language", "licences": "licence", "synthetic": "synthetic"}

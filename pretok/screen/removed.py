@@ -41,7 +41,9 @@ def read_removed(paths: Sequence[Path]) -> pa.Table:
         with reading(path, pa.ArrowException):
             table = pq.read_table(path, use_threads=False, partitioning=None)
         if table.schema.remove_metadata() != SCHEMA:
-            raise IntegrityError(f"{path} is no list of removed texts: its columns are {table.schema.names}")
+            raise IntegrityError(
+                f"{path} is not a list of removed texts: its columns are {table.schema.names}"
+            )
         tables.append(table)
     table = pa.concat_tables(tables)
     first = np.unique(np.array(table["hash"].to_pylist(), "S16"), return_index=True)[1]

@@ -286,7 +286,7 @@ def test_a_job_that_fails_or_is_killed_changes_nothing(
     with pytest.raises(Killed):
         annotate(shards, [write_lines(tmp_path / "b.jsonl", rows_for(known, q=2))], "source,id")
     assert open_annotations(manifest) == [one]
-    assert any("is not in the record" in problem for problem in run_verify(shards, 0, here, SILENT)[1])
+    assert any("is not in the manifest" in problem for problem in run_verify(shards, 0, here, SILENT)[1])
     monkeypatch.setattr(annotate_job, "write_annotations", real)
     annotate(shards, [first], "source,id")
     assert run_verify(shards, 0, here, SILENT)[1] == []
@@ -306,7 +306,7 @@ def test_what_was_changed_since_is_found(
     assert str(path) in problems[0]
     path.write_bytes(whole)
     path.with_name("stray.parquet").write_bytes(b"")
-    assert "is not in the record" in run_verify(shards, 0, here, SILENT)[1][0]
+    assert "is not in the manifest" in run_verify(shards, 0, here, SILENT)[1][0]
     path.with_name("stray.parquet").unlink()
     record = one.folder / "annotations.json"
     text = record.read_text()
@@ -341,7 +341,7 @@ def test_what_was_changed_since_is_found(
         ([{"name": "1", "q": 1}], "id", "no column 'id'; there are name, q"),
         ([{"id": "1", "q": "x" * 20_000}], "id", "line or row 1: q is .*which cannot be kept"),
         ([{"id": "1"}], "url", "--by url: documents have only .*, id, .*tokenize them with --keep url"),
-        ([{"id": "1"}], "source,split", "--by names what tells documents apart"),
+        ([{"id": "1"}], "source,split", "--by must tell documents apart"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_is_said(rows: list[Row], by: str, message: str, shards: Path, tmp_path: Path) -> None:

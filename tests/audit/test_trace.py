@@ -136,6 +136,13 @@ def test_steps_are_those_of_the_run(mix: Path, tmp_path: Path) -> None:
 
 
 def test_what_does_not_belong_together_is_refused(mix: Path, tmp_path: Path) -> None:
+    run, shards = write_run(tmp_path / "run", mix), mix.parent / "shards"
+    write_json(run / "checkpoints" / "step-00000005" / "meta.json", {"step": 5, "progress": {"position": 24}})
+    with pytest.raises(UsageError, match="changed its data or its global batch"):
+        open_traced(run, None)
+    write_segment(run, shards, pretok.stream.open(shards, mix), 4, step=2)
+    with pytest.raises(UsageError, match="does not say what the first steps read"):
+        open_traced(run, None)
     with pytest.raises(MismatchError, match="read the stream 1234"):
         open_traced(write_run(tmp_path / "run", mix, stream="1234"), None)
     with pytest.raises(UsageError, match="is not the folder of a run"):
@@ -148,16 +155,3 @@ def test_what_does_not_belong_together_is_refused(mix: Path, tmp_path: Path) -> 
         list(passages(traced, 50_000))
     with pytest.raises(UsageError, match="a mix has positions and no steps"):
         positions_of_step([traced], 1)
-    assert traced.manifest == load_manifest(mix.parent / "shards")
-
-
-def test_a_run_whose_record_is_not_that_of_its_checkpoints_has_no_steps_to_tell(
-    mix: Path, tmp_path: Path
-) -> None:
-    run = write_run(tmp_path / "run", mix)
-    write_json(run / "checkpoints" / "step-00000005" / "meta.json", {"step": 5, "progress": {"position": 24}})
-    with pytest.raises(UsageError, match="changed its data or its global batch"):
-        open_traced(run, None)
-    write_segment(run, mix.parent / "shards", pretok.stream.open(mix.parent / "shards", mix), 4, step=2)
-    with pytest.raises(UsageError, match="does not say what the first steps read"):
-        open_traced(run, None)

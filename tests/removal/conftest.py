@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -59,3 +60,9 @@ def removable(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ):  # fmt: skip
         assert run_command(line) == 0, line
     return work
+
+
+@pytest.fixture
+def work(removable: Path, tmp_path: Path) -> Path:
+    """A copy that may be changed."""
+    return shutil.copytree(removable, tmp_path / "work")

@@ -105,9 +105,8 @@ def test_killed_at_every_operation(
     assert snapshot(work) == expected
 
 
-def test_an_open_stream_reads_old_tokens_or_eod(removable: Path, tmp_path: Path) -> None:
+def test_an_open_stream_reads_old_tokens_or_eod(removable: Path, work: Path, tmp_path: Path) -> None:
     """While it is written, before and after; no id is torn."""
-    work = copy_of(removable, tmp_path / "work")
     view = pretok.stream.open(work / "shards", work / "mix.json")
     old = view[:].copy()
     seen = []
@@ -128,8 +127,9 @@ def test_an_open_stream_reads_old_tokens_or_eod(removable: Path, tmp_path: Path)
 
 
 @pytest.mark.usefixtures("one_time")
-def test_another_removal_finishes_the_first(removable: Path, tmp_path: Path, here: Engine) -> None:
-    work = copy_of(removable, tmp_path / "work")
+def test_another_removal_finishes_the_first(
+    removable: Path, work: Path, tmp_path: Path, here: Engine
+) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("pretok.removal.job._overwrite", lambda *_: (_ for _ in ()).throw(Killed))
         with pytest.raises(Killed):
@@ -145,8 +145,7 @@ def test_another_removal_finishes_the_first(removable: Path, tmp_path: Path, her
     assert run_verify(work / "shards", None, here, Silent())[1] == []
 
 
-def test_a_damaged_shard_gets_no_new_seal(removable: Path, tmp_path: Path) -> None:
-    work = copy_of(removable, tmp_path / "work")
+def test_a_damaged_shard_gets_no_new_seal(removable: Path, work: Path, tmp_path: Path) -> None:
     path = load_manifest(work / "shards").of("a")[0].bin_path
     data = bytearray(path.read_bytes())
     data[-3] ^= 1

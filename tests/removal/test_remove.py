@@ -139,8 +139,9 @@ def test_random_removals_agree_with_brute_force(
     shutil.rmtree(folder)
 
 
-def test_a_predicate_takes_copies_everywhere(removable: Path, tmp_path: Path, here: Engine) -> None:
-    work = copy_of(removable, tmp_path / "work")
+def test_a_predicate_takes_copies_everywhere(
+    removable: Path, work: Path, tmp_path: Path, here: Engine
+) -> None:
     was = rows_of(removable)
     [same] = {row["hash"] for row in was if row["id"] == "a5"}
     report = remove(work, where="id = 'a5'")
@@ -175,9 +176,8 @@ def snapshot(work: Path) -> dict[str, bytes]:
     ],
 )
 def test_what_is_no_removal_changes_nothing(
-    removable: Path, tmp_path: Path, capsys: Any, ids: str | None, options: list[str], said: str
+    removable: Path, work: Path, tmp_path: Path, capsys: Any, ids: str | None, options: list[str], said: str
 ) -> None:
-    work = copy_of(removable, tmp_path / "work")
     if ids is not None:
         (tmp_path / "ids").write_text(ids)
         options = [*options, str(tmp_path / "ids")]
@@ -188,8 +188,7 @@ def test_what_is_no_removal_changes_nothing(
     assert snapshot(work) == before
 
 
-def test_names_of_every_kind(removable: Path, tmp_path: Path, here: Engine) -> None:
-    work = copy_of(removable, tmp_path / "work")
+def test_names_of_every_kind(removable: Path, work: Path, tmp_path: Path, here: Engine) -> None:
     rows = {row["id"]: row for row in rows_of(removable)}
     names = ["a3", rows["b9"]["hash"].upper(), "more.jsonl:8", str(removable / "b.jsonl") + ":2", "nobody"]
     (tmp_path / "ids").write_text("\n".join(names) + "\n\n")
@@ -326,9 +325,8 @@ def test_a_dry_run_says_how_often_mixes_read(removable: Path, tmp_path: Path, ca
 
 
 def test_a_disk_that_cannot_be_written_is_named_first(
-    removable: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+    removable: Path, work: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
-    work = copy_of(removable, tmp_path / "work")
     before, real = snapshot(work), os.open
 
     def refusing(path: Any, flags: int, *more: Any, **options: Any) -> int:
@@ -343,8 +341,7 @@ def test_a_disk_that_cannot_be_written_is_named_first(
     assert snapshot(work) == before
 
 
-def test_two_jobs_do_not_meet(removable: Path, tmp_path: Path, capsys: Any) -> None:
-    work = copy_of(removable, tmp_path / "work")
+def test_two_jobs_do_not_meet(removable: Path, work: Path, tmp_path: Path, capsys: Any) -> None:
     before = snapshot(work)
     with another_job(work / "shards", "remove"):
         assert command(work, "--where", "id = 'a3'") == 75
@@ -354,9 +351,8 @@ def test_two_jobs_do_not_meet(removable: Path, tmp_path: Path, capsys: Any) -> N
     assert snapshot(work) == before
 
 
-def test_shards_that_differ_otherwise_are_refused(removable: Path, tmp_path: Path) -> None:
+def test_shards_that_differ_otherwise_are_refused(removable: Path, work: Path, tmp_path: Path) -> None:
     """A history is proven: a former root that is none, another kind, a time that stands twice."""
-    work = copy_of(removable, tmp_path / "work")
     remove(work, where="id = 'a3'")
     manifest = load_manifest(work / "shards")
     assert [event.removal is not None for event in manifest.history] == [False, True]

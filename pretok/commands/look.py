@@ -89,15 +89,13 @@ def report(
 def disclose(
     context: typer.Context,
     work: WorkOrShards,
-    mix: Annotated[
+    target: Annotated[
         Path | None,
-        typer.Option(
-            metavar="MIX",
-            help="Summarize what this mix.json reads; with --run: the place of the run's mix, if it moved.",
+        typer.Argument(
+            metavar="[RUN | MIX]",
+            help="Summarize what this training run has read, or what this mix.json reads.",
+            show_default=False,
         ),
-    ] = None,
-    run: Annotated[
-        Path | None, typer.Option(metavar="RUN", help="Summarize what this training run has read.")
     ] = None,
     format: Annotated[
         str | None,
@@ -134,9 +132,9 @@ def disclose(
 ) -> None:
     """Summarize what a model was trained on, in the layout of the EU AI Act's public summary of training content.
 
-    pretok disclose work --run runs/italia-v01 --out summary.html
+    pretok disclose work runs/italia-v01 --out summary.html
 
-    pretok disclose work --mix work/mix.json --column language=lang_id --format json
+    pretok disclose work work/mix.json --column language=lang_id --format json
 
     It counts the shards, a mix, or the recorded steps of a run: tokens, documents, bytes and epochs of each source, and
     by language, licence, domain and date if kept columns contain them. What no file contains is null.
@@ -144,7 +142,7 @@ def disclose(
     from pretok.disclosure.job import DisclosureRequest, run_disclose
 
     console = terminal(context)
-    request = DisclosureRequest(work, mix, run, _columns(column or []), domains, answers)
+    request = DisclosureRequest(work, target, _columns(column or []), domains, answers)
     kind = "" if out is None else "spdx" if out.name.endswith(".spdx.json") else out.suffix.removeprefix(".")
     text = run_disclose(request, format or (kind if kind in ("json", "md", "spdx", "csv") else "html"))
     if out is None and format is not None:

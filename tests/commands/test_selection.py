@@ -86,8 +86,7 @@ def test_inspect_says_the_class_and_what_only_fills_up(
     filling = ((everything[:, 1:] == EOD) & (everything[:, :-1] == EOD)).sum(axis=1)
     classes = np.array([view.origin(position)[0] == "good" for position in range(len(view))])
     position = int(np.flatnonzero(classes & (filling > 3))[0])
-    where = ("--mix", work / "mix2.json", "--position", str(position))
-    out, _ = said(capsys, "inspect", work / "shards", *where)
+    out, _ = said(capsys, "trace", work / "mix2.json", "--position", str(position), "--tokens")
     assert "of good, a class of it, epoch" in out
     assert f"the last {filling[position]} only fill it up:" in out
 
@@ -95,7 +94,7 @@ def test_inspect_says_the_class_and_what_only_fills_up(
 def test_disclose_counts_each_document_of_all_classes_once(
     work: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    data = json.loads(said(capsys, "disclose", work, "--mix", work / "mix2.json", "--format", "json")[0])
+    data = json.loads(said(capsys, "disclose", work, work / "mix2.json", "--format", "json")[0])
     view = pretok.stream.open(work / "shards", work / "mix2.json")
     sources = {source["name"]: source for source in data["sources"]["sources"]}
     counts = view.prefix_counts(len(view))

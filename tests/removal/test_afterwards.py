@@ -97,7 +97,7 @@ def test_trace_says_which_steps_had_read_it(after: Path, removable: Path, tmp_pa
     assert all(row["removed"] is (row["step"] > 10) for row in told)
     assert {row["removed"] for row in told} == {False, True}
 
-    pretok_line(f"disclose {after} --run {run} --out {tmp_path}/summary.json")
+    pretok_line(f"disclose {after} {run} --out {tmp_path}/summary.json")
     removed = json.loads((tmp_path / "summary.json").read_text())["processing"]["removed"]
     before = [row for row in told if not row["removed"]]
     hashes = {row["hash"] for row in rows if row["id"] in GONE}

@@ -1,5 +1,5 @@
-"""Tables made by other tools -> columns of documents that are tokens already, found by a key.
+"""Join tables made by other tools to tokenized documents, by a key.
 
-rows.py  files of rows -> tables, one type a column
-job.py   what may be asked for, the join in SQL, and the record that seals it
+rows.py  files of rows -> tables, with one type per column
+job.py   check the request, join in SQL, and write the record that seals the result
 """

@@ -140,7 +140,7 @@ def run_annotate(request: Request, console: Console) -> Annotations:
 
 
 def tell_joined(annotations: Annotations, console: Console) -> None:
-    """What was joined, in words."""
+    """Show what was joined."""
     record, counts = annotations.record, annotations.record.counts
     columns = ", ".join(column.name for column in record.columns) or matched_column(annotations.name)
     console.notice(
@@ -184,7 +184,7 @@ def _check_request(request: Request, manifest: Manifest, shards: Sequence[Shard]
 
 
 def _list_rows(request: Request, console: Console) -> Sequence[InputFile]:
-    """The files of rows. Raises UsageError."""
+    """List the files of rows. Raises UsageError."""
     inputs, notices = list_inputs(request.files, "auto")
     for notice in notices:
         console.notice(notice)
@@ -200,13 +200,13 @@ def _one(sql: Any, query: str) -> int:
 
 
 def _key(by: Sequence[str]) -> str:
-    """The key of `k0`, .... Lengths tell ('a', 'bc') from ('ab', 'c'); `||` is null where one of them is."""
+    """Return the SQL of the key. Lengths tell ('a', 'bc') from ('ab', 'c'); `||` is null if one of them is."""
     parts = " || ".join(f"length(k{at}) || ':' || k{at}" for at in range(len(by)))
     return f"md5_number({parts})"
 
 
 def _load_rows(sql: Any, inputs: Sequence[InputFile], columns: Columns) -> None:
-    """Fill the table `given`; `columns` learns what the rows hold. Raises UsageError."""
+    """Fill the table `given`, and record in `columns` what the rows hold. Raises UsageError."""
     texts = ", ".join(f"k{at} VARCHAR" for at in range(len(columns.by)))
     sql.execute(f"CREATE TABLE given (file INTEGER, line BIGINT, {texts}, key UHUGEINT)")
     known: dict[str, str] = {}
@@ -231,7 +231,7 @@ def _load_rows(sql: Any, inputs: Sequence[InputFile], columns: Columns) -> None:
 
 
 def _load_documents(sql: Any, request: Request, manifest: Manifest, numbered: Sequence[Numbered]) -> None:
-    """Fill the table `wanted`, and make the view `keys` of the number and the key of documents as texts."""
+    """Fill the table `wanted`, and make the view `keys`: number and key of each document as texts."""
     make_views(sql, manifest, ())
     first, splits = 0, list[dict[str, Any]]()
     for shard, before in numbered:

@@ -1,4 +1,4 @@
-"""query: SQL over what shards know of themselves, by DuckDB.
+"""query: SQL over documents, shards and rejects, by DuckDB.
 
 Input: WORK (or its shards folder) and a query. Output: names of columns, and rows in batches. The views:
 
@@ -11,7 +11,7 @@ Input: WORK (or its shards folder) and a query. Output: names of columns, and ro
     rejects    source, file, position, reason, detail
     words      word, count, heldout: over all sources, where WORK holds counts
 
-Nothing is copied or indexed: DuckDB reads the columns that a query names from the Parquet files themselves.
+Nothing is copied or indexed: DuckDB reads the columns that a query names from the Parquet files.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ BATCH = 10_000
 
 
 def run_query(work: Path, sql: str, console: Console) -> tuple[list[str], Iterator[list[tuple[Any, ...]]]]:
-    """(names of the columns, batches of rows). Raises UsageError with what DuckDB says of a query it does not take, and
-    IntegrityError; `console` hears why there are no documents, where the shards hold a mix."""
+    """Return (names of the columns, batches of rows). Raises UsageError with DuckDB's message for a wrong query, and
+    IntegrityError. `console` shows why there are no documents if the shards hold a mix."""
     import duckdb
 
     shards = work if has_manifest(work) else work / "shards"
     refuse_unfinished(shards)
     connection = duckdb.connect()
-    # Nothing is fetched from a network behind anybody's back.
+    # DuckDB must not fetch extensions from the network.
     connection.execute("SET autoinstall_known_extensions = false; SET enable_progress_bar = false")
     manifest = load_manifest(shards)
     try:
@@ -79,7 +79,7 @@ def _rows(connection: Any) -> Iterator[list[tuple[Any, ...]]]:
 
 
 def _make_tables(connection: Any, manifest: Manifest) -> None:
-    """The views of what stands in the manifest."""
+    """Make the views of the manifest."""
     named = ("source", "split", "tokens", "documents", "text_bytes")
     counted = ("tokens", "documents", "bytes", "read")
     shards = [
@@ -99,10 +99,10 @@ def _make_tables(connection: Any, manifest: Manifest) -> None:
 
 
 def _make_docs(connection: Any, manifest: Manifest, console: Console) -> None:
-    """The views ledger and documents. What they have no rows of is told."""
+    """Make the views ledger and documents, and say what they lack."""
     if manifest.materialized is not None:
         console.notice(
-            f"{manifest.folder} holds a mix in its order: it has no documents; they are in the shards it was made of"
+            f"{manifest.folder} holds a mix in its order, without documents; they are in the shards it was made of"
         )
         return
     joined = open_annotations(manifest)

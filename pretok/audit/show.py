@@ -1,7 +1,7 @@
-"""What was encoded and what the model saw, as tokens: a document, or a sequence of a mix.
+"""Show a document, or a sequence of a mix, as its tokens.
 
-Input: shards and the number of a document, or a mix or run and a position. Output: a `SeenSequence`, or tokens
-in brackets: a token that ends inside of a character shows its bytes, special tokens their names.
+Input: shards and the number of a document, or a mix or run and a position. Output: a `SeenSequence`, or tokens in
+brackets. A token that ends inside a character shows its bytes, special tokens their names.
 """
 
 from __future__ import annotations
@@ -18,9 +18,12 @@ from pretok.tokenizer.vocabulary import Vocabulary
 
 @dataclass(frozen=True, slots=True)
 class SeenSequence:
-    """One position of a mix. step: of the run that reads it, None without a run; ids: seq_len + 1, of which the last is
-    only predicted; documents: those it is made of, in order; what they leave of a packed one is EOD; learned: of each
-    token whether it is, None where all are."""
+    """One position of a mix.
+
+    step: step of the run that reads it, None without a run; ids: seq_len + 1, the last of which is only predicted;
+    documents: its parts, in order; the rest of a packed sequence is EOD; learned: whether each token counts in the
+    loss, None: all do.
+    """
 
     position: int
     step: int | None
@@ -34,7 +37,7 @@ class SeenSequence:
 
 
 def seen_sequence(traced: Traced, vocab: Vocabulary, position: int) -> SeenSequence:
-    """What stands at a position. Raises UsageError where there is none, IntegrityError for ids of no token."""
+    """Return what stands at a position. Raises UsageError for a wrong position, IntegrityError for ids of no token."""
     documents = with_origins(traced, list(passages(traced, position)))
     source, epoch, sequence = traced.view.origin(position)
     ids = traced.view[position].tolist()
@@ -45,13 +48,13 @@ def seen_sequence(traced: Traced, vocab: Vocabulary, position: int) -> SeenSeque
 
 
 def marked(tokens: Sequence[str], learned: Sequence[bool] | None = None) -> str:
-    """Each token in brackets, round ones where it is not learned. learned: of each whether it is; None: all are."""
+    """Put each token in brackets, round ones if it is not learned. learned: whether each is; None: all are."""
     known = [True] * len(tokens) if learned is None else learned
     return "".join(f"[{text}]" if one else f"({text})" for text, one in zip(tokens, known, strict=True))
 
 
 def document_heading(found: Inspection, vocab: Vocabulary) -> list[str]:
-    """What stands above the tokens of a document."""
+    """Return the lines above the tokens of a document."""
     kept = [f"{name}: {visible(str(value), '')}" for name, value in found.kept.items()]
     where = f"{found.file}, line or row {found.position}; document {found.document} of {found.shard}"
     bos = "" if vocab.bos_id is None else "the first is the beginning-of-document token, "
@@ -59,7 +62,7 @@ def document_heading(found: Inspection, vocab: Vocabulary) -> list[str]:
 
 
 def sequence_heading(seen: SeenSequence) -> list[str]:
-    """What stands above the tokens of a sequence."""
+    """Return the lines above the tokens of a sequence."""
     step = "" if seen.step is None else f", step {seen.step}"
     classes = {row.of_class for row in seen.documents} - {None}
     of = (

@@ -1,4 +1,4 @@
-"""The exact counts in a manifest, as a table and as JSON, and what is missing from them."""
+"""Show the exact counts in a manifest, as a table and as JSON, and what is missing."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from pretok.shards.unfinished import incomplete, refuse_unfinished
 
 
 def stats_of(shards: Path) -> dict[str, Any]:
-    """What `pretok status --json` prints of shards. incomplete: all that is missing, as sentences; history: what the
-    folder was before it grew, the oldest first; root: over all. Raises IntegrityError."""
+    """Return what `pretok status --json` prints of shards. incomplete: sentences on what is missing; history: earlier
+    states of the folder, the oldest first; root: over all files. Raises IntegrityError."""
     manifest = _load(shards)
     named = ("totals", "sources", "tokenizer", "history", "fingerprint", "root")
     return {
@@ -71,7 +71,7 @@ def _load(shards: Path) -> Manifest:
 
 
 def _rows(name: str, counts: SourceCounts) -> list[tuple[str, ...]]:
-    """A line for each split of a source that holds documents."""
+    """Return a line for each split of a source that holds documents."""
     return [
         (
             name if split == "train" else f"{name} (val)",

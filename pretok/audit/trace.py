@@ -211,10 +211,10 @@ def with_origins(traced: Traced, readings: Sequence[Reading]) -> list[Reading]:
     origins = {}
     for shard in manifest.shards:
         wanted = sorted(of_shard[shard.path].items())
-        known = documents_at(manifest, shard, [row for row, _ in wanted]) if wanted else []
-        for (_, document), row in zip(wanted, known, strict=True):
-            removed = manifest.removal_number(row.get("removed")) < removals
-            origins[document] = {"file": row["file"], "line": row["position"], "removed": removed}
+        found = documents_at(manifest, shard, [row for row, _ in wanted]) if wanted else []
+        for (_, place), known in zip(wanted, found, strict=True):
+            removed = manifest.removal_number(known.get("removed")) < removals
+            origins[place] = {"file": known["file"], "line": known["position"], "removed": removed}
     return [replace(one, **origins[one.source, one.document]) for one in readings]
 
 

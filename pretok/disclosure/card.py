@@ -1,7 +1,6 @@
 """The summary -> the card of a data set: README.md with the YAML head that the hub of Hugging Face reads.
 
-Input: the summary. Output: Markdown, whose head is JSON, which is YAML. What no file knows and nobody answered is left
-out of the head.
+Input: the summary. Output: Markdown; its head is JSON, which is also YAML. The head leaves out what nobody knows.
 Format: https://github.com/huggingface/hub-docs/blob/main/datasetcard.md
 """
 
@@ -26,7 +25,7 @@ SCOPES = {
 
 
 def dataset_card(summary: Record) -> str:
-    """README.md."""
+    """Return README.md."""
     general, about = summary["general"], summary["about"]
     model = general["model"]["name"]
     title = f"Training data of {model}" if model else "Training data"
@@ -53,7 +52,7 @@ def dataset_card(summary: Record) -> str:
 
 
 def _values(told: Record | None) -> list[str | None]:
-    """Those of a column, most tokens first; null stands for documents without one."""
+    """Return the values of a column, most tokens first; None stands for documents without one."""
     return [row["value"] for row in told["listed"]] if told else []
 
 

@@ -1,8 +1,8 @@
 """Hosts -> registrable domains, by the public suffix list, with what was read of each.
 
 Input: the figures of sources that keep an address. Output: CSV with all domains, those with most bytes of documents
-first: `news.bbc.co.uk` and `bbc.co.uk` are one, `a.github.io` and `b.github.io` are two. The list is the one that the
-package publicsuffixlist brings; nothing is fetched.
+first: `news.bbc.co.uk` and `bbc.co.uk` are one, `a.github.io` and `b.github.io` are two. The list comes with
+the package publicsuffixlist; nothing is fetched.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ NO_ADDRESS = "no source keeps an address: keep a column `url`, or name it with -
 
 
 def domains_csv(figures: Figures) -> str:
-    """A row for each registrable domain of what is `read`; the last one, without a name, has the documents without an
-    address. UsageError where no source keeps an address, or where the library is not installed."""
+    """Return a row for each registrable domain of what is `read`; the last one, without a name, has the documents
+    without an address. Raises UsageError if no source keeps an address, or if the library is not installed."""
     if not figures.tells("read", "domain"):
         raise UsageError(NO_ADDRESS)
     found = by_host(figures, ("read",), registrable_domains())
@@ -38,7 +38,7 @@ def domains_csv(figures: Figures) -> str:
 def by_host(
     figures: Figures, extents: Sequence[str], of: Callable[[str], str]
 ) -> dict[str | None, Counter[str]]:
-    """AMOUNTS of some extents by what `of` makes of each host; None: documents without an address."""
+    """Return the AMOUNTS of some extents by `of(host)`; None: documents without an address."""
     found: dict[str | None, Counter[str]] = {}
     for extent in extents:
         for row in figures.by_value(extent, "domain")["listed"]:
@@ -48,7 +48,7 @@ def by_host(
 
 
 def registrable_domains() -> Callable[[str], str]:
-    """The registrable domain of a host; of an address of numbers, and of what has none, the host itself."""
+    """Return the function that gives the registrable domain of a host, or the host itself if it has none."""
     try:
         from publicsuffixlist import PublicSuffixList
     except ImportError:

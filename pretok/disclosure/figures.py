@@ -1,14 +1,14 @@
 """Ledgers and what is read of each source -> exact sums, in one table of DuckDB.
 
-Input: a manifest and `Extent`s; columns are those that ledgers keep and `pretok annotate` joined. Output: `Figures`,
-whose table every part of the summary is a query of:
+Input: a manifest and `Extent`s; the columns are the kept ones and those joined by `pretok annotate`. Output: `Figures`.
+Every part of the summary is a query of its table:
 
     sums    of, source, kind, value, documents, document_bytes, tokens, token_bytes
 
-`kind` is what a column tells (KINDS), `removed` (when; null for what is there) or `all`; `value` the value as text,
-null for documents without one. All ledgers are compared with their checksums first. A document counts when at least
-one of its tokens is read, once however often; `tokens` are those read, repetitions counted, and `token_bytes` their
-part of the texts; `document_bytes` are of the whole texts of the documents that count.
+`kind` is what a column tells (KINDS), `removed` (when; null if it was not) or `all`; `value` is the value as text, null
+for documents without one. All ledgers are compared with their checksums first. A document counts once if at least one
+of its tokens is read. `tokens` are those read, with repetitions, and `token_bytes` their part of the texts;
+`document_bytes` are the bytes of the whole texts of the documents that count.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from pretok.shards.manifest import Manifest
 from pretok.shards.values import host
 
 DATE = r"^(\d{4}(-(0[1-9]|1[0-2])(-(0[1-9]|[12]\d|3[01]))?)?)($|[T ])"
-"""ISO 8601 to the day, the month or the year. A bare number may be a time of any unit: it is no date here."""
+"""ISO 8601 to the day, the month or the year. A bare number may be a time in any unit, so it is not a date."""
 KINDS: dict[str, tuple[tuple[str, ...], str]] = {
     "language": (("language", "lang"), "language"),
     "licence": (("license", "licence"), "licence"),
@@ -42,8 +42,8 @@ KINDS: dict[str, tuple[tuple[str, ...], str]] = {
     "date": (("date", "created", "published"), f"regexp_extract(date, {quoted(DATE)}, 1)"),
     "duplicate": (("duplicate_of",), "if(duplicate IS NULL, NULL, 'copy')"),
 }
-"""What a column may tell -> its usual names, the first that is kept is taken, where the last part of a dotted name
-counts; and what is counted of it."""
+"""What a column may tell -> (its usual names, of which the first one kept is used; of a dotted name the last part
+counts; the SQL expression that is counted)."""
 AMOUNTS = ("documents", "document_bytes", "tokens", "token_bytes")
 Amount = dict[str, int]
 """AMOUNTS -> their sums."""
@@ -66,7 +66,7 @@ class Figures:
                 raise UsageError(f"--column {kind}={column}: a column may tell {', '.join(KINDS)}")
             if column not in every:
                 raise UsageError(
-                    f"--column {kind}={column}: no ledger has it; kept is {', '.join(every) or 'nothing'}"
+                    f"--column {kind}={column}: no such column was kept; kept is {', '.join(every) or 'nothing'}"
                 )
         self.columns = {
             name: _usual(columns) | {kind: one for kind, one in named.items() if one in columns}
@@ -77,7 +77,7 @@ class Figures:
         sql.execute(f"CREATE TABLE sums (of VARCHAR, source VARCHAR, kind VARCHAR, value VARCHAR, {amounts})")
 
     def _kept(self, source: str) -> list[str]:
-        """The kept columns of a source, in the order of its ledgers, and those that were joined to it."""
+        """Return the kept columns of a source, in the order of its ledgers, and the joined ones."""
         names: dict[str, None] = {}
         for shard in self.manifest.shards:
             if shard.source == source:
@@ -87,13 +87,13 @@ class Figures:
         return [name for name in names if name not in SCHEMA.names]
 
     def add(self, of: str, extent: Extent) -> None:
-        """Count what an extent reads, under a name; every ledger is read once. Raises IntegrityError."""
+        """Count what an extent reads, under a name. Every ledger is read once. Raises IntegrityError."""
         self.sources[of] = tuple(extent.sources)
         for source in extent.sources:
             self._add(of, extent, source)
 
     def tells(self, of: str, kind: str, source: str | None = None) -> bool:
-        """Whether a column of a source, or of any, tells something."""
+        """Return whether a column of a source, or of any source, tells a kind."""
         return any(kind in self.columns[name] for name in self.sources[of] if source in (None, name))
 
     def _add(self, of: str, extent: Extent, name: str) -> None:
@@ -128,7 +128,7 @@ class Figures:
             self.sql.execute(counted, [of, name])
 
     def amount(self, of: str, kind: str = "all", source: str | None = None, where: str = "true") -> Amount:
-        """Sums of a source, or of all."""
+        """Return the sums of a source, or of all sources."""
         sums = ", ".join(f"coalesce(sum({name}), 0)::BIGINT" for name in AMOUNTS)
         found = self.sql.execute(
             f"SELECT {sums} FROM sums WHERE of = ? AND kind = ? AND source = coalesce(?, source) AND {where}",
@@ -139,8 +139,8 @@ class Figures:
     def by_value(
         self, of: str, kind: str, source: str | None = None, most: int | None = None
     ) -> dict[str, Any]:
-        """Sums by value. distinct: how many different values there are, null not counted; listed: those with most
-        tokens, and what has no value last."""
+        """Return sums by value. distinct: number of different values, without null; listed: the values with most
+        tokens, and documents without a value last."""
         sums = ", ".join(f"sum({name})::BIGINT AS {name}" for name in AMOUNTS)
         found = self.sql.execute(
             f"""SELECT *, count(value) OVER () AS distinct_values FROM
@@ -155,7 +155,7 @@ class Figures:
         return {"distinct": found[0][-1] if found else 0, "listed": rows}
 
     def dates(self, of: str, source: str | None = None) -> dict[str, Any]:
-        """The first and the last date, as written; how many documents have one, another value, and none."""
+        """Return the first and last date, as written, and how many documents have a date, another value, or none."""
         found = self.sql.execute(
             """SELECT min(value) FILTER (value <> '') AS earliest, max(value) FILTER (value <> '') AS latest,
             coalesce(sum(documents) FILTER (value <> ''), 0)::BIGINT AS dated,

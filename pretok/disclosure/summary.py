@@ -1,10 +1,10 @@
 """Figures -> the summary of training content, in the parts of the AI Office's template, as JSON.
 
-Input: a manifest, what is read of it, the figures of its sources, and what a person answers. Output: one record, of
-which the page and the list of domains are views. The parts are those of the template for the public summary
-of training content under Article 53(1)(d) of Regulation (EU) 2024/1689: general information, list of data sources, data
-processing aspects. A field that is null is a blank: no file here knows it, a person must fill it in. Nothing is
-guessed, no threshold or size band of the template is applied.
+Input: a manifest, what is read of it, the figures of its sources, and a person's answers. Output: one record; the page,
+the dataset card and the SPDX document are views of it. Its parts are those of the template for the public summary of
+training content under Article 53(1)(d) of Regulation (EU) 2024/1689: general information, list of data sources, data
+processing aspects. A field that is null is a blank: no file knows it, and a person must fill it in. Nothing is guessed,
+and no threshold or size band of the template is applied.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from pretok.shards.unfinished import incomplete
 
 FORMAT, VERSION = "pretok-disclosure", 3
 COUNTED = {
-    "documents": "each document once, however often it is read, if at least one of its tokens is",
-    "document_bytes": "of the whole texts of these documents in UTF-8, as they were tokenized, each document once",
-    "tokens": "those read as input of a prediction, as often as they are read, end-of-document tokens included",
-    "token_bytes": "of the text of these tokens in UTF-8, as often as they are read; of a document that is read in "
-    "part, its bytes in proportion to its tokens, rounded down",
-    "epochs": "sequences read of a source by sequences it has; null: no order reads it",
-    "values": "null: no column tells it; a value null: documents without one",
+    "documents": "each document once, if at least one of its tokens is read",
+    "document_bytes": "bytes of the whole texts of these documents in UTF-8, each document once",
+    "tokens": "tokens read as input of a prediction, with repetitions and end-of-document tokens",
+    "token_bytes": "bytes of the text of these tokens in UTF-8, with repetitions; for a document that is read in part, "
+    "its bytes in proportion to its tokens, rounded down",
+    "epochs": "sequences read of a source, divided by the sequences it has; null: no order reads it",
+    "values": "null: no column tells it; the value null: documents without a value",
     "reservations": "documents, tokens: in the shards now, in both splits; read: by the mix or the run; later: of "
     "that, in steps on the day of the register or after; null: not known",
 }
@@ -53,7 +53,7 @@ Record = dict[str, Any]
 
 
 def _answers(name: str, *texts: str, **more: Any) -> Any:
-    """A table of answers: texts, each null while nobody gave it."""
+    """Make a table of answers: texts, each null until somebody gives it."""
     fields: dict[str, Any] = {**dict.fromkeys(texts, (str | None, None)), **more}
     return create_model(name, __base__=Part, **fields)
 
@@ -81,13 +81,13 @@ Answers = _answers(
     **{name: (part, part()) for name, part in _PARTS.items()},
     sources=(dict[str, SourceAnswers], Field(default_factory=dict)),
 )
-"""The file of answers, and so the blanks: what files know is no key here, so that no answer contradicts a figure.
-crawlers: which ones collected the sources; reservations: a register of them, a CSV."""
+"""The file of answers. It has no key for what files know, so that no answer contradicts a figure. crawlers: which ones
+collected the sources; reservations: the CSV of a register."""
 RUN = ("size", "sizes", "steps", "steps_planned", "steps_skipped", "finished", "trained_from", "trained_to")
 
 
 def load_answers(path: Path | None, sources: set[str]) -> Any:
-    """Read and check a file of answers, or none. UsageError says what is wrong and where."""
+    """Read and check a file of answers, if there is one. Raises UsageError."""
     if path is None:
         return Answers()
     answers = validated(Answers, load_toml(path), str(path))
@@ -104,8 +104,8 @@ def summarize(
     domains: int,
     reservations: Record | None,
 ) -> Record:
-    """The summary. figures: with what is `read`; domains: how many are listed of each source and of all; reservations:
-    None where no register is named."""
+    """Return the summary. figures: with `read`; domains: how many to list, for each source and for all; reservations:
+    None without a register."""
     sources = extent.sources
     return {
         "format": FORMAT,
@@ -170,12 +170,12 @@ def _source(
 
 
 def _values(figures: Figures, kind: str, source: str | None, most: int | None = None) -> Record | None:
-    """What was read by value; null where no column tells it."""
+    """Return what was read, by value; None if no column tells it."""
     return figures.by_value("read", kind, source, most) if figures.tells("read", kind, source) else None
 
 
 def _told(figures: Figures, source: str | None) -> Record:
-    """What columns tell of a source, or of all."""
+    """Return what columns tell of a source, or of all sources."""
     told: Record = {part: _values(figures, kind, source) for part, kind in VALUES.items()}
     dated, copied = (figures.tells("read", kind, source) for kind in ("date", "duplicate"))
     told["dates"] = figures.dates("read", source) if dated else None
@@ -184,8 +184,8 @@ def _told(figures: Figures, source: str | None) -> Record:
 
 
 def _removed(manifest: Manifest, figures: Figures, name: str) -> Record:
-    """What was removed of a source. refused: records that had a text which was removed, here or elsewhere; documents,
-    tokens: of all splits; read_before: of what is read, and counts as read, what was removed after it was."""
+    """Return what was removed of a source. refused: records whose text had been removed, here or elsewhere; documents,
+    tokens: in all splits; read_before: what is counted as read and was removed later."""
     counts = manifest.sources[name]
     return {
         "refused": counts.rejected.get("removed", 0),

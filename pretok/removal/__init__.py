@@ -1,6 +1,6 @@
-"""Documents of finished shards -> the same shards without them, at the same places.
+"""Remove documents from finished shards; everything else stays in place.
 
-select.py   a predicate or a list of ids -> the documents, with every copy of their texts
-reach.py    these documents -> which mixes read them how often, and what else holds them
-job.py      overwrites tokens, rewrites what is known of the documents, seals the folder anew; whole or not at all
+select.py   a condition or a list of names -> the documents, with every copy of their texts
+reach.py    these documents -> which mixes read them how often, and which other files hold them
+job.py      overwrite tokens, rewrite ledgers and annotations, seal the folder again; all or nothing
 """

@@ -1,20 +1,20 @@
-"""remove: documents out of finished shards, at equal length, so that all else stays where it is.
+"""remove: overwrite documents in finished shards at equal length, so that everything else stays in place.
 
 Input: SHARDS, which documents, and why. Output: the same folder, in which
 
-    .bin         EOD stands for each of their tokens, BOS too, so they are no target (`stream`)
-    .docs.parquet  their rows keep file, start, record, tokens, bytes and hash, say when and why, and lose what was kept
-    .nodes       the nodes of its tree; of the `.bin` only the MiBs that change are read
-    annotations  what was joined to them is null; all are bound to the new ledgers
-    manifest     counts what was removed, and its history says what the folder was before
-    removed.parquet  the hashes of their texts: `tokenize` rejects these
+    .bin             EOD replaces each of their tokens, BOS too, so that none is a target (`stream`)
+    .docs.parquet    their rows keep file, start, record, tokens, bytes and hash, and say when and why; the rest is null
+    .nodes           has the new tree; only the MiBs of the `.bin` that change are read
+    annotations      joined columns of these documents are null; all annotations are bound to the new ledgers
+    manifest         counts what was removed, and its history says what the folder was before
+    removed.parquet  has the hashes of their texts, which `tokenize` rejects
 
 `.idx`, spans, packing indexes and classes stay, as no length changes.
 
-Whole or not: everything that is new is first written into SHARDS/.removal, then a log of all that is to be done. From
-there on readers of the folder refuse it (`load_manifest`), and whoever holds it does what the log says: overwrite,
-then move files into place, the manifest last, then delete the log. Each of these may be done again. Token ids are
-overwritten by whole aligned ids, so a stream that is open reads old ones or EOD.
+All or nothing: new files are first written into SHARDS/.removal, then a log of everything that is to be done. Once the
+log is there, readers refuse the folder (`load_manifest`), and the next removal does what the log says: overwrite
+tokens, move files into place, the manifest last, then delete the log. Each of these steps may be repeated. Tokens are
+overwritten by whole aligned ids, so an open stream reads old ids or EOD.
 """
 
 from __future__ import annotations
@@ -89,8 +89,8 @@ BLOCK = 1 << 22
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What to remove: the documents for which `where` is true, or those that the file `ids` names. missing_ok: names of
-    none are passed over; all: a condition may take a whole source."""
+    """What to remove: the documents for which `where` is true, or those that the file `ids` names. missing_ok: skip
+    names of no document; all: the condition may take a whole source."""
 
     shards: Path
     reason: str
@@ -101,14 +101,14 @@ class Request:
 
     @property
     def identity(self) -> str:
-        """What tells the same command from another."""
+        """Equal for the same command."""
         names = None if self.ids is None else read_names(self.ids)
         return fingerprint([self.where, names, self.reason])
 
 
 class RemovalLog(Record, frozen=True):
-    """What is to be done. request: `Request.identity`; shards: path of each `.bin` -> the stretches of tokens, (first,
-    end), that become EOD; files: (file in the folder of the log, where it goes), in this order."""
+    """What is to be done. request: `Request.identity`; shards: path of each `.bin` -> ranges of tokens, (first, end),
+    that become EOD; files: (file in the folder of the log, where it goes), in this order."""
 
     request: str
     removal: Removal
@@ -120,8 +120,8 @@ class RemovalLog(Record, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class RemoveReport:
-    """What was removed, or would be. removal: None where there was nothing, or nothing is done; missing: names of no
-    document; already: documents that had been removed before."""
+    """What was removed, or would be. removal: None if nothing was removed; missing: names of no document; already:
+    documents that had been removed before."""
 
     reach: Reach
     removal: Removal | None
@@ -131,19 +131,19 @@ class RemoveReport:
 
 
 def dry_run(request: Request) -> RemoveReport:
-    """What `run_remove` would do; nothing is written. Raises the same."""
+    """Return what `run_remove` would do. Nothing is written. Raises the same."""
     return _plan(request)[2]
 
 
 def _plan(request: Request) -> tuple[Manifest, Selection, RemoveReport]:
-    """What would be removed. Raises UsageError, MismatchError, IntegrityError."""
+    """Choose what would be removed. Raises UsageError, MismatchError, IntegrityError."""
     _check_request(request)
     refuse_unfinished(request.shards)
     manifest = load_manifest(request.shards)
     if unfinished(manifest.folder):
         raise UsageError(
-            f"{manifest.folder} holds unfinished work, whose documents nobody can look into yet: finish it with pretok "
-            "tokenize, or delete it, then remove"
+            f"{manifest.folder} holds unfinished shards, whose documents cannot be searched yet: finish them with "
+            "pretok tokenize, or delete them, then remove"
         )
     found = select(manifest, request.where, read_names(request.ids) if request.ids else ())
     if request.ids and not request.missing_ok:
@@ -158,18 +158,18 @@ def _check_request(request: Request) -> None:
     if (request.where is None) == (request.ids is None):
         raise UsageError("say which documents: give one of --where and --ids")
     if not request.reason.strip():
-        raise UsageError("--reason: say why, as the ledger and the manifest keep it")
+        raise UsageError("--reason is empty: say why, for the ledger and the manifest")
 
 
 def run_remove(request: Request, console: Console) -> RemoveReport:
-    """Remove documents, as the only job that writes to the folder; first finish what another one left.
+    """Remove documents, as the only job that writes to the folder; first finish a removal that was stopped.
 
-    Raises UsageError, MismatchError, IntegrityError, OutputError, FolderInUse while another job writes there or reads.
+    Raises UsageError, MismatchError, IntegrityError, OutputError; FolderInUse while another job reads or writes there.
     """
     _check_request(request)
     folder = request.shards.absolute()
     if not folder.is_dir():
-        load_manifest(folder)  # says what is not there
+        load_manifest(folder)  # raises the error
     with hold(folder, "remove"), hold(folder / ANNOTATIONS, "annotate", beside=True):
         log = _finish(folder)
         if log is not None:
@@ -183,7 +183,7 @@ def run_remove(request: Request, console: Console) -> RemoveReport:
         _refuse_read_only(selection)
         try:
             log = _stage(manifest, selection, request)
-            refuse_readers(folder)  # one that came since has not seen the log
+            refuse_readers(folder)  # one that came meanwhile has not seen the log
         except Exception:
             (folder / UNFINISHED_REMOVAL).unlink(missing_ok=True)
             shutil.rmtree((folder / UNFINISHED_REMOVAL).parent, ignore_errors=True)
@@ -193,7 +193,7 @@ def run_remove(request: Request, console: Console) -> RemoveReport:
 
 
 def tell_removed(report: RemoveReport, request: Request, console: Console, *, done: bool) -> None:
-    """What was removed, or would be, in words."""
+    """Show what was removed, or would be."""
     if report.missing:
         console.notice(
             f"{plural(len(report.missing), 'name')} of no document: {listed(report.missing, SHOWN)}"
@@ -210,13 +210,13 @@ def tell_removed(report: RemoveReport, request: Request, console: Console, *, do
     tell_reach(report.reach, console, done=done)
     if done:
         console.notice(
-            f"{request.shards}: pretok trace RUN --doc HASH says which steps of a run had read a document; what they "
-            f"learned is not undone (manifest {report.fingerprint})"
+            f"{request.shards}: pretok trace RUN --doc HASH says which steps of a run had read a document; what the "
+            f"model learned is not undone (manifest {report.fingerprint})"
         )
 
 
 def _finish(folder: Path) -> RemovalLog | None:
-    """Do what the log of a removal that was stopped says; None where there is none. What was only prepared goes."""
+    """Finish a removal that was stopped and return its log; None if there is no log. Delete what was only prepared."""
     path = folder / UNFINISHED_REMOVAL
     if not path.exists():
         shutil.rmtree(path.parent, ignore_errors=True)
@@ -227,7 +227,7 @@ def _finish(folder: Path) -> RemovalLog | None:
 
 
 def _refuse_read_only(selection: Selection) -> None:
-    """OutputError that names a file that cannot be changed, while nothing is."""
+    """Raise OutputError for a file that cannot be changed, before anything is."""
     for one in selection.chosen:
         try:
             os.close(os.open(one.shard.bin_path, os.O_WRONLY))
@@ -236,7 +236,7 @@ def _refuse_read_only(selection: Selection) -> None:
 
 
 class _Staging:
-    """The folder that holds new files until the log says where they go."""
+    """The folder of new files, before they go where the log says."""
 
     def __init__(self, folder: Path) -> None:
         self.shards = folder
@@ -246,14 +246,14 @@ class _Staging:
             self.folder.mkdir()
 
     def new(self, target: Path) -> Path:
-        """Where to write a file that goes to `target`."""
+        """Return where to write a file that goes to `target`."""
         name = str(len(self.files))
         self.files.append((name, str(target.relative_to(self.shards))))
         return self.folder / name
 
 
 def _stage(manifest: Manifest, selection: Selection, request: Request) -> RemovalLog:
-    """Write everything that is new beside what is there, and the log, which makes it count."""
+    """Write all new files beside the old ones, and last the log, which makes them count."""
     staging, at = _Staging(manifest.folder), _now(manifest)
     eod, dtype = manifest.tokenizer.eod_id, manifest.tokenizer.dtype
     shards, sealed = dict[str, Shard](), dict[str, SideFile]()
@@ -298,7 +298,7 @@ def _stage(manifest: Manifest, selection: Selection, request: Request) -> Remova
 
 
 def _now(manifest: Manifest) -> str:
-    """The time, as no other removal of the folder has it."""
+    """Return the time, later than that of every other removal of the folder."""
     while True:
         at = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
         if all(removal.at < at for removal in manifest.removals):
@@ -307,15 +307,15 @@ def _now(manifest: Manifest) -> str:
 
 
 def _joined(starts: Ints, ends: Ints) -> list[tuple[int, int]]:
-    """(first, end) of stretches, where those that touch are one."""
+    """Return (first, end) of stretches, with adjacent ones joined."""
     begins = np.append(True, starts[1:] != ends[:-1])
     finish = np.append(begins[1:], True)
     return list(zip(starts[begins].tolist(), ends[finish].tolist(), strict=True))
 
 
 def reseal(shard: Shard, stretches: Sequence[tuple[int, int]], eod: int, dtype: str) -> list[bytes]:
-    """The nodes of the tree of a `.bin` once EOD stands in these stretches of tokens; reads the MiBs that they touch.
-    IntegrityError where one of these is not as it was sealed: what was damaged must not get a seal of its own."""
+    """Return the nodes of the tree of a `.bin` with EOD in some stretches of tokens. Only the MiBs that they touch are
+    read. Raises IntegrityError if one of these is damaged: damage must not get a seal of its own."""
     nodes = prove_nodes(shard.bin_path, shard.file_bytes, shard.root)
     kind, left = np.dtype(dtype), deque(stretches)
     each = NODE // kind.itemsize
@@ -337,7 +337,7 @@ def reseal(shard: Shard, stretches: Sequence[tuple[int, int]], eod: int, dtype: 
 
 
 def _bind_anew(staging: _Staging, annotations: Annotations, now: Manifest, selection: Selection) -> None:
-    """What was joined to the documents goes, and the record names the ledgers of now."""
+    """Remove joined columns of the documents, and bind the record to the new ledgers."""
     record, chosen = annotations.record, {one.shard.path: one for one in selection.chosen}
     parts = tuple(
         _strike_part(staging, annotations.folder / part.path, part, chosen[part.shard].mask, now)
@@ -354,7 +354,7 @@ def _bind_anew(staging: _Staging, annotations: Annotations, now: Manifest, selec
 def _strike_part(
     staging: _Staging, path: Path, part: JoinedPart, mask: npt.NDArray[np.bool_], now: Manifest
 ) -> JoinedPart:
-    """The file of rows of a shard written again without what was joined to the documents of `mask`."""
+    """Write the rows of a shard again, without those of the documents in `mask`."""
     out, done, matched = staging.new(path), 0, 0
     with (
         reading(path, pa.ArrowException),
@@ -383,7 +383,7 @@ def _strike_part(
 
 
 def _apply(folder: Path, log: RemovalLog) -> None:
-    """Do what the log says; what of it is done already is done again, or is no more there to do."""
+    """Do what the log says. A step that was done before is repeated, or its file is already in place."""
     dtype = np.dtype(log.dtype)
     for path, stretches in log.shards.items():
         _overwrite(folder / path, stretches, dtype, log.eod_id)
@@ -400,7 +400,7 @@ def _apply(folder: Path, log: RemovalLog) -> None:
 def _overwrite(
     path: Path, stretches: Sequence[tuple[int, int]], dtype: np.dtype[np.generic], eod: int
 ) -> None:
-    """Put EOD into stretches of a `.bin`. Each write is of whole ids at a place of an id."""
+    """Write EOD into stretches of a `.bin`, as whole aligned ids."""
     width = dtype.itemsize
     longest = max((end - first for first, end in stretches), default=0)
     block = np.full(min(longest, BLOCK), eod, dtype).tobytes()

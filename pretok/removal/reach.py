@@ -1,7 +1,7 @@
-"""What documents are to others: in which mixes they are read and how often, and which files hold them too.
+"""Where documents are used: which mixes read them and how often, and which other files hold them.
 
-Input: a manifest and a Selection. Output: `Reach`. Mixes, exports, materialized mixes and counts are looked for beside
-the shards and in the folders there: what lies elsewhere nobody can know. Nothing is written.
+Input: a manifest and a Selection. Output: `Reach`. Mixes, exports, materialized mixes and counts are searched beside
+the shards and in the folders there; files elsewhere are not known. Nothing is written.
 """
 
 from __future__ import annotations
@@ -10,8 +10,6 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -22,7 +20,7 @@ from pretok.base.tokens import Ints
 from pretok.counts.counts_file import FILE_NAME as COUNTS
 from pretok.disclosure.read import read_mix
 from pretok.removal.select import Selection
-from pretok.shards.manifest import FILE_NAME, Manifest, has_manifest
+from pretok.shards.manifest import Manifest, has_manifest, load_manifest
 from pretok.stream.mix_file import mixes_beside
 
 EXPORT_FILE = "export.json"
@@ -30,7 +28,7 @@ EXPORT_FILE = "export.json"
 
 @dataclass(frozen=True, slots=True)
 class SourceReach:
-    """Documents of one split of a source; copies: those among them that have the text of another that was meant."""
+    """Documents of one split of a source. copies: those that have only the same text as a chosen document."""
 
     source: str
     split: str
@@ -42,7 +40,7 @@ class SourceReach:
 
 @dataclass(frozen=True, slots=True)
 class MixReach:
-    """documents: that a mix reads at all; tokens: read of them, repetitions counted."""
+    """documents: those that the mix reads at all; tokens: tokens read of them, with repetitions."""
 
     mix: str
     documents: int
@@ -51,8 +49,8 @@ class MixReach:
 
 @dataclass(frozen=True, slots=True)
 class Reach:
-    """documents, tokens: in all; holds: sentences on other files that hold texts, tokens or words of them and are left
-    as they are, with what to run, or of which nobody can tell."""
+    """documents, tokens: in total; holds: sentences on other files that hold, or may hold, something of them and do not
+    change, with the command to run."""
 
     documents: int
     tokens: int
@@ -65,10 +63,10 @@ NOTHING = Reach(0, 0, (), (), ())
 
 
 def reach_of(manifest: Manifest, selection: Selection) -> Reach:
-    """What a selection reaches. Raises IntegrityError."""
+    """Find where the documents of a selection are used. Raises IntegrityError."""
     if not selection.chosen:
         return NOTHING
-    # Where each document begins and the last one ends among the tokens of its source and split.
+    # Bounds of the documents among the tokens of their source and split.
     starts, before = dict[str, Ints](), Counter[tuple[str, str]]()
     for shard in manifest.shards:
         if shard.path in {one.shard.path for one in selection.chosen}:
@@ -105,17 +103,17 @@ def reach_of(manifest: Manifest, selection: Selection) -> Reach:
 
 
 def _holds(manifest: Manifest) -> Iterator[str]:
-    """What is found near the shards and is not changed."""
+    """Yield sentences on files near the shards that are not changed."""
     work = manifest.folder.parent
     for folder in sorted(path for pattern in ("*/", "*/*/") for path in work.glob(pattern)):
         if folder == manifest.folder or manifest.folder in folder.parents:
             continue
-        with suppress(PretokError):
+        with suppress(PretokError, KeyError, TypeError):  # what cannot be read is not ours
             if (folder / EXPORT_FILE).exists():
-                made_of = _value(folder / EXPORT_FILE, "shards")
+                made_of = read_json(folder / EXPORT_FILE)["shards"]
                 what, again = "an export that may hold their tokens", "pretok export"
             elif has_manifest(folder):
-                made_of = _value(folder / FILE_NAME, "materialized", "manifest")
+                made_of = (load_manifest(folder).materialized or {}).get("manifest")
                 what, again = "a materialized mix that may hold their tokens", "pretok mix --materialize"
             elif (folder / COUNTS).exists():
                 yield (
@@ -131,16 +129,8 @@ def _holds(manifest: Manifest) -> Iterator[str]:
         yield f"{page} was made before and may show them: make it again"
 
 
-def _value(path: Path, *keys: str) -> Any:
-    """What stands in a JSON file under some keys; None where nothing does."""
-    value: Any = read_json(path)
-    for key in keys:
-        value = value.get(key) if isinstance(value, dict) else None
-    return value
-
-
 def tell_reach(reach: Reach, console: Console, *, done: bool) -> None:
-    """The same in words; done: whether it was removed."""
+    """Show the reach. done: whether the documents were removed."""
     rows = [
         (
             part.source if part.split == "train" else f"{part.source} (val)",

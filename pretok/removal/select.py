@@ -1,8 +1,8 @@
-"""Which documents are meant: by a predicate or by ids, and all that have the text of one of these.
+"""Choose documents by a condition or by names, and all documents with the same text.
 
 Input: a manifest, and a condition over the columns of `documents` (`pretok query`) or names (`shards.names`). Output:
-`Selection`. Documents that are removed already are passed over. The ledgers are read twice: for what is meant, and for
-the copies of it in other sources and in validation.
+`Selection`. Documents that were removed already are skipped. The ledgers are read twice: for the chosen documents, and
+for their copies in other sources and in validation.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from pretok.stream.classes import SCRATCH, evaluated
 @dataclass(frozen=True, slots=True)
 class Chosen:
     """Documents of one shard: `rows` (n,), rising; before: documents of its split before it; sizes (n,): bytes of their
-    texts; copies: how many of them are here only as copies of others."""
+    texts; copies: how many of them are only copies of chosen documents."""
 
     shard: Shard
     before: int
@@ -41,13 +41,13 @@ class Chosen:
 
     @property
     def mask(self) -> npt.NDArray[np.bool_]:
-        """(documents of the shard,): which are these."""
+        """(documents of the shard,): which of them are chosen."""
         return np.isin(np.arange(self.shard.documents), self.rows)
 
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """hashes: of the texts, each once; already: documents that are meant and removed; missing: names of none."""
+    """hashes: of the texts, each once; already: documents that were removed before; missing: names of no document."""
 
     chosen: tuple[Chosen, ...]
     hashes: pa.Array
@@ -56,8 +56,8 @@ class Selection:
 
 
 def select(manifest: Manifest, where: str | None, names: Sequence[str]) -> Selection:
-    """The documents for which `where` is true, or which have one of the names, and all copies of them. Raises
-    UsageError for what is no condition, MismatchError, IntegrityError."""
+    """Return the documents for which `where` is true, or which have one of the names, and all copies of them. Raises
+    UsageError for a wrong condition, MismatchError, IntegrityError."""
     shards = tuple(one for one in chosen_shards(manifest) if one[0].documents)
     missing: tuple[str, ...] = ()
     if where is not None:
@@ -82,7 +82,7 @@ def select(manifest: Manifest, where: str | None, names: Sequence[str]) -> Selec
 
 
 def _hashes(manifest: Manifest, shards: Sequence[Numbered]) -> Iterator[tuple[Shard, pa.Table]]:
-    """Hash, bytes and `removed` of all documents of each shard, whose ledger must be as it was sealed."""
+    """Yield hash, bytes and `removed` of all documents of each shard, after a check of its ledger."""
     for one in shards:
         manifest.check(one[0].ledger_path)
         windows = [rows for _, _, rows in scan(manifest, ["hash", "bytes", "removed"], [one])]
@@ -109,16 +109,16 @@ def _by_predicate(manifest: Manifest, shards: Sequence[Numbered], where: str) ->
 
 
 def refuse_missing(missing: Sequence[str], where: Path, folder: Path) -> None:
-    """UsageError that lists names of no document."""
+    """Raise UsageError if some names have no document."""
     if missing:
         raise UsageError(
             f"{folder} has no document of {len(missing)} of the names in {where}, and nothing was removed: "
-            f"{listed(missing, SHOWN)}; a name is a hash, a kept id or FILE:LINE; with --missing-ok the others go"
+            f"{listed(missing, SHOWN)}; a name is a hash, a kept id or FILE:LINE; --missing-ok removes the others"
         )
 
 
 def refuse_whole(manifest: Manifest, selection: Selection) -> None:
-    """UsageError that names sources of which nothing would be left."""
+    """Raise UsageError if nothing would be left of a source."""
     going = dict.fromkeys(manifest.sources, 0)
     for one in selection.chosen:
         going[one.shard.source] += len(one.rows)

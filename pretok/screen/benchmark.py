@@ -1,16 +1,16 @@
-"""Benchmark items of the user's own -> how much of them stands in documents.
+"""Measure how much of the user's benchmark items stands in documents.
 
-Input: a folder of JSON Lines (plain, .gz, .zst), one item a line; batches of documents. Output: a `Benchmark`, also as
-a file for workers; for each document the largest share of an item that it holds, and which item; for each item, in how
-many documents it stands and how much of it at most.
+Input: a folder of JSON Lines (plain, .gz, .zst), one item per line; batches of documents. Output: a `Benchmark`, also
+as a file for workers; for each document the item of which it holds the largest share, and this share; for each item,
+how many documents hold a part of it, and the largest part.
 
-Every text in an item, however deep (question, context, each choice, solution), is a passage of its own; names of fields
-mean nothing. A passage of `ngrams.GRAM` words or more is looked for in grams of that many words, a shorter one as a
-whole, and one below `ngrams.SHORTEST` words not at all: an item that holds nothing longer is listed as not checkable.
+Every text in an item, at any depth (question, context, each choice, solution), is a passage of its own; names of fields
+do not matter. A passage of `ngrams.GRAM` words or more is searched in grams of that many words, a shorter one as a
+whole, and one below `ngrams.SHORTEST` words not at all. An item without a longer passage is listed as not checkable.
 
-The share of an item that a document holds is the share of the item's grams that stand in the document, however often.
-It is a share of the item and not of the document: a page that quotes one question spoils it, however long the page is;
-a document that shares a common phrase with a long item does not.
+A document holds the share of an item's grams that stand in the document. It is a share of the item and not of the
+document: a page that quotes one question spoils it, however long the page is; a document that shares a common phrase
+with a long item does not.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from pretok.read.recognise import list_inputs
 
 SUFFIXES = (".jsonl", ".jsonl.gz", ".jsonl.zst")
 _VERSION = 1
-"""Part of the fingerprint: rises when other grams are made of the same items."""
+"""Part of the fingerprint. Increase it if the same items give other grams."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,16 +60,16 @@ class Benchmark:
 
     @property
     def not_checkable(self) -> list[str]:
-        """The items that have no passage of SHORTEST words."""
+        """Items without a passage of SHORTEST words."""
         return [self.names[item] for item in np.flatnonzero(self.sizes == 0)]
 
 
 def read_benchmark(folder: Path) -> Benchmark:
-    """The items of all JSON Lines files in a folder and those inside it. UsageError names a file and line that hold
-    none."""
+    """Read the items of all JSON Lines files in a folder and its subfolders. Raises UsageError for a line that is not
+    an item."""
     if not folder.is_dir():
         raise UsageError(
-            f"{folder} is no folder; against ([shards]) takes one with benchmark items as JSON Lines"
+            f"{folder} is not a folder; against ([shards]) takes one with benchmark items as JSON Lines"
         )
     paths = sorted(path for path in folder.rglob("*") if path.name.endswith(SUFFIXES) and path.is_file())
     if not paths:
@@ -98,7 +98,7 @@ def _item(line: bytes, path: str, number: int) -> Any:
         return json.loads(line)
     except (ValueError, RecursionError) as error:
         raise UsageError(
-            f"{path}, line {number} is not JSON: {error}; JSON Lines has one item a line"
+            f"{path}, line {number} is not JSON: {error}; JSON Lines has one item per line"
         ) from None
 
 
@@ -141,7 +141,7 @@ def save_benchmark(benchmark: Benchmark, path: Path) -> None:
 
 @cache
 def load_benchmark(path: Path, fingerprint: str) -> Benchmark:
-    """What was saved, once in a process. `fingerprint` keeps different benchmarks at one path apart."""
+    """Load the file once per process. `fingerprint` distinguishes different benchmarks at one path."""
     with np.load(path) as file:
         kept, names = json.loads(file["about"].tobytes())
         if kept != fingerprint:
@@ -158,8 +158,8 @@ _NEW_I32, _NEW_I64 = (types.Array(kind, 1, "C") for kind in (types.int32, types.
 def _count(
     at: Any, hits: Any, starts: Any, holders: Any, sizes: Any, best: Any, held: Any, documents: Any, most: Any
 ) -> Any:
-    """Per document (best, held), the item of which it holds the largest share, the first of equals, and how many of its
-    grams; adds to (documents, most) of each item."""
+    """Set (best, held) of each document: the item of which it holds the largest share, the first of equals, and how
+    many of its grams. Add to (documents, most) of each item."""
     counts = np.zeros(len(sizes), np.int32)
     touched = np.empty(len(sizes), np.int32)
     for d in range(len(at) - 1):
@@ -183,7 +183,7 @@ def _count(
 
 
 class ItemCount(Record, frozen=True):
-    """What was found of one item. documents: that hold a part of it; grams: of it in the one that holds most."""
+    """What was found of one item. documents: documents that hold a part of it; grams: most of its grams in one."""
 
     item: str
     size: Count
@@ -192,7 +192,7 @@ class ItemCount(Record, frozen=True):
 
 
 class ContaminationFinder:
-    """Searches batch after batch, and adds up what it finds of each item until `take` is called."""
+    """Search batch after batch, and add up what is found of each item until `take` is called."""
 
     def __init__(self, benchmark: Benchmark) -> None:
         self.benchmark = benchmark
@@ -202,8 +202,8 @@ class ContaminationFinder:
     def search(
         self, data: npt.NDArray[np.uint8], offsets: npt.NDArray[np.int64]
     ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.int32]]:
-        """Of each document data[offsets[d]:offsets[d + 1]] the largest share of an item that it holds, and the number
-        of that item, -1 where it holds of none; both (documents,)."""
+        """Return for each document data[offsets[d]:offsets[d + 1]] the largest share of an item that it holds, and the
+        number of that item, -1 if it holds none; both (documents,)."""
         benchmark = self.benchmark
         at, hits = find_grams(benchmark.grams, data, offsets)
         best, held = np.full(len(offsets) - 1, -1, np.int32), np.zeros(len(offsets) - 1, np.int32)
@@ -215,7 +215,7 @@ class ContaminationFinder:
         return held / np.maximum(benchmark.sizes[best], 1), best
 
     def take(self) -> tuple[ItemCount, ...]:
-        """What was found since the last call, of items of which something was; in the order of the items."""
+        """Return what was found since the last call, for items of which something was, in their order."""
         found = tuple(
             ItemCount(
                 self.benchmark.names[item],
@@ -228,7 +228,7 @@ class ContaminationFinder:
 
 
 def sum_items(counts: Iterable[ItemCount]) -> tuple[ItemCount, ...]:
-    """One count an item, by name: documents added up, the most of all."""
+    """Combine counts by item: documents are added up, and the largest number of grams is kept."""
     summed: dict[str, ItemCount] = {}
     for count in counts:
         if (one := summed.get(count.item)) is not None:

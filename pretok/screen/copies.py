@@ -1,17 +1,18 @@
 """Hashes of documents -> which of them are copies of an earlier one.
 
 Input: lists of 128-bit hashes (`shards.ledger.hash_texts`), in the order in which documents count as first. Output:
-for each list which of its documents are copies, and of which; and a file of the copies of a partition, for the task
-that leaves them out. Two documents are copies where their hashes are equal; that any two of 10^12 different texts have
-the same has a probability of 10^-15.
+which documents of each list are copies, and of which one; and a file of the copies of a partition, for the task that
+drops them. Two documents with the same hash are copies: the probability that any two of 10^12 different texts share one
+is 10^-15.
 
-Memory is bounded: in each of several passes only the hashes of a part of all values are held.
+Memory is bounded: each of several passes holds the hashes of a part of all values.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from pretok.base.tokens import Hashes, Ints
 MEMORY = 4 << 30
 """Bytes that a pass may hold: 50 million documents. Each pass reads all hashes again."""
 _BYTES = 80
-"""Of a document in a pass: two hashes, list and row, and the sort's copies."""
+"""Bytes of a document in a pass: two hashes, list and row, and what the sort copies."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,26 +39,19 @@ class Copies:
 
 
 def find_copies(counts: Sequence[int], load: Callable[[int], Hashes], memory: int = MEMORY) -> list[Copies]:
-    """The copies in each list. counts: documents in each; load: the (documents, 2) hashes of one.
+    """Find the copies in each list. counts: documents in each; load: the (documents, 2) hashes of one.
 
     A document is a copy of the first one with its hash: of the earliest list, there of the lowest row.
     """
     passes = max(1, -(-sum(counts) * _BYTES // memory))
-    found: list[list[Ints]] = [[] for _ in counts]
-    for number in range(passes):
-        for copies in _pass(number, passes, len(counts), load):
-            for one in np.unique(copies[:, 0]):
-                found[one].append(copies[copies[:, 0] == one, 1:])
-    made = []
-    for parts in found:
-        rows = np.concatenate([np.empty((0, 3), np.int64), *parts])
-        rows = rows[np.argsort(rows[:, 0])]
-        made.append(Copies(rows[:, 0], rows[:, 1], rows[:, 2]))
-    return made
+    copies = np.concatenate([_pass(number, passes, len(counts), load) for number in range(passes)])
+    copies = copies[np.lexsort((copies[:, 1], copies[:, 0]))]
+    ends = np.searchsorted(copies[:, 0], np.arange(len(counts) + 1))
+    return [Copies(*copies[first:end, 1:].T) for first, end in pairwise(ends)]
 
 
-def _pass(number: int, passes: int, lists: int, load: Callable[[int], Hashes]) -> Iterator[Ints]:
-    """(copies, 4): list, row, list and row of the first, of the hashes that are this pass's."""
+def _pass(number: int, passes: int, lists: int, load: Callable[[int], Hashes]) -> Ints:
+    """Return (copies, 4): list, row, and list and row of the first, for the hashes of one pass."""
     hashes, origins = [np.empty((0, 2), np.uint64)], [np.empty((0, 2), np.int64)]
     for one in range(lists):
         theirs = load(one)
@@ -69,27 +63,27 @@ def _pass(number: int, passes: int, lists: int, load: Callable[[int], Hashes]) -
     values, where = values[order], where[order]
     starts = np.ones(len(values), np.bool_)
     starts[1:] = (values[1:] != values[:-1]).any(axis=1)
-    first = np.flatnonzero(starts)[np.cumsum(starts) - 1] if len(values) else np.empty(0, np.int64)
-    yield np.concatenate([where, where[first]], axis=1)[~starts]
+    first = np.maximum.accumulate(np.where(starts, np.arange(len(values)), 0))
+    return np.concatenate([where, where[first]], axis=1)[~starts]
 
 
 class CopiesOfPartition:
-    """The copies in one partition, as `save_copies` left them: the piece and the number there of each, ascending, and
-    `file`, `start` and `record` of the document it is a copy of, as a ledger has them."""
+    """The copies in one partition, as `save_copies` wrote them: the piece and number of each, ascending, and `file`,
+    `start` and `record` of the document that it is a copy of."""
 
     def __init__(self, path: Path) -> None:
         self._table = pq.read_table(path, use_threads=False).combine_chunks()
         self._pieces, self._numbers = (np.asarray(self._table[name]) for name in ("piece", "number"))
 
     def of(self, piece: int, numbers: Ints) -> list[tuple[int, str]]:
-        """(number, which document it is a copy of) of those of the records `numbers`, ascending, that are copies."""
+        """Return (number, the document that it is a copy of) for the copies among the records `numbers`, ascending."""
         start, end = np.searchsorted(self._pieces, [piece, piece + 1])
         at = start + np.flatnonzero(np.isin(self._numbers[start:end], numbers))
         return [(row["number"], _place(row)) for row in self._table.take(pa.array(at)).to_pylist()]
 
 
 def _place(row: dict[str, Any]) -> str:
-    """FILE:LINE; where the start is not 0, only the whole file would tell the line or row."""
+    """Return FILE:LINE. If the start is not 0, only the whole file would tell the line or row."""
     place = f"{row['file']}:{row['record'] + 1}"
     return f"{place}, counted from byte {row['start']}" if row["start"] else place
 

@@ -1,8 +1,8 @@
-"""Texts that were removed and must not come back: their hashes, in a file that any project may be given.
+"""Removed texts that must not come back: their hashes, in a file that can be given to any project.
 
-Input: hashes of texts as ledgers have them, with the date and the reason of the removal; or the file. Output:
-`removed.parquet`, a row a text: hash fixed_size_binary(16), removed string, removed_reason string; and of a batch of
-texts which are among them. No text stands in it.
+Input: hashes of texts as in ledgers, with the date and the reason of the removal; or the file. Output:
+`removed.parquet`, a row per text: hash fixed_size_binary(16), removed string, removed_reason string; and which texts of
+a batch are among them. The file holds no text.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from pretok.read.batches import HASH, hash_column, hash_texts
 
 FILE_NAME = "removed.parquet"
 COLUMNS = ("removed", "removed_reason")
-"""What a ledger says of a document that was removed, and this file of its text: when, UTC, and why."""
+"""The columns of a ledger and of this file that say when (UTC) and why a document was removed."""
 SCHEMA = pa.schema(
     [pa.field("hash", HASH, nullable=False), *(pa.field(name, pa.string()) for name in COLUMNS)]
 )
 
 
 def removed_path(shards: Path) -> Path:
-    """Where the hashes of what was removed from shards are."""
+    """Return where the hashes of removed texts are."""
     return shards / FILE_NAME
 
 
 def read_removed(paths: Sequence[Path]) -> pa.Table:
-    """The rows of several files, each text once. Raises IntegrityError for what is no such file."""
+    """Read the rows of several files, each text once. Raises IntegrityError for another file."""
     tables = [SCHEMA.empty_table()]
     for path in paths:
         with reading(path, pa.ArrowException):
@@ -51,7 +51,7 @@ def read_removed(paths: Sequence[Path]) -> pa.Table:
 
 
 def write_removed(path: Path, table: pa.Table) -> tuple[int, str]:
-    """Write the file atomically: (size, root)."""
+    """Write the file atomically and return (size, root)."""
     with TreeFile(path) as file:
         pq.write_table(
             table.cast(SCHEMA), pa.PythonFile(file, mode="w"), compression="zstd", store_schema=False
@@ -61,12 +61,12 @@ def write_removed(path: Path, table: pa.Table) -> tuple[int, str]:
 
 
 def rows_of(hashes: pa.Array, at: str, reason: str) -> pa.Table:
-    """Rows of texts that are removed together."""
+    """Return the rows of texts that are removed together."""
     many = len(hashes)
     columns = [hashes.cast(HASH), *(pa.repeat(pa.scalar(text, pa.string()), many) for text in (at, reason))]
     return pa.table(columns, schema=SCHEMA)
 
 
 def find_removed(texts: pa.LargeStringArray, hashes: pa.Array) -> npt.NDArray[np.bool_]:
-    """(texts,): which of them have one of the hashes."""
+    """Return which texts have one of the hashes: (texts,)."""
     return np.asarray(pc.is_in(hash_column(hash_texts(texts)), value_set=hashes))

@@ -1,11 +1,11 @@
-"""Batches of documents -> the same without what is not wanted, and with what was found out about the rest.
+"""Reject unwanted documents of a batch, and add columns to the others.
 
-Input: batches as `read` gives them, and a `Screening`. Output: batches whose refused documents are rejects, with the
-reasons `removed`, `duplicate` and `contaminated`, and whose others have more kept columns, where these are looked for:
+Input: batches as `read` gives them, and a `Screening`. Output: batches in which unwanted documents are rejects, with
+the reasons `removed`, `duplicate` and `contaminated`, and the others have more kept columns, if asked for:
 
-    duplicate_of        text   where the first document with this text is, as FILE:LINE; null where this is the first
+    duplicate_of        text   the first document with this text, as FILE:LINE; null if this is the first
     contaminated_share  float  the largest share of a benchmark item that the document holds, see `benchmark`
-    contaminated_by     text   that item, as FILE:LINE of the benchmark's folder; null where it holds of none
+    contaminated_by     text   that item, as FILE:LINE of the benchmark's folder; null if it holds none
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ CONTAMINATED = (KeptColumn("contaminated_share", "", "float"), KeptColumn("conta
 
 @dataclass(frozen=True, slots=True)
 class Screening:
-    """What is looked for. benchmark: the file of a `Benchmark`, and its fingerprint, "" for none; reject: documents
-    that hold at least this share of an item are refused, None for none; duplicates: whether copies of earlier
-    documents are kept as any other, marked as such, or dropped; removed: the files of texts that were removed."""
+    """What to look for. benchmark, fingerprint: the file of a `Benchmark` and its fingerprint, "" for none; reject:
+    reject documents that hold at least this share of an item, None: none; duplicates: whether to keep, mark or drop
+    copies of earlier documents; removed: the files of removed texts."""
 
     benchmark: Path | None = None
     fingerprint: str = ""
@@ -46,13 +46,13 @@ class Screening:
 
     @property
     def columns(self) -> tuple[KeptColumn, ...]:
-        """What each document is given."""
+        """The columns that are added."""
         marks = DUPLICATE if self.duplicates == "mark" else ()
         return (*marks, *(CONTAMINATED if self.benchmark else ()))
 
 
 class Screen:
-    """Applies a Screening to the batches of a partition, one after the other. copies: the file of its copies."""
+    """Apply a Screening to the batches of a partition, one after the other. copies: the file of its copies."""
 
     def __init__(self, screening: Screening, copies: Path) -> None:
         self._reject = screening.reject
@@ -66,10 +66,10 @@ class Screen:
             self._copies = CopiesOfPartition(copies)
 
     def __call__(self, batch: TextBatch | Damage) -> TextBatch | Damage:
-        """The batch without refused documents, with what was found of the others."""
+        """Return the batch with rejects and added columns."""
         if isinstance(batch, Damage):
             return batch
-        if self._removed is not None:  # first: a copy of what was removed is no copy, but gone too
+        if self._removed is not None:  # first: a copy of a removed text is rejected as removed
             batch = self._without_removed(batch, self._removed)
         if self._copies is not None:
             batch = self._without_copies(batch, self._copies.of(batch.piece, batch.numbers))
@@ -110,5 +110,5 @@ class Screen:
         return replace(batch, kept=(*batch.kept, column))
 
     def take(self) -> tuple[ItemCount, ...]:
-        """What was found of each benchmark item since the last call."""
+        """Return what was found of each benchmark item since the last call."""
         return self._finder.take() if self._finder else ()

@@ -197,99 +197,87 @@ def test_what_fits_no_memory_goes_to_disk_and_gives_the_same_bytes(
         annotate(shards, [file], "source,id")
 
 
-def test_query_and_inspect_show_what_was_joined(
+def test_others_show_what_was_joined(
     shards: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """query, inspect and disclose; a source that came later has no joined columns."""
     known = documents(load_manifest(shards))
     scores = {d["hash"]: i / 7 for i, d in enumerate(known) if i % 3}
-    rows = [{"hash": digest, "score": score} for digest, score in scores.items()]
+    rows = [{"hash": digest, "score": score, "language": digest[0]} for digest, score in scores.items()]
     annotate(shards, [write_lines(tmp_path / "a.jsonl", rows)], "hash", name="quality")
-    flagged = [
-        {"source": "it", "id": d["id"]} for d in known if d["source"] == "it" and int(d["id"]) % 5 == 0
-    ]
-    annotate(shards, [write_lines(tmp_path / "b.jsonl", flagged)], "source,id", name="flagged")
-    query = "select source, split, doc, hash, score, quality_matched, flagged_matched from documents"
-    assert run_command(["query", str(shards.parent), query, "--format", "json"]) == 0
-    told = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    fifth = [d for d in known if d["source"] == "it" and int(d["id"]) % 5 == 0]
+    annotate(shards, [write_lines(tmp_path / "b.jsonl", rows_for(fifth))], "source,id", name="flagged")
     wanted = [
         {
-            **{name: d[name] for name in ("source", "split", "doc", "hash")},
+            **{name: d[name] for name in ("source", "split", "doc")},
             "score": scores.get(d["hash"]),
             "quality_matched": d["hash"] in scores,
-            "flagged_matched": d["source"] == "it" and int(d["id"]) % 5 == 0,
+            "flagged_matched": d in fifth,
         }
         for d in known
     ]
-    order = ("source", "split", "doc")
-    assert sorted(told, key=lambda r: [r[k] for k in order]) == sorted(
-        wanted, key=lambda r: [r[k] for k in order]
-    )
+    query = f"select {', '.join(wanted[0])} from documents order by source != 'it', split, doc"
+    assert run_command(["query", str(shards.parent), query, "--format", "json"]) == 0
+    told = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert told == sorted(wanted, key=lambda row: (row["source"] != "it", row["split"], row["doc"]))
+    row = next(r for r in wanted if r["split"] == "val" and r["quality_matched"] and r["source"] == "it")
+    asked = f"inspect {shards} --source it --split val --doc {row['doc']} --json"
+    assert run_command(asked.split()) == 0
+    kept = json.loads(capsys.readouterr().out)["kept"]
+    assert kept.items() >= {name: row[name] for name in list(row)[3:]}.items()
+    assert run_command(["disclose", str(shards), "--format", "json"]) == 0
+    tokens: Counter[str | None] = Counter()
+    for d in known:
+        if d["split"] == "train":
+            tokens[d["hash"][0] if d["hash"] in scores else None] += d["tokens"]
+    listed = json.loads(capsys.readouterr().out)["general"]["languages"]["listed"]
+    assert {entry["value"]: entry["tokens"] for entry in listed} == tokens
     (one,) = [one for one in open_annotations(load_manifest(shards)) if one.name == "flagged"]
     parts = tuple(part for part in one.record.parts if part.source == "it")  # as if `en` had come later
     write_annotations(one.folder, replace(one.record, parts=parts))
-    assert (
-        run_command(["query", str(shards), "select count(*) from documents where flagged_matched is null"])
-        == 0
-    )
-    told = capsys.readouterr()
-    assert int(told.out.split()[1]) == sum(d["source"] == "en" for d in known)
-    assert "the annotations flagged know nothing of en: null there" in told.err
+    count = "select count(*) from documents where flagged_matched is null"
+    assert run_command(["query", str(shards), count]) == 0
+    shown = capsys.readouterr()
+    assert int(shown.out.split()[1]) == sum(d["source"] == "en" for d in known)
+    assert "the annotations flagged know nothing of en: null there" in shown.err
     assert run_command(["query", str(shards), "select * from ledger limit 1", "--format", "json"]) == 0
     assert not {"score", "quality_matched"} & json.loads(capsys.readouterr().out).keys()
-    row = next(r for r in wanted if r["split"] == "val" and r["quality_matched"] and r["source"] == "it")
-    asked = ["--source", row["source"], "--split", "val", "--doc", str(row["doc"])]
-    assert run_command(["inspect", str(shards), *asked, "--json"]) == 0
-    kept = json.loads(capsys.readouterr().out)["kept"]
-    assert {name: kept[name] for name in ("score", "quality_matched", "flagged_matched")} == {
-        name: row[name] for name in ("score", "quality_matched", "flagged_matched")
-    }
 
 
 def rows_for(known: Sequence[Row], **more: Any) -> list[Row]:
     return [{"source": d["source"], "id": d["id"], **more} for d in known]
 
 
-def test_running_again_replaces_and_nothing_is_left_over(shards: Path, tmp_path: Path, here: Engine) -> None:
+def test_running_again_replaces_and_a_kill_changes_nothing(
+    shards: Path, tmp_path: Path, here: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     before = {path: path.read_bytes() for path in shards.rglob("*") if path.is_file()}
     manifest = load_manifest(shards)
     known = documents(manifest)
     annotate(shards, [write_lines(tmp_path / "a.jsonl", rows_for(known, q=1))], "source,id")
-    annotate(shards, [write_lines(tmp_path / "b.jsonl", rows_for(known[:50], r="x"))], "source,id")
     (one,) = open_annotations(manifest)
-    assert one.columns == ("notes_matched", "r")
-    assert [row["r"] for row in joined(manifest, one)].count("x") == 50
-    assert {path: path.read_bytes() for path in before} == before
-    assert {path for path in shards.rglob("*") if path.is_file()} - before.keys() == {
-        one.folder / "annotations.json",
-        *one.files,
-    }
-    assert run_verify(shards, 10, here, SILENT)[1] == []
-
-
-def test_a_job_that_fails_or_is_killed_changes_nothing(
-    shards: Path, tmp_path: Path, here: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    manifest = load_manifest(shards)
-    known = documents(manifest)
-    first = write_lines(tmp_path / "a.jsonl", rows_for(known, q=1))
-    annotate(shards, [first], "source,id")
-    (one,) = open_annotations(manifest)
-    real = annotate_job.write_annotations
 
     class Killed(KeyboardInterrupt):
         """Passes through everything."""
 
-    def dying(*arguments: Any) -> Any:
+    def dying(*_: Any) -> Any:
         raise Killed
 
-    monkeypatch.setattr(annotate_job, "write_annotations", dying)
-    with pytest.raises(Killed):
-        annotate(shards, [write_lines(tmp_path / "b.jsonl", rows_for(known, q=2))], "source,id")
+    second = write_lines(tmp_path / "b.jsonl", rows_for(known[:50], r="x"))
+    with monkeypatch.context() as patch:
+        patch.setattr(annotate_job, "write_annotations", dying)
+        with pytest.raises(Killed):
+            annotate(shards, [second], "source,id")
     assert open_annotations(manifest) == [one]
     assert any("is not in the manifest" in problem for problem in run_verify(shards, 0, here, SILENT)[1])
-    monkeypatch.setattr(annotate_job, "write_annotations", real)
-    annotate(shards, [first], "source,id")
-    assert run_verify(shards, 0, here, SILENT)[1] == []
+    annotate(shards, [second], "source,id")
+    (one,) = open_annotations(manifest)
+    assert one.columns == ("notes_matched", "r")
+    assert [row["r"] for row in joined(manifest, one)].count("x") == 50
+    assert {path: path.read_bytes() for path in before} == before
+    added = {path for path in shards.rglob("*") if path.is_file()} - before.keys()
+    assert added == {one.folder / "annotations.json", *one.files}
+    assert run_verify(shards, 10, here, SILENT)[1] == []
 
 
 def test_what_was_changed_since_is_found(
@@ -361,26 +349,16 @@ def test_a_float_may_be_large_and_numbers_that_are_not_taken_may_be_anything(
         {"source": "it", "id": "1", "q": 1e300, "n": 2**70},
         {"source": "it", "id": "2", "q": 2.5, "n": 1},
     ]
-    annotate(shards, [write_lines(tmp_path / "a.jsonl", rows)], "source,id", columns=("q",))
-    manifest = load_manifest(shards)
-    (one,) = open_annotations(manifest)
-    assert sorted(row["q"] for row in joined(manifest, one) if row["notes_matched"]) == [2.5, 1e300]
+    one = annotate(shards, [write_lines(tmp_path / "a.jsonl", rows)], "source,id", columns=("q",))
+    found = joined(load_manifest(shards), one)
+    assert sorted(row["q"] for row in found if row["notes_matched"]) == [2.5, 1e300]
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        '{"id": "1", "q": 1}{"id": "2", "q": 2}\n\n',
-        '{"id": "1", "q": 1}{"id": "2", "q": 2}\n{"id": "3",\n"q": 3}\n',
-    ],
-)
-def test_a_line_holds_one_object(text: str, shards: Path, tmp_path: Path) -> None:
-    (tmp_path / "a.jsonl").write_text(text)
+@pytest.mark.parametrize("rest", ["\n", '{"id": "3",\n"q": 3}\n'])
+def test_a_file_that_is_not_a_table_is_named(rest: str, shards: Path, tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"id": "1", "q": 1}{"id": "2", "q": 2}\n' + rest)
     with pytest.raises(UsageError, match="line 1 is not one object"):
         annotate(shards, [str(tmp_path / "a.jsonl")], "id")
-
-
-def test_columns_of_a_table_have_names_of_their_own(shards: Path, tmp_path: Path) -> None:
     ids = pa.array(["1", "2"])
     pq.write_table(pa.Table.from_arrays([ids, ids, ids], ["id", "q", "q"]), tmp_path / "a.parquet")
     with pytest.raises(UsageError, match=r"a.parquet: two columns are called q"):
@@ -426,19 +404,10 @@ def test_types_of_a_column_go_together_over_files_and_blocks(shards: Path, tmp_p
         row |= {"late": None if i < 300 else "à", "n": i if i < 500 else i / 2, "never": None}
     (tmp_path / "a.jsonl").write_text("\n\n" + "\n \n".join(map(json.dumps, rows)))  # blank lines between
     one = annotate(shards, [str(tmp_path / "a.jsonl")], "source,id")
-    assert [(c.name, c.type) for c in one.record.columns] == [
-        ("late", "text"),
-        ("n", "float"),
-        ("never", "text"),
-    ]
-    found = {
-        d["id"]: row
-        for d, row in zip(documents(manifest), joined(manifest, one), strict=True)
-        if d["source"] == "it"
-    }
-    for i, row in enumerate(rows):
-        got = found[row["id"]]
-        assert (got["late"], got["n"], got["never"]) == (row["late"], float(row["n"]), None), i
+    types = {column.name: column.type for column in one.record.columns}
+    assert types == {"late": "text", "n": "float", "never": "text"}
+    wanted = expected(rows, documents(manifest), "source,id", ["late", "n", "never"])
+    assert joined(manifest, one) == wanted
     write_lines(tmp_path / "b.jsonl", [{"source": "it", "id": "999", "late": 3}])
     with pytest.raises(
         UsageError, match=r"b.jsonl, line or row 1: late is integer here and text in rows before"
@@ -448,25 +417,3 @@ def test_types_of_a_column_go_together_over_files_and_blocks(shards: Path, tmp_p
     one = annotate(shards, [write_lines(tmp_path / "c.jsonl", bad)], "source,id")
     counts = one.record.counts
     assert (counts.rows, counts.rows_matched, counts.documents_matched) == (2, 1, 1)
-
-
-def test_disclose_counts_what_was_joined(
-    shards: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    known = documents(load_manifest(shards))
-    rows = [
-        {"source": d["source"], "id": d["id"], "language": ["it", "sc", "fur"][i % 3]}
-        for i, d in enumerate(known)
-    ]
-    annotate(shards, [write_lines(tmp_path / "a.jsonl", rows[::2])], "source,id")
-    capsys.readouterr()
-    assert run_command(["disclose", str(shards), "--format", "json"]) == 0
-    told = json.loads(capsys.readouterr().out)["sources"]["sources"]
-    given = {(row["source"], row["id"]): row["language"] for row in rows[::2]}
-    for source in told:
-        tokens: Counter[str | None] = Counter()
-        for d in known:
-            if d["source"] == source["name"] and d["split"] == "train":
-                tokens[given.get((d["source"], d["id"]))] += d["tokens"]
-        assert source["columns"]["language"] == "language"
-        assert {entry["value"]: entry["tokens"] for entry in source["languages"]["listed"]} == tokens

@@ -16,7 +16,7 @@ IMPOSSIBLE = {
     "weights": ("[mix]\nweights = {it = 0.5}", "add up to 0.5, not to 1"),
     "pattern": ('[vocab]\npattern = "x"', "there is no pattern 'x'"),
     "size": ("[vocab]\nsize = 300", "no room for 64 special tokens"),
-    "benchmark": ('[shards]\nagainst = "none"', "is no folder; against"),
+    "benchmark": ('[shards]\nagainst = "none"', "is not a folder; against"),
     "tokenizer": ('[vocab]\npath = "none"', "no tokenizer at"),
 }
 

@@ -149,7 +149,7 @@ def test_a_benchmark_is_kept_as_a_file(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_holds_no_items_is_refused_by_name(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="nowhere is no folder"):
+    with pytest.raises(UsageError, match="nowhere is not a folder"):
         read_benchmark(tmp_path / "nowhere")
     with pytest.raises(UsageError, match="holds no file named"):
         read_benchmark(tmp_path)

@@ -61,7 +61,7 @@ LINES = {
     "query": ("query", "{work}", "select count(*), sum(tokens) from documents"),
     "trace": ("trace", MIX, "--shards", SHARDS, "--position", "3"),
     "report": ("report", "{work}"),
-    "disclose": ("disclose", "{work}", "--mix", MIX, "--format", "json"),
+    "disclose": ("disclose", "{work}", MIX, "--format", "json"),
     "mix": ("mix", SHARDS, "--out", "{work}/new.json", *HALVES, "--class", "good=it where doc < 25"),
     "export": ("export", SHARDS, "--to", "megatron", "--out", "{work}/new", *HERE),
     "status": ("status", "{work}"),

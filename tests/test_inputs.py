@@ -26,12 +26,11 @@ import pytest
 import zstandard
 from chatting import write_tokenizer
 from support import ROOT
-from tokenizers import Tokenizer
 
+import pretok
 from pretok.cli import run_command
 from pretok.read.rejects import REASONS
 from pretok.shards.inputs import load_inputs
-from pretok.shards.ledger import ledger_windows
 from pretok.shards.manifest import Manifest, has_manifest, load_manifest
 from pretok.shards.unfinished import unfinished
 
@@ -437,7 +436,7 @@ def check(row: Row, vocab: Path, capsys: pytest.CaptureFixture[str]) -> list[dic
         assert (work.planned - work.done, [failure.file for failure in work.failed]) == (1, [name])
         return []
     manifest = load_manifest(Path("work/shards"))
-    texts, rejects = account(manifest, Tokenizer.from_file(str(vocab / "tokenizer.json")))
+    texts, rejects = account(manifest)
     assert texts == [*row.texts, *([] if row.alone else [beside(row)])]
     assert [(r["file"], r["position"], r["reason"]) for r in rejects] == [
         (name, line, reason) for line, reason in (row.rejects or {}).items()
@@ -446,39 +445,24 @@ def check(row: Row, vocab: Path, capsys: pytest.CaptureFixture[str]) -> list[dic
     return rejects
 
 
-def account(manifest: Manifest, tokenizer: Tokenizer) -> tuple[list[str], list[dict[str, Any]]]:
-    """The documents of a source without validation, by file and line, and its rejects; what stands in manifest, ledgers,
-    rejects, table of inputs and shards adds up."""
-    source = manifest.sources["it"]
-    rows: list[dict[str, Any]] = []
-    texts: list[str] = []
-    tokens = 0
-    for shard in manifest.shards:
-        held = [row for window in ledger_windows(shard.ledger_path) for row in window.to_pylist()]
-        reader = shard.open()
-        assert len(held) == len(reader) == shard.documents
-        for row, ids in zip(held, reader, strict=True):
-            texts.append(tokenizer.decode(ids[:-1].tolist(), skip_special_tokens=False))
-            assert (row["tokens"], row["bytes"]) == (len(ids), len(texts[-1].encode()))
-        rows += held
-        tokens += len(reader.tokens)
-    written = "".join(path.read_text(encoding="utf-8") for path in manifest.folder.glob("rejects/*"))
-    rejects = [json.loads(line) for line in written.splitlines()]
-    places = [(row["file"], row["start"] + row["record"] + 1) for row in rows]
-    places += [(reject["file"], reject["position"]) for reject in rejects]
+def account(manifest: Manifest) -> tuple[list[str], list[dict[str, Any]]]:
+    """The documents of a source, by file and line, and its rejects; manifest, ledgers, rejects, table of inputs and
+    shards add up."""
+    work, source = pretok.open("work"), manifest.sources["it"]
+    rows = work.texts(columns=["file", "position", "tokens", "bytes"]).read_all().to_pylist()
+    rejects = work.rejects().read_all().to_pylist()
+    places = [(row["file"], row["position"]) for row in (*rows, *rejects)]
     assert len(set(places)) == len(places) == source.read  # each record is in one place
-    assert source.documents == len(rows) == source.read - sum(source.rejected.values())
     assert source.rejected == Counter(reject["reason"] for reject in rejects)
-    assert (source.tokens, source.bytes) == (tokens, sum(len(text.encode()) for text in texts))
-    files = {
-        Path(file).name: (read, refused) for file, _, read, refused in load_inputs(manifest, "it").files()
-    }
-    read = Counter(Path(file).name for file, _ in places)
-    refused = Counter(Path(reject["file"]).name for reject in rejects)
-    assert files == {name: (read[name], refused[name]) for name in files}
-    for name in ("tokens", "documents", "bytes", "read", "rejected"):
-        assert getattr(manifest.totals, name) == getattr(source, name)
-    return texts, rejects
+    sums = (len(rows), sum(row["tokens"] for row in rows), sum(len(row["text"].encode()) for row in rows))
+    for counts in (source, manifest.totals):
+        assert (counts.documents, counts.tokens, counts.bytes) == sums
+    assert all(row["bytes"] == len(row["text"].encode()) for row in rows)
+    read, rejected = Counter(file for file, _ in places), Counter(reject["file"] for reject in rejects)
+    for file, _, records, refused in load_inputs(manifest, "it").files():
+        assert (records, refused) == (read[file], rejected[file])
+    assert run_command(["verify", "work", "--full", "--workers", "0"]) == 0
+    return [row["text"] for row in rows], rejects
 
 
 def page() -> str:

@@ -75,7 +75,7 @@ def tokenize(
     settings: keys of [shards], such as val_fraction, size, duplicates. Raises PretokError; PartitionsFailed if some
     inputs could not be read, once all others are done.
     """
-    given = {"vocab.path": vocab, "vocab.eod": eod, "vocab.bos": bos}
+    given: dict[str, object] = {"vocab.path": vocab, "vocab.eod": eod, "vocab.bos": bos}
     given |= {f"shards.{key}": value for key, value in settings.items()}
     recipe = _recipe("tokenize", inputs, out, given)
     with (

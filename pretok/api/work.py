@@ -1,7 +1,7 @@
-"""A WORK folder as Python sees it: what `pretok.open` gives.
+"""A WORK folder in Python, as `pretok.open` returns it.
 
-Input: WORK, which holds shards/ and maybe mix.json and vocab/, or a folder of shards itself. Output: a `Work`. Opening
-reads the manifest; everything else is read when it is asked for, a batch at a time.
+Input: WORK, with shards/ and maybe mix.json and vocab/, or a folder of shards. Output: a `Work`. Opening reads only the
+manifest; everything else is read when it is needed, a batch at a time.
 """
 
 from __future__ import annotations
@@ -35,21 +35,20 @@ OURS = {
     "bytes": NUMBERS,
     "hash": TEXTS,
 }
-"""The columns that every document has: its source, split and shard, its number in the split, its input and the line or
-row there (from 1), tokens (BOS and EOD included), bytes and hash of its text."""
+"""The columns of every document: source, split and shard, number in the split, input and line or row there (from 1),
+tokens (with BOS and EOD), bytes and hash of its text."""
 PLACE = ("source", "split", "doc")
 TEXT = pa.field("text", pa.large_string())
 REJECTS = pa.schema({"source": TEXTS, "file": TEXTS, "position": NUMBERS, "reason": TEXTS, "detail": TEXTS})
 BATCH = 65_536
-"""Rejects of a batch."""
+"""Rejects in a batch."""
 
 
 class Work:
     """Finished work, read only.
 
-    manifest: the sealed description of the shards; sources: their names, sorted; mix: that of WORK/mix.json, None
-    without one; vocabulary: the report of build-vocab, None without one; incomplete: what the shards lack, as
-    sentences, () for nothing.
+    manifest: the sealed description of the shards; sources: their names, sorted; mix: the mix in WORK/mix.json, or
+    None; vocabulary: the report of build-vocab, or None; incomplete: what is missing from the shards, as sentences.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -62,56 +61,50 @@ class Work:
 
     @cached_property
     def mix(self) -> Mix | None:
-        """The mix, which a notebook shows. IntegrityError where the file is damaged."""
+        """The mix. Raises IntegrityError if the file is damaged."""
         path = self.folder / "mix.json"
         return load_mix(path) if path.exists() else None
 
     @cached_property
     def vocabulary(self) -> VocabReport | None:
-        """The report of build-vocab. IntegrityError where the file is damaged."""
+        """The report of build-vocab. Raises IntegrityError if the file is damaged."""
         path = self.folder / "vocab" / "report.json"
         return read_record(VocabReport, read_json(path), path) if path.exists() else None
 
     def counts(self) -> pa.Table:
-        """Exact counts, a row a source and split: source, split, tokens (BOS and EOD included), documents, bytes of
-        text."""
-        return pa.Table.from_pylist(
-            [
-                {
-                    "source": name,
-                    "split": split,
-                    "tokens": held.tokens,
-                    "documents": held.documents,
-                    "bytes": held.bytes,
-                }
-                for name, counts in self.manifest.sources.items()
-                for split, held in zip(SPLITS, (counts.train, counts.val), strict=True)
-            ]
-        )
+        """Return exact counts, a row for each source and split: source, split, tokens (with BOS and EOD), documents,
+        bytes of text."""
+        rows = [
+            (name, split, part.tokens, part.documents, part.bytes)
+            for name, counts in self.manifest.sources.items()
+            for split, part in zip(SPLITS, (counts.train, counts.val), strict=True)
+        ]
+        names = ["source", "split", "tokens", "documents", "bytes"]
+        return pa.table(list(map(list, zip(*rows, strict=True))), names)
 
     def documents(
         self, source: str | None = None, split: str | None = None, columns: Sequence[str] | None = None
     ) -> pa.RecordBatchReader:
-        """What is known of each document, a row each, of one source or split or of all, in the order of the shards.
+        """Read the ledger, a row for each document of a source or split, or of all, in the order of the shards.
 
-        columns: those wanted, all by default: source, split, shard, doc (its number in the split, as `pretok inspect`
-        takes it), file and position (line or row, from 1), tokens (BOS and EOD included), bytes and hash (hexadecimal)
-        of its text, the kept and the joined ones. UsageError for a source, split or column that is not there.
+        columns: by default all of source, split, shard, doc (the number in the split, as for `pretok inspect`), file,
+        position (line or row, from 1), tokens (with BOS and EOD), bytes, hash (hexadecimal), and the kept and the
+        joined columns. Raises UsageError for an unknown source, split or column.
         """
         return self._read(source, split, columns, with_text=False)
 
     def texts(
         self, source: str | None = None, split: str | None = None, columns: Sequence[str] = PLACE
     ) -> pa.RecordBatchReader:
-        """The texts as they were tokenized (after normalization), decoded from the shards: `columns` of `documents` and
-        `text`, a row a document, in the same order. Iterate over them where they may not fit into memory.
+        """Decode the texts from the shards, after normalization: the `columns` of `documents` and `text`, a row for
+        each document, in the same order. Iterate over the batches if the texts may not fit in memory.
 
-        Raises as `documents`; reading them IntegrityError for shards that are damaged.
+        Raises as `documents` does; reading raises IntegrityError for damaged shards.
         """
         return self._read(source, split, columns, with_text=True)
 
     def rejects(self, source: str | None = None) -> pa.RecordBatchReader:
-        """The records that are no documents: source, file, position (line or row, from 1), reason, detail."""
+        """Read the rejected records: source, file, position (line or row, from 1), reason, detail."""
         check_place(self.manifest, source, None)
 
         def batches() -> Iterator[pa.RecordBatch]:
@@ -138,7 +131,8 @@ class Work:
         known = pa.schema({name: types[name] for name in columns})
 
         def batches() -> Iterator[pa.RecordBatch]:
-            decoder, befores = load_decoder(self.manifest) if with_text else None, dict(numbered)
+            decoder = load_decoder(self.manifest) if with_text else None
+            befores = {shard.bin_path: before for shard, before in numbered}
             for shard, first, found in scan(self.manifest, columns, numbered, joined):
                 arrays = [
                     (hex_digits(array) if name == "hash" else array).cast(types[name])
@@ -148,22 +142,19 @@ class Work:
                 if decoder is None:
                     yield rows
                     continue
-                start = first - befores[shard]
+                start = first - befores[shard.bin_path]
                 for low, texts in shard_texts(shard, decoder, start, start + len(rows)):
                     yield rows.slice(low - start, len(texts)).append_column(TEXT, texts)
 
         return pa.RecordBatchReader.from_batches(known.append(TEXT) if with_text else known, batches())
 
     def __repr__(self) -> str:
-        totals = self.manifest.totals
-        return (
-            f"<pretok work {self.folder}: {totals.tokens:,} tokens in {totals.documents:,} documents of "
-            f"{', '.join(self.sources)}>"
-        )
+        totals, names = self.manifest.totals, ", ".join(self.sources)
+        return f"<pretok work {self.folder}: {totals.tokens:,} tokens in {totals.documents:,} documents of {names}>"
 
 
 def _types(numbered: Sequence[Numbered], joined: Sequence[Annotations]) -> dict[str, pa.DataType]:
-    """Every column of the documents of some shards. UsageError where one is of two types in two shards."""
+    """Return the type of every column of the documents. Raises UsageError if a column has two types in two shards."""
     try:
         known = pa.unify_schemas(
             [SCHEMA, *(ledger_schema(shard.ledger_path) for shard, _ in numbered), REMOVED]
@@ -171,14 +162,15 @@ def _types(numbered: Sequence[Numbered], joined: Sequence[Annotations]) -> dict[
     except pa.ArrowTypeError as error:
         raise UsageError(f"{error}: open the sources one by one (source=...)") from None
     types = OURS | {field.name: field.type for field in known if field.name not in SCHEMA.names}
-    for one in joined:
-        types |= one.types
+    for table in joined:
+        types |= table.types
     return types
 
 
 def open_work(work: str | Path) -> Work:
     """Open a WORK folder, or its shards, for reading.
 
-    Raises IntegrityError (no finished shards there, or damaged), MismatchError (made by another version).
+    Raises IntegrityError if there are no finished shards or they are damaged, MismatchError if another version made
+    them.
     """
     return Work(Path(work))

@@ -105,18 +105,13 @@ def open_traced(target: Path, shards: Path | None) -> list[Traced]:
     return [Traced(pretok.stream.open(folder, target), _documents(folder))]
 
 
-def open_run(
-    segments: Sequence[RunSegment], done: int, end: int, shards: Path | None, mix: Path | None = None
-) -> list[Traced]:
-    """Open each segment of a run whose last step is `end`, of which `done` are done.
-
-    mix: where the mix of the last segment is now; None: where it was. Raises as `open_traced` does.
-    """
+def open_run(segments: Sequence[RunSegment], done: int, end: int, shards: Path | None) -> list[Traced]:
+    """Open each segment of a run whose last step is `end`, of which `done` are done. Raises as `open_traced` does."""
     found = []
     ends = [*(segment.step for segment in segments[1:]), end]
     for segment, last in zip(segments, ends, strict=True):
         manifest = _documents(shards or Path(segment.shards))
-        (view,) = open_segments((segment,), manifest, mix if segment is segments[-1] else None)
+        (view,) = open_segments((segment,), manifest)
         removals = segment.removals if segment.step < done else None
         found.append(
             Traced(view, manifest, segment.global_batch, done, segment.step, segment.position, last, removals)

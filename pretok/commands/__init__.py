@@ -1,4 +1,4 @@
-"""Commands: thin typer functions around jobs, a module for each section of the help.
+"""Commands: thin typer functions around jobs.
 
 recipe.py                    init, plan, run, submit
 make.py                      count, build-vocab, tokenize, annotate, verify, mix, export

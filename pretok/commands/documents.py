@@ -23,13 +23,12 @@ from pretok.commands.options import Json, Shards, WorkOrShards, terminal
 
 if TYPE_CHECKING:
     from pretok.audit.documents import Inspection
+    from pretok.audit.trace import Traced
     from pretok.base.console import Console
     from pretok.shards.manifest import Manifest
 
 MOST = 10
-"""Documents that are named where several match."""
-SEQUENCES = 3
-"""Sequences of a step that are shown."""
+"""Most documents that are named if several match."""
 
 
 def inspect(
@@ -54,21 +53,12 @@ def inspect(
     text: Annotated[
         str | None, typer.Option(metavar="TEXT", help="Show how the vocabulary splits this text into tokens.")
     ] = None,
-    mix: Annotated[
-        Path | None,
-        typer.Option(metavar="MIX | RUN", help="Show sequences of a mix.json or of a training run."),
-    ] = None,
-    position: Annotated[
-        int | None, typer.Option(help="With --mix: show the sequence at this position, from 0.")
-    ] = None,
-    step: Annotated[
-        int | None, typer.Option(help="With --mix RUN: show what this step read, from 1.")
-    ] = None,
     json: Json = False,
 ) -> None:
-    """Show a document as its tokens, and the file and line or row it came from; or what the model saw.
+    """Show a document as its tokens, and the file and line or row it came from; or how a text is split into tokens.
 
-    Each token stands in brackets, round ones where a conversation is not learned.
+    Tokens are in brackets, those of a conversation that are not learned in round ones. For what a run read: pretok
+    trace.
 
     pretok inspect work/shards --doc data/it/a.jsonl.zst:1742
 
@@ -78,8 +68,6 @@ def inspect(
 
     pretok inspect work/shards --random 3 --seed 7
 
-    pretok inspect work/shards --mix run --step 81
-
     pretok inspect work --text "Il mare è salato"
     """
     from pretok.audit.documents import run_inspect
@@ -87,13 +75,8 @@ def inspect(
     from pretok.shards.manifest import load_manifest
 
     console = terminal(context)
-    if sum(way is not None for way in (doc, search, random, mix, text)) != 1 and (doc or source is None):
-        raise UsageError("name a document by one of --doc, --search, --random and --mix, or give a --text")
-    if mix is None and (position is not None or step is not None):
-        raise UsageError("--position and --step are of a mix or a run: name it with --mix")
-    if mix is not None:
-        _show_sequences(mix, shards, position, step, json, console)
-        return
+    if sum(way is not None for way in (doc, search, random, text)) != 1 and (doc or source is None):
+        raise UsageError("name a document by one of --doc, --search and --random, or give a --text")
     if text is not None:
         _show_text(shards, text, json, console)
         return
@@ -118,7 +101,8 @@ def inspect(
         places = named[:1]
     found = [run_inspect(shards, name, number, part) for name, part, number in places]
     if json:
-        _print([asdict(one) for one in found], several=random is not None)
+        objects = [asdict(one) for one in found]
+        print_json(objects if random is not None else objects[0])
         return
     _show_documents(manifest, found, console)
 
@@ -132,7 +116,7 @@ def _tell_others(places: list[tuple[str, str, int]], console: Console) -> None:
 
 
 def _show_text(shards: Path, text: str, json: bool, console: Console) -> None:
-    """How the vocabulary of shards or, before there are any, the one in WORK/vocab splits a text."""
+    """Show how a text is split by the vocabulary of shards or, if there are none yet, by the one in WORK/vocab."""
     import pyarrow as pa
 
     from pretok.audit.documents import token_texts
@@ -144,7 +128,7 @@ def _show_text(shards: Path, text: str, json: bool, console: Console) -> None:
         size = len(text.encode())
     except UnicodeEncodeError:
         raise UsageError("--text holds bytes that are not UTF-8; check the locale of the shell") from None
-    # WORK stands for itself while it has no shards.
+    # Without shards the argument is WORK itself.
     places = shards, shards.with_name("vocab"), shards / "vocab"
     vocab = load_vocab(next((place for place in places if (place / TOKENIZER_FILE).exists()), shards))
     encoder = Encoder(vocab.raw.decode(), vocab.eod_id, vocab.size, str(vocab.path))
@@ -169,52 +153,14 @@ def _show_documents(manifest: Manifest, found: list[Inspection], console: Consol
         console.show(marked(one.tokens, learned), result=True)
 
 
-def _show_sequences(
-    mix: Path, shards: Path, position: int | None, step: int | None, json: bool, console: Console
-) -> None:
-    """What stands at a position, or the first sequences of a step."""
-    from pretok.audit.show import marked, seen_sequence, sequence_heading
-    from pretok.audit.trace import open_traced, positions_of_step, reading_at
-    from pretok.shards.texts import load_vocabulary
-
-    if (position is None) == (step is None):
-        raise UsageError("with --mix, give either --position or --step")
-    segments = open_traced(mix, shards)
-    if position is not None:
-        places = [(traced, position) for traced in reading_at(segments, position)]
-    else:
-        segment, positions = positions_of_step(segments, step or 0)
-        places = [(segment, at) for at in positions]
-    vocab = load_vocabulary(segments[-1].manifest)
-    shown = [seen_sequence(traced, vocab, at) for traced, at in places[:SEQUENCES]]
-    if len(places) > len(shown):
-        if step is None:
-            what = f"{len(places)} parts of the run read position {position}"
-        else:
-            what = f"step {step} read positions {places[0][1]} to {places[-1][1]}"
-        console.notice(f"{what}: the first {len(shown)} are shown")
-    if json:
-        _print([asdict(one) for one in shown], several=step is not None or len(shown) > 1)
-        return
-    for one in shown:
-        for line in sequence_heading(one):
-            console.show(line, result=True)
-        console.show(marked(one.tokens, one.learned), result=True)
-
-
-def _print(found: list[dict[str, object]], several: bool) -> None:
-    """One object, or a list where several may have been asked for."""
-    print_json(found if several else found[0])
-
-
 SHOWN = 1000
-"""Rows that a table shows."""
+"""Most rows of a table."""
 
 
 def _write(kind: str, names: list[str], batches: Iterator[list[tuple[Any, ...]]]) -> None:
-    """Rows on standard output as they come."""
+    """Write rows to standard output as they come."""
     writer = csv.writer(sys.stdout, lineterminator="\n")
-    shown = sys.stdout.isatty()  # else the values as they are, for whoever reads them
+    shown = sys.stdout.isatty()  # a program gets the values unchanged
     if kind == "csv":
         writer.writerow(names)
     for batch in batches:
@@ -240,7 +186,7 @@ def query(
         ),
     ] = None,
 ) -> None:
-    """Ask what is known of documents, shards and rejects in SQL.
+    """Ask about documents, shards, rejects and words in SQL.
 
         pretok query work "select source, count(*), sum(tokens) from documents group by all"
 
@@ -265,7 +211,9 @@ def query(
 
 
 TRACED = 100
-"""Documents that are traced where several have the name."""
+"""Most documents that are traced if several have the name."""
+SEQUENCES = 3
+"""Most sequences that are shown as tokens."""
 
 
 def trace(
@@ -282,6 +230,9 @@ def trace(
     ] = None,
     position: Annotated[int | None, typer.Option(help="Show what is read at this position, from 0.")] = None,
     step: Annotated[int | None, typer.Option(help="Show what this step of the run reads, from 1.")] = None,
+    tokens: Annotated[
+        bool, typer.Option("--tokens", help=f"Show the first {SEQUENCES} sequences as tokens.")
+    ] = False,
     shards: Annotated[
         Path | None,
         typer.Option(
@@ -290,14 +241,16 @@ def trace(
     ] = None,
     json: Json = False,
 ) -> None:
-    """Say at which positions of a mix, and in which steps of a run, a document is read; or what is read there.
+    """Show at which positions of a mix, and in which steps of a run, a document is read; or what is read there.
 
-    It is computed from the order, not replayed. `done` are the steps up to the newest checkpoint; what the run will
-    never get to is not listed.
+    The answer is computed from the order, not replayed. Steps up to the newest checkpoint are `done`; positions that
+    the run will never reach are not listed.
 
         pretok trace run --doc data/it/a.jsonl.zst:1742
 
         pretok trace run --step 81
+
+        pretok trace work/mix.json --position 0 --tokens
     """
     from pretok.audit.find import find_in
     from pretok.audit.trace import (
@@ -311,39 +264,65 @@ def trace(
 
     if sum(given is not None for given in (doc, position, step)) != 1:
         raise UsageError("give one of --doc, --position and --step")
-    segments = open_traced(target, shards)
+    console, segments = terminal(context), open_traced(target, shards)
     if doc is not None:
-        places = find_in([traced.manifest for traced in segments], doc, TRACED)
-        rows = [
-            row
-            for traced, found in zip(segments, places, strict=True)
-            for place in found
-            for row in with_origins(traced, readings(traced, *place))
+        named = find_in([traced.manifest for traced in segments], doc, TRACED)
+        documents = [
+            (traced, place) for traced, places in zip(segments, named, strict=True) for place in places
         ]
-    elif position is not None:
-        at = reading_at(segments, position)
-        rows = [row for traced in at for row in with_origins(traced, list(passages(traced, position)))]
+        read = [(traced, reading) for traced, place in documents for reading in readings(traced, *place)]
     else:
-        traced, positions = positions_of_step(segments, step or 0)
-        rows = with_origins(traced, [row for one in positions for row in passages(traced, one)])
-    if late := sum(row.done is False for row in rows):
-        terminal(context).notice(
-            f"{late:,} of {plural(len(rows), 'reading')} lie ahead: the newest checkpoint is of step "
+        if position is not None:
+            places = [(traced, position) for traced in reading_at(segments, position)]
+        else:
+            segment, positions = positions_of_step(segments, step or 0)
+            places = [(segment, at) for at in positions]
+        read = [(traced, reading) for traced, at in places for reading in passages(traced, at)]
+    if late := sum(reading.done is False for _, reading in read):
+        console.notice(
+            f"{late:,} of {plural(len(read), 'reading')} lie ahead: the newest checkpoint is of step "
             f"{segments[-1].steps:,}, the run ends with step {segments[-1].last:,}"
         )
+    if tokens:
+        _show_sequences([(traced, reading.position) for traced, reading in read], json, console)
+        return
+    rows = [
+        row
+        for segment in segments
+        for row in with_origins(segment, [reading for traced, reading in read if traced is segment])
+    ]
     if json:
         print_json([asdict(row) for row in rows])
     elif not rows:
-        terminal(context).notice(f"{doc} is in the shards, but {target} never reads it")
+        console.notice(f"{doc} is in the shards, but {target} never reads it")
     else:
-        columns = tuple(
+        columns = [
             name
             for name in asdict(rows[0])
             if name not in ("of_class", "removed") or any(getattr(row, name) for row in rows)
-        )
-        values = [[asdict(row)[name] for name in columns] for row in rows]
-        shown = [tuple("" if value is None else str(value) for value in row) for row in values]
-        terminal(context).show(table("trace", columns, shown), result=True)
+        ]
+        values = [[getattr(row, name) for name in columns] for row in rows]
+        cells = [tuple("" if value is None else str(value) for value in row) for row in values]
+        console.show(table("trace", columns, cells), result=True)
+
+
+def _show_sequences(places: list[tuple[Traced, int]], json: bool, console: Console) -> None:
+    """Show the first sequences of some positions as tokens."""
+    from pretok.audit.show import marked, seen_sequence, sequence_heading
+    from pretok.shards.texts import load_vocabulary
+
+    places = [place for number, place in enumerate(places) if place not in places[:number]]
+    shown = [seen_sequence(traced, load_vocabulary(traced.manifest), at) for traced, at in places[:SEQUENCES]]
+    if len(places) > SEQUENCES:
+        positions = f"positions {places[0][1]} to {places[-1][1]}"
+        console.notice(f"{positions}: the first {SEQUENCES} sequences are shown")
+    if json:
+        print_json([asdict(one) for one in shown])
+        return
+    for one in shown:
+        for line in sequence_heading(one):
+            console.show(line, result=True)
+        console.show(marked(one.tokens, one.learned), result=True)
 
 
 def certify(
@@ -373,7 +352,7 @@ def certify(
 ) -> None:
     """Prove to somebody without the shards what a step of a run read, or check such a proof.
 
-    The file has the tokens, and hashes that lead from them to the root which `pretok status` prints for the shards.
+    The file contains the tokens, and hashes that lead from them to the root that `pretok status` prints for the shards.
 
         pretok certify run --step 81 --out step-81.certificate
 

@@ -22,11 +22,11 @@ def status(
     work: WorkFolder,
     json: Json = False,
 ) -> None:
-    """Say what is finished, unfinished, failed or in work and how far, exact counts of the shards, and what to do next.
+    """Show what is finished, unfinished, failed or running, exact counts of the shards, and what to do next.
 
         pretok status work
 
-    Only files that jobs leave are read, so it may run on a login node while they work.
+    It reads only the files of jobs, so it can run on a login node while they work.
     """
     from pretok.audit.totals import show_stats, stats_of
     from pretok.shards.manifest import has_manifest, shards_of
@@ -41,7 +41,7 @@ def status(
     except PretokError:
         if not found:
             raise
-        stats = None  # the row of the shards says why
+        stats = None  # the table of results says why
     if json:
         print_json({"results": to_json(found), "shards": to_json(stats)})
         return
@@ -71,9 +71,9 @@ def report(
         Path | None, typer.Option(metavar="PAGE.html", help="File to write. Default: WORK/report.html.")
     ] = None,
 ) -> None:
-    """One page that says what is in the shards, what was thrown away and why, and what happened when.
+    """Write a page on the contents of the shards, the rejected records, and the jobs.
 
-    It needs no network: copy it, mail it, print it.
+    The page needs no network: copy it, mail it, print it.
 
     pretok report work
 
@@ -89,15 +89,13 @@ def report(
 def disclose(
     context: typer.Context,
     work: WorkOrShards,
-    mix: Annotated[
+    target: Annotated[
         Path | None,
-        typer.Option(
-            metavar="MIX",
-            help="Summarize what this mix.json reads; with --run: the place of the run's mix, if it moved.",
+        typer.Argument(
+            metavar="[RUN | MIX]",
+            help="Summarize what this training run has read, or what this mix.json reads.",
+            show_default=False,
         ),
-    ] = None,
-    run: Annotated[
-        Path | None, typer.Option(metavar="RUN", help="Summarize what this training run has read.")
     ] = None,
     format: Annotated[
         str | None,
@@ -132,19 +130,19 @@ def disclose(
         ),
     ] = None,
 ) -> None:
-    """Say what was trained on, laid out by the EU AI Act's public summary of training content.
+    """Summarize what a model was trained on, in the layout of the EU AI Act's public summary of training content.
 
-    pretok disclose work --run runs/italia-v01 --out summary.html
+    pretok disclose work runs/italia-v01 --out summary.html
 
-    pretok disclose work --mix work/mix.json --column language=lang_id --format json
+    pretok disclose work work/mix.json --column language=lang_id --format json
 
-    Of the shards, of a mix, or of the steps of a run that are on record: tokens, documents, bytes and epochs of each
-    source, and by language, licence, domain and date where kept columns tell them. What no file knows is null.
+    It counts the shards, a mix, or the recorded steps of a run: tokens, documents, bytes and epochs of each source, and
+    by language, licence, domain and date if kept columns contain them. What no file contains is null.
     """
     from pretok.disclosure.job import DisclosureRequest, run_disclose
 
     console = terminal(context)
-    request = DisclosureRequest(work, mix, run, _columns(column or []), domains, answers)
+    request = DisclosureRequest(work, target, _columns(column or []), domains, answers)
     kind = "" if out is None else "spdx" if out.name.endswith(".spdx.json") else out.suffix.removeprefix(".")
     text = run_disclose(request, format or (kind if kind in ("json", "md", "spdx", "csv") else "html"))
     if out is None and format is not None:
@@ -181,8 +179,8 @@ def preflight(
 ) -> None:
     """Check that a node is fit for a long job: space, inodes, write speed, clock, memory, GPUs.
 
-    The Slurm scripts run it on every node of a job and then `--collect` the reports. The names of bad nodes go to
-    standard output, and the exit code is 2.
+    The Slurm scripts run it on every node of a job and then `--collect` the reports. If nodes are bad, their names are
+    printed and the exit code is 2.
 
         pretok preflight work --gpus 4
     """

@@ -104,26 +104,17 @@ def build_vocab(
 ) -> None:
     """Train a byte-level BPE vocabulary on exact counts of all words, with a report, under OUT/vocab.
 
-    The merges are those that Hugging Face tokenizers would make. Run it again after a kill: what is counted is kept.
+    The merges are those that Hugging Face tokenizers would make. After a kill run it again: what is counted is kept.
 
         pretok build-vocab it='data/it/*.jsonl.zst' en='data/en/*.parquet' --out work --weights it=0.9,en=0.1
 
-    With --sizes the largest is trained; the others are its beginnings, under OUT/vocab/SIZE.
+    --sizes writes smaller ones too, which are its beginnings, under OUT/vocab/SIZE.
     """
     from pretok.counts.counts_file import load_counts
     from pretok.counts.job import refuse_partial
     from pretok.vocab.job import REPORT_FILE, refuse_short, run_build_vocab
     from pretok.vocab.report import sources_table
 
-    if sizes := given.get("vocab.sizes"):
-        if "vocab.size" in given:
-            raise UsageError("--sizes names the largest size too; leave out --vocab-size")
-        try:
-            given["vocab.size"] = max(map(int, sizes))
-        except ValueError:
-            raise UsageError(
-                f"cannot read --sizes {','.join(sizes)}: write numbers, as in 16000,32000,50000"
-            ) from None
     recipe = read_recipe(inputs, given)
     console = terminal(context, recipe.out, recipe)
     with start_engine(workers, address, "pretok.counts.task") as engine:
@@ -166,11 +157,11 @@ def tokenize(
 ) -> None:
     """Tokenize sources into memory-mapped shards with exact counts, under OUT/shards.
 
-    Run it again after a kill: what is sealed is kept. A new NAME=GLOB adds a source to a finished output.
+    After a kill run it again: what is sealed is kept. A new NAME=GLOB adds a source to a finished output.
 
         pretok tokenize it='data/it/*.jsonl.zst' en='data/en/*.parquet' --out work --workers 16
 
-    With --append a source grows; all else stays as it was, also in its arguments.
+    --append adds to a source; give all other arguments as before.
 
         pretok tokenize it='data/it/*.jsonl.zst' en='data/en/*.parquet' --out work --append it='2026/*.jsonl.zst'
     """
@@ -223,25 +214,25 @@ def annotate(
     ] = None,
     json: Json = False,
 ) -> None:
-    """Join columns that were made afterwards to the documents, as a second ledger beside the first.
+    """Join new columns to the documents of finished shards, as a second ledger beside the first.
 
         pretok annotate work/shards scores/*.parquet --by id --name quality
 
         pretok annotate work/shards topics.jsonl.zst --by file,position --name topics --columns topic
 
-    No token and no ledger is rewritten. Documents without a row have null there and `NAME_matched` false; rows without
-    a document are listed in a file.
+    No token and no ledger is rewritten. A document without a row gets null and `NAME_matched` false; rows without a
+    document are listed in a file.
     """
     from pretok.annotate.job import Request, run_annotate, tell_joined
 
     console = terminal(context, work_of(shards))
     wanted = None if columns is None else tuple(columns.split(","))
     request = Request(shards, tuple(files), tuple(by.split(",")), name, wanted)
-    made = run_annotate(request, console)
+    joined = run_annotate(request, console)
     if json:
-        print_json(made.record)
+        print_json(joined.record)
     else:
-        tell_joined(made, console)
+        tell_joined(joined, console)
 
 
 def remove(
@@ -279,14 +270,14 @@ def remove(
     ] = False,
     json: Json = False,
 ) -> None:
-    """Take documents, and every copy of their texts, out of finished shards; all else stays as it was, bit for bit.
+    """Remove documents, and every copy of their texts, from finished shards; all else stays the same, bit for bit.
 
     pretok remove work/shards --where "url like 'https://example.org/%'" --reason 'opted out' --dry-run
 
     pretok remove work/shards --ids forget.txt --reason 'request 17'
 
-    End-of-document tokens stand in their place, which nothing learns: mixes stay valid and runs go on. The same texts
-    are rejected when inputs are tokenized again. A removal that was stopped is finished by the same command.
+    End-of-document tokens, which are not learned, take their place: mixes stay valid and runs continue. The same texts
+    are rejected when inputs are tokenized again. If a removal is stopped, run the same command again to finish it.
     """
     from pretok.removal.job import Request, run_remove, tell_removed
     from pretok.removal.job import dry_run as look
@@ -336,24 +327,19 @@ def verify(
                 [f"{plural(len(problems), 'problem')} in {shards}:", *(f"  {p}" for p in problems), repair]
             )
         )
-    totals, sound = manifest.totals, "is" if len(manifest.shards) == 1 else "are"
+    totals = manifest.totals
     again = totals.documents if full else min(sample, totals.documents)
     if manifest.materialized is not None:
-        again = 0  # they are sequences of a mix
+        again = 0  # its documents are sequences of a mix
     console.show(
         f"{shards}: {plural(len(manifest.shards), 'shard')} of {plural(totals.documents, 'document')} and "
-        f"{plural(totals.tokens, 'token')} {sound} as sealed: sizes, roots, ids and totals of all, "
+        f"{plural(totals.tokens, 'token')} are as sealed: sizes, roots, ids and totals of all, "
         f"{plural(again, 'document')} encoded again (manifest {manifest.fingerprint}, root {manifest.root})",
         result=not json,
     )
     if removed:
-        gone = manifest.totals.removed
-        console.notice(
-            f"{shards}: {gone.documents:,} documents of {gone.tokens:,} tokens were removed; every other was decoded, "
-            "and none has one of their texts"
-            if gone
-            else f"{shards}: nothing was removed from it"
-        )
+        count = totals.removed.documents if totals.removed else 0
+        console.notice(f"{shards}: no document has the text of one of the {count:,} removed documents")
 
 
 @takes(*(f"mix.{key}" for key in ("weights", "tokens", "seq_len", "max_epochs", "pack", "stages", "classes")))
@@ -491,14 +477,14 @@ def export(
     workers: Workers = None,
     address: Address = None,
 ) -> None:
-    """What another trainer needs to read the shards.
+    """Write what another trainer needs to read the shards.
 
         pretok export work/shards --mix work/mix.json --to megatron --out blend.json
 
         pretok export work/shards --to olmo --out olmo
 
-    megatron: the file for --per-split-data-args-path. olmo: files of its format, listed in export.json. These trainers
-    shuffle; to keep the order of a mix inside them and others, see docs/trainers.md.
+    megatron: the file for --per-split-data-args-path. olmo: files in its format, listed in export.json. These trainers
+    shuffle; docs/trainers.md says how they and others can keep the order of a mix.
     """
     from json import dumps as to_text  # other commands here have an option `json`
 
@@ -507,8 +493,8 @@ def export(
 
     manifest = load_manifest(shards)
     learn, wanted = learned_kinds(manifest, mix), source_tokens(manifest, mix, stage)
-    for told in notices(manifest, mix, to, learn):
-        terminal(context).notice(told)
+    for notice in notices(manifest, mix, to, learn):
+        terminal(context).notice(notice)
     if to == "megatron":
         text = to_text(megatron_blend(shards, mix, stage), indent=1) + "\n"
         if out is None:
@@ -528,7 +514,6 @@ def export(
         raise UsageError(f"files for {to} are written into a folder: say which with --out")
     console = terminal(context, out)
     with start_engine(workers, address) as engine:
-        made = run_export(manifest, out, wanted, engine, console, learn)
-    console.notice(
-        f"{out}: {plural(len(made.files), 'file')}, {plural(made.tokens, 'token')}, see {EXPORT_FILE}"
-    )
+        written = run_export(manifest, out, wanted, engine, console, learn)
+    files, tokens = plural(len(written.files), "file"), plural(written.tokens, "token")
+    console.notice(f"{out}: {files}, {tokens}, see {EXPORT_FILE}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -23,10 +23,6 @@ from pretok.commands.options import (
     takes,
     terminal,
 )
-
-if TYPE_CHECKING:
-    from pretok.config import Recipe
-    from pretok.forecast.job import Forecast
 
 RecipeFile = Annotated[Path, typer.Argument(metavar="RECIPE.toml", show_default=False)]
 STAGE = "STAGE=VALUE"
@@ -67,55 +63,36 @@ def plan(
     ] = None,
     *,
     given: Given,
-    seed: Annotated[int, typer.Option(help="Seed of the sample.")] = 0,
     json: Json = False,
 ) -> None:
-    """What a recipe will give and cost: tokens, rejects, shards, time, memory, whether the mix is possible.
+    """Estimate what a recipe gives and costs: tokens, rejects, shards, time, memory, and whether the mix is possible.
 
-    Writes nothing. Samples a few megabytes of each source, spread evenly over its files, and says how sure it is.
+    It samples a few megabytes of each source, spread evenly over its files, and gives intervals. It writes nothing.
 
     pretok plan pipelines/demo.toml
 
     pretok plan recipe.toml --workers 1120 --json
 
-    With [train] it prints the command that says memory and time of the run: `train plan`.
+    `train plan` says the memory and time of a training run.
     """
     from pretok.commands.steps import check_steps
     from pretok.forecast.job import run_forecast, tables
 
     recipe, console = read_recipe(inputs, given, defaults={"out": "work"}), terminal(context)
     check_steps(recipe)
-    forecast = run_forecast(recipe, workers or os.cpu_count() or 1, seed, console)
+    forecast = run_forecast(recipe, workers or os.cpu_count() or 1, console)
     if json:
         print_json(forecast)
     else:
-        for made in tables(forecast):
-            console.show(made, result=True)
+        for part in tables(forecast):
+            console.show(part, result=True)
         if not forecast.vocabulary:
             console.notice(
                 "counted with a vocabulary trained on a sample; the real one, of more text, needs fewer tokens"
             )
-        if recipe.train:
-            console.show(f"next: {_train_plan(recipe, forecast)}", result=True)
     mix = forecast.mix
-    if mix is not None and mix.problem and mix.sure:  # whichever end of its interval an estimate lies at
+    if mix is not None and mix.problem and mix.sure:  # at both ends of every interval
         raise UsageError(f"the mix is not possible: {mix.problem}")
-
-
-def _train_plan(recipe: Recipe, forecast: Forecast) -> str:
-    """The command that forecasts the training of a recipe. What the devices are is for a person to add."""
-    import shlex
-
-    from pretok.cluster.chain import recipe_flags
-
-    words = ["train", "plan", *recipe_flags(recipe), "--nodes", str(recipe.slurm.train.nodes)]
-    words += ["--vocab-size", str(forecast.vocab_size)]
-    given = {name.replace("-", "_") for name in recipe.train}
-    if recipe.mix is not None and "seq_len" not in given:
-        words += ["--seq-len", str(recipe.mix.seq_len)]
-    if forecast.mix is not None and not forecast.mix.problem and not given & {"tokens", "steps"}:
-        words += ["--tokens", str(forecast.mix.tokens)]
-    return shlex.join(words)
 
 
 @takes("out")
@@ -127,7 +104,7 @@ def run(
     workers: Workers = None,
     address: Address = None,
 ) -> None:
-    """Do every step of a recipe in order: vocabulary, tokens, verification, mix. Skips what is done and unchanged.
+    """Do every step of a recipe in order: vocabulary, tokens, verification, mix. What is done and unchanged is skipped.
 
     pretok run pipelines/demo.toml
     """
@@ -169,9 +146,9 @@ def submit(
     ] = False,
     json: Json = False,
 ) -> None:
-    """Submit a whole recipe to Slurm: vocabulary, tokens, verification and mix, training in as many jobs as it takes.
+    """Submit a whole recipe to Slurm: vocabulary, tokens, verification, mix, and training in as many jobs as it takes.
 
-    Nodes, links and times come from [slurm.STAGE] of the recipe or from the options; all else from the profile.
+    Nodes, links and times come from [slurm.STAGE] of the recipe or from options; all else comes from the profile.
 
         pretok submit pipelines/italia-v01.toml --profile leonardo --nodes tokenize=16 --nodes train=32 --links train=20
     """

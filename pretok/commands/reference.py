@@ -1,7 +1,7 @@
-"""The settings' own types -> a page of all keys, and a recipe to begin with.
+"""The settings' own fields -> docs/recipe.md, the page of all keys, and the recipe that `pretok init` prints.
 
-Input: the types of a recipe's tables, of [slurm] and of [train], and what they say of each key. Output: Markdown, or
-TOML. Nothing is written down twice, so neither can say what the settings do not.
+Input: the types of a recipe's tables, and the settings of `train`. Output: Markdown, or TOML. Whatever is said of a key
+is read from its field, so neither can contradict the settings.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ TABLES: dict[str, Any] = {
     "[slurm.STAGE]": settings.SlurmStage,
     "[slurm.train]": settings.SlurmTrain,
 }
-"""Headings of a recipe and what is below them."""
+"""The headings of a recipe, and the types of their tables."""
 ABOVE = {
     "[sources.NAME]": "See [inputs](inputs.md), [conversations](conversations.md), [documents](documents.md).",
     "[[sources.NAME.append]]": "More text for the source, read with its settings ([append](inputs.md#add-text-later)).",
@@ -36,13 +36,13 @@ ABOVE = {
     "[vocab]": "See [vocabulary](vocabulary.md).",
     "[shards]": "See [inputs](inputs.md), [documents](documents.md).",
     "[mix]": "See [mix](mix.md).",
-    "[train]": "The flags of `train`, with `_` for `-` ([training](training.md)); what `pretok run` made (`shards`,\n"
-    "`mix`) need not be named. `[[train.phases]]` changes settings in mid-run: `at`, the tokens at which it begins,\n"
+    "[train]": "The flags of `train`, with `_` for `-` ([training](training.md)). `pretok run` supplies `shards` and\n"
+    "`mix`. `[[train.phases]]` changes settings during the run: `at`, the tokens at which it begins,\n"
     "and any of " + ", ".join(f"`{name}`" for name in IN_PHASES) + ".",
-    "[slurm]": "What `pretok submit` needs beside a profile ([Slurm](../slurm/README.md)); its options win.",
+    "[slurm]": "What `pretok submit` needs besides a profile ([Slurm](../slurm/README.md)); its options win.",
     "[slurm.STAGE]": "STAGE is `vocab`, `tokenize` or `mix`.",
 }
-"""What stands on the page between a heading and its keys."""
+"""The text of the page between a heading and its keys."""
 INTRODUCTION = """```sh
 pretok init it='data/it/*.jsonl.zst' en='data/en/*.parquet' --out work
 ```
@@ -50,26 +50,25 @@ pretok init it='data/it/*.jsonl.zst' en='data/en/*.parquet' --out work
 prints a recipe, a TOML file with all settings of a job. A count is a number or text such as `"1.2T"`, `"300B"` or
 `"64MiB"`; a share is a number from 0 to 1, or text such as `"1/20"`. Relative paths start at the folder of the recipe;
 `~` and `$VAR` are expanded, `$$` is a dollar sign. Unknown keys are refused. This page is generated from the code."""
-MATTER = {
+COMMON = {
     "[sources.NAME]": ("inputs", "field", "keep"),
     "[vocab]": ("path", "size", "weights"),
     "[shards]": ("val_fraction", "duplicates"),
     "[mix]": ("weights", "tokens", "seq_len"),
     "[train]": ("model", "global_batch"),
 }
-"""Heading -> the keys that most recipes set, for `pretok init`."""
+"""Heading -> the keys that `pretok init` prints without --all."""
 OPTIONAL = ("[mix]", "[train]", "[slurm")
-"""Beginnings of headings that are a comment in a recipe: the table alone asks for something."""
-STAGES = ["vocab", "tokenize", "mix"]
+"""Beginnings of headings that stand in a comment, since the table alone asks for something."""
 
 
 def keys_of(table: Any) -> Iterator[Key]:
-    """The keys of a table in the order of the type; tables within it have a heading of their own."""
+    """Yield the keys of a table in the order of the type. Inner tables have a heading of their own."""
     return _flags() if table is TrainConfig else keys.keys_of(table)
 
 
 def _flags() -> Iterator[Key]:
-    """The keys of [train], but for its phases."""
+    """Yield the keys of [train] except its phases."""
     hints = get_type_hints(TrainConfig)
     for item in fields(TrainConfig):
         if item.name == "phases":
@@ -86,7 +85,7 @@ def _flags() -> Iterator[Key]:
 
 
 def page() -> str:
-    """docs/recipe.md."""
+    """Write docs/recipe.md."""
     lines = ["# Recipes", "", INTRODUCTION]
     for heading, table in TABLES.items():
         lines += ["", f"## `{heading}`" if heading else "## Above the tables", ""]
@@ -101,22 +100,23 @@ def page() -> str:
 
 
 def recipe_for(out: str, sources: Mapping[str, Sequence[str]], *, everything: bool) -> str:
-    """A recipe for these inputs in which other keys stand as comments with their defaults, or examples: those that
-    matter, or everything."""
+    """Write a recipe for these inputs, with other keys as comments that show a default or an example: the common keys,
+    or everything."""
     more = "" if everything else "; pretok init --all prints every key"
-    lines = [f"# What stands behind a # is a default or an example; docs/recipe.md explains it{more}.",
-             f"out = {toml(out)}"]  # fmt: skip
+    lines = [
+        f"# Behind a # is a default or an example; docs/recipe.md explains it{more}.",
+        f"out = {toml(out)}",
+    ]
     for heading, table in TABLES.items():
-        wanted = [key for key in keys_of(table) if everything or key.name in MATTER.get(heading, ())]
-        if not heading or heading.startswith("[[") or not wanted:
+        if not heading or heading.startswith("[[") or not (everything or heading in COMMON):
             continue
-        stages = STAGES if table is settings.SlurmStage else [""]
-        for name in list(sources) if table is settings.Source else stages:
+        names = ["vocab", "tokenize", "mix"] if table is settings.SlurmStage else [""]
+        for name in sources if table is settings.Source else names:
             above = "# " if heading.startswith(OPTIONAL) else ""
             lines += ["", above + heading.replace("NAME", name).replace("STAGE", name)]
-            for key in wanted:
+            for key in keys_of(table):
                 if key.name == "inputs":
                     lines.append("inputs = [" + ", ".join(map(toml, sources[name])) + "]")
-                elif key.name != "stages":
+                elif key.name != "stages" and (everything or key.name in COMMON[heading]):
                     lines.append(f"# {key.name} = {key.shown}  # {key.text}")
     return "\n".join(lines) + "\n"

@@ -1,6 +1,6 @@
-"""The steps of a recipe, each with its progress: vocabulary -> tokens -> verification -> mix.
+"""The steps of a recipe, each with its progress: vocabulary -> tokens -> mix -> verification.
 
-Input: a Recipe and an Engine. Output: OUT/vocab, OUT/shards, OUT/mix.json. A step whose result is there and unchanged
+Input: a Recipe and an Engine. Output: OUT/vocab, OUT/shards, OUT/mix.json. A step whose result exists and is unchanged
 is skipped, because each job finds its own finished work.
 """
 
@@ -51,8 +51,8 @@ def verify_step(recipe: Recipe, engine: Engine, console: Console) -> None:
 
 
 def check_steps(recipe: Recipe) -> None:
-    """UsageError for what can be known of later steps before the first: the tokenizer, the budget over shards that are
-    finished."""
+    """Raise UsageError for problems of later steps that can be seen before the first: in the tokenizer, and in the mix
+    of shards that are finished."""
     if recipe.vocab.path is not None:
         load_vocab(recipe.vocab.path, recipe.vocab.eod, recipe.vocab.bos)
     if recipe.mix is not None and has_manifest(recipe.shards_dir) and not unfinished(recipe.shards_dir):
@@ -62,7 +62,7 @@ def check_steps(recipe: Recipe) -> None:
 
 
 def run_steps(recipe: Recipe, engine: Engine, console: Console) -> None:
-    """Every step in order; at the end what to type next. All that later steps write is held from the start."""
+    """Do every step in order, and say what to type next. The outputs of later steps are locked from the start."""
     check_steps(recipe)
     request = MixRequest(recipe.mix, learn=recipe.learned) if recipe.mix is not None else None
     with ExitStack() as held:
@@ -72,7 +72,7 @@ def run_steps(recipe: Recipe, engine: Engine, console: Console) -> None:
         if recipe.vocab.path is None:
             refuse_short(run_build_vocab(recipe, engine, console), recipe.vocab)
         tokenize_step(recipe, engine, console)
-        if request is not None:  # a budget that does not fit is said before the hours of verification
+        if request is not None:  # before the hours of verification, in case the budget does not fit
             report = run_mix(recipe.shards_dir, recipe.mix_path, request)
         verify_step(recipe, engine, console)
         show_stats(recipe.shards_dir, console, result=True)

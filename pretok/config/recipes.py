@@ -47,7 +47,8 @@ def load_toml(path: Path) -> dict[str, object]:
     except (ValueError, RecursionError) as error:
         raise UsageError(f"recipe {path} is not valid TOML: {error}") from None
     train = {"train": data.pop("train")} if "train" in data else {}  # the trainer has its own rules for paths
-    return _anchor(data, path.parent) | train
+    anchored: dict[str, object] = _anchor(data, path.parent)
+    return anchored | train
 
 
 def _anchor(value: Any, folder: Path, *names: str) -> Any:

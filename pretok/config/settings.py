@@ -343,9 +343,7 @@ class Vocab(Part):
     seed: int = key(0, "Chooses the documents of `sample` and `holdout`.")
     min_count: int = key(1, "Rarer words are dropped before training.", 2, ge=1)
     weights: Weights = key({}, "Share of each source; empty: as on disk.", {"it": 0.9, "en": 0.1})
-    sizes: tuple[int, ...] = key(
-        (), "Smaller vocabularies to write too, beginnings of the largest.", [16000, 32000]
-    )
+    sizes: tuple[Count, ...] = key((), "Smaller sizes to write too; they are its beginnings.", [16000, 32000])
 
     @model_validator(mode="after")
     def _names_its_tokens(self) -> Self:

@@ -33,13 +33,12 @@ FORMATS = ("json", "html", "md", "spdx", "csv")
 class DisclosureRequest:
     """What to summarize.
 
-    mix, run: None: not of those (a run knows its mix); columns: kind -> kept column that tells it; domains: how many to
-    list; answers: a file of answers, None: WORK/disclosure.toml if it exists.
+    target: the folder of a run, a mix.json, or None for the shards; columns: kind -> kept column that tells it;
+    domains: how many to list; answers: a file of answers, None: WORK/disclosure.toml if it exists.
     """
 
     work: Path
-    mix: Path | None = None
-    run: Path | None = None
+    target: Path | None = None
     columns: Mapping[str, str] = field(default_factory=dict)
     domains: int = 1000
     answers: Path | None = None
@@ -49,7 +48,7 @@ def run_disclose(request: DisclosureRequest, kind: str) -> str:
     """Return the summary in one of FORMATS. Raises UsageError, MismatchError, IntegrityError."""
     if kind not in FORMATS:
         raise UsageError(f"--format {kind!r}: known are {', '.join(FORMATS)}")
-    work, run, mix = request.work, request.run, request.mix
+    work, target = request.work, request.target
     shards = shards_of(work)
     refuse_unfinished(shards)
     manifest = load_manifest(shards)
@@ -57,10 +56,11 @@ def run_disclose(request: DisclosureRequest, kind: str) -> str:
         raise UsageError(
             f"{shards} holds a mix in its order, without documents; name the shards that the mix was made of"
         )
+    run = target if target is not None and target.is_dir() else None
     if run is not None:
-        extent = read_steps(manifest, run, mix)
+        extent = read_steps(manifest, run)
     else:
-        extent = read_mix(manifest, mix) if mix is not None else read_shards(manifest)
+        extent = read_shards(manifest) if target is None else read_mix(manifest, target)
     given = request.answers or work / ANSWERS
     answers = load_answers(given if request.answers or given.exists() else None, set(manifest.sources))
     register = None if answers.reservations is None else read_register(given.parent / answers.reservations)
@@ -68,7 +68,7 @@ def run_disclose(request: DisclosureRequest, kind: str) -> str:
         figures.add("read", extent)
         if kind == "csv":
             return domains_csv(figures)
-        reserved = register and count_reserved(manifest, extent, figures, register, run, mix)
+        reserved = register and count_reserved(manifest, extent, figures, register, run)
         summary = summarize(manifest, extent, figures, answers, request.domains, reserved)
     if kind == "html":
         return _page(summary)

@@ -137,17 +137,16 @@ def read_mix(manifest: Manifest, mix: Path) -> Extent:
     return _extent("mix", [(view, 0, len(view), view.removals)], None)
 
 
-def read_steps(manifest: Manifest, folder: Path, mix: Path | None, done: int = 0) -> Extent:
+def read_steps(manifest: Manifest, folder: Path, done: int = 0) -> Extent:
     """Return the sequences of all logged steps of a run, or of those after the first `done`.
 
-    mix: where the run's last mix is now; None: where it was, or what the run recorded of it. Raises UsageError if
-    nothing was trained, MismatchError if the run read another order or other shards.
+    Raises UsageError if nothing was trained, MismatchError if the run read another order or other shards.
     """
     run, segments = load_run(folder)
     steps = run["steps"]
     spans = [
         (part.view, part.position_after(max(done, part.before)), part.positions.stop, part.removals or 0)
-        for part in open_run(segments, steps, steps, manifest.folder, mix)
+        for part in open_run(segments, steps, steps, manifest.folder)
         if part.last is not None and done < part.last
     ]
     return _extent("run", spans, run)

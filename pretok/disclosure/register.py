@@ -106,7 +106,6 @@ def count_reserved(
     figures: Figures,
     register: Registered,
     run: Path | None,
-    mix: Path | None,
 ) -> Record:
     """Join the register with the shards. For each domain of which there is anything, most tokens first:
 
@@ -132,7 +131,7 @@ def count_reserved(
     tables = {
         "": held,
         "read_": read,
-        "later_": _later(manifest, extent, figures, read or {}, register, run, mix, of) if run else None,
+        "later_": _later(manifest, extent, figures, read or {}, register, run, of) if run else None,
     }
     rows = [
         {"name": name, "reserved_from": day}
@@ -169,7 +168,6 @@ def _later(
     read: Mapping[str | None, Counter[str]],
     register: Registered,
     run: Path,
-    mix: Path | None,
     of: Callable[[str], str],
 ) -> dict[str | None, Counter[str]]:
     """Return what a run read of each domain from its day on. A step has the day of its line of metrics."""
@@ -181,7 +179,7 @@ def _later(
         if name in read:
             done = max((int(line["step"]) for line in metrics if line["time"] < day), default=0)
             if done not in since:
-                figures.add(f"after step {done}", read_steps(manifest, run, mix, done))
+                figures.add(f"after step {done}", read_steps(manifest, run, done))
                 since[done] = by_host(figures, (f"after step {done}",), of)
             found[name] = since[done].get(name, NONE)
     return found

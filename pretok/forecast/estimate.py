@@ -2,10 +2,10 @@
 
 Input: a `Sample` of a source. Output: `SourceForecast`; of all sources and a [mix], a `MixForecast`.
 
-A window of `units` units stands for `amount` of them, so what it holds counts amount/units times; the sum over the
-windows estimates the total. Its interval is two standard errors, from the differences between neighbours, as windows at
-equal distances want it: files differ more than the parts of a file (Wolter, "An Investigation of Some Estimators of
-Variance for Systematic Sampling", 1984, estimator v2).
+A window of `units` units stands for `amount` of them, so its contents count amount/units times; the sum over the
+windows estimates the total. The interval is two standard errors, computed from the differences between neighbours, as
+is right for windows at equal distances: files differ more than the parts of a file (Wolter, "An Investigation of Some
+Estimators of Variance for Systematic Sampling", 1984, estimator v2).
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from pretok.stream.quota import stage_quotas, weighed
 ERRORS = 2.0
 """Standard errors on each side: an interval of about 95 %."""
 ROUNDING = 1e-9
-"""How far what a window stands for may be from what it holds, when it is all of it."""
+"""How far `amount` and `units` of a window may differ if the window is all that it stands for."""
 ENDLESS = 1 << 60
-"""Tokens of a source of which one window says nothing."""
+"""The upper bound of tokens of a source with a single window, which says nothing of the rest."""
 
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """An estimate and the bounds between which it should lie; equal where everything was read."""
+    """An estimate with its lower and upper bound; all three are equal if everything was read."""
 
     value: float
     low: float
@@ -41,9 +41,9 @@ class Interval:
 
 @dataclass(frozen=True, slots=True)
 class SourceForecast:
-    """What a source should hold. files, stored: its inputs and their bytes; bytes: of text; learned: tokens of
-    conversations that are learned, None of plain text; reject_share: of records; rate: bytes of text that one
-    core parses and encodes in a second; shards: their number, of `shard_bytes` bytes of tokens each."""
+    """What a source should hold. files, stored: the number of its inputs and their bytes; bytes: of text; learned:
+    tokens that are learned in conversations, None for plain text; reject_share: of records; rate: bytes of text that
+    one core parses and encodes per second; shards: their number, with `shard_bytes` bytes of tokens each."""
 
     files: int
     stored: int
@@ -61,9 +61,10 @@ class SourceForecast:
 def forecast_source(
     sample: Sample, files: int, stored: int, shard_bytes: int, itemsize: int, chat: bool = False
 ) -> SourceForecast:
-    """A source from its windows. chat: whether it holds conversations; itemsize: bytes of a token on disk.
+    """Estimate a source from its windows. chat: whether it holds conversations; itemsize: bytes of a token on disk.
 
-    Raises UsageError where no text was found in any."""
+    Raises UsageError if no window has any text.
+    """
     reasons = sum((part.rejected for part in sample.found), Counter[str]())
     if not any(part.bytes for part in sample.found):
         said = ", ".join(f"{count} {reason}" for reason, count in reasons.most_common(3))
@@ -75,7 +76,7 @@ def forecast_source(
         return _total(sample.found, count, whole)
 
     def of_encoded(count: Callable[[Found], float]) -> Interval:
-        # Of a window only the first `encoded` bytes have tokens; the rest of it counts as these do.
+        # Only the first `encoded` bytes of a window were encoded; the rest counts in proportion.
         return _total(sample.found, lambda part: count(part) * part.bytes / max(1, part.encoded), encoded)
 
     documents, text = of_all(lambda part: part.documents), of_all(lambda part: part.bytes)
@@ -98,14 +99,14 @@ def forecast_source(
 
 
 def _total(found: Sequence[Found], count: Callable[[Found], float], whole: bool) -> Interval:
-    """The total of what `count` gives for each window; whole: each window is all that it stands for. Windows that could
-    not be read count as the others' average."""
-    if whole:  # a sum that nothing is rounded in
+    """Estimate the total of `count` over a source. whole: each window is all that it stands for. Windows that could not
+    be read count as the average of the others."""
+    if whole:  # an exact sum
         value = float(sum(map(count, found)))
         return Interval(value, value, value)
     parts = [part.window.amount / part.window.units * count(part) for part in found]
     value = sum(parts)
-    if len(parts) == 1:  # of one window nothing is known of the others
+    if len(parts) == 1:  # one window says nothing of the rest
         return Interval(value, 0.0, math.inf)
     variance = sum((b - a) ** 2 for a, b in pairwise(parts)) / (2 * (len(parts) - 1))
     error = ERRORS * math.sqrt(len(parts) * variance)
@@ -114,8 +115,8 @@ def _total(found: Sequence[Found], count: Callable[[Found], float], whole: bool)
 
 @dataclass(frozen=True, slots=True)
 class MixForecast:
-    """What a mix would take. tokens: of the mix; epochs: of each source; problem: why it cannot be, or ""; sure:
-    whether that is the same at both ends of all intervals."""
+    """What a mix would read. tokens: of the mix; epochs: of each source; problem: why the mix is not possible, or "";
+    sure: whether the answer is the same at both ends of all intervals."""
 
     tokens: int
     epochs: dict[str, float]
@@ -124,8 +125,10 @@ class MixForecast:
 
 
 def forecast_mix(mix: MixTable, sources: Mapping[str, SourceForecast], train: float) -> MixForecast:
-    """How often a mix without classes would read each source, were the estimates exact; packing is left out of account.
-    train: the share of the documents that is not kept for validation; a mix is of these."""
+    """Compute how often a mix without classes would read each source if the estimates were exact; packing is ignored.
+
+    train: the share of the documents that is not held out for validation.
+    """
     named = {name for stage in mix.all_stages for name in (stage.named or sources)}
     held = {name: source for name, source in sorted(sources.items()) if name in named}
     tokens, epochs, problem = _try(mix, held, train, lambda one: one.value)
@@ -136,18 +139,20 @@ def forecast_mix(mix: MixTable, sources: Mapping[str, SourceForecast], train: fl
 def _try(
     mix: MixTable, sources: Mapping[str, SourceForecast], train: float, of: Callable[[Interval], float]
 ) -> tuple[int, dict[str, float], str]:
-    """(tokens, epochs of each source, problem) of a mix over sources of which `of` says how many tokens they have."""
-    made = []
+    """Return (tokens, epochs of each source, problem) of a mix. of: picks the value of an interval to count with."""
+    entries = []
     for name, source in sources.items():
         count = int(train * of(source.tokens))
-        made.append(MixSource(name, count, sequences(count, mix.seq_len, "epoch")))
-    drawn, problem = [0] * len(made), ""
+        entries.append(MixSource(name, count, sequences(count, mix.seq_len, "epoch")))
+    drawn, problem = [0] * len(entries), ""
     try:
-        mix = weighed(mix, made)
+        mix = weighed(mix, entries)
         for stage in mix.all_stages:
-            quotas = stage_quotas(stage, mix, made, drawn)
-            drawn = [taken + quota for taken, quota in zip(drawn, quotas, strict=True)]
+            quotas = stage_quotas(stage, mix, entries, drawn)
+            drawn = [before + quota for before, quota in zip(drawn, quotas, strict=True)]
     except UsageError as error:
         problem = str(error)
-    epochs = {one.name: taken / max(one.sequences, 1) for one, taken in zip(made, drawn, strict=True)}
+    epochs = {
+        entry.name: count / max(entry.sequences, 1) for entry, count in zip(entries, drawn, strict=True)
+    }
     return sum(drawn) * mix.seq_len, epochs, problem

@@ -1,8 +1,8 @@
 """plan: a recipe -> what it will give and cost, before any node-hour is spent.
 
-Input: a Recipe. Output: a `Forecast`, its tables, and nothing on disk. Where the recipe's vocabulary is there, tokens
-are counted with it; else with one that is trained on another sample of the same sources, which has seen less text than
-the real one will and so needs more tokens.
+Input: a Recipe. Output: a `Forecast` and its tables; nothing is written. If the recipe's vocabulary exists, tokens are
+counted with it. Otherwise one is trained on another sample of the same sources; it has seen less text than the real one
+will, and so makes more tokens.
 """
 
 from __future__ import annotations
@@ -23,49 +23,49 @@ from pretok.forecast.vocabulary import counting_vocabulary
 from pretok.read.conversation import Conversation
 from pretok.read.partition import shard_bytes
 from pretok.read.probe import Probe, probe_inputs
-from pretok.read.readers import RecordFormat
 from pretok.read.recognise import list_inputs
 from pretok.read.rejects import poor_sources
 from pretok.tokenizer.encoder import Encoder
 from pretok.tokenizer.vocabulary import Vocabulary
 
 WORKER_BYTES = 600_000_000
-"""Memory of a worker of tokenize at most, see docs/running.md."""
-FILES_A_SHARD = 3
+"""The most memory that a worker of tokenize takes, see docs/running.md."""
 
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """What a recipe should give. vocabulary: the tokenizer that counted, "" for one that stands in for it; vocab_size:
-    entries of the recipe's; itemsize: bytes of a token on disk; seconds: of tokenizing with all workers, each at the
-    rate measured here; mix: None without [mix] or with classes, whose documents are known when they are tokenized."""
+    """What a recipe should give."""
 
     vocabulary: str
+    """Fingerprint of the tokenizer that counted; "" if it stands in for the recipe's."""
     vocab_size: int
+    """Entries of the recipe's vocabulary."""
     itemsize: int
+    """Bytes of a token on disk."""
     workers: int
     tokens: Interval
     seconds: float
+    """Of tokenizing with all workers, each at the rate measured here."""
     sources: dict[str, SourceForecast]
     mix: MixForecast | None
+    """None without [mix], or with classes, whose documents are known only once they are tokenized."""
 
 
-def run_forecast(recipe: Recipe, workers: int, seed: int, console: Console) -> Forecast:
-    """Sample every source. Raises UsageError for inputs that are not there or hold no text, as tokenize would."""
+def run_forecast(recipe: Recipe, workers: int, console: Console) -> Forecast:
+    """Sample every source. Raises UsageError for inputs that do not exist or hold no text, as tokenize would."""
     probed = {name: _probe(source, console) for name, source in recipe.sources.items()}
-    vocab, stands_in = counting_vocabulary(recipe, probed, seed)
+    vocab, stands_in = counting_vocabulary(recipe, probed)
     vocab_size = recipe.vocab.size if stands_in else vocab.size  # a sample may allow fewer entries
     if stands_in and recipe.vocab.extend is not None:
         vocab_size = vocab.size + (0 if recipe.vocab.replace else recipe.vocab.added)
     itemsize = token_dtype(vocab_size).itemsize
     sources = {
-        name: _forecast(recipe, name, probes, vocab, itemsize, seed, console)
-        for name, probes in probed.items()
+        name: _forecast(recipe, name, probes, vocab, itemsize, console) for name, probes in probed.items()
     }
     read = {}
-    for name, held in sources.items():
-        rejected = {reason: round(number) for reason, number in held.rejected.items()}
-        read[name] = round(held.documents.value) + sum(rejected.values()), rejected
+    for name, source in sources.items():
+        rejected = {reason: round(number) for reason, number in source.rejected.items()}
+        read[name] = round(source.documents.value) + sum(rejected.values()), rejected
     for complaint in poor_sources(recipe.shards.max_reject_share, read, "estimated from a sample"):
         console.notice(complaint)
     mix = None
@@ -81,49 +81,12 @@ def run_forecast(recipe: Recipe, workers: int, seed: int, console: Console) -> F
         vocab_size=vocab_size,
         itemsize=itemsize,
         workers=workers,
-        # The intervals are added, as if all erred to the same side.
+        # The intervals are added, as if all errors had the same sign.
         tokens=Interval(*(sum(getattr(part, end) for part in parts) for end in ("value", "low", "high"))),
         seconds=sum(source.bytes.value / source.rate for source in sources.values()) / workers,
         sources=sources,
         mix=mix,
     )
-
-
-def _forecast(
-    recipe: Recipe,
-    name: str,
-    probes: list[Probe],
-    vocab: Vocabulary,
-    itemsize: int,
-    seed: int,
-    console: Console,
-) -> SourceForecast:
-    """Sample one source."""
-    source = recipe.sources[name]
-    record = resolve(source.record, vocab, name)
-    found = measure(
-        probes,
-        f"{seed}/{name}",
-        record,
-        recipe.normalize.function,
-        _encoder(vocab, record),
-        (source.messages and source.learn) or LEARNED,
-    )
-    for error in found.errors:
-        console.notice(f"{name}: not sampled: {error}")
-    target = recipe.shards.size or shard_bytes(probes, itemsize)
-    stored, chat = sum(probe.file.size for probe in probes), bool(source.messages or source.template)
-    try:
-        return forecast_source(found, len(probes), stored, target, itemsize, chat)
-    except UsageError as error:
-        raise UsageError(f"source {name}: {error}") from None
-
-
-def _encoder(vocab: Vocabulary, record: RecordFormat) -> Encoder:
-    """What encodes the documents of a source."""
-    how = record.conversation
-    json = chat_tokenizer(vocab.raw.decode(), how.markers if isinstance(how, Conversation) else ())
-    return Encoder(json, vocab.eod_id, vocab.size, str(vocab.path), vocab.bos_id)
 
 
 def _probe(source: Source, console: Console) -> list[Probe]:
@@ -133,10 +96,31 @@ def _probe(source: Source, console: Console) -> list[Probe]:
     return probe_inputs(inputs, *source.probed, console=console)
 
 
+def _forecast(
+    recipe: Recipe, name: str, probes: list[Probe], vocab: Vocabulary, itemsize: int, console: Console
+) -> SourceForecast:
+    """Sample one source."""
+    source = recipe.sources[name]
+    record = resolve(source.record, vocab, name)
+    how = record.conversation
+    json = chat_tokenizer(vocab.raw.decode(), how.markers if isinstance(how, Conversation) else ())
+    encoder = Encoder(json, vocab.eod_id, vocab.size, str(vocab.path), vocab.bos_id)
+    learn = (source.messages and source.learn) or LEARNED
+    sample = measure(probes, name, record, recipe.normalize.function, encoder, learn)
+    for error in sample.errors:
+        console.notice(f"{name}: not sampled: {error}")
+    target = recipe.shards.size or shard_bytes(probes, itemsize)
+    stored, chat = sum(probe.file.size for probe in probes), bool(source.messages or source.template)
+    try:
+        return forecast_source(sample, len(probes), stored, target, itemsize, chat)
+    except UsageError as error:
+        raise UsageError(f"source {name}: {error}") from None
+
+
 def tables(forecast: Forecast) -> list[Table]:
-    """The forecast as a person reads it."""
+    """Lay the forecast out for a person."""
     masked = any(source.learned for source in forecast.sources.values())
-    columns = ("source", "files", "on disk", "documents", "tokens", "bytes per token", "rejected", "shards")
+    columns = ["source", "files", "on disk", "documents", "tokens", "bytes per token", "rejected", "shards"]
     rows = [
         (
             name,
@@ -151,36 +135,31 @@ def tables(forecast: Forecast) -> list[Table]:
         )
         for name, source in forecast.sources.items()
     ]
-    made = [
-        table("what the sources hold, estimated", (*columns, *(["learned"] if masked else [])), rows),
-        table("what it takes", ("", "estimate"), _cost(forecast)),
+    rate = human_bytes(min(source.rate for source in forecast.sources.values()))
+    on_disk = human_bytes(forecast.tokens.value * forecast.itemsize)
+    time = f"{duration(forecast.seconds)} with {forecast.workers} workers at {rate}/s each, measured here"
+    cost = [
+        ("tokens", f"{_spread(forecast.tokens)}, {on_disk} on disk"),
+        ("tokenize", f"{time}; start-up not counted"),
+        ("memory", f"{human_bytes(WORKER_BYTES * forecast.workers)} at most for the workers"),
+    ]
+    found = [
+        table("what the sources hold, estimated", [*columns, *(["learned"] if masked else [])], rows),
+        table("what it takes", ("", "estimate"), cost),
     ]
     if (mix := forecast.mix) is not None:
         fits = "no" if mix.problem else "yes"
-        rows = [
+        lines = [
             ("fits", fits if mix.sure else f"{fits}, but the estimates allow the other too"),
             ("why not", mix.problem) if mix.problem else ("tokens", f"{mix.tokens:,}"),
             *((f"epochs of {name}", f"{epochs:.2f}") for name, epochs in mix.epochs.items()),
         ]
-        made.append(table("the mix", ("", "estimate"), rows))
-    return made
-
-
-def _cost(forecast: Forecast) -> list[tuple[str, str]]:
-    shards = sum(source.shards for source in forecast.sources.values())
-    rate = human_bytes(min(source.rate for source in forecast.sources.values()))
-    on_disk = human_bytes(forecast.tokens.value * forecast.itemsize)
-    return [
-        ("tokens", f"{_spread(forecast.tokens)}, {on_disk} on disk"),
-        ("files", f"about {FILES_A_SHARD * shards:,} in {shards:,} shards"),
-        ("tokenize", f"{duration(forecast.seconds)} with {forecast.workers} workers at {rate}/s each, measured here; "
-         "start-up not counted"),
-        ("memory", f"{human_bytes(WORKER_BYTES * forecast.workers)} at most for the workers"),
-    ]  # fmt: skip
+        found.append(table("the mix", ("", "estimate"), lines))
+    return found
 
 
 def _spread(interval: Interval) -> str:
-    """`1.23 M ± 2.1 %`; no spread where everything was read."""
+    """Format an estimate as `1.23 M ± 2.1 %`; without a spread if everything was read."""
     if interval.low == interval.value:
         return human(interval.value)
     if interval.high == float("inf"):

@@ -1,4 +1,4 @@
-"""Windows -> what was found in each: documents, bytes of text, tokens, rejects by reason.
+"""Windows -> the contents of each: documents, bytes of text, tokens, rejects by reason.
 
 Input: the windows of a source, how its records are read, an encoder. Output: a `Found` for each window.
 """
@@ -27,8 +27,8 @@ from pretok.tokenizer.reference import Unencodable
 
 @dataclass(slots=True)
 class Found:
-    """What a window holds. tokens, learned: of the first `encoded` bytes of its text, ends of documents included, and
-    those of them that are learned; parsing, encoding: seconds that `bytes` and `encoded` bytes took."""
+    """The contents of a window. tokens: of the first `encoded` bytes of its text, ends of documents included; learned:
+    how many of these are learned; parsing, encoding: seconds that `bytes` and `encoded` bytes took."""
 
     window: Window
     documents: int = 0
@@ -43,15 +43,15 @@ class Found:
 
 @dataclass(slots=True)
 class Sample:
-    """What all windows of a source gave. errors: files and windows that could not be read."""
+    """The contents of all windows of a source. errors: files and windows that could not be read."""
 
     found: list[Found] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
 
     @property
     def rate(self) -> float:
-        """Bytes of text parsed and encoded a second, decompressing not counted, in the second half of the windows: by
-        then the encoder's word cache is no longer empty."""
+        """Bytes of text parsed and encoded per second, without decompression, in the second half of the windows: by
+        then the encoder's word cache is warm."""
         late = self.found[len(self.found) // 2 :]
         parsing = sum(found.parsing for found in late) / max(1, sum(found.bytes for found in late))
         encoding = sum(found.encoding for found in late) / max(1, sum(found.encoded for found in late))
@@ -66,7 +66,8 @@ def measure(
     encoder: Encoder,
     learn: Collection[str] = LEARNED,
 ) -> Sample:
-    """Read every window of a source once. learn: kinds that are learned of conversations; of plain text all is."""
+    """Read every window of a source once. learn: kinds of tokens that are learned in conversations; plain text is
+    learned whole."""
     sample, documents = Sample(), documents_of(record, normalization)
     wanted = np.isin(KINDS, [*learn, KINDS[TEXT]])  # (kinds,) bool
     for window in windows(probes, seed, sample.errors):
@@ -88,9 +89,10 @@ def measure(
 
 
 def _encode(found: Found, batch: TextBatch, encoder: Encoder, wanted: np.ndarray) -> None:
-    """Count tokens of a batch, as far as the window has room for. wanted: (kinds,) bool, what is learned."""
+    """Count the tokens of a batch, up to the text that the window may encode. wanted: (kinds,) bool, what is
+    learned."""
     _, offsets = buffers(batch.texts)
-    # The window's share of text is encoded, rounded down to whole documents, but at least one, however long.
+    # Only whole documents are encoded, within the limit of the window; at least one, however long.
     count = max(1, int(np.searchsorted(offsets, found.window.text - found.encoded)))
     texts = batch.texts.slice(0, count)
     began = time.monotonic()

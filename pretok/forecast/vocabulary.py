@@ -1,7 +1,7 @@
-"""A recipe -> the vocabulary its tokens are counted with before there is one of its own.
+"""A recipe -> the vocabulary to count its tokens with, before it has one of its own.
 
-Input: a recipe and the inputs of its sources, looked at. Output: the recipe's vocabulary where it is there; else one
-trained on a sample of each source, weighed as `build-vocab` weighs: by the recipe's `weights`, or by what there is.
+Input: a recipe and the probed inputs of its sources. Output: the recipe's vocabulary if it exists; else one trained on
+a sample of each source, with the weights that `build-vocab` would use: the recipe's `weights`, or the sizes on disk.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from pretok.tokenizer.vocabulary import TOKENIZER_FILE, Vocabulary, load_vocab, 
 from pretok.vocab.bpe import buffer_of, train_merges
 
 
-def counting_vocabulary(
-    recipe: Recipe, probed: Mapping[str, list[Probe]], seed: int
-) -> tuple[Vocabulary, bool]:
-    """(the vocabulary to count with, whether it only stands in for that of the recipe). Raises UsageError for `weights`
-    of other sources, or of one without text."""
+def counting_vocabulary(recipe: Recipe, probed: Mapping[str, list[Probe]]) -> tuple[Vocabulary, bool]:
+    """Return (the vocabulary to count with, whether it only stands in for the recipe's).
+
+    Raises UsageError for `weights` of unknown sources, or of one without text.
+    """
     asked, path = recipe.vocab, recipe.vocab_dir
     if asked.path is not None or (path / TOKENIZER_FILE).exists():
         return load_vocab(path, asked.eod, asked.bos), False
-    if asked.extend is not None:  # the extended one makes fewer tokens, never more
+    if asked.extend is not None:  # extending makes fewer tokens, never more
         return load_vocab(asked.extend, asked.eod, asked.bos), True
     parts = {
-        name: _count(recipe, source, probed[name], f"{seed}/vocabulary/{name}")
+        name: _count(recipe, source, probed[name], f"vocabulary/{name}")
         for name, source in recipe.sources.items()
     }
     stored = {name: Fraction(sum(probe.file.size for probe in probed[name])) for name in parts}
@@ -56,7 +56,7 @@ def counting_vocabulary(
 
 
 def _count(recipe: Recipe, source: Source, probes: list[Probe], seed: str) -> Words:
-    """The words of a sample of a source; what cannot be read is left for the sample that is measured to tell."""
+    """Count the words of a sample of a source. What cannot be read is skipped here; measuring reports it."""
     table, documents = WordTable(), documents_of(source.record, recipe.normalize.function)
     for window in windows(probes, seed, []):
         try:

@@ -1,11 +1,12 @@
-"""The inputs of a source -> windows: small pieces, spread evenly over all bytes, that stand for equal parts of it.
+"""The inputs of a source -> windows: small pieces, spread evenly over all bytes, each of which stands for an equal
+part.
 
-Input: the probed inputs of a source. Output: `Window`s. POINTS points lie at equal distances in the row of all inputs,
-the first at a seeded place (systematic sampling with probability proportional to size); at each point a window of whole
-records begins. A large file is met by many points, of many small files some are met.
+Input: the probed inputs of a source. Output: `Window`s. POINTS points lie at equal distances along all inputs, the
+first at a seeded place (systematic sampling with probability proportional to size). At each point a window of whole
+records begins. A large file gets many points; of many small files only some get one.
 
-What is compressed cannot be entered in the middle: of such a file the first PREFIX bytes are unpacked once, and its
-points are spread over those. Of Parquet a window is a row group, of a saved dataset a run of rows.
+A compressed file cannot be entered in the middle. Its first PREFIX bytes are unpacked once, and its points are spread
+over these. A window of a Parquet file is a row group, one of a saved dataset a range of rows.
 """
 
 from __future__ import annotations
@@ -28,18 +29,18 @@ from pretok.read.probe import Probe
 
 POINTS = 64
 WINDOW = 128 << 10
-"""Bytes of a window: a few MB of each source in all."""
+"""Bytes of a window; all windows of a source are a few MB."""
 PREFIX = 64 << 20
-"""Unpacked bytes of a compressed file that are looked at."""
+"""Bytes of a compressed file, unpacked, from which its windows are taken."""
 ROWS = 200
 """Rows of a saved dataset in a window."""
 
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """A piece to be read. units: how much it holds of what `amount` counts; amount: how much it stands for: bytes of
-    records (unpacked), bytes of a Parquet column as its footer gives them, or rows of a saved dataset; text: how many
-    bytes of its text are to be encoded."""
+    """A piece to read. amount: how much it stands for, in bytes of records (unpacked), bytes of a Parquet column as its
+    footer gives them, or rows of a saved dataset; units: how much of that it holds itself; text: how many bytes of its
+    text are encoded."""
 
     piece: Piece
     units: float
@@ -48,9 +49,11 @@ class Window:
 
 
 def windows(probes: Sequence[Probe], seed: str, errors: list[str]) -> Iterator[Window]:
-    """The windows of one source, in the order of its inputs. Each must be read before the next is asked for: then the
-    unpacked beginning of a compressed file is removed. A file that cannot be read gives none and is named in `errors`;
-    what may pass is tried again before."""
+    """Yield the windows of one source, in the order of its inputs.
+
+    Read each window before asking for the next, since the unpacked beginning of a compressed file is then removed. A
+    file that cannot be read gives no window and is named in `errors`; errors that may pass are tried again first.
+    """
     probes = [probe for probe in probes if _weight(probe)]
     ends = list(accumulate(_weight(probe) for probe in probes))
     if not ends:
@@ -68,18 +71,19 @@ def windows(probes: Sequence[Probe], seed: str, errors: list[str]) -> Iterator[W
 
 
 def _weight(probe: Probe) -> float:
-    """Size on disk, of which every input knows the unit that the others of its source have."""
+    """Return the size of an input, in a unit that all inputs of its source have: the bytes of the column in Parquet,
+    rows in a saved dataset, else bytes on disk."""
     return float(sum(probe.parts) or probe.file.size)
 
 
 def _of_file(probe: Probe, places: Sequence[float], stored: float) -> Iterator[Window]:
-    """Windows at `places` (shares of the file's length) that stand for `stored` bytes on disk together."""
+    """Yield windows at `places` (fractions of the file's length) that together stand for `stored` bytes on disk."""
     file = probe.file
     amount = stored / len(places)
     if probe.parts:
         ends = list(accumulate(probe.parts))
         groups = Counter(min(bisect_right(ends, place * ends[-1]), len(ends) - 1) for place in places)
-        for group, points in groups.items():  # a group is read as a whole, once
+        for group, points in groups.items():  # a group is read whole, once
             yield Window(Piece(file, group, group + 1), probe.parts[group], amount * points, WINDOW * points)
     elif file.compression:
         with TemporaryDirectory(prefix="pretok-") as folder:
@@ -98,7 +102,7 @@ def _of_plain(file: InputFile, places: Sequence[float], amount: float) -> Iterat
         at = int(place * file.size)
         borders = tried(partial(line_starts, file, [0, at, min(at + WINDOW, file.size), file.size]))
         start = next((border for border in borders if border >= at), borders[-1])
-        if start == file.size:  # nothing begins behind the point: the last record stands for what is there
+        if start == file.size:  # no record begins after the point: use the last one
             start = borders[-2]
         stop = next(border for border in borders if border > start)
         if start < stop:
@@ -106,7 +110,8 @@ def _of_plain(file: InputFile, places: Sequence[float], amount: float) -> Iterat
 
 
 def _unpack(file: InputFile, to: Path) -> tuple[InputFile, int]:
-    """(the first PREFIX bytes of a compressed file as a file of whole records, the packed bytes they took)."""
+    """Return (the first PREFIX bytes of a compressed file as a file of whole records, how many packed bytes they
+    were)."""
     packed = size = 0
     whole = True
 
@@ -124,7 +129,7 @@ def _unpack(file: InputFile, to: Path) -> tuple[InputFile, int]:
             if size >= PREFIX:
                 whole = False
                 break
-    if not whole and file.format == "jsonl":  # the rest of a cut line is no record
+    if not whole and file.format == "jsonl":  # a line that was cut is no record
         with to.open("rb+") as cut:
             whole_lines = cut.read().rfind(b"\n") + 1
             cut.truncate(whole_lines)

@@ -1,7 +1,7 @@
-"""WORK, and a run if there is one -> one page that opens from disk without a network.
+"""WORK, and maybe a run -> one page that opens from disk without a network.
 
-frequencies.py  shards -> how often each entry of the vocabulary stands in them
-gather.py    what jobs left on disk -> typed facts
+frequencies.py  shards -> how often each entry of the vocabulary occurs in them
+gather.py    the files of jobs -> typed facts
 page.py      facts -> HTML
 page.html    its template
 """

@@ -1,8 +1,7 @@
-"""Shards -> how often each entry of the vocabulary stands in them.
+"""Shards -> how often each entry of the vocabulary occurs in them.
 
-Input: a manifest. Output: `TokenUse` of each source, counted from the tokens themselves, and the entries that no
-source uses. Of very large sources whole shards are read, spread evenly, up to a bound, and it says how many tokens they
-hold.
+Input: a manifest. Output: a `TokenUse` for each source, counted from the tokens, and the entries that no source uses.
+In very large sources only some shards are read, spread evenly, and the result says how many tokens they hold.
 """
 
 from __future__ import annotations
@@ -21,15 +20,15 @@ from pretok.shards.manifest import Manifest, Shard
 from pretok.tokenizer.vocabulary import TOKENIZER_FILE, load_vocab
 
 MOST_TOKENS = 4_000_000_000
-"""Tokens that are counted, of all sources together: a minute or so on one core."""
+"""Most tokens that are counted, in all sources together: about a minute on one core."""
 BLOCK = 1 << 22
 """Tokens counted at once."""
 
 
 @dataclass(frozen=True, slots=True)
 class TokenUse:
-    """Entries in a source. counts: (vocab_size,) how often each stands in the tokens that were read; read, tokens: how
-    many those are, of how many."""
+    """The entries of the vocabulary in a source. counts: (vocab_size,) int64, how often each occurs in the tokens that
+    were read; read: the number of these tokens; tokens: of all in the source."""
 
     name: str
     counts: Ints
@@ -38,16 +37,16 @@ class TokenUse:
 
     @property
     def used(self) -> int:
-        """Entries that stand in it at all."""
+        """How many entries occur at all."""
         return int(np.count_nonzero(self.counts))
 
     def covering(self, share: float) -> int:
-        """How many of the most frequent entries make up a share of the tokens."""
+        """How many of the most frequent entries make up this share of the tokens."""
         falling = np.cumsum(np.sort(self.counts)[::-1])
         return int(np.searchsorted(falling, share * self.read)) + 1 if self.read else 0
 
     def curve(self, points: int = 200) -> list[tuple[float, float]]:
-        """(log10 of the rank, log10 of the share of tokens) of the used entries, the most frequent first."""
+        """Return (log10 of the rank, log10 of the share of tokens) of entries that occur, the most frequent first."""
         falling = np.sort(self.counts[self.counts > 0])[::-1]
         if not len(falling):
             return []
@@ -57,9 +56,9 @@ class TokenUse:
 
 
 def count_tokens(manifest: Manifest, most: int = MOST_TOKENS) -> list[TokenUse]:
-    """The use of each source, both splits. IntegrityError for a shard of another size than the manifest
-    says, or with ids of no token."""
-    found = []
+    """Count the entries in each source, both splits. Raises IntegrityError for a shard that is not as sealed, or that
+    has ids of no token."""
+    uses = []
     for name in manifest.sources:
         shards = [shard for shard in manifest.shards if shard.source == name]
         tokens = sum(shard.tokens for shard in shards)
@@ -67,27 +66,26 @@ def count_tokens(manifest: Manifest, most: int = MOST_TOKENS) -> list[TokenUse]:
         read = 0
         for shard in _spread(shards, tokens, most // len(manifest.sources)):
             compare_root(shard.bin_path, shard.root)
-            held = map_tokens(
-                shard.bin_path, np.dtype(manifest.tokenizer.dtype).newbyteorder("<"), shard.tokens
-            )
-            for low in range(0, len(held), BLOCK):
-                some = np.bincount(held[low : low + BLOCK], minlength=manifest.tokenizer.vocab_size)
+            dtype = np.dtype(manifest.tokenizer.dtype).newbyteorder("<")
+            ids = map_tokens(shard.bin_path, dtype, shard.tokens)
+            for low in range(0, len(ids), BLOCK):
+                some = np.bincount(ids[low : low + BLOCK], minlength=manifest.tokenizer.vocab_size)
                 if len(some) > manifest.tokenizer.vocab_size:
                     raise IntegrityError(f"{shard.bin_path} has ids of no token; see pretok verify")
                 counts += some
             read += shard.tokens
-        found.append(TokenUse(name, counts, read, tokens))
-    return found
+        uses.append(TokenUse(name, counts, read, tokens))
+    return uses
 
 
 def _spread(shards: Sequence[Shard], tokens: int, most: int) -> Sequence[Shard]:
-    """All shards, or every n-th, so that they hold about `most` tokens."""
+    """Choose all shards, or every n-th, with about `most` tokens."""
     return shards[:: max(1, -(-tokens // max(most, 1)))]
 
 
 def never_used(manifest: Manifest, uses: Sequence[TokenUse]) -> list[tuple[int, str]] | None:
-    """(id, text) of the entries that stand in no source, special tokens apart; None where no tokenizer lies beside the
-    shards. Bytes that are no text are escapes."""
+    """Return (id, text) of the entries that occur in no source, without special tokens; None if there is no tokenizer
+    next to the shards. Bytes that are no text are escaped."""
     path = manifest.folder / TOKENIZER_FILE
     if not path.exists():
         return None

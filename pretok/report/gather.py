@@ -1,8 +1,8 @@
-"""What tokenize, build-vocab and mix left on disk -> typed facts, nothing of which is estimated.
+"""The files of tokenize, build-vocab and mix -> typed facts, none of them estimated.
 
-Input: a WORK folder. Output: `Facts`: of every source its counts, the lengths of its documents, its rejects with
-examples and what its kept columns hold most; the input files; the vocabulary's report; the mix. What is not there (no
-mix yet) is None or empty, and the page says so.
+Input: a WORK folder. Output: `Facts`: for each source its counts, the lengths of its documents, its rejects with
+examples, and the most frequent values of its kept columns; the input files; the report of the vocabulary; the mix. What
+does not exist (no mix yet) is None or empty, and the page says so.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ from pretok.shards.values import host
 from pretok.stream.mix_file import Mix, load_mix
 
 EXAMPLES = 3
-"""Rejects shown of each reason."""
+"""Rejects shown for each reason."""
 VALUES = 15
-"""Values shown of a kept column."""
+"""Values shown for a kept column."""
 MOST_VALUES = 100_000
-"""Different values of a kept column that are counted; one with more names documents, it does not sort them."""
+"""Most different values of a kept column that are counted; a column with more identifies documents."""
 BINS = 33
 """Powers of two: no document has 2^32 tokens."""
 
 
 @dataclass(slots=True)
 class Rejects:
-    """Of one reason: how many, and the first few as (file, line or row from 1, detail)."""
+    """The rejects of one reason: their number, and the first few as (file, line or row from 1, detail)."""
 
     count: int
     examples: list[tuple[str, int, str]] = field(default_factory=list)
@@ -48,9 +48,9 @@ class Rejects:
 
 @dataclass(slots=True)
 class Column:
-    """A kept column. values: (value, documents, tokens) of those with most tokens, documents without one among them as
-    `(none)`; distinct: how many values there are, None: more than MOST_VALUES or so; documents: how many have one;
-    more: whether not all of the values are in `values`."""
+    """A kept column. values: (value, documents, tokens) of the values with most tokens, where `(none)` stands for
+    documents without one; distinct: the number of different values, None if more than about MOST_VALUES; documents: how
+    many have a value; more: whether there are other values than these."""
 
     values: list[tuple[str, int, int]]
     distinct: int | None
@@ -59,8 +59,8 @@ class Column:
 
     @property
     def names_documents(self) -> bool:
-        """Whether fewer than two documents on average have the same value, of more values than a table shows, or no two
-        of several: then a list of them says nothing."""
+        """Whether the values identify documents, so that a table of them says nothing: no two documents have the same
+        one, or there are more values than a table shows and fewer than two documents for each on average."""
         if self.distinct is None:
             return True
         nearly = 2 * self.distinct > self.documents and self.more
@@ -69,10 +69,10 @@ class Column:
 
 @dataclass(slots=True)
 class SourceFacts:
-    """One source. files: of its inputs, see `SourcePlan.files`; lengths, sizes: (BINS,) documents whose
-    tokens, and the bytes of whose texts, have so many binary digits (those of 2^32 bytes and more with the last);
-    longest: tokens; columns: the kept ones, `domain` in the place of `url`; ledger: whether there is one, as a mix in
-    its order has none."""
+    """One source. files: of its inputs, see `SourcePlan.files`; lengths, sizes: (BINS,) int64, the number of documents
+    by the binary digits of their tokens and of the bytes of their texts (2^32 bytes and more count with the last);
+    longest: in tokens; columns: the kept ones, with `domain` instead of `url`; ledger: whether there is one, which a
+    materialized mix has not."""
 
     name: str
     counts: SourceCounts
@@ -86,20 +86,20 @@ class SourceFacts:
 
     @property
     def share_rejected(self) -> float:
-        """Of the records read."""
+        """The share of the records read that were rejected."""
         return sum(self.counts.rejected.values()) / max(1, self.counts.read)
 
     def quantile(self, share: float) -> int:
-        """A length that at least `share` of the documents do not exceed: a power of two less one."""
+        """A length, a power of two less one, that at least `share` of the documents do not exceed."""
         total = np.cumsum(self.lengths)
         return int(2 ** int(np.searchsorted(total, share * total[-1])) - 1) if total[-1] else 0
 
 
 @dataclass(slots=True)
 class Facts:
-    """All of WORK. incomplete: what is missing from the shards, as sentences; vocabulary: the report of build-vocab;
-    mix_report: that of the mix; uses: of the entries of the vocabulary in the shards; unused: (id, text) of those that
-    no source uses, None where their texts are not known."""
+    """The facts of a WORK folder. incomplete: what is missing from the shards, as sentences; vocabulary: the report of
+    build-vocab; mix_report: that of the mix; uses: the entries of the vocabulary in each source; unused: (id, text) of
+    those in no source, None if their texts are not known."""
 
     work: Path
     manifest: Manifest
@@ -113,18 +113,18 @@ class Facts:
 
     @property
     def files(self) -> list[tuple[str, str, int, int, int]]:
-        """(source, path, size, records read, records rejected) of all inputs."""
+        """Return (source, path, size, records read, records rejected) of all inputs."""
         return [(source.name, *file) for source in self.sources for file in source.files]
 
 
 def gather(work: Path) -> Facts:
-    """Read everything once. Raises IntegrityError for what is there and broken."""
+    """Read everything once. Raises IntegrityError for files that are damaged."""
     manifest = load_manifest(work / "shards")
     uses = count_tokens(manifest)
     report, mix = work / "vocab" / "report.json", work / "mix.json"
-    folder = work / f".report-{os.getpid()}"  # made where the values of a column fit no memory
+    folder = work / f".report-{os.getpid()}"  # DuckDB makes it if the values of a column do not fit in memory
     with database(folder, 1, shutil.disk_usage(work).free // 2) as sql:
-        if manifest.tokenized:  # else there is no ledger, as of a mix in its order
+        if manifest.tokenized:  # a materialized mix has no ledger
             for shard in manifest.shards:
                 manifest.check(shard.ledger_path)
             make_views(sql, manifest, ())
@@ -168,7 +168,7 @@ def _source(sql: Any, manifest: Manifest, name: str) -> SourceFacts:
 
 
 def _by_digits(sql: Any, source: str, column: str) -> npt.NDArray[np.int64]:
-    """(BINS,) how many of the numbers in a column have so many binary digits."""
+    """Return (BINS,) int64: how many numbers of a column have 0, 1, 2, ... binary digits."""
     found = np.zeros(BINS, np.int64)
     digits = f"if({column} = 0, 0, least(length(bin({column})), {BINS - 1}))"
     query = f"SELECT {digits} AS digits, count(*) FROM ledger WHERE source = ? GROUP BY digits"
@@ -178,7 +178,7 @@ def _by_digits(sql: Any, source: str, column: str) -> npt.NDArray[np.int64]:
 
 
 def count_values(sql: Any, source: str, value: str) -> Column:
-    """Documents and tokens of each value of an expression over the view `ledger`."""
+    """Count documents and tokens for each value of an expression over the view `ledger`."""
     rows = f"(SELECT ({value})::VARCHAR AS value, tokens FROM ledger WHERE source = ?)"
     about = sql.execute(f"SELECT approx_count_distinct(value) FROM {rows}", [source]).fetchone()
     if about[0] > MOST_VALUES:
@@ -194,7 +194,7 @@ def count_values(sql: Any, source: str, value: str) -> Column:
 
 
 def _rejects(manifest: Manifest, source: str) -> dict[str, Rejects]:
-    """Counts are the manifest's; examples come from the ledger of rejects."""
+    """Take the counts from the manifest and examples from the lists of rejects."""
     counts = manifest.sources[source].rejected
     found = {reason: Rejects(count) for reason, count in counts.items()}
     missing = sum(min(EXAMPLES, reject.count) for reject in found.values())

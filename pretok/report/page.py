@@ -1,12 +1,11 @@
-"""Facts and history -> one HTML file: styles, script and curves inside, no address outside of it.
+"""Facts and history -> one HTML file with its styles, script and curves, which links to nothing outside.
 
-Input: `Facts`, jobs, and a run or None. Output: the text of the page, from the template beside this module.
+Input: `Facts`, jobs, and a run or None. Output: the text of the page, from the template next to this module.
 """
 
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -28,14 +27,14 @@ from pretok.shards.manifest import FILE_NAME, Manifest
 from pretok.stream.segments import check_run
 
 POINTS = 400
-"""Points of a curve: more than a page is wide are not seen."""
+"""Most points of a curve; a page is not wide enough to show more."""
 STOPS = ("received ", "the job ends in ", "interrupted")
-"""How messages of jobs begin that a signal or the end of their time stopped."""
+"""Beginnings of the messages of jobs that were stopped by a signal or the end of their time."""
 
 
 @dataclass(slots=True)
 class NodeRow:
-    """What a node did in all jobs; busy: seconds of its tasks; slowest: (task, seconds)."""
+    """The work of a node in all jobs. busy: seconds of its tasks; slowest: (task, seconds)."""
 
     node: str
     tasks: int = 0
@@ -45,7 +44,7 @@ class NodeRow:
 
 
 def run_report(work: Path, out: Path, run: Path | None = None) -> None:
-    """Write the page of a WORK folder, and of a run. Raises IntegrityError, UsageError, OutputError."""
+    """Write the page of a WORK folder, and of a run if one is given. Raises IntegrityError, UsageError, OutputError."""
     if run:
         check_run(run)
     jobs = [job for job in read_jobs(work) if not job.refused]
@@ -55,7 +54,7 @@ def run_report(work: Path, out: Path, run: Path | None = None) -> None:
 
 
 def fill_page(facts: Facts, jobs: list[LoggedJob], run: RunHistory | None) -> str:
-    """The page. Every text from outside is escaped by the template."""
+    """Fill the template, which escapes every text."""
     environment = page_environment()
     environment.filters |= {
         "n": "{:,}".format,
@@ -77,7 +76,6 @@ def fill_page(facts: Facts, jobs: list[LoggedJob], run: RunHistory | None) -> st
             (at, job.command, text) for job in jobs for at, text in job.problems if not _is_stop(job, text)
         ],
         nodes=nodes(jobs),
-        workers=chart({"tasks": list(zip(*workers_over_time(jobs), strict=True))}, _when, zero=True),
         run=run,
         curves=_curves(run) if run else {},
         made=f"{_when(time.time())} UTC",
@@ -89,12 +87,12 @@ def _when(seconds: float) -> str:
 
 
 def _noun(number: int, noun: str) -> str:
-    """The noun as it follows a number."""
+    """The noun that follows a number."""
     return noun if number == 1 else f"{noun}s"
 
 
 def _is_stop(job: LoggedJob, text: str) -> bool:
-    """Whether a message says that the job was asked to stop, which is nothing that went wrong."""
+    """Whether a message says that the job was asked to stop, which is not a problem."""
     return job.exit_code == Stopped.exit_code and text.removeprefix("pretok: ").startswith(STOPS)
 
 
@@ -104,8 +102,11 @@ def chart(
     *,
     zero: bool = False,
 ) -> dict[str, Any] | None:
-    """What the template draws of curves: the points of each in a square of 100 by 100, whose origin is at the top, and
-    the numbers at the ends of both axes. None without a point. label: of x values; zero: the y axis begins at 0."""
+    """Scale curves for the template: points in a square of 100 by 100 with the origin at the top left, and the numbers
+    at the ends of both axes. None if there is no point.
+
+    series: (x, y) of each curve; label: formats x values; zero: the y axis begins at 0.
+    """
     curves = {name: curve for name, curve in series.items() if curve}
     if not curves:
         return None
@@ -123,7 +124,7 @@ def chart(
 
 
 def powers(counts: npt.NDArray[np.int64]) -> list[tuple[str, int]]:
-    """(smallest number of the power of two, documents), from the first power that has documents to the last."""
+    """Return (lower edge, documents) of each power of two, from the first that has documents to the last."""
     used = np.flatnonzero(counts).tolist()
     return (
         [(f"{2**power // 2:,}", int(counts[power])) for power in range(used[0], used[-1] + 1)] if used else []
@@ -131,14 +132,14 @@ def powers(counts: npt.NDArray[np.int64]) -> list[tuple[str, int]]:
 
 
 def verified_at(manifest: Manifest, jobs: Sequence[LoggedJob]) -> float | None:
-    """When a job last found the shards as they are sealed now, in seconds since 1970; None if none did."""
+    """When a job last verified the shards as they are now, in seconds since 1970; None if none did."""
     sealed = (manifest.folder / FILE_NAME).stat().st_mtime
     ends = [job.ended for job in jobs if job.command in ("verify", "run") and job.exit_code == 0]
     return max((end for end in ends if end >= sealed), default=None)
 
 
 def nodes(jobs: list[LoggedJob]) -> list[NodeRow]:
-    """One row a node, by name."""
+    """One row for each node, by name."""
     rows: dict[str, NodeRow] = {}
     for task in (task for job in jobs for task in job.tasks):
         row = rows.setdefault(task.node, NodeRow(task.node))
@@ -147,23 +148,8 @@ def nodes(jobs: list[LoggedJob]) -> list[NodeRow]:
     return [rows[name] for name in sorted(rows)]
 
 
-def workers_over_time(jobs: list[LoggedJob], bins: int = POINTS) -> tuple[list[float], list[float]]:
-    """(times, mean number of tasks that ran) in `bins` equal spans over all jobs; empty without a task."""
-    tasks = [task.span for job in jobs for task in job.tasks]
-    if not tasks:
-        return [], []
-    first, last = min(began for began, _ in tasks), max(ended for _, ended in tasks)
-    width = max((last - first) / bins, 1e-3)
-    busy: Counter[int] = Counter()
-    for began, ended in tasks:
-        low, high = (began - first) / width, (ended - first) / width
-        for span in range(int(low), min(int(high), bins - 1) + 1):
-            busy[span] += max(0.0, min(high, span + 1) - max(low, span))  # type: ignore[assignment]
-    return [first + (span + 0.5) * width for span in range(bins)], [busy[span] for span in range(bins)]
-
-
 def _curves(run: RunHistory) -> dict[str, dict[str, Any] | None]:
-    """Title -> what is drawn of what the run wrote."""
+    """The charts of a run, by title."""
     metrics = _thinned(run.metrics)
     checks = [(r["step"], r.get("sources") or {}, r.get("bits_per_byte") or {}) for r in run.validation]
     names = sorted({name for _, losses, _ in checks for name in losses})
@@ -188,6 +174,6 @@ def _curve(records: list[dict[str, Any]], key: str) -> list[tuple[float, float]]
 
 
 def _thinned(values: list[Any]) -> list[Any]:
-    """At most about POINTS of them, evenly spread, the last one included."""
+    """About POINTS of the values at most, evenly spread, with the last one."""
     step = max(1, len(values) // POINTS)
     return values[::-1][::step][::-1]

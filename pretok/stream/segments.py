@@ -14,7 +14,7 @@ from pretok.base.records import Count, Record, Signed, read_record, replace
 from pretok.base.storage import read_json, read_lines
 from pretok.shards.manifest import Manifest
 from pretok.stream import View
-from pretok.stream.mix_file import check_sources, load_mix, parse_mix
+from pretok.stream.mix_file import check_sources, parse_mix
 
 SEGMENTS = "segments.jsonl"
 CONFIG = "config.json"
@@ -99,27 +99,22 @@ def written_segments(run: Path) -> tuple[RunSegment, ...]:
     return tuple(read_record(RunSegment, line, path) for line in read_lines(path))
 
 
-def open_segments(
-    segments: tuple[RunSegment, ...], manifest: Manifest, mix: Path | None = None
-) -> list[View]:
+def open_segments(segments: tuple[RunSegment, ...], manifest: Manifest) -> list[View]:
     """Open the stream of each segment on shards that hold its documents, or have grown from those that did.
 
-    mix: where the mix of the last segment is now; None uses what the run recorded. Raises UsageError, MismatchError if
-    a segment read another stream.
+    Raises MismatchError if a segment read other shards or another stream.
     """
     views = []
     for segment in segments:
-        moved = mix if segment is segments[-1] else None
-        order = parse_mix(segment.order, Path(SEGMENTS)) if moved is None else load_mix(moved)
+        order = parse_mix(segment.order, Path(SEGMENTS))
         try:
             check_sources(order, manifest, manifest.folder)
         except MismatchError as error:
             raise MismatchError(f"from step {segment.step + 1} the run read other shards: {error}") from None
         if order.fingerprint != segment.stream:
             raise MismatchError(
-                f"from step {segment.step + 1} the run read the stream {segment.stream}, and {moved or segment.mix} is "
-                f"{order.fingerprint}: name the shards and the mix of that run"
+                f"from step {segment.step + 1} the run read the stream {segment.stream}; "
+                f"{segment.mix or manifest.folder} is {order.fingerprint} now: name the shards of that run"
             )
-        beside = moved or segment.mix
-        views.append(View(manifest, order, folder=Path(beside).parent if beside else None))
+        views.append(View(manifest, order, folder=Path(segment.mix).parent if segment.mix else None))
     return views

@@ -180,12 +180,6 @@ def test_what_is_not_there_is_explained(work: Path, tmp_path: Path, capsys: Any)
         ((shards, "--doc", "it-1", "--random", "1"), "one of --doc"),
         ((shards, "--source", "it", "--doc", "it-1"), "with --source it is a number"),
         ((shards,), "one of --doc"),
-        ((shards, "--source", "it", "--position", "1"), "name it with --mix"),
-        ((shards, "--mix", work / "mix.json"), "either --position or --step"),
-        (
-            (shards, "--mix", work / "mix.json", "--position", "1", "--step", "1"),
-            "either --position or --step",
-        ),
         ((bare, "--search", "x"), "no tokenizer"),
         ((tmp_path, "--text", "a"), "no tokenizer at"),
         ((shards, "--text", "a\udcff"), "not UTF-8"),
@@ -224,8 +218,8 @@ def test_a_position_is_what_the_stream_gives(work: Path, capsys: Any) -> None:
     mix, shards = work / "mix.json", work / "shards"
     view = pretok.stream.open(work / "shards", work / "mix.json")
     for position in (0, len(view) - 1):
-        command = ["inspect", shards, "--mix", mix, "--position", position]
-        seen = json.loads(told_by(capsys, *command, "--json"))
+        command = ["trace", mix, "--position", position, "--tokens"]
+        [seen] = json.loads(told_by(capsys, *command, "--json"))
         assert seen["ids"] == view[position].tolist()
         assert (seen["source"], seen["epoch"], seen["sequence"]) == view.origin(position)
         at = 0
@@ -243,12 +237,10 @@ def test_a_step_of_a_run_shows_its_first_positions(work: Path, tmp_path: Path, c
     (tmp_path / "config.json").write_text(json.dumps(config))
     write_segment(tmp_path, work / "shards", view, 5)
     capsys.readouterr()
-    assert (
-        run_command(["inspect", str(work / "shards"), "--mix", str(tmp_path), "--step", "3", "--json"]) == 0
-    )
+    assert run_command(["trace", str(tmp_path), "--step", "3", "--tokens", "--json"]) == 0
     told = capsys.readouterr()
     assert [seen["ids"] for seen in json.loads(told.out)] == view[10:13].tolist()
-    assert "step 3 read positions 10 to 14: the first 3 are shown" in told.err
+    assert "positions 10 to 14: the first 3 sequences are shown" in told.err
 
 
 def test_trace_says_what_the_functions_say(work: Path, capsys: Any) -> None:

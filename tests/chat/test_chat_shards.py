@@ -169,7 +169,7 @@ def test_commands_show_and_tell_what_is_learned(
     document = told("inspect", shards, "--source", "chat")
     assert "(<|im_start|>)" in document
     assert "[<|im_end|>]" in document
-    sequence = told("inspect", shards, "--mix", mix, "--position", "3")
+    sequence = told("trace", mix, "--position", "3", "--tokens", "--shards", shards)
     learned = pretok.stream.open(Path(shards), Path(mix)).loss(3)
     tokens = re.findall(r"[\[(][^\])]+[\])]", sequence.partition("predicted:")[2])
     assert [token[0] == "[" for token in tokens] == [False, *learned.tolist()]

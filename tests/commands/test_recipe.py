@@ -1,9 +1,7 @@
-"""A recipe behind `pretok mix` and `pretok plan`: its [mix] and what its conversations learn, and the next command."""
+"""A recipe behind `pretok mix`: its [mix], and what is learned of its conversations."""
 
 from __future__ import annotations
 
-import shlex
-from fractions import Fraction
 from pathlib import Path
 
 import pytest
@@ -44,23 +42,3 @@ def test_a_mix_is_that_of_the_recipe_and_options_win(
     assert load_mix(other).seq_len == 8
     assert run_command(["mix", str(recipe), "--out", str(other), "--weights", "it=0.5,chat=0.5"]) == 2
     assert "mix.repeat and weights exclude each other" in capsys.readouterr().err
-
-
-def test_a_plan_ends_with_the_plan_of_the_training(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    recipe = tmp_path / "r.toml"
-    recipe.write_text(
-        'out = "work"\n[sources.it]\ninputs = ["sample:it"]\n[vocab]\nsize = 600\n'
-        '[mix]\ntokens = "100K"\nmax_epochs = 25\nseq_len = 64\n[train]\nmodel = "debug"\nglobal_batch = 8\n'
-        "[slurm.train]\nnodes = 2\n"
-    )
-    assert run_command(["plan", str(recipe)]) == 0
-    [command] = [
-        line for line in capsys.readouterr().out.splitlines() if line.startswith("next: train plan ")
-    ]
-    words = shlex.split(command)
-    for name, value in (("--nodes", "2"), ("--vocab-size", "600"), ("--seq-len", "64"), ("--model", "debug")):
-        assert words[words.index(name) + 1] == value
-    tokens = int(words[words.index("--tokens") + 1])
-    assert Fraction(99, 100) < Fraction(tokens, 100_000) <= 1

@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from support import ROOT
 from tokenizing import contents
 
 from pretok.cli import run_command
-
-SHELLS = ("bash", "zsh", "fish")
-
 
 IMPOSSIBLE = {
     "weights": ("[mix]\nweights = {it = 0.5}", "add up to 0.5, not to 1"),
@@ -76,16 +71,3 @@ def test_bash_completes_commands_and_options() -> None:
     assert completed("pretok", "ins") == ["inspect"]
     assert completed("pretok", "inspect", "--sea") == ["--search"]
     assert set(completed("pretok", "tokenize", "--dup")) == {"--duplicates"}
-
-
-@pytest.mark.parametrize("shell", SHELLS)
-def test_each_shell_reads_its_script(shell: str) -> None:
-    if shutil.which(shell) is None:
-        pytest.skip(f"{shell} is not installed")
-    environment = {**os.environ, "_PRETOK_COMPLETE": f"source_{shell}"}
-    made = subprocess.run(
-        [sys.executable, "-c", "import sys; sys.argv[0] = 'pretok'; from pretok.cli import main; main()"],
-        cwd=ROOT, env=environment, capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    assert "_PRETOK_COMPLETE=complete_" in made.stdout
-    subprocess.run([shell, "-n"], input=made.stdout, text=True, check=True)

@@ -33,26 +33,14 @@ def work(
     options = ["--out", str(folder), "--vocab", str(vocab_dir), "--keep", "quality:float", "--workers", "0"]
     good, shards = ["--class", "good=it where quality >= 5 and tokens < 300"], str(folder / "shards")
     mixes = [str(folder / name) for name in ("mix.json", "mix2.json")]
-    asked = ["--max-epochs", "9", *good]
     weights = "good=0.5,it=0.2,en=0.3"
+    asked, stage = ["--max-epochs", "9", *good], ["--stage", f"40k:{weights}"]
     packed = ["--weights", weights, "--tokens", "40k", "--seq-len", "128", "--pack", "best-fit"]
     for line in (
         ["tokenize", *inputs, *options],
         ["mix", shards, "--out", mixes[0], *packed, *asked],
         ["tokenize", *inputs, *options, "--append", f"it={folder}/it2.jsonl"],
-        [
-            "mix",
-            shards,
-            "--out",
-            mixes[1],
-            "--continue",
-            mixes[0],
-            "--at",
-            "99",
-            "--stage",
-            f"40k:{weights}",
-            *asked,
-        ],
+        ["mix", shards, "--out", mixes[1], "--continue", mixes[0], "--at", "99", *stage, *asked],
     ):
         assert run_command(line) == 0
     return folder
@@ -98,9 +86,7 @@ def test_inspect_says_the_class_and_what_only_fills_up(
     filling = ((everything[:, 1:] == EOD) & (everything[:, :-1] == EOD)).sum(axis=1)
     classes = np.array([view.origin(position)[0] == "good" for position in range(len(view))])
     position = int(np.flatnonzero(classes & (filling > 3))[0])
-    out, _ = said(
-        capsys, "inspect", work / "shards", "--mix", work / "mix2.json", "--position", str(position)
-    )
+    out, _ = said(capsys, "trace", work / "mix2.json", "--position", str(position), "--tokens")
     assert "of good, a class of it, epoch" in out
     assert f"the last {filling[position]} only fill it up:" in out
 
@@ -108,7 +94,7 @@ def test_inspect_says_the_class_and_what_only_fills_up(
 def test_disclose_counts_each_document_of_all_classes_once(
     work: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    data = json.loads(said(capsys, "disclose", work, "--mix", work / "mix2.json", "--format", "json")[0])
+    data = json.loads(said(capsys, "disclose", work, work / "mix2.json", "--format", "json")[0])
     view = pretok.stream.open(work / "shards", work / "mix2.json")
     sources = {source["name"]: source for source in data["sources"]["sources"]}
     counts = view.prefix_counts(len(view))
@@ -123,7 +109,7 @@ def test_report_and_status_say_what_the_mix_is(work: Path, capsys: pytest.Captur
     text = re.sub(r"<[^>]+>", "", (work / "report.html").read_text())
     assert re.search(r"good is a class: it where quality &gt;= 5", text)
     assert re.search(r"it is packed: \d+ documents, \d+ longer ones cut, \d+ tokens of padding", text)
-    assert "It reads the shards as they were before they grew" in text
+    assert "It was made before the shards grew" in text
     out, _ = said(capsys, "status", work)
     assert "packed" in out
     assert "appended to 1 time" in out

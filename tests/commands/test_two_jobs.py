@@ -72,16 +72,7 @@ def test_run_holds_from_its_start_what_its_last_steps_write(work: Path, vocab_di
     codes = []
 
     def other_jobs() -> None:
-        tokens = [
-            "tokenize",
-            f"en={work}/en.jsonl",
-            "--out",
-            str(two),
-            "--vocab",
-            str(vocab_dir),
-            "--workers",
-            "0",
-        ]
+        tokens = ["tokenize", f"en={work}/en.jsonl", "--out", str(two), "--vocab", str(vocab_dir)]
         mix = [
             "mix",
             str(work / "shards"),
@@ -90,9 +81,9 @@ def test_run_holds_from_its_start_what_its_last_steps_write(work: Path, vocab_di
             "--seq-len",
             "16",
             "--out",
-            str(two / "mix.json"),
+            f"{two}/mix.json",
         ]
-        codes.extend(map(run_command, (tokens, mix)))
+        codes.extend(map(run_command, ([*tokens, "--workers", "0"], mix)))
 
     def vocabulary_step(*_: object) -> None:
         thread = threading.Thread(target=other_jobs)
@@ -111,15 +102,6 @@ def test_what_a_killed_job_left_is_removed_by_the_next(work: Path) -> None:
     left = work / "vocab" / ".report.json.elsewhere-1.tmp"
     left.parent.mkdir()
     left.touch()
-    command = [
-        "build-vocab",
-        f"en={work}/en.jsonl",
-        "--out",
-        str(work),
-        "--vocab-size",
-        "330",
-        "--workers",
-        "0",
-    ]
-    assert run_command(command) == 0
+    options = ["--out", str(work), "--vocab-size", "330", "--workers", "0"]
+    assert run_command(["build-vocab", f"en={work}/en.jsonl", *options]) == 0
     assert not left.exists()

@@ -201,13 +201,13 @@ def test_a_packed_mix_is_what_its_positions_read(
     command = f"mix {made.shards_dir} --out {mix} --seq-len {SEQ_LEN} --pack best-fit --tokens {tokens} --weights it=1"
     assert run_command(command.split()) == 0
     view = pretok.stream.open(made.shards_dir, mix)
-    check(ask(capsys, made.out, "--mix", mix), walk(documents, view, len(view)))
+    check(ask(capsys, made.out, mix), walk(documents, view, len(view)))
 
 
 def test_a_mix_is_what_its_positions_read(
     made: Recipe, documents: Figures, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    said = ask(capsys, made.out, "--mix", made.out / "mix.json")
+    said = ask(capsys, made.out, made.out / "mix.json")
     view = pretok.stream.open(made.shards_dir, made.out / "mix.json")
     check(said, walk(documents, view, len(view)))
     report = json.loads((made.out / "mix.json").read_text())["report"]["sources"]
@@ -228,7 +228,7 @@ def test_a_run_is_what_its_steps_read(
     mixed: bool,
 ) -> None:
     mix = made.out / "mix.json" if mixed else None
-    said = ask(capsys, made.out, "--run", write_run(made, tmp_path / "run", steps, mix))
+    said = ask(capsys, made.out, write_run(made, tmp_path / "run", steps, mix))
     view = pretok.stream.open(made.shards_dir, mix, seq_len=SEQ_LEN, seed=3)
     check(said, walk(documents, view, steps * BATCH))
     general = said["general"]
@@ -248,7 +248,7 @@ def test_a_run_of_the_trainer_is_read(
     shards, folder = made.shards_dir, tmp_path / "run"
     loop.train(tiny_config(shards, tmp_path, global_batch=4, steps=3, save_every="never"))
     capsys.readouterr()
-    assert run_command(["disclose", str(made.out), "--run", str(folder), "--format", "json"]) == 0
+    assert run_command(["disclose", str(made.out), str(folder), "--format", "json"]) == 0
     said = json.loads(capsys.readouterr().out)
     assert (said["general"]["tokens"], said["general"]["model"]["steps"]) == (3 * 4 * 16, 3)
     assert said["general"]["model"]["finished"] is True
@@ -283,9 +283,9 @@ def test_the_page_shows_the_json(made: Recipe, tmp_path: Path, capsys: pytest.Ca
         tmp_path / "new" / "page.html",
         write_run(made, tmp_path / "run", 7, made.out / "mix.json"),
     )
-    command = ["disclose", str(made.out), "--run", str(run_folder), "--format", "html", "--out", str(page)]
+    command = ["disclose", str(made.out), str(run_folder), "--format", "html", "--out", str(page)]
     assert run_command(command) == 0
-    text, said = page.read_text(encoding="utf-8"), ask(capsys, made.out, "--run", run_folder)
+    text, said = page.read_text(encoding="utf-8"), ask(capsys, made.out, run_folder)
     for source in said["sources"]["sources"]:
         part = text[text.index(f'id="source-{source["name"]}"') :]
         part = part[: part.index("</section>")]
@@ -302,8 +302,8 @@ def test_the_card_is_read_as_the_hub_reads_it(
 ) -> None:
     hub, path = needs("huggingface_hub"), tmp_path / "README.md"
     mix = made.out / "mix.json"
-    said = ask(capsys, made.out, "--mix", mix)
-    assert run_command(["disclose", str(made.out), "--mix", str(mix), "--out", str(path)]) == 0
+    said = ask(capsys, made.out, mix)
+    assert run_command(["disclose", str(made.out), str(mix), "--out", str(path)]) == 0
     card = hub.DatasetCard.load(path)
     languages = {row["value"] for row in said["general"]["languages"]["listed"]}
     assert set(card.data.language) == languages - {None} != languages
@@ -353,11 +353,7 @@ def test_the_reference_library_reads_the_spdx_document(
 def test_what_does_not_fit_is_refused(
     made: Recipe, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    good = write_run(made, tmp_path / "good", 3, made.out / "mix.json")
     none = write_run(made, tmp_path / "none", 0, made.out / "mix.json")
-    other = tmp_path / "other.json"
-    command = ["mix", str(made.shards_dir), "--out", str(other), "--seq-len", str(SEQ_LEN + 1)]
-    assert run_command(command) == 0
     lost = write_run(made, tmp_path / "lost", 3, made.out / "mix.json")
     (lost / "segments.jsonl").unlink()
 
@@ -367,11 +363,10 @@ def test_what_does_not_fit_is_refused(
         return ["--answers", path]
 
     for arguments, message in (
-        (["--run", good, "--mix", other], "name the shards and the mix"),
-        (["--run", none], "no step is finished"),
-        (["--run", tmp_path], "is not the folder of a run"),
-        (["--run", good, "--mix", tmp_path / "gone.json"], "gone.json does not exist"),
-        (["--run", lost], "segments.jsonl does not say what the first steps read"),
+        ([none], "no step is finished"),
+        ([tmp_path], "is not the folder of a run"),
+        ([tmp_path / "gone.json"], "gone.json does not exist"),
+        ([lost], "segments.jsonl does not say what the first steps read"),
         (["--format", "xml"], "known are json"),
         (["--column", "language=tongue"], "kept is copy_of, created, id"),
         (["--column", "colour=lang"], "a column may tell language"),
@@ -453,7 +448,7 @@ def test_reservations_are_joined_by_domain(
     reserved = {f"host{n}.example": day for n, day in days.items()} | {"none.example": "2020-01-01"}
     lines = ["domain,reserved_from", *(f"{name},{day}" for name, day in reserved.items())]
     register.write_text("\n".join(lines))
-    said = ask(capsys, made.out, "--run", write_run(made, tmp_path / "run", 7, made.out / "mix.json"))
+    said = ask(capsys, made.out, write_run(made, tmp_path / "run", 7, made.out / "mix.json"))
     told = said["processing"]["reservations"]
     assert told["registered"] == 6
     every = pretok.open(made.out).documents().read_all().to_pylist()
@@ -480,7 +475,7 @@ def test_reservations_are_joined_by_domain(
     of_shards = ask(capsys, made.out)["processing"]["reservations"]
     assert [one["tokens"] for one in of_shards["domains"]] == [one["tokens"] for one in told["domains"]]
     assert of_shards["total"]["read_tokens"] is None
-    of_mix = ask(capsys, made.out, "--mix", made.out / "mix.json")["processing"]["reservations"]
+    of_mix = ask(capsys, made.out, made.out / "mix.json")["processing"]["reservations"]
     assert of_mix["total"]["read_tokens"] > told["total"]["read_tokens"]
     assert of_mix["total"]["later_tokens"] is None
     assert run_command(["disclose", str(made.out), "--format", "html"]) == 0

@@ -48,7 +48,7 @@ def lines(found: list[str]) -> bytes:
 
 def forecast(folder: Path, at: Path, console: Console = SILENT, **settings: object) -> Forecast:
     data = {"out": folder / "out", "sources": {"it": {"inputs": [str(folder / "in" / "*")]}}, **settings}
-    return run_forecast(make_recipe({"vocab": {"path": at}, **data}, "test"), 2, 0, console)
+    return run_forecast(make_recipe({"vocab": {"path": at}, **data}, "test"), 2, console)
 
 
 def tokenized(out: Path, vocab: Path, *inputs: str) -> Manifest:

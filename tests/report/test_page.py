@@ -21,7 +21,7 @@ from pretok.base.storage import read_json
 from pretok.cli import run_command
 from pretok.report.frequencies import count_tokens
 from pretok.report.gather import gather
-from pretok.report.page import chart, nodes, powers, workers_over_time
+from pretok.report.page import chart, nodes, powers
 from pretok.shards.manifest import load_manifest
 from pretok.stream.mix_file import load_mix
 from pretok.tokenizer.vocabulary import load_vocab
@@ -167,8 +167,6 @@ def test_curves_and_bars_are_drawn_between_their_ends(work):
         tables = re.findall(r'<table class="bars">.*?</table>', part, re.DOTALL)
         for counts, table in zip((source.lengths, source.sizes), tables, strict=False):
             assert [value for value in values(table) if value] == counts[counts > 0].tolist()
-    (tasks,) = re.findall(r"<h3>Tasks at work</h3>.*?</svg><span>(.*?)</span>", text, re.DOTALL)
-    assert tasks == "0"
 
 
 @pytest.mark.parametrize(
@@ -195,16 +193,15 @@ def test_a_job_that_was_stopped_did_not_go_wrong(work, tmp_path, monkeypatch, st
     assert run_command(["tokenize", *named]) == 75
     text = page(tmp_path / "work")
     assert "stopped early" in text
-    assert ("What went wrong" in text) == wrong
+    assert ("<h3>Problems" in text) == wrong
 
 
 def test_the_jobs_are_those_of_the_logs(work):
     jobs = read_jobs(work)
     assert (jobs[0].command, jobs[0].exit_code) == ("tokenize", 0)
     assert sum(row.tasks for row in nodes(jobs)) == sum(len(job.tasks) for job in jobs) == 2
-    times, busy = workers_over_time(jobs, bins=10)
     spent = sum(task.seconds for job in jobs for task in job.tasks)
-    assert sum(busy) * (times[1] - times[0]) == pytest.approx(spent, rel=0.01, abs=1e-3)
+    assert sum(row.busy for row in nodes(jobs)) == pytest.approx(spent)
     assert "<code>pretok tokenize" in page(work)
 
 
@@ -262,7 +259,7 @@ def test_of_conversations_it_is_told_what_is_learned(tmp_path):
         assert rows(first, f' id="source-{name}">')[0][:2] == [counts.tokens, counts.train.learned]
         assert rows(second, f"><td>{name}</td>")[0][1] == report["sources"][name]["tokens"]
     share = manifest.sources["chat"].train.kinds["user"] / manifest.sources["chat"].train.tokens
-    assert f"Learned of chat: user; in its source {100 * share:.1f} % of the tokens." in second
+    assert f"In chat, the tokens of user are learned: {100 * share:.1f} % of its source." in second
 
 
 def test_no_shards_is_an_error_that_says_so(tmp_path):

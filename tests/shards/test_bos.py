@@ -115,7 +115,7 @@ def test_a_job_goes_on_with_the_same_bos_only(plain, begun, here, monkeypatch):
 
 
 def test_plan_counts_it(plain, here):
-    sure, more = (run_forecast(made, 1, 0, Told()) for made in (plain, beginning(plain, NAME)))
+    sure, more = (run_forecast(made, 1, Told()) for made in (plain, beginning(plain, NAME)))
     documents = sum(source.documents.value for source in sure.sources.values())
     assert more.tokens.value == sure.tokens.value + documents
 

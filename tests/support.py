@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import threading
 import time
@@ -51,6 +52,41 @@ def children(pid: int) -> list[int]:
     """The processes that a process started and that are there."""
     found = (path.read_text().split() for path in Path(f"/proc/{pid}/task").glob("*/children"))
     return [int(child) for children in found for child in children]
+
+
+LOGS = re.compile(r"(^|/)logs/|\.lock$")
+"""And locks: that of a dead job holds nothing, and who writes there next takes it over."""
+TIMES = {"time", "seconds", "tokens_per_second", "tokens_per_second_per_device", "data_wait"}
+"""What differs in a line of metrics.jsonl or segments.jsonl."""
+ANNOTATION = re.compile(r"(?<=-)[0-9a-f]{8}(?=\.parquet\b)")
+"""What tells the files of one annotation from those of another."""
+
+
+def left(work: Path) -> dict[str, bytes]:
+    """The files of a folder, without what differs from run to run."""
+    files = {str(path.relative_to(work)): path for path in work.rglob("*") if path.is_file()}
+    return {
+        ANNOTATION.sub("", name): _steady(path).replace(str(work).encode(), b"")
+        for name, path in files.items()
+        if not LOGS.search(name)
+    }
+
+
+def _steady(path: Path) -> bytes:
+    """The bytes of a file, less what differs from run to run."""
+    data = path.read_bytes()
+    if path.name == "goodput.jsonl":  # it holds times
+        return b""
+    if path.name in ("metrics.jsonl", "segments.jsonl"):
+        lines = [json.loads(line) for line in data.splitlines()]
+        return json.dumps(
+            [{key: line[key] for key in sorted(line.keys() - TIMES)} for line in lines]
+        ).encode()
+    if path.name == "annotations.json":
+        record = json.loads(ANNOTATION.sub("", data.decode()))
+        del record["made"], record["seal"]
+        return json.dumps(record).encode()
+    return re.sub(rb"page made [-0-9 :]+ UTC", b"", data) if path.suffix == ".html" else data
 
 
 def rehash(path: Path) -> str:

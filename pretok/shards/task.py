@@ -119,7 +119,7 @@ def preload() -> None:
     load_registries()
 
 
-def encoder_of(task: TokenizeTask) -> Encoder:
+def encoder_of(task: TokenizeTask, _report: Report | None = None) -> Encoder:
     """The encoder for a task, loaded unless this process has it.
 
     Raises MismatchError if the file was replaced since the job began.

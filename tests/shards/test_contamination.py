@@ -82,5 +82,5 @@ def test_another_benchmark_needs_another_folder(
         run(recipe(tmp_path / "out", vocab_dir, inputs, against=other), here)
     with pytest.raises(MismatchError, match="and is None"):
         run(recipe(tmp_path / "out", vocab_dir, inputs), here)
-    with pytest.raises(UsageError, match="reject_contaminated needs a benchmark"):
+    with pytest.raises(UsageError, match="reject_contaminated needs against"):
         recipe(tmp_path / "out", vocab_dir, inputs, reject_contaminated="0.5")

@@ -142,7 +142,7 @@ def forge(shards: Path, *path: Any, value: Any) -> None:
         (("sources", "docs", "train"), 3, r"sources\[...\]\.train: Expected `object`"),
         (("sources", "docs", "rejected"), {"x": "y"}, r"rejected\[...\]: Expected `int`"),
         (("materialized",), 5, "materialized: Expected `object"),
-        (("materialized",), {"format": "shards"}, "manifest.json is not a mix; make one with pretok mix"),
+        (("materialized",), {"format": "shards"}, "manifest.json holds no mix; restore it from a copy"),
         (("materialized",), {"format": "pretok-mix", "version": 3}, "Object missing required field"),
     ],
 )

@@ -207,7 +207,7 @@ def test_both_libraries_open_the_folder(folder: Path, here: Engine) -> None:
         ({"size": 300}, "no room for 64 special tokens and 256 bytes"),
         ({"size": 900, "sizes": (319, 1000)}, "sizes: 319, 1000 is not from 320, .* to 900"),
         ({"special_tokens": ("<|a|>", "<|a|>")}, "different from each other"),
-        ({"special_tokens": ("<|a|>",), "eod": "<|b|>"}, "ends documents with its first special token"),
+        ({"special_tokens": ("<|a|>",), "eod": "<|b|>"}, "vocab.eod needs path or extend"),
         ({"special_tokens": ("<|a|>", "EOS")}, "'EOS' is one word"),
     ],
 )

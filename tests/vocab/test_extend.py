@@ -315,10 +315,10 @@ def test_entries_that_no_merge_makes_are_refused(folder: Path, tmp_path: Path, h
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"add": 10}, "add is for extend"),
-        ({"replace": True}, "replace is for extend"),
-        ({"extend": "old", "size": 5000}, "size is of a new vocabulary"),
-        ({"extend": "old", "special_tokens": ("<x>",)}, "special_tokens is of a new vocabulary"),
+        ({"add": 10}, "vocab.add needs extend"),
+        ({"replace": True}, "vocab.replace needs extend"),
+        ({"extend": "old", "size": 5000}, "size and extend exclude each other"),
+        ({"extend": "old", "special_tokens": ("<x>",)}, "special_tokens and extend exclude each other"),
     ],
 )
 def test_settings_that_would_do_nothing_are_refused(

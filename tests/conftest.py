@@ -84,6 +84,13 @@ def sample_texts() -> dict[str, list[str]]:
 
 
 @pytest.fixture(scope="session")
+def texts(sample_texts: dict[str, list[str]]) -> list[str]:
+    """Beginnings of the sample's texts, all different."""
+    found = sample_texts["it"] + sample_texts["en"]
+    return list(dict.fromkeys(text[:400] for text in found if len(text) > 60))
+
+
+@pytest.fixture(scope="session")
 def vocab_dir(tmp_path_factory: pytest.TempPathFactory, sample_texts: dict[str, list[str]]) -> Path:
     """A folder with a tokenizer.json of 1,500 entries, trained by `tokenizers` itself."""
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers

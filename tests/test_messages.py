@@ -111,7 +111,7 @@ pretok: --min-free: '5X' is not a count such as 1200000, 1e6, 1.2T, 300B, 64MiB
 
 2 verify nowhere --workers 0
 pretok: {work}/nowhere/manifest.json does not exist: the folder holds no finished shards; run pretok tokenize, \
-which goes on where it stopped
+which resumes its work
 """
 
 

@@ -1,15 +1,14 @@
-"""Runs of words that two sets of texts share, whatever the case, accents, punctuation and white space.
+"""Runs of words that two sets of texts share, whatever their case, accents, punctuation and white space.
 
 Input: documents as one array of bytes with offsets; once, the passages that are looked for. Output: the grams of the
-passages, and which of them stand in each document. A word is what `folding` leaves between separators; a gram is GRAM
+passages, and which of them each document holds. A word is what `folding` leaves between separators. A gram is GRAM
 words in a row, or all words of a passage that has fewer, down to SHORTEST.
 
-A gram is found by a 64-bit rolling hash in a Bloom filter and a table, then its folded text is compared with that of
-the document, letter by letter: no collision of hashes makes a hit. (Two different grams of the passages that share a
-hash are taken for one, which of five million happens once in a million times.) What a word costs is what it misses in
-the caches, so each asks two filters and hardly ever the table: one for whole grams, one for the first SHORTEST words of
-passages that are shorter than a gram, which alone are looked for in all their lengths, and only after those words.
-Words are hashed a block ahead, so that the processor loads what they will ask for meanwhile.
+A gram is its 64-bit rolling hash, which is looked up in Bloom filters and then in a table. Two grams of one hash count
+as one: of five million grams, a text of 10^12 words holds one by chance with a probability of a quarter. The cost of a
+word is its cache misses, so most words ask two filters and never the table: one filter for whole grams, one for the
+first SHORTEST words of passages that are shorter than a gram, and only after such words are all lengths looked up.
+Words are hashed a block ahead, so that the processor loads meanwhile what they will ask for.
 """
 
 from __future__ import annotations
@@ -28,12 +27,11 @@ from pretok.kernels.folding import PASSED_OVER, SEPARATOR, SEVERAL, fold_tables
 GRAM = 13
 """Words of a gram, as in the overlap studies since "Language Models are Few-Shot Learners" (Brown et al., 2020)."""
 SHORTEST = 8
-"""Words of the shortest passage that is looked for; fewer meet by chance."""
+"""Words of the shortest passage that is looked for; shorter ones are found by chance."""
 BITS_PER_GRAM = 16
-"""Of the filter of grams, at least. Three bits a gram in one word of 64: of what is not looked for, less than 1 %
-passes."""
+"""At least, in the filter of grams. Three bits per gram in one word of 64: less than 1 % of other grams pass."""
 BITS_PER_OPENING = 64
-"""Of the filter of openings: there are few, and what passes it is looked up in six lengths at each of six words."""
+"""In the filter of openings. There are few, and one that passes costs a look-up of six lengths at each of six words."""
 
 BLOCK = 128
 """Words that are hashed before the first of them is looked for; more than GRAM."""
@@ -75,31 +73,27 @@ def _entry(data: Any, i: Any, end: Any, entries: Any) -> Any:
     return _beyond_ascii(data, i, end, entries)
 
 
-_WORD = types.Tuple((types.int64, types.int64, types.uint64, types.int64))
+_WORD = types.Tuple((types.boolean, types.uint64, types.int64))
 
 
 @njit(_WORD(BYTES, types.int64, types.int64, _ENTRIES, _ENTRIES), inline=True)
 def _next_word(data: Any, i: Any, end: Any, entries: Any, several: Any) -> Any:
-    """(start, end, hash of its folded letters, where to go on) of the first word from i on; start is -1 without one."""
-    start = stop = np.int64(-1)
-    h = np.uint64(0)
+    """(whether there is one, hash of its folded letters, where to go on) for the first word from i on."""
+    found, h = False, np.uint64(0)
     while i < end:
-        at = i
         entry, i = _entry(data, i, end, entries)
         if entry > PASSED_OVER:
-            if start < 0:
-                start = at
-            stop = i
+            found = True
             if entry < SEVERAL:
                 h = (h + np.uint64(entry)) * _LETTER
             else:
                 place = entry - SEVERAL
                 for k in range(place + 1, place + 1 + several[place]):
                     h = (h + np.uint64(several[k])) * _LETTER
-        elif entry == SEPARATOR and start >= 0:
+        elif entry == SEPARATOR and found:
             break
     h = (h ^ (h >> np.uint64(32))) * _MIX
-    return start, stop, h ^ (h >> np.uint64(29)), i
+    return found, h ^ (h >> np.uint64(29)), i
 
 
 @njit(types.uint64(types.uint64, types.uint64, types.uint64, types.int64), inline=True)
@@ -121,85 +115,39 @@ def _bits_of(key: Any) -> Any:
     )
 
 
-_GRAMS = types.Tuple((_NEW_U64, _NEW_I64, _NEW_I64, _NEW_I64, _NEW_U64))
+_GRAMS = types.Tuple((_NEW_U64, _NEW_I64, _NEW_U64))
 
 
 @njit(_GRAMS(U8, I64, _U32, _U32, U64))
 def _list_grams(data: Any, offsets: Any, entries: Any, several: Any, powers: Any) -> Any:
-    """All grams of the passages data[offsets[p]:offsets[p + 1]]: (keys, passages, starts, ends, openings), each
-    (grams,); opening: the key of the first SHORTEST words of a short gram, 0 for others."""
+    """(keys, passages, openings), each (grams,), of all grams of the passages data[offsets[p]:offsets[p + 1]].
+
+    opening: the key of the first SHORTEST words of a short gram, 0 for others.
+    """
     room = len(data) // 2 + 1  # a word and what separates it from the next take two bytes
-    keys, passages = np.empty(room, np.uint64), np.empty(room, np.int64)
-    starts, ends, openings = np.empty(room, np.int64), np.empty(room, np.int64), np.zeros(room, np.uint64)
-    hashes, begins = np.zeros(_RING + 1, np.uint64), np.zeros(_RING + 1, np.int64)
+    keys, passages, openings = np.empty(room, np.uint64), np.empty(room, np.int64), np.zeros(room, np.uint64)
+    hashes = np.zeros(_RING + 1, np.uint64)  # the rolling hash after each of the last words
     text, table, expansions = data.ctypes, entries.ctypes, several.ctypes
-    found = 0
+    count = 0
     for p in range(len(offsets) - 1):
-        i, n, now, last = offsets[p], 0, np.uint64(0), np.int64(0)
+        i, n, now = offsets[p], 0, np.uint64(0)
         hashes[0] = 0
         while True:
-            start, stop, h, i = _next_word(text, i, offsets[p + 1], table, expansions)
-            if start < 0:
+            found, h, i = _next_word(text, i, offsets[p + 1], table, expansions)
+            if not found:
                 break
-            begins[n & _RING] = start
-            last, now, n = stop, now * _BASE + h, n + 1
+            now, n = now * _BASE + h, n + 1
             hashes[n & _RING] = now
             if n >= GRAM:
-                keys[found] = _key(now, hashes[(n - GRAM) & _RING], powers[GRAM], GRAM)
-                passages[found], starts[found], ends[found] = p, begins[(n - GRAM) & _RING], stop
-                found += 1
+                keys[count] = _key(now, hashes[(n - GRAM) & _RING], powers[GRAM], GRAM)
+                passages[count] = p
+                count += 1
         if SHORTEST <= n < GRAM:
-            keys[found] = _key(now, np.uint64(0), powers[n], n)
-            passages[found], starts[found], ends[found] = p, begins[0], last
-            openings[found] = _key(hashes[SHORTEST], np.uint64(0), powers[SHORTEST], SHORTEST)
-            found += 1
-    return (
-        keys[:found].copy(),
-        passages[:found].copy(),
-        starts[:found].copy(),
-        ends[:found].copy(),
-        openings[:found].copy(),
-    )
-
-
-@njit(types.UniTuple(types.int64, 3)(BYTES, types.int64, types.int64, types.int64, _ENTRIES, _ENTRIES))
-def _next_letter(data: Any, i: Any, end: Any, k: Any, entries: Any, several: Any) -> Any:
-    """(folded code point, 0 between words, -1 at the end; where to go on; letters taken of the entry there)."""
-    while i < end:
-        entry, after = _entry(data, i, end, entries)
-        if entry == SEPARATOR:
-            while after < end:
-                entry, beyond = _entry(data, after, end, entries)
-                if entry > PASSED_OVER:
-                    break
-                after = beyond
-            return np.int64(SEPARATOR), after, np.int64(0)
-        if entry >= SEVERAL:
-            place = entry - SEVERAL
-            letter = np.int64(several[place + 1 + k])
-            return (letter, i, k + 1) if k + 1 < several[place] else (letter, after, np.int64(0))
-        if entry > PASSED_OVER:
-            return entry, after, np.int64(0)
-        i = after
-    return np.int64(-1), i, np.int64(0)
-
-
-_SAME = types.boolean(
-    BYTES, types.int64, types.int64, BYTES, types.int64, types.int64, _ENTRIES, _ENTRIES
-)  # fmt: skip
-
-
-@njit(_SAME)
-def _same_text(data: Any, i: Any, end: Any, other: Any, j: Any, stop: Any, entries: Any, several: Any) -> Any:
-    """Whether data[i:end] and other[j:stop], each from its first letter to its last, fold to the same words."""
-    k, m = np.int64(0), np.int64(0)
-    while True:
-        a, i, k = _next_letter(data, i, end, k, entries, several)
-        b, j, m = _next_letter(other, j, stop, m, entries, several)
-        if a != b:
-            return False
-        if a < 0:
-            return True
+            keys[count] = _key(now, np.uint64(0), powers[n], n)
+            openings[count] = _key(hashes[SHORTEST], np.uint64(0), powers[SHORTEST], SHORTEST)
+            passages[count] = p
+            count += 1
+    return keys[:count].copy(), passages[:count].copy(), openings[:count].copy()
 
 
 @njit(types.void(U64, _NEW_U64))
@@ -237,29 +185,22 @@ def _look_up(key: Any, slots: Any, keys: Any) -> Any:
     return np.int64(slots[slot])
 
 
-_HASHED = types.UniTuple(types.int64, 2)
-
-
-@njit(_HASHED(BYTES, types.int64, types.int64, _ENTRIES, _ENTRIES, U64, _NEW_I64, _NEW_I64, _NEW_U64))
-def _hash_words(
-    text: Any, i: Any, end: Any, entries: Any, several: Any, bits: Any, begins: Any, ends: Any, hashes: Any
-) -> Any:
+@njit(types.UniTuple(types.int64, 2)(BYTES, types.int64, types.int64, _ENTRIES, _ENTRIES, U64, _NEW_U64))
+def _hash_words(text: Any, i: Any, end: Any, entries: Any, several: Any, bits: Any, hashes: Any) -> Any:
     """Take up to BLOCK words from i on; (how many, where to go on).
 
-    begins, ends, hashes: (GRAM + BLOCK,) the last GRAM words before, then these: their bounds and the rolling hash
-    after each. The words of the filter that their grams will ask for are on their way when this returns.
+    hashes: (GRAM + BLOCK,) the rolling hash after each of the GRAM words before, then after each of these. When this
+    returns, the words of the filter that their grams ask for are being loaded.
     """
     power, last = np.uint64(_POWER), np.uint64(len(bits) - 1)
     filter_words, now, n = bits.ctypes, hashes[GRAM - 1], 0
     while n < BLOCK:
-        start, stop, h, i = _next_word(text, i, end, entries, several)
-        if start < 0:
+        found, h, i = _next_word(text, i, end, entries, several)
+        if not found:
             break
         now = now * _BASE + h
-        at = GRAM + n
-        begins[at], ends[at], hashes[at] = start, stop, now
-        key = _key(now, hashes[n], power, GRAM)
-        prefetch_u64(filter_words, np.int64(key & last))
+        hashes[GRAM + n] = now
+        prefetch_u64(filter_words, np.int64(_key(now, hashes[n], power, GRAM) & last))
         n += 1
     return n, i
 
@@ -267,22 +208,21 @@ def _hash_words(
 _FOUND = types.Tuple((_NEW_I64, _NEW_I32))
 
 
-@njit(_FOUND(U8, I64, _U32, _U32, U64, U64, U64, _I32, U64, U8, I64, I64))
+@njit(_FOUND(U8, I64, _U32, _U32, U64, U64, U64, _I32, U64))
 def _find(
     data: Any, offsets: Any, entries: Any, several: Any, powers: Any,
-    bits: Any, openings: Any, slots: Any, keys: Any, passages: Any, starts: Any, ends: Any,
+    bits: Any, openings: Any, slots: Any, keys: Any,
 ) -> Any:  # fmt: skip
     """See `find_grams`."""
     hit_offsets, hits, count = np.zeros(len(offsets), np.int64), np.empty(256, np.int32), 0
-    seen = np.zeros(len(keys), np.uint8)
-    begins, stops = np.zeros(GRAM + BLOCK, np.int64), np.zeros(GRAM + BLOCK, np.int64)
+    seen = np.zeros(len(keys), np.uint8)  # grams that the document holds already
     hashes = np.zeros(GRAM + BLOCK, np.uint64)
     text, table, expansions = data.ctypes, entries.ctypes, several.ctypes
     for d in range(len(offsets) - 1):
         i, before, last_short = offsets[d], 0, -1
         hashes[:GRAM] = 0
         while True:
-            n, i = _hash_words(text, i, offsets[d + 1], table, expansions, bits, begins, stops, hashes)
+            n, i = _hash_words(text, i, offsets[d + 1], table, expansions, bits, hashes)
             for at in range(GRAM, GRAM + n):
                 words = before + at - GRAM + 1
                 shortest = GRAM + 1
@@ -291,16 +231,14 @@ def _find(
                 if words >= SHORTEST and _may_hold(
                     _key(hashes[at], hashes[at - SHORTEST], powers[SHORTEST], SHORTEST), openings
                 ):
-                    last_short = words + GRAM - 1 - SHORTEST
+                    last_short = words + GRAM - 1 - SHORTEST  # a short gram may end at one of the next words
                 if words <= last_short:
                     shortest = SHORTEST
                 for length in range(shortest, min(GRAM, words) + 1):
-                    key = _key(hashes[at], hashes[at - length], powers[length], length)
-                    gram = _look_up(key, slots, keys)
-                    if gram >= 0 and not seen[gram] and _same_text(
-                        text, begins[at - length + 1], stops[at],
-                        passages.ctypes, starts[gram], ends[gram], table, expansions,
-                    ):  # fmt: skip
+                    gram = _look_up(
+                        _key(hashes[at], hashes[at - length], powers[length], length), slots, keys
+                    )
+                    if gram >= 0 and not seen[gram]:
                         if count == len(hits):
                             hits = np.append(hits, np.empty(len(hits), np.int32))
                         hits[count] = gram
@@ -309,7 +247,7 @@ def _find(
             before += n
             if n < BLOCK:
                 break
-            begins[:GRAM], hashes[:GRAM] = begins[BLOCK:], hashes[BLOCK:]
+            hashes[:GRAM] = hashes[BLOCK:]
         for k in range(hit_offsets[d], count):
             seen[hits[k]] = 0
         hit_offsets[d + 1] = count
@@ -320,15 +258,11 @@ def _find(
 class Grams:
     """The distinct grams of passages, ready to be looked for.
 
-    data: uint8, the text of the passages; keys, starts, ends: (grams,), the hash of each and where one place of it is
-    in the text; bits: a filter of the keys; openings: a filter of the first words of short ones; slots: a table of the
-    keys.
+    keys: (grams,) the hash of each, rising; bits: a filter of the keys; openings: a filter of the first words of short
+    ones; slots: a hash table of the keys, with their numbers.
     """
 
-    data: npt.NDArray[np.uint8]
     keys: npt.NDArray[np.uint64]
-    starts: npt.NDArray[np.int64]
-    ends: npt.NDArray[np.int64]
     bits: npt.NDArray[np.uint64]
     openings: npt.NDArray[np.uint64]
     slots: npt.NDArray[np.int32]
@@ -347,25 +281,23 @@ def _filter(keys: npt.NDArray[np.uint64], bits_per_key: int) -> npt.NDArray[np.u
 def list_grams(
     data: npt.NDArray[np.uint8], offsets: npt.NDArray[np.int64]
 ) -> tuple[Grams, npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """The grams of the passages data[offsets[p]:offsets[p + 1]]; which gram, and which passage, each of their places
-    is, both (places,) in the order of the passages."""
-    keys, passages, starts, ends, openings = _list_grams(data, offsets, *fold_tables(), _POWERS)
-    distinct, first, gram = np.unique(keys, return_index=True, return_inverse=True)
+    """(the grams of the passages data[offsets[p]:offsets[p + 1]]; which gram stands at each of their places, and in
+    which passage, both (places,) in the order of the passages)."""
+    keys, passages, openings = _list_grams(data, offsets, *fold_tables(), _POWERS)
+    distinct, gram = np.unique(keys, return_inverse=True)
     slots = np.full(_power_of_two(2 * len(distinct)), -1, np.int32)
     _fill_table(distinct, slots)
     long = _filter(distinct, BITS_PER_GRAM)
     short = _filter(np.unique(openings[openings != 0]), BITS_PER_OPENING)
-    grams = Grams(data, distinct, starts[first], ends[first], long, short, slots)
-    return grams, gram, passages
+    return Grams(distinct, long, short, slots), gram, passages
 
 
 def find_grams(
     grams: Grams, data: npt.NDArray[np.uint8], offsets: npt.NDArray[np.int64]
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32]]:
-    """The distinct grams of each document data[offsets[d]:offsets[d + 1]], in the order in which they first stand
-    there: hits[at[d]:at[d + 1]]; (at, hits)."""
+    """(at, hits): the distinct grams of document data[offsets[d]:offsets[d + 1]] are hits[at[d]:at[d + 1]], in the
+    order of their first places."""
     found: tuple[npt.NDArray[np.int64], npt.NDArray[np.int32]] = _find(
-        data, offsets, *fold_tables(), _POWERS,
-        grams.bits, grams.openings, grams.slots, grams.keys, grams.data, grams.starts, grams.ends,
-    )  # fmt: skip
+        data, offsets, *fold_tables(), _POWERS, grams.bits, grams.openings, grams.slots, grams.keys
+    )
     return found

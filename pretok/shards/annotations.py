@@ -1,14 +1,14 @@
-"""Columns joined to documents after they became tokens: a second ledger, in a folder of its own beside the shards.
+"""Columns that were joined to documents after tokenizing: a second ledger, in a folder of its own beside the shards.
 
-Input: a manifest, and what `pretok annotate` left. Output: `Annotations`, whose rows stand in the order of the shards.
+`pretok annotate` writes them. Their rows are in the order of the documents of each shard.
 
     SHARDS/annotations/NAME/
       annotations.json                 the record: what was joined, by which key, counts, sizes and checksums
       it-00000-1a2b3c4d.parquet        a row for each document of one shard
 
-A row holds `NAME_matched` and the joined columns, null where nothing matched. Row groups are the windows of the ledger
-of the shard. The record is written last and at once: files it does not name are what a killed job left. A file is bound
-to the ledger of its shard by the root; where a source was made anew since, its file is refused.
+A row has `NAME_matched` and the joined columns, which are null if nothing matched. The row groups are those of the
+ledger of the shard. The record is written last, in one step: files that it does not name were left by a killed job. It
+names the root of the ledger that each file belongs to; if the ledger has changed since, the file is refused.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class JoinedColumn(Record, frozen=True):
 
 
 class GivenFile(Record, frozen=True):
-    """A file that was joined, as it was then; identity as of any input."""
+    """A file that was joined. identity: as for any input."""
 
     path: str
     size: Count
@@ -50,8 +50,8 @@ class GivenFile(Record, frozen=True):
 
 
 class JoinedPart(Record, frozen=True):
-    """The file of rows of one shard, `path` in the folder; shard: the path of its `.bin` in the manifest; ledger: the
-    root of its ledger; documents, matched: rows, and those to which something was joined."""
+    """The rows of one shard: the file `path` in the folder. shard: the path of the `.bin` in the manifest; ledger: the
+    root of its ledger; documents, matched: rows, and those with a match."""
 
     path: str
     shard: str
@@ -64,8 +64,8 @@ class JoinedPart(Record, frozen=True):
 
 
 class JoinCounts(Record, frozen=True):
-    """rows: given, without repetitions; repeated: rows left out that say again what an earlier row says; rows_matched:
-    those that a document has the key of; documents, documents_matched: looked at, and those with a row."""
+    """rows: given rows with different keys; repeated: rows left out because they repeat an earlier one; rows_matched:
+    rows whose key a document has; documents, documents_matched: all documents, and those with a match."""
 
     rows: Count
     repeated: Count
@@ -75,7 +75,7 @@ class JoinCounts(Record, frozen=True):
 
 
 class AnnotationRecord(Record, frozen=True):
-    """annotations.json; made: when, UTC; by: the key, columns of the view `documents` of `pretok query`."""
+    """annotations.json. made: when, UTC; by: the columns of the key, as `pretok query` names them."""
 
     made: str
     by: tuple[str, ...]
@@ -87,14 +87,14 @@ class AnnotationRecord(Record, frozen=True):
 
 @dataclass(frozen=True)
 class Annotations:
-    """A set of joined columns and where it is."""
+    """A set of joined columns and its folder."""
 
     folder: Path
     record: AnnotationRecord
 
     @property
     def name(self) -> str:
-        """The name it was given."""
+        """Its name."""
         return self.folder.name
 
     @property
@@ -109,11 +109,11 @@ class Annotations:
 
     @property
     def files(self) -> dict[Path, JoinedPart]:
-        """Every file that the record names."""
+        """The files that the record names."""
         return {self.folder / part.path: part for part in self.record.parts}
 
     def check(self) -> None:
-        """Raises IntegrityError where one of them is not as it was sealed."""
+        """Raises IntegrityError if one of them was changed."""
         for path, file in self.files.items():
             compare_checksum(path, file.checksum)
 
@@ -122,9 +122,10 @@ class Annotations:
         return {part.shard: part for part in self.record.parts}
 
     def windows(self, shard: Shard, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        """Rows of a shard's documents, a window of its ledger at a time. No window where the set has no such documents.
+        """The rows of a shard's documents, one row group at a time; none if the set does not know the shard.
 
-        Raises IntegrityError."""
+        Raises IntegrityError.
+        """
         if part := self._of_shard.get(shard.path):
             path = self.folder / part.path
             with reading(path, pa.ArrowException), pq.ParquetFile(path) as file:
@@ -134,17 +135,17 @@ class Annotations:
 
 
 def matched_column(name: str) -> str:
-    """The column that says of each document whether a row was joined to it."""
+    """Name of the column that says whether a document has a match."""
     return f"{name}_matched"
 
 
 def annotations_folder(shards: Path, name: str) -> Path:
-    """Where the annotations of a name are."""
+    """Folder of the annotations with a name."""
     return shards / FOLDER / name
 
 
 def write_annotations(folder: Path, record: AnnotationRecord) -> Annotations:
-    """Write the record, which makes its files count."""
+    """Write the record, which makes its files valid."""
     write_json(folder / RECORD, annotations_data(record))
     return Annotations(folder, record)
 
@@ -171,12 +172,12 @@ def read_annotations(folder: Path) -> Annotations:
 
 
 def find_annotations(shards: Path) -> list[Annotations]:
-    """Those beside these shards, by name. Raises IntegrityError, MismatchError."""
+    """All annotations of the shards, by name. Raises IntegrityError, MismatchError."""
     return [read_annotations(path.parent) for path in sorted((shards / FOLDER).glob(f"*/{RECORD}"))]
 
 
 def open_annotations(manifest: Manifest) -> list[Annotations]:
-    """The same. Raises MismatchError too where one was joined to other documents than those that are there now."""
+    """All annotations of the shards, by name. Raises MismatchError if one was joined to documents that have changed."""
     found = find_annotations(manifest.folder)
     for one in found:
         if outdated := outdated_parts(manifest, one):
@@ -185,7 +186,7 @@ def open_annotations(manifest: Manifest) -> list[Annotations]:
 
 
 def outdated_parts(manifest: Manifest, annotations: Annotations) -> list[str]:
-    """A sentence for each of its files that is bound to other ledgers than the manifest's."""
+    """A sentence for each of its files that belongs to another ledger than the manifest's."""
     ledgers = {shard.path: manifest.roots.get(shard.ledger_path) for shard in manifest.shards}
     return [
         f"{annotations.folder / part.path}: the documents of {part.source} are others than those it was joined to; run "
@@ -196,7 +197,7 @@ def outdated_parts(manifest: Manifest, annotations: Annotations) -> list[str]:
 
 
 def unknown_sources(manifest: Manifest, annotations: Annotations) -> list[str]:
-    """Sources with documents of which the annotations know nothing: they came later, or were appended."""
+    """Sources with documents that the annotations do not know, because they were added later."""
     known = Counter[str]()
     for part in annotations.record.parts:
         known[part.source] += part.documents

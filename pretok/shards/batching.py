@@ -1,7 +1,7 @@
-"""Small batches of documents that are handled as one: a call costs more than the three documents of a small file.
+"""Batches of documents -> the token ids of the documents of each split.
 
-Input: batches in their order. Output: their documents in a row, each with the batch that it came from; and the tokens
-of the documents of each split. What is made of documents does not depend on which were handled together.
+Small batches are joined first, because a call of the encoder costs more than the few documents of a small file. The
+results do not depend on which batches are joined.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from pretok.tokenizer.encoder import MOST_PER_BYTE, Encoder
 from pretok.tokenizer.reference import Unencodable
 
 MOST_TOKENS, MOST_BATCHES = 1 << 22, 4096
-"""Up to which batches wait for each other."""
+"""Batches are joined up to these limits."""
 
 
 @dataclass(frozen=True, slots=True)
 class JoinedBatches:
-    """The documents of batches. pieces: (documents,) int64, the piece of the partition that each is of; the others: as
-    in each batch, one after the other."""
+    """The documents of several batches in a row. pieces: (documents,) int64, the piece of the partition of each; the
+    other fields are as in `TextBatch`."""
 
     batches: list[TextBatch]
     texts: pa.LargeStringArray
@@ -38,14 +38,15 @@ class JoinedBatches:
     spans: pa.LargeListArray | None = None
 
     def place(self, document: int) -> tuple[int, int]:
-        """(piece, number there) of a document."""
+        """(piece, number in the piece) of a document."""
         return int(self.pieces[document]), int(self.numbers[document])
 
 
 @dataclass(frozen=True, slots=True)
 class EncodedSplit:
-    """Documents of one split. rows: which of the joined ones; tokens: all their ids, with BOS and EOD; lengths, sizes:
-    tokens and bytes of text of each; kinds: (tokens,) uint8 of conversations, what each token is."""
+    """The documents of one split. rows: their indices in the joined batches; tokens: all ids in a row, with BOS and
+    EOD; lengths, sizes: tokens and bytes of text of each; kinds: for conversations, (tokens,) uint8, the kind of
+    each."""
 
     split: str
     rows: Ints
@@ -57,7 +58,7 @@ class EncodedSplit:
 
 
 def join(batches: list[TextBatch]) -> JoinedBatches:
-    """At least one batch; of a single one nothing is copied."""
+    """Join batches, at least one. A single one is not copied."""
     return JoinedBatches(
         batches,
         _one([batch.texts for batch in batches]),
@@ -73,14 +74,14 @@ def _one(arrays: Sequence[pa.Array]) -> pa.Array:
 
 
 def most_tokens(batch: TextBatch) -> int:
-    """No tokenizer makes more tokens of a batch."""
+    """An upper bound of the tokens of a batch."""
     return MOST_PER_BYTE * len(buffers(batch.texts)[0]) + 2 * len(batch.texts)
 
 
 def encode_splits(
     joined: JoinedBatches, encoder: Encoder, val_fraction: Fraction, val_seed: int
 ) -> tuple[list[EncodedSplit], list[tuple[int, str]]]:
-    """The documents of each split that has any; and those that no engine can encode, rising, with the reason."""
+    """The splits that have documents; and the documents that no engine can encode, rising, with the reason."""
     encoded, refused = [], list[tuple[int, str]]()
     hashes = hash_texts(joined.texts)
     for split, rows in _split(joined.texts, hashes, val_fraction, val_seed):
@@ -91,7 +92,7 @@ def encode_splits(
                 spans = None if spans is None else spans.take(pa.array(rows))
             try:
                 tokens, lengths, kinds = encode_documents(encoder, texts, spans)
-            except Unencodable as error:  # those that one reason names: the others may have another
+            except Unencodable as error:  # one reason at a time: others may follow
                 refused += [(row, error.reason) for row in rows[error.documents].tolist()]
                 rows = np.delete(rows, error.documents)
                 continue
@@ -104,14 +105,14 @@ def encode_splits(
 def encode_documents(
     encoder: Encoder, texts: pa.LargeStringArray, spans: pa.LargeListArray | None
 ) -> tuple[Tokens, npt.NDArray[np.int32], Bytes | None]:
-    """(tokens, tokens per document, of conversations the kind of each token)."""
+    """(tokens, tokens per document, for conversations the kind of each token)."""
     return (*encoder.encode(texts), None) if spans is None else encode_spans(encoder, texts, spans)
 
 
 def _split(
     texts: pa.LargeStringArray, hashes: Hashes, fraction: Fraction, seed: int
 ) -> Iterator[tuple[str, Ints]]:
-    """Which of the texts go to which split."""
+    """(split, indices of its texts) of each split."""
     if not fraction:
         yield "train", np.arange(len(texts))
         return

@@ -1,19 +1,18 @@
-"""What stands beside shards of the benchmark that their documents were searched for.
+"""The results of a search for benchmark items, as files beside the shards.
 
 Input: a Benchmark, and what the parts of a source found of its items. Output, in SHARDS:
 
     benchmark.json             fingerprint, gram, shortest, files [{file, items, not_checkable [lines]}]
-    contamination/SOURCE.json, and of what was appended SOURCE.1.json and so on
-                               items [{item, size, documents, grams}]: the items of which anything was found, of how
-                               many grams each is, in how many documents a part of it stands, and how many of its grams
-                               the one held that held most
+    contamination/SOURCE.json  items [{item, size, documents, grams}]: for each item that was found, its number of
+                               grams, the documents that hold a part of it, and the most grams that one document holds;
+                               for appends SOURCE.1.json and so on
 
-Documents that were rejected count. `found_items` adds up the sources.
+Rejected documents count. `found_items` adds up the sources.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter
 from collections.abc import Iterable
 from itertools import chain
 from pathlib import Path
@@ -27,11 +26,11 @@ from pretok.screen.benchmark import Benchmark, ItemCount, save_benchmark, sum_it
 
 FOLDER = "contamination"
 HALF = 0.5
-"""The table tells how many items stand in some document by at least this share."""
+"""The table counts the items of which some document holds at least this share."""
 
 
 class BenchmarkFile(Record, frozen=True):
-    """A file of items; not_checkable: lines of items that have no passage of SHORTEST words."""
+    """A file of items; not_checkable: the lines of items without a passage of SHORTEST words."""
 
     file: str
     items: Count
@@ -48,42 +47,39 @@ class BenchmarkEntry(Record, frozen=True):
 
 
 class _Found(Record, frozen=True):
-    """What was found in a source."""
+    """contamination/SOURCE.json."""
 
     items: tuple[ItemCount, ...]
 
 
 def benchmark_path(shards: Path) -> Path:
-    """Where the benchmark is described."""
+    """Path of the description of the benchmark."""
     return shards / "benchmark.json"
 
 
 def kept_benchmark(state: Path) -> Path:
-    """Where workers find the benchmark while the shards are made."""
+    """Path of the benchmark for workers while the shards are made."""
     return state / "benchmark.npz"
 
 
 def keep_benchmark(shards: Path, state: Path, benchmark: Benchmark, console: Console) -> None:
-    """Describe the benchmark, and leave it for workers."""
-    items: defaultdict[str, list[tuple[int, int]]] = defaultdict(list)
-    for name, size in zip(benchmark.names, benchmark.sizes.tolist(), strict=True):
-        file, _, line = name.rpartition(":")
-        items[file].append((int(line), size))
+    """Write the description of the benchmark, and the benchmark for workers."""
+    items = Counter(name.rpartition(":")[0] for name in benchmark.names)
+    short = [name.rpartition(":") for name in benchmark.not_checkable]
     files = tuple(
-        BenchmarkFile(file, len(held), tuple(line for line, size in held if not size))
-        for file, held in items.items()
+        BenchmarkFile(file, count, tuple(int(line) for name, _, line in short if name == file))
+        for file, count in items.items()
     )
     write_json(benchmark_path(shards), to_json(BenchmarkEntry(benchmark.fingerprint, GRAM, SHORTEST, files)))
-    short = sum(len(file.not_checkable) for file in files)
     console.notice(
         f"benchmark: {plural(len(benchmark.names), 'item')}, {len(benchmark.grams.keys):,} different runs of words; "
-        f"not checkable, because no text in them has {SHORTEST} words: {plural(short, 'item')}"
+        f"not checkable, because no text in them has {SHORTEST} words: {plural(len(short), 'item')}"
     )
     save_benchmark(benchmark, kept_benchmark(state))
 
 
 def write_found(shards: Path, unit: str, parts: Iterable[tuple[ItemCount, ...]]) -> Path:
-    """Write what the parts of a source, or of an append, found; no file where nothing was looked for. Its path."""
+    """Write what the parts of a source or an append found, if there is a benchmark; the path of the file."""
     path = shards / FOLDER / f"{unit}.json"
     if benchmark_path(shards).exists():
         write_json(path, to_json(_Found(sum_items(chain.from_iterable(parts)))))
@@ -91,7 +87,7 @@ def write_found(shards: Path, unit: str, parts: Iterable[tuple[ItemCount, ...]])
 
 
 def found_items(shards: Path, sources: Iterable[str]) -> tuple[ItemCount, ...]:
-    """What was found in all these sources together. Raises IntegrityError."""
+    """What was found in these sources together. Raises IntegrityError."""
     folder = shards / FOLDER
     paths = [
         path for name in sources for text in (f"{name}.json", f"{name}.*.json") for path in folder.glob(text)
@@ -100,7 +96,7 @@ def found_items(shards: Path, sources: Iterable[str]) -> tuple[ItemCount, ...]:
 
 
 def contamination_table(shards: Path, sources: Iterable[str]) -> Table | None:
-    """A row for each file of the benchmark; None where there is none. Raises IntegrityError."""
+    """A row for each file of the benchmark; None without a benchmark. Raises IntegrityError."""
     path = benchmark_path(shards)
     if not path.exists():
         return None

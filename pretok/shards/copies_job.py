@@ -1,14 +1,14 @@
-"""Which documents are copies of earlier ones, settled before tokenizing: every worker is then told its copies.
+"""Finds the documents that are copies of earlier ones, before tokenizing.
 
-Input: the tasks of all partitions that are not sealed, and the shards that are. Output: beside the state of each
-partition the file of its copies (`screen.copies`). Workers seal shards one by one and never change one afterwards, so
-who is first must be known before the first is sealed: a pass over the texts hashes them, which costs a read and spares
-the encoding of every copy.
+Input: the tasks of all partitions that are not sealed, and the sealed shards. Output: a file of copies for each
+partition (`screen.copies`), in its state folder. Workers seal shards one by one and never change them, so it must be
+known before the first is sealed which document of a text comes first. A pass over the texts hashes them: it costs a
+read, and no copy is encoded.
 
-What counts as first does not depend on workers: documents of sealed sources; then those of partitions for which it
-was settled before; then partitions in the order of the manifest (names of sources, files, lines), those with a damaged
-input last, so that nothing is left out for the sake of a file that will be fixed. What is settled stays: a kill, or an
-input fixed later, changes nothing about shards that may be sealed already.
+The order does not depend on workers: documents of sealed sources; then partitions whose copies were found by an earlier
+run; then partitions in the order of the manifest (sources by name, files, lines), those with a damaged input last, so
+that nothing is left out in favour of a file that will be fixed. A file of copies is final: a kill, or an input that is
+fixed later, changes nothing about shards that may be sealed already.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from pretok.shards.manifest import Manifest
 from pretok.shards.task import TokenizeTask, copies_path, damaged_path, hashes_path
 
 HASHED = pa.schema([*SCHEMA, ("piece", pa.int64()), ("number", pa.int64())])
-"""The ledger of documents that are not encoded yet, with the piece of the partition and the number there of each."""
+"""The ledger of documents that are not encoded yet, with their piece of the partition and number in the piece."""
 PLACES = pa.schema(
     [("file", pa.dictionary(pa.int32(), pa.string())), ("start", pa.int64()), ("record", pa.int64())]
 )
@@ -46,12 +46,12 @@ NONE = np.empty(0, np.int64)
 
 
 def hash_partition(task: TokenizeTask, report: Report) -> None:
-    """Write the hashes of the documents that tokenizing will read, in their order, unless they are there: as a ledger
-    whose documents have no tokens yet. The task of a worker."""
+    """The task of a worker: hash the documents that tokenizing will read, and write them as a ledger without tokens.
+    Does nothing if that exists."""
     path = hashes_path(task)
     if path.exists():
         return
-    damaged_path(task).unlink(missing_ok=True)  # of a try that was killed: the input may be whole now
+    damaged_path(task).unlink(missing_ok=True)  # left by a killed try; the input may be whole now
     with LedgerWriter(path, HASHED) as writer:
         for batch in read_documents(task.partition, task.record, task.normalization, task.keep):
             if isinstance(batch, Damage):
@@ -77,9 +77,8 @@ def hash_partition(task: TokenizeTask, report: Report) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Documents:
-    """The documents of a ledger of a source, but for the rows `left_out`."""
+    """The documents of a ledger without the rows `left_out`."""
 
-    source: str
     ledger: Path
     rows: int
     left_out: Ints
@@ -88,7 +87,7 @@ class _Documents:
         return self.rows - len(self.left_out)
 
     def hashes(self) -> Hashes:
-        """(documents, 2)."""
+        """(documents, 2) uint64."""
         if not self.rows:
             return np.empty((0, 2), np.uint64)
         column = ledger_column(self.ledger, "hash")
@@ -96,16 +95,16 @@ class _Documents:
         return np.delete(values.astype(np.uint64), self.left_out, axis=0)
 
     def places(self, numbers: Ints) -> pa.Table:
-        """Where the documents with these numbers are, as the ledger has it."""
+        """Their places as the ledger has them. numbers: without the rows left out."""
         rows = pa.array(np.delete(np.arange(self.rows), self.left_out)[numbers])
         file, *columns = (ledger_column(self.ledger, name).take(rows) for name in PLACE_IN_FILE)
         return pa.Table.from_arrays([file.dictionary_encode(), *columns], schema=PLACES)
 
 
 def settle_copies(tasks: Sequence[TokenizeTask], sealed: Manifest | None, step: Step) -> Failures:
-    """Leave the file of its copies for every task; the partitions that could not be hashed, which have none.
+    """Write the file of copies of every task; the partitions that could not be hashed, which have none.
 
-    sealed: the shards that stay.
+    sealed: the shards that exist already.
     """
     tasks = sorted(tasks, key=lambda task: (task.partition.source, task.partition.number))
     unsettled = [task for task in tasks if not copies_path(task).exists()]
@@ -120,7 +119,7 @@ def settle_copies(tasks: Sequence[TokenizeTask], sealed: Manifest | None, step: 
     unsettled = [task for task in unsettled if task.partition.name not in failed]
     unsettled.sort(key=lambda task: damaged_path(task).exists())  # stable
     lists = _sealed(sealed) if sealed else []
-    # What is left out must not be the first of others.
+    # A copy that was left out must not count as the first of others.
     lists += [
         _hashed(task, np.asarray(_columns(copies_path(task), "row")["row"]))
         for task in tasks
@@ -144,16 +143,16 @@ def settle_copies(tasks: Sequence[TokenizeTask], sealed: Manifest | None, step: 
 
 
 def _sealed(manifest: Manifest) -> list[_Documents]:
-    """The documents of sealed shards. Raises IntegrityError where a ledger is not as it was sealed."""
+    """The documents of sealed shards. Raises IntegrityError if a ledger was changed."""
     for shard in manifest.shards:
         compare_root(shard.ledger_path, manifest.roots[shard.ledger_path])
-    return [_Documents(shard.source, shard.ledger_path, shard.documents, NONE) for shard in manifest.shards]
+    return [_Documents(shard.ledger_path, shard.documents, NONE) for shard in manifest.shards]
 
 
 def _hashed(task: TokenizeTask, left_out: Ints) -> _Documents:
     """The documents of a partition."""
     path = hashes_path(task)
-    return _Documents(task.partition.source, path, pq.read_metadata(path).num_rows, left_out)
+    return _Documents(path, pq.read_metadata(path).num_rows, left_out)
 
 
 def _columns(path: Path, *names: str) -> pa.Table:
@@ -161,7 +160,7 @@ def _columns(path: Path, *names: str) -> pa.Table:
 
 
 def _places(lists: Sequence[_Documents], copies: Sequence[Copies]) -> pa.Table:
-    """Where the documents are that all these are copies of, in their order. Each list is asked once."""
+    """Where the documents are that these are copies of, in their order. Each list is read once."""
     of_list, of_row = (
         np.concatenate([NONE, *(getattr(one, name) for one in copies)]) for name in ("of_list", "of_row")
     )

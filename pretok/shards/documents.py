@@ -1,12 +1,12 @@
-"""What is known of documents -> rows: where each stands, its ledger, and what was joined to it afterwards.
+"""The table of documents: the place of each, its ledger, and the columns that were joined to it.
 
-Input: a manifest, names of columns, and the shards of interest. Output: Arrow record batches, a window of a ledger
-each. A document has
+Input: a manifest, names of columns, and shards. Output: Arrow record batches, one per row group of a ledger, or views
+in DuckDB. The columns are
 
-    source, split, shard   where it is
-    doc                    its number in the source's split, from 0
-    position               the line or row of `file`, from 1
-    file, tokens, bytes, hash and all others of its ledger, and the joined columns
+    source, split, shard   where the document is
+    doc                    its number in the split of the source, from 0
+    position               its line or row in `file`, from 1
+    file, tokens, bytes, hash and all others of the ledger, and the joined columns
 """
 
 from __future__ import annotations
@@ -27,25 +27,27 @@ from pretok.shards.manifest import SPLITS, Manifest, Shard
 
 OF_SHARD = ("source", "split", "shard")
 PLACE_IN_FILE = ("file", "start", "record")
-"""Columns of a ledger that a position follows from."""
+"""Columns of a ledger from which the position follows."""
 ROWS = "filename = 'pretok:file', file_row_number = true"
-"""With what DuckDB reads the rows of our files: a kept column may be called `filename`."""
+"""Options with which DuckDB reads ledgers. A kept column may have the name `filename`."""
 LinesBefore = Mapping[tuple[str, int], int]
 """(file, start) -> records of the file before `start`."""
 Numbered = tuple[Shard, int]
-"""A shard, and the documents of its source's split before it."""
+"""(shard, number of documents of its source and split before it)."""
 
 
 def scan(
     manifest: Manifest, columns: Sequence[str], shards: Iterable[Numbered], joined: Sequence[Annotations] = ()
 ) -> Iterator[tuple[Shard, int, pa.RecordBatch]]:
-    """(shard, number of the first document, rows with these columns) of some shards, in their order. A column that a
-    shard does not have is of Arrow's type null. Only what is named is read. Raises IntegrityError."""
-    lines = cache(lambda source: lines_of_source(manifest, source))  # a plan names every file of a source
+    """(shard, number of the first document, rows with these columns) for each row group of some shards, in order.
+
+    A column that a shard does not have gets Arrow's type null. Other columns are not read. Raises IntegrityError.
+    """
+    lines = cache(lambda source: lines_of_source(manifest, source))  # reads the table of all inputs once
     needed = [name for name in columns if name not in (*OF_SHARD, "doc", "position")]
     needed += PLACE_IN_FILE if "position" in columns else ()
     if not set(needed) & set(SCHEMA.names):
-        needed.append("tokens")  # what every ledger has says how many rows there are
+        needed.append("tokens")  # at least one column, to know the number of rows
     for shard, first in shards:
         beside = [
             one.windows(shard, names)
@@ -54,7 +56,9 @@ def scan(
         ]
         for rows in ledger_windows(shard.ledger_path, needed):
             found = dict(zip(rows.schema.names, rows.columns, strict=True))
-            for windows in beside:  # one for each of the ledger, or none for a source that came later
+            for (
+                windows
+            ) in beside:  # one per row group of the ledger, or none for a source that was added later
                 if window := next(windows, None):
                     found |= dict(zip(window.schema.names, window.columns, strict=True))
             if "position" in columns:
@@ -72,9 +76,10 @@ def scan(
 def documents_at(
     manifest: Manifest, shard: Shard, numbers: Sequence[int], joined: Sequence[Annotations] = ()
 ) -> list[dict[str, Any]]:
-    """What is known of documents of a shard: `position` and the columns of its ledger and of `joined`. numbers: in the
-    shard, rising. The ledger is compared with its checksum first: what is damaged must not name a wrong line. Raises
-    IntegrityError."""
+    """The rows of documents of a shard, with `position` and the columns of its ledger and of `joined`.
+
+    numbers: in the shard, rising. Raises IntegrityError if the ledger was changed: it must not name a wrong line.
+    """
     manifest.check(shard.ledger_path)
     columns = ["position", *ledger_schema(shard.ledger_path).names]
     columns += [name for one in joined for name in one.columns]
@@ -88,7 +93,7 @@ def documents_at(
 
 
 def check_place(manifest: Manifest, source: str | None, split: str | None) -> None:
-    """UsageError for a source or a split that is not there."""
+    """Raises UsageError for a source or split that does not exist."""
     if source is not None and source not in manifest.sources:
         raise UsageError(f"no source {source!r}; there is {', '.join(manifest.sources)}")
     if split is not None and split not in SPLITS:
@@ -98,8 +103,7 @@ def check_place(manifest: Manifest, source: str | None, split: str | None) -> No
 def chosen_shards(
     manifest: Manifest, source: str | None = None, split: str | None = None
 ) -> tuple[Numbered, ...]:
-    """The shards of a source and a split, or of all. UsageError where there is no such place, or the shards hold a
-    mix."""
+    """The shards of a source and split, or of all. Raises UsageError if there is none, or the shards hold a mix."""
     check_place(manifest, source, split)
     if manifest.materialized is not None:
         raise UsageError(
@@ -113,12 +117,12 @@ def chosen_shards(
 
 
 def lines_of_source(manifest: Manifest, source: str) -> LinesBefore:
-    """Of all files of a source."""
+    """`SourcePlan.lines_before` of all files of a source."""
     return load_inputs(manifest, source).lines_before()
 
 
 def row_positions(rows: pa.RecordBatch, before: LinesBefore) -> pa.Array:
-    """(rows,) int64 of rows with PLACE_IN_FILE. IntegrityError for a file that is no input."""
+    """(rows,) int64: positions of rows with PLACE_IN_FILE. Raises IntegrityError for a file that is no input."""
     try:
         places = zip(rows["file"].to_pylist(), rows["start"].to_pylist(), strict=True)
         lines = np.array([before[place] for place in places], np.int64)
@@ -130,24 +134,24 @@ def row_positions(rows: pa.RecordBatch, before: LinesBefore) -> pa.Array:
 
 
 def make_table(connection: Any, name: str, rows: list[dict[str, Any]]) -> None:
-    """A table of DuckDB of some rows, at least one, which say its columns."""
+    """Make a table in DuckDB of rows, at least one."""
     connection.register(f"{name}_arrow", pa.Table.from_pylist(rows))
     connection.execute(f"CREATE TABLE {name} AS SELECT * FROM {name}_arrow")
     connection.unregister(f"{name}_arrow")
 
 
 def make_views(connection: Any, manifest: Manifest, joined: Sequence[Annotations]) -> None:
-    """The same table in DuckDB: the view `ledger`, and `documents` with the joined columns too. `hash` is hexadecimal.
+    """Make the view `ledger` in DuckDB, and `documents` with the joined columns too. `hash` is hexadecimal.
 
-    Nothing is copied: a query reads the columns that it names from the Parquet files themselves. Without a shard there
-    are no views. Raises IntegrityError for a ledger that is not there.
+    A query reads only the columns that it names, from the Parquet files. Without shards there are no views. Raises
+    IntegrityError if a ledger is missing.
     """
     for shard in manifest.shards:
         if not shard.ledger_path.exists():
             raise IntegrityError(f"{shard.ledger_path} is missing; see pretok verify")
     if not manifest.shards:
         return
-    # Whose rows a file holds: a ledger, or joined columns in the order of the documents of one shard.
+    # Every file, of a ledger or of joined columns, has the rows of one shard in order.
     placed = {shard.path: (shard, before) for shard, before in manifest.numbered}
     paths = [(shard.ledger_path, shard.path) for shard in manifest.shards]
     paths += [(one.folder / part.path, part.shard) for one in joined for part in one.record.parts]
@@ -195,5 +199,5 @@ def make_views(connection: Any, manifest: Manifest, joined: Sequence[Annotations
 
 
 def identifier(name: str) -> str:
-    """A column's name in SQL."""
+    """The name of a column, quoted for SQL."""
     return '"' + name.replace('"', '""') + '"'

@@ -1,20 +1,19 @@
-"""What a source is made of: its inputs, how they were cut, how many records each piece of them gave.
+"""The inputs of a source as a table: how they are cut into pieces, and later the records that each piece gave.
 
-Input: the plan of a source; once it is sealed, the records of each piece. Output: a Parquet file, `plan.parquet` in
-the folder of unfinished work and then `NAME.files.parquet` beside the shards, and what such a file says; what is
-appended has one of its own, `NAME.1.files.parquet` and so on, whose partitions are numbered behind those before. One
-row a piece, in the order in which they are read:
+The table is `plan.parquet` in the folder of unfinished work, and then `NAME.files.parquet` beside the shards. Each
+append has a table of its own, `NAME.1.files.parquet` and so on, whose partitions are numbered after those before. It
+has one row per piece, in reading order:
 
     file, format, compression, size, identity   the input, as `read.files.InputFile`
-    partition           int64   its number; null, as all that follows, where there is nothing to read
+    partition           int64   number of the partition; null, like all that follows, if there is nothing to read
     start, stop, first  int64   where in the file, as `read.partition.Piece`
-    estimate            int64   bytes of text expected of the partition; of a plan alone
-    read, rejected      int64   records; of a sealed source alone
-    lines               int64   lines or rows, of which blank ones are no records; likewise
+    estimate            int64   bytes of text expected of the partition; only in a plan
+    read, rejected      int64   records; only of a sealed source
+    lines               int64   lines or rows, of which blank ones are no records; only of a sealed source
 
-The metadata of the schema holds, under `pretok`, the settings and kept columns as JSON, in a plan also what all sources
-share. All of this stands beside the manifest, which stays small whatever the number of inputs: every rank of a
-training reads one.
+The metadata of the schema has, under `pretok`, the settings and kept columns as JSON; in a plan also the settings that
+all sources share. The table is not in the manifest because every rank of a training reads the manifest, which stays
+small whatever the number of inputs.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ from pretok.read.partition import Partition, Piece
 from pretok.shards.manifest import Manifest, inputs_name, unit_name
 
 PLAN_FILE = "plan.parquet"
-"""The plan in the folder of unfinished work."""
+"""Name of the plan in the folder of unfinished work."""
 _FILE = ("file", "format", "compression", "size", "identity")
 _PIECE = ("partition", "start", "stop", "first", "estimate", "read", "rejected", "lines")
 SCHEMA = pa.schema(
@@ -50,11 +49,11 @@ SCHEMA = pa.schema(
 )
 _KEY = b"pretok"
 Place = tuple[int, int]
-"""Number of a partition, and place of a piece in it."""
+"""(number of a partition, index of a piece in it)."""
 
 
 class PlannedPiece(NamedTuple):
-    """A row of the table; without a partition there is nothing to read in the file."""
+    """A row of the table. Without a partition there is nothing to read in the file."""
 
     file: InputFile
     partition: int | None = None
@@ -68,30 +67,30 @@ class PlannedPiece(NamedTuple):
 
     @property
     def piece(self) -> Piece:
-        """What a partition has of it."""
+        """The piece of a partition."""
         return Piece(self.file, self.start, self.stop, self.first)
 
 
 @dataclass(frozen=True, slots=True)
 class SourcePlan:
-    """What a source is made of, or what is appended to it as the `append`-th."""
+    """The inputs and settings of a source, or of its `append`-th append."""
 
     name: str
     settings: dict[str, Any]
-    """What, besides the inputs, decides its shards: how records are read, what is kept of them, and `target`, the bytes
-    of a shard."""
+    """What decides its shards besides the inputs: how records are read, the kept columns, and `target`, the bytes of a
+    shard."""
     rows: tuple[PlannedPiece, ...]
     kept: tuple[KeptColumn, ...] = ()
-    """The columns of its ledgers, with the types they were found to have."""
+    """The kept columns of its ledgers, with their types."""
     append: int = 0
     config: dict[str, Any] | None = None
-    """What all sources share; None once it is sealed."""
+    """The settings that all sources share; None once it is sealed."""
     stamps: Mapping[str, Stamp] = field(default_factory=dict)
-    """Of its inputs by path, as this job found them; not kept."""
+    """When its inputs changed last, by path, as this job found them; not stored."""
 
     @property
     def unit(self) -> str:
-        """What it is called where a source has several."""
+        """Its name among the parts of a source."""
         return unit_name(self.name, self.append)
 
     @property
@@ -101,7 +100,7 @@ class SourcePlan:
 
     @property
     def partitions(self) -> list[Partition]:
-        """What is read, in order."""
+        """The partitions, in order."""
         held: dict[int, list[PlannedPiece]] = {}
         for row in self.rows:
             if row.partition is not None:
@@ -112,7 +111,7 @@ class SourcePlan:
         ]
 
     def cut(self, partitions: Iterable[Partition]) -> SourcePlan:
-        """The same, cut into partitions."""
+        """The plan, cut into partitions."""
         rows = [
             PlannedPiece(piece.file, one.number, piece.start, piece.stop, piece.first, one.estimate)
             for one in partitions
@@ -124,7 +123,7 @@ class SourcePlan:
     def sealed(
         self, read: Mapping[Place, int], rejected: Mapping[Place, int], lines: Mapping[Place, int]
     ) -> SourcePlan:
-        """The same as the table of a sealed source. A piece without a count gave nothing."""
+        """The table of the sealed source. A piece without a count gave nothing."""
         counted = iter(
             row._replace(
                 estimate=None,
@@ -138,7 +137,7 @@ class SourcePlan:
         return replace(self, rows=rows, config=None)
 
     def placed(self) -> Iterator[tuple[Place, PlannedPiece, int]]:
-        """Each piece with its place, and the lines of its file before it: pieces of a file follow each other."""
+        """(place, row, lines of the file before it) of each piece. Pieces of a file follow each other."""
         places, lines = Counter[int](), Counter[str]()
         for row in self.rows:
             if row.partition is not None:
@@ -155,8 +154,7 @@ class SourcePlan:
         return [(file.path, file.size, read[file.path], rejected[file.path]) for file in self.inputs]
 
     def lines_before(self) -> dict[tuple[str, int], int]:
-        """(file, start) of a ledger -> lines of the file before `start`: what a record's number lacks to be
-        absolute."""
+        """(file, start) of a ledger -> lines of the file before `start`, to which the number of a record is added."""
         found = {}
         for _, row, lines in self.placed():
             start, first = row.piece.origin
@@ -165,7 +163,7 @@ class SourcePlan:
 
 
 class _Said(Record, frozen=True, omit_defaults=True):
-    """What the metadata say. config: what all sources share, in a plan."""
+    """The metadata of the schema."""
 
     settings: dict[str, Any]
     kept: tuple[KeptColumn, ...]
@@ -173,7 +171,7 @@ class _Said(Record, frozen=True, omit_defaults=True):
 
 
 def write_plan(path: Path, plan: SourcePlan) -> None:
-    """Write the table of a plan, or of a source that is sealed."""
+    """Write the table of a plan or of a sealed source."""
     rows = [(*astuple(row.file), *row[1:]) for row in plan.rows]
     columns = zip(*rows, strict=True) if rows else [()] * len(SCHEMA)
     arrays = [pa.array(column, field.type) for column, field in zip(columns, SCHEMA, strict=True)]
@@ -184,21 +182,20 @@ def write_plan(path: Path, plan: SourcePlan) -> None:
 
 
 def read_plan(folder: Path) -> SourcePlan | None:
-    """The plan in a folder of unfinished work; None where there is none."""
+    """The plan in a folder of unfinished work, or None."""
     path = folder / PLAN_FILE
     source, _, append = folder.name.partition(".")
     return _read(path, path.read_bytes(), source, int(append or 0)) if path.exists() else None
 
 
 def load_inputs(manifest: Manifest, source: str) -> SourcePlan:
-    """What a source of a manifest was made of, with all that was appended to it. Raises IntegrityError where a table is
-    not as it was sealed."""
+    """The inputs of a source, with those of its appends. Raises IntegrityError if a table was changed."""
     parts = load_appends(manifest, source)
     return replace(parts[0], rows=tuple(row for part in parts for row in part.rows))
 
 
 def load_appends(manifest: Manifest, source: str) -> list[SourcePlan]:
-    """The same, each part by itself."""
+    """The inputs of a source and of each append. Raises IntegrityError."""
     sealed = {file.path: file.root for file in manifest.side_files if file.source == source}
     names = [inputs_name(source, append) for append in range(manifest.appends(source) + 1)]
     return [_load(manifest.folder / name, source, number, sealed[name]) for number, name in enumerate(names)]
@@ -216,8 +213,8 @@ def _load(path: Path, source: str, append: int, root: str) -> SourcePlan:
 def _read(path: Path, data: bytes, source: str, append: int) -> SourcePlan:
     try:
         with pq.ParquetFile(pa.BufferReader(data)) as file:
-            # pq.read_table would hand `data` to Arrow's threads: one that is the last to hold it while the interpreter
-            # ends waits for the lock of Python, and ends the process.
+            # pq.read_table would hand `data` to Arrow's threads. A thread that is the last to release it while the
+            # interpreter ends would wait for the GIL and end the process.
             table = file.read(use_threads=False)
         table.validate(full=True)  # a plan has no seal
         said = json.loads((table.schema.metadata or {})[_KEY])

@@ -1,30 +1,27 @@
-"""manifest.json: the sealed description of a shards folder, written last.
-
-Input: a `Manifest` (from `pretok.shards.seal`), or the file on disk. Output: the file, or a `Manifest` whose every
-value was checked, read by verify, status, mix, stream and train.
+"""manifest.json: what a folder of shards holds. It is written last.
 
     format, version
-    fingerprint  of the tokenizer and the shards: equal ones mean equal tokens, so mixes and runs are bound to it
-    seal         of everything below: any change by another hand is seen
+    fingerprint  of the tokenizer and the shards: equal ones mean equal tokens, so mixes and runs name it
+    seal         of everything below, so that any edit is detected
     tokenizer    {fingerprint, vocab_size, eod_id, dtype}, and bos_id where documents begin with a token
     totals       counts, as in each source
     sources      {NAME: {tokens, documents, bytes, read, rejected: {reason: n}, train: {...}, val: {...},
                  mismatches: {column: n}    values of kept columns that had another type
-                 compared: {documents, bytes, encoded_again: [{shard, file, position}]}}}    by `tokenizers` again
+                 compared: {documents, bytes, encoded_again: [{shard, file, position}]}}}    with `tokenizers`
     shards       [{path, source, split, tokens, documents, file_bytes, text_bytes, root, index_root}]
     side_files   [{path, source, file_bytes, root}]    every other file of the folder: ledgers, inputs, rejects
-    history      [{fingerprint, shards: {NAME: {train, val}}}]    what the folder was before, the oldest first: it has
-                 grown since, by sources or in them, from that fingerprint and the first so many shards of each source
-                 and split; where documents were removed instead, with `removal`: {at, reason, documents, tokens,
-                 former: {PATH: root of the `.bin` before}}
-    config, software, and materialized (the mix) where the shards hold a mix in its order
+    history      [{fingerprint, shards: {NAME: {train, val}}}]    what the folder was before, the oldest first: its
+                 fingerprint and number of shards of each source and split. After each it has grown, or, with
+                 `removal`: {at, reason, documents, tokens, former: {PATH: root of the `.bin` before}}, documents were
+                 removed
+    config, software; materialized (the mix) if the shards hold a mix in its order
 
-A root is that of the hash tree of a file (`pretok.base.tree`); the nodes beside a `.bin` are what its root follows
-from, and are not listed. `bytes` are of text in UTF-8, `file_bytes` of a file. `tokens`, `documents` and `bytes` of a
-source count both splits. They count documents that were removed too, which keep their place; `removed` of a shard and a
-split says how many. `shards[].path` is the `.bin`, relative to the folder. Shards are ordered by source name,
-split and number, and that order is the order of the source's flat token stream. A folder grows by shards behind those
-of the same source and split, so a flat stream of before is the beginning of the one of now.
+A root is that of the hash tree over a file (`pretok.base.tree`); the nodes beside a `.bin` follow from its tokens and
+are not listed. `bytes` are of text in UTF-8, `file_bytes` of a file. `tokens`, `documents` and `bytes` of a source
+count both splits, and also removed documents, which keep their places; `removed` of a shard and a split says how many.
+`shards[].path` is the `.bin`, relative to the folder. Shards are in the order of source name, split and number, which
+is the order of the token stream of each source and split. A folder grows by shards after those of the same source and
+split, so the old stream is the beginning of the new one.
 """
 
 from __future__ import annotations
@@ -62,15 +59,15 @@ VERSION = 7
 FILE_NAME = "manifest.json"
 INPUTS_SUFFIX = ".files.parquet"
 STATE = ".state"
-"""Folder inside a shards folder that holds unfinished work; gone when all is sealed."""
+"""Folder of unfinished work inside a shards folder; removed when everything is sealed."""
 SPLITS = ("train", "val")
 UNFINISHED_REMOVAL = ".removal/log.json"
-"""File of a shards folder that stands while a removal is written (`pretok.removal`)."""
+"""File that exists while a removal is written (`pretok.removal`)."""
 
 
 class TokenizerEntry(Record, frozen=True, omit_defaults=True):
-    """The tokenizer of all shards; dtype: of their token ids, uint16 or int32; bos_id: of the token that begins every
-    document, None where none does."""
+    """The tokenizer of all shards. dtype: of the token ids, uint16 or int32; bos_id: the token that begins every
+    document, or None."""
 
     fingerprint: str
     vocab_size: Count
@@ -80,8 +77,8 @@ class TokenizerEntry(Record, frozen=True, omit_defaults=True):
 
 
 class SplitCounts(Record, frozen=True, omit_defaults=True):
-    """What a split of a source holds; bytes: of text; kinds: of conversations the tokens of each kind; removed: how
-    much of all that was removed."""
+    """What a split of a source holds. bytes: of text; kinds: for conversations, the number of tokens of each kind;
+    removed: what was removed from it."""
 
     tokens: Count
     documents: Count
@@ -91,7 +88,7 @@ class SplitCounts(Record, frozen=True, omit_defaults=True):
 
     @property
     def learned(self) -> int:
-        """Tokens that are learned unless a mix says otherwise: all of text, what an assistant wrote."""
+        """Tokens that are learned by default: all of plain text, and the assistant's in conversations."""
         if self.kinds is None:
             return self.tokens
         return sum(self.kinds.get(kind, 0) for kind in (*LEARNED, KINDS[TEXT]))
@@ -101,8 +98,8 @@ NOTHING = SplitCounts(0, 0, 0)
 
 
 class EncodedAgain(Record, frozen=True):
-    """A shard that `tokenizers` encoded as a whole, as did the documents for validation beside it; and the one that the
-    engine had given other tokens: its file, and its line or row from 1."""
+    """A shard that `tokenizers` encoded as a whole, with the validation documents of the same part, because the fast
+    engine gave other tokens for a document: that of `file` at the line or row `position`, from 1."""
 
     shard: str
     file: str
@@ -110,7 +107,7 @@ class EncodedAgain(Record, frozen=True):
 
 
 class Compared(Record, frozen=True):
-    """Documents that `tokenizers` encoded again before their shards counted, bytes: of their text."""
+    """Documents that `tokenizers` encoded again before their shards were sealed. bytes: of their text."""
 
     documents: Count
     bytes: Count
@@ -118,9 +115,9 @@ class Compared(Record, frozen=True):
 
 
 class SourceCounts(Record, frozen=True, omit_defaults=True):
-    """What a source holds; read: records, of which `documents` were written and the others rejected, by reason;
-    mismatches: by column, values that are null in the ledgers because they were of another type; compared: None where
-    documents were not encoded, as in shards of a mix."""
+    """What a source holds. read: records, of which `documents` were written and the others rejected, by reason;
+    mismatches: by kept column, values that are null in the ledgers because they had another type; compared: None if no
+    documents were encoded, as in shards of a mix."""
 
     tokens: Count
     documents: Count
@@ -134,16 +131,16 @@ class SourceCounts(Record, frozen=True, omit_defaults=True):
 
     @property
     def removed(self) -> RemovedCounts | None:
-        """What was removed of both splits."""
+        """What was removed from both splits."""
         return add_counts([self.train, self.val]).removed
 
 
 UNCOUNTED = SourceCounts(0, 0, 0, 0, {}, NOTHING, NOTHING)
-"""Of which `Manifest.counted` finds out what its shards say."""
+"""Counts of nothing. `Manifest.counted` adds what the shards say."""
 
 
 class SideFile(Record, frozen=True):
-    """A file that is no shard: a ledger, a table of inputs, rejects (of `source`), the tokenizer (of none)."""
+    """A file that is no shard: a ledger, inputs or rejects of `source`, or the tokenizer, which is of none."""
 
     path: str
     source: str | None
@@ -152,8 +149,8 @@ class SideFile(Record, frozen=True):
 
 
 class Removal(Record, frozen=True):
-    """Documents that were removed together. at: when, UTC, as no other removal of the folder; former: path of each
-    shard that changed -> the root of its `.bin` before."""
+    """Documents that were removed together. at: when, UTC, different for each removal; former: path of each changed
+    shard -> the root of its `.bin` before."""
 
     at: str
     reason: str
@@ -163,8 +160,8 @@ class Removal(Record, frozen=True):
 
 
 class Event(Record, frozen=True, omit_defaults=True):
-    """What a folder was before it changed: its fingerprint, and how many shards each source had of each split. Without
-    a `removal` it has grown: what was there is there as it was, and more."""
+    """What a folder was before it changed: its fingerprint, and the number of shards of each source and split. Without
+    a `removal` the folder has grown: it has the same shards and more."""
 
     fingerprint: str
     shards: dict[str, dict[str, Count]]
@@ -172,8 +169,8 @@ class Event(Record, frozen=True, omit_defaults=True):
 
 
 class Manifest(Record, frozen=True, dict=True, omit_defaults=True):
-    """What stands in FOLDER/manifest.json. What follows from it (version, fingerprint, seal) is no field;
-    `folder`, where its files are, stands in no file."""
+    """FOLDER/manifest.json. What follows from it (fingerprint, seal) is not a field. `folder` is where its files are,
+    which is not written."""
 
     tokenizer: TokenizerEntry
     totals: SourceCounts
@@ -187,22 +184,22 @@ class Manifest(Record, frozen=True, dict=True, omit_defaults=True):
     folder: Path = NOWHERE
 
     def at(self, folder: Path) -> Manifest:
-        """The same, whose files are in `folder`; NOWHERE for what is written."""
+        """The same with its files in `folder`; NOWHERE for the form that is written."""
         return replace(
             self, folder=folder, shards=tuple(replace(shard, folder=folder) for shard in self.shards)
         )
 
     @cached_property
     def fingerprint(self) -> str:
-        """What identifies the tokens: the tokenizer and, in order, every shard's path, sizes and roots.
+        """Identifies the tokens: a digest of the tokenizer and of every shard's path, sizes and roots, in order.
 
-        Taken of a form of its own, so that a mix of the same tokens stays valid where the manifest's keys change.
+        It has a format of its own, so that a mix stays valid if the keys of the manifest change.
         """
         return self._fingerprint_of(self.shards)
 
     def _fingerprint_of(self, shards: Iterable[Shard]) -> str:
-        """That of a manifest of some of the shards, as they are or were."""
-        # What was removed of a shard follows from its tokens.
+        """The fingerprint with these shards, as they are or were."""
+        # What was removed from a shard follows from its tokens.
         entries = to_json([replace(shard, folder=NOWHERE, removed=None) for shard in shards])
         return fingerprint(
             {"format": FORMAT, "version": 2, "tokenizer": to_json(self.tokenizer), "shards": entries}
@@ -210,7 +207,7 @@ class Manifest(Record, frozen=True, dict=True, omit_defaults=True):
 
     @cached_property
     def root(self) -> str:
-        """The root over all: of the tree (`pretok.base.tree`) whose leaves are the `entries`."""
+        """The root over everything: of the hash tree (`pretok.base.tree`) whose leaves are the `entries`."""
         return fold([entry_hash(entry) for entry in self.entries]).hex()
 
     @cached_property
@@ -235,14 +232,14 @@ class Manifest(Record, frozen=True, dict=True, omit_defaults=True):
 
     @cached_property
     def shard_counts(self) -> dict[str, dict[str, int]]:
-        """How many shards each source has of each split."""
+        """The number of shards of each source and split, without sources that have none."""
         counts = Counter((shard.source, shard.split) for shard in self.shards)
         return {name: {split: counts[name, split] for split in SPLITS} for name, _ in counts}
 
     def was(self, fingerprint: str) -> tuple[Shard, ...] | None:
-        """The shards of the folder when it had this fingerprint, with the roots of then; None if it never had.
+        """The shards, with their roots, that the folder had under this fingerprint; None if it never had it.
 
-        Raises IntegrityError where the history says so and the shards cannot come from it: runs rely on that.
+        Raises IntegrityError if the history has the fingerprint but the shards do not give it: runs rely on that.
         """
         if fingerprint == self.fingerprint:
             return self.shards
@@ -250,9 +247,7 @@ class Manifest(Record, frozen=True, dict=True, omit_defaults=True):
             if event.fingerprint != fingerprint:
                 continue
             former: dict[str, str] = {}
-            for later in reversed(
-                self.history[number:]
-            ):  # of a shard that changed twice the older root counts
+            for later in reversed(self.history[number:]):  # a shard that changed twice has its oldest root
                 former |= later.removal.former if later.removal else {}
             seen: Counter[tuple[str, str]] = Counter()
             found = []
@@ -270,12 +265,12 @@ class Manifest(Record, frozen=True, dict=True, omit_defaults=True):
 
     @property
     def removals(self) -> tuple[Removal, ...]:
-        """All that was removed, in order."""
+        """All removals, in order."""
         return tuple(event.removal for event in self.history if event.removal is not None)
 
     @cached_property
     def but_for_removals(self) -> dict[str, str]:
-        """Each fingerprint that the folder has or had -> the last one of the same shards, but for what was removed."""
+        """Each fingerprint that the folder has or had -> the last one with the same shards, apart from removals."""
         found = {self.fingerprint: self.fingerprint}
         later = self.fingerprint
         for event in reversed(self.history):
@@ -284,12 +279,12 @@ class Manifest(Record, frozen=True, dict=True, omit_defaults=True):
         return found
 
     def removal_number(self, at: str | None) -> int:
-        """Which of the removals was at this time; for None, of what was never removed, one more than there are."""
+        """The number of the removal at a time, from 0; for None (not removed) the number of removals."""
         return [*(removal.at for removal in self.removals), None].index(at)
 
     def as_of(self, fingerprint: str) -> Manifest | None:
-        """The same folder when it had this fingerprint; None if it never had. The counts are those of its shards then,
-        of which it is not known what was rejected. The roots are those of then, too."""
+        """The manifest that the folder had under this fingerprint; None if it never had it. Its counts are those of its
+        shards; what was rejected is not known."""
         if (shards := self.was(fingerprint)) is None or fingerprint == self.fingerprint:
             return self if shards else None
         documents = Counter[str]()
@@ -300,52 +295,52 @@ class Manifest(Record, frozen=True, dict=True, omit_defaults=True):
         return replace(self, shards=shards, sources=sources, history=()).counted()
 
     def counted(self) -> Manifest:
-        """The same, where the counts of sources and the totals are made anew from the shards."""
+        """The same, with the counts of sources and the totals computed from the shards."""
         sources = {
             name: _count_source(counts, [shard for shard in self.shards if shard.source == name])
             for name, counts in self.sources.items()
         }
-        # Kinds are those of one source, and so are names of columns.
+        # Kinds and kept columns are those of one source.
         both = add_counts([UNCOUNTED, *(replace(counts, mismatches={}) for counts in sources.values())])
         train, val = (replace(split, kinds=None) for split in (both.train, both.val))
         return replace(self, sources=sources, totals=replace(both, train=train, val=val))
 
     @property
     def event(self) -> Event:
-        """What the history of a folder says of this manifest when it has grown."""
+        """The entry in the history of this folder after it has grown."""
         return Event(self.fingerprint, self.shard_counts)
 
     def appends(self, source: str) -> int:
-        """How often inputs were appended to a source."""
+        """The number of appends to a source."""
         tables = {file.path for file in self.side_files if file.source == source}
         return next(number for number in count(1) if inputs_name(source, number) not in tables) - 1
 
     def holds(self, unit: str) -> bool:
-        """Whether documents of a source are sealed, with what was appended to it in the case of `NAME.1`."""
+        """Whether documents of a source (`NAME`) or of an append to it (`NAME.1`) are sealed."""
         source, _, append = unit.partition(".")
         counts = self.sources.get(source, UNCOUNTED)
         return counts.documents > 0 and int(append or 0) <= self.appends(source)
 
     def rejects(self, source: str) -> list[Path]:
-        """The files of what was rejected from a source."""
+        """The files of rejects of a source."""
         of_source = (file.path for file in self.side_files if file.source == source)
         return [self.folder / path for path in of_source if path.startswith("rejects/")]
 
     def reject_lines(self, source: str) -> Iterator[dict[str, Any]]:
-        """What was rejected from a source. Raises IntegrityError where a file of it is not as it was sealed."""
+        """The rejects of a source. Raises IntegrityError if a file was changed."""
         for path in self.rejects(source):
             self.check(path)
             yield from read_json_lines(path)
 
     @cached_property
     def tokenized(self) -> tuple[str, ...]:
-        """The sources of which it is known what inputs they were made of; none where the shards hold a mix."""
+        """The sources that have a table of inputs; none if the shards hold a mix."""
         tables = {file.path for file in self.side_files}
         return tuple(name for name in self.sources if inputs_name(name) in tables)
 
     @cached_property
     def roots(self) -> dict[Path, str]:
-        """Of every file that the manifest names: shards, their indexes, ledgers, the tokenizer and the others."""
+        """The root of every file that the manifest names."""
         return {
             **{shard.bin_path: shard.root for shard in self.shards},
             **{shard.index_path: shard.index_root for shard in self.shards},
@@ -353,13 +348,13 @@ class Manifest(Record, frozen=True, dict=True, omit_defaults=True):
         }
 
     def check(self, path: Path) -> bool:
-        """Whether a file is there. Raises IntegrityError where the manifest names it and it is not as it was sealed."""
+        """Whether a file exists. Raises IntegrityError if the manifest names it and it was changed."""
         if path in self.roots:
             compare_root(path, self.roots[path])
         return path.exists()
 
     def sized(self) -> Manifest:
-        """The same, after a look at each shard's size. Raises IntegrityError where a `.bin` or `.idx` is missing or
+        """The same, after checking the sizes of all shards. Raises IntegrityError if a `.bin` or `.idx` is missing or
         has another size."""
         for shard in self.shards:
             sizes = (shard.bin_path, shard.file_bytes), (shard.index_path, index_size(shard.documents))
@@ -372,7 +367,7 @@ class Manifest(Record, frozen=True, dict=True, omit_defaults=True):
 
     @property
     def numbered(self) -> Iterator[tuple[Shard, int]]:
-        """Each shard with the documents of its source and split before it."""
+        """(shard, number of documents of its source and split before it) for each shard."""
         before: Counter[tuple[str, str]] = Counter()
         for shard in self.shards:
             yield shard, before[shard.source, shard.split]
@@ -384,7 +379,7 @@ class Manifest(Record, frozen=True, dict=True, omit_defaults=True):
 
     @property
     def conversations(self) -> tuple[str, ...]:
-        """The sources of which not every token is to be learned."""
+        """The sources that hold conversations, of which not every token is learned."""
         return tuple(dict.fromkeys(shard.source for shard in self.shards if shard.kinds is not None))
 
     @property
@@ -401,15 +396,15 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
 
 
 def has_manifest(folder: Path) -> bool:
-    """Whether a manifest stands in `folder`."""
+    """Whether `folder` has a manifest."""
     return os.path.exists(folder / FILE_NAME)  # noqa: PTH110 - False, not PermissionError, in a closed folder
 
 
 def load_manifest(folder: Path, *, unfinished: bool = True) -> Manifest:
-    """Read the manifest in FOLDER, or in its shards, once while it stays as it is: a command looks into it often.
-    unfinished: whether a removal that is not finished is refused.
+    """Read the manifest in FOLDER, or in the shards folder inside it. It is cached while the file does not change.
 
-    Raises IntegrityError (missing, damaged, edited, in change) or MismatchError (other version).
+    unfinished: refuse a folder with an unfinished removal. Raises IntegrityError (missing, damaged, edited, being
+    changed) or MismatchError (other version).
     """
     path = shards_of(Path(folder).absolute()) / FILE_NAME
     if not has_manifest(path.parent):
@@ -433,17 +428,13 @@ def _load(path: Path, _stamp: tuple[int, ...]) -> Manifest:
     stated = {key: data.pop(key, None) for key in ("format", "fingerprint", "seal")}
     manifest = read_record(Manifest, data, path).at(path.parent)
     paths = (*(shard.path for shard in manifest.shards), *(file.path for file in manifest.side_files))
-    for named in paths:  # these are opened and written
+    for named in paths:  # these are opened and written to
         name = PurePosixPath(named)
         if name.is_absolute() or ".." in name.parts or "\0" in named:
             raise IntegrityError(
                 f"{path}: {named!r} is not a path inside the folder; the file was damaged or edited"
             )
-    try:
-        seal = fingerprint(data)
-    except RecursionError:  # `config` holds any value
-        raise IntegrityError(f"{path} is nested too deeply; the file was damaged or edited") from None
-    for key, value in (("fingerprint", manifest.fingerprint), ("seal", seal)):
+    for key, value in (("fingerprint", manifest.fingerprint), ("seal", fingerprint(data))):
         if stated[key] != value:
             raise IntegrityError(
                 f"{path} was edited or damaged: it states {key} {stated[key]!r}, its contents have {value}"
@@ -452,18 +443,15 @@ def _load(path: Path, _stamp: tuple[int, ...]) -> Manifest:
 
 
 def _missing(path: Path) -> str:
-    """Why there is no manifest at `path`, as far as one can see, and what to do."""
+    """Why there is no manifest at `path`, and what to do."""
     folder = path.parent
     if os.path.isfile(folder):  # noqa: PTH113 - as above
         return f"{folder} is a file; name the folder of shards, which holds {FILE_NAME}"
-    return (
-        f"{path} does not exist: the folder holds no finished shards; run pretok tokenize, which goes on where it "
-        "stopped"
-    )
+    return f"{path} does not exist: the folder holds no finished shards; run pretok tokenize, which resumes its work"
 
 
 def shards_of(folder: Path) -> Path:
-    """The folder of shards that `folder` means: itself, or the one in a WORK folder."""
+    """The folder of shards that `folder` means: itself, or the one inside a WORK folder."""
     inside = folder / "shards"
     if has_manifest(folder) or os.path.isdir(folder / STATE):  # noqa: PTH112 - as above
         return folder
@@ -471,30 +459,30 @@ def shards_of(folder: Path) -> Path:
 
 
 def unit_name(source: str, append: int) -> str:
-    """What a part of a source is called, sealed at once: `it`, and `it.1` for what was appended first."""
+    """Name of a source or an append to it: `it`, and `it.1` for the first append."""
     return f"{source}.{append}" if append else source
 
 
 def unit_words(unit: str) -> str:
-    """The same for a person."""
+    """The same in words."""
     source, _, append = unit.partition(".")
     return f"{source}, append {append}" if append else source
 
 
 def inputs_name(source: str, append: int = 0) -> str:
-    """Path of a table of a source's inputs in a folder of shards."""
+    """Path of the table of inputs of a source or an append, relative to the shards folder."""
     return f"{source}/{unit_name(source, append)}{INPUTS_SUFFIX}"
 
 
 def _count_source(known: SourceCounts, shards: Sequence[Shard]) -> SourceCounts:
-    """What is known of a source with the counts of all its shards."""
+    """The counts of a source with those of all its shards."""
     splits = []
     for split in SPLITS:
         held = [shard for shard in shards if shard.split == split]
         found = add_counts(
             [NOTHING, *(SplitCounts(s.tokens, s.documents, s.text_bytes, s.kinds, s.removed) for s in held)]
         )
-        if found.kinds is not None:  # in the order of the kinds, not that in which shards have them
+        if found.kinds is not None:  # in the order of KINDS, whatever the order in the shards
             found = replace(found, kinds={kind: found.kinds[kind] for kind in KINDS if found.kinds.get(kind)})
         splits.append(found)
     (train, val), both = splits, add_counts(splits)
@@ -504,8 +492,8 @@ def _count_source(known: SourceCounts, shards: Sequence[Shard]) -> SourceCounts:
 
 
 def add_counts(parts: Sequence[T]) -> T:
-    """Records of one type as one, field by field: numbers and tables of numbers are added, lists follow each other, and
-    records in them likewise; what a part lacks (None) counts nothing. At least one part."""
+    """Add up records of one type, at least one, field by field: numbers, tables of numbers and records are added,
+    tuples are concatenated, and None counts nothing."""
 
     def both(found: Any, more: Any) -> Any:
         if found is None or more is None:

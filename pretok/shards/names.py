@@ -1,14 +1,14 @@
-"""Names of documents -> which documents they are.
+"""Names of documents -> the documents.
 
-Input: a manifest, and names of a command line or of a file. Output: rows of its shards. A name is
+Input: a manifest, and names from a command line or a file. Output: rows of its shards. A name is
 
     HASH       32 hexadecimal digits: the hash of a text
     ID         a value of the kept column `id`
     FILE:LINE  an input, or the end of its path, and the line or row from 1
 
-Every name is looked up in all of these ways. In one way it may fit several documents, such as an id that stands twice.
-In several ways, or as a line of several files, it may fit only documents of one text: otherwise nobody knows which one
-is meant, and the name is refused.
+Every name is looked up in all of these ways. In one way it may fit several documents, such as an id that occurs twice.
+If it fits in several ways, or as a line of several files, then all documents must have the same text: otherwise it is
+unclear which one is meant, and the name is refused.
 """
 
 from __future__ import annotations
@@ -30,15 +30,17 @@ from pretok.shards.documents import Numbered, lines_of_source, scan
 from pretok.shards.manifest import Manifest
 
 SHOWN = 20
-"""Names that a message lists."""
+"""Names that a message lists at most."""
 WAYS = {"hash": "the hash of a text", "id": "a kept id"}
 Lines = dict[str, dict[int, list[str]]]
-"""Path of an input -> line or row -> the names that say so."""
+"""Path of an input -> line or row -> names of it."""
 
 
 def read_names(path: Path) -> tuple[str, ...]:
-    """The lines of a file of names, each once: a line ends with LF or CR LF and is taken as it is; empty ones are none.
-    Raises UsageError."""
+    """The names in a file, one per line, each once. Lines end with LF or CR LF; empty lines are skipped.
+
+    Raises UsageError if the file cannot be read or has no name.
+    """
     try:
         lines = path.read_bytes().decode("utf-8").split("\n")  # text mode would end lines at a CR too
     except (OSError, UnicodeDecodeError) as error:
@@ -50,15 +52,17 @@ def read_names(path: Path) -> tuple[str, ...]:
 
 
 def is_hash(name: str) -> bool:
-    """Whether a name may be the hash of a text."""
+    """Whether a name has the form of a hash."""
     return re.fullmatch("[0-9a-fA-F]{32}", name) is not None
 
 
 def find_names(
     manifest: Manifest, shards: Sequence[Numbered], names: Sequence[str]
 ) -> tuple[dict[str, Ints], tuple[str, ...]]:
-    """(path of each shard -> its documents that have one of the names, rising; the names of no document). Raises
-    UsageError for names that fit several documents in several ways, IntegrityError."""
+    """(path of each shard -> its documents with one of the names, rising; the names that fit no document).
+
+    Raises UsageError for names that fit different documents in several ways, IntegrityError.
+    """
     hashes: defaultdict[bytes, list[str]] = defaultdict(list)
     for name in filter(is_hash, names):
         hashes[bytes.fromhex(name)].append(name)
@@ -81,10 +85,10 @@ def find_names(
 def _matches(
     rows: pa.RecordBatch, wanted: tuple[pa.Array, pa.Array], hashes: dict[bytes, list[str]], lines: Lines
 ) -> Iterator[tuple[int, str, str]]:
-    """(row, name, way) of each name that fits a row. wanted: hashes and ids, as columns have them."""
+    """(row, name, way) for each name that fits a row. wanted: hashes and ids as Arrow arrays."""
     for row in pc.indices_nonzero(pc.is_in(rows["hash"], value_set=wanted[0])).to_pylist():
         yield from ((row, name, "hash") for name in hashes[rows["hash"][row].as_py()])
-    ids = rows["id"].cast(pa.large_string())  # null where a ledger keeps none
+    ids = rows["id"].cast(pa.large_string())  # null if the ledger has no ids
     for row in pc.indices_nonzero(pc.is_in(ids, value_set=wanted[1])).to_pylist():
         yield row, ids[row].as_py(), "id"
     if not lines:
@@ -98,7 +102,7 @@ def _matches(
 
 
 def lines_named(manifest: Manifest, names: Sequence[str]) -> Lines:
-    """What is FILE:LINE among names. A whole path is that input alone, also where the path of another ends so."""
+    """The names of the form FILE:LINE. A whole path means that input only, even if another path ends with it."""
     asked: defaultdict[str, list[tuple[int, str]]] = defaultdict(list)
     for name in names:
         if place := re.fullmatch(r"(.+):([0-9]{1,18})", name, re.DOTALL):
@@ -119,8 +123,8 @@ def _refuse_unclear(manifest: Manifest, fits: dict[str, defaultdict[str, set[byt
     unclear = []
     for name, ways in fits.items():
         if len(ways) > 1 and len(set.union(*ways.values())) > 1:
-            told = " and ".join(WAYS.get(way, f"a line of {way}") for way in sorted(ways))
-            unclear.append(f"{name} is {told}")
+            ways_text = " and ".join(WAYS.get(way, f"a line of {way}") for way in sorted(ways))
+            unclear.append(f"{name} is {ways_text}")
     if unclear:
         raise UsageError(
             f"{manifest.folder}: {len(unclear)} of the names fit different documents in different ways: "

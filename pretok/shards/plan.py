@@ -1,15 +1,15 @@
-"""The plan of one source: made once, kept on disk, compared with what a later run is given.
+"""The plan of one source: made once, kept on disk, and compared with the settings and inputs of each later run.
 
 Input: the inputs and settings of a source, and the plan of an earlier run if there is one. Output: a SourcePlan.
-A changed input or setting is refused by name, except a file that was damaged, failed, and has been fixed; and
-what has written no document binds nothing.
+A changed input or setting is refused by name, except for a file that was damaged and has been fixed. A plan that has
+written no document binds nothing.
 """
 
 from __future__ import annotations
 
 import re
 import shutil
-from collections import defaultdict
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -20,7 +20,7 @@ from pretok.base.units import listed, plural
 from pretok.config import Source
 from pretok.read.changes import SHOWN, differences, input_changes, refuse
 from pretok.read.files import InputFile, Stamp, stamps_of
-from pretok.read.partition import Partition, plan, shard_bytes
+from pretok.read.partition import plan, shard_bytes
 from pretok.read.probe import check_kept, probe_inputs
 from pretok.read.readers import RecordFormat
 from pretok.read.recognise import list_inputs
@@ -40,12 +40,12 @@ def plan_source(
     sealed: Sequence[SourcePlan],
     console: Console,
 ) -> list[SourcePlan]:
-    """The plans of a source and of all that is appended to it: stored ones if nothing changed; new ones, written to
-    disk, where there are none.
+    """The plans of a source and its appends: the stored ones if nothing changed, else new ones, which are stored.
 
-    record: how records are read, as the vocabulary settles it; config: what all sources share; size: bytes of a shard,
-    0 for the automatic size; itemsize: bytes of a token; state: the folder of unfinished work; sealed: the plans in the
-    manifest. Raises MismatchError that names what changed, UsageError where an append names files that are there.
+    record: how records are read, with the chat template that the vocabulary decides; config: the settings that all
+    sources share; size: bytes of a shard, 0 for the automatic size; itemsize: bytes of a token; state: the folder of
+    unfinished work; sealed: the plans in the manifest. Raises MismatchError that names what changed, UsageError if an
+    append names files that are in the source already.
     """
     if len(sealed) > len(source.append) + 1:
         raise MismatchError(
@@ -53,7 +53,9 @@ def plan_source(
             f"{len(source.append)} are named: name them all, in their order ([[sources.{name}.append]] or --append)"
         )
     settings = to_json(record) | {"keep": list(source.keep)}
-    settings |= {"target": size} if size else {}  # an automatic size follows the inputs, which are compared
+    settings |= (
+        {"target": size} if size else {}
+    )  # an automatic size follows from the inputs, which are compared
     asked, stamps = [], dict[str, Stamp]()
     for append, globs in enumerate(source.inputs_by_append):
         inputs, notices = list_inputs(globs, source.format)
@@ -82,20 +84,20 @@ def plan_source(
                 kept=tuple(replace(column, type=column.type or "text") for column in source.kept),
             )
             for path in _shards_of(made, state.parent) if one.append else ():
-                path.unlink()  # somebody has deleted the plan of these to begin the append anew
+                path.unlink()  # somebody deleted the plan of these to start the append over
             write_plan(state / one.unit / PLAN_FILE, made)
         plans.append(made)
     return [replace(one, stamps=stamps) for one in plans]
 
 
 def _continue(old: SourcePlan, asked: SourcePlan, state: Path, console: Console) -> SourcePlan | None:
-    """The stored plan, in which fixed files stand as they are now; None where what changed has written no document.
-    Raises MismatchError."""
+    """The stored plan, with fixed files as they are now; None if something changed and no document is written.
+    Raises MismatchError if something changed."""
     what, folder = f"shards of {unit_words(old.unit)}", state.parent
     changes = differences(old.settings, asked.settings)
     if old.config is not None:
         what, changes = f"unfinished {what}", differences(old.config, asked.config or {}) + changes
-        folder = state / old.unit if old.append else folder  # an append can begin anew alone
+        folder = state / old.unit if old.append else folder  # an append can start over by itself
     fixed = _fixed(old, asked.inputs, state / old.unit)
     changes += input_changes(old.inputs, [fixed.get(file.path, file) for file in asked.inputs])
     if changes:
@@ -116,7 +118,7 @@ def _continue(old: SourcePlan, asked: SourcePlan, state: Path, console: Console)
 
 
 def _shards_of(plan: SourcePlan, shards: Path) -> list[Path]:
-    """The train shards of a plan, and of what was planned behind it, with what belongs to them."""
+    """The files of the train shards of a plan and of later appends."""
     first = plan.partitions[0].number if plan.partitions else 0
     numbered = re.compile(rf"{re.escape(plan.name)}-(\d+)(-\d+)?\.")
     found = ((path, numbered.match(path.name)) for path in (shards / plan.name).glob(f"{plan.name}-*"))
@@ -124,18 +126,21 @@ def _shards_of(plan: SourcePlan, shards: Path) -> list[Path]:
 
 
 def _fixed(old: SourcePlan, inputs: Sequence[InputFile], state: Path) -> dict[str, InputFile]:
-    """The files, as they were planned, that may differ now: each is whole in one partition that starts over, as it was
-    damaged, or as nothing of it is sealed. One that was killed between two parts goes on in the file it began with."""
-    planned = {file.path: file for file in old.inputs}
-    changed = {file.path for file in inputs if planned.get(file.path, file) != file}
-    holding: defaultdict[str, list[Partition]] = defaultdict(list)
-    for partition in old.partitions if changed else ():
-        for piece in partition.pieces:
-            holding[piece.file.path].append(partition)
-    fixed = {}
-    for path in changed:
-        parts = load_parts(state, holding[path][0].name) if len(holding[path]) == 1 else []
-        over = not parts or (parts[-1].last and any(part.errors for part in parts))
-        if len(holding[path]) == 1 and state.exists() and over:
-            fixed[path] = planned[path]
+    """The files, as they were planned, that may differ now.
+
+    Each is read by one partition, which starts over because an input of it was damaged or nothing of it is sealed. A
+    partition that was killed between two parts goes on in the file that it began with, so that one must not differ.
+    """
+    now = {file.path: file for file in inputs}
+    held = Counter(piece.file.path for partition in old.partitions for piece in partition.pieces)
+    fixed = {
+        file.path: file
+        for file in old.inputs
+        if held[file.path] == 1 and now.get(file.path, file) != file and state.exists()
+    }
+    for partition in old.partitions if fixed else ():
+        parts = load_parts(state, partition.name)
+        if parts and not (parts[-1].last and any(part.errors for part in parts)):
+            for piece in partition.pieces:
+                fixed.pop(piece.file.path, None)
     return fixed

@@ -1,13 +1,12 @@
-"""Documents of a shard, encoded again by `tokenizers` before the shard counts: exactness is looked at in every job.
+"""Checks exactness in every job: `tokenizers` encodes a sample of the documents of a shard before it is sealed.
 
-Input: batches as they were encoded. Output: how many documents were compared, or `Differs` at the first of which
-`tokenizers` gives other tokens: ids, BOS and EOD, and of conversations the kind of each token.
+Input: encoded batches. Output: the number of documents compared, or `Differs` at the first document for which
+`tokenizers` gives other tokens: ids, BOS and EOD, and for conversations the kind of each token.
 
-A document is compared where its hash is one of the lowest SHARE of all hashes, so that the cost stays below a hundredth
-of encoding; where a shard holds none of these, the one with the lowest hash is, of short documents if there are any.
-So which documents these are does not depend on batches: the same in every run.
-A document that `tokenizers` gives up on, as it does on some of more than a megabyte, is passed over and not counted;
-one that the engine alone gives up on differs.
+The sample is the documents whose hash is in the lowest SHARE of all hashes, so that it costs less than a hundredth of
+encoding. If a shard has none of these, it is the document with the lowest hash, of the short ones if there are any. So
+the sample does not depend on batches and is the same in every run. A document that `tokenizers` cannot encode, such as
+some of more than a megabyte, is skipped and not counted; one that only the fast engine cannot encode differs.
 """
 
 from __future__ import annotations
@@ -24,13 +23,13 @@ from pretok.tokenizer.encoder import Encoder
 from pretok.tokenizer.reference import Unencodable
 
 SHARE = 5e-5
-"""Part of the documents, and so of the text, that is compared: `tokenizers` takes some 75 times as long for one."""
+"""Share of the documents that is compared: `tokenizers` takes some 75 times as long for one."""
 SHORT = 4096
-"""Bytes of a document up to which it is short."""
+"""Most bytes of a short document."""
 
 
 class Differs(Exception):
-    """The tokens of a document, of which `place` has piece and number, are not those of `tokenizers`."""
+    """`tokenizers` gives other tokens for a document. place: its piece and its number in the piece."""
 
     def __init__(self, place: tuple[int, int]) -> None:
         self.place = place
@@ -38,7 +37,7 @@ class Differs(Exception):
 
 
 class Sample:
-    """What was compared of one shard; documents, bytes: how many, and of how much text."""
+    """The sample of one shard. documents, bytes: the number of documents compared, and their text."""
 
     def __init__(self, encoder: Encoder) -> None:
         self.documents = self.bytes = 0
@@ -48,8 +47,10 @@ class Sample:
     def add(
         self, joined: JoinedBatches, encoded: Sequence[EncodedSplit], refused: Sequence[tuple[int, str]]
     ) -> None:
-        """Take a batch, and compare what is chosen of it. Raises Differs."""
-        for row, _ in refused if self._exact is not self._encoder else ():  # the engine gave them up
+        """Compare the documents of a batch that are in the sample. Raises Differs."""
+        for row, _ in (
+            refused if self._exact is not self._encoder else ()
+        ):  # the fast engine cannot encode them
             with suppress(Unencodable):
                 self._encode(joined, row)
                 raise Differs(joined.place(row))
@@ -60,7 +61,7 @@ class Sample:
             row = int(np.lexsort((keys, split.sizes > SHORT))[0])
             rank = bool(split.sizes[row] > SHORT), int(keys[row])
             if self._lowest is None or rank < self._lowest[0]:
-                self._lowest = rank, joined, split, row  # some megabytes, as the batch stays with it
+                self._lowest = rank, joined, split, row  # keeps the batch, some megabytes
 
     def finish(self) -> None:
         """Compare one document if none was. Raises Differs."""

@@ -1,7 +1,7 @@
 """A shard -> the texts of its documents, a few megabytes at a time.
 
-Input: a shard of a manifest and a decoder of its vocabulary. Output: Arrow arrays of texts as they were tokenized:
-after normalization, without the tokens around each document; empty of one that was removed.
+Input: a shard of a manifest and a decoder of its vocabulary. Output: Arrow arrays of the texts as they were tokenized,
+after normalization and without BOS and EOD. The text of a removed document is empty.
 """
 
 from __future__ import annotations
@@ -21,31 +21,33 @@ from pretok.tokenizer.decode import TextDecoder
 from pretok.tokenizer.vocabulary import TOKENIZER_FILE, Vocabulary, load_vocab
 
 WINDOW_TOKENS = 1 << 20
-"""Tokens that are decoded at a time, if no document has more: some 5 MB of text."""
+"""Tokens that are decoded at a time, unless a document has more: some 5 MB of text."""
 
 
 def load_vocabulary(manifest: Manifest) -> Vocabulary:
-    """The vocabulary that lies beside the shards. UsageError where there is none."""
+    """The vocabulary beside the shards. Raises UsageError if there is none."""
     return load_vocab(manifest.folder / TOKENIZER_FILE, manifest.tokenizer.eod_id, manifest.tokenizer.bos_id)
 
 
 def load_decoder(manifest: Manifest) -> TextDecoder:
-    """The decoder of that vocabulary. UsageError likewise."""
+    """The decoder of the vocabulary beside the shards. Raises UsageError if there is none."""
     return TextDecoder(load_vocabulary(manifest))
 
 
 def shard_texts(
     shard: Shard, decoder: TextDecoder, start: int = 0, end: int | None = None
 ) -> Iterator[tuple[int, pa.LargeStringArray]]:
-    """(number of the first document, texts) for documents start..end of a shard, in order. IntegrityError for ids that
-    are no text."""
+    """(number of the first document, texts) for the documents start:end of a shard, in order.
+
+    Raises IntegrityError for ids that are no text.
+    """
     reader = shard.open()
     for low, high in _windows(reader.offsets, start, shard.documents if end is None else end):
         yield low, _decode(reader, decoder, shard, low, high)
 
 
 def _windows(offsets: Ints, start: int, end: int) -> Iterator[tuple[int, int]]:
-    """Ranges of documents of WINDOW_TOKENS at most, or of one document."""
+    """Ranges of documents with at most WINDOW_TOKENS, or of one document."""
     while start < end:
         last = int(np.searchsorted(offsets, offsets[start] + WINDOW_TOKENS, side="right")) - 1
         stop = min(end, max(start + 1, last))
@@ -65,7 +67,7 @@ def _decode(
     if decoder.head:
         text[ends[:-1]] = False
     around = np.full(high - low, 1 + decoder.head)
-    if (gone := removed_documents(ids, ends, decoder.eod_id)).any():  # nothing but such tokens
+    if (gone := removed_documents(ids, ends, decoder.eod_id)).any():  # only EOD
         text[np.repeat(gone, np.diff(ends))] = False
         around[gone] = np.diff(ends)[gone]
     texts = from_buffers(*decoder.decode(ids[text], ends - np.concatenate([[0], np.cumsum(around)])))

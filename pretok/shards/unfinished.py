@@ -1,7 +1,7 @@
-"""What of a shards folder is not sealed yet, from the plans and part records in its .state.
+"""What is not finished in a shards folder, from the plans and part records in its .state.
 
-Input: SHARDS. Output: sentences for `status` and `verify`, so that what is incomplete never looks complete. And
-the plan of a job that is no tokenization, kept where its unfinished files are.
+Input: SHARDS. Output: sentences for `status` and `verify`, so that incomplete shards never look complete. Also the plan
+of another job that writes shards, which is kept with its unfinished files.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pretok.shards.manifest import STATE, Manifest, has_manifest, load_manifest,
 
 
 class Progress(NamedTuple):
-    """How many partitions of a source are done of those that are planned, and inputs that were not read to the end."""
+    """The partitions of a source that are done and planned, and the inputs that were not read to the end."""
 
     done: int
     planned: int
@@ -27,11 +27,11 @@ class Progress(NamedTuple):
 
 
 def unfinished(shards: Path) -> dict[str, Progress]:
-    """How far the work is on each source, or on `NAME.1` of what is appended, that is not sealed."""
+    """The progress of each source, or append (`NAME.1`), that is not sealed."""
     found: dict[str, Progress] = {}
     if not (folders := sorted((shards / STATE).glob("*/"))):
         return found
-    from pretok.shards.inputs import read_plan  # what makes shards, with its compiled loops
+    from pretok.shards.inputs import read_plan  # these import compiled loops
     from pretok.shards.parts import is_complete, load_parts
 
     manifest = load_manifest(shards, unfinished=False) if has_manifest(shards) else None
@@ -47,7 +47,7 @@ def unfinished(shards: Path) -> dict[str, Progress]:
 
 
 def refuse_unfinished(shards: Path) -> None:
-    """IntegrityError that says how far the work is, when a folder has not got a manifest yet but its state."""
+    """Raises IntegrityError with the progress if a folder has state but no manifest yet."""
     if not has_manifest(shards) and (found := unfinished(shards)):
         done, planned = sum(one.done for one in found.values()), sum(one.planned for one in found.values())
         raise IntegrityError(
@@ -57,9 +57,9 @@ def refuse_unfinished(shards: Path) -> None:
 
 @contextmanager
 def reading(manifest: Manifest, what: str) -> Iterator[None]:
-    """For a job that reads shards for long: none of them changes while the context is open. New ones may come.
+    """For a long job that reads shards: they do not change while the context is open, though new ones may be added.
 
-    Raises MismatchError where they changed since `manifest` was read.
+    Raises MismatchError if they changed since `manifest` was read.
     """
     with share(manifest.folder, what):
         refuse_unfinished(manifest.folder)
@@ -72,8 +72,8 @@ def reading(manifest: Manifest, what: str) -> Iterator[None]:
 
 
 def incomplete(manifest: Manifest, most: int = 5) -> list[str]:
-    """Sentences on what is missing from sealed shards: sources that are not sealed, and at most so many of the inputs
-    that were not read to their end."""
+    """Sentences on what is missing: sources that are not sealed, and the inputs that were not read to the end, at most
+    `most` of them."""
     sentences, failed = [], []
     for name, found in unfinished(manifest.folder).items():
         sentences.append(
@@ -86,7 +86,7 @@ def incomplete(manifest: Manifest, most: int = 5) -> list[str]:
 
 
 def keep_plan(out: Path, plan: dict[str, object]) -> None:
-    """Say in `out` what its unfinished shards belong to. Raises MismatchError where they belong to another plan."""
+    """Store in `out` the plan of its unfinished shards. Raises MismatchError if they have another plan."""
     path = out / STATE / "plan.json"
     if not path.exists():
         write_json(path, plan)

@@ -1,4 +1,4 @@
-"""What is counted of a column of documents, in SQL."""
+"""The host of an address, in SQL."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ HOST = r"^[a-zA-Z][a-zA-Z0-9+.-]*://(?:[^/@]*@)?(?:www\.)?([^/:?#]+)"
 
 
 def host(column: str) -> str:
-    """The host of an address, `www.` left off; null for what is no address."""
+    """SQL of the host of an address, without `www.`; null for what is no address."""
     return f"nullif(regexp_extract({column}, '{HOST}', 1), '')"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from functools import cache
 
 import numpy as np
@@ -12,10 +11,12 @@ import regex
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from texts import HARD, pack, texts
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 
 from pretok.base.errors import UsageError
 from pretok.kernels import unicode as u
 from pretok.kernels.pretokenize import PATTERNS, disputed, long_runs, split_words, word_ends
+from pretok.tokenizer.tokenizer_file import to_characters
 
 SCALARS = [*range(0xD800), *range(0xE000, u.CODE_POINTS)]
 CHANGES = np.flatnonzero(np.diff(u.class_table())).tolist()
@@ -37,10 +38,8 @@ def regex_table() -> npt.NDArray[np.uint8]:
 
 
 def test_class_table_is_that_of_the_installed_tokenizers() -> None:
+    """Every code point has one class, or none if it is not assigned."""
     assert np.array_equal(u.class_table(), u.probe(u.find_with_tokenizers))
-
-
-def test_every_code_point_has_one_class() -> None:
     flags = {flag for flag, _ in u.CLASSES.values()} | {u.UNASSIGNED}
     assert set(np.unique(regex_table())) == set(np.unique(u.class_table())) == flags
 
@@ -95,32 +94,15 @@ def test_unknown_pattern_names_those_there_are() -> None:
 
 def probe_tokenizer(pattern: str, first: int) -> str:
     """A tokenizer.json that knows the bytes and the pairs (first, any byte): a pair shows where no word ends."""
-    characters = dict(enumerate(byte_characters()))
-    vocab = {c: i for i, c in enumerate(characters.values())}
-    merges = [[characters[first], characters[b]] for b in range(256)]
-    vocab |= {a + b: 256 + i for i, (a, b) in enumerate(merges)}
-    split = {
-        "type": "Split",
-        "pattern": {"Regex": PATTERNS[pattern]},
-        "behavior": "Isolated",
-        "invert": False,
-    }
-    level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
-    return json.dumps(
-        {
-            "version": "1.0",
-            "added_tokens": [],
-            "pre_tokenizer": {"type": "Sequence", "pretokenizers": [split, level]},
-            "decoder": {**level, "use_regex": True},
-            "model": {"type": "BPE", "vocab": vocab, "merges": merges},
-        }
-    )
-
-
-def byte_characters() -> list[str]:
-    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    hidden = iter(range(256, 512))
-    return [chr(b) if b in printable else chr(next(hidden)) for b in range(256)]
+    characters = [to_characters(bytes([byte])) for byte in range(256)]
+    vocab = {character: number for number, character in enumerate(characters)}
+    merges = [(characters[first], character) for character in characters]
+    tokenizer = Tokenizer(models.BPE(vocab | {a + b: 256 + i for i, (a, b) in enumerate(merges)}, merges))
+    level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    split = pre_tokenizers.Split(Regex(PATTERNS[pattern]), "isolated")
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, level])
+    tokenizer.decoder = decoders.ByteLevel()
+    return str(tokenizer.to_str())
 
 
 @pytest.mark.slow
@@ -146,27 +128,16 @@ def test_engines_differ_only_in_disputed_code_points(pattern: str) -> None:
 
 
 def test_disputed_documents() -> None:
-    documents = [
-        "",
-        "perché no? 日本 😀",
-        "a\U000323b0",
-        "\U000323b0",
-        "ok",
-        "\u0378x",
-        "\ue000",
-        "a" * 99 + "\uffff",
-    ]
-    assert disputed(*pack(documents)).tolist() == [False, False, True, True, False, True, False, True]
+    """Seen at every place of a word."""
+    documents = {
+        "": False, "perché no? 日本 😀": False, "a\U000323b0": True, "\U000323b0": True, "ok": False, "\u0378x": True,
+        "\ue000": False, "a" * 99 + "\uffff": True,
+        **{"a" * n + "\U000323b0" + "è" * 9: True for n in range(17)}, **{"a" * n + "’è" * 9: False for n in range(17)},
+    }  # fmt: skip
+    assert disputed(*pack(list(documents))).tolist() == list(documents.values())
     assert np.array_equal(
         disputed(*pack([chr(c) for c in SCALARS])), u.class_table()[SCALARS] == u.UNASSIGNED
     )
-
-
-def test_disputed_characters_are_seen_at_every_place_of_a_word() -> None:
-    documents = [
-        "a" * before + character + "è" * 9 for before in range(17) for character in ("\U000323b0", "’")
-    ]
-    assert disputed(*pack(documents)).tolist() == [True, False] * 17
 
 
 @given(st.lists(st.tuples(st.sampled_from("aè東1٣ \n-!\u0301'"), st.integers(1, 12)), max_size=9))

@@ -13,15 +13,7 @@ from tokenizing import recipe, run
 from pretok.base.errors import MismatchError, UsageError
 from pretok.base.execute import Engine
 from pretok.commands.steps import tokenize_step
-from pretok.config import make_recipe
 from pretok.shards.contamination import contamination_table, found_items
-
-
-@pytest.fixture(scope="module")
-def texts(sample_texts: dict[str, list[str]]) -> list[str]:
-    return list(
-        dict.fromkeys(text[:400] for text in sample_texts["it"] + sample_texts["en"] if len(text) > 60)
-    )
 
 
 @pytest.fixture(scope="module")
@@ -90,9 +82,5 @@ def test_another_benchmark_needs_another_folder(
         run(recipe(tmp_path / "out", vocab_dir, inputs, against=other), here)
     with pytest.raises(MismatchError, match="and is None"):
         run(recipe(tmp_path / "out", vocab_dir, inputs), here)
-
-
-def test_a_share_needs_a_benchmark(tmp_path: Path) -> None:
-    shards = {"reject_contaminated": "0.5"}
     with pytest.raises(UsageError, match="reject_contaminated needs against"):
-        make_recipe({"out": tmp_path, "sources": {"a": {"inputs": ["x"]}}, "shards": shards}, "test")
+        recipe(tmp_path / "out", vocab_dir, inputs, reject_contaminated="0.5")

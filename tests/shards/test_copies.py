@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Iterator
+import pkgutil
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,31 +13,35 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from screened import rejects, rows, write
-from telling import Told
 from tokenizing import contents, recipe, run
 
 from pretok.base.errors import MismatchError, PartitionsFailed
 from pretok.base.execute import Engine
 from pretok.base.stop import StopFlag
-from pretok.base.tasks import Step
 from pretok.config import Recipe
 from pretok.read.batches import hash_texts
 from pretok.shards.copies_job import settle_copies
-from pretok.shards.job import run_tokenize
 from pretok.shards.manifest import load_manifest
 from pretok.shards.task import damaged_path
-from pretok.shards.writer import ShardWriter
+
+Inputs = dict[str, list[Path | str]]
+Make = Callable[..., Recipe]
+
+
+@pytest.fixture
+def make(tmp_path: Path, inputs: Inputs, vocab_dir: Path, here: Engine) -> Make:
+    """Tokenizes without copies."""
+
+    def made(sources: Inputs = inputs, engine: Engine = here, **shards: Any) -> Recipe:
+        made = recipe(tmp_path / "out", vocab_dir, sources, **{"duplicates": "drop", "size": 4000, **shards})
+        run(made, engine)
+        return made
+
+    return made
 
 
 @pytest.fixture(scope="module")
-def texts(sample_texts: dict[str, list[str]]) -> list[str]:
-    return list(
-        dict.fromkeys(text[:400] for text in sample_texts["it"] + sample_texts["en"] if len(text) > 60)
-    )
-
-
-@pytest.fixture(scope="module")
-def inputs(tmp_path_factory: pytest.TempPathFactory, texts: list[str]) -> dict[str, list[Path | str]]:
+def inputs(tmp_path_factory: pytest.TempPathFactory, texts: list[str]) -> Inputs:
     """Copies within a file, between files, and between sources, in JSON Lines (cut in parts) and Parquet."""
     folder = tmp_path_factory.mktemp("copies")
     write(folder / "a.jsonl", texts[:40] + texts[5:25] + texts[5:9])
@@ -47,16 +52,14 @@ def inputs(tmp_path_factory: pytest.TempPathFactory, texts: list[str]) -> dict[s
 
 
 @pytest.fixture(scope="module")
-def finished(
-    tmp_path_factory: pytest.TempPathFactory, inputs: dict[str, list[Path | str]], vocab_dir: Path
-) -> Recipe:
+def finished(tmp_path_factory: pytest.TempPathFactory, inputs: Inputs, vocab_dir: Path) -> Recipe:
     made = recipe(tmp_path_factory.mktemp("out"), vocab_dir, inputs, duplicates="drop", size=4000)
     with StopFlag() as stop, Engine(0, None, stop) as engine:
         run(made, engine)
     return made
 
 
-def _documents(inputs: dict[str, list[Path | str]]) -> Iterator[tuple[str, str, int, str]]:
+def _documents(inputs: Inputs) -> Iterator[tuple[str, str, int, str]]:
     """(source, file, line or row, text) in the order of the manifest."""
     for source in sorted(inputs):
         for path in sorted(str(p) for p in inputs[source]):
@@ -67,7 +70,7 @@ def _documents(inputs: dict[str, list[Path | str]]) -> Iterator[tuple[str, str, 
             yield from ((source, path, position, text) for position, text in enumerate(found, 1))
 
 
-def test_the_first_of_each_text_stays(finished: Recipe, inputs: dict[str, list[Path | str]]) -> None:
+def test_the_first_of_each_text_stays(finished: Recipe, inputs: Inputs) -> None:
     first: dict[str, str] = {}
     kept: dict[str, list[str]] = {"it": [], "en": []}
     gone: dict[str, list[tuple[str, int, str]]] = {"it": [], "en": []}
@@ -95,72 +98,47 @@ def test_the_first_of_each_text_stays(finished: Recipe, inputs: dict[str, list[P
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("workers", [2])
 def test_workers_and_the_order_of_sources_change_nothing(
-    workers: int,
-    ray_address: str,
-    tmp_path: Path,
-    inputs: dict[str, list[Path | str]],
-    finished: Recipe,
-    vocab_dir: Path,
+    ray_address: str, make: Make, inputs: Inputs, finished: Recipe
 ) -> None:
     backwards = {name: paths[::-1] for name, paths in reversed(inputs.items())}
-    made = recipe(tmp_path, vocab_dir, backwards, duplicates="drop", size=4000)
-    with StopFlag() as stop, Engine(workers, ray_address, stop) as engine:
-        run(made, engine)
+    with StopFlag() as stop, Engine(2, ray_address, stop) as engine:
+        made = make(backwards, engine=engine)
     assert contents(made.shards_dir) == contents(finished.shards_dir)
 
 
-@pytest.mark.parametrize("where", ["hash", "settle", "save", "seal"])
+@pytest.mark.parametrize(
+    ("where", "after"),
+    [
+        ("pretok.shards.copies_job.hash_texts", 2),
+        ("pretok.shards.copies_job.find_copies", 0),
+        ("pretok.shards.copies_job.save_copies", 2),
+        ("pretok.shards.writer.ShardWriter.seal", 2),
+    ],
+)
 def test_a_kill_anywhere_changes_nothing(
-    where: str,
-    tmp_path: Path,
-    inputs: dict[str, list[Path | str]],
-    finished: Recipe,
-    vocab_dir: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    here: Engine,
+    where: str, after: int, make: Make, finished: Recipe, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """When two partitions are hashed, before anything is settled, when it is for two, when two shards are sealed."""
-    import pretok.shards.copies_job as job
-
-    made = recipe(tmp_path, vocab_dir, inputs, duplicates="drop", size=4000)
-    module, name = {
-        "hash": (job, "hash_texts"),
-        "settle": (job, "find_copies"),
-        "save": (job, "save_copies"),
-        "seal": (ShardWriter, "seal"),
-    }[where]
-    real, calls = getattr(module, name), 0
-
-    class Killed(KeyboardInterrupt):
-        """Passes through everything."""
+    """When two partitions are hashed, before copies are settled, when they are for two, when two shards are sealed."""
+    real, calls = pkgutil.resolve_name(where), []
 
     def dying(*arguments: Any, **options: Any) -> Any:
-        nonlocal calls
-        calls += 1
-        if calls > (0 if where == "settle" else 2):
-            raise Killed
+        calls.append(1)
+        if len(calls) > after:
+            raise KeyboardInterrupt
         return real(*arguments, **options)
 
-    with monkeypatch.context() as patch:
-        patch.setattr(module, name, dying)
-        with pytest.raises(Killed):
-            run(made, here)
-    run(made, here)
-    assert contents(made.shards_dir) == contents(finished.shards_dir)
+    monkeypatch.setattr(where, dying)
+    with pytest.raises(KeyboardInterrupt):
+        make()
+    monkeypatch.undo()
+    assert contents(make().shards_dir) == contents(finished.shards_dir)
 
 
 def test_a_try_that_was_killed_does_not_decide_who_is_first(
-    tmp_path: Path,
-    inputs: dict[str, list[Path | str]],
-    finished: Recipe,
-    vocab_dir: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    here: Engine,
+    make: Make, finished: Recipe, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It said that an input is damaged, and left no hashes; the input is whole now."""
-    import pretok.shards.job as job
 
     def settle(tasks: Any, *more: Any) -> Any:
         for task in tasks:
@@ -168,93 +146,70 @@ def test_a_try_that_was_killed_does_not_decide_who_is_first(
                 damaged_path(task).touch()
         return settle_copies(tasks, *more)
 
-    made = recipe(tmp_path, vocab_dir, inputs, duplicates="drop", size=4000)
-    monkeypatch.setattr(job, "settle_copies", settle)
-    run(made, here)
-    assert contents(made.shards_dir) == contents(finished.shards_dir)
+    monkeypatch.setattr("pretok.shards.job.settle_copies", settle)
+    assert contents(make().shards_dir) == contents(finished.shards_dir)
 
 
-def test_what_is_sealed_comes_first(tmp_path: Path, vocab_dir: Path, texts: list[str], here: Engine) -> None:
-    """A source added later gives up its copies of one that is sealed, though its name comes before."""
+def test_what_is_sealed_comes_first(tmp_path: Path, make: Make, texts: list[str]) -> None:
+    """A source added later gives up its copies of one that is sealed, though its name comes before. And the choice
+    binds what is sealed."""
     z = write(tmp_path / "in" / "z.jsonl", texts[:10])
     a = write(tmp_path / "in" / "a.jsonl", texts[8:14])
-    run(recipe(tmp_path / "out", vocab_dir, {"z": [z]}, duplicates="drop"), here)
-    before = contents(tmp_path / "out" / "shards" / "z")
-    made = recipe(tmp_path / "out", vocab_dir, {"z": [z], "a": [a]}, duplicates="drop")
-    run(made, here)
-    assert contents(tmp_path / "out" / "shards" / "z") == before
+    first = make({"z": [z]})
+    before = contents(first.shards_dir / "z")
+    made = make({"z": [z], "a": [a]})
+    assert contents(made.shards_dir / "z") == before
     details = [reject["detail"] for reject in rejects(made, "a")]
     assert details == [f"the same text as {z}:9", f"the same text as {z}:10"]
     assert len(rows(made, "a")) == 4
+    with pytest.raises(MismatchError, match="duplicates was 'drop' and is None"):
+        make({"z": [z]}, duplicates="keep")
 
 
-def test_a_mended_input_loses_no_text(
-    tmp_path: Path, vocab_dir: Path, texts: list[str], here: Engine
-) -> None:
+def test_a_mended_input_loses_no_text(tmp_path: Path, make: Make, texts: list[str]) -> None:
     """While a file is damaged, the other keeps what both hold; fixed, it gives up its copies."""
     whole = gzip.compress("".join(json.dumps({"text": text}) + "\n" for text in texts[:60]).encode())
-    a = tmp_path / "in" / "a.jsonl.gz"
-    b = write(tmp_path / "in" / "b.jsonl", texts[3:9] + texts[100:103])
+    a = tmp_path / "a.jsonl.gz"
+    sources: Inputs = {"a": [a], "b": [write(tmp_path / "b.jsonl", texts[3:9] + texts[100:103])]}
     a.write_bytes(whole[: len(whole) // 2])
-    made = recipe(tmp_path / "out", vocab_dir, {"a": [a], "b": [b]}, duplicates="drop")
     with pytest.raises(PartitionsFailed, match=r"a\.jsonl\.gz"):
-        run(made, here)
-    assert rejects(made, "b") == []
+        make(sources)
     a.write_bytes(whole)
-    run(made, here)
+    made = make(sources)
+    assert rejects(made, "b") == []
     assert [reject["position"] for reject in rejects(made, "a")] == [4, 5, 6, 7, 8, 9]
-    assert len(rows(made, "a")) == 54
-    assert len(rows(made, "b")) == 9
-
-
-def test_the_choice_binds_the_shards(
-    finished: Recipe, inputs: dict[str, list[Path | str]], vocab_dir: Path, here: Engine
-) -> None:
-    other = recipe(finished.out, vocab_dir, inputs, size=4000)
-    with pytest.raises(MismatchError, match="duplicates was 'drop' and is None"):
-        run(other, here)
-
-
-def test_nothing_is_hashed_where_all_is_settled(here: Engine) -> None:
-    assert settle_copies([], None, Step(here, Told(), Told())) == []
+    assert (len(rows(made, "a")), len(rows(made, "b"))) == (54, 9)
 
 
 def test_a_copy_of_what_was_left_out_is_no_copy(
-    tmp_path: Path,
-    vocab_dir: Path,
-    texts: list[str],
-    here: Engine,
-    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path, make: Make, texts: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An input breaks after copies were settled: done again, it is not compared with what was left out for its sake."""
-    import pretok.shards.job as job
-
     a = write(tmp_path / "in" / "a.jsonl", texts[:20])
     b = write(tmp_path / "in" / "b.jsonl", texts[15:30])
     whole = a.read_bytes()
-    made = recipe(tmp_path / "out", vocab_dir, {"s": [a, b]}, duplicates="drop", size=2000)
 
     def breaking(*arguments: Any) -> Any:
         failures = settle_copies(*arguments)
         a.write_bytes(whole[:2000])
         return failures
 
-    with monkeypatch.context() as patch:
-        patch.setattr(job, "settle_copies", breaking)
-        with pytest.raises(PartitionsFailed, match=r"a\.jsonl"):
-            run(made, here)
-    assert (made.shards_dir / ".state" / "s").exists()  # and in it what was settled for b
+    monkeypatch.setattr("pretok.shards.job.settle_copies", breaking)
+    with pytest.raises(PartitionsFailed, match=r"a\.jsonl"):
+        make({"s": [a, b]}, size=2000)
+    monkeypatch.undo()
+    assert (tmp_path / "out" / "shards" / ".state" / "s").exists()  # and in it what was settled for b
     a.write_bytes(whole)
-    run(made, here)
+    made = make({"s": [a, b]}, size=2000)
     assert len(rows(made, "s")) == len({row["hash"] for row in rows(made, "s")}) == 30
 
 
 def test_copies_are_marked_where_they_are_wanted(
-    tmp_path: Path, inputs: dict[str, list[Path | str]], finished: Recipe, vocab_dir: Path, here: Engine
+    tmp_path: Path, inputs: Inputs, finished: Recipe, vocab_dir: Path, here: Engine
 ) -> None:
     """The documents that would be dropped, and only these, say of which they are copies."""
-    made, told = recipe(tmp_path, vocab_dir, inputs, duplicates="mark", size=4000), Told()
-    run_tokenize(made, here, told)
+    made = recipe(tmp_path, vocab_dir, inputs, duplicates="mark", size=4000)
+    _, notices = run(made, here)
     copies = 0
     for source in ("en", "it"):
         marked = [row["duplicate_of"] for row in rows(made, source) if row["duplicate_of"]]
@@ -263,5 +218,5 @@ def test_copies_are_marked_where_they_are_wanted(
         ]
         assert [f"the same text as {first}" for first in marked] == dropped
         copies += len(marked)
-    assert any(f", {copies} are copies of others" in notice for notice in told.notices)
+    assert any(f", {copies} are copies of others" in notice for notice in notices)
     assert all(row["hash"] for row in rows(made, "it"))

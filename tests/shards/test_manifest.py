@@ -106,24 +106,10 @@ def test_a_flipped_bit_is_found_in_any_file(shards: Path, here: Engine, name: st
 
 def test_inspect_does_not_follow_damaged_tables(shards: Path) -> None:
     assert run_inspect(shards, "docs", 3).file.endswith("documents.jsonl")
-    for split, name in (
-        ("train", "docs/docs-00000.docs.parquet"),
-        ("val", "docs/docs-val-00000.docs.parquet"),
-    ):
-        data = bytearray((shards / name).read_bytes())
-        data[-2] ^= 1
-        (shards / name).write_bytes(data)
-        with pytest.raises(IntegrityError, match=Path(name).name):
-            run_inspect(shards, "docs", 3, split)
-        data[-2] ^= 1
-        (shards / name).write_bytes(data)
-
-
-def nested(depth: int) -> Any:
-    value: Any = 1
-    for _ in range(depth):
-        value = [value]
-    return value
+    ledger = load_manifest(shards).of("docs")[0].ledger_path
+    ledger.write_bytes(ledger.read_bytes()[:-2] + b"X1")
+    with pytest.raises(IntegrityError, match=ledger.name):
+        run_inspect(shards, "docs", 3)
 
 
 def forge(shards: Path, *path: Any, value: Any) -> None:
@@ -147,21 +133,14 @@ def forge(shards: Path, *path: Any, value: Any) -> None:
     ("path", "value", "message"),
     [
         (("tokenizer", "vocab_size"), -1, r"tokenizer\.vocab_size: Expected `int`"),
-        (("tokenizer", "vocab_size"), "600", r"tokenizer\.vocab_size: Expected `int`"),
-        (("tokenizer", "vocab_size"), True, r"tokenizer\.vocab_size: Expected `int`"),
         (("tokenizer", "vocab_size"), 600.0, r"tokenizer\.vocab_size: Expected `int`"),
         (("tokenizer", "vocab_size"), 10**4000, r"tokenizer\.vocab_size: Expected `int` <= "),
         (("tokenizer",), None, "tokenizer: Expected `object`, got `null`"),
         (("shards", 0, "path"), "../docs-00000.bin", "not a path inside the folder"),
         (("shards", 0, "path"), "/etc/passwd", "not a path inside the folder"),
-        (("shards", 0, "source"), [], r"shards\[0\]\.source: Expected `str`"),
         (("shards", 0, "new"), 1, r"shards\[0\]: Object contains unknown field `new`"),
-        (("shards",), {}, "shards: Expected `array`"),
         (("sources", "docs", "train"), 3, r"sources\[...\]\.train: Expected `object`"),
         (("sources", "docs", "rejected"), {"x": "y"}, r"rejected\[...\]: Expected `int`"),
-        (("totals",), [], "totals: Expected `object`"),
-        (("config",), nested(40), "config: Expected `object`"),
-        (("software", "pretok"), 1, r"software\[...\]: Expected `str`"),
         (("materialized",), 5, "materialized: Expected `object"),
         (("materialized",), {"format": "shards"}, "manifest.json holds no mix; restore it from a copy"),
         (("materialized",), {"format": "pretok-mix", "version": 3}, "Object missing required field"),
@@ -200,18 +179,7 @@ def test_a_history_is_proven(tmp_path: Path, here: Engine) -> None:
 
 
 @pytest.mark.parametrize(
-    "text",
-    [
-        b'{"format": "pretok-shards", "version": NaN}',
-        b'{"format": "pretok-shards", "version": 1e999}',
-        b'{"format": "pretok-shards", "version": ' + b"9" * 5000 + b"}",
-        b'{"format": "pretok-shards", "version": "\\ud800"}',
-        b"[" * 100_000,
-        b"\xff\xfe",
-        b"",
-        b"null",
-        b"[]",
-    ],
+    "text", [b'{"format": "pretok-shards", "version": NaN}', b"[" * 100_000, b"\xff\xfe", b"", b"null"]
 )
 def test_what_is_no_manifest_is_refused(
     shards: Path, text: bytes, capsys: pytest.CaptureFixture[str]
@@ -225,56 +193,37 @@ def test_what_is_no_manifest_is_refused(
 
 
 def test_what_is_no_table_of_inputs_is_refused(shards: Path, here: Engine) -> None:
-    """Streams do not read it; whoever does is told, also where the manifest names the file as it is."""
+    """Streams do not read it; whoever does is told, even if the manifest has its root."""
     path = shards / inputs_name("docs")
     table = pq.read_table(path)
     number = [entry.path for entry in load_manifest(shards).side_files].index("docs/docs.files.parquet")
-
-    def replaced(write: Callable[[], object]) -> str:
-        write()
+    pq.write_table(table.drop_columns("size"), other := shards.parent / "other")
+    for data in (b"PAR1 and no more", other.read_bytes()):
+        path.write_bytes(data)
         forge(shards, "side_files", number, "root", value=root_of(path))
         pretok.stream.open(shards, seq_len=8)
-        with pytest.raises(IntegrityError, match=r"docs\.files\.parquet") as caught:
+        with pytest.raises(IntegrityError, match=r"docs\.files\.parquet is no table of inputs"):
             load_inputs(load_manifest(shards), "docs")
         assert any("docs.files.parquet" in problem for problem in verify(shards, here))
-        return str(caught.value)
-
-    uncounted = table.set_column(10, table.schema.field(10), pa.array([None] * len(table), pa.int64()))
-    assert "no table of inputs" in replaced(lambda: path.write_bytes(b"PAR1 and no more"))
-    assert "no table of inputs" in replaced(lambda: pq.write_table(table.drop_columns("size"), path))
-    assert "pretok" in replaced(lambda: pq.write_table(table.replace_schema_metadata({}), path))
     path.write_bytes(b"")
     with pytest.raises(IntegrityError, match="checksum"):
         load_inputs(load_manifest(shards), "docs")
+    uncounted = table.set_column(10, table.schema.field(10), pa.array([None] * len(table), pa.int64()))
     pq.write_table(uncounted, path)
     forge(shards, "side_files", number, "root", value=root_of(path))
     assert any("its inputs gave" in problem for problem in verify(shards, here))
 
 
-def test_files_that_are_not_known_are_named(shards: Path, here: Engine) -> None:
-    for name in (
-        "docs/docs-00009.bin",
-        "docs/.docs-00001.bin.host-7.tmp",
-        ".manifest.json.host-7.tmp",
-        "rejects/x",
-    ):
+def test_files_that_are_unknown_or_missing_are_named(shards: Path, here: Engine) -> None:
+    left = "docs/.docs-00001.bin.host-7.tmp", ".manifest.json.host-7.tmp"
+    unknown = *left, "docs/docs-00009.bin", "rejects/x"
+    for name in unknown:
         (shards / name).write_bytes(b"")
     (shards / "mix.json").write_text("{}")
     found = verify(shards, here)
-    assert [problem.split()[0] for problem in found] == sorted(
-        str(shards / name)
-        for name in (
-            "docs/docs-00009.bin",
-            "docs/.docs-00001.bin.host-7.tmp",
-            ".manifest.json.host-7.tmp",
-            "rejects/x",
-        )
-    )
-    assert sum("left by a killed process" in problem for problem in found) == 2
+    assert {problem.split()[0] for problem in found} == {str(shards / name) for name in unknown}
+    assert sum("left by a killed process" in problem for problem in found) == len(left)
     assert notes(load_manifest(shards)) == [f"{shards / 'mix.json'} is not in the manifest: not ours"]
-
-
-def test_missing_side_files_are_named(shards: Path, here: Engine) -> None:
     for name in ("rejects/docs-00000.jsonl", "docs/docs-val-00000.docs.parquet", "tokenizer.json"):
         (shards / name).unlink()
         assert any(name in problem for problem in verify(shards, here))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import numpy as np
 import pyarrow as pa
 import pytest
 import zstandard
@@ -16,7 +15,7 @@ from pretok.base.execute import Engine
 from pretok.config import Recipe, make_recipe
 from pretok.read.batches import TextBatch
 from pretok.shards import task
-from pretok.shards.batching import JoinedBatches, join, most_tokens
+from pretok.shards.batching import JoinedBatches, join
 from pretok.shards.manifest import load_manifest
 from pretok.tokenizer.encoder import Encoder
 from pretok.tokenizer.reference import Unencodable
@@ -75,12 +74,6 @@ def test_shards_ledgers_and_rejects_do_not_tell_what_was_handled_together(
     assert first[1] < 0.7 * found[1][1]  # fewer calls: they were, but for those near the end of a shard
 
 
-def batch(piece: int, *texts: str) -> TextBatch:
-    numbers = np.arange(len(texts)) + 10 * piece
-    kept = (pa.array([f"{text}!" for text in texts], pa.string()),)
-    return TextBatch(piece, 0, len(texts), pa.array(texts, pa.large_string()), numbers, kept=kept)
-
-
 def test_rejects_do_not_wait_without_end(
     tmp_path: Path, vocab_dir: Path, here: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -99,14 +92,3 @@ def test_rejects_do_not_wait_without_end(
         run(recipe(tmp_path, tmp_path / "out", vocab_dir), here)
     assert sum(joined) == 21
     assert max(joined) < 5
-
-
-def test_join_keeps_the_order_and_the_piece_of_each_document() -> None:
-    joined = join([batch(0, "a", "bb"), batch(1), batch(2, "c")])
-    assert joined.texts.to_pylist() == ["a", "bb", "c"]
-    assert joined.numbers.tolist() == [0, 1, 20]
-    assert joined.kept[0].to_pylist() == ["a!", "bb!", "c!"]
-    assert joined.pieces.tolist() == [0, 0, 2]
-    alone = batch(3, "d")
-    assert join([alone]).texts is alone.texts
-    assert most_tokens(batch(0, "è", "")) == 4 * 2 + 2 * 2

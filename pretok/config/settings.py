@@ -291,7 +291,6 @@ class Vocab(Part):
         None, "A tokenizer to train further; its ids keep their meaning.", "llama3"
     )
     add: Count | None = key(None, "Entries that `extend` adds. Default: 8,000.", "4k", gt=0)
-    replace: bool = key(False, "New entries take the ids of those that the text uses least.")
     size: Count = key(50_000, "Entries of the vocabulary, special tokens included.", "32k", ge=257)
     pattern: str = key("cl100k", "Splits text into words: cl100k, gpt2, o200k or qwen2.")
     special_tokens: tuple[str, ...] = key(
@@ -310,7 +309,7 @@ class Vocab(Part):
 
     @model_validator(mode="after")
     def _extends(self) -> Self:
-        idle = ("add", "replace") if self.extend is None else ("size", "special_tokens")
+        idle = ("add",) if self.extend is None else ("size", "special_tokens")
         fields = type(self).model_fields
         if given := [name for name in idle if getattr(self, name) != fields[name].default]:
             raise ValueError(

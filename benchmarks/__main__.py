@@ -2,7 +2,7 @@
 
 python -m benchmarks all                # everything, about half an hour on two cores
 python -m benchmarks parts end-to-end   # some sections; results.json keeps the others
-python -m benchmarks loader cold files remote  # streams and file systems; no peers needed
+python -m benchmarks loader cold files remote startup  # no peers needed
 python -m benchmarks report             # the tables again from results.json
 """
 
@@ -25,6 +25,7 @@ from benchmarks.parts import measure_parts
 from benchmarks.peers import measure_peers
 from benchmarks.remote import measure_remote
 from benchmarks.report import write_report
+from benchmarks.startup import measure_startup
 from pretok.base.children import child_environment
 
 SECTIONS: dict[str, Callable[[Inputs, int], dict[str, Any]]] = {
@@ -35,6 +36,7 @@ SECTIONS: dict[str, Callable[[Inputs, int], dict[str, Any]]] = {
     "cold": measure_cold,
     "files": measure_files,
     "remote": measure_remote,
+    "startup": measure_startup,
 }
 
 

@@ -27,8 +27,9 @@ SEQ_LEN = 4096
 def widened(shards: Path, to: Path) -> Path:
     """The same shards with ids of four bytes."""
     from pretok.base.records import replace
-    from pretok.shards.format import ShardReader, ShardWriter
+    from pretok.shards.format import ShardReader
     from pretok.shards.manifest import load_manifest, write_manifest
+    from pretok.shards.writer import ShardWriter
 
     manifest = load_manifest(shards)
     shutil.copytree(shards, to, ignore=shutil.ignore_patterns("*.bin", "*.idx", "*.nodes", "manifest.json"))
@@ -37,7 +38,7 @@ def widened(shards: Path, to: Path) -> Path:
         reader = ShardReader(shard.prefix)
         with ShardWriter(to / shard.path.removesuffix(".bin"), np.dtype("<i4")) as writer:
             writer.append(reader.tokens.astype("<i4"), reader.lengths)
-            sealed = writer.seal(shard.source, shard.split, shard.text_bytes)
+            sealed, _ = writer.seal(shard.source, shard.split)
         changed = {"root": sealed.root, "index_root": sealed.index_root, "file_bytes": sealed.file_bytes}
         entries.append(replace(shard, **changed))
     tokenizer = replace(manifest.tokenizer, vocab_size=70_000, dtype="int32")

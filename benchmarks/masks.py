@@ -14,10 +14,9 @@ import numpy as np
 from benchmarks.train_shards import bare_manifest
 from pretok.base.records import replace
 from pretok.config import make_mix
-from pretok.shards.format import ShardWriter
 from pretok.shards.manifest import write_manifest
 from pretok.shards.seal import side_files
-from pretok.shards.spans import SpanWriter
+from pretok.shards.writer import ShardWriter
 
 DOCUMENTS = 50_000
 SEQ_LEN, BATCH, BATCHES, ROUNDS = 4096, 8, 512, 7
@@ -38,10 +37,8 @@ def write_shards(folder: Path) -> Path:
         sizes = parts.sum(axis=1, dtype=np.int32)
         tokens[np.cumsum(sizes) - 1] = 0
         with ShardWriter(name, np.dtype(np.uint16)) as writer:
-            writer.append(tokens, sizes)
-            spans = SpanWriter(name)
-            spans.append(kinds, sizes)
-            entries.append(writer.seal("chat", "train", 1, spans.seal("chat")[1]))
+            writer.append(tokens, sizes, kinds)
+            entries.append(writer.seal("chat", "train")[0])
     paths = [folder / "chat" / f"chat-{number:05d}.spans" for number in range(4)]
     manifest = bare_manifest(50_000, entries)
     write_manifest(folder, replace(manifest, side_files=tuple(side_files(folder, "chat", paths))))

@@ -23,9 +23,9 @@ def write_shards(folder: Path, documents: int, tokens: int, shards: int) -> None
     from benchmarks.train_shards import bare_manifest
     from pretok.base.records import replace
     from pretok.read.kept import KeptColumn
-    from pretok.shards.format import ShardWriter
-    from pretok.shards.ledger import LedgerWriter, ledger_rows, schema_with
+    from pretok.shards.ledger import ledger_rows, schema_with
     from pretok.shards.manifest import write_manifest
+    from pretok.shards.writer import ShardWriter
 
     random, each = np.random.default_rng(0), documents // shards
     schema = schema_with([KeptColumn("id", "id", "text"), KeptColumn("url", "url", "text")])
@@ -35,8 +35,7 @@ def write_shards(folder: Path, documents: int, tokens: int, shards: int) -> None
         ids = random.integers(1, 50_000, (each, tokens), dtype=np.uint16)
         ids[:, -1] = 0
         lengths = np.full(each, tokens, np.int32)
-        with ShardWriter(prefix, np.dtype("<u2")) as writer, LedgerWriter(prefix, schema) as ledger:
-            writer.append(ids.reshape(-1), lengths)
+        with ShardWriter(prefix, np.dtype("<u2"), schema) as writer:
             numbers = range(first, first + each)
             kept = [
                 pa.array([f"{text}{number}" for number in numbers], pa.large_string())
@@ -44,20 +43,20 @@ def write_shards(folder: Path, documents: int, tokens: int, shards: int) -> None
             ]
             chance = np.frombuffer(random.bytes(8 * each), np.uint64)
             hashes = np.stack([np.arange(first, first + each, dtype=np.uint64), chance], axis=1)
-            ledger.append(
-                ledger_rows(
-                    pa.array(["web.jsonl"] * each),
-                    np.zeros(each, np.int64),
-                    np.arange(first, first + each),
-                    lengths,
-                    np.full(each, 4 * tokens),
-                    hashes,
-                    kept,
-                    schema,
-                )
+            rows = ledger_rows(
+                pa.array(["web.jsonl"] * each),
+                np.zeros(each, np.int64),
+                np.arange(first, first + each),
+                lengths,
+                np.full(each, 4 * tokens),
+                hashes,
+                kept,
+                schema,
             )
-            files.append(ledger.seal("web"))
-            entries.append(writer.seal("web", "train", 4 * tokens * each))
+            writer.append(ids.reshape(-1), lengths, rows=rows)
+            entry, beside = writer.seal("web", "train")
+            entries.append(entry)
+            files += beside
     write_manifest(folder, replace(bare_manifest(50_000, entries), side_files=tuple(files)))
 
 

@@ -1,6 +1,6 @@
 """The `pretok` command: turns what ends a command into its exit code.
 
-The codes stand in docs/running.md. What a file system's passing error ended is done again before it ends with 75.
+docs/running.md lists the codes. An error of a file system that may pass ends a command with 75: run it again.
 """
 
 from __future__ import annotations
@@ -15,28 +15,26 @@ from typing import Annotated, Any
 
 import typer
 
-from pretok.base.errors import InternalError, PretokError, Stopped, UsageError
+from pretok.base.errors import InternalError, PretokError, Stopped
 from pretok.base.failures import task_error
 from pretok.base.startup import collect_seldom, refuse_to_start
-from pretok.base.stop import StopFlag
-from pretok.base.storage import Tries
 from pretok.base.terminal import ConsoleWarnings, Terminal
 from pretok.base.version import PRETOK_VERSION
 from pretok.commands.help import FlowGroup
 
 USER_ERROR, READER_GONE = 2, 141
 INTERRUPTED = 130
-"""How Typer ends for Ctrl-C."""
+"""Typer's exit code for Ctrl-C."""
 WRONG_ARGUMENTS: type[Exception] = next(
     kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException"
 )
-"""What Typer raises for arguments it does not take; the class is click's or, in newer versions, its own."""
-EVERYWHERE = ("--quiet", "--verbose")
-"""Options of `pretok` itself that may stand behind the command too, where people put them."""
+"""What Typer raises for arguments that it rejects; the class is click's or, in newer versions, its own."""
+QUIET = "--quiet"
+"""An option of `pretok` itself that may also follow the command, where people put it."""
 
 
 class _Ended(Exception):
-    """Carries past Typer what it would end with codes of its own: 130 or 1 for Ctrl-C, 1 for any broken pipe."""
+    """Carries an error past Typer, which would exit with 130 or 1 for Ctrl-C and with 1 for any broken pipe."""
 
     def __init__(self, cause: BaseException) -> None:
         self.cause = cause
@@ -45,9 +43,9 @@ class _Ended(Exception):
 class _Pretok(FlowGroup):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         end = args.index("--") if "--" in args else len(args)  # what follows is for `train`
-        moved = [arg for arg in args[:end] if arg in EVERYWHERE]
-        others = [arg for arg in args[:end] if arg not in EVERYWHERE]
-        return super().parse_args(ctx, [*moved, *others, *args[end:]])
+        quiet = [QUIET] if QUIET in args[:end] else []
+        others = [arg for arg in args[:end] if arg != QUIET]
+        return super().parse_args(ctx, [*quiet, *others, *args[end:]])
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -76,20 +74,14 @@ def _show_version(wanted: bool) -> None:
 @app.callback()
 def _options(
     context: typer.Context,
-    quiet: Annotated[bool, typer.Option("--quiet", help="Show results and errors only.")] = False,
-    verbose: Annotated[
-        bool, typer.Option("--verbose", help="Show all tables, and the events of the log.")
-    ] = False,
+    quiet: Annotated[bool, typer.Option(QUIET, help="Show results and errors only.")] = False,
     version: Annotated[  # noqa: ARG001
         bool,
         typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit."),
     ] = False,
 ) -> None:
     """Options of all commands."""
-    if quiet and verbose:
-        raise UsageError("give either --quiet or --verbose, not both")
-    console = context.ensure_object(Terminal)
-    console.quiet, console.verbose = quiet, verbose
+    context.ensure_object(Terminal).quiet = quiet
 
 
 def main() -> None:
@@ -113,29 +105,13 @@ def main() -> None:
 def run_command(arguments: list[str], console: Terminal | None = None) -> int:
     """Run one command line and return its exit code; messages go to standard error, and to the log of `console`."""
     console = console or Terminal(arguments)
-    tries = Tries()
-    while (code := _try(arguments, console, tries)) is None:
-        pass
+    try:
+        code = _run(arguments, console)
+        sys.stdout.flush()  # here, where a reader that went away is handled, not when Python ends
+    except BaseException as error:  # Rust libraries raise these when they panic
+        code = _explain(error.cause if isinstance(error, _Ended) else error, console)
     console.end(code)
     return code
-
-
-def _try(arguments: list[str], console: Terminal, tries: Tries) -> int | None:
-    """The exit code; None where the command is to be done again: every command may be, until it shows a result."""
-    try:
-        try:
-            code = _run(arguments, console)
-            console.shown = True
-            sys.stdout.flush()  # here, where a reader that went away is no error, not when Python ends
-            return code
-        except (_Ended, OSError) as error:
-            cause = error.cause if isinstance(error, _Ended) else error
-            with StopFlag() as stop, stop.raising():
-                if console.shown or isinstance(cause, BrokenPipeError) or not tries.again(cause):
-                    raise
-            return None
-    except BaseException as error:  # also what a Rust library throws when it panics
-        return _explain(error.cause if isinstance(error, _Ended) else error, console)
 
 
 def _run(arguments: list[str], console: Terminal) -> int:

@@ -35,6 +35,13 @@ class Server:
         ]
 
 
+def environment(server: Server) -> dict[str, str]:
+    """Variables of a user of this server."""
+    secrets = {"AWS_ACCESS_KEY_ID": "id", "AWS_SECRET_ACCESS_KEY": "key"}
+    region = {"AWS_DEFAULT_REGION": "us-east-1", "AWS_EC2_METADATA_DISABLED": "true"}
+    return {"AWS_ENDPOINT_URL": server.endpoint, **secrets, **region}
+
+
 @contextmanager
 def serve(folder: Path) -> Iterator[Server]:
     """Run a server while the context is open."""
@@ -48,7 +55,7 @@ def serve(folder: Path) -> Iterator[Server]:
             time.sleep(server.latency)
             path = server.folder / name
             if fault == "hang":
-                time.sleep(3)
+                time.sleep(1.2)
                 self.close_connection = True
             elif isinstance(fault, int):
                 self.send(fault, {}, b"")

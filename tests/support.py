@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import threading
 import time
@@ -20,10 +21,9 @@ from pretok.base.lock import hold
 from pretok.base.records import replace
 from pretok.base.tokens import token_dtype
 from pretok.base.tree import Tree, write_nodes
-from pretok.shards.format import ShardWriter
 from pretok.shards.manifest import Shard, load_manifest, write_manifest
 from pretok.shards.seal import side_files
-from pretok.shards.spans import SpanWriter
+from pretok.shards.writer import ShardWriter
 
 ROOT = Path(__file__).parent.parent
 """The checkout."""
@@ -52,6 +52,41 @@ def children(pid: int) -> list[int]:
     """The processes that a process started and that are there."""
     found = (path.read_text().split() for path in Path(f"/proc/{pid}/task").glob("*/children"))
     return [int(child) for children in found for child in children]
+
+
+LOGS = re.compile(r"(^|/)logs/|\.lock$")
+"""And locks: that of a dead job holds nothing, and who writes there next takes it over."""
+TIMES = {"time", "seconds", "tokens_per_second", "tokens_per_second_per_device", "data_wait"}
+"""What differs in a line of metrics.jsonl or segments.jsonl."""
+ANNOTATION = re.compile(r"(?<=-)[0-9a-f]{8}(?=\.parquet\b)")
+"""What tells the files of one annotation from those of another."""
+
+
+def left(work: Path) -> dict[str, bytes]:
+    """The files of a folder, without what differs from run to run."""
+    files = {str(path.relative_to(work)): path for path in work.rglob("*") if path.is_file()}
+    return {
+        ANNOTATION.sub("", name): _steady(path).replace(str(work).encode(), b"")
+        for name, path in files.items()
+        if not LOGS.search(name)
+    }
+
+
+def _steady(path: Path) -> bytes:
+    """The bytes of a file, less what differs from run to run."""
+    data = path.read_bytes()
+    if path.name == "goodput.jsonl":  # it holds times
+        return b""
+    if path.name in ("metrics.jsonl", "segments.jsonl"):
+        lines = [json.loads(line) for line in data.splitlines()]
+        return json.dumps(
+            [{key: line[key] for key in sorted(line.keys() - TIMES)} for line in lines]
+        ).encode()
+    if path.name == "annotations.json":
+        record = json.loads(ANNOTATION.sub("", data.decode()))
+        del record["made"], record["seal"]
+        return json.dumps(record).encode()
+    return re.sub(rb"page made [-0-9 :]+ UTC", b"", data) if path.suffix == ".html" else data
 
 
 def rehash(path: Path) -> str:
@@ -167,13 +202,8 @@ def _write_split(
         with ShardWriter(folder / name / stem, dtype) as writer:
             for document in documents[start : start + documents_per_shard]:
                 tokens = np.array([*document, EOD], dtype)
-                writer.append(tokens, np.array([len(tokens)], np.int32))
-            kinds = None
-            if chat is not None:
-                spans = SpanWriter(folder / name / stem)
-                for document in documents[start : start + documents_per_shard]:
-                    of = np.array([*((i - 1) % 7 for i in document), chat], np.uint8)
-                    spans.append(of, np.array([len(of)], np.int32))
-                kinds = spans.seal(name)[1]
-            entries.append(writer.seal(name, split, 4 * (writer.tokens - writer.documents), kinds))
+                of = None if chat is None else np.array([*((i - 1) % 7 for i in document), chat], np.uint8)
+                writer.append(tokens, np.array([len(tokens)], np.int32), of)
+            writer.text_bytes = 4 * (writer.tokens - writer.documents)
+            entries.append(writer.seal(name, split)[0])
     return entries

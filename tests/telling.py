@@ -10,7 +10,7 @@ from pretok.base.console import Counts, Progress, Silent, Table
 
 
 class Told(Silent, Progress):
-    """notices; shown: tables and texts; details: those for --verbose; events: (name, details); of all progress: counts,
+    """notices; shown: tables and texts; details: those for the log; events: (name, details); of all progress: counts,
     before, expected."""
 
     def __init__(self) -> None:

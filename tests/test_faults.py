@@ -2,11 +2,11 @@
 and leaves what an undisturbed one leaves, byte for byte but for logs, and no file of its own more.
 
 Each row of LINES and TRAIN is a command. It is killed before calls that change files, and gets SIGTERM there once and
-twice; a few of them here, of which the seed PRETOK_SEED chooses, and with PRETOK_FAULTS=1 (hours) some of each kind of
-call on each kind of file. It is stopped there until another has done its work, and goes on. Of workers one, their
-parent and the whole group are killed. And each row of LINES meets one error of each kind on files of its
-folder and may end with 0 (tried again), 3 or 75, never with 1; with 2 for want of room or permission, in words that
-name a file. PRETOK_FAULTS=1 injects each call of each kind by itself as well, and errors that stay.
+twice. It is stopped there until another has done its work, and continues. Each row of LINES meets one error of each
+kind on files of its folder and may end with 0 (tried again), 3 or 75, never with 1; with 2 for lack of room or
+permission, in words that name a file. Of workers one, their parent and the whole group are killed.
+
+PRETOK_FAULTS is how many faults of each kind meet a command (3; hundreds take hours), PRETOK_SEED which.
 
 Kills elsewhere: a driver in tests/base/test_execute.py, ranks in tests/train/test_train_resume.py, SIGTERM in the
 middle of the work in tests/test_cli.py, who gets a lock in tests/base/test_lock.py.
@@ -17,17 +17,16 @@ from __future__ import annotations
 import json
 import os
 import random
-import re
 import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
-from support import TASK_PATH, children, needs, until, write_inputs, write_recipe
+from support import TASK_PATH, children, left, needs, until, write_inputs, write_recipe
 from traced import can_trace, injected, kill_points, signalled, traced
 
 import pretok.stream
@@ -42,8 +41,9 @@ SHARDS, MIX = "{work}/shards", "{work}/mix.json"
 INPUTS = ("it={work}/it.jsonl", "en={work}/en.jsonl")
 HERE = ("--workers", "0")
 HALVES = ("--weights", "it=0.5,en=0.5", "--seq-len", "16")
+TOKENIZE = ("tokenize", *INPUTS, "--out", "{work}/new", "--vocab", SHARDS, *HERE)
 LINES = {
-    "tokenize": ("tokenize", *INPUTS, "--out", "{work}/new", "--vocab", SHARDS, "--keep", "id", *HERE),
+    "tokenize": (*TOKENIZE, "--keep", "id"),
     "count": ("count", *INPUTS, "--out", "{work}/new", *HERE),
     "build-vocab": ("build-vocab", *INPUTS, "--out", "{work}/new", "--vocab-size", "370", *HERE),
     "run": ("run", "{work}/recipe.toml", *HERE),
@@ -53,33 +53,13 @@ LINES = {
     "verify": ("verify", SHARDS, *HERE),
     "inspect": ("inspect", SHARDS, "--source", "it", "--doc", "3"),
     "extend": ("build-vocab", *INPUTS, "--out", "{work}/new", "--extend", SHARDS, "--add", "20", *HERE),
-    "append": (
-        "tokenize",
-        *INPUTS,
-        "--append",
-        "it={work}/more.jsonl",
-        "--out",
-        "{work}/new",
-        "--vocab",
-        SHARDS,
-        *HERE,
-    ),
-    "drop copies": (
-        "tokenize",
-        *INPUTS,
-        "--out",
-        "{work}/new",
-        "--vocab",
-        SHARDS,
-        "--duplicates=drop",
-        *HERE,
-    ),
+    "append": (*TOKENIZE, "--append", "it={work}/more.jsonl"),
+    "drop copies": (*TOKENIZE, "--duplicates=drop"),
     "pack": ("mix", SHARDS, "--out", "{work}/new.json", *HALVES, "--pack", "best-fit"),
     "continue": ("mix", SHARDS, "--out", "{work}/new.json", "--continue", MIX, "--at", "7", *HALVES[:2]),
     "materialize": ("mix", SHARDS, "--out", "{work}/new.json", *HALVES, "--materialize", "{work}/new", *HERE),
     "query": ("query", "{work}", "select count(*), sum(tokens) from documents"),
     "trace": ("trace", MIX, "--shards", SHARDS, "--position", "3"),
-    "certify": ("certify", MIX, "--shards", SHARDS, "--doc", "it3", "--out", "{work}/new"),
     "report": ("report", "{work}"),
     "disclose": ("disclose", "{work}", "--mix", MIX, "--format", "json"),
     "mix": ("mix", SHARDS, "--out", "{work}/new.json", *HALVES, "--class", "good=it where doc < 25"),
@@ -96,8 +76,9 @@ TRAIN = {
     ),
     "train export": ("train", "export", "--run", RUN, "--last", "2", "--out", "{work}/new"),
     "train verify": ("train", "verify", RUN),
+    "certify": ("certify", RUN, "--step", "1", "--out", "{work}/new"),
 }
-"""Those of `train`, in a world of one on the processor; all but the first work on what it leaves."""
+"""Those of `train` and of its runs, in a world of one on the processor; all but the first work on what it leaves."""
 LEFT_OUT = {
     "submit": "writes a chain for Slurm and no data",
     "preflight": "looks at the machine, not at files",
@@ -107,31 +88,22 @@ LEFT_OUT = {
     "train generate": "reads a checkpoint as export does and writes nothing",
 }
 READ, PLACE, SYNC = "read,pread64", "rename,link,linkat", "fsync"
-ONE_OF_EACH = (
-    ("openat", "EIO", "1"),
-    (READ, "ESTALE", "2"),
-    (PLACE, "EIO", "1"),
-    (SYNC, "ESTALE", "1"),
-)
+ONE_OF_EACH = (("openat", "EIO", "1"), (READ, "ESTALE", "2"), (PLACE, "EIO", "1"), (SYNC, "ESTALE", "1"))
 """Calls, what they give, and at which of them on a file of the folder."""
 ALONE = [
-    *(
-        (calls, error, str(when))
-        for calls in ("openat", READ, PLACE, SYNC)
-        for error in ("EIO", "ESTALE")
-        for when in range(1, 7)
-    ),
-    *((calls, "EIO", "1+") for calls in ("openat", READ, PLACE, SYNC)),
+    (calls, error, when)
+    for calls in ("openat", READ, PLACE, SYNC)
+    for error, when in (("EIO", "2"), ("ESTALE", "3"), ("EIO", "5"), ("EIO", "1+"))
 ]
-ROOM = (
+"""Of which some pass, and "1+" stays."""
+ROOM = [
     (PLACE, "EDQUOT", "1"),
     ("write,pwrite64", "ENOSPC", "2"),
     ("openat", "EACCES", "2"),
     (PLACE, "EACCES", "1"),
-)
+]
 """What a person mends."""
-FEW = 3
-"""Kills of each command, unless all are wanted: then of calls alike."""
+FAULTS = int(os.environ.get("PRETOK_FAULTS", "3"))
 ENDS = {
     "KILL": (0, -signal.SIGKILL),
     "TERM": (0, Stopped.exit_code, -signal.SIGTERM),
@@ -140,23 +112,12 @@ ENDS = {
 """Signals, and what a command may end with for them; 0 where it was done, or the call did not come."""
 WRITERS = ("tokenize", "count", "append", "mix", "annotate", "remove", "export", "run", "train")
 """Rows whose command holds what it writes to."""
-EVERYTHING = bool(os.environ.get("PRETOK_FAULTS"))
 SEED = os.environ.get("PRETOK_SEED", "0")
 COUNTING = ("count", "build-vocab", "extend", "run")
 """Counts of inputs that stay unreadable are finished without them: they end with 3 and are deleted by hand."""
-LOGS = re.compile(r"(^|/)logs/|\.lock$")
-"""And locks: that of a dead job holds nothing, and who writes there next takes it over."""
-DIFFERS = re.compile(r"(^|/)goodput\.jsonl$")
-"""A file of which only that it is there is compared: it holds times."""
-TIMES = {"time", "seconds", "tokens_per_second", "tokens_per_second_per_device", "data_wait"}
-"""What differs in a line of metrics.jsonl or segments.jsonl."""
-ANNOTATION = re.compile(r"(?<=-)[0-9a-f]{8}(?=\.parquet\b)")
-"""What tells the files of one annotation from those of another."""
-
-
 pytestmark = [
     pytest.mark.skipif(bool(why := can_trace()) and not os.environ.get("CI"), reason=why),
-    *([pytest.mark.timeout(0)] if EVERYTHING else []),
+    *([pytest.mark.timeout(0)] if FAULTS > 3 else []),
 ]
 
 
@@ -187,34 +148,6 @@ def work(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return shutil.copytree(made, tmp_path / "work")
 
 
-def left(work: Path) -> dict[str, bytes]:
-    """What stands in a folder, without what differs from run to run."""
-    files = {str(path.relative_to(work)): path for path in work.rglob("*") if path.is_file()}
-    at = str(work).encode()
-    return {
-        ANNOTATION.sub("", name): b"" if DIFFERS.search(name) else _same(path).replace(at, b"")
-        for name, path in files.items()
-        if not LOGS.search(name)
-    }
-
-
-def _same(path: Path) -> bytes:
-    """The bytes of a file, less what differs from run to run in those of `train`."""
-    data = path.read_bytes()
-    if path.name in ("metrics.jsonl", "segments.jsonl"):
-        lines = [json.loads(line) for line in data.splitlines()]
-        data = json.dumps(
-            [{key: line[key] for key in sorted(line.keys() - TIMES)} for line in lines]
-        ).encode()
-    if path.suffix == ".html":
-        data = re.sub(rb"page made [-0-9 :]+ UTC", b"", data)
-    if path.name == "annotations.json":
-        record = json.loads(ANNOTATION.sub("", data.decode()))
-        del record["made"], record["seal"]
-        data = json.dumps(record).encode()
-    return data
-
-
 def run(line: list[str]) -> int:
     """The exit code of an undisturbed command, of `train` in the process where torch is."""
     return traced(line)[0] if line[0] == "train" else run_command(line)
@@ -242,29 +175,26 @@ def anew(work: Path, fresh: Path) -> None:
     shutil.copytree(fresh, work)
 
 
+def drawn(name: str, some: list[Any], count: int) -> list[Any]:
+    """Some of these, by the seed."""
+    return random.Random(f"{SEED} {name}").choices(some, k=count) if some else []
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [*LINES, *TRAIN])
-def test_a_killed_command_is_finished_by_the_same_again(
-    name: str, work: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_killed_command_is_finished_by_the_same_again(name: str, work: Path) -> None:
     """What stands after the kill is true as far as it goes, and nothing is left beside the result."""
     line, fresh = prepared(name, work)
-    began = time.monotonic()
-    points = kill_points(line, work, FEW)
+    points = kill_points(line, work, FAULTS)
     wanted = left(work)
-    each = {"KILL": points, "TERM": points[::3], "TERM twice": points[1::3]}
-    cases = [(end, *point) for end, some in each.items() for point in some]
-    if not EVERYTHING:
-        ends = ("KILL",) * FEW + ("TERM", "TERM twice")
-        chosen = random.Random(f"{SEED} {name}").choices(points, k=len(ends)) if points else []
-        cases = [(end, *point) for end, point in zip(ends, chosen, strict=False)]
-    ended: Counter[str] = Counter()
-    for case in cases:
-        end, call, when = case
+    ends = ["KILL"] * FAULTS + ["TERM", "TERM twice"] * (-(-FAULTS // 3))
+    killed = 0
+    for end, (call, when) in zip(ends, drawn(name, points, len(ends)), strict=False):
+        case = (end, call, when)
         anew(work, fresh)
         code, said = signalled(line, end[:4], call, f"{when}" if " " not in end else f"{when}..{when + 1}")
         assert code in ENDS[end], (case, code, said)
-        ended[end] += code != 0
+        killed += code == -signal.SIGKILL
         for path in work.rglob("manifest.json"):
             if not (path.parent / UNFINISHED_REMOVAL).exists():  # which readers refuse by name
                 load_manifest(path.parent)
@@ -272,13 +202,7 @@ def test_a_killed_command_is_finished_by_the_same_again(
             pretok.stream.open(work / "shards", work / "new.json")[3]
         assert run(line) == 0, case
         assert left(work) == wanted, case
-    with capsys.disabled():
-        told = ", ".join(f"{count} by {end}" for end, count in ended.items())
-        seconds = time.monotonic() - began
-        print(
-            f"\n{name}: {len(cases)} tries at {len(points)} points, ended: {told or 'none'}; {seconds:.0f} s"
-        )
-    assert ended["KILL"] or not points
+    assert killed or not points
 
 
 @pytest.mark.slow
@@ -289,7 +213,7 @@ def test_a_command_that_stood_still_harms_no_other(
     """It was stopped for so long that the same command, somewhere else, has taken its lock and done the work."""
     monkeypatch.setattr("pretok.base.lock.HEARTBEAT", 0.05)  # who takes a lock looks at it for two
     line, fresh = prepared(name, work)
-    points = kill_points(line, work, FEW)
+    points = kill_points(line, work, FAULTS)
     wanted = left(work)
     old = time.time() - STALE - 1
     taken: list[tuple[str, int]] = []
@@ -301,7 +225,7 @@ def test_a_command_that_stood_still_harms_no_other(
         assert run(line) == 0, point
         assert left(work).items() >= wanted.items(), point
 
-    for point in points if EVERYTHING else random.Random(f"{SEED} {name}").choices(points, k=2):
+    for point in drawn(name, points, FAULTS - 1):
         anew(work, fresh)
         code, said = signalled(line, "STOP", point[0], f"{point[1]}", take_over)
         assert code in (0, FolderInUse.exit_code, Stopped.exit_code, -signal.SIGTERM), (point, code, said)
@@ -311,26 +235,21 @@ def test_a_command_that_stood_still_harms_no_other(
     assert taken
 
 
-@pytest.mark.parametrize("mended", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("more", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", LINES)
-def test_a_command_gets_over_errors_of_files(name: str, mended: bool, work: Path) -> None:
-    """mended: one of those that a person mends; else one of each that pass."""
+def test_a_command_gets_over_errors_of_files(name: str, more: bool, work: Path) -> None:
+    """more: one of those that a person mends, and some alone; else one of each that pass."""
     line = [part.format(work=work) for part in LINES[name]]
     fresh = shutil.copytree(work, work.parent / "fresh")
     assert run_command(line) == 0
     wanted, paths = left(work), {str(path) for path in work.rglob("*")}
-    cases = [(random.Random(f"{SEED} {name}").choice(ROOM),) if mended else ONE_OF_EACH]
-    if EVERYTHING and mended:
-        cases += [(fault,) for fault in ROOM]
-        cases += [(fault,) for fault in ALONE if name not in COUNTING or not fault[2].endswith("+")]
-    for faults in cases:
+    alone = [fault for fault in ALONE if name not in COUNTING or not fault[2].endswith("+")]
+    chosen = [(fault,) for fault in (*drawn(name, ROOM, 1), *drawn(name, alone, FAULTS - 1))]
+    for faults in chosen if more else [ONE_OF_EACH]:
         anew(work, fresh)
         code, said = injected(line, paths, faults)
-        assert code in (0, 3, 75) or (code == 2 and faults[0] in ROOM and str(work) in said), (
-            faults,
-            code,
-            said,
-        )
+        mended = code == 2 and faults[0] in ROOM and str(work) in said
+        assert code in (0, 3, 75) or mended, (faults, code, said)
         assert "Traceback" not in said, (faults, said)
         assert run_command(line) == 0, faults
         assert left(work) == wanted, faults
@@ -338,54 +257,50 @@ def test_a_command_gets_over_errors_of_files(name: str, mended: bool, work: Path
 
 @pytest.mark.parametrize(("error", "code"), [("EIO", 75), ("EACCES", 2)])
 def test_what_stays_is_said_with_the_file(work: Path, error: str, code: int) -> None:
-    manifest = work / "shards" / "manifest.json"
-    found, said = injected(
-        ["verify", f"{work}/shards", "--workers", "0"], {str(manifest)}, (("openat", error, "1+"),)
-    )
-    assert (found, str(manifest) in said) == (code, True), said
+    manifest, line = str(work / "shards" / "manifest.json"), ["verify", f"{work}/shards", *HERE]
+    found, said = injected(line, {manifest}, (("openat", error, "1+"),))
+    assert (found, manifest in said) == (code, True), said
     assert ("run the same command again" in said) is (code == 75)
 
 
-@pytest.mark.parametrize("killed", ["group", "nursery"])
-def test_killed_workers_are_got_over(killed: str, tmp_path: Path, vocab_dir: Path) -> None:
-    """First a worker, whose task another one does, then what a shell or Slurm kills, or what all hangs on. Of the
-    driver alone tests/base/test_execute.py has a test."""
+def test_killed_workers_are_got_over(tmp_path: Path, vocab_dir: Path) -> None:
+    """First a worker, whose task another one does, and their parent; then, as a shell or Slurm does, the whole group.
+    Of the driver alone tests/base/test_execute.py has a test."""
     for n in range(2):
         text = json.dumps({"text": "una frase qualunque, abbastanza lunga. " * 50}) + "\n"
-        (tmp_path / f"{n}.jsonl").write_text(text * 20_000)  # 80 MB: seconds of work
-    recipe = write_recipe(tmp_path / "r.toml", {"it": f"{tmp_path}/*.jsonl"}, shards={"size": "256KiB"})
+        (tmp_path / f"{n}.jsonl").write_text(text * 7_000)  # 28 MB: about a second of work
+    recipe = write_recipe(tmp_path / "r.toml", {"it": f"{tmp_path}/*.jsonl"}, shards={"size": "128KiB"})
     line = ["tokenize", recipe, "--vocab", str(vocab_dir), "--out"]
     state = tmp_path / "out" / "shards" / ".state" / "it"
-    driver = subprocess.Popen(
-        [sys.executable, "-m", "pretok", *line, str(tmp_path / "out"), "--workers", "2"],
-        start_new_session=True,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONPATH": TASK_PATH},
-    )
 
-    def wait_for(shards: int) -> None:
-        end = time.monotonic() + 120
-        while len(list(state.glob("it-0*.json"))) < shards:
-            assert driver.poll() is None, driver.communicate()
-            assert time.monotonic() < end
-            time.sleep(0.02)
+    def done() -> int:
+        return len(list(state.glob("it-0*.json")))
 
-    try:
-        wait_for(1)
-        (nursery,) = children(driver.pid)
-        os.kill(children(nursery)[0], signal.SIGKILL)
-        wait_for(len(list(state.glob("it-0*.json"))) + 3)
-        if killed == "group":
-            os.killpg(driver.pid, signal.SIGKILL)
-        else:
-            os.kill(nursery, signal.SIGKILL)
-        said = driver.communicate(timeout=60)[1]
-        assert driver.returncode == (-signal.SIGKILL if killed == "group" else 75), said
-        assert "Traceback" not in said
-        until(lambda: not Path(f"/proc/{nursery}").exists())
-    finally:
-        driver.kill()
+    for killed, code in (("nursery", 75), ("group", -signal.SIGKILL)):
+        driver = subprocess.Popen(
+            [sys.executable, "-m", "pretok", *line, str(tmp_path / "out"), "--workers", "2"],
+            start_new_session=True,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": TASK_PATH},
+        )
+        try:
+            before = done()
+            until(lambda before=before: done() > before)
+            (nursery,) = children(driver.pid)
+            if killed == "nursery":
+                os.kill(children(nursery)[0], signal.SIGKILL)
+                before = done() + 2
+                until(lambda before=before: done() > before)
+                os.kill(nursery, signal.SIGKILL)
+            else:
+                os.killpg(driver.pid, signal.SIGKILL)
+            said = driver.communicate(timeout=60)[1]
+            assert driver.returncode == code, said
+            assert "Traceback" not in said
+            until(lambda nursery=nursery: not Path(f"/proc/{nursery}").exists())
+        finally:
+            driver.kill()
     for out in ("out", "undisturbed"):
         assert run_command([*line, str(tmp_path / out), *HERE]) == 0
     assert left(tmp_path / "out") == left(tmp_path / "undisturbed")

@@ -40,26 +40,44 @@ MARK = "<!-- The rest of this page is made by tests/test_inputs.py. -->\n"
 Make = bytes | Callable[[Path], object]
 Rejects = dict[int, str]
 BESIDE = "altrove"
-COUNTED = ("tokens", "documents", "bytes", "read", "rejected")
+
+
+LINES, PARQUET, TEXT, SAVED, OTHER = "JSON Lines", "Parquet", "text", "`datasets`", ""
+CHATS, FIELDS = "conversations", "`template`"
+NAMES = {PARQUET: "a.parquet", TEXT: "a.txt", SAVED: "a", OTHER: "a"}
+"""Format -> name of the file; a.jsonl for the others."""
+TWO = ["uno", "tre"]
 
 
 @dataclass(frozen=True)
 class Row:
-    """A defect. format, what: what the page calls them; files: name -> bytes, or a function that writes them; texts: the
-    documents that result; rejects: line or row -> reason; says: the message, in the rejects or on standard error;
-    note: of accepted inputs, what the page says; settings: lines of the source's table; alone: there is no good file
-    next to it."""
+    """A defect."""
 
     format: str
     what: str
-    files: dict[str, Make]
+    """What the page calls it."""
+    data: Make
+    """The file, or a function that writes it."""
     texts: Sequence[str] = ()
+    """The documents that result."""
     rejects: Rejects | None = None
+    """Line or row -> reason."""
     says: str = ""
+    """The message, in the rejects or on standard error."""
     code: int = 0
     note: str = ""
+    """Of accepted inputs, what the page says."""
     settings: str = ""
+    """Lines of the source's table."""
     alone: bool = False
+    """Whether there is no good file next to it."""
+    name: str = ""
+    """Of the file, if not that of NAMES."""
+
+    @property
+    def file(self) -> str:
+        """The path of the file."""
+        return f"in/{self.name or NAMES.get(self.format, 'a.jsonl')}"
 
     @property
     def damages(self) -> bool:
@@ -67,39 +85,19 @@ class Row:
         return self.code == 3 and not self.rejects and not self.alone
 
 
-REMEDIES = {
-    "malformed_json": "write one object per line",
-    "not_an_object": "write one object per line",
-    "missing_field": "name the field, or leave the record out",
-    "null_text": "nothing, if there is no text",
-    "text_not_a_string": "name another field",
-    "lone_surrogate": "fix the program that wrote it",
-    "empty_text": "nothing, if there is no text",
-    "too_long": "raise `max_document`",
-    "invalid_utf8": "convert the file with iconv",
-    "unencodable": "leave it out",
-    "bad_messages": "fix the messages",
-    "template_refused": "fix the messages, or use another template",
-}
-"""What to do about each reason of a reject."""
-
 # JSON Lines ------------------------------------------------------------------------------------------------------------
-
-LINES = "JSON Lines"
 
 
 def lines(*between: bytes) -> bytes:
     return b"".join(line + b"\n" for line in (b'{"text": "uno"}', *between, b'{"text": "tre"}'))
 
 
-def bad_line(what: str, line: bytes, reason: str, says: str = "", note: str = "", settings: str = "") -> Row:
-    return Row(LINES, what, {"a.jsonl": lines(line)}, ["uno", "tre"], {2: reason}, says, 0, note, settings)
+def bad_line(what: str, line: bytes, reason: str, says: str = "", **more: Any) -> Row:
+    return Row(LINES, what, lines(line), TWO, {2: reason}, says, **more)
 
 
-def good_line(
-    what: str, line: bytes, text: str = "due", note: str = "", says: str = "", keep: str = ""
-) -> Row:
-    return Row(LINES, what, {"a.jsonl": lines(line)}, ["uno", text, "tre"], None, says, 0, note, keep)
+def good_line(what: str, line: bytes, note: str, says: str = "", **more: Any) -> Row:
+    return Row(LINES, what, lines(line), ["uno", "due", "tre"], None, says, note=note, **more)
 
 
 KEEP = 'keep = ["n:integer"]'
@@ -117,24 +115,24 @@ BAD_LINES = [
     bad_line("more than 16 MiB of letters, digits or spaces in a row", b'{"text": "' + b"x" * (17 << 20) + b'"}', "unencodable", "more than 16,777,216 bytes of letters, digits, spaces or other characters in a row"),
 ]  # fmt: skip
 LIMITED = [
-    bad_line("a text longer than `max_document`", b'{"text": "' + b"x" * 101 + b'"}', "too_long", "more than 100 bytes", "not counted as lost", "max_document = 100"),
+    bad_line("a text longer than `max_document`", b'{"text": "' + b"x" * 101 + b'"}', "too_long", "more than 100 bytes", settings="max_document = 100"),
 ]  # fmt: skip
 GOOD_LINES = [
-    Row(LINES, "a blank line", {"a.jsonl": lines(b"", b" \t\r")}, ["uno", "tre"], note="it is no record"),
-    good_line("a kept value of another type", b'{"text": "due", "n": 1e30}', "due", "accepted; the value becomes null, and the manifest counts it", "1 value of n of another type, null in the ledger", KEEP),
-    good_line("the same key twice", b'{"text": "uno", "text": "due"}', "due", "the last one counts"),
-    good_line("invalid UTF-8 in a field that is not kept", b'{"text": "due", "o": "\xff\\ud800"}', "due", "ignored"),
+    Row(LINES, "a blank line", lines(b"", b" \t\r"), TWO, note="it is no record"),
+    good_line("a kept value of another type", b'{"text": "due", "n": 1e30}', "the value becomes null, and the manifest counts it", "1 value of n of another type, null in the ledger", settings=KEEP),
+    good_line("the same key twice", b'{"text": "uno", "text": "due"}', "the last one counts"),
+    good_line("invalid UTF-8 in a field that is not kept", b'{"text": "due", "o": "\xff\\ud800"}', "ignored"),
 ]  # fmt: skip
 PRETTY = b'{\n "text": "uno"\n}\n'
 FILES_OF_LINES = [
-    Row(LINES, "a BOM at the beginning", {"a.jsonl": b"\xef\xbb\xbf" + lines()}, ["uno", "tre"], note="removed"),
-    Row(LINES, "the file is cut where a line ends", {"a.jsonl": lines()[:16]}, ["uno"], note="cannot be detected: compare the counts with the source"),
-    Row(LINES, "one object over several lines", {"a.jsonl": PRETTY}, [], dict.fromkeys((1, 2, 3), "malformed_json"), "3 of 4 records were rejected (malformed_json 3), more than the share of 0.5", 3, "counted: more than `max_reject_share`"),
-    Row(LINES, "no file has the field", {"a.jsonl": b'{"body": "uno"}\n'}, says="no field 'text' in in/a.jsonl; there are body; name the one with the text by --field", code=2, alone=True),
-    Row(LINES, "one file of several does not have the field", {"a.jsonl": b'{"body": "uno"}\n'}, [], {1: "missing_field"}, "no field 'text' in in/a.jsonl; there are body; name the one with the text by --field", note="a notice names it first"),
-    Row(LINES, "an empty file", {"a.jsonl": b""}, says="empty: in/a.jsonl", note="a notice names the file"),
-    Row(LINES, "one array", {"a.jsonl": b'[{"text": "uno"}]\n'}, says="in/a.jsonl is one JSON array, not JSON Lines; write an object a line, as jq -c '.[]' does", code=2),
-    Row(LINES, "conversations, read as text", {"a.jsonl": b'{"messages": []}\n'}, says="in/a.jsonl holds conversations: write messages = 'messages' in the table of the source", code=2, alone=True),
+    Row(LINES, "a BOM at the beginning", b"\xef\xbb\xbf" + lines(), TWO, note="removed"),
+    Row(LINES, "the file is cut where a line ends", lines()[:16], ["uno"], note="cannot be detected: compare the counts with the source"),
+    Row(LINES, "one object over several lines", PRETTY, [], dict.fromkeys((1, 2, 3), "malformed_json"), "3 of 4 records were rejected (malformed_json 3), more than the share of 0.5", 3, "counted: more than `max_reject_share`"),
+    Row(LINES, "no file has the field", b'{"body": "uno"}\n', says="no field 'text' in in/a.jsonl; there are body; name the one with the text by --field", code=2, alone=True),
+    Row(LINES, "one file of several does not have the field", b'{"body": "uno"}\n', [], {1: "missing_field"}, "no field 'text' in in/a.jsonl; there are body; name the one with the text by --field", note="a notice names it first"),
+    Row(LINES, "an empty file", b"", says="empty: in/a.jsonl", note="a notice names the file"),
+    Row(LINES, "one array", b'[{"text": "uno"}]\n', says="in/a.jsonl is one JSON array, not JSON Lines; write an object a line, as jq -c '.[]' does", code=2),
+    Row(LINES, "conversations, read as text", b'{"messages": []}\n', says="in/a.jsonl holds conversations: write messages = 'messages' in the table of the source", code=2, alone=True),
 ]  # fmt: skip
 
 # gzip and zstd ---------------------------------------------------------------------------------------------------------
@@ -157,8 +155,7 @@ def flip(data: bytes, at: int) -> bytes:
 
 
 def of_compression(kind: str) -> Iterator[Row]:
-    name = {"gz": "gzip", "zst": "zstd"}[kind]
-    format_, file = "compressed", f"a.jsonl.{kind}"
+    name, file = {"gz": "gzip", "zst": "zstd"}[kind], f"a.jsonl.{kind}"
     first, second = (pack(kind, numbered(start, start + 40)) for start in (0, 40))
     whole, half = first + second, NUMBERED[:40]
     flipped = "data check" if kind == "gz" else "checksum"
@@ -170,21 +167,17 @@ def of_compression(kind: str) -> Iterator[Row]:
         (f"no {name}, but JSON Lines", numbered(0, 2), NUMBERED[:2], f"read as jsonl, which is not what its name says: in/{file}", 0, "read"),
         (f"no {name}, nor JSON Lines", b"what is this", (), f"damaged {name} data: ", 3, ""),
     ):  # fmt: skip
-        yield Row(format_, f"{what} (`.{kind}`)", {file: data}, texts, says=says, code=code, note=note)
+        yield Row("compressed", f"{what} (`.{kind}`)", data, texts, None, says, code, note, name=file)
 
 
 DICTIONARY = zstandard.train_dictionary(512, [text.encode() for text in NUMBERED] * 9)
 OF_ZSTD = [
-    Row("compressed", "compressed with a dictionary (`.zst`)", {"a.jsonl.zst": zstandard.ZstdCompressor(dict_data=DICTIONARY).compress(numbered(0, 9))}, says="damaged zstd data: zstd decompressor error: Dictionary mismatch", code=3),
-    *(
-        Row("compressed", what, {f"a.{name}": data}, says=f"in/a.{name} is compressed by {by}; compress it by zstd or gzip", code=2)
-        for what, name, data, by in (("xz or bzip2", "xz", b"\xfd7zXZ\0\0", "xz"),)
-    ),
+    Row("compressed", "compressed with a dictionary (`.zst`)", zstandard.ZstdCompressor(dict_data=DICTIONARY).compress(numbered(0, 9)), says="damaged zstd data: zstd decompressor error: Dictionary mismatch", code=3, name="a.jsonl.zst"),
+    Row("compressed", "xz or bzip2", b"\xfd7zXZ\0\0", says="in/a.xz is compressed by xz; compress it by zstd or gzip", code=2, name="a.xz"),
 ]  # fmt: skip
 
 # Parquet ---------------------------------------------------------------------------------------------------------------
 
-PARQUET = "Parquet"
 DAMAGED = "damaged Parquet: "
 
 
@@ -219,32 +212,13 @@ def changed_value(checksums: bool) -> bytes:
 
 
 UNO = texts(["uno", "tre"])
-TWICE = pa.Table.from_arrays([pa.array(["uno"]), pa.array(["due"])], names=["text", "text"])
-NOT_UTF8 = pa.array([b"uno", b"\xff", b"tre"], pa.binary())
-TWO = ["uno", "tre"]
-
-
-def parquet(
-    what: str,
-    data: bytes,
-    found: Sequence[str] = (),
-    rejects: Rejects | None = None,
-    says: str = "",
-    code: int = 0,
-    note: str = "",
-    settings: str = "",
-    alone: bool = False,
-    name: str = "a.parquet",
-) -> Row:
-    return Row(PARQUET, what, {name: data}, found, rejects, says, code, note, settings, alone)
-
-
+parquet = partial(Row, PARQUET)
 OF_PARQUET = [
     parquet("a null", texts(["uno", None, "tre"]), TWO, {2: "null_text"}),
     parquet("no file has the column", table({"body": ["uno"]}), says="no field 'text' in in/a.parquet; there are body; name the one with the text by --field", code=2, alone=True),
     parquet("one file of several does not have the column", table({"body": ["uno"]}), says="no column 'text'; the columns are body", code=3),
     parquet("the column has another type", texts([1, 2]), says="the text column has type int64, not string or binary", code=3),
-    parquet("a kept column of another type", table({"text": TWO, "n": ["x", None]}), TWO, None, "1 value of n of another type, null in the ledger", note="accepted; the values become null, and the manifest counts them", settings=KEEP),
+    parquet("a kept column of another type", table({"text": TWO, "n": ["x", None]}), TWO, None, "1 value of n of another type, null in the ledger", note="the values become null, and the manifest counts them", settings=KEEP),
     parquet("a truncated footer", UNO[:-9], says=f"{DAMAGED}Parquet magic bytes not found in footer", code=3),
     parquet("a damaged row group", damaged_group(), NUMBERED[:10], says=f"{DAMAGED}Couldn't deserialize thrift", code=3),
     parquet("a changed byte in a page with a checksum", changed_value(True), NUMBERED[:10], says=f"{DAMAGED}could not verify page integrity, CRC checksum verification failed", code=3),
@@ -254,47 +228,18 @@ OF_PARQUET = [
 
 # Plain text ------------------------------------------------------------------------------------------------------------
 
-TEXT = "text"
-
-
-def text(
-    what: str,
-    data: bytes,
-    found: Sequence[str] = (),
-    rejects: Rejects | None = None,
-    says: str = "",
-    code: int = 0,
-    note: str = "",
-    settings: str = "",
-    name: str = "a.txt",
-) -> Row:
-    return Row(
-        TEXT,
-        what,
-        {name: data},
-        found,
-        rejects,
-        says,
-        code,
-        note,
-        settings,
-        alone=bool(settings) and code != 2,
-    )
-
-
+text = partial(Row, TEXT)
 PIPE = 'separator = "|"'
 OF_TEXT = [
-    text("a BOM at the beginning, and a separator", b"\xef\xbb\xbfuno|tre", TWO, note="removed", settings=PIPE),
+    text("a BOM at the beginning, and a separator", b"\xef\xbb\xbfuno|tre", TWO, note="removed", settings=PIPE, alone=True),
     text("not UTF-8", "perché".encode("latin-1"), [], {1: "invalid_utf8"}, "byte 0xe9 at 5: unexpected end of data; convert the file, from Latin-1 by iconv"),
-    text("nothing between two separators", b"uno||tre|", TWO, {2: "empty_text"}, settings=PIPE),
+    text("nothing between two separators", b"uno||tre|", TWO, {2: "empty_text"}, settings=PIPE, alone=True),
     text("a NUL", b"u\0no", says="in/a.txt is binary: neither JSON Lines, Parquet nor text; leave it out, or declare format", code=2),
-    text('text, `format = "jsonl"`', b"uno\n", [], {1: "malformed_json"}, "read as jsonl, which is not what its name says: in/a.txt", 3, settings='format = "jsonl"', note="and a notice; a source without documents is named"),
+    text('text, `format = "jsonl"`', b"uno\n", [], {1: "malformed_json"}, "read as jsonl, which is not what its name says: in/a.txt", 3, settings='format = "jsonl"', alone=True),
     text("a field to keep", b"uno", says="plain text has no fields to keep, and in/a.txt is plain text", code=2, settings='keep = ["id"]'),
 ]  # fmt: skip
 
 # Folders of datasets, and what is no input -------------------------------------------------------------------------------
-
-SAVED = "`datasets`"
 
 
 def dataset(then: Callable[[Path], object] = lambda path: None, **columns: Any) -> Callable[[Path], None]:
@@ -319,19 +264,7 @@ def splits(path: Path) -> None:
     DatasetDict({"train": Dataset.from_dict({"text": TWO})}).save_to_disk(path)
 
 
-def saved(
-    what: str,
-    make: Make,
-    found: Sequence[str] = (),
-    rejects: Rejects | None = None,
-    says: str = "",
-    code: int = 0,
-    note: str = "",
-    alone: bool = False,
-) -> Row:
-    return Row(SAVED, what, {"a": make}, found, rejects, says, code, note, alone=alone)
-
-
+saved = partial(Row, SAVED)
 OF_DATASETS = [
     saved("a null, an empty text", dataset(text=["uno", None, "", "tre"]), TWO, {2: "null_text", 3: "empty_text"}),
     saved("a truncated table", dataset(lambda path: os.truncate(arrow(path), arrow(path).stat().st_size // 2)), says="damaged Arrow: Expected to ", code=3),
@@ -340,23 +273,16 @@ OF_DATASETS = [
     saved("no rows", dataset(text=[]), says="in/a is a saved dataset without rows", code=2),
     saved("several splits", splits, says="in/a is a folder, not an input file: name one of its splits in/a/*", code=2),
 ]  # fmt: skip
-OTHER = ""
 OF_OTHERS = [
-    *(
-        Row(OTHER, what, {f"a.{name}": data}, says=f"in/a.{name} is {says}", code=2)
-        for what, name, data, says in (
-            ("CSV, TSV", "csv", b"a,b\n", "CSV; convert it to Parquet or JSON Lines"),
-            ("other binary files", "bin", bytes(range(256)), "binary: neither JSON Lines, Parquet nor text"),
-        )
-    ),
-    Row(OTHER, "a folder", {"a": lambda path: path.mkdir()}, says="in/a is a folder, not an input file: give a glob such as in/a/*", code=2),
-    Row(OTHER, "a named pipe", {"a": lambda path: os.mkfifo(path)}, says="in/a is a pipe or device, not an input file", code=2),
-    Row(OTHER, "one file under two names", {"a.jsonl": lines(), "c.jsonl": lambda path: path.symlink_to("a.jsonl")}, says="in/a.jsonl and in/c.jsonl are the same file; name it once", code=2),
+    Row(OTHER, "CSV, TSV", b"a,b\n", says="in/a.csv is CSV; convert it to Parquet or JSON Lines", code=2, name="a.csv"),
+    Row(OTHER, "other binary files", bytes(range(256)), says="in/a is binary: neither JSON Lines, Parquet nor text", code=2),
+    Row(OTHER, "a folder", lambda path: path.mkdir(), says="in/a is a folder, not an input file: give a glob such as in/a/*", code=2),
+    Row(OTHER, "a named pipe", lambda path: os.mkfifo(path), says="in/a is a pipe or device, not an input file", code=2),
+    Row(OTHER, "one file under two names", lambda path: path.symlink_to("z.jsonl"), says="in/a and in/z.jsonl are the same file; name it once", code=2),
 ]  # fmt: skip
 
 # Conversations ---------------------------------------------------------------------------------------------------------
 
-CHATS, FIELDS = "conversations", "`template`"
 MESSAGES = 'messages = "messages"'
 
 
@@ -374,53 +300,30 @@ def chats(record: Any) -> bytes:
     return b"".join(line + b"\n" for line in (first, between, last))
 
 
-def chat(
-    what: str, record: Any, reason: str = "", says: str = "", text: str = "", note: str = "", **more: Any
-) -> Row:
-    found = [turn("uno"), *([text] if text else []), turn("tre")]
-    settings = more.pop("settings", MESSAGES)
-    return Row(
-        CHATS,
-        what,
-        {"a.jsonl": chats(record)},
-        found,
-        {2: reason} if reason else None,
-        says,
-        0,
-        note,
-        settings,
-    )
+def chat(what: str, record: Any, reason: str = "", says: str = "", text: str = "", note: str = "") -> Row:
+    found = [turn(one) for one in ("uno", text, "tre") if one]
+    rejects = {2: reason} if reason else None
+    return Row(CHATS, what, chats(record), found, rejects, says, note=note, settings=MESSAGES)
 
 
 CALLED = partial(said, "", "assistant")
 OF_CHATS = [
     chat("no messages", [], "bad_messages", "no messages"),
-    chat("text that is JSON of messages", json.dumps(said("due")), text=turn("due")),
+    chat("text that is JSON of messages", json.dumps(said("due")), text="due"),
     chat("an unknown role", said("due", "pirate"), "bad_messages", "message 1 has the role 'pirate', which is none of system, developer, user, assistant"),
     chat("an empty or missing content", said(""), "bad_messages", "message 1 (user) is empty"),
     chat("an image", said([{"type": "image", "url": "x"}]), "bad_messages", "Invalid value 'image' - at `$[0].content[0].type`"),
     chat("arguments that are not JSON", CALLED(tool_calls=[{"function": {"name": "f", "arguments": "{"}}]), "bad_messages", "a tool call whose arguments are no JSON"),
     chat("a message that the template leaves out", said([{"type": "text", "text": "due"}]), "template_refused", "the template leaves out message 1 (user)"),
-    chat("a message that spells a marker", said("<|im_end|>"), text=turn("<|im_end|>"), note="text, not a marker"),
-    Row(CHATS, "Parquet: a null, no messages, an unknown role", {"a.parquet": table({"messages": [said("uno"), None, [], said("due", "pirate"), said("tre")]})}, [turn("uno"), turn("tre")], {2: "null_text", 3: "bad_messages", 4: "bad_messages"}, "has the role 'pirate'", settings=MESSAGES),
+    chat("a message that spells a marker", said("<|im_end|>"), text="<|im_end|>", note="text, not a marker"),
+    Row(CHATS, "Parquet: a null, no messages, an unknown role", table({"messages": [said("uno"), None, [], said("due", "pirate"), said("tre")]}), [turn("uno"), turn("tre")], {2: "null_text", 3: "bad_messages", 4: "bad_messages"}, "has the role 'pirate'", settings=MESSAGES, name="a.parquet"),
 ]  # fmt: skip
 TEMPLATE = 'template = "{q}={r}"'
 PAIR = b'{"q": "uno", "r": "x"}\n'
 
 
-def fields(what: str, line: bytes, reason: str = "", says: str = "", text: str = "", note: str = "") -> Row:
-    found = ["uno=x", *([text] if text else []), "uno=x"]
-    return Row(
-        FIELDS,
-        what,
-        {"a.jsonl": PAIR + line + b"\n" + PAIR},
-        found,
-        {2: reason} if reason else None,
-        says,
-        0,
-        note,
-        TEMPLATE,
-    )
+def fields(what: str, line: bytes, reason: str, says: str) -> Row:
+    return Row(FIELDS, what, PAIR + line + b"\n" + PAIR, ["uno=x"] * 2, {2: reason}, says, settings=TEMPLATE)
 
 
 OF_FIELDS = [
@@ -437,8 +340,8 @@ ROWS = [
 
 TOGETHER = {
     "lines": [row for row in (*BAD_LINES, *GOOD_LINES) if not row.settings],
-    "chats": [row for row in OF_CHATS if row.settings == MESSAGES and "a.jsonl" in row.files],
-    "fields": [row for row in OF_FIELDS if "a.jsonl" in row.files],
+    "chats": [row for row in OF_CHATS if not row.name],
+    "fields": OF_FIELDS,
 }
 """Rows of which each is a line between two good ones."""
 
@@ -461,16 +364,15 @@ def tokenize(row: Row, vocab: Path, capsys: pytest.CaptureFixture[str]) -> tuple
     for name in ("in", "work"):
         shutil.rmtree(name, ignore_errors=True)
     Path("in").mkdir()
-    for name, made in row.files.items():
-        if isinstance(made, bytes):
-            Path("in", name).write_bytes(made)
-        else:
-            made(Path("in", name))
-    paths = [f"in/{name}" for name in row.files]
+    paths = [row.file]
     if not row.alone:
         line = {"text": BESIDE, "messages": said(BESIDE), "q": BESIDE, "r": ""}
         Path("in/z.jsonl").write_text(json.dumps(line))
         paths.append("in/z.jsonl")
+    if isinstance(row.data, bytes):
+        Path(row.file).write_bytes(row.data)
+    else:
+        row.data(Path(row.file))
     Path("recipe.toml").write_text(
         f'out = "work"\n[sources.it]\ninputs = {json.dumps(paths)}\n{row.settings}\n'
         f'[vocab]\npath = "{vocab}"\neod = "<|endoftext|>"\n[shards]\nmax_reject_share = 0.5\n'
@@ -485,17 +387,13 @@ def beside(row: Row) -> str:
     return turn(BESIDE) if MESSAGES in row.settings else f"{BESIDE}=" if TEMPLATE in row.settings else BESIDE
 
 
-@pytest.mark.parametrize(
-    "row",
-    [
-        pytest.param(
-            row,
-            id=f"{row.format}: {row.what}",
-            marks=[pytest.mark.slow] * any(row in rows for rows in TOGETHER.values()),
-        )
-        for row in ROWS
-    ],
-)
+def each_row() -> Iterator[Any]:
+    for row in ROWS:
+        slow = any(row in rows for rows in TOGETHER.values())
+        yield pytest.param(row, id=f"{row.format}: {row.what}", marks=[pytest.mark.slow] * slow)
+
+
+@pytest.mark.parametrize("row", [*each_row()])
 def test_what_becomes_of_a_defect(row: Row, vocab: Path, capsys: pytest.CaptureFixture[str]) -> None:
     check(row, vocab, capsys)
 
@@ -508,11 +406,12 @@ def test_what_becomes_of_many_in_one_file(
 ) -> None:
     """The same as by themselves, and in every compression."""
     rows = TOGETHER[of]
-    data = b"".join(row.files["a.jsonl"] for row in rows if isinstance(row.files["a.jsonl"], bytes))
+    data = b"".join(row.data for row in rows if isinstance(row.data, bytes))
     rejected = [(3 * n + line, row) for n, row in enumerate(rows) for line in row.rejects or ()]
     whole = replace(
         rows[0],
-        files={f"a.jsonl{suffix}": pack(suffix[1:], data) if suffix else data},
+        data=pack(suffix[1:], data) if suffix else data,
+        name=f"a.jsonl{suffix}",
         texts=[text for row in rows for text in row.texts],
         rejects={line: reason for line, row in rejected for reason in (row.rejects or {}).values()},
         says="",
@@ -529,9 +428,7 @@ def check(row: Row, vocab: Path, capsys: pytest.CaptureFixture[str]) -> list[dic
         assert row.says in told
         assert not Path("work/shards").exists()
         return []
-    name = f"in/{next(iter(row.files))}"
-    if Path(name).is_dir():
-        name += "/data-00000-of-00001.arrow"
+    name = row.file + "/data-00000-of-00001.arrow" * Path(row.file).is_dir()
     if row.damages:
         assert row.says in told
         assert f"it-00000: {name}: " in told
@@ -565,11 +462,8 @@ def account(manifest: Manifest, tokenizer: Tokenizer) -> tuple[list[str], list[d
             assert (row["tokens"], row["bytes"]) == (len(ids), len(texts[-1].encode()))
         rows += held
         tokens += len(reader.tokens)
-    rejects = [
-        json.loads(line)
-        for path in manifest.folder.glob("rejects/*")
-        for line in path.read_text().splitlines()
-    ]
+    written = "".join(path.read_text(encoding="utf-8") for path in manifest.folder.glob("rejects/*"))
+    rejects = [json.loads(line) for line in written.splitlines()]
     places = [(row["file"], row["start"] + row["record"] + 1) for row in rows]
     places += [(reject["file"], reject["position"]) for reject in rejects]
     assert len(set(places)) == len(places) == source.read  # each record is in one place
@@ -582,52 +476,25 @@ def account(manifest: Manifest, tokenizer: Tokenizer) -> tuple[list[str], list[d
     read = Counter(Path(file).name for file, _ in places)
     refused = Counter(Path(reject["file"]).name for reject in rejects)
     assert files == {name: (read[name], refused[name]) for name in files}
-    assert [getattr(manifest.totals, name) == getattr(source, name) for name in COUNTED] == [True] * len(
-        COUNTED
-    )
+    for name in ("tokens", "documents", "bytes", "read", "rejected"):
+        assert getattr(manifest.totals, name) == getattr(source, name)
     return texts, rejects
 
 
 def page() -> str:
-    """docs/inputs.md: what a person wrote, and the rows by what becomes of them."""
-
-    def what(row: Row) -> str:
-        return re.sub(r" \(`\.\w+`\)$", "", row.what)
-
-    def of(row: Row) -> str:
-        return what(row) if row.format in ("", LINES) else f"{row.format}: {what(row)}"
-
-    def says(row: Row) -> str:
-        return "`" + row.says.rstrip(": ").replace("|", "\\|") + "`" if row.says else ""
-
-    reasons: dict[str, dict[str, dict[str, None]]] = {}  # reason -> format -> what
+    """docs/inputs.md: what a person wrote, and a line for each row."""
+    shown = {}
     for row in ROWS:
-        for reason in (row.rejects or {}).values():
-            reasons.setdefault(reason, {}).setdefault(row.format, {})[what(row)] = None
-
-    def listed(formats: dict[str, dict[str, None]]) -> str:
-        parts = [(", ".join(found), "" if name == LINES else f"{name}: ") for name, found in formats.items()]
-        return "; ".join(name + found for found, name in parts)
-
-    damaged, refused, taken = dict[str, str](), dict[str, str](), dict[str, str]()
-    for row in ROWS:
-        if row.code == 2:
-            refused[of(row)] = says(row)
-        elif row.damages:
-            damaged.setdefault(of(row), says(row))
-        elif not row.rejects:
-            taken[of(row)] = row.note or "a document"
-    tables = {
-        "| reason | record | what to do |\n|---|---|---|": [
-            f"| `{reason}` | {listed(found)} | {REMEDIES[reason]} |" for reason, found in reasons.items()
-        ],
-        "| defective file | message |\n|---|---|": [f"| {row} | {text} |" for row, text in damaged.items()],
-        "| refused | message |\n|---|---|": [f"| {row} | {text} |" for row, text in refused.items()],
-        "| accepted | what happens |\n|---|---|": [f"| {row} | {text} |" for row, text in taken.items()],
-    }
+        what = re.sub(r" \(`\.\w+`\)$", "", row.what)
+        what = what if row.format in (OTHER, LINES) else f"{row.format}: {what}"
+        reasons = ", ".join(f"`{reason}`" for reason in dict.fromkeys((row.rejects or {}).values()))
+        accepted = f"accepted; {row.note}" if row.note else "accepted"
+        outcome = "refused" if row.code == 2 else "the source fails" if row.damages else reasons or accepted
+        message = "`" + row.says.rstrip(": ").replace("|", "\\|") + "`" if row.says else ""
+        shown.setdefault(what, f"| {what} | {outcome} | {message} |")
     written = PAGE.read_text(encoding="utf-8").partition(MARK)[0] + MARK
-    return written + "".join(
-        f"\n{head}\n" + "".join(f"{row}\n" for row in rows) for head, rows in tables.items()
+    return "\n".join(
+        [written, "| input | what becomes of it | message |", "|---|---|---|", *shown.values(), ""]
     )
 
 

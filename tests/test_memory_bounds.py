@@ -110,10 +110,7 @@ def one_word(at: Path, size: int) -> None:
 def kept(at: Path, size: int) -> None:
     """As many documents as a ledger holds back, each with a long value, in a file that is not cut."""
     value = "x" * (size // 65_536 - 10)
-    with (
-        (at / "in.jsonl.zst").open("wb") as file,
-        zstandard.ZstdCompressor().stream_writer(file) as out,
-    ):
+    with (at / "in.jsonl.zst").open("wb") as file, zstandard.ZstdCompressor().stream_writer(file) as out:
         for n in range(65_536):
             out.write(f'{{"text": "a", "id": "{value}{n:010}"}}\n'.encode())
 

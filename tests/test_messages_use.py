@@ -1,9 +1,7 @@
 """What a person reads after a mistake with what is made: command lines with their exit codes and exact texts.
 
-Each command runs in this process, inside one small work folder (`work`). In a text `{work}` is the path of that folder,
-`{torch}` torch's version, `{manifest}`, `{mix}`, `{other}` the fingerprints of ok/shards, ok/mix.json, other.json.
-A refusal (exit code 2) says its text and nothing else; any other command has these lines among what it says.
-The commands that make what is used here: `test_messages`.
+The cases are written as in `test_messages`. In a text `{torch}` is torch's version, and `{manifest}`, `{mix}`,
+`{other}` are the fingerprints of ok/shards, ok/mix.json, other.json.
 """
 
 from __future__ import annotations
@@ -18,6 +16,7 @@ from pathlib import Path
 import pytest
 import torch
 from support import write_inputs
+from test_messages import MAKE, MIX, check, each
 from train_support import SIZES, leave_torch_alone
 
 import train.__main__
@@ -25,138 +24,95 @@ from pretok.cli import run_command
 from pretok.shards.manifest import load_manifest
 from pretok.stream.mix_file import load_mix
 
-Case = tuple[str, int, str]
-"""Command line, exit code, text on standard error."""
 Say = Callable[[str], tuple[int, str]]
 
 TRAIN = "train --shards ok/shards --mix ok/mix.json --model tiny.toml --out run --steps 4 --workers 0"
 
-CASES: list[Case] = [
-    (
-        "pretok mix gone/shards --out gone/mix.json --seq-len 16",
-        2,
-        "pretok: {work}/gone/shards/en/en-00000.bin is missing; run pretok verify {work}/gone/shards",
-    ),
-    (
-        "pretok mix cut/shards --seq-len 16",
-        2,
-        "pretok: {work}/cut/shards/en/en-00000.idx has 100 bytes, 962 expected; run pretok verify {work}/cut/shards",
-    ),
-    (
-        "train --shards ok/shards --mix ok/mix.json --model tiny.toml --out cpu --steps 1 --workers 0",
-        0,
-        "warning: no GPU was found (torch {torch}): training on the CPU. For a GPU install the CUDA build of torch",
-    ),
-    (
-        "train --shards ok/shards --mix ok/nomix.json --model tiny.toml --out r",
-        2,
-        "train: ok/nomix.json does not exist; name a mix, or make it with pretok mix",
-    ),
-    (
-        "train --shards it.jsonl --model tiny.toml --out r",
-        2,
-        "train: {work}/it.jsonl is a file; name the folder of shards, which holds manifest.json",
-    ),
-    (
-        "train --shards ok/shards --mix ok/mix.json --model tiny.toml --out it.jsonl",
-        2,
-        "train: --out: it.jsonl/flight cannot be created: Not a directory; name a folder that can be written",
-    ),
-    (
-        TRAIN.replace("tiny", "big"),
-        2,
-        "train: run was started with other settings: model.layers was 2, is 3. Resume with the original "
-        "settings, or choose another --out (add --init-from run to start from these weights, if the sizes are the "
-        "same)",
-    ),
-    (
-        TRAIN.replace("ok/mix", "other"),
-        2,
-        "train: run was started with other settings: stream was {mix}, is {other}; the data differs from sequence "
-        "0 on, and 32 are already read; to change the data add a phase: [[phases]] with at = 512 and shards or mix or "
-        "seq_len. Resume with the original settings, or choose another --out (add --init-from run to start from these "
-        "weights, if the sizes are the same)",
-    ),
-    (
-        "pretok verify cut/shards --workers 0",
-        2,
-        "verify: 54 documents, 732 tokens, 54 encoded again, 3 shards in {seconds} s\n"
-        "pretok: 1 problem in cut/shards:\n"
-        "  {work}/cut/shards/en/en-00000.idx has 100 bytes, its header says 962\n"
-        "to repair, restore the files from a copy, or delete cut/shards and run what made it again",
-    ),
-    (
-        "pretok certify norun --step 1",
-        2,
-        "pretok: norun does not exist; name the folder of a run (train --out) or a mix.json",
-    ),
-    (
-        "pretok trace norun --doc it3",
-        2,
-        "pretok: norun does not exist; name the folder of a run (train --out) or a mix.json",
-    ),
-    (
-        "pretok report ok --run norun",
-        2,
-        "pretok: norun does not exist; name the folder of a run (train --out)",
-    ),
-    (
-        "pretok report ok --run ok",
-        2,
-        "pretok: ok is not the folder of a run: it has no config.json; name the folder of a run (train --out)",
-    ),
-    (
-        "pretok mix ok/shards --out o.json --continue ok/mix.json --at norun",
-        2,
-        "pretok: norun does not exist; name the folder of a run (train --out)",
-    ),
-    (
-        "pretok mix ok/shards --weights it=0.9,en=0.1 --seq-len 16 --tokens 1M",
-        2,
-        "pretok: 1,000,000 tokens would take more than 4 epochs of some sources: en has 624 (164.47 epochs), it has "
-        "610 (1,520.27 epochs). With these weights at most 2,624 fit: lower --tokens, add text, or raise --max-epochs",
-    ),
-    (
-        "pretok mix ok/shards --seq-len 100000",
-        2,
-        "pretok: no source holds 100,000 + 1 tokens; use a --seq-len of at most 623",
-    ),
-    (
-        "pretok mix ok/shards --out ok/mix.json --weights it=0.8,en=0.2 --seq-len 16",
-        2,
-        "pretok: ok/mix.json holds another mix, with 4 sequences of en, 37 sequences of it, not 9 sequences of en, 37 "
-        "sequences of it. Write this one to another --out, or delete the old one if no run uses it",
-    ),
-    (
-        "pretok disclose ok --mix nope.json",
-        2,
-        "pretok: nope.json does not exist; name a mix, or make it with pretok mix",
-    ),
-    ("pretok query ok 'drop table documents'", 2, "pretok: pretok query only reads; it takes one SELECT"),
-    ("pretok query ok 'select count(*) as n from documents where removed is null'", 0, "n\n100"),
-    (
-        "pretok remove ok/shards --where \"source = 'fr'\" --reason x",
-        0,
-        "ok/shards: no document matches; nothing was removed (manifest {manifest})",
-    ),
-    (
-        "pretok annotate ok/shards rows.jsonl --by nope",
-        2,
-        "pretok: --by nope: documents have only bytes, doc, file, hash, id, position, record, shard, source, split, "
-        "start, tokens (tokenize them with --keep nope). Without it, join by file,position or by hash",
-    ),
-    (
-        "pretok annotate ok/shards norows.jsonl --by id",
-        2,
-        "pretok: no row of norows.jsonl matches a document: the rows have keys like id 'nope-1', the documents like "
-        "id 'en0'",
-    ),
-    (
-        "pretok annotate ok/shards empty.jsonl --by id",
-        2,
-        "empty: empty.jsonl\npretok: empty.jsonl holds no row",
-    ),
-]
+CASES = """
+2 pretok mix gone/shards --out gone/mix.json --seq-len 16
+pretok: {work}/gone/shards/en/en-00000.bin is missing; run pretok verify {work}/gone/shards
+
+2 pretok mix cut/shards --seq-len 16
+pretok: {work}/cut/shards/en/en-00000.idx has 100 bytes, 962 expected; run pretok verify {work}/cut/shards
+
+0 train --shards ok/shards --mix ok/mix.json --model tiny.toml --out cpu --steps 1 --workers 0
+warning: no GPU was found (torch {torch}): training on the CPU. For a GPU install the CUDA build of torch
+
+2 train --shards ok/shards --mix ok/nomix.json --model tiny.toml --out r
+train: ok/nomix.json does not exist; name a mix, or make it with pretok mix
+
+2 train --shards it.jsonl --model tiny.toml --out r
+train: {work}/it.jsonl is a file; name the folder of shards, which holds manifest.json
+
+2 train --shards ok/shards --mix ok/mix.json --model tiny.toml --out it.jsonl
+train: --out: it.jsonl/flight cannot be created: Not a directory; name a folder that can be written
+
+2 train --shards ok/shards --mix ok/mix.json --model big.toml --out run --steps 4 --workers 0
+train: run was started with other settings: model.layers was 2, is 3. Resume with the original settings, or choose \
+another --out (add --init-from run to start from these weights, if the sizes are the same)
+
+2 train --shards ok/shards --mix other.json --model tiny.toml --out run --steps 4 --workers 0
+train: run was started with other settings: stream was {mix}, is {other}; the data differs from sequence 0 on, and \
+32 are already read; to change the data add a phase: [[phases]] with at = 512 and shards or mix or seq_len. Resume \
+with the original settings, or choose another --out (add --init-from run to start from these weights, if the sizes \
+are the same)
+
+2 pretok verify cut/shards --workers 0
+verify: 54 documents, 732 tokens, 54 encoded again, 3 shards in {seconds} s
+pretok: 1 problem in cut/shards:
+  {work}/cut/shards/en/en-00000.idx has 100 bytes, its header says 962
+to repair, restore the files from a copy, or delete cut/shards and run what made it again
+
+2 pretok certify norun --step 1
+pretok: norun does not exist; name the folder of a run (train --out) or a mix.json
+
+2 pretok trace norun --doc it3
+pretok: norun does not exist; name the folder of a run (train --out) or a mix.json
+
+2 pretok report ok --run norun
+pretok: norun does not exist; name the folder of a run (train --out)
+
+2 pretok report ok --run ok
+pretok: ok is not the folder of a run: it has no config.json; name the folder of a run (train --out)
+
+2 pretok mix ok/shards --out o.json --continue ok/mix.json --at norun
+pretok: norun does not exist; name the folder of a run (train --out)
+
+2 pretok mix ok/shards --weights it=0.9,en=0.1 --seq-len 16 --tokens 1M
+pretok: 1,000,000 tokens would take more than 4 epochs of some sources: en has 624 (164.47 epochs), it has 610 \
+(1,520.27 epochs). With these weights at most 2,624 fit: lower --tokens, add text, or raise --max-epochs
+
+2 pretok mix ok/shards --seq-len 100000
+pretok: no source holds 100,000 + 1 tokens; use a --seq-len of at most 623
+
+2 pretok mix ok/shards --out ok/mix.json --weights it=0.8,en=0.2 --seq-len 16
+pretok: ok/mix.json holds another mix, with 4 sequences of en, 37 sequences of it, not 9 sequences of en, 37 \
+sequences of it. Write this one to another --out, or delete the old one if no run uses it
+
+2 pretok disclose ok --mix nope.json
+pretok: nope.json does not exist; name a mix, or make it with pretok mix
+
+2 pretok query ok 'drop table documents'
+pretok: pretok query only reads; it takes one SELECT
+
+0 pretok query ok 'select count(*) as n from documents where removed is null'
+n
+100
+
+0 pretok remove ok/shards --where "source = 'fr'" --reason x
+ok/shards: no document matches; nothing was removed (manifest {manifest})
+
+2 pretok annotate ok/shards rows.jsonl --by nope
+pretok: --by nope: documents have only bytes, doc, file, hash, id, position, record, shard, source, split, start, \
+tokens (tokenize them with --keep nope). Without it, join by file,position or by hash
+
+2 pretok annotate ok/shards norows.jsonl --by id
+pretok: no row of norows.jsonl matches a document: the rows have keys like id 'nope-1', the documents like id 'en0'
+
+2 pretok annotate ok/shards empty.jsonl --by id
+empty: empty.jsonl
+pretok: empty.jsonl holds no row
+"""
 
 
 def ended(line: str) -> int:
@@ -187,11 +143,9 @@ def work(tmp_path_factory: pytest.TempPathFactory, vocab_dir: Path) -> Iterator[
         patch.setattr(torch.cuda, "is_available", lambda: False)
         patch.setattr(torch.version, "cuda", None)
         patch.chdir(work)
-        made = "it=it.jsonl en=en.jsonl --out ok --vocab vocab --val-fraction 0.1 --keep id --workers 0"
-        assert ended(f"pretok tokenize {made}") == 0
-        assert ended("pretok mix ok/shards --out ok/mix.json --weights it=0.9,en=0.1 --seq-len 16") == 0
-        assert ended("pretok mix ok/shards --out other.json --weights it=0.8,en=0.2 --seq-len 16") == 0
-        assert ended(TRAIN) == 0
+        other = "mix ok/shards --out other.json --weights it=0.8,en=0.2 --seq-len 16"
+        made = [*(f"pretok {line}" for line in (MAKE, MIX, other)), TRAIN]
+        assert [ended(line) for line in made] == [0] * 4
         for name in ("gone", "cut"):
             shutil.copytree("ok/shards", f"{name}/shards")
         Path("gone/shards/en/en-00000.bin").unlink()
@@ -220,11 +174,6 @@ def say(work: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixtu
     return said
 
 
-@pytest.mark.parametrize(("line", "code", "text"), CASES, ids=[line for line, *_ in CASES])
+@each(CASES)
 def test_a_message(line: str, code: int, text: str, say: Say) -> None:
-    found, err = say(line)
-    if code == 2:
-        assert (found, err) == (code, text)
-    else:
-        assert found == code, err
-        assert f"\n{text}\n" in f"\n{err}\n", err
+    check(code, text, *say(line))

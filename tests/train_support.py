@@ -251,10 +251,7 @@ def _write_to(output: str) -> None:
 
 
 def _rank_jobs(
-    rank: int,
-    jobs: Sequence[tuple[int, int, Sequence[str]]],
-    output: str,
-    before: Callable[[], None] | None,
+    rank: int, jobs: Sequence[tuple[int, int, Sequence[str]]], output: str, before: Callable[[], None] | None
 ) -> None:
     _write_to(output)
     from train.__main__ import main

@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, get_worker_info
 from pretok.base.stop import SIGNALS
 from pretok.base.tokens import document_starts
 from pretok.stream import View
-from pretok.stream.loader import Fetch, PositionSampler, as_read, identity_of, read_ahead
+from pretok.stream.loader import Fetch, PositionSampler, as_read, read_ahead
 from train.config import TrainConfig
 from train.parallel.layout import Batch
 
@@ -95,7 +95,6 @@ class Feed:
             rank=rank,
             world_size=batch.ranks,
             position=position,
-            identity=identity_of(view),
         )
         options: dict[str, Any] = {"prefetch_factor": PREFETCH} if config.workers else {}
         loader: Any = DataLoader  # its annotations do not allow a dataset that reads whole batches

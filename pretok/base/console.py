@@ -62,7 +62,7 @@ class Console:
         """A table or a text; `result`: it is what the command was asked for."""
 
     def detail(self, made: Table | str) -> None:
-        """A table or a line that most people skip: for the log, and shown where the command is to be verbose."""
+        """A table or a line for the log alone, as most people skip it."""
 
     def event(self, name: str, /, **details: object) -> None:
         """What nobody waits for but may look up afterwards: only for the log. details: JSON values."""

@@ -1,8 +1,8 @@
 """What it means that a task failed: try it again, refuse, or a bug of ours.
 
-Input: whatever a task raised, panics of Rust libraries included, or the death of its worker. Output: a TaskError,
-which crosses from worker to driver as it is; at the end of a step one exception for all of them, with the exit code of
-the worst, which names the log that holds the tracebacks.
+Input: whatever a task raised, panics of Rust libraries included, or the death of its worker. Output: a TaskError, which
+travels from worker to driver; at the end of a step one exception for all of them, with the exit code of the worst. It
+names the log, which holds the tracebacks.
 
     PretokError                                    refused as it says; another try would say the same
     OSError that may pass, of a file or a server   tried again; then 3, or 75 where it ends a command
@@ -24,10 +24,11 @@ from pretok.base.storage import FULL, REMEDIES, output_error, passes
 from pretok.base.units import listed
 
 SHOWN = 20
+"""Failures that a message lists."""
 
 
 class Failure(Record, frozen=True):
-    """An input whose rest could not be read, or a partition that could not be done; `file` names its inputs."""
+    """An input that could not be read to its end, or a partition that failed; `file` names its inputs."""
 
     partition: str
     file: str
@@ -41,8 +42,8 @@ class Failure(Record, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class TaskError:
-    """Why an item failed. message: one line, or the whole text of a PretokError; raises: what a job that cannot go on
-    without the item raises; again: whether another try may succeed."""
+    """Why an item failed. message: one line, or the whole text of a PretokError; raises: what a job raises that cannot
+    continue without the item; again: whether another try may succeed."""
 
     message: str
     trace: str
@@ -51,11 +52,11 @@ class TaskError:
 
 
 Failures = list[tuple[str, TaskError]]
-"""Names of the items that could not be done, and why."""
+"""Names of the items that failed, and why."""
 
 
 def task_error(error: BaseException) -> TaskError:
-    """What an exception out of a task means."""
+    """What an exception raised by a task means."""
     trace = "".join(traceback.format_exception(error))
     if isinstance(error, OSError) and error.errno in FULL:
         error = output_error(error)
@@ -68,17 +69,13 @@ def task_error(error: BaseException) -> TaskError:
     if isinstance(error, OSError) and (error.filename is not None or error.errno in REMEDIES):
         return TaskError(_describe(error), trace, UsageError)
     if isinstance(error, MemoryError):
-        return TaskError(
-            f"out of memory ({_one_line(error)}); with fewer --workers each has more",
-            trace,
-            PartitionsFailed,
-            again=True,
-        )
+        message = f"out of memory ({_one_line(error)}); with fewer --workers each has more"
+        return TaskError(message, trace, PartitionsFailed, again=True)
     return TaskError(_one_line(error), trace, InternalError)
 
 
 def lost(error: BaseException) -> TaskError:
-    """The worker or the node of a task died, as Ray says by `error`."""
+    """The worker or the node of a task died, as `error` says."""
     return TaskError(_one_line(error), "", PartitionsFailed, again=True)
 
 
@@ -100,30 +97,20 @@ def raise_failures(
 ) -> None:
     """Raise what the failures of a step mean; nothing if there are none.
 
-    log: has their tracebacks, None where no log is kept; what: the items, in the plural; kept: everything else is done
-    by then and stays.
+    log: the file that has their tracebacks, if any; what: the items, in the plural; kept: everything else is done and
+    stays on disk.
     """
     if not failures:
         return
-    bugs = [failure for failure in failures if failure[1].raises is InternalError]
-    passing = [failure for failure in failures if failure[1].again]
-    refused = [failure for failure in failures if failure not in bugs and failure not in passing]
-    sections = {
-        "met an internal error; this is a bug, please report it": bugs,
-        "could not be done": refused,
-        "could not be done, though tried several times": passing,
-    }
-    parts = []
-    for said, section in sections.items():
-        if section:
-            lines = [f"{name}: {error.message}" for name, error in section]
-            parts.append(f"{len(section)} {what} {said}:\n  " + listed(lines, SHOWN, "\n  "))
-        if section and section is bugs:
-            traces = "\n".join(f"{name}\n{error.trace}" for name, error in bugs)
-            parts.append(f"tracebacks: {log}" if log else traces)
+    # Worst first: bugs, what was refused, what failed however often it was tried.
+    ordered = sorted(failures, key=lambda one: (one[1].raises is not InternalError, one[1].again))
+    lines = [f"{name}: {error.message}" for name, error in ordered]
+    parts = [f"{len(failures)} {what} failed:\n  " + listed(lines, SHOWN, "\n  ")]
+    if bugs := [f"{name}\n{error.trace}" for name, error in failures if error.raises is InternalError]:
+        parts.append(f"{len(bugs)} of them met a bug: please report it with {log or 'these tracebacks:'}")
+        parts += [] if log else bugs
     if kept:
         parts.append("everything else is done and kept; the same command does only these again")
     else:
         parts.append("nothing was changed: run the same command again")
-    worst = (bugs or refused or passing)[0][1]
-    raise worst.raises("\n".join(parts))
+    raise ordered[0][1].raises("\n".join(parts))

@@ -1,28 +1,28 @@
-"""The log of a job, for whoever asks the morning after: WORK/logs/COMMAND-DATE.jsonl, one JSON object a line.
+"""The log of a job: WORK/logs/COMMAND-DATE.jsonl, one JSON object per line.
 
-Input: events with their details. Output: a file of its own for each job, a line for each event, written at once and in
-one piece, so that a job killed at any moment leaves whole lines, but for the last: the kernel may cut a write between
-two pages of a file, and readers leave out a line without an end (`storage.read_lines`). Every line has
+Input: events with their details. Output: one file per job, one line per event. Each line is one write at once, so a job
+killed at any moment leaves whole lines except perhaps the last: the kernel may cut a write between two pages of a file,
+and readers skip a line without an end (`storage.read_lines`). Every line has
 
     time      when it was written, ISO 8601, UTC
     host      where
     job       the Slurm job, inside of one
     command   such as `tokenize`; `rank` beside it where several processes are one job
-    event     one of the following, with what it says of itself
+    event     one of the following, with its details
 
     start      argv, directory, pid, versions, settings
-    notice     message: what stood on the terminal; `table` the same with title, columns, rows
-    warning    message, of a library or of the engine, such as a task that is tried again
+    notice     message: a line shown to the user; `table` the same with title, columns, rows
+    warning    message of a library or of the engine, such as a task that is tried again
     step       title; then `progress` after 3, 9, 21 s and so on, at least every minute, and at last `step_end`:
-               seconds, counts of this run, those of earlier ones, the estimate of the whole
-    task       what (partition, bucket, ...), item, node, began, ended, seconds, tries, peak_bytes of its process
-    task_failed  the same with message, kind and traceback
-    tasks      before a step's tasks begin: what, tasks, workers
-    workers    of a step: workers, tasks done by node, idle (share of their time without a task), peak_bytes
+               seconds, counts of this run, those of earlier runs, the estimate of the whole
+    task       what (partition, bucket, ...), item, tries, node, began, seconds, peak_bytes of its process
+    task_failed  the same with message and traceback; without node and what follows where the worker died
+    workers    at the end of a step's tasks: workers, tasks done by node, idle (share of their time without a task),
+               peak_bytes
     error      message, traceback: why the job ended
     end        exit_code, null where it is not known yet; seconds
 
-A log that cannot be written ends no job: that is said once, and nothing more is written.
+A log that cannot be written does not end the job: that is said once, and nothing more is written.
 """
 
 from __future__ import annotations

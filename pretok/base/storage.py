@@ -15,10 +15,9 @@ import json
 import logging
 import os
 import time
-from collections.abc import Callable, Container, Iterable, Iterator
+from collections.abc import Callable, Container, Iterator
 from contextlib import contextmanager, suppress
 from functools import cached_property
-from itertools import chain
 from pathlib import Path
 from typing import IO, Any, Self, TypeVar
 
@@ -254,9 +253,7 @@ def remove_leftovers(target: Path) -> None:
     """Delete what killed tasks left unfinished of a file or below a folder, which this job holds and none of its tasks
     writes to. A folder in it beside which another job's lock stands is left alone."""
     if not target.is_dir():
-        name = f".{glob.escape(target.name)}"
-        of_lock = target.parent.glob(f".{name}{LOCK_FILE}-*{TEMPORARY_SUFFIX}")
-        left: Iterable[Path] = chain(target.parent.glob(f"{name}.*{TEMPORARY_SUFFIX}"), of_lock)
+        left = target.parent.glob(f".{glob.escape(target.name)}.*{TEMPORARY_SUFFIX}")
     else:
         left = target.rglob(f".*{TEMPORARY_SUFFIX}")
     others = {target / lock.name[1:].removesuffix(LOCK_FILE) for lock in target.glob(f".?*{LOCK_FILE}")}

@@ -1,8 +1,8 @@
-"""A step of a job: its tasks run, a person sees how far they are, the log gets one event a task.
+"""A step of a job: runs its tasks, shows how far they are, and logs one event per task.
 
-Input: an engine, and what the job tells to; a function and its items. Output: each item with its result; in the log
-where and when each task ran, how often it was tried, its memory, why it failed, and one event for all workers together;
-the same added up in the Step. What the failures of a step mean is raised at its end.
+Input: an engine and a console; a function and its items. Output: each item with its result; in the log where and when
+each task ran, how often it was tried, its memory and why it failed, and one event for all workers together. What the
+failures of a step mean is raised at its end.
 """
 
 from __future__ import annotations
@@ -22,26 +22,19 @@ from pretok.base.storage import remove_leftovers
 
 
 class Step:
-    """One step of a job, opened by `open_step`, and what the workers did in its newest `map`.
+    """One step of a job, opened by `open_step`, and what the workers did in its latest `map`.
 
-    nodes: tasks done on each; busy, available: seconds of all workers; peak: most bytes of memory that one held.
+    nodes: tasks done on each; idle: share of the workers' time in which they had no task, their start included; peak:
+    highest memory of a worker, in bytes.
     """
 
     def __init__(self, engine: Engine, console: Console, progress: Progress) -> None:
         self.engine = engine
         self.console = console
         self.progress = progress
-        self._begin()
-
-    def _begin(self) -> None:
         self.nodes: Counter[str] = Counter()
-        self.busy = self.available = 0.0
+        self.idle = 0.0
         self.peak = 0
-
-    @property
-    def idle(self) -> float:
-        """Share of the workers' time in which they had no task, their start included."""
-        return 1 - self.busy / self.available if self.available else 0.0
 
     def map(
         self,
@@ -55,10 +48,10 @@ class Step:
         folder: Path | None = None,
         failures: Failures | None = None,
     ) -> Generator[tuple[Item, Result], None, None]:
-        """Run `function` over the items, started in their order; each with its result as it completes.
+        """Run `function` over the items, started in their order; yield each with its result as it completes.
 
-        what: one item, such as `partition`; done: others of them that earlier runs did; kept: what is done stays, and
-        the same command does only the rest; folder: where killed tasks leave unfinished files, which are removed at the
+        what: one item, such as `partition`; done: how many others earlier runs did; kept: results stay on disk, and the
+        same command does only the rest; folder: where killed tasks leave unfinished files, which are removed at the
         end. Failures are added to `failures`, or raised together when all else is done. Raises OutputError at once, as
         all other results could not be written either; Stopped and EngineLost, which say how much is done and kept.
         """
@@ -88,23 +81,22 @@ class Step:
     def _outcomes(
         self, function: Task[Item, Result], items: Sequence[Item], what: str, name: Callable[[Item], str]
     ) -> Generator[Outcome[Result], None, None]:
-        """What the engine gives, told to the log and added up."""
+        """The outcomes of the engine, each of them logged, and added up at the end."""
         if not items:
             return
-        self._begin()
-        workers, began = self.engine.parallel, time.monotonic()
-        self.console.event("tasks", what=what, tasks=len(items), workers=workers)
+        workers, began, busy = self.engine.parallel, time.monotonic(), 0.0
+        self.nodes, self.peak = Counter(), 0
         try:
             with contextlib.closing(self.engine.map(function, items, self.progress)) as outcomes:
                 for outcome in outcomes:
-                    self.busy, self.peak = self.busy + outcome.seconds, max(self.peak, outcome.peak)
-                    if not isinstance(outcome.result, TaskError):
-                        self.nodes[outcome.node] += 1
+                    busy += outcome.seconds
+                    self.peak = max(self.peak, outcome.peak)
+                    self.nodes[outcome.node] += not isinstance(outcome.result, TaskError)
                     self._log(outcome, what, name(items[outcome.index]))
                     yield outcome
         finally:
-            self.available = workers * (time.monotonic() - began)
-            self.nodes = Counter(dict(sorted(self.nodes.items())))
+            self.idle = 1 - busy / (workers * (time.monotonic() - began))
+            self.nodes = Counter({node: self.nodes[node] for node in sorted(self.nodes) if self.nodes[node]})
             self.console.event(
                 "workers",
                 what=what,
@@ -115,19 +107,16 @@ class Step:
             )
 
     def _log(self, outcome: Outcome[Result], what: str, name: str) -> None:
-        details: dict[str, object] = {
-            "what": what, "item": name, "node": outcome.node, "tries": outcome.tries
-        }  # fmt: skip
-        if outcome.began:  # else its worker died and told nothing
+        details: dict[str, object] = {"what": what, "item": name, "tries": outcome.tries}
+        if outcome.node:  # else its worker died
             details |= {
+                "node": outcome.node,
                 "began": utc(outcome.began),
-                "ended": utc(outcome.began + outcome.seconds),
                 "seconds": round(outcome.seconds, 3),
                 "peak_bytes": outcome.peak,
             }
         if isinstance(error := outcome.result, TaskError):
-            details |= {"message": error.message, "kind": error.raises.__name__, "traceback": error.trace}
-            self.console.event("task_failed", **details)
+            self.console.event("task_failed", **details, message=error.message, traceback=error.trace)
         else:
             self.console.event("task", **details)
 

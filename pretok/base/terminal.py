@@ -63,7 +63,7 @@ class Terminal(Console):
     """The Console of a command, and the one who says how it ended. Before `keep_log` there is no log.
 
     arguments: the command line; error: where notices and progress go; output: where results go. quiet: only results and
-    errors are shown; verbose: events too. The log holds everything in any case.
+    errors are shown. The log holds everything in any case.
     """
 
     def __init__(
@@ -72,9 +72,7 @@ class Terminal(Console):
         error: RichConsole | None = None,
         output: RichConsole | None = None,
     ) -> None:
-        self.quiet = self.verbose = False
-        self.shown = False
-        """Whether anything of the result stands on standard output."""
+        self.quiet = False
         self.arguments = arguments
         self._error = error or _Console(stderr=True)
         self._output = output or _Console()
@@ -99,21 +97,16 @@ class Terminal(Console):
         versions = {"pretok": PRETOK_VERSION, "python": platform.python_version()}
         versions |= {name: version(name) for name in PACKAGES}
         job = {"argv": list(self.arguments), "directory": str(Path.cwd()), "pid": os.getpid()}
-        self.record("start", **job, versions=versions, **start)
-
-    def record(self, name: str, /, **details: object) -> None:
-        """An event for the log alone."""
-        if self._log:
-            self._log.write(name, details)
+        self.event("start", **job, versions=versions, **start)
 
     def notice(self, text: str) -> None:
         """One plain line."""
-        self.record("notice", message=text)
+        self.event("notice", message=text)
         self._print(text)
 
     def error(self, text: str, trace: str = "") -> None:
         """Why the command ends; in red on a terminal, behind the traceback if it is a bug."""
-        self.record("error", message=text, traceback=trace)
+        self.event("error", message=text, traceback=trace)
         if trace:
             self._error.print(trace)
         self._error.print(text, style="red")
@@ -124,36 +117,26 @@ class Terminal(Console):
 
     def show(self, made: Table | str, *, result: bool = False) -> None:
         """Print a table or a text; `result`: it is what the command was asked for."""
-        where = self._output if result else self._error
-        self.shown |= result
-        self._keep(made)
+        self.detail(made)
         if result or not self.quiet:
-            _print(made, where)
+            _print(made, self._output if result else self._error)
 
     def detail(self, made: Table | str) -> None:
-        """A table or a line that most people skip: for the log, and shown where the command is to be verbose."""
-        self._keep(made)
-        if self.verbose:
-            _print(made, self._error)
+        """A table or a line for the log alone."""
+        if isinstance(made, str):
+            self.event("notice", message=made)
+        else:
+            self.event("table", title=made.title, columns=made.columns, rows=made.rows)
 
     def event(self, name: str, /, **details: object) -> None:
-        """For the log, and as a line where the command is to be verbose."""
-        self.record(name, **details)
-        if self.verbose:
-            trace = details.pop("traceback", "")
-            told = " ".join(f"{key}={value}" for key, value in details.items())
-            self._print(f"{time.strftime('%H:%M:%S')} {name} {told}" + (f"\n{trace}" if trace else ""))
+        """An event for the log alone."""
+        if self._log:
+            self._log.write(name, details)
 
     def end(self, code: int) -> None:
         """The command is over, with this exit code."""
         if self._log:
             self._log.end(code)
-
-    def _keep(self, made: Table | str) -> None:
-        if isinstance(made, str):
-            self.record("notice", message=made)
-        else:
-            self.record("table", title=made.title, columns=made.columns, rows=made.rows)
 
     def _print(self, text: str) -> None:
         if not self.quiet:
@@ -170,7 +153,7 @@ class ConsoleWarnings(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         """One record."""
         text = self.format(record)
-        self._console.record("warning", message=text)
+        self._console.event("warning", message=text)
         self._console._print(text)
 
 
@@ -224,7 +207,7 @@ class Meter(Progress):
             self._bar.stop()
         gauge = self._now()
         text = gauge.summary() if kind is None else ""
-        self._console.record("step_end", message=text, ended_by=kind and kind.__name__, **to_json(gauge))
+        self._console.event("step_end", message=text, ended_by=kind and kind.__name__, **to_json(gauge))
         if text:
             self._console._print(text)
 
@@ -263,7 +246,7 @@ class Meter(Progress):
             if self._ended.wait(gap):
                 return
             gauge = self._now()
-            self._console.record("progress", **to_json(gauge))
+            self._console.event("progress", **to_json(gauge))
             if not self._bar:
                 self._console._print(f"{time.strftime('%H:%M:%S')} {gauge.line()}")
 

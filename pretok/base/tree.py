@@ -1,17 +1,17 @@
-"""Hash trees: what seals a file so that a part of it is checked, proven or changed without the rest.
+"""Hash trees: they seal a file so that a part of it can be checked, proven or changed without the rest.
 
 Input: the bytes of a file. Output: its root, and its nodes in a file beside it. The tree is the Merkle tree of
 RFC 9162, section 2.1, with SHA-256:
 
-    leaf   SHA-256(0x00 || 4,096 bytes of the file); the last leaf may have fewer
+    leaf   SHA-256(0x00 || 4,096 bytes of the file); the last leaf may be shorter
     inner  SHA-256(0x01 || left || right); of n leaves the left part has the largest power of two below n
-    root   the one over all leaves, as 64 hexadecimal digits; of an empty file SHA-256 of nothing
-    entry  SHA-256(0x02 || what is said of a file): the leaves of a tree over files
-    nodes  NAME.nodes: 32 bytes for each MiB (2^20 bytes) of the file, the hash over its 256 leaves, and the last over
-           those that are left
+    root   the hash over all leaves, as 64 hexadecimal digits; of an empty file SHA-256 of nothing
+    entry  SHA-256(0x02 || a description of a file): the leaves of a tree over files
+    nodes  NAME.nodes: 32 bytes for each MiB (2^20 bytes) of the file, the hash over its 256 leaves; the last is the
+           hash over those that remain
 
-A MiB begins at a multiple of 256 leaves, so its hash stands in the tree: the root follows from the nodes alone. They
-need no checksum, as the root is theirs.
+A MiB begins at a multiple of 256 leaves, so its hash is a node of the tree: the root follows from the nodes alone. They
+need no checksum of their own, as the root checks them.
 The standard library only.
 """
 
@@ -41,49 +41,32 @@ _READ = 4 * NODE
 
 
 class Tree:
-    """Takes the bytes of a file, one piece after the other, as `hashlib` does; keeps the nodes and less than a MiB."""
+    """The tree of bytes that come piece by piece, as with `hashlib`; keeps the nodes and less than a MiB."""
 
-    def __init__(self) -> None:
-        self.size = 0
-        self._rest = b""  # less than a leaf
-        self._leaves: list[bytes] = []  # fewer than a node has
+    def __init__(self, data: bytes = b"") -> None:
+        self._rest = bytearray()
         self._nodes: list[bytes] = []
+        self.update(data)
 
     def update(self, data: bytes | bytearray | memoryview) -> None:
         """Add bytes."""
-        view = memoryview(data).cast("B")
-        self.size += len(view)
-        if self._rest:
-            missing = LEAF - len(self._rest)
-            self._rest += view[:missing]
-            view = view[missing:]
-            if len(self._rest) == LEAF:
-                self._add([leaf_hash(self._rest)])
-                self._rest = b""
-        whole = len(view) - len(view) % LEAF
-        for at in range(0, whole, NODE):
-            self._add(_leaf_hashes(view[at : min(at + NODE, whole)]))
-        self._rest += view[whole:]
-
-    def _add(self, leaves: list[bytes]) -> None:
-        self._leaves += leaves
-        if len(self._leaves) >= _LEAVES:
-            self._nodes.append(fold(self._leaves[:_LEAVES]))
-            del self._leaves[:_LEAVES]
+        self._rest += memoryview(data).cast("B")
+        while len(self._rest) >= NODE:
+            self._nodes.append(node_hash(self._rest[:NODE]))
+            del self._rest[:NODE]
 
     @property
     def nodes(self) -> list[bytes]:
-        """Of what was added so far."""
-        last = self._leaves + ([leaf_hash(self._rest)] if self._rest else [])
-        return self._nodes + ([fold(last)] if last else [])
+        """The nodes of all bytes so far."""
+        return self._nodes + ([node_hash(self._rest)] if self._rest else [])
 
     def hexdigest(self) -> str:
-        """The root of what was added so far."""
+        """The root of all bytes so far."""
         return fold(self.nodes).hex()
 
 
 class TreeFile(NewFile):
-    """A `NewFile` that is summed up in a tree instead of a checksum."""
+    """A `NewFile` with a tree instead of a checksum."""
 
     @cached_property
     def _digest(self) -> Tree:
@@ -91,17 +74,17 @@ class TreeFile(NewFile):
 
     @property
     def root(self) -> str:
-        """Of all that was written."""
+        """The root of all that was written."""
         return self._digest.hexdigest()
 
     @property
     def nodes(self) -> list[bytes]:
-        """Of all that was written."""
+        """The nodes of all that was written."""
         return self._digest.nodes
 
 
 def write_rooted(path: Path, data: bytes) -> str:
-    """Write a whole file atomically; its root."""
+    """Write a whole file atomically; return its root."""
     with TreeFile(path) as file:
         file.write(data)
         file.seal()
@@ -109,45 +92,46 @@ def write_rooted(path: Path, data: bytes) -> str:
 
 
 def entry_hash(data: bytes) -> bytes:
-    """That of what is said of a file, as a leaf of the tree over many files."""
+    """The leaf, in the tree over many files, of the description of one."""
     return sha256(b"\x02" + data).digest()
 
 
-def leaf_hash(data: bytes | memoryview) -> bytes:
-    """That of one leaf."""
-    found = _LEAF.copy()  # a tenth faster than to put the domain in front
-    found.update(data)
-    return found.digest()
+def leaf_hash(data: bytes | bytearray | memoryview) -> bytes:
+    """The hash of one leaf."""
+    leaf = _LEAF.copy()  # a tenth faster than to put the prefix in front
+    leaf.update(data)
+    return leaf.digest()
 
 
 def inner_hash(left: bytes, right: bytes) -> bytes:
-    """That over two parts."""
+    """The hash over two parts."""
     return sha256(_INNER + left + right).digest()
 
 
 def fold(hashes: Sequence[bytes]) -> bytes:
-    """The hash over parts that have the same power of two of leaves each, of which the last may have fewer."""
+    """The hash over parts that each have the same power of two of leaves; the last may have fewer."""
     if not hashes:
         return sha256().digest()
     level = list(hashes)
     while len(level) > 1:
-        # What is left over goes up as it is: so the left part of each has a power of two.
+        # An odd one out moves up unchanged, so that every left part has a power of two.
         odd = level[-1:] if len(level) % 2 else []
         level = [inner_hash(*pair) for pair in zip(level[::2], level[1::2], strict=False)] + odd
     return level[0]
 
 
-def _leaf_hashes(data: memoryview) -> list[bytes]:
-    return [leaf_hash(data[at : at + LEAF]) for at in range(0, len(data), LEAF)]
+def _leaf_hashes(data: bytes | bytearray) -> list[bytes]:
+    view = memoryview(data)
+    return [leaf_hash(view[at : at + LEAF]) for at in range(0, len(view), LEAF)]
 
 
 def node_hash(data: bytes | bytearray) -> bytes:
     """The hash over the leaves of a MiB."""
-    return fold(_leaf_hashes(memoryview(data)))
+    return fold(_leaf_hashes(data))
 
 
 def root_of(path: Path) -> str:
-    """The root of a file, which is read."""
+    """The root of a file, all of which is read."""
     tree = Tree()
     with path.open("rb", buffering=0) as file:
         while data := file.read(_READ):
@@ -155,18 +139,11 @@ def root_of(path: Path) -> str:
     return tree.hexdigest()
 
 
-def root_of_bytes(data: bytes) -> str:
-    """The root of a file that holds `data`."""
-    tree = Tree()
-    tree.update(data)
-    return tree.hexdigest()
-
-
 def compare_root(path: Path, sealed: str) -> None:
-    """Raises IntegrityError where a file is missing or has another root than it was sealed with."""
+    """Raise IntegrityError where a file is missing or has another root than it was sealed with."""
     with reading(path):
-        found = root_of(path)
-    if found != sealed:
+        root = root_of(path)
+    if root != sealed:
         raise damaged(path)
 
 
@@ -181,8 +158,8 @@ def write_nodes(path: Path, nodes: Sequence[bytes]) -> None:
 
 
 def prove_nodes(path: Path, size: int, root: str) -> list[bytes]:
-    """The nodes of the file `path` of `size` bytes, which is not read. IntegrityError where they are missing or of a
-    file of another size, or `root` does not follow from them."""
+    """The nodes of the file `path` of `size` bytes, which is not read. Raises IntegrityError where they are missing,
+    belong to a file of another size, or do not give `root`."""
     beside = nodes_path(path)
     with reading(beside):
         data = beside.read_bytes()
@@ -197,7 +174,7 @@ def prove_nodes(path: Path, size: int, root: str) -> list[bytes]:
 
 
 def differing(path: Path, nodes: Sequence[bytes]) -> Iterator[int]:
-    """The numbers of the MiBs of a file that have another hash than their node; the file is read."""
+    """The numbers of the MiBs of a file that do not have the hash of their node; all of the file is read."""
     with path.open("rb", buffering=0) as file:
         for number, node in enumerate(nodes):
             if node_hash(file.read(NODE)) != node:
@@ -205,63 +182,63 @@ def differing(path: Path, nodes: Sequence[bytes]) -> Iterator[int]:
 
 
 def prove(wanted: Sequence[int], leaves: int, hash_of: Callable[[int, int], bytes]) -> list[bytes]:
-    """What leads from the leaves `wanted` (rising) of so many to the root: the hashes of the largest parts that hold
-    none of them, in the order of the file. hash_of: the hash over the leaves `first` to `end - 1`, which are a part of
-    the tree."""
-    found: list[bytes] = []
+    """The proof that leads from the leaves `wanted` (rising) of so many to the root: the hashes of the largest parts
+    without any of them, in the order of the file. hash_of: the hash over the leaves `first` to `end - 1`, which are a
+    part of the tree."""
+    proof: list[bytes] = []
 
-    def walk(first: int, end: int) -> None:
-        if bisect_left(wanted, first) == bisect_left(wanted, end):
-            found.append(hash_of(first, end))
-        elif end - first > 1:
-            middle = first + _left(end - first)
-            walk(first, middle)
-            walk(middle, end)
+    def add(first: int, end: int) -> bytes:
+        proof.append(hash_of(first, end))
+        return b""
 
-    if leaves:
-        walk(0, leaves)
-    return found
+    _hash_over(0, leaves, wanted, add, lambda _: b"")
+    return proof
 
 
 def proven_root(wanted: Mapping[int, bytes], leaves: int, hashes: Iterator[bytes]) -> bytes:
-    """The root of so many leaves, from the hashes of some, by their numbers, and from what `prove` gave, of which as
-    much as it needs is taken. StopIteration where that is too little."""
-    numbers = sorted(wanted)
-
-    def over(first: int, end: int) -> bytes:
-        if bisect_left(numbers, first) == bisect_left(numbers, end):
-            return next(hashes)
-        if end - first == 1:
-            return wanted[first]
-        middle = first + _left(end - first)
-        return inner_hash(over(first, middle), over(middle, end))
-
-    return over(0, leaves) if leaves else fold([])
+    """The root of so many leaves, from the hashes of some, by their numbers, and a proof, of which as much is taken as
+    is needed. StopIteration where it is too short."""
+    return _hash_over(0, leaves, sorted(wanted), lambda *_: next(hashes), wanted.__getitem__)
 
 
-def _left(leaves: int) -> int:
-    """Leaves of the left part: the largest power of two below their number."""
-    return 1 << (leaves - 1).bit_length() - 1
+def _hash_over(
+    first: int,
+    end: int,
+    wanted: Sequence[int],
+    part: Callable[[int, int], bytes],
+    leaf: Callable[[int], bytes],
+) -> bytes:
+    """The hash over the leaves `first` to `end - 1`, from the leaves `wanted` and the largest parts without any."""
+    if not end:
+        return fold([])
+    if bisect_left(wanted, first) == bisect_left(wanted, end):
+        return part(first, end)
+    if end - first == 1:
+        return leaf(first)
+    middle = first + (1 << (end - first - 1).bit_length() - 1)  # the largest power of two below their number
+    left = _hash_over(first, middle, wanted, part, leaf)
+    return inner_hash(left, _hash_over(middle, end, wanted, part, leaf))
 
 
 def prove_file(
     path: Path, nodes: Sequence[bytes], size: int, wanted: Sequence[int]
 ) -> tuple[bytes, list[bytes]]:
-    """(the leaves `wanted` (rising) of a file one after the other, what leads from them to its root). Reads the MiBs in
-    which they lie. IntegrityError where one is not what its node says."""
-    held: dict[int, list[bytes]] = {}  # hashes of the leaves of a MiB
+    """(the leaves `wanted` (rising) of a file, joined; their proof). Reads the MiBs that hold them. Raises
+    IntegrityError where one does not have the hash of its node."""
+    leaf_hashes: dict[int, list[bytes]] = {}
+    """Of the MiBs that are read."""
     data: list[bytes] = []
     with reading(path), path.open("rb", buffering=0) as file:
         for number, group in groupby(wanted, lambda leaf: leaf // _LEAVES):
             block = os.pread(file.fileno(), NODE, number * NODE)
-            held[number] = _leaf_hashes(memoryview(block))
-            if fold(held[number]) != nodes[number]:
+            leaf_hashes[number] = _leaf_hashes(block)
+            if fold(leaf_hashes[number]) != nodes[number]:
                 raise damaged(path)
             data += [block[at % _LEAVES * LEAF :][:LEAF] for at in group]
 
     def hash_of(first: int, end: int) -> bytes:
-        if end - first >= _LEAVES or first // _LEAVES not in held:
+        if end - first >= _LEAVES or first // _LEAVES not in leaf_hashes:
             return fold(nodes[first // _LEAVES : -(-end // _LEAVES)])
-        return fold(held[first // _LEAVES][first % _LEAVES :][: end - first])
+        return fold(leaf_hashes[first // _LEAVES][first % _LEAVES :][: end - first])
 
     return b"".join(data), prove(wanted, -(-size // LEAF), hash_of)

@@ -1,7 +1,7 @@
 """A certificate and a root -> what is proven, without the shards.
 
 Input: a certificate and the root over all files of a folder of shards, as its maker published it. Output: a `Checked`,
-or an IntegrityError or MismatchError that says what does not hold. docs/formats.md has the steps one by one.
+or an IntegrityError or MismatchError that names the claim that does not hold. docs/formats.md lists the steps.
 """
 
 from __future__ import annotations
@@ -18,17 +18,15 @@ from pretok.base.errors import IntegrityError, MismatchError
 from pretok.base.records import Count, Record
 from pretok.base.tree import HASH, LEAF, entry_hash, leaf_hash, proven_root
 from pretok.base.units import plural
-from pretok.certificate.certificate_file import Certificate, ShownDocument, read_certificate
+from pretok.certificate.certificate_file import Certificate, read_certificate
 from pretok.shards.manifest import FORMAT, VERSION, Event, TokenizerEntry
 from pretok.stream.mix_file import Mix, parse_mix
 
 DTYPES = ("uint16", "int32")
-MAX_EPOCHS = 1 << 16
-"""Epochs that are looked through for a document: in time that no certificate can prolong."""
 
 
 class _Head(Record, frozen=True, forbid_unknown_fields=False):
-    """What is needed of the entry of a folder."""
+    """The needed fields of the entry of a folder."""
 
     format: str
     version: Count
@@ -40,7 +38,7 @@ class _Head(Record, frozen=True, forbid_unknown_fields=False):
 
 
 class _Shard(Record, frozen=True, forbid_unknown_fields=False):
-    """What is needed of the entry of a shard. first: tokens of its source and split before it."""
+    """The needed fields of the entry of a shard. first: tokens of its source and split before it."""
 
     path: str
     source: str
@@ -53,34 +51,30 @@ class _Shard(Record, frozen=True, forbid_unknown_fields=False):
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """What a certificate proves: that these tokens stand in the shards of `root`, in the sequences which the mix has at
-    these positions. step: of the run, as whoever made it states; document: the file and line of the one that it is for,
-    as they state; place: its tokens; between: the first position, and the one behind the last, between which these are
-    all that read it; complete: whether that is proven; mapped: sequences of which the place in the shards is proven
-    too, as the arithmetic of the mix gives it; of the others, of classes and packed sources, it is stated."""
+    """What a certificate proves: these tokens stand in the shards under `root`.
+
+    sequences: number of sequences at `positions` of the mix; mapped: how many of them are proven to be the ones that
+    the mix has there, because their place follows from its arithmetic; step: stated by the maker, not proven.
+    """
 
     root: str
     mix: str
-    step: int | None
-    document: str | None
-    place: str | None
-    between: tuple[int, int]
-    complete: bool
+    step: int
     positions: tuple[int, ...]
     sequences: int
     mapped: int
     tokens: int
-    documents: int
     shards: int
 
 
 def check_certificate(path: Path, root: str, step: int | None = None) -> Checked:
-    """What is proven by a certificate under a root; `step`: the one that it must be of, if any. Raises IntegrityError
-    for a file that proves nothing, MismatchError for one of other shards or another step."""
+    """Return what a certificate proves under a root; `step`: the step that it must be of, if any.
+
+    Raises IntegrityError for a file that proves nothing, MismatchError for one of other shards or another step.
+    """
     certificate, rest = read_certificate(path)
-    if step is not None and certificate.step != step:
-        what = "no step" if certificate.step is None else f"step {certificate.step}"
-        raise MismatchError(f"{path} is of {what}, not of step {step}")
+    if step not in (None, certificate.step):
+        raise MismatchError(f"{path} is of step {certificate.step}, not of step {step}")
     try:
         _check_step(certificate)
         mix = parse_mix(certificate.mix, path)
@@ -91,67 +85,38 @@ def check_certificate(path: Path, root: str, step: int | None = None) -> Checked
             raise IntegrityError(
                 f"its mix was made for shards with the fingerprint {mix.manifest}, which these never had"
             )
-        return _checked(certificate, shards, mix, root)
+        mapped = _check_sequences(certificate, shards, mix)
     except IntegrityError as error:
         raise IntegrityError(f"{path} proves nothing: {error}") from None
-
-
-def _checked(certificate: Certificate, shards: dict[int, _Shard], mix: Mix, root: str) -> Checked:
-    """What is proven of tokens that stand under the root."""
-    mapped = _check_sequences(certificate, shards, mix)
-    document = place = None
-    between, complete = certificate.between or (0, len(mix)), False
-    if certificate.document is not None:
-        one = certificate.documents[certificate.document]
-        document = f"{one.file}:{one.line}"
-        place = f"tokens {one.first} to {one.first + one.tokens - 1} of {shards[one.entry].path}"
-        complete = _check_document(certificate, shards[one.entry], mix, one, range(*between))
     return Checked(
         root=root,
         mix=mix.fingerprint,
         step=certificate.step,
-        document=document,
-        place=place,
-        between=between,
-        complete=complete,
         positions=tuple(sequence.position for sequence in certificate.sequences),
         sequences=len(certificate.sequences),
         mapped=mapped,
         tokens=sum(tokens for sequence in certificate.sequences for _, _, tokens in sequence.pieces),
-        documents=len(certificate.documents),
         shards=len(shards),
     )
 
 
 def sentences(checked: Checked) -> list[str]:
-    """What is proven, and what is only stated, for a person."""
-    lines = [
+    """What is proven and what is not, for a person."""
+    mapped, rest = checked.mapped, checked.sequences - checked.mapped
+    places = [f"proven: the mix has {plural(mapped, 'sequence')} at their positions, by its arithmetic"]
+    stated = [f"not proven: that the mix has {plural(rest, 'sequence')} of classes or packed sources there"]
+    return [
         f"{plural(checked.sequences, 'sequence')}, {plural(checked.tokens, 'token')}, positions {checked.positions[0]} "
         f"to {checked.positions[-1]} of the mix {checked.mix}",
         f"proven: these tokens stand in {plural(checked.shards, 'shard')} under the root {checked.root}",
+        *(places if mapped else ()),
+        *(stated if rest else ()),
+        f"not proven: that step {checked.step} of a run read these positions, and nothing else",
     ]
-    if checked.mapped:
-        lines.append(
-            f"proven: {plural(checked.mapped, 'sequence')} stand where the mix has them, by its arithmetic"
-        )
-    stated = [f"where {plural(checked.documents, 'document')} came from"]
-    if checked.step is not None:
-        stated.insert(0, f"that step {checked.step} read these positions")
-    if checked.document is not None:
-        first, end = checked.between
-        every = f"no other sequence at the positions {first} to {end - 1} reads {checked.place}"
-        stated.insert(0, f"that these tokens are the document {checked.document}")
-        if checked.complete:
-            lines.append(f"proven: {every}")
-        else:
-            stated.insert(1, f"that {every}")
-    if rest := checked.sequences - checked.mapped:
-        stated.append(f"where {plural(rest, 'sequence')} of classes or packed sources lie")
-    return [*lines, f"stated by whoever made it: {', '.join(stated)}"]
 
 
 def _entries(certificate: Certificate) -> tuple[_Head, dict[int, _Shard]]:
-    """The entry of the folder, and those of shards by their numbers."""
+    """Return the entry of the folder, and those of shards by their numbers."""
     numbers = [number for number, _ in certificate.entries]
     if not numbers or numbers[0] != 0 or numbers != sorted(set(numbers)):
         raise IntegrityError("its entries are not in order")
@@ -172,11 +137,8 @@ def _decoded(text: str, kind: type[Any]) -> Any:
 
 
 def _root(certificate: Certificate, head: _Head, shards: dict[int, _Shard], data: memoryview) -> str:
-    """The root over all, from the leaves that hold what is shown. The roots of their files must stand in the
-    entries."""
+    """Compute the root over all files from the leaves. The roots of the shards must be those in their entries."""
     width = np.dtype(head.tokenizer.dtype).itemsize
-    if certificate.document is not None and certificate.document >= len(certificate.documents):
-        raise IntegrityError("it is of a document that it does not name")
     ranges = certificate.ranges(width)
     if ranges.keys() != shards.keys():
         raise IntegrityError("its entries are not just of the shards whose tokens it shows")
@@ -217,12 +179,12 @@ def _proven(hashes: dict[int, bytes], leaves: int, rest: Iterator[bytes]) -> str
 
 
 def _check_sequences(certificate: Certificate, shards: dict[int, _Shard], mix: Mix) -> int:
-    """Each sequence is of the source that the mix has at its position; how many of them are where its arithmetic
-    says."""
+    """Check that each sequence is of the source that the mix has at its position. Returns how many of them are proven
+    to be the very ones."""
     sequences = certificate.sequences
+    if sequences[-1].position >= len(mix):
+        raise IntegrityError(f"the mix has no position {sequences[-1].position}")
     positions = np.array([sequence.position for sequence in sequences], np.int64)
-    if positions.max() >= len(mix) or (np.diff(positions) <= 0).any():
-        raise IntegrityError(f"its positions are not rising and below {len(mix)}")
     order, mapped = mix.order(), 0
     which, epochs, numbers = order.locate(positions)
     begins = order.cuts(which, epochs) + numbers * mix.seq_len
@@ -249,50 +211,16 @@ def _check_sequences(certificate: Certificate, shards: dict[int, _Shard], mix: M
 
 
 def _check_step(certificate: Certificate) -> None:
-    """The positions are those of the step, where it is of one."""
+    """The positions are those of the step."""
     step, segment = certificate.step, certificate.segment
     if not certificate.sequences:
         raise IntegrityError("it shows no sequence")
-    if (step is None) == (certificate.document is None):
-        raise IntegrityError("it is neither of a step nor of a document")
-    if step is None:
-        return
-    if segment is None or step <= segment.step:
-        raise IntegrityError(f"its part of the run does not have step {step}")
+    if step <= segment.step:
+        raise IntegrityError(f"its segment of the run does not have step {step}")
     first = segment.position + (step - 1 - segment.step) * segment.global_batch
     positions = [sequence.position for sequence in certificate.sequences]
+    # The first comparison bounds the list: the batch may be any number.
     if len(positions) != segment.global_batch or positions != [first + n for n in range(len(positions))]:
         raise IntegrityError(
             f"step {step} reads positions {first} to {first + segment.global_batch - 1}, not those it shows"
         )
-
-
-def _check_document(
-    certificate: Certificate, shard: _Shard, mix: Mix, document: ShownDocument, between: range
-) -> bool:
-    """All sequences read the document; whether they are all at these positions that do, by the arithmetic of the mix:
-    False where classes or packing decide that."""
-    low, high = document.first, document.first + document.tokens
-    for sequence in certificate.sequences:
-        if not any(
-            number == document.entry and first < high and first + tokens > low
-            for number, first, tokens in sequence.pieces
-        ):
-            raise IntegrityError(f"position {sequence.position} does not read its document")
-    shown = [sequence.position for sequence in certificate.sequences]
-    if not 0 <= between.start <= shown[0] <= shown[-1] < between.stop <= len(mix):
-        raise IntegrityError(f"its positions are not between {between.start} and {between.stop - 1}")
-    order, found = mix.order(), list[int]()
-    for number, entry in enumerate(mix.sources):
-        if entry.held_in != shard.source:
-            continue
-        if entry.tape or order.epochs(number) > MAX_EPOCHS:
-            return False
-        for epoch in range(order.epochs(number)):
-            token = entry.begin + order.cut(number, epoch) - shard.first
-            begin = max(low - token - 1, 0) // mix.seq_len
-            end = min((high - 1 - token) // mix.seq_len + 1, entry.sequences)
-            found += order.positions(number, epoch, np.arange(begin, end)).tolist()
-    if missing := sorted({at for at in found if at in between} - set(shown)):
-        raise IntegrityError(f"position {missing[0]} reads its document too, and it does not show it")
-    return True

@@ -19,7 +19,7 @@ from pretok.base.kinds import KINDS, LEARNED, TEXT
 from pretok.base.terminal import print_json
 from pretok.base.units import human_bytes, plural
 from pretok.base.visible import visible, visible_json
-from pretok.commands.options import Json, Shards, parse_size, terminal
+from pretok.commands.options import Json, Shards, WorkOrShards, parse_size, terminal
 
 if TYPE_CHECKING:
     from pretok.audit.documents import Inspection
@@ -241,10 +241,7 @@ def _write(kind: str, names: list[str], batches: Iterator[list[tuple[Any, ...]]]
 
 def query(
     context: typer.Context,
-    work: Annotated[
-        Path,
-        typer.Argument(metavar="WORK", help="Folder of results, or its shards.", show_default=False),
-    ],
+    work: WorkOrShards,
     sql: Annotated[
         str, typer.Argument(metavar="SQL", help="SQL query, in the dialect of DuckDB.", show_default=False)
     ],
@@ -271,7 +268,6 @@ def query(
         raise UsageError(f"--format {kind!r}: known are table, csv and json")
     names, batches = run_query(work, sql, console)
     if kind != "table":
-        console.shown = True
         _write(kind, names, batches)
         return
     rows = list(islice(chain.from_iterable(batches), SHOWN + 1))
@@ -365,20 +361,11 @@ def trace(
 
 def certify(
     context: typer.Context,
-    target: Annotated[
-        Path | None, typer.Argument(metavar="RUN", help="Folder of a run; for --doc also a mix.json.")
-    ] = None,
+    target: Annotated[Path | None, typer.Argument(metavar="RUN", help="Folder of a run.")] = None,
     step: Annotated[
         int | None,
         typer.Option(
             help="Prove what this step read, from 1. With --check: require that the certificate is of this step."
-        ),
-    ] = None,
-    doc: Annotated[
-        str | None,
-        typer.Option(
-            metavar="ID | HASH | FILE:LINE",
-            help="Prove where this document lies, and every sequence that reads it.",
         ),
     ] = None,
     out: Annotated[
@@ -386,9 +373,7 @@ def certify(
     ] = None,
     shards: Annotated[
         Path | None,
-        typer.Option(
-            help="Shards that the run or mix reads. Default: those that the run read, or those beside the mix."
-        ),
+        typer.Option(help="Shards that the run reads. Default: those that it read."),
     ] = None,
     check: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Check this certificate; no shards are needed.")
@@ -411,7 +396,7 @@ def certify(
     if check is not None:
         from pretok.certificate.check import check_certificate, sentences
 
-        if root is None or any(given is not None for given in (target, doc, out, shards)):
+        if root is None or any(given is not None for given in (target, out, shards)):
             raise UsageError("with --check give --root, which the maker of the shards published, and no run")
         found = check_certificate(check, root, step)
         if json:
@@ -420,16 +405,12 @@ def certify(
             for line in sentences(found):
                 console.show(line, result=True)
         return
-    if target is None or root is not None or (step is None) == (doc is None):
-        raise UsageError("give a run with one of --step and --doc, or --check FILE with --root")
-    from pretok.certificate.make import certify_document, certify_step
+    if target is None or root is not None or step is None:
+        raise UsageError("give a run with --step, or --check FILE with --root")
+    from pretok.certificate.make import certify_step
 
-    if step is not None:
-        out = out or Path(f"step-{step}.certificate")
-        made = certify_step(target, step, shards, out)
-    else:
-        out = out or Path("document.certificate")
-        made = certify_document(target, str(doc), shards, out)
+    out = out or Path(f"step-{step}.certificate")
+    made = certify_step(target, step, shards, out)
     if json:
         print_json(made)
     else:

@@ -14,15 +14,12 @@ from pretok.base.lock import hold
 from pretok.base.records import to_json
 from pretok.base.storage import atomic_open
 from pretok.base.terminal import print_json
-from pretok.commands.options import WORK, WORK_OR_RUN, Json, parse_size, terminal
+from pretok.commands.options import Json, WorkFolder, WorkOrShards, parse_size, terminal
 
 
 def status(
     context: typer.Context,
-    work: Annotated[
-        Path,
-        WORK_OR_RUN,
-    ],
+    work: WorkFolder,
     json: Json = False,
 ) -> None:
     """Say what is finished, unfinished, failed or in work and how far, exact counts of the shards, and what to do next.
@@ -68,7 +65,7 @@ def status(
 
 def report(
     context: typer.Context,
-    work: Annotated[Path, WORK],
+    work: WorkFolder,
     run: Annotated[Path | None, typer.Option(metavar="RUN", help="Also show this training run.")] = None,
     out: Annotated[
         Path | None, typer.Option(metavar="PAGE.html", help="File to write. Default: WORK/report.html.")
@@ -91,10 +88,7 @@ def report(
 
 def disclose(
     context: typer.Context,
-    work: Annotated[
-        Path,
-        typer.Argument(metavar="WORK", help="Folder of results, or its shards.", show_default=False),
-    ],
+    work: WorkOrShards,
     mix: Annotated[
         Path | None,
         typer.Option(

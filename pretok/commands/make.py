@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import shlex
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -20,7 +20,6 @@ from pretok.commands.options import (
     Given,
     Inputs,
     Json,
-    Out,
     Shards,
     Workers,
     option_of,
@@ -31,14 +30,18 @@ from pretok.commands.options import (
     work_of,
 )
 
+if TYPE_CHECKING:
+    from pretok.config import MixTable
+    from pretok.shards.manifest import Manifest
+    from pretok.stream.mix_job import MixRequest
 
-@takes("vocab.pattern", "vocab.sample", "sources.field")
+
+@takes("out", "vocab.pattern", "vocab.sample", "sources.field")
 def count(
     context: typer.Context,
     inputs: Annotated[
         list[str], typer.Argument(metavar="RECIPE.toml | NAME=GLOB ... | COUNTS ...", show_default=False)
     ],
-    out: Out = None,
     *,
     given: Given,
     workers: Workers = None,
@@ -56,10 +59,11 @@ def count(
     from pretok.counts.counts_file import FILE_NAME, load_counts
 
     folders = [Path(value) for value in inputs if (Path(value) / FILE_NAME).exists()]
-    if folders and (len(folders) < len(inputs) or out is None or given):
+    if folders and (len(folders) < len(inputs) or given.keys() != {"out"}):
         raise UsageError("to add up counts, give folders of finished counts and --out DIR, nothing else")
-    recipe = None if folders else read_recipe(inputs, out, given)  # before the engine, which takes seconds
-    console = terminal(context, recipe.out if recipe else out, recipe)
+    recipe = None if folders else read_recipe(inputs, given)  # before the engine, which takes seconds
+    out = recipe.out if recipe else given["out"]
+    console = terminal(context, out, recipe)
     with start_engine(workers, address, "pretok.counts.task") as engine:
         from pretok.counts.job import add_counts, refuse_partial, run_count
 
@@ -67,7 +71,7 @@ def count(
             counts = run_count(recipe, engine, console)
         else:
             finished = [load_counts(folder) for folder in folders]
-            counts = add_counts(finished, Path(out or "") / "counts", engine, console)
+            counts = add_counts(finished, out / "counts", engine, console)
     for name, record in counts.records.items():
         text = f"{plural(record.documents, 'document')}, {plural(record.bytes, 'byte')} of text"
         console.notice(f"{name}: {text} counted")
@@ -77,13 +81,13 @@ def count(
 
 
 @takes(
+    "out",
     *(f"vocab.{key}" for key in ("size", "sizes", "pattern", "weights", "extend", "add")),
     "sources.field",
 )
 def build_vocab(
     context: typer.Context,
     inputs: Inputs,
-    out: Out = None,
     *,
     given: Given,
     counts: Annotated[
@@ -120,7 +124,7 @@ def build_vocab(
             raise UsageError(
                 f"cannot read --sizes {','.join(sizes)}: write numbers, as in 16000,32000,50000"
             ) from None
-    recipe = read_recipe(inputs, out, given)
+    recipe = read_recipe(inputs, given)
     console = terminal(context, recipe.out, recipe)
     with start_engine(workers, address, "pretok.counts.task") as engine:
         report = run_build_vocab(
@@ -130,20 +134,24 @@ def build_vocab(
         print_json(to_json(report))
     else:
         console.show(sources_table(report))
-        console.notice(f"the whole report is in {recipe.vocab_dir / REPORT_FILE}; --verbose shows it")
+        console.notice(f"the whole report is in {recipe.vocab_dir / REPORT_FILE}")
     stale = f"{counts or recipe.counts_dir} and {recipe.vocab_dir}"
     refuse_partial("the vocabulary is made", report.failed, stale)
     refuse_short(report, recipe.vocab)
 
 
 @takes(
-    *("vocab.path", "vocab.eod", "sources.field", "sources.keep"),
-    *("shards.val_fraction", "shards.duplicates"),
+    "out",
+    "vocab.path",
+    "vocab.eod",
+    "sources.field",
+    "sources.keep",
+    "shards.val_fraction",
+    "shards.duplicates",
 )
 def tokenize(
     context: typer.Context,
     inputs: Inputs,
-    out: Out = None,
     *,
     append: Annotated[
         list[str] | None,
@@ -168,7 +176,7 @@ def tokenize(
     """
     from pretok.shards.manifest import FILE_NAME, load_manifest
 
-    recipe = read_recipe(inputs, out, given, append or ())
+    recipe = read_recipe(inputs, given, append or ())
     shards = recipe.shards_dir
     before = load_manifest(shards).fingerprint if (shards / FILE_NAME).exists() else None
     console = terminal(context, recipe.out, recipe)
@@ -348,7 +356,7 @@ def verify(
         )
 
 
-@takes("mix.weights", "mix.tokens", "mix.seq_len", "mix.max_epochs", "mix.pack")
+@takes(*(f"mix.{key}" for key in ("weights", "tokens", "seq_len", "max_epochs", "pack", "stages", "classes")))
 def mix(
     context: typer.Context,
     work: Annotated[
@@ -368,28 +376,9 @@ def mix(
     ] = None,
     *,
     given: Given,
-    stage: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="TOKENS:WEIGHTS",
-            help="Stage of a curriculum, instead of --tokens and --weights; may be repeated.",
-        ),
-    ] = None,
-    classes: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--class",
-            metavar="NAME=SOURCE where CONDITION",
-            help="Part of a source with a weight of its own; the source's name then means the rest. May be repeated.",
-        ),
-    ] = None,
     continued: Annotated[
         Path | None,
-        typer.Option(
-            "--continue",
-            metavar="OLD.json",
-            help="Continue this mix from the position of --at.",
-        ),
+        typer.Option("--continue", metavar="OLD.json", help="Continue this mix from the position of --at."),
     ] = None,
     at: Annotated[
         str | None,
@@ -417,44 +406,30 @@ def mix(
 
     pretok mix work/shards --out work/mix2.json --continue work/mix.json --at run --stage 300B:it=0.5,en=0.5
 
-    The [mix] of a recipe has more settings, such as repeat and seed; what conversations learn stands there in
+    The [mix] of a recipe has more settings, such as repeat and seed; what is learned of conversations is set in
     their sources.
     """
     from pretok.config import MixTable, make_mix
     from pretok.shards.manifest import load_manifest, shards_of
-    from pretok.stream.continued import beginning
     from pretok.stream.mix_file import load_mix
-    from pretok.stream.mix_job import MixRequest, plan_mix, run_mix, show_mix
-    from pretok.stream.quota import stage_table
+    from pretok.stream.mix_job import plan_mix, run_mix, show_mix
     from pretok.stream.tapes import FOLDER
 
     if materialize and not out:
         raise UsageError("--materialize writes the mix too: say where with --out")
     if (continued is None) != (at is None):
         raise UsageError("--continue OLD.json needs --at, a position or a run, and --at needs --continue")
-    if stage:
-        if given.keys() & {"mix.weights", "mix.tokens"}:
-            raise UsageError("give either --stage or --weights and --tokens, not both")
-        given["mix.stages"] = tuple(map(stage_table, stage))
-    if classes:
-        given["mix.classes"] = dict(map(_class, classes))
-    if continued is not None and work.suffix != ".toml":
-        given.setdefault("mix.seq_len", load_mix(continued).seq_len)
     if work.suffix == ".toml":
-        recipe = read_recipe([str(work)], None, given)
+        recipe = read_recipe([str(work)], given)
         shards, table, learn = recipe.shards_dir, recipe.mix or MixTable(), recipe.learned
     else:
-        names = {dotted: option_of(dotted) for dotted in given} | {"mix.stages": "--stage"}
-        table = make_mix({dotted.removeprefix("mix."): value for dotted, value in given.items()}, "", names)
+        if continued is not None:
+            given.setdefault("mix.seq_len", load_mix(continued).seq_len)
+        settings = {dotted.removeprefix("mix."): value for dotted, value in given.items()}
+        table = make_mix(settings, "", {dotted: option_of(dotted) for dotted in given})
         shards, learn = shards_of(work), {}
-    manifest, console, after = load_manifest(shards), terminal(context, out and work_of(out)), None
-    if continued is not None and at is not None:
-        if table.model_fields_set & {"seed", "pack"}:
-            raise UsageError("a mix that is continued keeps its seed and packing: leave them out")
-        position = int(at) if at.isdigit() else _left_at(continued, Path(at))
-        after = beginning(manifest, continued, position, table.seq_len)
-        table = table.model_copy(update={"seed": after.seed})
-    request = MixRequest(table, after.split if after else "train", after, learn)
+    manifest, console = load_manifest(shards), terminal(context, out and work_of(out))
+    request = _mix_request(table, learn, manifest, continued, at)
     if out:
         report = run_mix(shards, out, request)
     else:
@@ -464,11 +439,7 @@ def mix(
     else:
         show_mix(manifest, report, console)
     if out is None:
-        written = shards.absolute().parent / "mix.json"
-        if continued and after:
-            written = continued.absolute().with_stem(f"{continued.stem}-from-{len(after)}")
-        again = shlex.join(["pretok", *console.arguments, "--out", str(written)])
-        console.notice(f"nothing was written; to write it:\n\n  {again}")
+        console.notice("nothing was written; to write it, add --out MIX.json")
         return
     console.notice(f"{out}: {plural(report.sequences, 'sequence')}, {plural(report.tokens, 'token')}")
     if materialize:
@@ -478,21 +449,27 @@ def mix(
             run_materialize(shards, out, materialize, engine, console)
 
 
-def _class(text: str) -> tuple[str, str]:
-    """`good=it where quality >= 0.8` -> its two parts."""
-    name, equals, condition = text.partition("=")
-    if not equals or not name.strip():
-        raise UsageError(f"cannot read --class {text!r}; write NAME=SOURCE where CONDITION")
-    return name.strip(), condition.strip()
-
-
-def _left_at(continued: Path, run: Path) -> int:
-    """The position in a mix that the newest checkpoint of a run has read up to."""
-    from pretok.stream.continued import run_position
+def _mix_request(
+    table: MixTable,
+    learn: Mapping[str, tuple[str, ...]],
+    manifest: Manifest,
+    continued: Path | None,
+    at: str | None,
+) -> MixRequest:
+    """A request for a new mix, or for one that continues another. at: a position, or the folder of a run."""
+    from pretok.stream.continued import beginning, run_position
+    from pretok.stream.mix_job import MixRequest
     from pretok.stream.segments import check_run
 
-    check_run(run)
-    return run_position(run, continued)
+    if continued is None or at is None:
+        return MixRequest(table, learn=learn)
+    if table.model_fields_set & {"seed", "pack"}:
+        raise UsageError("a mix that is continued keeps its seed and packing: leave them out")
+    if not at.isdigit():
+        check_run(Path(at))
+    position = int(at) if at.isdigit() else run_position(Path(at), continued)
+    after = beginning(manifest, continued, position, table.seq_len)
+    return MixRequest(table.model_copy(update={"seed": after.seed}), after.split, after, learn)
 
 
 def export(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import tomllib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import wraps
 from inspect import Parameter, Signature, signature
 from pathlib import Path
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from pretok.base.errors import PretokError, UsageError
+from pretok.base.errors import UsageError
 from pretok.base.joblog import LOGS
 from pretok.base.terminal import Terminal
 
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 Command = TypeVar("Command", bound=Callable[..., None])
 Inputs = Annotated[list[str], typer.Argument(metavar="RECIPE.toml | NAME=GLOB ...", show_default=False)]
-Out = Annotated[Path | None, typer.Option(help="Folder for the results; overrides the recipe's `out`.")]
 Workers = Annotated[
     int | None,
     typer.Option(min=0, help="Number of parallel tasks; 0: work in this process. Default: one per CPU."),
@@ -45,52 +44,50 @@ def _shards_of(folder: Path) -> Path:
 
 
 def _work_of(folder: Path) -> Path:
-    """WORK, where its shards are named."""
-    from pretok.shards.manifest import shards_of
-
-    inside = folder.absolute().name == "shards" and shards_of(folder.parent) == folder
+    """WORK, also if its shards are named."""
+    inside = folder.absolute().name == "shards" and _shards_of(folder.parent) == folder
     return folder.parent if inside else folder
 
 
-Shards = Annotated[
-    Path,
-    typer.Argument(
-        metavar="WORK | SHARDS",
-        help="Folder of results, or its shards.",
-        show_default=False,
-        callback=_shards_of,
-    ),
-]
-WORK = typer.Argument(metavar="WORK", help="Folder of results.", show_default=False, callback=_work_of)
-WORK_OR_RUN = typer.Argument(
-    metavar="WORK | RUN",
-    help="Folder of results, or of a training run.",
-    show_default=False,
-    callback=_work_of,
-)
+def _folder(metavar: str, text: str, callback: Callable[[Path], Path] | None = None) -> Any:
+    return typer.Argument(metavar=metavar, help=text, show_default=False, callback=callback)
+
+
+Shards = Annotated[Path, _folder("WORK | SHARDS", "Folder of results, or its shards.", _shards_of)]
+WorkFolder = Annotated[Path, _folder("WORK", "Folder of results.", _work_of)]
+WorkOrShards = Annotated[Path, _folder("WORK", "Folder of results, or its shards.")]
 
 Given = dict[str, Any]
-"""Settings that a command line gives: dotted key -> value. In a signature it stands for their options, see `takes`."""
-OPTIONS = {"vocab.size": "--vocab-size", "vocab.path": "--vocab"}
-"""Key -> the option that gives it, where it is not called as the key is."""
+"""Settings from a command line: dotted key -> value. In a signature it stands for their options, see `takes`."""
+OPTIONS = {
+    "vocab.size": "--vocab-size",
+    "vocab.path": "--vocab",
+    "mix.stages": "--stage",
+    "mix.classes": "--class",
+}
+"""Key -> the option that sets it, if the option does not have the name of the key."""
 METAVARS = {
     "count": "N",
     "whole": "N",
     "share": "SHARE",
     "path": "PATH",
-    "table": "NAME=SHARE,...",
+    "table of share": "NAME=SHARE,...",
+    "table of text": "NAME=SOURCE where CONDITION",
+    "list of table": "TOKENS:WEIGHTS",
     "list": "A,B,...",
 }
-"""First word of a key's type -> how its value is called in the help."""
+"""How the type of a key begins -> how the help calls a value; the first that fits."""
+REPEATED = ("list", "table of text")
+"""Types of keys whose option may be repeated."""
 
 
 def option_of(dotted: str) -> str:
-    """What the option that gives a setting is called."""
+    """The option that sets a key."""
     return OPTIONS.get(dotted, f"--{dotted.rpartition('.')[2].replace('_', '-')}")
 
 
 def takes(*settings: str) -> Callable[[Command], Command]:
-    """Mark a command that has an option for each of these settings, in the place of its parameter `given`."""
+    """Give a command an option for each of these settings, in the place of its parameter `given`."""
 
     def mark(command: Command) -> Command:
         command.takes = settings  # type: ignore[attr-defined]
@@ -100,12 +97,12 @@ def takes(*settings: str) -> Callable[[Command], Command]:
 
 
 def with_options(command: Callable[..., None]) -> Callable[..., None]:
-    """A command with its options for settings, made of what the settings' own types say of each."""
+    """Replace the parameter `given` of a command by the options that `takes` names, made from the keys' own fields."""
     if not hasattr(command, "takes"):
         return command
     from pretok.config.keys import key_at
 
-    keys = {option_of(dotted)[2:].replace("-", "_"): (dotted, key_at(dotted)) for dotted in command.takes}
+    keys = {dotted.replace(".", "_"): (dotted, key_at(dotted)) for dotted in command.takes}
 
     @wraps(command)
     def typed(**values: Any) -> None:
@@ -132,110 +129,105 @@ def with_options(command: Callable[..., None]) -> Callable[..., None]:
 
 def _annotation(dotted: str, key: Key) -> Any:
     """The type of an option, with its help."""
-    text = key.text + (" In all sources." if dotted.startswith("sources.") else "")
-    text += f" For example {as_typed(key.example)}." if key.example else ""
-    text += f" Default: {as_typed(key.default)}." if as_typed(key.default) else ""
     if key.kind == "true or false":
         return Annotated[bool | None, typer.Option(option_of(dotted), help=key.text)]
-    metavar = METAVARS.get(key.kind.replace(",", " ").split()[0], "TEXT")
-    if key.kind.startswith('"'):
-        metavar = key.kind.replace('"', "").replace(" or ", "|")
-    kind = list[str] if key.kind.startswith("list") else str
+    text = key.text + (" In all sources." if dotted.startswith("sources.") else "")
+    for label, value in (("For example", as_typed(key.example)), ("Default:", as_typed(key.default))):
+        text += f" {label} {value}." if value else ""
+    choices = key.kind.replace('"', "").replace(" or ", "|") if key.kind.startswith('"') else "TEXT"
+    metavar = next((METAVARS[start] for start in METAVARS if key.kind.startswith(start)), choices)
+    kind = list[str] if key.kind.startswith(REPEATED) else str
     return Annotated[kind | None, typer.Option(option_of(dotted), metavar=metavar, help=text)]
 
 
 def as_typed(toml: str) -> str:
-    """A value as TOML -> as it is typed behind an option; the inverse of `value_of`."""
-    value = tomllib.loads(f"value = {toml}")["value"] if toml else ""
-    if isinstance(value, dict):
-        return ",".join(f"{name}={share}" for name, share in value.items())
-    return ",".join(map(str, value)) if isinstance(value, list) else toml.strip('"')
+    """Turn a value as TOML into what is typed behind an option; the inverse of `value_of`."""
+    match tomllib.loads(f"value = {toml}")["value"] if toml else "":
+        case [dict(), *_]:
+            return ""  # stages: the examples of the command show one
+        case dict() as value:
+            return ",".join(f"{name}={share}" for name, share in value.items())
+        case list() as value:
+            return ",".join(map(str, value))
+    return toml.strip('"')
 
 
 def value_of(key: Key, typed: Any) -> object:
-    """What was typed behind an option, as a recipe has it. A list may stand behind one option, or behind several."""
+    """Parse what was typed behind an option, as a recipe has it. Raises UsageError."""
+    from pretok.stream.quota import parse_weights, stage_table
+
+    if key.name == "stages":
+        return tuple(map(stage_table, typed))
+    if key.name == "classes":
+        return dict(map(_class, typed))
     if isinstance(typed, list):
         return [part for text in typed for part in text.split(",")]
     if key.kind.startswith("table"):
-        from pretok.stream.quota import parse_weights
-
         return parse_weights(typed) or ("natural" if "natural" in key.kind else {})
-    return typed
+    return Path(typed) if key.kind == "path" else typed
+
+
+def _class(text: str) -> tuple[str, str]:
+    """Split `good=it where quality >= 0.8` at the first `=`."""
+    name, equals, condition = text.partition("=")
+    if not equals or not name.strip():
+        raise UsageError(f"cannot read --class {text!r}; write NAME=SOURCE where CONDITION")
+    return name.strip(), condition.strip()
 
 
 def read_recipe(
     inputs: list[str],
-    out: Path | None,
     given: Mapping[str, object],
     appended: Sequence[str] = (),
-    default: Path | None = None,
+    defaults: Mapping[str, object] | None = None,
 ) -> Recipe:
-    """The recipe a command line means, with `given` over its own settings and all its tables checked. appended: each
-    NAME=GLOB an append behind those of the recipe; default: of `out`, where nothing is written there."""
+    """Read the recipe that a command line means, and validate all its tables.
+
+    given: settings that replace those of the recipe; appended: NAME=GLOB arguments, each one more append of a source;
+    defaults: settings that the recipe may replace. Raises UsageError.
+    """
     from pretok.config import load_toml, parse_inputs, with_appends
 
     recipes = [value for value in inputs if value.endswith(".toml") and "=" not in value]
     if recipes and len(inputs) > 1:
         raise UsageError("give either one recipe or NAME=GLOB inputs, not both")
     data: dict[str, object] = load_toml(Path(recipes[0])) if recipes else {"sources": parse_inputs(inputs)}
-    data = with_appends(data, appended)
-    if "out" not in data:
-        out = out or default
-    if out is None and "out" not in data:
-        where = f'write out = "work" above the tables of {recipes[0]}, or give' if recipes else "give"
-        raise UsageError(f"nothing says where the results go: {where} --out work")
-    options = {dotted: option_of(dotted) for dotted in given}
-    return complete_recipe(data, recipes[0] if recipes else "", out, given, options, "--out ")
+    data = with_appends({**(defaults or {}), **data}, appended)
+    options = {dotted: option_of(dotted) for dotted in ("out", *given)}
+    return complete_recipe(data, recipes[0] if recipes else "", given, options)
 
 
 def complete_recipe(
-    data: Mapping[str, object],
-    origin: str,
-    out: str | Path | None,
-    given: Mapping[str, object],
-    names: Mapping[str, str],
-    out_name: str,
+    data: Mapping[str, object], origin: str, given: Mapping[str, object], names: Mapping[str, str]
 ) -> Recipe:
-    """The recipe that `data` holds, with `given` over its own settings and all its tables checked.
+    """Validate a recipe that is still a mapping, with the settings `given` over its own, and all its tables.
 
-    names: dotted key -> the option or parameter that gave it, and out_name that of `out`, for errors.
+    names: dotted key -> the option or parameter that sets it, which errors name; that of `out` is always there.
     """
     from pretok.config import make_recipe, with_settings
 
-    data = with_settings(data, given if out is None else {**given, "out": out})
+    data = with_settings(data, given)
     if "out" not in data:
-        raise UsageError(f"{origin}: nothing says where the results go; give out")
+        where = f'{origin}: write out = "work" above its tables, or give' if origin else "give"
+        raise UsageError(f"nothing says where the results go: {where} {names['out']} work")
     recipe = make_recipe(data, origin, names)
-    _check_out(recipe.out, out_name)
+    _check_out(recipe.out, names["out"])
     _check_other_tables(recipe)
     return recipe
 
 
 def _check_out(out: Path, option: str) -> None:
-    """UsageError when `out` is a file, or what belongs into such a folder: the next would go to shards/shards."""
+    """Refuse a file, and a folder inside of a WORK folder: the shards would go to shards/shards."""
     results = {"shards": "manifest.json", "counts": "counts.json", "vocab": "tokenizer.json"}
-    name, parent = out.resolve().name, out.parent if out.name else out.resolve().parent
     if out.is_file():
-        raise UsageError(f"{option}{out} is a file; name a folder")
-    if _is_shards(out) or (name in results and (out / results[name]).exists()):
-        raise UsageError(f"{out} is a folder of results itself; did you mean {option}{parent}?")
-    if name == "shards" and (parent / "vocab" / results["vocab"]).exists():
-        raise UsageError(f"the shards would go to {out / 'shards'}; did you mean {option}{parent}?")
-
-
-def _is_shards(folder: Path) -> bool:
-    """Whether a manifest of ours is right there; other programs write a manifest.json too."""
-    from pretok.shards.manifest import FILE_NAME, load_manifest
-
-    if (folder / FILE_NAME).exists():
-        with suppress(PretokError):
-            load_manifest(folder)
-            return True
-    return False
+        raise UsageError(f"{option} {out} is a file; name a folder")
+    if (out / results.get(out.resolve().name, "/")).is_file():
+        parent = out.parent if out.name else out.resolve().parent
+        raise UsageError(f"{out} is a folder of results itself; did you mean {option} {parent}?")
 
 
 def _check_other_tables(recipe: Recipe) -> None:
-    """UsageError for what a later step would refuse: [train] on a GPU node, after the queue."""
+    """Refuse what a later step would refuse: [train], for one, only on a GPU node after the queue."""
     if recipe.vocab.path is None:
         from pretok.vocab.job import check_settings
 
@@ -251,7 +243,7 @@ def _check_other_tables(recipe: Recipe) -> None:
 
 
 def parse_size(text: str, option: str) -> int:
-    """A count such as 10GiB. Raises UsageError."""
+    """Parse a size such as 10GiB. Raises UsageError, which names the option."""
     from pretok.base.units import parse_count
 
     try:
@@ -261,7 +253,7 @@ def parse_size(text: str, option: str) -> int:
 
 
 def check_train_arguments(arguments: list[str]) -> None:
-    """UsageError or exit code 2 for flags that `train` would refuse."""
+    """Refuse flags that `train` would refuse, by UsageError or exit code 2."""
     import argparse
 
     from train.config import add_flags, parse
@@ -272,9 +264,9 @@ def check_train_arguments(arguments: list[str]) -> None:
 
 
 def terminal(context: typer.Context, work: Path | None = None, settings: Recipe | None = None) -> Terminal:
-    """What the command tells things to: made by `pretok.cli`, or here where a command runs without it.
+    """The console of a command.
 
-    work: the folder below which its log goes, None without a log; settings: for the log.
+    work: the folder for its log, None for no log; settings: what the log says of them.
     """
     console = context.ensure_object(Terminal)
     names = Counter(value.partition("=")[0] for value in context.params.get("inputs", ()) if "=" in value)
@@ -288,14 +280,16 @@ def terminal(context: typer.Context, work: Path | None = None, settings: Recipe 
 
 
 def work_of(result: Path) -> Path | None:
-    """The folder that `result` is in, if a job has left its log there: nothing is put into folders of others."""
+    """The folder that `result` is in, if jobs have left logs there; folders of other programs get no logs."""
     return result.parent if (result.parent / LOGS).is_dir() else None
 
 
 @contextmanager
 def start_engine(workers: int | None, address: str | None, module: str = "") -> Iterator[Engine]:
-    """An engine that stops for signals and for the end of the Slurm job. module: what workers of this node load while
-    the command imports and plans."""
+    """Start an engine that stops for signals and before the Slurm job ends.
+
+    module: what the workers of this node load while the command imports and plans.
+    """
     from pretok.base.execute import Engine
     from pretok.base.startup import without_pandas
     from pretok.base.stop import StopFlag

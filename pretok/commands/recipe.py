@@ -16,7 +16,6 @@ from pretok.commands.options import (
     Given,
     Inputs,
     Json,
-    Out,
     Workers,
     check_train_arguments,
     read_recipe,
@@ -58,11 +57,10 @@ def init(
     sys.stdout.write(recipe_for(out.replace("$", "$$"), named, everything=all))
 
 
-@takes("sources.field")
+@takes("out", "sources.field")
 def plan(
     context: typer.Context,
     inputs: Inputs,
-    out: Out = None,
     workers: Annotated[
         int | None,
         typer.Option(min=1, help="Number of workers to assume. Default: one per CPU of this machine."),
@@ -85,7 +83,7 @@ def plan(
     from pretok.commands.steps import check_steps
     from pretok.forecast.job import run_forecast, tables
 
-    recipe, console = read_recipe(inputs, out, given, default=Path("work")), terminal(context)
+    recipe, console = read_recipe(inputs, given, defaults={"out": "work"}), terminal(context)
     check_steps(recipe)
     forecast = run_forecast(recipe, workers or os.cpu_count() or 1, seed, console)
     if json:
@@ -120,10 +118,12 @@ def _train_plan(recipe: Recipe, forecast: Forecast) -> str:
     return shlex.join(words)
 
 
+@takes("out")
 def run(
     context: typer.Context,
     recipe: RecipeFile,
-    out: Out = None,
+    *,
+    given: Given,
     workers: Workers = None,
     address: Address = None,
 ) -> None:
@@ -131,7 +131,7 @@ def run(
 
     pretok run pipelines/demo.toml
     """
-    loaded = read_recipe([str(recipe)], out, {})
+    loaded = read_recipe([str(recipe)], given)
     console = terminal(context, loaded.out, loaded)
     with start_engine(workers, address, "pretok.shards.task") as engine:
         from pretok.commands.steps import run_steps
@@ -186,7 +186,7 @@ def submit(
             if not equals or stage not in job.STAGES:
                 raise UsageError(f"--{name} {value}: say STAGE=VALUE with a stage of {', '.join(job.STAGES)}")
             given[f"slurm.{stage}.{name}"] = amount
-    loaded = read_recipe([str(recipe)], None, given)
+    loaded = read_recipe([str(recipe)], given)
     check_train_arguments(train_arguments or [])
     chain = job.plan_chain(
         loaded,

@@ -93,7 +93,7 @@ def page() -> str:
         lines += [ABOVE[heading], ""] if heading in ABOVE else []
         lines += ["| key | type | default | example | |", "|---|---|---|---|---|"]
         for key in keys_of(table):
-            default = "must be given" if key.needed else f"`{key.default}`" if key.default else "none"
+            default = "must be given" if key.required else f"`{key.default}`" if key.default else "none"
             example = f"`{key.example}`" if key.example else ""
             cells = (f"`{key.name}`", key.kind, default, example, key.text)
             lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")

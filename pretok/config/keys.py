@@ -1,12 +1,12 @@
-"""What the settings' own types say of each key: name, type, default, limits, a sentence and an example.
+"""The keys of the settings: name, type, default, limits, help and example of each, as its field states them.
 
-Input: the types of `config.settings`. Output: a Key for each of their fields. The page of all keys, the recipe that
-`pretok init` prints and the options of commands are all made of these, so none can say what the settings do not.
+Input: the types of `config.settings`. Output: a Key for each of their fields. docs/recipe.md, the recipe that
+`pretok init` prints and the options of commands are made from these, so none of them can contradict the settings.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -23,49 +23,59 @@ NAMES = {str: "text", int: "whole number", bool: "true or false", Path: "path", 
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """A key of a table. kind: its type in words, with its limits; default, example: as TOML, "" where there is none;
-    needed: whether it must be given."""
+    """A key of a table."""
 
     name: str
     kind: str
+    """Its type in words, with its limits."""
     default: str
-    needed: bool
+    """As TOML; "" if there is none."""
+    required: bool
     example: str
+    """As TOML; "" if there is none."""
     text: str
+    """The help, and which other keys of the table it needs or excludes."""
 
     @property
     def shown(self) -> str:
-        """A value to show: the default, or an example where that is empty or cut."""
+        """A value to show: the default, or the example if the default is empty or cut."""
         return self.default if self.default.strip('"[]{}') and "..." not in self.default else self.example
 
 
 def keys_of(table: type[BaseModel]) -> Iterator[Key]:
-    """The keys of a table in the order of the type, those that have a text; tables within it have a heading of their
-    own."""
+    """Yield the keys of a table in the order of the type. Inner tables, which have no help, are left out."""
     for name, field in table.model_fields.items():
         if field.description:
             default = "" if field.is_required() else toml(field.default)
             example = toml(field.examples[0]) if field.examples else ""
-            yield Key(name, _kind(field), default, field.is_required(), example, field.description)
+            others: Any = field.json_schema_extra
+            text = field.description
+            for word, names in (("Needs", others["needs"]), ("Not with", others["excludes"])):
+                text += f" {word} {' or '.join(f'`{other}`' for other in names)}." if names else ""
+            yield Key(name, _kind(field), default, field.is_required(), example, text)
 
 
 def _table_in(kind: Any) -> type[BaseModel] | None:
-    """The type of the tables that a key holds; None where it holds values."""
+    """Find the type of the tables that a key holds; None if it holds values."""
     if isinstance(kind, type) and issubclass(kind, BaseModel):
         return kind
-    return next((found for part in get_args(kind) if (found := _table_in(part))), None)
+    return next((table for part in get_args(kind) if (table := _table_in(part))), None)
 
 
-def table_at(names: Sequence[str], top: type[BaseModel] = Recipe) -> type[BaseModel]:
-    """The type of a table by its names from `top` on; what is no key, such as the name of a source, is passed over."""
+def table_at(names: Iterable[str], top: type[BaseModel] = Recipe) -> type[BaseModel]:
+    """Find the type of a table by its names, from `top` on. A name that is no key, such as that of a source, is passed
+    over."""
+    names = iter(names)
     for name in names:
         field = top.model_fields.get(name)
         top = _table_in(field and field.annotation) or top
+        if field and get_origin(field.annotation) is dict:
+            next(names, None)  # the name of a source may also be the name of a key
     return top
 
 
 def key_at(dotted: str) -> Key:
-    """The key of a recipe by its dotted name; `sources.field` is that of every source."""
+    """Find a key of a recipe by its dotted name; `sources.field` is that of every source."""
     *tables, name = dotted.split(".")
     return next(key for key in keys_of(table_at(tables)) if key.name == name)
 
@@ -77,25 +87,24 @@ def _kind(field: FieldInfo) -> str:
 
 
 def _words(kind: Any, metadata: Sequence[Any] = ()) -> str:
-    """A type as a person reads it: the text in its Annotated, or what its parts are."""
-    if told := next((part for part in metadata if isinstance(part, str)), ""):
-        return told
+    """Name a type: by the text in its Annotated, or else by its parts."""
+    if name := next((part for part in metadata if isinstance(part, str)), ""):
+        return name
     parts = get_args(kind)
-    if get_origin(kind) is Annotated:
+    origin = get_origin(kind)
+    if origin is Annotated:
         return _words(parts[0], parts[1:])
-    if get_origin(kind) is Literal:
+    if origin is Literal:
         return " or ".join(f'"{value}"' for value in parts)
-    if get_origin(kind) in (tuple, dict):
-        return (
-            f"list of {_words(parts[0])}"
-            if len(parts) > 1 and parts[1] is ...
-            else f"table of {_words(parts[1])}"
-        )
+    if origin is tuple:
+        return f"list of {_words(parts[0])}"
+    if origin is dict:
+        return f"table of {_words(parts[1])}"
     return _words(parts[0]) if parts else NAMES.get(kind, "table")  # of `X | None` X
 
 
 def toml(value: Any) -> str:
-    """A value as TOML writes it, "" for None; a long list is cut."""
+    """Write a value as TOML, None as ""; a long list is cut."""
     match value:
         case None:
             return ""
@@ -104,10 +113,10 @@ def toml(value: Any) -> str:
         case Fraction():
             return f"{float(value):g}"
         case list() | tuple():
-            shown = [toml(one) for one in value]
+            shown = [toml(part) for part in value]
             return f"[{', '.join(shown if len(shown) <= 3 else [*shown[:2], '...'])}]"
         case dict():
-            pairs = ", ".join(f"{name} = {toml(one)}" for name, one in value.items())
+            pairs = ", ".join(f"{name} = {toml(part)}" for name, part in value.items())
             return f"{{{pairs}}}"
         case str() | Path():
             return '"' + str(value).replace("\\", "\\\\").replace("\n", "\\n") + '"'

@@ -1,8 +1,8 @@
 """Recipes: TOML, or `NAME=GLOB` arguments -> one validated Recipe.
 
 Input: a recipe file or command-line inputs. Output: a Recipe, or a UsageError that says what is wrong, where, and what
-to write. Unknown keys are refused with the nearest known key named. Relative paths start at the folder of the recipe;
-those of the command line start at the current folder.
+to write instead. An unknown key is refused with the nearest known key. Relative paths in a recipe start at the folder
+of the recipe; those of the command line start at the current folder.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import glob
 import os
 import re
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from itertools import takewhile
 from pathlib import Path
@@ -22,22 +22,20 @@ from pydantic import BaseModel, ValidationError
 
 from pretok.base.errors import UsageError
 from pretok.base.storage import passes
-from pretok.config.keys import table_at
-from pretok.config.settings import MixTable, Part, Recipe
+from pretok.config.keys import keys_of, table_at
+from pretok.config.settings import CHATML, MixTable, Part, Recipe
 from pretok.read.paths import SAMPLE, is_remote
 
 Table = TypeVar("Table", bound=Part)
-CHATML = "chatml"
-"""A chat template that ships with pretok."""
 
 
 def load_toml(path: Path) -> dict[str, object]:
-    """A recipe file as a mapping, not validated, its relative paths led to the recipe's folder.
+    """Read a recipe file as a mapping that is not validated; its relative paths now start at the current folder.
 
-    UsageError when it cannot be read or is not TOML.
+    Raises UsageError if the file cannot be read or is not TOML.
     """
     try:
-        return _anchor(tomllib.loads(path.read_text(encoding="utf-8")), path.parent)
+        data = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise UsageError(
             f"recipe {path} does not exist (no {path.absolute()}); pretok init prints one"
@@ -48,43 +46,45 @@ def load_toml(path: Path) -> dict[str, object]:
         raise UsageError(f"recipe {path} cannot be read: {error.strerror}") from None
     except (ValueError, RecursionError) as error:
         raise UsageError(f"recipe {path} is not valid TOML: {error}") from None
+    train = {"train": data.pop("train")} if "train" in data else {}  # the trainer has its own rules for paths
+    return _anchor(data, path.parent) | train
 
 
-def _anchor(data: dict[str, Any], folder: Path) -> dict[str, object]:
-    """A recipe whose relative paths start at the current folder instead of `folder`, which is that of its file."""
-    literal, escaped = (text.replace("$", "$$") for text in (str(folder), glob.escape(str(folder))))
+def _anchor(value: Any, folder: Path, *names: str) -> Any:
+    """Make the paths in a table start at the current folder instead of `folder`. names: where the table stands."""
+    if isinstance(value, list):
+        return [_anchor(part, folder, *names) for part in value]
+    if not isinstance(value, dict):
+        return value
+    paths = {key.name for key in keys_of(table_at(names)) if "path" in key.kind}
+    return {
+        name: _lead(part, folder) if name in paths else _anchor(part, folder, *names, name)
+        for name, part in value.items()
+    }
 
-    def lead(value: Any, base: str) -> Any:
-        if not isinstance(value, str) or not value or value.startswith(("/", "~", "$", SAMPLE)):
-            return value  # a home or a variable begins no relative path
-        return value if is_remote(value) else os.path.normpath(os.path.join(base, value))  # noqa: PTH118
 
-    def lead_keys(table: Any, *keys: str) -> None:
-        for key in keys if isinstance(table, dict) else ():
-            if table.get(key, CHATML) != CHATML:  # the template of pretok is no path
-                table[key] = lead(table[key], literal)
-
-    lead_keys(data, "out")
-    lead_keys(data.get("vocab"), "path", "extend")
-    lead_keys(data.get("shards"), "against", "removed")
-    sources = data.get("sources")
-    for source in sources.values() if isinstance(sources, dict) else ():
-        lead_keys(source, "tools", "chat_template")
-        appends = source.get("append") if isinstance(source, dict) else None
-        for table in (source, *(appends if isinstance(appends, list) else ())):
-            if isinstance(table, dict) and isinstance(table.get("inputs"), list):
-                table["inputs"] = [lead(value, escaped) for value in table["inputs"]]
-    return data
+def _lead(value: Any, folder: Path) -> Any:
+    """Make a path, or each pattern of a list, start at the current folder. What is no text is left for validation."""
+    if isinstance(value, list):
+        return [_lead(part, Path(glob.escape(str(folder)))) for part in value]
+    # A path that begins with a home folder or a variable is not relative.
+    if not isinstance(value, str) or value in ("", CHATML) or value.startswith(("/", "~", "$", SAMPLE)):
+        return value
+    base = str(folder).replace("$", "$$")
+    return value if is_remote(value) else os.path.normpath(os.path.join(base, value))  # noqa: PTH118 - also URLs
 
 
 def load_recipe(path: Path) -> Recipe:
-    """Read and validate a recipe. UsageError says what is wrong and where."""
+    """Read and validate a recipe. Raises UsageError, which says what is wrong and where."""
     return make_recipe(load_toml(path), str(path))
 
 
 def make_recipe(data: Mapping[str, object], origin: str, options: Mapping[str, str] | None = None) -> Recipe:
-    """Validate a recipe given as a mapping; `origin` is named in errors, "" for a command line. options: dotted key ->
-    the option or parameter that gave it, which is named in its place."""
+    """Validate a recipe given as a mapping.
+
+    origin: named in errors, "" for a command line. options: dotted key -> the option or parameter that gave it, which
+    errors name instead of the key.
+    """
     return validated(Recipe, data, origin, options or {})
 
 
@@ -94,8 +94,11 @@ def make_mix(data: Mapping[str, object], origin: str, options: Mapping[str, str]
 
 
 def with_settings(data: Mapping[str, object], given: Mapping[str, object]) -> dict[str, object]:
-    """A recipe as a mapping with settings over its own, by dotted key; `sources.field` is that of every source. What is
-    no table is left for the check of the recipe to name."""
+    """Put settings over those of a recipe that is still a mapping.
+
+    given: dotted key -> value; `sources.field` sets the field of every source. A table that is no table is left for
+    validation to name.
+    """
     changed = dict(data)
     for dotted, value in given.items():
         name, _, inner = dotted.partition(".")
@@ -109,17 +112,17 @@ def with_settings(data: Mapping[str, object], given: Mapping[str, object]) -> di
 
 
 def with_appends(data: dict[str, object], arguments: Sequence[str]) -> dict[str, object]:
-    """A recipe as a mapping in which each `NAME=GLOB` is one more append of a source. Raises UsageError."""
+    """Add each `NAME=GLOB` as an append of its source, in a recipe that is still a mapping. Raises UsageError."""
     sources: Any = data.get("sources")
     for argument in arguments:
         [(name, table)] = parse_inputs([argument]).items()
         if not isinstance(sources, dict) or not isinstance(sources.get(name), dict):
             raise UsageError(
-                f"--append {argument}: name what {name} is made of too, as when it was tokenized: {name}=GLOB, or the "
-                "recipe"
+                f"--append {argument}: also give the inputs of {name} as when it was tokenized ({name}=GLOB, or the "
+                "recipe)"
             )
         before = sources[name].get("append", [])
-        if isinstance(before, list):  # else it is refused with the recipe
+        if isinstance(before, list):  # validation refuses anything else
             sources = {**sources, name: {**sources[name], "append": [*before, table]}}
     return {**data, "sources": sources} if arguments else data
 
@@ -131,30 +134,37 @@ def validated(
     options: Mapping[str, str] | None = None,
     *where: str,
 ) -> Table:
-    """A mapping as a table, which stands at `where` in a recipe; see `make_recipe`. UsageError."""
+    """Validate a mapping as the table that stands at `where` in a recipe; see `make_recipe`. Raises UsageError."""
     try:
         return kind.model_validate(data)
     except ValidationError as error:
         top = Recipe if where else kind
-        found = [
+        problems = [
             _explain({**detail, "loc": (*where, *detail["loc"])}, options or {}, top, origin)
             for detail in error.errors()
         ]
-        raise UsageError((origin and f"{origin}: ") + "; ".join(dict.fromkeys(found))) from None
+        raise UsageError((origin and f"{origin}: ") + "; ".join(dict.fromkeys(problems))) from None
 
 
 def _explain(detail: Any, options: Mapping[str, str], top: type[BaseModel], origin: str) -> str:
-    """One pydantic error as a sentence: where it is, what is wrong, and the nearest known key for an unknown one."""
+    """Turn a pydantic error into a sentence: where, what is wrong, and the nearest known key for an unknown one."""
     loc = [str(part) for part in detail["loc"]]
     where = ".".join(loc)
+    said = _wrong(detail)
     if detail["type"] == "extra_forbidden":
-        said = unknown_key(where, table_at(loc[:-1], top).model_fields)
-    else:
-        said = f"{where}: {_wrong(detail)}" if where and loc[-1] != "[key]" else _wrong(detail)
-    for (
-        key,
-        option,
-    ) in options.items():  # named as it was typed; of `sources.field` one option is for every source
+        known = sorted(table_at(loc[:-1], top).model_fields)
+        near = difflib.get_close_matches(loc[-1], known, 1, 0.4)
+        said = f"unknown key {where} " + (
+            f"(did you mean {near[0]}?)" if near else f"(known: {', '.join(known)})"
+        )
+    elif re.split(r"\W", said, maxsplit=1)[0] in table_at(loc, top).model_fields:
+        said = f"{where}.{said}".lstrip(
+            "."
+        )  # what is wrong with a table as a whole begins with the name of a key
+    elif where and loc[-1] != "[key]":
+        said = f"{where}: {said}"
+    for key, option in options.items():
+        # An option for `sources.field` sets the field of every source.
         name = where if key.startswith("sources.") and [loc[0], *loc[2:3]] == key.split(".") else key
         if said.startswith((f"{name}:", f"{name} ")):
             return option + said[len(name) :]
@@ -163,9 +173,9 @@ def _explain(detail: Any, options: Mapping[str, str], top: type[BaseModel], orig
 
 
 def _line_of(names: Sequence[str], origin: str) -> int:
-    """The line of a recipe that holds a key, or else the nearest table around it; 0 where there is none."""
+    """Find the line of a recipe file with a key, or with the nearest table around it; 0 if there is none."""
     names = list(takewhile(lambda name: not name.isdigit(), names))
-    best, found, table = 0, 0, list[str]()
+    best, best_line, table = 0, 0, list[str]()
     file = Path(origin)
     text = file.read_text("utf-8") if file.suffix == ".toml" and file.is_file() else ""
     for number, line in enumerate(text.splitlines(), 1):
@@ -176,12 +186,12 @@ def _line_of(names: Sequence[str], origin: str) -> int:
         else:
             continue
         if len(path) > best and path == names[: len(path)]:
-            best, found = len(path), number
-    return found
+            best, best_line = len(path), number
+    return best_line
 
 
 def _wrong(detail: Any) -> str:
-    """What is wrong with a value; in pydantic's words where there are no better ones."""
+    """Say what is wrong with a value; in pydantic's words unless there are better ones."""
     given = f"{float(value):g}" if isinstance(value := detail["input"], Fraction) else repr(value)
     match detail["type"]:
         case "missing":
@@ -197,17 +207,8 @@ def _wrong(detail: Any) -> str:
     return f"{given}: {detail['msg'].replace('Input ', 'it ', 1)}"
 
 
-def unknown_key(where: str, known: Iterable[str]) -> str:
-    """A sentence for a key that is none of `known`, with the nearest of them; where: its dotted name."""
-    names = sorted(known)
-    near = difflib.get_close_matches(where.rpartition(".")[2], names, 1, 0.4)
-    return f"unknown key {where} " + (
-        f"(did you mean {near[0]}?)" if near else f"(known: {', '.join(names)})"
-    )
-
-
 def parse_inputs(arguments: list[str]) -> dict[str, dict[str, list[str]]]:
-    """`NAME=GLOB` arguments -> the `sources` table of a recipe; a repeated name adds inputs."""
+    """Turn `NAME=GLOB` arguments into the `sources` table of a recipe; a repeated name adds inputs."""
     sources: dict[str, dict[str, list[str]]] = {}
     for argument in arguments:
         name, equals, pattern = argument.partition("=")

@@ -1,8 +1,9 @@
-"""The settings: one frozen type for each table of a recipe. A field has a type, default, limits, sentence and example.
+"""The settings: one frozen type for each table of a recipe. Each field states its type, default, limits, help, example,
+and which other keys it needs or excludes.
 
-Input: tables as TOML gives them. Output: a Recipe. What is wrong whatever the inputs hold is refused here. `~` and
-`$VAR` are expanded in every path, `$$` stands for a dollar sign. The options of commands, docs/recipe.md and
-`pretok init` are made from these fields (`config.keys`).
+Input: tables as TOML gives them. Output: a Recipe. Every mistake that can be seen without reading the inputs is refused
+here. `~` and `$VAR` are expanded in every path, `$$` stands for a dollar sign. The options of commands, docs/recipe.md
+and `pretok init` are made from these fields (`config.keys`).
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import datetime
 import os
 import string
+from collections.abc import Sequence
 from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
@@ -34,6 +36,8 @@ if TYPE_CHECKING:
 
 DEFAULT_SPECIAL_TOKENS = ("<|endoftext|>", "<|pad|>", *(f"<|reserved_{i}|>" for i in range(62)))
 """End of document, padding, and a block for later use; their ids are 0 to 63."""
+CHATML = "chatml"
+"""The value of `chat_template` that names the template of pretok instead of a file."""
 
 LONGEST_NAME = 100
 """Bytes of a source's name: with what is added, the name of a temporary file too stays below the usual 255."""
@@ -50,8 +54,8 @@ def _safe_name(name: str) -> str:
 
 
 def _expand(value: Any) -> Any:
-    """A path with `~` and `$VAR` replaced. A Path stays as it is: on a command line the shell has replaced them, or was
-    not to. What is no path is left to the validation that follows."""
+    """Replace `~` and `$VAR` in a path. A Path stays as it is: on a command line the shell has done that, or was told
+    not to. Whatever is no path is left to the validation that follows."""
     if not isinstance(value, str):
         return str(value) if isinstance(value, Path) else value
     try:
@@ -69,7 +73,7 @@ def _check_keep(keep: tuple[str, ...]) -> tuple[str, ...]:
     from pretok.read.kept import LEDGER_NAMES, parse_keep
 
     columns = [parse_keep(text) for text in keep]
-    names = [column.name.lower() for column in columns]  # SQL does not tell upper from lower case
+    names = [column.name.lower() for column in columns]  # names in SQL ignore case
     for name, column in zip(names, columns, strict=True):
         if name in LEDGER_NAMES:
             raise ValueError(
@@ -81,7 +85,7 @@ def _check_keep(keep: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _budget(value: Any) -> Any:
-    """Tokens of a stage: a count, or `all`."""
+    """Parse the tokens of a stage: a count, or `all`."""
     if value == "all":
         return value
     try:
@@ -94,7 +98,7 @@ def _budget(value: Any) -> Any:
 
 
 def _proportions(value: Any) -> Any:
-    """Weights of a stage that add up to 1, or `natural`."""
+    """Parse the weights of a stage, which add up to 1, or `natural`."""
     if value == "natural":
         return value
     if not isinstance(value, dict):
@@ -108,10 +112,11 @@ def _proportions(value: Any) -> Any:
     return scaled(weights)
 
 
-# A text in Annotated is how the page of all keys calls the type; pydantic passes over it.
+# A text in Annotated is the name of the type on the page of all keys; pydantic ignores it.
 SourceName = Annotated[str, AfterValidator(_safe_name)]
 ExpandedPath = Annotated[Path, BeforeValidator(_expand), "path"]
-Input = Annotated[str, BeforeValidator(_expand), "text"]
+Input = Annotated[str, BeforeValidator(_expand), "path or glob"]
+ChatTemplate = Annotated[str, BeforeValidator(_expand), f'path or "{CHATML}"']
 Inputs = Annotated[tuple[Input, ...], Field(min_length=1)]
 Keep = Annotated[tuple[str, ...], AfterValidator(_check_keep)]
 Token = Annotated[str, Field(min_length=1), "text"]
@@ -127,18 +132,46 @@ Proportions = Annotated[
 ]
 
 
-def key(default: Any, text: str, example: Any = None, **limits: Any) -> Any:
-    """A field of a table. default: `...` where it must be given; text: one sentence or two; example: a value, where the
-    default does not show one; limits: those of pydantic's Field, such as ge, lt, min_length."""
-    return Field(default, description=text, examples=None if example is None else [example], **limits)
+def key(
+    default: Any,
+    text: str,
+    example: Any = None,
+    *,
+    needs: Sequence[str] = (),
+    excludes: Sequence[str] = (),
+    **limits: Any,
+) -> Any:
+    """Declare a field of a table.
+
+    default: `...` for a key that must be given. text: the help, one sentence or two. example: a value, if the default
+    does not show one. needs: keys of the table of which one must be given too; excludes: keys that cannot be given too.
+    limits: those of pydantic's Field, such as ge, lt, min_length.
+    """
+    others = {"needs": list(needs), "excludes": list(excludes)}
+    examples = None if example is None else [example]
+    return Field(default, description=text, examples=examples, json_schema_extra=others, **limits)  # type: ignore[arg-type]
 
 
 class Part(BaseModel):
-    """Base of every recipe table: frozen, unknown keys refused."""
+    """Base of every table of a recipe. It is frozen and refuses unknown keys."""
 
     model_config = ConfigDict(
         frozen=True, extra="forbid", arbitrary_types_allowed=True, validate_default=True
     )
+
+    @model_validator(mode="after")
+    def _go_together(self) -> Self:
+        """Refuse keys that need or exclude others."""
+        given = [
+            name for name in type(self).model_fields if name in self.model_fields_set and getattr(self, name)
+        ]
+        for name in given:
+            others: Any = type(self).model_fields[name].json_schema_extra or {"needs": [], "excludes": []}
+            if others["needs"] and not set(others["needs"]) & set(given):
+                raise ValueError(f"{name} needs {' or '.join(others['needs'])}")
+            if clash := [other for other in others["excludes"] if other in given]:
+                raise ValueError(f"{name} and {' and '.join(clash)} exclude each other; give one of them")
+        return self
 
 
 class Append(Part):
@@ -154,22 +187,33 @@ class Source(Part):
     format: Literal["auto", "jsonl", "parquet", "text"] = key("auto", "Format; `auto` looks into the files.")
     field: str = key("text", "Field or column that holds the text; `data.text` if it is inside another.")
     messages: str = key(
-        "", "Field with a conversation: a list of messages with role and content.", "messages"
+        "",
+        "Field with a conversation: a list of messages with role and content.",
+        "messages",
+        excludes=["field"],
     )
-    template: str = key("", "Several fields as one text, instead of `field`.", "{question}\n{answer}")
+    template: str = key(
+        "", "Several fields as one text.", "{question}\n{answer}", excludes=["field", "messages"]
+    )
     learn: tuple[str, ...] = key(
         (),
         "Kinds of tokens that are learned; empty: what the assistant says. Of a template: fields; empty: all.",
         ["answer", "tool call"],
+        needs=["messages", "template"],
     )
-    chat_template: Input = key(
-        "", "File with the chat template, or `chatml`; empty: the tokenizer's own.", "chatml"
+    chat_template: ChatTemplate = key(
+        "",
+        "File with the chat template, or `chatml`; empty: the tokenizer's own.",
+        CHATML,
+        needs=["messages"],
     )
     template_kwargs: dict[str, bool | int | str] = key(
-        {}, "Switches for the chat template.", {"enable_thinking": False}
+        {}, "Switches for the chat template.", {"enable_thinking": False}, needs=["messages"]
     )
-    tools: ExpandedPath | None = key(None, "JSON file with the tools for the chat template.", "tools.json")
-    date: str = key("", "Date for a chat template that asks for one.", "2026-01-31")
+    tools: ExpandedPath | None = key(
+        None, "JSON file with the tools for the chat template.", "tools.json", needs=["messages"]
+    )
+    date: str = key("", "Date for a chat template that asks for one.", "2026-01-31", needs=["messages"])
     separator: str = key("", "What ends a document in plain text; empty: each file is one document.", "\n\n")
     max_document: Count = key(256 << 20, "A record of more bytes is rejected.", "64MiB", gt=0)
     keep: Keep = key(
@@ -181,26 +225,13 @@ class Source(Part):
 
     @property
     def inputs_by_append(self) -> tuple[tuple[str, ...], ...]:
-        """Its own inputs, and those of each append."""
+        """The inputs of the source, then those of each append."""
         return (self.inputs, *(append.inputs for append in self.append))
 
     @model_validator(mode="after")
-    def _is_one_kind(self) -> Self:
-        given = [name for name in ("messages", "template") if getattr(self, name)]
-        if given and self.field != "text":
-            given.append("field")
-        if len(given) > 1:
-            raise ValueError(f"{' and '.join(given)} both say where the text is; give one of them")
-        chat = ("chat_template", "template_kwargs", "tools", "date")
-        of_chats = [name for name in chat if getattr(self, name)]
-        if of_chats and not self.messages:
-            raise ValueError(f"{of_chats[0]} is of a conversation; name its field: messages")
-        if self.learn and not (self.messages or self.template):
-            raise ValueError(
-                "learn is of a conversation, as plain text is learned whole; name its field: messages"
-            )
+    def _has_what_it_names(self) -> Self:
         if self.format == "text" and (self.messages or self.template):
-            raise ValueError("plain text has no fields, and so no conversations")
+            raise ValueError("format: plain text has no fields, and so no conversations")
         if self.template:
             self._check_template()
         elif unknown := sorted(set(self.learn) - set(CHAT_KINDS)):
@@ -224,7 +255,7 @@ class Source(Part):
 
     @property
     def record(self) -> RecordFormat:
-        """How documents are found in this source; of a conversation what the tokenizer has to say is left open."""
+        """How documents are read from this source. For conversations, what depends on the tokenizer is left open."""
         from pretok.read.conversation import Conversation, fields_of, load_tools
         from pretok.read.readers import RecordFormat
 
@@ -248,7 +279,7 @@ class Source(Part):
 
     @property
     def probed(self) -> tuple[str, bool]:
-        """(a field that records have, whether it may hold messages)."""
+        """Return (a field that records have, whether it may hold messages)."""
         from pretok.read.conversation import fields_of
 
         first = next((name for _, name in fields_of(self.template) if name), "") if self.template else ""
@@ -256,14 +287,14 @@ class Source(Part):
 
     @property
     def kept(self) -> tuple[KeptColumn, ...]:
-        """What is kept of each document."""
+        """The fields of a record that the ledger keeps."""
         from pretok.read.kept import parse_keep
 
         return tuple(parse_keep(text) for text in self.keep)
 
 
 class Normalize(Part):
-    """[normalize]: what is changed in every document before vocabulary and encoding; nothing by default."""
+    """[normalize]: changes to every text before it is counted or encoded; none by default."""
 
     unicode: Literal["none", "nfc"] = key("none", "Unicode form of every text.")
     strip_bom: bool = key(False, "Remove a byte order mark (U+FEFF) at the start of a text.")
@@ -284,19 +315,25 @@ class Vocab(Part):
         None, "An existing byte-level BPE: its tokenizer.json or folder.", "llama3"
     )
     eod: Token | None = key(
-        None, "Token that ends a document. Default: the tokenizer's own.", "<|end_of_text|>"
+        None,
+        "Token that ends a document. Default: the tokenizer's own.",
+        "<|end_of_text|>",
+        needs=["path", "extend"],
     )
     bos: Token | None = key(None, "Special token that begins a document. Default: none.", "<|begin_of_text|>")
     extend: ExpandedPath | None = key(
         None, "A tokenizer to train further; its ids keep their meaning.", "llama3"
     )
-    add: Count | None = key(None, "Entries that `extend` adds. Default: 8,000.", "4k", gt=0)
-    size: Count = key(50_000, "Entries of the vocabulary, special tokens included.", "32k", ge=257)
+    add: Count | None = key(None, "Entries that `extend` adds. Default: 8,000.", "4k", gt=0, needs=["extend"])
+    size: Count = key(
+        50_000, "Entries of the vocabulary, special tokens included.", "32k", ge=257, excludes=["extend"]
+    )
     pattern: str = key("cl100k", "Splits text into words: cl100k, gpt2, o200k or qwen2.")
     special_tokens: tuple[str, ...] = key(
         DEFAULT_SPECIAL_TOKENS,
         "Special tokens from id 0 on; the first ends a document, the second is for padding.",
         ["<|endoftext|>", "<|pad|>"],
+        excludes=["extend"],
     )
     sample: Share = key(1, "Share of the documents to count.", 0.1, gt=0, le=1)
     holdout: Share = key(0.01, "Share of the documents kept out of training, for the report.", ge=0, lt=1)
@@ -308,32 +345,13 @@ class Vocab(Part):
     )
 
     @model_validator(mode="after")
-    def _extends(self) -> Self:
-        idle = ("add",) if self.extend is None else ("size", "special_tokens")
-        fields = type(self).model_fields
-        if given := [name for name in idle if getattr(self, name) != fields[name].default]:
-            raise ValueError(
-                f"{given[0]} is for extend, which names the tokenizer to go on from"
-                if self.extend is None
-                else f"{given[0]} is of a new vocabulary; how many entries extend adds is add"
-            )
-        return self
-
-    @model_validator(mode="after")
     def _names_its_tokens(self) -> Self:
-        there = self.path or self.extend
-        ends = self.eod if there else (*self.special_tokens, None)[0]
-        if self.bos is not None and self.bos == ends:
-            raise ValueError(f"{self.bos!r} both begins and ends documents; name another as bos or eod")
-        if there is None and self.bos not in (None, *self.special_tokens):
+        existing = self.path or self.extend
+        if self.bos is not None and self.bos == (self.eod if existing else (*self.special_tokens, None)[0]):
+            raise ValueError(f"bos: {self.bos!r} both begins and ends documents; name another as bos or eod")
+        if existing is None and self.bos not in (None, *self.special_tokens):
             raise ValueError(
-                f"bos is {self.bos!r}, which is none of special_tokens; add it to them, or name the tokenizer that has "
-                "it: path, or --vocab"
-            )
-        if there is None and self.eod not in (None, *self.special_tokens[:1]):
-            raise ValueError(
-                f"eod is {self.eod!r}, but a vocabulary that is made here ends documents with its first special token; "
-                "name the tokenizer that has it: path, or --vocab"
+                f"bos is {self.bos!r}, which is none of special_tokens; add it, or name its tokenizer (path)"
             )
         return self
 
@@ -344,7 +362,7 @@ class Vocab(Part):
 
     @property
     def other_sizes(self) -> list[int]:
-        """Sizes to be written beside the largest, largest first."""
+        """The smaller sizes that are written too, largest first."""
         return sorted(set(self.sizes) - {self.size}, reverse=True)
 
 
@@ -361,7 +379,12 @@ class Shards(Part):
         None, "Folder of benchmark items (JSON Lines) to look for.", "benchmarks"
     )
     reject_contaminated: Share | None = key(
-        None, "Reject a document that holds at least this share of a benchmark item.", 0.5, gt=0, le=1
+        None,
+        "Reject a document that holds at least this share of a benchmark item.",
+        0.5,
+        gt=0,
+        le=1,
+        needs=["against"],
     )
     duplicates: Literal["keep", "mark", "drop"] = key(
         "keep",
@@ -373,12 +396,6 @@ class Shards(Part):
         "other/shards/removed.parquet",
     )
 
-    @model_validator(mode="after")
-    def _has_benchmark(self) -> Self:
-        if self.reject_contaminated is not None and self.against is None:
-            raise ValueError("reject_contaminated needs a benchmark: against = FOLDER")
-        return self
-
 
 class StageTable(Part):
     """One stage of [mix]: so many tokens in these proportions."""
@@ -388,7 +405,7 @@ class StageTable(Part):
 
     @property
     def named(self) -> dict[str, Fraction]:
-        """The weights by name; none where they are natural."""
+        """The weights by name; none if they are natural."""
         return {} if self.weights == "natural" else self.weights
 
 
@@ -404,32 +421,28 @@ class MixTable(StageTable):
         {"good": "it where quality >= 0.8"},
     )
     repeat: Repeats = key(
-        {}, "How often to read classes and sources, instead of weights; others once.", {"good": 3}
+        {},
+        "How often to read classes and sources; others are read once.",
+        {"good": 3},
+        excludes=["tokens", "weights", "stages"],
     )
     pack: Literal["none", "best-fit"] = key(
         "none", "`best-fit`: only documents longer than a sequence are cut."
     )
     stages: tuple[StageTable, ...] = key(
         (),
-        "Stages, one after the other, instead of tokens and weights here.",
+        "Stages, one after the other, each with tokens and weights.",
         [{"tokens": "1T"}, {"tokens": "300B", "weights": {"it": 1}}],
+        excludes=["tokens", "weights"],
     )
 
     @property
     def all_stages(self) -> tuple[StageTable, ...]:
-        """The stages, of which the table itself is one where it has no others."""
+        """The stages; without any, the table itself is the only one."""
         return self.stages or (self,)
 
     @model_validator(mode="after")
     def _has_room(self) -> Self:
-        if self.stages and (both := sorted(self.model_fields_set & StageTable.model_fields.keys())):
-            raise ValueError(
-                f"{' and '.join(both)} stand in each of its stages; take them out of [mix] itself"
-            )
-        if self.repeat and (self.stages or self.weights != "natural" or self.tokens != "all"):
-            raise ValueError(
-                "repeat says the weights and the tokens of the mix: leave out weights, tokens and stages"
-            )
         if (most := max(self.repeat.values(), default=0)) and most > self.max_epochs:
             raise ValueError(
                 f"repeat {float(most):g} is more than max_epochs, {float(self.max_epochs):g}: raise it"
@@ -468,7 +481,7 @@ class Slurm(Part):
 
 
 class Recipe(Part):
-    """A whole recipe. `train` holds what the trainer reads, unchecked here."""
+    """A whole recipe. `train` is for the trainer, which validates it."""
 
     out: ExpandedPath = key(..., "The WORK folder, to which all results go.", "work")
     sources: dict[SourceName, Source] = Field(min_length=1)
@@ -496,7 +509,7 @@ class Recipe(Part):
 
     @model_validator(mode="after")
     def _reserves_markers(self) -> Self:
-        """Where there are conversations, the first reserved entries are the markers of the chat template of pretok."""
+        """If there are conversations, name the first reserved entries after the markers of pretok's chat template."""
         ours = self.vocab.path is None and self.vocab.special_tokens == DEFAULT_SPECIAL_TOKENS
         if ours and any(source.messages for source in self.sources.values()):
             named = (*DEFAULT_SPECIAL_TOKENS[:2], *MARKERS, *DEFAULT_SPECIAL_TOKENS[2 : -len(MARKERS)])
@@ -505,27 +518,27 @@ class Recipe(Part):
 
     @property
     def learned(self) -> dict[str, tuple[str, ...]]:
-        """What is learned of each source of conversations that says it."""
+        """The kinds of tokens that are learned, for each source of conversations that names them."""
         return {
             name: source.learn for name, source in self.sources.items() if source.messages and source.learn
         }
 
     @property
     def vocab_dir(self) -> Path:
-        """Where the tokenizer is or will be."""
+        """Folder or file of the tokenizer, which may not exist yet."""
         return self.vocab.path or self.out / "vocab"
 
     @property
     def counts_dir(self) -> Path:
-        """Where the counts of words go."""
+        """Folder of the counts of words."""
         return self.out / "counts"
 
     @property
     def shards_dir(self) -> Path:
-        """Where the shards go."""
+        """Folder of the shards."""
         return self.out / "shards"
 
     @property
     def mix_path(self) -> Path:
-        """Where the mix goes."""
+        """File of the mix."""
         return self.out / "mix.json"

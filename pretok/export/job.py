@@ -2,16 +2,16 @@
 
 Input: a sealed shards folder. Output: for each shard, in OUT/SOURCE/SPLIT,
 
-    NAME.npy     the ids as they lie in the shard, uint16 or int32, without a header
+    NAME.npy     the ids as in the shard, uint16 or int32, without a header
     NAME.csv.gz  start,end of each document in tokens (olmo_core/data/utils.py)
-    NAME.mask    where there are conversations: a byte for each token, 1 where it is learned. It stands for its own
-                 token, not for the one before (`label_mask_paths`, one for each path, olmo_core/data/numpy_dataset.py)
+    NAME.mask    only with conversations: a byte for each token, 1 if it is learned. It is for the token itself, not for
+                 the one before (`label_mask_paths`, one for each path, olmo_core/data/numpy_dataset.py)
 
-and last OUT/export.json, which says of each file its counts, sizes and checksums, and of all what a reader must know.
-Text and ledgers stay where they are.
+and last OUT/export.json, with the counts, sizes and checksums of each file, and what a reader must know of all. Texts
+and ledgers are not exported.
 
 Each file is one task, which compares what it copies with the roots of the manifest. OUT/.state holds the records of
-finished ones until the end, so a killed run goes on where it stopped.
+finished files until the end, so a killed run continues where it stopped.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ from pretok.tokenizer.vocabulary import TOKENIZER_FILE
 EXPORT_FILE = "export.json"
 BLOCK = 1 << 22
 Learn = Mapping[str, tuple[str, ...]]
-"""The kinds that are learned of each source of conversations."""
+"""The kinds of tokens that are learned in each source of conversations."""
 
 
 class ExportedFile(Record, frozen=True):
-    """One file of tokens. path: relative to the folder; shards: whose tokens it has; sizes, checksums: by suffix, of it
-    and of those beside it."""
+    """One file of tokens. path: relative to the folder; shards: the shards whose tokens it has; sizes, checksums: by
+    suffix, of this file and those next to it."""
 
     path: str
     source: str
@@ -59,9 +59,9 @@ class ExportedFile(Record, frozen=True):
 
 
 class Export(Record, frozen=True, omit_defaults=True):
-    """What OUT/export.json says. to: whose format; shards, tokenizer: fingerprints; dtype: of the ids; one
-    file a shard; weights: share of each source in training; bos_id: of the token that begins each document, None where
-    none does; learn: what masks say is learned, None where there are no masks."""
+    """The content of OUT/export.json. to: the format; shards, tokenizer: fingerprints; dtype: of the ids; files: one
+    for each shard; weights: share of each source in training; bos_id: the token that begins each document, None if
+    there is none; learn: the kinds that the masks mark, None if there are no masks."""
 
     to: str
     shards: str
@@ -82,7 +82,7 @@ def run_export(
 ) -> Export:
     """Write the tokens of all sources into `out`, or finish what an earlier run began.
 
-    wanted: tokens of each source in training. Raises MismatchError when `out` holds another export, IntegrityError for
+    wanted: tokens of each source in training. Raises MismatchError if `out` holds another export, IntegrityError for
     damaged shards, FolderInUse while another job writes there, PartitionsFailed, Stopped.
     """
     with reading(manifest, "export"), hold(out, "export"), open_step("export", engine, console) as step:
@@ -136,7 +136,7 @@ def _export(manifest: Manifest, out: Path, learn: Learn, step: Step) -> Export:
 
 
 def _record(out: Path, shard: Shard) -> Path:
-    """Where a finished file is described until all are."""
+    """The record of a finished file, kept until all are finished."""
     return out / STATE / f"{shard.prefix.name}.json"
 
 
@@ -145,8 +145,8 @@ def _chats(shard: Shard, learn: Learn) -> bool:
 
 
 def write_tokens(task: tuple[Shard, str], report: Report, *, out: Path, eod: int, learn: Learn) -> None:
-    """Write the file of a shard, what goes beside it, and, last, its record. task: the shard, and the root of its
-    spans, "" where all is learned."""
+    """Write the file of a shard, the files next to it and, last, its record, so that a kill leaves no record of an
+    unfinished file. task: the shard, and the root of its spans, "" if all its tokens are learned."""
     shard, root = task
     stem = out / shard.source / shard.split / shard.prefix.name
     own = Tree()
@@ -169,7 +169,7 @@ def write_tokens(task: tuple[Shard, str], report: Report, *, out: Path, eod: int
             _write_mask(mask, shard, root, learn.get(shard.source, ()), eod)
         sizes[".mask"], checksums[".mask"] = mask.size, mask.checksum
     report({"documents": shard.documents, "tokens": shard.tokens})
-    made = ExportedFile(
+    exported = ExportedFile(
         path=f"{shard.source}/{shard.split}/{stem.name}.npy",
         source=shard.source,
         split=shard.split,
@@ -179,11 +179,11 @@ def write_tokens(task: tuple[Shard, str], report: Report, *, out: Path, eod: int
         sizes=sizes,
         checksums=checksums,
     )
-    write_json(_record(out, shard), to_json(made))
+    write_json(_record(out, shard), to_json(exported))
 
 
 def _documents(lengths: np.ndarray[tuple[int], np.dtype[np.int32]]) -> bytes:
-    """start,end of each document, as a packed CSV."""
+    """Write start,end of each document as a compressed CSV."""
     ends = np.cumsum(lengths, dtype=np.int64)
     table = pa.table({"start": ends - lengths, "end": ends})
     sink = pa.BufferOutputStream()
@@ -193,8 +193,10 @@ def _documents(lengths: np.ndarray[tuple[int], np.dtype[np.int32]]) -> bytes:
 
 
 def _write_mask(file: NewFile, shard: Shard, root: str, learn: tuple[str, ...], eod: int) -> None:
-    """A byte for each token, 1 where it is learned, which an EOD behind an EOD is not. Raises IntegrityError where the
-    spans are not as they were sealed."""
+    """Write a byte for each token, 1 if it is learned; an EOD that follows an EOD is padding and is not.
+
+    Raises IntegrityError if the spans are not as they were sealed.
+    """
     spans, tokens = None, shard.open().tokens
     if root:
         compare_root(shard.spans_path, root)

@@ -1,6 +1,6 @@
-"""Shards and a mix -> the blend that the data loaders of Megatron-LM and NeMo take.
+"""Shards and a mix -> the blend that the data loaders of Megatron-LM and NeMo read.
 
-Input: a shards folder, optionally a mix.json. Output: weights and paths; the shards are their format already.
+Input: a shards folder, optionally a mix.json. Output: weights and paths; the shards have their format already.
 """
 
 from __future__ import annotations
@@ -17,11 +17,10 @@ from pretok.stream.mix_file import load_mix, parse_mix
 
 
 def megatron_blend(shards: Path, mix: Path | None, stage: int | None) -> dict[str, list[str] | None]:
-    """{"train", "valid", "test"}: weight, prefix, weight, prefix, ... as `--per-split-data-args-path` reads them.
+    """Return the blend of each split, as `--per-split-data-args-path` reads it: weight, prefix, weight, prefix, ...
 
-    prefix: the path of `.bin` and `.idx` of a shard. The tokens that are wanted of a source are divided among its
-    shards by what they hold; in validation every token of these sources weighs the same. None stands for a split
-    without data.
+    A prefix is the path of the `.bin` and `.idx` of a shard. The shards of a source share its weight by their tokens;
+    in validation, every token has the same weight. None for a split without data.
     """
     manifest = load_manifest(shards)
     wanted = source_tokens(manifest, mix, stage)
@@ -35,16 +34,17 @@ def megatron_blend(shards: Path, mix: Path | None, stage: int | None) -> dict[st
 
 
 def source_tokens(manifest: Manifest, mix: Path | None, stage: int | None) -> dict[str, int]:
-    """Tokens of each source in a stage of a mix, or in the train split where there is none.
+    """Count the tokens of each source in a stage of a mix, or in the train split if there is no mix.
 
-    Other trainers have one set of proportions a run, so of several stages one is chosen, from 1. Raises UsageError.
+    stage: from 1; needed if the mix has several, since other trainers have one set of proportions per run. Raises
+    UsageError.
     """
     if mix is None:
         return {name: counts.train.tokens for name, counts in manifest.sources.items()}
     plan = pretok.stream.open(manifest.folder, mix).mix
     if stage is None and len(plan.stages) > 1:
         raise UsageError(
-            f"{mix} has {len(plan.stages)} stages and other trainers one a run: choose with --stage"
+            f"{mix} has {len(plan.stages)} stages, and other trainers read one per run: choose with --stage"
         )
     if stage is not None and not 1 <= stage <= len(plan.stages):
         raise UsageError(f"{mix} has no stage {stage}; its stages are 1 to {len(plan.stages)}")
@@ -53,9 +53,8 @@ def source_tokens(manifest: Manifest, mix: Path | None, stage: int | None) -> di
     divided = {source.held_in for source in plan.sources if source.pool != source.held_in}
     if classes := [one.name for one in plan.sources if read[one.pool] and one.held_in in divided]:
         raise UsageError(
-            f"{mix} weighs classes ({', '.join(classes)}), and this format takes whole files of a source: write the "
-            "mix as shards in its order (pretok mix --materialize) and export those, or read it in Python: "
-            "docs/trainers.md"
+            f"{mix} weighs classes ({', '.join(classes)}), but this format holds whole sources: write the mix as "
+            "shards in its order (pretok mix --materialize) and export those, or read it in Python (docs/trainers.md)"
         )
     tokens: dict[str, Fraction] = {}
     first, last = (plan.predicted_by(sum(plan.lengths[:n])) for n in ((stage or 1) - 1, stage or 1))
@@ -66,16 +65,19 @@ def source_tokens(manifest: Manifest, mix: Path | None, stage: int | None) -> di
 
 
 def learned_kinds(manifest: Manifest, mix: Path | None) -> dict[str, tuple[str, ...]]:
-    """The kinds that are learned of each source of conversations: as a mix says, or what an assistant writes; text
-    always. UsageError where a materialized mix learns other kinds of one source than of another."""
+    """Return the kinds of tokens that are learned in each source of conversations.
+
+    They are those of the mix, by default what the assistant says; plain text is always learned. Raises UsageError if a
+    materialized mix learns different kinds in different sources.
+    """
     text = (KINDS[TEXT],)
     if manifest.materialized is not None:
         plan = parse_mix(manifest.materialized, manifest.folder / FILE_NAME)
         found = {source.learn for source in plan.sources if source.learn}
         if len(found) > 1:
             raise UsageError(
-                f"{manifest.folder} is a mix that learns other kinds of one source than of another, and its files hold "
-                "both: export the shards that it was made of, or read it with pretok.integrations"
+                f"{manifest.folder} is a mix that learns different kinds of tokens in different sources, and its files "
+                "hold all sources: export the shards that it was made of, or read it with pretok.integrations"
             )
         return {name: (*found.pop(), *text) for name in manifest.conversations}
     learn = {} if mix is None else {source.held_in: source.learn for source in load_mix(mix).sources}
@@ -83,30 +85,29 @@ def learned_kinds(manifest: Manifest, mix: Path | None) -> dict[str, tuple[str, 
 
 
 def notices(manifest: Manifest, mix: Path | None, to: str, learn: Mapping[str, Sequence[str]]) -> list[str]:
-    """What another trainer does otherwise with conversations and with a mix: a sentence each."""
-    told = []
+    """List what another trainer does differently with conversations and with a mix, a sentence each."""
+    found = []
     if learn and to != "olmo":
-        told.append(
-            f"warning: {', '.join(learn)} holds conversations, and what {to} reads has no place for what is learned of "
-            "them: it will learn every token, of users too. To keep the masks export to olmo, or read the mix itself "
+        found.append(
+            f"warning: {', '.join(learn)} holds conversations, and the format of {to} has no loss masks: it will learn "
+            "every token, those of users too. To keep the masks, export to olmo or read the mix itself "
             "(docs/trainers.md)"
         )
     if manifest.materialized is not None:
         if parse_mix(manifest.materialized, manifest.folder / FILE_NAME).packs:
-            told.append(
-                f"warning: sequences of this mix end in runs of end-of-document tokens, which pretok's own trainer "
-                f"does not learn; {to} will learn them, unless its loss leaves out a target that is one behind one"
+            found.append(
+                "warning: sequences of this mix are padded with end-of-document tokens, which pretok's trainer does "
+                f"not learn; {to} will learn them, unless its loss skips an end-of-document token that follows another"
             )
     elif mix is not None:
         plan = load_mix(mix)
         if plan.packs:
-            told.append(
-                f"warning: {to} cuts the documents by itself: it takes the shares of this mix and not its packing. To "
-                "keep that, write the sequences (pretok mix --materialize) and export those"
+            found.append(
+                f"warning: {to} cuts the documents by itself: it takes the shares of this mix and not its packing. "
+                "To keep the packing, write the sequences (pretok mix --materialize) and export those"
             )
         if plan.manifest != manifest.fingerprint:
-            told.append(
-                f"warning: {mix} reads the shards as they were before they grew; the export has all of them, in the "
-                "shares of this mix"
+            found.append(
+                f"warning: {mix} was made before the shards grew; the export has all of them, in the shares of this mix"
             )
-    return told
+    return found

@@ -70,7 +70,6 @@ from pretok.shards.annotations import (
 from pretok.shards.ledger import WINDOW, strike
 from pretok.shards.manifest import (
     FILE_NAME,
-    LEDGER_SUFFIX,
     UNFINISHED_REMOVAL,
     Event,
     Manifest,
@@ -246,9 +245,9 @@ class _Staging:
         with writing(self.folder):
             self.folder.mkdir()
 
-    def new(self, target: Path, suffix: str = "") -> Path:
+    def new(self, target: Path) -> Path:
         """Where to write a file that goes to `target`."""
-        name = f"{len(self.files)}{suffix}"
+        name = str(len(self.files))
         self.files.append((name, str(target.relative_to(self.shards))))
         return self.folder / name
 
@@ -267,10 +266,9 @@ def _stage(manifest: Manifest, selection: Selection, request: Request) -> Remova
         counts = RemovedCounts(len(one.rows), sum(end - first for first, end in found), int(one.sizes.sum()))
         before = [] if shard.removed is None else [shard.removed]
         shards[shard.path] = replace(shard, root=fold(nodes).hex(), removed=add_counts([*before, counts]))
-        ledger = staging.new(shard.ledger_path, LEDGER_SUFFIX)
-        prefix = ledger.with_name(ledger.name.removesuffix(LEDGER_SUFFIX))
+        ledger = staging.new(shard.ledger_path)
         name = str(shard.ledger_path.relative_to(manifest.folder))
-        made = strike(shard.ledger_path, prefix, shard.source, one.mask, at, request.reason)
+        made = strike(shard.ledger_path, ledger, shard.source, one.mask, at, request.reason)
         sealed[name] = replace(made, path=name)
     removal = Removal(
         at,

@@ -1,23 +1,29 @@
 """Batches of documents -> token ids -> sealed shards with one manifest.
 
-format.py      the bytes of .bin and .idx
-spans.py       of which kind each token of a conversation is: the file beside a shard
-ledger.py      what is known of each document: the Parquet file beside a shard
-annotations.py  what was joined to documents afterwards: a second ledger
-manifest.py    the sealed description of a shards folder: its file, and the records in it
-contamination.py  what stands beside shards of the benchmark they were searched for
-inputs.py      what a source is made of, as a table: its plan, and what each piece gave
+The files:
+format.py         a shard: its manifest entry, the bytes of .bin and .idx
+spans.py          .spans: the kind of each token of a conversation
+ledger.py         .docs.parquet: a row per document
+writer.py         encoded documents -> the files of one shard
+manifest.py       manifest.json: what a shards folder holds
+inputs.py         the inputs of a source as a table: planned, then with the records that each part gave
+contamination.py  the results of a search for benchmark items
+annotations.py    columns that were joined to documents afterwards
+
+The job:
+job.py         plan, tokenize, seal
 plan.py        the plan of one source, kept on disk
-copies_job.py  which documents are copies of earlier ones, settled before tokenizing
-batching.py    small batches that are handled as one
-sample.py      documents of a shard, encoded again by tokenizers before it counts
-parts.py       what a worker leaves of a partition, a shard at a time
-task.py        a partition -> sealed parts: the task a worker runs
-unfinished.py  what is not finished, told in words
+copies_job.py  which documents are copies of earlier ones, found before tokenizing
+task.py        a partition -> sealed parts: the task of a worker
+batching.py    small batches that are encoded as one
+sample.py      documents that `tokenizers` encodes again before a shard is sealed
+parts.py       the record of a sealed part
 seal.py        sealed parts -> few files and one manifest
-documents.py   what is known of documents as rows: their place, their ledger, what was joined to them
-names.py       names of documents -> which documents they are
-values.py      columns of ledgers -> documents and tokens of each value
-texts.py       the texts of a shard, a few megabytes at a time
-job.py         the job: plan, tokenize, seal
+unfinished.py  what is not finished yet
+
+Readers:
+documents.py   the table of documents: their place, their ledger, joined columns
+names.py       hash, id or FILE:LINE -> documents
+texts.py       a shard -> the texts of its documents
+values.py      the host of an address, in SQL
 """

@@ -33,7 +33,6 @@ from pretok.read.partition_runs import run_partitions
 from pretok.read.readers import Damage
 from pretok.screen.copies import Copies, find_copies, save_copies
 from pretok.shards.documents import PLACE_IN_FILE
-from pretok.shards.format import LEDGER_SUFFIX
 from pretok.shards.ledger import SCHEMA, LedgerWriter, ledger_column, ledger_rows
 from pretok.shards.manifest import Manifest
 from pretok.shards.task import TokenizeTask, copies_path, damaged_path, hashes_path
@@ -53,7 +52,7 @@ def hash_partition(task: TokenizeTask, report: Report) -> None:
     if path.exists():
         return
     damaged_path(task).unlink(missing_ok=True)  # of a try that was killed: the input may be whole now
-    with LedgerWriter(path.with_name(path.name.removesuffix(LEDGER_SUFFIX)), HASHED) as writer:
+    with LedgerWriter(path, HASHED) as writer:
         for batch in read_documents(task.partition, task.record, task.normalization, task.keep):
             if isinstance(batch, Damage):
                 damaged_path(task).touch()

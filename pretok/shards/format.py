@@ -1,15 +1,13 @@
-"""Shards: the only module that knows the bytes of `.bin` and `.idx`.
+"""A shard: its entry in the manifest, and the only module that knows the bytes of `.bin` and `.idx`.
 
-Input: the token ids of documents, each ending with EOD, and beginning with BOS where there is one. Output: a
-Megatron-LM indexed dataset.
+A shard is a Megatron-LM indexed dataset of documents, each of which ends with EOD and begins with BOS if there is one.
 
     .bin  token ids, little-endian, nothing else
     .idx  b"MMIDIDX\\0\\0" | u64 version = 1 | u8 dtype code | u64 sequences S | u64 documents + 1 D
           | i32 lengths[S], in tokens | i64 offsets[S], in bytes | i64 document_indices[D]
 
-Beside them the nodes of the tree that seals the `.bin`, see `pretok.base.tree`.
-One sequence is one document, so S = documents and document_indices = 0..S.
-Source of the format: Megatron-LM, megatron/core/datasets/indexed_dataset.py.
+One sequence is one document, so S = documents and document_indices = 0..S. `.nodes` holds the inner hashes of the tree
+over the `.bin` (`pretok.base.tree`). The format is that of megatron/core/datasets/indexed_dataset.py in Megatron-LM.
 """
 
 from __future__ import annotations
@@ -25,27 +23,22 @@ from pretok.base.errors import IntegrityError
 from pretok.base.records import Count, Record
 from pretok.base.storage import reading
 from pretok.base.tokens import Tokens
-from pretok.base.tree import NODES_SUFFIX, TreeFile, compare_root, nodes_path, write_nodes, write_rooted
+from pretok.base.tree import NODES_SUFFIX, compare_root, nodes_path
 
 MAGIC = b"MMIDIDX\x00\x00"
 VERSION = 1
 HEADER = struct.Struct("<9sQBQQ")
 LEDGER_SUFFIX, SPANS_SUFFIX = ".docs.parquet", ".spans"
 SHARD_SUFFIXES = (".bin", ".idx", NODES_SUFFIX, LEDGER_SUFFIX, SPANS_SUFFIX)
-"""Of all files that a shard may have."""
+"""The files that a shard may have."""
 NOWHERE = Path()
-"""The folder of what is not in one yet. It is told from others by identity and never written, see `Manifest.at`."""
+"""The folder of a record that is in none yet. It is never written, see `Manifest.at`."""
 DTYPE_CODES: dict[int, np.dtype[Any]] = {8: np.dtype("<u2"), 4: np.dtype("<i4")}
 """Megatron-LM's code -> dtype; the two that token ids need."""
 
 
-def dtype_code(dtype: np.dtype[np.generic]) -> int:
-    """Megatron-LM's code of a token dtype."""
-    return next(code for code, known in DTYPE_CODES.items() if known == dtype)
-
-
 class RemovedCounts(Record, frozen=True):
-    """Documents that were removed, whose tokens are EOD; bytes: of their texts."""
+    """Documents that were removed: their tokens are now EOD. bytes: of their texts, in UTF-8."""
 
     documents: Count
     tokens: Count
@@ -53,9 +46,9 @@ class RemovedCounts(Record, frozen=True):
 
 
 class Shard(Record, frozen=True, omit_defaults=True):
-    """One shard. path: of the `.bin`, relative to the folder; file_bytes: its size; root, index_root: of its
-    tree and of that of its `.idx`; folder: where the shards are, which stands in no file; kinds: of conversations the
-    tokens of each kind; removed: how much of it was removed."""
+    """A shard. path: the `.bin`, relative to the folder; file_bytes: its size; root, index_root: hash tree roots of the
+    `.bin` and the `.idx`; kinds: for conversations, the number of tokens of each kind; removed: what was removed from
+    it; folder: where the shards are, which is not written to the manifest."""
 
     path: str
     source: str
@@ -72,96 +65,50 @@ class Shard(Record, frozen=True, omit_defaults=True):
 
     @property
     def bin_path(self) -> Path:
-        """Where the `.bin` is."""
+        """Path of the `.bin`."""
         return self.folder / self.path
 
     @property
     def index_path(self) -> Path:
-        """Where the `.idx` is."""
+        """Path of the `.idx`."""
         return self.bin_path.with_suffix(".idx")
 
     @property
     def nodes_path(self) -> Path:
-        """Where the nodes of its tree are."""
+        """Path of the inner hashes over the `.bin`."""
         return nodes_path(self.bin_path)
 
     @property
     def ledger_path(self) -> Path:
-        """Where its ledger is, if it has one."""
+        """Path of its ledger, if it has one."""
         return self.bin_path.with_suffix(LEDGER_SUFFIX)
 
     @property
     def spans_path(self) -> Path:
-        """Where its spans are, if it holds conversations."""
+        """Path of its spans, if it holds conversations."""
         return self.bin_path.with_suffix(SPANS_SUFFIX)
 
     @property
     def prefix(self) -> Path:
-        """Path without suffix, as `ShardReader` takes it."""
+        """Its path without a suffix, as `ShardReader` takes it."""
         return self.bin_path.with_suffix("")
 
     def open(self) -> ShardReader:
-        """Its reader. Raises IntegrityError unless its index is as it was sealed; its tokens are not compared."""
+        """Open it for reading. Raises IntegrityError if the index was changed; the tokens are not checked."""
         reader = ShardReader(self.prefix)
         compare_root(self.index_path, self.index_root)
         return reader
 
 
-class ShardWriter:
-    """Writes one shard: `append` as often as needed, then `seal`. Nothing is visible under `prefix` before `seal`.
-
-    `prefix` is the path without suffix. Leaving the context without `seal` removes the temporary file.
-    """
-
-    def __init__(self, prefix: Path, dtype: np.dtype[np.generic]) -> None:
-        self.prefix = prefix
-        self.dtype = dtype
-        self.tokens = 0
-        self.documents = 0
-        self._lengths: list[npt.NDArray[np.int32]] = []
-        self._file = TreeFile(prefix.with_name(prefix.name + ".bin"))
-
-    def __enter__(self) -> ShardWriter:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self._file.__exit__()
-
-    def append(self, tokens: Tokens, lengths: npt.NDArray[np.int32]) -> None:
-        """Add whole documents. tokens: all their ids in a row, BOS and EOD included; lengths: tokens per document."""
-        if tokens.dtype != self.dtype:
-            raise TypeError(f"shard {self.prefix} holds {self.dtype}, got tokens of {tokens.dtype}")
-        self._file.write(np.ascontiguousarray(tokens).view(np.uint8).data)
-        self._lengths.append(np.ascontiguousarray(lengths, dtype=np.int32))
-        self.tokens += len(tokens)
-        self.documents += len(lengths)
-
-    def seal(self, source: str, split: str, text_bytes: int, kinds: dict[str, int] | None = None) -> Shard:
-        """Flush, write index and nodes, rename all; what the manifest says of it. Raises if the lengths do not add up
-        to the tokens written."""
-        lengths = np.concatenate(self._lengths) if self._lengths else np.empty(0, np.int32)
-        if int(lengths.sum(dtype=np.int64)) != self.tokens:
-            raise AssertionError(
-                f"{self.prefix}: lengths add up to {lengths.sum()}, tokens are {self.tokens}"
-            )
-        index = index_bytes(lengths, self.dtype)
-        # These go first: a .bin without them is never seen, and they without .bin are only leftovers.
-        index_root = write_rooted(self.prefix.with_name(self.prefix.name + ".idx"), index)
-        write_nodes(self._file.path, self._file.nodes)
-        self._file.seal()
-        path = f"{source}/{self.prefix.name}.bin"
-        counts = self.tokens, self.documents, self._file.size, text_bytes
-        return Shard(path, source, split, *counts, self._file.root, index_root, kinds)
-
-
 def index_bytes(lengths: npt.NDArray[np.int32], dtype: np.dtype[np.generic]) -> bytes:
     """The whole `.idx` file for documents of `lengths` tokens."""
     count = len(lengths)
+    code = next(code for code, known in DTYPE_CODES.items() if known == dtype)
     ends = np.cumsum(lengths, dtype=np.int64) * dtype.itemsize
     offsets = np.concatenate([np.zeros(1, np.int64), ends])[:count]
     return b"".join(
         [
-            HEADER.pack(MAGIC, VERSION, dtype_code(dtype), count, count + 1),
+            HEADER.pack(MAGIC, VERSION, code, count, count + 1),
             lengths.astype("<i4").tobytes(),
             offsets.astype("<i8").tobytes(),
             np.arange(count + 1, dtype="<i8").tobytes(),
@@ -170,15 +117,15 @@ def index_bytes(lengths: npt.NDArray[np.int32], dtype: np.dtype[np.generic]) -> 
 
 
 def index_size(documents: int) -> int:
-    """Bytes of the `.idx` of so many documents."""
+    """Size in bytes of the `.idx` of a number of documents."""
     return HEADER.size + 12 * documents + 8 * (documents + 1)
 
 
 class ShardReader:
-    """One shard by memory map. Raises IntegrityError that names a file of another size or whose
-    index is not what its lengths say.
+    """Reads one shard through a memory map. Raises IntegrityError if a file has a wrong size, or an index does not
+    follow from its lengths.
 
-    tokens: (tokens,) ids of all documents in a row; lengths: (documents,) int32; offsets: (documents + 1,) int64,
+    tokens: (tokens,) the ids of all documents in a row; lengths: (documents,) int32; offsets: (documents + 1,) int64,
     where each document starts in `tokens`.
     """
 
@@ -187,13 +134,13 @@ class ShardReader:
         bin_path = prefix.with_name(prefix.name + ".bin")
         with reading(index_path):
             index = np.fromfile(index_path, np.uint8)
-        # Of what is shorter than a header the missing bytes count as zeros, and then the size is wrong.
+        # A file shorter than a header is filled up with zeros; then its size is wrong.
         _, _, code, documents, _ = HEADER.unpack(index[: HEADER.size].tobytes().ljust(HEADER.size, b"\0"))
         if len(index) != (expected := index_size(documents)):
             raise IntegrityError(f"{index_path} has {len(index)} bytes, its header says {expected}")
         self.lengths: npt.NDArray[np.int32] = index[HEADER.size : HEADER.size + 4 * documents].view("<i4")
         self.dtype = DTYPE_CODES.get(code, DTYPE_CODES[8])
-        # All else follows from the lengths, so that no offset leads anywhere else.
+        # Everything else follows from the lengths. Comparing it means that no offset can lead to wrong tokens.
         whole = np.frombuffer(index_bytes(self.lengths, self.dtype), np.uint8)
         if (self.lengths < 0).any() or not np.array_equal(index, whole):
             raise IntegrityError(
@@ -207,13 +154,13 @@ class ShardReader:
         return len(self.lengths)
 
     def __getitem__(self, document: int) -> Tokens:
-        """Ids of one document, BOS and EOD included, as a view of the map."""
+        """The ids of one document, with BOS and EOD, as a view of the memory map."""
         view: Tokens = self.tokens[self.offsets[document] : self.offsets[document + 1]]
         return view
 
 
 def check_size(path: Path, size: int) -> None:
-    """IntegrityError unless a file is there and has so many bytes."""
+    """Raises IntegrityError unless a file exists and has this size in bytes."""
     with reading(path):
         try:
             found = path.stat().st_size
@@ -224,7 +171,7 @@ def check_size(path: Path, size: int) -> None:
 
 
 def map_tokens(bin_path: Path, dtype: np.dtype[np.generic], tokens: int) -> Tokens:
-    """Memory-map a `.bin` of `tokens` ids; IntegrityError when its size is another."""
+    """Memory-map a `.bin` of `tokens` ids. Raises IntegrityError if it has another size."""
     check_size(bin_path, tokens * dtype.itemsize)
     if tokens == 0:  # an empty file cannot be mapped
         return np.empty(0, dtype)

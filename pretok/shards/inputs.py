@@ -34,7 +34,7 @@ from msgspec.structs import astuple
 from pretok.base.errors import IntegrityError
 from pretok.base.records import Record, read_record, replace, to_json
 from pretok.base.storage import atomic_open, damaged, reading
-from pretok.base.tree import root_of_bytes
+from pretok.base.tree import Tree
 from pretok.read.files import InputFile, Stamp
 from pretok.read.kept import KeptColumn
 from pretok.read.partition import Partition, Piece
@@ -208,7 +208,7 @@ def load_appends(manifest: Manifest, source: str) -> list[SourcePlan]:
 def _load(path: Path, source: str, append: int, root: str) -> SourcePlan:
     with reading(path):
         data = path.read_bytes()
-    if root_of_bytes(data) != root:
+    if Tree(data).hexdigest() != root:
         raise damaged(path)
     return _read(path, data, source, append)
 

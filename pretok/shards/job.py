@@ -1,17 +1,17 @@
-"""tokenize: sources -> sealed shards with a manifest; every step restarts where it stopped.
+"""tokenize: sources -> sealed shards with a manifest; every step resumes where it stopped.
 
 Input: a Recipe with a trained vocabulary. Output: SHARDS/manifest.json and what it describes.
 
     plan      inputs -> partitions, kept in SHARDS/.state/NAME/plan.parquet so that a restart does the same work
-              (NAME.1 and so on of what is appended)
-    copies    where duplicates are wanted: which documents are copies, by a pass before (`pretok.shards.copies_job`)
-    tokenize  one task a partition (`pretok.shards.task`), largest first
-    seal      merge the small files, write the manifest (`pretok.shards.seal`), drop the state of finished sources
+              (NAME.1 and so on for appends)
+    copies    if duplicates are looked for: find the copies in a pass before (`copies_job.py`)
+    tokenize  one task per partition (`task.py`), largest first
+    seal      merge the small files, write the manifest, remove the state of finished sources (`seal.py`)
 
-A source whose inputs and settings equal what the manifest says is left alone; one that changed is refused.
+A source whose inputs and settings are those of the manifest is left alone; one that changed is refused.
 
-Appends follow each other in rounds: first all sources themselves, then the first append of each, each round sealed
-before the next begins. So a folder that is made at once has the shards and the history of one that grew.
+Appends are done in rounds: first all sources, then the first append of each, and so on; each round is sealed before the
+next begins. So a folder that is made at once has the same shards and history as one that grew.
 """
 
 from __future__ import annotations
@@ -51,7 +51,6 @@ from pretok.shards.manifest import (
     unit_words,
 )
 from pretok.shards.parts import (
-    PartRecord,
     all_software,
     is_complete,
     load_parts,
@@ -72,18 +71,18 @@ from pretok.tokenizer.vocabulary import TOKENIZER_FILE, Vocabulary, load_vocab
 
 
 def run_tokenize(recipe: Recipe, engine: Engine, console: Console) -> Step:
-    """Bring SHARDS to what the recipe says, as the only job that writes there. What the workers did is in the Step.
+    """Bring SHARDS to what the recipe says, as the only job that writes there. The Step says what the workers did.
 
     Raises MismatchError, UsageError, FolderInUse, OutputError, Stopped; at the end PartitionsFailed, or InternalError
-    after a bug of ours.
+    after a bug in pretok.
     """
     vocab = load_vocab(recipe.vocab_dir, recipe.vocab.eod, recipe.vocab.bos)
     benchmark = read_benchmark(recipe.shards.against) if recipe.shards.against else None
     job = _Job(recipe, vocab, benchmark, engine, console)
     with hold(job.shards, "tokenize"):
         rounds = job.plan()
-        begun = [plans for plans in rounds if any(map(job.is_unsealed, plans))]
-        for plans in begun or [list(chain(*rounds))]:  # where all is sealed that is told once
+        unsealed = [plans for plans in rounds if any(map(job.is_unsealed, plans))]
+        for plans in unsealed or [list(chain(*rounds))]:  # if all is sealed, one round says so
             step = job.run(plans)
         return step
 
@@ -105,12 +104,12 @@ class _Job:
 
     @property
     def state(self) -> Path:
-        """The folder of unfinished work in it."""
+        """Its folder of unfinished work."""
         return self.shards / STATE
 
     @property
     def config(self) -> dict[str, object]:
-        """What every source of an output has in common; a change needs another output folder."""
+        """The settings that all sources share. To change one takes another output folder."""
         settings = self.recipe.shards
         reject = settings.reject_contaminated
         return {
@@ -126,16 +125,14 @@ class _Job:
         }
 
     def is_unsealed(self, plan: SourcePlan) -> bool:
-        """Whether anything is left to do of a plan: until it is sealed its state is there."""
+        """Whether a plan is not sealed yet: until then it has a state folder."""
         return (self.state / plan.unit).exists()
 
     def plan(self) -> list[list[SourcePlan]]:
-        """The plans of each round: of the sources, of the first append of each, and so on."""
-        old = sealed_manifest(self.shards)
-        if old:
-            drop_finished(self.state, old)
+        """The plans of each round: those of the sources, then those of the first append of each, and so on."""
         sealed = {}
-        if old:
+        if old := sealed_manifest(self.shards):
+            drop_finished(self.state, old)
             known = old.sources.keys() & self.recipe.sources.keys()
             if not known:
                 named = ", ".join(self.recipe.sources)
@@ -147,7 +144,7 @@ class _Job:
                     f"{named} to these shards, name their sources too"
                 )
             refuse_changes("the shards", self.shards, old.config, self.config)
-            # One without a document is read again: its files are replaced when it is sealed anew.
+            # A source without documents is read again and sealed anew.
             sealed = {name: load_appends(old, name) for name in sorted(known) if old.sources[name].documents}
         itemsize, size = token_dtype(self.vocab.size).itemsize, self.recipe.shards.size
         plans = []
@@ -165,8 +162,9 @@ class _Job:
         return [[one for one in parts if one] for parts in zip_longest(*plans)]
 
     def run(self, plans: list[SourcePlan]) -> Step:
-        """Tokenize what is not sealed of a round, and seal it."""
-        tasks = self._prepare(plans)
+        """Tokenize and seal the plans of a round that are not sealed yet."""
+        unsealed = [plan for plan in plans if self.is_unsealed(plan)]
+        tasks = self._tasks(unsealed)
         todo = [task for task in tasks if not _finished(task)]
         failures: Failures = []
         if todo and self.benchmark:
@@ -175,29 +173,31 @@ class _Job:
             with open_step("look for copies", self.engine, self.console) as step:
                 failures = settle_copies(tasks, sealed_manifest(self.shards), step)
         with open_step("tokenize", self.engine, self.console) as step:
-            if not todo:
+            failed = {name for name, _ in failures}  # not tried again in this run
+            if todo:
+                self._encode(
+                    tasks, [task for task in todo if task.partition.name not in failed], step, failures
+                )
+            else:
                 finished = ", ".join(unit_words(plan.unit) for plan in plans)
                 self.console.notice(f"nothing to do: the shards of {finished} are finished")
-            failed = {name for name, _ in failures}  # these are not tried again in this run
-            self._encode(tasks, [task for task in todo if task.partition.name not in failed], step, failures)
-            self._seal(plans, failures)
+            self._seal(unsealed, failures)
         return step
 
-    def _prepare(self, plans: list[SourcePlan]) -> list[TokenizeTask]:
-        """The tasks of all partitions that are not sealed; what workers read is put in its place."""
-        recipe, vocab, benchmark = self.recipe, self.vocab, self.benchmark
+    def _tasks(self, plans: list[SourcePlan]) -> list[TokenizeTask]:
+        """The tasks of all partitions of the plans. Puts the tokenizer where workers read it."""
+        recipe, vocab = self.recipe, self.vocab
         old = sealed_manifest(self.shards)
         tokenizer = self.shards / TOKENIZER_FILE
         if not old or not tokenizer.exists():
-            vocab.copy_to(tokenizer)  # the shards then need nothing else; workers read this copy
+            vocab.copy_to(tokenizer)
         screening = Screening(
-            benchmark=kept_benchmark(self.state).absolute() if benchmark else None,
-            fingerprint=benchmark.fingerprint if benchmark else "",
+            benchmark=kept_benchmark(self.state).absolute() if self.benchmark else None,
+            fingerprint=self.benchmark.fingerprint if self.benchmark else "",
             reject=recipe.shards.reject_contaminated,
             duplicates=recipe.shards.duplicates,
             removed=self._removed(old) if self.state.exists() else (),
         )
-        unsealed = [plan for plan in plans if self.is_unsealed(plan)]
         tasks = [
             TokenizeTask(
                 partition=stamped(partition, plan.stamps),
@@ -216,29 +216,30 @@ class _Job:
                 val_seed=recipe.shards.seed,
                 software=software(),
             )
-            for plan in unsealed
+            for plan in plans
             for partition in plan.partitions
         ]
-        made = [old.software] if old else []
-        made += [part.software for task in tasks for part in load_parts(task.state_dir, task.partition.name)]
         if tasks:
-            refuse_other_engine(self.shards, all_software(made))
+            made = [
+                part.software for task in tasks for part in load_parts(task.state_dir, task.partition.name)
+            ]
+            refuse_other_engine(self.shards, all_software([*made, *([old.software] if old else [])]))
         return tasks
 
     def _removed(self, old: Manifest | None) -> tuple[Path, ...]:
-        """The lists of removed texts, of these shards and of the recipe. Raises IntegrityError for one that is none, or
-        that is not as the manifest says."""
+        """The lists of removed texts: that of these shards and that of the recipe. Raises IntegrityError if one is
+        damaged."""
         if old:
             old.check(removed_path(old.folder))
         own, named = removed_path(self.shards), self.recipe.shards.removed
-        lists = [*([own] if own.exists() else []), *([named] if named is not None else [])]
+        lists = [path for path in (own if own.exists() else None, named) if path is not None]
         read_removed(lists)
         return tuple(path.absolute() for path in lists)
 
     def _encode(
         self, tasks: list[TokenizeTask], todo: list[TokenizeTask], step: Step, failures: Failures
     ) -> None:
-        """Have workers tokenize the partitions that are to do; which failed goes to `failures`."""
+        """Have workers tokenize the partitions `todo`; adds those that failed to `failures`."""
         if not todo:
             return
         vocab = self.vocab
@@ -263,45 +264,45 @@ class _Job:
         remove_leftovers(self.shards)
 
     def _seal(self, plans: list[SourcePlan], failures: Failures) -> None:
-        """Seal what is done; tell what failed or gave too little. failures: the partitions that could not be done."""
-        unsealed = [plan for plan in plans if self.is_unsealed(plan)]
-        parts = {plan.unit: self._parts(plan) for plan in unsealed}
+        """Seal the plans that are done, and raise what failed, is damaged or gave too little."""
         done = [
             plan
-            for plan in unsealed
+            for plan in plans
             if all(is_complete(self.state / plan.unit, one.name) for one in plan.partitions)
+        ]
+        errors = [
+            error
+            for plan in plans
+            for partition in plan.partitions
+            for part in load_parts(self.state / plan.unit, partition.name)
+            for error in part.errors
         ]
         if done:
             manifest = seal(self.shards, self.state, done, self.config, self.vocab)
             _tell_encoded_again(manifest, {plan.name for plan in done}, self.console)
-        told = []
-        if errors := [error for held in parts.values() for part in held for error in part.errors]:
-            waiting = " and ".join(unit_words(plan.unit) for plan in unsealed if plan not in done)
+        problems = []
+        if errors:
+            waiting = " and ".join(unit_words(plan.unit) for plan in plans if plan not in done)
             files = listed([f"{one.partition}: {one.file}: {one.error}" for one in errors], 20, "\n  ")
-            told.append(
+            problems.append(
                 f"{plural(len(errors), 'input')} could not be read to the end; nothing of {waiting} is in the shards:\n"
                 f"  {files}\nrepair each file or replace it by what can be read of it (an empty file will do), and run "
                 "the same command again: only these partitions are done again"
             )
-        if failures and told:
-            self.console.notice(told[0])
+        if failures and problems:
+            self.console.notice(problems[0])
         raise_failures(failures, self.console.log)
         sealed = load_manifest(self.shards).sources if has_manifest(self.shards) else {}
         counts = {name: (of.read, of.rejected) for name, of in sealed.items() if name in self.recipe.sources}
         share, where = self.recipe.shards.max_reject_share, f"see {self.shards / 'rejects'}"
-        if told := [*told, *poor_sources(share, counts, where)]:
-            raise PartitionsFailed("\n".join(told))
-
-    def _parts(self, plan: SourcePlan) -> list[PartRecord]:
-        """What is done of a plan."""
-        state = self.state / plan.unit
-        return [part for partition in plan.partitions for part in load_parts(state, partition.name)]
+        if problems := [*problems, *poor_sources(share, counts, where)]:
+            raise PartitionsFailed("\n".join(problems))
 
 
 def _tell_encoded_again(manifest: Manifest, names: set[str], console: Console) -> None:
-    """Say which shards of these sources `tokenizers` encoded, as a sample of them differed."""
-    found = [manifest.sources[name].compared for name in sorted(names)]
-    if shards := [shard for compared in found if compared for shard in compared.encoded_again]:
+    """Name the shards of these sources that `tokenizers` encoded because the sample differed."""
+    compared = [manifest.sources[name].compared for name in sorted(names)]
+    if shards := [shard for one in compared if one for shard in one.encoded_again]:
         lines = [f"{one.shard}: {one.file}, line or row {one.position}" for one in shards]
         console.notice(
             f"the fast engine gave a document other ids than tokenizers in {plural(len(shards), 'shard')}; tokenizers "
@@ -311,10 +312,10 @@ def _tell_encoded_again(manifest: Manifest, names: set[str], console: Console) -
 
 
 def _finished(task: TokenizeTask) -> bool:
-    """Whether nothing is left to do; what a damaged partition left is removed, so that it is done again as a whole.
+    """Whether a partition is done. If an input was damaged, removes everything of the partition, to be done again.
 
-    A marker stands while that goes on: after a kill, the first parts of the old input are not taken for parts of the
-    new one. Files go before the record that names them.
+    A marker exists while files are removed, so that after a kill the first parts of the old input are not taken for
+    parts of the new one. Files are removed before the record that names them.
     """
     if is_complete(task.state_dir, task.partition.name):
         return True

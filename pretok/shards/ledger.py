@@ -1,18 +1,17 @@
-"""The ledger of a shard: one row a document, in the order of the shard, as a Parquet file beside it.
+"""The ledger of a shard: a Parquet file beside it with one row per document, in the order of the shard.
 
-Input: what is known of documents when they are encoded. Output: `NAME.docs.parquet`, which any Parquet reader opens:
+`NAME.docs.parquet` has the columns
 
     file    string                  the input
-    start   int64                   where in the file the counting of `record` begins: 0, or the byte at which a part
-                                    of a JSON Lines file begins (the number of a shard of a hub's dataset)
+    start   int64                   where `record` counts from: 0, or the byte where a part of a JSON Lines file begins
     record  int64                   the line or row, from 0 after `start`
-    tokens  int32                   BOS and EOD included
+    tokens  int32                   with BOS and EOD
     bytes   int64                   of the text as it was tokenized, after normalization, in UTF-8
     hash    fixed_size_binary(16)   of that text: xxhash.xxh64_digest(text, 0) + xxhash.xxh64_digest(text, 1)
 
-and then the columns that the recipe keeps. Where documents were removed these are null, and two more columns say when,
-`removed`, and why, `removed_reason`. Row groups are windows of 65,536 documents. The bytes follow from the rows
-and the version of pyarrow alone, however the rows came.
+and then the columns that the recipe keeps. For a removed document these are null, and two more columns say when
+(`removed`) and why (`removed_reason`) it was removed. Row groups hold 65,536 documents. The bytes of the file depend
+only on the rows and the version of pyarrow, not on how the rows were appended.
 """
 
 from __future__ import annotations
@@ -38,8 +37,8 @@ from pretok.shards.manifest import LEDGER_SUFFIX, SideFile
 WINDOW = 65_536
 """Documents of a row group."""
 PIECE = 8192
-"""Rows that are put together as they come, so that nothing holds a row group twice. Where pieces of an array begin
-decides bytes of a file; with these they are those of a row group in one piece."""
+"""Rows that are combined as they come, so that no row group is in memory twice. Where the chunks of an array begin
+decides bytes of the file; chunks of this size give the bytes of a row group in one chunk."""
 SCHEMA = pa.schema(
     [
         pa.field("file", pa.string(), nullable=False),
@@ -52,23 +51,23 @@ SCHEMA = pa.schema(
 )
 """The columns of every ledger."""
 REMOVED = pa.schema([(name, pa.string()) for name in COLUMNS])
-"""The columns that a ledger gets when documents of its shard are removed. Before, its readers find them null."""
+"""Columns that a ledger gets when documents of its shard are removed. Until then readers see them as null."""
 DELTA = ("record", "tokens", "bytes")
-"""Columns written as differences: as small as a dictionary of their values, and faster to write."""
+"""Columns that are written as differences, which is as small as a dictionary and faster."""
 
 
 def schema_with(kept: Sequence[KeptColumn]) -> pa.Schema:
-    """The columns of a ledger that keeps these."""
+    """The schema of a ledger with these kept columns."""
     return pa.schema([*SCHEMA, *(pa.field(column.name, TYPES[column.type]) for column in kept)])
 
 
 def ledger_path(prefix: Path) -> Path:
-    """Where the ledger of the shard `prefix` (path without suffix) is."""
+    """Path of the ledger of the shard `prefix` (a path without suffix)."""
     return prefix.with_name(prefix.name + LEDGER_SUFFIX)
 
 
 def hex_digits(column: pa.Array) -> pa.LargeStringArray:
-    """Bytes, as of `hash`, as lower-case hexadecimal digits."""
+    """Binary values, such as `hash`, as lower-case hexadecimal digits."""
     return pa.array(
         [None if value is None else value.hex() for value in column.to_pylist()], pa.large_string()
     )
@@ -84,7 +83,7 @@ def ledger_rows(
     kept: Sequence[pa.Array] = (),
     schema: pa.Schema = SCHEMA,
 ) -> pa.RecordBatch:
-    """Rows of documents. starts: see `start` above; sizes: bytes of their texts; kept: their kept columns."""
+    """Ledger rows of documents. starts: `start` above; sizes: bytes of the texts; kept: the kept columns."""
     columns = [
         files,
         pa.array(starts, pa.int64()),
@@ -98,18 +97,18 @@ def ledger_rows(
 
 
 class LedgerWriter:
-    """Writes the ledger of the shard `prefix`: `append` as often as needed, then `seal`. Nothing is visible before.
+    """Writes a ledger: `append` as often as needed, then `seal`. Nothing has its final name before `seal`.
 
     Leaving the context without `seal` removes the temporary file.
     """
 
-    def __init__(self, prefix: Path, schema: pa.Schema = SCHEMA) -> None:
+    def __init__(self, path: Path, schema: pa.Schema = SCHEMA) -> None:
         self.documents = 0
         self._schema = schema
         self._pieces: list[pa.Table] = []
         self._loose: list[pa.RecordBatch] = []
-        self._rows = 0  # of the loose batches
-        self._file = TreeFile(ledger_path(prefix))
+        self._rows = 0  # in the loose batches
+        self._file = TreeFile(path)
         self._writer = pq.ParquetWriter(
             pa.PythonFile(self._file, mode="w"),
             schema,
@@ -127,7 +126,7 @@ class LedgerWriter:
         self._writer.close()
 
     def append(self, rows: pa.RecordBatch) -> None:
-        """Add rows of the schema."""
+        """Add rows that have the schema."""
         self._loose.append(rows)
         self._rows += len(rows)
         self.documents += len(rows)
@@ -147,7 +146,7 @@ class LedgerWriter:
         self._pieces = []
 
     def seal(self, source: str) -> SideFile:
-        """Flush and rename; what the manifest says of it."""
+        """Flush and rename the file; its manifest entry."""
         if self._rows or not self.documents:
             self._pieces.append(pa.Table.from_batches(self._loose, self._schema).combine_chunks())
         if self._pieces:
@@ -158,7 +157,7 @@ class LedgerWriter:
 
 
 def open_ledger(path: Path) -> pq.ParquetFile:
-    """A ledger for reading. Raises IntegrityError that names it where it is none."""
+    """Open a ledger for reading. Raises IntegrityError if it is no ledger."""
     with reading(path, pa.ArrowException, ValueError):
         file = pq.ParquetFile(path)
         names = file.schema_arrow.names
@@ -169,13 +168,13 @@ def open_ledger(path: Path) -> pq.ParquetFile:
 
 
 def ledger_schema(path: Path) -> pa.Schema:
-    """The columns of a ledger, as `LedgerWriter` takes them."""
+    """The schema of a ledger, as `LedgerWriter` takes it."""
     with open_ledger(path) as file:
         return pa.schema([pa.field(f.name, f.type, f.nullable) for f in file.schema_arrow])
 
 
 def ledger_windows(path: Path, columns: list[str] | None = None) -> Iterator[pa.RecordBatch]:
-    """The rows of a ledger, a row group at a time; all columns or those named."""
+    """The rows of a ledger, one row group at a time, with all columns or the named ones."""
     with open_ledger(path) as file:
         for group in range(file.num_row_groups):
             with reading(path, pa.ArrowException):
@@ -185,21 +184,16 @@ def ledger_windows(path: Path, columns: list[str] | None = None) -> Iterator[pa.
 
 def ledger_column(path: Path, name: str) -> pa.Array:
     """A whole column of a ledger. Raises IntegrityError."""
-    chunks = [rows[name] for rows in ledger_windows(path, [name])]
-    return pa.concat_arrays(chunks)
+    return pa.concat_arrays([rows[name] for rows in ledger_windows(path, [name])])
 
 
-def strike(
-    path: Path, prefix: Path, source: str, rows: npt.NDArray[np.bool_], at: str, reason: str
-) -> SideFile:
-    """Write a ledger again as that of the shard `prefix`, where documents (documents,) are removed: of these nothing
-    that was kept is left, and when and why stands there."""
+def strike(path: Path, to: Path, source: str, rows: npt.NDArray[np.bool_], at: str, reason: str) -> SideFile:
+    """Write a ledger again to `to`, with the documents `rows` (documents,) removed: their kept values become null, and
+    the columns REMOVED say when and why."""
     schema = ledger_schema(path)
-    for name in COLUMNS:
-        if name not in schema.names:
-            schema = schema.append(pa.field(name, pa.string()))
+    schema = pa.schema([*schema, *(field for field in REMOVED if field.name not in schema.names)])
     values = dict(zip(COLUMNS, (at, reason), strict=True))
-    with LedgerWriter(prefix, schema) as writer:
+    with LedgerWriter(to, schema) as writer:
         for window in ledger_windows(path):
             here = pa.array(rows[writer.documents : writer.documents + len(window)])
             columns = []
@@ -207,8 +201,7 @@ def strike(
                 known = field.name in window.schema.names
                 column = window[field.name] if known else pa.nulls(len(window), field.type)
                 if field.name not in SCHEMA.names:
-                    value = pa.scalar(values.get(field.name), field.type)
-                    column = pc.if_else(here, value, column)
+                    column = pc.if_else(here, pa.scalar(values.get(field.name), field.type), column)
                 columns.append(column)
             writer.append(pa.RecordBatch.from_arrays(columns, schema=schema))
         return writer.seal(source)

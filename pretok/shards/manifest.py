@@ -237,7 +237,7 @@ class Manifest(Record, frozen=True, dict=True, omit_defaults=True):
     def shard_counts(self) -> dict[str, dict[str, int]]:
         """How many shards each source has of each split."""
         counts = Counter((shard.source, shard.split) for shard in self.shards)
-        return {name: {split: counts[name, split] for split in SPLITS} for name in self.sources}
+        return {name: {split: counts[name, split] for split in SPLITS} for name, _ in counts}
 
     def was(self, fingerprint: str) -> tuple[Shard, ...] | None:
         """The shards of the folder when it had this fingerprint, with the roots of then; None if it never had.

@@ -1,22 +1,22 @@
 """Seal: the sealed parts of all partitions -> few files and one manifest.
 
-Input: the plans of sources of which every partition is done, and their part records in SHARDS/.state. Output, per
-source: one validation shard with its ledger, one file of rejects, one table of inputs; then manifest.json; then the
-state of these sources is dropped. What is appended to a source is sealed in the same way, with files of its own.
+Input: the plans of sources of which every partition is done, and their part records in SHARDS/.state. Output, for each
+source: one validation shard, one file of rejects, one table of inputs; then manifest.json; then the state of these
+sources is removed. An append to a source is sealed in the same way, with files of its own.
 
-A manifest that stands is true at every moment: to seal a source touches nothing that is listed, and replaces the
-manifest at once. State of what is listed is left of a job that was killed, and is removed before the next begins.
+A manifest is true at every moment: sealing a source changes no file that a manifest lists, and replaces the manifest in
+one step. If a job is killed after that, the next one removes the state of what is listed.
 """
 
 from __future__ import annotations
 
 import json
 import shutil
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack
 from itertools import chain
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -27,7 +27,7 @@ from pretok.base.tokens import token_dtype
 from pretok.base.tree import root_of
 from pretok.screen.removed import removed_path
 from pretok.shards.contamination import benchmark_path, kept_benchmark, write_found
-from pretok.shards.format import SPANS_SUFFIX
+from pretok.shards.format import SPANS_SUFFIX, Shard
 from pretok.shards.inputs import Place, SourcePlan, write_plan
 from pretok.shards.ledger import ledger_path, ledger_schema
 from pretok.shards.manifest import (
@@ -45,19 +45,27 @@ from pretok.shards.manifest import (
     load_manifest,
     write_manifest,
 )
-from pretok.shards.parts import (
-    PartRecord,
-    SplitWriter,
-    all_software,
-    load_parts,
-)
+from pretok.shards.parts import PartRecord, all_software, load_parts
+from pretok.shards.writer import ShardWriter
 from pretok.tokenizer.vocabulary import TOKENIZER_FILE, Vocabulary
+
+Parts = Sequence[tuple[int, PartRecord]]
+"""Each with the number of its partition."""
+
+
+class Sealed(NamedTuple):
+    """A source, or an append to it, whose files are complete but not in the manifest yet."""
+
+    counts: SourceCounts
+    shards: list[Shard]
+    files: list[SideFile]
+    software: list[dict[str, str]]
 
 
 def sealed_manifest(shards: Path) -> Manifest | None:
-    """What is sealed in `shards`; None where nothing is, or no document, which binds nothing.
+    """The manifest in `shards`; None if there is none or it holds no document, which binds nothing.
 
-    Raises IntegrityError; MismatchError for shards that something else than tokenize made.
+    Raises IntegrityError; MismatchError if something else than `pretok tokenize` made the shards.
     """
     if not has_manifest(shards) or not (manifest := load_manifest(shards)).totals.documents:
         return None
@@ -67,7 +75,7 @@ def sealed_manifest(shards: Path) -> Manifest | None:
 
 
 def drop_finished(state: Path, manifest: Manifest) -> None:
-    """Remove the state of what is sealed, and an empty state folder."""
+    """Remove the state of sealed sources, and an empty state folder."""
     for folder in state.glob("*/"):
         if manifest.holds(folder.name):
             shutil.rmtree(folder)
@@ -78,45 +86,35 @@ def drop_finished(state: Path, manifest: Manifest) -> None:
 def seal(
     shards: Path, state: Path, plans: list[SourcePlan], config: dict[str, object], vocab: Vocabulary
 ) -> Manifest:
-    """Merge, check and describe what is done of all `plans`. Returns the manifest.
+    """Seal all `plans`, of which every partition is done. Returns the new manifest.
 
-    Raises AssertionError if read = written + rejected fails for any source.
+    Raises AssertionError if records read = documents written + records rejected fails for any source.
     """
-    old = sealed_manifest(shards)
-    parts = {
-        plan.unit: [
-            (p.number, part) for p in plan.partitions for part in load_parts(state / plan.unit, p.name)
-        ]
-        for plan in plans
-    }
-    used = [part.software for held in parts.values() for _, part in held]
-    nothing = Manifest(
-        tokenizer=TokenizerEntry(
-            vocab.fingerprint, vocab.size, vocab.eod_id, token_dtype(vocab.size).name, vocab.bos_id
-        ),
+    dtype = token_dtype(vocab.size)
+    manifest = sealed_manifest(shards) or Manifest(
+        tokenizer=TokenizerEntry(vocab.fingerprint, vocab.size, vocab.eod_id, dtype.name, vocab.bos_id),
         totals=UNCOUNTED,
         sources={},
         shards=(),
         side_files=(),
         config=config,
-        software=all_software([*([old.software] if old else []), *used]),
+        software={},
     )
-    # A source that had no document is sealed anew: what stands of it goes.
-    before, anew = old or nothing, {plan.name for plan in plans if not plan.append}
-    before = replace(
-        before,
-        sources={name: counts for name, counts in before.sources.items() if name not in anew},
-        side_files=tuple(file for file in before.side_files if file.source not in (None, *anew)),
-    )
-    common = [shards / TOKENIZER_FILE, benchmark_path(shards), removed_path(shards)]
-    manifest = _together(
-        replace(nothing, side_files=side_files(shards, None, common)),
-        before,
-        *(_seal_source(shards, state / plan.unit, plan, parts[plan.unit], nothing) for plan in plans),
-    )
-    if old:
-        grown = [old.event] if old.fingerprint != manifest.fingerprint else []
-        manifest = replace(manifest, history=(*old.history, *grown))
+    old = manifest if manifest.shards else None
+    # A source without documents is sealed anew. It leaves the manifest before its files are replaced, so that a reader
+    # who compares them meanwhile finds no wrong one.
+    anew = {plan.name for plan in plans if not plan.append}
+    if has_manifest(shards) and anew & load_manifest(shards).sources.keys():
+        manifest = replace(
+            manifest,
+            sources={name: counts for name, counts in manifest.sources.items() if name not in anew},
+            side_files=tuple(file for file in manifest.side_files if file.source not in anew),
+        ).counted()
+        write_manifest(shards, manifest)
+    done = {plan.unit: _seal_source(shards, state / plan.unit, plan, dtype) for plan in plans}
+    manifest = _joined(shards, manifest, [(plan.name, done[plan.unit]) for plan in plans])
+    if old and old.fingerprint != manifest.fingerprint:
+        manifest = replace(manifest, history=(*old.history, old.event))
     manifest = manifest.at(shards.absolute())
     write_manifest(shards, manifest)
     kept_benchmark(state).unlink(missing_ok=True)
@@ -126,33 +124,30 @@ def seal(
     return manifest
 
 
-def _together(common: Manifest, *parts: Manifest) -> Manifest:
-    """A manifest of all that the parts hold, in the order of the names of sources. What several have of one source
-    follows in their order, each split behind its own shards; the rest is that of `common`."""
-    sources: dict[str, SourceCounts] = {}
-    for part in parts:
-        for name, counts in part.sources.items():
-            if name in sources:
-                counts = add_counts([sources[name], counts])
-            sources[name] = replace(
-                counts,
-                rejected=dict(sorted(counts.rejected.items())),
-                mismatches=dict(sorted(counts.mismatches.items())),
-            )
-    every = (common, *parts)
-    shards = chain(*(one.shards for one in every))
+def _joined(shards: Path, old: Manifest, added: list[tuple[str, Sealed]]) -> Manifest:
+    """The manifest with more sources, and more of sources: new shards follow those of the same source and split."""
+    counts: defaultdict[str, list[SourceCounts]] = defaultdict(list)
+    for name, one in [*old.sources.items(), *((name, sealed.counts) for name, sealed in added)]:
+        counts[name].append(one)
+    sources = {}
+    for name in sorted(counts):
+        found = add_counts(counts[name])
+        rejected, mismatches = (dict(sorted(table.items())) for table in (found.rejected, found.mismatches))
+        sources[name] = replace(found, rejected=rejected, mismatches=mismatches)
+    common = side_files(shards, None, [shards / TOKENIZER_FILE, benchmark_path(shards), removed_path(shards)])
+    files = [*(file for file in old.side_files if file.source), *chain(*(one.files for _, one in added))]
+    entries = [*old.shards, *chain(*(one.shards for _, one in added))]
     return replace(
-        common,
-        sources=dict(sorted(sources.items())),
-        shards=tuple(sorted(shards, key=lambda shard: (shard.source, SPLITS.index(shard.split)))),
-        side_files=tuple(
-            sorted(chain(*(one.side_files for one in every)), key=lambda file: file.source or "")
-        ),
+        old,
+        sources=sources,
+        shards=tuple(sorted(entries, key=lambda shard: (shard.source, SPLITS.index(shard.split)))),
+        side_files=(*common, *sorted(files, key=lambda file: file.source or "")),
+        software=all_software([old.software, *chain(*(one.software for _, one in added))]),
     ).counted()
 
 
 def side_files(shards: Path, source: str | None, paths: Iterable[Path]) -> tuple[SideFile, ...]:
-    """What the manifest says of those of `paths` that are there; they belong to `source` or to none."""
+    """Manifest entries of those of `paths` that exist, as files of `source` or of none."""
     return tuple(
         SideFile(str(path.relative_to(shards)), source, path.stat().st_size, root_of(path))
         for path in paths
@@ -160,11 +155,9 @@ def side_files(shards: Path, source: str | None, paths: Iterable[Path]) -> tuple
     )
 
 
-def _seal_source(
-    shards: Path, state: Path, plan: SourcePlan, parts: Sequence[tuple[int, PartRecord]], nothing: Manifest
-) -> Manifest:
-    """Merge the small files of a source, or of an append; `nothing` with all that it holds. parts: each with the number
-    of its partition."""
+def _seal_source(shards: Path, state: Path, plan: SourcePlan, dtype: np.dtype[np.generic]) -> Sealed:
+    """Add up the parts of a source or an append, and merge their small files."""
+    parts = [(one.number, part) for one in plan.partitions for part in load_parts(state, one.name)]
     read: Counter[Place] = Counter()
     for number, part in parts:
         read.update({(number, int(piece)): count for piece, count in part.records.items()})
@@ -177,92 +170,63 @@ def _seal_source(
         file, start = starts[number, piece]
         return file, start + record + 1
 
-    def part_manifest(number: int, part: PartRecord) -> Manifest:
-        again = () if part.differed is None else (EncodedAgain(part.name, *place(number, *part.differed)),)
-        compared = Compared(part.compared, part.compared_bytes, again)
-        return replace(
-            nothing,
-            sources={
-                plan.name: replace(
-                    UNCOUNTED,
-                    read=part.read,
-                    rejected=part.rejected,
-                    mismatches=part.mismatches,
-                    compared=compared,
-                )
-            },
-            shards=() if part.train is None else (part.train,),
-            side_files=part.side_files,
-        )
-
-    empty = replace(UNCOUNTED, compared=Compared(0, 0, ()))
-    sealed = _together(
-        nothing,
-        replace(nothing, sources={plan.name: empty}),
-        *(part_manifest(number, part) for number, part in parts),
-        _merge_validation(shards, state, plan, [part for _, part in parts], nothing),
+    again = tuple(
+        EncodedAgain(part.name, *place(number, *part.differed)) for number, part in parts if part.differed
     )
-    rejects = shards / "rejects" / f"{_numbered(plan.name, plan)}.jsonl"
+    nothing = replace(UNCOUNTED, compared=Compared(0, 0, again))
+    counts = add_counts([nothing, *(part.found for _, part in parts)])
+    train = [shard for _, part in parts for shard in part.shards if shard.split == "train"]
+    number = f"{plan.append:05d}"
+    val, beside = _merge_validation(
+        shards / plan.name / f"{plan.name}-val-{number}", state, [part for _, part in parts], dtype
+    )
+    rejects = shards / "rejects" / f"{plan.name}-{number}.jsonl"
     rejected = _merge_rejects(rejects, state, parts, place)
-    counts = sealed.sources[plan.name]
-    if counts.read != counts.documents + rejected.total() or rejected.total() != sum(
-        counts.rejected.values()
-    ):
+    documents = sum(shard.documents for shard in (*train, *val))
+    if counts.read != documents + rejected.total() or rejected.total() != sum(counts.rejected.values()):
         raise AssertionError(
-            f"source {plan.name}: read {counts.read}, wrote {counts.documents}, rejected {counts.rejected}, of which "
+            f"source {plan.name}: read {counts.read}, wrote {documents}, rejected {counts.rejected}, of which "
             f"{rejected.total()} are listed"
         )
     table = shards / inputs_name(plan.name, plan.append)
     write_plan(table, plan.sealed(read, rejected, lines))
     found = write_found(shards, plan.unit, (part.contaminated for _, part in parts))
-    # All ledgers, then all spans, then what the source has one of.
-    files = sorted(sealed.side_files, key=lambda file: file.path.endswith(SPANS_SUFFIX))
-    return replace(sealed, side_files=(*files, *side_files(shards, plan.name, [table, rejects, found])))
-
-
-def _numbered(name: str, plan: SourcePlan) -> str:
-    """Name of the one file of a kind that a source has, and each append of its own."""
-    return f"{name}-{plan.append:05d}"
+    # All ledgers, then all spans, then the files that a source has one of.
+    files = [*chain(*(part.side_files for _, part in parts)), *beside]
+    files.sort(key=lambda file: file.path.endswith(SPANS_SUFFIX))
+    files += side_files(shards, plan.name, [table, rejects, found])
+    return Sealed(counts, [*train, *val], files, [part.software for _, part in parts])
 
 
 def _merge_validation(
-    shards: Path, state: Path, plan: SourcePlan, parts: Sequence[PartRecord], nothing: Manifest
-) -> Manifest:
-    """The small validation shards of all parts as one; `nothing` with it and what is beside it."""
-    prefix = shards / plan.name / _numbered(f"{plan.name}-val", plan)
-    small = [state / f"{part.name}.val" for part in parts if part.val is not None]
+    prefix: Path, state: Path, parts: Sequence[PartRecord], dtype: np.dtype[np.generic]
+) -> tuple[list[Shard], Iterable[SideFile]]:
+    """The small validation shards of all parts as one, and the files beside it."""
+    small = [
+        state / f"{part.name}.val" for part in parts if any(shard.split == "val" for shard in part.shards)
+    ]
     if not small:
-        return nothing
-    with ExitStack() as stack:
-        schema = ledger_schema(ledger_path(small[0]))
-        writer = SplitWriter(prefix, np.dtype(nothing.tokenizer.dtype), schema, stack)
-        for part in small:
-            writer.copy(part)
-        shard, files = writer.seal(plan.name, "val")
-        return replace(nothing, shards=(shard,), side_files=files)
+        return [], ()
+    with ShardWriter(prefix, dtype, ledger_schema(ledger_path(small[0]))) as writer:
+        for one in small:
+            writer.copy(one)
+        shard, files = writer.seal(prefix.parent.name, "val")
+        return [shard], files
 
 
 def _merge_rejects(
-    path: Path,
-    state: Path,
-    parts: Sequence[tuple[int, PartRecord]],
-    place: Callable[[int, int, int], tuple[str, int]],
+    path: Path, state: Path, parts: Parts, place: Callable[[int, int, int], tuple[str, int]]
 ) -> Counter[Place]:
     """All rejects of a source as one file with positions in the inputs; counts by piece. No file if there are none."""
     pieces: Counter[Place] = Counter()
-    if not any(part.rejected for _, part in parts):
-        path.unlink(missing_ok=True)  # of other settings, by which no record became a document
+    if not any(part.found.rejected for _, part in parts):
+        path.unlink(missing_ok=True)  # left by other settings, with which no record became a document
         return pieces
     with atomic_open(path, "w") as out:
         for number, part in parts:
-            for line in read_json_lines(state / f"{part.name}.rejects.jsonl") if part.rejected else ():
-                pieces[number, line["piece"]] += 1
-                file, position = place(number, line["piece"], line["record"])
-                told = {
-                    "file": file,
-                    "position": position,
-                    "reason": line["reason"],
-                    "detail": line["detail"],
-                }
-                out.write(json.dumps(told, ensure_ascii=False) + "\n")
+            for line in read_json_lines(state / f"{part.name}.rejects.jsonl") if part.found.rejected else ():
+                piece = line.pop("piece")
+                pieces[number, piece] += 1
+                file, position = place(number, piece, line.pop("record"))
+                out.write(json.dumps({"file": file, "position": position, **line}, ensure_ascii=False) + "\n")
     return pieces

@@ -1,18 +1,15 @@
-"""The spans of a shard: of which kind each of its tokens is, as a file beside it.
+"""The spans of a shard: a file beside it that says of which kind each token of a conversation is.
 
-Input: the kind of every token, as documents are encoded. Output: `NAME.spans`, for shards of conversations alone:
+    NAME.spans  b"PTSPANS\\0" | u64 version = 1 | u64 tokens | u64 spans N | i64 ends[N] | u8 kinds[N]
 
-    b"PTSPANS\\0" | u64 version = 1 | u64 tokens | u64 spans N | i64 ends[N], in tokens of the shard | u8 kinds[N]
-
-little-endian. A span is tokens in a row of one kind, of one document; all spans in order cover the shard, so span i is
-ends[i - 1] to ends[i]. Kinds are indices of `base.kinds.KINDS`. A span takes 9 bytes, where half a byte a token would
-take 25 % of a shard of uint16. Which tokens of a range are learned is a binary search in the ends, mapped into memory,
-and what stands there in a row: two places of the file.
+All numbers are little-endian. A span is a run of tokens of one kind inside one document. Spans are in order and cover
+the shard: span i is the tokens ends[i - 1] to ends[i]. Kinds are indices of `base.kinds.KINDS`. A span takes 9 bytes;
+half a byte a token would be a quarter of a shard of uint16. To find the kinds of a range of tokens is a binary search
+in `ends`, which is memory-mapped, and then a run of it: two places of the file.
 """
 
 from __future__ import annotations
 
-import mmap
 import struct
 from collections.abc import Collection, Iterator
 from pathlib import Path
@@ -34,44 +31,30 @@ HEADER = struct.Struct("<8sQQQ")
 
 
 def spans_path(prefix: Path) -> Path:
-    """Where the spans of the shard `prefix` (path without suffix) are."""
+    """Path of the spans of the shard `prefix` (a path without suffix)."""
     return prefix.with_name(prefix.name + SPANS_SUFFIX)
 
 
-class SpanWriter:
-    """Writes the spans of the shard `prefix`: `append` as often as needed, then `seal`. Nothing is there before."""
+def find_spans(kinds: Bytes, lengths: npt.NDArray[np.int32]) -> tuple[Ints, Bytes]:
+    """(ends, kinds) of the spans of whole documents. kinds: (tokens,) of each token; lengths: tokens per document."""
+    last = np.ones(len(kinds), np.bool_)  # whether a span ends with the token
+    last[:-1] = kinds[1:] != kinds[:-1]
+    last[np.cumsum(lengths, dtype=np.int64) - 1] = True
+    at = np.flatnonzero(last)
+    return at + 1, kinds[at]
 
-    def __init__(self, prefix: Path) -> None:
-        self._path = spans_path(prefix)
-        self._tokens = 0
-        self._ends: list[Ints] = []
-        self._kinds: list[Bytes] = []
 
-    def append(self, kinds: Bytes, lengths: npt.NDArray[np.int32]) -> None:
-        """Add whole documents. kinds: of each of their tokens; lengths: tokens per document."""
-        if not len(kinds):
-            return
-        last = np.ones(len(kinds), np.bool_)  # tokens with which a span ends
-        last[:-1] = kinds[1:] != kinds[:-1]
-        last[np.cumsum(lengths, dtype=np.int64) - 1] = True
-        at = np.flatnonzero(last)
-        self._ends.append(at + 1 + self._tokens)
-        self._kinds.append(kinds[at])
-        self._tokens += len(kinds)
-
-    def seal(self, source: str) -> tuple[SideFile, dict[str, int]]:
-        """Write the file. What the manifest says of it, and the tokens of each kind that there is."""
-        ends = np.concatenate([np.empty(0, np.int64), *self._ends])
-        kinds = np.concatenate([np.empty(0, np.uint8), *self._kinds])
-        head = HEADER.pack(MAGIC, VERSION, self._tokens, len(ends))
-        data = b"".join([head, ends.astype("<i8").tobytes(), kinds.tobytes()])
-        made = SideFile(f"{source}/{self._path.name}", source, len(data), write_rooted(self._path, data))
-        return made, count_kinds(ends, kinds)
+def write_spans(prefix: Path, source: str, ends: Ints, kinds: Bytes) -> tuple[SideFile, dict[str, int]]:
+    """Write the spans of the shard `prefix`; their manifest entry, and the number of tokens of each kind."""
+    path = spans_path(prefix)
+    head = HEADER.pack(MAGIC, VERSION, int(ends[-1]), len(ends))
+    data = b"".join([head, ends.astype("<i8").tobytes(), kinds.tobytes()])
+    file = SideFile(f"{source}/{path.name}", source, len(data), write_rooted(path, data))
+    return file, count_kinds(ends, kinds)
 
 
 class ShardSpans:
-    """The spans of a shard, mapped into memory. Raises IntegrityError that names a file that holds none, also where it
-    is cut short later: to touch a page that the file no longer has would end the process.
+    """The spans of a shard, memory-mapped. Raises IntegrityError if the file holds none.
 
     tokens: of the shard; ends: (spans,) int64, where each span ends, in tokens of the shard; kinds: (spans,) uint8.
     """
@@ -82,33 +65,15 @@ class ShardSpans:
         magic, version, self.tokens, count = HEADER.unpack(head)
         if magic != MAGIC or version != VERSION:
             raise IntegrityError(f"{path}: magic {magic!r}, version {version} unknown")
-        self._path, self._size = path, HEADER.size + 9 * count
-        check_size(path, self._size)
-        with reading(path), path.open("rb") as file:
-            self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        held = np.frombuffer(self._map, np.uint8)
-        self._ends: Ints = held[HEADER.size : HEADER.size + 8 * count].view("<i8")
-        self._kinds: Bytes = held[HEADER.size + 8 * count :]
+        check_size(path, HEADER.size + 9 * count)
+        with reading(path):
+            data = np.asarray(np.memmap(path, np.uint8, "r"))
+        self.ends: Ints = data[HEADER.size : HEADER.size + 8 * count].view("<i8")
+        self.kinds: Bytes = data[HEADER.size + 8 * count :]
         if count and self.ends[-1] != self.tokens:
             raise IntegrityError(
                 f"{path}: its spans end at token {self.ends[-1]}, the shard at {self.tokens}"
             )
-
-    @property
-    def ends(self) -> Ints:
-        """Take it again for each read: the file is looked at before."""
-        self._compare()
-        return self._ends
-
-    @property
-    def kinds(self) -> Bytes:
-        """As `ends`."""
-        self._compare()
-        return self._kinds
-
-    def _compare(self) -> None:
-        if (size := self._map.size()) != self._size:
-            raise IntegrityError(f"{self._path} has {size} bytes, its header says {self._size}")
 
     @property
     def of_tokens(self) -> Bytes:
@@ -116,17 +81,17 @@ class ShardSpans:
         return np.repeat(self.kinds, np.diff(self.ends, prepend=0))
 
     def within(self, start: int, stop: int) -> Iterator[tuple[int, int, str]]:
-        """(first token, tokens, kind) of what stands in the tokens start:stop of the shard, cut at both ends."""
+        """(first token, number of tokens, kind) of each span in the tokens start:stop, cut at both ends."""
         for end, kind in zip(*(column.tolist() for column in self._cut(start, stop)), strict=True):
             yield start, end - start, KINDS[kind]
             start = end
 
     def document(self, offsets: Ints, number: int) -> Iterator[tuple[int, int, str]]:
-        """The same of one document. offsets: where documents begin in the shard, as its reader has them."""
+        """`within` for one document. offsets: where each document of the shard begins, as its reader has them."""
         return self.within(int(offsets[number]), int(offsets[number + 1]))
 
     def learned(self, start: int, stop: int, learn: Collection[str]) -> npt.NDArray[np.bool_]:
-        """(stop - start,) bool: which of the tokens start:stop of the shard are of a kind in `learn`."""
+        """(stop - start,) bool: which of the tokens start:stop have a kind in `learn`."""
         if stop <= start:
             return np.zeros(0, np.bool_)
         ends, kinds = self._cut(start, stop)
@@ -134,13 +99,12 @@ class ShardSpans:
         return np.repeat(wanted[kinds], np.diff(ends, prepend=start))
 
     def _cut(self, start: int, stop: int) -> tuple[Ints, Bytes]:
-        """(ends, kinds) of the spans in the tokens start:stop, of which the last ends there."""
-        ends, kinds = self.ends, self.kinds
-        first, last = np.searchsorted(ends, [start, stop - 1], side="right")
-        return np.minimum(ends[first : last + 1], stop), kinds[first : last + 1]
+        """(ends, kinds) of the spans in the tokens start:stop; the last one ends at `stop`."""
+        first, last = np.searchsorted(self.ends, [start, stop - 1], side="right")
+        return np.minimum(self.ends[first : last + 1], stop), self.kinds[first : last + 1]
 
     def problem(self, offsets: Ints, stated: dict[str, int]) -> str | None:
-        """What is wrong, or None. offsets: where documents begin in the shard, and it ends; stated: tokens by kind."""
+        """What is wrong, or None. offsets: where each document begins and the last ends; stated: tokens by kind."""
         if self.tokens != offsets[-1]:
             return f"they cover {self.tokens} tokens, the shard has {offsets[-1]}"
         if (np.diff(self.ends, prepend=0) <= 0).any() or (self.kinds >= len(KINDS)).any():
@@ -153,6 +117,6 @@ class ShardSpans:
 
 
 def count_kinds(ends: Ints, kinds: Bytes) -> dict[str, int]:
-    """Tokens of each kind that there is."""
+    """The number of tokens of each kind that occurs."""
     counts = np.bincount(kinds, np.diff(ends, prepend=0), len(KINDS)).astype(np.int64).tolist()
     return {kind: count for kind, count in zip(KINDS, counts, strict=False) if count}

@@ -1,55 +1,44 @@
 """Which rank reads what: positions of a stream -> the micro-batches of a rank; tokens -> their document boundaries.
 
 Input: the length of a stream, the batch sizes and the rank. Output: `PositionSampler`, a `batch_sampler` for torch's
-DataLoader or torchdata's StatefulDataLoader, whose state is one position; `Fetch` and `as_read`, a dataset and its
-`collate_fn` that read several sequences at once and check their ids; `document_boundaries`, for attention within
-documents. It needs only numpy and the standard library.
+DataLoader; `Fetch` and `as_read`, a dataset and its `collate_fn` that read several sequences at once and check their
+ids; `document_boundaries`, for attention within documents. It needs only numpy and the standard library.
 
     view = pretok.stream.open("shards", "mix.json")
-    sampler = PositionSampler(len(view), global_batch=512, micro_batch=8, rank=rank, world_size=world_size,
-                              identity=identity_of(view))
+    sampler = PositionSampler(len(view), global_batch=512, micro_batch=8, rank=rank, world_size=world_size)
     loader = DataLoader(view, batch_sampler=sampler, collate_fn=torch.from_numpy, num_workers=2)
 
 Global batch g has the positions [g * global_batch, (g + 1) * global_batch), counted from `position`. Rank r takes the
 r-th of world_size equal contiguous parts, and divides it into micro-batches in order. So the sequences of an optimizer
-step do not depend on ranks, micro-batch, accumulation or workers.
+step do not depend on ranks, micro-batch, accumulation or workers, and a trainer that resumes needs only its position:
+the sequences of the steps that it has done, however far its loader has read ahead.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from copy import copy
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from pretok.base.errors import IntegrityError, MismatchError, PretokError, UsageError
+from pretok.base.errors import IntegrityError, PretokError, UsageError
 from pretok.base.tokens import Ints, document_starts
 from pretok.stream import View, digest
 from pretok.stream.audit import shard
 from pretok.stream.learned import Mask
 
 TOGETHER = 1 << 13
-"""Positions that are looked at together, about."""
+"""About how many positions are looked up at once."""
 _Ids = npt.NDArray[np.integer[Any]]
-
-
-def identity_of(view: View) -> dict[str, str | int]:
-    """Return what a loader's state must match to be resumed on `view`."""
-    return {"stream": view.fingerprint, "manifest": view.manifest_fingerprint, "seed": view.mix.seed}
 
 
 class PositionSampler:
     """Yields lists of positions, one list per micro-batch. Every `iter` starts at `position`.
 
-    length: positions of the stream; the last ones, if they do not fill a global batch, are not read. identity:
-    identifies the stream in the state (see `identity_of`). Raises UsageError if the sizes do not divide.
-
-    The state counts what was yielded, as a StatefulDataLoader needs it: that loader keeps the state that belongs to the
-    batch it returns, however far its workers have read ahead. A plain DataLoader with workers runs ahead of the
-    trainer, so the trainer passes its own position to `state_dict`.
+    length: positions of the stream; the last ones, if they do not fill a global batch, are not read. Raises UsageError
+    if the sizes do not divide.
     """
 
     def __init__(
@@ -61,7 +50,6 @@ class PositionSampler:
         rank: int = 0,
         world_size: int = 1,
         position: int = 0,
-        identity: Mapping[str, str | int] | None = None,
     ) -> None:
         if min(global_batch, micro_batch, world_size) < 1 or global_batch % (micro_batch * world_size):
             raise UsageError(
@@ -72,93 +60,38 @@ class PositionSampler:
             raise UsageError(f"rank {rank} does not exist: {world_size} ranks are numbered from 0")
         if not 0 <= position <= length:
             raise UsageError(f"position {position} lies outside the stream of {length} sequences")
-        self.length = length
         self.global_batch = global_batch
         self.micro_batch = micro_batch
         self.rank = rank
         self.world_size = world_size
         self.position = position
-        self.identity = dict(identity or {})
         self.accumulation = global_batch // (micro_batch * world_size)
-        self._skip = 0  # micro-batches of the first global batch that a resumed rank has already read
-        self._yielded = 0
+        self._steps = (length - position) // global_batch
 
     def __len__(self) -> int:
         """Micro-batches from `position` to the end."""
-        return (self.length - self.position) // self.global_batch * self.accumulation - self._skip
+        return self._steps * self.accumulation
 
     def __iter__(self) -> Iterator[list[int]]:
-        share = self.global_batch // self.world_size
-        start, first = self.position, self._skip
-        self._yielded = first
-        for number in range(first, first + len(self)):
+        first = self.position + self.rank * (self.global_batch // self.world_size)
+        for number in range(len(self)):
             step, micro = divmod(number, self.accumulation)
-            at = start + step * self.global_batch + self.rank * share + micro * self.micro_batch
-            self._yielded = number + 1
+            at = first + step * self.global_batch + micro * self.micro_batch
             yield list(range(at, at + self.micro_batch))
 
     def coming(self, batches: int, ranks: Sequence[int]) -> Iterator[Ints]:
-        """The positions that some ranks read from this one's batch number `batches` on, some steps at a time."""
-        share, start = self.global_batch // self.world_size, self.position
-        steps = (self.length - start) // self.global_batch
+        """Yield the positions that some ranks read from this rank's micro-batch `batches` on, several steps at once."""
+        share = self.global_batch // self.world_size
         together = max(1, TOGETHER // (share * len(ranks)))
         own = (np.array(ranks)[:, None] * share + np.arange(share)).reshape(-1)
-        for step in range((batches + self._skip) // self.accumulation, steps, together):
-            number = np.arange(step, min(step + together, steps))
-            yield (start + number[:, None] * self.global_batch + own).reshape(-1)
-
-    def state_dict(self, position: int | None = None) -> dict[str, object]:
-        """Return {position, micro_batches, layout, identity} after all that was yielded, or at `position`.
-
-        Pass `position` if a loader reads ahead. It counts whole global batches; `micro_batches` is how many more of the
-        next global batch this rank has read, 0 between optimizer steps.
-        """
-        steps, micro_batches = divmod(max(self._yielded, self._skip), self.accumulation)
-        if position is None:
-            position = self.position + steps * self.global_batch
-        else:
-            micro_batches = 0
-        return {
-            "position": position,
-            "micro_batches": micro_batches,
-            "layout": self._layout(),
-            "identity": dict(self.identity),
-        }
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a state. Ranks, micro-batch, global batch and workers may differ from those of the state.
-
-        Raises MismatchError if the state belongs to another stream, or was taken inside a global batch (between two
-        micro-batches of a step) under another layout: the other parts of that step are on other ranks.
-        """
-        if state["identity"] != self.identity:
-            raise MismatchError(
-                f"the loader's state belongs to another stream: saved {state['identity']}, this one {self.identity}"
-            )
-        if state["micro_batches"] and state["layout"] != self._layout():
-            raise MismatchError(
-                f"the loader's state was taken after {state['micro_batches']} micro-batches of a step, with "
-                f"{state['layout']}; it cannot continue with {self._layout()}: save between steps to change them"
-            )
-        if not 0 <= state["position"] <= self.length:
-            raise MismatchError(
-                f"position {state['position']} lies outside the stream of {self.length} sequences"
-            )
-        self.position = state["position"]
-        self._skip = self._yielded = state["micro_batches"]
-
-    def _layout(self) -> dict[str, int]:
-        return {
-            "global_batch": self.global_batch,
-            "micro_batch": self.micro_batch,
-            "world_size": self.world_size,
-            "rank": self.rank,
-        }
+        for step in range(batches // self.accumulation, self._steps, together):
+            number = np.arange(step, min(step + together, self._steps))
+            yield (self.position + number[:, None] * self.global_batch + own).reshape(-1)
 
 
 def messages(sampler: PositionSampler, together: int) -> Iterator[list[int]]:
     """Yield the positions of the remaining micro-batches, `together` of them in one list."""
-    batches = iter(copy(sampler))
+    batches = iter(sampler)
     while some := [position for batch in islice(batches, together) for position in batch]:
         yield some
 
@@ -171,9 +104,11 @@ def read_ahead(
     workers: int = 1,
     together: int = 1,
 ) -> None:
-    """Let a stream on an object store fetch what `sampler` asks for before it does. Call it in each process that reads,
-    of which this is `worker` of `workers` of a rank. ranks: all that share the cache, by default this one alone;
-    together: micro-batches that one call of `View.batch` reads."""
+    """Let a stream on an object store fetch ahead what `sampler` will ask for. Other streams need no call.
+
+    Call it in each process that reads: this one is number `worker` of the `workers` of its rank. ranks: those that
+    share the cache, by default only this one. together: micro-batches that one call of `View.batch` reads.
+    """
     ranks = ranks or [sampler.rank]
     view.expect(
         islice(messages(sampler, together), worker, None, workers),

@@ -29,7 +29,6 @@ from pretok.base.records import read_record, replace, to_json
 from pretok.base.storage import copy_file, fingerprint, read_json, write_json
 from pretok.base.tasks import open_step
 from pretok.base.tree import compare_root
-from pretok.shards.format import ShardWriter
 from pretok.shards.manifest import (
     FILE_NAME,
     STATE,
@@ -42,8 +41,8 @@ from pretok.shards.manifest import (
 )
 from pretok.shards.parts import software
 from pretok.shards.seal import side_files
-from pretok.shards.spans import SpanWriter
 from pretok.shards.unfinished import keep_plan, reading
+from pretok.shards.writer import ShardWriter
 from pretok.stream import View
 from pretok.stream.mix_file import mix_json, mixed_shards, parse_mix
 from pretok.tokenizer.vocabulary import TOKENIZER_FILE
@@ -147,20 +146,17 @@ def write_shard(task: MaterializeTask, report: Report) -> None:
     """Write one shard and, last, its record."""
     view = pretok.stream.open(task.shards, task.mix)
     length = view.seq_len + 1
-    spans = SpanWriter(task.out / "mix" / task.name) if view.masked else None
     with ShardWriter(task.out / "mix" / task.name, view.dtype) as writer:
         for first in range(task.first, task.last, READ_SEQUENCES):
             positions = range(first, min(first + READ_SEQUENCES, task.last))
             batch, lengths = view.batch(positions, view.dtype), np.full(len(positions), length, np.int32)
-            writer.append(batch.reshape(-1), lengths)
-            if spans is not None and view.learned is not None:
-                pieces = view.pieces_of(np.array(positions))[
-                    0
-                ]  # padding gets the kind of the token before it
-                spans.append(view.learned.kinds(pieces, len(positions), length).reshape(-1), lengths)
+            kinds = None
+            if view.masked and view.learned is not None:  # padding gets the kind of the token before it
+                pieces = view.pieces_of(np.array(positions))[0]
+                kinds = view.learned.kinds(pieces, len(positions), length).reshape(-1)
+            writer.append(batch.reshape(-1), lengths, kinds)
             report({"documents": len(batch), "tokens": batch.size})
-        kinds = spans.seal("mix")[1] if spans is not None else None
-        entry = writer.seal("mix", "train", 0, kinds)
+        entry, _ = writer.seal("mix", "train")
     write_json(task.record, to_json(entry))
 
 

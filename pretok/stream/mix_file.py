@@ -375,7 +375,7 @@ def load_mix(path: Path) -> Mix:
     """Read a mix.json. Raises IntegrityError (missing, damaged, edited) or MismatchError (another version)."""
     if not path.exists():
         raise IntegrityError(f"{path} does not exist; name a mix, or make it with pretok mix")
-    return parse_mix(read_json(path), path)
+    return parse_mix(read_json(path), path, "make it with pretok mix")
 
 
 def mixes_beside(manifest: Manifest) -> Iterator[tuple[Path, Mix]]:
@@ -387,20 +387,18 @@ def mixes_beside(manifest: Manifest) -> Iterator[tuple[Path, Mix]]:
                 yield path, mix
 
 
-def parse_mix(data: object, where: Path) -> Mix:
-    """Parse a Mix from its JSON; `where` names the file in errors."""
+def parse_mix(data: object, where: Path, remedy: str = "restore it from a copy") -> Mix:
+    """Parse a Mix from its JSON; `where` names the file that holds it, and `remedy` what to do if it is damaged."""
     if not isinstance(data, dict) or data.get("format") != FORMAT:
-        raise IntegrityError(f"{where} is not a mix; make one with pretok mix")
-    check_version(data.get("version"), VERSION, where, "make the mix again with pretok mix")
+        raise IntegrityError(f"{where} holds no mix; {remedy}")
+    check_version(data.get("version"), VERSION, where, remedy)
     body = {name: value for name, value in data.items() if name not in _BESIDE}
     mix = read_record(Mix, body, where)
     if data.get("fingerprint") != mix.fingerprint:
         raise IntegrityError(
             f"{where}: the mix was edited or damaged: it states fingerprint {data.get('fingerprint')}, but its content "
-            f"has {mix.fingerprint}; make it again with pretok mix"
+            f"has {mix.fingerprint}; {remedy}"
         )
     if not mix.within:
-        raise IntegrityError(
-            f"{where}: the mix is damaged, it reads more than its sources have; make it again with pretok mix"
-        )
+        raise IntegrityError(f"{where}: the mix is damaged, it reads more than its sources have; {remedy}")
     return mix

@@ -1,5 +1,4 @@
-"""WORK as its jobs left it -> how far they are, told on a login node.
+"""The state of WORK, read from the files that its jobs left.
 
-lines.py   how far jobs and runs are, while they work
-status.py  what is finished, unfinished, failed or in work, and what to do next
+status.py  what is finished, unfinished, failed or in work, and the next command
 """

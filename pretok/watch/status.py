@@ -1,18 +1,18 @@
-"""status: what of WORK is finished, unfinished, failed or in work, and what to do next.
+"""status: what of WORK is finished, unfinished, failed or in work, and the next command.
 
-Input: WORK, or the folder of a run. Output: a row for each result that is there or was begun. Only files are read that
-jobs leave: results, plans and states, locks and logs. What another job changes meanwhile is read as it is found.
+Input: WORK, or the folder of a run. Output: a row for each result that exists or was begun. It reads only files that
+jobs leave: results, plans and states, locks and logs.
 """
 
 from __future__ import annotations
 
 import shlex
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from pretok.base.errors import PretokError
 from pretok.base.history import LoggedJob, read_jobs, read_run
@@ -27,17 +27,14 @@ from pretok.stream.segments import CONFIG, read_settings
 from pretok.stream.tapes import FOLDER, SideFile
 
 NEWEST = 60
-"""Newest steps of a run of which rates are told."""
-TRIES, APART = 3, 0.1
-"""How often, and how many seconds apart, what another job changes is read before it counts as damaged."""
-T = TypeVar("T")
+"""Latest steps of a run, from which its speed is computed."""
 STEPS = ("count", "build-vocab", "tokenize", "mix", "run")
-"""Commands that bring WORK further."""
+"""Commands that produce a result in WORK."""
 FINISHED, UNFINISHED, FAILED, RUNNING = "finished", "unfinished", "failed", "in work"
 
 
 class _Source(Record, frozen=True, forbid_unknown_fields=False):
-    """What is needed of a source in the settings that a log has."""
+    """The fields used here of a source in the settings of a log."""
 
     field: str
     inputs: tuple[str, ...]
@@ -45,7 +42,7 @@ class _Source(Record, frozen=True, forbid_unknown_fields=False):
 
 @dataclass(frozen=True, slots=True)
 class StepStatus:
-    """A result of a job, or a part of one. done, planned: partitions, or steps of a run, None where nobody counts them;
+    """A result of a job, or a part of one. done, planned: partitions, or steps of a run, None where neither is counted;
     next: the command to type, "" for none."""
 
     what: str
@@ -57,13 +54,13 @@ class StepStatus:
 
 
 def status_of(target: Path) -> list[StepStatus]:
-    """Results of WORK in the order of the steps, or that of a run. What is damaged is failed, and says why."""
+    """Results of WORK in the order of the steps, or that of a run. A damaged one is failed, and says why."""
     if (target / CONFIG).exists():
         return [_run(target)]
     logs = _Logs(target, [])
     found: list[StepStatus] = []
     try:
-        logs = _Logs(target, settled(lambda: [job for job in read_jobs(target) if not job.refused]))
+        logs = _Logs(target, [job for job in read_jobs(target) if not job.refused])
     except PretokError as error:
         found.append(StepStatus("logs", FAILED, detail=f"{error}; delete that file"))
     found += [
@@ -80,7 +77,7 @@ def status_of(target: Path) -> list[StepStatus]:
 
 
 def next_of(found: Sequence[StepStatus]) -> str:
-    """The command to type next, that of the first step which is not finished; none while a job is at work."""
+    """The next command, that of the first step that is not finished; none while a job is at work."""
     if any(one.state == RUNNING for one in found):
         return ""
     return next((one.next for one in found if one.next), "")
@@ -98,15 +95,15 @@ class _Logs:
         return next((job for job in reversed(self.jobs) if job.command in commands), None)
 
     def at_work(self, holder: Holder, *commands: str) -> str:
-        """Who holds a folder, and how far the step is that its job told of last."""
+        """Who holds a folder, and how far the latest step of its job is."""
         job = self.newest(*commands)
         if job is None or not job.step or job.exit_code is not None:
             return str(holder)
         return f"{holder}; {job.step}, {duration(max(0.0, time.time() - job.ended))} ago"
 
     def again(self, *commands: str) -> str:
-        """The newest job of the commands as it was typed; where there is none, the first of them, if it is a step, over
-        the inputs of another job."""
+        """The command line of the newest job of the commands; without one, the first command, if it is a step, with the
+        inputs of another job."""
         if (job := self.newest(*commands)) and job.argv:
             return _typed(job, job.argv)
         if commands[0] not in STEPS:
@@ -119,7 +116,7 @@ class _Logs:
 
 
 def _whole_run(logs: _Logs, found: Sequence[StepStatus]) -> Iterator[StepStatus]:
-    """`pretok run` where it is between two steps, or ended before its last one; its steps say the rest."""
+    """`pretok run` between two steps, or ended before its last one; the rows of its steps say the rest."""
     job = logs.newest(*STEPS)
     if (
         job is None
@@ -135,7 +132,7 @@ def _whole_run(logs: _Logs, found: Sequence[StepStatus]) -> Iterator[StepStatus]
 
 
 def _after(logs: _Logs) -> str:
-    """What to type when all that is there is finished: the next step over the same inputs."""
+    """The command when everything that exists is finished: the next step with the same inputs."""
     shards, mix = logs.work / "shards", logs.work / "mix.json"
     if mix.exists():
         return (
@@ -154,7 +151,7 @@ def _first_mix(shards: Path, mix: Path) -> str:
 
 
 def _inputs(job: LoggedJob) -> list[str]:
-    """The recipe of a job, or what it read as NAME=GLOB."""
+    """The recipe of a job, or its inputs as NAME=GLOB."""
     if recipe := [word for word in job.argv if word.endswith(".toml") and "=" not in word]:
         return recipe[:1]
     sources = read_record(dict[str, _Source], job.settings.get("sources", {}), f"the log of {job.command}")
@@ -163,24 +160,14 @@ def _inputs(job: LoggedJob) -> list[str]:
     return [*inputs, *(word for name in fields for word in ("--field", name))]
 
 
-def settled(read: Callable[[], T]) -> T:
-    """What `read` gives, which is tried again where a job has just put a file in the place of another, or taken it."""
-    for _ in range(TRIES):
-        try:
-            return read()
-        except (PretokError, OSError):
-            time.sleep(APART)
-    return read()
-
-
 def _typed(job: LoggedJob, argv: Sequence[str]) -> str:
-    """A command whose paths start where the job was typed."""
+    """A command line, after a `cd` to the folder where the job was started."""
     there = f"cd {shlex.quote(job.directory)} && " if job.directory not in ("", str(Path.cwd())) else ""
     return f"{there}pretok {shlex.join(argv)}"
 
 
 def _ended(job: LoggedJob | None) -> str:
-    """How the newest job of a command ended, if not well."""
+    """How a job ended, if it did not succeed."""
     if job is None or job.exit_code == 0:
         return ""
     told = f": {job.problems[-1][1].splitlines()[0]}" if job.problems else ""
@@ -188,7 +175,7 @@ def _ended(job: LoggedJob | None) -> str:
 
 
 def _simple(what: str, folder: Path, file: str, logs: _Logs, *commands: str) -> Iterator[StepStatus]:
-    """A folder that one file makes complete, which the commands write."""
+    """The folder `what` that the commands write, complete when it has `file`."""
     if holder := holder_of(folder):
         yield StepStatus(what, RUNNING, detail=logs.at_work(holder, *commands))
     elif (folder / file).exists():
@@ -199,7 +186,7 @@ def _simple(what: str, folder: Path, file: str, logs: _Logs, *commands: str) -> 
 
 
 def _vocabulary(target: Path, logs: _Logs) -> Iterator[StepStatus]:
-    """A vocabulary of ours ends with its report; a tokenizer that was put there has none."""
+    """Our own vocabulary is complete with its report; a tokenizer that was copied there has none."""
     commands = ("build-vocab", "run")
     ours = logs.newest(*commands) is not None and (target / "counts").exists()
     file = "report.json" if ours else "tokenizer.json"
@@ -213,8 +200,8 @@ def _shards(folder: Path, logs: _Logs) -> Iterator[StepStatus]:
         yield StepStatus("shards", UNFINISHED, detail="a removal was stopped", next=logs.again("remove"))
         return
     try:
-        manifest = settled(lambda: load_manifest(folder).sized() if has_manifest(folder) else None)
-        planned = settled(lambda: unfinished(folder))
+        manifest = load_manifest(folder).sized() if has_manifest(folder) else None
+        planned = unfinished(folder)
     except PretokError as error:
         look = shlex.join(["pretok", "verify", str(folder)])
         yield StepStatus("shards", FAILED, detail=str(error), next=look)
@@ -270,11 +257,11 @@ def _mix(path: Path, shards: Path, logs: _Logs) -> Iterator[StepStatus]:
         return
     other = next(other for n in count(2) if not (other := path.with_stem(f"{path.stem}-{n}")).exists())
     try:
-        mix = settled(lambda: load_mix(path))
+        mix = load_mix(path)
         for source in mix.sources:
             if source.tape:
                 SideFile(path.parent / FOLDER, source.tape)
-        manifest = settled(lambda: load_manifest(shards) if has_manifest(shards) else None)
+        manifest = load_manifest(shards) if has_manifest(shards) else None
     except PretokError as error:
         yield StepStatus("mix", FAILED, detail=str(error), next=_first_mix(shards, other))
         return
@@ -288,11 +275,11 @@ def _mix(path: Path, shards: Path, logs: _Logs) -> Iterator[StepStatus]:
 
 
 def _run(run: Path) -> StepStatus:
-    """A training run. done: steps on record."""
+    """A training run. done: steps in its metrics."""
     what = f"run {run.name}"
     try:
-        planned = settled(lambda: read_settings(run)).resolved.steps
-        history = settled(lambda: read_run(run))
+        planned = read_settings(run).resolved.steps
+        history = read_run(run)
     except PretokError as error:
         return StepStatus(what, FAILED, detail=str(error))
     newest = history.metrics[-NEWEST:]
@@ -308,7 +295,7 @@ def _run(run: Path) -> StepStatus:
 
 
 def _pace(newest: Sequence[Mapping[str, Any]], left: int) -> str:
-    """Loss of the last step; how fast the newest ones were, and so how long the steps that are left take."""
+    """Loss of the last step, speed of the latest ones, and the time that the remaining steps take."""
     spent = sum(step.get("seconds", 0.0) for step in newest) or 1e-9
     rate = sum(step.get("tokens_per_second", 0.0) * step.get("seconds", 0.0) for step in newest) / spent
     wait = sum(step.get("data_wait", 0.0) for step in newest) / spent

@@ -18,8 +18,9 @@ from pretok.base.console import Silent
 from pretok.base.errors import IntegrityError, UsageError
 from pretok.base.records import read_record
 from pretok.cli import run_command
-from pretok.shards.format import ShardReader, ShardWriter
+from pretok.shards.format import ShardReader
 from pretok.shards.manifest import Manifest, load_manifest, write_manifest
+from pretok.shards.writer import ShardWriter
 
 HEAD = ("format", "version", "fingerprint", "seal")
 """Keys of a manifest that follow from the others."""
@@ -164,7 +165,7 @@ def test_wrong_tokens_with_right_roots_are_found(shards, here, at, wrong, messag
     documents[0][at : at + len(wrong)] = wrong
     with ShardWriter(prefix, reader.dtype) as writer:
         writer.append(np.concatenate(documents), reader.lengths)
-        sealed = writer.seal("docs", "train", 0)
+        sealed, _ = writer.seal("docs", "train")
 
     def update(data):
         data["shards"][0].update(root=sealed.root, index_root=sealed.index_root)

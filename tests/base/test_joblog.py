@@ -28,8 +28,11 @@ def read(path: Path) -> list[dict[str, object]]:
 
 
 def test_every_line_says_when_where_and_what(tmp_path, monkeypatch):
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    assert when_and_where().keys() == {"time", "host"}
     monkeypatch.setenv("SLURM_JOB_ID", "4711")
     log = make(tmp_path / "logs", rank=3)
+    make(tmp_path / "logs").end(0)
     assert log.path is None  # nothing said, no file
     assert not (tmp_path / "logs").exists()
     log.write("notice", {"message": "perché \udcff\n2"})
@@ -37,22 +40,13 @@ def test_every_line_says_when_where_and_what(tmp_path, monkeypatch):
     log.end(3)
     lines = read(log.path)
     for line in lines:
-        assert (line["command"], line["rank"], line["job"], line["host"]) == (
-            "count",
-            3,
-            "4711",
-            os.uname().nodename,
-        )
+        where = [line[key] for key in ("command", "rank", "job", "host")]
+        assert where == ["count", 3, "4711", os.uname().nodename]
         assert abs((datetime.now(UTC) - datetime.fromisoformat(str(line["time"]))).total_seconds()) < 60
     assert [line["event"] for line in lines] == ["notice", "start", "end"]
     assert lines[0]["message"] == "perché \udcff\n2"
     assert (lines[1]["share"], lines[1]["path"]) == ("1/3", str(tmp_path))
     assert lines[2]["exit_code"] == 3
-
-
-def test_outside_of_slurm_no_job_is_named(monkeypatch):
-    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
-    assert when_and_where().keys() == {"time", "host"}
 
 
 def test_two_jobs_of_one_second_have_two_files(tmp_path, monkeypatch):
@@ -67,30 +61,24 @@ def test_two_jobs_of_one_second_have_two_files(tmp_path, monkeypatch):
     assert [read(log.path)[0]["number"] for log in logs] == [0, 1, 2]
 
 
-def test_a_log_that_cannot_be_written_is_told_once_and_ends_nothing(tmp_path):
-    (tmp_path / "logs").touch()
+@pytest.mark.parametrize("when", ["at once", "later"])
+def test_a_log_that_cannot_be_written_is_said_once_and_ends_nothing(tmp_path, when):
     told: list[str] = []
     log = make(tmp_path / "logs", told)
+    if when == "at once":
+        where, why = tmp_path / "logs", "File exists"
+        where.touch()
+    else:
+        log.write("notice", {"message": "before"})
+        where, why = log.path, "No space left on device"
+        log._file.close()
+        log._file = Path("/dev/full").open("wb", buffering=0)  # noqa: SIM115
     for _ in range(3):
         log.write("notice", {"message": "a"})
     log.end(0)
     assert log.path is None
-    assert told == [f"no log is kept in {tmp_path}/logs: File exists; the job goes on without"]
-
-
-def test_a_disk_that_fills_up_is_told_once_and_ends_nothing(tmp_path):
-    told: list[str] = []
-    log = make(tmp_path, told)
-    log.write("notice", {"message": "a"})
-    path = log.path
-    log._file.close()
-    log._file = Path("/dev/full").open("wb", buffering=0)  # noqa: SIM115
-    log.write("notice", {"message": "b"})
-    log.write("notice", {"message": "c"})
-    log.close()
-    assert told == [f"no log is kept in {path}: No space left on device; the job goes on without"]
-    assert log.path is None
-    assert [line["message"] for line in read(path)] == ["a"]
+    assert told == [f"no log is kept in {where}: {why}; the job goes on without"]
+    assert when == "at once" or [line["message"] for line in read(where)] == ["before"]
 
 
 def test_a_killed_job_leaves_whole_lines(tmp_path):
@@ -115,9 +103,3 @@ write()
         process.wait()
     (path,) = tmp_path.iterdir()
     assert len(read_lines(path)) > 50  # raises where a line that has its end is not whole
-
-
-@pytest.mark.parametrize("code", [0, 75])
-def test_a_job_that_said_nothing_has_no_end(tmp_path, code):
-    make(tmp_path / "logs").end(code)
-    assert not (tmp_path / "logs").exists()

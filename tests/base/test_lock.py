@@ -39,13 +39,17 @@ def elsewhere(tmp_path):
     process.stdout.close()
 
 
-def change(folder: Path, **values: object) -> None:
-    """Change what the lock in a folder says."""
-    path = folder / LOCK_FILE
-    path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
+@pytest.fixture
+def dead(tmp_path, elsewhere):
+    """`tmp_path` with the lock of a killed process."""
+    os.kill(elsewhere.pid, signal.SIGKILL)
+    until(
+        lambda: lock._started(elsewhere.pid) is None
+    )  # a zombie counts as dead: nobody has waited for it here
+    return tmp_path
 
 
-def test_a_second_job_is_refused_and_told_of_the_first(tmp_path, elsewhere):
+def test_a_second_job_is_refused_and_the_first_named(tmp_path, elsewhere):
     with pytest.raises(FolderInUse) as error, hold(tmp_path, "tokenize"):
         pass
     for part in (str(tmp_path), "tokenize", os.uname().nodename, f"process {elsewhere.pid}", "since 20"):
@@ -55,50 +59,57 @@ def test_a_second_job_is_refused_and_told_of_the_first(tmp_path, elsewhere):
         pass
 
 
-def test_nothing_is_left_and_the_next_job_may(tmp_path):
+def test_a_thread_may_hold_a_lock_twice_and_nothing_is_left(tmp_path):
     for _ in range(2):
-        with pytest.raises(KeyError), hold(tmp_path, "tokenize"):
+        with pytest.raises(KeyError), hold(tmp_path, "run") as outer, hold(tmp_path, "tokenize") as inner:  # noqa: PT012
+            assert inner is outer
+            assert lock.holder_of(tmp_path).what == "run"
             raise KeyError
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_lock_of_a_killed_process_is_taken_over_at_once(tmp_path, elsewhere, caplog):
-    os.kill(elsewhere.pid, signal.SIGKILL)
-    until(lambda: lock._started(elsewhere.pid) is None)  # a zombie is dead: nobody has waited for it here
-    with hold(tmp_path, "tokenize"):
-        assert "its process is dead" in caplog.text
-        assert lock.holder_of(tmp_path).pid == os.getpid()
+ANOTHER = {"machine": "another", "pid": 1 << 22, "started": "1"}
+OLD = STALE + 1
+HOLDERS = {
+    "a process id used again": ({"started": "1"}, 0, {}, "its process is dead"),
+    "on another machine": (ANOTHER, 0, {}, None),
+    "touched long ago": (ANOTHER, OLD, {}, "not touched for 30"),
+    "touched while watched": (ANOTHER | {"since": "touched"}, OLD, {}, None),
+    "of a Slurm job that ended": (ANOTHER | {"job": "77"}, 0, {}, "its Slurm job has ended"),
+    "of this Slurm job": (ANOTHER | {"job": "78"}, 0, {"SLURM_JOB_ID": "78"}, None),
+    "before a requeue": (
+        ANOTHER | {"job": "78"}, 0, {"SLURM_JOB_ID": "78", "SLURM_RESTART_COUNT": "1"},
+        "Slurm has requeued its job",
+    ),
+}  # fmt: skip
+"""What a lock says; seconds since it was touched; the environment of who finds it; why its holder is gone, if it is."""
 
 
-def test_a_process_id_used_again_is_another_process(tmp_path, elsewhere, caplog):
-    change(tmp_path, started="1")
-    with hold(tmp_path, "tokenize"):
-        assert "its process is dead" in caplog.text
-
-
-def test_on_another_machine_touches_and_slurm_decide(tmp_path, elsewhere, caplog, monkeypatch):
+@pytest.mark.parametrize("holder", HOLDERS)
+def test_a_lock_is_taken_over_only_from_a_holder_that_is_gone(
+    tmp_path, elsewhere, monkeypatch, caplog, holder
+):
+    changes, age, environment, gone = HOLDERS[holder]
     path = tmp_path / LOCK_FILE
-    change(tmp_path, machine="another", pid=1 << 22, started="1")
-    with pytest.raises(FolderInUse), hold(tmp_path, "tokenize"):
-        pass
-    old = path.read_text()
-    os.utime(path, (time.time() - STALE - 1,) * 2)
-    monkeypatch.setattr(lock.time, "sleep", lambda _: None)
-    with hold(tmp_path, "tokenize"):
-        assert "not touched for 30" in caplog.text
-    path.write_text(old)
-    change(tmp_path, job="77")
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+    then = time.time() - age
+    os.utime(path, (then, then))
+
+    def sleep(_seconds: float) -> None:
+        if "touched" in changes.values():
+            os.utime(path, (then + 15, then + 15))
+
+    monkeypatch.setattr(lock.time, "sleep", sleep)
     monkeypatch.setattr(lock, "_job_ended", lambda job: job == "77")
-    with hold(tmp_path, "tokenize"):
-        assert "its Slurm job has ended" in caplog.text
-    path.write_text(old)
-    change(tmp_path, job="78", restarts=0)
-    monkeypatch.setenv("SLURM_JOB_ID", "78")
-    with pytest.raises(FolderInUse, match="Slurm job 78"), hold(tmp_path, "tokenize"):
-        pass
-    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
-    with hold(tmp_path, "tokenize"):
-        assert "Slurm has requeued its job" in caplog.text
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    if gone is None:
+        with pytest.raises(FolderInUse), hold(tmp_path, "tokenize"):
+            pass
+    else:
+        with hold(tmp_path, "tokenize"):
+            assert gone in caplog.text
+            assert lock.holder_of(tmp_path).pid == os.getpid()
 
 
 @pytest.mark.parametrize(
@@ -130,51 +141,48 @@ def test_a_holder_touches_its_lock_and_stops_when_it_is_lost(tmp_path, monkeypat
         assert stop.reason == "received SIGTERM"
 
 
-def test_a_process_that_stood_still_looks_before_it_goes_on(tmp_path, caplog):
-    before = signal.getsignal(signal.SIGCONT)
+def test_a_suspended_process_looks_before_it_continues(tmp_path, caplog):
     with hold(tmp_path, "tokenize") as lost:
         os.kill(os.getpid(), signal.SIGCONT)
         (tmp_path / LOCK_FILE).write_text("another job's")
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGCONT)
         assert lost.is_set()
-    assert (
-        f"{tmp_path / LOCK_FILE} is gone or another job's, which took it while this one stood" in caplog.text
-    )
+    assert f"{tmp_path / LOCK_FILE} was taken by another job" in caplog.text
     assert (tmp_path / LOCK_FILE).exists()
-    assert signal.getsignal(signal.SIGCONT) == before
 
 
-def test_a_reader_whose_word_is_deleted_goes_on(tmp_path, monkeypatch):
+def test_a_reader_is_named_to_who_would_change_the_folder_and_works_unregistered(
+    tmp_path, monkeypatch, caplog
+):
     monkeypatch.setattr(lock, "HEARTBEAT", 0.02)
-    with StopFlag() as stop, share(tmp_path, "train"):
-        [word] = tmp_path.iterdir()
-        word.unlink()
+    with StopFlag() as stop, share(tmp_path, "export"):
+        with pytest.raises(FolderInUse, match="in use by export"):
+            refuse_readers(tmp_path)
+        [registration] = tmp_path.iterdir()
+        registration.unlink()
         for thread in threading.enumerate():
             if thread.name == "folder-lock":
                 thread.join(20)
         assert stop.reason is None
+    refuse_readers(tmp_path)
 
-
-def test_a_full_disk_keeps_nobody_from_reading(tmp_path, monkeypatch, caplog):
     def no_space(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(Path, "write_text", no_space)
+    monkeypatch.setattr(Path, "open", no_space)
     with share(tmp_path, "train"):
         assert not list(tmp_path.iterdir())
-    assert "are not told that this one reads" in caplog.text
+    assert "cannot register as a reader of" in caplog.text
 
 
-def test_of_many_that_find_a_stale_lock_one_gets_it(tmp_path, elsewhere):
-    os.kill(elsewhere.pid, signal.SIGKILL)
-    elsewhere.wait()
+def test_of_many_that_find_a_dead_lock_one_gets_it(dead):
     inside, refused, gate, end = [], [], threading.Barrier(8), threading.Barrier(8)
 
     def attempt() -> None:
         gate.wait()
         try:
-            with hold(tmp_path, "tokenize"):
+            with hold(dead, "tokenize"):
                 inside.append(1)
                 end.wait()
         except FolderInUse:
@@ -189,27 +197,16 @@ def test_of_many_that_find_a_stale_lock_one_gets_it(tmp_path, elsewhere):
     assert (len(inside), len(refused)) == (1, 7)
 
 
-def test_a_job_goes_on_under_the_lock_it_holds(tmp_path):
-    with hold(tmp_path, "run") as outer, hold(tmp_path, "tokenize") as inner:
-        assert inner is outer
-        assert lock.holder_of(tmp_path).what == "run"
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_what_ended_a_job_is_told_although_its_lock_cannot_be_removed(tmp_path, monkeypatch, caplog):
     def stale(path):
         raise OSError(116, "Stale file handle")
 
-    def work():
-        with hold(tmp_path, "tokenize"):
-            monkeypatch.setattr(lock, "_read", stale)
-            raise KeyError
-
-    with pytest.raises(KeyError):
-        work()
+    with pytest.raises(KeyError), hold(tmp_path, "tokenize"):  # noqa: PT012
+        monkeypatch.setattr(lock, "_read", stale)
+        raise KeyError
     assert f"{tmp_path / LOCK_FILE} stays: Stale file handle" in caplog.text
     monkeypatch.undo()
-    with hold(tmp_path, "tokenize"):  # as the same command is tried again in the same process
+    with hold(tmp_path, "tokenize"):  # as the same process may try again
         assert "this process has given it back" in caplog.text
 
 
@@ -224,60 +221,15 @@ def test_a_full_disk_leaves_no_lock(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_job_killed_while_it_takes_over_is_no_hindrance(tmp_path, elsewhere, monkeypatch):
-    os.kill(elsewhere.pid, signal.SIGKILL)
-    elsewhere.wait()
-    monkeypatch.setattr(Path, "replace", lambda *_: os._exit(9))
+def test_a_job_killed_while_it_takes_over_does_not_block_others(dead, monkeypatch):
+    monkeypatch.setattr(Path, "unlink", lambda *_: os._exit(9))
     if (child := os.fork()) == 0:
-        with hold(tmp_path, "killed while it takes over"):
+        with hold(dead, "killed while it takes over"):
             pass
     assert os.waitpid(child, 0)[1] == 9 << 8
     monkeypatch.undo()
-    assert len(list(tmp_path.iterdir())) > 1
+    assert len(list(dead.iterdir())) > 1
     monkeypatch.setattr(lock.time, "sleep", lambda _: pytest.fail("it waits for the dead"))
-    with hold(tmp_path, "tokenize"):
+    with hold(dead, "tokenize"):
         pass
-    assert [path.name for path in tmp_path.iterdir()] == []
-
-
-@pytest.mark.parametrize("touched", [False, True])
-def test_an_old_lock_is_watched_before_it_is_taken(tmp_path, elsewhere, monkeypatch, caplog, touched):
-    """A clock may be wrong, here or there: whether its holder lives is seen from its touches."""
-    change(tmp_path, machine="another")
-    path, then = tmp_path / LOCK_FILE, time.time() - 3600
-    os.utime(path, (then, then))
-    monkeypatch.setattr(lock.time, "sleep", lambda _: touched and os.utime(path, (then + 15, then + 15)))
-    if touched:
-        with pytest.raises(FolderInUse), hold(tmp_path, "tokenize"):
-            pass
-    else:
-        with hold(tmp_path, "tokenize"):
-            assert "not touched for 36" in caplog.text
-
-
-@pytest.mark.parametrize("hours", [-1, 1])
-def test_who_reads_is_not_passed_over_by_a_wrong_clock(tmp_path, monkeypatch, hours):
-    with share(tmp_path, "export"):
-        [word] = tmp_path.iterdir()
-        word.write_text(json.dumps(json.loads(word.read_text()) | {"machine": "another"}))
-        now = time.time()
-        monkeypatch.setattr(lock.time, "time", lambda: now + 3600 * hours)
-        monkeypatch.setattr(lock.time, "sleep", lambda _: os.utime(word, (now + 15, now + 15)))
-        with pytest.raises(FolderInUse, match="in use by export"):
-            refuse_readers(tmp_path)
-        assert word.exists()
-        word.unlink()
-
-
-def test_times_are_compared_with_those_of_the_same_file_system(tmp_path, elsewhere, monkeypatch):
-    change(tmp_path, machine="another")
-    monkeypatch.setattr(lock.time, "time", lambda: 1e12)
-    with pytest.raises(FolderInUse), hold(tmp_path, "tokenize"):
-        pass
-
-
-def test_who_changes_a_folder_is_told_who_reads_it(tmp_path, elsewhere):
-    with share(tmp_path, "export"), pytest.raises(FolderInUse, match="in use by export"):
-        refuse_readers(tmp_path)
-    refuse_readers(tmp_path)
-    assert list(tmp_path.glob(f"{lock.READERS}*")) == []
+    assert list(dead.iterdir()) == []

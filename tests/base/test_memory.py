@@ -23,11 +23,9 @@ def proc(tmp_path: Path) -> Path:
     return tmp_path / "proc"
 
 
-def test_without_groups_it_is_the_machine(proc: Path, tmp_path: Path) -> None:
+def test_it_is_that_of_the_machine_or_of_the_tightest_group(proc: Path, tmp_path: Path) -> None:
     assert free_memory(proc, tmp_path / "none") == 600 * 1024
-
-
-def test_the_tightest_group_decides(proc: Path, tmp_path: Path) -> None:
+    assert free_memory() > 1 << 20
     files(proc / "self", cgroup="0::/slurm/job_7/step_0")
     groups = tmp_path / "cgroup"
     files(groups / "slurm" / "job_7" / "step_0", memory__max="max", memory__current=5, memory__stat="anon 1")
@@ -39,7 +37,3 @@ def test_the_tightest_group_decides(proc: Path, tmp_path: Path) -> None:
     )
     files(groups / "slurm", memory__max=400_000, memory__current=10, memory__stat="anon 1")
     assert free_memory(proc, groups) == 100_000 - 70_000 + 20_000
-
-
-def test_here_it_is_a_number() -> None:
-    assert free_memory() > 1 << 20

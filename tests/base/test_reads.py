@@ -24,27 +24,18 @@ def test_quick_reads_stay_in_the_thread_that_asks(monkeypatch: pytest.MonkeyPatc
     assert map_reads(read, range(200)) == [(number, threading.get_ident()) for number in range(200)]
 
 
-def test_reads_that_wait_are_done_by_several_threads_at_once() -> None:
+@pytest.mark.parametrize("far", [False, True])
+def test_reads_that_wait_are_done_by_several_threads_at_once(far: bool) -> None:
     together = threading.Barrier(4, timeout=60)
 
     def read(number: int) -> int:
-        if number < 8:
+        if number < 8 and not far:
             time.sleep(LOOK_SECONDS)
         else:
             together.wait()  # passes only where four are under way
         return number
 
-    assert map_reads(read, range(8 + 4 * THREADS)) == list(range(8 + 4 * THREADS))
-
-
-def test_reads_known_to_wait_start_in_several_threads() -> None:
-    together = threading.Barrier(8, timeout=60)
-
-    def read(number: int) -> int:
-        together.wait()
-        return number
-
-    assert map_reads(read, range(8), far=True) == list(range(8))
+    assert map_reads(read, range(8 + 4 * THREADS), far=far) == list(range(8 + 4 * THREADS))
 
 
 @pytest.mark.parametrize("far", [False, True])

@@ -80,7 +80,7 @@ def order(mix: dict[str, Any]) -> list[tuple[str, int]]:
 def check(data: bytes, trusted: str) -> list[list[int]]:
     line, body = data.split(b"\n", 1)
     magic, version, size, digest = line.decode().split(" ")
-    assert (magic, version, digest) == ("pretok-certificate", "2", sha256(body).hexdigest())
+    assert (magic, version, digest) == ("pretok-certificate", "3", sha256(body).hexdigest())
     said, rest = json.loads(zlib.decompress(body[: int(size)])), body[int(size) :]
     entries = {number: json.loads(text) for number, text in said["entries"]}
     width = {"uint16": 2, "int32": 4}[entries[0]["tokenizer"]["dtype"]]

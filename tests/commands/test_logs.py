@@ -1,4 +1,4 @@
-"""What a command leaves in WORK/logs, and what --quiet and --verbose show of it."""
+"""What a command leaves in WORK/logs, and what --quiet shows."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_a_log_tells_the_whole_job(tmp_path, command, capsys):
     assert log[-1]["exit_code"] == 0
     partitions = [line for line in of(log, "task") if line["what"] == "partition"]
     assert {line["item"] for line in partitions} == {"it-00000", "en-00000"}
-    assert all(line["began"] <= line["ended"] <= line["time"] for line in partitions)
+    assert all(line["began"] <= line["time"] and line["seconds"] > 0 for line in partitions)
     [step] = of(log, "step_end")
     assert (step["title"], step["ended_by"]) == ("count", None)
     assert (step["counts"]["documents"], step["counts"]["partitions"]) == (60, 2)
@@ -85,10 +85,10 @@ def test_a_failing_partition_leaves_its_traceback_at_once(tmp_path, command, cap
     assert "in add" in failed["traceback"]
     [path] = (tmp_path / "work" / "logs").iterdir()
     shown = capsys.readouterr().err
-    assert f"tracebacks: {path}" in shown
+    assert f"please report it with {path}" in shown
     assert "in add" not in shown
     [error] = of(log, "error")
-    assert "1 partitions met an internal error" in error["message"]
+    assert "1 partitions failed" in error["message"]
     assert log[-1]["exit_code"] == 1
     assert of(log, "step_end")[0]["ended_by"] == "InternalError"
 
@@ -113,15 +113,6 @@ def test_quiet_shows_results_and_errors_only(tmp_path, command, capsys, place):
     assert run_command([*quiet, "--field", "body"]) == 2
     assert capsys.readouterr().err.startswith("pretok: ")
     assert of(read_logs(tmp_path / "work")[1], "error")[0]["message"].startswith("pretok: ")
-
-
-def test_verbose_shows_events(command, capsys):
-    assert run_command([*command, "--verbose"]) == 0
-    shown = capsys.readouterr().err
-    assert re.search(r"\d\d:\d\d:\d\d task what=partition item=it-00000 node=\S+ tries=1 ", shown)
-    assert "2 partitions to count" in shown
-    assert run_command([*command, "--verbose", "--quiet"]) == 2
-    assert "either --quiet or --verbose" in capsys.readouterr().err
 
 
 def test_verify_keeps_a_log_where_there_are_logs_and_nowhere_else(tmp_path, vocab_dir, command):

@@ -43,7 +43,7 @@ def test_a_mix_is_that_of_the_recipe_and_options_win(
     assert run_command(["mix", str(recipe), "--out", str(other), "--seq-len", "8"]) == 0
     assert load_mix(other).seq_len == 8
     assert run_command(["mix", str(recipe), "--out", str(other), "--weights", "it=0.5,chat=0.5"]) == 2
-    assert "repeat says the weights and the tokens of the mix" in capsys.readouterr().err
+    assert "mix.repeat and weights exclude each other" in capsys.readouterr().err
 
 
 def test_a_plan_ends_with_the_plan_of_the_training(

@@ -3,24 +3,18 @@
 from __future__ import annotations
 
 import os
-import shlex
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from support import ROOT, make_shards
+from support import ROOT
 from tokenizing import contents
 
 from pretok.cli import run_command
 
 SHELLS = ("bash", "zsh", "fish")
-
-
-def commands_told(text: str) -> list[list[str]]:
-    """The lines to type at the end of what was shown."""
-    return [shlex.split(line)[1:] for line in text.splitlines() if line.startswith("  pretok ")]
 
 
 IMPOSSIBLE = {
@@ -60,14 +54,6 @@ def test_a_budget_that_does_not_fit_is_said_before_verification(
     assert "tokenize: 1 partition" in told
     assert "verif" not in told
     assert run_command(["run", str(recipe), "--workers", "0"]) == 2  # the shards are there and say it at once
-
-
-def test_a_mix_without_out_says_how_to_write_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    shards = make_shards(tmp_path / "shards", {"it": [range(1, 90)]})
-    assert run_command(["mix", str(shards), "--seq-len", "8"]) == 0
-    (command,) = commands_told(capsys.readouterr().err)
-    assert run_command(command) == 0
-    assert (tmp_path / "mix.json").exists()
 
 
 def completed(*words: str) -> list[str]:

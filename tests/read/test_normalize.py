@@ -72,13 +72,12 @@ def test_a_text_of_which_nothing_is_left_is_empty_to_all(tmp_path, vocab_dir, st
         Fraction(0), 0, {},
     )  # fmt: skip
     (part,) = tokenize_partition(task, lambda _: None)
-    assert part.train is not None
     counted = count_partition(
         CountTask(
             partition, tmp_path, RecordFormat(), CountConfig("cl100k", "", normalization, "1", "0", 0), 0
         ),
         lambda _: None,
     )
-    assert part.train.documents == counted.documents == documents
-    assert part.rejected == counted.rejected == {"empty_text": 5 - documents}
-    assert part.read == counted.read == 5
+    assert part.shards[0].documents == counted.documents == documents
+    assert part.found.rejected == counted.rejected == {"empty_text": 5 - documents}
+    assert part.found.read == counted.read == 5

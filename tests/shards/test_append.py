@@ -199,7 +199,7 @@ def test_what_cannot_be_appended(inputs: Path, here: Engine, capsys: Any) -> Non
     glob = f"a={inputs}/0.jsonl"
     command = ["tokenize", glob, "--out", str(inputs / "cli"), "--vocab", str(GOLDEN), "--workers", "0"]
     assert run_command([*command, "--append", f"x={inputs}/3.jsonl"]) == 2
-    assert "name what x is made of too" in capsys.readouterr().err
+    assert "also give the inputs of x as when it was tokenized" in capsys.readouterr().err
     rejects = write_recipe(inputs / "r.toml", {"a": f"{inputs}/0.jsonl"}, shards={"max_reject_share": 0.5})
     allowed = ["tokenize", rejects, *command[2:]]
     assert run_command(allowed) == 0

@@ -94,5 +94,5 @@ def test_another_benchmark_needs_another_folder(
 
 def test_a_share_needs_a_benchmark(tmp_path: Path) -> None:
     shards = {"reject_contaminated": "0.5"}
-    with pytest.raises(UsageError, match="reject_contaminated needs a benchmark"):
+    with pytest.raises(UsageError, match="reject_contaminated needs against"):
         make_recipe({"out": tmp_path, "sources": {"a": {"inputs": ["x"]}}, "shards": shards}, "test")

@@ -22,10 +22,10 @@ from pretok.base.tasks import Step
 from pretok.config import Recipe
 from pretok.read.batches import hash_texts
 from pretok.shards.copies_job import settle_copies
-from pretok.shards.format import ShardWriter
 from pretok.shards.job import run_tokenize
 from pretok.shards.manifest import load_manifest
 from pretok.shards.task import damaged_path
+from pretok.shards.writer import ShardWriter
 
 
 @pytest.fixture(scope="module")

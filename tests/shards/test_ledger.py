@@ -267,7 +267,7 @@ def test_kept_columns_are_the_same_after_a_kill(
 
 
 def write(prefix: Path, rows: pa.RecordBatch, step: int) -> bytes:
-    with LedgerWriter(prefix) as writer:
+    with LedgerWriter(ledger_path(prefix)) as writer:
         for at in range(0, len(rows), step):
             writer.append(rows.slice(at, step))
         writer.seal("it")
@@ -301,7 +301,7 @@ def test_merged_ledgers_are_as_one(tmp_path: Path) -> None:
     whole = write(tmp_path / "whole", rows, 1000)
     for name, part in (("a", rows.slice(0, 70)), ("b", rows.slice(70))):
         write(tmp_path / name, part, 1000)
-    with LedgerWriter(tmp_path / "merged", ledger_schema(ledger_path(tmp_path / "a"))) as writer:
+    with LedgerWriter(ledger_path(tmp_path / "merged"), ledger_schema(ledger_path(tmp_path / "a"))) as writer:
         for name in ("a", "b"):
             for window in ledger_windows(ledger_path(tmp_path / name)):
                 writer.append(window)
@@ -332,7 +332,7 @@ def fill(prefix: Path) -> None:
     """Write a ledger of some documents."""
     count = 100
     numbers, files = np.arange(count), pa.array(["a.jsonl"] * count)
-    with LedgerWriter(prefix) as writer:
+    with LedgerWriter(ledger_path(prefix)) as writer:
         hashes = hash_texts(pa.array(documents(count), pa.large_string()))
         writer.append(ledger_rows(files, numbers, numbers, numbers.astype(np.int32), numbers, hashes))
         writer.seal("it")

@@ -163,7 +163,7 @@ def forge(shards: Path, *path: Any, value: Any) -> None:
         (("config",), nested(40), "config: Expected `object`"),
         (("software", "pretok"), 1, r"software\[...\]: Expected `str`"),
         (("materialized",), 5, "materialized: Expected `object"),
-        (("materialized",), {"format": "shards"}, "manifest.json is not a mix; make one with pretok mix"),
+        (("materialized",), {"format": "shards"}, "manifest.json holds no mix; restore it from a copy"),
         (("materialized",), {"format": "pretok-mix", "version": 3}, "Object missing required field"),
     ],
 )

@@ -223,17 +223,17 @@ def test_a_file_that_changes_between_two_parts_is_refused(
     texts = [json.dumps({"text": text}) for text in sample_texts["it"]]
     path.write_bytes(gzip.compress("\n".join(texts).encode()))
     made = tokenizing.recipe(tmp_path / "out", vocab_dir, {"it": [path]}, size=4_000)
-    seal, calls = task._PartWriter.seal, []
+    seal, calls = task.PartWriter.seal, []
 
-    def killed(writer, *, last, **found):
+    def killed(writer, last, *found):
         if calls:
             raise KeyboardInterrupt
         calls.append(last)
-        return seal(writer, last=last, **found)
+        return seal(writer, last, *found)
 
     monkeypatch.setattr("pretok.read.readers.BATCH_BYTES", 4_000)
     with monkeypatch.context() as patch:
-        patch.setattr(task._PartWriter, "seal", killed)
+        patch.setattr(task.PartWriter, "seal", killed)
         with pytest.raises(KeyboardInterrupt):
             tokenizing.run(made, here)
     assert calls == [False]

@@ -1,4 +1,5 @@
-"""Mixes that go on with another: the same beginning bit for bit, every source from where it was, and proof of both."""
+"""Mixes that continue another: the same beginning bit for bit, every source from where it was, and proof of both.
+What the positions of such a mix hold is in test_model.py."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from mixing import request
 from support import make_shards
 
 import pretok.stream
-from pretok.base.errors import IntegrityError, MismatchError, UsageError
+from pretok.base.errors import MismatchError, UsageError
 from pretok.base.records import replace
 from pretok.cli import run_command
 from pretok.shards.manifest import load_manifest
@@ -20,10 +21,8 @@ from pretok.stream.continued import beginning, run_position
 from pretok.stream.mix_file import Mix, MixSource, Stage, load_mix, mix_json, natural_mix, write_mix
 from pretok.stream.mix_job import run_mix
 
-SEQ_LEN = 5
 SOURCES = {"en": [range(1, 400)], "it": [range(1, 500), range(3, 403)]}
-"""Sequences: 80 of en, 180 of it."""
-NEW = {"code": [range(500, 800)], "math": [range(800, 990)]}
+"""Sequences of 5 tokens: 80 of en, 180 of it."""
 
 
 @pytest.fixture(scope="module")
@@ -34,50 +33,48 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def grown(shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same shards and new sources, one of which stands before the old ones."""
-    return make_shards(tmp_path_factory.mktemp("grown"), NEW, since=shards)
+    new = {"code": [range(500, 800)], "math": [range(800, 990)]}
+    return make_shards(tmp_path_factory.mktemp("grown"), new, since=shards)
 
 
 @pytest.fixture(scope="module")
 def old(shards: Path) -> Path:
     """150 sequences at 90 to 10, then 200 at half and half, in which it ends at 235 of 180 and en at 115 of 80."""
     stages = ("750:it=0.9,en=0.1", "1000:it=0.5,en=0.5")
-    run_mix(shards, shards / "old.json", request(*stages, seq_len=SEQ_LEN, seed=3, max_epochs=10))
+    run_mix(shards, shards / "old.json", request(*stages, seq_len=5, seed=3, max_epochs=10))
     return shards / "old.json"
 
 
-def go_on(shards: Path, old: Path, at: int, out: Path, *stages: str) -> View:
+def go_on(shards: Path, old: Path, at: int, out: Path, stage: str) -> View:
     after = beginning(load_manifest(shards), old, at)
-    wish = request(*stages, seq_len=after.seq_len, seed=after.seed, max_epochs=10, after=after)
-    report = run_mix(shards, out, wish)
-    assert (report.continued_at, report.sequences) == (at, len(load_mix(out)))
-    assert sum(stage["tokens"] for stage in report.stages) == report.tokens
-    for name, part in report.sources.items():
-        assert part["sequences"] == pretok.stream.open(shards, out).prefix_counts(report.sequences)[name]
-    return pretok.stream.open(shards, out)
+    report = run_mix(shards, out, request(stage, seq_len=5, seed=3, max_epochs=10, after=after))
+    view = pretok.stream.open(shards, out)
+    assert (report.continued_at, report.sequences) == (at, len(view))
+    assert sum(one["tokens"] for one in report.stages) == report.tokens
+    counts = view.prefix_counts(len(view))
+    assert {name: part["sequences"] for name, part in report.sources.items()} == counts
+    return view
 
 
 def test_chains_of_continued_mixes(shards: Path, grown: Path, old: Path, tmp_path: Path) -> None:
-    """Again and again, at positions before and after those where it was done before, in shards that grew meanwhile."""
+    """At positions before and after those where they were continued before, in shards that grew meanwhile."""
     more = make_shards(tmp_path / "more", {"de": [range(100, 300)]}, since=grown)
-    chain = {old: (shards, 350)}
+    views = {"o": pretok.stream.open(shards, old)}
     for name, origin, folder, at, stage in (
-        ("a.json", old, shards, 77, "300:it=0.25,en=0.75"),  # 137 sequences
-        ("b.json", tmp_path / "a.json", grown, 100, "300:it=0.5,code=0.5"),  # 160
-        ("c.json", tmp_path / "b.json", more, 150, "300:de=0.5,code=0.5"),  # 210
-        ("d.json", tmp_path / "b.json", more, 90, "300:de=0.5,code=0.5"),  # before it was made of grown: 150
-        ("e.json", old, grown, 77, "300:it=0.5,code=0.5"),
+        ("a", "o", shards, 77, "300:it=0.25,en=0.75"),  # 137 sequences
+        ("b", "a", grown, 100, "300:it=0.5,code=0.5"),  # 160
+        ("c", "b", more, 150, "300:de=0.5,code=0.5"),  # 210
+        ("d", "b", more, 90, "300:de=0.5,code=0.5"),  # before it was made of grown: 150
+        ("e", "o", grown, 77, "300:it=0.5,code=0.5"),
     ):
-        view = go_on(folder, origin, at, tmp_path / name, stage)
-        before = pretok.stream.open(chain[origin][0], origin)
-        np.testing.assert_array_equal(view[:at], before[:at])
-        chain[tmp_path / name] = (folder, at)
-    mixes = {path.stem: load_mix(path) for path in chain}
+        path = old if origin == "o" else tmp_path / f"{origin}.json"
+        views[name] = go_on(folder, path, at, tmp_path / f"{name}.json", stage)
+        np.testing.assert_array_equal(views[name][:at], views[origin][:at])
     expected = {"oa": 77, "ob": 77, "oc": 77, "od": 77, "oe": 77, "ab": 100, "ac": 100, "ad": 90, "ae": 77}
     expected |= {"bc": 150, "bd": 90, "be": 77, "cd": 90, "ce": 77, "de": 77}
-    names = {stem[0]: mix for stem, mix in mixes.items()}
-    for pair, same in expected.items():
-        one, other = names[pair[0]], names[pair[1]]
-        assert (pair, same_until(one, other), same_until(other, one)) == (pair, same, same)
+    for (one, other), same in expected.items():
+        mixes = views[one].mix, views[other].mix
+        assert (one, other, same_until(*mixes), same_until(*mixes[::-1])) == (one, other, same, same)
 
 
 def test_what_two_mixes_have_in_common(shards: Path, grown: Path) -> None:
@@ -90,9 +87,7 @@ def test_what_two_mixes_have_in_common(shards: Path, grown: Path) -> None:
         replace(mix, split="val"),
         replace(mix, manifest="other"),
         natural_mix(manifest, "train", 6, ["en", "it"], 3),
-        natural_mix(
-            load_manifest(grown), "train", 5, ["en", "it"], 3
-        ),  # the same tokens, but nothing says so
+        natural_mix(load_manifest(grown), "train", 5, ["en", "it"], 3),  # equal tokens, but nothing says so
         replace(mix, sources=mix.sources[::-1]),
         replace(mix, stages=(Stage((79, 100)),)),
     ):
@@ -104,14 +99,13 @@ def test_what_cannot_be_continued(shards: Path, old: Path, tmp_path: Path) -> No
     for at in (0, 351):
         with pytest.raises(UsageError, match=f"has 350 sequences; it cannot be continued at {at}"):
             beginning(manifest, old, at)
-    with pytest.raises(UsageError, match=r"For 10 make a separate mix.*phase.*repeat"):
-        beginning(manifest, old, 151, seq_len=10)
     changed = load_manifest(make_shards(tmp_path / "changed", {**SOURCES, "en": [range(2, 401)]}))
     with pytest.raises(MismatchError, match=r"old.json: the mix was made for .* has not grown from those"):
         beginning(changed, old, 100)
 
 
-def test_a_mix_that_was_never_continued_keeps_its_file_for_ever() -> None:
+def test_the_fingerprint_of_a_mix_never_changes() -> None:
+    """And it covers where a stage was left."""
     sources = (MixSource("en", 401, 80), MixSource("it", 905, 180))
     mix = Mix("m" * 32, "train", 5, 3, "fixed", sources, (Stage((15, 135)), Stage((100, 100))))
     assert json.dumps(mix_json(mix)) == (
@@ -121,25 +115,19 @@ def test_a_mix_that_was_never_continued_keeps_its_file_for_ever() -> None:
         '[{"name": "en", "tokens": 401, "sequences": 80}, '
         '{"name": "it", "tokens": 905, "sequences": 180}], "stages": [{"quotas": [15, 135]}, {"quotas": [100, 100]}]}'
     )
+    assert len({mix.fingerprint, mix.first(200).fingerprint, mix.first(201).fingerprint}) == 3
 
 
-def test_the_length_of_a_stage_is_part_of_the_fingerprint(old: Path, shards: Path, tmp_path: Path) -> None:
-    go_on(shards, old, 77, tmp_path / "new.json", "300:it=1")
-    text = (tmp_path / "new.json").read_text()
-    assert text.count('"length": 77') == 1
-    (tmp_path / "new.json").write_text(text.replace('"length": 77', '"length": 76'))
-    with pytest.raises(IntegrityError, match="edited or damaged"):
-        load_mix(tmp_path / "new.json")
-
-
-def checkpoint(run: Path, step: int, position: int, stream: str, mix: Mix | None = None) -> None:
+def checkpoint(run: Path, step: int, position: int, stream: str, mix: Mix | None = None) -> Path:
     folder = run / "checkpoints" / f"step-{step:08d}"
     folder.mkdir(parents=True)
     identity = {"stream": stream} | ({"mix": mix_json(mix)} if mix else {})
-    (folder / "meta.json").write_text(json.dumps({"progress": {"position": position}, "identity": identity}))
+    meta = {"progress": {"position": position}, "identity": identity}
+    (folder / "meta.json").write_text(json.dumps(meta))
+    return folder / "meta.json"
 
 
-def test_where_a_run_is(shards: Path, old: Path, tmp_path: Path) -> None:
+def test_where_a_run_is(old: Path, tmp_path: Path) -> None:
     run, mix = tmp_path / "run", load_mix(old)
     with pytest.raises(UsageError, match="no checkpoint; give the sequence"):
         run_position(run, old)
@@ -147,14 +135,13 @@ def test_where_a_run_is(shards: Path, old: Path, tmp_path: Path) -> None:
     checkpoint(run, 10, 100, mix.fingerprint)
     (run / "checkpoints" / "step-00000011.tmp").mkdir()
     assert run_position(run, old) == 100
-    other = replace(mix, seed=4)
-    checkpoint(run, 12, 120, other.fingerprint)
+    checkpoint(run, 12, 120, replace(mix, seed=4).fingerprint)
     with pytest.raises(MismatchError, match="has read 120 sequences of the stream"):
         run_position(run, old)
     write_mix(tmp_path / "longer.json", replace(mix, stages=(*mix.stages, Stage((1, 1)))), {})
-    checkpoint(run, 13, 130, mix.fingerprint, mix)
+    meta = checkpoint(run, 13, 130, mix.fingerprint, mix)
     assert run_position(run, tmp_path / "longer.json") == 130
-    (run / "checkpoints" / "step-00000013" / "meta.json").write_text("{}")
+    meta.write_text("{}")
     with pytest.raises(MismatchError, match="has no position of the run"):
         run_position(run, old)
 

@@ -1,33 +1,105 @@
-"""Plans: quotas exact to the sequence, limits that say what would fit, reports that add up."""
+"""Plans and their file: quotas exact to the sequence, limits that say what would fit, and what is wrong with a mix.json
+or a request."""
 
 from __future__ import annotations
 
+import json
+import random
+from contextlib import suppress
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from mixing import manifest_of, request
 from support import make_shards
 from telling import Told
 
-from pretok.base.errors import MismatchError, UsageError
-from pretok.stream.mix_job import plan_mix, run_mix, show_mix
+import pretok.stream
+from pretok.base.errors import IntegrityError, MismatchError, PretokError, UsageError
+from pretok.base.records import replace
+from pretok.base.storage import fingerprint
+from pretok.base.units import parse_share
+from pretok.cli import run_command
+from pretok.config import MixTable, make_recipe
+from pretok.shards.manifest import load_manifest
+from pretok.stream.mix_file import MixSource, load_mix, write_mix
+from pretok.stream.mix_job import MixRequest, plan_mix, run_mix, show_mix
+from pretok.stream.quota import largest_remainder, parse_weights
+
+NINETY = "it=0.9,en=0.1"
+
+
+@given(st.integers(0, 10**15), st.lists(st.integers(0, 10**6), min_size=1, max_size=50).filter(any))
+def test_largest_remainder(total: int, parts: list[int]) -> None:
+    weights = [Fraction(part, sum(parts)) for part in parts]
+    quotas = largest_remainder(total, weights)
+    assert sum(quotas) == total
+    assert all(abs(quota - total * weight) < 1 for quota, weight in zip(quotas, weights, strict=True))
+
+
+def test_budgets_and_weights_are_read_exactly() -> None:
+    budgets = {"1.2T": 1_200_000_000_000, "300B": 3 * 10**11, "17": 17, "2.5k": 2500, "all": "all"}
+    for text, tokens in budgets.items():
+        assert request(f"{text}:natural", seq_len=1).table.all_stages[0].tokens == tokens
+    assert parse_weights("it=0.9, en=0.1") == {"it": Fraction(9, 10), "en": Fraction(1, 10)}
+    assert parse_weights("a=0.333,b=0.333,c=0.333") == dict.fromkeys("abc", Fraction(1, 3))
+    assert parse_weights("a=1e-4,b=0.9999") == {"a": Fraction(1, 10_000), "b": Fraction(9_999, 10_000)}
+    written = ("0.05", "1/20", "5e-2", ".05", "00.050", 0.05, Fraction(1, 20))
+    assert {parse_share(text) for text in written} == {Fraction(1, 20)}
+    assert request("all:natural", max_epochs=1e15).table.max_epochs == 10**15
+
+
+WRONG = {
+    "1.2T": "TOKENS:WEIGHTS",
+    **dict.fromkeys([f"{t}:natural" for t in ("", "x", "-3", "1.5", "3 TT", "0")], r"\.0\.tokens: .*(all|budget)"),
+    "50:it=1": "holds no sequence of 100",
+    "500:fr=1": "no source or class 'fr'",
+    "500:old=1": "old has 77 tokens, less than one sequence of 100",
+    "500:it=0.9,en=0.2": "add up to 1.1",
+    "500:it=0.9,it=0.1": "cannot read 'it=0.1'",
+    "500:it": "cannot read",
+    "500:it=-1,en=2": "cannot read",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("text", WRONG)
+def test_wrong_stages_are_refused(text: str) -> None:
+    with pytest.raises(UsageError, match=WRONG[text]):
+        plan_mix(manifest_of({"it": 10_001, "en": 10_001, "old": 77}), request(text, seq_len=100))
+
+
+@pytest.mark.parametrize(
+    "text", ["5%", "1e-99999999", "1e9999999", "nan", "-1", "1/0", "9" * 5000, "", "1 / 2"]
+)
+def test_what_is_no_share(text: str) -> None:
+    with pytest.raises(ValueError, match=r"is not a share such as 0\.05 or 1/20"):
+        parse_share(text)
+    with pytest.raises(UsageError, match="cannot read the weight of it"):
+        parse_weights(f"it={text},en=0.1")
+    recipe = {"out": "x", "sources": {"it": {"inputs": ["x"]}}, "shards": {"val_fraction": text}}
+    with pytest.raises(UsageError, match="val_fraction"):
+        make_recipe(recipe, "test")
+    with pytest.raises(UsageError, match=r"test: mix\.max_epochs: "):
+        request("all:natural", max_epochs=text)
 
 
 def test_ninety_ten_of_1_2_trillion_tokens_is_exact() -> None:
-    manifest = manifest_of({"en": 400 * 10**9 + 1, "it": 2 * 10**12})
-    mix, report = plan_mix(manifest, request("1.2T:it=0.9,en=0.1"))
+    mix, report = plan_mix(manifest_of({"en": 400 * 10**9 + 1, "it": 2 * 10**12}), request(f"1.2T:{NINETY}"))
     assert [source.name for source in mix.sources] == ["en", "it"]
     assert [stage.quotas for stage in mix.stages] == [(29_296_875, 263_671_875)]
-    assert report.tokens == 1_200_000_000_000
-    assert report.sources["it"]["tokens"] == 1_080_000_000_000
-    assert report.sources["en"]["tokens"] == 120_000_000_000
-    assert report.stages[0]["shares"] == {"en": 0.1, "it": 0.9}
+    assert {name: one["tokens"] for name, one in report.sources.items()} == {
+        "en": 12 * 10**10,
+        "it": 108 * 10**10,
+    }
+    assert (report.tokens, report.stages[0]["shares"]) == (12 * 10**11, {"en": 0.1, "it": 0.9})
     bound = report.stages[0]["prefix_bound_tokens"]["it"]
     assert bound == pytest.approx(1.4 * 4096)
-    order = mix.order()
     for n in (1, 999, 123_456_789, len(mix)):
-        assert abs(order.prefix(n)[1] - Fraction(9, 10) * n) * 4096 <= bound
+        assert abs(mix.order().prefix(n)[1] - Fraction(9, 10) * n) * 4096 <= bound
 
 
 def test_report_adds_up() -> None:
@@ -46,76 +118,158 @@ def test_report_adds_up() -> None:
     assert sum(source["sequences"] for source in report.sources.values()) == report.sequences == len(mix)
 
 
-def test_natural_all_is_every_sequence_once() -> None:
-    mix, report = plan_mix(manifest_of({"en": 1_000, "it": 30_005}), request("all:natural", seq_len=10))
-    assert [stage.quotas for stage in mix.stages] == [(99, 2_999)]
-    assert {source["epochs"] for source in report.sources.values()} == {1.0}
-
-
-def test_all_is_one_epoch_of_the_scarcest() -> None:
-    mix, _ = plan_mix(manifest_of({"en": 1_000, "it": 30_005}), request("all:it=0.9,en=0.1", seq_len=10))
-    assert [stage.quotas for stage in mix.stages] == [(99, 891)]
+@pytest.mark.parametrize(
+    ("tokens", "stages", "quotas"),
+    [
+        ((1_000, 30_005), ("all:natural",), [(99, 2_999)]),  # every sequence once
+        ((1_000, 30_005), (f"all:{NINETY}",), [(99, 891)]),  # one epoch of the scarcest
+        ((1_010, 1_010), ("500:it=1", "all:it=0.5,en=0.5"), [(0, 50), (50, 50)]),  # of what is left
+        ((1_010, 90_010), (f"30k:{NINETY}", f"10k:{NINETY}"), [(300, 2_700), (100, 900)]),
+        ((1_010, 90_010), ("50k:it=0.92,en=0.08",), [(400, 4_600)]),
+    ],
+)
+def test_quotas(tokens: tuple[int, int], stages: tuple[str, ...], quotas: list[tuple[int, int]]) -> None:
+    mix, _ = plan_mix(manifest_of(dict(zip(("en", "it"), tokens, strict=True))), request(*stages, seq_len=10))
+    assert [stage.quotas for stage in mix.stages] == quotas
 
 
 def test_too_many_epochs_says_what_fits() -> None:
+    """In all stages together."""
     manifest = manifest_of({"en": 1_010, "it": 90_010})
-    with pytest.raises(UsageError) as caught:
-        plan_mix(manifest, request("50k:it=0.9,en=0.1", seq_len=10))
-    message = str(caught.value)
-    assert "more than 4 epochs of some sources: en has 1,010 (5.00 epochs)." in message
-    assert "at most 40,000 fit: lower --tokens, add text, or raise --max-epochs" in message
-    for fits in ("40k:it=0.9,en=0.1", "50k:it=0.92,en=0.08"):
-        plan_mix(manifest, request(fits, seq_len=10))
-    plan_mix(manifest, request("50k:it=0.9,en=0.1", seq_len=10, max_epochs=5))
-
-
-def test_a_later_stage_may_use_a_source_the_first_left_out() -> None:
-    manifest = manifest_of({"en": 1_010, "it": 1_010})
-    mix, _ = plan_mix(manifest, request("500:it=1", "all:it=0.5,en=0.5", seq_len=10))
-    assert [stage.quotas for stage in mix.stages] == [(0, 50), (50, 50)]
+    more = r"more than 4 epochs of some sources: en has 1,010 \(5\.00 epochs\)\..*at most {} fit: lower --tokens, add "
+    for stages, fits in (((f"50k:{NINETY}",), "40,000"), ((f"30k:{NINETY}", f"20k:{NINETY}"), "10,000")):
+        with pytest.raises(UsageError, match=more.format(fits)):
+            plan_mix(manifest, request(*stages, seq_len=10))
+    plan_mix(manifest, request(f"50k:{NINETY}", seq_len=10, max_epochs=5))
     with pytest.raises(UsageError, match="earlier stages have used up"):
         plan_mix(manifest, request("all:it=1", "all:it=0.5,en=0.5", seq_len=10))
 
 
-def test_the_limit_counts_all_stages() -> None:
-    manifest = manifest_of({"en": 1_010, "it": 90_010})
-    stages = ("30k:it=0.9,en=0.1", "20k:it=0.9,en=0.1")
-    with pytest.raises(UsageError, match=r"en has 1,010 \(5\.00 epochs\).* at most 10,000 fit"):
-        plan_mix(manifest, request(*stages, seq_len=10))
-    mix, _ = plan_mix(manifest, request(stages[0], "10k:it=0.9,en=0.1", seq_len=10))
-    assert [stage.quotas for stage in mix.stages] == [(300, 2_700), (100, 900)]
-
-
-def test_same_wish_same_file_other_wish_refused(tmp_path: Path) -> None:
-    shards = make_shards(tmp_path / "shards", {"en": [range(1, 400)], "it": [range(1, 900)]})
-    out = tmp_path / "mix.json"
-    run_mix(shards, out, request("600:it=0.9,en=0.1", seq_len=5))
-    first = out.read_bytes()
-    run_mix(shards, out, request("600:it=0.9,en=0.1", seq_len=5))
-    assert out.read_bytes() == first
-    with pytest.raises(MismatchError, match="with seed = 0, not seed = 1"):
-        run_mix(shards, out, request("600:it=0.9,en=0.1", seq_len=5, seed=1))
-    out.unlink()
-    run_mix(shards, out, request("600:it=0.9,en=0.1", seq_len=5, seed=1))
-    assert out.read_bytes() != first
-
-
-def test_a_mix_of_many_sources_fits_a_terminal() -> None:
-    manifest = manifest_of({f"s{number:03}": 1_010 + number for number in range(300)})
-    wanted = request("all:natural", seq_len=10)
-    report, told = plan_mix(manifest, wanted)[1], Told()
-    show_mix(manifest, report, told)
-    assert len(report.stages[0]["shares"]) == 300
+def test_what_is_shown() -> None:
+    """A mix of many sources fits a terminal; and a count of sequences of three tokens, 0.65 of all, may be 0.5 + 0.65
+    away from its share: 3.45 tokens."""
+    manifest, told = manifest_of({f"s{number:03}": 1_010 + number for number in range(300)}), Told()
+    show_mix(manifest, plan_mix(manifest, request("all:natural", seq_len=10))[1], told)
     line, sources = told.shown
     assert len(line) < 300
     assert "and 294 more" in line
     assert len(sources.rows) == 300
-
-
-def test_what_is_shown_says_what_it_is_of() -> None:
-    """A count of sequences of three tokens, 0.65 of all, may be 0.5 + 0.65 away from its share: 3.45 tokens."""
     manifest, told = manifest_of({"en": 4_000, "it": 4_000}), Told()
-    first = request("3000:it=0.65,en=0.35", seq_len=3)
-    _, report = plan_mix(manifest, first)
-    show_mix(manifest, report, told)
+    show_mix(manifest, plan_mix(manifest, request("3000:it=0.65,en=0.35", seq_len=3))[1], told)
     assert "never more than 4 tokens off at any prefix" in told.shown[0]
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> tuple[Path, Path]:
+    """A folder of shards and the path of a mix of them."""
+    documents = {"en": [range(1, 400)], "it": [range(1, 900)], "old": [range(9)]}
+    shards = make_shards(tmp_path / "shards", documents)
+    run_mix(shards, tmp_path / "mix.json", request(f"600:{NINETY}", seq_len=5))
+    return shards, tmp_path / "mix.json"
+
+
+def test_same_wish_same_file_other_wish_refused(made: tuple[Path, Path]) -> None:
+    shards, path = made
+    first = path.read_bytes()
+    run_mix(shards, path, request(f"600:{NINETY}", seq_len=5))
+    assert path.read_bytes() == first
+    with pytest.raises(MismatchError, match="with seed = 0, not seed = 1"):
+        run_mix(shards, path, request(f"600:{NINETY}", seq_len=5, seed=1))
+    assert path.read_bytes() == first
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"seq_len": 0}, "seq_len: Expected `int` >= 1"),
+        ({"seed": 2**64}, "seed: Expected `int`"),
+        ({"split": "test"}, "split: "),
+        ({"more": 1}, "Object contains unknown field `more`"),
+        ({"seq_len": 7}, "reads more than its sources have"),
+        ({"stages": []}, "reads more than its sources have"),
+        ({"stages": [{"quotas": [1]}]}, "reads more than its sources have"),
+        ({"stages": [{"quotas": [1, 2], "length": 4}]}, "reads more than its sources have"),
+        ({"stages": [{"quotas": [2**50, 1]}]}, "is too long; at most"),
+        ({"sources": [{"name": "en", "tokens": 4, "sequences": 0}], "stages": [{"quotas": [5]}]}, "reads more than"),
+    ],
+)  # fmt: skip
+def test_forged_mixes_are_refused(made: tuple[Path, Path], change: dict[str, Any], message: str) -> None:
+    shards, path = made
+    data = json.loads(path.read_text()) | change
+    identity = {key: data[key] for key in data if key not in ("fingerprint", "report")}
+    path.write_text(json.dumps(data | {"fingerprint": fingerprint(identity)}))
+    with pytest.raises(PretokError, match=message):
+        pretok.stream.open(shards, path)
+
+
+def test_a_mix_is_compared_with_the_shards(made: tuple[Path, Path]) -> None:
+    shards, path = made
+    mix = load_mix(path)
+    more = tuple(MixSource(s.name, s.tokens + 5, s.sequences + 1) for s in mix.sources)
+    for sources in (more, (mix.sources[0], MixSource("fr", 1000, 199))):
+        write_mix(path, replace(mix, sources=sources), {})
+        with pytest.raises(IntegrityError, match=f"source {sources[1].name}|source en has 405 train tokens"):
+            pretok.stream.open(shards, path)
+
+
+def test_an_edited_mix_is_refused(made: tuple[Path, Path]) -> None:
+    """Also one with a flipped bit."""
+    shards, path = made
+    original, meant = path.read_bytes(), load_mix(path)
+    for position in random.Random(0).sample(range(8 * len(original)), 300):
+        data = bytearray(original)
+        data[position // 8] ^= 1 << position % 8
+        path.write_bytes(data)
+        with suppress(IntegrityError, MismatchError):
+            assert pretok.stream.open(shards, path).mix == meant
+    edited = json.loads(original)
+    edited["stages"][0]["quotas"][0] -= 1
+    without = {key: value for key, value in edited.items() if key != "stages"}
+    for changed, message in ((edited, "edited or damaged"), (without, "stages")):
+        path.write_text(json.dumps(changed))
+        with pytest.raises(IntegrityError, match=message):
+            pretok.stream.open(shards, path)
+
+
+def test_the_command(made: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shards, path = made[0], tmp_path / "new.json"
+    out = tmp_path / "mixed"
+
+    def run(*arguments: object) -> tuple[int, str, str]:
+        capsys.readouterr()
+        return run_command([str(argument) for argument in arguments]), *capsys.readouterr()
+
+    wish = ("mix", shards, "--weights", NINETY, "--tokens", 600, "--seq-len", 5)
+    report = json.loads(run(*wish, "--json")[1])
+    assert not path.exists()
+    assert report["sources"]["it"]["tokens"] == 540
+    written = run(*wish, "--json", "--out", path, "--materialize", out, "--workers", 0)[1]
+    assert json.loads(written) == report
+    plan, copy = pretok.stream.open(shards, path), pretok.stream.open(out, path)
+    np.testing.assert_array_equal(plan[:], copy[:])
+    code, shown, told = run(*wish)
+    assert (code, "en 10.0000%, it 90.0000%" in shown, "│ it" in shown) == (0, True, True)
+    assert "not in the mix: old, 10 tokens" in told
+    stages = ("mix", shards, "--stage", "300:it=1", "--stage", "300:it=0.5,en=0.5", "--seq-len", 5)
+    assert [stage["tokens"] for stage in json.loads(run(*stages, "--json")[1])["stages"]] == [300, 300]
+    (tmp_path / "file").touch()
+    for line, message in (
+        ((*stages, "--tokens", 600), "--stage and tokens exclude each other"),
+        ((*wish, "--materialize", out), "where with --out"),
+        ((*wish, "--out", tmp_path), "is a folder; name a file"),
+        ((*wish, "--out", tmp_path / "file" / "mix.json"), "cannot write"),
+    ):
+        code, _, told = run(*line)
+        assert (code, message in told, "Traceback" in told) == (2, True, False)
+
+
+def test_recipes_mean_the_same(made: tuple[Path, Path]) -> None:
+    manifest = load_manifest(made[0])
+    staged = [{"tokens": "500", "weights": {"it": 1}}, {"tokens": "5"}]
+    for table, stages in (
+        ({"weights": {"it": "0.9", "en": "0.1"}, "tokens": "600"}, (f"600:{NINETY}",)),
+        ({}, ("all:natural",)),
+        ({"stages": staged}, ("500:it=1", "5:natural")),
+    ):
+        of_recipe = MixRequest(MixTable.model_validate({"seq_len": 5, **table}))
+        assert plan_mix(manifest, of_recipe)[0] == plan_mix(manifest, request(*stages, seq_len=5))[0]

@@ -41,6 +41,7 @@ CHATS = {"b": CHAT_KINDS.index("answer"), "c": CHAT_KINDS.index("template")}
 """Sources of conversations, and of which kind their EOD is."""
 NAMES = "abcd"
 """`a` is text, and may have a class of its short documents; `d` is text that comes later, if at all."""
+POOLS = (*NAMES, "short")
 Place = tuple[int, int]
 """A token of a source: number of its document, and of the token in it."""
 Shape = tuple[Mapping[str, Sequence[int]], float, list[tuple[int, list[int]]], int]
@@ -292,7 +293,6 @@ def test_everything_together(
             check_quotas(view.mix, asked, model, divided)
     path = folder / f"{len(history)}.json"
     check(view, model)
-    check_rounds(view)
     check_disclosed(shards, path, view, model)
     if materialized:
         with StopFlag() as stop, Engine(0, None, stop) as engine:
@@ -316,31 +316,17 @@ def grow(folder: Path, since: Path | None, more: dict[str, list[list[int]]], spl
 
 
 def weights_of(weights: Sequence[int], model: Model, divided: bool) -> dict[str, Fraction]:
-    """The share of each pool that has one; `a` and `b` are always there."""
-    pools = [
-        name for name in ("a", "b", "c", "d", "short") if name in model.texts or (name == "short" and divided)
-    ]
-    given = {
-        name: weight
-        for name, weight in zip(("a", "b", "c", "d", "short"), weights, strict=True)
-        if name in pools
-    }
-    # Of what came later there may be less than one sequence.
-    given = {
-        name: weight
-        for name, weight in given.items()
-        if sum(map(len, model.texts.get(name, [[0] * 30]))) > 20
-    }
+    """The share of each pool that has one. What came later may be less than one sequence, and gets none."""
+    tokens = {name: sum(map(len, texts)) for name, texts in model.texts.items()} | {"short": 30 * divided}
+    given = {name: weight for name, weight in zip(POOLS, weights, strict=True) if tokens.get(name, 0) > 20}
     return {name: Fraction(weight, sum(given.values())) for name, weight in given.items() if weight}
 
 
 def told(stages: list[tuple[int, list[int]]], model: Model, divided: bool) -> list[str]:
     """The stages as a command takes them."""
-    return [
-        f"{count * model.seq_len}:"
-        + ",".join(f"{n}={w}" for n, w in weights_of(weights, model, divided).items())
-        for count, weights in stages
-    ]
+    shares = [weights_of(weights, model, divided).items() for _, weights in stages]
+    texts = [",".join(f"{name}={weight}" for name, weight in some) for some in shares]
+    return [f"{count * model.seq_len}:{text}" for (count, _), text in zip(stages, texts, strict=True)]
 
 
 def check_quotas(mix: Mix, asked: list[tuple[int, list[int]]], model: Model, divided: bool) -> None:
@@ -385,28 +371,6 @@ def check(view: View, model: Model) -> None:
                 if tokens.intersection(range(low, high))
             ]
             assert audit.positions(view, entry.name, low, high).tolist() == found
-
-
-def check_rounds(view: View) -> None:
-    """No sequence comes a second time before every other of its pool came once, appended ones included; what was
-    appended counts as read as often as all that was there before, but for an epoch that had just ended."""
-    origins = [view.origin(position) for position in range(len(view))]
-    for pool in view.mix.pools.values():
-        entries = [view.mix.sources[number] for number in pool]
-        counts, first = dict[tuple[str, int], int](), 0
-        for stage, length in enumerate(view.mix.lengths):
-            least = min(counts.values(), default=0)
-            missed = least - (least > 0 and least == max(counts.values()))
-            counts |= {
-                (one.name, n): missed for one in entries if one.stage == stage for n in range(one.sequences)
-            }
-            levels = Counter(counts.values())
-            for name, _, sequence in origins[first : first + length]:
-                if (one := (name, sequence)) in counts:
-                    levels += Counter({counts[one]: -1, counts[one] + 1: 1})  # what is at 0 goes
-                    counts[one] += 1
-                    assert max(levels) - min(levels) <= 1
-            first += length
 
 
 def check_disclosed(shards: Path, path: Path, view: View, model: Model) -> None:

@@ -63,15 +63,13 @@ OPS, HALF, FULL = ({"checkpointing": kind} for kind in ("ops", "0.5", "full"))
 QUICK = {
     False: [
         Mesh(pipeline=2, shard=2, context=2, more=OPS),
-        Mesh(replicate=2, shard=2, more=HALF | {"micro_batch": 1}),
         Mesh(pipeline=2, tensor=2),
         Mesh(shard=4, more=FULL | {"micro_batch": 1, "reshard": False}),
     ],
     True: [
-        Mesh(shard=4, context=2, more=OPS | {"micro_batch": 1}),
-        Mesh(replicate=2, tensor=2, more=HALF),
-        Mesh(shard=2, tensor=2, context=2),
-        Mesh(replicate=2),
+        Mesh(replicate=2, shard=2, more=HALF | {"micro_batch": 1}),
+        Mesh(shard=2, tensor=2, context=2, more=OPS),
+        Mesh(replicate=2, tensor=2),
     ],
 }
 """Of models whose embedding is not, or is, the output matrix."""

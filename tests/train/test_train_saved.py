@@ -111,10 +111,7 @@ def no_keys(checkpoint: Path) -> None:
 
 
 DAMAGE: dict[str, tuple[Callable[[Path], None], str]] = {
-    "bit of the first rank": (
-        lambda newest: flip(newest / FIRST, 9000),
-        f"{FIRST} is damaged: its checksum",
-    ),
+    "bit of the first rank": (lambda newest: flip(newest / FIRST, 9000), f"{FIRST} is damaged: its checksum"),
     "bit of the second": (lambda newest: flip(newest / SECOND, 1000), f"{SECOND} is damaged: its checksum"),
     "length": (lambda newest: os.truncate(newest / FIRST, 20_000), f"{FIRST} is damaged: its checksum"),
     "no tensors": (lambda newest: (newest / SECOND).unlink(), f"{SECOND}: No such file"),

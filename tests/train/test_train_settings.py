@@ -29,7 +29,7 @@ from pretok.base.storage import read_lines
 from tests.train_support import Trial, column, flags, model_file, run_jobs, tiny_flags
 from train import loop, tune
 from train.__main__ import main
-from train.config import TrainConfig, add_flags, check_table, parse, recomputed, whole_number
+from train.config import TrainConfig, add_flags, check_table, parse, whole_number
 from train.model.sizes import PRESETS
 from train.model.transformer import Decoder
 from train.parallel.layout import (
@@ -120,41 +120,30 @@ def test_wrong_settings_are_refused_with_what_where_and_the_nearest_that_is_righ
             parsed(flag)
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (
-            {"steps": 10_000},
-            r"10000 steps of 8 sequences need more data: there are \d+ sequences of 16 tokens, enough for \d+",
-        ),
-        ({"steps": 5, "tokens": 5}, "not both"),
-        (
-            {"steps": None, "tokens": 1},
-            r"--tokens 1 are less than one step of 8 sequences of 16 tokens \(128 tokens\); give more",
-        ),
-        (
-            {"steps": None, "global_batch": 1024},
-            "1 steps of 1024 sequences need more data: there are 416 sequences of 16 tokens, enough for 0 steps",
-        ),
-        ({"model": "7b"}, "--model 7b is not a preset"),
-        ({"seq_len": 100_000}, "sequence"),
-        ({"shards": ""}, "--shards is missing"),
-        ({"vocab_map": "x"}, "--vocab-map needs --init-from"),
-        (
-            {"init_from": "PUT/THE/MODEL/HERE"},
-            "--init-from: PUT/THE/MODEL/HERE is not a folder; name a transformers model",
-        ),
-        (
-            {"val_every": 1, "seq_len": 600, "steps": 1},
-            "has no validation sequence of 600 tokens: tokenize with --val-fraction",
-        ),
-        ({"val_every": 1, "val_sequences": 1, "wandb": "p"}, "needs the package wandb"),
-    ],
-)
-def test_impossible_runs_are_refused(trial: Trial, change: dict[str, Any], message: str) -> None:
+NEED = r"steps of {} sequences need more data: there are \d+ sequences of 16 tokens, enough for {}"
+IMPOSSIBLE: dict[str, dict[str, Any]] = {
+    "10000 " + NEED.format(8, r"\d+"): {"steps": 10_000},
+    "1 " + NEED.format(1024, "0 steps"): {"steps": None, "global_batch": 1024},
+    "not both": {"steps": 5, "tokens": 5},
+    r"--tokens 1 are less than one step of 8 sequences of 16 tokens \(128 tokens\); give": {
+        "steps": None,
+        "tokens": 1,
+    },
+    "--model 7b is not a preset": {"model": "7b"},
+    "sequence": {"seq_len": 100_000},
+    "--shards is missing": {"shards": ""},
+    "--vocab-map needs --init-from": {"vocab_map": "x"},
+    "--init-from: PUT/THE/MODEL/HERE is not a folder; name a": {"init_from": "PUT/THE/MODEL/HERE"},
+    "has no validation sequence of 600 tokens: tokenize": {"val_every": 1, "seq_len": 600, "steps": 1},
+    "needs the package wandb": {"val_every": 1, "val_sequences": 1, "wandb": "p"},
+}
+
+
+@pytest.mark.parametrize("message", IMPOSSIBLE)
+def test_impossible_runs_are_refused(trial: Trial, message: str) -> None:
     trial.patch.setitem(sys.modules, "wandb", None)
     with pytest.raises(UsageError, match=message):
-        loop.train(TrainConfig(**trial.config().as_dict() | change))
+        loop.train(TrainConfig(**trial.config().as_dict() | IMPOSSIBLE[message]))
     assert not (trial.run / "metrics.jsonl").exists()
 
 
@@ -169,7 +158,19 @@ def test_the_help_shows_what_a_person_sets() -> None:
     assert parsed("--eps", "1e-6", "--no-reshard") == TrainConfig(eps=1e-6, reshard=False)
 
 
-WITHOUT = "import sys; sys.modules['torch'] = None\n"
+TABLE = {"model": "1b", "micro-batch": 4, "tokens": "64MiB", "lr": 1, "save_every": 100}
+WITHOUT = f"""
+import sys
+sys.modules["torch"] = None
+from train.config import check_table
+from train.__main__ import main
+check_table({TABLE})
+for command in ("plan", "--shards=x"):
+    try:
+        main([command])
+    except SystemExit as end:
+        print(end.code)
+"""
 
 
 def run_python(script: str) -> subprocess.CompletedProcess[str]:
@@ -181,13 +182,10 @@ def run_python(script: str) -> subprocess.CompletedProcess[str]:
 def test_what_needs_which_package() -> None:
     """A good table of a recipe is checked without torch; a command says what to install; the trainer needs torch,
     numpy, safetensors and xxhash alone."""
-    table = {"model": "1b", "micro-batch": 4, "tokens": "64MiB", "lr": 1, "save_every": 100}
-    assert run_python(f"{WITHOUT}from train.config import check_table\ncheck_table({table})").returncode == 0
-    for command in ("plan", "--shards=x"):
-        done = run_python(f"{WITHOUT}from train.__main__ import main\nmain(['{command}'])")
-        assert done.returncode == 2
-        assert done.stderr.startswith("train: the package torch is not installed for this Python: run pip")
-        assert done.stderr.count("\n") == 1
+    done = run_python(WITHOUT)
+    assert done.stdout == "2\n2\n"
+    said = "train: the package torch is not installed for this Python: run pip"
+    assert [line.startswith(said) for line in done.stderr.splitlines()] == [True, True]
     done = run_python(
         "import sys\nimport train.loop, train.checkpoint.export, train.plan, train.tune, train.__main__\n"
         "print(sorted({'pydantic', 'typer', 'ray', 'pyarrow', 'gigatoken', 'transformers'} & set(sys.modules)))"
@@ -208,17 +206,6 @@ def test_counts() -> None:
     for text in ("many", "-5", "1.5", "", "1e-6"):
         with pytest.raises(UsageError, match="is not a"):
             whole_number(text)
-
-
-def test_what_of_each_block_is_recomputed() -> None:
-    def kinds(setting: str) -> str:
-        return " ".join(recomputed(setting, block) for block in range(4))
-
-    assert kinds("full") == "full full full full"
-    assert (kinds("none"), kinds("ops")) == ("none none none none", "ops ops ops ops")
-    assert kinds("0.5") == "ops full ops full"
-    assert kinds("0.25") == "ops ops ops full"
-    assert sum(recomputed("0.3", block) == "full" for block in range(1000)) == 300
 
 
 sizes = st.integers(1, 64)
@@ -267,8 +254,13 @@ def pipeline(batch: Batch = Batch(8, 1, 8, 1), **changes: Any) -> Callable[[], o
     return lambda: check_pipeline(TrainConfig(pipeline=4), replace(ITALIA, **changes), batch)
 
 
-def test_what_cannot_be_divided_is_refused_with_what_can() -> None:
-    for ask, message in (
+FLOAT8 = "--precision float8 works neither with --tensor nor with widths"
+HALF = r"does not work with --checkpointing 0\.5; use ops or none"
+
+
+@pytest.mark.parametrize(
+    ("ask", "message"),
+    [
         (lambda: solve_layout(16, 4, 3, 1), r"shard = 3 does not divide 16 .* valid: \[1, 2, 4, 8, 16\]"),
         (lambda: solve_layout(16, 4, 2, 1, 1, 4), r"groups of context = 4; valid: \[4, 8, 16\]"),
         (lambda: solve_layout(16, 4, None, 3), "tensor = 3 does not divide the 16 ranks"),
@@ -276,24 +268,23 @@ def test_what_cannot_be_divided_is_refused_with_what_can() -> None:
         (split(tensor=2, context=8), r"--tensor 2 x --context 8 does not divide kv_heads \(8\)"),
         (split(tensor=16), r"--tensor 16 does not divide kv_heads \(8\)"),
         (split(4100, tensor=8), r"--tensor 8 does not divide seq_len \(4100\)"),
-        (
-            split(tensor=2, precision="float8"),
-            "--precision float8 works neither with --tensor nor with widths",
-        ),
-        (
-            split(tensor=2, compile=True, checkpointing="0.5"),
-            r"does not work with --checkpointing 0\.5; use ops or none",
-        ),
+        (split(tensor=2, precision="float8"), FLOAT8),
+        (split(tensor=2, compile=True, checkpointing="0.5"), HALF),
         (pipeline(tied=True), "needs a separate output matrix"),
         (pipeline(layers=3), "4 is more than the 3 blocks"),
         (pipeline(Batch(8, 4, 2, 1)), "at least 4 micro-batches per step and rank; there are 2"),
-    ):
-        with pytest.raises(UsageError, match=message):
-            ask()
-    for fine in (
-        split(tensor=8), split(precision="float8"), split(tensor=2, compile=True, checkpointing="ops"), pipeline(),
-    ):  # fmt: skip
-        fine()
+    ],
+)
+def test_what_cannot_be_divided_is_refused_with_what_can(ask: Callable[[], object], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        ask()
+
+
+def test_what_can_be_divided_is_taken() -> None:
+    split(tensor=8)()
+    split(precision="float8")()
+    split(tensor=2, compile=True, checkpointing="ops")()
+    pipeline()()
 
 
 @pytest.mark.parametrize(
@@ -379,33 +370,38 @@ def test_plan_finds_the_largest_micro_batch() -> None:
 
 def test_plan_says_what_fits_and_what_it_costs(capsys: pytest.CaptureFixture[str]) -> None:
     """Loudly what does not."""
-    common = "--model italia-9b --nodes 64 --devices-per-node 4 --global-batch 1024 --tokens 1.2T"
+    common = (
+        "--model italia-9b --nodes 64 --devices-per-node 4 --global-batch 1024 --tokens 1.2T --micro-batch"
+    )
 
     def plan(more: str) -> str:
         main(["plan", *common.split(), *more.split()])
         return capsys.readouterr().out
 
-    text = plan("--micro-batch 2")
+    text = plan("2")
     assert "accumulation 2 x 256 data-parallel ranks" in text
     assert "step: n/a" in text
-    found = json.loads(plan("--micro-batch 2 --peak 300 --mfu 0.5 --json"))
+    found = json.loads(plan("2 --peak 300 --mfu 0.5 --json"))
     seconds = 1024 * 4096 * ITALIA.flops_per_token(4096) / (150e12 * 256)
     assert found["step_seconds"] == pytest.approx(seconds)
     assert found["steps"] == 1_200_000_000_000 // (1024 * 4096)
     assert found["node_hours"] == pytest.approx(64 * seconds * found["steps"] / 3600)
     assert found["checkpoint_bytes"] / GIB == pytest.approx(12 * ITALIA.parameters / GIB)
-    device = "--device A100-SXM-64GB --micro-batch"
-    text = plan(f"{device} 2 --mfu 0.4")
-    assert "DOES NOT FIT: 82.6 GiB counted, 53.6 GiB are 90% of 64 GB" in text
-    assert "step: n/a; steps: 286102; run: n/a; n/a\n" in text
-    found = json.loads(plan(f"{device} 2 --mfu 0.4 --checkpointing full --json"))
+    device = "--device A100-SXM-64GB"
+    for more, words in (
+        (f"2 {device} --mfu 0.4", "DOES NOT FIT: 82.6 GiB counted, 53.6 GiB are 90% of 64 GB"),
+        (f"2 {device} --mfu 0.4", "step: n/a; steps: 286102; run: n/a; n/a\n"),
+        ("2 --device A100", "the memory of the device is not known; give --memory"),
+        (f"4 {device} --checkpointing full", "\nfits: 39.9 GiB counted"),
+        (
+            f"1 {device} --pipeline 4 --checkpointing ops",
+            "devices wait for other stages 15.8% of each step\n",
+        ),
+    ):
+        assert words in plan(more)
+    found = json.loads(plan(f"2 {device} --mfu 0.4 --checkpointing full --json"))
     assert (found["fits"], found["hours"] > 0) == (True, True)
-    assert "the memory of the device is not known; give --memory" in plan("--device A100 --micro-batch 2")
-    assert json.loads(plan("--device A100 --memory 80 --micro-batch 2 --json"))["fits"] is False
-    assert "\nfits: 39.9 GiB counted" in plan(f"{device} 4 --checkpointing full")
-    assert "devices wait for other stages 15.8% of each step\n" in plan(
-        f"{device} 1 --pipeline 4 --checkpointing ops"
-    )
+    assert json.loads(plan("2 --device A100 --memory 80 --json"))["fits"] is False
     # And the command of the documentation fits.
     page = (ROOT / "docs" / "training.md").read_text(encoding="utf-8").replace("\\\n", " ")
     command = next(words for line in page.splitlines() if (words := line.split())[:2] == ["train", "plan"])
@@ -474,8 +470,8 @@ def test_torchrun_runs_the_module(shards: Path, tmp_path: Path) -> None:
         sys.executable,
         *["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "train"],
     ]
-    arguments = tiny_flags(shards, tmp_path, steps=2)
-    done = subprocess.run([*command, *arguments], capture_output=True, text=True, cwd=ROOT, check=False)
+    command += tiny_flags(shards, tmp_path, steps=2)
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
     assert done.returncode == 0, done.stderr
     assert "2 ranks: 1 replicas x 2 shards x 1 tensor parallel" in done.stdout
     assert len(column(tmp_path / "run", "loss")) == 2

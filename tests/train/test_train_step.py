@@ -20,6 +20,7 @@ from pretok.base.errors import PretokError
 from pretok.base.records import replace
 from pretok.base.storage import read_lines
 from pretok.shards.manifest import load_manifest
+from pretok.stream.continued import beginning
 from pretok.stream.mix_file import load_mix
 from pretok.stream.mix_job import run_mix
 from pretok.tokenizer.vocabulary import tokenizer_data
@@ -28,6 +29,7 @@ from train import loop, step
 from train import optimizer as optim
 from train.config import TrainConfig
 from train.data import documents_of
+from train.evaluate import validation_sources
 from train.model.loss import IGNORE, targets_of
 from train.model.sizes import model_config
 from train.model.transformer import Decoder
@@ -419,3 +421,24 @@ def test_bits_per_byte_are_those_of_a_plain_sum(trial: Trial) -> None:
     line = next(line for line in trial.said().splitlines() if "validation loss" in line)
     assert f"({record['val_bits_per_byte']:.4f} bits per byte)" in line
     assert f"en {record['sources']['en']:.4f} ({record['bits_per_byte']['en']:.4f})" in line
+
+
+def test_validation_stays_what_it_was(tmp_path: Path) -> None:
+    """Of the shards that a mix began with, however often it was continued; a mix of its own has all there is."""
+    text = {"it": [list(range(1, 101))]}
+    shards = make_shards(tmp_path / "0", text, val=text)
+    run_mix(shards, tmp_path / "0.json", request("50:it=1", seq_len=5))
+    before = validation_sources(TrainConfig(shards=str(shards)), load_mix(tmp_path / "0.json"))
+    for number in (1, 2):
+        more = {"it": [list(range(200, 300))], "en": [list(range(300, 400))]}
+        shards = make_shards(tmp_path / str(number), more, val=more, since=shards)
+        after = beginning(load_manifest(shards), tmp_path / f"{number - 1}.json", 10)
+        run_mix(shards, tmp_path / f"{number}.json", request("50:it=1", seq_len=5, after=after))
+    config = TrainConfig(shards=str(shards))
+    found = validation_sources(config, load_mix(tmp_path / "2.json"))
+    assert found.keys() == {"it"}
+    np.testing.assert_array_equal(found["it"].view[:], before["it"].view[:])
+    assert found["it"].bytes_per_token == before["it"].bytes_per_token
+    run_mix(shards, tmp_path / "new.json", request("50:it=1", seq_len=5))
+    new = validation_sources(config, load_mix(tmp_path / "new.json"))
+    assert {name: len(one.view) for name, one in new.items()} == {"it": 60, "en": 40}

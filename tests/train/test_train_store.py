@@ -12,7 +12,7 @@ import pytest
 from support import needs
 
 needs("torch")
-from store_server import BUCKET, serve
+from store_server import BUCKET, environment, serve
 
 from pretok.base.errors import UsageError
 from pretok.base.storage import read_lines
@@ -32,20 +32,14 @@ def test_a_run_reads_from_a_store_what_it_reads_from_files(tmp_path: Path) -> No
     bucket = tmp_path / "bucket"
     shards = random_shards(bucket / "shards")
     mix_of(shards, bucket / "mix.json", (20, 44))
-    more: dict[str, Any] = {"workers": 1, "micro_batch": 2, "val_every": 4, "val_sequences": 8}
     for folder in ("local", "far"):
         (tmp_path / folder).mkdir()
+    more: dict[str, Any] = {"workers": 1, "micro_batch": 2, "val_every": 4, "val_sequences": 8}
     local = tiny_flags(shards, tmp_path / "local", mix=str(bucket / "mix.json"), **more)
     more |= {"cache": str(tmp_path / "cache"), "cache_bytes": 1 << 24, "mix": f"{URL}/mix.json"}
     far = tiny_flags(f"{URL}/shards", tmp_path / "far", **more)  # type: ignore[arg-type]
     with serve(bucket) as server:
-        values = {
-            "AWS_ENDPOINT_URL": server.endpoint,
-            "AWS_ACCESS_KEY_ID": "id",
-            "AWS_SECRET_ACCESS_KEY": "key",
-        }
-        values |= {"AWS_DEFAULT_REGION": "us-east-1", "AWS_EC2_METADATA_DISABLED": "true"}
-        run_jobs([(2, local), (2, far)], tmp_path, before=partial(use, values))
+        run_jobs([(2, local), (2, far)], tmp_path, before=partial(use, environment(server)))
         assert server.gets()
     for name in ("data_hash", "loss"):
         assert column(tmp_path / "far" / "run", name) == column(tmp_path / "local" / "run", name)

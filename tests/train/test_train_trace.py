@@ -105,10 +105,7 @@ def test_a_run_that_changed_data_and_batch_is_traced_and_counted_segment_by_segm
     with pytest.raises(UsageError, match="no step 15; the run has 14"):
         positions_of_step(segments, 15)
     (trial.run / "segments.jsonl").unlink()
-    for ask in (
-        lambda: open_traced(trial.run, None),
-        lambda: read_steps(manifest, trial.run, None),
-    ):
+    for ask in (lambda: open_traced(trial.run, None), lambda: read_steps(manifest, trial.run, None)):
         with pytest.raises(UsageError, match="does not say what the first steps read"):
             ask()
 

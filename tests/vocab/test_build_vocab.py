@@ -150,7 +150,7 @@ def test_both_libraries_open_the_folder(folder: Path, here: Engine) -> None:
         ({"size": 900, "sizes": (319,)}, "319 entries cannot be made"),
         ({"size": 900, "sizes": (1000,)}, "1,000 entries cannot be made.* may exceed the main one, 900"),
         ({"special_tokens": ("<|a|>", "<|a|>")}, "all different"),
-        ({"special_tokens": ("<|a|>",), "eod": "<|b|>"}, "ends documents with its first special token"),
+        ({"special_tokens": ("<|a|>",), "eod": "<|b|>"}, "vocab.eod needs path or extend"),
         ({"special_tokens": ("<|a|>", "EOS")}, "'EOS' is one word"),
     ],
 )

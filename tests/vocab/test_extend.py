@@ -260,9 +260,9 @@ def test_what_cannot_be_extended_is_named_before_anything_is_written(
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"add": 10}, "add is for extend"),
-        ({"extend": "old", "size": 5000}, "size is of a new vocabulary"),
-        ({"extend": "old", "special_tokens": ("<x>",)}, "special_tokens is of a new vocabulary"),
+        ({"add": 10}, "vocab.add needs extend"),
+        ({"extend": "old", "size": 5000}, "size and extend exclude each other"),
+        ({"extend": "old", "special_tokens": ("<x>",)}, "special_tokens and extend exclude each other"),
     ],
 )
 def test_settings_that_would_do_nothing_are_refused(

@@ -3,7 +3,6 @@
 paths.py            paths, globs and URLs -> the paths they stand for
 files.py            input files: open, decompress, notice changes
 recognise.py        paths -> input files, recognised by content
-zstd_frames.py      zstd data -> slices whose text is bounded
 sample/__init__.py  the text shipped with the package
 guarded.py          a function over items in a process of its own, which a library may end
 probe.py            inputs -> how much text they hold, whether the field is there, the types of what is kept

@@ -64,7 +64,7 @@ pretok: --out it.jsonl is a file; name a folder
 pretok: nothing says where the results go: give --out work
 
 2 tokenize it=it.jsonl --out new --vocab nowhere
-pretok: no tokenizer at nowhere, which does not exist: make one with pretok build-vocab, or name another with \
+pretok: no tokenizer at nowhere, which does not exist: train one with pretok build-vocab, or name another with \
 --vocab
 
 3 tokenize it=empty.jsonl --out empty --vocab vocab --workers 0

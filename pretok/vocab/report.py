@@ -123,9 +123,8 @@ def figures(
     single = np.array([len(entry) == 1 for entry in entries])
     part = np.array([len(entry) == 1 and entry >= b"\x80" for entry in entries])
     mixed = scale != 0
-    columns = measure.bytes, measure.words, uses
-    rows = {name: tuple(column[k] for column in columns) for k, name in enumerate(names)}
-    rows[MIX] = tuple(scale[mixed] @ column[mixed] for column in columns)
+    rows = {name: (measure.bytes[k], measure.words[k], uses[k]) for k, name in enumerate(names)}
+    rows[MIX] = tuple(scale[mixed] @ column[mixed] for column in (measure.bytes, measure.words, uses))
     return {name: _figures(*row, single, part) for name, row in rows.items()}
 
 

@@ -154,14 +154,22 @@ def test_merging_goes_on_and_old_ids_stay(folder: Path, tmp_path: Path, here: En
     expected = slow_extension(opened(old), texts, 150)
     assert [(to_bytes(a), to_bytes(b)) for a, b in new[count:]] == expected
 
+    found_map, was, now = (
+        read_map(made.vocab_dir / "vocab-map.json"),
+        load_vocab(old),
+        load_vocab(made.vocab_dir),
+    )
+    for end, vocab in ((found_map.old, was), (found_map.new, now)):
+        assert (end.size, end.fingerprint) == (vocab.size, vocab.fingerprint)
+    assert [int(i) for i in found_map.rows] == [*range(size, size + 150)]
+    for i, parts in found_map.rows.items():
+        assert b"".join(map(was.token_bytes, parts)) == now.token_bytes(int(i))
+
     one, other = opened(old), opened(made.vocab_dir)
     assert other.get_vocab().items() >= one.get_vocab().items()
     assert other.get_added_tokens_decoder() == one.get_added_tokens_decoder()
-    vocab = load_vocab(made.vocab_dir)
     texts += ["<tool_call>x", *LLAMA, *QWEN, "".join(LLAMA + QWEN)]
-    ids, offsets = Encoder(vocab.raw.decode(), vocab.eod_id, vocab.size).ids(
-        pa.array(texts, pa.large_string())
-    )
+    ids, offsets = Encoder(now.raw.decode(), now.eod_id, now.size).ids(pa.array(texts, pa.large_string()))
     unchanged = 0
     for text, a, b in zip(texts, offsets[:-1], offsets[1:], strict=True):
         found = ids[a:b].tolist()
@@ -173,19 +181,6 @@ def test_merging_goes_on_and_old_ids_stay(folder: Path, tmp_path: Path, here: En
     assert 0 < unchanged < len(texts)
     special = {token["id"] for token in after["added_tokens"] if token["special"]}
     assert not special & set(ids.tolist())
-
-
-def test_the_map_says_what_new_entries_are_made_of(folder: Path, tmp_path: Path, here: Engine) -> None:
-    old = written(tmp_path / "old", tokenizer_like("gpt2", documents(folder, "en")))
-    made = recipe(folder, pattern="gpt2", extend=str(old), add=50)
-    run_build_vocab(made, here, SILENT)
-    found = read_map(made.vocab_dir / "vocab-map.json")
-    before, after = load_vocab(old), load_vocab(made.vocab_dir)
-    assert (found.old.size, found.old.fingerprint) == (before.size, before.fingerprint)
-    assert (found.new.size, found.new.fingerprint) == (after.size, after.fingerprint)
-    assert [int(i) for i in found.rows] == [*range(before.size, after.size)]
-    for i, parts in found.rows.items():
-        assert b"".join(map(before.token_bytes, parts)) == after.token_bytes(int(i))
 
 
 def test_the_report_compares_the_old_tokenizer(folder: Path, tmp_path: Path, here: Engine) -> None:

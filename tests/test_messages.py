@@ -42,8 +42,8 @@ pretok: ok/shards holds shards of en, it, and this command names fr; val_fractio
 --out folder; to add fr to these shards, name their sources too
 
 2 run ok.toml
-pretok: the shards in ok/shards were made from something else: val_fraction was 0.1 and is 0.2. Restore that, use \
-another --out folder, or delete this one to make them again
+pretok: the shards in ok/shards were made with other settings or inputs: val_fraction was 0.1 and is 0.2. Change that \
+back, use another --out folder, or delete this one to start over
 
 0 tokenize it=it.jsonl en=en.jsonl --out ok --vocab vocab --val-fraction 0.1 --keep id --workers 0
 nothing to do: the shards of it, en are finished
@@ -64,7 +64,7 @@ pretok: --out it.jsonl is a file; name a folder
 pretok: nothing says where the results go: give --out work
 
 2 tokenize it=it.jsonl --out new --vocab nowhere
-pretok: no tokenizer at nowhere, which does not exist: make one with pretok build-vocab, or name another with \
+pretok: no tokenizer at nowhere, which does not exist: train one with pretok build-vocab, or name another with \
 --vocab
 
 3 tokenize it=empty.jsonl --out empty --vocab vocab --workers 0

@@ -498,7 +498,7 @@ def without_footer(whole: bytes) -> bytes:
     [
         ("plan", lambda whole: without_footer(whole), "is no table of inputs"),
         ("plan", not_utf8, "is no table of inputs"),
-        ("bucket", lambda whole: whole.replace(b"heldout", b"heldouu"), "is no table of words"),
+        ("bucket", lambda whole: whole.replace(b"heldout", b"heldouu"), "is not a table of words"),
         ("bucket", lambda whole: whole.replace(b"heldout", b"\xe8eldout"), "cannot read"),
         ("ledger", lambda whole: whole.replace(b"record", b"\xe8ecord"), "cannot read"),
         ("answers", lambda whole: b"crawlers = " + b"9" * 5000, "integer string conversion"),

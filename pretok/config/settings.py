@@ -325,9 +325,6 @@ class Vocab(Part):
         None, "A tokenizer to train further; its ids keep their meaning.", "llama3"
     )
     add: Count | None = key(None, "Entries that `extend` adds. Default: 8,000.", "4k", gt=0, needs=["extend"])
-    replace: bool = key(
-        False, "New entries take the ids of those that the text uses least.", needs=["extend"]
-    )
     size: Count = key(
         50_000, "Entries of the vocabulary, special tokens included.", "32k", ge=257, excludes=["extend"]
     )

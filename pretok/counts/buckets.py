@@ -1,8 +1,7 @@
 """Counted words: in memory as arrays, on disk as Parquet with one row group per bucket or per source.
 
-Input and output: `Words`. A bucket is a range of the words' hashes, so what
-belongs together in the counts of two partitions or two corpora is in row groups of the same bucket, and no step needs
-all words at once.
+Input and output: `Words`. A bucket is a range of the words' hashes. So all counts of a word, of any partition or
+corpus, are in row groups of the same bucket, and no step needs all words at once.
 """
 
 from __future__ import annotations
@@ -35,16 +34,15 @@ _METADATA = "pretok"
 
 @dataclass(frozen=True, slots=True)
 class Words:
-    """Distinct words and two sums of each: word w is data[offsets[w]:offsets[w + 1]].
-
-    data: uint8; offsets: (words + 1,) int64 from 0; counts, others: (words,) int64, how often a word occurs in training
-    documents and in those held out; of weighted words, the weighted and the plain occurrences in training documents.
-    """
+    """Distinct words and two sums of each: word w is data[offsets[w]:offsets[w + 1]]."""
 
     data: Bytes
     offsets: Ints
+    """(words + 1,) int64, from 0."""
     counts: Ints
+    """(words,) int64, occurrences in training documents; of weighted words, times the weights."""
     others: Ints
+    """(words,) int64, occurrences in held-out documents; of weighted words, those in training documents, unweighted."""
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -66,24 +64,24 @@ class Words:
         return from_arrow(self.words().take(pa.array(order)), self.counts[order], self.others[order])
 
     def sorted(self) -> Words:
-        """The same, ordered by the bytes of the words."""
+        """The same words, ordered by their bytes."""
         return self.take(pc.array_sort_indices(self.words()).to_numpy().astype(np.int64))
 
 
 def from_arrow(words: pa.LargeBinaryArray, counts: Ints, others: Ints) -> Words:
-    """Words of an Arrow array of them, which need not begin with its buffers, and their sums."""
+    """Words from an Arrow array and their sums."""
     return Words(*buffers(words), counts, others)
 
 
 def concatenate(parts: Sequence[Words]) -> Words:
-    """All words of the parts, of which there is at least one and which must have no word in common."""
+    """All words of the parts: at least one part, and no word in two of them."""
     counts, others = ([getattr(part, name) for part in parts] for name in ("counts", "others"))
     words = pa.concat_arrays([part.words() for part in parts])
     return from_arrow(words, np.concatenate(counts), np.concatenate(others))
 
 
 def split_buckets(words: Words) -> Iterator[Words]:
-    """The words of each bucket, BUCKETS times; the order of the words inside of a bucket is kept."""
+    """The words of each bucket, BUCKETS times, in their order."""
     bucket = (hash_documents(words.data, words.offsets, 0) >> np.uint64(64 - BUCKET_BITS)).astype(np.int64)
     order = np.argsort(bucket, kind="stable")
     borders = np.searchsorted(bucket[order], np.arange(BUCKETS + 1))
@@ -94,7 +92,7 @@ def split_buckets(words: Words) -> Iterator[Words]:
 
 
 def write_groups(file: Any, groups: Iterable[Words], metadata: object) -> None:
-    """Write row groups in order to an open binary file, empty ones too; `metadata` is any JSON."""
+    """Write row groups, empty ones too, to an open binary file; `metadata` is any JSON."""
     with pq.ParquetWriter(
         file, SCHEMA, compression="zstd", use_dictionary=False, write_statistics=False
     ) as writer:
@@ -105,18 +103,18 @@ def write_groups(file: Any, groups: Iterable[Words], metadata: object) -> None:
 
 
 def read_group(path: Path, group: int) -> Words:
-    """One row group of a file. Raises IntegrityError when the file is damaged."""
-    # A row group is small: threads and buffers of Arrow's own took a third of the time.
+    """One row group of a file. Raises IntegrityError if the file is damaged."""
+    # A row group is small: threads and pre-buffering of Arrow took a third of the time.
     with reading(path, pa.ArrowException, ValueError), pq.ParquetFile(path, pre_buffer=False) as file:
         if file.schema_arrow.remove_metadata() != SCHEMA:
-            raise IntegrityError(f"{path} is no table of words of this version; it was damaged or edited")
+            raise IntegrityError(f"{path} is not a table of words of this version; it was damaged or edited")
         table = file.read_row_group(group, use_threads=False)
     words = table.column("word").combine_chunks()
     return from_arrow(words, table.column("count").to_numpy(), table.column("heldout").to_numpy())
 
 
 def read_metadata(path: Path) -> Any:
-    """What `write_groups` was given beside the words. Raises IntegrityError when the file is damaged."""
+    """The metadata that `write_groups` wrote. Raises IntegrityError if the file is damaged."""
     with (
         reading(path, pa.ArrowException, KeyError, TypeError, ValueError, RecursionError),
         pq.ParquetFile(path) as file,

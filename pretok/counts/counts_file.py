@@ -1,13 +1,13 @@
-"""counts.json: what finished counts hold and what they were made from. This module alone knows the file.
+"""counts.json: what finished counts hold and what they were made from. Only this module knows the file.
 
-Input: FOLDER/counts.json, or what `counts.job` counted. Output: the file, or `CorpusCounts`, of which all was checked.
+Input: FOLDER/counts.json, or what `counts.job` counted. Output: `CorpusCounts`, or the file.
 
     format, version
     sources  {NAME: {read, documents, bytes, heldout_documents, heldout_bytes, unsampled, rejected, errors}}
-    files    {PATH: checksum}   the files of words, in the order of the buckets, and the one of held-out texts
-    config   {pattern, unicode, normalize, sample, holdout, seed}   what decided them, and
+    files    {PATH: checksum}   the files of words, in the order of the buckets, and the file of held-out texts
+    config   {pattern, unicode, normalize, sample, holdout, seed}   the settings, and
              {inputs}           the files that were read, or
-             {added}            folder -> fingerprint of the counts of which these are the sum
+             {added}            folder -> fingerprint of the counts that were added up
 """
 
 from __future__ import annotations
@@ -35,23 +35,24 @@ HELDOUT_FILE = "heldout.parquet"
 
 
 class CountRecord(Struct, forbid_unknown_fields=True):
-    """What a partition held.
-
-    read: records; documents, bytes: counted for training; heldout_documents, heldout_bytes: counted apart; unsampled:
-    documents outside of the sample; rejected: by reason; errors: inputs whose rest could not be read.
-    """
+    """What a partition held."""
 
     read: Count = 0
+    """Records."""
     documents: Count = 0
     bytes: Count = 0
+    """Of text counted for training, as are documents."""
     heldout_documents: Count = 0
     heldout_bytes: Count = 0
     unsampled: Count = 0
+    """Documents outside the sample."""
     rejected: dict[str, Count] = {}
+    """By reason."""
     errors: tuple[Failure, ...] = ()
+    """Inputs that could be read only in part."""
 
     def counts(self) -> Counts:
-        """What was reported of this partition when it was counted."""
+        """What was reported to progress when this partition was counted."""
         return {
             "documents": self.documents + self.heldout_documents,
             "bytes": self.bytes + self.heldout_bytes,
@@ -59,7 +60,7 @@ class CountRecord(Struct, forbid_unknown_fields=True):
         }
 
     def add(self, other: CountRecord) -> None:
-        """Add what another partition held."""
+        """Add another partition."""
         for name in ("read", "documents", "bytes", "heldout_documents", "heldout_bytes", "unsampled"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.note_rejects(other.rejected)
@@ -72,17 +73,20 @@ class CountRecord(Struct, forbid_unknown_fields=True):
 
 
 class CountConfig(Record, frozen=True, omit_defaults=True):
-    """All that decides counts. unicode: the first line of the table of classes; sample, holdout: fractions; inputs:
-    what was read of each source; added: of a sum, folder -> fingerprint of the counts."""
+    """All that decides counts."""
 
     pattern: str
     unicode: str
+    """First line of the table of character classes."""
     normalize: Normalization
     sample: str
     holdout: str
+    """A fraction, as is the sample."""
     seed: Signed
     inputs: dict[str, SourceInputs] = field(default_factory=dict)
+    """What was read of each source."""
     added: dict[str, str] = field(default_factory=dict)
+    """Of a sum: folder -> fingerprint of the counts."""
 
 
 class _CountsFile(Record, frozen=True):
@@ -97,14 +101,16 @@ class _CountsFile(Record, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class CorpusCounts:
-    """Finished counts in `folder`. records: source -> what was read of it, in the order of the row groups; checksums:
-    of each file; fingerprint: identifies them by all that counts.json says."""
+    """Finished counts in `folder`."""
 
     folder: Path
     records: dict[str, CountRecord]
+    """Source -> what was read of it, in the order of the row groups."""
     checksums: dict[Path, str]
+    """Of each file."""
     config: CountConfig
     fingerprint: str
+    """Of all of counts.json."""
 
     @property
     def sources(self) -> list[str]:
@@ -118,7 +124,7 @@ class CorpusCounts:
 
     @property
     def failed(self) -> tuple[Failure, ...]:
-        """Inputs whose rest could not be read."""
+        """Inputs that could be read only in part."""
         return tuple(error for record in self.records.values() for error in record.errors)
 
     @property
@@ -132,14 +138,19 @@ class CorpusCounts:
         return [path for path in self.checksums if path != self.heldout_path]
 
     def check(self) -> None:
-        """Raises IntegrityError where a file of words or texts is not as it was sealed."""
+        """Raises IntegrityError if the checksum of a file has changed."""
         for path, checksum in self.checksums.items():
             compare_checksum(path, checksum)
 
     def heldout_texts(self, source: str) -> pa.LargeStringArray:
         """The held-out texts kept of a source."""
-        with pq.ParquetFile(self.heldout_path) as file:
-            return file.read_row_group(self.sources.index(source)).column("text").combine_chunks()
+        return read_texts(self.heldout_path, self.sources.index(source))
+
+
+def read_texts(path: Path, group: int) -> pa.LargeStringArray:
+    """The held-out texts in a row group of a file."""
+    with pq.ParquetFile(path) as file:
+        return file.read_row_group(group).column("text").combine_chunks()
 
 
 def load_counts(folder: Path) -> CorpusCounts:
@@ -147,7 +158,7 @@ def load_counts(folder: Path) -> CorpusCounts:
     path = folder / FILE_NAME
     data = read_json(path)
     if not isinstance(data, dict) or data.get("format") != FORMAT:
-        raise IntegrityError(f"{path} does not describe counts of words")
+        raise IntegrityError(f"{path} is not the counts.json of pretok count")
     check_version(data.get("version"), VERSION, path, "count again with pretok count")
     file = read_record(_CountsFile, data, path)
     checksums = {folder / name: checksum for name, checksum in file.files.items()}
@@ -157,6 +168,6 @@ def load_counts(folder: Path) -> CorpusCounts:
 def write_counts(
     folder: Path, records: dict[str, CountRecord], checksums: dict[str, str], config: CountConfig
 ) -> CorpusCounts:
-    """Write FOLDER/counts.json atomically: last of all files, for it says that the others are complete."""
+    """Write FOLDER/counts.json atomically, after all other files: it says that they are complete."""
     write_json(folder / FILE_NAME, to_json(_CountsFile(FORMAT, VERSION, records, checksums, config)))
     return load_counts(folder)

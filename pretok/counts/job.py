@@ -1,12 +1,12 @@
-"""count: sources -> exact counts of every word, a lasting artifact.
+"""count: sources -> exact counts of every word, kept for any number of vocabularies.
 
-Input: a Recipe. Output: COUNTS/counts.json, written last, and what it describes:
+Input: a Recipe. Output: COUNTS/counts.json, written last, and the files it describes:
 
     bucket-00.parquet ... bucket-63.parquet   the words of one bucket, a row group per source
-    heldout.parquet                           some held-out texts of each source, for comparing tokenizers
+    heldout.parquet                           some held-out texts, a row group per source, for comparing tokenizers
 
-Vocabularies of any size and for any mix are trained from these files without reading text again, and the counts of
-several corpora are added up bucket by bucket. Work in progress is in COUNTS/.state; a restart skips what is there.
+Vocabularies of any size and for any mix are trained from these files without reading text again, and counts of
+several corpora are added up bucket by bucket. Work in progress is in COUNTS/.state; a restart skips finished files.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ from pretok.counts.counts_file import (
     CountConfig,
     CountRecord,
     load_counts,
+    read_texts,
     write_counts,
 )
 from pretok.counts.task import (
@@ -49,7 +50,7 @@ from pretok.counts.task import (
     reduce_buckets,
 )
 from pretok.kernels.unicode import FILE as UNICODE_FILE
-from pretok.read.changes import SourceInputs, refuse, refuse_changes, shared_inputs
+from pretok.read.changes import SourceInputs, refuse_changes, shared_inputs
 from pretok.read.files import stamps_of
 from pretok.read.partition import plan, shard_bytes, stamped
 from pretok.read.partition_runs import run_partitions
@@ -59,13 +60,13 @@ from pretok.read.rejects import poor_sources
 
 STATE = ".state"
 TOKEN_BYTES = 2
-"""Width assumed when text is cut into partitions, which then are those of tokenization."""
+"""Bytes per token assumed when text is split into partitions, so that these are those of tokenization."""
 HELDOUT_TEXT = 4 << 20
 """Bytes of held-out text kept of each source."""
 
 
 def refuse_partial(what: str, failed: Sequence[Failure], stale: str) -> None:
-    """PartitionsFailed where inputs were read only in part: names them, and the folders that mending makes stale."""
+    """Raises PartitionsFailed if inputs were read only in part. stale: folders to delete once they are fixed."""
     if failed:
         names = "\n  ".join(f"{failure.file}: {failure.error}" for failure in failed)
         raise PartitionsFailed(
@@ -74,17 +75,22 @@ def refuse_partial(what: str, failed: Sequence[Failure], stale: str) -> None:
         )
 
 
+Group = tuple[Path, int]
+"""(file, row group)."""
+
+
 def run_count(
     recipe: Recipe,
     engine: Engine,
     console: Console,
     config: CountConfig | None = None,
 ) -> CorpusCounts:
-    """Count what the recipe names, or return the counts that are there. MismatchError when those are of other input.
+    """Count the words of the recipe's sources, or return the counts that are there.
 
-    config: what `count_config` gave, from a caller that has listed the inputs already. PartitionsFailed when a
-    partition could not be counted or a source gave too little; inputs that are damaged are counted up to the damage and
-    listed under `failed`. FolderInUse while another job counts there.
+    config: from `count_config`, if the caller has listed the inputs already. An input that is damaged is counted up to
+    the damage and listed under `failed`. Raises MismatchError if the counts that are there are of other inputs or
+    settings, PartitionsFailed if a partition could not be counted or a source gave too little, and FolderInUse while
+    another job counts there.
     """
     folder = recipe.counts_dir
     if config is None:
@@ -92,23 +98,19 @@ def run_count(
     with open_step("count", engine, console) as step, _claim(folder, config) as done:
         if done:
             return _enough(done, recipe)
-        state = folder / STATE
         with engine.stop.raising():
-            tasks = {name: _tasks(name, config, recipe, state, console) for name in recipe.sources}
+            tasks = {name: _tasks(name, config, recipe, folder / STATE, console) for name in recipe.sources}
         records = _count(tasks, step)
-        reductions = [
-            ReduceTask(
-                folder / f"bucket-{k:02d}.parquet",
-                {name: [(task.path, k) for task in tasks[name]] for name in tasks},
-            )
-            for k in range(BUCKETS)
-        ]
-        texts = {name: [task.heldout_path for task in tasks[name]] for name in tasks}
-        return _enough(_finish(folder, config, records, reductions, texts, step), recipe)
+        words = {
+            name: [[(task.path, k) for k in range(BUCKETS)] for task in parts]
+            for name, parts in tasks.items()
+        }
+        texts = {name: [(task.heldout_path, 0) for task in parts] for name, parts in tasks.items()}
+        return _enough(_merge(folder, config, records, words, texts, step), recipe)
 
 
 def _enough(counts: CorpusCounts, recipe: Recipe) -> CorpusCounts:
-    """The counts, or PartitionsFailed when a source gave too little."""
+    """The counts. Raises PartitionsFailed if a source gave too little."""
     sources = {name: (record.read, record.rejected) for name, record in counts.records.items()}
     if complaints := poor_sources(
         recipe.shards.max_reject_share, sources, f"the counts are in {counts.folder}; delete it to count anew"
@@ -119,19 +121,14 @@ def _enough(counts: CorpusCounts, recipe: Recipe) -> CorpusCounts:
 
 
 def add_counts(parts: list[CorpusCounts], folder: Path, engine: Engine, console: Console) -> CorpusCounts:
-    """Add up counts of several corpora into `folder`, or return the sum that is there; sources of one name become one.
+    """Add up counts of several corpora into `folder`, or return the sum that is there. Sources of one name become one.
 
-    UsageError when the same counts are named twice; MismatchError when settings differ, or when `folder` holds another
-    sum or counts, finished or not.
+    Raises UsageError if the same counts are named twice; MismatchError if settings differ, or if `folder` holds other
+    counts, finished or not.
     """
     settings = [replace(part.config, inputs={}, added={}) for part in parts]
     for part, other in zip(parts[1:], settings[1:], strict=True):
         refuse_changes("the counts", part.folder, to_json(other), to_json(settings[0]))
-    names = sorted({name for part in parts for name in part.sources})
-    records = {name: CountRecord() for name in names}
-    for part in parts:
-        for name, record in part.records.items():
-            records[name].add(record)
     added = {str(part.folder): part.fingerprint for part in parts}
     if len(set(added.values())) < len(parts):
         raise UsageError("two of these folders hold the same counts, which would be added twice")
@@ -140,75 +137,56 @@ def add_counts(parts: list[CorpusCounts], folder: Path, engine: Engine, console:
         if done:
             return done
         engine.choose(sum(path.stat().st_size for part in parts for path in part.buckets))
-        groups = {
-            name: [(part, part.sources.index(name)) for part in parts if name in part.sources]
-            for name in names
-        }
-        reductions = [
-            ReduceTask(
-                folder / f"bucket-{k:02d}.parquet",
-                {name: [(part.buckets[k], group) for part, group in groups[name]] for name in names},
-            )
-            for k in range(BUCKETS)
-        ]
+        records: dict[str, CountRecord] = {}
+        words: dict[str, list[list[Group]]] = {}
+        texts: dict[str, list[Group]] = {}
+        for name in sorted({name for part in parts for name in part.sources}):
+            records[name], words[name], texts[name] = CountRecord(), [], []
+            for part in parts:
+                if name in part.sources:
+                    group = part.sources.index(name)
+                    records[name].add(part.records[name])
+                    words[name].append([(path, group) for path in part.buckets])
+                    texts[name].append((part.heldout_path, group))
         for part in parts:
             part.check()
-        texts = {name: [part.heldout_texts(name) for part, _ in groups[name]] for name in names}
-        return _finish(folder, config, records, reductions, texts, step)
+        return _merge(folder, config, records, words, texts, step)
 
 
 @contextmanager
 def _claim(folder: Path, config: CountConfig) -> Iterator[CorpusCounts | None]:
-    """Have `folder` for the counts that `config` describes; those that are there, or None if they are to be made.
+    """Reserve `folder` for the counts that `config` describes; gives those that are there, or None to make them.
 
-    Raises MismatchError that names the differences when it holds others, finished or begun.
+    Raises MismatchError that names the differences if it holds other counts, finished or begun.
     """
-    if done := _finished(folder, config):  # without a lock: the folder may be one that only others write to
-        shutil.rmtree(folder / STATE, ignore_errors=True)  # of which a kill may have left a part
+    if done := _finished(folder, config):  # without a lock, as the folder may be read-only
+        shutil.rmtree(folder / STATE, ignore_errors=True)  # a kill may have left a part of it
         yield done
         return
     with hold(folder, "count"):
-        if done := _finished(folder, config):  # since a moment ago
-            yield done
-            return
-        state = folder / STATE
-        begun = state / FILE_NAME
-        buckets = list(folder.glob("bucket-*.parquet"))
-        old = read_record(CountConfig, read_json(begun), begun) if begun.exists() else None
-        # What counted nothing binds nothing.
-        if old and (old.added or buckets or any(state.glob("*.parquet"))):
-            _refuse_others(folder, old, config)
-        else:
-            for path in buckets:  # of counts whose state someone has deleted
+        done = _finished(folder, config)  # another job may have finished it a moment ago
+        begun = folder / STATE / FILE_NAME
+        if done is None and begun.exists():
+            old = read_record(CountConfig, read_json(begun), begun)
+            refuse_changes("the counts", folder, to_json(old), to_json(config))
+        elif done is None:
+            for path in folder.glob("bucket-*.parquet"):  # buckets without a state may be of anything
                 path.unlink()
             write_json(begun, to_json(config))
-        yield None
+        yield done
 
 
 def _finished(folder: Path, config: CountConfig) -> CorpusCounts | None:
-    """The finished counts in `folder`, None if there are none."""
+    """The finished counts in `folder`, None if there are none. Raises MismatchError if they are others."""
     if not (folder / FILE_NAME).exists():
         return None
     done = load_counts(folder)
-    _refuse_others(folder, done.config, config)
+    refuse_changes("the counts", folder, to_json(done.config), to_json(config))
     return done
 
 
-def _refuse_others(folder: Path, old: CountConfig, new: CountConfig) -> None:
-    """MismatchError when counts made from `old` are not those of `new`."""
-    before, now = old.added, new.added
-    if sorted(before.values()) != sorted(now.values()):
-        gone = [f"{path} is not added any more" for path in sorted(before.keys() - now.keys())]
-        more = [f"{path} is new" for path in sorted(now.keys() - before.keys())]
-        same = sorted(before.keys() & now.keys())
-        other = [f"{path} holds other counts" for path in same if before[path] != now[path]]
-        refuse("the counts", folder, [*gone, *more, *other])
-    # The same counts may have been added from other folders.
-    refuse_changes("the counts", folder, to_json(replace(old, added={})), to_json(replace(new, added={})))
-
-
 def count_config(recipe: Recipe, engine: Engine, console: Console) -> CountConfig:
-    """All that decides the counts: settings, and every input with its size and identity."""
+    """All that decides the counts: the settings, and every input with its size and identity."""
     listed = {}
     with engine.stop.raising():
         for name, source in recipe.sources.items():
@@ -232,7 +210,7 @@ def count_config(recipe: Recipe, engine: Engine, console: Console) -> CountConfi
 
 
 def _tasks(name: str, config: CountConfig, recipe: Recipe, state: Path, console: Console) -> list[CountTask]:
-    """How the text of a source is cut into tasks."""
+    """The tasks that count a source, one per partition."""
     source, inputs = recipe.sources[name], config.inputs[name].files
     stamps = stamps_of(inputs)
     probes = probe_inputs(inputs, *source.probed, console=console)
@@ -251,7 +229,7 @@ def _tasks(name: str, config: CountConfig, recipe: Recipe, state: Path, console:
 
 
 def _count(tasks: dict[str, list[CountTask]], step: Step) -> dict[str, CountRecord]:
-    """Run the count tasks; per source what was read."""
+    """Run the count tasks that are not done; what was read of each source."""
     every = [task for parts in tasks.values() for task in parts]
     counted = [task for task in every if task.path.exists()]
     by_name, before = {}, Counter[str]()
@@ -271,15 +249,25 @@ def _count(tasks: dict[str, list[CountTask]], step: Step) -> dict[str, CountReco
     return records
 
 
-def _finish(
+def _merge(
     folder: Path,
     config: CountConfig,
     records: dict[str, CountRecord],
-    reductions: list[ReduceTask],
-    texts: Mapping[str, Sequence[Path | pa.LargeStringArray]],
+    words: Mapping[str, Sequence[Sequence[Group]]],
+    texts: Mapping[str, Sequence[Group]],
     step: Step,
 ) -> CorpusCounts:
-    """Reduce the buckets, collect held-out texts, write counts.json, drop the state."""
+    """Add up the buckets, collect the held-out texts, write counts.json and delete the state.
+
+    words, texts: source -> for each part of it, a row group per bucket, and the row group of its held-out texts.
+    """
+    reductions = [
+        ReduceTask(
+            folder / f"bucket-{k:02d}.parquet",
+            {name: [buckets[k] for buckets in parts] for name, parts in words.items()},
+        )
+        for k in range(BUCKETS)
+    ]
     share = max(1, BUCKETS // (4 * step.engine.parallel))  # Ray takes 4 ms for a task, a small bucket 15
     groups = [reductions[k : k + share] for k in range(0, BUCKETS, share)]
     for _ in step.map(
@@ -292,17 +280,11 @@ def _finish(
         pq.ParquetWriter(file, TEXT_SCHEMA, compression="zstd") as writer,
     ):
         for parts in texts.values():
-            tables = [_texts_in(p) if isinstance(p, Path) else pa.table([p], TEXT_SCHEMA) for p in parts]
-            table = pa.concat_tables(tables) if tables else TEXT_SCHEMA.empty_table()
+            chunks = [read_texts(*group) for group in parts]
+            table = pa.table([pa.chunked_array(chunks, pa.large_string())], TEXT_SCHEMA)
             writer.write_table(table, row_group_size=max(1, len(table)))
     paths = [*(task.path for task in reductions), heldout]
     counts = write_counts(folder, records, {path.name: checksum(path) for path in paths}, config)
-    shutil.rmtree(
-        folder / STATE, ignore_errors=True
-    )  # last: until counts.json stands, it is all that is done
+    # Last: until counts.json is written, the state is all that is done.
+    shutil.rmtree(folder / STATE, ignore_errors=True)
     return counts
-
-
-def _texts_in(path: Path) -> pa.Table:
-    with pq.ParquetFile(path) as file:
-        return file.read()

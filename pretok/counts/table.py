@@ -1,20 +1,15 @@
 """Hash table of words in memory: documents or counted words -> distinct words with two sums each.
 
-Input: UTF-8 documents, some of them held out of training; or words with two numbers each. Output: `Words`, or the
-words with the sums of whatever was added.
+Input: UTF-8 documents, some of them held out of training; or words with two numbers each. Output: `Words` with the sums
+of all that was added.
 
-A slot is 32 bytes: two integers of key and the two sums, of documents the training and the held-out count. Words of up
-to 15 bytes are the key themselves, so a look-up touches one cache line; longer words have their XXH64 and their place
-in a pool of bytes as key and are compared byte by byte. Either way only equal bytes are equal words.
-
-A table begins as a dict, with the words as `tokenizers` finds them, and takes its slots when it gets more than
-that is good for (see `is_few`); a counted word is as WORD bytes of text.
+A slot is 32 bytes: a key of two integers and the two sums (of documents, the training and the held-out count). A word
+of up to 15 bytes is its own key, so a look-up touches one cache line. A longer word has its XXH64 and its place in a
+pool of bytes as key, and is compared byte by byte. Either way, only words of equal bytes are equal.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -23,20 +18,18 @@ from numba import types
 
 from pretok.base.tokens import Bytes, Ints
 from pretok.counts.buckets import Words
-from pretok.kernels.compile import BYTES, I64, U8, is_few, njit
+from pretok.kernels.compile import BYTES, I64, U8, njit
 from pretok.kernels.eight_bytes import load64, prefetch_u64
 from pretok.kernels.hashing import P1, P2, P3, hash_bytes, rotate_left
-from pretok.kernels.pretokenize import code_of, next_word, split_words
+from pretok.kernels.pretokenize import code_of, next_word
 from pretok.kernels.unicode import class_table
 
-WORD = 256
-"""Bytes of text in whose place a counted word is added to a dict."""
 SHORT = 15
 """Words of at most so many bytes are kept in the table itself."""
 _LONG = np.uint64(0xFF << 56)
-"""In the second integer of the key of a longer word, where a short one has its size, of at most SHORT."""
+"""Highest byte of the second key integer of a longer word. A short word has its size there, at most SHORT."""
 _AHEAD = 32
-"""Words scanned before the first of them is counted."""
+"""Words that are scanned before the first of them is counted."""
 _HEADER = 8
 """Bytes before a word in the pool: its length."""
 
@@ -47,9 +40,9 @@ _STATE = types.Array(types.int64, 1, "C")
 _SLOT_BYTES = 32
 _WORDS = types.CPointer(types.uint64)
 _INTS = types.CPointer(types.int64)
-_DOCUMENT, _POSITION, _USED, _POOLED, _NEEDED, _CAPACITY, _POOL_SIZE = range(7)
-"""Places in the state array: next document or word; next byte in it or -1; slots used; bytes of the pool used; bytes
-that the pool lacked for a word; slots there are; size of the pool."""
+_DOCUMENT, _POSITION, _USED, _BYTES, _POOLED, _NEEDED, _CAPACITY, _POOL_SIZE = range(8)
+"""Fields of the state array: next document or word; next byte in it, or -1; slots in use; bytes of all words; bytes of
+the pool in use; bytes that the pool lacked for a word; number of slots; size of the pool."""
 
 
 @njit(types.UniTuple(types.uint64, 2)(BYTES, types.int64, types.int64, types.int64), inline=True)
@@ -73,7 +66,7 @@ def short_key(data: Any, start: Any, size: Any, limit: Any) -> Any:
 
 @njit(types.int64(types.uint64, types.uint64), inline=True)
 def _home(low: Any, high: Any) -> Any:
-    """Where the search for a key begins, before it is cut to the size of the table; not negative."""
+    """Where the search for a key begins, before the mask of the table's size; not negative."""
     h = low
     if high < _LONG:
         h = (low ^ rotate_left(high * P2, np.uint64(31))) * P1
@@ -117,9 +110,9 @@ def _key(data: Any, start: Any, size: Any, limit: Any) -> Any:
 
 @njit(types.int64(types.uint64, types.uint64, BYTES, types.int64, types.int64, _WORDS, BYTES, _INTS))
 def _find(low: Any, high: Any, data: Any, start: Any, size: Any, slots: Any, pool: Any, state: Any) -> Any:
-    """Where in `slots` the slot of the word data[start:start + size] with this key begins, made if the word is new.
+    """Where in `slots` the slot of the word data[start:start + size] begins. A new word gets a slot.
 
-    -1 when the table or its pool must grow first.
+    low, high: its key. Returns -1 if the table or its pool must grow first.
     """
     long = size > SHORT
     mask = 4 * state[_CAPACITY] - 1
@@ -140,6 +133,7 @@ def _find(low: Any, high: Any, data: Any, start: Any, size: Any, slots: Any, poo
             return -1
     slots[at], slots[at + 1] = low, high
     state[_USED] += 1
+    state[_BYTES] += size
     return at
 
 
@@ -147,9 +141,9 @@ def _find(low: Any, high: Any, data: Any, start: Any, size: Any, slots: Any, poo
 def _add_documents(
     data: Any, offsets: Any, heldout: Any, table: Any, code: Any, slots: Any, pool: Any, state: Any
 ) -> Any:
-    """Count the words of documents from where `state` stands; False when the table must grow first.
+    """Count the words of documents from the position in `state` on; False if the table must grow first.
 
-    Words are found and counted _AHEAD at a time, so that their slots come out of memory while others are scanned.
+    Words are scanned and counted _AHEAD at a time, so that the slots of the first are loaded while others are scanned.
     """
     text, classes, words, kept, places = data.ctypes, table.ctypes, slots.ctypes, pool.ctypes, state.ctypes
     starts, lows, highs = (
@@ -185,7 +179,7 @@ def _add_documents(
 
 @njit(types.boolean(U8, I64, I64, I64, _SLOTS, _POOL, _STATE))
 def _add_words(data: Any, offsets: Any, first: Any, second: Any, slots: Any, pool: Any, state: Any) -> Any:
-    """Add counted words from where `state` stands; False when the table must grow first."""
+    """Add counted words from the position in `state` on; False if the table must grow first."""
     text, words, kept, places = data.ctypes, slots.ctypes, pool.ctypes, state.ctypes
     for w in range(state[_DOCUMENT], len(offsets) - 1):
         start, size = offsets[w], offsets[w + 1] - offsets[w]
@@ -212,9 +206,9 @@ def _rehash(old: Any, new: Any) -> Any:
                 new[at + field] = old[k + field]
 
 
-@njit(types.int64(_SLOTS, _POOL, _POOL, _STATE, _STATE, _STATE))
+@njit(types.void(_SLOTS, _POOL, _POOL, _STATE, _STATE, _STATE))
 def _extract(slots: Any, pool: Any, data: Any, offsets: Any, first: Any, second: Any) -> Any:
-    """Write all words out in the order of the slots; the number of their bytes. With no room in `data`, only that."""
+    """Write all words and their sums out, in the order of the slots."""
     w, size = 0, 0
     for k in range(0, len(slots), 4):
         high = slots[k + 1]
@@ -223,97 +217,62 @@ def _extract(slots: Any, pool: Any, data: Any, offsets: Any, first: Any, second:
         at = np.int64(high & ~_LONG)
         long = high >= _LONG
         length: Any = np.int64(load64(pool.ctypes, at)) if long else np.int64(high >> np.uint64(56))
-        if len(data):
+        for b in range(length):
             if long:
-                for b in range(length):
-                    data[size + b] = pool[at + _HEADER + b]
+                data[size + b] = pool[at + _HEADER + b]
             else:
-                for b in range(length):
-                    data[size + b] = slots[k + (b >> 3)] >> np.uint64(8 * (b & 7)) & np.uint64(0xFF)
-            offsets[w + 1] = size + length
-            first[w] = slots[k + 2]
-            second[w] = slots[k + 3]
-            w += 1
+                data[size + b] = slots[k + (b >> 3)] >> np.uint64(8 * (b & 7)) & np.uint64(0xFF)
         size += length
-    return size
+        offsets[w + 1] = size
+        first[w] = slots[k + 2]
+        second[w] = slots[k + 3]
+        w += 1
 
 
 class WordTable:
     """Growing table of words; see the module. Not for use by several threads at once."""
 
     def __init__(self) -> None:
-        self._few: dict[bytes, list[int]] | None = {}
-        self._added = 0
         self._slots = np.zeros(4 << 12, np.uint64)
         self._pool = np.empty(1 << 16, np.uint8)
-        self._state = np.zeros(7, np.int64)
+        self._state = np.zeros(8, np.int64)
         self._resized()
 
     def clear(self) -> None:
         """Forget all words, but keep the memory."""
-        if self._few is not None:
-            self._few, self._added = {}, 0
         self._slots[:] = 0
-        self._state[[_USED, _POOLED]] = 0
+        self._state[[_USED, _BYTES, _POOLED]] = 0
 
     def _resized(self) -> None:
         self._state[[_CAPACITY, _POOL_SIZE]] = len(self._slots) // 4, len(self._pool)
 
     def __len__(self) -> int:
-        return int(self._state[_USED]) if self._few is None else len(self._few)
-
-    def _take(self, size: int) -> dict[bytes, list[int]] | None:
-        """The dict, if so much more fits in; else None, and all words have their slots from here on."""
-        self._added += size
-        if self._few is not None and not is_few(self._added):
-            few = self.words()
-            self._few = None
-            self.add_words(few)
-        return self._few
+        return int(self._state[_USED])
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory its words take at most: a table is a quarter to half full, a pool half full to full."""
+        """Bytes of memory that its words may take: a table is a quarter to half full, a pool half full to full."""
         return 4 * _SLOT_BYTES * len(self) + 2 * int(self._state[_POOLED])
 
     def add_documents(self, data: Bytes, offsets: Ints, heldout: npt.NDArray[np.bool_], pattern: str) -> None:
         """Count the words of the documents data[offsets[d]:offsets[d + 1]] (valid UTF-8) by a pattern of PATTERNS.
 
-        heldout: (documents,) bool, whose words are counted apart.
+        heldout: (documents,) bool, those whose words go to the second sum.
         """
-        marks, code = heldout.view(np.uint8), code_of(pattern)
-        few = self._take(int(offsets[-1] - offsets[0]))
-        if few is not None:
-            counters: tuple[Counter[str], Counter[str]] = Counter(), Counter()
-            for (start, stop), apart in zip(pairwise(offsets.tolist()), marks.tolist(), strict=True):
-                counters[apart].update(split_words(data[start:stop].tobytes().decode(), pattern))
-            for column, counter in enumerate(counters):
-                for word, count in counter.items():
-                    few.setdefault(word.encode(), [0, 0])[column] += count
-            return
         self._state[[_DOCUMENT, _POSITION]] = 0, -1
-        while not _add_documents(
-            data, offsets, marks, class_table(), code, self._slots, self._pool, self._state
-        ):
+        text = data, offsets, heldout.view(np.uint8), class_table(), code_of(pattern)
+        while not _add_documents(*text, self._slots, self._pool, self._state):
             self._grow()
 
     def add_words(self, words: Words) -> None:
-        """Add the sums of words to those that are there."""
-        few = self._take(WORD * len(words))
-        if few is not None:
-            rows = zip(words.words().to_pylist(), words.counts.tolist(), words.others.tolist(), strict=True)
-            for word, one, other in rows:
-                sums = few.setdefault(word, [0, 0])
-                sums[0] += one
-                sums[1] += other
-            return
+        """Add the sums of counted words."""
         self._state[_DOCUMENT] = 0
         columns = (words.data, words.offsets, words.counts, words.others)
         while not _add_words(*columns, self._slots, self._pool, self._state):
             self._grow()
 
     def _grow(self) -> None:
-        """Double what was full: the pool when a word did not fit, else the table."""
+        """Double what is full: the pool if a word did not fit in it, else the table."""
         if needed := int(self._state[_NEEDED]):
             pool = np.empty(max(2 * len(self._pool), int(self._state[_POOLED]) + needed), np.uint8)
             pool[: len(self._pool)] = self._pool
@@ -326,15 +285,8 @@ class WordTable:
         self._resized()
 
     def words(self) -> Words:
-        """All words, in an order that follows from what was added."""
-        if self._few is not None:
-            data = np.frombuffer(b"".join(self._few), np.uint8)
-            offsets = np.cumsum([0, *map(len, self._few)], dtype=np.int64)
-            sums = np.array(list(self._few.values()), np.int64).reshape(-1, 2)
-            return Words(data, offsets, sums[:, 0].copy(), sums[:, 1].copy())
-        nothing = np.empty(0, np.int64)
-        size = _extract(self._slots, self._pool, np.empty(0, np.uint8), nothing, nothing, nothing)
-        data = np.empty(size, np.uint8)
+        """All words, in an order that depends only on what was added."""
+        data = np.empty(self._state[_BYTES], np.uint8)
         offsets = np.zeros(len(self) + 1, np.int64)
         first, second = np.empty(len(self), np.int64), np.empty(len(self), np.int64)
         _extract(self._slots, self._pool, data, offsets, first, second)

@@ -2,10 +2,10 @@
 
 Input: a CountTask or a ReduceTask, run by a worker. Output, for a partition: a small Parquet file of held-out texts
 and, last, NAME.parquet with one row group of words per bucket. For a bucket: one Parquet file with a row group of
-sorted words per source. A file that exists is finished work, so every task restarts by being skipped.
+sorted words per source. A file that exists is finished work, so a restarted job skips its task.
 
-A document is counted if the hash of its text falls into the sample, and counted apart if another hash of it falls
-into the hold-out. Memory: one table of TABLE_BYTES; what is beyond it is spilled beside the result.
+A document is counted if the hash of its text falls into the sample. Its words are counted apart if another hash falls
+into the hold-out. Memory: one table of TABLE_BYTES; a full table is spilled to a file beside the result.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -39,25 +38,26 @@ from pretok.read.partition import Partition
 from pretok.read.readers import Damage, RecordFormat
 
 TABLE_BYTES = 256 << 20
-"""Memory of a worker's table of words; when its words may take as much, they are spilled."""
+"""Memory of a worker's table of words. A table that may take more is spilled."""
 SAMPLE_SEED_STEP = 1 << 32
-"""Added to the seed for the sample, so that sample and hold-out choose independently."""
+"""Added to the seed for the sample, so that the sample does not depend on the hold-out."""
 TEXT_SCHEMA = pa.schema([("text", pa.large_string())])
 
 
 preload = load_registries
-"""What all workers need beside this module; see `pretok.base.pool`."""
+"""What all workers load besides this module; see `pretok.base.pool`."""
 
 
 @dataclass(frozen=True, slots=True)
 class CountTask:
-    """All that decides the counts of a partition. keep_text: bytes of held-out text to keep for comparisons."""
+    """All that decides the counts of a partition."""
 
     partition: Partition
     folder: Path
     record: RecordFormat
     config: CountConfig
     keep_text: int
+    """Bytes of held-out text to keep for comparisons."""
     table_bytes: int = TABLE_BYTES
 
     @property
@@ -73,19 +73,21 @@ class CountTask:
 
 @dataclass(frozen=True, slots=True)
 class ReduceTask:
-    """Row groups to add up for one bucket: source -> (file, row group), and where the result goes."""
+    """What to add up for one bucket."""
 
     path: Path
+    """Where the result goes."""
     sources: dict[str, list[tuple[Path, int]]]
+    """Source -> (file, row group) of each part."""
 
 
 def load_record(path: Path) -> CountRecord:
-    """What the file of a counted partition says of it. Raises IntegrityError."""
+    """The record in the file of a counted partition. Raises IntegrityError."""
     return read_record(CountRecord, read_metadata(path), path)
 
 
 def count_partition(task: CountTask, report: Report) -> CountRecord:
-    """Count a partition unless it is counted; `report` is told increments of documents and bytes."""
+    """Count a partition unless its file exists; `report` gets the increments of documents and bytes."""
     if task.path.exists():
         return load_record(task.path)
     counter = _Counter(task)
@@ -99,7 +101,7 @@ def count_partition(task: CountTask, report: Report) -> CountRecord:
 
 @lru_cache(maxsize=1)
 def _table() -> WordTable:
-    """The process's one table of documents' words: growing another for each partition took a tenth of the time."""
+    """The process's one table for documents: growing a new one for each partition took a tenth of the time."""
     return WordTable()
 
 
@@ -116,64 +118,43 @@ class _Counter:
         self._kept = 0
 
     def add(self, batch: TextBatch | Damage) -> Counts:
-        """Count a batch; the increments for progress."""
-        record = self._record
+        """Count a batch; returns the increments for progress."""
+        record, config = self._record, self._task.config
         if isinstance(batch, Damage):
             file = self._task.partition.pieces[batch.piece].file.path
             record.errors += (Failure(self._task.partition.name, file, batch.error),)
             return {}
         record.read += batch.records
         record.note_rejects(Counter(batch.rejects["reason"].to_pylist()))
-        refused = {
-            "rejected": len(batch.rejects),
-            "refused bytes": batch.refused,
-        }
-        if len(batch.texts) == 0:
-            return refused
-        texts, spans = self._sample(batch.texts, batch.spans)
+        refused = {"rejected": len(batch.rejects), "refused bytes": batch.refused}
+        texts, spans = batch.texts, batch.spans
+        if (sample := Fraction(config.sample)) < 1:
+            hashes = hash_documents(*buffers(texts), config.seed + SAMPLE_SEED_STEP)
+            chosen = pa.array(select(hashes, sample))
+            texts, spans = texts.filter(chosen), None if spans is None else spans.filter(chosen)
+            record.unsampled += len(batch.texts) - len(texts)
         data, offsets = buffers(texts)
-        heldout = select(
-            hash_documents(data, offsets, self._task.config.seed), Fraction(self._task.config.holdout)
-        )
-        # What one wrote and what another answered are no words together.
+        heldout = select(hash_documents(data, offsets, config.seed), Fraction(config.holdout))
+        # A word never crosses the border between two speakers.
         ends, whose = (offsets, slice(None)) if spans is None else content_ends(spans)
-        self._table.add_documents(data, ends, heldout[whose], self._task.config.pattern)
-        self._note(np.diff(offsets), heldout)
-        self._keep(texts, heldout)
+        self._table.add_documents(data, ends, heldout[whose], config.pattern)
+        apart, size = int(heldout.sum()), int(np.diff(offsets)[heldout].sum())
+        record.documents += len(texts) - apart
+        record.bytes += len(data) - size
+        record.heldout_documents += apart
+        record.heldout_bytes += size
+        if apart and self._kept < self._task.keep_text:
+            self._keep(texts.filter(pa.array(heldout)))
         if self._table.nbytes >= self._task.table_bytes:
             self._spill()
-        return {
-            **refused,
-            "documents": len(texts),
-            "bytes": len(data),
-        }
+        return {**refused, "documents": len(texts), "bytes": len(data)}
 
-    def _sample(
-        self, texts: pa.LargeStringArray, spans: pa.LargeListArray | None
-    ) -> tuple[pa.LargeStringArray, pa.LargeListArray | None]:
-        sample = Fraction(self._task.config.sample)
-        if sample == 1:
-            return texts, spans
-        chosen = select(hash_documents(*buffers(texts), self._task.config.seed + SAMPLE_SEED_STEP), sample)
-        self._record.unsampled += int(len(texts) - chosen.sum())
-        mask = pa.array(chosen)
-        return texts.filter(mask), None if spans is None else spans.filter(mask)
-
-    def _note(self, sizes: npt.NDArray[np.int64], heldout: npt.NDArray[np.bool_]) -> None:
-        self._record.documents += int((~heldout).sum())
-        self._record.bytes += int(sizes[~heldout].sum())
-        self._record.heldout_documents += int(heldout.sum())
-        self._record.heldout_bytes += int(sizes[heldout].sum())
-
-    def _keep(self, texts: pa.LargeStringArray, heldout: npt.NDArray[np.bool_]) -> None:
-        """Keep held-out texts, the first ones up to the bytes wanted."""
-        if self._kept < self._task.keep_text and heldout.any():
-            chosen = texts.filter(pa.array(heldout))
-            room = np.cumsum(np.diff(buffers(chosen)[1])) <= self._task.keep_text - self._kept
-            room[0] |= self._kept == 0
-            chosen = chosen.filter(pa.array(room))
-            self._texts.append(chosen)
-            self._kept += len(buffers(chosen)[0])
+    def _keep(self, texts: pa.LargeStringArray) -> None:
+        """Keep held-out texts, the first ones up to the bytes wanted, at least one."""
+        fits = np.cumsum(np.diff(buffers(texts)[1])) <= self._task.keep_text - self._kept
+        fits[0] |= self._kept == 0
+        self._texts.append(texts.filter(pa.array(fits)))
+        self._kept += len(buffers(self._texts[-1])[0])
 
     def _spill(self) -> None:
         path = temporary_of(self._task.path, f".spill-{len(self._spills)}")
@@ -192,15 +173,15 @@ class _Counter:
         else:
             groups = split_buckets(self._table.words())
         with atomic_open(self._task.heldout_path) as file:
-            texts = pa.chunked_array(self._texts, pa.large_string())
-            pq.write_table(pa.table([texts], schema=TEXT_SCHEMA), file, compression="zstd")
-        # Last: that this file stands says that all of the partition is done.
+            texts = pa.table([pa.chunked_array(self._texts, pa.large_string())], schema=TEXT_SCHEMA)
+            pq.write_table(texts, file, compression="zstd", row_group_size=max(1, len(texts)))
+        # Last: the existence of this file says that the partition is done.
         with atomic_open(self._task.path) as file:
             write_groups(file, groups, to_json(self._record))
         return self._record
 
     def remove_spills(self) -> None:
-        """Delete what was spilled."""
+        """Delete the spilled files."""
         for path in self._spills:
             path.unlink(missing_ok=True)
 
@@ -214,7 +195,7 @@ def add_groups(groups: list[tuple[Path, int]]) -> Words:
 
 
 def reduce_buckets(tasks: list[ReduceTask], report: Report) -> None:
-    """Add up buckets of every source, those that are not done; a stop is seen when `report` is called."""
+    """Add up the buckets that are not done. `report` is called after each source, where a stop can end the job."""
     for task in tasks:
         if not task.path.exists():
             with atomic_open(task.path) as file:
@@ -225,4 +206,4 @@ def _bucket(task: ReduceTask, report: Report) -> Iterator[Words]:
     for parts in task.sources.values():
         words = add_groups(parts)
         report({})
-        yield words.sorted()  # a bucket's bytes depend on its words alone
+        yield words.sorted()  # so the bytes of a bucket depend on its words alone

@@ -1,9 +1,8 @@
 """Counts of several sources -> the words a vocabulary is trained from, each with one weighted count.
 
-Input: counted words bucket by bucket, a row group per source, and the share each source shall have. Output:
-weighted `Words` and a `Tally`, a bucket at a time, so that not all words are ever held. Weights are exact fractions
-until they become one integer per source; all else is integer arithmetic, so the result depends on nothing but the
-counts.
+Input: counted words bucket by bucket, a row group per source, and the share of each source. Output: weighted `Words`
+and a `Tally`, a bucket at a time, so that not all words are in memory. Weights are exact fractions until they become
+one integer per source. All else is integer arithmetic, so the result depends on nothing but the counts.
 """
 
 from __future__ import annotations
@@ -23,18 +22,19 @@ from pretok.counts.buckets import Words, read_group
 from pretok.counts.table import WordTable
 
 THREADS = 4
-"""Buckets weighed at once, at most; reading, adding and sorting release the interpreter lock."""
+"""Buckets weighted at once, at most. Reading, adding and sorting release the interpreter lock."""
 LIMIT = 1 << 62
-"""No sum of weighted counts reaches it: the counts of all pairs of symbols are at most the weighted bytes."""
+"""Weighted bytes of text, at most: no sum of weighted counts, or of counts of pairs, exceeds it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tally:
-    """dropped_words, dropped_bytes: left out as too rare, the bytes being those of all their occurrences."""
+    """How many distinct words there are, and which of them were too rare."""
 
     distinct: int = 0
     dropped_words: int = 0
     dropped_bytes: int = 0
+    """Of all occurrences of the dropped words."""
 
     def __add__(self, other: Tally) -> Tally:
         return Tally(
@@ -45,22 +45,22 @@ class Tally:
 
 
 Weighed = tuple[Words, Tally]
-"""The words of a bucket that are merged, and of how many they are."""
+"""The words of a bucket that are kept, and the Tally of all."""
 
 
 def shares(weights: dict[str, Fraction], sizes: dict[str, int]) -> dict[str, Fraction]:
-    """What part of the text each source is: by its weight, or where there are none by its bytes; they add up to 1."""
+    """The share of the text that each source has, by its weight, or without weights by its bytes; they add up to 1."""
     whole = {name: Fraction(share) for name, share in (weights or sizes).items()}
     total = sum(whole.values())
     return {name: whole[name] / total if total else Fraction(0) for name in sizes}
 
 
 def multipliers(weights: dict[str, Fraction], sizes: dict[str, int]) -> dict[str, int]:
-    """The integer each source's counts are multiplied by so that its text has its share of the whole.
+    """The integer by which each source's counts are multiplied so that its text has its share of the whole.
 
-    weights: source -> share, which need not add up to 1; empty leaves the sources as they are. sizes: source -> bytes
-    of text counted. The integers are exact unless the weighted text would exceed LIMIT bytes; then they are scaled
-    down to it and rounded. Raises UsageError for weights that are not of these sources.
+    weights: source -> share, which need not add up to 1, some above 0; empty leaves the sources as they are. sizes:
+    source -> bytes of text counted. The integers are exact unless the weighted text would exceed LIMIT bytes; then they
+    are scaled down to it and rounded. Raises UsageError if weights name other sources, or one without text.
     """
     if not weights:
         return dict.fromkeys(sizes, 1)
@@ -68,11 +68,8 @@ def multipliers(weights: dict[str, Fraction], sizes: dict[str, int]) -> dict[str
         raise UsageError(
             f"weights name {', '.join(sorted(weights))}, but the sources are {', '.join(sorted(sizes))}"
         )
-    bad = [name for name, weight in weights.items() if weight < 0 or (weight > 0 and sizes[name] == 0)]
-    if bad or not any(weights.values()):
-        raise UsageError(
-            f"weights are not negative, not all 0, and 0 for a source without text: {', '.join(bad) or 'all 0'}"
-        )
+    if empty := [name for name, weight in weights.items() if weight and not sizes[name]]:
+        raise UsageError(f"weights: source {', '.join(empty)} has no text; give it the weight 0")
     exact = {name: weight / sizes[name] for name, weight in weights.items() if weight}
     common = lcm(*(share.denominator for share in exact.values()))
     whole = {name: int(share * common) for name, share in exact.items()}
@@ -88,14 +85,14 @@ def weigh(buckets: list[Path], factors: dict[str, int], min_count: int) -> Itera
     """Add up the sources of every bucket, counts times factor, and drop words that occur less than `min_count` times.
 
     factors: source -> integer, in the order of the row groups. Occurrences are those in training documents. The words
-    of a bucket are ordered by their counts, as `vocab.symbols` wants them, and those that count alike by their bytes:
-    where words that begin alike lie together, merging takes a sixth less time.
+    of a bucket are ordered by their counts, as `vocab.bpe` wants them, and words of equal counts by their bytes: where
+    words that begin alike lie together, merging takes a sixth less time.
     """
     waiting: deque[Future[Weighed]] = deque()
     with ThreadPoolExecutor(THREADS) as pool:
         for path in buckets:
             waiting.append(pool.submit(_weigh_bucket, path, factors, min_count))
-            # Not all at once: where threads outrun the consumer, all words would be held.
+            # Not all at once: threads that outrun the consumer would hold all words in memory.
             if len(waiting) == THREADS:
                 yield waiting.popleft().result()
         while waiting:

@@ -1,7 +1,7 @@
 """Batches of documents as they flow from readers to counting and encoding.
 
-A batch holds texts as one Arrow array (no Python object per document), where each stood in its input, and the records
-that were refused. `buffers` shows an Arrow string array as the two numpy arrays that Numba and the engine take.
+A batch holds texts as one Arrow array (no Python object per document), the place of each in its input, and the rejected
+records. `buffers` gives an Arrow string array as the two numpy arrays that Numba and the engine take.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from pretok.base.tokens import Hashes
 from pretok.kernels.hashing import hash_documents
 
 HASH = pa.binary(16)
-"""Of the hash of a text, as ledgers have it."""
+"""Type of the hash of a text in ledgers."""
 
 
 Reject = tuple[int, str, str]
-"""A record that is no document: its line or row, from 0 within the piece; one of REASONS; what to say of it."""
+"""A rejected record: (its line or row, from 0 within the piece; one of REASONS; details)."""
 REJECTS = pa.schema([("record", pa.int64()), ("reason", pa.string()), ("detail", pa.string())])
-"""A table of them, by record."""
+"""Schema of a table of rejects, in the order of the records."""
 # `pa.array` would load pandas while modules are loaded.
 NO_REJECTS = pa.Table.from_arrays([pa.nulls(0, column.type) for column in REJECTS], schema=REJECTS)
 
@@ -34,11 +34,11 @@ NO_REJECTS = pa.Table.from_arrays([pa.nulls(0, column.type) for column in REJECT
 class TextBatch:
     """Documents read from one piece.
 
-    piece: its index in the partition; end: how many lines or rows of the piece stand before what follows the batch;
-    records: how many the batch covers, refused ones included; numbers: (documents,) int64, the line or row that each
-    document was, from 0 within the piece; texts: (documents,) large_string; refused: bytes of the input that held no
-    document; kept: a (documents,) array for each column that is kept; mismatches: how many values of each are null as
-    they were of another type; spans: of documents that are not all of one kind, as `pretok.chat.spans` has it.
+    piece: its index in the partition; end: lines or rows of the piece up to the end of the batch; records: how many the
+    batch covers, rejected ones included; numbers: (documents,) int64, the line or row of each document, from 0 within
+    the piece; texts: (documents,) large_string; refused: bytes of rejected records; kept: a (documents,) array for each
+    kept column; mismatches: for each, how many values are null because they had another type; spans: of conversations,
+    see `pretok.chat.spans`.
     """
 
     piece: int
@@ -54,11 +54,11 @@ class TextBatch:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory that it takes, but for what is kept."""
+        """Bytes of memory, without those of the kept columns."""
         return int(self.texts.nbytes + self.rejects.nbytes)
 
     def without(self, rejects: Sequence[Reject]) -> TextBatch:
-        """The batch without documents that are rejects instead."""
+        """The batch without the documents of these rejects, which are added to its rejects."""
         if not rejects:
             return self
         columns = [
@@ -94,7 +94,7 @@ def buffers(texts: pa.LargeStringArray) -> tuple[npt.NDArray[np.uint8], npt.NDAr
 
 
 def from_buffers(data: npt.NDArray[np.uint8], offsets: npt.NDArray[np.int64]) -> pa.LargeStringArray:
-    """Inverse of `buffers`, without a copy. The bytes are not checked for UTF-8."""
+    """Inverse of `buffers`, without a copy. It does not check that the bytes are UTF-8."""
     array: Any = pa.LargeStringArray.from_buffers(len(offsets) - 1, pa.py_buffer(offsets), pa.py_buffer(data))
     return array
 
@@ -102,12 +102,12 @@ def from_buffers(data: npt.NDArray[np.uint8], offsets: npt.NDArray[np.int64]) ->
 def hash_texts(texts: pa.LargeStringArray) -> Hashes:
     """The hashes of texts: (texts, 2) uint64, XXH64 with seeds 0 and 1.
 
-    Two hashes of 64 bits in compiled code: the library's XXH3 of 128 bits costs a call of 0.4 us a document, a third of
-    the speed where documents have 100 bytes.
+    Two 64-bit hashes in compiled code: a call of the library's 128-bit XXH3 takes 0.4 us per document, which would cost
+    a third of the speed for documents of 100 bytes.
     """
     return np.stack([hash_documents(*buffers(texts), seed) for seed in (0, 1)], axis=1)
 
 
 def hash_column(hashes: Hashes) -> pa.Array:
-    """What `hash_texts` gave as a column of a ledger."""
+    """The result of `hash_texts` as a column of a ledger."""
     return pa.FixedSizeBinaryArray.from_buffers(HASH, len(hashes), [None, pa.py_buffer(hashes.astype(">u8"))])

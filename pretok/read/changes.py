@@ -1,7 +1,7 @@
-"""What changed since a result was made: settings and input files by name, or nothing.
+"""What has changed since a result was made: settings and input files, by name.
 
-Input: the settings or inputs a result on disk was made from, and those of this run. Output: a MismatchError that names
-every difference; results of other settings are never mixed.
+Input: the settings or inputs of a result on disk, and those of this run. Output: a MismatchError that names every
+difference, so that results of different settings are never mixed.
 """
 
 from __future__ import annotations
@@ -20,22 +20,23 @@ from pretok.read.readers import RecordFormat
 
 SHOWN = 5
 INPUTS = "inputs"
-"""Key of settings that holds {source: SourceInputs}; its changes are named file by file."""
+"""Key of the settings with {source: SourceInputs}, whose changes are named file by file."""
 
 
 class SourceInputs(RecordFormat, frozen=True, kw_only=True):
-    """How the records of a source are found, and the files they are in."""
+    """The files of a source, and how their records are read."""
 
     files: tuple[InputFile, ...]
 
 
 def refuse_changes(what: str, folder: Path, old: Mapping[str, object], new: Mapping[str, object]) -> None:
-    """MismatchError when `what`, which is in `folder`, was made with settings `old`, and `new` (JSON) differs."""
+    """Raises MismatchError if `what`, which is in `folder` and was made with settings `old`, differs from `new`
+    (JSON)."""
     refuse(what, folder, differences(old, new))
 
 
 def differences(old: Mapping[str, object], new: Mapping[str, object]) -> list[str]:
-    """What `new` (JSON) has otherwise than `old`, a sentence each."""
+    """A sentence for each difference of `new` (JSON) from `old`."""
     found = []
     for key, value in new.items():
         if old.get(key) == value:
@@ -48,7 +49,7 @@ def differences(old: Mapping[str, object], new: Mapping[str, object]) -> list[st
 
 
 def _written(value: object) -> str:
-    """A setting as a person writes it: an exact share as a decimal number where that is exact."""
+    """A setting as a person writes it: a fraction as a decimal number, if that is exact."""
     if isinstance(value, str) and re.fullmatch(r"[0-9]+(/[0-9]+)?", value):
         short = f"{float(Fraction(value)):g}"
         return short if Fraction(short) == Fraction(value) else value
@@ -56,16 +57,16 @@ def _written(value: object) -> str:
 
 
 def refuse(what: str, folder: Path, changes: Sequence[str]) -> None:
-    """MismatchError that names the changes, if there are any."""
+    """Raises MismatchError that names the changes, if there are any."""
     if changes:
         raise MismatchError(
-            f"{what} in {folder} were made from something else: {listed(changes, SHOWN, '; ')}. "
-            "Restore that, use another --out folder, or delete this one to make them again"
+            f"{what} in {folder} were made with other settings or inputs: {listed(changes, SHOWN, '; ')}. "
+            "Change that back, use another --out folder, or delete this one to start over"
         )
 
 
 def input_changes(before: Sequence[InputFile], now: Sequence[InputFile]) -> list[str]:
-    """A sentence for each file that is gone, new or has other contents."""
+    """A sentence for each file that is gone, is new or has other contents."""
     old, new = ({file.path: file for file in files} for files in (before, now))
     return [
         *(f"{path} is gone" for path in sorted(old.keys() - new.keys())),
@@ -82,7 +83,7 @@ def input_changes(before: Sequence[InputFile], now: Sequence[InputFile]) -> list
 
 
 def _source_changes(before: object, now: object) -> list[str]:
-    """Changes of whole sources, of how they are read, and of their files."""
+    """A sentence for each change of sources, of how they are read, and of their files."""
     old, new = (read_record(dict[str, SourceInputs], side, INPUTS) for side in (before, now))
     changes = [f"source {name} is gone" for name in sorted(old.keys() - new.keys())]
     changes += [f"source {name} is new" for name in sorted(new.keys() - old.keys())]
@@ -97,8 +98,10 @@ def _source_changes(before: object, now: object) -> list[str]:
 
 
 def shared_inputs(sources: Mapping[str, Sequence[InputFile]]) -> list[str]:
-    """A notice for each pair of sources that read a file of equal size, beginning and end: its text counts in both.
-    UsageError where two files have one name, which only URLs can that differ in their secrets (`paths.name_url`)."""
+    """A notice for each pair of sources with a file of the same size, beginning and end: its text counts in both.
+
+    Raises UsageError if two files have the same name, as URLs that differ only in their secrets do (`paths.name_url`).
+    """
     seen: dict[tuple[int, str], tuple[str, str]] = {}
     named: dict[str, InputFile] = {}
     shared: dict[tuple[str, str], list[str]] = {}

@@ -1,7 +1,7 @@
-"""How records that hold more than one text become documents: the part of a source's settings that says so.
+"""How records with more than one text become documents: this part of a source's settings.
 
-Input: the recipe, and the tokenizer where it is known. Output: a `Conversation`, which stands in the record format of a
-source and so in what its shards are compared with.
+Input: the recipe, and the tokenizer if it is known. Output: a `Conversation`, a part of the record format of a source
+and so of the settings with which its shards are compared.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from pretok.base.storage import passes
 class Conversation(Record, frozen=True, kw_only=True):
     """Messages through a chat template, or fields through a plain one.
 
-    fields: whether the template is one of `{field}`s; template: its source, "" while no tokenizer has said which (then
-    a document is what its writers wrote); content_only: the same of fields; chat_template: what the recipe names it by,
-    "" for the tokenizer's own; markers: name -> id of each added token that the template can put; variables: what the
-    tokenizer gives a template, such as bos_token; learned: fields that are answers; the rest is as in the recipe.
+    fields: whether the template consists of `{field}`s; template: its source, "" until a tokenizer is known (then a
+    document is the contents alone); content_only: the same for fields; chat_template: its name in the recipe, "" for
+    the tokenizer's own; markers: name -> id of each added token that the template can write; variables: values that the
+    tokenizer gives the template, such as bos_token; learned: fields that are answers; the rest is as in the recipe.
     """
 
     fields: bool
@@ -42,7 +42,7 @@ class Conversation(Record, frozen=True, kw_only=True):
 
 @lru_cache
 def fields_of(template: str) -> tuple[tuple[str, str], ...]:
-    """A template of fields in pieces, (text, "") or ("", field); `{{` and `}}` are braces. Raises ValueError."""
+    """The pieces of a template of fields: (text, "") or ("", field). `{{` and `}}` are braces. Raises ValueError."""
     pieces: list[tuple[str, str]] = []
     for text, name, form, conversion in string.Formatter().parse(template):
         if text:

@@ -1,7 +1,7 @@
-"""Input files: open and decompress them, tell whether they are what was planned.
+"""Input files: open and decompress them, and notice whether they have changed since the plan.
 
-Input: an InputFile, or the path of one. Output: streams of bytes; what identifies a file; what changed in it.
-Local paths go through the operating system; anything with `://` goes through fsspec.
+Input: an InputFile, or the path of one. Output: streams of bytes; the identity of a file; how it has changed. Local
+paths are opened by the operating system, anything with `://` by fsspec.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ from pretok.base.records import Count, Record
 from pretok.base.storage import Tries, passes, tried
 from pretok.base.visible import masked
 from pretok.read.paths import is_remote, name_url, server_of, url_of
-from pretok.read.zstd_frames import FrameWalk
 
 IDENTITY_BYTES = 1 << 16
 """Bytes hashed at both ends of a file: two reads, however large it is."""
-COMPRESSED_STEP = 1 << 15
-"""Bytes of compressed input per step: 100 KB of text as a rule, 30 MB at most (zlib shrinks text a thousandfold)."""
+COMPRESSED_STEP = 1 << 10
+"""Bytes of compressed input per step, which bounds the text of a step: 3 kB as a rule, 1 MB of gzip at most, 32 MiB
+of zstd, where 4 bytes may stand for a block of 128 KiB (RFC 8878, 3.1.1.2). Larger steps are no faster."""
 READ_SIZE = 1 << 22
 """Bytes per read from the file system."""
 ARROW_FILE = b"ARROW1"
-"""Begins an Arrow file; a table that does not begin so is an Arrow stream, as `datasets` saves it."""
+"""First bytes of an Arrow file; any other table is an Arrow stream, as `datasets` saves it."""
 BLOCKS = 8
-"""Blocks of that size that are held of a file on a server: Arrow reads so many columns of it side by side."""
+"""Blocks of READ_SIZE kept of a remote file: Arrow reads that many of its columns side by side."""
 
 SHOWN = 5
 """Names in one notice."""
 
 
 class CorruptInputError(Exception):
-    """The rest of an input file cannot be read; what came before it can. Its message is kept: see `masked`."""
+    """The rest of an input file cannot be read; what comes before can. The message is stored, so it is `masked`."""
 
     def __init__(self, message: str) -> None:
         super().__init__(masked(message))
@@ -47,11 +47,9 @@ class CorruptInputError(Exception):
 class InputFile(Record, frozen=True):
     """One input as the plan records it.
 
-    format: jsonl, parquet, arrow, text, or unreadable; compression: "", zstd, gzip;
-    size in bytes; identity: hash of the first and last 64 KiB, which tells a changed file from the planned one.
-
-    path: of a URL that has secrets its name without them (`paths.name_url`), so that no file keeps them; they go along
-    when it is sent to another process.
+    path: of a URL with secrets, its name without them (`paths.name_url`), so that no file stores them; they are passed
+    on when it is sent to another process; format: jsonl, parquet, arrow, text, or unreadable; compression: "", zstd,
+    gzip; size: bytes; identity: hash of the first and last 64 KiB, which tells a changed file from the planned one.
     """
 
     path: str
@@ -69,22 +67,21 @@ def _received(url: str, *rest: Any) -> InputFile:
 
 
 def open_input(path: str, buffering: int = IDENTITY_BYTES) -> IO[bytes]:
-    """Open an input for reading bytes, so many at a time at least: a request to a server asks for that many. Where
-    these are READ_SIZE, the next block is asked for while one is worked on."""
+    """Open an input for reading bytes. buffering: bytes of a request to a server. With READ_SIZE, the next block is
+    requested while one is being processed."""
     if not is_remote(path):
         return open(path, "rb", buffering=buffering)  # noqa: PTH123 - a Path takes as long as opening it
     server, name = server_of(path)
     ahead: dict[str, Any] = {}
-    if buffering == READ_SIZE and getattr(
-        server, "async_impl", False
-    ):  # others, such as FTP, have one connection
+    # Protocols that are not asynchronous, such as FTP, have one connection.
+    if buffering == READ_SIZE and getattr(server, "async_impl", False):
         ahead = {"cache_type": "background", "cache_options": {"maxblocks": BLOCKS}}
     file: IO[bytes] = server.open(name, "rb", block_size=buffering, **ahead)
     return file
 
 
 def open_parquet(path: str) -> Any:
-    """Open a Parquet file for Arrow, which reads a local one itself, without the interpreter lock."""
+    """Open a Parquet file for Arrow, which reads a local file itself, without the interpreter lock."""
     import pyarrow as pa
 
     return open_input(path, READ_SIZE) if is_remote(path) else pa.OSFile(path)
@@ -92,8 +89,8 @@ def open_parquet(path: str) -> Any:
 
 @contextmanager
 def arrow_batches(path: str) -> Iterator[tuple[Any, Iterator[Any]]]:
-    """Schema and record batches of an Arrow file or stream. A local one is mapped: of a batch that is passed over only
-    the header is read. The schema is one of pyarrow, the batches are its record batches."""
+    """(pyarrow schema, record batches) of an Arrow file or stream. A local file is memory-mapped, so only the header of
+    a skipped batch is read."""
     import pyarrow as pa
 
     with open_input(path, READ_SIZE) if is_remote(path) else pa.memory_map(path) as stream:
@@ -108,7 +105,7 @@ def arrow_batches(path: str) -> Iterator[tuple[Any, Iterator[Any]]]:
 
 
 def identify(path: str) -> tuple[bytes, bytes, int, str]:
-    """First and last bytes, size and identity of a file, by at most two reads."""
+    """(first bytes, last bytes, size, identity) of a file, by at most two reads."""
     with open_input(path) if is_remote(path) else open(path, "rb", 0) as file:  # noqa: PTH123 - as there
         head = tail = file.read(IDENTITY_BYTES)
         size = file.seek(0, os.SEEK_END)
@@ -121,16 +118,16 @@ def identify(path: str) -> tuple[bytes, bytes, int, str]:
 
 
 Stamp = tuple[int, int] | None
-"""Size and time of the last change of a local file; None for any other input."""
+"""Size and modification time of a local file; None for any other input."""
 
 
 def stamp(file: InputFile) -> Stamp:
-    """What two calls compare."""
+    """The Stamp of an input; two calls compare them."""
     if is_remote(file.path):
         return None
     try:
         found = os.stat(file.path)  # noqa: PTH116
-    except OSError:  # told when it is read
+    except OSError:  # reported when it is read
         return None
     return found.st_size, found.st_mtime_ns
 
@@ -141,20 +138,19 @@ def stamps_of(inputs: Sequence[InputFile]) -> dict[str, Stamp]:
 
 
 def what_changed(file: InputFile, before: Stamp) -> str:
-    """What tells that a file is no longer the one that was planned, or was written to since `stamp` gave `before`; ""
-    if nothing does.
+    """How a file differs from the planned one, or that it was written to since `stamp` gave `before`; "" if neither.
 
-    A change of equal size in the middle of a file, before `before`, is not seen.
+    A change of equal size in the middle of a file, before `before`, is not noticed.
     """
     if file.format == "unreadable":
         return ""
     try:
-        if is_remote(file.path):  # which may remember a listing
+        if is_remote(file.path):  # fsspec may have cached a listing
             server_of(file.path)[0].invalidate_cache()
         _, _, size, identity = tried(lambda: identify(file.path))
     except OSError as error:
-        told: str = masked(f"changed since it was planned: {error}")
-        return told
+        problem: str = masked(f"changed since it was planned: {error}")
+        return problem
     if size != file.size:
         return f"changed since it was planned: it had {file.size:,} bytes and has {size:,}"
     if identity != file.identity:
@@ -163,20 +159,20 @@ def what_changed(file: InputFile, before: Stamp) -> str:
 
 
 def read_small(file: InputFile) -> bytes | None:
-    """All bytes of a file of at most IDENTITY_BYTES, if they are those that were planned; None for any other.
+    """All bytes of a local file of at most IDENTITY_BYTES, if they are the planned ones; None for any other file.
 
-    Its identity is of all of them, so nothing that happens to the file afterwards matters. Local files only.
+    The identity covers all these bytes, so later changes of the file do not matter.
     """
     if file.size > IDENTITY_BYTES or file.format not in ("jsonl", "text") or is_remote(file.path):
         return None
     try:
         data, _, size, identity = identify(file.path)
-    except OSError:  # told when it is read again
+    except OSError:  # reported when it is read again
         return None
     return data if (size, identity) == (file.size, file.identity) else None
 
 
-# Magic numbers: RFC 8878 (zstd, of a frame and of one to be skipped, as pzstd writes first), RFC 1952 (gzip).
+# Magic numbers: RFC 8878 (zstd frames, and skippable frames, which pzstd writes first), RFC 1952 (gzip).
 _COMPRESSIONS = {
     re.compile(rb"\x28\xb5\x2f\xfd|[\x50-\x5f]\x2a\x4d\x18"): "zstd",
     re.compile(rb"\x1f\x8b"): "gzip",
@@ -184,12 +180,12 @@ _COMPRESSIONS = {
 
 
 def compression_of(beginning: bytes) -> str:
-    """What a file or frame that begins so is compressed by, or an empty string."""
+    """The compression of a file or frame with these first bytes, "" for none."""
     return next((name for magic, name in _COMPRESSIONS.items() if magic.match(beginning)), "")
 
 
 def _decompressor(compression: str) -> Any:
-    """Of one frame: `decompress(data)`, then `eof` and `unused_data`."""
+    """A decompressor of one frame, with `decompress(data)`, `eof` and `unused_data`."""
     if compression == "gzip":
         return zlib.decompressobj(16 + zlib.MAX_WBITS)
     import zstandard
@@ -199,7 +195,7 @@ def _decompressor(compression: str) -> Any:
 
 
 def raise_passing(damage: CorruptInputError) -> None:
-    """Raise the OSError behind `damage` where it may pass: for who has no use for a part of an input."""
+    """Raise the OSError behind `damage` if it may be temporary, for a caller that cannot use part of an input."""
     if isinstance(damage.__cause__, OSError) and passes(damage.__cause__):
         raise damage.__cause__
 
@@ -207,17 +203,16 @@ def raise_passing(damage: CorruptInputError) -> None:
 def decompress(blocks: Iterator[bytes], compression: str, *, partial: bool = False) -> Iterator[bytes]:
     """Decompress blocks of a file of any number of zstd frames or gzip members.
 
-    Everything decodable is yielded before CorruptInputError tells of a truncated or damaged frame, or of other bytes
-    after the last one (gzip: except zeros); `partial` says that the blocks are known to end early.
+    Yields everything that can be decoded, then raises CorruptInputError for a truncated or damaged frame, or for other
+    bytes after the last one (gzip: except zeros). partial: the blocks may end early.
     """
     import zstandard
 
-    slices = FrameWalk().slices if compression == "zstd" else lambda block: iter((block,))
     state = _decompressor(compression)
     whole = 0  # frames that have ended
     began = False  # whether the current frame has seen any byte
-    padding = False  # whether zeros may come: tape padding after a gzip member, of any length
-    for data in (data for block in blocks for data in slices(block)):
+    padding = False  # whether zeros may follow: tape padding after a gzip member, of any length
+    for data in blocks:
         if padding:
             data = data.lstrip(b"\0")
         while data:
@@ -225,10 +220,10 @@ def decompress(blocks: Iterator[bytes], compression: str, *, partial: bool = Fal
                 text = state.decompress(data)
             except (zlib.error, zstandard.ZstdError) as error:
                 if whole and not began and compression_of(data) != compression:
-                    told = f"other bytes stand behind the last frame of {compression}"
+                    problem = f"other bytes stand behind the last frame of {compression}"
                 else:
-                    told = f"damaged {compression} data: {error}"
-                raise CorruptInputError(told) from None
+                    problem = f"damaged {compression} data: {error}"
+                raise CorruptInputError(problem) from None
             began, padding = True, False
             if text:
                 yield text
@@ -245,7 +240,7 @@ def decompress(blocks: Iterator[bytes], compression: str, *, partial: bool = Fal
 
 
 def unpack(data: bytes, compression: str, *, partial: bool = False) -> Iterator[bytes]:
-    """What `decompress` makes of the bytes of a file that are at hand; of others the bytes themselves."""
+    """The decompressed bytes of a file whose bytes are in memory; without compression, the bytes themselves."""
     if not compression:
         return iter((data,))
     blocks = (data[at : at + COMPRESSED_STEP] for at in range(0, len(data), COMPRESSED_STEP))
@@ -258,9 +253,9 @@ def read_bytes(
     start: int = 0,
     stop: int | None = None,
 ) -> Iterator[bytes]:
-    """The file's bytes, decompressed; `start` and `stop` cut an uncompressed one.
+    """The file's bytes, decompressed; of an uncompressed file, those from `start` to `stop`.
 
-    Raises CorruptInputError after the last readable byte: the file is damaged, shorter than `stop`, or a read failed.
+    Raises CorruptInputError after the last readable byte if the file is damaged, shorter than `stop`, or a read failed.
     """
 
     def blocks(size: int) -> Iterator[bytes]:
@@ -273,7 +268,7 @@ def read_bytes(
 
 
 def _in_order(path: str, start: int, stop: int | None, size: int) -> Iterator[bytes]:
-    """Where a read fails in a way that may pass, the file is opened again and read on."""
+    """After an error that may be temporary, the file is opened again and reading continues."""
     at, tries = start, Tries()
     while True:
         try:

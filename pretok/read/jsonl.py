@@ -1,15 +1,15 @@
-"""JSON Lines -> texts, and what is kept beside them: a validating parser in Numba that walks each line once.
+"""JSON Lines -> texts and kept columns: a validating parser in Numba that walks each line once.
 
-Input: a block of whole lines as bytes, the name of the text field and the columns to keep. Output: the unescaped texts
-in a row with their offsets, as Arrow has them, a column of each kept field, and for every record a status. A record is
-a line that is not blank. No Python object is made per line. UTF-8 of texts is checked by the caller.
+Input: a block of whole lines as bytes, the name of the text field and the columns to keep. Output: the unescaped texts,
+concatenated, with their offsets, as in Arrow; a column for each kept field; and a status for every record. A record is
+a line that is not blank. No Python object is made per line. The caller checks the texts for UTF-8.
 
-A name with dots is a path: `meta.text` is the key `text` in the object `meta`. A line without that path is searched for
-the whole name as one key. A key that repeats takes its last value, as in the json module.
+A name with dots is a path: `meta.text` is the key `text` in the object `meta`. In a line without that path, the whole
+name is looked up as one key. A repeated key has its last value, as in the json module.
 
-The grammar is RFC 8259 with two tolerances: NaN, Infinity and -Infinity (the json module of Python writes them), and
-lone surrogate escapes, which `_copy_string` tells of. Functions of one value get a pointer to the bytes, where to start
-and where to end, and return the position behind the value, or -1 where it is malformed.
+The grammar is RFC 8259 with two exceptions: NaN, Infinity and -Infinity are accepted, as Python's json module writes
+them, and so are lone surrogate escapes, which `_copy_string` reports. A function for one value takes a pointer to the
+bytes, the start and the end, and returns the position after the value, or -1 if it is malformed.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ from pretok.read.rejects import (
 )
 
 Pointer = Any
-"""What compiled functions of one value take instead of an array (`BYTES`)."""
+"""The argument of compiled functions for one value, instead of an array (`BYTES`)."""
 
 MAX_DEPTH = 1000
-"""Containers nested deeper than this make a line malformed (the json module stops near the same depth)."""
+"""A line with containers nested deeper than this is malformed (the json module stops at about the same depth)."""
 _BLANK = 255
-"""Status of a line that is no record."""
+"""Status of a line that is not a record."""
 NO_LIMIT = np.iinfo(np.int64).max
 SHORTEST = len(b'{"":"a"}\n')
-"""Bytes that a line with a text takes at least."""
+"""Bytes of the shortest line with a text."""
 
 _OUT = types.uint8[::1]
 _LONGS = types.int64[::1]
@@ -56,7 +56,7 @@ _PAIRS = types.int64[:, ::1]
 _SPANS = types.int64[:, :, ::1]
 _AT = types.int64
 _SKIP = types.int64(BYTES, types.int64, types.int64)
-"""(block, at, end) -> position behind what stands at `at`, or -1."""
+"""(block, at, end) -> position after the value at `at`, or -1."""
 
 _PLAIN, _QUOTE, _ESCAPE, _CONTROL = range(4)
 _STRING_CLASS = np.zeros(256, np.uint8)
@@ -87,7 +87,7 @@ def _skip_space(block: Pointer, at: int, end: int) -> int:
 
 @njit(_SKIP)
 def _code_unit(block: Pointer, at: int, end: int) -> int:
-    """Value of the four hexadecimal digits at `at`, or -1."""
+    """The value of the four hexadecimal digits at `at`, or -1."""
     if at + 4 > end:
         return -1
     value = 0
@@ -151,10 +151,10 @@ def _put_code_point(out: Pointer, size: int, point: int) -> int:
 
 @njit(types.UniTuple(types.int64, 3)(BYTES, types.int64, types.int64, BYTES, types.int64))
 def _copy_string(block: Pointer, at: int, end: int, out: Pointer, size: int) -> tuple[int, int, int]:
-    """Unescape the string at `at` into `out`: (position after it or -1, new size, 1 if it escapes a lone
-    surrogate, which is left out).
+    """Unescape the string at `at` into `out`: (position after it or -1, new size, 1 if it escapes a lone surrogate,
+    which is left out).
 
-    Text is copied eight bytes at a time, so `out` needs as much room behind `size` as `block` has behind `at`.
+    Text is copied eight bytes at a time, so `out` needs as much room after `size` as `block` has after `at`.
     """
     lone = 0
     while at < end:
@@ -336,12 +336,12 @@ def _skip_value(block: Pointer, at: int, end: int, closers: Pointer) -> int:
 def _same_key(
     block: Pointer, start: int, stop: int, field: Pointer, first: int, last: int, scratch: Pointer
 ) -> bool:
-    """Whether the key between its quotes at start:stop is field[first:last], escapes resolved into `scratch`."""
+    """Whether the key between its quotes at start:stop is field[first:last]. Escapes are resolved into `scratch`."""
     text, at, size = block, start, stop - start
     for i in range(start, stop):
         if block[i] == char.BACKSLASH:
             if stop - start > 6 * (last - first):
-                return False  # longer than six bytes for each byte of the field
+                return False  # each byte of the field may be escaped by six bytes, but not by more
             _, size, lone = _copy_string(block, start, stop + 1, scratch, 0)
             if lone:
                 return False
@@ -357,7 +357,7 @@ def _same_key(
 
 @njit(types.int64(BYTES, types.int64), inline=True)
 def _key_end(block: Pointer, value: int) -> int:
-    """Position of the closing quote of the key whose value starts at `value`: only space and a colon stand between."""
+    """Position of the closing quote of the key whose value starts at `value`: only space and a colon lie between."""
     at = value - 1
     while block[at] != char.COLON:
         at -= 1
@@ -368,16 +368,18 @@ def _key_end(block: Pointer, value: int) -> int:
 
 _INTS = types.CPointer(types.int64)
 _FIELDS = types.Tuple((_AT, BYTES, _INTS, _INTS))
-"""How many fields are looked for, of which field 0 is the text; names: their keys, a dot behind each; keys: where each
-starts in `names`; paths: the first key of each field. Pointers: an array would be counted as used at every line."""
+"""(count, names, keys, paths): the number of fields, of which field 0 is the text; the keys of all, with a dot after
+each; where each key starts in `names`; the first key of each field. Pointers, as arrays would be reference-counted at
+every line."""
 _SCRATCH = types.Tuple((BYTES, BYTES, _INTS))
-"""closers: see `_skip_value`; unescaped: a key without its escapes; inner: for each field, what its path leads into."""
+"""(closers, unescaped, inner): see `_skip_value`; a key without its escapes; for each field, the value of the first key
+of its path."""
 
 
 @njit(types.UniTuple(_AT, 2)(BYTES, _AT, _AT, _FIELDS, _AT, _SCRATCH))
 def _descend(block: Pointer, at: int, end: int, fields: Any, field: int, scratch: Any) -> tuple[int, int]:
-    """Where the value of a field begins and ends in that of its first key, which stands at `at` in a line without
-    fault; (-1, -1) where it is not there."""
+    """Where the value of a field begins and ends inside the value of its first key, which is at `at` in a valid line;
+    (-1, -1) if there is none."""
     _, names, keys, paths = fields
     closers, unescaped, _ = scratch
     stop = end
@@ -394,7 +396,7 @@ def _descend(block: Pointer, at: int, end: int, fields: Any, field: int, scratch
             after = _skip_value(block, value, end, closers)
             last = _key_end(block, value)
             if _same_key(block, name + 1, last, names, keys[key], keys[key + 1] - 1, unescaped):
-                at, stop = value, after  # and on: of a key that repeats the last value counts
+                at, stop = value, after  # continue: of a repeated key, the last value counts
             inside = _skip_space(block, after, end)
             if block[inside] == char.CLOSE_BRACE:
                 break
@@ -416,11 +418,11 @@ def _walk(
     row: int,
     scratch: Any,
 ) -> tuple[int, int, int]:
-    """Walk the object whose brace is at `at`: (position behind it or -1, end of the text in `out`, 1 where the text
-    escapes a lone surrogate).
+    """Walk the object whose brace is at `at`: (position after it or -1, end of the text in `out`, 1 if the text escapes
+    a lone surrogate).
 
-    Fills spans[row:] with where the value of each field begins and ends, -1 where there is none. A text that is a
-    string is unescaped to out[start:].
+    Writes to spans[row:] where the value of each field begins and ends, -1 for none. A text that is a string is
+    unescaped to out[start:].
     """
     count, names, keys, paths = fields
     closers, unescaped, inner = scratch
@@ -438,7 +440,7 @@ def _walk(
             return -1, size, lone
         stop = _key_end(block, at)
         is_text = _same_key(block, key, stop, names, text_key, text_end, unescaped)
-        # The text is most of a line: it is validated and unescaped in one go, everything else is only skipped.
+        # The text is most of a line: it is validated and unescaped in one pass. All other values are only skipped.
         if is_text and at < end and block[at] == char.QUOTE:
             at, size, lone = _copy_string(block, at + 1, end, out, start)
         else:
@@ -454,7 +456,7 @@ def _walk(
             if last - first > 1 and _same_key(
                 block, key, stop, names, keys[first], keys[first + 1] - 1, unescaped
             ):
-                inner[field] = begin  # looked into below: a later key of that name takes its place
+                inner[field] = begin  # searched below, as a later key of that name would replace it
         at = _skip_space(block, at, end)
         if at >= end:
             return -1, size, lone
@@ -463,7 +465,7 @@ def _walk(
         if block[at] != char.COMMA:
             return -1, size, lone
         at = _skip_space(block, at + 1, end)
-    # From here on the object is known to be without fault, so nothing in it needs another check.
+    # The object is known to be valid from here on, so nothing in it is checked again.
     for field in range(count):
         if inner[field] >= 0:
             begin, stop = _descend(block, inner[field], end, fields, field, scratch)
@@ -491,7 +493,7 @@ def _parse_line(
     row: int,
     scratch: Any,
 ) -> tuple[int, int]:
-    """(status, end of the text in `out`) of the object that should be all of block[at:end]."""
+    """(status, end of the text in `out`) of the line block[at:end], which should be one object."""
     at = _skip_space(block, at, end)
     if at == end:
         return _BLANK, start
@@ -501,7 +503,7 @@ def _parse_line(
     stop, size, lone = _walk(block, at, end, fields, out, start, spans, row, scratch)
     if stop < 0 or _skip_space(block, stop, end) != end:
         return MALFORMED, start
-    if raw and fields[1][0] == char.DOT:  # a field without name is the whole record
+    if raw and fields[1][0] == char.DOT:  # a field with an empty name is the whole record
         begin = at
     else:
         begin, stop = spans[row], spans[row + 1]
@@ -536,7 +538,7 @@ def _line_end(block: Pointer, at: int, end: int) -> int:
 
 @njit(types.int64(U8))
 def _count_lines(block: Bytes) -> int:
-    """At most how many lines the block has."""
+    """The number of lines of the block, or one more."""
     count = 1
     for byte in block:
         count += byte == char.LINE_FEED
@@ -544,9 +546,10 @@ def _count_lines(block: Bytes) -> int:
 
 
 _TABLE = types.Tuple((_LONGS, _PAIRS, _LONGS, _OUT, _SPANS))
-"""offsets and spans of the accepted texts; place, number of the line and status of each record: see `ParsedLines`."""
+"""(offsets, places, numbers, status, spans): of the accepted texts, offsets and spans; of each record, place, line
+number and status. See `ParsedLines`."""
 _ROOM = types.Tuple((_OUT, _OUT, _LONGS))
-"""The arrays of _SCRATCH. The caller holds them: Numba would free one made here after its pointer was taken."""
+"""The arrays of _SCRATCH. The caller makes them: Numba would free an array made here once its pointer is taken."""
 
 
 @njit(types.UniTuple(_AT, 3)(U8, U8, I64, I64, _AT, _AT, types.boolean, _OUT, _TABLE, _ROOM))
@@ -576,7 +579,7 @@ def _parse_block(
         end = _line_end(source, at, len(block))
         if end - at > longest_line:
             found = TOO_LONG
-        else:  # where it is no text, the next line overwrites what it left in `out` and `spans`
+        else:  # if it is not OK, the next line overwrites its part of `out` and `spans`
             found, size = _parse_line(
                 source, at, end, fields, longest, raw, target, size, found_at, 2 * count * texts, scratch
             )
@@ -597,8 +600,10 @@ def _parse_block(
 def _copy_values(
     block: Bytes, begins: Ints, ends: Ints, text: bool, out: Bytes, offsets: Ints, given: Bytes
 ) -> tuple[int, int]:
-    """Copy the values of one field to `out` as they are written, of a column of text its strings unescaped; `given`
-    says which are there. Returns (bytes, how many values of a column of text are none)."""
+    """Copy the values of one field to `out` as the file writes them; for a column of text, strings are unescaped.
+
+    given: set to 1 for each value that exists. Returns (bytes, how many values of a column of text are not text).
+    """
     source, target = block.ctypes, out.ctypes
     size = wrong = 0
     offsets[0] = 0
@@ -626,12 +631,12 @@ def _copy_values(
 
 
 class ParsedLines(NamedTuple):
-    """What is in a block.
+    """The contents of a block.
 
-    texts: uint8, the accepted texts in a row; offsets: (accepted + 1,) int64 into it; places: (records, 2) int64, where
-    each record begins and ends in the block; status: (records,) uint8, an index of `rejects.REASONS`; numbers:
-    (records,) int64, the line of each record, from 0; lines: how many there are, blank ones included; kept: the columns
-    that are kept of the accepted ones.
+    texts: uint8, the accepted texts, concatenated; offsets: (accepted + 1,) int64 into it; places: (records, 2) int64,
+    where each record begins and ends in the block; status: (records,) uint8, an index of `rejects.REASONS`; numbers:
+    (records,) int64, the line of each record, from 0; lines: how many there are, with blank ones; kept: the kept
+    columns of the accepted records.
     """
 
     texts: Bytes
@@ -653,8 +658,8 @@ def parse_lines(
 ) -> ParsedLines:
     """Parse a block of whole lines (uint8; the last one may lack its line end) for the string `field`.
 
-    longest, longest_line: bytes of the longest text, and of the longest line that is parsed at all; raw: whether
-    a field that is a list or an object is taken as it stands, as JSON. Without a name of a field it is the record.
+    longest, longest_line: bytes of the longest accepted text, and of the longest line that is parsed; raw: whether a
+    field that is a list or an object is taken as JSON. The field "" is the whole record.
     """
     limit = _count_lines(block)
     accepted = min(limit, len(block) // SHORTEST + 1)
@@ -666,7 +671,7 @@ def parse_lines(
     spans = np.empty((accepted + 1, 1 + len(keep), 2), np.int64)
     fields = _paths((field, *(column.field for column in keep)))
     table = offsets, places, numbers, status, spans
-    # Of a key that is looked for each byte may be escaped by six; a quote follows.
+    # Each byte of a key may be escaped by six bytes; a quote follows.
     unescaped = np.empty(6 * len(fields[0]) + 1, np.uint8)
     room = np.empty(MAX_DEPTH, np.uint8), unescaped, np.empty(1 + len(keep), np.int64)
     lines, records, texts = _parse_block(block, *fields, longest, longest_line, raw, out, table, room)
@@ -683,7 +688,7 @@ def parse_lines(
 
 @lru_cache
 def _paths(fields: tuple[str, ...]) -> tuple[Bytes, Ints, Ints]:
-    """Names, keys and paths, as _FIELDS has them. Kept, as making them takes as long as parsing a small file."""
+    """(names, keys, paths) of _FIELDS. Cached, as making them takes as long as parsing a small file."""
     dotted = [field.encode() + b"." for field in fields]
     names = np.frombuffer(b"".join(dotted), np.uint8).copy()
     keys = np.concatenate([[0], np.flatnonzero(names == ord(".")) + 1])
@@ -691,7 +696,7 @@ def _paths(fields: tuple[str, ...]) -> tuple[Bytes, Ints, Ints]:
 
 
 def _column(block: Bytes, spans: Ints, kind: str) -> KeptValues:
-    """A kept column. spans: (texts, 2), where they begin and end."""
+    """A kept column. spans: (texts, 2), where its values begin and end."""
     begins, ends = spans.T.copy()
     out = np.empty(int((ends - begins).sum()), np.uint8)
     offsets, given = np.empty(len(spans) + 1, np.int64), np.empty(len(spans), np.uint8)

@@ -1,7 +1,7 @@
-"""The fields of a record that are kept beside its tokens: which, of which type, and what is of another type.
+"""The fields of a record that are kept as columns beside its tokens.
 
-Input: names as a recipe gives them, and columns as tables or JSON have them. Output: KeptColumn, and columns of the
-types below. A value of another type is null, and counted.
+Input: names as a recipe gives them, and columns of tables or values of JSON. Output: KeptColumn, and columns of the
+types below. A value of another type becomes null, and is counted.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ LEDGER_NAMES = frozenset(
         "file_row_number", "pretok:file",
     )
 )  # fmt: skip
-"""Columns that a row of a ledger has anyway, there, in the view of `pretok query` or while DuckDB makes that."""
+"""Columns that a ledger, the view of `pretok query` or the query behind that view have already."""
 LONGEST_VALUE = 1 << 14
-"""Bytes of the longest text that is kept: 65,536 of them are held at a time."""
+"""Bytes of the longest text that is kept: 65,536 values are in memory at a time."""
 
 
 class KeptColumn(Record, frozen=True):
-    """name: of the column; field: of the record, `meta.url` one inside `meta`; type: a key of TYPES, "" where the
+    """name: of the column; field: of the record, such as `meta.url` inside `meta`; type: a key of TYPES, "" if the
     recipe gives none: then it is text, and the first records must have the field."""
 
     name: str
@@ -40,7 +40,7 @@ class KeptColumn(Record, frozen=True):
 
 
 KeptValues = tuple[pa.Array, int]
-"""A column of a type of TYPES, and how many of its values are null because they were of another type."""
+"""(a column of a type in TYPES, how many values are null because they had another type)."""
 
 
 def parse_keep(text: str) -> KeptColumn:
@@ -61,8 +61,8 @@ def parse_keep(text: str) -> KeptColumn:
 
 
 def type_of(kind: pa.DataType) -> str:
-    """The key of TYPES that a column of an Arrow type is kept as, "" where it is not: dates, times and decimal numbers
-    are kept as text."""
+    """The key of TYPES as which a column of an Arrow type is kept, "" for none. Dates, times and decimal numbers are
+    kept as text."""
     is_ = pa.types
     if is_.is_dictionary(kind):
         return type_of(kind.value_type)
@@ -84,8 +84,7 @@ def is_text(kind: pa.DataType) -> bool:
 
 
 def keep_column(column: pa.Array, kind: str) -> KeptValues:
-    """A column of a table as one of a type of TYPES. A text takes any single value, as it is written; a number takes no
-    text."""
+    """Convert a column of a table to a type in TYPES. Any single value can become text; text never becomes a number."""
     if pa.types.is_dictionary(column.type):
         column = column.dictionary_decode()
     found = type_of(column.type)
@@ -104,14 +103,16 @@ def keep_column(column: pa.Array, kind: str) -> KeptValues:
 
 
 def keep_json(values: pa.LargeBinaryArray, kind: str) -> pa.Array:
-    """Values of JSON as they are written, texts without quotes and escapes, as a column of a type of TYPES; null where
-    one is of another type."""
+    """Convert values of JSON to a column of a type in TYPES; null for a value of another type.
+
+    values: as the file writes them, but texts without quotes and escapes.
+    """
     if kind == "boolean":
         words = pa.array([b"false", b"true"], pa.large_binary())
         return pc.index_in(values, value_set=words).cast(pa.bool_())
     try:
         return values.cast(pa.large_string()).cast(TYPES[kind])
-    except pa.ArrowInvalid:  # one of them: which?
+    except pa.ArrowInvalid:  # at least one of them: find out which
         return pa.array([_parsed(value, kind) for value in values.to_pylist()], TYPES[kind])
 
 

@@ -1,7 +1,7 @@
 """Text -> normalized text, for vocabulary and encoding alike.
 
-Input: an Arrow array of texts, or a batch of documents. Output: an array of the same length; a batch without the
-documents that became empty, which are rejects of it. What is done is part of the config fingerprint.
+Input: an Arrow array of texts, or a batch of documents. Output: an array of the same length, or the batch, in which
+documents that became empty are rejects. The settings are part of the config fingerprint.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Normalization(Record, frozen=True):
 
 
 def normalize_batch(batch: TextBatch, normalization: Normalization) -> TextBatch:
-    """The batch with its texts normalized. A text of which nothing is left is a reject, as an empty one is."""
+    """Normalize the texts of a batch. A text that becomes empty is rejected, as an empty one is."""
     texts = normalization(batch.texts)
     if texts is batch.texts:
         return batch

@@ -1,7 +1,7 @@
-"""One task a partition: what hashing, counting and tokenizing have in common.
+"""One task per partition: what counting and tokenizing have in common.
 
-Input: tasks that hold a Partition each, and those of them that are not done. Output: each one's result as it
-completes, and which failed; for a person what is to do, what earlier runs did, and each partition that is done.
+Input: tasks with a Partition each, and which of them are not done. Output: the result of each as it completes, the
+failures, and the progress: what is to do, what earlier runs did, and each finished partition.
 """
 
 from __future__ import annotations
@@ -37,10 +37,9 @@ def run_partitions(
     step: Step,
     failures: Failures,
 ) -> Iterator[tuple[Work, Result]]:
-    """Run `todo`, those of the tasks that are not done, largest first, each with its result, as `Step.map` does.
+    """Run `todo`, the tasks that are not done, the largest first; yields each with its result, as `Step.map` does.
 
-    doing: such as `to count`; before: the counts of what earlier runs did; failures: where partitions go that could not
-    be done.
+    doing: such as `to count`; before: the counts of earlier runs; failures: partitions that fail are added to it.
     """
     done = len(tasks) - len(todo)
     step.progress.expect(sum(task.partition.estimate for task in tasks), len(tasks))

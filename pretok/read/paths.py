@@ -1,7 +1,7 @@
-"""What a user wrote for an input -> the paths it stands for.
+"""An input as a user wrote it -> the paths it stands for.
 
-Input: a path, a glob (`**` too), an fsspec URL or URL glob, or `sample:it`. Output: paths, sorted. Nothing is
-looked into: whether a path is a regular file is for `pretok.read.recognise` to find out.
+Input: a path, a glob (`**` too), an fsspec URL or URL glob, or `sample:it`. Output: paths, sorted. No file is opened:
+`pretok.read.recognise` finds out whether a path is a regular file.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from pretok.base.visible import masked
 from pretok.read.sample import sample_path
 
 SAMPLE = "sample:"
-"""Starts an input that is the text shipped with the package: `sample:it`."""
+"""Prefix of an input that is shipped with the package, such as `sample:it`."""
 PLACEHOLDER = "PUT/YOUR"
-"""In the paths of recipes that are to be filled in."""
+"""Part of the paths in recipe templates that the user must replace."""
 
 
 def is_remote(path: str) -> bool:
@@ -33,12 +33,12 @@ def is_remote(path: str) -> bool:
 
 TWO_URLS = "stands for two URLs that differ in password or query alone, which are not kept: give one, or a path to each"
 _urls: dict[str, str] = {}
-"""The name of each URL with secrets that this process was given -> the URL."""
+"""The name of each URL with secrets -> the URL, in this process."""
 
 
 def name_url(url: str) -> str:
-    """What an input is called: its path, of a URL without user, password and query. So another token in the query
-    names the same input. `url_of` gives the URL that was named so last."""
+    """The name of an input: its path, or its URL without user, password and query. So a URL with another access token
+    names the same input. `url_of` gives the last URL with this name."""
     name: str = masked(url) if is_remote(url) else url
     if name == url:
         return url
@@ -52,8 +52,10 @@ def url_of(name: str) -> str:
 
 
 def server_of(name: str) -> tuple[Any, str]:
-    """The fsspec file system of a URL, or of the name of one, and the file's name there. Raises OSError that names the
-    URL, and what fsspec raises for a protocol that it does not know or has no package for."""
+    """(the fsspec file system of a URL or of the name of one, the file's name there).
+
+    Raises OSError that names the URL, and the errors of fsspec for an unknown protocol or a missing package.
+    """
     import fsspec
 
     try:
@@ -65,12 +67,12 @@ def server_of(name: str) -> tuple[Any, str]:
 
 
 def is_dataset(path: str) -> bool:
-    """Whether `path` is a folder that `datasets` saved with `save_to_disk`: it stands for its tables."""
+    """Whether `path` is a folder of `datasets.save_to_disk`, which stands for its tables."""
     return not is_remote(path) and os.path.isfile(os.path.join(path, "state.json"))  # noqa: PTH113, PTH118
 
 
 def dataset_files(path: str) -> list[str]:
-    """The tables of a saved dataset. Raises UsageError, also where it has no rows and so no table."""
+    """The tables of a saved dataset. Raises UsageError if there is none, or if its state.json is wrong."""
     try:
         files = json.loads((Path(path) / "state.json").read_bytes())["_data_files"]
         tables = [str(Path(path) / file["filename"]) for file in files]
@@ -82,14 +84,17 @@ def dataset_files(path: str) -> list[str]:
 
 
 def is_glob(pattern: str) -> bool:
-    """Whether `pattern` stands for whatever it matches; the name of something that is there stands for that alone."""
+    """Whether `pattern` is a glob. A pattern that is also the name of an existing path is that path."""
     special = pattern.startswith(SAMPLE)
     return not special and glob.has_magic(pattern) and (is_remote(pattern) or not os.path.lexists(pattern))
 
 
 def expand(pattern: str) -> list[str]:
-    """Paths that a path, a glob or a URL glob stands for, sorted. UsageError when it matches nothing, when a folder on
-    its way cannot be listed, or when a name is not UTF-8, as a ledger or a manifest could not hold it."""
+    """The paths that a path, a glob or a URL glob stands for, sorted.
+
+    Raises UsageError if it matches nothing, if a folder cannot be listed, or if a name is not UTF-8, which a ledger or
+    manifest cannot store.
+    """
     if pattern.startswith(SAMPLE):
         return [sample_path(pattern.removeprefix(SAMPLE))]
     if is_remote(pattern):
@@ -117,18 +122,18 @@ def expand(pattern: str) -> list[str]:
 
 
 def _glob(pattern: str) -> list[str]:
-    """What a glob matches, as `glob.glob` finds it; but that leaves out what it may not list without a word, and goes
-    around a circle of links until the system refuses."""
+    """The paths that a glob matches. `glob.glob` gives the same, but it silently skips folders that it may not list,
+    and follows a circle of links until the system refuses."""
     first = re.search(r"[^/]*[*?[]", pattern)
     at = first.start() if first else 0
     parts = [part for part in pattern[at:].split("/") if part]
     if parts[-2:] == ["**", "*"]:
-        parts.pop()  # everything below a folder, in one way
+        parts.pop()  # `**` alone matches the same
     return list(_matches(pattern[:at], parts))
 
 
 def _matches(folder: str, parts: list[str]) -> Iterator[str]:
-    """What `parts` of a glob match in `folder`."""
+    """The paths that `parts` of a glob match in `folder`."""
     head, rest = parts[0], parts[1:]
     if head == "**" and rest:
         yield from _matches(folder, rest)
@@ -146,8 +151,8 @@ def _matches(folder: str, parts: list[str]) -> Iterator[str]:
 
 
 def _entries(folder: str, pattern: str) -> Iterator[tuple[str, bool]]:
-    """What in a folder has a name that matches, and whether it is a folder to go into; hidden names only where the
-    pattern begins with a dot."""
+    """(path, whether to descend into it) of the entries of a folder that match. Hidden names match only a pattern that
+    begins with a dot."""
     try:
         with os.scandir(folder or ".") as found:
             entries = list(found)
@@ -166,7 +171,7 @@ def _entries(folder: str, pattern: str) -> Iterator[tuple[str, bool]]:
 
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:
-    """Whether an entry is a folder, and no link to one above it, where the same files would be found again."""
+    """Whether an entry is a folder, but not a link to a folder above it, which would give the same files again."""
     try:
         if not entry.is_dir():
             return False

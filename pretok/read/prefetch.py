@@ -13,15 +13,15 @@ from typing import TypeVar
 Item = TypeVar("Item")
 
 HANDED_OVER, SECONDS = 256, 0.1
-"""Small items are handed over together, so many at most and so often at least: a thread that wakes the other for each
-of a thousand small files waits for the interpreter lock at each."""
+"""Small items are handed over together, at most this many, after at most so many seconds: if each of a thousand small
+files woke the other thread, that would wait for the interpreter lock each time."""
 
 
 def ahead(items: Iterator[Item], size: Callable[[Item], int], enough: int) -> Iterator[Item]:
-    """Yield what `items` yields, produced by a thread; its exception is raised here, of whatever kind.
+    """Yield the items of an iterator that runs in a thread. Any exception in it is raised here.
 
-    The thread works on the next items while the consumer works on those before: on one, or on small ones that have
-    `enough` together by `size`. When the consumer stops early, or forgets this generator, the thread ends with them.
+    While the consumer works on one item, the thread produces the next; of small items, as many as have the total size
+    `enough`. If the consumer stops early or drops this generator, the thread ends after these.
     """
     thread = ThreadPoolExecutor(1, "read-ahead")
     try:
@@ -33,7 +33,7 @@ def ahead(items: Iterator[Item], size: Callable[[Item], int], enough: int) -> It
                 next_items = thread.submit(_take, items, size, enough)
             taken.reverse()
             while taken:
-                yield taken.pop()  # nothing here holds it while the consumer works on it
+                yield taken.pop()  # keep no reference while the consumer works on it
         if not isinstance(end, StopIteration):
             raise end
     finally:
@@ -43,7 +43,7 @@ def ahead(items: Iterator[Item], size: Callable[[Item], int], enough: int) -> It
 def _take(
     items: Iterator[Item], size: Callable[[Item], int], enough: int
 ) -> tuple[list[Item], BaseException | None]:
-    """The next item, or small ones together; and what ended `items` after them, StopIteration where nothing failed."""
+    """(the next item or several small ones, the exception that ended `items` after them: StopIteration at its end)."""
     taken: list[Item] = []
     total, until = 0, time.monotonic() + SECONDS
     try:

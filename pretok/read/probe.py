@@ -1,8 +1,8 @@
-"""The inputs of a source -> what planning must know of each: how much text it holds, and whether it has the field.
+"""The inputs of a source -> what planning needs to know of each: how much text it holds, and which fields it has.
 
-Input: InputFiles, the name of the text field, and what is to be kept beside it. Output: a Probe of each, UsageError
-when the field is in none, or in none of them a field that is kept. Of every table the schema and the sizes of its
-parts are read, once; of JSON Lines the first records of some files.
+Input: InputFiles, the name of the text field, and the kept columns. Output: a Probe of each, or UsageError if no input
+has the text field, or none has a kept field. Of every table, the schema and the sizes of its parts are read once; of
+JSON Lines, the first records of some files.
 """
 
 from __future__ import annotations
@@ -27,25 +27,25 @@ from pretok.read.paths import is_remote
 COMPRESSION_RATIO = 3.0
 """Assumed bytes of text per byte of a zstd or gzip file."""
 PROBED_FILES = 32
-"""How many JSON Lines files of a source are looked into, at even distances: opening a million takes minutes."""
+"""How many JSON Lines files of a source are opened, evenly spaced: opening a million takes minutes."""
 PROBED_RECORDS, PROBED_BYTES = 20, 1 << 20
-"""How much of such a file is read to see whether it has the field: what comes first of the two."""
+"""How much of such a file is read, whichever limit comes first."""
 TEXT, LIST, OTHER = "text", "list", "other"
-"""What a field holds."""
+"""Kinds of values of a field."""
 NAMED = 10
-"""Text fields, and files without the field, that are named."""
+"""How many text fields, and files without the field, a message names."""
 FIELDS_NAMED = 50
-"""Fields of any type that a message names."""
+"""How many fields of any type a message names."""
 CHATS = ("messages", "conversations", "conversation")
-"""Fields in which data of chats has its turns, as a list."""
+"""Usual names of the field with the list of turns of a conversation."""
 
 
 @dataclass(frozen=True, slots=True)
 class Probe:
     """What is known of an input before it is read.
 
-    size: expected bytes of text; parts, rows: the same, in all columns, and the rows, of each row group or record batch
-    of a table; fields: by their dotted names what those hold that were seen.
+    size: expected bytes of text; parts, rows: of each row group or record batch of a table, the bytes of all columns
+    and the number of rows; fields: dotted name -> the kinds of values that were seen.
     """
 
     file: InputFile
@@ -55,7 +55,7 @@ class Probe:
     fields: dict[str, set[str]] = field(default_factory=dict)
 
     def problem(self, field: str, lists: bool) -> str:
-        """Why its records give no document, "" if they do, or nothing is known of them. lists: whether the field may
+        """Why its records give no document, "" if they do or nothing is known of them. lists: whether the field may
         hold messages."""
         names, path = self.fields, self.file.path
         if not names or names.get(field, set()) & ({TEXT, LIST} if lists else {TEXT}):
@@ -74,7 +74,7 @@ class Probe:
 def probe_inputs(
     inputs: Sequence[InputFile], field: str, lists: bool = False, console: Console = SILENT
 ) -> list[Probe]:
-    """A Probe of each input. `console` hears of files without the field; UsageError when all that were looked into are.
+    """A Probe of each input. `console` gets a notice of files without the field; UsageError if no file has it.
 
     lists: whether the field may hold messages.
     """
@@ -101,8 +101,8 @@ def _probe(file: InputFile, look_into: bool) -> Probe:
     if file.format in _TABLES:
         try:
             return tried(lambda: _TABLES[file.format](file))
-        except (pa.ArrowException, OSError, ValueError):  # a name may be no UTF-8
-            return Probe(file, 0)  # planned whole, it fails by name when it is read
+        except (pa.ArrowException, OSError, ValueError):  # ValueError: a name that is not UTF-8
+            return Probe(file, 0)  # planned whole; reading it will report the error
     fields: dict[str, set[str]] = {}
     for record in _first_records(file) if look_into else ():
         for name, value in values_of(record) if isinstance(record, dict) else ():
@@ -112,7 +112,7 @@ def _probe(file: InputFile, look_into: bool) -> Probe:
 
 
 def _first_records(file: InputFile) -> Iterator[Any]:
-    """The first whole lines that are JSON."""
+    """The first lines that are complete and valid JSON."""
     data = b""
     stop = None if file.compression else min(file.size, PROBED_BYTES)
     try:
@@ -122,7 +122,7 @@ def _first_records(file: InputFile) -> Iterator[Any]:
                 break
         else:
             data += b"\n" * (stop is None or stop == file.size)  # the last line may lack its end
-    except CorruptInputError:  # told when it is read
+    except CorruptInputError:  # reported when it is read
         pass
     whole = data[: data.rfind(b"\n") + 1].removeprefix(b"\xef\xbb\xbf")
     for line in islice(whole.split(b"\n"), PROBED_RECORDS):
@@ -133,7 +133,7 @@ def _first_records(file: InputFile) -> Iterator[Any]:
 
 
 def values_of(record: dict[str, object], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """(dotted name, value) of everything in a record that is no record itself."""
+    """(dotted name, value) of everything in a record that is not an object itself."""
     for key, value in record.items():
         if isinstance(value, dict):
             yield from values_of(value, f"{prefix}{key}.")
@@ -142,20 +142,20 @@ def values_of(record: dict[str, object], prefix: str = "") -> Iterator[tuple[str
 
 
 def _probe_parquet(file: InputFile) -> Probe:
-    """From the footer. The sizes are those of row groups: on the size of a column in a damaged footer pyarrow ends the
-    process (seen with 23)."""
+    """From the footer. The sizes are those of row groups: reading the size of a column in a damaged footer makes
+    pyarrow abort the process (seen with version 23)."""
     import pyarrow.parquet as pq
 
     with open_parquet(file.path) as stream, pq.ParquetFile(stream) as opened:
         groups = [opened.metadata.row_group(index) for index in range(opened.num_row_groups)]
         fields = fields_of(opened.schema_arrow)
-    # A damaged footer says anything.
+    # A damaged footer may have negative numbers.
     parts = tuple(max(0, group.total_byte_size) for group in groups)
     return Probe(file, sum(parts), parts, tuple(max(0, group.num_rows) for group in groups), fields)
 
 
 def _probe_arrow(file: InputFile) -> Probe:
-    """From the headers of its record batches; of a file on a server from its schema alone."""
+    """From the headers of its record batches; of a remote file from its schema alone."""
     parts, rows = [], []
     with arrow_batches(file.path) as (schema, batches):
         for batch in () if is_remote(file.path) else batches:
@@ -168,7 +168,7 @@ _TABLES = {"parquet": _probe_parquet, "arrow": _probe_arrow}
 
 
 def fields_of(fields: Any, prefix: str = "") -> dict[str, set[str]]:
-    """Dotted names of the columns of an Arrow schema, or of the fields of a struct, and what they hold."""
+    """Dotted name -> kind of the columns of an Arrow schema, or of the fields of a struct."""
     found: dict[str, set[str]] = {}
     is_ = pa.types
     for column in fields:
@@ -183,7 +183,7 @@ def fields_of(fields: Any, prefix: str = "") -> dict[str, set[str]]:
 
 
 def check_kept(source: str, columns: Sequence[KeptColumn], probes: Sequence[Probe]) -> None:
-    """Raises UsageError where an input has no fields, or where no input has a field whose type is not given."""
+    """Raises UsageError if an input is plain text, or if no input has a kept field whose type is not given."""
     if columns and (plain := [probe.file.path for probe in probes if probe.file.format == "text"]):
         raise UsageError(f"source {source}: plain text has no fields to keep, and {plain[0]} is plain text")
     names = {name for probe in probes for name in probe.fields}

@@ -1,9 +1,8 @@
-"""A partition -> batches of documents, whatever format its inputs have.
+"""A partition -> batches of documents, whatever the format of its inputs.
 
-Input: a Partition, how to find the text in a record, how it is normalized, what else is kept. Output: TextBatch after
-TextBatch of about BATCH_BYTES of text, in the order of the inputs. Refused records are in the batch; an input whose
-rest is unreadable raises CorruptInputError after the batch that holds its last good record. Any other exception is a
-bug.
+Input: a Partition, how to find the text in a record, and the kept columns. Output: batches of about BATCH_BYTES of
+text, in the order of the inputs, with the rejected records. An input whose rest is unreadable raises CorruptInputError
+after the batch with its last good record. Any other exception is a bug.
 """
 
 from __future__ import annotations
@@ -51,19 +50,22 @@ from pretok.read.spans import whole_file, whole_records
 from pretok.read.tables import table_columns
 
 BATCH_BYTES = 4 << 20
-"""Text per batch: large enough to hide the cost of a call, small enough for many workers on a node."""
+"""Text per batch: large enough to make the cost of calls negligible, small enough for many workers on a node."""
 BATCH_RECORDS = 1 << 18
-"""Records per batch at most: a file may hold nothing but rejects."""
+"""Most records per batch: a file may have nothing but rejects."""
 NO_TEXTS = from_buffers(np.empty(0, np.uint8), np.zeros(1, np.int64))
 EXPLAINED_BYTES = 1 << 20
-"""The longest line that is parsed again to say what is wrong with it."""
+"""Longest line that is parsed again to find out what is wrong with it."""
 
 
 class RecordFormat(Record, frozen=True):
-    """How to find documents. field: name of the text field or column, `meta.text` inside another; separator: what ends
-    a document in a plain text file, "" for one document a file; max_document: bytes of the longest text that is no
-    reject, before normalization; conversation: how what is in the field, or with "" in the whole record, becomes text,
-    where it is not text itself."""
+    """How to find documents.
+
+    field: name of the text field or column, such as `meta.text` inside `meta`; separator: the end of a document in a
+    plain text file, "" for one document per file; max_document: bytes of the longest text that is accepted, before
+    normalization; conversation: how the value of the field, or with "" the whole record, becomes text, if it is not
+    text itself.
+    """
 
     field: str = "text"
     separator: str = ""
@@ -72,14 +74,14 @@ class RecordFormat(Record, frozen=True):
 
     @property
     def max_line(self) -> int:
-        """Bytes of the longest line of JSON Lines that is parsed. A longer one is rejected as too long unread: a text
-        within the limit takes three times its bytes if all of it is escaped letters, the rest is for other fields."""
+        """Bytes of the longest line of JSON Lines that is parsed; a longer one is rejected as too long without parsing.
+        A text takes three times its bytes if all its letters are escaped; 1 MiB is for other fields."""
         return 3 * self.max_document + (1 << 20)
 
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """Stands in the stream of batches where the rest of a piece is unreadable."""
+    """Takes the place of the batches of a piece whose rest is unreadable."""
 
     piece: int
     error: str
@@ -91,10 +93,10 @@ Keep = Sequence[KeptColumn]
 def read_partition(
     partition: Partition, record: RecordFormat, make: Callable[[TextBatch], TextBatch], keep: Keep = ()
 ) -> Iterator[TextBatch | Damage]:
-    """All batches of a partition, read ahead in a thread; a damaged piece does not end the others.
+    """All batches of a partition, read ahead in a thread. After a damaged piece, the next is read.
 
-    make: turns what was read into documents, in the thread of the caller (`chat.documents`).
-    A file that is no longer what was planned, or was written to meanwhile, counts as damaged once it has been read.
+    make: turns records into documents, in the thread of the caller (`chat.documents`). A file that differs from the
+    plan, or was written to in the meantime, counts as damaged once it has been read.
     """
     planned = partition.stamps or (None,) * len(partition.pieces)
 
@@ -114,7 +116,7 @@ def read_partition(
     def made(batch: TextBatch | Damage) -> TextBatch | Damage:
         return batch if isinstance(batch, Damage) else make(batch)
 
-    # A generator would hold each batch as it was read for as long as its consumer works on it.
+    # A generator would keep the batch of records alive while the consumer works on the documents.
     return map(made, ahead(batches(), _held_bytes, BATCH_BYTES // 16))
 
 
@@ -129,8 +131,8 @@ def read_piece(
     keep: Keep = (),
     small: bytes | None = None,
 ) -> Iterator[TextBatch]:
-    """Batches of one piece, which stands at `index` in its partition. small: all bytes of its file, where they are at
-    hand. Raises CorruptInputError."""
+    """Batches of one piece, number `index` of its partition. small: all bytes of its file, if they have been read.
+    Raises CorruptInputError."""
     kind = piece.file.format
     if kind == "unreadable":
         raise CorruptInputError(f"cannot be opened: {piece.file.identity}")
@@ -146,11 +148,11 @@ def read_piece(
     for found in records:
         yield from _batches(index, first, found)
         first += found.lines
-        del found  # with the bytes it was found in: the next may be as large
+        del found  # frees the bytes of the file that it refers to, before the next are read
 
 
 def _spans(piece: Piece, small: bytes | None, mark: bytes, limit: int) -> Iterator[memoryview | None]:
-    """Spans of whole records of a piece. mark: what ends a record, b"" for one that is the whole file."""
+    """Spans of whole records of a piece. mark: the end of a record, b"" if the whole file is one."""
     file, start = piece.file, piece.start or 0
     if small is None:
         blocks = read_bytes(file.path, file.compression, start, piece.stop)
@@ -161,10 +163,12 @@ def _spans(piece: Piece, small: bytes | None, mark: bytes, limit: int) -> Iterat
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """Records in a row. status: (records,) uint8, an index of REASONS; texts: those of the OK ones, UTF-8 not checked;
-    explain: what to tell of a refused record, by its number from 0 here; sizes: (records,) bytes of the input that each
-    took; numbers: (records,) the line or row of each from 0 here; lines: how many these are; kept: of the OK ones, a
-    column each."""
+    """Consecutive records.
+
+    status: (records,) uint8, an index of REASONS; texts: of the OK ones, not yet checked for UTF-8; explain: number of
+    a rejected record, from 0 here -> details; sizes: (records,) bytes of each in the input; numbers: (records,) the
+    line or row of each, from 0 here; lines: number of lines or rows; kept: the kept columns of the OK ones.
+    """
 
     status: npt.NDArray[np.uint8]
     texts: pa.LargeStringArray
@@ -200,7 +204,7 @@ def _batches(index: int, first: int, found: _Found) -> Iterator[TextBatch]:
 
 
 def _of_utf8(batch: TextBatch) -> TextBatch:
-    """The batch without texts that are not UTF-8, which are rejects."""
+    """The batch with texts that are not UTF-8 as rejects."""
     try:
         batch.texts.validate(full=True)
         return batch
@@ -218,15 +222,15 @@ def _of_utf8(batch: TextBatch) -> TextBatch:
 
 
 def _too_long(limit: int, keep: Keep) -> _Found:
-    """A record that was dropped while it was read."""
+    """A record that was skipped because it is too long."""
     kept = [(pa.nulls(0, TYPES[column.type]), 0) for column in keep]
     status, one = np.array([TOO_LONG], np.uint8), np.zeros(1, np.int64)
     return _Found(status, NO_TEXTS, lambda _: f"more than {limit} bytes", one + limit, one, 1, kept)
 
 
 def _without_bom(beginning: memoryview) -> memoryview:
-    """The beginning of a file without a byte order mark, which says how text is encoded and is no part of it (RFC 8259,
-    8.1; Unicode, 23.8)."""
+    """The beginning of a file without a byte order mark, which is not part of the text (RFC 8259, 8.1; Unicode,
+    23.8)."""
     return beginning[len(BOM_UTF8) :] if bytes(beginning[: len(BOM_UTF8)]) == BOM_UTF8 else beginning
 
 
@@ -255,7 +259,7 @@ def _parse(data: memoryview, record: RecordFormat, keep: Keep) -> _Found:
 
 
 def _explain(line: memoryview, status: int, record: RecordFormat) -> str:
-    """What the ledger says of a line: what the json module finds wrong, which fields there are instead, its start."""
+    """The details of a rejected line: the error of the json module, the fields that it has instead, or its start."""
     if status == TOO_LONG:
         return f"more than {record.max_line if len(line) > record.max_line else record.max_document} bytes"
     start = bytes(line[:80]).decode("utf-8", "replace").strip()
@@ -272,7 +276,7 @@ def _explain(line: memoryview, status: int, record: RecordFormat) -> str:
     except ValueError as error:
         return str(error)[:200]
     if status == MALFORMED:
-        return f"nested more than {MAX_DEPTH:,} deep"  # all that this reader takes for worse than the module does
+        return f"nested more than {MAX_DEPTH:,} deep"  # else the json module accepts no less than this parser
     names = ", ".join(name for name, _ in values_of(found)) or "no field"
     return f"there is {names[:200]}".encode("utf-8", "replace").decode()  # a key may escape a lone surrogate
 
@@ -280,9 +284,9 @@ def _explain(line: memoryview, status: int, record: RecordFormat) -> str:
 def _read_text(
     spans: Iterator[memoryview | None], at_start: bool, mark: bytes, limit: int
 ) -> Iterator[_Found]:
-    """Documents of a plain text file: the whole file, or the texts between separators. It has nothing else to keep.
+    """Documents of a plain text file: the whole file, or the texts between separators.
 
-    As with line ends, a separator at the end of the file ends the last document and starts no other.
+    As with line ends, a separator at the end of the file ends the last document and does not begin another.
     """
     for span in spans:
         if span is None:
@@ -299,13 +303,13 @@ def _read_text(
 
 
 def _read_table(piece: Piece, record: RecordFormat, keep: Keep) -> Iterator[_Found]:
-    """Texts of a column of strings or bytes, and what is kept beside them."""
+    """Texts of a column of strings or bytes, and the kept columns."""
     for column, others in _columns(piece, record, [column.field for column in keep]):
         yield _of_column(column, others, keep, record.max_document)
 
 
 def _of_column(column: pa.Array, others: list[pa.Array | None], keep: Keep, limit: int) -> _Found:
-    """Texts in an array of large offsets, and other columns of the same rows; nulls are rejects."""
+    """Records of a large_binary or large_string array, with other columns of the same rows; nulls are rejects."""
     lengths = np.asarray(pc.binary_length(column).fill_null(0), np.int64)
     reasons = [np.asarray(column.is_null()), lengths == 0, lengths > limit]
     status = np.select(reasons, [NULL, EMPTY, TOO_LONG], OK).astype(np.uint8)
@@ -333,7 +337,7 @@ def _of_column(column: pa.Array, others: list[pa.Array | None], keep: Keep, limi
 def _columns(
     piece: Piece, record: RecordFormat, fields: list[str]
 ) -> Iterator[tuple[pa.LargeBinaryArray, list[pa.Array | None]]]:
-    """The texts of a table and its other columns; the JSON of conversations, or of all fields of a template."""
+    """(texts, other columns) of a table. The texts of conversations, or of a template's fields, are their JSON."""
     how = record.conversation
     if not isinstance(how, Conversation) or not how.fields:
         yield from table_columns(piece, record.field, fields, BATCH_BYTES, isinstance(how, Conversation))

@@ -1,6 +1,6 @@
-"""Inputs as a user named them -> input files: list them, recognise their format by content.
+"""Inputs as a user named them -> input files, with the format recognised by content.
 
-Input: paths, globs and fsspec URLs. Output: InputFile descriptions, sorted, each once, and what is worth telling.
+Input: paths, globs and fsspec URLs. Output: InputFiles, sorted, each once, and notices.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from pretok.read.files import (
 from pretok.read.paths import TWO_URLS, expand, is_glob, is_remote, name_url
 
 _PARQUET = b"PAR1"
-"""Begins and ends a Parquet file; a truncated one is recognised by its name and fails by name."""
+"""First and last bytes of a Parquet file. A truncated one is recognised by its name, and reading it fails."""
 _ARROW = (b"ARROW1\0\0", b"\xff\xff\xff\xff")
-"""Begin an Arrow file, and an Arrow stream, as `datasets` saves it."""
+"""First bytes of an Arrow file, and of an Arrow stream, as `datasets` saves it."""
 _TABLES = ("parquet", "arrow")
 _SUFFIX_COMPRESSION = {".zst": "zstd", ".zstd": "zstd", ".gz": "gzip"}
 _SUFFIX_FORMAT = {
@@ -44,7 +44,7 @@ _CSV = (
     'CSV; convert it to Parquet or JSON Lines, or declare format = "text" to take all of it as one document'
 )
 _OTHER_SUFFIXES = {".csv": _CSV, ".tsv": _CSV, ".safetensors": "a file of tensors, not of text"}
-"""What the names of files say that hold no documents, and what to do."""
+"""Suffixes of files without documents -> what they are, and what to do."""
 _OTHER_BEGINNINGS = {
     b"\xfd7zXZ": "compressed by xz; compress it by zstd or gzip",
     b"BZh91AY&SY": "compressed by bzip2; compress it by zstd or gzip",
@@ -52,19 +52,19 @@ _OTHER_BEGINNINGS = {
     b"\xff\xfe": "UTF-16; convert it: iconv -f UTF-16 -t UTF-8",
     b"\xfe\xff": "UTF-16; convert it: iconv -f UTF-16 -t UTF-8",
 }
-"""What the first bytes of such files are."""
+"""First bytes of other such files."""
 _ARRAY = re.compile(rb'\s*\[\s*[{"]')
 _CONTROL = re.compile(rb"[\0-\x07\x0e-\x1a\x1c-\x1f]")
 _MOST_CONTROL = 32
-"""Of this many bytes of JSON Lines more than one such character makes them binary: a damaged line does not."""
+"""JSON Lines with more than one control character in this many bytes are binary; a damaged line has fewer."""
 
 
 def list_inputs(patterns: Sequence[str], declared_format: str) -> tuple[list[InputFile], list[str]]:
-    """Every input the patterns match, once, sorted by path; and notices worth telling: a name that lies, an empty file,
-    what a glob matches that is no file.
+    """(every input that the patterns match, once, sorted by path; notices).
 
-    UsageError names an input that is not there, is no regular file or has no format that is read, and a file that two
-    paths lead to.
+    Notices name files whose content differs from their suffix, empty files, and matches of a glob that are not files.
+    Raises UsageError for an input that does not exist, is not a regular file or has another format, and for a file with
+    two paths.
     """
     named: dict[str, bool] = {}
     urls: dict[str, str] = {}
@@ -96,7 +96,7 @@ def list_inputs(patterns: Sequence[str], declared_format: str) -> tuple[list[Inp
 
 @dataclass(frozen=True, slots=True)
 class _Look:
-    """What a look at a path found: an input, with its device and inode where it has any, or None and why not."""
+    """The result for a path: an input, with device and inode if it is local, or None and the reason."""
 
     path: str
     file: InputFile | None
@@ -105,7 +105,7 @@ class _Look:
 
 
 def _look(path: str, explicit: bool, declared_format: str) -> _Look:
-    """Describe a path. UsageError where the user named it (`explicit`) and it is no input."""
+    """Look at a path. Raises UsageError if it is not an input and the user named it (`explicit`)."""
     inode = None
     try:
         if not is_remote(path):
@@ -115,15 +115,15 @@ def _look(path: str, explicit: bool, declared_format: str) -> _Look:
             if what:
                 return _Look(path, None, what)
         file, notice = tried(lambda: _describe(path, declared_format))
-    except OSError as error:  # the partition that holds it fails by name; the rest of the job goes on
+    except OSError as error:  # its partition will fail and name it; the rest of the job continues
         told = masked(str(error.strerror or error))
         file, notice = InputFile(path, "unreadable", "", 0, told), f"cannot be read, {told}"
     return _Look(path, file, notice, inode)
 
 
 def _kind(path: str) -> tuple[str, tuple[int, int] | None]:
-    """What a local path is, "" for a regular file; device and inode. Opens nothing: opening a named pipe waits for
-    ever."""
+    """(what a local path is, "" for a regular file; device and inode). It does not open the file: opening a named pipe
+    would block."""
     try:
         found = os.stat(path)  # noqa: PTH116
     except OSError as error:
@@ -142,7 +142,7 @@ def _hint(path: str) -> str:
 
 
 def _refuse_twice(looks: Sequence[_Look]) -> None:
-    """UsageError when two paths lead to one file: its documents would be there twice."""
+    """Raises UsageError if two paths lead to one file, whose documents would be read twice."""
     seen: dict[tuple[int, int], str] = {}
     for look in looks:
         if look.inode is not None:
@@ -152,8 +152,11 @@ def _refuse_twice(looks: Sequence[_Look]) -> None:
 
 
 def _describe(path: str, declared_format: str) -> tuple[InputFile, str]:
-    """The content of a file decides what it is, then its source, then its name. What is not the table or compressed
-    file that these say is damaged, and fails by name when it is read, unless it is plainly JSON Lines."""
+    """(the input, a notice or ""). The content of a file decides its format, then its source, then its name.
+
+    A file that is not the table or compressed file that these say is damaged: reading it fails, unless it is obviously
+    JSON Lines.
+    """
     head, tail, size, identity = identify(path)
     suffixes = [f".{suffix}" for suffix in os.path.basename(path).lower().split(".")[1:]]  # noqa: PTH119
     packed = _SUFFIX_COMPRESSION.get(suffixes[-1], "") if suffixes else ""
@@ -178,11 +181,11 @@ def _describe(path: str, declared_format: str) -> tuple[InputFile, str]:
 
 
 def _beginning(head: bytes, compression: str) -> bytes:
-    """The first bytes of a file, decompressed, without a BOM; none where they are damaged."""
+    """The first bytes of a file, decompressed, without a BOM; b"" if they are damaged."""
     if compression:
         try:
             head = next(unpack(head, compression, partial=True), b"")
-        except CorruptInputError:  # told when it is read
+        except CorruptInputError:  # reported when it is read
             head = b""
     return head[:IDENTITY_BYTES].removeprefix(b"\xef\xbb\xbf")
 
@@ -192,7 +195,7 @@ def _begins_object(data: bytes) -> bool:
 
 
 def _refuse_other(path: str, begins: bytes, suffix: str, declared_format: str) -> None:
-    """UsageError for a file that cannot hold documents in a format that is read, whatever it is read as."""
+    """Raises UsageError for a file that cannot be JSON Lines or text."""
     lines = "jsonl" in (declared_format, _SUFFIX_FORMAT.get(suffix))
     other = None
     if declared_format == "auto":

@@ -1,6 +1,6 @@
-"""Why records are refused; what was read of each source -> complaints about those that gave too little.
+"""Why records are rejected; numbers of records of each source -> complaints about those that gave too little.
 
-Input: records read and rejected by source. Output: sentences; the commands end with code 3 where there are any.
+Input: records read and rejected by source. Output: sentences; the commands end with code 3 if there are any.
 """
 
 from __future__ import annotations
@@ -38,19 +38,19 @@ REASONS = (
     "template_refused",
     "removed",
 )
-"""Reason in the rejects ledger for each status, and those that come after reading."""
+"""Reason for each status, and reasons of later steps."""
 NOT_LOST = frozenset(("too_long", "duplicate", "contaminated", "removed"))
-"""Reasons that do not count: a setting asked for the refusal, or there was nothing to lose."""
+"""Reasons that do not count as loss: a setting asked for them."""
 CONVERT = "iconv -f ISO-8859-1 -t UTF-8"
-"""What makes UTF-8 of most text that is none and of these languages."""
+"""Command that converts most text of Western European languages that is not UTF-8."""
 
 
 def poor_sources(
     limit: Fraction, sources: Mapping[str, tuple[int, Mapping[str, int]]], where: str
 ) -> list[str]:
-    """A sentence for each source that gave no document or of which more than `limit` of the records were lost.
+    """A sentence for each source that gave no document or lost more than the share `limit` of its records.
 
-    sources: name -> (records read, rejected by reason); where: what to look at, for the message.
+    sources: name -> (records read, rejected by reason); where: where to look, for the message.
     """
     complaints = []
     for name, (read, rejected) in sources.items():

@@ -1,8 +1,8 @@
-"""Blocks of bytes -> spans of whole records, with memory for the longest record that is wanted and no more.
+"""Blocks of bytes -> spans of whole records, in memory for the longest accepted record.
 
-Input: blocks as a file or a decompressor gives them, and what ends a record. Output: spans of about `batch_bytes` that
-end where a record ends, and None for each record that is longer than the limit, whose bytes are dropped as they come.
-What leaves depends on the bytes alone, not on how they were cut into blocks.
+Input: blocks from a file or a decompressor, and the separator of records. Output: spans of about `batch_bytes` that end
+where a record ends, and None for each record that is longer than the limit, whose bytes are dropped at once. The output
+depends only on the bytes, not on how they were split into blocks.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from pretok.read.files import CorruptInputError
 def whole_records(
     blocks: Iterator[bytes], separator: bytes, limit: int, batch_bytes: int
 ) -> Iterator[memoryview | None]:
-    """Spans end at the last separator within batch_bytes, or where the record that is longer ends; the last span ends
-    where the input does. None: a record of more than max(limit, batch_bytes) bytes stood here. A span is overwritten
-    when the next one is asked for: new memory for each would cost more than the copy into it.
+    """Spans end at the last separator within batch_bytes, or at the end of a record that is longer; the last span ends
+    with the input. None stands for a record of more than max(limit, batch_bytes) bytes. The next span overwrites the
+    memory of the last: new memory for each would cost more than the copy into it.
 
-    On CorruptInputError what was read before it is yielded first, its unfinished last record left out.
+    Before a CorruptInputError is raised, the complete records that were read are yielded.
     """
     cutter = _Cutter(separator, limit, batch_bytes)
     try:
@@ -36,19 +36,19 @@ def whole_records(
 
 
 class _Cutter:
-    """The bytes that are held: `size` of `_buffer`, of which the first `_searched` have no separator."""
+    """The pending bytes: `size` of `_buffer`, of which the first `_searched` have no separator."""
 
     def __init__(self, separator: bytes, limit: int, batch_bytes: int) -> None:
         self._separator = separator
         self._limit = max(limit, batch_bytes)
         self._batch = batch_bytes
-        self._buffer = bytearray()  # of a small file, which is one block, no more than that is taken
+        self._buffer = bytearray()  # for a small file, which is one block, it gets no larger than needed
         self._searched = 0
         self._skipping = False
         self.size = 0
 
     def append(self, block: bytes) -> None:
-        """Hold a block too. Other memory is taken where it does not fit, as spans of the old may still be looked at."""
+        """Append a block. If it does not fit, it takes new memory, as spans in the old memory may still be in use."""
         if self.size + len(block) > len(self._buffer):
             self._move(0, 2 * (max(self._batch, self.size + len(block)) if self.size else len(block)))
         memoryview(self._buffer)[self.size : self.size + len(block)] = (
@@ -57,16 +57,16 @@ class _Cutter:
         self.size += len(block)
 
     def _move(self, start: int, room: int) -> None:
-        """Keep what is held from `start` on, in new memory for `room` bytes."""
+        """Move the pending bytes from `start` on to new memory of `room` bytes."""
         buffer = bytearray(room)
         memoryview(buffer)[: self.size - start] = memoryview(self._buffer)[start : self.size]
         self._buffer, self.size = buffer, self.size - start
 
     def cut(self) -> Iterator[memoryview | None]:
-        """Yield, and hold no longer, what is decided whatever follows."""
+        """Yield, and drop, the spans that do not depend on what follows."""
         start = yield from self._decided()
         if len(self._buffer) > 16 * self._batch and self.size - start <= self._batch:
-            self._move(start, 2 * self._batch)  # the memory of a long record is given back
+            self._move(start, 2 * self._batch)  # free the memory of a long record
         else:
             view = memoryview(self._buffer)
             view[: self.size - start] = view[start : self.size]
@@ -74,7 +74,7 @@ class _Cutter:
         self._searched = self.size if self.size >= self._batch else 0
 
     def _decided(self) -> Generator[memoryview | None, None, int]:
-        """Yield what is decided; returns where the rest starts."""
+        """Yield the spans that do not depend on what follows; returns where the rest starts."""
         data, mark, view = self._buffer, self._separator, memoryview(self._buffer)
         start = 0
         while True:
@@ -102,13 +102,13 @@ class _Cutter:
                 return start
 
     def finished(self) -> Iterator[memoryview]:
-        """The records that are held and ended."""
+        """The complete records among the pending bytes."""
         end = _last(self._buffer, self._separator, 0, self.size)
         if end >= 0:
             yield memoryview(self._buffer)[: end + len(self._separator)]
 
     def rest(self) -> Iterator[memoryview | None]:
-        """All that is held: the input has ended."""
+        """All pending bytes, at the end of the input."""
         if self._skipping:
             yield None
         elif self.size:
@@ -116,9 +116,9 @@ class _Cutter:
 
 
 def _last(data: bytearray, mark: bytes, start: int, stop: int) -> int:
-    """Where the last separator begins of those that a search from `start` forward finds, or -1.
+    """The last separator that a forward search from `start` finds, or -1.
 
-    A search backward finds the same, unless another overlaps it: three line ends hold "\\n\\n" twice.
+    A backward search finds the same one unless separators overlap: three line ends contain "\\n\\n" twice.
     """
     found = data.rfind(mark, start, stop)
     if found < 0 or data.rfind(mark, max(start, found - len(mark) + 1), found + len(mark) - 1) < 0:
@@ -127,7 +127,7 @@ def _last(data: bytearray, mark: bytes, start: int, stop: int) -> int:
 
 
 def whole_file(blocks: Iterator[bytes], limit: int) -> Iterator[memoryview | None]:
-    """All bytes as one record, an empty file too; None, without reading on, once there are more than `limit`."""
+    """All bytes as one record, also of an empty file; None, without reading further, if there are more than `limit`."""
     data = bytearray()
     for block in blocks:
         data += block

@@ -1,11 +1,11 @@
 """Parquet and Arrow files -> columns of text.
 
-Input: a piece of one of these, the name of its field and of others; `meta.text` is the column `text` in the struct
-`meta` or, where there is no such path, a column of that whole name. Only these columns are read. Output: large_binary
-arrays of about `batch_bytes` of text, at most UNEVEN times that or one longer value, in order, nulls included, their
-offsets checked, and the others as they are. A value is held whole, whatever its length.
+Input: a piece of one of these, the name of its text field and of other columns. `meta.text` is the column `text` in the
+struct `meta` or, if there is none, a column of that whole name. Only these columns are read. Output: large_binary
+arrays of about `batch_bytes` of text, at most UNEVEN times that or one longer value, in order, with nulls and checked
+offsets, and the other columns as they are. A value is always in memory as a whole.
 
-Whatever a library raises while it reads an input is CorruptInputError: it saw bytes that it did not expect.
+Any exception of a library while it reads an input becomes CorruptInputError: the bytes are not what it expects.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ from pretok.read.partition import Piece
 from pretok.read.probe import fields_of
 
 NAMES_SHOWN = 50
-"""Columns that a message lists at most."""
+"""Most columns that a message lists."""
 MOST_ROWS, FIRST_ROWS = 1024, 16
-"""Rows of Parquet that are decoded at a time, and of a file at first. Arrow knows no bound in bytes, and what stands in
-a dictionary takes as much of a file for one row as for all."""
+"""Most rows of Parquet that are decoded at a time, and the first rows of a file. Arrow has no limit in bytes, and a
+value in a dictionary takes the same space in the file for one row as for all."""
 UNEVEN = 4
-"""How many times `batch_bytes` a batch may have: to cut and join all of them to one size would copy most text."""
+"""How many times `batch_bytes` a batch may have: making all of equal size would copy most of the text."""
 
 
 TextColumns = tuple[pa.Array, list[pa.Array | None]]
-"""The text and the other columns of some rows, None for a column that is not there."""
+"""(texts, other columns) of some rows; None for a missing column."""
 
 
 def table_columns(
     piece: Piece, field: str, others: Sequence[str], batch_bytes: int, lists: bool = False
 ) -> Iterator[tuple[pa.LargeBinaryArray, list[pa.Array | None]]]:
-    """Texts of a piece, and its columns `others`. lists: the field may hold lists, which become JSON. Raises
+    """(texts, the columns `others`) of a piece, in batches. lists: the field may have lists, which become JSON. Raises
     CorruptInputError after the last batch that can be read."""
     held: list[TextColumns] = []
     room = batch_bytes
@@ -69,10 +69,10 @@ def table_columns(
 def _read_on(
     piece: Piece, field: str, others: Sequence[str], batch_bytes: int, lists: bool
 ) -> Iterator[TextColumns]:
-    """Reads of a piece, begun anew behind what was read after an error that may pass."""
+    """The rows of a piece. After an error that may be temporary, the file is opened again and reading continues."""
     seen, tries = 0, Tries()
     while True:
-        try:  # read again, a table gives the same rows at a time
+        try:  # a second reading gives the same rows at a time
             for found in islice(_reads(piece, field, others, batch_bytes, lists), seen, None):
                 seen += 1
                 yield found
@@ -97,7 +97,7 @@ def _reads(
 def _cut(
     texts: pa.LargeBinaryArray, rest: list[pa.Array | None], most: int
 ) -> Iterator[tuple[TextColumns, int]]:
-    """Rows in parts of at most so many bytes of text, or of one row, with their bytes: offsets too, nulls are rows."""
+    """(rows, bytes) of parts of at most `most` bytes of text and offsets, or of one row."""
     offsets = np.frombuffer(texts.buffers()[1], np.int64)[texts.offset : texts.offset + len(texts) + 1]
     ends = offsets[1:] - offsets[0] + 8 * np.arange(1, len(texts) + 1)
     start = before = 0
@@ -109,7 +109,7 @@ def _cut(
 
 
 def _joined(held: Sequence[TextColumns]) -> TextColumns:
-    """Rows in a row as one; of a single part nothing is copied."""
+    """Concatenate parts; a single part is not copied."""
     if len(held) == 1:
         return held[0]
     columns = zip(*([texts, *rest] for texts, rest in held), strict=True)
@@ -119,30 +119,30 @@ def _joined(held: Sequence[TextColumns]) -> TextColumns:
 
 @contextmanager
 def _library(what: str) -> Iterator[None]:
-    """For calls into a library that parses an input, and nothing else: whatever it raises is damage."""
+    """Turn any exception into CorruptInputError. Only for calls into a library that parses an input."""
     try:
         yield
     except CorruptInputError:
         raise
     except Exception as error:
-        told = " ".join(str(error).split())  # libraries end a line in the middle of what they say
-        raise CorruptInputError(f"{what}: {told or type(error).__name__}") from error
+        message = " ".join(str(error).split())  # messages of libraries have line breaks
+        raise CorruptInputError(f"{what}: {message or type(error).__name__}") from error
 
 
 def _text(column: pa.Array, lists: bool) -> pa.LargeBinaryArray:
-    """A text column as a library gave it, whose buffers may be damaged."""
+    """The texts of a column whose buffers may be damaged."""
     with _library("the text column is damaged"):
         return _binary(column, lists)
 
 
 def _binary(column: pa.Array, lists: bool) -> pa.LargeBinaryArray:
-    """Strings or bytes of any layout as large_binary, offsets and indices checked, UTF-8 not; where there may be lists
-    these as JSON."""
+    """Strings or bytes of any layout as large_binary, with checked offsets and indices, UTF-8 not checked. With
+    `lists`, lists as JSON."""
     kind = column.type
     if lists and (pa.types.is_list(kind) or pa.types.is_large_list(kind)):
         return _json(column)
     if pa.types.is_dictionary(kind):
-        return _binary(column.dictionary, lists).take(column.indices)  # looks whether each index is in bounds
+        return _binary(column.dictionary, lists).take(column.indices)  # take checks the indices
     if not is_text(kind):
         raise CorruptInputError(f"the text column has type {kind}, not string or binary")
     column = column.cast(pa.binary() if kind == pa.string() else pa.large_binary())
@@ -151,7 +151,7 @@ def _binary(column: pa.Array, lists: bool) -> pa.LargeBinaryArray:
 
 
 def _json(column: pa.Array) -> pa.LargeBinaryArray:
-    """Lists as JSON. A struct has every key of its type, so a key without value is one that the writer left out."""
+    """Lists as JSON. Arrow adds every key of a struct's type, so null keys are those that the writer left out."""
 
     def given(value: Any) -> Any:
         if isinstance(value, dict):
@@ -164,8 +164,8 @@ def _json(column: pa.Array) -> pa.LargeBinaryArray:
 
 
 def _path(schema: pa.Schema, field: str) -> list[str] | None:
-    """The names that lead to a field, through structs or as a column of the whole name; None where there is no such
-    column, or several of one name."""
+    """The names that lead to a field, through structs or as a column of the whole name; None if there is no such
+    column, or several with the name."""
     for names in (field.split("."), [field]):
         fields = list(schema)
         for name in names:
@@ -179,7 +179,7 @@ def _path(schema: pa.Schema, field: str) -> list[str] | None:
 
 
 class _Chosen:
-    """Where the text and the other columns are in a schema."""
+    """Where a schema has the text and the other columns."""
 
     def __init__(self, schema: pa.Schema, field: str, others: Sequence[str]) -> None:
         if (text := _path(schema, field)) is None:
@@ -194,12 +194,12 @@ class _Chosen:
         self.leaves = list(dict.fromkeys(".".join(path) for path in paths))
 
     def pick(self, rows: pa.RecordBatch) -> TextColumns:
-        """The columns of some rows."""
+        """(texts, other columns) of some rows."""
         return _pick(rows, self.text), [path and _pick(rows, path) for path in self._others]
 
 
 def _pick(rows: pa.RecordBatch, path: list[str]) -> pa.Array:
-    """What a path of names leads to; null where a struct on the way is."""
+    """The column at a path of names; null where a struct on the way is null."""
     column = rows.column(path[0])
     return pc.struct_field(column, path[1:]) if path[1:] else column
 
@@ -207,14 +207,14 @@ def _pick(rows: pa.RecordBatch, path: list[str]) -> pa.Array:
 def _parquet(
     piece: Piece, field: str, others: Sequence[str], batch_bytes: int, lists: bool
 ) -> Iterator[TextColumns]:
-    """Rows at a time follow the bytes of the rows before, and those of the first read the bytes of the row group in all
-    columns: a column's size stands in metadata that pyarrow aborts the process on, where they are damaged."""
+    """(texts, other columns) of some rows at a time. Their number follows from the bytes of the rows before, at first
+    from the bytes of the row group in all columns: pyarrow aborts the process on a damaged size of a column."""
     with _library("damaged Parquet"):
         stream = open_parquet(piece.file.path)
     with stream:
         with _library("damaged Parquet"):
-            # Without a buffer Arrow reads all of a row group before its first row: 400 MB of one of 850 MB of text.
-            # Page checksums are compared where the writer put any: 1 ms of a core for 16 MiB of text under zstd.
+            # Without a buffer, Arrow reads a whole row group before its first row: 400 MB for 850 MB of text. Page
+            # checksums are verified if the file has any: 1 ms of a core for 16 MiB of text under zstd.
             file = pq.ParquetFile(
                 stream, pre_buffer=False, buffer_size=READ_SIZE, page_checksum_verification=True
             )
@@ -230,7 +230,9 @@ def _parquet(
                 of_rows, of_bytes = (seen, size) if seen else (meta.num_rows, meta.total_byte_size)
                 if not seen and (first := next(some(FIRST_ROWS), None)):
                     column = _text(chosen.pick(first)[0], lists)
-                    if column.nbytes > of_bytes:  # than all rows take in the file: a dictionary repeats them
+                    if (
+                        column.nbytes > of_bytes
+                    ):  # more than all rows take in the file: a dictionary repeats them
                         of_rows, of_bytes = len(column), column.nbytes
                 batches = some(max(1, min(of_rows * batch_bytes // max(1, of_bytes), MOST_ROWS)))
             while True:
@@ -247,7 +249,7 @@ def _parquet(
 def _arrow(
     piece: Piece, field: str, others: Sequence[str], batch_bytes: int, lists: bool
 ) -> Iterator[TextColumns]:
-    """Rows at a time follow the bytes of their record batch, which a writer may make of any size."""
+    """(texts, other columns) of some rows at a time: a record batch may have any size, so it is split by its bytes."""
     with ExitStack() as opened:
         with _library("damaged Arrow"):
             schema, found = opened.enter_context(arrow_batches(piece.file.path))
@@ -259,7 +261,7 @@ def _arrow(
                 if batch is None:
                     return
                 column, _ = chosen.pick(batch)
-                column.validate()  # its size follows from offsets
+                column.validate()  # nbytes relies on the offsets
                 rows = max(1, int(batch.num_rows * batch_bytes / max(1, column.nbytes)))
             for at in range(0, batch.num_rows, rows):
                 with _library("damaged Arrow"):

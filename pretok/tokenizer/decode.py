@@ -1,7 +1,7 @@
-"""Token ids -> the text they stand for, whole arrays at a time.
+"""Token ids -> text, whole arrays at a time.
 
-Input: a vocabulary, then ids in a row. Output: bytes in a row with offsets, as `read.batches` takes them. A token that
-ends inside of a character gives the bytes it holds.
+Input: a vocabulary, then ids in a row. Output: bytes in a row with offsets, as in `read.batches`. A token that ends
+inside a character gives its bytes.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from pretok.base.tokens import Bytes, Ints, Tokens
 from pretok.tokenizer.vocabulary import Vocabulary
 
 BLOCK = 1 << 17
-"""Tokens decoded at once: tables of 10 MB, which caches hold."""
+"""Tokens decoded at once: tables of 10 MB, which fit caches."""
 
 
 class TextDecoder:
-    """Decodes ids of one vocabulary; size: every id is less; head: tokens before the text of a document, 0 or 1."""
+    """Decodes ids of one vocabulary. size: every id is less; head: tokens before the text of a document, 0 or 1."""
 
     def __init__(self, vocab: Vocabulary) -> None:
         self.size = vocab.size
@@ -28,9 +28,9 @@ class TextDecoder:
         self._starts: Ints = np.cumsum(self._lengths) - self._lengths
 
     def decode(self, ids: Tokens, ends: Ints) -> tuple[Bytes, Ints]:
-        """ids: (tokens,) below the size of the vocabulary; ends: (n + 1,) where texts begin and end in them, from 0.
+        """Decode ids to (bytes, offsets): text i is bytes[offsets[i] : offsets[i + 1]].
 
-        Returns (bytes, offsets): text i is bytes[offsets[i] : offsets[i + 1]].
+        ids: (tokens,) below the size of the vocabulary; ends: (n + 1,) where texts begin and end in `ids`, from 0.
         """
         after: Ints = np.zeros(len(ids) + 1, np.int64)
         np.cumsum(self._lengths[ids], out=after[1:])

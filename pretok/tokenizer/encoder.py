@@ -1,19 +1,20 @@
 """Texts -> token ids, exactly as `tokenizers` gives them, at the speed of `gigatoken`.
 
-Input: batches of texts and a tokenizer.json. Output: the ids of all documents in a row, EOD after each and BOS, where
-one is named, before it, in the dtype of the shards, and the tokens per document. Text that spells a special token is
-text.
+Input: batches of texts and a tokenizer.json. Output: the ids of all documents in a row, in the dtype of the shards,
+with EOD after each document and, if there is one, BOS before it; and the tokens per document. Text that spells a
+special token is encoded as ordinary text.
 
-`gigatoken` encodes; `tokenizers` is the reference. It takes over for documents with characters that the two engines
-class or normalize differently, and for whole vocabularies that gigatoken does not take, that have features it reads
-differently (`doubt`), or of which it encodes probe texts differently.
+`gigatoken` encodes; `tokenizers` is the reference. The reference encodes documents with characters that the two engines
+class or normalize differently. It also encodes everything for a tokenizer that gigatoken does not accept, that has
+features which gigatoken handles differently (`doubt`), or with which gigatoken encodes a probe text differently.
 """
 
 from __future__ import annotations
 
 from copy import copy
 from functools import cached_property
-from typing import Any, Protocol
+from itertools import product
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -38,40 +39,32 @@ from pretok.tokenizer.reference import (
 from pretok.tokenizer.tokenizer_file import decoded
 
 TRIED = "0.10"
-"""The newest version of `gigatoken` whose ids were compared with those of `tokenizers`. With another pyproject.toml,
-constraints.txt and the table of code points that it classes differently change too (`tests/kernels`)."""
+"""The newest version of `gigatoken` whose ids were compared with those of `tokenizers`. To change it, also change
+pyproject.toml, constraints.txt and the table of code points that the two class differently (`tests/kernels`)."""
 PROBE = (
     "L'acqua dell'anno 2024: perché no? «È così», disse; un po' d'olio.\n\n  It's 12,345.67 they've DON'T  \t x\r\n"
     "di un, che l’è; e\u0301 ǅ ß İstanbul 東京 नमस्ते 🙂🇮🇹 \u00a0\u2009\u0085 ½ ٣ <|endoftext|> aaaa'll 'S"
 )
-"""A text on which engines that read a pattern differently would disagree."""
+"""A text that engines which implement a pattern differently encode differently."""
 ADDED_CONTEXTS = "a{0}b {0} {0}{0}\u0301 1{0}\u0338.\n{0}\n\t{0}  x{0}' «{0}»_{0}-é{0}e\u0301"
-"""Around each added token, probes hold what it could be joined to."""
-MANY, LONGEST = 100_000, 256
-"""Pairs of added tokens, and characters of one, up to which they are compared; in doubt the reference encodes."""
+"""Text around each added token in the probes, with which the token could be joined."""
 INERT = {chr(c) for c in range(0x80) if not chr(c).isalpha()} - set("<=>")
-"""Characters that NFC neither changes nor joins to what follows, such as the spaces of which GPT-NeoX has tokens."""
+"""Characters that NFC neither changes nor composes with others, such as spaces, of which GPT-NeoX has tokens."""
 MOST_PER_BYTE = 4
 """More tokens a byte of text than tokenizers make: a byte is one token at most, unless it was normalized to more."""
 CACHE_BYTES = 512 << 20
-"""By how much a process may grow before the words it knows are forgotten: some six million, a minute of web text."""
+"""How much a process may grow before its cache of words is dropped: some six million words, a minute of web text."""
 LONGEST_WORD = 16 << 20
-"""Bytes of one class in a row, which may be one word, up to which they are encoded: engines take 25 bytes for each."""
+"""Longest run of bytes of one class, which may be one word, that is encoded: engines take 25 times its memory."""
 NEW_SCRIPTS = range(0x10500, 0x17000)
-"""Where Unicode keeps adding letters that compose, as it does not elsewhere: engines of different versions differ."""
-
-
-class BatchEncoder(Protocol):
-    """Encodes a batch: (ids of all documents in a row, offsets (documents + 1,))."""
-
-    def encode(self, texts: pa.LargeStringArray) -> tuple[Ids, Ints]: ...
+"""Where Unicode still adds letters that compose, so that engines with different versions of it differ."""
 
 
 class Encoder:
     """One tokenizer, loaded once per worker process: its word cache warms up over the first megabytes.
 
-    `notice` is not empty when the slow engine had to be taken; name: as for `ReferenceEngine`, which raises UsageError;
-    bos_id: the token before each document, None for none.
+    name: see `ReferenceEngine`, which raises UsageError; bos_id: the token before each document, None for none.
+    `notice` is not empty if the slow engine had to be used.
     """
 
     def __init__(
@@ -84,8 +77,6 @@ class Encoder:
     ) -> None:
         self.dtype = token_dtype(vocab_size)
         self.eod, self.bos = eod_id, bos_id
-        self._eod = eod_id
-        self._bos = -1 if bos_id is None else bos_id
         self._json = tokenizer_json
         self._reference = ReferenceEngine(tokenizer_json, name)
         self._engine, self.notice = choose_engine(tokenizer_json, self._reference)
@@ -95,20 +86,20 @@ class Encoder:
     def encode(self, texts: pa.LargeStringArray) -> tuple[Tokens, npt.NDArray[np.int32]]:
         """(tokens (n,) in the shard dtype, lengths (documents,) int32 that include BOS and EOD).
 
-        Raises Unencodable, which names the documents of the batch that no engine can encode.
+        Raises Unencodable with the documents of the batch that no engine can encode.
         """
         ids, offsets = self.ids(texts)
-        around = 1 if self._bos < 0 else 2
+        around = 1 if self.bos is None else 2
         out = np.empty(len(ids) + around * len(texts), self.dtype)
         lengths = np.empty(len(texts), np.int32)
-        _JOIN[self.dtype](ids, offsets, self._bos, self._eod, out, lengths)
+        _JOIN[self.dtype](ids, offsets, -1 if self.bos is None else self.bos, self.eod, out, lengths)
         return out, lengths
 
     def ids(self, texts: pa.LargeStringArray) -> tuple[Ids, Ints]:
         """(ids of all documents in a row, without BOS and EOD, offsets (documents + 1,)). Raises Unencodable.
 
-        By the fast engine but for what is disputed, and for a batch with a text that it gives up on. A text that may
-        hold a word of more than LONGEST_WORD bytes is not encoded, as its memory would not be bounded.
+        The fast engine encodes, except for disputed documents and for a batch with a text that it gives up on. A text
+        that may have a word of more than LONGEST_WORD bytes is not encoded, as its memory would not be bounded.
         """
         if (long := long_runs(*buffers(texts), LONGEST_WORD)).any():
             what = f"more than {LONGEST_WORD:,} bytes of letters, digits, spaces or other characters in a row"
@@ -123,7 +114,7 @@ class Encoder:
 
     @cached_property
     def exact(self) -> Encoder:
-        """The same by `tokenizers` alone, which this encoder must equal: 75 times slower. Itself where it is that."""
+        """The same encoder by `tokenizers` alone, whose ids this one must equal: 75 times slower."""
         if self._engine is self._reference:
             return self
         made = copy(self)
@@ -143,11 +134,11 @@ class Encoder:
         return sizes
 
     def places(self, text: str) -> tuple[Ids, list[tuple[int, int]]]:
-        """(ids of a text by `tokenizers`, the characters start:end that each is of)."""
+        """(ids of a text by `tokenizers`, the start and end of each in characters)."""
         return self._reference.places(text)
 
     def _encode_mixed(self, texts: pa.LargeStringArray, flags: npt.NDArray[np.bool_]) -> tuple[Ids, Ints]:
-        """Disputed documents by the reference, the others by the fast engine, back in order."""
+        """Encode disputed documents by the reference and the others by the fast engine; returns them in order."""
         parts: list[Ids] = [np.empty(0, np.uint32)] * len(texts)
         for engine, chosen in ((self._engine, ~flags), (self._reference, flags)):
             where = np.flatnonzero(chosen)
@@ -160,8 +151,8 @@ class Encoder:
         return join_parts(parts)
 
 
-def choose_engine(tokenizer_json: str, reference: ReferenceEngine) -> tuple[BatchEncoder, str]:
-    """The fastest engine that is exact for this tokenizer, and a notice when that is the slow one."""
+def choose_engine(tokenizer_json: str, reference: ReferenceEngine) -> tuple[Engine, str]:
+    """(the fastest engine that is exact for this tokenizer, a notice if that is the slow one)."""
     tokenizer = decoded(tokenizer_json)
     reason = doubt(tokenizer)
     if not reason:
@@ -178,7 +169,7 @@ def choose_engine(tokenizer_json: str, reference: ReferenceEngine) -> tuple[Batc
 
 
 def load_libraries() -> None:
-    """Import what `FastEngine` needs; it does so itself at its first texts."""
+    """Import what `FastEngine` needs, which otherwise happens at its first texts."""
     import awkward
     import gigatoken
 
@@ -186,17 +177,17 @@ def load_libraries() -> None:
 
 
 class FastEngine:
-    """`gigatoken` on Arrow buffers, one thread. Raises ValueError for a tokenizer it does not know, UsageError for
-    another version of it than was tried.
+    """`gigatoken` on Arrow buffers, one thread. Raises ValueError for a tokenizer it does not accept, UsageError for a
+    version that was not tried.
 
-    Its cache keeps every distinct word for ever, at 70 to 95 bytes, and a worker lives as long as its job: it is loaded
-    anew when the process has grown by CACHE_BYTES.
+    Its cache keeps every distinct word, at 70 to 95 bytes, and a worker lives as long as its job. So it is loaded anew
+    when the process has grown by CACHE_BYTES.
     """
 
     def __init__(self, tokenizer_json: str) -> None:
         refuse_untried("gigatoken", TRIED)
         whole = decoded(tokenizer_json)
-        # Nothing in a document may become a special token; the other added tokens are words of the vocabulary.
+        # No text may become a special token, so the engine does not know them. Other added tokens are found in text.
         plain = {**whole, "added_tokens": [token for token in whole["added_tokens"] if not token["special"]]}
         self._json = msgspec.json.encode(plain)
         self._load()
@@ -204,7 +195,7 @@ class FastEngine:
     def _load(self) -> None:
         import gigatoken
 
-        self._tokenizer: Any = None  # the cache goes first
+        self._tokenizer: Any = None  # free the old cache first
         try:
             with guarded():
                 self._tokenizer = gigatoken.Tokenizer.from_json(self._json)
@@ -227,8 +218,12 @@ class FastEngine:
         return layout.content.data, layout.offsets.data
 
 
+Engine = ReferenceEngine | FastEngine
+"""Encodes a batch: (ids of all documents in a row, offsets (documents + 1,))."""
+
+
 def doubt(tokenizer: dict[str, Any]) -> str:
-    """What gigatoken reads differently from tokenizers in this tokenizer.json, or may; empty where there is nothing."""
+    """Why gigatoken may encode differently from tokenizers with this tokenizer.json, "" if nothing is known."""
     added = [token for token in tokenizer.get("added_tokens", []) if not token["special"]]
     for token in added:
         for flag in ("single_word", "lstrip", "rstrip"):
@@ -241,32 +236,27 @@ def doubt(tokenizer: dict[str, Any]) -> str:
 
 
 def _overlap(special: list[str], others: list[str]) -> str:
-    """A special token that can stand over another one in a text: which of them is found there, engines differ on."""
-    if not others or not special:
-        return ""
-    if len(special) * len(others) > MANY or max(map(len, others + special)) > LONGEST:
-        return "its added tokens are too many or too long to be compared with each other"
-    for token in special:
-        for name in others:
-            ends = range(1, min(len(token), len(name)) + 1)
-            if (
-                token in name
-                or name in token
-                or any(token[-k:] == name[:k] or name[-k:] == token[:k] for k in ends)
-            ):
-                return f"the special token {token!r} overlaps with an added one that is not special"
+    """A special token that can overlap another one in a text: engines differ in which of the two they find there."""
+    for token, name in product(special, others):
+        ends = range(1, min(len(token), len(name)) + 1)
+        if (
+            token in name
+            or name in token
+            or any(token[-k:] == name[:k] or name[-k:] == token[:k] for k in ends)
+        ):
+            return f"the special token {token!r} overlaps with an added one that is not special"
     return ""
 
 
 def _probes(tokenizer: dict[str, Any]) -> pa.LargeStringArray:
-    """Texts on which an engine that reads the pattern or an added token differently would show."""
+    """Texts that an engine which handles the pattern or an added token differently encodes differently."""
     names = [token["content"] for token in tokenizer.get("added_tokens", [])]
     rows = ["".join(names), "".join(reversed(names)), " ".join(names)]
     return pa.array([PROBE, *rows, *map(ADDED_CONTEXTS.format, names)], pa.large_string())
 
 
-def _unequal(fast: BatchEncoder, reference: ReferenceEngine, texts: pa.LargeStringArray) -> list[int]:
-    """The texts that two engines encode differently; all where one of them gives up."""
+def _unequal(fast: Engine, reference: ReferenceEngine, texts: pa.LargeStringArray) -> list[int]:
+    """The texts that two engines encode differently; all if one of them gives up."""
     try:
         (ids, offsets), (expected, borders) = fast.encode(texts), reference.encode(texts)
     except (EngineError, Unencodable):
@@ -279,12 +269,12 @@ def _unequal(fast: BatchEncoder, reference: ReferenceEngine, texts: pa.LargeStri
 
 
 def disputed_table(
-    tokenizer: dict[str, Any], fast: BatchEncoder, reference: ReferenceEngine
+    tokenizer: dict[str, Any], fast: Engine, reference: ReferenceEngine
 ) -> npt.NDArray[np.uint8]:
-    """The table for `disputed`: UNASSIGNED is every code point that the engines may take differently.
+    """The table for `disputed`: UNASSIGNED is every code point that the engines may treat differently.
 
-    With a normalizer these are also the marks that one of them puts into another order, being probed here, and the
-    scripts that are still growing. gigatoken knows a later Unicode than tokenizers, whose NFC is of version 9.
+    With a normalizer these are also the marks that the engines order differently, found by probes, and the scripts that
+    are still growing. gigatoken has a later Unicode than tokenizers, whose NFC is of version 9.
     """
     if not tokenizer.get("normalizer"):
         return class_table()
@@ -298,11 +288,11 @@ def disputed_table(
 
 
 def _join(ids: Any, offsets: Any, bos: Any, eod: Any, out: Any, lengths: Any) -> None:
-    """Cast ids into `out` with `bos`, unless it is negative, before and `eod` after each document; fills tokens per
-    document.
+    """Cast ids into `out`, with `eod` after each document and, unless it is negative, `bos` before it. Fills `lengths`,
+    the tokens per document.
 
-    Positions are unsigned: an index that could count from the end keeps LLVM from copying many ids at once, 20 times
-    slower.
+    Positions are unsigned: a signed index could count from the end, which keeps LLVM from copying many ids at once and
+    is 20 times slower.
     """
     at, head = np.uint64(0), np.uint64(bos >= 0)
     for document in range(len(offsets) - 1):

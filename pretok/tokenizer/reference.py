@@ -1,9 +1,8 @@
-"""Texts -> token ids by `tokenizers`, the reference that every faster way is held against.
+"""Texts -> token ids by `tokenizers`, the reference for every faster way.
 
-Input: batches of texts and a tokenizer.json. Output: ids, special tokens in the text treated as plain text; or an
-EngineError for a text that the library gives up on. Long texts are cut into words by this project's scanner and each
-word is encoded by the library: its regular expression engine gives up after ten million steps, which one long run of
-spaces takes.
+Input: batches of texts and a tokenizer.json. Output: ids, where special tokens in the text are ordinary text; or an
+EngineError for a text that the library gives up on. pretok's scanner splits long texts into words, which the library
+encodes one by one: its regular expression engine gives up after ten million steps, which one long run of spaces takes.
 """
 
 from __future__ import annotations
@@ -29,22 +28,22 @@ Cutter = Callable[[npt.NDArray[np.uint8]], npt.NDArray[np.int64]]
 """One document as bytes -> the ends of its words, which are encoded one by one."""
 
 LONG = 1 << 20
-"""Documents of more bytes are cut into words before. A pattern takes a few steps a byte at one place, so the library's
-ten million are not reached below this size; and a text costs it about 200 bytes of memory a token."""
+"""Longer documents, in bytes, are split into words first. A pattern takes a few steps per byte, so shorter ones do not
+reach the library's ten million. The library takes about 200 bytes of memory per token of a text."""
 
 WORDS = 1 << 17
-"""Bytes of words that are encoded at a time: a word costs the library a kilobyte of memory."""
+"""Bytes of words that are encoded at a time: the library takes a kilobyte of memory per word."""
 
 
 class EngineError(Exception):
-    """A library that reads or encodes with a tokenizer gave up."""
+    """A tokenizer library gave up."""
 
 
 class Unencodable(PretokError):
     """No engine encodes these documents of a batch exactly. documents: their numbers in the batch, from 0."""
 
     def __init__(self, documents: list[int], reason: str) -> None:
-        super().__init__(documents, reason)  # these, so that it can be sent between processes
+        super().__init__(documents, reason)  # its arguments, so that it can be pickled
         self.documents = documents
         self.reason = reason
 
@@ -54,10 +53,10 @@ class Unencodable(PretokError):
 
 @contextmanager
 def guarded() -> Iterator[None]:
-    """Calls to the Rust libraries: what they throw becomes an EngineError.
+    """Turn what the Rust libraries raise into an EngineError.
 
-    A panic in Rust arrives as pyo3's PanicException, which is no Exception, so that nothing else would catch it; each
-    library has its own class of that name. Errors they foresee are of several kinds.
+    A panic in Rust arrives as pyo3's PanicException, which is not an Exception, so nothing else would catch it; each
+    library has its own class of that name. Other errors are of several types.
     """
     try:
         yield
@@ -71,8 +70,8 @@ def guarded() -> Iterator[None]:
 class ReferenceEngine:
     """`tokenizers`, special tokens in the text treated as plain text.
 
-    name: what the tokenizer is called in messages, its path where it has one. Raises UsageError for a tokenizer that
-    the library does not read.
+    name: of the tokenizer in messages, its path if it has one. Raises UsageError for a tokenizer that the library does
+    not read.
     """
 
     def __init__(self, tokenizer_json: str, name: str = "tokenizer.json") -> None:
@@ -82,13 +81,13 @@ class ReferenceEngine:
 
     @cached_property
     def _of_words(self) -> Tokenizer:
-        """The tokenizer without its Split, for words that are cut already; few runs meet a document that needs it."""
+        """The tokenizer without its Split, for words that are split already. Made when first needed, which is rare."""
         data = decoded(self._json)
         steps = data["pre_tokenizer"]["pretokenizers"]
         return _tokenizer(json.dumps({**data, "pre_tokenizer": steps[1]}), self._name)
 
     def encode(self, texts: pa.LargeStringArray) -> tuple[Ids, Ints]:
-        """(ids of all documents in a row, offsets (documents + 1,)). Unencodable names those it gave up on."""
+        """(ids of all documents in a row, offsets (documents + 1,)). Raises Unencodable with those it gave up on."""
         cut = np.diff(buffers(texts)[1]) > LONG if self._cutter else np.zeros(len(texts), np.bool_)
         parts: list[Ids] = [np.empty(0, np.uint32)] * len(texts)
         failed = {}
@@ -98,7 +97,7 @@ class ReferenceEngine:
         plain = texts.take(pa.array(others)).to_pylist() if cut.any() else texts.to_pylist()
         try:
             encoded = _encode(self._tokenizer, plain)
-        except EngineError:  # of one document: which?
+        except EngineError:  # find out for which document
             encoded = []
             for document, text in zip(others.tolist(), plain, strict=True):
                 try:
@@ -113,7 +112,7 @@ class ReferenceEngine:
         return join_parts(parts)
 
     def places(self, text: str) -> tuple[Ids, list[tuple[int, int]]]:
-        """(ids of a text, the characters start:end that each is of). Raises EngineError."""
+        """(ids of a text, the start and end of each in characters). Raises EngineError."""
         with guarded():
             encoding = self._tokenizer.encode(text, add_special_tokens=False)
         return np.array(encoding.ids, np.uint32), encoding.offsets
@@ -161,10 +160,10 @@ def _tokenizer(tokenizer_json: str, name: str) -> Tokenizer:
 
 
 def _cutter(tokenizer: dict[str, Any]) -> Cutter | None:
-    """What cuts a document where this tokenizer does, None where the scanner does not know its words.
+    """What splits a document into words as this tokenizer does, None if the scanner cannot.
 
-    It does where nothing but a known Split cuts: no normalizer and no added token that a text could hold, the special
-    ones being plain text.
+    It can if only a known Split does it: without a normalizer and without added tokens other than special ones, which
+    are ordinary text.
     """
     pattern = split_of(tokenizer)
     added = tokenizer.get("added_tokens", [])
@@ -177,7 +176,7 @@ def _cutter(tokenizer: dict[str, Any]) -> Cutter | None:
 
 
 def split_of(tokenizer: dict[str, Any]) -> str | None:
-    """The regular expression of its Split where no other step cuts words, else None."""
+    """The regular expression of its Split, None if another step splits words too."""
     steps = (tokenizer.get("pre_tokenizer") or {}).get("pretokenizers") or []
     if len(steps) != 2:
         return None

@@ -1,8 +1,8 @@
 """Vocabularies: merges -> an ordinary `tokenizer.json` folder, and any byte-level BPE `tokenizer.json` -> a Vocabulary.
 
-Input: a pattern, special tokens and merges of bytes; or a file that this or any other program wrote. Output:
-tokenizer.json, tokenizer_config.json and special_tokens_map.json, which `tokenizers` and `transformers` open; or what
-the other stages need to know of a tokenizer. Ids: special tokens, then the 256 bytes, then one per merge.
+Input: a pattern, special tokens and merges of bytes; or a file that any program wrote. Output: tokenizer.json,
+tokenizer_config.json and special_tokens_map.json, which `tokenizers` and `transformers` open; or a Vocabulary, what
+other stages need to know of a tokenizer. Ids: special tokens, then the 256 bytes, then one per merge.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ TOKENIZER_FILE = "tokenizer.json"
 CONFIG_FILE = "tokenizer_config.json"
 TEMPLATE_FILE = "chat_template.jinja"
 OWN_TEMPLATE = Path(__file__).with_name("chatml.jinja")
-"""The chat template of a vocabulary that is trained with conversations."""
+"""The chat template of a vocabulary with the markers of conversations."""
 SPECIAL_TOKENS_FILE = "special_tokens_map.json"
 EOD_NAMES = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|eos|>")
-"""End-of-document tokens looked for, in this order, in a tokenizer that names none."""
+"""Names of the end-of-document token to try, in this order, if the tokenizer does not declare one."""
 
 FLAGS = ("single_word", "lstrip", "rstrip", "normalized")
-"""Of an added token, in the order of the file."""
+"""Flags of an added token, in the order of the file."""
 
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """A tokenizer as the stages see it. raw: the bytes of the tokenizer.json; data: what they say; size: one more than
-    the largest id; added_tokens: name -> id of what stands outside of the merges, special tokens above all; bos_id: the
-    token that was named to stand before each document."""
+    """A tokenizer. raw: the bytes of the tokenizer.json; data: its contents; size: one more than the largest id;
+    added_tokens: name -> id of the tokens outside the merges, such as special tokens; bos_id: the token before each
+    document, None for none."""
 
     path: Path
     raw: bytes
@@ -49,9 +49,9 @@ class Vocabulary:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Identifies everything that decides ids; formatting, padding and truncation settings do not count.
+        """Hash of everything that decides ids; formatting, padding and truncation settings do not count.
 
-        It is `storage.fingerprint` of them; msgspec writes their JSON in a tenth of the time, and every job waits.
+        It equals `storage.fingerprint`, but msgspec writes the JSON in a tenth of the time, for which every job waits.
         """
         parts = {
             part: self.data.get(part) for part in ("added_tokens", "normalizer", "pre_tokenizer", "model")
@@ -60,24 +60,24 @@ class Vocabulary:
 
     @cached_property
     def tokens(self) -> dict[int, str]:
-        """Id -> token as it stands in the file."""
+        """Id -> token as the file writes it."""
         named = {**self.data["model"]["vocab"], **self.added_tokens}
         return {i: token for token, i in named.items()}
 
     @cached_property
     def merges(self) -> list[tuple[str, str]]:
-        """The merges in order; older files have each as one text."""
+        """The merges in order; older files write each as one string."""
         pairs = self.data["model"]["merges"]
         return [tuple(pair.split(" ") if isinstance(pair, str) else pair) for pair in pairs]
 
     def token_bytes(self, token: int) -> bytes:
-        """The text bytes of one token; of one that stands for itself, above all an added token, its name."""
+        """The bytes of text of one token; of an added token, or one that is not byte-level, its name."""
         text = self.tokens[token]
         named = text in self.added_tokens or not CHARACTER_BYTES.keys() >= set(text)
         return text.encode() if named else to_bytes(text)
 
     def copy_to(self, path: Path) -> None:
-        """Write the file that was read, whatever has become of it since; one with the same contents is left alone."""
+        """Write the bytes that were read, even if the file has changed since; an equal file is left alone."""
         if not path.exists() or path.read_bytes() != self.raw:
             with atomic_open(path) as file:
                 file.write(self.raw)
@@ -88,14 +88,14 @@ def tokenizer_data(
 ) -> dict[str, Any]:
     """A tokenizer.json. pattern: the regular expression of its Split; merges: pairs of token bytes, in order.
 
-    A merge whose result is a token already adds no entry, as in `tokenizers`. UsageError when merges spell a special
-    token: text could then become one.
+    A merge whose result is a token already adds no entry, as in `tokenizers`. Raises UsageError if merges spell a
+    special token: text could then become one.
     """
     vocab: dict[str, int] = {token: i for i, token in enumerate(special_tokens)}
     if spelled := vocab.keys() & {to_characters(left + right) for left, right in merges}:
         raise UsageError(
-            f"the text holds {', '.join(sorted(spelled))} so often that it became an entry of the vocabulary: give the "
-            "special tokens other names"
+            f"{', '.join(sorted(spelled))} is so frequent in the text that it became an entry of the vocabulary: give "
+            "the special tokens other names"
         )
     for token in [bytes([byte]) for byte in ALPHABET] + [left + right for left, right in merges]:
         vocab.setdefault(to_characters(token), len(vocab))
@@ -135,9 +135,9 @@ def write_vocab(
     merges: Sequence[tuple[bytes, bytes]],
     max_length: int | None = None,
 ) -> Vocabulary:
-    """Write the three files of a tokenizer folder; the first special token is EOD, the second, if any, padding.
+    """Write the files of a tokenizer folder. The first special token is EOD, the second, if any, padding.
 
-    max_length: context length in tokens, which `transformers` warns beyond; None for no limit.
+    max_length: context length in tokens, beyond which `transformers` warns; None for no limit.
     """
     eod, *others = special_tokens
     roles: dict[str, Any] = {"eos_token": eod, "pad_token": others[0] if others else eod}
@@ -159,18 +159,18 @@ def write_vocab(
 
 
 def load_vocab(path: Path, eod: str | int | None = None, bos: str | int | None = None) -> Vocabulary:
-    """Read a tokenizer.json, or the folder that holds one.
+    """Read a tokenizer.json, or the one in a folder.
 
-    eod: name or id of the end-of-document token; None takes the `eos_token` of the tokenizer_config.json beside it, or
-    the first of EOD_NAMES; bos: name or id of the special token before each document, None for none. UsageError when
-    the file is missing, is no byte-level BPE, has ids that are missing or stand twice, or has no such token.
+    eod: name or id of the end-of-document token; by default the `eos_token` of the tokenizer_config.json beside it, or
+    the first of EOD_NAMES that exists; bos: name or id of the special token before each document, None for none. Raises
+    UsageError if the file is missing, is not a byte-level BPE, lacks ids or has one twice, or has no such token.
     """
     file = path / TOKENIZER_FILE if path.is_dir() else path
     try:
         raw, data, size = read_tokenizer(file)
     except FileNotFoundError:
         raise UsageError(
-            f"no tokenizer at {file}, which does not exist: make one with pretok build-vocab, or name "
+            f"no tokenizer at {file}, which does not exist: train one with pretok build-vocab, or name "
             "another with --vocab"
         ) from None
     added = {token["content"]: token["id"] for token in data.get("added_tokens", [])}
@@ -195,7 +195,7 @@ def _eod_id(file: Path, eod: str | int | None, ids: dict[str, int]) -> int:
 
 
 def _bos_id(file: Path, bos: str | int, eod_id: int, data: dict[str, Any]) -> int:
-    """Only a special token will do: no text can become one, so it stands at beginnings alone."""
+    """Only a special token is accepted: no text becomes one, so it occurs only where documents begin."""
     if isinstance(bos, int):
         return bos
     special = {token["content"]: token["id"] for token in data.get("added_tokens", []) if token["special"]}

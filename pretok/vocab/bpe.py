@@ -1,42 +1,41 @@
 """Counts of words -> the merges of a byte-level BPE vocabulary.
 
-Input: distinct words, as bytes or as the tokens of an older vocabulary, and how often each occurs. Output: the merges
-that `tokenizers.BpeTrainer` makes from text with these words, in its order, and the bytes of every token.
+Input: distinct words, as bytes or as tokens of an older vocabulary, and how often each occurs. Output: the merges that
+`tokenizers.BpeTrainer` learns from text with these words, in its order, and the bytes of every token.
 
 **The algorithm** is that of Sennrich et al. (2016, https://aclanthology.org/P16-1162), step by step as in
-https://github.com/huggingface/tokenizers (models/bpe/trainer.rs), with counts of 64 bits:
+https://github.com/huggingface/tokenizers (models/bpe/trainer.rs), with 64-bit counts:
 
-1. *count*: each pair of neighbours inside of a word counts as often as the word occurs;
+1. *count*: each pair of neighbours inside a word counts as often as the word occurs;
 2. *choose*: the pair that occurs most often is merged next; among equals, the one with the smaller ids;
-3. *merge*: all its occurrences become one token, overlapping ones from left to right. Where an older token has the
-   bytes of the pair, the merge gives that token;
+3. *merge*: all its occurrences become one token, overlapping ones from left to right. If an older token has the bytes
+   of the pair, the merge gives that token;
 4. the pairs around it are counted again; go to 2.
 
-An extension is the same loop with another start: words cut into the tokens of an older vocabulary.
+An extension is the same loop with another start: words split into the tokens of an older vocabulary.
 
-**The buffer.** Words stand in a row, with a position for each token and one before, between and after words. When
-tokens are joined, the new one begins at the first one's position; of the other positions it covers the first and the
-last hold its length, as a negative number. So both neighbours of a token are found in constant time. How often a
-position occurs is kept for runs of words that occur equally often; a hint for every 32 positions says where among the
-runs to begin to look. Ordered by their counts, words are few runs: half of all distinct words occur once.
+**The buffer.** All words lie in one array, with a position for each token and one before, between and after words. When
+tokens are joined, the new one begins at the position of the first. Of the other positions it covers, the first and the
+last hold its length as a negative number, so both neighbours of a token are found in constant time. The counts of words
+are kept for runs of words that occur equally often, and a hint for every 32 positions says where to begin the search
+among the runs. Words come ordered by their counts, so the runs are few: half of all distinct words occur once.
 
-**The pairs.** A hash table has a row for each pair, and all places of a pair are a run of positions in one array. A
-run is made at once, by the merge that makes the newer of the pair's tokens, and only read when the pair is merged: what
-has changed since is seen in the buffer. A merge of (a, b) changes pairs of four kinds, each known by one other token x:
-(x, a), (b, x), (x, product) and (product, x). It adds up by that token what is gone and what is new, so that the table
-is asked once for each pair, not for each occurrence; and what a merge costs is what it changes.
+**The pairs.** A hash table has a row for each pair, and the places of a pair are a run of positions in one array. The
+merge that makes the newer token of a pair writes the run. It is read only when the pair is merged; the buffer shows
+what has changed since. A merge of (a, b) changes four kinds of pairs, each identified by one other token x: (x, a),
+(b, x), (x, product) and (product, x). The changes are summed up by x first, so the table is asked once per pair, not
+once per occurrence, and a merge costs as much as it changes.
 
-**Left out.** Most distinct pairs are too rare to be merged ever, and a pair's count only falls. So those far below what
-the last merge will count, by a guess from the merges so far, are left out of the table, with their places. Should the
-merges come down to the counts of what was left out, all pairs of the text as it then stands are counted: the guess
-decides memory and time, and never a merge. Only where a merge gives a token that there is already, further occurrences
-of such a pair can be made: the text is searched for them.
+**Left out.** Most distinct pairs are too rare ever to be merged, and a pair's count only falls. So pairs far below what
+the last merge will count, by a guess from the merges so far, are left out of the table, with their places. If the
+merges do come down to these counts, all pairs of the text are counted again: the guess decides memory and time, but no
+merge. A left-out pair gets new occurrences only where a merge gives an older token; the text is searched for these.
 
-The loop over merges is plain Python, as it takes 10 us of each; what walks over the text is compiled.
+The loop over merges is plain Python, which takes 10 us per merge; the loops over the text are compiled.
 
-Memory: 4.125 bytes for each token and each word of the buffer, and 12 for each run; 5 for each occurrence of a pair and
-48 to 96 for each distinct pair, of those that are not left out. The words themselves are not needed once they are laid
-out, so the caller can let go of them.
+Memory: 4.125 bytes for each token and each word of the buffer, and 12 for each run; of the pairs that are not left out,
+5 for each occurrence and 48 to 96 for each distinct pair. The words are not needed once they are laid out, so the
+caller can free them.
 """
 
 from __future__ import annotations
@@ -67,26 +66,26 @@ _IDS = np.empty(256, np.int32)
 _IDS[list(ALPHABET)] = np.arange(256)
 
 EASE = 16.0
-"""Pairs are left out below this part of what the last merge would count if merge k counted 1/k of the first. On 284 MB
-of text and 50,000 entries the guess is 1.1 to 7.1 times what the last merge does count."""
+"""Pairs are left out below 1/EASE of what the last merge would count if merge k counted 1/k of the first. On 284 MB of
+text and 50,000 entries that guess is 1.1 to 7.1 times what the last merge does count."""
 
 FREE = -1
 """Key of a row of the pair table that is not in use."""
 PAIR = 4
 """Integers in a row of the pair table."""
 KEY, COUNT, START, SIZE = range(PAIR)
-"""Places in a row: both ids; how often the pair occurs in the text; which of the places are its own."""
+"""Fields of a row: both ids; how often the pair occurs in the text; where its run of places begins; how long it is."""
 ROWS, PLACES, LIMIT, LEAST = range(4)
-"""Places in _Pairs.used: how many rows and places are in use, how many places may be before those that are of no pair
-any more are dropped, and how often a pair must occur not to be left out."""
+"""Fields of _Pairs.used: rows in use; places in use; how many places there may be before stale ones are dropped; how
+often a pair must occur not to be left out."""
 _GONE, _NEW = 0, 3
-"""The two kinds of changes of a merge: pairs with its own left or right token that cease to occur, and pairs with the
-product that begin to. Also, before all rows of the changes, where the number of such slots is."""
+"""The two kinds of changes of a merge: pairs with its left or right token that cease to occur, and pairs with the
+product that begin to. Also the index, before all rows of the changes, of the number of slots with such a change."""
 _CHANGE = 6
-"""Integers in a row of the changes, a row for each slot: three for each kind."""
+"""Integers in a row of the changes, which has three for each kind. There is a row for each slot (see `_key`)."""
 _SUM, _NOTED, _SLOT = range(4, 7)
-"""Places in a row, which begins at _CHANGE x slot + kind: how often; at how many positions, later where the next of
-them is noted; and, in the k-th row, the k-th slot with a change of the kind."""
+"""Fields of a row, which begins at _CHANGE x slot + kind: how often the change occurs; at how many positions, later
+where the next of them is written; and, in the k-th row, the k-th slot with a change of the kind."""
 _AHEAD = 8
 """How many occurrences ahead of the one that is joined the symbols are loaded."""
 
@@ -99,7 +98,7 @@ _Int32s = npt.NDArray[np.int32]
 
 @dataclass(frozen=True, slots=True)
 class Merges:
-    """What training made: merge k joins the tokens pairs[k] to the token products[k]."""
+    """The result of training: merge k joins the tokens pairs[k] to the token products[k]."""
 
     pairs: _Int32s
     """(m, 2), the ids of the left and the right token."""
@@ -111,7 +110,7 @@ class Merges:
     """The bytes of every id, initial and new."""
 
     def first(self, size: int) -> list[tuple[bytes, bytes]]:
-        """The merges that `size` entries take, in order, as bytes: those that training for so few entries makes."""
+        """The merges of the first `size` entries, in order, as bytes: those that training to this size would give."""
         largest = np.maximum.accumulate(self.products)
         end = int(np.searchsorted(largest, size - 1))  # where the last of the entries is made
         end += end < len(largest) and int(largest[end]) < size
@@ -120,7 +119,7 @@ class Merges:
 
 @dataclass(frozen=True, slots=True)
 class SymbolBuffer:
-    """Words laid out. Merging uses them up."""
+    """Words laid out for merging, which changes them in place."""
 
     symbols: _Int32s
     """[positions], the token that begins there; BOUNDARY; or the length of the token that covers it, negative."""
@@ -133,9 +132,9 @@ class SymbolBuffer:
 
 
 class BufferWriter:
-    """Words -> SymbolBuffer, part by part, so that the words need not be there all at once.
+    """Words -> SymbolBuffer, part by part, so that not all words are in memory at once.
 
-    most: positions; of more than that, words are only counted.
+    most: limit of positions; words beyond it are counted but not kept.
     """
 
     def __init__(self, most: int = MAX_SYMBOLS) -> None:
@@ -151,14 +150,14 @@ class BufferWriter:
         return self.bytes + self.words + 1
 
     def add(self, tokens: _Int32s, offsets: Ints, counts: Ints) -> None:
-        """Add words of tokens, which are numbers from 0 on.
+        """Add words of tokens, which are numbered from 0.
 
-        Word w is tokens[offsets[w]:offsets[w + 1]] and occurs counts[w] times. Words that occur equally often had
-        better be neighbours. Raises UsageError for counts that are negative, or too large to be added up.
+        Word w is tokens[offsets[w]:offsets[w + 1]] and occurs counts[w] times. Words that occur equally often should be
+        neighbours, for the sake of memory. Raises UsageError for counts that are negative or overflow when added up.
         """
         if len(offsets) != len(counts) + 1 or offsets[0] < 0 or offsets[-1] > len(tokens):
             raise ValueError("there is one offset more than counts, all within the symbols")
-        # A product of matrices would wake the threads of BLAS, which take as much time again to wait for the next.
+        # A dot product would wake the threads of BLAS, which then spin as long again.
         self._occurrences += float(np.multiply(counts, np.diff(offsets), dtype=np.float64).sum())
         if counts.min(initial=0) < 0 or self._occurrences > MAX_OCCURRENCES:
             raise UsageError(
@@ -176,15 +175,16 @@ class BufferWriter:
         self._end = _place(tokens, offsets, self._symbols, self._end)
 
     def _resize(self, size: int) -> None:
-        """Where it lies, or moved by the kernel: a large array is never there twice. No other array looks at it."""
+        """Resize in place, or let the kernel move it, so a large array is never there twice. No view of it exists."""
         self._symbols.resize(size, refcheck=False)
 
     def buffer(self) -> SymbolBuffer:
-        """The words added. Raises UsageError where they are too many, as 32 bits number the positions."""
+        """The words added. Raises UsageError if they take more positions than `most`, or than 32 bits can number."""
         if self.size > self._most:
             raise UsageError(
-                f"{self.words:,} words of {self.bytes:,} bytes are too many to merge (words and bytes together: "
-                f"{self._most:,}); drop rare words with a greater min_count"
+                f"{self.words:,} distinct words of {self.bytes:,} bytes are too many to merge here: words and bytes "
+                f"together may be {self._most:,}. Drop rare words with a greater min_count under [vocab] of a recipe, "
+                "or take a node with more memory; the counts are kept"
             )
         self._resize(self._end)
         starts = np.concatenate([*self._starts, [self._end]]).astype(np.int32)
@@ -195,12 +195,12 @@ class BufferWriter:
 
 
 def byte_tokens(data: Bytes) -> _Int32s:
-    """Of each byte the token, which is its place in ALPHABET."""
+    """The token of each byte: its place in ALPHABET."""
     return _IDS[data]
 
 
 def buffer_of(data: Bytes, offsets: Ints, counts: Ints) -> SymbolBuffer:
-    """The SymbolBuffer of words of bytes, likewise."""
+    """The SymbolBuffer of words of bytes: word w is data[offsets[w]:offsets[w + 1]] and occurs counts[w] times."""
     writer = BufferWriter()
     writer.add(byte_tokens(data), offsets, counts)
     return writer.buffer()
@@ -209,139 +209,115 @@ def buffer_of(data: Bytes, offsets: Ints, counts: Ints) -> SymbolBuffer:
 def train_merges(buffer: SymbolBuffer, *, vocab_size: int, special_tokens: int) -> Merges:
     """The merges of a vocabulary of `vocab_size` entries: special tokens, the 256 bytes (in order of ALPHABET), merges.
 
-    `buffer`: distinct words as `buffer_of` gives them, which are used up. `special_tokens` is how many ids they take;
-    in Merges.tokens they are b"". So a merge that spells a special token makes a token of its own, where `tokenizers`
-    reuses the special one's id; such a name is for the caller to refuse.
-
-    Raises UsageError if the vocabulary does not hold even the bytes.
+    `buffer`: distinct words as `buffer_of` lays them out, which are used up. `special_tokens`: how many ids they take;
+    in Merges.tokens they are b"". A merge that spells a special token therefore makes a token of its own, where
+    `tokenizers` would reuse the special one's id; the caller refuses such a name.
     """
-    wanted = vocab_size - special_tokens - len(ALPHABET)
-    if wanted < 0:
-        raise UsageError(
-            f"a vocabulary of {vocab_size:,} entries cannot hold {special_tokens} special tokens and the 256 bytes; "
-            f"ask for at least {vocab_size - wanted}"
-        )
-    merges = _train(buffer, [bytes([byte]) for byte in ALPHABET], wanted)
-    return Merges(
-        merges.pairs + np.int32(special_tokens),
-        merges.products + np.int32(special_tokens),
-        merges.counts,
-        [b""] * special_tokens + merges.tokens,
-    )
+    tokens = [b""] * special_tokens + [bytes([byte]) for byte in ALPHABET]
+    np.add(buffer.symbols, special_tokens, out=buffer.symbols, where=buffer.symbols >= 0)
+    return _train(buffer, tokens, vocab_size - len(tokens))
 
 
 def extend_merges(
     buffer: SymbolBuffer, tokens: Sequence[bytes], apart: npt.NDArray[np.bool_], max_new: int
 ) -> Merges:
-    """BPE that goes on where an old vocabulary stopped; new tokens are numbered from len(tokens) on.
+    """BPE that continues where an old vocabulary stopped; new tokens are numbered from len(tokens) on.
 
-    `buffer`: words as the old vocabulary cuts them into the tokens 0 to len(tokens) - 1, which is used up; `tokens`:
-    the bytes of each, b"" for one that no text spells; `apart`, bool[ids]: those that are never joined. A pair that
-    spells an old token is not joined either: its merge would change the ids of text without new tokens.
+    `buffer`: words split into the old tokens 0 to len(tokens) - 1, which are used up; `tokens`: the bytes of each, b""
+    for one that no text spells; `apart`, bool[ids]: tokens that are never joined. A pair that spells an old token is
+    not joined either: its merge would change the ids of text without new tokens.
     """
-    # What is never joined cuts a word as its end does. BOUNDARY, which is -1, finds the last of these flags.
+    # A token that is never joined splits a word as a boundary does. BOUNDARY is -1, so it indexes the last flag.
     buffer.symbols[np.append(apart, True)[buffer.symbols]] = BOUNDARY
     return _train(buffer, tokens, max_new, closed=len(tokens))
 
 
 def _train(buffer: SymbolBuffer, tokens: Sequence[bytes], max_new: int, closed: int = 0) -> Merges:
     """The loop over merges. A pair that spells one of the first `closed` tokens is left alone."""
-    made = list(tokens)
-    ids: dict[bytes, int] = {}
-    for token, name in enumerate(made):
-        if name:
-            ids.setdefault(name, token)
-    first = len(made)
+    names = list(tokens)
+    ids = {name: token for token, name in reversed([*enumerate(names)]) if name}  # of equal names the first
+    first = len(names)
     last = first + min(max_new, len(buffer.symbols))  # a merge joins two symbols at least
     merges: dict[int, tuple[int, int]] = {}
-    pairs, ease = _Pairs(buffer, last), EASE
+    pairs, least, ease = _Pairs(buffer, last), 0, EASE  # pairs below `least` are left out
     heap: list[Entry] = []
-    while len(made) < last:
-        # A merge makes two new pairs with each token at most: the product before it and after it. So with that much
-        # room the table need not grow while a pair is merged. Growing moves rows.
-        if pairs.grow(2 * len(made) + 1) or not heap:
+    while len(names) < last:
+        # A merge makes at most two new pairs with each token: the product before it and after it. With room for these
+        # the table need not grow while a pair is merged, which would move its rows.
+        if pairs.grow(2 * len(names) + 1) or not heap:
             heap, floor = pairs.frequent()
-        if not pairs.refresh(heap, floor) or -heap[0][0] < pairs.least:
-            if not heap and floor > max(1, pairs.least):  # the rest is in the table alone
+        if not pairs.refresh(heap, floor) or -heap[0][0] < least:
+            if not heap and floor > max(1, least):  # less frequent pairs are only in the table so far
                 continue
-            # Below `least` a pair that was left out may be more frequent than those that are there, so all are counted
-            # again, nothing being left out from here on.
-            if pairs.least <= 1:
+            # Below `least`, a pair that was left out may be more frequent than all in the table. So all pairs are
+            # counted again, and from here on none is left out.
+            if least <= 1:
                 break
-            ease = math.inf
+            least, ease, heap = 0, math.inf, []
             pairs.count_all()
-            heap = []
             continue
         negative, key, row = heapq.heappop(heap)
-        # With 1/k of the most frequent for the k-th, as words have it, the last merge would count this.
-        pairs.least = max(pairs.least, int(-negative * ((len(made) - first + 1) / (last - first)) / ease))
-        joined = made[key >> 32] + made[key & 0xFFFFFFFF]
-        product = ids.setdefault(joined, len(made))
+        # The guess of what the last merge will count: if, as with words, the k-th counts 1/k of the first.
+        least = max(least, int(-negative * ((len(names) - first + 1) / (last - first)) / ease))
+        pairs.used[LEAST] = least
+        joined = names[key >> 32] + names[key & 0xFFFFFFFF]
+        product = ids.setdefault(joined, len(names))
         if product < closed:
             pairs.drop(row)
             continue
-        # Counts only fall but for the new ones, so each pair of `floor` is on the heap with its count or a greater one.
-        for entry in pairs.merge(row, product, product < len(made), floor):
+        # Counts of old pairs only fall, so each pair that counts `floor` is on the heap with at least its count.
+        for entry in pairs.merge(row, product, product < len(names), floor):
             heapq.heappush(heap, entry)
-        # With an older product a pair can come back after it was merged.
+        # If the product is an older token, a pair can occur again after it was merged; it is listed once.
         merges.setdefault(key, (product, -negative))
-        if product == len(made):
-            made.append(joined)
+        if product == len(names):
+            names.append(joined)
     keys = np.fromiter(merges, np.int64, len(merges))
     values = np.array([*merges.values()], np.int64).reshape(-1, 2)
     return Merges(
         np.stack([keys >> 32, keys & 0xFFFFFFFF], axis=1).astype(np.int32),
         values[:, 0].astype(np.int32),
         values[:, 1],
-        made,
+        names,
     )
 
 
 Entry = tuple[int, int, int]
-"""(-count, key, where its row begins) of a pair: the smallest is the one to merge next."""
+"""(-count, key, where its row begins) of a pair. The smallest is merged next."""
 
 
 class _Pairs:
-    """The pairs that occur in a buffer."""
+    """The pairs that occur in a buffer. used: see ROWS."""
 
     def __init__(self, buffer: SymbolBuffer, tokens: int) -> None:
-        """tokens: how many there will be at most."""
+        """tokens: how many there will be, at most."""
         self._text = buffer.symbols, buffer.starts, buffer.hints, buffer.counts
         self._changes = np.zeros(_SUM + 2 * tokens * _CHANGE, np.int64)
         self._rows = np.empty(2 * tokens, np.int64)
         self.count_all()
 
     def count_all(self) -> None:
-        """Count all pairs of the text as it stands, their places in the order of the text."""
-        # The old ones go before the new ones come.
+        """Count all pairs of the text as it is now; their places are in the order of the text."""
+        # Free the old arrays before making the new ones.
         self._table, self._places = _new_table(0), np.empty(0, np.int32)
-        self._used, p = np.zeros(4, np.int64), 1
+        self.used, p = np.zeros(4, np.int64), 1
         while p < len(self._text[0]) - 1:
-            self.grow(int(self._used[ROWS]))
-            p = _count_pairs(*self._text, p, self._table, self._used)
+            self.grow(int(self.used[ROWS]))
+            p = _count_pairs(*self._text, p, self._table, self.used)
         rows = self._table.reshape(-1, PAIR)
         rows[:, START] = np.cumsum(rows[:, SIZE]) - rows[:, SIZE]
-        self._used[PLACES] = rows[:, SIZE].sum()
+        self.used[PLACES] = rows[:, SIZE].sum()
         rows[:, SIZE] = 0
-        self._used[LIMIT] = self._used[PLACES] * 5 // 4
-        # A position is the place of one pair at most, so twice as many always suffice. What is not used is no memory.
+        self.used[LIMIT] = self.used[PLACES] * 5 // 4
+        # A position is the place of one pair at most, so twice as many always suffice. Unused pages take no memory.
         self._places = np.empty(2 * len(self._text[0]), np.int32)
         _note_pairs(*self._text, self._table, self._places)
 
-    @property
-    def least(self) -> int:
-        """How often a pair must occur not to be left out."""
-        return int(self._used[LEAST])
-
-    @least.setter
-    def least(self, count: int) -> None:
-        self._used[LEAST] = count
-
     def refresh(self, heap: list[Entry], floor: int) -> bool:
-        """Bring the pair that comes first to the top of a heap; False if none of `floor` is left.
+        """Bring the pair to merge next to the top of the heap; False if no pair that counts `floor` is left.
 
-        A pair's count may have fallen since it came on the heap; then it goes back with the count it has now. Where a
-        count has risen, the pair is on the heap with that count too.
+        If a pair's count has fallen since it was pushed, it is pushed again with its present count. If it has risen,
+        the pair is on the heap with that count too.
         """
         while heap:
             negative, key, row = heap[0]
@@ -359,10 +335,10 @@ class _Pairs:
         self._table[row + COUNT] = 0
 
     def frequent(self) -> tuple[list[Entry], int]:
-        """(a heap of the most frequent pairs, the count from which they are on it): half of the greatest, so that the
-        heap is short and twice as many counts away from the next. Empty where no pair occurs as often as `least`."""
+        """(a heap of the most frequent pairs, the smallest count on it, which is half of the greatest): so the heap
+        stays short, and the counts must halve before it is built anew. Empty if all pairs are to be left out."""
         rows = self._table.reshape(-1, PAIR)
-        floor = max(1, self.least, int(rows[:, COUNT].max()) // 2)
+        floor = max(1, int(self.used[LEAST]), int(rows[:, COUNT].max()) // 2)
         at = np.flatnonzero(rows[:, COUNT] >= floor)
         heap = list(
             zip((-rows[at, COUNT]).tolist(), rows[at, KEY].tolist(), (PAIR * at).tolist(), strict=True)
@@ -371,19 +347,19 @@ class _Pairs:
         return heap, floor
 
     def grow(self, reserve: int) -> bool:
-        """Have room for `reserve` more rows; whether rows have moved. Pairs that have ended are dropped."""
-        if 3 * PAIR * (self._used[ROWS] + reserve) <= 2 * len(self._table):
+        """Make room for `reserve` more rows; True if rows have moved. Pairs that no longer occur are dropped."""
+        if 3 * PAIR * (self.used[ROWS] + reserve) <= 2 * len(self._table):
             return False
-        self._table = _renew(self._table, self._used, reserve)
+        self._table = _renew(self._table, self.used, reserve)
         return True
 
     def merge(self, row: int, product: int, known: bool, floor: int) -> list[Entry]:
-        """Join all occurrences of the pair in a row; the new pairs that occur `floor` times. known: the product may
-        occur elsewhere."""
+        """Join all occurrences of the pair in a row; returns the new pairs that occur `floor` times. known: whether the
+        product is an older token, which may occur elsewhere."""
         more = self._rows[
             : _merge_pair(
                 *self._text,
-                *(self._table, self._places, self._used, self._changes, self._rows),
+                *(self._table, self._places, self.used, self._changes, self._rows),
                 *(row, product, known, floor),
             )
         ]
@@ -391,7 +367,7 @@ class _Pairs:
 
 
 class _Text(NamedTuple):
-    """A SymbolBuffer as pointers, for counting references to arrays took half of the time; size: positions."""
+    """A SymbolBuffer as pointers: with arrays, counting references took half of the time. size: positions."""
 
     size: Any
     symbols: Any
@@ -425,7 +401,7 @@ def _before(symbols: Any, p: Any) -> Any:
 
 @njit(types.int64(_TEXT, types.int64), inline=True)
 def _count_at(text: Any, p: Any) -> Any:
-    """How often the word occurs that position p is in."""
+    """How often the word that holds position p occurs."""
     run = np.int64(text.hints[p >> HINT_BITS])
     while text.starts[run + 1] <= p:
         run += 1
@@ -442,21 +418,21 @@ def _merge_pair(
     symbols: Any, starts: Any, hints: Any, counts: Any, table: Any, places: Any, used: Any, changes: Any, rows: Any,
     row: Any, product: Any, known: Any, floor: Any,
 ) -> Any:  # fmt: skip
-    """Join all occurrences of the pair in `row` to `product`; of its new pairs those that occur `floor` times are then
-    the first of `rows`, so many as it returns.
+    """Join all occurrences of the pair in `row` to `product`. Returns n; the first n of `rows` are then the rows of the
+    new pairs that occur `floor` times.
 
-    known: the product is a token that may occur elsewhere. Then pairs with it count anew with all their occurrences, as
-    some were left out. The table has room for two new pairs with each token there is. `changes` is zero before and
-    after.
+    known: the product is an older token that may occur elsewhere. Then all occurrences of the pairs with it are counted
+    again, as some were left out. The table has room for two new pairs with each token. `changes` is all zeros before
+    and after.
     """
     text = _text_of(len(symbols), symbols.ctypes, starts.ctypes, hints.ctypes, counts.ctypes)
     size, key, noted, pairs = len(table), table[row + KEY], changes.ctypes, table.ctypes
-    # 1. In the text: join, and add up by token what is gone and what is new.
+    # 1. In the text: join, and sum up by token which pairs are gone and which are new.
     start, stop = table[row + START], table[row + START] + table[row + SIZE]
     made = np.empty(4 * (stop - start), np.int32)
     n = _join_all(text, key, product, places.ctypes, start, stop, noted, made.ctypes)
     table[row + SIZE] = 0
-    # 2. Of an older product, pairs that were left out may have become frequent: count them with all occurrences.
+    # 2. Left-out pairs with an older product may have become frequent: count all occurrences of its pairs.
     if known:
         _drop_gone(pairs, size, noted, key)
         _forget(noted)
@@ -469,7 +445,7 @@ def _merge_pair(
         used[LIMIT] = used[PLACES] + used[PLACES] // 4 + room
     _make_room(pairs, used.ctypes, noted, rows.ctypes)
     _note_places(places.ctypes, noted, made.ctypes, n)
-    # 4. What is gone, last: in a run such as aaaa a pair that has just been made may be gone again.
+    # 4. Subtract what is gone, last: in a run such as aaaa, a pair that was just made may be gone again.
     _drop_gone(pairs, size, noted, key)
     _forget(noted)
     table[row + COUNT] = 0
@@ -487,9 +463,9 @@ def _merge_pair(
 def _join_all(
     text: Any, key: Any, product: Any, places: Any, start: Any, stop: Any, changes: Any, made: Any
 ) -> Any:
-    """Join all occurrences of a pair, overlapping ones from left to right; returns how many new pairs are in `made`.
+    """Join all occurrences of a pair, overlapping ones from left to right; returns the number of new pairs in `made`.
 
-    Only a pair of equal tokens overlaps itself, in a run of that token. A run is joined at once, from its beginning.
+    Only a pair of equal tokens overlaps itself, in a run of that token. A run is joined whole, from its beginning.
     """
     symbols = text.symbols
     a, b = key >> 32, key & 0xFFFFFFFF
@@ -502,7 +478,7 @@ def _join_all(
         run = np.int64(text.hints[near >> HINT_BITS])
         prefetch_i32(text.starts, run)
         prefetch_i64(text.counts, run)
-        # A place was noted when its pair was made. A merge since then may have taken one of the two tokens.
+        # The place was noted when its pair was made. A later merge may have taken one of the two tokens.
         p = np.int64(places[k])
         if symbols[p] != a:
             continue
@@ -517,23 +493,24 @@ def _join_all(
 
 @njit(types.int64(_TEXT, types.int64, types.int64, _POINTER, _POINTER32, types.int64), inline=True)
 def _join(text: Any, p: Any, product: Any, changes: Any, made: Any, n: Any) -> Any:
-    """Join the token at p and the next one; appends slot and position of the new pairs to the `n` in `made`."""
+    """Join the token at p and the next one. Appends slot and position of the new pairs to the `n` in `made`; returns
+    the new n."""
     symbols = text.symbols
     q = _after(symbols, p)
     start, end = _before(symbols, p), _after(symbols, q)
     left, right = symbols[start], symbols[end]
     count = _count_at(text, p)
-    # (left, a) and (b, right) end here; for (a, b) itself the caller sees to it.
+    # (left, a) and (b, right) end here. The caller sets the count of (a, b) itself to 0.
     if left >= 0:
         _note(changes, _GONE, 2 * left, count)
     if right >= 0:
         _note(changes, _GONE, 2 * right + 1, count)
-    # The product begins at p. Its length, negative, stands after its first position and at its last, where its
-    # neighbours look for it; and where b began, so that a place noted for (b, right) does not find b any more.
+    # The product begins at p. Its negative length goes where its neighbours look for it, after its first position and
+    # at its last one, and where b began, so that a place noted for (b, right) no longer finds b.
     symbols[p] = product
     symbols[q] = symbols[p + 1] = symbols[end - 1] = p - end
     if left >= 0:
-        slot = 2 * left + (left == product)  # (product, product) has two slots; this is the one
+        slot = 2 * left + (left == product)  # (product, product) would have two slots; the odd one is used
         _note(changes, _NEW, slot, count)
         made[2 * n], made[2 * n + 1] = slot, start
         n += 1
@@ -546,7 +523,7 @@ def _join(text: Any, p: Any, product: Any, changes: Any, made: Any, n: Any) -> A
 
 @njit(types.void(_POINTER, types.int64, types.int64, types.int64), inline=True)
 def _note(changes: Any, kind: Any, slot: Any, count: Any) -> Any:
-    """Note a change of a kind at one position, `count` times in the text."""
+    """Note a change of a kind at one position, which occurs `count` times in the text."""
     at = _CHANGE * slot + kind
     if changes[at + _NOTED] == 0:
         changes[_CHANGE * changes[kind] + kind + _SLOT] = slot
@@ -557,7 +534,8 @@ def _note(changes: Any, kind: Any, slot: Any, count: Any) -> Any:
 
 @njit(types.Tuple((_I32, types.int64))(_TEXT, types.int64, _POINTER))
 def _pairs_with(text: Any, token: Any, changes: Any) -> Any:
-    """Note all pairs with a token as new, as if all of its occurrences had been made now. As `_join_all`."""
+    """Note all pairs with a token as new, as if all its occurrences had just been made: (`made` as in `_join_all`, the
+    number of new pairs in it)."""
     symbols = text.symbols
     made, n = np.empty(1024, np.int32), 0
     for p in range(1, text.size - 1):
@@ -570,7 +548,7 @@ def _pairs_with(text: Any, token: Any, changes: Any) -> Any:
             made = longer
         start, count = _before(symbols, p), _count_at(text, p)
         left, right = symbols[start], symbols[_after(symbols, p)]
-        if left >= 0 and left != token:  # (token, token) is noted at the first
+        if left >= 0 and left != token:  # (token, token) is noted as the right pair of its first token
             _note(changes, _NEW, 2 * left, count)
             made[2 * n], made[2 * n + 1] = 2 * left, start
             n += 1
@@ -583,7 +561,8 @@ def _pairs_with(text: Any, token: Any, changes: Any) -> Any:
 
 @njit(types.int64(types.int64, types.int64, types.int64), inline=True)
 def _key(slot: Any, left: Any, right: Any) -> Any:
-    """The pair of a slot as one integer: (token, right) or (left, token). Keys have the order of pairs."""
+    """The pair of a slot as one integer. Slot 2 x token is (token, right), 2 x token + 1 is (left, token). Keys sort as
+    pairs do."""
     token = slot >> 1
     if slot & 1:
         return (left << 32) | token
@@ -592,8 +571,9 @@ def _key(slot: Any, left: Any, right: Any) -> Any:
 
 @njit(types.int64(_POINTER, types.int64, _POINTER, _POINTER, types.int64, _POINTER))
 def _take_rows(table: Any, size: Any, used: Any, changes: Any, product: Any, rows: Any) -> Any:
-    """Write the row of each new pair to `rows`, one for each of the new slots, -1 for one that is left out; how many
-    places they take. The row of a pair that there is, of an older product, begins anew: the changes are all of it.
+    """Find a row for each new pair and write it to `rows`, -1 for a pair that is left out; returns how many places all
+    take. The row of a pair that is in the table already, with an older product, begins at 0: the changes hold all its
+    occurrences.
     """
     room = 0
     for k in range(changes[_NEW]):
@@ -651,7 +631,7 @@ def _drop_gone(table: Any, size: Any, changes: Any, key: Any) -> Any:
 
 @njit(types.void(_POINTER))
 def _forget(changes: Any) -> Any:
-    """Make them no changes again."""
+    """Set all changes back to 0."""
     for kind in (_GONE, _NEW):
         for k in range(changes[kind]):
             at = _CHANGE * changes[_CHANGE * k + kind + _SLOT] + kind
@@ -661,10 +641,10 @@ def _forget(changes: Any) -> Any:
 
 @njit(types.void(_TEXT, _POINTER, types.int64, _POINTER32, _POINTER))
 def _tidy(text: Any, table: Any, size: Any, places: Any, used: Any) -> Any:
-    """Keep the places alone where pairs still occur."""
+    """Drop the places where pairs no longer occur."""
     symbols, least = text.symbols, max(1, used[LEAST])
-    # Runs move to the front in their order, so that none is overwritten before it is read. To meet them in it, the
-    # first place of each gives its place to the number of the row, which is marked by being negative.
+    # Runs move to the front in their order, so none is overwritten before it is read. To meet them in this order, the
+    # first place of each is put into its row, and the number of the row takes its place, negative as a mark.
     row: Any
     for row in range(0, size, PAIR):
         if table[row + SIZE] > 0:
@@ -673,7 +653,7 @@ def _tidy(text: Any, table: Any, size: Any, places: Any, used: Any) -> Any:
             places[start] = -1 - row // PAIR
     at = end = np.int64(0)
     while at < used[PLACES]:
-        if places[at] >= 0:  # of a pair that is merged or gone
+        if places[at] >= 0:  # its pair was merged or is gone
             at += 1
             continue
         row = PAIR * (-1 - int(places[at]))
@@ -694,7 +674,7 @@ def _tidy(text: Any, table: Any, size: Any, places: Any, used: Any) -> Any:
 
 @njit(types.int64(_I32, _I32, _I32, I64, types.int64, _I64, _I64))
 def _count_pairs(symbols: Any, starts: Any, hints: Any, counts: Any, p: Any, table: Any, used: Any) -> Any:
-    """Count pairs from position p on; returns the position where the table is short, or the last."""
+    """Count pairs from position p on; returns the position where the table became too small, or the last one."""
     text, rows, size = (
         _text_of(len(symbols), symbols.ctypes, starts.ctypes, hints.ctypes, counts.ctypes),
         table.ctypes,
@@ -758,7 +738,7 @@ def _new_table(rows: Any) -> Any:
 
 @njit(_I64(_I64, _I64, types.int64))
 def _renew(table: Any, used: Any, reserve: Any) -> Any:
-    """The pairs that still occur often enough, in a table with room for `reserve` more."""
+    """A table of the pairs that still occur often enough, with room for `reserve` more."""
     least = max(1, used[LEAST])
     used[ROWS] = 0
     for row in range(0, len(table), PAIR):

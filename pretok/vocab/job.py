@@ -1,18 +1,17 @@
-"""build-vocab: sources, or counts that are there -> a trained vocabulary with a report.
+"""build-vocab: sources, or finished counts -> a trained vocabulary with a report.
 
 Input: a Recipe. Output: VOCAB/tokenizer.json with its two companions and, last, VOCAB/report.json.
 
     count     every word of every source (`pretok.counts.job`)
     merge     weigh the counts, train the merges, write the tokenizer
-    measure   what it costs on each source, beside other sizes and other tokenizers, one task a bucket
+    measure   encode each source by it, by the other sizes and by other tokenizers, one task per bucket
 
-Other sizes that are asked for are written beside it, as VOCAB/SIZE: their merges are the first ones of the largest.
-A vocabulary whose report names the same inputs and settings is left alone; another is refused.
+Smaller sizes are written to VOCAB/SIZE: their merges are the first ones of the largest. A vocabulary whose report names
+the same inputs and settings is left alone; any other is refused.
 """
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -29,7 +28,6 @@ from pretok.base.memory import free_memory
 from pretok.base.records import read_record, to_json
 from pretok.base.storage import read_json, write_json
 from pretok.base.tasks import Step, open_step
-from pretok.base.units import human_bytes
 from pretok.config import Recipe, Vocab
 from pretok.counts.counts_file import CorpusCounts
 from pretok.counts.job import count_config, run_count
@@ -40,7 +38,7 @@ from pretok.read.changes import refuse_changes
 from pretok.tokenizer.encoder import Encoder
 from pretok.tokenizer.vocabulary import TOKENIZER_FILE, Vocabulary, write_vocab
 from pretok.vocab.bpe import BufferWriter, SymbolBuffer, byte_tokens, extend_merges, train_merges
-from pretok.vocab.extend import least_used, open_old, steps_of, tokens_of, without, write_extended
+from pretok.vocab.extend import open_old, tokens_of, write_extended
 from pretok.vocab.measure import (
     Measure,
     MeasureTask,
@@ -49,13 +47,12 @@ from pretok.vocab.measure import (
     measure_heldout,
     open_tokenizer,
 )
-from pretok.vocab.records import RareEntry, VocabReport
-from pretok.vocab.report import THIS, make_report, mix_scale, rare_entry, show_report
+from pretok.vocab.records import VocabReport
+from pretok.vocab.report import THIS, make_report, show_report
 
 REPORT_FILE = "report.json"
-STATE = ".state"
 MERGING_BYTES = 10
-"""Memory for each byte of the distinct words, and for each word, while they are merged, see docs/running.md."""
+"""Memory that merging takes for each byte of the distinct words and for each word, see docs/running.md."""
 
 
 def run_build_vocab(
@@ -65,7 +62,7 @@ def run_build_vocab(
     compare: Sequence[Path] = (),
     counts: CorpusCounts | None = None,
 ) -> VocabReport:
-    """Bring VOCAB to what the recipe says, as the only job that writes there; its report, printed when made now.
+    """Train the vocabulary of the recipe, unless it is there; its report, which is also printed when it is new.
 
     counts: train from these and read no text. Raises UsageError, MismatchError, FolderInUse, PartitionsFailed, Stopped.
     """
@@ -73,12 +70,12 @@ def run_build_vocab(
     old, vocab = None, recipe.vocab
     if vocab.extend is not None:
         old = open_old(vocab.extend, vocab.pattern, vocab.eod, vocab.bos)
-        size = old.size + (0 if vocab.replace else vocab.added)
+        size = old.size + vocab.added
         recipe = recipe.model_copy(update={"vocab": vocab.model_copy(update={"size": size})})
         compare = [vocab.extend, *compare]
     folder = recipe.vocab_dir
     finished = (folder / REPORT_FILE).exists() and (folder / TOKENIZER_FILE).exists()
-    with nullcontext() if finished else hold(folder, "build-vocab"):  # what is finished is only read
+    with nullcontext() if finished else hold(folder, "build-vocab"):  # a finished vocabulary is only read
         return _build_vocab(recipe, engine, console, compare, counts, old)
 
 
@@ -90,85 +87,68 @@ def _build_vocab(
     counts: CorpusCounts | None,
     old: Vocabulary | None,
 ) -> VocabReport:
-    """old: the tokenizer to extend, None to begin with bytes."""
+    """old: the tokenizer to extend, None to begin with the bytes."""
     folder = recipe.vocab_dir
     listed = count_config(recipe, engine, console) if counts is None else None
     source = {"counts": counts.fingerprint} if counts else to_json(listed)
     config = _config(recipe.vocab, compare, source, old)
     if (folder / REPORT_FILE).exists() and (folder / TOKENIZER_FILE).exists():
         done = read_record(VocabReport, read_json(folder / REPORT_FILE), folder / REPORT_FILE)
-        if config["size"] == done.vocabulary.size:  # all that the words held, accepted now
+        if config["size"] == done.size:  # fewer entries than the first run asked for, accepted now
             config["size"] = done.config["size"]
         refuse_changes("the vocabulary and its report", folder, done.config, config)
-        shutil.rmtree(folder / STATE, ignore_errors=True)  # of which a kill may have left a part
         console.notice(f"the vocabulary in {folder} is there and unchanged")
         return done
     for path in compare:
-        open_tokenizer(path)  # what cannot encode is refused before the work, not after it
+        open_tokenizer(path)  # refuse what cannot encode before the work, not after it
     if counts is None:
         counts = run_count(recipe, engine, console, listed)
-    gone: list[RareEntry] = []
-    if old is not None and recipe.vocab.replace:
-        with open_step("uses", engine, console) as step:
-            gone = _least_used(recipe, old, counts, step)
     with console.progress("merge"):
-        ids = [entry.id for entry in gone]
-        made, tally = train_vocabularies(counts, recipe.vocab, folder, old, ids)
-    open_tokenizer.cache_clear()  # of another vocabulary that stood in its place
+        vocabularies, tally = train_vocabularies(counts, recipe.vocab, folder, old)
+    open_tokenizer.cache_clear()  # another vocabulary may have been in this folder before
     with open_step("measure", engine, console) as step:
-        measure = _measure(made, counts, step)
+        measure = _measure(vocabularies, counts, step)
         paths = {THIS: folder, **{str(path): path for path in compare}}
         compared = {
             name: (open_tokenizer(path)[1], measure_heldout(path, counts, console))
             for name, path in paths.items()
         }
-    report = make_report(recipe, counts, tally, made, measure, compared, config, tuple(gone))
-    write_json(folder / REPORT_FILE, to_json(report))
-    shutil.rmtree(folder / STATE, ignore_errors=True)
+    report = make_report(recipe, counts, tally, vocabularies, measure, compared, config)
+    write_json(folder / REPORT_FILE, to_json(report))  # last: it says that the vocabulary is complete
     show_report(report, console, compared=bool(compare))
     return report
 
 
 def refuse_short(report: VocabReport, vocab: Vocab) -> None:
-    """PartitionsFailed where the words held fewer entries than were asked for: what goes on would get embeddings of
-    another size."""
-    made = report.vocabulary.size
-    if vocab.extend is None and made < vocab.size:
+    """Raises PartitionsFailed for fewer entries than were asked for: embeddings would get another size."""
+    if vocab.extend is None and report.size < vocab.size:
         raise PartitionsFailed(
-            f"the vocabulary has {made:,} entries, not the {vocab.size:,} asked for: no two tokens are left to merge "
-            f"inside any word. Give more text{' or a smaller min_count' if vocab.min_count > 1 else ''}, or accept "
-            f"this one with --vocab-size {made} (size in a recipe)"
+            f"the vocabulary has {report.size:,} entries, not the {vocab.size:,} asked for: no two tokens are left to "
+            f"merge inside any word. Give more text{' or a smaller min_count' if vocab.min_count > 1 else ''}, or "
+            f"accept this one with --vocab-size {report.size} (size in a recipe)"
         )
 
 
 def check_settings(vocab: Vocab) -> None:
-    """Raises UsageError where no vocabulary of these settings can be made."""
+    """Raises UsageError if no vocabulary can have these settings."""
     if vocab.path is not None:
         raise UsageError(
-            f"[vocab] path names the tokenizer {vocab.path}, so nothing is to be trained: go on with pretok tokenize, "
-            "or take path out of the recipe to train a vocabulary in OUT/vocab"
+            f"[vocab] path names the tokenizer {vocab.path}, so there is nothing to train: continue with pretok "
+            "tokenize, or remove path from the recipe to train a vocabulary in OUT/vocab"
         )
     code_of(vocab.pattern)
     if vocab.extend is not None:
         if vocab.sizes:
-            raise UsageError(
-                "sizes and extend do not go together: the report of an extended vocabulary shows the sizes on the way"
-            )
+            raise UsageError("sizes and extend cannot be combined: run build-vocab once per number to add")
         return
     special = vocab.special_tokens
-    if len(set(special)) < len(special) or "" in special:
-        raise UsageError("special tokens must be different from each other and not empty")
-    if not special:
-        raise UsageError("the first special token is the end of document; name one at least")
-    if vocab.size < len(special) + 256:
-        raise UsageError(
-            f"a vocabulary of {vocab.size} entries has no room for {len(special)} special tokens and 256 bytes"
-        )
+    if not special or len(set(special)) < len(special) or "" in special:
+        raise UsageError("special_tokens: give at least one, the end of document; all different, none empty")
     fewest = len(special) + 256
-    if wrong := [size for size in vocab.sizes if not fewest <= size <= vocab.size]:
+    if wrong := [size for size in (vocab.size, *vocab.sizes) if not fewest <= size <= vocab.size]:
         raise UsageError(
-            f"sizes: {', '.join(map(str, wrong))} is not from {fewest}, the entries that are no merges, "
-            f"to {vocab.size}, the largest that is trained"
+            f"a vocabulary of {wrong[0]:,} entries cannot be made: {len(special)} special tokens and 256 bytes take "
+            f"{fewest}, and no size may exceed the main one, {vocab.size:,}"
         )
     for token in special:
         if len(split_words(token, vocab.pattern)) == 1:
@@ -181,7 +161,7 @@ def check_settings(vocab: Vocab) -> None:
 def _config(
     vocab: Vocab, compare: Sequence[Path], source: dict[str, Any], old: Vocabulary | None
 ) -> dict[str, Any]:
-    """All that decides the files. source: what decided the counts, or their fingerprint."""
+    """All that decides the files. source: what decides the counts, or their fingerprint."""
     return {
         **source,
         "pattern": vocab.pattern,
@@ -191,56 +171,43 @@ def _config(
         "weights": {name: str(weight) for name, weight in sorted(vocab.weights.items())},
         "compare": [str(path) for path in compare],
         "sizes": vocab.other_sizes,
-        **({"extend": old.fingerprint, "add": vocab.added, "replace": vocab.replace} if old else {}),
+        **({"extend": old.fingerprint, "add": vocab.added} if old else {}),
     }
 
 
 def train_vocabularies(
-    counts: CorpusCounts,
-    vocab: Vocab,
-    folder: Path,
-    old: Vocabulary | None,
-    gone: Sequence[int],
+    counts: CorpusCounts, vocab: Vocab, folder: Path, old: Vocabulary | None
 ) -> tuple[dict[int, Vocabulary], Tally]:
-    """Train once to the largest size and write the vocabularies asked for; of an old one that is extended also some on
-    the way to it, which are compared. gone: ids of the old one that go to new entries.
-
-    Returns size asked for -> vocabulary, the main one first.
-    """
-    special = vocab.special_tokens
-    buffer, tally = lay_out(counts, vocab, None if old is None else without(old, gone))
-    made = {}
+    """Train once, to the largest size, and write the vocabularies: (by the size asked for, the main one first; what was
+    counted)."""
+    buffer, tally = lay_out(counts, vocab, old)
     if old is not None:
         merges = extend_merges(buffer, *tokens_of(old), vocab.added)
         if (found := len(merges.tokens) - old.size) < vocab.added:
             raise UsageError(
-                f"the words hold {found:,} new entries, fewer than the {vocab.added:,} to be added: no two tokens are "
-                f"left to merge inside any word; give --add {found}, more text, or a smaller min_count"
+                f"the words give only {found:,} of the {vocab.added:,} entries to add: no two tokens are left to merge "
+                f"inside any word; give --add {found}, more text, or a smaller min_count"
             )
-        made[vocab.size] = write_extended(folder, old, merges, old.size + vocab.added, gone)
-        if not gone:
-            made[old.size], *steps = old, *steps_of(old.size, vocab.size)
-            for size in steps:
-                made[size] = write_extended(folder / STATE / str(size), old, merges, size)
-    else:
-        merges = train_merges(buffer, vocab_size=vocab.size, special_tokens=len(special))
-        for size in (vocab.size, *vocab.other_sizes):
-            target = folder if size == vocab.size else folder / str(size)
-            made[size] = write_vocab(target, PATTERNS[vocab.pattern], special, merges.first(size))
-    return made, tally
+        return {vocab.size: write_extended(folder, old, merges)}, tally
+    special = vocab.special_tokens
+    merges = train_merges(buffer, vocab_size=vocab.size, special_tokens=len(special))
+    vocabularies = {}
+    for size in (vocab.size, *vocab.other_sizes):
+        target = folder if size == vocab.size else folder / str(size)
+        vocabularies[size] = write_vocab(target, PATTERNS[vocab.pattern], special, merges.first(size))
+    return vocabularies, tally
 
 
 def lay_out(counts: CorpusCounts, vocab: Vocab, old: Vocabulary | None) -> tuple[SymbolBuffer, Tally]:
-    """The words to merge, as bytes or as the old vocabulary cuts them, laid out bucket by bucket, as all of them would
-    take a third of what merging takes.
+    """The words to merge, as bytes or as tokens of the old vocabulary, laid out bucket by bucket: all words at once
+    would take a third of the memory of merging.
 
-    Raises IntegrityError for counts that are damaged, and UsageError, before the work, for words that memory does not
-    hold while they are merged.
+    Raises IntegrityError for damaged counts, and UsageError, before the work, for words whose merging does not fit the
+    free memory.
     """
     counts.check()
     encoder = None if old is None else Encoder(old.raw.decode(), old.eod_id, old.size, str(old.path))
-    free, more = free_memory(), vocab.min_count + 1
-    writer, tally, left, left_bytes = BufferWriter(free // MERGING_BYTES), Tally(), 0, 0
+    writer, tally = BufferWriter(free_memory() // MERGING_BYTES), Tally()
     for words, part in weigh(counts.buckets, multipliers(vocab.weights, counts.sizes), vocab.min_count):
         tally += part
         if encoder is None:
@@ -248,34 +215,15 @@ def lay_out(counts: CorpusCounts, vocab: Vocab, old: Vocabulary | None) -> tuple
         else:
             ids, offsets = encoder.ids(from_buffers(words.data, words.offsets))
             writer.add(ids.astype(np.int32), offsets, words.counts)
-        frequent = words.others >= more
-        left, left_bytes = left + int(frequent.sum()), left_bytes + int(words.lengths[frequent].sum())
-    need, kept = writer.size * MERGING_BYTES, (left + left_bytes) * MERGING_BYTES
-    if need > free:
-        raise UsageError(
-            f"merging {writer.words:,} distinct words of {writer.bytes:,} bytes takes about {human_bytes(need)} of "
-            f"memory, and {human_bytes(free)} are free here: min_count = {more} under [vocab] of a "
-            f"recipe leaves {left:,} of them, for {human_bytes(kept)}; or take a node with more memory. The counts are "
-            "kept"
-        )
-    pa.default_memory_pool().release_unused()  # it keeps what the buckets took, half as much as the buffer
+    pa.default_memory_pool().release_unused()  # it keeps the memory of the buckets, half as much as the buffer
     return writer.buffer(), tally
 
 
-def _least_used(recipe: Recipe, old: Vocabulary, counts: CorpusCounts, step: Step) -> list[RareEntry]:
-    """The old entries that give their ids to new ones, in the order in which they go, with their own uses."""
-    uses = mix_scale(recipe.vocab.weights, counts.sizes) @ _measure({old.size: old}, counts, step).uses[0]
-    gone = least_used(old, uses, recipe.vocab.added)
-    if len(gone) < recipe.vocab.added:
-        raise UsageError(f"{old.path} has {len(gone):,} entries that can be replaced; give --add {len(gone)}")
-    return [rare_entry(old, i, uses[i]) for i in gone]
-
-
-def _measure(made: dict[int, Vocabulary], counts: CorpusCounts, step: Step) -> Measure:
-    """Encode the words of all buckets by all vocabularies made."""
-    paths = tuple(vocab.path.absolute() for vocab in made.values())
+def _measure(vocabularies: dict[int, Vocabulary], counts: CorpusCounts, step: Step) -> Measure:
+    """Encode the words of all buckets by all vocabularies."""
+    paths = tuple(vocab.path.absolute() for vocab in vocabularies.values())
     tasks = [MeasureTask(path.absolute(), len(counts.sources), paths) for path in counts.buckets]
-    total = empty_measure(len(counts.sources), [vocab.size for vocab in made.values()])
+    total = empty_measure(len(counts.sources), [vocab.size for vocab in vocabularies.values()])
     step.engine.choose(sum(path.stat().st_size for path in counts.buckets))
     for _, measure in step.map(measure_bucket, tasks, "bucket", lambda task: task.bucket.name, kept=False):
         total.add(measure)

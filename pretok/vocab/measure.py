@@ -1,8 +1,7 @@
-"""Vocabularies x text -> uses of their entries, and what these say of a vocabulary.
+"""Vocabularies x text -> how often each entry is used.
 
-Input: a MeasureTask, one bucket of counts and some tokenizers of the pattern the words were cut by; or held-out
-texts and any tokenizer. Output: how often each entry occurs in each source; Figures. Exact: a text has the tokens of
-its words.
+Input: one bucket of counts and tokenizers whose pattern split its words; or held-out texts and any tokenizer. Output: a
+Measure: how often each entry occurs in each source. It is exact, because a text has the tokens of its words.
 """
 
 from __future__ import annotations
@@ -26,58 +25,56 @@ from pretok.read.batches import buffers, from_buffers
 from pretok.tokenizer.encoder import Encoder
 from pretok.tokenizer.reference import Unencodable
 from pretok.tokenizer.vocabulary import Vocabulary, load_vocab
-from pretok.vocab.records import MIX, Figures, ratio
-
-Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
 class MeasureTask:
-    """bucket: file of counts; sources: number of its row groups; tokenizers: folders or files, the main one first."""
+    """One bucket and the tokenizers that encode its words."""
 
     bucket: Path
+    """A file of counts."""
     sources: int
+    """Number of its row groups."""
     tokenizers: tuple[Path, ...]
+    """Folders or files, the main one first."""
 
 
 @dataclass(slots=True)
 class Measure:
-    """Sums over the words of training documents; they add up over buckets.
-
-    words, bytes: (sources,), all occurrences; distinct: (sources,); uses: per tokenizer (sources, ids), occurrences of
-    each of its entries.
-    """
+    """Sums over the words of training documents; those of all buckets are added."""
 
     words: npt.NDArray[Any]
+    """(sources,), all occurrences."""
     bytes: npt.NDArray[Any]
+    """(sources,), of all occurrences."""
     distinct: npt.NDArray[np.int64]
+    """(sources,), distinct words."""
     uses: tuple[npt.NDArray[Any], ...]
+    """For each tokenizer (sources, ids), how often each of its entries occurs."""
 
     def add(self, other: Measure) -> None:
-        """Add what another bucket gave."""
-        for mine, others in zip(
-            (self.words, self.bytes, self.distinct, *self.uses),
-            (other.words, other.bytes, other.distinct, *other.uses),
-            strict=True,
-        ):
-            mine += others
+        """Add the sums of another bucket."""
+        sums = [(part.words, part.bytes, part.distinct, *part.uses) for part in (self, other)]
+        for ours, theirs in zip(*sums, strict=True):
+            ours += theirs
 
 
-@lru_cache(maxsize=16)  # all of a report's: each bucket asks for every one
+@lru_cache(maxsize=16)  # enough for all tokenizers of a report, as each bucket asks for every one of them
 def open_tokenizer(path: Path) -> tuple[Encoder, Vocabulary]:
-    """A tokenizer to measure; UsageError for one that cannot encode. Texts are measured without EOD: any id will do."""
+    """Open a tokenizer to measure. Raises UsageError for one that cannot encode."""
+    # Texts are measured without EOD, so any id will do for it.
     vocab = load_vocab(path, eod=0)
     return Encoder(vocab.raw.decode(), vocab.eod_id, vocab.size, str(vocab.path)), vocab
 
 
 def empty_measure(sources: int, sizes: Sequence[int]) -> Measure:
-    """A Measure of nothing. sizes: entries of each tokenizer."""
+    """A Measure of zeros. sizes: number of entries of each tokenizer."""
     words, size, distinct = np.zeros((3, sources), np.int64)
     return Measure(words, size, distinct, tuple(np.zeros((sources, size), np.int64) for size in sizes))
 
 
 def measure_bucket(task: MeasureTask, report: Report) -> Measure:
-    """Encode each distinct word of a bucket once by each tokenizer; a word alone has the tokens it has in a text."""
+    """Encode each distinct word of a bucket once by each tokenizer. A word alone has the tokens it has in a text."""
     encoders = [open_tokenizer(path) for path in task.tokenizers]
     total = empty_measure(task.sources, [vocab.size for _, vocab in encoders])
     for source in range(task.sources):
@@ -94,16 +91,17 @@ def measure_bucket(task: MeasureTask, report: Report) -> Measure:
 
 
 def measure_texts(path: Path, texts: pa.LargeStringArray) -> npt.NDArray[np.int64]:
-    """Uses of each id in texts by any tokenizer, int64[ids]. Raises Unencodable."""
+    """How often any tokenizer uses each of its ids in texts, int64[ids]. Raises Unencodable."""
     encoder, vocab = open_tokenizer(path)
     return np.bincount(encoder.ids(texts)[0], minlength=vocab.size)
 
 
 def measure_heldout(path: Path, counts: CorpusCounts, console: Console) -> Measure:
-    """The held-out texts of each source by one tokenizer, words being those between spaces. Uses are NaN where it gives
-    up on a text."""
-    total = empty_measure(len(counts.sources), [])
-    uses = np.zeros((len(counts.sources), open_tokenizer(path)[1].size))
+    """The held-out texts of each source by one tokenizer. Words are those between spaces. Uses are NaN in a source with
+    a text that the tokenizer cannot encode."""
+    sources = len(counts.sources)
+    total = empty_measure(sources, [])
+    uses = np.zeros((sources, open_tokenizer(path)[1].size))
     for source, name in enumerate(counts.sources):
         texts = counts.heldout_texts(name)
         total.words[source] = pc.sum(pc.count_substring_regex(texts, r"\S+")).as_py() or 0
@@ -117,53 +115,7 @@ def measure_heldout(path: Path, counts: CorpusCounts, console: Console) -> Measu
     return total
 
 
-def learned(vocab: Vocabulary) -> npt.NDArray[np.bool_]:
-    """bool[ids]: entries that merges made, neither added nor one of the 256 bytes."""
-    return np.array([len(name) > 1 for name in _names(vocab)])
-
-
-def _names(vocab: Vocabulary) -> list[bytes]:
+def names_of(vocab: Vocabulary) -> list[bytes]:
     """The bytes of each entry, b"" of added tokens."""
     added = set(vocab.added_tokens.values())
     return [b"" if i in added else vocab.token_bytes(i) for i in range(vocab.size)]
-
-
-def figures(
-    vocab: Vocabulary, measure: Measure, uses: npt.NDArray[Any], names: Sequence[str], scale: Floats
-) -> dict[str, Figures]:
-    """What a vocabulary costs in each source, and in MIX.
-
-    uses: (sources, ids), its own of the measure; scale: float64[sources], how much of each source the mix has, as a
-    multiple of what was measured; NaN where there is none to multiply.
-    """
-    entries = _names(vocab)
-    single = np.array([len(entry) == 1 for entry in entries])
-    high = np.array([len(entry) == 1 and entry >= b"\x80" for entry in entries])
-    in_mix = scale != 0
-    rows = {name: (measure.bytes[k], measure.words[k], uses[k]) for k, name in enumerate(names)}
-    rows[MIX] = tuple(scale[in_mix] @ part[in_mix] for part in (measure.bytes, measure.words, uses))
-    return {name: _figures(*row, single, high) for name, row in rows.items()}
-
-
-def _figures(
-    size: float,
-    words: float,
-    uses: npt.NDArray[Any],
-    single: npt.NDArray[np.bool_],
-    high: npt.NDArray[np.bool_],
-) -> Figures:
-    tokens = uses.sum()
-    if not np.isfinite(tokens):
-        return Figures(round(size) if np.isfinite(size) else None, None, None, None, None, None)
-    return Figures(
-        round(size),
-        round(tokens),
-        ratio(size, tokens),
-        ratio(tokens, words) if tokens else None,
-        _share(uses[single].sum(), size),
-        _share(uses[high].sum(), size),
-    )
-
-
-def _share(part: float, whole: float) -> float | None:
-    return round(float(part) / float(whole), 6) if whole else None

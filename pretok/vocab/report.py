@@ -1,12 +1,12 @@
 """What was counted and measured -> the report of a vocabulary, and its tables for a person.
 
-Input: counts, the vocabularies made from them, their Measure, and those of tokenizers on held-out texts. Output: a
-VocabReport; a line and tables. What is of the mix is weighed as the vocabulary's training was.
+Input: counts, the vocabularies trained from them and their Measure, and that of other tokenizers on held-out texts.
+Output: a VocabReport; tables, each row of which shows the Figures of one text. The mix is weighted as in training.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
 from typing import Any
 
@@ -16,116 +16,136 @@ import numpy.typing as npt
 from pretok.base.console import Console, Table, table
 from pretok.config import Recipe
 from pretok.counts.counts_file import CorpusCounts
-from pretok.counts.weigh import Tally, multipliers, shares
+from pretok.counts.weigh import Tally, shares
 from pretok.tokenizer.vocabulary import Vocabulary
-from pretok.vocab.measure import Measure, figures, learned
-from pretok.vocab.records import (
-    MIX,
-    CountedWords,
-    Figures,
-    MadeVocabulary,
-    RareEntry,
-    SizeFigures,
-    SourceText,
-    VocabReport,
-    ratio,
-)
+from pretok.vocab.measure import Measure, names_of
+from pretok.vocab.records import MIX, Figures, RareEntry, SourceText, VocabReport, ratio
 
-RARE = (100, 1_000, 10_000)
-"""Uses in the text counted, weighed, below which entries are counted as rare."""
+RARE = (1, 100, 1_000, 10_000)
+"""The report counts the learned entries that the mix uses fewer times than these."""
 LISTED = 1_000
 """Rare entries are listed up to so many uses, and up to so many of them."""
 NAMED = 20
-"""Entries named in a sentence."""
+"""Rare entries named in a sentence."""
 THIS = "this"
-"""Name of the vocabulary made, among the tokenizers that are compared."""
+"""Name of the new vocabulary among the tokenizers that are compared."""
+
+Floats = npt.NDArray[np.float64]
 
 
 def make_report(
     recipe: Recipe,
     counts: CorpusCounts,
     tally: Tally,
-    made: Mapping[int, Vocabulary],
+    vocabularies: Mapping[int, Vocabulary],
     measure: Measure,
     compared: Mapping[str, tuple[Vocabulary, Measure]],
     config: dict[str, Any],
-    replaced: tuple[RareEntry, ...],
 ) -> VocabReport:
     """The report.
 
-    made: the vocabularies by the size asked for, the main one first, as in `measure`; compared: tokenizers on held-out
-    texts, THIS first; replaced: entries that gave way.
+    vocabularies: by the size asked for, the main one first, as in `measure`; compared: tokenizers on held-out texts,
+    THIS first.
     """
-    names, main = counts.sources, made[recipe.vocab.size]
+    names, main, whole = counts.sources, vocabularies[recipe.vocab.size], sum(counts.sizes.values())
     scale = mix_scale(recipe.vocab.weights, counts.sizes)
     text = scale * measure.bytes
-    factors = multipliers(recipe.vocab.weights, counts.sizes)
-    weighted = {name: factors[name] * size for name, size in counts.sizes.items()}
-    sizes = {
-        str(vocab.size): _size_figures(vocab, measure, uses, names, scale)
-        for vocab, uses in zip(made.values(), measure.uses, strict=True)
-    }
+    trained = list(zip(vocabularies.values(), measure.uses, strict=True))
+    by_use = {str(vocab.size): _learned_by_use(vocab, scale @ uses) for vocab, uses in trained}
+    rarest, fewest = by_use[str(main.size)]
     return VocabReport(
-        vocabulary=MadeVocabulary(main.size, main.fingerprint, main.eod_id),
-        words=CountedWords(
-            tally.distinct,
-            int(measure.words.sum()),
-            tally.dropped_words,
-            ratio(tally.dropped_bytes, sum(counts.sizes.values())),
-        ),
+        size=main.size,
+        fingerprint=main.fingerprint,
+        distinct_words=tally.distinct,
+        dropped_words=tally.dropped_words,
+        dropped_share_of_text=ratio(tally.dropped_bytes, whole),
         sources={
             name: SourceText(
-                counts.records[name].documents,
-                counts.records[name].heldout_documents,
-                ratio(weighted[name], sum(weighted.values())),
+                record.documents,
+                record.heldout_documents,
+                ratio(scale[k] * record.bytes, whole),
                 int(measure.distinct[k]),
             )
-            for k, name in enumerate(names)
+            for k, (name, record) in enumerate(counts.records.items())
         },
-        sizes=sizes,
+        sizes={str(vocab.size): figures(vocab, measure, uses, names, scale) for vocab, uses in trained},
         compare={
-            path: figures(vocab, found, found.uses[0], names, _per(text, found.bytes))
-            for path, (vocab, found) in compared.items()
+            path: figures(vocab, heldout, heldout.uses[0], names, _per(text, heldout.bytes))
+            for path, (vocab, heldout) in compared.items()
         },
-        rare=_list_rare(main, scale @ measure.uses[0]),
+        rare={
+            size: {str(limit): int(np.searchsorted(uses, limit)) for limit in RARE}
+            for size, (_, uses) in by_use.items()
+        },
+        rarest=tuple(
+            RareEntry(i, main.token_bytes(i).decode(errors="replace"), int(uses))
+            for i, uses in zip(rarest[:LISTED].tolist(), fewest[:LISTED].tolist(), strict=True)
+            if uses < LISTED
+        ),
         failed=counts.failed,
         config=config,
-        replaced=replaced or None,
     )
 
 
-def mix_scale(weights: dict[str, Fraction], sizes: dict[str, int]) -> npt.NDArray[np.float64]:
-    """(sources,): how much of each source the mix has, as a multiple of what was counted: as much text in all as there
-    is, in the proportion of the vocabulary's weights. Uses, words or bytes times this add up to those of the mix."""
+def mix_scale(weights: dict[str, Fraction], sizes: dict[str, int]) -> Floats:
+    """float64[sources]: how much of each source the mix has, as a multiple of what was counted.
+
+    The mix has as much text as was counted, in the proportions of `weights`. Uses, words or bytes times this add up to
+    those of the mix.
+    """
     parts, whole = shares(weights, sizes), sum(sizes.values())
     return np.array([float(parts[name] * whole / max(1, size)) for name, size in sizes.items()])
 
 
-def _per(text: npt.NDArray[np.float64], found: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
-    """text / found; NaN where there is nothing to make the text of."""
+def _per(text: Floats, heldout: npt.NDArray[Any]) -> Floats:
+    """text / heldout; NaN where there is no held-out text to multiply."""
     scale = np.where(text == 0, 0.0, np.nan)
-    np.divide(text, found, out=scale, where=found > 0)
+    np.divide(text, heldout, out=scale, where=heldout > 0)
     return scale
 
 
-def _size_figures(
-    vocab: Vocabulary, measure: Measure, uses: npt.NDArray[Any], names: Sequence[str], scale: npt.NDArray[Any]
-) -> SizeFigures:
-    weighed = (scale @ uses)[learned(vocab)]
-    rare = {str(limit): int((weighed < limit).sum()) for limit in RARE}
-    return SizeFigures(figures(vocab, measure, uses, names, scale), int((weighed == 0).sum()), rare)
+def _learned_by_use(vocab: Vocabulary, uses: Floats) -> tuple[npt.NDArray[np.int64], Floats]:
+    """(the entries that merges made, the rarest first; how often the mix uses each). uses: float64[ids], in the mix."""
+    learned = np.flatnonzero([len(name) > 1 for name in names_of(vocab)])
+    order = learned[np.argsort(uses[learned], kind="stable")]
+    return order, uses[order]
 
 
-def _list_rare(vocab: Vocabulary, uses: npt.NDArray[np.float64]) -> tuple[RareEntry, ...]:
-    """The learned entries of fewer than LISTED uses, the rarest first."""
-    rare = np.flatnonzero(learned(vocab) & (uses < LISTED))
-    order = rare[np.argsort(uses[rare], kind="stable")][:LISTED]
-    return tuple(rare_entry(vocab, i, uses[i]) for i in order.tolist())
+def figures(
+    vocab: Vocabulary, measure: Measure, uses: npt.NDArray[Any], names: Sequence[str], scale: Floats
+) -> dict[str, Figures]:
+    """What a vocabulary makes of each source, and of MIX.
+
+    uses: (sources, ids), those of this vocabulary; scale: float64[sources], how much of each source the mix has, as a
+    multiple of what was measured; NaN where there is none to multiply.
+    """
+    entries = names_of(vocab)
+    single = np.array([len(entry) == 1 for entry in entries])
+    part = np.array([len(entry) == 1 and entry >= b"\x80" for entry in entries])
+    mixed = scale != 0
+    rows = {name: (measure.bytes[k], measure.words[k], uses[k]) for k, name in enumerate(names)}
+    rows[MIX] = tuple(scale[mixed] @ column[mixed] for column in (measure.bytes, measure.words, uses))
+    return {name: _figures(*row, single, part) for name, row in rows.items()}
 
 
-def rare_entry(vocab: Vocabulary, entry: int, uses: float) -> RareEntry:
-    """An entry with its uses in the mix."""
-    return RareEntry(entry, vocab.token_bytes(entry).decode(errors="replace"), int(uses))
+def _figures(
+    size: float,
+    words: float,
+    uses: npt.NDArray[Any],
+    single: npt.NDArray[np.bool_],
+    part: npt.NDArray[np.bool_],
+) -> Figures:
+    tokens = uses.sum()
+    if not np.isfinite(tokens):
+        return Figures(round(size) if np.isfinite(size) else None, None, None, None, None, None)
+    return Figures(
+        round(size),
+        round(tokens),
+        ratio(size, tokens),
+        ratio(tokens, words) if tokens else None,
+        ratio(uses[single].sum(), size, 6),
+        ratio(uses[part].sum(), size, 6),
+    )
 
 
 COLUMNS = {
@@ -135,85 +155,62 @@ COLUMNS = {
     "bytes as tokens": "{0.single_bytes:.2%}",
     "of letters": "{0.split_characters:.2%}",
 }
-"""Heading -> what `str.format` makes of Figures."""
+"""Heading -> how `str.format` writes Figures."""
 
 
 def figures_table(
-    title: str, first: str, rows: Mapping[str, Figures], more: Mapping[str, dict[str, str]]
+    title: str, headings: Sequence[str], rows: Iterable[tuple[str, Figures, Sequence[str]]]
 ) -> Table:
-    """The figures of each row, and `more` of the row by heading."""
-    texts = {name: {h: _cell(t, row) for h, t in COLUMNS.items()} | more[name] for name, row in rows.items()}
-    headings = next(iter(texts.values()))
-    return table(title, (first, *headings), [(name, *row.values()) for name, row in texts.items()])
+    """A table of figures. headings: of the first column and of those behind COLUMNS; rows: (first cell, Figures, cells
+    behind COLUMNS)."""
+    cells = [(name, *(_cell(form, row) for form in COLUMNS.values()), *more) for name, row, more in rows]
+    return table(title, (headings[0], *COLUMNS, *headings[1:]), cells)
 
 
 def sources_table(report: VocabReport) -> Table:
-    """What the vocabulary costs in each source."""
-    main = report.sizes[str(report.vocabulary.size)].text
+    """What the vocabulary makes of each source."""
     more = {
-        name: {
-            "weight": _cell("{0.weight:.1%}", of),
-            "distinct words": f"{of.distinct_words:,}",
-            "held out, bytes/token": _cell("{0.bytes_per_token}", report.compare[THIS][name]),
-        }
-        for name, of in report.sources.items()
+        name: (
+            _cell("{0.weight:.1%}", source),
+            f"{source.distinct_words:,}",
+            _cell("{0.bytes_per_token}", report.compare[THIS][name]),
+        )
+        for name, source in report.sources.items()
     }
-    more[MIX] = dict.fromkeys(next(iter(more.values())), "")
-    return figures_table(f"vocabulary of {report.vocabulary.size:,} entries", "source", main, more)
+    texts = report.sizes[str(report.size)]
+    rows = [(name, row, more.get(name, ("", "", ""))) for name, row in texts.items()]
+    headings = ("source", "weight", "distinct words", "held out, bytes/token")
+    return figures_table(f"vocabulary of {report.size:,} entries", headings, rows)
 
 
 def show_report(report: VocabReport, console: Console, *, compared: bool) -> None:
     """Print a line, and other tokenizers where some were `compared`. The rest are details."""
-    words = report.words
-    size = min(report.sizes, key=lambda size: abs(int(size) - report.vocabulary.size))
-    dropped = f" ({words.dropped:,} more are too rare)" if words.dropped else ""
-    per_token = _cell("{0.bytes_per_token}", report.sizes[size].text[MIX])
+    dropped = f" ({report.dropped_words:,} more are too rare)" if report.dropped_words else ""
+    per_token = _cell("{0.bytes_per_token}", report.sizes[str(report.size)][MIX])
     console.notice(
-        f"vocabulary: {report.vocabulary.size:,} entries from {words.distinct:,} distinct words{dropped}, "
+        f"vocabulary: {report.size:,} entries from {report.distinct_words:,} distinct words{dropped}, "
         f"{per_token} bytes per token"
     )
-    more = {
-        size: {"unused": f"{of.unused:,}"} | {f"< {int(n):,} uses": f"{k:,}" for n, k in of.rare.items()}
-        for size, of in report.sizes.items()
-    }
-    rows = {size: of.text[MIX] for size, of in report.sizes.items()}
-    console.detail(figures_table("sizes, all sources as weighed", "size", rows, more))
-    if "extend" in report.config and len(report.sizes) > 1:
-        console.show(_growth(report))
-    for title, cell in (("bytes per token", "bytes_per_token"), ("tokens per word", "tokens_per_word")):
-        found = [
-            (path, *(_cell(f"{{0.{cell}}}", of) for of in row.values()))
-            for path, row in report.compare.items()
-        ]
-        made = table(f"{title} of held-out texts", ("tokenizer", *next(iter(report.compare.values()))), found)
-        console.show(made) if compared else console.detail(made)
-    if report.rare:
-        named = ", ".join(repr(entry.token) for entry in report.rare[:NAMED])
-        console.detail(f"of fewer than {LISTED:,} uses, the rarest first: {named}")
-
-
-def _growth(report: VocabReport) -> Table:
-    """How many tokens less each source takes than by the old tokenizer, the more entries are added."""
-    (old, was), *larger = sorted((int(size), of.text) for size, of in report.sizes.items())
+    headings = ("size", *(f"< {limit:,} uses" for limit in RARE))
+    rare = {size: [f"{n:,}" for n in numbers.values()] for size, numbers in report.rare.items()}
+    sizes = [(size, texts[MIX], rare[size]) for size, texts in report.sizes.items()]
+    console.detail(figures_table("sizes, all sources as weighted", headings, sizes))
     rows = [
-        (
-            f"{size - old:,}",
-            *(
-                f"{1 - (now[name].tokens or 0) / max(1, was[name].tokens or 0):.1%}"
-                for name in report.sources
-            ),
-            _cell("{0.bytes_per_token}", now[MIX]),
-        )
-        for size, now in larger
+        (f"{name}, {path}", texts[name], ())
+        for name in (*report.sources, MIX)
+        for path, texts in report.compare.items()
     ]
-    columns = ("entries added", *report.sources, "bytes/token of the mix")
-    return table("fewer tokens than by the old tokenizer", columns, rows)
+    heldout = figures_table("held-out texts", ("source, tokenizer",), rows)
+    console.show(heldout) if compared else console.detail(heldout)
+    if report.rarest:
+        named = ", ".join(repr(entry.token) for entry in report.rarest[:NAMED])
+        console.detail(f"fewer than {LISTED:,} uses, the rarest first: {named}")
 
 
 def _cell(template: str, record: object) -> str:
     """A dash where there is no figure."""
     try:
         text = template.format(record)
-    except TypeError:  # None has no format of numbers
+    except TypeError:  # None has no number format
         return "-"
     return "-" if text == "None" else text

@@ -13,8 +13,7 @@ from pretok.chat.documents import read_documents
 from pretok.read.files import CorruptInputError, InputFile
 from pretok.read.normalize import Normalization
 from pretok.read.partition import Partition, Piece
-from pretok.read.readers import Damage, RecordFormat, read_piece
-from pretok.read.recognise import list_inputs
+from pretok.read.readers import RecordFormat, read_piece
 
 TEXTS = [f"Documento {i}: perché no? " * (i % 9 + 1) for i in range(200)]
 LINES = "".join(json.dumps({"text": text}) + "\n" for text in TEXTS).encode()
@@ -77,25 +76,6 @@ def test_flipped_bytes_are_damage_and_nothing_else(tmp_path, kind):
         except CorruptInputError:
             damaged += 1
     assert damaged > 10
-
-
-def test_parquet_that_breaks_in_the_middle_keeps_what_came_before(tmp_path):
-    write("parquet", tmp_path)
-    path = tmp_path / "input"
-    start = pq.ParquetFile(path).metadata.row_group(2).column(0).dictionary_page_offset
-    data = bytearray(path.read_bytes())
-    data[start : start + 8] = b"\xff" * 8
-    path.write_bytes(data)
-    (tmp_path / "other").mkdir()
-    write("zstd", tmp_path / "other")
-    inputs, _ = list_inputs([str(path), str(tmp_path / "other" / "input")], "auto")  # planned as they are now
-    partition = Partition("it", 0, tuple(Piece(file) for file in inputs), 0)
-    found = list(read_documents(partition, RecordFormat(), Normalization()))
-    (damage,) = [batch for batch in found if isinstance(batch, Damage)]
-    assert damage.piece == 0
-    assert damage.error.startswith("damaged Parquet")
-    texts = [text for batch in found if not isinstance(batch, Damage) for text in batch.texts.to_pylist()]
-    assert texts == TEXTS[:100] + TEXTS
 
 
 def test_an_error_of_ours_is_not_called_damage(tmp_path, monkeypatch):

@@ -3,7 +3,6 @@
 import contextlib
 import glob
 import gzip
-import json
 import os
 import random
 import re
@@ -25,7 +24,6 @@ from pretok.read.partition import Piece
 from pretok.read.paths import expand
 from pretok.read.readers import RecordFormat, read_piece
 from pretok.read.recognise import list_inputs
-from pretok.read.zstd_frames import BLOCKS, FrameWalk
 
 LINES = b"".join(b'{"text":"riga %d"}\n' % i for i in range(5000))
 SKIPPED = b"\x50\x2a\x4d\x18" + (4).to_bytes(4, "little") + b"size"
@@ -61,14 +59,8 @@ def test_truncation_is_told_after_everything_readable(how, frames):
         assert len(b"".join(got)) >= 2 * (len(LINES) // 3)
 
 
-@pytest.mark.parametrize("how", ["zstd", "gzip"])
-def test_garbage_after_a_frame_is_told(how):
-    with pytest.raises(CorruptInputError, match=f"other bytes stand behind the last frame of {how}"):
-        list(decompress(iter([compress(b"abc", how, 1) + b"garbage!"]), how))
-
-
 @pytest.mark.parametrize("zeros", [1, 600, (1 << 15) + 1, 200_000])
-@pytest.mark.parametrize("block", [1 << 15, 1000])
+@pytest.mark.parametrize("block", [1 << 10, 7])
 def test_gzip_padding_is_no_member(zeros, block):
     """Tape padding may be of any length, at the end or before another member; zeros in place of a file are damage."""
 
@@ -82,46 +74,6 @@ def test_gzip_padding_is_no_member(zeros, block):
         unpack(member + bytes(zeros) + b"garbage!")
     with pytest.raises(CorruptInputError):
         unpack(bytes(zeros))
-
-
-def zstd_variants() -> dict[str, bytes]:
-    """The same data in frames with every kind of header, between frames to be skipped."""
-    make = zstandard.ZstdCompressor
-    plain = make(level=3, write_checksum=False, write_content_size=False).compressobj()
-    frames = {
-        "size": make().compress(LINES),
-        "checksum": make(write_checksum=True).compress(LINES),
-        "stream": plain.compress(LINES) + plain.flush(),
-        "large": make(level=1).compress(LINES * 40),
-        "zeros": make().compress(bytes(5 << 20)),
-        "noise": make().compress(bytes(i * i * 7919 >> 8 & 255 for i in range(70_000))),
-        "empty": make().compress(b""),
-    }
-    skippable = b"\x5a\x2a\x4d\x18" + (3).to_bytes(4, "little") + b"abc"
-    return {**frames, "skipped": skippable + frames["size"] + skippable + frames["stream"]}
-
-
-@pytest.mark.parametrize("name", list(zstd_variants()))
-@pytest.mark.parametrize("block", [1, 7, 1 << 15])
-def test_zstd_is_decompressed_in_bounded_steps(name, block):
-    packed = zstd_variants()[name]
-    blocks = [packed[i : i + block] for i in range(0, len(packed), block)]
-    texts = list(decompress(iter(blocks), "zstd"))
-    whole = zstandard.ZstdDecompressor().stream_reader(packed, read_across_frames=True).read()
-    assert b"".join(texts) == whole
-    assert max(map(len, texts), default=0) <= (BLOCKS + 1) << 17
-    walk = FrameWalk()
-    slices = [part for data in blocks for part in walk.slices(data)]
-    assert b"".join(slices) == packed
-    if name == "zeros" and block > 1000:
-        assert len(slices) > 1
-
-
-@given(st.binary(max_size=300), st.integers(1, 50))
-def test_what_is_no_zstd_passes(data, block):
-    walk = FrameWalk()
-    blocks = (data[i : i + block] for i in range(0, len(data), block))
-    assert b"".join(part for piece in blocks for part in walk.slices(piece)) == data
 
 
 def test_long_windows(tmp_path):
@@ -167,25 +119,6 @@ def test_formats_by_content(tmp_path, name, content, file_format, compression, t
         assert str(tmp_path / name) in notices[0]
 
 
-def test_parquet_by_content(tmp_path):
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    pq.write_table(pa.table({"text": ["a"]}), tmp_path / "lies.jsonl")
-    (file,), notices = list_inputs([str(tmp_path / "lies.jsonl")], "auto")
-    assert file.format == "parquet"
-    assert "not what its name says" in notices[0]
-
-
-def test_identity_tells_a_changed_file(tmp_path):
-    path = tmp_path / "a.jsonl"
-    seen = set()
-    for content in (LINES, LINES[:-3] + b'!"}'[:3], LINES + b"\n"):
-        path.write_bytes(content)
-        seen.add(list_inputs([str(path)], "auto")[0][0].identity)
-    assert len(seen) == 3
-
-
 def test_globs_are_sorted_and_each_file_comes_once(tmp_path):
     for name in ("b.jsonl", "a.jsonl", "sub/c.jsonl"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
@@ -207,28 +140,16 @@ def test_a_name_that_is_not_utf8_is_told_before_anything_is_read(tmp_path):
         str(told.value).encode()
 
 
-def test_what_matches_nothing_is_named(tmp_path):
-    with pytest.raises(UsageError, match="nothing-here"):
-        expand(str(tmp_path / "nothing-here*.jsonl"))
-    with pytest.raises(UsageError, match="is a folder"):
-        list_inputs([str(tmp_path)], "auto")
-
-
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("a.csv", b"text,n\nciao,1\n", "is CSV; convert it"),
         ("a.tsv.gz", compress(b"text\tn\n", "gzip", 1), "is CSV; convert it"),
         ("a.json", b' [\n {"text": "a"}]', "one JSON array, not JSON Lines"),
-        ("a.jsonl.zst", compress(b'["a", "b"]', "zstd", 1), "one JSON array"),
         ("noname", b'[{"text": "a"}]', "one JSON array"),
         ("a.safetensors", b"\x08\0\0\0\0\0\0\0{}      ", "tensors"),
         ("weights.bin", b"\x08\0\0\0\0\0\0\0{}      ", "binary"),
-        ("a.jsonl.xz", b"\xfd7zXZ\0\0\4", "compressed by xz; compress it by zstd or gzip"),
         ("a.jsonl", b"\xfd7zXZ\0\0\4", "compressed by xz"),
-        ("zeros.jsonl", bytes(5000), "binary"),
         ("a.jsonl.gz", compress(random.Random(0).randbytes(900), "gzip", 1), "binary"),
-        ("a.txt", b"a\0b", "binary"),
         ("a.txt", "ciao".encode("utf-16"), "UTF-16; convert it"),
     ],
 )
@@ -259,12 +180,6 @@ def test_what_is_declared_as_lines_is_not_binary(tmp_path):
         assert list_inputs([str(tmp_path / "a")], "jsonl")[0][0].format == "jsonl"
 
 
-def test_a_damaged_beginning_is_no_bug(tmp_path):
-    (tmp_path / "noname").write_bytes(b"\x1f\x8b\x08\xff garbage")
-    (file,), _ = list_inputs([str(tmp_path / "noname")], "auto")
-    assert file.compression == "gzip"
-
-
 def test_a_glob_names_what_it_leaves_out(tmp_path):
     (tmp_path / "a.jsonl").write_bytes(LINES)
     (tmp_path / "b.jsonl").symlink_to(tmp_path / "gone")
@@ -273,24 +188,19 @@ def test_a_glob_names_what_it_leaves_out(tmp_path):
     os.mkfifo(tmp_path / "d.jsonl")
     files, notices = list_inputs([f"{tmp_path}/*.jsonl"], "auto")
     assert [Path(file.path).name for file in files] == ["a.jsonl"]
-    told = {
-        "b": "a link that leads nowhere",
-        "c": "a link that leads nowhere",
-        "d": "a pipe or device",
-        "e": "a folder",
-    }
     assert notices == [
         f"left out, a folder: {tmp_path}/e.jsonl",
         f"left out, a link that leads nowhere: {tmp_path}/b.jsonl, {tmp_path}/c.jsonl",
         f"left out, a pipe or device: {tmp_path}/d.jsonl",
     ]
-    for name, what in told.items():
-        with pytest.raises(UsageError, match=f"{name}.jsonl is {what}"):
-            list_inputs([f"{tmp_path}/{name}.jsonl"], "auto")
-    with pytest.raises(UsageError, match="a folder"):
-        list_inputs([f"{tmp_path}/[e].jsonl"], "auto")
-    with pytest.raises(UsageError, match="/dev/zero is a pipe or device"):
-        list_inputs(["/dev/zero"], "auto")
+    for path, what in (
+        (f"{tmp_path}/b.jsonl", "a link that leads nowhere"),
+        (f"{tmp_path}/[e].jsonl", "a folder"),
+        ("/dev/zero", "a pipe or device"),
+        (f"{tmp_path}/nothing*.jsonl", "nothing"),
+    ):
+        with pytest.raises(UsageError, match=what):
+            list_inputs([path], "auto")
 
 
 def test_one_file_by_two_paths_is_refused(tmp_path, monkeypatch):
@@ -303,6 +213,14 @@ def test_one_file_by_two_paths_is_refused(tmp_path, monkeypatch):
             list_inputs(["a.jsonl", other], "auto")
         assert other in str(caught.value)
     assert len(list_inputs(["a.jsonl", "a*.jsonl"], "auto")[0]) == 1
+
+
+def test_a_circle_of_links_is_gone_around_once_and_a_name_with_signs_of_a_glob_is_a_name(tmp_path):
+    (tmp_path / "a[1]").mkdir()
+    (tmp_path / "a[1]" / "x[1].jsonl").write_bytes(LINES)
+    (tmp_path / "a[1]" / "up").symlink_to("..")
+    for pattern in (f"{tmp_path}/**/*.jsonl", f"{tmp_path}/a[1]/x[1].jsonl"):
+        assert expand(pattern) == [f"{tmp_path}/a[1]/x[1].jsonl"]
 
 
 names = st.sampled_from(["a", "b.jsonl", ".h", "x[1]", "sub"])
@@ -333,18 +251,6 @@ def test_globs_match_what_the_standard_library_matches(tmp_path_factory, tree, p
             assert expand(pattern) == expected
         except UsageError:
             assert expected == []
-
-
-def test_a_circle_of_links_is_gone_around_once(tmp_path):
-    (tmp_path / "a").mkdir()
-    (tmp_path / "a" / "x.jsonl").write_bytes(LINES)
-    (tmp_path / "a" / "up").symlink_to("..")
-    assert expand(f"{tmp_path}/**/*.jsonl") == [f"{tmp_path}/a/x.jsonl"]
-
-
-def test_a_name_with_signs_of_a_glob_is_a_name(tmp_path):
-    (tmp_path / "a[1].jsonl").write_bytes(LINES)
-    assert expand(f"{tmp_path}/a[1].jsonl") == [f"{tmp_path}/a[1].jsonl"]
 
 
 def test_a_user_without_permission_is_told_the_name(tmp_path):
@@ -417,13 +323,3 @@ def test_urls_go_through_fsspec(tmp_path):
     (found,), _ = list_inputs(["memory://corpus/*.jsonl"], "auto")
     assert found.path == "memory:///corpus/a.jsonl"
     assert b"".join(read_bytes(found.path, "")) == LINES
-
-
-def test_sample_and_unknown_sample():
-    (found,), _ = list_inputs(["sample:it"], "auto")
-    with Path(found.path).open(encoding="utf-8") as file:
-        documents = [json.loads(line)["text"] for line in file]
-    assert len(documents) >= 120
-    assert sum(len(d.encode()) for d in documents) >= 80_000
-    with pytest.raises(UsageError, match="there is en, it"):
-        expand("sample:fr")

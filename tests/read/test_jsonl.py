@@ -89,13 +89,6 @@ def test_any_bytes_give_one_status_a_line(data):
     assert reasons.count("") == len(texts)
 
 
-@given(st.lists(st.sampled_from([b"", b"", b" \r", b'{"text":"a"}', b"[]"]), max_size=12))
-def test_blank_lines_are_no_records(lines):
-    found = parse_lines(np.frombuffer(b"".join(line + b"\n" for line in lines), np.uint8), "text")
-    full = [at for at, line in enumerate(lines) if line.strip()]
-    assert (found.lines, found.numbers.tolist()) == (len(lines), full)
-
-
 @given(objects, st.data())
 def test_a_cut_line_is_malformed(document, data):
     line = json.dumps({**document, "text": "x"}).encode()
@@ -133,10 +126,6 @@ def test_hand_made_lines(line, reason):
     reasons, texts = parse(line + b"\n" + b'{"text":"next"}')
     assert reasons == [reason, ""]
     assert texts[-1] == b"next"
-
-
-def test_repeated_key_takes_the_last_value():
-    assert parse(b'{"text":"first, longer","text":"b"}')[1] == [b"b"]
 
 
 def test_nesting_is_bounded_not_crashing():
@@ -197,15 +186,6 @@ def test_a_dotted_name_is_a_path_or_else_a_key(documents, field, escaped):
 )
 def test_hand_made_paths(line, reason, text):
     assert parse(line, "meta.text") == ([reason], [text] if text else [])
-
-
-@given(st.binary(max_size=60).map(lambda tail: b'{"meta":{"text"' + tail))
-def test_any_bytes_on_a_path_give_one_status_a_line(data):
-    reasons, texts = parse(data, "meta.text")
-    assert reasons.count("") == len(texts)
-    for line, reason in zip(data.split(b"\n"), reasons, strict=False):
-        if reason == "":
-            json.loads(line.decode("utf-8", "replace"))
 
 
 def test_limits_of_texts_and_lines():

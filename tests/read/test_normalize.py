@@ -2,7 +2,6 @@
 
 import json
 import unicodedata
-from fractions import Fraction
 
 import pyarrow as pa
 import pytest
@@ -10,17 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pretok.chat.documents import read_documents
-from pretok.counts.counts_file import CountConfig
-from pretok.counts.task import CountTask, count_partition
 from pretok.read import readers
 from pretok.read.normalize import Normalization
 from pretok.read.partition import plan
 from pretok.read.probe import probe_inputs
 from pretok.read.readers import RecordFormat
 from pretok.read.recognise import list_inputs
-from pretok.screen.screening import Screening
-from pretok.shards.task import TokenizeTask, tokenize_partition
-from pretok.tokenizer.vocabulary import load_vocab
 
 COMBINING = "\u0300\u0301\u0327\u0323\u1161\u11a8\u093c\u3099\u0f71"
 LETTERS = "aeiounECc\u1100\uac00\u30ab\u0915\u212b\u0340 x\r\n\ufeff"
@@ -57,27 +51,3 @@ def test_documents_are_normalized_one_by_one(tmp_path_factory, documents, batch_
 def test_only_what_needs_it_is_copied():
     plain = pa.array(["plain", "text\n"], pa.large_string())
     assert Normalization("nfc", strip_bom=True, crlf=True)(plain) is plain
-
-
-@pytest.mark.parametrize(("strip_bom", "documents"), [(False, 4), (True, 2)])
-def test_a_text_of_which_nothing_is_left_is_empty_to_all(tmp_path, vocab_dir, strip_bom, documents):
-    partition = partition_of(tmp_path / "a.jsonl", ["uno", "\ufeff", "", "\ufeff", "due"])
-    normalization = Normalization(strip_bom=strip_bom)
-    state, shards = tmp_path / "state", tmp_path / "shards"
-    state.mkdir()
-    (shards / "it").mkdir(parents=True)
-    task = TokenizeTask(
-        partition, shards, state, RecordFormat(), (), Screening(), normalization, vocab_dir / "tokenizer.json",
-        load_vocab(vocab_dir, eod=0).fingerprint, 0, None, 1 << 20,
-        Fraction(0), 0, {},
-    )  # fmt: skip
-    (part,) = tokenize_partition(task, lambda _: None)
-    counted = count_partition(
-        CountTask(
-            partition, tmp_path, RecordFormat(), CountConfig("cl100k", "", normalization, "1", "0", 0), 0
-        ),
-        lambda _: None,
-    )
-    assert part.shards[0].documents == counted.documents == documents
-    assert part.found.rejected == counted.rejected == {"empty_text": 5 - documents}
-    assert part.found.read == counted.read == 5

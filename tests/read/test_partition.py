@@ -64,13 +64,6 @@ def test_row_groups_cover_every_row_once(tmp_path):
     assert spans[-1][1] == pq.ParquetFile(tmp_path / "a.parquet").num_row_groups
 
 
-def test_compressed_files_are_not_cut(tmp_path):
-    (tmp_path / "a.jsonl.gz").write_bytes(b"\x1f\x8b" + b"x" * 10_000)
-    inputs, _ = list_inputs([f"{tmp_path}/a.jsonl.gz"], "auto")
-    (only,) = plan("it", probe_inputs(inputs, "text"), 100, 2)
-    assert only.pieces[0].start is None
-
-
 @pytest.mark.parametrize(
     ("size", "expected"), [(1 << 20, MIN_SHARD), (1 << 33, 1 << 26), (1 << 42, MAX_SHARD)]
 )

@@ -9,7 +9,6 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from telling import Told
 
 from pretok.base.errors import UsageError
 from pretok.read import probe
@@ -48,15 +47,6 @@ def test_a_field_that_is_not_there_is_told_with_those_that_are(tmp_path, kind):
             probe_inputs(inputs, field)
     for field in ("content", "data.text"):
         assert probe_inputs(inputs, field)[0].fields
-
-
-def test_a_file_without_the_field_among_others_is_a_notice(tmp_path):
-    write(tmp_path / "a.jsonl", "jsonl", [{"text": "a"}])
-    write(tmp_path / "b.jsonl", "jsonl", [RECORD])
-    inputs, _ = list_inputs([f"{tmp_path}/*"], "auto")
-    told = Told()
-    assert len(probe_inputs(inputs, "text", console=told)) == 2
-    assert [notice.split(";")[0] for notice in told.notices] == [f"no field 'text' in {tmp_path}/b.jsonl"]
 
 
 @pytest.mark.parametrize(
@@ -115,13 +105,3 @@ def test_a_damaged_footer_ends_no_job(tmp_path):
     assert [found.file for found in probes] == inputs
     assert probes[-1].parts  # the whole one
     assert sum(not found.parts for found in probes) > 5
-
-
-def test_ten_thousand_columns(tmp_path):
-    table = pa.table({f"c{n}": ["a"] for n in range(10_000)} | {"text": ["una frase"]})
-    pq.write_table(table, tmp_path / "a.parquet")
-    inputs, _ = list_inputs([f"{tmp_path}/a.parquet"], "auto")
-    assert probe_inputs(inputs, "text")[0].size > 0
-    with pytest.raises(UsageError, match="no field 'body'") as caught:
-        probe_inputs(inputs, "body")
-    assert len(str(caught.value)) < 500

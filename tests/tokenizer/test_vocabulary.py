@@ -55,19 +55,6 @@ def test_any_text_round_trips(folder, text):
     assert tokenizer.decode(tokenizer.encode(text).ids, skip_special_tokens=False) == text
 
 
-def test_transformers_opens_the_folder(folder):
-    from transformers import AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(str(folder))
-    assert len(tokenizer) == load_vocab(folder).size
-    assert (tokenizer.eos_token, tokenizer.eos_token_id) == ("<|endoftext|>", 0)
-    assert (tokenizer.pad_token, tokenizer.pad_token_id) == ("<|pad|>", 1)
-    ids = tokenizer("ciao ciao è così")["input_ids"]
-    assert ids == Tokenizer.from_file(str(folder / "tokenizer.json")).encode("ciao ciao è così").ids
-    assert tokenizer.decode(ids) == "ciao ciao è così"
-    assert tokenizer("a<|endoftext|>")["input_ids"][-1] == 0
-
-
 def test_the_fingerprint_follows_what_decides_ids(folder, tmp_path):
     data = json.loads((folder / "tokenizer.json").read_text())
     path = tmp_path / "tokenizer.json"
@@ -100,26 +87,6 @@ def test_the_end_of_document_token(folder, tmp_path):
     assert load_vocab(tmp_path).eod_id == 2
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ("{", "is not a tokenizer.json"),
-        ("[]", "not a byte-level BPE"),
-        ('{"model": {"type": "Unigram"}}', "not a byte-level BPE"),
-        (
-            '{"model": {"type": "BPE", "vocab": {"a": 0}, "merges": []}, "pre_tokenizer": null}',
-            "not byte-level",
-        ),
-    ],
-)
-def test_what_is_no_byte_level_bpe_is_refused(tmp_path, content, message):
-    (tmp_path / "tokenizer.json").write_text(content)
-    with pytest.raises(UsageError, match=message):
-        load_vocab(tmp_path)
-    with pytest.raises(UsageError, match="make one with pretok build-vocab"):
-        load_vocab(tmp_path / "nothing")
-
-
 def test_merges_that_spell_a_special_token_are_refused():
-    with pytest.raises(UsageError, match="the text holds EOD"):
+    with pytest.raises(UsageError, match="EOD is so frequent"):
         tokenizer_data(PATTERNS["cl100k"], ["EOD"], [(b"E", b"O"), (b"EO", b"D")])

@@ -2,7 +2,7 @@
 
     PRETOK_CORPUS=FOLDER python -m pytest -m slow tests/vocab/test_extend_corpus.py -s
 
-prints the figures of docs/vocabulary.md; some five minutes on two cores.
+prints the tokens of held-out text, as in docs/vocabulary.md; some five minutes on two cores.
 """
 
 from __future__ import annotations
@@ -14,17 +14,11 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
-from tokenizers import AddedToken, Tokenizer
+from tokenizers import Tokenizer
 
-from pretok.base.storage import read_json, write_json
 from pretok.cli import run_command
-from pretok.counts.buckets import concatenate
-from pretok.counts.counts_file import load_counts
-from pretok.counts.weigh import weigh
-from pretok.read.batches import from_buffers
 from pretok.read.files import read_bytes
 from pretok.tokenizer.encoder import Encoder
-from pretok.tokenizer.tokenizer_file import to_characters
 from pretok.tokenizer.vocabulary import load_vocab
 
 pytestmark = [pytest.mark.corpus, pytest.mark.timeout(1200)]
@@ -91,40 +85,15 @@ def test_ids_of_ten_thousand_documents(texts: Texts, work: Path) -> None:
     assert [e.ids for e in plain] == [ids for _, ids in same]
 
 
-def test_italian_takes_a_third_fewer_tokens(texts: Texts, work: Path, tmp_path: Path) -> None:
-    apart = {source: every[::EVERY] for source, every in texts.items()}
-    size = {source: sum(len(text.encode()) for text in every) for source, every in apart.items()}
-    cut = {name: encoder(work / name / "vocab") for name in ("old", "new", "scratch")}
-
-    # Naive appending: the most frequent words that are no entries yet, without merges or as added tokens.
-    data = read_json(work / "old/vocab/tokenizer.json")
-    old = Tokenizer.from_str(json.dumps(data))
-    counts = load_counts(work / "new/counts")
-    italian = {name: int(name == "it") for name in counts.sources}
-    words = concatenate([part for part, _ in weigh(counts.buckets, italian, 1)])
-    frequent = np.argsort(-words.counts, kind="stable")[: 3 * (OLD + ADD)]
-    spelled = from_buffers(words.data, words.offsets).take(frequent).to_pylist()
-    entries = data["model"]["vocab"]
-    named = [word for word in spelled if to_characters(word.encode()) not in entries][:ADD]
-    assert len(named) == ADD
-    entries |= {to_characters(word.encode()): OLD + i for i, word in enumerate(named)}
-    (tmp_path / "appended").mkdir()
-    write_json(tmp_path / "appended/tokenizer.json", data)
-    cut["appended"] = encoder(tmp_path / "appended")
-    old.add_tokens([AddedToken(word, normalized=False) for word in named])
-    cut["added"] = lambda every: [e.ids for e in old.encode_batch_fast(every, add_special_tokens=False)]
-
+def test_italian_takes_a_third_fewer_tokens(texts: Texts, work: Path) -> None:
+    heldout = {source: every[::EVERY] for source, every in texts.items()}
     tokens = {
-        name: {source: sum(map(len, encode(apart[source]))) for source in apart}
-        for name, encode in cut.items()
+        name: {
+            source: sum(map(len, encoder(work / name / "vocab")(some))) for source, some in heldout.items()
+        }
+        for name in ("old", "new", "scratch")
     }
-    for name, found in tokens.items():
-        each = (f"{source} {n:,} tokens, {size[source] / n:.3f} bytes a token" for source, n in found.items())
-        print(f"{name:>9}: {', '.join(each)}")
-    mix = {name: 2 / sum(n / size[source] for source, n in found.items()) for name, found in tokens.items()}
-    print(f"bytes per token of the mix: {mix}")
+    print(tokens)
     assert tokens["new"]["it"] < 0.7 * tokens["old"]["it"]
-    assert tokens["new"]["it"] < tokens["added"]["it"] < tokens["old"]["it"]
-    assert tokens["new"]["en"] <= tokens["old"]["en"] < tokens["added"]["en"]
-    assert tokens["appended"] == tokens["old"]  # no text reaches what no merge makes
-    assert mix["new"] > 0.95 * mix["scratch"]
+    assert tokens["new"]["en"] <= tokens["old"]["en"]
+    assert tokens["new"]["it"] < 1.1 * tokens["scratch"]["it"]

@@ -21,7 +21,7 @@ from pretok.counts.counts_file import load_counts
 from pretok.tokenizer.vocabulary import load_vocab
 from pretok.vocab.job import run_build_vocab
 from pretok.vocab.records import MIX
-from pretok.vocab.report import mix_scale
+from pretok.vocab.report import mix_scale, sources_table
 
 SIZE = 900
 SHARES = {"it": 0.9, "en": 0.1}
@@ -31,39 +31,34 @@ WEIGHTS = {"it": "0.9", "en": "0.1"}
 pytestmark = pytest.mark.usefixtures("few_buckets")
 
 
-def names_of(tokenizer: Tokenizer, vocab: Path) -> dict[int, bytes]:
-    loaded = load_vocab(vocab)
-    return {i: loaded.token_bytes(i) for i in range(loaded.size)}
-
-
-def words_of(tokenizer: Tokenizer, text: str) -> list[str]:
-    return [text[a:b] for _, (a, b) in tokenizer.pre_tokenizer.pre_tokenize_str(text)]
-
-
-def test_the_weighted_mix_is_told_by_every_figure(folder: Path, here: Engine) -> None:
+def test_every_figure_of_the_weighted_mix(folder: Path, here: Engine) -> None:
     made = recipe(folder, size=SIZE, weights=WEIGHTS, holdout="0")
     report = to_json(run_build_vocab(made, here, SILENT))
-    sizes = report["sizes"][str(SIZE)]
+    figures = report["sizes"][str(SIZE)]
     tokenizer = Tokenizer.from_file(str(made.vocab_dir / "tokenizer.json"))
     tokenizer.encode_special_tokens = True
-    names = names_of(tokenizer, made.vocab_dir)
+    vocab = load_vocab(made.vocab_dir)
+    names = {i: vocab.token_bytes(i) for i in range(vocab.size)}
     texts = {source: documents(folder, source) for source in SHARES}
     there = {source: sum(len(text.encode()) for text in some) for source, some in texts.items()}
     uses: Counter[int] = Counter()  # in the mix
     sums: Counter[str] = Counter()
     for source, share in SHARES.items():
         ids = [i for text in texts[source] for i in tokenizer.encode(text).ids]
-        words = [word for text in texts[source] for word in words_of(tokenizer, text)]
+        cut = tokenizer.pre_tokenizer.pre_tokenize_str
+        words = [text[a:b] for text in texts[source] for _, (a, b) in cut(text)]
         size = there[source]
         scale = share * sum(there.values()) / size
         for i in ids:
             uses[i] += scale
-        row = sizes["text"][source]
+        row = figures[source]
         assert (row["tokens"], row["bytes"]) == (len(ids), size)
+        assert report["sources"][source]["weight"] == pytest.approx(share)
+        assert report["sources"][source]["distinct_words"] == len({*words})
         assert row["bytes_per_token"] == pytest.approx(size / len(ids), abs=1e-4)
         assert row["tokens_per_word"] == pytest.approx(len(ids) / len(words), abs=1e-4)
         sums.update(size=scale * size, words=scale * len(words), tokens=scale * len(ids))
-    text = sizes["text"][MIX]
+    text = figures[MIX]
     assert text["tokens"] == round(sums["tokens"])
     assert text["tokens_per_word"] == pytest.approx(sums["tokens"] / sums["words"], abs=1e-4)
     assert text["bytes_per_token"] == pytest.approx(sums["size"] / sums["tokens"], abs=1e-4)
@@ -72,9 +67,9 @@ def test_the_weighted_mix_is_told_by_every_figure(folder: Path, here: Engine) ->
     assert text["single_bytes"] == pytest.approx(single / sums["size"], abs=1e-6)
     assert text["split_characters"] == pytest.approx(split / sums["size"], abs=1e-6)
     learned = [i for i, name in names.items() if len(name) > 1 and i >= 64]
-    assert sizes["rare"] == {str(n): sum(uses[i] < n - 1e-6 for i in learned) for n in (100, 1_000, 10_000)}
-    assert sizes["unused"] == sum(not uses[i] for i in learned)
-    listed = [entry["id"] for entry in report["rare"]]
+    rare = {str(n): sum(uses[i] < n - 1e-6 for i in learned) for n in (1, 100, 1_000, 10_000)}
+    assert report["rare"][str(SIZE)] == rare
+    listed = [entry["id"] for entry in report["rarest"]]
     assert sorted(listed) == sorted(sorted(i for i in learned if uses[i] < 1_000)[: len(listed)])
     assert [uses[i] for i in listed] == pytest.approx(sorted(uses[i] for i in listed))
 
@@ -87,13 +82,18 @@ def test_the_scale_of_a_mix() -> None:
     assert mix_scale({"it": Fraction(1), "en": Fraction(0)}, sizes).tolist() == [3, 0]
 
 
-def test_the_tables_are_details(folder: Path, here: Engine) -> None:
+def test_the_tables_show_the_report(folder: Path, here: Engine) -> None:
     told = Told()
-    text = run_build_vocab(recipe(folder, size=SIZE), here, told).sizes[str(SIZE)].text[MIX]
-    tables = {table.title.split(" (")[0]: table for table in told.details if isinstance(table, Table)}
-    assert {"sizes, all sources as weighed", "bytes per token of held-out texts"} < tables.keys()
-    row = tables["sizes, all sources as weighed"].rows[-1]
-    assert row[:3] == (str(SIZE), f"{text.tokens:,}", str(text.bytes_per_token))
+    report = run_build_vocab(recipe(folder, size=SIZE, sizes=(700,)), here, told)
+    sizes, heldout = (table for table in told.details if isinstance(table, Table))
+    for row, (size, texts) in zip(sizes.rows, report.sizes.items(), strict=True):
+        assert row[:3] == (size, f"{texts[MIX].tokens:,}", str(texts[MIX].bytes_per_token))
+        assert row[-4:] == tuple(f"{n:,}" for n in report.rare[size].values())
+    assert [row[0] for row in heldout.rows] == ["it, this", "en, this", f"{MIX}, this"]
+    rows = sources_table(report).rows
+    assert [row[:2] for row in rows] == [
+        (name, f"{row.tokens:,}") for name, row in report.sizes[str(SIZE)].items()
+    ]
 
 
 def test_other_tokenizers_on_the_weighted_mix(folder: Path, here: Engine) -> None:
@@ -114,6 +114,11 @@ def test_other_tokenizers_on_the_weighted_mix(folder: Path, here: Engine) -> Non
             ids = [i for text in texts for i in tokenizer.encode(text).ids]
             for i in ids:
                 rates[i] += share / size
+            assert report.sources[source].heldout_documents == len(texts)
+            assert (report.compare[name][source].tokens, report.compare[name][source].bytes) == (
+                len(ids),
+                size,
+            )
             words = sum(len(re.findall(r"[^\t\n\f\r ]+", text)) for text in texts)
             spaced += share / size * words
             assert report.compare[name][source].tokens_per_word == pytest.approx(len(ids) / words, abs=1e-4)
@@ -127,9 +132,7 @@ def test_a_report_of_another_version_is_refused(folder: Path, here: Engine) -> N
     run_build_vocab(made, here, SILENT)
     path = made.vocab_dir / "report.json"
     report = read_json(path)
-    del report["words"]["distinct"]
+    del report["distinct_words"]
     write_json(path, report)
-    with pytest.raises(
-        IntegrityError, match=r"words: Object missing required field `distinct`; .*another version"
-    ):
+    with pytest.raises(IntegrityError, match=r"missing required field `distinct_words`.*another version"):
         run_build_vocab(made, here, SILENT)

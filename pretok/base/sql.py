@@ -29,8 +29,8 @@ ENDED = ("failed to offload", "could not allocate", "failed to pin")
 def database(folder: Path, workers: int, most: int, memory: int = 1 << 62) -> Iterator[Any]:
     """An empty database in memory, on one core, for one of `workers` that share the machine.
 
-    folder: new, for at most `most` bytes that do not fit memory; removed at the end. memory: bytes of memory that it may
-    take. Raises MemoryError.
+    folder: new, for at most `most` bytes that do not fit memory; removed at the end. memory: bytes of memory that it
+    may take. Raises MemoryError.
     """
     import duckdb
 

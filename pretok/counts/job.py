@@ -166,11 +166,13 @@ def _claim(folder: Path, config: CountConfig) -> Iterator[CorpusCounts | None]:
     with hold(folder, "count"):
         done = _finished(folder, config)  # another job may have finished it a moment ago
         begun = folder / STATE / FILE_NAME
-        if done is None and begun.exists():
-            old = read_record(CountConfig, read_json(begun), begun)
+        buckets = list(folder.glob("bucket-*.parquet"))
+        old = read_record(CountConfig, read_json(begun), begun) if begun.exists() else None
+        # A job that counted nothing, say for a wrong field, binds nothing.
+        if done is None and old and (old.added or buckets or any((folder / STATE).glob("*.parquet"))):
             refuse_changes("the counts", folder, to_json(old), to_json(config))
         elif done is None:
-            for path in folder.glob("bucket-*.parquet"):  # buckets without a state may be of anything
+            for path in buckets:  # buckets without a state may be of anything
                 path.unlink()
             write_json(begun, to_json(config))
         yield done

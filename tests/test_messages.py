@@ -48,9 +48,6 @@ back, use another --out folder, or delete this one to start over
 0 tokenize it=it.jsonl en=en.jsonl --out ok --vocab vocab --val-fraction 0.1 --keep id --workers 0
 nothing to do: the shards of it, en are finished
 
-0 tokenize it=it.jsonl it=more.jsonl --out two --vocab vocab --workers 0
-it: 2 patterns, read as one source
-
 0 tokenize it=it.jsonl en=it.jsonl --out same --vocab vocab --workers 0
 warning: sources it and en read the same text: it.jsonl
 

@@ -92,7 +92,7 @@ def disclose(
     target: Annotated[
         Path | None,
         typer.Argument(
-            metavar="[RUN | MIX]",
+            metavar="RUN | MIX",
             help="Summarize what this training run has read, or what this mix.json reads.",
             show_default=False,
         ),
@@ -116,8 +116,8 @@ def disclose(
         list[str] | None,
         typer.Option(
             metavar="KIND=COLUMN",
-            help="The kept column that tells the language, licence, domain (an address), date, duplicate or synthetic "
-            "(what generated it), where it has no usual name. May be repeated.",
+            help="Kept column with the language, licence, domain (an address), date, duplicate or synthetic (the "
+            "generator), if its name is not a usual one. May be repeated.",
         ),
     ] = None,
     domains: Annotated[int, typer.Option(min=0, help="Number of domains to list, the largest first.")] = 1000,
@@ -167,12 +167,12 @@ def _columns(given: list[str]) -> dict[str, str]:
 def preflight(
     context: typer.Context,
     folder: Annotated[Path, typer.Argument(help="Folder that the job will write to.", show_default=False)],
-    gpus: Annotated[int, typer.Option(help="Least number of GPUs.")] = 0,
-    min_free: Annotated[str, typer.Option(help="Least free space in FOLDER.")] = "10GiB",
-    min_write: Annotated[str, typer.Option(help="Least write speed, in bytes per second.")] = "20M",
-    min_memory: Annotated[str, typer.Option(help="Least available memory.")] = "4GiB",
+    gpus: Annotated[int, typer.Option(help="Minimum number of GPUs.")] = 0,
+    min_free: Annotated[str, typer.Option(help="Minimum free space in FOLDER.")] = "10GiB",
+    min_write: Annotated[str, typer.Option(help="Minimum write speed, in bytes per second.")] = "20M",
+    min_memory: Annotated[str, typer.Option(help="Minimum available memory.")] = "4GiB",
     json: Annotated[bool, typer.Option("--json", help="Print the report as one line of JSON.")] = False,
-    collect: Annotated[bool, typer.Option("--collect", help="Judge the reports of nodes in FOLDER.")] = False,
+    collect: Annotated[bool, typer.Option("--collect", help="Check the reports of nodes in FOLDER.")] = False,
     nodes: Annotated[
         str, typer.Option(help="With --collect: nodes that must have reported, separated by commas.")
     ] = "",

@@ -50,7 +50,7 @@ def count(
 ) -> None:
     """Count every word of the sources exactly, under OUT/counts, or add up finished counts of several corpora.
 
-    `pretok build-vocab --counts` trains any size and mix from them without reading text again.
+    From counts, `pretok build-vocab --counts` trains any size and mix without reading text again.
 
         pretok count it='data/it/*.jsonl.zst' --out italian
 
@@ -108,7 +108,7 @@ def build_vocab(
 
         pretok build-vocab it='data/it/*.jsonl.zst' en='data/en/*.parquet' --out work --weights it=0.9,en=0.1
 
-    --sizes writes smaller ones too, which are its beginnings, under OUT/vocab/SIZE.
+    --sizes also writes smaller vocabularies, each the first entries of this one, under OUT/vocab/SIZE.
     """
     from pretok.counts.counts_file import load_counts
     from pretok.counts.job import refuse_partial
@@ -239,7 +239,7 @@ def remove(
     context: typer.Context,
     shards: Shards,
     reason: Annotated[
-        str, typer.Option(metavar="TEXT", help="Reason, which ledger and manifest keep with the date.")
+        str, typer.Option(metavar="TEXT", help="Reason; ledger and manifest record it with the date.")
     ],
     where: Annotated[
         str | None,
@@ -258,7 +258,7 @@ def remove(
     missing_ok: Annotated[
         bool,
         typer.Option(
-            "--missing-ok", help="Ignore names of no document. Default: list them and remove nothing."
+            "--missing-ok", help="Ignore names without a document. Default: list them and remove nothing."
         ),
     ] = False,
     all: Annotated[
@@ -309,7 +309,7 @@ def verify(
 
     pretok verify work/shards --full
 
-    Of a WORK folder counts and mix.json are checked too.
+    In a WORK folder, counts and mix.json are checked too.
     """
     from pretok.audit.verify_job import notes, run_verify, verify_report
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import tomllib
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import wraps
@@ -269,10 +268,6 @@ def terminal(context: typer.Context, work: Path | None = None, settings: Recipe 
     work: the folder for its log, None for no log; settings: what the log says of them.
     """
     console = context.ensure_object(Terminal)
-    names = Counter(value.partition("=")[0] for value in context.params.get("inputs", ()) if "=" in value)
-    for name, patterns in names.items():
-        if patterns > 1:
-            console.notice(f"{name}: {patterns} patterns, read as one source")
     if work is not None:
         command = context.info_name or "pretok"
         console.keep_log(work / LOGS, command, settings=settings.model_dump() if settings else context.params)

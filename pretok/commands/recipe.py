@@ -34,7 +34,7 @@ def init(
     out: Annotated[str, typer.Option(help="Folder for the results, written into the recipe.")] = "work",
     all: Annotated[bool, typer.Option("--all", help="Print every key, not only the common ones.")] = False,
 ) -> None:
-    """Print a recipe for these inputs, with the keys that matter as comments.
+    """Print a recipe for these inputs, with the common keys as comments.
 
     pretok init it='data/it/*.jsonl.zst' en='data/en/*.parquet' --out work > recipe.toml
     """
@@ -73,7 +73,7 @@ def plan(
 
     pretok plan recipe.toml --workers 1120 --json
 
-    `train plan` says the memory and time of a training run.
+    `train plan` estimates the memory and time of a training run.
     """
     from pretok.commands.steps import check_steps
     from pretok.forecast.job import run_forecast, tables

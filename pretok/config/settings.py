@@ -188,7 +188,7 @@ class Source(Part):
     field: str = key("text", "Field or column that holds the text; `data.text` if it is inside another.")
     messages: str = key(
         "",
-        "Field with a conversation: a list of messages with role and content.",
+        "Field that holds a conversation: a list of messages with role and content.",
         "messages",
         excludes=["field"],
     )
@@ -197,7 +197,7 @@ class Source(Part):
     )
     learn: tuple[str, ...] = key(
         (),
-        "Kinds of tokens that are learned; empty: what the assistant says. Of a template: fields; empty: all.",
+        "Kinds of tokens that are learned; empty: those of the assistant. With a template: fields; empty: all.",
         ["answer", "tool call"],
         needs=["messages", "template"],
     )
@@ -214,7 +214,9 @@ class Source(Part):
         None, "JSON file with the tools for the chat template.", "tools.json", needs=["messages"]
     )
     date: str = key("", "Date for a chat template that asks for one.", "2026-01-31", needs=["messages"])
-    separator: str = key("", "What ends a document in plain text; empty: each file is one document.", "\n\n")
+    separator: str = key(
+        "", "Text that ends a document in plain text; empty: each file is one document.", "\n\n"
+    )
     max_document: Count = key(256 << 20, "A record of more bytes is rejected.", "64MiB", gt=0)
     keep: Keep = key(
         (),
@@ -328,7 +330,7 @@ class Vocab(Part):
     size: Count = key(
         50_000, "Entries of the vocabulary, special tokens included.", "32k", ge=257, excludes=["extend"]
     )
-    pattern: str = key("cl100k", "Splits text into words: cl100k, gpt2, o200k or qwen2.")
+    pattern: str = key("cl100k", "Pattern that splits text into words: cl100k, gpt2, o200k or qwen2.")
     special_tokens: tuple[str, ...] = key(
         DEFAULT_SPECIAL_TOKENS,
         "Special tokens from id 0 on; the first ends a document, the second is for padding.",
@@ -337,10 +339,12 @@ class Vocab(Part):
     )
     sample: Share = key(1, "Share of the documents to count.", 0.1, gt=0, le=1)
     holdout: Share = key(0.01, "Share of the documents kept out of training, for the report.", ge=0, lt=1)
-    seed: int = key(0, "Chooses the documents of `sample` and `holdout`.")
-    min_count: int = key(1, "Rarer words are dropped before training.", 2, ge=1)
-    weights: Weights = key({}, "Share of each source; empty: as on disk.", {"it": 0.9, "en": 0.1})
-    sizes: tuple[Count, ...] = key((), "Smaller sizes to write too; they are its beginnings.", [16000, 32000])
+    seed: int = key(0, "Seed that chooses the documents of `sample` and `holdout`.")
+    min_count: int = key(1, "Words with fewer occurrences are dropped before training.", 2, ge=1)
+    weights: Weights = key({}, "Share of each source; empty: by size on disk.", {"it": 0.9, "en": 0.1})
+    sizes: tuple[Count, ...] = key(
+        (), "Smaller sizes to write too; each is the first entries of the largest.", [16000, 32000]
+    )
 
     @model_validator(mode="after")
     def _names_its_tokens(self) -> Self:
@@ -369,7 +373,7 @@ class Shards(Part):
 
     size: Count = key(0, "Bytes of tokens in a shard; 0: 1 GiB, less for small sources.", "512MiB", ge=0)
     val_fraction: Share = key(0, "Share of the documents held out for validation.", 0.001, ge=0, lt=1)
-    seed: int = key(0, "Chooses the documents of the validation split.")
+    seed: int = key(0, "Seed that chooses the documents for validation.")
     max_reject_share: Share = key(
         0.02, "Share of bad records above which a source fails (exit code 3).", ge=0, le=1
     )
@@ -386,7 +390,7 @@ class Shards(Part):
     )
     duplicates: Literal["keep", "mark", "drop"] = key(
         "keep",
-        "Documents whose text came before: keep, mark in the ledger, or drop. Without keep, inputs are read twice.",
+        "Keep documents whose text came before, mark them in the ledger, or drop them; both read inputs twice.",
     )
     removed: ExpandedPath | None = key(
         None,
@@ -411,8 +415,8 @@ class MixTable(StageTable):
     """[mix]: which sequences are read, in which order."""
 
     seq_len: Length = key(4096, "Tokens of a sequence.", 8192, ge=1, lt=2**31)
-    seed: int = key(0, "Another seed gives another order.", ge=-(2**63), lt=2**63)
-    max_epochs: Share = key(4, "How often a source may be read at most.", gt=0)
+    seed: int = key(0, "Seed of the order.", ge=-(2**63), lt=2**63)
+    max_epochs: Share = key(4, "Most epochs of a source.", gt=0)
     classes: dict[SourceName, str] = key(
         {},
         "Parts of sources, weighed as sources are: SOURCE where CONDITION on the columns of `pretok query`.",
@@ -481,7 +485,7 @@ class Slurm(Part):
 class Recipe(Part):
     """A whole recipe. `train` is for the trainer, which validates it."""
 
-    out: ExpandedPath = key(..., "The WORK folder, to which all results go.", "work")
+    out: ExpandedPath = key(..., "Folder for all results (WORK).", "work")
     sources: dict[SourceName, Source] = Field(min_length=1)
     normalize: Normalize = Normalize()
     vocab: Vocab = Vocab()

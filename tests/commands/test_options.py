@@ -66,5 +66,5 @@ def test_the_help_says_example_and_default(
     shown = " ".join(capsys.readouterr().out.split())
     size = "Entries of the vocabulary, special tokens included. Not with `extend`. For example 32k. Default: 50_000."
     assert f"--vocab-size N {size}" in shown
-    weights = "Share of each source; empty: as on disk. For example it=0.9,en=0.1."
+    weights = "Share of each source; empty: by size on disk. For example it=0.9,en=0.1."
     assert f"--weights NAME=SHARE,... {weights}" in shown

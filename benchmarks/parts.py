@@ -8,7 +8,6 @@ thread that works, so that other work on the machine counts little.
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -30,12 +29,12 @@ def run_parts(paths: list[str], tokenizer: Path, output: Path) -> Row:
     from pretok.tokenizer.encoder import Encoder
 
     encoder = Encoder(tokenizer.read_text(encoding="utf-8"), 0, 50_000)
-    digest, size, seconds = xxhash.xxh3_128(), 0, Counter[str]()
+    digest, size, seconds = xxhash.xxh3_128(), 0, dict[str, float]()
 
     def clock(name: str, function: Callable[..., Any], *args: Any) -> Any:
         began = time.thread_time()
         result = function(*args)
-        seconds[name] += time.thread_time() - began  # type: ignore[assignment]
+        seconds[name] = seconds.get(name, 0) + time.thread_time() - began
         return result
 
     with output.open("wb", buffering=0) as file:

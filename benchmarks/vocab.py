@@ -17,8 +17,9 @@ import pyarrow.compute as pc
 from benchmarks.inputs import LANGUAGES, Inputs
 from benchmarks.measure import Row, Table, fresh, timed
 from pretok.base.execute import peak_bytes
+from pretok.base.tokens import Bytes, Ints
 from pretok.config import DEFAULT_SPECIAL_TOKENS
-from pretok.counts.buckets import Words
+from pretok.counts.buckets import Words, from_arrow
 from pretok.counts.table import WordTable
 from pretok.kernels.pretokenize import PATTERNS
 from pretok.vocab.bpe import Merges, buffer_of, train_merges
@@ -32,19 +33,16 @@ HEAD = 4
 def counted(texts: list[str], pattern: str) -> Words:
     """Words of texts, counted in this thread."""
     encoded = [text.encode() for text in texts]
-    data, offsets = (
-        np.frombuffer(b"".join(encoded), np.uint8),
-        np.cumsum([0, *map(len, encoded)], dtype=np.int64),
-    )
+    data = np.frombuffer(b"".join(encoded), np.uint8)
+    offsets = np.cumsum([0, *map(len, encoded)], dtype=np.int64)
     table = WordTable()
     table.add_documents(data, offsets, np.zeros(len(texts), np.bool_), pattern)
     return table.words()
 
 
-def merges_of(words: Words, size: int = SIZE) -> Merges:
-    """The vocabulary of these words."""
-    buffer = buffer_of(words.data, words.offsets, words.counts)
-    return train_merges(buffer, vocab_size=size, special_tokens=SPECIAL)
+def merges_of(data: Bytes, offsets: Ints, counts: Ints) -> Merges:
+    """The vocabulary of words with their counts."""
+    return train_merges(buffer_of(data, offsets, counts), vocab_size=SIZE, special_tokens=SPECIAL)
 
 
 def reference(texts: list[str]) -> set[bytes]:
@@ -72,36 +70,35 @@ def write_words(words: Words, number: int, path: Path) -> Path:
     """So many distinct words with their counts as .npz: those given, and the first bytes of one with the rest of
     another, as rare as the rarer of both. So lengths and counts stay those of the corpus."""
     old, counts = words.words(), words.counts
-    first, second = np.random.default_rng(0).integers(0, len(old), (2, 2 * max(0, number - len(old))))
+    more = int(1.2 * max(0, number - len(old)))  # some come twice, or are there already
+    first, second = np.random.default_rng(0).integers(0, len(old), (2, more))
     heads, tails = pc.binary_slice(old, 0, HEAD).take(first), pc.binary_slice(old, HEAD).take(second)
     joined = pc.binary_join_element_wise(heads, tails, pa.scalar(b"", old.type))
-    every = pa.table({
+    table = {
         "word": pa.concat_arrays([old, joined]),
         "count": np.concatenate([counts, np.minimum(counts[first], counts[second])]),
-    })  # fmt: skip
-    every = every.group_by("word", use_threads=False).aggregate([("count", "max")]).slice(0, number)
+    }
+    every = pa.table(table).group_by("word", use_threads=False).aggregate([("count", "max")])[:number]
     column = every["word"].combine_chunks()
-    lengths = pc.binary_length(column).to_numpy().astype(np.int64)
-    data = np.frombuffer(b"".join(column.to_pylist()), np.uint8)
-    np.savez(path, data=data, offsets=np.cumsum([0, *lengths]), counts=every["count_max"].to_numpy())
+    many = from_arrow(column, every["count_max"].to_numpy(), np.zeros(len(column), np.int64))
+    np.savez(path, data=many.data, offsets=many.offsets, counts=many.counts)
     return path
 
 
 def merge_file(path: Path) -> Row:
     """Merge the words of a file."""
     arrays = np.load(path)
-    words = arrays["data"], arrays["offsets"], arrays["counts"]
+    data, offsets, counts = arrays["data"], arrays["offsets"], arrays["counts"]
     before = peak_bytes()
-    buffer = buffer_of(*words)
-    spent, _ = timed(lambda: train_merges(buffer, vocab_size=SIZE, special_tokens=SPECIAL))
-    return {"words": len(words[2]), **spent, "peak MB": (peak_bytes() - before) / 1e6}
+    spent, _ = timed(lambda: merges_of(data, offsets, counts))
+    return {"words": len(counts), **spent, "peak MB": (peak_bytes() - before) / 1e6}
 
 
 def measure(inputs: Inputs) -> Table:
     """Each once: BpeTrainer takes a minute and a half of CPU time."""
     texts = [text for name in LANGUAGES for text in inputs.texts(name)]
     counting, words = timed(lambda: counted(texts, "cl100k"))
-    merging, merges = timed(lambda: merges_of(words))
+    merging, merges = timed(lambda: merges_of(words.data, words.offsets, words.counts))
     theirs, tokens = timed(lambda: reference(texts))
     if set(merges.tokens[SPECIAL:]) != tokens:
         raise AssertionError("BpeTrainer makes other tokens")

@@ -1,1 +1,1 @@
-"""Benchmarks, run by hand and never by the tests: `python -m benchmarks --help`."""
+"""Benchmarks, run by hand and by the tests at tiny size only: `python -m benchmarks --help`."""

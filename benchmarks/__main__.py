@@ -1,9 +1,9 @@
-"""Command line of the tokenization benchmarks.
+"""Command line of the benchmarks.
 
-python -m benchmarks all                # everything, about half an hour on two cores
-python -m benchmarks parts end-to-end   # some sections; results.json keeps the others
-python -m benchmarks loader cold files remote startup  # no peers needed
-python -m benchmarks report             # the tables again from results.json
+python -m benchmarks all                           # those of results.md that README and docs quote, half an hour
+python -m benchmarks removal documents             # some sections; results.json keeps the others
+python -m benchmarks removal --scale 0.01 --runs 1 # smaller, to see that it works: prints, and keeps nothing
+python -m benchmarks report                        # results.md again from results.json
 """
 
 from __future__ import annotations
@@ -11,57 +11,77 @@ from __future__ import annotations
 import argparse
 import os
 import tempfile
-from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from benchmarks.cold import measure_cold
-from benchmarks.end_to_end import measure_end_to_end
-from benchmarks.files import measure_files
-from benchmarks.inputs import Inputs, prepare
-from benchmarks.loader import measure_loader
-from benchmarks.measure import save
-from benchmarks.parts import measure_parts
-from benchmarks.peers import measure_peers
-from benchmarks.remote import measure_remote
-from benchmarks.report import write_report
-from benchmarks.startup import measure_startup
+from benchmarks.inputs import Inputs
+from benchmarks.measure import RESULTS, load_results, markdown, save
 from pretok.base.children import child_environment
 
-SECTIONS: dict[str, Callable[[Inputs, int], dict[str, Any]]] = {
-    "parts": measure_parts,
-    "end-to-end": measure_end_to_end,
-    "peers": measure_peers,
-    "loader": measure_loader,
-    "cold": measure_cold,
-    "files": measure_files,
-    "remote": measure_remote,
-    "startup": measure_startup,
+TITLES = {
+    "peers": "Tokenization beside other programs, same tokenizer.json, start-up aside, MB/s of text",
+    "end_to_end": "`pretok tokenize`, start-up aside",
+    "parts": "Each part of tokenization alone, one core, MB/s of text",
+    "startup": "From the command to the prompt, seconds",
+    "files": "Many files of three documents, 2 workers",
+    "remote": "Inputs from an S3 server 50 ms away, one process",
+    "loader": "Loaders of torch, sequences of 4,096 from memory, ms per million tokens",
+    "reading": "Reading shuffled sequences of 4,096",
+    "object_store": "Training from an object store, sequences of 4,096",
+    "packing": "Packing the documents of the corpus",
+    "vocab": "Training a vocabulary of 50,000 entries",
+    "chats": "Conversations beside the same text as plain documents, one core, MB/s",
+    "removal": "Removing documents from 100 shards",
+    "documents": "Commands that look at documents",
+    "certificate": "The certificate of a step of 512 sequences of 4,096",
+    "train_ranks": "A checkpoint of 9 billion parameters by the number of ranks, CPU seconds of rank 0",
 }
+"""The sections in the order of results.md; each is `measure` of the module of that name."""
+QUOTED = ("peers", "end_to_end", "parts", "startup", "files", "remote", "loader")
+
+
+def report(results: dict[str, Any]) -> str:
+    """The page of all that has been measured."""
+    pages = [
+        f"## {title}\n\n{markdown(results[name]['rows'])}\n{results[name]['machine']}\n"
+        for name, title in TITLES.items()
+        if name in results
+    ]
+    head = (
+        "Made from results.json by `python -m benchmarks`; the figures are medians. Results vary by machine."
+    )
+    return "\n".join(["# Measurements", "", head, "", *pages])
 
 
 def main() -> None:
-    """Measure the sections named and write the report."""
+    """Measure the sections named, and write the report."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("sections", nargs="+", choices=[*SECTIONS, "all", "report"])
+    parser.add_argument("sections", nargs="+", choices=[*TITLES, "all", "report"], metavar="SECTION")
     parser.add_argument(
-        "--vocab", type=Path, help="folder with a tokenizer.json; default: train one of 50,000"
+        "--vocab", type=Path, help="folder with a tokenizer.json. Default: train 50,000 entries"
     )
-    parser.add_argument("--work", type=Path, help="keep the derived files here; default: a temporary folder")
-    parser.add_argument("--runs", type=int, default=3, help="runs of which the median counts (default 3)")
+    parser.add_argument(
+        "--work", type=Path, help="make the temporary folder of all files here, on the disk to measure"
+    )
+    parser.add_argument("--runs", type=int, default=3, help="runs of each case (default 3)")
+    parser.add_argument("--scale", type=float, default=1.0, help="size in proportion to that of results.md")
     arguments = parser.parse_args()
-    # The worker processes import this package too.
-    os.environ.update(child_environment())
-    sections = list(SECTIONS) if "all" in arguments.sections else arguments.sections
-    with tempfile.TemporaryDirectory(prefix="pretok-benchmarks-") as temporary:
-        if sections != ["report"]:
-            inputs = prepare(arguments.work or Path(temporary), arguments.vocab)
+    os.environ.update(child_environment())  # worker processes import this package too
+    sections = QUOTED if "all" in arguments.sections else arguments.sections
+    with tempfile.TemporaryDirectory(prefix="pretok-", dir=arguments.work) as folder:
+        inputs = Inputs(Path(folder), arguments.vocab, arguments.scale, arguments.runs)
         for name in sections:
-            if name in SECTIONS:
-                save(name.replace("-", "_"), SECTIONS[name](inputs, arguments.runs))
-    write_report()
+            if name == "report":
+                continue
+            table = import_module(f"benchmarks.{name}").measure(inputs)
+            print(f"{TITLES[name]}\n{markdown(table)}", flush=True)
+            if arguments.scale == 1:
+                save(name, table)
+    if arguments.scale == 1:
+        RESULTS.with_suffix(".md").write_text(report(load_results()), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -1,87 +1,55 @@
 """Memory and time of the commands that look at documents, each in a process of its own.
 
-    python -m benchmarks.documents FOLDER [--documents 100M]
-
-Input: an empty folder, where inputs, shards with the id kept, and a run are made once. Output: a line for each command:
-its seconds, and the peak memory of its largest process. Memory should not grow with the number of documents.
+Input: shards of random tokens (10 a document, id and url kept), a mix and a run of it. Output: for each command its
+seconds, and the peak memory of it and its children. Memory should not grow with the number of documents.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
-import resource
+import os
 import subprocess
 import sys
 import time
-from pathlib import Path
 
-from benchmarks.measure import fresh
+from benchmarks.certificate import write_run
+from benchmarks.inputs import Inputs
+from benchmarks.measure import Row, Table
+from benchmarks.train_shards import write_documents
+from pretok.shards.ledger import ledger_column
+from pretok.shards.manifest import load_manifest
 
-FILE_DOCUMENTS = 1_000_000
-VOCABULARY = Path(__file__).parents[1] / "tests" / "golden" / "tokenizer.json"
+TOKENS, SHARD_DOCUMENTS = 10, 1_000_000
 
 
-def run_pretok(*words: str) -> tuple[float, float]:
-    """Run a command of pretok; (seconds, GB at most in memory at once)."""
+def spent_by(arguments: list[str]) -> Row:
+    """Run a command."""
     began = time.perf_counter()
-    command = [sys.executable, "-m", "pretok", *words]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-    _, told = process.communicate()
+    process = subprocess.Popen([sys.executable, "-m", "pretok", *arguments], stdout=subprocess.DEVNULL)
+    _, status, usage = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
     if process.returncode:
-        raise SystemExit(f"{' '.join(command)}: {told}")
-    # The largest of all children so far, so each command is run by a process of its own, see main.
-    return time.perf_counter() - began, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024 / 1e9
+        sys.exit(f"pretok {' '.join(arguments)} failed")
+    return {"s": time.perf_counter() - began, "peak GB": usage.ru_maxrss * 1024 / 1e9}
 
 
-def write_work(folder: Path, documents: int) -> None:
-    """Inputs, shards, a run over the beginning of them, and rows for every tenth document."""
-    from benchmarks.certificate import write_run
-
-    for first in range(0, documents, FILE_DOCUMENTS):
-        last = min(first + FILE_DOCUMENTS, documents)
-        lines = (f'{{"id": "document-{n}", "text": "the document number {n}"}}\n' for n in range(first, last))
-        (folder / f"{first:012d}.jsonl").write_text("".join(lines))
-    names = f"web={folder}/[0-9]*.jsonl"
-    run_pretok("tokenize", names, "--out", str(folder), "--vocab", str(VOCABULARY), "--keep", "id")
-    write_run(folder, folder / "shards", batch=4, pack=False)
-    for path in folder.glob("[0-9]*.jsonl"):
-        path.unlink()
-    with (folder / "scores.rows").open("w", encoding="utf-8") as file:
+def measure(inputs: Inputs) -> Table:
+    """Each command once, on 100 million documents and rows for a tenth of them."""
+    documents, run = inputs.scaled(100_000_000), inputs.folder / "run"
+    shards = write_documents(run / "shards", documents, TOKENS, -(-documents // SHARD_DOCUMENTS))
+    write_run(run, shards, batch=4)
+    with (run / "scores.jsonl").open("w", encoding="utf-8") as file:
         for number in range(0, documents, 10):
             file.write(json.dumps({"id": f"document-{number}", "score": number / 7, "topic": "news"}) + "\n")
-    (folder / "scores.rows").rename(folder / "scores.jsonl")
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--documents", type=int, default=100_000_000)
-    parser.add_argument("--only", help="Name of a command. Default: all.")
-    arguments = parser.parse_args()
-    folder, shards = arguments.folder, str(arguments.folder / "shards")
-    if not (folder / "scores.jsonl").exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        fresh(write_work, folder, arguments.documents)
-    run, rows, doc = str(folder), str(folder / "scores.jsonl"), f"document-{arguments.documents // 2}"
+    last = ledger_column(load_manifest(shards).shards[-1].ledger_path, "hash")[-1].as_py().hex()
     counted = "SELECT count(*), count(DISTINCT tokens), sum(bytes) FROM documents"
+    folder = str(shards)
     commands = {
-        "query": ["query", shards, counted],
-        "annotate": ["annotate", shards, rows, "--by", "id"],
-        "trace": ["trace", run, "--doc", doc],
-        "trace a step": ["trace", run, "--step", "1"],
-        "certify": ["certify", run, "--step", "1", "--out", str(folder / "a.certificate")],
-        "disclose": ["disclose", shards, "--format", "json"],
-        "remove": ["remove", shards, "--where", "id LIKE '%77'", "--reason", "none", "--dry-run"],
-        "inspect": ["inspect", shards, "--doc", doc],
+        "query": ["query", folder, counted],
+        "annotate": ["annotate", folder, str(run / "scores.jsonl"), "--by", "id"],
+        "trace": ["trace", str(run), "--doc", last],
+        "certify": ["certify", str(run), "--step", "1", "--out", str(run / "a.certificate")],
+        "disclose": ["disclose", folder, "--format", "json"],
+        "remove": ["remove", folder, "--where", "id LIKE '%77'", "--reason", "none", "--dry-run"],
     }
-    for name, words in commands.items():
-        if arguments.only in (None, name):
-            seconds, memory = fresh(run_pretok, *words)
-            print(f"{name}: {seconds:.1f} s, {memory:.2f} GB", flush=True)
-
-
-if __name__ == "__main__":
-    main()
+    return {name: spent_by(arguments) for name, arguments in commands.items()}

@@ -1,16 +1,17 @@
-"""How things are measured: in fresh processes, several times, with the machine named.
+"""How things are measured: in fresh processes, several times in turns, with the machine named.
 
-Input: functions of this package. Output: their results, medians of them, and `results.json`, where each section is
-replaced when it is measured again.
+Input: functions of this package. Output: tables, and results.json, where each section is replaced when it is measured
+again.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import platform
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from importlib.metadata import PackageNotFoundError, version
 from multiprocessing import get_context
@@ -20,17 +21,10 @@ from typing import Any, TypeVar
 from pretok.base.startup import collect_seldom
 
 RESULTS = Path(__file__).with_name("results.json")
-PACKAGES = (
-    "gigatoken",
-    "tokenizers",
-    "datatrove",
-    "datasets",
-    "megatron-core",
-    "ray",
-    "pyarrow",
-    "numba",
-    "numpy",
-)
+PACKAGES = ("gigatoken", "tokenizers", "datatrove", "datasets", "megatron-core", "pyarrow", "numba", "numpy")
+Row = dict[str, float]
+Table = dict[str, Row]
+"""Name of a case -> name of a column -> value."""
 Result = TypeVar("Result")
 
 
@@ -49,14 +43,6 @@ def fresh(
         return pool.submit(function, *args).result()
 
 
-def fresh_pair(
-    function: Callable[..., Result], first: tuple[Any, ...], second: tuple[Any, ...]
-) -> list[Result]:
-    """Call a function in two new processes at once."""
-    with ProcessPoolExecutor(2, get_context("spawn"), _prepare, (None, {}, False)) as pool:
-        return [call.result() for call in (pool.submit(function, *first), pool.submit(function, *second))]
-
-
 def _prepare(cpus: int | None, env: dict[str, str], quiet: bool) -> None:
     collect_seldom()  # as every command does
     os.environ.update(env)
@@ -68,58 +54,65 @@ def _prepare(cpus: int | None, env: dict[str, str], quiet: bool) -> None:
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:cpus])
 
 
-def timed(function: Callable[[], Result]) -> tuple[float, Result]:
-    """(seconds, result)."""
-    began = time.perf_counter()
+def in_turns(cases: Mapping[str, Callable[[], Row]], runs: int) -> Table:
+    """Run all cases once, then all again, so that a busy minute hits each of them; medians of `runs` turns."""
+    turns = [{name: case() for name, case in cases.items()} for _ in range(runs)]
+    return {name: medians([turn[name] for turn in turns]) for name in cases}
+
+
+def medians(rows: Sequence[Row]) -> Row:
+    """Median of each column."""
+    return {key: statistics.median(row[key] for row in rows) for key in rows[0]}
+
+
+def timed(function: Callable[[], Result]) -> tuple[Row, Result]:
+    """({"s", "CPU s"} of this process, result)."""
+    began, used = time.perf_counter(), time.process_time()
     result = function()
-    return time.perf_counter() - began, result
+    return {"s": time.perf_counter() - began, "CPU s": time.process_time() - used}, result
 
 
-def medians(runs: list[dict[str, float]]) -> dict[str, float]:
-    """Median of each key over the runs."""
-    return {key: statistics.median(run[key] for run in runs) for key in runs[0]}
-
-
-def machine() -> dict[str, Any]:
-    """What the figures were measured on."""
-    cpuinfo = Path("/proc/cpuinfo").read_text(encoding="utf-8")
-    model = next(
-        (line.partition(":")[2].strip() for line in cpuinfo.splitlines() if "model name" in line), "?"
+def machine() -> str:
+    """What the figures were measured on, and how busy it was."""
+    names = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    model = next((line.partition(":")[2].strip() for line in names if "model name" in line), "unknown CPU")
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9
+    return (
+        f"{model}, {len(os.sched_getaffinity(0))} cores, {memory:.0f} GB, load average {os.getloadavg()[1]:.1f}; "
+        f"{', '.join([f'Python {platform.python_version()}', *filter(None, map(_version, PACKAGES))])}"
     )
-    memory = int(Path("/proc/meminfo").read_text(encoding="ascii").split()[1]) / 1e6
-    return {
-        "cpu": model,
-        "cores": len(os.sched_getaffinity(0)),
-        "memory_gb": round(memory),
-        "python": ".".join(map(str, os.sys.version_info[:3])),  # type: ignore[attr-defined]
-        "versions": {name: _version(name) for name in PACKAGES},
-    }
 
 
 def _version(name: str) -> str:
     try:
-        return version(name)
+        return f"{name} {version(name)}"
     except PackageNotFoundError:
-        return "absent"
+        return ""
 
 
 def load_results() -> dict[str, Any]:
-    """What was measured so far."""
-    return json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else {}
+    """Name of a section -> {"machine", "rows"}."""
+    return dict(json.loads(RESULTS.read_text(encoding="utf-8")))
 
 
-def save(section: str, values: dict[str, Any]) -> None:
-    """Replace one section, noting how busy the machine was with other work when it ended."""
-    results = load_results()
-    results["machine"] = machine()
-    results[section] = {**_rounded(values), "load_average": round(os.getloadavg()[1], 1)}
+def save(section: str, table: Table) -> None:
+    """Replace one section of results.json."""
+    rows = {name: {key: float(f"{value:.4g}") for key, value in row.items()} for name, row in table.items()}
+    results = load_results() | {section: {"machine": machine(), "rows": rows}}
     RESULTS.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    print(section, json.dumps(results[section], indent=1), flush=True)
 
 
-def _rounded(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _rounded(inner) for key, inner in value.items()}
-    if isinstance(value, float):
-        return float(f"{value:.4g}")
-    return value
+def markdown(table: Table) -> str:
+    """The table; a column that a case lacks stays empty."""
+    columns = list(dict.fromkeys(key for row in table.values() for key in row))
+    lines = [f"| | {' | '.join(columns)} |", f"|---|{'---:|' * len(columns)}"]
+    for name, row in table.items():
+        lines.append(f"| {name} | {' | '.join(_shown(row.get(key)) for key in columns)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _shown(value: float | None) -> str:
+    """Three digits, or all before the point."""
+    if value is None:
+        return ""
+    return f"{value:.3g}" if abs(value) < 1000 else f"{value:,.0f}"

@@ -1,42 +1,43 @@
 """What others make of the same documents with the same tokenizer.json on the same cores.
 
-Input: the corpus, or a slice of it for slow programs. Output: MB/s of text. Imports and loading are left out: of the
-programs that start their own workers by running them on a sixth of the slice as well and taking the difference.
+Input: the corpus, or a slice of it for slow programs. Output: MB/s of text. Imports and loading are left out: for the
+programs that start their own workers by running them on a sixth of the slice as well and taking the difference. What is
+not installed is left out.
 """
 
 from __future__ import annotations
 
 import json
 import shutil
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from benchmarks.inputs import Inputs
-from benchmarks.measure import fresh, medians, timed
+from benchmarks.end_to_end import run_job, tiny_files
+from benchmarks.inputs import SLICE, Inputs, text_bytes
+from benchmarks.measure import Row, Table, fresh, in_turns, timed
 
 EOD = "<|endoftext|>"
 
 
-def gigatoken_in_memory(paths: list[str], tokenizer: Path, threads: int) -> float:
-    """Seconds to encode all texts, read before into one Arrow array; the ids go nowhere."""
-    import awkward as ak
+def _engine(tokenizer: Path) -> Any:
+    """gigatoken with a tokenizer that finds no special tokens in text."""
     import gigatoken
+
+    data = {**json.loads(tokenizer.read_text(encoding="utf-8")), "added_tokens": []}
+    return gigatoken.Tokenizer.from_json(json.dumps(data))
+
+
+def gigatoken_in_memory(plain: Path, tokenizer: Path) -> float:
+    """Seconds to encode all texts, read before into one Arrow array, with all threads; the ids go nowhere."""
+    import awkward as ak
     import pyarrow as pa
 
-    from pretok.read.partition import Piece
-    from pretok.read.readers import RecordFormat, read_piece
-    from pretok.read.recognise import list_inputs
-
-    files, _ = list_inputs(paths, "auto")
-    texts = [batch.texts for file in files for batch in read_piece(Piece(file), 0, RecordFormat())]
-    strings = ak.from_arrow(pa.concat_arrays(texts))
-    engine = gigatoken.Tokenizer.from_json(_without_added_tokens(tokenizer))
-    seconds, _ = timed(lambda: engine.encode_batch(strings, parallel=threads > 1))
-    return seconds
-
-
-def _without_added_tokens(tokenizer: Path) -> str:
-    return json.dumps({**json.loads(tokenizer.read_text(encoding="utf-8")), "added_tokens": []})
+    strings = ak.from_arrow(
+        pa.array([json.loads(line)["text"] for line in plain.open("rb")], pa.large_string())
+    )
+    engine = _engine(tokenizer)
+    return timed(lambda: engine.encode_batch(strings, parallel=True))[0]["s"]
 
 
 def whole_file(plain: Path, tokenizer: Path, output: Path) -> float:
@@ -47,23 +48,19 @@ def whole_file(plain: Path, tokenizer: Path, output: Path) -> float:
     import numpy as np
     from megatron.core.datasets.indexed_dataset import DType, IndexedDatasetBuilder
 
-    engine = gigatoken.Tokenizer.from_json(_without_added_tokens(tokenizer))
+    engine = _engine(tokenizer)
     added = json.loads(tokenizer.read_text(encoding="utf-8"))["added_tokens"]
     eod = next(token["id"] for token in added if token["content"] == EOD)
 
     def work() -> None:
         documents = engine.encode_files(gigatoken.JsonlFileSource([str(plain)], field="text"), parallel=True)
         ends = ak.singletons(ak.Array(np.full(len(documents), eod, np.uint32)))
-        documents = ak.concatenate([documents, ends], axis=1)
-        builder = IndexedDatasetBuilder(str(output) + ".bin", dtype=DType.optimal_dtype(engine.vocab_size))
-        for document in documents:
+        builder = IndexedDatasetBuilder(f"{output}.bin", dtype=DType.optimal_dtype(engine.vocab_size))
+        for document in ak.concatenate([documents, ends], axis=1):
             builder.add_document(np.asarray(document), [len(document)])
-        builder.finalize(str(output) + ".idx")
+        builder.finalize(f"{output}.idx")
 
-    seconds, _ = timed(work)
-    for suffix in (".bin", ".idx"):
-        output.with_name(output.name + suffix).unlink()
-    return seconds
+    return timed(work)[0]["s"]
 
 
 def datatrove(folder: Path, tokenizer: Path, output: Path) -> float:
@@ -72,19 +69,10 @@ def datatrove(folder: Path, tokenizer: Path, output: Path) -> float:
     from datatrove.pipeline.readers import JsonlReader
     from datatrove.pipeline.tokens import DocumentTokenizer
 
-    tokens = DocumentTokenizer(
-        str(output / "tokens"),
-        str(tokenizer),
-        eos_token=EOD,
-        shuffle_documents=False,
-        save_final_metadata=False,
-    )
-    executor = LocalPipelineExecutor(
-        [JsonlReader(str(folder)), tokens], tasks=2, workers=2, logging_dir=str(output / "logs")
-    )
-    seconds, _ = timed(executor.run)
-    shutil.rmtree(output)
-    return seconds
+    options = {"eos_token": EOD, "shuffle_documents": False, "save_final_metadata": False}
+    steps = [JsonlReader(str(folder)), DocumentTokenizer(str(output / "tokens"), str(tokenizer), **options)]
+    executor = LocalPipelineExecutor(steps, tasks=2, workers=2, logging_dir=str(output / "logs"))
+    return timed(executor.run)[0]["s"]
 
 
 def datasets_map(folder: Path, tokenizer: Path, output: Path) -> float:
@@ -92,16 +80,9 @@ def datasets_map(folder: Path, tokenizer: Path, output: Path) -> float:
     from datasets import load_dataset
 
     data = load_dataset("json", data_files=str(folder / "*.jsonl"), split="train", cache_dir=str(output))
-
-    def work() -> None:
-        encode = _Encode(str(tokenizer))
-        data.map(
-            encode, batched=True, num_proc=2, remove_columns=data.column_names, load_from_cache_file=False
-        )
-
-    seconds, _ = timed(work)
-    shutil.rmtree(output)
-    return seconds
+    options = {"batched": True, "num_proc": 2, "load_from_cache_file": False}
+    encode = _Encode(str(tokenizer))
+    return timed(lambda: data.map(encode, remove_columns=data.column_names, **options))[0]["s"]
 
 
 class _Encode:
@@ -121,45 +102,46 @@ class _Encode:
         return {"ids": [[*encoding.ids, eod] for encoding in encodings]}
 
 
-def _sixth(inputs: Inputs) -> tuple[Path, int]:
-    """The first sixth of each file of the slice, and its bytes of text."""
-    folder = inputs.folder / "sixth"
-    folder.mkdir(exist_ok=True)
-    size = 0
-    for path in inputs.slices:
-        lines = path.read_bytes().splitlines(keepends=True)
-        kept, wanted = bytearray(), path.stat().st_size / 6
-        for line in lines:
-            if len(kept) < wanted:
-                kept += line
-                size += len(json.loads(line)["text"].encode())
-        (folder / path.name).write_bytes(kept)
-    return folder, size
+def measure(inputs: Inputs) -> Table:
+    """pretok and each of the others in turns."""
+    tokenizer, output, tiny = (
+        inputs.vocab / "tokenizer.json",
+        inputs.folder / "peer",
+        tiny_files(inputs.folder, 2),
+    )
+    plain, small, large = inputs.plain, inputs.slice(6 * SLICE), inputs.slice(SLICE)
+    megabytes = text_bytes(plain) / 1e6
+    difference = (text_bytes(*large.iterdir()) - text_bytes(*small.iterdir())) / 1e6
+    two = {"RAYON_NUM_THREADS": "2"}
+    alone = {
+        "TOKENIZERS_PARALLELISM": "false",
+        "HF_HUB_OFFLINE": "1",
+        "HF_DATASETS_DISABLE_PROGRESS_BARS": "1",
+    }
 
+    def slow(function: Any) -> Row:
+        seconds = []
+        for folder in (small, large):
+            seconds.append(fresh(function, folder, tokenizer, output, env=alone, quiet=True))
+            shutil.rmtree(output)
+        return {"MB/s": difference / (seconds[1] - seconds[0])}
 
-def measure_peers(inputs: Inputs, runs: int) -> dict[str, Any]:
-    """MB/s of each."""
-    tokenizer, folder = inputs.vocab / "tokenizer.json", inputs.folder
-    paths = [path for paths in inputs.zst.values() for path in paths]
-    total = inputs.text_bytes / 1e6
-    results: list[dict[str, float]] = []
-    for _ in range(runs):
-        result = {}
-        for threads in (1, 2):
-            env = {"RAYON_NUM_THREADS": str(threads)}
-            seconds = fresh(gigatoken_in_memory, paths, tokenizer, threads, env=env)
-            result[f"gigatoken_in_memory_{threads}_threads"] = total / seconds
-        result["gigatoken_whole_file_and_builder"] = total / fresh(
-            whole_file, inputs.plain, tokenizer, folder / "whole", env={"RAYON_NUM_THREADS": "2"}
-        )
-        results.append(result)
-    slow = {}
-    sixth, sixth_bytes = _sixth(inputs)
-    megabytes = (inputs.slice_bytes - sixth_bytes) / 1e6
-    env = {"TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1", "HF_DATASETS_DISABLE_PROGRESS_BARS": "1"}
-    for function in (datatrove, datasets_map):
-        output = folder / function.__name__
-        less = fresh(function, sixth, tokenizer, output, env=env, quiet=True)
-        more = fresh(function, inputs.slices[0].parent, tokenizer, output, env=env, quiet=True)
-        slow[f"{function.__name__}_2_processes"] = megabytes / (more - less)
-    return {**medians(results), **slow, "slice_mb": inputs.slice_bytes / 1e6}
+    cases = {
+        "pretok tokenize, 2 workers, from .jsonl.zst": lambda: {
+            "MB/s": fresh(run_job, inputs.zst, tiny, inputs.vocab, inputs.folder)["MB/s"]
+        },
+        "gigatoken, 2 threads, text and ids in memory": lambda: {
+            "MB/s": megabytes / fresh(gigatoken_in_memory, plain, tokenizer, env=two)
+        },
+    }
+    if find_spec("megatron"):
+        cases["gigatoken on a whole plain file + Megatron builder, 2 threads"] = lambda: {
+            "MB/s": megabytes / fresh(whole_file, plain, tokenizer, output, env=two)
+        }
+    if find_spec("datasets"):
+        cases["datasets.map + tokenizers, 2 processes"] = lambda: slow(datasets_map)
+    if find_spec("datatrove"):
+        cases["datatrove, 2 processes"] = lambda: slow(datatrove)
+    table = in_turns(cases, inputs.runs)
+    ours = next(iter(table.values()))["MB/s"]
+    return {name: row | {"pretok is, times as fast": ours / row["MB/s"]} for name, row in table.items()}

@@ -14,13 +14,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 from benchmarks.end_to_end import tiny_files
 from benchmarks.inputs import Inputs
-from benchmarks.measure import medians
-from pretok.base.children import child_environment
+from benchmarks.measure import Row, Table, in_turns, timed
 
 
 @contextlib.contextmanager
@@ -32,7 +31,7 @@ def ray_head() -> Iterator[str]:
     command = [str(Path(sys.executable).with_name("ray")), "start", "--head", "--block", "--num-cpus=2"]
     command += ["--node-ip-address=127.0.0.1", f"--port={address.rpartition(':')[2]}"]
     command += ["--include-dashboard=false"]
-    environment = child_environment() | {"RAY_USAGE_STATS_ENABLED": "0"}
+    environment = {**os.environ, "RAY_USAGE_STATS_ENABLED": "0"}
     head = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         time.sleep(15)
@@ -42,32 +41,22 @@ def ray_head() -> Iterator[str]:
         head.wait()
 
 
-def seconds_of(sources: list[str], vocab: Path, out: Path, workers: list[str]) -> float:
-    """Seconds of one command, whose output is removed."""
-    command = [sys.executable, "-m", "pretok", "--quiet", "tokenize", *sources]
-    command += ["--vocab", str(vocab), "--out", str(out), "--workers", "2", *workers]
-    began = time.perf_counter()
-    subprocess.run(command, check=True, env={**os.environ, **child_environment()}, stdout=subprocess.DEVNULL)
-    ended = time.perf_counter()
-    shutil.rmtree(out)
-    return ended - began
-
-
-def measure_startup(inputs: Inputs, runs: int) -> dict[str, Any]:
+def measure(inputs: Inputs) -> Table:
     """Each job on both kinds of workers, in turns."""
-    jobs = {
-        "tiny": [f"it={path}" for path in tiny_files(inputs.folder, 1)],
-        "corpus": [f"{name}={path}" for name, paths in inputs.zst.items() for path in paths],
-    }
-    times = []
+    jobs = {"a tiny file": [f"it={tiny_files(inputs.folder, 1)[0]}"], "the corpus": inputs.arguments}
+    out = inputs.folder / "timed"
+    options = ["--vocab", str(inputs.vocab), "--out", str(out), "--workers", "2"]
     with ray_head() as address:
-        kinds: dict[str, list[str]] = {"processes": [], "ray": ["--address", address]}
-        for _ in range(runs):
-            times.append(
-                {
-                    f"{job} {kind}": seconds_of(sources, inputs.vocab, inputs.folder / "timed", workers)
-                    for job, sources in jobs.items()
-                    for kind, workers in kinds.items()
-                }
-            )
-    return medians(times)
+        kinds = {"processes": [], "Ray": ["--address", address]}
+
+        def case(sources: list[str]) -> Row:
+            row = {}
+            for kind, more in kinds.items():
+                command = [sys.executable, "-m", "pretok", "--quiet", "tokenize", *sources, *options, *more]
+                run = partial(subprocess.run, command, check=True, stdout=subprocess.DEVNULL)
+                spent, _ = timed(run)
+                row[kind] = spent["s"]
+                shutil.rmtree(out)
+            return row
+
+        return in_turns({name: lambda job=job: case(job) for name, job in jobs.items()}, inputs.runs)

@@ -169,8 +169,8 @@ def main() -> None:
                 loss_seconds(model_config(model), device, LOSS_CHUNK if device.is_gpu else 64, fuse=fuse)
                 for fuse in ([False, True] if device.is_gpu else [False])
             ]
-            told = ", fused ".join(f"{1e3 * value:.1f} ms" for value in seconds)
-            print(f"{Path(model).stem}: loss alone, forward and backward: eager {told}", flush=True)
+            shown = ", fused ".join(f"{1e3 * value:.1f} ms" for value in seconds)
+            print(f"{Path(model).stem}: loss alone, forward and backward: eager {shown}", flush=True)
     if space.json:
         space.json.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
     if not any(result["outcome"] == "ok" for result in rows):

@@ -1,23 +1,17 @@
 """What a checkpoint costs rank 0 besides the bytes of its own tensors, by the number of ranks.
 
-    python -m benchmarks.train_ranks --model italia-9b --ranks 64,256,1024,4096
-
-Input: nothing but the machine; the other ranks are made up: a process group that sends nothing, and their answers.
-Output: for parameters that all ranks share and for replicas of 8, processor seconds of rank 0 for the index, which the
-first save makes, for what each save does in the background (the index as JSON, all ranks' answers, meta.json), and for
-a load of its own part; and the bytes of the index.
+Input: nothing but the machine; the other ranks are simulated: a process group that sends nothing, and their answers.
+Output: for parameters that all ranks share and for replicas of 8, CPU seconds of rank 0 for the index, which the first
+save makes, for what each save does in the background (the index as JSON, all ranks' answers, meta.json), and for a load
+of its own part; and the size of the index.
 """
 
 from __future__ import annotations
 
-import argparse
 import pickle
-import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from itertools import pairwise
 from pathlib import Path
 
 import msgspec
@@ -28,14 +22,14 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
+from benchmarks.inputs import Inputs
+from benchmarks.measure import Row, Table, timed
 from train.checkpoint.meta import FileRecord
 from train.checkpoint.tensors import Index, make_index, overlaps, own_pieces
 from train.model.sizes import model_config
 from train.model.transformer import Decoder
 
-REPLICA = 8
+MODEL, REPLICA, RANKS = "italia-9b", 8, (64, 256, 1024, 4096)
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
@@ -57,7 +51,7 @@ def sharded_state(model: str, mesh: DeviceMesh) -> dict[str, Tensor]:
 
 
 @contextmanager
-def made_up(ranks: int, shards: int) -> Iterator[DeviceMesh]:
+def simulated(ranks: int, shards: int) -> Iterator[DeviceMesh]:
     """A mesh of so many ranks, of which this process is the first."""
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=ranks)
     try:
@@ -89,36 +83,27 @@ def load(state: dict[str, Tensor], index: Index) -> None:
         overlaps(kinds[name].boxes, (0,) * piece.ndim, tuple(piece.shape))
 
 
-def main() -> None:
-    """The command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--model", default="italia-9b")
-    parser.add_argument("--ranks", default="64,256,1024,4096")
-    space = parser.parse_args()
-    print(
-        f"{'ranks':>6} {'shards':>7} {'tensors':>8} {'index s':>8} {'behind s':>9} {'load s':>7} {'index MB':>9}"
-    )
-    for ranks in map(int, space.ranks.split(",")):
-        for shards in (ranks, REPLICA):
-            with made_up(ranks, shards) as mesh, tempfile.TemporaryDirectory() as folder:
-                state = sharded_state(space.model, mesh)
-                times = [time.process_time()]
-                index = make_index(state, mesh)
-                own_pieces(state, index, 0)
-                times.append(time.process_time())
-                size = background(index, shards, ranks, Path(folder))
-                times.append(time.process_time())
-                load(state, index)
-                times.append(time.process_time())
-                first, behind, read = (b - a for a, b in pairwise(times))
-                print(
-                    f"{ranks:>6} {shards:>7} {len(state):>8} {first:>8.3f} {behind:>9.3f} {read:>7.3f} "
-                    f"{size / 1e6:>9.3f}",
-                    flush=True,
-                )
+def run(model: str, ranks: int, shards: int) -> Row:
+    """One mesh."""
+    with simulated(ranks, shards) as mesh, tempfile.TemporaryDirectory() as folder:
+        state = sharded_state(model, mesh)
+
+        def make() -> Index:
+            index = make_index(state, mesh)
+            own_pieces(state, index, 0)
+            return index
+
+        first, index = timed(make)
+        behind, size = timed(lambda: background(index, shards, ranks, Path(folder)))
+        read, _ = timed(lambda: load(state, index))
+    seconds = {"index": first["CPU s"], "in the background": behind["CPU s"], "load": read["CPU s"]}
+    return {**seconds, "tensors": len(state), "index MB": size / 1e6}
 
 
-if __name__ == "__main__":
-    main()
+def measure(inputs: Inputs) -> Table:
+    """Parameters that all ranks share, and replicas of 8."""
+    return {
+        f"{ranks:,} ranks, {shards:,} share the parameters": run(MODEL, ranks, shards)
+        for ranks in RANKS[: inputs.scaled(len(RANKS))]
+        for shards in (ranks, REPLICA)
+    }

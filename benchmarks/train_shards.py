@@ -1,4 +1,4 @@
-"""Shards folders without inputs, also of random tokens, for benchmarks and tests. numpy, xxhash, standard library."""
+"""Shards folders without inputs, for benchmarks and tests."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ DOCUMENT = 1000
 
 
 def write_random_shards(folder: Path, tokens: int, vocab_size: int = 50_000) -> Path:
-    """One source of about `tokens` random tokens in documents of 1,000; returns `folder`."""
+    """One source of about `tokens` random tokens in documents of 1,000, without pyarrow; returns `folder`."""
     (folder / "random").mkdir(parents=True)
     dtype = token_dtype(vocab_size)
     documents = -(-tokens // DOCUMENT)
@@ -39,6 +39,43 @@ def write_random_shards(folder: Path, tokens: int, vocab_size: int = 50_000) -> 
         index_root=root_of(prefix.with_suffix(".idx")),
     )
     write_manifest(folder, bare_manifest(vocab_size, [shard]))
+    return folder
+
+
+def write_documents(folder: Path, documents: int, mean: int, shards: int, chat: bool = False) -> Path:
+    """One source `web` of documents with log-normal lengths and ledgers that keep id and url; returns `folder`. chat:
+    a third of each document, in runs of 20 tokens, is of the kind that an assistant writes."""
+    import pyarrow as pa
+
+    from pretok.read.kept import KeptColumn
+    from pretok.shards.ledger import ledger_rows, schema_with
+    from pretok.shards.writer import ShardWriter
+
+    random, each = np.random.default_rng(0), -(-documents // shards)
+    schema = schema_with([KeptColumn("id", "id", "text"), KeptColumn("url", "url", "text")])
+    entries, files = [], []
+    for number in range(shards):
+        numbers = np.arange(number * each, (number + 1) * each)
+        drawn = random.lognormal(np.log(mean) - 0.5, 1.0, each)
+        lengths = np.clip(drawn, 2, 1 << 20).astype(np.int32)
+        ids = random.integers(1, 50_000, lengths.sum(), dtype=np.uint16)
+        ids[np.cumsum(lengths) - 1] = 0
+        kinds = (np.arange(len(ids)) // 20 % 3 == 0).astype(np.uint8) * 6 if chat else None
+        kept = [
+            pa.array([f"{text}{n}" for n in numbers], pa.large_string())
+            for text in ("document-", "https://example.org/a/page/")
+        ]
+        hashes = np.stack([numbers.astype(np.uint64), random.integers(0, 2**63, each, np.uint64)], axis=1)
+        file = pa.array(["web.jsonl"] * each)
+        rows = ledger_rows(
+            file, np.zeros(each, np.int64), numbers, lengths, 4 * lengths, hashes, kept, schema
+        )
+        with ShardWriter(folder / "web" / f"web-{number:05d}", np.dtype("<u2"), schema) as writer:
+            writer.append(ids, lengths, kinds, rows)
+            entry, beside = writer.seal("web", "train")
+        entries.append(entry)
+        files += beside
+    write_manifest(folder, replace(bare_manifest(50_000, entries), side_files=tuple(files)))
     return folder
 
 

@@ -14,6 +14,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,7 +26,6 @@ import pytest
 import zstandard
 from support import ROOT, write_recipe
 
-from benchmarks.cold import control_group
 from pretok.cli import run_command
 
 MIB = 1 << 20
@@ -260,6 +260,24 @@ ROWS = (
     Row("sources", (100, 20_000), SOURCES, sources, MIX),
     Row("sources", (100, 60_000), SOURCES, sources, TRACE),
 )
+
+
+@contextmanager
+def control_group(room: int) -> Iterator[Path]:
+    """Make a control group of `room` bytes, page cache included (cgroups(7), version 2 or 1), and give its folder. A
+    process joins when its id is written to `cgroup.procs` there. Raises OSError where the user may make none."""
+    home, limit, version = Path("/sys/fs/cgroup/memory"), "memory.limit_in_bytes", "memory"
+    if Path("/sys/fs/cgroup/cgroup.controllers").exists():
+        home, limit, version = Path("/sys/fs/cgroup"), "memory.max", ""
+    lines = [line.split(":", 2) for line in Path("/proc/self/cgroup").read_text().splitlines()]
+    here = home / next(path for _, controllers, path in lines if controllers == version).strip("/")
+    group = here / f"pretok-{os.getpid()}"
+    group.mkdir()
+    try:
+        (group / limit).write_text(str(room))
+        yield group
+    finally:
+        group.rmdir()
 
 
 @pytest.fixture(scope="module")

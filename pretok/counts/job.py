@@ -165,12 +165,13 @@ def _claim(folder: Path, config: CountConfig) -> Iterator[CorpusCounts | None]:
         return
     with hold(folder, "count"):
         done = _finished(folder, config)  # another job may have finished it a moment ago
-        begun = folder / STATE / FILE_NAME
-        if done is None and begun.exists():
+        begun, buckets = folder / STATE / FILE_NAME, list(folder.glob("bucket-*.parquet"))
+        # A job that counted nothing yet, such as one with a wrong field, does not bind the next.
+        if done is None and begun.exists() and (buckets or any(begun.parent.glob("*.parquet"))):
             old = read_record(CountConfig, read_json(begun), begun)
             refuse_changes("the counts", folder, to_json(old), to_json(config))
         elif done is None:
-            for path in folder.glob("bucket-*.parquet"):  # buckets without a state may be of anything
+            for path in buckets:  # without a state, nobody knows what they are counts of
                 path.unlink()
             write_json(begun, to_json(config))
         yield done

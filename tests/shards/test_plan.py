@@ -59,7 +59,7 @@ def test_the_wrong_field_is_refused_before_work_and_the_right_one_accepted(tmp_p
     for work in (tokenize, count):
         with pytest.raises(
             UsageError,
-            match=r"no field 'text' in .*a\.jsonl; there are content; name the one with the text by --field",
+            match=r"no field 'text' in .*a\.jsonl; text fields: content; choose one with --field",
         ):
             work(recipe(tmp_path, vocab_dir), here)
         work(recipe(tmp_path, vocab_dir, "content"), here)

@@ -97,9 +97,10 @@ def test_what_was_harmed_is_told(tmp_path: Path, place: int | None) -> None:
         SideFile(tmp_path, name)
 
 
-def test_runs_of_any_length_are_found(tmp_path: Path) -> None:
-    """Those that take 2 bytes, 4 bytes, and more than a run may have."""
-    length = np.array([100, (1 << 15) - 1, 1 << 15, (1 << 16) - 1, 1 << 16, MOST + 5])
+@pytest.mark.parametrize("longest", [(1 << 15) - 1, 1 << 15, (1 << 16) - 1, MOST + 5])
+def test_runs_of_any_length_are_found(tmp_path: Path, longest: int) -> None:
+    """Those that take 2 bytes in their block, 4 bytes, and more than a run may have."""
+    length = np.array([100, longest, 7])
     address, ends = np.cumsum(length + 1), np.cumsum(length)
     tape = SideFile(tmp_path, write(tmp_path, address, length, 9))
     for run, end in enumerate(ends.tolist()):
@@ -182,11 +183,11 @@ def test_a_tape_of_another_length_or_source_is_refused(packed: Path) -> None:
     en, it = mix.sources
     run_mix(shards, packed / "short.json", request("all:it=1", seq_len=15, pack="best-fit"))
     short = load_mix(packed / "short.json").sources[0].tape
-    for tape, words in (
-        (short, "packs sequences of 15 tokens, not 31"),
-        (en.tape, "belongs to other shards"),
+    for changes, words in (
+        ({"tape": short}, "packs sequences of 15 tokens, not 31"),
+        ({"tape": en.tape}, "belongs to other shards"),
+        ({"targets": it.targets + 1}, f"and targets, the mix says .*{it.targets + 1}"),
     ):
-        wrong = replace(mix, sources=(en, replace(it, tape=tape)))
-        write_mix(packed / "wrong.json", wrong, {})
+        write_mix(packed / "wrong.json", replace(mix, sources=(en, replace(it, **changes))), {})
         with pytest.raises(IntegrityError, match=words):
             pretok.stream.open(shards, packed / "wrong.json")

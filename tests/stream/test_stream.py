@@ -34,7 +34,9 @@ DOCUMENTS = {
 
 @pytest.fixture(scope="module")
 def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_shards(tmp_path_factory.mktemp("shards"), DOCUMENTS, val={"it": [range(30), range(9)]})
+    """A document in each, so that a sequence may span several."""
+    val = {"it": [range(30), range(9)]}
+    return make_shards(tmp_path_factory.mktemp("shards"), DOCUMENTS, val=val, documents_per_shard=1)
 
 
 @pytest.fixture

@@ -9,7 +9,6 @@ its seconds, and the peak memory of its largest process. Memory should not grow 
 from __future__ import annotations
 
 import argparse
-import json
 import resource
 import subprocess
 import sys
@@ -26,10 +25,11 @@ def run_pretok(*words: str) -> tuple[float, float]:
     """Run a command of pretok; (seconds, GB at most in memory at once)."""
     began = time.perf_counter()
     command = [sys.executable, "-m", "pretok", *words]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-    _, told = process.communicate()
+    process = subprocess.run(
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, check=False
+    )
     if process.returncode:
-        raise SystemExit(f"{' '.join(command)}: {told}")
+        raise SystemExit(f"{' '.join(command)}: {process.stderr}")
     # The largest of all children so far, so each command is run by a process of its own, see main.
     return time.perf_counter() - began, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024 / 1e9
 
@@ -42,21 +42,17 @@ def write_work(folder: Path, documents: int) -> None:
         last = min(first + FILE_DOCUMENTS, documents)
         lines = (f'{{"id": "document-{n}", "text": "the document number {n}"}}\n' for n in range(first, last))
         (folder / f"{first:012d}.jsonl").write_text("".join(lines))
-    names = f"web={folder}/[0-9]*.jsonl"
-    run_pretok("tokenize", names, "--out", str(folder), "--vocab", str(VOCABULARY), "--keep", "id")
+    inputs = f"web={folder}/[0-9]*.jsonl"
+    run_pretok("tokenize", inputs, "--out", str(folder), "--vocab", str(VOCABULARY), "--keep", "id")
     write_run(folder, folder / "shards", batch=4, pack=False)
     for path in folder.glob("[0-9]*.jsonl"):
         path.unlink()
-    with (folder / "scores.rows").open("w", encoding="utf-8") as file:
-        for number in range(0, documents, 10):
-            file.write(json.dumps({"id": f"document-{number}", "score": number / 7, "topic": "news"}) + "\n")
-    (folder / "scores.rows").rename(folder / "scores.jsonl")
+    with (folder / "scores.jsonl").open("w", encoding="utf-8") as file:
+        file.writelines(f'{{"id": "document-{n}", "score": {n / 7}}}\n' for n in range(0, documents, 10))
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=Path)
     parser.add_argument("--documents", type=int, default=100_000_000)
     parser.add_argument("--only", help="Name of a command. Default: all.")

@@ -55,7 +55,6 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=Path)
     parser.add_argument("--documents", type=int, default=100_000_000)
-    parser.add_argument("--only", help="Name of a command. Default: all.")
     arguments = parser.parse_args()
     folder, shards = arguments.folder, str(arguments.folder / "shards")
     if not (folder / "scores.jsonl").exists():
@@ -67,16 +66,14 @@ def main() -> None:
         "query": ["query", shards, counted],
         "annotate": ["annotate", shards, rows, "--by", "id"],
         "trace": ["trace", run, "--doc", doc],
-        "trace a step": ["trace", run, "--step", "1"],
         "certify": ["certify", run, "--step", "1", "--out", str(folder / "a.certificate")],
         "disclose": ["disclose", shards, "--format", "json"],
         "remove": ["remove", shards, "--where", "id LIKE '%77'", "--reason", "none", "--dry-run"],
         "inspect": ["inspect", shards, "--doc", doc],
     }
     for name, words in commands.items():
-        if arguments.only in (None, name):
-            seconds, memory = fresh(run_pretok, *words)
-            print(f"{name}: {seconds:.1f} s, {memory:.2f} GB", flush=True)
+        seconds, memory = fresh(run_pretok, *words)
+        print(f"{name}: {seconds:.1f} s, {memory:.2f} GB", flush=True)
 
 
 if __name__ == "__main__":

@@ -104,7 +104,7 @@ ok/shards: no document matches; nothing was removed (manifest {manifest})
 
 2 pretok annotate ok/shards rows.jsonl --by nope
 pretok: --by nope: documents have only bytes, doc, file, hash, id, position, record, shard, source, split, start, \
-tokens (tokenize them with --keep nope). Without it, join by file,position or by hash
+tokens; tokenize them with --keep nope, or join by file,position or by hash
 
 2 pretok annotate ok/shards norows.jsonl --by id
 pretok: no row of norows.jsonl matches a document: the rows have keys like id 'nope-1', the documents like id 'en0'

@@ -172,10 +172,7 @@ class TrainConfig:
         None, "compile each block with torch.compile (default: on a GPU)", example="true"
     )
     timeout: int = _option(
-        900,
-        "abort if a save or a collective hangs for this many seconds",
-        least=1,
-        rare=True,
+        900, "abort if a save or a collective hangs for this many seconds", least=1, rare=True
     )
 
     workers: int = _option(2, "loader processes per rank", least=0, rare=True, group="loading and validation")

@@ -96,15 +96,14 @@ class Feed:
             world_size=batch.ranks,
             position=position,
         )
-        options: dict[str, Any] = {"prefetch_factor": PREFETCH} if config.workers else {}
         loader: Any = DataLoader  # its annotations do not allow a dataset that reads whole batches
         self._loader: Any = loader(
             Fetch(view, digests=True),
             batch_sampler=sampler,
             collate_fn=as_read,
             num_workers=config.workers,
+            prefetch_factor=PREFETCH if config.workers else None,
             worker_init_fn=partial(_begin_worker, sampler, here, config.workers),
-            **options,
         )
         self._here = None if config.workers else partial(read_ahead, view, sampler, here)
 

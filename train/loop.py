@@ -57,7 +57,7 @@ def train(config: TrainConfig) -> None:
         ):
             if dist.get_rank() == 0:
                 report.event("start", argv=sys.argv, settings=config.as_dict(), **provenance())
-            run = Run(config, device, stop, out, report, lost)
+            run = Run(config, device, stop, report, lost)
             try:
                 _loop(run)
             except Exception:
@@ -97,9 +97,7 @@ def _loop(run: Run) -> None:
                     _between_steps(run)
     _save(run)
     with run.goodput.spent("saving"):
-        while (
-            not run.checkpoints.wait()
-        ):  # the last save failed: try again until it succeeds or PATIENCE ends
+        while not run.checkpoints.wait():  # the last save failed: retry until one succeeds or PATIENCE ends
             _save(run)
         run.checkpoints.close()
     run.report(_goodput(run))
@@ -113,14 +111,8 @@ def _one_step(run: Run, batches: Iterator[MicroBatch]) -> None:
     progress, segment = run.progress, run.segment
     step = progress.step + 1
     waited, began = run.feed.waited, time.perf_counter()
-    queued = train_step(
-        run.trainee,
-        batches,
-        step,
-        segment.rate(progress.step),
-        stop=run.stop.reason is not None,
-        save=run.checkpoints.asked(),
-    )
+    rate, stop, save = segment.rate(progress.step), run.stop.reason is not None, run.checkpoints.asked()
+    queued = train_step(run.trainee, batches, step, rate, stop=stop, save=save)
     queued.waited = run.feed.waited - waited
     run.stragglers.queued(step, time.perf_counter() - began - queued.waited)
     previous, run.pending = run.pending, queued

@@ -110,24 +110,17 @@ class RunLog:
     """
 
     def __init__(
-        self,
-        out: Path,
-        config: TrainConfig,
-        report: Reporter,
-        rank: int,
-        step: int,
-        steps: int,
-        manifest: str,
+        self, config: TrainConfig, report: Reporter, rank: int, step: int, steps: int, manifest: str
     ) -> None:
-        self.lost: tuple[
-            float, ...
-        ] = ()  # seconds of each step of the previous attempt that must be repeated
+        # Seconds of each step of the previous attempt that must be repeated.
+        self.lost: tuple[float, ...] = ()
         self._config, self._report, self._steps = config, report, steps
         self._files: dict[str, Lines] = {}
         self._wandb: Any = None
         if rank:
             return
-        if config.wandb is not None:  # first, as it may fail: nothing is written yet
+        out = Path(config.out)
+        if config.wandb is not None:  # before anything is written, because it may fail
             self._wandb = _open_wandb(out, config, manifest)
         for name in ("metrics", "validation"):
             self._files[name] = Lines(out / f"{name}.jsonl", lambda record: record["step"] <= step, report)

@@ -20,9 +20,8 @@ from torch.utils.benchmark import Timer
 TIMEOUT = timedelta(seconds=120)
 GPU_NUMBERS, CPU_NUMBERS = 1 << 24, 1 << 18  # size of the all-reduce: 64 MiB and 1 MiB of float32
 REPEATS = 3
-SHARED = (
-    "all-reduce"  # `pretok.cluster.node_check` knows by this name that any node may be the cause of a failure
-)
+SHARED = "all-reduce"
+"""Name of the check in which any node may cause a failure; `pretok.cluster.node_check` knows it by this name."""
 
 
 def matrix_product(device: torch.device) -> float:

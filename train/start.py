@@ -42,15 +42,9 @@ class Run:
     """
 
     def __init__(
-        self,
-        config: TrainConfig,
-        device: Device,
-        stop: StopFlag,
-        out: Path,
-        report: Reporter,
-        lost: threading.Event,
+        self, config: TrainConfig, device: Device, stop: StopFlag, report: Reporter, lost: threading.Event
     ) -> None:
-        rank = dist.get_rank()
+        out, rank = Path(config.out), dist.get_rank()
         phases, layout = make_plan(config, dist.get_world_size())
         self.config, self.device, self.stop, self.report, self.lost = config, device, stop, report, lost
         self.trainee = build_trainee(config, phases[0], layout, device, report)
@@ -69,7 +63,7 @@ class Run:
             report(f"resumed from step {saved.step}")
             _tell_changes(report, segment, "hand", _changed_by_hand(meta, config, segment))
         manifest = segment.phase.view.manifest_fingerprint
-        self.log = RunLog(out, config, report, rank, saved.step, self.steps, manifest)
+        self.log = RunLog(config, report, rank, saved.step, self.steps, manifest)
         self.goodput = Goodput(STARTED, None if rank else out / "goodput.jsonl", self.log.lost, report)
         self.stragglers = Stragglers(device.device, config.timeout)
         self.feed, self.validation = _open_feed(segment, self.trainee), _open_validation(segment)

@@ -11,6 +11,7 @@ position. The modules for trainers use the same batches under other names.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any, NamedTuple
@@ -21,9 +22,10 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, get_worker_info
 
-from pretok.integrations.checks import check_length, checked_position, saved_state
+from pretok.integrations.checks import check_length, checked_position
 from pretok.stream import View
 from pretok.stream.loader import Fetch, PositionSampler, as_read, document_boundaries, messages, read_ahead
+from pretok.stream.mix_file import mix_json
 
 IGNORE = -100
 """A label without loss, as in torch's cross_entropy."""
@@ -169,7 +171,8 @@ class Loader:
 
     def state_dict(self) -> dict[str, str | int]:
         """Return {position, stream, mix}, the same on all ranks once all have taken equally many batches."""
-        return saved_state(self.view, self.position)
+        mix = json.dumps(mix_json(self.view.mix))
+        return {"position": self.position, "stream": self.view.fingerprint, "mix": mix}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a state, with any ranks, micro-batch and workers; call it before the first batch."""

@@ -43,12 +43,7 @@ def _outside_name(name: str) -> str:
     return name if name.startswith("lm_head") else f"model.{name}"
 
 
-def export(
-    checkpoints: Sequence[Path],
-    tokenizer: Path | None,
-    out: Path,
-    dtype: torch.dtype | None,
-) -> None:
+def export(checkpoints: Sequence[Path], tokenizer: Path | None, out: Path, dtype: torch.dtype | None) -> None:
     """Write one checkpoint, or the mean of several, as the Hugging Face folder `out`.
 
     With several, everything but the weights comes from the last one. tokenizer: None for the copy in the shards. dtype:
@@ -180,12 +175,10 @@ def _tensor_places(folder: Path, wanted: set[str], *, tied: bool) -> dict[str, s
     known = {name for name in places if not name.endswith("rotary_emb.inv_freq")}
     if tied:
         known.discard("lm_head.weight")
-    for names, what in (
-        (wanted - known, "lacks"),
-        (known - wanted, "has tensors that train does not support:"),
-    ):
-        if names:
-            raise MismatchError(f"{folder} {what} {listed(sorted(names), 1)}")
+    if lacking := sorted(wanted - known):
+        raise MismatchError(f"{folder} lacks {listed(lacking, 1)}")
+    if others := sorted(known - wanted):
+        raise MismatchError(f"{folder} has tensors that train does not support: {listed(others, 1)}")
     return places
 
 
@@ -196,10 +189,8 @@ def check_tokenizer(
 
     With a map, also if the map does not lead to the tokenizer of the shards. A missing tokenizer.json is reported.
     """
-    path, fix = (
-        folder / TOKENIZER_FILE,
-        f"tokenize with --vocab {folder}, or give the --vocab-map made from it",
-    )
+    path = folder / TOKENIZER_FILE
+    fix = f"tokenize with --vocab {folder}, or give the --vocab-map made from it"
     if map_path is not None:
         ends = read_map(map_path)
         if ends.new.fingerprint != expected.fingerprint:

@@ -117,22 +117,16 @@ def read_meta(checkpoint: Path) -> Meta:
     """
     path = checkpoint / META
     data = read_json(path)
-    if isinstance(data, dict) and data.pop("seal", None) != fingerprint(data):
+    if not isinstance(data, dict) or data.pop("seal", None) != fingerprint(data):
         raise IntegrityError(f"{path} does not match its seal: it was damaged or edited")
-    if isinstance(data, dict):
-        check_version(data.pop("version", 1), VERSION, path, OLDER)
+    check_version(data.pop("version", 1), VERSION, path, OLDER)
     try:
         meta = read_record(Meta, data, path)
     except UsageError as error:  # ModelConfig refuses the sizes
         raise IntegrityError(f"{path}: {error}; it was damaged or edited") from None
-    for name in meta.files:
-        # A name such as ../x would let an edited meta.json read files elsewhere.
-        if (checkpoint / name).parent != checkpoint:
-            raise IntegrityError(
-                f"{path} lists {name!r}, which is outside of the folder; it was damaged or edited"
-            )
-    if not meta.files:
-        raise IntegrityError(f"{path} lists no file; it was damaged or edited")
+    # A name such as ../x would let an edited meta.json read files elsewhere.
+    if not meta.files or any((checkpoint / name).parent != checkpoint for name in meta.files):
+        raise IntegrityError(f"{path} lists no file or one outside of its folder; it was damaged or edited")
     return meta
 
 
@@ -166,9 +160,8 @@ def check_files(checkpoint: Path, meta: Meta, rank: int = 0, ranks: int = 1) -> 
     Over all ranks, every file is read once.
     """
     records = meta.files
-    by_size = sorted(
-        records, key=lambda name: (-records[name].size, name)
-    )  # so that shares are of similar size
+    # Ranks take files in turns, the largest first, so that their shares are of similar size.
+    by_size = sorted(records, key=lambda name: (-records[name].size, name))
 
     def check(name: str) -> None:
         with reading(checkpoint / name):

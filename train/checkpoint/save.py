@@ -29,15 +29,7 @@ from pretok.base.storage import TEMPORARY_SUFFIX
 from pretok.base.units import duration
 from train.checkpoint import HungSave
 from train.checkpoint.meta import FileRecord, Meta, complete_checkpoints, read_meta, write_meta
-from train.checkpoint.tensors import (
-    Index,
-    in_a_line,
-    make_index,
-    open_checkpoint,
-    own_pieces,
-    restore_everywhere,
-    write_pieces,
-)
+from train.checkpoint.tensors import Index, in_a_line, load, make_index, own_pieces, write_pieces
 from train.config import TrainConfig, parse_save_every
 
 SETTLE_SECONDS = 300.0
@@ -108,11 +100,10 @@ class Checkpoints:
 
     def asked(self) -> bool:
         """Return on rank 0 whether it is time for a save, or to retry a failed one; False on other ranks."""
-        now, (kind, amount) = time.monotonic(), self.every
-        if (
-            self._rank
-        ):  # clocks differ between ranks: only rank 0's counts, and the step's all-reduce tells the others
+        # Clocks differ between ranks, so only that of rank 0 counts; the step's all-reduce informs the others.
+        if self._rank:
             return False
+        now, (kind, amount) = time.monotonic(), self.every
         again = self._failing_since is not None and now >= self._retry_at
         return again or (kind == "seconds" and now - self.saved_at > amount)
 
@@ -208,9 +199,8 @@ class Checkpoints:
                     f"{told}; no save has succeeded for {duration(now - self._failing_since)}. The previous "
                     "checkpoint is intact: fix the cause (space, permissions), then run the same command to resume"
                 )
-            pause = min(
-                RETRY_SECONDS, self._config.timeout / 2
-            )  # at the end of a run the other ranks wait for the retry
+            # At the end of a run the other ranks wait in a collective for the retry, so it must come before --timeout.
+            pause = min(RETRY_SECONDS, self._config.timeout / 2)
             self._retry_at = now + pause
             self._report(f"warning: {told}; training continues, the next try is in {pause:.0f} s")
 
@@ -225,9 +215,7 @@ class Checkpoints:
             if self._rank:
                 return None
             write_meta(temporary, pending.meta, files)
-            if (
-                final.exists()
-            ):  # a damaged one that could not be renamed; a good one would have been resumed from
+            if final.exists():  # a damaged one that could not be renamed: a good one would have been loaded
                 _delete(final)
             temporary.rename(final)
         except Exception as error:
@@ -287,9 +275,7 @@ class Checkpoints:
         dist.broadcast_object_list(candidates, group=self._group)
         for path in reversed(candidates[0]):
             try:
-                meta, reader = open_checkpoint(path, self._group)
-                check(meta)
-                restore_everywhere(state, reader, mesh, self._group)
+                meta = load(path, state, mesh, check, self._group)
             except IntegrityError as error:  # the same on all ranks
                 self._report(f"{path} is damaged, trying the previous one: {error}")
                 continue

@@ -257,32 +257,34 @@ def in_a_line(error: BaseException) -> str:
     return text if isinstance(error, PretokError) else f"{type(error).__name__}: {text or 'no message'}"
 
 
-def restore_everywhere(
-    state: dict[str, Tensor], reader: Reader, mesh: DeviceMesh, group: dist.ProcessGroup | None
-) -> None:
-    """Load a checkpoint on all ranks of the mesh; on a problem all of them raise the same error.
+def load(
+    checkpoint: Path,
+    state: dict[str, Tensor],
+    mesh: DeviceMesh,
+    check: Callable[[Meta], None],
+    group: dist.ProcessGroup | None = None,
+) -> Meta:
+    """Load a checkpoint into `state` on all ranks of the mesh. If one rank fails, all raise the same error.
 
-    The ranks of the first replica read it, each part once, and send it to the other replicas.
+    check(meta) raises if the checkpoint must not be loaded. Every tensor is read from disk once: by the first replica,
+    which sends it to the others.
     """
-    replicas = mesh["replicate"]
-    together(lambda: None if replicas.get_local_rank() else restore(state, reader), group)
-    if replicas.size() > 1:
-        for piece in map(local, state.values()):
-            if piece.numel():  # the last ranks may have no rows of a small parameter
-                there = piece.to(mesh.device_type)  # broadcasts need the mesh's device
-                dist.broadcast(there, group=replicas.get_group(), group_src=0)
-                piece.copy_(there)
-
-
-def open_checkpoint(checkpoint: Path, group: dist.ProcessGroup | None) -> tuple[Meta, Reader]:
-    """Open a checkpoint on all ranks and check its files. Returns its meta and reader; an error is raised on all."""
 
     def read() -> tuple[Meta, Reader]:
         meta = read_meta(checkpoint)
         check_files(checkpoint, meta, dist.get_rank(), dist.get_world_size())
         return meta, Reader(checkpoint, meta)
 
-    return together(lambda: readable(checkpoint, read), group)
+    # Each `together` is a collective: no rank starts to fill its tensors before all files are known to be good.
+    meta, reader = together(lambda: readable(checkpoint, read), group)
+    check(meta)
+    replicas = mesh["replicate"]
+    together(lambda: None if replicas.get_local_rank() else restore(state, reader), group)
+    if replicas.size() > 1:
+        for piece in map(local, state.values()):
+            if piece.numel():  # the last ranks may have no rows of a small parameter
+                dist.broadcast(piece, group=replicas.get_group(), group_src=0)
+    return meta
 
 
 def load_weights(
@@ -292,9 +294,11 @@ def load_weights(
 
     Reports another rope_theta. Raises IntegrityError for a damaged checkpoint, MismatchError for other sizes.
     """
-    meta, reader = open_checkpoint(checkpoint, None)
-    check_sizes(meta.identity.model, config, checkpoint, report)
-    restore_everywhere(named_state(model), reader, mesh, None)
+
+    def check(meta: Meta) -> None:
+        check_sizes(meta.identity.model, config, checkpoint, report)
+
+    load(checkpoint, named_state(model), mesh, check)
 
 
 def check_sizes(saved: ModelConfig, config: ModelConfig, source: Path, report: Callable[[str], None]) -> None:

@@ -115,10 +115,8 @@ def find_device() -> Device:
     # In torch for ROCm "nccl" means RCCL; gloo handles tensors on the host.
     device = torch.device("cuda", index)
     found = Device(device, properties.name, "cpu:gloo,cuda:nccl", *peak_of(properties.name))
-    if found.generation == HOPPER:
-        torch._C._set_sdp_priority_order(
-            [kernel.value for kernel in HOPPER_KERNELS]
-        )  # no public way for all calls
+    if found.generation == HOPPER:  # torch has no public function that sets the order for all calls
+        torch._C._set_sdp_priority_order([kernel.value for kernel in HOPPER_KERNELS])
     return found
 
 
@@ -170,6 +168,5 @@ def deterministic(wanted: bool) -> None:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(wanted)
     settings: Any = torch.utils.deterministic
-    settings.fill_uninitialized_memory = (
-        False  # only reveals reads of unwritten memory; costs a write per tensor
-    )
+    # Filling only reveals reads of unwritten memory, and costs a write per tensor.
+    settings.fill_uninitialized_memory = False

@@ -63,14 +63,14 @@ def _export(arguments: Sequence[str]) -> None:
     from train.checkpoint.export import export
     from train.checkpoint.meta import find_checkpoints
 
-    found = find_checkpoints(space.run, space.step)
-    if not 1 <= space.last <= len(found):
+    checkpoints = find_checkpoints(space.run, space.step)
+    if not 1 <= space.last <= len(checkpoints):
         raise UsageError(
-            f"--last {space.last}: {space.run} has {len(found)} checkpoints to choose from; keep more with --keep-last "
-            "or --milestone, and leave out --step"
+            f"--last {space.last}: {space.run} has {len(checkpoints)} checkpoints to choose from; keep more with "
+            "--keep-last or --milestone, and leave out --step"
         )
     dtype = getattr(torch, space.dtype) if space.dtype else None
-    export(found[-space.last :], space.tokenizer, space.out, dtype)
+    export(checkpoints[-space.last :], space.tokenizer, space.out, dtype)
     print(space.out)
 
 
@@ -110,10 +110,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         else:
             _train(arguments)
     except KeyboardInterrupt:
-        told = (
+        message = (
             "interrupted before it could save; earlier checkpoints are kept, run the same command to resume"
         )
-        print(f"train: {told}", file=sys.stderr)
+        print(f"train: {message}", file=sys.stderr)
         code = Stopped.exit_code
     except Exception as error:
         known = error if isinstance(error, PretokError) else explain(error)

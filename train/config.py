@@ -248,9 +248,9 @@ class TrainConfig:
         Each phase changes the settings of the one before. Raises UsageError if the result is invalid or the phases are
         out of order.
         """
-        found = [(0, replace(self, phases=()), False)]
+        phases = [(0, replace(self, phases=()), False)]
         for phase in self.phases:
-            last, settings, _ = found[-1]
+            last, settings, _ = phases[-1]
             changes = dict(phase)
             if (at := changes.pop("at")) <= last:
                 raise UsageError(
@@ -258,8 +258,8 @@ class TrainConfig:
                 )
             if "mix" in changes:
                 changes.setdefault("seq_len", None)  # a mix brings its own seq_len
-            found.append((at, replace(settings, **changes), bool(changes.keys() & set(SCHEDULE))))
-        return found
+            phases.append((at, replace(settings, **changes), bool(changes.keys() & set(SCHEDULE))))
+        return phases
 
 
 def whole_number(text: str) -> int:
@@ -385,15 +385,15 @@ def _phases(tables: Any, where: str) -> tuple[dict[str, Any], ...]:
             raise UsageError(f"{where}: phases is not JSON: {error}") from None
     if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
         raise UsageError(f"{where}: phases is not a list of tables; write each as [[phases]]")
-    found = []
+    phases = []
     for number, table in enumerate(tables, 1):
         place = f"{where}: phase {number}"
         values = {name.replace("-", "_"): value for name, value in table.items()}
         if "at" not in values:
             raise UsageError(f'{place} has no start; give it in tokens, for example at = "1T"')
         at = _convert("at", values.pop("at"), int)
-        found.append({"at": at} | _settings(values, IN_PHASES, place))
-    return tuple(found)
+        phases.append({"at": at} | _settings(values, IN_PHASES, place))
+    return tuple(phases)
 
 
 def check_table(table: dict[str, Any]) -> None:

@@ -67,9 +67,9 @@ def validation_sources(config: TrainConfig, mix: Mix) -> dict[str, ValidationSou
         for source in mix.sources
         if source.learn and source.held_in in manifest.sources
     }
-    found, sizes = {}, None
-    for name, held in manifest.sources.items():
-        if (counts := held.val).tokens > seq_len:
+    sources, sizes = {}, None
+    for name, source in manifest.sources.items():
+        if (val := source.val).tokens > seq_len:
             view = pretok.stream.open(
                 config.shards,
                 seq_len=seq_len,
@@ -81,13 +81,13 @@ def validation_sources(config: TrainConfig, mix: Mix) -> dict[str, ValidationSou
             )
             if view.masked and sizes is None:
                 sizes = _token_sizes(now)
-            found[name] = ValidationSource(view, counts.bytes / counts.tokens, sizes if view.masked else None)
-    if not found:
+            sources[name] = ValidationSource(view, val.bytes / val.tokens, sizes if view.masked else None)
+    if not sources:
         raise UsageError(
             f"{config.shards} has no validation sequence of {seq_len} tokens: "
             "tokenize with --val-fraction, or leave out --val-every and --keep-best"
         )
-    return found
+    return sources
 
 
 def _token_sizes(manifest: Manifest) -> torch.Tensor:
@@ -135,7 +135,7 @@ def evaluate(
             sums[name] = [nats, tokens, tokens * source.bytes_per_token if sizes is None else text_bytes]
     finally:
         reshard(trainee.model)
-    sums = {name: found for name, found in sums.items() if found[1] and found[2]}
+    sums = {name: values for name, values in sums.items() if values[1] and values[2]}
     if not sums:
         raise UsageError(
             "no token in the first --val-sequences of any source contributes to the loss: raise --val-sequences, or "

@@ -74,9 +74,9 @@ class Lines:
         keep: Callable[[Any], bool] = lambda _record: True,
         full: Callable[[str], None] | None = None,
     ) -> None:
-        found = read_lines(path)
-        self.kept = [record for record in found if keep(record)]
-        self.dropped = [record for record in found if not keep(record)]
+        records = read_lines(path)
+        self.kept = [record for record in records if keep(record)]
+        self.dropped = [record for record in records if not keep(record)]
         self._path, self._end, self._full = path, 0, full
         if path.exists():  # rewritten even if all records stay: a kill may have cut the last line short
             with atomic_open(path) as file:

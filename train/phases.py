@@ -60,9 +60,8 @@ class Phase:
 
     def identity(self) -> Identity:
         """Return the phase as a checkpoint records it."""
-        view, seed = self.view, self.config.seed
+        view, batch, seed = self.view, self.batch.global_batch, self.config.seed
         mix = mix_json(view.mix)
-        batch = self.batch.global_batch
         return Identity(self.model, batch, seed, view.fingerprint, view.manifest_fingerprint, mix)
 
 
@@ -73,7 +72,7 @@ def place_of(named: str, meant: Callable[[Path], Path] = Path) -> str:
 
 def open_phases(config: TrainConfig, data_ranks: int) -> tuple[Phase, ...]:
     """Open the data of all phases and solve their sizes. Raises UsageError or MismatchError for an invalid phase."""
-    found: list[Phase] = []
+    phases: list[Phase] = []
     for at, settings, own_schedule in config.in_phases():
         where = f"phase at {at} tokens: " if at else ""
         try:
@@ -81,14 +80,14 @@ def open_phases(config: TrainConfig, data_ranks: int) -> tuple[Phase, ...]:
             phase = _open(at, settings, batch, own_schedule)
         except (UsageError, MismatchError) as error:
             raise type(error)(f"{where}{error}") from None
-        if found and (different := _fixed(found[0].identity(), phase.identity())):
+        if phases and (different := _fixed(phases[0].identity(), phase.identity())):
             raise MismatchError(f"{where}a phase cannot change {'; '.join(different)}")
-        if found and found[0].tokenizer().fingerprint != phase.tokenizer().fingerprint:
+        if phases and phases[0].tokenizer().fingerprint != phase.tokenizer().fingerprint:
             raise MismatchError(
                 f"{where}{settings.shards} has another tokenizer than the shards of the first phase"
             )
-        found.append(phase)
-    return tuple(found)
+        phases.append(phase)
+    return tuple(phases)
 
 
 def _sizes(config: TrainConfig) -> str:
@@ -276,20 +275,20 @@ def _parted(view: View, saved: Identity) -> int:
 
 def differences(theirs: dict[str, Any], ours: dict[str, Any], of: str = "") -> dict[str, tuple[Any, Any]]:
     """Return name -> (theirs, ours) for every value that differs, down to the single sizes of a model."""
-    found: dict[str, tuple[Any, Any]] = {}
+    different: dict[str, tuple[Any, Any]] = {}
     for key, value in ours.items():
         other = theirs.get(key)
         if isinstance(value, dict) and isinstance(other, dict) and key != "mix":
-            found |= differences(other, value, f"{of}{key}.")
+            different |= differences(other, value, f"{of}{key}.")
         elif other != value:
-            found[f"{of}{key}"] = (other, value)
-    return found
+            different[f"{of}{key}"] = (other, value)
+    return different
 
 
 def _fixed(theirs: Identity, ours: Identity, changes: Collection[str] = MAY_CHANGE) -> list[str]:
     """Describe the differences that are not allowed."""
-    found = differences(to_json(theirs), to_json(ours))
-    return [f"{name} was {was}, is {now}" for name, (was, now) in found.items() if name not in changes]
+    different = differences(to_json(theirs), to_json(ours))
+    return [f"{name} was {was}, is {now}" for name, (was, now) in different.items() if name not in changes]
 
 
 def check_resume(phases: Sequence[Phase], meta: Meta, out: str) -> None:

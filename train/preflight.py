@@ -58,9 +58,9 @@ def _attempt(
     bad.
     """
     try:
-        found = measure()
-        number = found if compared else None
-        return {"name": name, "value": f"{found / unit:.3g} {label}", "problem": "", "number": number}
+        value = measure()
+        number = value if compared else None
+        return {"name": name, "value": f"{value / unit:.3g} {label}", "problem": "", "number": number}
     except Exception as error:  # whatever the error is, the report must name this node
         text = f"{type(error).__name__}: {error}".splitlines()[0]
         return {"name": name, "value": "-", "problem": f"rank {os.environ['RANK']}: {text}", "number": None}

@@ -123,9 +123,9 @@ def _out_of_memory(error: BaseException, config: TrainConfig) -> PretokError | N
     if not isinstance(error, MemoryError) and not any(sign in text for sign in signs):
         return None
     micro = "not given" if config.micro_batch is None else str(config.micro_batch)
-    found = text.strip().splitlines()
+    lines = text.strip().splitlines()
     return UsageError(
         f"out of memory on rank {os.environ.get('RANK', '0')} of {os.uname().nodename}: lower --micro-batch (now "
         f"{micro}), which splits a step into more passes, or recompute activations with --checkpointing ops or full "
-        f"(now {config.checkpointing}); `train plan` computes what fits ({found[0] if found else 'MemoryError'})"
+        f"(now {config.checkpointing}); `train plan` computes what fits ({lines[0] if lines else 'MemoryError'})"
     )

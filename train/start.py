@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import threading
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -49,11 +50,8 @@ class Run:
         self.config, self.device, self.stop, self.report, self.lost = config, device, stop, report, lost
         self.trainee = build_trainee(config, phases[0], layout, device, report)
         self.checkpoints = Checkpoints(out / "checkpoints", config, device.is_gpu, report)
-        meta = self.checkpoints.load_newest(
-            self.trainee.state(),
-            self.trainee.mesh,
-            lambda found: check_resume(phases, found, config.out),
-        )
+        check = partial(check_resume, phases, out=config.out)
+        meta = self.checkpoints.load_newest(self.trainee.state(), self.trainee.mesh, check)
         saved = RunState() if meta is None else meta.progress
         self.progress = saved
         self.segments = plan_segments(phases, saved, None if meta is None else meta.identity)
@@ -61,7 +59,7 @@ class Run:
         report(describe(config, layout, self.segments, device))
         if meta is not None:
             report(f"resumed from step {saved.step}")
-            _tell_changes(report, segment, "hand", _changed_by_hand(meta, config, segment))
+            _report_changes(report, segment, "hand", _changed_by_hand(meta, config, segment))
         manifest = segment.phase.view.manifest_fingerprint
         self.log = RunLog(config, report, rank, saved.step, self.steps, manifest)
         self.goodput = Goodput(STARTED, None if rank else out / "goodput.jsonl", self.log.lost, report)
@@ -99,7 +97,7 @@ def enter_segment(run: Run, segment: Segment, before: Phase | None) -> None:
     enter_phase(run.trainee, phase, before)
     if before is not None:
         changes = differences(before.config.as_dict(), phase.config.as_dict())
-        _tell_changes(run.report, segment, "phase", changes)
+        _report_changes(run.report, segment, "phase", changes)
     if segment is not run.segment:
         waited = run.feed.waited
         run.segment, run.feed = segment, _open_feed(segment, run.trainee)
@@ -115,9 +113,9 @@ def _open_feed(segment: Segment, trainee: Trainee) -> Feed:
     rank = data_rank(trainee.mesh, trainee.context.ranks)
     here: list[int] = []
     if is_url(phase.config.shards):
-        found: list[tuple[str, int]] = [("", 0)] * dist.get_world_size()
-        dist.all_gather_object(found, (os.uname().nodename, rank))
-        here = sorted({one for host, one in found if host == os.uname().nodename})
+        ranks: list[tuple[str, int]] = [("", 0)] * dist.get_world_size()
+        dist.all_gather_object(ranks, (os.uname().nodename, rank))
+        here = sorted({number for host, number in ranks if host == os.uname().nodename})
     return Feed(phase.view, phase.batch, rank, segment.position, end, phase.config, trainee.device, here)
 
 
@@ -128,21 +126,21 @@ def _open_validation(segment: Segment) -> dict[str, ValidationSource]:
 
 def _changed_by_hand(meta: Meta, config: TrainConfig, segment: Segment) -> dict[str, tuple[Any, Any]]:
     """Return the settings that differ from those of the checkpoint, name -> (old, new)."""
-    found = differences(meta.config, config.as_dict())
+    changes = differences(meta.config, config.as_dict())
     sizes = differences(to_json(meta.identity.model), to_json(segment.phase.model))
-    if "rope_theta" not in found and meta.progress.phase == segment.phase.at and "rope_theta" in sizes:
-        found["rope_theta"] = sizes["rope_theta"]  # changed in the file that --model names
-    return found
+    if "rope_theta" not in changes and meta.progress.phase == segment.phase.at and "rope_theta" in sizes:
+        changes["rope_theta"] = sizes["rope_theta"]  # changed in the file that --model names
+    return changes
 
 
-def _tell_changes(report: Reporter, segment: Segment, by: str, changes: dict[str, tuple[Any, Any]]) -> None:
+def _report_changes(report: Reporter, segment: Segment, by: str, changes: dict[str, tuple[Any, Any]]) -> None:
     """Report changed settings on the terminal and in RUN/logs."""
-    told = ", ".join(f"{name} was {was}, is {now}" for name, (was, now) in changes.items())
+    text = ", ".join(f"{name} was {was}, is {now}" for name, (was, now) in changes.items())
     if by == "phase":
         where = f"reads its stream from sequence {segment.position}"
-        report(f"phase at {segment.phase.at:,} tokens: {told or 'no setting changes'}; {where}")
-    elif told:
-        report(f"settings: {told}")
-    if dist.get_rank() == 0 and (told or by == "phase"):
+        report(f"phase at {segment.phase.at:,} tokens: {text or 'no setting changes'}; {where}")
+    elif text:
+        report(f"settings: {text}")
+    if dist.get_rank() == 0 and (text or by == "phase"):
         place = {"step": segment.step, "tokens": segment.tokens, "position": segment.position}
         report.event("changes", by=by, changes=changes, **place)

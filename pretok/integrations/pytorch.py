@@ -77,10 +77,10 @@ def make_batch(
 
 def named(batch: Batch) -> dict[str, Tensor]:
     """Return the batch as a dictionary: input_ids, labels, and with documents position_ids and cu_seqlens."""
-    found = {"input_ids": batch.inputs, "labels": batch.labels}
+    tensors = {"input_ids": batch.inputs, "labels": batch.labels}
     if batch.position_ids is not None and batch.cu_seqlens is not None:
-        found |= {"position_ids": batch.position_ids, "cu_seqlens": batch.cu_seqlens}
-    return found
+        tensors |= {"position_ids": batch.position_ids, "cu_seqlens": batch.cu_seqlens}
+    return tensors
 
 
 def _begin_worker(sampler: PositionSampler, workers: int, together: int, worker: int) -> None:
@@ -147,7 +147,7 @@ class Loader:
         together = max(1, _MESSAGE // (self.micro_batch * (self.view.seq_len + 1)))
         if self._workers:
             loader: Any = DataLoader  # its annotations do not allow a dataset that reads whole batches
-            found: Any = loader(
+            fetched: Any = loader(
                 fetch,
                 batch_sampler=messages(sampler, together),
                 collate_fn=as_read,
@@ -157,8 +157,8 @@ class Loader:
             )
         else:
             read_ahead(self.view, sampler, together=together)
-            found = map(fetch.__getitems__, messages(sampler, together))
-        for message in found:
+            fetched = map(fetch.__getitems__, messages(sampler, together))
+        for message in fetched:
             if isinstance(message, Exception):
                 raise message
             for first in range(0, len(message.ids), self.micro_batch):

@@ -27,10 +27,10 @@ refuse_untried("transformers", "5")
 
 def _form(batch: Batch) -> dict[str, Tensor]:
     """Return the inputs of a causal model. Labels are already shifted, as `shift_labels` tells the model."""
-    found = {"input_ids": batch.inputs, "labels": batch.labels, "shift_labels": batch.labels}
+    inputs = {"input_ids": batch.inputs, "labels": batch.labels, "shift_labels": batch.labels}
     if batch.position_ids is not None:
-        found["position_ids"] = batch.position_ids
-    return found
+        inputs["position_ids"] = batch.position_ids
+    return inputs
 
 
 class PretokPosition(TrainerCallback, ExportableState):

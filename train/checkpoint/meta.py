@@ -144,10 +144,10 @@ def complete_checkpoints(folder: Path) -> list[Path]:
 
 def find_checkpoints(run: Path, step: int | None) -> list[Path]:
     """Return the checkpoints of a run, oldest first: all, or that of `step`. UsageError names those that exist."""
-    found = complete_checkpoints(run / "checkpoints")
-    wanted = [path for path in found if step is None or path.name == f"step-{step:08d}"]
+    existing = complete_checkpoints(run / "checkpoints")
+    wanted = [path for path in existing if step is None or path.name == f"step-{step:08d}"]
     if not wanted:
-        what, names = "" if step is None else f" of step {step}", ", ".join(path.name for path in found)
+        what, names = "" if step is None else f" of step {step}", ", ".join(path.name for path in existing)
         raise UsageError(
             f"{run} has no checkpoint{what}; name the folder of a run (train --out). It has: {names or 'none'}"
         )
@@ -165,8 +165,8 @@ def check_files(checkpoint: Path, meta: Meta, rank: int = 0, ranks: int = 1) -> 
 
     def check(name: str) -> None:
         with reading(checkpoint / name):
-            found = checksum(checkpoint / name)
-        if found != records[name].checksum:
+            actual = checksum(checkpoint / name)
+        if actual != records[name].checksum:
             raise IntegrityError(f"{checkpoint / name} is damaged: its checksum is not the recorded one")
 
     with ThreadPoolExecutor(_THREADS) as pool:
@@ -175,9 +175,9 @@ def check_files(checkpoint: Path, meta: Meta, rank: int = 0, ranks: int = 1) -> 
 
 def verify(run: Path, step: int | None, report: Callable[[str], None]) -> None:
     """Check all files of a run's checkpoints, or of one. Raises IntegrityError if some are damaged."""
-    found = find_checkpoints(run, step)
+    checkpoints = find_checkpoints(run, step)
     bad = 0
-    for checkpoint in found:
+    for checkpoint in checkpoints:
         try:
             check_files(checkpoint, read_meta(checkpoint))
             report(f"{checkpoint}: good")
@@ -185,4 +185,4 @@ def verify(run: Path, step: int | None, report: Callable[[str], None]) -> None:
             bad += 1
             report(f"{checkpoint}: {error}")
     if bad:
-        raise IntegrityError(f"{bad} of {len(found)} checkpoints are damaged; delete those named above")
+        raise IntegrityError(f"{bad} of {len(checkpoints)} checkpoints are damaged; delete those named above")

@@ -141,10 +141,10 @@ class Checkpoints:
             answer = in_a_line(error)
         answers: list[Any] | None = None if self._rank else [None] * dist.get_world_size()
         dist.gather_object(answer, answers, group=self._group, group_dst=0)
-        for found in answers or ():
-            if isinstance(found, str):
-                raise PretokError(found)
-        return {name: record for found in answers or () for name, record in sorted(found.items())}
+        for sent in answers or ():
+            if isinstance(sent, str):
+                raise PretokError(sent)
+        return {name: record for sent in answers or () for name, record in sorted(sent.items())}
 
     def poll(self) -> None:
         """Finish a save whose data is on disk, or give up one that hangs; otherwise return at once."""
@@ -193,16 +193,16 @@ class Checkpoints:
             self._failing_since = None
         elif self._rank == 0:
             self._failing_since = self._failing_since or now
-            told = f"{self.folder}: the checkpoint of step {step} could not be written: {problem}"
+            message = f"{self.folder}: the checkpoint of step {step} could not be written: {problem}"
             if now - self._failing_since >= PATIENCE:
                 raise Stopped(
-                    f"{told}; no save has succeeded for {duration(now - self._failing_since)}. The previous "
+                    f"{message}; no save has succeeded for {duration(now - self._failing_since)}. The previous "
                     "checkpoint is intact: fix the cause (space, permissions), then run the same command to resume"
                 )
             # At the end of a run the other ranks wait in a collective for the retry, so it must come before --timeout.
             pause = min(RETRY_SECONDS, self._config.timeout / 2)
             self._retry_at = now + pause
-            self._report(f"warning: {told}; training continues, the next try is in {pause:.0f} s")
+            self._report(f"warning: {message}; training continues, the next try is in {pause:.0f} s")
 
     def _finish(self, pending: _Pending) -> str | None:
         """Make a checkpoint of the files on disk. Returns what went wrong, on rank 0 always. Raises HungSave."""

@@ -105,7 +105,7 @@ def boxes_of(value: Tensor, ranks: Tensor) -> tuple[Box, ...]:
     """
     if not isinstance(value, DTensor):
         return (Box(int(ranks[0, 0, 0]), (0,) * value.ndim, tuple(value.shape)),)
-    mesh, found = value.device_mesh, []
+    mesh, boxes = value.device_mesh, []
     splits = zip(mesh.shape, value.placements, strict=True)
     # Every coordinate of the mesh at which a distinct piece lies; copies along replicated dimensions are left out.
     for place in product(*(range(1 if placement.is_replicate() else size) for size, placement in splits)):
@@ -115,9 +115,9 @@ def boxes_of(value: Tensor, ranks: Tensor) -> tuple[Box, ...]:
         if math.prod(size):
             at = dict(zip(mesh.mesh_dim_names or (), place, strict=True))
             rank = ranks[tuple(at.get(name, 0) for name in ("replicate", "shard", "tensor"))]
-            found.append(Box(int(rank), offset, size))
-    assert sum(math.prod(box.size) for box in found) == value.numel()  # fails if torch changes how it splits
-    return tuple(found)
+            boxes.append(Box(int(rank), offset, size))
+    assert sum(math.prod(box.size) for box in boxes) == value.numel()  # fails if torch changes how it splits
+    return tuple(boxes)
 
 
 def own_pieces(state: dict[str, Tensor], index: Index, rank: int) -> dict[str, Tensor]:
@@ -183,7 +183,7 @@ class Reader:
 
     def fill(self, name: str, shape: Numbers, piece: Tensor, offset: Numbers) -> None:
         """Fill `piece`, which lies at `offset` of a tensor of this shape. IntegrityError unless all of it is found."""
-        kind, found = self.kinds.get(name), 0
+        kind, filled = self.kinds.get(name), 0
         if kind is None or kind.shape != shape:
             raise IntegrityError(f"{self.checkpoint} has no tensor {name} of the shape {shape}")
         for rank, there, here in overlaps(kind.boxes, offset, tuple(piece.shape)):
@@ -192,15 +192,15 @@ class Reader:
             file = self._opened[rank]
             part = piece[here]
             part.copy_(file.get_slice(name)[there] if there else file.get_tensor(name))
-            found += part.numel()
-        if found != piece.numel():
+            filled += part.numel()
+        if filled != piece.numel():
             raise IntegrityError(f"{self.checkpoint} lacks a part of {name}; it was damaged or edited")
 
 
 @lru_cache(1024)
 def overlaps(boxes: tuple[Box, ...], offset: Numbers, size: Numbers) -> list[tuple[int, Any, Any]]:
     """Return (rank, slices of its piece, slices of ours) for every box that overlaps ours."""
-    found: list[tuple[int, Any, Any]] = []
+    parts: list[tuple[int, Any, Any]] = []
     for rank, begin, extent in boxes:
         spans = [
             (max(ours, theirs), min(ours + count, theirs + number))
@@ -211,8 +211,8 @@ def overlaps(boxes: tuple[Box, ...], offset: Numbers, size: Numbers) -> list[tup
                 tuple(slice(first - base, last - base) for (first, last), base in zip(spans, of, strict=True))
                 for of in (begin, offset)
             )
-            found.append((rank, there, here))
-    return found
+            parts.append((rank, there, here))
+    return parts
 
 
 def restore(state: dict[str, Tensor], reader: Reader) -> None:
@@ -240,13 +240,13 @@ def readable(checkpoint: Path, read: Callable[[], T]) -> T:
     except PretokError:
         raise
     except Exception as error:  # anything damaged files can raise
-        told = in_a_line(error)
+        reason = in_a_line(error)
         if isinstance(error, OSError) and error.errno in PASSING:
             raise Stopped(
-                f"{checkpoint} cannot be read now: {told}; run the same command to resume"
+                f"{checkpoint} cannot be read now: {reason}; run the same command to resume"
             ) from None
         kind = PretokError if isinstance(error, PermissionError) else IntegrityError
-        raise kind(f"{checkpoint} cannot be read: {told}") from None
+        raise kind(f"{checkpoint} cannot be read: {reason}") from None
 
 
 def in_a_line(error: BaseException) -> str:

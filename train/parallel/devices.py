@@ -114,10 +114,10 @@ def find_device() -> Device:
     os.sched_setaffinity(0, cores_beside("{:04x}:{:02x}:{:02x}.0".format(*place), allowed, ranks))
     # In torch for ROCm "nccl" means RCCL; gloo handles tensors on the host.
     device = torch.device("cuda", index)
-    found = Device(device, properties.name, "cpu:gloo,cuda:nccl", *peak_of(properties.name))
-    if found.generation == HOPPER:  # torch has no public function that sets the order for all calls
+    gpu = Device(device, properties.name, "cpu:gloo,cuda:nccl", *peak_of(properties.name))
+    if gpu.generation == HOPPER:  # torch has no public function that sets the order for all calls
         torch._C._set_sdp_priority_order([kernel.value for kernel in HOPPER_KERNELS])
-    return found
+    return gpu
 
 
 def fastest_threads(most: int) -> int:

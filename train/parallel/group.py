@@ -60,10 +60,10 @@ def process_group(
         yield
     except Exception as error:
         known = explain(error) or error
-        told = cause(store, known, rank)
-        if told is error:
+        shown = cause(store, known, rank)
+        if shown is error:
             raise
-        raise told from error
+        raise shown from error
     finally:
         dist.destroy_process_group()
 
@@ -106,8 +106,8 @@ def together(work: Callable[[], T], group: dist.ProcessGroup | None = None) -> T
     # Every rank takes part, also one that failed: otherwise the others would wait for it until the timeout.
     answers: list[PretokError | None] = [None] * dist.get_world_size(group)
     dist.all_gather_object(answers, problem, group=group)
-    for found in filter(None, answers):
-        raise found
+    for first in filter(None, answers):
+        raise first
     return result
 
 

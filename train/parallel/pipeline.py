@@ -112,11 +112,11 @@ class Pipeline(nn.Module):
         if self._rank > 0:
             x = torch.empty(self._hidden(inputs), dtype=self._dtype, device=inputs.device)
             dist.recv(x, group=self._group, group_src=self._rank - 1)
-        found = self.part(x, targets, documents)
+        output = self.part(x, targets, documents)
         if self._is_last:
-            result = torch.stack([value.float() for value in found])
+            result = torch.stack([value.float() for value in output])
         else:
-            dist.send(found.contiguous(), group=self._group, group_dst=self._rank + 1)
+            dist.send(output.contiguous(), group=self._group, group_dst=self._rank + 1)
             result = torch.empty(2, device=inputs.device)
         dist.broadcast(result, group=self._group, group_src=self._ranks - 1)
         return result[0], result[1]

@@ -65,11 +65,11 @@ class TrainConfig:
         None, "mix.json, or its URL (default: read each source once)", example='"mix.json"'
     )
     cache: str | None = _option(
-        None, "folder on a local disk for what is read from URLs", example='"/local/nvme"'
+        None, "folder on a local disk that caches data from URLs", example='"/local/nvme"'
     )
     cache_bytes: int | None = _option(
         None,
-        "bytes of tokens that --cache keeps, for example 2T (default: all)",
+        "maximum bytes of tokens in --cache, for example 2T (default: no limit)",
         least=1 << 20,
         example='"2T"',
     )

@@ -133,7 +133,7 @@ def evaluate(
             dist.all_reduce(total)
             nats, tokens, text_bytes = total.tolist()
             sums[name] = [nats, tokens, tokens * source.bytes_per_token if sizes is None else text_bytes]
-    finally:
+    finally:  # passes without a backward pass leave parameters gathered
         reshard(trainee.model)
     sums = {name: values for name, values in sums.items() if values[1] and values[2]}
     if not sums:
@@ -146,14 +146,15 @@ def evaluate(
         "val_loss": nats / tokens,
         "val_bits_per_byte": bits_per_byte(nats, text_bytes),
         "sources": {name: nats / tokens for name, (nats, tokens, _) in sums.items()},
-        "bits_per_byte": {name: bits_per_byte(nats, of) for name, (nats, _, of) in sums.items()},
+        "bits_per_byte": {name: bits_per_byte(nats, size) for name, (nats, _, size) in sums.items()},
     }
 
 
 def _batches(trainee: Trainee, view: View) -> Iterator[MicroBatch]:
-    """Yield this rank's share of the first positions of a split; every rank gets the same number of batches.
+    """Yield this rank's share of the first positions of a split.
 
-    If the sequences do not divide evenly, the first ones are repeated, without loss.
+    Every rank gets the same number of batches, because each pass gathers parameters from all ranks. If the sequences do
+    not divide evenly, the first ones are repeated, without loss.
     """
     sequences = min(len(view), trainee.config.val_sequences)
     micro_batch, ranks = trainee.batch.micro_batch, trainee.batch.ranks

@@ -98,9 +98,9 @@ def _is_split(tensor: DTensor, dimension: str) -> bool:
 def global_norm(tensors: Sequence[Tensor], mesh: DeviceMesh) -> Tensor:
     """Return the Euclidean norm over the pieces of all ranks, a float32 scalar on the tensors' device.
 
-    Of a tensor that all tensor parallel ranks hold, only the first one counts its copy. One collective over all ranks
-    gives the same bits on each of them, so all decide alike: if one rank skipped a step and another did not, their
-    models would differ from then on.
+    If all tensor parallel ranks have a copy of a tensor, only the first of them counts it. One collective over all
+    ranks gives the same bits on each of them, so all decide alike: if one rank skipped a step and another did not,
+    their models would differ from then on.
     """
     whole = mesh.get_local_rank("tensor") == 0
     counted = [one for one in tensors if whole or (isinstance(one, DTensor) and _is_split(one, "tensor"))]

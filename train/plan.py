@@ -236,7 +236,7 @@ def render(plan: dict[str, Any]) -> str:
     layout, count, peak = plan["layout"], plan["count"], plan["peak_flops"]
     need, size = sum(count.values()), plan["device_gigabytes"]
     if size is None:
-        verdict = "fits: unknown, as the memory of the device is not known; give --memory in GB"
+        verdict = "fits: unknown, because the memory of the device is not known; give --memory in GB"
     else:
         limit = f"{HEADROOM * size * 1e9 / GIB:.1f} GiB are {HEADROOM:.0%} of {size:g} GB"
         figures = (
@@ -247,7 +247,7 @@ def render(plan: dict[str, Any]) -> str:
         [
             f"{plan['parameters']:,} parameters; {layout['replicate']} replicas x {layout['shard']} shards x "
             f"{layout['tensor']} tensor parallel x {layout['pipeline']} pipeline"
-            + (f", {layout['context']} shards share each sequence" if layout["context"] > 1 else ""),
+            + (f", {layout['context']} ranks share each sequence" if layout["context"] > 1 else ""),
             f"global batch {Batch(**plan['batch'])}",
             f"bubble: devices wait for other stages {plan['bubble']:.1%} of each step",
             f"\n{'GiB on one device':<20}",

@@ -36,7 +36,7 @@ def clock() -> str:
 class Reporter:
     """Prints lines on rank 0, and as a context manager reports `doing()` after every minute of silence.
 
-    out: folder of the run. Its logs/ get the lines of rank 0, and from any rank why the run ended.
+    out: folder of the run. Its logs/ contain the lines of rank 0 and, from every rank that failed, the error.
     """
 
     def __init__(self, rank: int, out: Path) -> None:

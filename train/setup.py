@@ -123,7 +123,7 @@ def describe(config: TrainConfig, layout: Layout, segments: Sequence[Segment], d
             f" x {layout.pipeline} pipeline (bubble {bubble(layout.pipeline, first.batch.accumulation):.1%})"
         )
     if layout.context > 1:
-        split += f", {layout.context} shards share each sequence"
+        split += f", {layout.context} ranks share each sequence"
     last, blocks = segments[-1].last_step, compiles(config, model, able=device.can_compile)
     lines = [
         f"model {config.sizes}: {model.parameters:,} parameters, sequences of {first.view.seq_len} tokens, "

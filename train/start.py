@@ -38,13 +38,17 @@ class Run:
     """The state of a training run, ready for its next step.
 
     segment: segment of the next step. progress: the finished work. pending: the queued step whose numbers the host has
-    not read yet. last_end: the end of the step before it. val_loss: validation loss after the current step, None if it
-    was not evaluated.
+    not read yet. last_end: the end of the step before it. stop_agreed: whether all ranks end after the current step.
+    val_loss: validation loss after the current step, None if it was not evaluated. lost: set on rank 0 if another run
+    takes the folder.
     """
 
     def __init__(
         self, config: TrainConfig, device: Device, stop: StopFlag, report: Reporter, lost: threading.Event
     ) -> None:
+        # The order matters. Settings and data are checked before the model takes memory. All ranks build the model and
+        # load the checkpoint together. RunLog, which drops lines of steps after the checkpoint, comes only after that,
+        # so a start that fails loses no line.
         out, rank = Path(config.out), dist.get_rank()
         phases, layout = make_plan(config, dist.get_world_size())
         self.config, self.device, self.stop, self.report, self.lost = config, device, stop, report, lost
@@ -112,7 +116,7 @@ def _open_feed(segment: Segment, trainee: Trainee) -> Feed:
     phase, end = segment.phase, segment.position_after(segment.last_step)
     rank = data_rank(trainee.mesh, trainee.context.ranks)
     here: list[int] = []
-    if is_url(phase.config.shards):
+    if is_url(phase.config.shards):  # the ranks of a host share a cache: each fetches ahead for all of them
         ranks: list[tuple[str, int]] = [("", 0)] * dist.get_world_size()
         dist.all_gather_object(ranks, (os.uname().nodename, rank))
         here = sorted({number for host, number in ranks if host == os.uname().nodename})

@@ -35,9 +35,9 @@ from train.parallel.pipeline import Pipeline
 
 @dataclass
 class Trainee:
-    """The model with its optimizer and guard, and what a step needs besides.
+    """The model, its optimizer and guard, and everything else that a step needs.
 
-    At first the optimizer has no moments and the guard has seen no step. parameters: the sharded ones.
+    The moments of a new optimizer are zero, and a new guard has seen no step. parameters: the sharded ones.
     """
 
     model: Decoder | Pipeline
@@ -147,8 +147,8 @@ def train_step(
     norm = update(
         trainee.optimizer, trainee.parameters, trainee.mesh, trainee.guard, trainee.config, rate, loss, scale
     )
-    # Tensor, pipeline and context ranks read the same sequences: what was summed over them was counted `same` times.
-    # Context ranks each count their own tokens, so the learned tokens were repeated only by the others.
+    # Tensor, pipeline and context ranks read the same sequences, so a sum over all ranks counts each sequence `same`
+    # times. A context rank counts only its own tokens, so learned tokens are counted less often than that.
     same = dist.get_world_size() // batch.ranks
     learned /= same // trainee.context.ranks
     numbers[2] /= same  # the checksum

@@ -49,8 +49,8 @@ def slowest(table: Sequence[Sequence[float]], hosts: Sequence[str], step_seconds
         rank, median = max(range(len(values)), key=values.__getitem__), statistics.median(values)
         whole = median if kind == "device" else step_seconds
         behind = (values[rank] - median) / whole if whole else 0.0
-        of = {"rank": rank, "host": hosts[rank], "kind": kind, "seconds": values[rank], "median": median}
-        costs.append(of | {"behind": behind})
+        cost = {"rank": rank, "host": hosts[rank], "kind": kind, "seconds": values[rank], "median": median}
+        costs.append(cost | {"behind": behind})
     return max(costs, key=lambda cost: cost["behind"])
 
 
@@ -76,7 +76,7 @@ class Stragglers:
             self._probe = begin, Mark(self._device)
 
     def done(self, step: int, seconds: float, waited: float) -> dict[str, Any] | None:
-        """Note that step `step` is done and took `seconds`; after a check return who was slowest, else None.
+        """Note that step `step` is done and took `seconds`. Every EVERY steps return the slowest rank, else None.
 
         waited: seconds that this rank's host has waited for data so far.
         """

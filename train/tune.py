@@ -31,7 +31,7 @@ TRIED: dict[str, list[Any]] = {
     "checkpointing": ["none", "ops", "full"],
     "compile": [False, True],
 }
-"""Values to try of settings that --try does not name."""
+"""Values to try for settings that --try does not name."""
 WARM_UP = 3
 """First steps of a trial, which do not count: they include compilation, autotuning and the growth of the allocator."""
 

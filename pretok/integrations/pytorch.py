@@ -83,14 +83,14 @@ def named(batch: Batch) -> dict[str, Tensor]:
     return tensors
 
 
-def _begin_worker(sampler: PositionSampler, workers: int, together: int, worker: int) -> None:
-    """Let an object store fetch ahead what this worker will be asked for."""
+def _prepare_worker(sampler: PositionSampler, workers: int, together: int, worker: int) -> None:
+    """Let an object store fetch ahead the sequences that this worker will read."""
     info: Any = get_worker_info()
     read_ahead(info.dataset.view, sampler, (), worker, workers, together)
 
 
 class Loader:
-    """Iterates over this rank's micro-batches from `position` on, each once, as long as a whole round is left.
+    """Iterates over this rank's micro-batches from `position` on, each once, until no whole round is left.
 
     view: the stream. micro_batch: sequences per batch. rank, ranks: among those that read different data. position:
     sequences read before, by all ranks. sequences: how many the whole run will read from the start of the stream,
@@ -153,7 +153,7 @@ class Loader:
                 collate_fn=as_read,
                 num_workers=self._workers,
                 prefetch_factor=self._prefetch,
-                worker_init_fn=partial(_begin_worker, sampler, self._workers, together),
+                worker_init_fn=partial(_prepare_worker, sampler, self._workers, together),
             )
         else:
             read_ahead(self.view, sampler, together=together)

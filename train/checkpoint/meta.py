@@ -1,4 +1,4 @@
-"""The folder of a checkpoint: meta.json records where the run was, what it was, and the files of the checkpoint.
+"""The folder of a checkpoint: meta.json records the state and the identity of the run, and the checkpoint's files.
 
 Input: a folder. Output: its checkpoints, a `Meta`, or an IntegrityError that names the damaged file or key. In
 meta.json, `seal` is the fingerprint of everything else, so an edit by hand is detected; `version` is the version of the

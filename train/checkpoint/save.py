@@ -37,7 +37,7 @@ SETTLE_SECONDS = 300.0
 RETRY_SECONDS = 60.0
 """Seconds between a failed save and the next try."""
 PATIENCE = 1200.0
-"""Seconds for which saves may fail before the run ends: what cannot be saved is computed in vain."""
+"""Seconds for which saves may fail before the run ends: steps that cannot be saved are wasted."""
 
 
 @dataclass
@@ -129,16 +129,21 @@ class Checkpoints:
             self._copy[name].copy_(piece, non_blocking=True)
         if self._pinned:  # the next step changes the state, so the copies must be complete before it
             torch.cuda.synchronize()
+        # The first rank of each pipeline stage writes the index of its stage.
         leads = not any(mesh.get_local_rank(name) for name in ("replicate", "shard", "tensor"))
         future = self._writes.submit(self._write, self._temporary(meta.step), self._index, leads)
         self._pending = _Pending(future, meta, started)
 
     def _write(self, folder: Path, index: Index, leads: bool) -> dict[str, FileRecord]:
-        """Write this rank's files. Rank 0 returns the records of all ranks' files, or raises the error of any rank."""
+        """Write this rank's files. Rank 0 returns the records of all ranks' files, or raises the error of any rank.
+
+        Runs in a thread. No other collective uses the group meanwhile: `wait` and the next save finish this one first.
+        """
         try:
             answer: Any = write_pieces(folder, self._rank, index, self._copy, leads=leads)
         except Exception as error:  # sent to rank 0, which decides
             answer = in_a_line(error)
+        # Every rank sends, also one that failed: otherwise rank 0 would wait for it until the timeout.
         answers: list[Any] | None = None if self._rank else [None] * dist.get_world_size()
         dist.gather_object(answer, answers, group=self._group, group_dst=0)
         for sent in answers or ():
@@ -205,7 +210,10 @@ class Checkpoints:
             self._report(f"warning: {message}; training continues, the next try is in {pause:.0f} s")
 
     def _finish(self, pending: _Pending) -> str | None:
-        """Make a checkpoint of the files on disk. Returns what went wrong, on rank 0 always. Raises HungSave."""
+        """Make a checkpoint of the files on disk, on rank 0. Returns the problem, if any, or raises HungSave.
+
+        Rank 0 learns of the problems of all ranks, another rank only of its own.
+        """
         self._pending = None
         step = pending.meta.step
         temporary, final = self._temporary(step), self.folder / f"step-{step:08d}"
@@ -214,6 +222,8 @@ class Checkpoints:
             self.save_seconds = time.monotonic() - pending.started
             if self._rank:
                 return None
+            # All files of all ranks are on disk. A kill before the rename leaves a folder with a temporary name, which
+            # the next start deletes.
             write_meta(temporary, pending.meta, files)
             if final.exists():  # a damaged one that could not be renamed: a good one would have been loaded
                 _delete(final)
@@ -235,7 +245,8 @@ class Checkpoints:
     def _retain(self, newest: Path) -> None:
         """Delete in the background the checkpoints that the rule does not keep, but never `newest`.
 
-        So a good one always stays. Also called at a start, as a kill may have come before the deletion.
+        So one good checkpoint always stays. Also called at the start of a run, because a kill may have come before the
+        deletion.
         """
 
         def work() -> None:

@@ -1,7 +1,7 @@
 """Tensors of a checkpoint: one safetensors file per rank of the first replica, and an index of pieces.
 
 Input: a state, name -> tensor, on any mesh. Output: rank-NNNNN.safetensors with the pieces of that rank, and per stage
-of a pipeline an index-NNNNN.json, which records which rank holds which box of which tensor. Boxes follow from the mesh
+of a pipeline an index-NNNNN.json, which records the rank that holds each box of each tensor. Boxes follow from the mesh
 and the placements, so every rank knows them all and can write and read without communication. Reading intersects the
 boxes on disk with those of the new mesh.
 

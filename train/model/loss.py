@@ -140,7 +140,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
         grad_hidden, grad_weight = ctx.saved_tensors
         scale = grads[0]
-        # In place: both were made for this one use.
+        # In place: the two tensors are used only here.
         grad_hidden.mul_(scale)
         return grad_hidden, grad_weight.mul_(scale).to(ctx.dtype), *[None] * 5
 

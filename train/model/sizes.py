@@ -238,7 +238,7 @@ _SIZES = {
     "tied": "tie_word_embeddings",
 }
 """Fields of ModelConfig -> their keys in config.json."""
-_BESIDE = {
+_OTHER_KEYS = {
     "attention_chunk_size": None,
     "auto_map": None,
     "is_causal": True,
@@ -267,7 +267,7 @@ def read_config(path: Path) -> ModelConfig:
     config["head_dim"] = config.get("head_dim") or 0
     wrong = [
         f"{key} is {config[key]!r}, not {value!r}"
-        for key, value in (family.must | _BESIDE).items()
+        for key, value in (family.must | _OTHER_KEYS).items()
         if config.get(key) not in (None, value)
     ]
     if set(config.get("layer_types") or ()) - {"full_attention"}:

@@ -123,7 +123,8 @@ def find_device() -> Device:
 def fastest_threads(most: int) -> int:
     """Return the number of threads for CPU passes, at most `most`: the fewest that are nearly the fastest.
 
-    It is measured in some tenths of a second. Under other load threads wait for each other, and fewer are faster.
+    The measurement takes a few tenths of a second. If the cores have other work too, threads wait for each other, and
+    fewer are faster.
     Nothing is measured if OMP_NUM_THREADS is set, or if results must be bit-identical.
     """
     if "OMP_NUM_THREADS" in os.environ or torch.are_deterministic_algorithms_enabled():
@@ -143,7 +144,7 @@ def fastest_threads(most: int) -> int:
 def cores_beside(bus: str, allowed: set[int], ranks: int, devices: Path = PCI_DEVICES) -> set[int]:
     """Return those `allowed` cores that share a NUMA node with the device at this PCI address.
 
-    Returns all of them if the machine does not tell, or if the result has fewer cores than one rank's share of the
+    Returns all of them if the machine does not say, or if the result has fewer cores than one rank's share of the
     node: a scheduler may have assigned cores elsewhere.
     """
     try:

@@ -128,6 +128,7 @@ def cause(store: Store, error: Exception, rank: int) -> Exception:
         if not isinstance(error, PretokError) and store.check([_WHY]):
             why = json.loads(store.get(_WHY))
             return EndedElsewhere(f"rank {why['rank']} ended the run: {why['text']}", why["exit_code"])
+        # If two ranks fail at once, the later one overwrites the text of the other: both are causes.
         if not store.check([_WHY]):
             text = f"{error}" if isinstance(error, PretokError) else f"{type(error).__name__}: {error}"
             code = error.exit_code if isinstance(error, PretokError) else 1

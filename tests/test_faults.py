@@ -164,7 +164,7 @@ def prepared(name: str, work: Path) -> tuple[list[str], Path]:
     """A row's command line, and a copy of the folder in which it can be run."""
     if name in TRAIN:
         needs("torch")
-    if name.startswith("train "):
+    if name in TRAIN and name != "train":
         assert run([part.format(work=work) for part in TRAIN["train"]]) == 0
     line = [part.format(work=work) for part in (LINES | TRAIN)[name]]
     return line, shutil.copytree(work, work.parent / "fresh")

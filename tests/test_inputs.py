@@ -127,8 +127,8 @@ FILES_OF_LINES = [
     Row(LINES, "a BOM at the beginning", b"\xef\xbb\xbf" + lines(), TWO, note="removed"),
     Row(LINES, "the file is cut where a line ends", lines()[:16], ["uno"], note="cannot be detected: compare the counts with the source"),
     Row(LINES, "one object over several lines", PRETTY, [], dict.fromkeys((1, 2, 3), "malformed_json"), "3 of 4 records were rejected (malformed_json 3), more than the share of 0.5", 3, "counted: more than `max_reject_share`"),
-    Row(LINES, "no file has the field", b'{"body": "uno"}\n', says="no field 'text' in in/a.jsonl; there are body; name the one with the text by --field", code=2, alone=True),
-    Row(LINES, "one file of several does not have the field", b'{"body": "uno"}\n', [], {1: "missing_field"}, "no field 'text' in in/a.jsonl; there are body; name the one with the text by --field", note="a notice names it first"),
+    Row(LINES, "no file has the field", b'{"body": "uno"}\n', says="no field 'text' in in/a.jsonl; text fields: body; choose one with --field", code=2, alone=True),
+    Row(LINES, "one file of several does not have the field", b'{"body": "uno"}\n', [], {1: "missing_field"}, "no field 'text' in in/a.jsonl; text fields: body; choose one with --field", note="a notice names it first"),
     Row(LINES, "an empty file", b"", says="empty: in/a.jsonl", note="a notice names the file"),
     Row(LINES, "one array", b'[{"text": "uno"}]\n', says="in/a.jsonl is one JSON array, not JSON Lines; write an object a line, as jq -c '.[]' does", code=2),
     Row(LINES, "conversations, read as text", b'{"messages": []}\n', says="in/a.jsonl holds conversations: write messages = 'messages' in the table of the source", code=2, alone=True),
@@ -214,7 +214,7 @@ UNO = texts(["uno", "tre"])
 parquet = partial(Row, PARQUET)
 OF_PARQUET = [
     parquet("a null", texts(["uno", None, "tre"]), TWO, {2: "null_text"}),
-    parquet("no file has the column", table({"body": ["uno"]}), says="no field 'text' in in/a.parquet; there are body; name the one with the text by --field", code=2, alone=True),
+    parquet("no file has the column", table({"body": ["uno"]}), says="no field 'text' in in/a.parquet; text fields: body; choose one with --field", code=2, alone=True),
     parquet("one file of several does not have the column", table({"body": ["uno"]}), says="no column 'text'; the columns are body", code=3),
     parquet("the column has another type", texts([1, 2]), says="the text column has type int64, not string or binary", code=3),
     parquet("a kept column of another type", table({"text": TWO, "n": ["x", None]}), TWO, None, "1 value of n of another type, null in the ledger", note="the values become null, and the manifest counts them", settings=KEEP),

@@ -514,7 +514,7 @@ def without_footer(whole: bytes) -> bytes:
         ("run checkpoint", lambda whole: b'{"step": 3, "progress": []}', "progress: Expected `object`"),
         ("log", lambda whole: b'{"event": "start"}\n', "Object missing required field `time`"),
         ("log", lambda whole: whole.replace(b'"event": "start"', b'"event": 7'), "event: Expected `str`"),
-        ("rejects", lambda whole: b"[]\n", "is damaged: its checksum is not that"),
+        ("rejects", lambda whole: b"[]\n", "is damaged: its checksum is not the one"),
         ("lock", lambda whole: b"[" * 5000, ""),
     ],
 )

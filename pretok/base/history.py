@@ -113,14 +113,12 @@ class RunHistory:
 
 
 def read_jobs(work: Path) -> list[LoggedJob]:
-    """All jobs with a log, oldest first."""
-    logs = [read_log(path) for path in sorted((work / LOGS).glob("*.jsonl"))]
-    return sorted([LoggedJob(lines) for lines in logs if lines], key=lambda job: job.began)
-
-
-def read_log(path: Path) -> list[LogLine]:
-    """The lines of a log. Raises IntegrityError."""
-    return [read_record(LogLine, line, path) for line in read_lines(path)]
+    """All jobs with a log, oldest first. Raises IntegrityError."""
+    logs = [
+        [read_record(LogLine, line, path) for line in read_lines(path)]
+        for path in sorted((work / LOGS).glob("*.jsonl"))
+    ]
+    return sorted((LoggedJob(lines) for lines in logs if lines), key=lambda job: job.began)
 
 
 def read_run(folder: Path) -> RunHistory:

@@ -81,11 +81,6 @@ class Terminal(Console):
         """The log file; None where none is kept."""
         return self._log.path if self._log else None
 
-    @property
-    def shows_bars(self) -> bool:
-        """Whether there is a terminal for a moving bar."""
-        return self._error.is_interactive and not self.quiet
-
     def keep_log(self, folder: Path, command: str, **start: object) -> None:
         """Keep a log in `folder` from now on, if there is none yet. start: details of its first line."""
         if self._log:
@@ -186,7 +181,7 @@ class Meter(Progress):
         self._ended = threading.Event()
         self._lines = threading.Thread(target=self._print_lines, name=f"meter {title}", daemon=True)
         self._bar: Live | None = None
-        if console.shows_bars:
+        if console._error.is_interactive and not console.quiet:
             self._bar = Live(get_renderable=self._render, console=console._error, transient=True)
 
     def __enter__(self) -> Meter:

@@ -1,7 +1,7 @@
-"""Batches as they were read -> batches of documents: plain text normalized, conversations through their template.
+"""Batches of records -> batches of documents: plain text is normalized, conversations go through their template.
 
-Input: a partition and the record format of its source. Output: what `read.readers` gives, with documents for texts.
-What runs templates is loaded only where there are conversations.
+Input: a partition and the record format of its source. Output: the batches of `read.readers` with documents as texts.
+The code that runs templates is loaded only for conversations.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pretok.read.readers import Damage, Keep, RecordFormat, read_partition
 
 
 def documents_of(record: RecordFormat, normalization: Normalization) -> Callable[[TextBatch], TextBatch]:
-    """What makes documents of the texts of a batch as it was read."""
+    """A function that turns the texts of a batch, as they were read, into documents."""
     if isinstance(record.conversation, Conversation):
         from pretok.chat.render import Renderer
 
@@ -28,5 +28,5 @@ def documents_of(record: RecordFormat, normalization: Normalization) -> Callable
 def read_documents(
     partition: Partition, record: RecordFormat, normalization: Normalization, keep: Keep = ()
 ) -> Iterator[TextBatch | Damage]:
-    """All batches of documents of a partition, see `read_partition`."""
+    """All batches of documents of a partition; see `read_partition`."""
     return read_partition(partition, record, documents_of(record, normalization), keep)

@@ -1,11 +1,11 @@
 """Documents with spans -> token ids, and the kind of each token.
 
-Input: texts with their spans, and an `Encoder` for which the markers are special: a text never becomes one. Output: the
-ids of all documents, a marker's own where a span is one, BOS and EOD around each as in any document (but never twice:
-a template may put them itself), and the kind of each token.
+Input: texts with their spans, and an `Encoder` to which the markers are special tokens, so that no text becomes one.
+Output: the ids of all documents, with the id of the marker where a span is one; BOS and EOD around each document unless
+the template has put them there; and the kind of each token.
 
-The text between two markers is encoded as one, template and content together, as their merges do not stop at the border
-of a message. A token of bytes of several kinds is of the last of them in the order of KINDS.
+The text between two markers is encoded as a whole, template and content together, because merges cross the border of a
+message. A token with bytes of several kinds has the last of them in the order of KINDS.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from pretok.tokenizer.reference import Unencodable
 def encode_spans(
     encoder: Encoder, texts: pa.LargeStringArray, column: pa.LargeListArray
 ) -> tuple[Tokens, npt.NDArray[np.int32], Bytes]:
-    """(ids of all documents in a row, tokens of each, (tokens,) uint8 the kind of each token).
+    """(ids of all documents in a row, tokens per document, (tokens,) uint8 the kind of each token).
 
-    Raises Unencodable, which names documents of the batch.
+    Raises Unencodable with the documents of the batch that cannot be encoded.
     """
     packed, offsets = spans_of(column)
     documents = np.arange(len(texts))
     spans = np.stack([*unpack(packed), np.repeat(documents, np.diff(offsets))])
     spans = _surrounded(spans.compress(spans[0] > 0, axis=1), documents, encoder)
     sizes, kinds, markers, document = spans
-    # A unit is a marker, or all text between two: one stands at the end of each document. `firsts`: the span each
-    # begins with, and one more.
+    # A unit is a marker, or all text between two; each document ends with a marker. `firsts`: the first span of each
+    # unit, and one more.
     text = markers < 0
     firsts = np.flatnonzero(np.append(~text | np.append(True, ~text[:-1])[: len(text)], True))
     whose, borders = document[firsts[:-1]], _starts(sizes)[firsts]
@@ -52,7 +52,7 @@ def encode_spans(
     changed = np.full(len(counts), -1)
     _join(ids, tokens_at, encoder.token_sizes, spans, made, of_token, changed)
     failed = []
-    for unit in np.flatnonzero(changed >= 0).tolist():  # where a normalizer changed the text
+    for unit in np.flatnonzero(changed >= 0).tolist():  # the tokenizer's normalizer changed the text
         row, place = slice(*firsts[unit : unit + 2]), slice(changed[unit], changed[unit] + counts[unit])
         found = _by_offsets(
             encoder, data[slice(*borders[unit : unit + 2])], made[place], sizes[row], kinds[row]
@@ -72,7 +72,7 @@ def encode_spans(
 
 
 def _surrounded(spans: Ints, documents: Ints, encoder: Encoder) -> Ints:
-    """Spans with BOS and EOD around each document where the template did not put them: markers without bytes."""
+    """Spans with BOS and EOD added, as markers without bytes, to each document to which the template did not."""
     firsts, behind = (np.searchsorted(spans[3], documents, side) for side in ("left", "right"))
     bos = -1 if encoder.bos is None else encoder.bos
     front = documents[(spans[2, firsts] != bos) & (bos >= 0)]
@@ -84,13 +84,13 @@ def _surrounded(spans: Ints, documents: Ints, encoder: Encoder) -> Ints:
 
 
 def _starts(sizes: Ints) -> Ints:
-    """Where each of some sizes in a row begins, and where the last ends: (n + 1,) int64."""
+    """(n + 1,) int64: where each of n things in a row begins, and where the last ends."""
     return np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes, dtype=np.int64)])
 
 
 def _by_offsets(encoder: Encoder, data: Bytes, ids: Ids, sizes: Ints, kinds: Ints) -> Bytes | None:
-    """Kinds of the tokens of a text that a normalizer changes, by the characters that `tokenizers` says each is of;
-    None where its ids are others."""
+    """Kinds of the tokens of a text that a normalizer changes, from the characters that `tokenizers` says each token
+    covers; None if `tokenizers` gives other ids."""
     text = data.tobytes().decode()
     found, places = encoder.places(text)
     if not np.array_equal(found, ids):
@@ -109,12 +109,13 @@ def _by_offsets(encoder: Encoder, data: Bytes, ids: Ids, sizes: Ints, kinds: Int
 def _join(
     ids: Any, tokens_at: Any, token_sizes: Any, spans: Any, made: Any, of_token: Any, changed: Any
 ) -> None:
-    """The tokens of all units in a row into `made`, what a marker's name encodes to passed over, and the kind of each.
+    """Write the tokens of all units in a row to `made`, with the id of each marker instead of what its name encodes to,
+    and the kind of each to `of_token`.
 
-    changed: where the tokens of a unit begin that have other bytes than its text.
+    changed: for a unit whose tokens have other bytes than its text, where its tokens begin.
     """
     sizes, kinds, markers = spans[0], spans[1], spans[2]
-    unit = token = out = at = end = 0  # at: where the next token begins; end: where the span ends
+    unit = token = out = at = end = 0  # at: the byte where the next token begins; end: where the span ends
     for span in range(len(sizes)):
         start, end, stop = end, end + sizes[span], tokens_at[unit + 1]
         last = markers[span] >= 0
@@ -122,7 +123,7 @@ def _join(
             made[out], of_token[out] = markers[span], kinds[span]
             token, at, out = stop, end, out + 1
         else:
-            if at > start:  # a token goes over the border
+            if at > start:  # a token crosses the border of two spans: the higher kind wins
                 of_token[out - 1] = max(of_token[out - 1], kinds[span])
             last = markers[span + 1] >= 0
             while token < stop and (at < end or last):

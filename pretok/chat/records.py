@@ -1,9 +1,8 @@
-"""The JSON of a record -> a checked conversation, whose strings a template may look at.
+"""The JSON of a record -> a checked conversation, and its strings with their kinds.
 
-Input: JSON bytes: a list of messages as transformers takes them (`role`, `content`, and where present
-`reasoning_content` or `thinking`, `tool_calls`, `name`), or an object of several fields. Output: checked messages, and
-the same with each string wrapped, of which the caller learns the kind and the message. BadRecord says why a record is
-none.
+Input: JSON bytes: a list of messages as transformers takes them (`role`, `content`, and optionally `reasoning_content`
+or `thinking`, `tool_calls`, `name`), or an object with fields. Output: checked messages, and the same with each string
+wrapped by the caller, who gets its kind and the number of its message. BadRecord says why a record is no conversation.
 """
 
 from __future__ import annotations
@@ -26,23 +25,11 @@ ROLES = {
 }
 """Role -> the kind of what it says."""
 REASONING = ("reasoning_content", "thinking", "reasoning")
-"""Names of what an assistant thinks; a template sees the first two of them, as in transformers."""
+"""Keys of what an assistant thinks. A template sees it under the first two, as in transformers."""
 _KNOWN = frozenset(
-    (
-        "role",
-        "content",
-        "name",
-        "tool_calls",
-        "tool_call_id",
-        "type",
-        "id",
-        "function",
-        "arguments",
-        "text",
-        *REASONING,
-    )
-)
-"""Keys that are the format's; any other is the writer's, and content."""
+    ("role", "content", "name", "tool_calls", "tool_call_id", "type", "id", "function", "arguments", "text")
+).union(REASONING)
+"""Keys of the format. Any other key is written by the user and counts as content."""
 _KINDS = dict.fromkeys(REASONING, THINKING) | {"tool_calls": CALL}
 
 
@@ -54,7 +41,7 @@ class _Text(msgspec.Struct, tag_field="type", tag="text"):
 
 
 class _Message(msgspec.Struct):
-    """What a message must have to be one; of images and sounds nothing can be tokenized."""
+    """What a message must look like. Images and sounds are not supported."""
 
     role: str
     content: str | list[_Text] | None = None
@@ -65,11 +52,11 @@ class _Message(msgspec.Struct):
 
 
 class BadRecord(Exception):
-    """A record is no document: (reason, detail)."""
+    """A record cannot become a document: (reason, detail)."""
 
 
 def decode(data: bytes) -> Any:
-    """JSON. Raises BadRecord; what was read is JSON already, but for half of a surrogate pair."""
+    """Decode JSON. Raises BadRecord. Records were parsed before; only half a surrogate pair can fail here."""
     try:
         return msgspec.json.decode(data)
     except (ValueError, RecursionError) as error:
@@ -77,7 +64,7 @@ def decode(data: bytes) -> Any:
 
 
 def messages_of(data: bytes) -> list[dict[str, Any]]:
-    """The messages of a record, checked. Raises BadRecord."""
+    """The checked messages of a record. Raises BadRecord."""
     found: list[dict[str, Any]] = decode(data)
     try:
         messages = msgspec.convert(found, list[_Message])
@@ -92,7 +79,7 @@ def messages_of(data: bytes) -> list[dict[str, Any]]:
 
 
 def _problem(message: _Message) -> str:
-    """What is wrong with a message, "" if nothing is."""
+    """What is wrong with a message; "" if nothing."""
     if message.role not in ROLES:
         return f"has the role {message.role!r:.60}, which is none of {', '.join(ROLES)}"
     for call in message.tool_calls or ():
@@ -111,13 +98,13 @@ def _problem(message: _Message) -> str:
 
 
 Shape = tuple[tuple[str, ...], ...]
-"""The role and the keys of each message: what conversations have in common that differ in their texts alone."""
+"""The role and the keys of each message. Conversations of one shape differ only in their texts."""
 
 
 def texts_of(data: bytes) -> tuple[Shape, list[str]] | None:
-    """(the shape of a conversation of texts alone, none of them empty, its texts in the order of `wrapped`).
+    """(shape, texts in the order of `wrapped`) of a conversation that has only texts, none of them empty; else None.
 
-    Not checked: one of a shape that was checked is as good. None for any other record.
+    It is not checked: a conversation of a shape that was checked is valid too.
     """
     try:
         messages = _LISTS.decode(data)
@@ -137,7 +124,7 @@ def texts_of(data: bytes) -> tuple[Shape, list[str]] | None:
 
 
 def wrapped(messages: Sequence[dict[str, Any]], text: Callable[[str, int, int], Any]) -> list[dict[str, Any]]:
-    """Messages for a template, each string as `text` makes it of the string, its kind and the number of its message."""
+    """Messages for a template, each string replaced by `text(string, kind, number of its message)`."""
     made = []
     for number, message in enumerate(messages):
 

@@ -1,13 +1,12 @@
 """Batches of JSON -> batches of documents with spans.
 
 Input: batches whose texts are the JSON of a conversation or of some fields (`read.readers`), and how they become
-documents. Output: the same documents as text, what stands between contents included, with a column of spans; without a
-template, as counting wants it, the contents alone. What cannot be made is a reject of the batch.
+documents. Output: the documents, rendered by the template, with a column of spans; without a template, as counting
+wants it, only their contents. A record that cannot become a document is a reject of the batch.
 
-A template runs once for each shape of conversation: what it made is kept with the steps of its run (`text.Trace`), and
-whoever gives the same answers is put together from it without Jinja, in a few microseconds. Fields are put together in
-the same way, from a shape without steps.
-"""
+A template runs once for each shape of conversation. Its output is kept with the steps of its run (`text.Trace`);
+another conversation of that shape that gives the same answers is rendered from it without Jinja, in a few
+microseconds. Fields are rendered in the same way, from a shape without steps."""
 
 from __future__ import annotations
 
@@ -29,14 +28,14 @@ from pretok.read.normalize import Normalization
 from pretok.read.readers import RecordFormat
 
 MOST_SHAPES, MOST_OF_SHAPE = 1024, 8
-"""Shapes of which what the template made is kept, and how often of each."""
+"""Shapes whose outputs are kept, and outputs per shape."""
 Document = tuple[list[bytes], list[int]]
-"""The bytes of a document, and its spans."""
+"""The bytes of a document in pieces, and its spans."""
 
 
 class _Piece(NamedTuple):
-    """Of a document to be: what is the same in each, with its spans, and behind it a value; source: its number, -1
-    where none follows."""
+    """A piece of a kept output: bytes that are the same in each document, with their spans, and then a value of a kind.
+    source: the number of the value, -1 if none follows."""
 
     data: bytes
     spans: list[int]
@@ -70,7 +69,7 @@ class Renderer:
             self._render = self._from_messages
 
     def __call__(self, batch: TextBatch) -> TextBatch:
-        """The batch with documents in the place of JSON."""
+        """The batch with documents in place of JSON."""
         data, offsets = buffers(batch.texts)
         whole, ends = data.tobytes(), offsets.tolist()
         parts: list[bytes] = []
@@ -106,14 +105,14 @@ class Renderer:
         return texts, spans, size
 
     def _clean(self, text: str) -> str:
-        """A content as every text of the corpus is normalized."""
+        """A content, normalized like any text of the corpus."""
         if self._plain:
             return text
         made: str = self._normalization(pa.array([text], pa.large_string()))[0].as_py()
         return made
 
     def _contents(self, data: bytes) -> Document:
-        """What the writers wrote, without a template."""
+        """The contents, without a template."""
         texts: list[bytes] = []
         spans: list[int] = []
 
@@ -126,7 +125,8 @@ class Renderer:
         return texts, spans
 
     def _from_fields(self, data: bytes) -> Document:
-        """A template of `{field}`s. What the recipe names is an answer, the others are what is asked."""
+        """A template of `{field}`s. The fields that the recipe learns are answers, the others are what the user
+        says."""
         record = decode(data)
         values = [self._clean(_field(record, field)) if field else "" for field in self._fields]
         if not any(values):
@@ -134,7 +134,7 @@ class Renderer:
         return _fill(self._pieces, values)
 
     def _from_messages(self, data: bytes) -> Document:
-        shape, texts = texts_of(data) or ((), [])  # most conversations are of texts alone
+        shape, texts = texts_of(data) or ((), [])  # most conversations have only texts
         texts = [self._clean(text) for text in texts]
         for steps, pieces in self._known.get(shape, ()):
             if (values := replay(steps, texts)) is not None:
@@ -145,7 +145,7 @@ class Renderer:
         )
         there = {part.message for part in parts if part.source >= 0}
         for number, message in enumerate(messages):
-            if number not in there:  # what is lost would be lost silently
+            if number not in there:  # otherwise it would be lost silently
                 detail = f"the template leaves out message {number + 1} ({message['role']})"
                 raise BadRecord("template_refused", detail)
         pieces = _pieces(parts)
@@ -159,7 +159,7 @@ class Renderer:
 
 
 def _field(record: Any, field: str) -> str:
-    """The text of a field, `meta.text` inside another. Raises BadRecord."""
+    """The text of a field; `meta.text` is a field inside another. Raises BadRecord."""
     value = record
     for name in [field] if isinstance(record, dict) and field in record else field.split("."):
         value = value.get(name) if isinstance(value, dict) else None
@@ -171,7 +171,7 @@ def _field(record: Any, field: str) -> str:
 
 
 def _pieces(parts: Sequence[Part]) -> list[_Piece]:
-    """Parts as pieces, what is the same in each document encoded and put together."""
+    """Parts as pieces: what is the same in each document is encoded and joined."""
     pieces = []
     data, spans = b"", list[int]()
     for part in (*parts, None):

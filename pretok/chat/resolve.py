@@ -1,11 +1,12 @@
-"""A recipe's conversations and a tokenizer -> the template, its markers and variables; what cannot work is refused.
+"""The conversations of a recipe and a tokenizer -> the template, its markers and variables.
 
-Input: the record format of a source, and a Vocabulary. Output: the same with all that decides its documents, so that it
-is compared with what shards were made from. UsageError before anything is written: no template, one that fails on every
-conversation, that asks for a date which nobody gave, that ends documents in the middle, or whose markers are no tokens.
+Input: the record format of a source, and a Vocabulary. Output: the format with everything that decides its documents,
+so that it can be compared with the one that shards were made from. Raises UsageError before anything is written: for no
+template, or one that fails on every conversation, asks for a date that is not given, ends documents in the middle, or
+has markers that are no tokens.
 
-A marker is an added token that the template can put: a special one, or one that the template spells. White space alone
-is none, so that the tokens for spaces of some vocabularies stay words.
+A marker is an added token that the template can write: a special one, or one that the template spells. White space is
+no marker, so that the tokens for spaces of some vocabularies stay words.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ _TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls
 
 
 def resolve(record: RecordFormat, vocab: Vocabulary, source: str) -> RecordFormat:
-    """The record format with its template, checked. source: its name, for messages. Raises UsageError."""
+    """The record format with its checked template. source: its name, for messages. Raises UsageError."""
     how = record.conversation
     if not isinstance(how, Conversation):
         return record
@@ -92,7 +93,7 @@ def resolve(record: RecordFormat, vocab: Vocabulary, source: str) -> RecordForma
 
 
 def chat_tokenizer(tokenizer_json: str, markers: Collection[str]) -> str:
-    """A tokenizer.json for content: no text of it becomes a marker."""
+    """The tokenizer.json with all markers special, so that no content becomes one."""
     data = json.loads(tokenizer_json)
     if all(token["special"] or token["content"] not in markers for token in data.get("added_tokens", [])):
         return tokenizer_json
@@ -102,7 +103,7 @@ def chat_tokenizer(tokenizer_json: str, markers: Collection[str]) -> str:
 
 
 def _template(chosen: str, vocab: Vocabulary, config: dict[str, Any], source: str) -> tuple[str, str]:
-    """(source of the template, what it is called)."""
+    """(source of the template, its name for messages)."""
     path = vocab.path.with_name(TEMPLATE_FILE)
     if chosen:
         path = OWN_TEMPLATE if chosen == CHATML else Path(chosen)
@@ -140,13 +141,13 @@ def _config(path: Path) -> dict[str, Any]:
 
 
 def _content(token: Any) -> str:
-    """The name of a token, which may stand alone or in an object."""
+    """The text of a token in tokenizer_config.json, which is a string or an object."""
     found = token.get("content") if isinstance(token, dict) else token
     return found if isinstance(found, str) else ""
 
 
 def _refuse_merged(vocab: Vocabulary, markers: dict[str, int], where: str) -> None:
-    """UsageError where merges make a marker of text."""
+    """Raises UsageError if merges can turn text into a marker."""
     names = {to_characters(marker.encode()) for marker in markers}
     for merge in vocab.data["model"]["merges"]:
         made = "".join(merge) if not isinstance(merge, str) else merge.replace(" ", "")

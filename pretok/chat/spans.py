@@ -1,11 +1,10 @@
-"""The kinds of text in a conversation, and how a batch holds them.
+"""The kinds of text in a conversation, and the spans of a batch of documents.
 
-Input: pieces of documents. Output: one 64-bit number a span. A document with spans is covered by them from its first
-byte to its last; in a batch they are a large_list<int64> column beside the texts, so that whatever drops, takes or
-joins documents does the same to it.
+A span is one 64-bit number. The spans of a document cover it from its first byte to its last. In a batch they are a
+large_list<int64> column beside the texts, so that documents are dropped, taken and joined together with their spans.
 
     bits 0 to 3    the kind, an index of CHAT_KINDS
-    bits 4 to 27   0, or one more than the id of the marker that the span is as a whole
+    bits 4 to 27   0, or the id of the marker that the span is, plus 1
     bits 28 to 62  bytes
 """
 
@@ -19,7 +18,7 @@ from pretok.base.tokens import Ints
 from pretok.read.batches import buffers, from_buffers
 
 TEMPLATE, SYSTEM, USER, RESULT, THINKING, CALL, ANSWER = range(len(CHAT_KINDS))
-"""A token of several kinds is of the last of them here: what is learned comes after what is not."""
+"""A token of several kinds has the last of them: kinds that are learned come after those that are not."""
 MARKER_BITS = 24
 _KIND_BITS = 4
 SPANS = pa.large_list(pa.int64())
@@ -37,7 +36,7 @@ def unpack(spans: Ints) -> tuple[Ints, Ints, Ints]:
 
 
 def spans_of(column: pa.LargeListArray) -> tuple[Ints, Ints]:
-    """(spans of all documents in a row, where each document's begin: (documents + 1,) int64 from 0)."""
+    """(spans of all documents in a row, where those of each document begin: (documents + 1,) int64 from 0)."""
     offsets = np.asarray(column.offsets)
     return np.asarray(column.values)[offsets[0] : offsets[-1]], offsets - offsets[0]
 
@@ -50,7 +49,7 @@ def column_of(spans: list[int], counts: list[int]) -> pa.LargeListArray:
 
 
 def content_ends(column: pa.LargeListArray) -> tuple[Ints, Ints]:
-    """Each span as a text by itself: (ends of them in the bytes of a batch, from 0, which document each is of)."""
+    """(where each span begins in the bytes of the batch and where the last ends, the document of each span)."""
     spans, offsets = spans_of(column)
     ends = np.zeros(len(spans) + 1, np.int64)
     np.cumsum(unpack(spans)[0], out=ends[1:])
@@ -58,7 +57,7 @@ def content_ends(column: pa.LargeListArray) -> tuple[Ints, Ints]:
 
 
 def content_of(texts: pa.LargeStringArray, column: pa.LargeListArray) -> pa.LargeStringArray:
-    """What the writers wrote of each document, a line feed where the template stood."""
+    """The content of each document, with line feeds in place of the template."""
     sizes, kinds, _ = unpack(spans_of(column)[0])
     data = buffers(texts)[0].copy()
     data[np.repeat(kinds == TEMPLATE, sizes)] = ord("\n")

@@ -1,11 +1,10 @@
-"""A chat template in Jinja, run in a sandbox over text that knows what is content.
+"""A chat template in Jinja, run in a sandbox over strings that know what is content.
 
-Input: the source of a template as transformers takes it, its variables, conversations whose strings are `Text`. Output:
-the parts that it gives, in order; TemplateError where it fails, or refuses.
+Input: the source of a template as transformers takes it, its variables, and conversations whose strings are `Text`.
+Output: the parts of its output, in order; TemplateError if it fails or refuses.
 
-What a template may call are the filters and methods below.
-Without content the result is that of transformers: the same options, filters and functions (transformers 5.23,
-utils/chat_template_utils.py).
+A template may call only the filters and methods below. Its output is that of transformers: the options, filters and
+functions are the same (transformers 5.23, utils/chat_template_utils.py).
 """
 
 from __future__ import annotations
@@ -40,20 +39,20 @@ _OF_JINJA = (
     "list", "map", "max", "min", "reject", "rejectattr", "reverse", "round", "select", "selectattr", "slice", "sort",
     "sum", "title",
 )  # fmt: skip
-"""Jinja's own filters. They do to content what they do to text, through the methods of `Text`, or fail on it: it has no
-order, and nothing makes a `str` of it."""
+"""Jinja's own filters. On content they do the same as on text, through the methods of `Text`, or fail: content has no
+order and does not become a `str`."""
 _OF_NUMBERS = ("float", "int")
-"""Jinja's own filters that would take content for something else."""
+"""Jinja's own filters that must not get content."""
 _OF_TEXT = {name: name for name in ("capitalize", "lower", "replace", "upper")} | {"trim": "strip"}
-"""Filters that are methods of a string."""
+"""Filters that call a method of a string."""
 
 
 class DateNeeded(Unusable):
-    """A template asks for the date, and the recipe has none."""
+    """A template asks for the date and the recipe has none."""
 
 
 class _Code(NativeCodeGenerator):
-    """Writes no `str()` around what is printed, and `~` as our own concatenation."""
+    """Generates code without `str()` around output, and with our own concatenation for `~`."""
 
     def visit_Concat(self, node: nodes.Concat, frame: Any) -> None:  # noqa: N802 - Jinja's name
         self.write("environment.concat((")
@@ -75,14 +74,14 @@ class _Generation(Extension):
         return nodes.CallBlock(self.call_method("said"), [], [], body).set_lineno(line)
 
     def said(self, caller: Any) -> Text:
-        """What stands between the tags."""
+        """The text between the tags, marked as inside an answer."""
         made, trace = caller(), self.environment.trace  # type: ignore[attr-defined]
         parts = made.parts if isinstance(made, Text) else (Part(made),)
         return Text(tuple(part._replace(inside=True) for part in parts), trace)
 
 
 class _Sandbox(ImmutableSandboxedEnvironment):
-    """Everything a template may touch. One run at a time."""
+    """Everything that a template may use. One run at a time."""
 
     code_generator_class = _Code
     intercepted_binops = frozenset(("+", "*", "%"))
@@ -107,7 +106,7 @@ class _Sandbox(ImmutableSandboxedEnvironment):
             "sequence": lambda value: isinstance(value, str | Text | list | tuple | dict),
         }
         self.globals |= {"raise_exception": _raise, "strftime_now": self._strftime_now}
-        # They tell of Jinja's names, and of chance.
+        # These depend on Jinja's names, or on chance.
         del self.tests["filter"], self.tests["test"], self.globals["lipsum"]
 
     def concat(self, values: Iterable[Any]) -> Any:
@@ -126,7 +125,7 @@ class _Sandbox(ImmutableSandboxedEnvironment):
         return super().getitem(obj, argument)
 
     def _of_text(self, obj: Any, name: str) -> Any:
-        """A method of a text, and nothing else of it; `join` is ours."""
+        """A method of a text, no other attribute; `join` is our own."""
         if name == "join":
             return lambda values: join_with(obj, values, self.trace)
         if name not in STR_METHODS:
@@ -160,7 +159,7 @@ def _string(value: Any) -> Any:
 
 
 def _method(name: str, value: Any, *args: Any) -> Any:
-    """What a method gives of a text, content or not."""
+    """The result of a method of a text, content or not."""
     text = _string(value)
     return text.method(name, *args) if isinstance(text, Text) else getattr(text, name)(*args)
 
@@ -176,7 +175,7 @@ def _without_content(name: str, apply: Any) -> Any:
 
 @contextmanager
 def _template_errors() -> Iterator[None]:
-    """Whatever a template raises is its error."""
+    """Whatever a template raises becomes a TemplateError."""
     try:
         yield
     except TemplateError:
@@ -188,10 +187,10 @@ def _template_errors() -> Iterator[None]:
 
 
 class ChatTemplate:
-    """A compiled template. variables: names that every conversation sees: `bos_token`, tools, switches; date: what
-    `strftime_now` formats, as YYYY-MM-DD, "" for a template that must not ask. Raises TemplateError for what is none.
+    """A compiled template. Raises TemplateError if it does not compile.
 
-    generation: whether it says what is generated.
+    variables: for every conversation, such as `bos_token`, tools and switches; date: what `strftime_now` formats, as
+    YYYY-MM-DD, "" if there is none; generation: whether the template has generation tags.
     """
 
     def __init__(self, source: str, variables: Mapping[str, Any], date: str = "") -> None:
@@ -202,9 +201,9 @@ class ChatTemplate:
         self.generation = self._sandbox.generation
 
     def run(self, messages: list[dict[str, Any]], trace: Trace, prompt: bool = False) -> tuple[Part, ...]:
-        """What it makes of messages, in parts. prompt: with the beginning of an answer behind them.
+        """Its output for messages, in parts. prompt: with the beginning of an answer after them.
 
-        Raises TemplateError, also in the place of whatever else the template raises.
+        Raises TemplateError for whatever the template raises.
         """
         self._sandbox.trace = trace
         variables = {**self._variables, "messages": messages, "add_generation_prompt": prompt}

@@ -1,17 +1,17 @@
-"""Text inside of a template that knows where its characters are from.
+"""Strings inside a template that know which of their characters are content.
 
-Input: strings of a conversation, as `Text`, and what a template does with them. Output: a `Text` of parts, each of
-which is the template's or content.
+Input: the strings of a conversation, as `Text`, and what a template does with them. Output: a `Text` of parts, each of
+which is written by the template or is content.
 
-A `Text` is no `str`: nothing in Python, Jinja or a C library can take its characters without one of the methods here,
-and each of them keeps what is content apart. What has no method raises an error, so a template that does something
-unforeseen is refused, never misread; whatever is made of content is content. A subclass of `str`, as markupsafe has
-one, fails the other way: `"".join`, `%` and every function in C would quietly make template of content. Placeholders
-in the place of content fail where a template looks at it (`| trim`, `.split('</think>')`).
+A `Text` is no `str`: Python, Jinja and C libraries can get its characters only through the methods here, and each of
+them keeps content apart. Anything else raises an error, so a template that does something unforeseen is refused and
+never misread; what is derived from content is content. A subclass of `str`, like that of markupsafe, would fail
+silently: `"".join`, `%` and every function in C would turn content into template. Placeholders for content would fail
+where a template looks at it (`| trim`, `.split('</think>')`).
 
-Whatever a template does with content is a method of `str` on one value, and a `Trace` notes each as a step: what it
-made, or what it answered. The steps are a program. Run on the texts of another conversation of the same shape it gives
-all that the template would make of it, as long as the answers are the same (`replay`).
+Everything that a template does with content is a method of `str` on one value. A `Trace` records each as a step: the
+value that it made, or its answer. The steps are a program: run on the texts of another conversation of the same shape,
+they give the values that the template would make, as long as the answers are the same (`replay`).
 """
 
 from __future__ import annotations
@@ -33,23 +33,23 @@ STR_METHODS = frozenset(
         "rstrip", "split", "splitlines", "startswith", "strip", "swapcase", "title", "upper",
     )
 )  # fmt: skip
-"""Methods of a string that a template may call, beside `join`."""
+"""Methods of a string that a template may call, besides `join`."""
 _THOUGHT = ("split", ("</think>",), 0)
-"""What a template takes of an answer to find what was thought in it."""
+"""How a template finds the thinking in an answer: (method, arguments, index of the result)."""
 Step = tuple[int, str, tuple[Any, ...], Any]
-"""(number of a value, method, arguments, the answer that it gave; None where it made a value)."""
+"""(number of a value, method, arguments, its answer; None if it made a value)."""
 
 
 class Unusable(TemplateError):
-    """A template needs what it cannot have, whatever the conversation: work with it does not begin."""
+    """A template cannot work with any conversation: it is refused before the work begins."""
 
 
 class Untracked(Unusable):
-    """A template does something to content that is not followed."""
+    """A template does something with content that cannot be followed."""
 
 
 class Part(NamedTuple):
-    """Characters of one origin. message, source: of content, the number of its message and of its value in the trace;
+    """Characters of one origin. message, source: for content, the number of its message and of its value in the trace;
     inside: whether it is in a turn of the assistant; marker: the id of the added token that it is, -1 for text."""
 
     text: str
@@ -63,7 +63,7 @@ class Part(NamedTuple):
 class Trace:
     """What a run of a template does with the texts of a conversation.
 
-    values: these texts, and after them the result of each step; whole: False once something was done that is no step.
+    values: the texts, then the result of each step; whole: False once the template did something that is no step.
     """
 
     def __init__(self) -> None:
@@ -73,15 +73,18 @@ class Trace:
         self._numbers: dict[tuple[int, str, str], int] = {}
 
     def text(self, value: str, kind: int, message: int) -> Text:
-        """A text of the conversation, or one that no step made."""
+        """Add a text of the conversation, or one that no step made."""
         self.values.append(value)
         return Text((Part(value, kind, message, len(self.values) - 1),), self)
 
     def step(self, source: int, name: str, args: tuple[Any, ...]) -> int:
-        """The number of what a method gives of a value. Content among the arguments raises Untracked."""
+        """The number of the result of a method of a value. Raises Untracked if an argument is content."""
         key = (source, name, repr(args))
         if key not in self._numbers:
-            whole, self.whole = self.whole, False  # a template may go on behind an error, which is no answer
+            whole, self.whole = (
+                self.whole,
+                False,
+            )  # if it raises, the template may go on, and that is no answer
             made = getattr(self.values[source], name)(*args)
             self.whole = whole
             self._numbers[key] = len(self.values)
@@ -91,8 +94,7 @@ class Trace:
 
 
 def replay(steps: Sequence[Step], texts: Sequence[str]) -> Sequence[Any] | None:
-    """The values of a trace, for the texts of another conversation; None where a template would be told another
-    answer."""
+    """The values of a trace for the texts of another conversation; None if an answer differs."""
     if not steps:
         return texts
     values: list[Any] = [*texts]
@@ -108,7 +110,7 @@ def replay(steps: Sequence[Step], texts: Sequence[str]) -> Sequence[Any] | None:
 
 
 class Text:
-    """See above."""
+    """A string of parts; see above."""
 
     __slots__ = ("parts", "trace", "value")
 
@@ -118,7 +120,7 @@ class Text:
         self.value = "".join([part.text for part in parts])
 
     def method(self, name: str, *args: Any) -> Any:
-        """What a method of `str` gives: content where it is text, else an answer."""
+        """The result of a method of `str`: content if it is text, else an answer."""
         if len(self.parts) != 1 or (part := self.parts[0]).source < 0:
             return self._mixed(name, args)
         number = self.trace.step(part.source, name, args)
@@ -139,7 +141,7 @@ class Text:
         return Text((part._replace(text=self.trace.values[number], source=number),), self.trace)
 
     def _mixed(self, name: str, args: tuple[Any, ...]) -> Any:
-        """The same of text that is made of template and content: it is stripped part by part from its ends."""
+        """The same for text with several parts. It can only be stripped, part by part from its ends."""
         if name not in ("strip", "lstrip", "rstrip"):
             self.trace.whole = False
             made = getattr(self.value, name)(*args)
@@ -152,7 +154,7 @@ class Text:
                 if parts[at].source < 0:
                     parts[at] = parts[at]._replace(text=getattr(parts[at].text, side)(*args))
                     left = bool(parts[at].text)
-                else:  # one that is stripped to nothing stays as a place
+                else:  # content that is stripped to nothing stays, as an empty part
                     kept = Text((parts[at],), self.trace).method(side, *args)
                     parts[at], left = kept.parts[0], bool(kept)
                 if left:
@@ -200,7 +202,7 @@ class Text:
 
 
 def joined(values: Iterable[Any], trace: Trace) -> Any:
-    """Values in a row, as `"".join` puts them: a str where there is no content among them."""
+    """Values joined like `"".join`; a str if there is no content among them."""
     parts: list[Part] = []
     tracked = False
     for value in values:
@@ -213,14 +215,14 @@ def joined(values: Iterable[Any], trace: Trace) -> Any:
 
 
 def printed(value: Any) -> str:
-    """`str` of what holds no content, as Jinja puts it; content in it raises Untracked."""
+    """`str` of a value without content, as Jinja prints it. Raises Untracked for content inside it."""
     if isinstance(value, Iterator) or (callable(value) and not isinstance(value, Undefined)):
         raise Untracked(f"it puts the address of a {type(value).__name__} into the text")
     return str(value)
 
 
 def join_with(between: Any, values: Iterable[Any], trace: Trace) -> Any:
-    """Values with a text between two of them."""
+    """Values joined with a text between them."""
     row: list[Any] = []
     for value in values:
         row += [between, value] if row else [value]
@@ -228,7 +230,7 @@ def join_with(between: Any, values: Iterable[Any], trace: Trace) -> Any:
 
 
 def to_json(value: Any, trace: Trace, **options: Any) -> Any:
-    """What `json.dumps` gives. Where there is content in it, all of it is content, of the kind of the first."""
+    """`json.dumps`. If there is content in it, all of it is content, of the kind of the first."""
     found: list[Part] = []
 
     def plain(inner: Any) -> Any:

@@ -1,12 +1,12 @@
-"""A conversation through a template -> parts: which bytes are a marker, and of which kind each is.
+"""The output of a template -> parts: which bytes are a marker, and the kind of each.
 
-Input: messages whose strings are `Text`. Output: the parts of the document, template text cut at the markers in it.
+Input: messages whose strings are `Text`. Output: the parts of the document, with template text cut at its markers.
 
-A turn of the assistant is a row of parts that are `inside`. Where the template has generation tags, they say which.
-Else the template says it by what it does elsewhere, which is learned once, from a few conversations of known words: an
-answer begins behind the prompt that the template writes for one (`add_generation_prompt`), and goes to the marker that
-ends an answer. Template text inside of a turn is of the kind of what it is around: tags of thinking and of tool calls
-go with these, the end marker with what it ends. All other template text is `template`.
+The parts of a turn of the assistant are `inside`. If the template has generation tags, they say which parts these are.
+Otherwise it is found out once, from its output for a few short conversations: an answer begins after the prompt that
+the template writes for one (`add_generation_prompt`), and ends with the marker that ends an answer. Template text
+inside a turn has the kind of what it surrounds: tags of thinking and of tool calls go with these, the end marker with
+what it ends. All other template text is `template`.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _CALL = _message(
 _TOOL = _message("tool", name="x", tool_call_id=_ID)
 _USER, _ANSWER, _SYSTEM = _message("user"), _message("assistant"), _message("system")
 _OPENINGS = ([_USER], [_SYSTEM, _USER], [_USER, _CALL, _TOOL], [_USER, _ANSWER], [_SYSTEM])
-"""Conversations behind which an answer may begin."""
+"""Conversations after which an answer may begin."""
 PROBES = (
     [_USER],
     [_USER, _ANSWER],
@@ -67,7 +67,7 @@ def _run(template: ChatTemplate, messages: Messages, prompt: bool = False) -> tu
 def probed(
     template: ChatTemplate, conversations: Sequence[Messages] = PROBES, prompt: bool = False
 ) -> Iterator[tuple[Messages, tuple[Part, ...]]]:
-    """(messages, parts) of each conversation that the template takes. Raises Unusable."""
+    """(messages, parts) of each conversation that the template accepts. Raises Unusable."""
     for messages in conversations:
         try:
             yield messages, _run(template, messages, prompt)
@@ -78,7 +78,7 @@ def probed(
 
 
 def _gaps(parts: Iterable[Part]) -> list[tuple[Part | None, str, Part | None]]:
-    """(the content before, the template text between, the content behind), from the beginning to the end."""
+    """(content before, template text, content after) for all template text, from the beginning to the end."""
     gaps: list[tuple[Part | None, str, Part | None]] = []
     before, text = None, ""
     for part in (*parts, None):
@@ -91,7 +91,7 @@ def _gaps(parts: Iterable[Part]) -> list[tuple[Part | None, str, Part | None]]:
 
 
 class Turns:
-    """How a template writes the turns of a conversation. Raises TemplateError where it takes no conversation of a user
+    """How a template writes the turns of a conversation. Raises TemplateError if it accepts no conversation of a user
     and an assistant."""
 
     def __init__(self, how: Conversation) -> None:
@@ -99,9 +99,9 @@ class Turns:
         self._ids = how.markers
         names = sorted(
             self._ids, key=len, reverse=True
-        )  # of markers at one place the longest, as in `tokenizers`
+        )  # the longest marker at a place wins, as in `tokenizers`
         self._pattern = re.compile("|".join(map(re.escape, names)) or r"(?!)")
-        self._openers: dict[str | None, str] = {}  # by role, what stands between its message and an answer
+        self._openers: dict[str | None, str] = {}  # by role, the text between its message and an answer
         self._closer = ""  # the marker that ends an answer
         self._starters: set[str] = set()  # markers that begin other messages
         if template.generation:
@@ -134,7 +134,7 @@ class Turns:
         return parts
 
     def cut(self, text: str) -> list[Part]:
-        """A text of the template, cut at its markers."""
+        """Template text, cut at its markers."""
         parts, at = [], 0
         for found in self._pattern.finditer(text):
             if found.start() > at:
@@ -144,7 +144,7 @@ class Turns:
         return [*parts, Part(text[at:])] if at < len(text) else parts
 
     def _placed(self, made: Iterable[Part], messages: Messages) -> Iterator[Part]:
-        """The parts with what is inside of a turn."""
+        """The parts, with those of a turn marked as inside."""
         for before, text, behind in _gaps(made):
             last, following = (
                 None if part is None else messages[part.message]["role"] for part in (before, behind)
@@ -163,19 +163,19 @@ class Turns:
                 yield behind._replace(inside=speaks)
 
     def _closed(self, text: str) -> int:
-        """Where the marker that ends an answer ends, 0 where there is none."""
+        """Where the marker that ends an answer ends in a text; 0 if it has none."""
         return next((found.end() for found in self._pattern.finditer(text) if found[0] == self._closer), 0)
 
     def _ended(self, text: str) -> int:
-        """Where the answer before a text ends: with its end marker, or with a marker that begins no message."""
+        """Where in a text the answer before it ends: after its end marker, or a first marker that begins no message."""
         first = self._pattern.match(text)
         other = first.end() if first and first[0] not in self._starters else 0
         return self._closed(text) or other
 
     def _begun(self, text: str, end: int, last: str | None, spoke: bool) -> int:
-        """Where the answer behind a text begins: after what it shares with the prompt for one."""
+        """Where in a text the answer after it begins: after what the text has in common with the prompt for one."""
         opener = self._openers.get(last)
-        if opener is not None and spoke:  # what closes the answer before is taken already
+        if opener is not None and spoke:  # the end of the answer before is taken already
             opener = opener[self._ended(opener) :]
         if opener is None:
             return len(text)
@@ -187,8 +187,8 @@ class Turns:
 
 
 def _split(cut: Sequence[Part], before: Part | None, behind: Part | None) -> int:
-    """How many parts between two contents of a turn are of the first: tags of thinking and of calls go with these;
-    between two such, the last marker begins the second."""
+    """How many parts between two contents of a turn go with the first. Tags of thinking and of calls go with these;
+    between two such contents, the last marker begins the second."""
     if behind is None or (before is not None and behind.kind in (before.kind, ANSWER)):
         return len(cut)
     found = [at for at, part in enumerate(cut) if part.marker >= 0]

@@ -1,11 +1,12 @@
-"""WORK, a mix of it or a run -> what was trained on, in the parts of the public summary that the EU AI Act asks for.
+"""WORK, a mix or a run -> what was trained on, in the sections of the EU AI Office's template for the public summary.
 
 read.py       shards, mix or run -> which tokens of each source are read, and how often
 figures.py    ledgers and what is read of them -> exact sums, in a table of DuckDB
 summary.py    sums and a person's answers -> the summary, one record; what no file knows is a named blank
-domains.py    hosts -> registrable domains, all of them, as CSV
-register.py   reserved domains -> what of them is held, read, refused and removed
-card.py       the summary -> README.md of a data set, as the hub reads it
-job.py        all of it, as JSON, HTML, Markdown or CSV
+domains.py    hosts -> registrable domains, as CSV
+register.py   reserved domains -> what was held, read, rejected and removed of them
+card.py       the summary -> the dataset card of the Hugging Face hub, README.md
+spdx.py       the summary -> an SPDX 3.0 document
+job.py        all of these, as JSON, HTML, Markdown, CSV or SPDX
 page.html     the template of the page; card.md that of the card
 """

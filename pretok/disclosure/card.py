@@ -1,6 +1,6 @@
 """The summary -> the card of a data set: README.md with the YAML head that the hub of Hugging Face reads.
 
-Input: the summary. Output: Markdown; its head is JSON, which is also YAML. The head leaves out what nobody knows.
+Input: the summary. Output: Markdown with a head in YAML, which leaves out what nobody knows.
 Format: https://github.com/huggingface/hub-docs/blob/main/datasetcard.md
 """
 
@@ -39,7 +39,7 @@ def dataset_card(summary: Record) -> str:
     }
     environment = page_environment()
     template = environment.from_string(files("pretok.disclosure").joinpath("card.md").read_text("utf-8"))
-    text = json.dumps({key: value for key, value in head.items() if value}, ensure_ascii=False, indent=2)
+    text = "\n".join(f"{key}:{_yaml(value)}" for key, value in head.items() if value)
     return template.render(
         head=visible_json(text),
         title=title,
@@ -54,6 +54,13 @@ def dataset_card(summary: Record) -> str:
 def _values(told: Record | None) -> list[str | None]:
     """Return the values of a column, most tokens first; None stands for documents without one."""
     return [row["value"] for row in told["listed"]] if told else []
+
+
+def _yaml(value: str | list[str]) -> str:
+    """Return a value behind its key, as YAML. A string is written as JSON, which is YAML too."""
+    if isinstance(value, str):
+        return f" {json.dumps(value, ensure_ascii=False)}"
+    return "".join(f"\n-{_yaml(one)}" for one in value)
 
 
 def _size(documents: int) -> str:

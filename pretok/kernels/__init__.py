@@ -6,7 +6,7 @@ eight_bytes.py  eight bytes at a time, for compiled loops over text
 hashing.py      documents -> 64-bit hashes, seeded selections
 unicode.py      classes of code points
 pretokenize.py  documents -> words, by the published patterns
-folding.py      what spellings of one text have in common: no case, accents, compatibility forms
-ngrams.py       runs of words that two sets of texts share, however they are spelled
+folding.py      code points without case, accents and compatibility forms
+ngrams.py       runs of words that two sets of texts share, whatever their case and accents
 packing.py      lengths of documents -> bins of a capacity
 """

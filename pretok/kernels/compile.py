@@ -1,15 +1,15 @@
-"""Compilation of the hot loops: one decorator, one place that decides where compiled code is kept.
+"""Compilation of the hot loops: the decorator, and the folder where compiled code is cached.
 
 Input: a signature. Output: a compiled function, cached on disk. Every function has exactly one signature: Numba names
 a cached variant by counting the variants it sees, so two processes that start together and compile *different*
-variants of one function could read each other's code. Of processes that start together one compiles a function, and
-the others wait for it and load what it has kept; on a file system without locks each writes the same file, atomically.
+variants of one function could read each other's code. If several processes start together, one compiles a function and
+the others wait and load it; on a file system without locks each writes the same file, atomically.
 
-A function is loaded or compiled at its first call, not when its module is imported: a worker calls a few of them, and
-what these call in turn is in their own code already. Loading all took each worker longer than importing Numba.
+A function is loaded or compiled when it is first called, not when its module is imported: a worker calls a few of them,
+and these contain the code of those they call. Loading all of them took each worker longer than importing Numba.
 
-The cache lies in a folder named by the sources of all compiled modules, because Numba looks only at the file that
-holds a function and not at those it calls. The folder is made in the first of these that can be written:
+The name of the cache folder depends on the sources of all compiled modules, because Numba checks only the file of a
+function and not those of the functions it calls. The folder is made in the first of these that can be written to:
 NUMBA_CACHE_DIR, the package's own `__pycache__`, the user's cache folder, the temporary folder.
 """
 
@@ -36,11 +36,11 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 PACKAGE = Path(__file__).parents[1]
 FOLDERS = ("chat", "counts", "kernels", "read", "screen", "tokenizer", "vocab")
-"""Where compiled functions are: every worker reads these, not all modules there are."""
+"""Folders with compiled functions. Every worker reads the sources in these, not in all folders."""
 
 
 def source_digest() -> str:
-    """16 hexadecimal digits that change with any module that names this one, for its functions or its constants."""
+    """16 hexadecimal digits that depend on all modules that mention this one, for functions or for constants."""
     digest = hashlib.blake2b(digest_size=8)
     for path in sorted(path for folder in FOLDERS for path in (PACKAGE / folder).glob("*.py")):
         source = path.read_bytes()
@@ -57,12 +57,12 @@ def _candidates() -> Iterator[Path]:
     scratch = Path(tempfile.gettempdir()) / f"pretok-{os.getuid()}"
     with contextlib.suppress(OSError):
         scratch.mkdir(mode=0o700, exist_ok=True)
-        if scratch.lstat().st_uid == os.getuid():  # what another user left there could be any code
+        if scratch.lstat().st_uid == os.getuid():  # otherwise another user could put any code there
             yield scratch
 
 
 def cache_folder() -> Path:
-    """The folder for compiled code, made if need be. Raises OutputError when no candidate can be written."""
+    """The folder for compiled code, made if needed. Raises OutputError if none can be written to."""
     name = f"numba-{source_digest()}"
     refusals = []
     for base in _candidates():
@@ -86,35 +86,35 @@ def _read_only(dtype: Any, dimensions: int = 1) -> Any:
 
 
 U8 = _read_only(types.uint8)
-"""A contiguous uint8 array that is only read; writable arrays are accepted too. I64 and U64 alike."""
+"""A contiguous uint8 array that is only read; writable arrays are accepted too. I64 and U64 likewise."""
 I64 = _read_only(types.int64)
 U64 = _read_only(types.uint64)
 FEW = 1 << 18
-"""Bytes of text up to which a loop is not worth its compilation: what plain Python or another library does as well is
-done there, in a fifth of a second at most."""
+"""Bytes of text for which loading a compiled loop is not worth it, if plain Python or a library can do the same: that
+takes a fifth of a second at most."""
 BYTES = types.CPointer(types.uint8)
-"""The data of a uint8 array (`array.ctypes` in compiled code), indexed alike. Functions that are called once a byte or
-a word take it, because an array as argument costs two atomic changes of its reference count a call."""
+"""The data of a uint8 array (`array.ctypes` in compiled code), indexed in the same way. Functions that are called for
+each byte or word take it, because an array as argument costs two atomic reference counts per call."""
 
 
 _LOADING = threading.RLock()
-"""Held while any function is loaded, which may load others: threads that read and encode call them first at once."""
+"""Held while a function is loaded, which may load others. Several threads may call functions for the first time."""
 
 
 def load_registries() -> None:
-    """Load what Numba looks up before its first function: a quarter of a second that workers of one parent share."""
+    """Load Numba's registries before its first function: a quarter of a second, which forked workers then share."""
     cpu_target.typing_context.refresh()
     cpu_target.target_context.refresh()
 
 
 def is_few(size: int) -> bool:
-    """Whether so many bytes of text are worked on without compiled loops."""
+    """Whether texts of this size in bytes are processed without compiled loops."""
     return size <= FEW
 
 
 @contextlib.contextmanager
 def _alone(function: Callable[..., Any]) -> Iterator[None]:
-    """While a function is compiled, what no other process does; at once where its code is kept already."""
+    """A lock so that one process compiles a function at a time; not taken if its code is cached."""
     folder, name = (
         Path(numba.config.CACHE_DIR),
         f"{function.__module__.rpartition('.')[2]}.{function.__qualname__}",
@@ -128,7 +128,7 @@ def _alone(function: Callable[..., Any]) -> Iterator[None]:
 
 
 class Kernel:
-    """A function with the one signature that it is compiled for when it is first called, from Python or by another."""
+    """A function that is compiled for its one signature when Python or another kernel first calls it."""
 
     def __init__(self, function: Callable[..., Any], signature: Any, inline: bool) -> None:
         self.py_func = function
@@ -137,10 +137,10 @@ class Kernel:
         self.loaded: dict[bool, Any] = {}
 
     def compiled(self, part: bool = False) -> Any:
-        """Numba's function, which takes no other types than those of the signature.
+        """Numba's function, for the types of the signature only.
 
-        A part is what another kernel calls: the other's code holds its code, so it is neither cached by itself nor
-        given what Python would call it by. That makes up most of the time that a small function takes to compile.
+        part: as called by another kernel. That kernel contains its code, so it is neither cached by itself nor gets a
+        wrapper for Python, which is most of what a small function takes to compile.
         """
         if part not in self.loaded:
             with _LOADING:
@@ -160,7 +160,7 @@ class Kernel:
 
 
 def _type_of(kernel: Kernel, _context: Any) -> Any:
-    """What Numba takes a kernel for that another one calls."""
+    """The Numba type of a kernel that another one calls."""
     return types.Dispatcher(kernel.compiled(part=True))
 
 
@@ -168,9 +168,9 @@ typeof_impl.register(Kernel)(_type_of)
 
 
 def njit(signature: Any, inline: bool = False) -> Callable[[F], F]:
-    """Compile for `signature`, from the cache when it holds the function; the compiled code releases the GIL.
+    """Compile for `signature`, or load it from the cache. The compiled code releases the GIL.
 
-    `inline` asks for a copy of the code in every caller: a call costs as much as scanning several bytes.
+    inline: copy the code into every caller, because a call costs as much as scanning several bytes.
     """
 
     def decorate(function: F) -> F:

@@ -1,12 +1,12 @@
 """Eight bytes at a time, for compiled loops over text.
 
 Input: a pointer to bytes and a position. Output: unaligned little-endian words, and masks of the bytes in a word that
-a scanner must look at. The byte tests are the arithmetic ones of "Bit Twiddling Hacks" (Sean Eron Anderson, Stanford):
-borrows run upwards only, so the lowest bit set is right and higher ones may not be. Also: loads ahead of their use.
+a scanner must look at. The byte tests are those of "Bit Twiddling Hacks" (Sean Eron Anderson, Stanford): a borrow runs
+upwards only, so the lowest bit of a mask is right, and higher ones may be wrong. Also prefetching.
 
-Numba has no unaligned load, no prefetch and no count of trailing zeros, so these four are written in LLVM's own terms
-by llvmlite, the layer below Numba. No other module imports it; `tests/kernels/test_eight_bytes.py` holds each against
-plain Python, for the day when Numba or llvmlite change what they promise.
+Numba has no unaligned load and store, no prefetch and no count of trailing zeros, so these are written in LLVM's
+intermediate representation with llvmlite, the layer below Numba. No other module imports it. `test_eight_bytes.py`
+compares each with plain Python, in case Numba or llvmlite change.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ trailing_zeros: Any = intrinsic(_trailing_zeros)
 
 
 def _prefetcher(kind: Any) -> Any:
-    """A compiled function (integers, position) that has the processor load what is there, and does not wait for it."""
+    """A compiled function (integers, position) that prefetches the cache line there."""
 
     def prefetch(_context: Any, _integers: Any, _position: Any) -> Any:
         def generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
@@ -107,8 +107,8 @@ prefetch_u64 = _prefetcher(types.uint64)
 
 @njit(types.int64(_U64), inline=True)
 def first_marked(mask: Any) -> Any:
-    """Index of the lowest byte whose high bit is set. Test for no byte at all with `mask == 0` first: a branch that is
-    predicted lets the next word load at once, a position computed from the mask makes it wait."""
+    """Index of the lowest byte whose high bit is set. Test `mask == 0` first: a predicted branch lets the next word
+    load at once, while a position computed from the mask makes it wait."""
     return np.int64(trailing_zeros(mask) >> np.uint64(3))
 
 

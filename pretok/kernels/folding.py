@@ -1,12 +1,12 @@
-"""What two spellings of one text have in common: code points without case, accents and compatibility forms.
+"""Folding: code points without case, accents and compatibility forms, so that two spellings of a text become equal.
 
-Input: Python's unicodedata and the classes of `unicode`. Output: `fold_tables()`, what compiled code looks a code point
-up in, made in a fifth of a second when a process first needs it.
+Input: Python's unicodedata and the classes of `unicode`. Output: `fold_tables()`, the tables in which compiled code
+looks up a code point, made in a fifth of a second when a process first needs them.
 
-A letter or number becomes its case-folded compatibility decomposition without marks (`Ä` a, `ﬁ` fi, `ß` ss, `²` 2); a
-Latin letter that Unicode does not decompose becomes the one it is drawn over (`ø` o, `đ` d), `æ` ae, `œ` oe. Marks and
-invisible format characters are passed over, everything else separates words. Composed Hangul syllables stay as they
-are, so text in separate jamo is another text. Versions of Python may differ in letters that one of them does not know.
+A letter or number becomes its case-folded compatibility decomposition without marks (`Ä` a, `ﬁ` fi, `ß` ss, `²` 2). A
+Latin letter that Unicode does not decompose becomes its base letter (`ø` o, `đ` d), `æ` ae, `œ` oe. Marks and invisible
+format characters are skipped; everything else separates words. Composed Hangul syllables stay as they are, so text in
+separate jamo is another text. Versions of Python may differ in letters that one of them does not know.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ HANGUL = range(0xAC00, 0xD7A4)
 SEPARATOR = 0
 PASSED_OVER = 1
 SEVERAL = 1 << 31
-"""Flag of an entry that stands for several code points: the rest is their place in the second table."""
+"""Flag of an entry for several code points: its other bits are their place in the second table."""
 
 _OVER = re.compile(r"LATIN (?:SMALL|CAPITAL) LETTER ([A-Z]) WITH .*(?:STROKE|HOOK|TAIL|BAR|LOOP|CURL)")
 _LIGATURES = {"æ": "ae", "œ": "oe", "ı": "i"}
 _APOSTROPHES = range(0x2B9, 0x2C0)
-"""Letters by their class, apostrophes by their use."""
+"""Their Unicode class is letter, but they are used as apostrophes."""
 _INVISIBLE = (0xAD, 0x61C, *range(0x200B, 0x2010), *range(0x202A, 0x202F), *range(0x2060, 0x2070), 0xFEFF)
 """Format characters: soft hyphens, joiners, marks of direction."""
 
 
 def fold(character: str) -> str:
-    """What a letter or number becomes, by unicodedata."""
+    """The folded form of a letter or number, by unicodedata."""
     decomposed = unicodedata.normalize("NFKD", unicodedata.normalize("NFKD", character).casefold())
     folded = []
     for part in decomposed:
@@ -48,10 +48,10 @@ def fold(character: str) -> str:
 
 @cache
 def fold_tables() -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.uint32]]:
-    """(entry of every code point, code points of the entries that are several), both uint32 and read-only.
+    """(entry of every code point, code points of the entries for several), both uint32 and read-only.
 
-    An entry is SEPARATOR, PASSED_OVER, a code point, or SEVERAL | place: at that place of the second table stands how
-    many code points follow.
+    An entry is SEPARATOR, PASSED_OVER, a code point, or SEVERAL | place: at that place, the second table has the number
+    of code points, and then these.
     """
     classes = class_table()
     entries = np.where(classes & (UPPER | LOWER | CASELESS | NUMBER), np.arange(CODE_POINTS), SEPARATOR)

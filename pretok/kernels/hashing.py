@@ -2,8 +2,8 @@
 
 Input: UTF-8 documents as one array of bytes with offsets. Output: XXH64 of each document, equal to
 `xxhash.xxh64(document, seed)`; the function is described at https://github.com/Cyan4973/xxHash (doc/xxhash_spec.md).
-What a document is chosen for (validation, hold-out, samples) depends on its bytes and the seed alone, so it does
-not change with the number of workers, the order of files or a restart, and copies of a document go together.
+A document is selected (for validation, hold-out, samples) by its bytes and the seed alone, so the choice does not
+depend on the number of workers, the order of files or restarts, and copies of a document are selected together.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def hash_documents(
 
 
 def select(hashes: npt.NDArray[np.uint64], fraction: Fraction | float) -> npt.NDArray[np.bool_]:
-    """Which hashes lie in the lowest `fraction` (0 to 1) of all 64-bit integers, bool[d].
+    """Which hashes are in the lowest `fraction` (0 to 1) of all 64-bit integers, bool[d].
 
     The threshold is an exact integer, floor(fraction * 2**64); a larger fraction selects a superset.
     """

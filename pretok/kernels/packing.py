@@ -1,9 +1,9 @@
 """Best-fit decreasing: documents of one window -> bins of a capacity, from their lengths alone.
 
-Input: lengths of documents. Output: which documents each bin has. A document gives `length // capacity` bins that it
-fills by itself, and the rest of it, what is left at its end, goes where the least room is that holds it (Johnson 1973,
-"Near-optimal bin packing algorithms"; best fit for pre-training: Ding et al. 2024, "Fewer Truncations Improve Language
-Modeling"). The longest go first, equal ones in their order, so the result depends on nothing but the lengths.
+Input: lengths of documents. Output: the documents of each bin. A document fills `length // capacity` bins by itself.
+The rest at its end goes into the open bin with the least room that holds it (Johnson 1973, "Near-optimal bin packing
+algorithms"; for pre-training: Ding et al. 2024, "Fewer Truncations Improve Language Modeling"). The longest rests go
+first, equal ones in their order, so the result depends only on the lengths.
 """
 
 from __future__ import annotations
@@ -22,10 +22,9 @@ _NEW_I64 = types.Array(types.int64, 1, "C")
 def best_fit(lengths: Any, capacity: Any, bins: Any, entries: Any) -> Any:
     """Pack one window of documents, `lengths` (n,).
 
-    bins: for each bin that a document fills by itself which of its pieces it is, then for each other where its first
-    entry stands; entries: for each bin the documents in it, in their order. Both have room for n + (sum of the
-    lengths) // capacity. Returns how many bins are filled by one document, which come first, and how many there are.
-    """
+    bins: for each bin that a document fills by itself, the number of its piece; then for each other bin, where its
+    first entry is; entries: the documents of each bin, in order. Both have room for n + (sum of the lengths) //
+    capacity. Returns (number of bins filled by one document, which come first; number of all bins)."""
     n = len(lengths)
     full = 0
     for document in range(n):
@@ -33,7 +32,7 @@ def best_fit(lengths: Any, capacity: Any, bins: Any, entries: Any) -> Any:
             bins[full] = piece
             entries[full] = document
             full += 1
-    # Rests by length, by a counting sort; equal ones stay in their order.
+    # Order the rests by length with a counting sort, which keeps the order of equal ones.
     starts = np.zeros(capacity + 1, np.int64)
     for document in range(n):
         starts[capacity - lengths[document] % capacity] += 1
@@ -47,7 +46,7 @@ def best_fit(lengths: Any, capacity: Any, bins: Any, entries: Any) -> Any:
         key = capacity - lengths[document] % capacity
         order[starts[key]] = document
         starts[key] += 1
-    # The open bins are in lists by their room; a tree above says which lists have any.
+    # Open bins are in linked lists by their room. A binary tree counts the bins below each node.
     leaves = 1
     while leaves < capacity + 1:
         leaves *= 2
@@ -65,13 +64,12 @@ def best_fit(lengths: Any, capacity: Any, bins: Any, entries: Any) -> Any:
             continue
         node = leaves + rest
         if tree[node] == 0:
-            while node > 1 and (
-                node % 2 or tree[node + 1] == 0
-            ):  # up, until a list of more room hangs to the right
+            # Climb until a bin with more room is in the subtree to the right.
+            while node > 1 and (node % 2 or tree[node + 1] == 0):
                 node //= 2
             node += node > 1
         if node > 1:
-            while node < leaves:  # down to the least of them
+            while node < leaves:  # descend to the least room there
                 node = 2 * node if tree[2 * node] > 0 else 2 * node + 1
             room = node - leaves
             chosen = head[room]

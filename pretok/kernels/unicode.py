@@ -1,10 +1,10 @@
-"""Classes of code points, as the patterns of `pretokenize` tell them apart.
+"""The classes of code points that the patterns of `pretokenize` distinguish.
 
 Input: `unicode.txt`, ranges probed from the tokenizers library, whose ids are the reference. Output: `class_table()`,
 one byte of flags per code point. `python -m pretok.kernels.unicode` writes the file again from the installed library.
 
-A code point has exactly one flag, or none when the Unicode version in the file does not assign it. Compiled code holds
-the flags as constants, so `pretok.kernels.compile` compiles again when this module changes.
+A code point has exactly one flag, or none if the Unicode version of the file does not assign it. The flags are
+constants in compiled code, so `pretok.kernels.compile` compiles again when this module changes.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def probe(find: Finder) -> npt.NDArray[np.uint8]:
 
 
 def write_classes(table: npt.NDArray[np.uint8], origin: str, path: Path = FILE) -> None:
-    """Write the ranges of equal class, after one line that says where they come from."""
+    """Write the ranges of equal class, after a line with their origin."""
     names = {flag: name for name, (flag, _) in CLASSES.items()}
     starts = np.flatnonzero(np.diff(table.astype(np.int16), prepend=-1))
     ends = np.append(starts[1:], CODE_POINTS) - 1

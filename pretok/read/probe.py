@@ -64,11 +64,11 @@ class Probe:
             place = "in the table of the source, in the place of field"
             return f"{path} holds conversations: write messages = {chat!r} {place}"
         there = any(f"{name}.".startswith(f"{field}.") for name in names)
-        what = f"the field {field!r} is no text in {path}" if there else f"no field {field!r} in {path}"
+        what = f"the field {field!r} is not text in {path}" if there else f"no field {field!r} in {path}"
         texts = sorted(name for name, kinds in names.items() if TEXT in kinds)
         if not texts:
             return f"{what}, nor any text in another field"
-        return f"{what}; there are {listed(texts, NAMED)}; name the one with the text by --field"
+        return f"{what}; text fields: {listed(texts, NAMED)}; choose one with --field"
 
 
 def probe_inputs(

@@ -176,11 +176,11 @@ def _seal_source(shards: Path, state: Path, plan: SourcePlan, dtype: np.dtype[np
     nothing = replace(UNCOUNTED, compared=Compared(0, 0, again))
     counts = add_counts([nothing, *(part.found for _, part in parts)])
     train = [shard for _, part in parts for shard in part.shards if shard.split == "train"]
-    number = f"{plan.append:05d}"
+    suffix = f"{plan.append:05d}"
     val, beside = _merge_validation(
-        shards / plan.name / f"{plan.name}-val-{number}", state, [part for _, part in parts], dtype
+        shards / plan.name / f"{plan.name}-val-{suffix}", state, [part for _, part in parts], dtype
     )
-    rejects = shards / "rejects" / f"{plan.name}-{number}.jsonl"
+    rejects = shards / "rejects" / f"{plan.name}-{suffix}.jsonl"
     rejected = _merge_rejects(rejects, state, parts, place)
     documents = sum(shard.documents for shard in (*train, *val))
     if counts.read != documents + rejected.total() or rejected.total() != sum(counts.rejected.values()):

@@ -83,7 +83,7 @@ def test_damage_is_not_passed_on(
     damage(path)
     capsys.readouterr()
     assert run_command(words(command, names)) == 2
-    assert f"{path} is damaged: its checksum is not that" in capsys.readouterr().err
+    assert f"{path} is damaged: its checksum is not the one" in capsys.readouterr().err
     assert not any(one.is_file() and one.stat().st_size for one in [out, *out.glob("*.json")])
     assert not (work / "shards" / "annotations" / "notes").exists()
 

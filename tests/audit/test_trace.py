@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import defaultdict
 from pathlib import Path
 
-import numpy as np
 import pytest
 from mixing import request as wish_of
 from mixing import write_segment
@@ -45,52 +44,29 @@ def owners() -> dict[int, tuple[str, int]]:
 
 
 @pytest.mark.parametrize("at", [None, 11, 33])
-def test_every_document_is_read_where_its_tokens_are(mix: Path, at: int | None) -> None:
+def test_positions_and_documents_agree_with_the_tokens(mix: Path, at: int | None) -> None:
     """Every token of every position is some document's at some place in it; EOD belongs to what stands before it. In a
-    mix that goes on with the other too."""
+    mix that continues another, too."""
     if at is not None:
         after = beginning(load_manifest(mix.parent / "shards"), mix, at)
         wish = wish_of("640:it=0.6,en=0.4", seq_len=16, seed=3, max_epochs=9, after=after)
         mix = mix.parent / f"at-{at}.json"
         run_mix(mix.parent / "shards", mix, wish)
     (traced,) = open_traced(mix, None)
-    whose, view = owners(), traced.view
-    expected: dict[tuple[str, int], dict[int, int]] = defaultdict(dict)
-    for position in range(len(view)):
-        tokens = view[position]
-        for id_ in set(tokens.tolist()) - {EOD}:
-            expected[whose[id_]][position] = int(np.count_nonzero(tokens == id_))
-    epochs = set()
-    for source, lengths in LENGTHS.items():
-        for document, length in enumerate(lengths):
-            found = readings(traced, source, "train", document)
-            assert [reading.position for reading in found] == sorted(reading.position for reading in found)
-            without_eod = {
-                r.position: min(r.first + r.tokens, length) - r.first for r in found if r.first < length
-            }
-            assert without_eod == expected[source, document]
-            for reading in found:
-                assert view.origin(reading.position) == (source, reading.epoch, reading.sequence)
-                assert 0 < reading.tokens <= length + 1 - reading.first
-                epochs.add(reading.epoch)
-    assert len(epochs) > 2
-
-
-def test_a_position_reads_the_documents_that_its_tokens_are_of(mix: Path) -> None:
-    (traced,) = open_traced(mix, None)
     whose = {where: number for number, where in owners().items()}
-    back: dict[tuple[str, int], list[tuple[int, int, int]]] = defaultdict(list)
+    back: dict[tuple[str, int], list[Reading]] = defaultdict(list)
     for position in range(len(traced.view)):
-        held: list[int] = []
+        tokens: list[int] = []
         for passage in passages(traced, position):
             number = whose[passage.source, passage.document]
-            length = int(np.concatenate([LENGTHS["en"], LENGTHS["it"]])[number - 1])
-            held += ([number] * length + [EOD])[passage.first : passage.first + passage.tokens]
-            back[passage.source, passage.document].append((position, passage.first, passage.tokens))
-        assert held + [EOD] * (17 - len(held)) == traced.view[position].tolist()
+            length = LENGTHS[passage.source][passage.document]
+            tokens += ([number] * length + [EOD])[passage.first : passage.first + passage.tokens]
+            back[passage.source, passage.document].append(passage)
+            assert (passage.source, passage.epoch, passage.sequence) == traced.view.origin(position)
+        assert tokens + [EOD] * (17 - len(tokens)) == traced.view[position].tolist()
     for source, document in whose:
-        found = [(r.position, r.first, r.tokens) for r in readings(traced, source, "train", document)]
-        assert found == back[source, document]
+        assert readings(traced, source, "train", document) == back[source, document]
+    assert len({reading.epoch for found in back.values() for reading in found}) > 2
 
 
 def test_what_a_mix_leaves_out_is_read_nowhere(mix: Path) -> None:

@@ -78,10 +78,7 @@ def test_one_flipped_bit_is_found_anywhere(shards, here, suffix, split):
         assert path.name.split(".")[0] in problems(shards, here, 0)
 
 
-@pytest.mark.parametrize(
-    "damage", ["counts/bucket-0.parquet", "counts/heldout.parquet", "counts/counts.json", "mix.json"]
-)
-def test_counts_and_mix_of_a_work_folder_are_checked(tmp_path, monkeypatch, vocab_dir, here, damage):
+def test_counts_and_mix_of_a_work_folder_are_checked(tmp_path, monkeypatch, vocab_dir, here):
     monkeypatch.chdir(tmp_path)
     for command in (
         "count it=sample:it --out w --workers 0",
@@ -90,32 +87,27 @@ def test_counts_and_mix_of_a_work_folder_are_checked(tmp_path, monkeypatch, voca
     ):
         assert run_command(command.split()) == 0
     assert problems(Path("w"), here) == ""
-    path = Path("w") / damage if "bucket" not in damage else min(Path("w/counts").glob("bucket-*.parquet"))
-    path.write_bytes(path.read_bytes()[:-40] + bytes(39))
-    assert f"{path}" in problems(Path("w"), here)
-    assert problems(Path("w/shards"), here) == ""
+    for pattern in ("counts/bucket-*.parquet", "counts/heldout.parquet", "counts/counts.json", "mix.json"):
+        path = min(Path("w").glob(pattern))
+        whole = path.read_bytes()
+        path.write_bytes(whole[:-40] + bytes(39))
+        assert f"{path}" in problems(Path("w"), here)
+        assert problems(Path("w/shards"), here) == ""
+        path.write_bytes(whole)
 
 
-def test_missing_shortened_and_unknown_files_are_named(shards, here):
-    first, second, *_ = load_manifest(shards).shards
+def test_missing_shortened_swapped_and_unknown_files_are_named(shards, here):
+    first, second, third, fourth, *_ = load_manifest(shards).shards
     first.bin_path.unlink()
     second.bin_path.write_bytes(second.bin_path.read_bytes()[:-2])
-    (shards / "it" / "it-00999.bin").write_bytes(b"")
-    found = problems(shards, here)
-    for name in (first.bin_path.name, second.bin_path.name, "it-00999.bin"):
-        assert name in found
-
-
-def test_swapped_shards_are_named(shards, here):
-    first, second, *_ = load_manifest(shards).of("it")
-    for suffix in (".bin", ".idx"):
-        one, other = first.bin_path.with_suffix(suffix), second.bin_path.with_suffix(suffix)
+    for one, other in ((third.bin_path, fourth.bin_path), (third.index_path, fourth.index_path)):
         data = one.read_bytes()
         one.write_bytes(other.read_bytes())
         other.write_bytes(data)
+    (unknown := shards / "it" / "it-00999.bin").write_bytes(b"")
     found = problems(shards, here)
-    assert first.prefix.name in found
-    assert second.prefix.name in found
+    for path in (first.bin_path, second.bin_path, third.prefix, fourth.prefix, unknown):
+        assert path.name in found
 
 
 def test_an_edited_manifest_is_refused(shards, here):

@@ -119,9 +119,9 @@ def test_progress_is_in_the_log_though_a_bar_moves(tmp_path, monkeypatch):
     console = Terminal(
         error=terminal._Console(file=io.StringIO(), force_terminal=True, force_interactive=True)
     )
-    assert console.shows_bars
     console.keep_log(tmp_path / "logs", "count")
     with console.progress("count") as progress:
+        assert progress._bar
         progress.expect(10, 1)
         progress({"bytes": 7})
         until(lambda: of(read_logs(tmp_path)[0], "progress"))

@@ -15,7 +15,7 @@ from pretok.cli import run_command
 IMPOSSIBLE = {
     "weights": ("[mix]\nweights = {it = 0.5}", "add up to 0.5, not to 1"),
     "pattern": ('[vocab]\npattern = "x"', "there is no pattern 'x'"),
-    "size": ("[vocab]\nsize = 300", "no room for 64 special tokens"),
+    "size": ("[vocab]\nsize = 300", "64 special tokens and 256 bytes take 320"),
     "benchmark": ('[shards]\nagainst = "none"', "is not a folder; against"),
     "tokenizer": ('[vocab]\npath = "none"', "no tokenizer at"),
 }

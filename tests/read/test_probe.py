@@ -40,10 +40,10 @@ def test_a_field_that_is_not_there_is_told_with_those_that_are(tmp_path, kind):
         probe_inputs(inputs, "text")
     told = str(caught.value)
     assert told.startswith(
-        f"no field 'text' in {inputs[0].path}; there are content, data.text, url; name the "
+        f"no field 'text' in {inputs[0].path}; text fields: content, data.text, url; choose "
     )
     for field in ("data", "n"):
-        with pytest.raises(UsageError, match=f"the field '{field}' is no text"):
+        with pytest.raises(UsageError, match=f"the field '{field}' is not text"):
             probe_inputs(inputs, field)
     for field in ("content", "data.text"):
         assert probe_inputs(inputs, field)[0].fields

@@ -111,7 +111,7 @@ def test_a_mix_of_before_reads_what_it_read(inputs: Path, here: Engine, capsys: 
     work, out = str(inputs / "out"), ("--out", str(inputs / "made"))
     for command in (
         ["trace", path, "--shards", str(made.shards_dir), "--position", "5"],
-        ["disclose", work, "--mix", path, *out],
+        ["disclose", work, path, *out],
         ["report", work, *out],
         ["status", work],
     ):

@@ -24,9 +24,9 @@ from pretok.counts.job import run_count
 from pretok.read import readers
 from pretok.read.rejects import poor_sources
 from pretok.shards import task
-from pretok.shards.inputs import load_inputs
+from pretok.shards.inputs import load_inputs, write_plan
 from pretok.shards.job import run_tokenize
-from pretok.shards.manifest import load_manifest
+from pretok.shards.manifest import has_manifest, load_manifest
 from pretok.shards.unfinished import unfinished
 
 
@@ -59,7 +59,7 @@ def test_the_wrong_field_is_refused_before_work_and_the_right_one_accepted(tmp_p
     for work in (tokenize, count):
         with pytest.raises(
             UsageError,
-            match=r"no field 'text' in .*a\.jsonl; there are content; name the one with the text by --field",
+            match=r"no field 'text' in .*a\.jsonl; text fields: content; choose one with --field",
         ):
             work(recipe(tmp_path, vocab_dir), here)
         work(recipe(tmp_path, vocab_dir, "content"), here)
@@ -68,22 +68,47 @@ def test_the_wrong_field_is_refused_before_work_and_the_right_one_accepted(tmp_p
 
 
 def test_a_source_that_gives_nothing_is_code_3_and_binds_nothing(tmp_path, vocab_dir, here):
-    bad = '{"content": "tutto il testo", "text": null}\n' * 9
-    (tmp_path / "a.jsonl").write_text(bad)
-    for _ in range(2):  # the second time there is nothing to do, and it is still told
-        with pytest.raises(
-            PartitionsFailed, match=r"source it has no documents: 9 of 9 records .*null_text 9"
-        ):
-            tokenize(recipe(tmp_path, vocab_dir), here)
-        with pytest.raises(
-            PartitionsFailed, match=r"source it has no documents: 9 of 9 records .*null_text 9"
-        ):
-            count(recipe(tmp_path, vocab_dir), here)
+    (tmp_path / "a.jsonl").write_text('{"content": "tutto il testo", "text": null}\n' * 9)
+    said = r"source it has no documents: 9 of 9 records .*null_text 9"
+    for work in (tokenize, count) * 2:  # the second time there is nothing to do, and it is still told
+        with pytest.raises(PartitionsFailed, match=said):
+            work(recipe(tmp_path, vocab_dir), here)
     tokenize(recipe(tmp_path, vocab_dir, "content", val_fraction="0.5"), here)
-    assert load_manifest(tmp_path / "out" / "shards").data["totals"]["documents"] == 9
+    assert load_manifest(tmp_path / "out" / "shards").totals.documents == 9
     assert not list((tmp_path / "out" / "shards").glob("rejects/*"))
     shutil.rmtree(tmp_path / "out" / "counts")  # as its message says
     assert count(recipe(tmp_path, vocab_dir, "content"), here).records["it"].read == 9
+
+
+def test_a_source_without_documents_leaves_the_manifest_before_its_files_change(
+    tmp_path, vocab_dir, here, monkeypatch
+):
+    """It is sealed anew by every run; nobody who verifies meanwhile sees a file that is not as it was sealed."""
+    (tmp_path / "a.jsonl").write_text('{"text": null}\n')
+    (tmp_path / "b.jsonl").write_text(lines(9))
+    sources = {name: {"inputs": [f"{tmp_path}/{file}.jsonl"]} for name, file in (("it", "a"), ("en", "b"))}
+    made = make_recipe({"out": tmp_path / "out", "sources": sources, "vocab": {"path": vocab_dir}}, "test")
+    sealed: list[list[str]] = []
+
+    def writing(*given):
+        if has_manifest(made.shards_dir):
+            sealed.append(list(load_manifest(made.shards_dir).sources))
+        write_plan(*given)
+
+    monkeypatch.setattr("pretok.shards.seal.write_plan", writing)
+    for _ in range(2):
+        with pytest.raises(PartitionsFailed, match="it has no documents"):
+            tokenize(made, here)
+    assert sealed == [["en"]]
+    assert list(load_manifest(made.shards_dir).sources) == ["en", "it"]
+
+
+def test_an_input_that_is_nothing_but_damage_is_named(tmp_path, vocab_dir, here):
+    (tmp_path / "a.jsonl").write_bytes(b"\x28\xb5\x2f\xfd damaged")
+    for work in (tokenize, count):
+        with pytest.raises(PartitionsFailed, match=r"a\.jsonl: damaged zstd data") as caught:
+            work(recipe(tmp_path, vocab_dir), here)
+        assert ("nothing of it is in the shards:" in str(caught.value)) == (work is tokenize)
 
 
 def test_unfinished_work_without_documents_binds_nothing(tmp_path, vocab_dir, here, monkeypatch):
@@ -97,14 +122,6 @@ def test_unfinished_work_without_documents_binds_nothing(tmp_path, vocab_dir, he
     assert (tmp_path / "out/shards/.state/it/plan.parquet").exists()
     notices = tokenize(recipe(tmp_path, vocab_dir, val_fraction="0.5"), here)
     assert any("is forgotten" in notice for notice in notices)
-
-
-def test_counts_of_nothing_but_damage_name_the_input(tmp_path, vocab_dir, here):
-    (tmp_path / "a.jsonl").write_bytes(b"\x28\xb5\x2f\xfd damaged")
-    for work in (tokenize, count):
-        with pytest.raises(PartitionsFailed, match=r"a\.jsonl: damaged zstd data") as caught:
-            work(recipe(tmp_path, vocab_dir), here)
-        assert ("nothing of it is in the shards:" in str(caught.value)) == (work is tokenize)
 
 
 def test_too_many_rejects_are_code_3_and_all_is_kept(tmp_path, vocab_dir, here):
@@ -143,12 +160,9 @@ CHANGES = {
 
 @pytest.mark.parametrize("change", CHANGES)
 def test_an_input_that_changes_while_it_is_read_fails_by_name(tmp_path, vocab_dir, here, monkeypatch, change):
-    path = tmp_path / "a.jsonl"
-    path.write_text(lines(400))
+    path, changed, real = tmp_path / "a.jsonl", [], readers.read_piece
     (tmp_path / "b.jsonl").write_text(lines(10))
     made = recipe(tmp_path, vocab_dir, size=10_000_000)
-    real = readers.read_piece
-    changed = []
 
     def changing(*arguments):
         for batch in real(*arguments):
@@ -168,9 +182,9 @@ def test_an_input_that_changes_while_it_is_read_fails_by_name(tmp_path, vocab_di
     tokenize(made, here)  # again, from the file as it is now
     manifest = load_manifest(made.shards_dir)
     assert not unfinished(made.shards_dir)
-    inputs = load_inputs(manifest, "it").inputs
-    assert {file.path: file.size for file in inputs}[str(path)] == path.stat().st_size
-    assert manifest.data["totals"]["documents"] == len(path.read_text().splitlines()) + 10
+    sizes = {file.path: file.size for file in load_inputs(manifest, "it").inputs}
+    assert sizes[str(path)] == path.stat().st_size
+    assert manifest.totals.documents == len(path.read_text().splitlines()) + 10
 
 
 def test_a_file_in_two_sources_is_a_notice(tmp_path, vocab_dir, here):
@@ -178,22 +192,6 @@ def test_a_file_in_two_sources_is_a_notice(tmp_path, vocab_dir, here):
     sources = {name: {"inputs": [f"{tmp_path}/a.jsonl"]} for name in ("it", "en")}
     made = make_recipe({"out": tmp_path / "out", "sources": sources, "vocab": {"path": vocab_dir}}, "test")
     assert f"sources it and en read the same text: {tmp_path}/a.jsonl" in "\n".join(tokenize(made, here))
-
-
-def test_build_vocab_lists_its_inputs_once(tmp_path, here, monkeypatch):
-    from pretok.counts import job as counting
-    from pretok.vocab import job as build_vocab
-
-    (tmp_path / "a.jsonl").write_text(lines(40))
-    (tmp_path / "b.jsonl").write_text("")
-    listed, told = [], Told()
-    real = counting.list_inputs
-    monkeypatch.setattr(counting, "list_inputs", lambda *args: listed.append(args) or real(*args))
-    sources = {"it": {"inputs": [f"{tmp_path}/*.jsonl"]}}
-    data = {"out": tmp_path / "out", "sources": sources, "vocab": {"size": 330, "holdout": "0"}}
-    build_vocab.run_build_vocab(make_recipe(data, "test"), here, told)
-    assert len(listed) == 1
-    assert told.notices.count(f"empty: {tmp_path}/b.jsonl") == 1
 
 
 @pytest.mark.parametrize("work", [tokenize, count])

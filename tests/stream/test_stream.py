@@ -34,7 +34,9 @@ DOCUMENTS = {
 
 @pytest.fixture(scope="module")
 def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_shards(tmp_path_factory.mktemp("shards"), DOCUMENTS, val={"it": [range(30), range(9)]})
+    """A document in each, so that a sequence may span several."""
+    val = {"it": [range(30), range(9)]}
+    return make_shards(tmp_path_factory.mktemp("shards"), DOCUMENTS, val=val, documents_per_shard=1)
 
 
 @pytest.fixture
@@ -127,7 +129,7 @@ def test_a_program_that_streams_ends_in_silence(shards: Path) -> None:
 
 
 def test_open_files_are_bounded(shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each shard is opened once for a batch, though sequences span shards and are announced."""
+    """Each shard is opened once for a batch, though sequences span several of them and are announced."""
     opened: list[str] = []
     real = os.open
     watched = lambda path, *flags: (opened.append(str(path)), real(path, *flags))[1]  # noqa: E731
@@ -139,6 +141,10 @@ def test_open_files_are_bounded(shards: Path, monkeypatch: pytest.MonkeyPatch) -
         opened.clear()
         everything = view.batch(order)
         assert len(set(opened)) == len(opened) > 3
+        for position, tokens in zip(order.tolist(), everything.tolist(), strict=True):
+            source, _, index = view.origin(position)
+            flat = [token for document in DOCUMENTS[source] for token in (*document, EOD)]
+            assert tokens == flat[100 * index :][:101]
         np.testing.assert_array_equal(view.batch(order), everything)
         assert len(view.tokens.files._files) == min(limit, len(opened)) or limit == 64
 

@@ -24,13 +24,12 @@ from train.parallel.devices import cores_beside, find_device, peak_of
 from train.parallel.parallelize import float8_products
 
 
-def test_unknown_device_has_no_peak() -> None:
+def test_peaks_are_those_of_the_table() -> None:
     assert peak_of("Some GPU 9000") == (None, "the peak of 'Some GPU 9000' is not known")
-    assert peak_of("NVIDIA H100 80GB HBM3")[0] == pytest.approx(989.5e12)
-    assert peak_of("NVIDIA H100 PCIe")[0] == pytest.approx(756.5e12)
-    assert peak_of("NVIDIA A100-SXM-64GB")[0] == pytest.approx(358.2e12, rel=1e-3)
-    assert peak_of("NVIDIA A100-SXM4-40GB")[0] == pytest.approx(312e12)
-    assert peak_of("AMD Instinct MI250X")[0] == pytest.approx(191.5e12)
+    peaks = {"NVIDIA H100 80GB HBM3": 989.5, "NVIDIA H100 PCIe": 756.5, "AMD Instinct MI250X": 191.5}
+    peaks |= {"NVIDIA A100-SXM4-40GB": 312, "NVIDIA A100-SXM-64GB": 358.2}
+    for name, peak in peaks.items():
+        assert peak_of(name)[0] == pytest.approx(peak * 1e12, rel=1e-3)
 
 
 def test_float8_is_refused_where_it_cannot_be(monkeypatch: pytest.MonkeyPatch) -> None:

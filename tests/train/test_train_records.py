@@ -93,28 +93,22 @@ def test_wandb_is_offline_with_one_id_for_the_chain_and_knows_code_and_data(tria
     calls: list[dict[str, Any]] = []
     logged: list[int] = []
 
-    class Run:
-        def __init__(self, **options: Any) -> None:
-            calls.append(options)
+    def begin(**options: Any) -> Any:
+        calls.append(options)
+        log = lambda numbers, step: logged.append(step if "loss" in numbers else 0)  # noqa: E731
+        return types.SimpleNamespace(log=log, finish=lambda: logged.append(-1))
 
-        def log(self, numbers: dict[str, float], step: int) -> None:
-            assert "loss" in numbers
-            logged.append(step)
-
-        def finish(self) -> None:
-            logged.append(-1)
-
-    trial.patch.setitem(sys.modules, "wandb", types.SimpleNamespace(init=Run))
+    trial.patch.setitem(sys.modules, "wandb", types.SimpleNamespace(init=begin))
     for steps in (2, 4):
         trial.train(wandb="p", steps=steps, schedule="constant")
+    assert logged == [1, 2, -1, 3, 4, -1]
     assert [call["mode"] for call in calls] == ["offline", "offline"]
     assert calls[0]["id"] == calls[1]["id"]
-    assert logged == [1, 2, -1, 3, 4, -1]
-    told = calls[0]["config"]
-    assert told["seq_len"] == 16
-    assert told["provenance"]["manifest"] == load_manifest(trial.shards).fingerprint
-    assert told["provenance"]["torch"] == torch.__version__
-    assert {"commit", "command", "environment", "host"} <= told["provenance"].keys()
+    provenance = calls[0]["config"]["provenance"]
+    assert calls[0]["config"]["seq_len"] == 16
+    assert provenance["manifest"] == load_manifest(trial.shards).fingerprint
+    assert provenance["torch"] == torch.__version__
+    assert {"commit", "command", "environment", "host"} <= provenance.keys()
 
 
 def test_a_node_without_git_trains(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -124,6 +124,7 @@ TYPED = "pretok count 'it=a b.jsonl'"
         (None, "killed: disk full", TYPED),
         (1, "ended with exit code 1: disk full", TYPED),
         (2, "", REFUSED),  # as it would be again
+        (0, "", TYPED),
     ],
 )
 def test_a_command_that_ended_badly_is_named_as_it_was_typed(

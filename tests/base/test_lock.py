@@ -222,7 +222,7 @@ def test_a_full_disk_leaves_no_lock(tmp_path):
 
 
 def test_a_job_killed_while_it_takes_over_does_not_block_others(dead, monkeypatch):
-    def unlink(path: Path, missing_ok: bool = False) -> None:  # noqa: ARG001
+    def unlink(path: Path, missing_ok: bool = False) -> None:
         if path == dead / LOCK_FILE:
             os._exit(9)
         os.unlink(path)  # noqa: PTH108 - the method is this one

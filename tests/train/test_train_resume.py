@@ -168,13 +168,6 @@ def test_stop_during_validation(trial: Trial, whole: Path) -> None:
     assert_same_run(trial.run, whole)
 
 
-def test_finished_run_can_be_extended(trial: Trial) -> None:
-    for name, steps in (("run", 8), ("run", 12), ("whole", 12)):
-        whole = trial.train(name, steps=steps, schedule="wsd", decay=0)
-    assert column(trial.run, "loss") == column(whole, "loss")
-    assert read_json(trial.run / "done.json")["step"] == 12
-
-
 losses = st.none() | st.floats(0, 10)
 
 

@@ -321,6 +321,8 @@ def test_plan_counts_what_a_rank_holds() -> None:
         config = TrainConfig(**{"precision": "bf16", "pipeline": layout.pipeline, **more})
         return count_tensors(ITALIA, layout, micro, passes, seq_len, config)
 
+    assert 9.0e9 < ITALIA.parameters < 9.3e9
+    assert (ITALIA.vocab_size, ITALIA.padded_vocab, ITALIA.seq_len) == (50_000, 50_048, 4096)
     memory, divided = count(Layout(64, 4, 1)), count(Layout(64, 2, 2))
     assert memory.parameters == pytest.approx(4 * ITALIA.parameters / 4, rel=1e-3)
     assert memory.optimizer == 2 * memory.parameters

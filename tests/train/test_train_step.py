@@ -28,9 +28,8 @@ from tests.train_support import Trial, add_tokenizer, column, filled, model_file
 from train import loop, step
 from train import optimizer as optim
 from train.config import TrainConfig
-from train.data import documents_of
 from train.evaluate import validation_sources
-from train.model.loss import IGNORE, targets_of
+from train.model.loss import IGNORE
 from train.model.sizes import model_config
 from train.model.transformer import Decoder
 from train.optimizer import WINDOW, Guard, learning_rate
@@ -256,14 +255,6 @@ def test_no_host_synchronisation_inside_a_step(trial: Trial) -> None:
     assert any("aten::_fused_adamw_" in names for names in found)
     # The CPU's kernel of the optimizer reads its scalars on the CPU; a GPU's reads them where they are.
     assert not [names for names in found if names & waiting and "aten::_fused_adamw_" not in names]
-
-
-def test_an_end_after_an_end_is_no_target_and_belongs_to_the_document_before() -> None:
-    tokens = torch.tensor([[5, 0, 0, 0, 7, 0, 8], [0, 0, 3, 0, 4, 0, 0]])
-    expected = [[0, IGNORE, IGNORE, 7, 0, 8], [IGNORE, 3, 0, 4, 0, IGNORE]]
-    assert targets_of(tokens, 0).tolist() == expected
-    documents = documents_of(tokens, 0, TrainConfig(attention="document"))
-    assert documents.tolist() == [[0, 4, 6, 7, 9, 11, 14, 14, 14]]
 
 
 def answers(before: int, token: int) -> bool:

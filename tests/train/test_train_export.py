@@ -248,14 +248,7 @@ def test_logits_are_those_of_transformers(name: str, tmp_path: Path) -> None:
 @pytest.fixture
 def begin(trial: Trial) -> Trial:
     """Runs that begin from a model of others and learn nothing, if nothing else is said."""
-    trial.defaults = {
-        "model": None,
-        "micro_batch": 2,
-        "warmup": 0,
-        "schedule": "constant",
-        "lr": 0.0,
-        "steps": 1,
-    }
+    trial.defaults = {"model": None, "micro_batch": 2, "schedule": "constant", "lr": 0.0, "steps": 1}
     return trial
 
 
@@ -295,7 +288,7 @@ def test_models_of_others_on_every_mesh(begin: Trial) -> None:
     softmax without them."""
     folder, learn = begin.folder, {"lr": 0.01, "steps": 3}
     sources = {name: made(name, folder / name, begin.shards) for name in ("qwen-2", "qwen-3", "mistral")}
-    qwen = {"init_from": str(sources["qwen-2"]), **learn}
+    qwen = {"init_from": str(sources["qwen-2"]), "warmup": 0, **learn}
     jobs = [(1, flags(begin.config("learned", **qwen)))]
     for number, mesh in enumerate(MESHES):
         for name, source in sources.items():

@@ -109,14 +109,7 @@ def test_a_run_through_many_meshes_is_that_of_one_process(
         phases.append({"at": at, "seq_len": length})
         at += EACH * BATCH * length
     # A large epsilon: else the first steps go by the signs of gradients, of which rounding decides some.
-    common = {
-        "seq_len": SHORT,
-        "lr": 0.01,
-        "eps": 0.001,
-        "warmup": 0,
-        "schedule": "constant",
-        "log_every": 99,
-    }
+    common = {"seq_len": SHORT, "lr": 0.01, "eps": 0.001, "warmup": 0, "schedule": "constant"}
     common |= {"phases": phases, "clip": 0.3, "z_loss": 0.01, "attention": "document"}
     common |= {"val_every": EACH, "val_sequences": 7, "save_every": str(EACH), "keep_last": 99}
 

@@ -299,14 +299,18 @@ varlen.register_autograd(
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("window", [0, 5])
-def test_torchs_varlen_is_traced_as_one_graph(window: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without numbers, as a GPU alone has them."""
+@pytest.mark.parametrize(("window", "setting"), [(0, "none"), (5, "ops")])
+def test_a_block_is_compiled_once_for_any_number_of_documents(
+    window: int, setting: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With torch's varlen attention; without numbers, which a GPU alone has."""
     if attention._VARLEN is None:
         pytest.skip("this torch has no varlen attention with windows")
     monkeypatch.setattr(attention, "by_document", attention._torchs)
     with torch.device("meta"):
-        block = Decoder(TINY).layers[0].bfloat16()
+        model = Decoder(replace(TINY, layers=1)).bfloat16()
+        checkpoint_activations(model, setting)
+        (block,) = model.layers
         x = torch.randn(2, 16, 32, dtype=torch.bfloat16, requires_grad=True)
         cos, sin = torch.randn(2, 16, 8)
     counter = CompileCounterWithBackend("aot_eager")
@@ -318,24 +322,16 @@ def test_torchs_varlen_is_traced_as_one_graph(window: int, monkeypatch: pytest.M
     assert x.grad.shape == x.shape
 
 
-@pytest.fixture
-def opaque(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Attention inside of documents is code that nothing looks into."""
-    stand_in = lambda q, k, v, ends, *_: varlen(q, ends) + k.sum() + v.sum()  # noqa: E731
-    monkeypatch.setattr(attention, "by_document", stand_in)
-
-
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("kernel", ["varlen", "flex"])
-def test_recomputation_keeps_what_attention_gives(
-    kernel: str, opaque: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_recomputation_keeps_what_attention_gives(kernel: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a GPU, where both are compiled code; an operation that a CPU can differentiate stands in for them."""
     tokens = random_documents(2, 17, 1)
     documents: Any = documents_of(tokens[:, :-1], 0, DOCUMENT)
     if kernel == "varlen":
         assert attention.VARLEN_OP is None or attention.VARLEN_OP in parallelize._ATTENTION
         monkeypatch.setattr(parallelize, "_ATTENTION", {torch.ops.tests.varlen.default})
+        monkeypatch.setattr(attention, "by_document", lambda q, _k, _v, ends, *_others: varlen(q, ends))
     else:
         module = "torch.nn.attention.flex_attention.flex_attention"
         monkeypatch.setattr(module, lambda q, _k, _v, **_others: varlen(q, documents))

@@ -110,23 +110,16 @@ def no_keys(checkpoint: Path) -> None:
     reseal(checkpoint, step=4, version=2)
 
 
+def another_position(checkpoint: Path) -> None:
+    path = checkpoint / "meta.json"
+    flip(path, path.read_text().index('"position": 32') + 12)
+
+
 DAMAGE: dict[str, tuple[Callable[[Path], None], str]] = {
-    "bit of the first rank": (lambda newest: flip(newest / FIRST, 9000), f"{FIRST} is damaged: its checksum"),
-    "bit of the second": (lambda newest: flip(newest / SECOND, 1000), f"{SECOND} is damaged: its checksum"),
-    "length": (lambda newest: os.truncate(newest / FIRST, 20_000), f"{FIRST} is damaged: its checksum"),
+    "bit": (lambda newest: flip(newest / FIRST, 9000), f"{FIRST} is damaged: its checksum"),
     "no tensors": (lambda newest: (newest / SECOND).unlink(), f"{SECOND}: No such file"),
     "no meta.json": (lambda newest: (newest / "meta.json").unlink(), "meta.json does not exist"),
-    "meta.json": (
-        lambda newest: flip(
-            newest / "meta.json", (newest / "meta.json").read_text().index('"position": 32') + 12
-        ),
-        "meta.json does not match its seal",
-    ),
-    "no seal": (lambda newest: write_json(newest / "meta.json", {"step": 4}), "does not match its seal"),
-    "no object": (
-        lambda newest: write_json(newest / "meta.json", []),
-        "meta.json: Expected `object`, got `array`",
-    ),
+    "digit": (another_position, "meta.json does not match its seal"),
     "no keys": (no_keys, "meta.json: Object missing required field `progress`"),
 }
 
@@ -220,18 +213,6 @@ def test_a_save_that_fails_is_tried_again_while_the_run_goes_on(
     assert max((run / "checkpoints").iterdir()).name == "step-00000005"
     assert not list((run / "checkpoints").glob(".*"))
     main(["verify", str(run)])
-
-
-def test_saves_that_keep_failing_stop_the_run(trial: Trial) -> None:
-    fail_once(trial, save, "write_pieces", errno.ENOSPC)
-    trial.patch.setattr(save, "PATIENCE", 0.0)
-    with pytest.raises(Stopped, match="checkpoint of step 4 could not be written: No space left") as caught:
-        trial.train()
-    assert "\n" not in f"{caught.value}"
-    folder = trial.run / "checkpoints"
-    assert [path.name for path in folder.iterdir()] == ["step-00000002"]
-    trial.train()
-    assert max(folder.iterdir()).name == "step-00000004"
 
 
 @pytest.mark.parametrize("passes", [True, False])

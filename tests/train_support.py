@@ -110,11 +110,8 @@ def mix_of(shards: Path, path: Path, *stages: tuple[int, ...], seq_len: int = 16
     """A mix of the sources en and it with these quotas."""
     manifest = load_manifest(shards)
     sources = mix_sources(manifest, "train", seq_len, manifest.sources, "fixed")
-    write_mix(
-        path,
-        Mix(manifest.fingerprint, "train", seq_len, seed, "fixed", sources, tuple(map(Stage, stages))),
-        {},
-    )
+    staged = tuple(map(Stage, stages))
+    write_mix(path, Mix(manifest.fingerprint, "train", seq_len, seed, "fixed", sources, staged), {})
     return str(path)
 
 
@@ -234,9 +231,8 @@ def leave_torch_alone(replace: Callable[[object, str, object], None] = setattr) 
 
     torch.set_num_threads(1)
     gc.freeze()
-    atexit.register(
-        gc.unfreeze
-    )  # what stays frozen to the end is a leak to DuckDB's bindings, which list all of it
+    # What stays frozen to the end is a leak to DuckDB's bindings, which list all of it.
+    atexit.register(gc.unfreeze)
     for name in ("freeze", "unfreeze"):
         replace(gc, name, lambda: None)
 

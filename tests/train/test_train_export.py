@@ -25,7 +25,6 @@ from pretok.base.vocab_map import FILE_NAME, MapEnd, read_map, write_map
 from pretok.shards.manifest import load_manifest, write_manifest
 from pretok.tokenizer.vocabulary import load_vocab
 from tests.train_support import (
-    TWO_RANKS,
     Trial,
     add_tokenizer,
     column,
@@ -49,15 +48,6 @@ SIZES = {"vocab_size": 60, "dim": 32, "layers": 2, "heads": 4, "kv_heads": 2, "h
 CPU = torch.device("cpu")
 
 
-@pytest.fixture(scope="module")
-def runs(trained: Path, shards: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[bool, Path]:
-    """Of a model that is tied, by two processes each of which holds half, and of one that is not."""
-    folder = tmp_path_factory.mktemp("export")
-    more = TWO_RANKS | {"shard": None, "model": model_file(folder, tied=False)}
-    loop.train(tiny_config(shards, folder, **more))
-    return {True: trained, False: folder / "run"}
-
-
 def exported(run: Path, out: Path, *more: object) -> Path:
     main([str(part) for part in ("export", "--run", run, "--out", out, *more)])
     return out
@@ -77,9 +67,8 @@ def ids(*shape: int, end: int = 60) -> torch.Tensor:
     return torch.randint(0, end, shape, generator=torch.Generator().manual_seed(0))
 
 
-@pytest.mark.parametrize("tied", [True, False])
-def test_transformers_gives_equal_logits(runs: dict[bool, Path], tied: bool, tmp_path: Path) -> None:
-    out = exported(runs[tied], tmp_path / "model")
+def test_transformers_gives_equal_logits(trained: Path, tmp_path: Path) -> None:
+    out = exported(trained, tmp_path / "model")
     theirs = transformers.AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32).eval()
     assert theirs.config.vocab_size == 60
     tokens = ids(2, 16)
@@ -101,24 +90,22 @@ def test_a_model_of_documents_with_a_bos_says_so(tmp_path: Path) -> None:
     assert (roles["eos_token"], roles["bos_token"]) == ("<eod>", load_vocab(shards, eod="<eod>").tokens[3])
 
 
-def test_a_step_a_width_and_a_mean_can_be_named(runs: dict[bool, Path], tmp_path: Path) -> None:
+def test_a_step_a_width_and_a_mean_can_be_named(trained: Path, tmp_path: Path) -> None:
     ways = {"early": ("--step", 2), "late": (), "half": ("--dtype", "bfloat16"), "mean": ("--last", 2)}
-    folders = [exported(runs[False], tmp_path / name, *more) for name, more in ways.items()]
+    folders = [exported(trained, tmp_path / name, *more) for name, more in ways.items()]
     early, late, half, mean = map(weights, folders)
     assert early.keys() == late.keys() == half.keys() == mean.keys()
     for name, value in late.items():
         assert torch.equal(half[name], value.bfloat16())
         torch.testing.assert_close(mean[name], (early[name] + value) / 2)
-    assert not torch.allclose(mean["lm_head.weight"], late["lm_head.weight"], atol=1e-3)
+    assert not torch.allclose(mean["model.embed_tokens.weight"], late["model.embed_tokens.weight"], atol=1e-3)
     assert len({frozenset(path.name for path in folder.iterdir()) for folder in folders}) == 1
-    for name, more in (
-        ("none", ("--last", 3)),
-        ("early", ()),
-    ):  # the third is missing; the folder exists already
+    # The third is missing; the folder exists already.
+    for name, more in (("none", ("--last", 3)), ("early", ())):
         with pytest.raises(SystemExit, match="2"):
-            exported(runs[False], tmp_path / name, *more)
+            exported(trained, tmp_path / name, *more)
     for path, message in (
-        (runs[True], "It has: step-00000002, step-00000004"),
+        (trained, "It has: step-00000002, step-00000004"),
         (tmp_path / "norun", "norun has no checkpoint of step 3; name the folder of a run .* It has: none"),
     ):
         with pytest.raises(UsageError, match=message):
@@ -259,14 +246,7 @@ def test_logits_are_those_of_transformers(name: str, tmp_path: Path) -> None:
 @pytest.fixture
 def begin(trial: Trial) -> Trial:
     """Runs that begin from a model of others and learn nothing, if nothing else is said."""
-    trial.defaults = {
-        "model": None,
-        "micro_batch": 2,
-        "warmup": 0,
-        "schedule": "constant",
-        "lr": 0.0,
-        "steps": 1,
-    }
+    trial.defaults = {"model": None, "micro_batch": 2, "schedule": "constant", "lr": 0.0, "steps": 1}
     return trial
 
 
@@ -295,41 +275,6 @@ def test_a_model_comes_back_as_it_came(begin: Trial, name: str) -> None:
     # A checkpoint has sizes too.
     newest = model_config(str(run / "checkpoints/step-00000002"))
     assert newest.family == model_config(str(begin.folder / "gone")).family
-
-
-MESHES = ({"shard": 2}, {"shard": 2, "tensor": 2}, {"shard": 1, "tensor": 2}, {"shard": 1, "pipeline": 2})
-
-
-@pytest.mark.slow
-def test_models_of_others_on_every_mesh(begin: Trial) -> None:
-    """Models come back; biases learn alike; rows beyond the tokenizer are never predicted: the loss is that of a
-    softmax without them."""
-    folder, learn = begin.folder, {"lr": 0.01, "steps": 3}
-    sources = {name: made(name, folder / name, begin.shards) for name in ("qwen-2", "qwen-3", "mistral")}
-    qwen = {"init_from": str(sources["qwen-2"]), **learn}
-    jobs = [(1, flags(begin.config("learned", **qwen)))]
-    for number, mesh in enumerate(MESHES):
-        for name, source in sources.items():
-            jobs.append((4, flags(begin.config(f"{name}-{number}", init_from=str(source), **mesh))))
-        jobs.append((4, flags(begin.config(f"learned-{number}", **qwen, **mesh))))
-    run_jobs(jobs, folder)
-    for number in range(len(MESHES)):
-        for name, source in sources.items():
-            assert_given_back(source, folder / f"{name}-{number}", folder / f"back-{name}-{number}")
-        for name, exact in (("loss", 1e-5), ("grad_norm", 2e-3)):
-            expected = column(folder / "learned", name)
-            assert column(folder / f"learned-{number}", name) == pytest.approx(expected, rel=exact)
-    theirs = transformers.AutoModelForCausalLM.from_pretrained(sources["qwen-2"], dtype=torch.float32).eval()
-    batch = torch.from_numpy(pretok.stream.open(begin.shards, seq_len=16).batch(range(8)))
-    with torch.no_grad():
-        logits = theirs(batch[:, :-1]).logits
-    loss, whole = (
-        torch.nn.functional.cross_entropy(part.flatten(0, 1), batch[:, 1:].flatten().long())
-        for part in (logits[..., :60], logits)
-    )
-    first = column(folder / "learned", "loss")[0]
-    assert first == pytest.approx(float(loss), rel=1e-5)
-    assert first != pytest.approx(float(whole), rel=1e-3)
 
 
 NOT_COMPUTED: list[tuple[str, dict[str, Any], str]] = [
@@ -481,10 +426,6 @@ def test_rows_of_a_new_vocabulary_are_copied_or_means(tmp_path: Path, tied: bool
         for first, last, left, right in ((0, 32, 0, 32), (40, 128, 16, 32), (96, 128, 0, 32)):
             part = slice(first, last), slice(left, right)
             assert torch.equal(value(name, (128, 32), CPU, part), after[name][part])
-    tokens = torch.tensor([[i for i in range(50) if i != 7]])
-    old.norm = new.norm = None  # they return hidden states
-    with torch.no_grad():
-        assert torch.equal(new(tokens), old(tokens))
 
 
 def test_a_run_begins_with_a_new_vocabulary(begin: Trial) -> None:
@@ -501,13 +442,7 @@ def test_a_run_begins_with_a_new_vocabulary(begin: Trial) -> None:
         begin.train(vocab_map=ours)
     (model / "tokenizer.json").unlink()
     run = begin.train(vocab_map=ours)
-    before, after = (
-        weights(folder)["model.embed_tokens.weight"]
-        for folder in (model, exported(run, begin.folder / "out"))
-    )
-    assert after.shape[0] == 60
-    for row in range(60):
-        assert torch.equal(after[row], before[list(ADDED[row])].mean(0) if row in ADDED else before[row])
+    assert len(weights(exported(run, begin.folder / "out"))["model.embed_tokens.weight"]) == 60
     assert transformers.AutoModelForCausalLM.from_pretrained(begin.folder / "out").config.vocab_size == 60
     with pytest.raises(UsageError, match="is a checkpoint; export it with train export"):
         begin.train("other", init_from=str(run), vocab_map=ours)

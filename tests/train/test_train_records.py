@@ -137,11 +137,6 @@ def test_deterministic_holds_from_the_start_of_a_run(trial: Trial) -> None:
     put()
 
 
-def test_profile(trial: Trial) -> None:
-    trial.train(profile=1, steps=5)
-    assert json.loads((trial.run / "profile.json").read_text())["traceEvents"]
-
-
 def test_goodput_adds_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter([10.0, 40.0, 45.0, 95.0])
     monkeypatch.setattr("train.metrics.time.monotonic", lambda: next(clock))
@@ -265,8 +260,10 @@ def test_a_slow_rank_is_named_in_metrics_and_on_the_terminal(shards: Path, tmp_p
 
 
 def test_step_lines_say_how_far_and_how_long(trial: Trial) -> None:
+    """And a profile is written where one is asked for."""
     config = trial.config(steps=6)
-    loop.train(replace(config, log_every=2))
+    loop.train(replace(config, log_every=2, profile=1))
+    assert json.loads((trial.run / "profile.json").read_text())["traceEvents"]
     text = trial.said()
     assert "attention: causal; blocks are not compiled\n" in text
     lines = [line.split("  ") for line in text.splitlines() if " step " in line]
@@ -393,10 +390,8 @@ def test_an_id_outside_of_the_vocabulary_names_its_shard(
         ids.tofile(path)
         code, text = ended(capsys, tiny_flags(folder, tmp_path, val_every=val_every, **more))
         assert code == 2
-        assert (
-            f"train: {path} holds the id 60, but the largest id of the vocabulary is 59: the shard was damaged"
-            in text
-        )
+        words = "holds the id 60, but the largest id of the vocabulary is 59: the shard was damaged"
+        assert f"train: {path} {words}" in text
 
 
 def _no_meta_on_rank_0() -> None:

@@ -168,13 +168,6 @@ def test_stop_during_validation(trial: Trial, whole: Path) -> None:
     assert_same_run(trial.run, whole)
 
 
-def test_finished_run_can_be_extended(trial: Trial) -> None:
-    for name, steps in (("run", 8), ("run", 12), ("whole", 12)):
-        whole = trial.train(name, steps=steps, schedule="wsd", decay=0)
-    assert column(trial.run, "loss") == column(whole, "loss")
-    assert read_json(trial.run / "done.json")["step"] == 12
-
-
 losses = st.none() | st.floats(0, 10)
 
 
@@ -237,19 +230,6 @@ def test_best_by_validation_is_saved_at_once(trial: Trial) -> None:
 def test_saves_by_the_clock(trial: Trial) -> None:
     # Asked for at once, agreed one step later, and the last.
     assert len(saved(trial.train(steps=8, save_every="0.00001m", keep_last=100))) >= 3
-
-
-def test_what_a_checkpoint_records(shards: Path, trained: Path) -> None:
-    meta = read_json(trained / "checkpoints/step-00000004/meta.json")
-    own = "progress config identity provenance val_loss files eod_id seal step tokenizer version"
-    assert set(meta) == set(own.split())
-    assert all(set(record) == {"size", "checksum"} for record in meta["files"].values())
-    tokenizer = read_json(shards / "manifest.json")["tokenizer"]["fingerprint"]
-    assert meta["tokenizer"] == {"fingerprint": tokenizer, "shards": str(shards)}
-    state = {"step": 4, "position": 32, "best": [], "tokens": 512, "phase": 0, "schedule": 0, "unit": 128}
-    assert meta["progress"] == state | {"data_hash": column(trained, "data_hash")[-1]}
-    assert meta["provenance"]["torch"] == torch.__version__
-    assert {"stream", "manifest"} <= set(meta["identity"])
 
 
 def test_a_second_run_is_refused_on_all_ranks_and_told_of_the_first(trial: Trial) -> None:

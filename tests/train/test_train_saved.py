@@ -14,7 +14,6 @@ import pytest
 from support import needs
 
 torch = needs("torch")
-from safetensors.torch import load_file
 
 from pretok.base.errors import IntegrityError, Stopped
 from pretok.base.storage import NewFile, checksum, read_json, write_json
@@ -47,14 +46,6 @@ def flip(path: Path, position: int) -> None:
     path.write_bytes(data)
 
 
-def no_header(checkpoint: Path) -> None:
-    flip(checkpoint / FIRST, 6)
-
-
-def no_index(checkpoint: Path) -> None:
-    (checkpoint / INDEX).write_text("[" * 9999)
-
-
 def another_box(checkpoint: Path) -> None:
     """As if a row more were to be had."""
     index = read_json(checkpoint / INDEX)
@@ -69,10 +60,18 @@ def no_box(checkpoint: Path) -> None:
     write_json(checkpoint / INDEX, index)
 
 
+CRAFTED: list[Callable[[Path], object]] = [
+    lambda newest: flip(newest / FIRST, 6),
+    lambda newest: (newest / INDEX).write_text("[" * 9999),
+    another_box,
+    no_box,
+]
+
+
 @pytest.mark.parametrize("load", ["resume", "init-from", "export"])
-@pytest.mark.parametrize("damage", [no_header, no_index, another_box, no_box])
+@pytest.mark.parametrize("damage", CRAFTED)
 def test_what_somebody_made_of_a_checkpoint_is_named(
-    trial: Trial, newest: Path, damage: Callable[[Path], None], load: str
+    trial: Trial, newest: Path, damage: Callable[[Path], object], load: str
 ) -> None:
     """With sizes, checksums and seal of its own. Nothing in safetensors and JSON can be run."""
     shutil.rmtree(newest.with_name("step-00000002"))
@@ -93,40 +92,21 @@ def test_what_somebody_made_of_a_checkpoint_is_named(
     assert f"{newest}" in f"{caught.value}{trial.said()}"
 
 
-def test_others_read_the_files(newest: Path) -> None:
-    """Each by itself is a file of safetensors; together they are the tensors. Those of the save before are others: the
-    copy on the host is used again."""
-    parts = [load_file(newest / name) for name in (FIRST, SECOND)]
-    earlier, moved = read_tensors(newest.with_name("step-00000002")), []
-    for name, value in read_tensors(newest).items():
-        found = [part[name].float() for part in parts if name in part]
-        assert torch.equal(torch.cat(found) if value.ndim else found[0], value)
-        moved.append(not torch.equal(value, earlier[name]))
-    assert sum(moved) > len(moved) / 2
-
-
 def no_keys(checkpoint: Path) -> None:
     write_json(checkpoint / "meta.json", {"seal": ""})
     reseal(checkpoint, step=4, version=2)
 
 
+def another_position(checkpoint: Path) -> None:
+    path = checkpoint / "meta.json"
+    flip(path, path.read_text().index('"position": 32') + 12)
+
+
 DAMAGE: dict[str, tuple[Callable[[Path], None], str]] = {
-    "bit of the first rank": (lambda newest: flip(newest / FIRST, 9000), f"{FIRST} is damaged: its checksum"),
-    "bit of the second": (lambda newest: flip(newest / SECOND, 1000), f"{SECOND} is damaged: its checksum"),
-    "length": (lambda newest: os.truncate(newest / FIRST, 20_000), f"{FIRST} is damaged: its checksum"),
+    "bit": (lambda newest: flip(newest / FIRST, 9000), f"{FIRST} is damaged: its checksum"),
     "no tensors": (lambda newest: (newest / SECOND).unlink(), f"{SECOND}: No such file"),
     "no meta.json": (lambda newest: (newest / "meta.json").unlink(), "meta.json does not exist"),
-    "meta.json": (
-        lambda newest: flip(
-            newest / "meta.json", (newest / "meta.json").read_text().index('"position": 32') + 12
-        ),
-        "meta.json does not match its seal",
-    ),
-    "no seal": (lambda newest: write_json(newest / "meta.json", {"step": 4}), "does not match its seal"),
-    "no object": (
-        lambda newest: write_json(newest / "meta.json", []),
-        "meta.json does not match its seal",
-    ),
+    "digit": (another_position, "meta.json does not match its seal"),
     "no keys": (no_keys, "meta.json: Object missing required field `progress`"),
 }
 
@@ -180,18 +160,6 @@ def test_a_list_of_files_that_is_none_is_refused(newest: Path, files: Any) -> No
         read_meta(newest)
 
 
-def fail_once(trial: Trial, where: object, name: str, error: int) -> None:
-    """The second call of a function or method raises an OSError."""
-    calls: list[int] = []
-
-    def fail(*_: Any) -> None:
-        calls.append(0)
-        if len(calls) == 2:
-            raise OSError(error, os.strerror(error))
-
-    trial.around(where, name, fail)
-
-
 @pytest.mark.parametrize(
     ("where", "name", "error"),
     [
@@ -204,12 +172,18 @@ def fail_once(trial: Trial, where: object, name: str, error: int) -> None:
 def test_a_save_that_fails_is_tried_again_while_the_run_goes_on(
     trial: Trial, where: object, name: str, error: int
 ) -> None:
-    begun: list[int] = []
+    """The second call since the first save began fails."""
+    begun, calls = list[int](), list[int]()
 
-    def begin(run: Any) -> None:
+    def fail(*_: Any) -> None:
+        calls.append(0)
+        if len(calls) == 2:
+            raise OSError(error, os.strerror(error))
+
+    def begin(*_: Any) -> None:
         if not begun:
-            fail_once(trial, where, name, error)
-        begun.append(run.progress.step)
+            trial.around(where, name, fail)
+        begun.append(0)
 
     trial.patch.setattr(save, "RETRY_SECONDS", 0.0)
     trial.around(loop, "_save", begin)
@@ -220,18 +194,6 @@ def test_a_save_that_fails_is_tried_again_while_the_run_goes_on(
     assert max((run / "checkpoints").iterdir()).name == "step-00000005"
     assert not list((run / "checkpoints").glob(".*"))
     main(["verify", str(run)])
-
-
-def test_saves_that_keep_failing_stop_the_run(trial: Trial) -> None:
-    fail_once(trial, save, "write_pieces", errno.ENOSPC)
-    trial.patch.setattr(save, "PATIENCE", 0.0)
-    with pytest.raises(Stopped, match="checkpoint of step 4 could not be written: No space left") as caught:
-        trial.train()
-    assert "\n" not in f"{caught.value}"
-    folder = trial.run / "checkpoints"
-    assert [path.name for path in folder.iterdir()] == ["step-00000002"]
-    trial.train()
-    assert max(folder.iterdir()).name == "step-00000004"
 
 
 @pytest.mark.parametrize("passes", [True, False])

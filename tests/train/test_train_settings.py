@@ -65,10 +65,8 @@ def test_flags_win_over_the_file(tmp_path: Path) -> None:
 IN_A_FILE = {
     "micro_bach = 3": r"run.toml: unknown setting 'micro_bach'; the nearest known is 'micro_batch'",
     "steps = 1.5": "steps is 1.5; it must be of type int",
-    "compile = 1": "compile is 1; it must be of type bool",
     "attention = 'local'": "attention is 'local'; it must be one of causal, document",
     "keep_last = 0": "keep_last is 0; it must be at least 1",
-    "save_every = 'soon'": "save_every is 'soon'",
     "save_every = '0m'": "save_every is '0m'",
     "checkpointing = 'most'": "checkpointing is 'most'",
     "checkpointing = 1.0": r"checkpointing is '1.0'; it must be .* or a share of blocks \(0.5\)",
@@ -78,21 +76,14 @@ IN_A_FILE = {
 }
 IN_A_TABLE: dict[str, tuple[dict[str, object], str]] = {
     "name": ({"micro_bach": 3}, r"\[train\]: unknown setting 'micro_bach'; the nearest known is"),
-    "no name": ({"learning_rate": 3e-4}, "unknown setting 'learning_rate'"),
-    "sign": ({"steps": "-5"}, "steps: '-5' is not a"),
-    "least": ({"warmup": -1}, "warmup is -1.0; it must be at least 0"),
     "nan": ({"lr": "nan"}, "lr is nan; it must be at least 0"),
     "whole": ({"tokens": "1.5"}, "tokens: '1.5' is not a whole number"),
-    "choice": ({"schedule": "linear"}, "schedule is 'linear'; it must be one of cosine, wsd, constant"),
-    "preset": ({"model": "7b"}, "--model 7b is not a preset"),
     "file": ({"model": "none.toml"}, "--model none.toml is not a preset"),
 }
 SIZES = {
     "dim = 'x'": r"model.toml: Expected `int`, got `str` - at `\$.dim`",
     "dim = 0\nlayers = 1\nheads = 1\nkv_heads = 1\nhidden = 1": "dim is 0; it",
     "dims = 1": "unknown field `dims`",
-    "dim =": "model.toml: Invalid value",
-    "qk_norm = 1": r"Expected `bool`, got `int` - at `\$.qk_norm`",
 }
 AS_FLAGS = {
     "--mirco-batch=3": "^unknown argument '--mirco-batch'; the nearest known is '--micro-batch'$",
@@ -125,10 +116,7 @@ IMPOSSIBLE: dict[str, dict[str, Any]] = {
     "10000 " + NEED.format(8, r"\d+"): {"steps": 10_000},
     "1 " + NEED.format(1024, "0 steps"): {"steps": None, "global_batch": 1024},
     "not both": {"steps": 5, "tokens": 5},
-    r"--tokens 1 are less than one step of 8 sequences of 16 tokens \(128 tokens\); give": {
-        "steps": None,
-        "tokens": 1,
-    },
+    r"--tokens 1 are less than one step of 8 sequences of 16 tokens \(128": {"steps": None, "tokens": 1},
     "--model 7b is not a preset": {"model": "7b"},
     "sequence": {"seq_len": 100_000},
     "--shards is missing": {"shards": ""},
@@ -321,6 +309,8 @@ def test_plan_counts_what_a_rank_holds() -> None:
         config = TrainConfig(**{"precision": "bf16", "pipeline": layout.pipeline, **more})
         return count_tensors(ITALIA, layout, micro, passes, seq_len, config)
 
+    assert 9.0e9 < ITALIA.parameters < 9.3e9
+    assert (ITALIA.vocab_size, ITALIA.padded_vocab, ITALIA.seq_len) == (50_000, 50_048, 4096)
     memory, divided = count(Layout(64, 4, 1)), count(Layout(64, 2, 2))
     assert memory.parameters == pytest.approx(4 * ITALIA.parameters / 4, rel=1e-3)
     assert memory.optimizer == 2 * memory.parameters
@@ -328,13 +318,9 @@ def test_plan_counts_what_a_rank_holds() -> None:
     assert divided.parameters == pytest.approx(memory.parameters, rel=1e-3)
     assert divided.activations < memory.activations
     shared = count(Layout(16, 16, 1, 1, 4), 4 * 4096)
-    again = (
-        ITALIA.layers * ITALIA.attention_dim * 2 * 4096
-    )  # the outputs of attention, which the exchange copies
+    # The exchange copies the outputs of attention.
+    again = ITALIA.layers * ITALIA.attention_dim * 2 * 4096
     assert shared.activations == memory.activations + again
-    kinds = ("none", "ops", "0.5", "full")
-    kept = [count(Layout(1, 4, 1), passes=1, checkpointing=kind).activations for kind in kinds]
-    assert kept == sorted(set(kept), reverse=True)
 
     # Of a pipeline the fullest stage, with no more micro-batches than there are stages.
     ranks = []
@@ -393,10 +379,7 @@ def test_plan_says_what_fits_and_what_it_costs(capsys: pytest.CaptureFixture[str
         (f"2 {device} --mfu 0.4", "step: n/a; steps: 286102; run: n/a; n/a\n"),
         ("2 --device A100", "the memory of the device is not known; give --memory"),
         (f"4 {device} --checkpointing full", "\nfits: 39.9 GiB counted"),
-        (
-            f"1 {device} --pipeline 4 --checkpointing ops",
-            "devices wait for other stages 15.8% of each step\n",
-        ),
+        (f"1 {device} --pipeline 4 --checkpointing ops", "devices wait for other stages 15.8% of each"),
     ):
         assert words in plan(more)
     found = json.loads(plan(f"2 {device} --mfu 0.4 --checkpointing full --json"))
@@ -466,11 +449,8 @@ def test_the_table_of_a_gpu_is_made_without_one(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_torchrun_runs_the_module(shards: Path, tmp_path: Path) -> None:
-    command = [
-        sys.executable,
-        *["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "train"],
-    ]
-    command += tiny_flags(shards, tmp_path, steps=2)
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "train"]
+    command = [sys.executable, *torchrun, *tiny_flags(shards, tmp_path, steps=2)]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
     assert done.returncode == 0, done.stderr
     assert "2 ranks: 1 replicas x 2 shards x 1 tensor parallel" in done.stdout

@@ -28,9 +28,8 @@ from tests.train_support import Trial, add_tokenizer, column, filled, model_file
 from train import loop, step
 from train import optimizer as optim
 from train.config import TrainConfig
-from train.data import documents_of
 from train.evaluate import validation_sources
-from train.model.loss import IGNORE, targets_of
+from train.model.loss import IGNORE
 from train.model.sizes import model_config
 from train.model.transformer import Decoder
 from train.optimizer import WINDOW, Guard, learning_rate
@@ -68,69 +67,63 @@ def test_schedules() -> None:
     assert rates(schedule="wsd", decay=0.0)[4:] == constant[4:] == [1.0] * 16
 
 
-class Judged:
-    """A guard that is asked step after step; `skips` are the numbers of the steps it would not take."""
+Judge = Callable[..., int]
 
-    def __init__(self, **settings: Any) -> None:
-        self.config = TrainConfig(**settings)
-        self.guard = Guard(torch.device("cpu"))
-        self.skips: list[int] = []
-        self.asked = 0
-        self._noise = torch.Generator().manual_seed(0)
 
-    def __call__(self, norm: float, loss: float = 2.0, times: int = 1, growth: float = 1.0) -> list[int]:
-        """Judge noisy steps around these values, each norm `growth` times the one before; which were skipped now."""
-        before = len(self.skips)
-        for _ in range(times):
-            noise = 1 + 0.05 * torch.randn(2, generator=self._noise)
-            if self.guard.judge(norm * noise[0], loss * noise[1], self.config).item():
-                self.skips.append(self.asked)
-            self.asked += 1
-            norm *= growth
-        return self.skips[before:]
+def judge_of(**settings: Any) -> tuple[Guard, Judge]:
+    """A guard, and what asks it about noisy steps around these values: how many of them it would skip."""
+    guard, config = Guard(torch.device("cpu")), TrainConfig(**settings)
+    generator = torch.Generator().manual_seed(0)
+
+    def judge(norm: float, loss: float = 2.0, times: int = 1, growth: float = 1.0) -> int:
+        """growth: of the norm from step to step."""
+        skips = 0
+        for number in range(times):
+            noise = 1 + 0.05 * torch.randn(2, generator=generator)
+            skips += bool(guard.judge(norm * growth**number * noise[0], loss * noise[1], config))
+        return skips
+
+    return guard, judge
 
 
 def test_guard_skips_what_is_not_finite_or_far_out() -> None:
-    judge = Judged(clip=0.1)
-    assert judge(float("nan")) == [0]
-    assert judge(1.0, float("inf")) == [1]
-    assert judge(50.0) == []  # not yet enough to compare with
-    assert judge(1.0, times=2 * WINDOW) == []
-    now = judge.asked
-    assert judge(30.0) == [now]  # a spike of the norm
-    assert judge(1.0, 9.0) == [now + 1]  # and one of the loss
-    assert judge(float("inf")) == [now + 2]
-    assert (judge.guard.skipped.item(), judge.guard.in_a_row.item()) == (5, 3)
-    assert judge(1.0) == []
-    assert judge.guard.in_a_row.item() == 0
-    assert torch.isfinite(judge.guard.norms).all()
+    guard, judge = judge_of(clip=0.1)
+    assert judge(float("nan")) == judge(1.0, float("inf")) == 1
+    assert judge(50.0) == 0  # not yet enough to compare with
+    assert judge(1.0, times=2 * WINDOW) == 0
+    # A spike of the norm, one of the loss, and what is not finite.
+    assert judge(30.0) == judge(1.0, 9.0) == judge(float("inf")) == 1
+    assert (guard.skipped.item(), guard.in_a_row.item()) == (5, 3)
+    assert judge(1.0) == 0
+    assert guard.in_a_row.item() == 0
+    assert torch.isfinite(guard.norms).all()
     for _ in range(10):  # again and again, and they do not hide each other
-        assert judge(20.0)
-        assert not judge(1.0, times=WINDOW)
-    off = Judged(skip_sigma=0.0)
-    assert off(1.0, times=2 * WINDOW) == off(99.0) == []
+        assert judge(20.0) == 1
+        assert judge(1.0, times=WINDOW) == 0
+    _, off = judge_of(skip_sigma=0.0)
+    assert off(1.0, times=2 * WINDOW) == off(99.0) == 0
 
 
 @pytest.mark.parametrize("rise", [1.3, 1.5, 3.0, 100.0])
 def test_a_lasting_rise_is_skipped_a_few_times_and_then_usual(rise: float) -> None:
     for values in ((rise, 2.0), (1.0, 2.0 * rise)):
-        judge = Judged(clip=0.1)
+        guard, judge = judge_of(clip=0.1)
         judge(1.0, times=2 * WINDOW)
-        assert len(judge(*values, times=5 * WINDOW)) <= 6 < optim.MAX_SKIPS
-        assert judge.guard.in_a_row.item() == 0
+        assert judge(*values, times=5 * WINDOW) <= 6 < optim.MAX_SKIPS
+        assert guard.in_a_row.item() == 0
 
 
 def test_slow_growth_and_what_is_clipped_little_are_no_outliers() -> None:
-    assert Judged(clip=0.1)(1.0, times=1000, growth=1.01) == []  # to 20,000 times what it was
-    judge = Judged(clip=1.0)
+    assert judge_of(clip=0.1)[1](1.0, times=1000, growth=1.01) == 0  # to 20,000 times what it was
+    _, judge = judge_of(clip=1.0)
     judge(0.01, times=2 * WINDOW)
-    assert judge(0.9) == []  # 90 times the usual, and below what clipping lets pass
-    assert len(judge(1.5)) == 1
-    judge = Judged()
+    assert judge(0.9) == 0  # 90 times the usual, and below what clipping lets pass
+    assert judge(1.5) == 1
+    guard, judge = judge_of()
     judge(0.5, 2.0, times=2 * WINDOW)
-    judge.guard.losses.fill_(2.0)
+    guard.losses.fill_(2.0)
     for loss, skipped in ((2.09, False), (2.2, True)):
-        assert bool(judge.guard.judge(torch.tensor(0.5), torch.tensor(loss), judge.config)) is skipped
+        assert bool(guard.judge(torch.tensor(0.5), torch.tensor(loss), TrainConfig())) is skipped
 
 
 def test_hyper_parameters_are_those_of_the_settings_after_a_resume(trial: Trial) -> None:
@@ -146,27 +139,6 @@ def test_hyper_parameters_are_those_of_the_settings_after_a_resume(trial: Trial)
     trial.train(steps=4, **changed)
     assert seen[0] == [((0.9, 0.95), 1e-8, 0.0), ((0.9, 0.95), 1e-8, 0.1)]
     assert seen[3] == [((0.5, 0.6), 1e-3, 0.0), ((0.5, 0.6), 1e-3, 5.0)]
-
-
-State = list[torch.Tensor]
-
-
-@pytest.fixture
-def states(trial: Trial) -> list[State]:
-    """Parameters and moments as they are after each step."""
-    after: list[State] = []
-
-    def keep(_: Any, optimizer: Any, parameters: Any, *rest: Any) -> None:
-        moments = [value for state in optimizer.state.values() for value in state.values()]
-        after.append([getattr(t, "to_local", lambda t=t: t)().clone() for t in [*parameters, *moments]])
-
-    trial.around(step, "update", None, keep)
-    return after
-
-
-def changed(states: list[State]) -> list[bool]:
-    """Whether each step but the first changed anything."""
-    return [not all(map(torch.equal, *pair)) for pair in pairwise(states)]
 
 
 def spoil(trial: Trial, steps: range, spoiled: Callable[[Any], None]) -> None:
@@ -185,25 +157,20 @@ def lose_a_number(parameters: Any) -> None:
     parameters[3].grad.to_local().view(-1)[0] = float("nan")
 
 
-def test_nan_gradient_is_skipped_and_counted(trial: Trial, states: list[State]) -> None:
-    spoil(trial, range(3, 5), lose_a_number)
-    run = trial.train()
-    assert changed(states) == [True, False, False, True, True, True, True]
-    assert column(run, "skipped") == [0, 0, 1, 2, 2, 2, 2, 2]
-    assert [norm is None for norm in column(run, "grad_norm")] == [False, False, True, True] + [False] * 4
-    assert all(torch.isfinite(tensor).all() for tensor in states[-1])
-    assert None not in column(run, "loss")
+def test_a_step_without_learned_tokens_changes_nothing(trial: Trial, conversations: Path) -> None:
+    """Neither parameters nor moments."""
+    trial.shards, states = conversations, []
 
+    def keep(_: Any, optimizer: Any, parameters: Any, *rest: Any) -> None:
+        moments = [value for state in optimizer.state.values() for value in state.values()]
+        states.append([getattr(t, "to_local", lambda t=t: t)().clone() for t in [*parameters, *moments]])
 
-def test_a_step_without_learned_tokens_changes_nothing(
-    trial: Trial, conversations: Path, states: list[State]
-) -> None:
-    trial.shards = conversations
+    trial.around(step, "update", None, keep)
     run = trial.train(mix=trial.mix((0, 16), (8, 0), (0, 8)), steps=4)
     assert [bool(learned) for learned in column(run, "learned")] == [True, True, False, True]
     assert [loss is None for loss in column(run, "loss")] == [False, False, True, False]
     assert column(run, "skipped") == [0, 0, 1, 1]
-    assert changed(states) == [True, False, True]
+    assert [all(map(torch.equal, *pair)) for pair in pairwise(states)] == [False, True, False]
 
 
 def blow_up(parameters: Any) -> None:
@@ -256,14 +223,6 @@ def test_no_host_synchronisation_inside_a_step(trial: Trial) -> None:
     assert any("aten::_fused_adamw_" in names for names in found)
     # The CPU's kernel of the optimizer reads its scalars on the CPU; a GPU's reads them where they are.
     assert not [names for names in found if names & waiting and "aten::_fused_adamw_" not in names]
-
-
-def test_an_end_after_an_end_is_no_target_and_belongs_to_the_document_before() -> None:
-    tokens = torch.tensor([[5, 0, 0, 0, 7, 0, 8], [0, 0, 3, 0, 4, 0, 0]])
-    expected = [[0, IGNORE, IGNORE, 7, 0, 8], [IGNORE, 3, 0, 4, 0, IGNORE]]
-    assert targets_of(tokens, 0).tolist() == expected
-    documents = documents_of(tokens, 0, TrainConfig(attention="document"))
-    assert documents.tolist() == [[0, 4, 6, 7, 9, 11, 14, 14, 14]]
 
 
 def answers(before: int, token: int) -> bool:
@@ -353,9 +312,8 @@ def test_parameters_are_gathered_as_the_plan_counts(
     count = lambda group: None if group.is_unsharded else gathered.append(1)  # noqa: E731
     trial.around(kind_of_group, "_to_unsharded", count)
     sizes = trial.folder / "sizes.toml"
-    sizes.write_text(
-        Path(model_file(trial.folder, tied=tied)).read_text().replace("layers = 2", "layers = 4")
-    )
+    text = Path(model_file(trial.folder, tied=tied)).read_text()
+    sizes.write_text(text.replace("layers = 2", "layers = 4"))
     more = {"model": str(sizes), "steps": 2, "micro_batch": 2, "precision": "fp32", "save_every": "never"}
     config = trial.config(reshard=reshard, **more)
     loop.train(config)

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch._higher_order_ops import flex_attention, inductor_compiled_code
 
 # Private, but torch's own: its checkpoints and `fully_shard` know this wrapper and remove its prefix from parameter
-# names, and a wrapped block compiles as a whole. tests/train/test_train_model.py fails if that changes. The prefix
+# names, and a wrapped block compiles as a whole. tests/train/test_train_meshes.py fails if that changes. The prefix
 # of another wrapper would be written into checkpoints.
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.device_mesh import DeviceMesh

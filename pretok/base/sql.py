@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from pretok.base.errors import IntegrityError
 from pretok.base.memory import free_memory
 from pretok.base.storage import FULL, PASSING
 
@@ -59,8 +60,8 @@ def database(folder: Path, workers: int, most: int, memory: int = 1 << 62) -> It
 
 @contextmanager
 def errors() -> Iterator[None]:
-    """Turn an error of DuckDB into the OSError that caused it, of which only the words are left, or into
-    KeyboardInterrupt."""
+    """Turn an error of DuckDB about a file, of which only the words are left, into an OSError or IntegrityError, and an
+    interrupt into KeyboardInterrupt."""
     import duckdb
 
     try:
@@ -69,7 +70,7 @@ def errors() -> Iterator[None]:
         for number in PASSING | FULL:
             if os.strerror(number) in str(error):
                 raise OSError(number, str(error)) from None
-        raise
+        raise IntegrityError(told(error)) from None  # it names the file
     except RuntimeError as error:
         # A signal handler raised an exception: DuckDB ends the query, but drops the exception.
         if "Query interrupted" in str(error):

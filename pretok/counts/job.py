@@ -188,7 +188,10 @@ def _finished(folder: Path, config: CountConfig) -> CorpusCounts | None:
 
 
 def count_config(recipe: Recipe, engine: Engine, console: Console) -> CountConfig:
-    """All that decides the counts: the settings, and every input with its size and identity."""
+    """All that decides the counts: the settings, and every input with its size and identity.
+
+    Raises PartitionsFailed if an input cannot be read, since counts without it would not be those of this config.
+    """
     listed = {}
     with engine.stop.raising():
         for name, source in recipe.sources.items():
@@ -197,6 +200,11 @@ def count_config(recipe: Recipe, engine: Engine, console: Console) -> CountConfi
                 console.notice(text)
     for text in shared_inputs(listed):
         console.notice(text)
+    every = (file for files in listed.values() for file in files)
+    if missing := [f"{file.path}: {file.identity}" for file in every if file.format == "unreadable"]:
+        raise PartitionsFailed(
+            "\n  ".join(["nothing was counted, as these inputs cannot be read:", *missing])
+        )
     return CountConfig(
         pattern=recipe.vocab.pattern,
         unicode=UNICODE_FILE.read_text(encoding="ascii").splitlines()[0],

@@ -21,7 +21,7 @@ from pretok.counts.weigh import multipliers
 from pretok.forecast.windows import windows
 from pretok.kernels.pretokenize import PATTERNS
 from pretok.read.batches import buffers
-from pretok.read.files import CorruptInputError
+from pretok.read.files import CorruptInputError, PartitionsFailed
 from pretok.read.probe import Probe
 from pretok.read.readers import read_piece
 from pretok.tokenizer.vocabulary import TOKENIZER_FILE, Vocabulary, load_vocab, write_vocab
@@ -31,7 +31,7 @@ from pretok.vocab.bpe import buffer_of, train_merges
 def counting_vocabulary(recipe: Recipe, probed: Mapping[str, list[Probe]]) -> tuple[Vocabulary, bool]:
     """Return (the vocabulary to count with, whether it only stands in for the recipe's).
 
-    Raises UsageError for `weights` of unknown sources, or of one without text.
+    Raises UsageError for `weights` of unknown sources, or of one without text; PartitionsFailed if none has text.
     """
     asked, path = recipe.vocab, recipe.vocab_dir
     if asked.path is not None or (path / TOKENIZER_FILE).exists():
@@ -44,6 +44,8 @@ def counting_vocabulary(recipe: Recipe, probed: Mapping[str, list[Probe]]) -> tu
     }
     stored = {name: Fraction(sum(probe.file.size for probe in probed[name])) for name in parts}
     sampled = {name: int(words.lengths @ words.counts) for name, words in parts.items()}
+    if not any(sampled.values()):
+        raise PartitionsFailed("no input gave any text: there is nothing to estimate from")
     there = {name: size if sampled[name] else Fraction(0) for name, size in stored.items()}
     factors = multipliers(asked.weights or there, sampled)
     words = concatenate(list(parts.values()))

@@ -191,6 +191,7 @@ def guessing(ease: float) -> Iterator[None]:
 @example(
     [([4, 0], 9), ([1, 2, 0], 5), ([1, 2], 1)], [b"c", b"a", b"b", b"x", b"ab"], 5, False, [False] * 5, 1.0
 )
+@example([([0, 1, 3], 5)], [b"a", b"b", b"ab", b"aab", b"ba"], 3, True, [False] * 5, 1.0)
 @example([([4, 2, 1, 0, 0, 4, 2, 1], 1)], [b"ab", b"b", b"ba", b"aab", b"a"], 3, False, [False] * 5, math.inf)
 def test_sequences_of_tokens(
     sequences: Sequences, tokens: list[bytes], max_new: int, extends: bool, apart: list[bool], ease: float

@@ -173,25 +173,22 @@ def test_transformers_opens_it_with_what_stood_beside(folder: Path, tmp_path: Pa
 
 def spoiled(spoil: str, data: dict[str, Any]) -> None:
     """Change a tokenizer so that it cannot be extended."""
-    model, level = data["model"], data["pre_tokenizer"]
-    if spoil == "unigram":
-        data["model"] = {"type": "Unigram", "vocab": []}
-    elif spoil == "byte fallback":
-        data["pre_tokenizer"], model["byte_fallback"] = None, True
-    elif spoil == "appended":
+    model = data["model"]
+    if spoil == "appended":
         model["vocab"]["perche"] = data["added_tokens"][0]["id"]
         data["added_tokens"], model["ignore_merges"] = [], False
     elif spoil == "one word":
         data["added_tokens"][-1]["content"] = "EOS"
+    elif spoil == "unigram":
+        data["model"] = {"type": "Unigram", "vocab": []}
     elif spoil == "pattern":
-        level["pretokenizers"][0]["pattern"]["Regex"] = r"\w+"
+        data["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"] = r"\w+"
 
 
 @pytest.mark.parametrize(
     ("spoil", "settings", "message"),
     [
         ("unigram", {}, "not a byte-level BPE tokenizer but Unigram"),
-        ("byte fallback", {}, "is not byte-level"),
         ("pattern", {}, "by a pattern that pretok does not know"),
         ("one word", {}, "'EOS' is one word"),
         ("appended", {"eod": "perche"}, "no merge makes 1 of its entries, such as 'perche'"),

@@ -60,7 +60,9 @@ def test_every_file_is_in_the_manifest(sealed: Path, here: Engine) -> None:
     ]
     assert sorted([*listed, sealed / FILE_NAME]) == sorted(p for p in sealed.rglob("*") if p.is_file())
     assert len(manifest.side_files) == 5
-    read = [json.loads(entry) for entry in manifest.entries]  # what the root over all is of, as canonical JSON
+    read = [
+        json.loads(entry) for entry in manifest.entries
+    ]  # what the root over all is of, as canonical JSON
     texts = [json.dumps(e, sort_keys=True, separators=(",", ":"), ensure_ascii=False) for e in read]
     assert [text.encode() for text in texts] == [*manifest.entries]
     assert verify(sealed, here, None) == []

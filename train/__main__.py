@@ -1,8 +1,8 @@
 """The command line: `train --shards DIR ...`, `train plan`, `tune`, `generate`, `export`, `verify`.
 
 Input: a command line. Output: an exit code: 0 done; 1 internal error; 2 wrong settings or input; 75 stopped early, on
-request or because files could not be read or written for now, so the same command resumes. Under torchrun every rank
-runs this module. torchrun itself exits with 1 when its ranks exit with 75, so chains of jobs check RUN/done.json.
+request or because a file system failed for a while: the same command resumes. Under torchrun every rank runs this
+module. torchrun itself exits with 1 when its ranks exit with 75, so chains of jobs check RUN/done.json.
 """
 
 from __future__ import annotations
@@ -63,14 +63,14 @@ def _export(arguments: Sequence[str]) -> None:
     from train.checkpoint.export import export
     from train.checkpoint.meta import find_checkpoints
 
-    found = find_checkpoints(space.run, space.step)
-    if not 1 <= space.last <= len(found):
+    checkpoints = find_checkpoints(space.run, space.step)
+    if not 1 <= space.last <= len(checkpoints):
         raise UsageError(
-            f"--last {space.last}: {space.run} has {len(found)} checkpoints to choose from; keep more with --keep-last "
-            "or --milestone, and leave out --step"
+            f"--last {space.last}: {space.run} has {len(checkpoints)} checkpoints to choose from; keep more with "
+            "--keep-last or --milestone, and leave out --step"
         )
     dtype = getattr(torch, space.dtype) if space.dtype else None
-    export(found[-space.last :], space.tokenizer, space.out, dtype)
+    export(checkpoints[-space.last :], space.tokenizer, space.out, dtype)
     print(space.out)
 
 
@@ -110,10 +110,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         else:
             _train(arguments)
     except KeyboardInterrupt:
-        told = (
+        message = (
             "interrupted before it could save; earlier checkpoints are kept, run the same command to resume"
         )
-        print(f"train: {told}", file=sys.stderr)
+        print(f"train: {message}", file=sys.stderr)
         code = Stopped.exit_code
     except Exception as error:
         known = error if isinstance(error, PretokError) else explain(error)
@@ -124,7 +124,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if isinstance(known, HungSave):
             sys.stdout.flush()
             os._exit(code)  # sys.exit would wait for the thread that hangs
-    # Only here, outside the `except` block, is the exception gone, and with it the loader processes that it held.
+    # Exit outside of the `except` block: only then are the exception and the loader processes in its frames freed.
     if code:
         sys.exit(code)
 

@@ -65,11 +65,11 @@ class TrainConfig:
         None, "mix.json, or its URL (default: read each source once)", example='"mix.json"'
     )
     cache: str | None = _option(
-        None, "folder on a local disk for what is read from URLs", example='"/local/nvme"'
+        None, "folder on a local disk that caches data from URLs", example='"/local/nvme"'
     )
     cache_bytes: int | None = _option(
         None,
-        "bytes of tokens that --cache keeps, for example 2T (default: all)",
+        "maximum bytes of tokens in --cache, for example 2T (default: no limit)",
         least=1 << 20,
         example='"2T"',
     )
@@ -172,10 +172,7 @@ class TrainConfig:
         None, "compile each block with torch.compile (default: on a GPU)", example="true"
     )
     timeout: int = _option(
-        900,
-        "abort if a save or a collective hangs for this many seconds",
-        least=1,
-        rare=True,
+        900, "abort if a save or a collective hangs for this many seconds", least=1, rare=True
     )
 
     workers: int = _option(2, "loader processes per rank", least=0, rare=True, group="loading and validation")
@@ -251,9 +248,9 @@ class TrainConfig:
         Each phase changes the settings of the one before. Raises UsageError if the result is invalid or the phases are
         out of order.
         """
-        found = [(0, replace(self, phases=()), False)]
+        phases = [(0, replace(self, phases=()), False)]
         for phase in self.phases:
-            last, settings, _ = found[-1]
+            last, settings, _ = phases[-1]
             changes = dict(phase)
             if (at := changes.pop("at")) <= last:
                 raise UsageError(
@@ -261,8 +258,8 @@ class TrainConfig:
                 )
             if "mix" in changes:
                 changes.setdefault("seq_len", None)  # a mix brings its own seq_len
-            found.append((at, replace(settings, **changes), bool(changes.keys() & set(SCHEDULE))))
-        return found
+            phases.append((at, replace(settings, **changes), bool(changes.keys() & set(SCHEDULE))))
+        return phases
 
 
 def whole_number(text: str) -> int:
@@ -388,15 +385,15 @@ def _phases(tables: Any, where: str) -> tuple[dict[str, Any], ...]:
             raise UsageError(f"{where}: phases is not JSON: {error}") from None
     if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
         raise UsageError(f"{where}: phases is not a list of tables; write each as [[phases]]")
-    found = []
+    phases = []
     for number, table in enumerate(tables, 1):
         place = f"{where}: phase {number}"
         values = {name.replace("-", "_"): value for name, value in table.items()}
         if "at" not in values:
             raise UsageError(f'{place} has no start; give it in tokens, for example at = "1T"')
         at = _convert("at", values.pop("at"), int)
-        found.append({"at": at} | _settings(values, IN_PHASES, place))
-    return tuple(found)
+        phases.append({"at": at} | _settings(values, IN_PHASES, place))
+    return tuple(phases)
 
 
 def check_table(table: dict[str, Any]) -> None:

@@ -41,9 +41,11 @@ class MicroBatch(NamedTuple):
     learned: Tensor | None = None
 
 
-def _begin_worker(sampler: PositionSampler, here: Sequence[int], workers: int, worker: int) -> None:
-    """Ignore the signals that stop a job: they reach loader processes too, which must live until the trainer stops. Let
-    an object store fetch ahead what this worker will be asked for."""
+def _prepare_worker(sampler: PositionSampler, here: Sequence[int], workers: int, worker: int) -> None:
+    """Prepare a loader process: ignore the signals that stop a job, and let an object store fetch ahead.
+
+    The signals reach loader processes too, which must live until the trainer stops.
+    """
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     info: Any = get_worker_info()
@@ -96,15 +98,14 @@ class Feed:
             world_size=batch.ranks,
             position=position,
         )
-        options: dict[str, Any] = {"prefetch_factor": PREFETCH} if config.workers else {}
         loader: Any = DataLoader  # its annotations do not allow a dataset that reads whole batches
         self._loader: Any = loader(
             Fetch(view, digests=True),
             batch_sampler=sampler,
             collate_fn=as_read,
             num_workers=config.workers,
-            worker_init_fn=partial(_begin_worker, sampler, here, config.workers),
-            **options,
+            prefetch_factor=PREFETCH if config.workers else None,
+            worker_init_fn=partial(_prepare_worker, sampler, here, config.workers),
         )
         self._here = None if config.workers else partial(read_ahead, view, sampler, here)
 

@@ -67,9 +67,9 @@ def validation_sources(config: TrainConfig, mix: Mix) -> dict[str, ValidationSou
         for source in mix.sources
         if source.learn and source.held_in in manifest.sources
     }
-    found, sizes = {}, None
-    for name, held in manifest.sources.items():
-        if (counts := held.val).tokens > seq_len:
+    sources, sizes = {}, None
+    for name, source in manifest.sources.items():
+        if (val := source.val).tokens > seq_len:
             view = pretok.stream.open(
                 config.shards,
                 seq_len=seq_len,
@@ -81,13 +81,13 @@ def validation_sources(config: TrainConfig, mix: Mix) -> dict[str, ValidationSou
             )
             if view.masked and sizes is None:
                 sizes = _token_sizes(now)
-            found[name] = ValidationSource(view, counts.bytes / counts.tokens, sizes if view.masked else None)
-    if not found:
+            sources[name] = ValidationSource(view, val.bytes / val.tokens, sizes if view.masked else None)
+    if not sources:
         raise UsageError(
             f"{config.shards} has no validation sequence of {seq_len} tokens: "
             "tokenize with --val-fraction, or leave out --val-every and --keep-best"
         )
-    return found
+    return sources
 
 
 def _token_sizes(manifest: Manifest) -> torch.Tensor:
@@ -133,9 +133,9 @@ def evaluate(
             dist.all_reduce(total)
             nats, tokens, text_bytes = total.tolist()
             sums[name] = [nats, tokens, tokens * source.bytes_per_token if sizes is None else text_bytes]
-    finally:
+    finally:  # passes without a backward pass leave parameters gathered
         reshard(trainee.model)
-    sums = {name: found for name, found in sums.items() if found[1] and found[2]}
+    sums = {name: values for name, values in sums.items() if values[1] and values[2]}
     if not sums:
         raise UsageError(
             "no token in the first --val-sequences of any source contributes to the loss: raise --val-sequences, or "
@@ -146,14 +146,15 @@ def evaluate(
         "val_loss": nats / tokens,
         "val_bits_per_byte": bits_per_byte(nats, text_bytes),
         "sources": {name: nats / tokens for name, (nats, tokens, _) in sums.items()},
-        "bits_per_byte": {name: bits_per_byte(nats, of) for name, (nats, _, of) in sums.items()},
+        "bits_per_byte": {name: bits_per_byte(nats, size) for name, (nats, _, size) in sums.items()},
     }
 
 
 def _batches(trainee: Trainee, view: View) -> Iterator[MicroBatch]:
-    """Yield this rank's share of the first positions of a split; every rank gets the same number of batches.
+    """Yield this rank's share of the first positions of a split.
 
-    If the sequences do not divide evenly, the first ones are repeated, without loss.
+    Every rank gets the same number of batches, because each pass gathers parameters from all ranks. If the sequences do
+    not divide evenly, the first ones are repeated, without loss.
     """
     sequences = min(len(view), trainee.config.val_sequences)
     micro_batch, ranks = trainee.batch.micro_batch, trainee.batch.ranks

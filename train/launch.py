@@ -21,13 +21,13 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
 def rank_processes() -> list[int]:
     """Return the process ids of this launcher's ranks: its children that torchrun gave a LOCAL_RANK."""
-    found = []
+    processes = []
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):  # processes may end meanwhile, and those of other users are not readable
             parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
             if parent == os.getpid() and b"\0LOCAL_RANK=" in b"\0" + (folder / "environ").read_bytes():
-                found.append(int(folder.name))
-    return found
+                processes.append(int(folder.name))
+    return processes
 
 
 def _forward(number: int, _: FrameType | None) -> None:

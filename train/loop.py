@@ -57,11 +57,11 @@ def train(config: TrainConfig) -> None:
         ):
             if dist.get_rank() == 0:
                 report.event("start", argv=sys.argv, settings=config.as_dict(), **provenance())
-            run = Run(config, device, stop, out, report, lost)
+            run = Run(config, device, stop, report, lost)
             try:
                 _loop(run)
             except Exception:
-                if not lost.is_set():
+                if not lost.is_set():  # else the folder, and the save in progress, belong to another run
                     run.checkpoints.settle()
                 raise
             finally:
@@ -97,9 +97,7 @@ def _loop(run: Run) -> None:
                     _between_steps(run)
     _save(run)
     with run.goodput.spent("saving"):
-        while (
-            not run.checkpoints.wait()
-        ):  # the last save failed: try again until it succeeds or PATIENCE ends
+        while not run.checkpoints.wait():  # the last save failed: retry until one succeeds or PATIENCE ends
             _save(run)
         run.checkpoints.close()
     run.report(_goodput(run))
@@ -113,14 +111,8 @@ def _one_step(run: Run, batches: Iterator[MicroBatch]) -> None:
     progress, segment = run.progress, run.segment
     step = progress.step + 1
     waited, began = run.feed.waited, time.perf_counter()
-    queued = train_step(
-        run.trainee,
-        batches,
-        step,
-        segment.rate(progress.step),
-        stop=run.stop.reason is not None,
-        save=run.checkpoints.asked(),
-    )
+    rate, stop, save = segment.rate(progress.step), run.stop.reason is not None, run.checkpoints.asked()
+    queued = train_step(run.trainee, batches, step, rate, stop=stop, save=save)
     queued.waited = run.feed.waited - waited
     run.stragglers.queued(step, time.perf_counter() - began - queued.waited)
     previous, run.pending = run.pending, queued
@@ -133,7 +125,10 @@ def _one_step(run: Run, batches: Iterator[MicroBatch]) -> None:
 
 
 def _between_steps(run: Run) -> None:
-    """Do what is due after the step that was just queued; all ranks decide alike."""
+    """Collect garbage, validate and save if it is time, after the step that was just queued.
+
+    All ranks decide alike: from the step, the settings, and what they agreed on in an earlier step's all-reduce.
+    """
     config, step = run.config, run.progress.step
     if step % GC_EVERY == 0:
         gc.collect(1)
@@ -164,6 +159,7 @@ def _record(run: Run, done: Readback) -> None:
     _check_folder(run)
     seconds, run.last_end = done.end.seconds_since(run.last_end), done.end
     run.progress = replace(run.progress, data_hash=data_hash(run.progress.data_hash, int(numbers.checksum)))
+    # All ranks read the same sums of this step here, one step later, so they stop and save after the same step.
     if numbers.stop and not run.stop_agreed:
         run.stop_agreed = True
         run.report(
@@ -215,7 +211,10 @@ def _why(run: Run) -> str:
 
 
 def _check_folder(run: Run) -> None:
-    """Raise MismatchError if another run owns the folder now: this one hung, or its lock was deleted."""
+    """Raise MismatchError if another run owns the folder now: this one hung, or its lock was deleted.
+
+    Only rank 0 has the lock. The other ranks read its error in the store (`train.parallel.group`).
+    """
     if run.lost.is_set():
         raise MismatchError(
             f"the lock of {run.config.out} was deleted or taken by another run, which now owns the folder; this run "
@@ -226,7 +225,7 @@ def _check_folder(run: Run) -> None:
 def _validate(run: Run) -> None:
     with _beside(run, "validation"):
         result = evaluate(run.trainee, run.validation, lambda: run.stop.reason is not None)
-    if result is None:
+    if result is None:  # on all ranks, which agreed after the same batch
         run.stop_agreed = True
         return
     progress, run.val_loss = run.progress, result["val_loss"]
@@ -245,6 +244,7 @@ def _save(run: Run) -> None:
         if not run.checkpoints.wanted(progress.step):
             return
         _check_folder(run)
+        # The norm is a collective with the same result everywhere: if one rank has a bad value, all of them raise.
         if not math.isfinite(global_norm(run.trainee.parameters, run.trainee.mesh).item()):
             raise PretokError(f"parameters are not finite after step {progress.step}; nothing was saved")
         meta = Meta(

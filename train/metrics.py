@@ -74,9 +74,9 @@ class Lines:
         keep: Callable[[Any], bool] = lambda _record: True,
         full: Callable[[str], None] | None = None,
     ) -> None:
-        found = read_lines(path)
-        self.kept = [record for record in found if keep(record)]
-        self.dropped = [record for record in found if not keep(record)]
+        records = read_lines(path)
+        self.kept = [record for record in records if keep(record)]
+        self.dropped = [record for record in records if not keep(record)]
         self._path, self._end, self._full = path, 0, full
         if path.exists():  # rewritten even if all records stay: a kill may have cut the last line short
             with atomic_open(path) as file:
@@ -110,24 +110,17 @@ class RunLog:
     """
 
     def __init__(
-        self,
-        out: Path,
-        config: TrainConfig,
-        report: Reporter,
-        rank: int,
-        step: int,
-        steps: int,
-        manifest: str,
+        self, config: TrainConfig, report: Reporter, rank: int, step: int, steps: int, manifest: str
     ) -> None:
-        self.lost: tuple[
-            float, ...
-        ] = ()  # seconds of each step of the previous attempt that must be repeated
+        # Seconds of each step of the previous attempt that must be repeated.
+        self.lost: tuple[float, ...] = ()
         self._config, self._report, self._steps = config, report, steps
         self._files: dict[str, Lines] = {}
         self._wandb: Any = None
         if rank:
             return
-        if config.wandb is not None:  # first, as it may fail: nothing is written yet
+        out = Path(config.out)
+        if config.wandb is not None:  # before anything is written, because it may fail
             self._wandb = _open_wandb(out, config, manifest)
         for name in ("metrics", "validation"):
             self._files[name] = Lines(out / f"{name}.jsonl", lambda record: record["step"] <= step, report)

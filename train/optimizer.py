@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -99,9 +98,9 @@ def _is_split(tensor: DTensor, dimension: str) -> bool:
 def global_norm(tensors: Sequence[Tensor], mesh: DeviceMesh) -> Tensor:
     """Return the Euclidean norm over the pieces of all ranks, a float32 scalar on the tensors' device.
 
-    Of a tensor that all tensor parallel ranks hold, only the first one counts its copy. One collective over all ranks
-    gives the same bits on each of them, so all decide alike: if one rank skipped a step and another did not, their
-    models would differ from then on.
+    If all tensor parallel ranks have a copy of a tensor, only the first of them counts it. One collective over all
+    ranks gives the same bits on each of them, so all decide alike: if one rank skipped a step and another did not,
+    their models would differ from then on.
     """
     whole = mesh.get_local_rank("tensor") == 0
     counted = [one for one in tensors if whole or (isinstance(one, DTensor) and _is_split(one, "tensor"))]
@@ -112,7 +111,6 @@ def global_norm(tensors: Sequence[Tensor], mesh: DeviceMesh) -> Tensor:
     return (total / mesh.get_group("replicate").size()).sqrt()
 
 
-@dataclass
 class Guard:
     """The last WINDOW gradient norms and losses, and the counters of skipped steps, on the device.
 
@@ -122,17 +120,9 @@ class Guard:
     it counts as normal. OLMo-core's SkipStepOptimizer uses the same rule.
     """
 
-    norms: Tensor
-    losses: Tensor
-    seen: Tensor
-    skipped: Tensor
-    in_a_row: Tensor
-
-    @classmethod
-    def fresh(cls, device: torch.device) -> Guard:
-        """Return a guard that has seen no step."""
-        windows = (torch.zeros(WINDOW, device=device) for _ in range(2))
-        return cls(*windows, *(torch.zeros((), device=device) for _ in range(3)))
+    def __init__(self, device: torch.device) -> None:
+        self.norms, self.losses = (torch.zeros(WINDOW, device=device) for _ in range(2))
+        self.seen, self.skipped, self.in_a_row = (torch.zeros((), device=device) for _ in range(3))
 
     def state(self) -> dict[str, Tensor]:
         """Return the tensors by name, to be saved, and loaded in place."""

@@ -31,7 +31,7 @@ from train.optimizer import learning_rate
 from train.parallel.layout import Batch, solve_batch
 
 MAY_CHANGE = {"model.seq_len", "model.rope_theta", "global_batch", "stream", "manifest", "mix"}
-"""Fields of an Identity that a phase may change. `_parted` decides about the data."""
+"""Fields of an Identity that a phase may change. `_equal_positions` decides about the data."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,20 +60,19 @@ class Phase:
 
     def identity(self) -> Identity:
         """Return the phase as a checkpoint records it."""
-        view, seed = self.view, self.config.seed
+        view, batch, seed = self.view, self.batch.global_batch, self.config.seed
         mix = mix_json(view.mix)
-        batch = self.batch.global_batch
         return Identity(self.model, batch, seed, view.fingerprint, view.manifest_fingerprint, mix)
 
 
-def place_of(named: str, meant: Callable[[Path], Path] = Path) -> str:
-    """Return a path, or a URL as it is, that is valid from any folder."""
-    return named if is_url(named) else str(meant(Path(named)).absolute())
+def place_of(name: str, resolve: Callable[[Path], Path] = Path) -> str:
+    """Return a path as an absolute one, after `resolve`; a URL as it is."""
+    return name if is_url(name) else str(resolve(Path(name)).absolute())
 
 
 def open_phases(config: TrainConfig, data_ranks: int) -> tuple[Phase, ...]:
     """Open the data of all phases and solve their sizes. Raises UsageError or MismatchError for an invalid phase."""
-    found: list[Phase] = []
+    phases: list[Phase] = []
     for at, settings, own_schedule in config.in_phases():
         where = f"phase at {at} tokens: " if at else ""
         try:
@@ -81,14 +80,14 @@ def open_phases(config: TrainConfig, data_ranks: int) -> tuple[Phase, ...]:
             phase = _open(at, settings, batch, own_schedule)
         except (UsageError, MismatchError) as error:
             raise type(error)(f"{where}{error}") from None
-        if found and (different := _fixed(found[0].identity(), phase.identity())):
+        if phases and (different := _fixed(phases[0].identity(), phase.identity())):
             raise MismatchError(f"{where}a phase cannot change {'; '.join(different)}")
-        if found and found[0].tokenizer().fingerprint != phase.tokenizer().fingerprint:
+        if phases and phases[0].tokenizer().fingerprint != phase.tokenizer().fingerprint:
             raise MismatchError(
                 f"{where}{settings.shards} has another tokenizer than the shards of the first phase"
             )
-        found.append(phase)
-    return tuple(found)
+        phases.append(phase)
+    return tuple(phases)
 
 
 def _sizes(config: TrainConfig) -> str:
@@ -184,9 +183,9 @@ def plan_segments(phases: Sequence[Phase], state: RunState, saved: Identity | No
     """
     number, began = _phase_of(phases, state, saved)
     step, tokens = state.step, state.tokens
-    position = (
-        0 if began and saved and _parted(phases[number].view, saved) < state.position else state.position
-    )
+    position = state.position
+    if began and saved and _equal_positions(phases[number].view, saved) < position:
+        position = 0  # another stream, which is read from its start
     schedule, unit = state.schedule, state.unit or phases[number].step_tokens
     if began and phases[number].own_schedule:
         schedule, unit = tokens, phases[number].step_tokens
@@ -267,29 +266,32 @@ def _last_step(phase: Phase, next_at: int | None, step: int, tokens: int, positi
     return last
 
 
-def _parted(view: View, saved: Identity) -> int:
-    """Return how many first positions a view shares with the stream of a checkpoint, documents removed since apart."""
+def _equal_positions(view: View, saved: Identity) -> int:
+    """Return the length of the common beginning of a view and a checkpoint's stream.
+
+    Documents that were removed since then do not count as a difference.
+    """
     if view.fingerprint == saved.stream:
         return view.mix.length
     return same_until(parse_mix(saved.mix, Path(META)), view.mix, view.but_for_removals)
 
 
-def differences(theirs: dict[str, Any], ours: dict[str, Any], of: str = "") -> dict[str, tuple[Any, Any]]:
-    """Return name -> (theirs, ours) for every value that differs, down to the single sizes of a model."""
-    found: dict[str, tuple[Any, Any]] = {}
+def differences(theirs: dict[str, Any], ours: dict[str, Any], prefix: str = "") -> dict[str, tuple[Any, Any]]:
+    """Return name -> (theirs, ours) for every value that differs; values of inner tables have names like model.dim."""
+    different: dict[str, tuple[Any, Any]] = {}
     for key, value in ours.items():
         other = theirs.get(key)
         if isinstance(value, dict) and isinstance(other, dict) and key != "mix":
-            found |= differences(other, value, f"{of}{key}.")
+            different |= differences(other, value, f"{prefix}{key}.")
         elif other != value:
-            found[f"{of}{key}"] = (other, value)
-    return found
+            different[f"{prefix}{key}"] = (other, value)
+    return different
 
 
 def _fixed(theirs: Identity, ours: Identity, changes: Collection[str] = MAY_CHANGE) -> list[str]:
     """Describe the differences that are not allowed."""
-    found = differences(to_json(theirs), to_json(ours))
-    return [f"{name} was {was}, is {now}" for name, (was, now) in found.items() if name not in changes]
+    different = differences(to_json(theirs), to_json(ours))
+    return [f"{name} was {was}, is {now}" for name, (was, now) in different.items() if name not in changes]
 
 
 def check_resume(phases: Sequence[Phase], meta: Meta, out: str) -> None:
@@ -299,10 +301,10 @@ def check_resume(phases: Sequence[Phase], meta: Meta, out: str) -> None:
     """
     number, began = _phase_of(phases, meta.progress, meta.identity)
     phase, state, saved = phases[number], meta.progress, meta.identity
-    common = _parted(phase.view, saved)
-    parted = not began and common < state.position
+    common = _equal_positions(phase.view, saved)
+    diverged = not began and common < state.position
     different = _fixed(
-        saved, phase.identity(), MAY_CHANGE - ({"model.seq_len", "stream"} if parted else set())
+        saved, phase.identity(), MAY_CHANGE - ({"model.seq_len", "stream"} if diverged else set())
     )
     tokenizer = phase.tokenizer().fingerprint
     if meta.tokenizer.fingerprint != tokenizer:
@@ -310,7 +312,7 @@ def check_resume(phases: Sequence[Phase], meta: Meta, out: str) -> None:
             f"{phase.config.shards} was made with another vocabulary than {meta.tokenizer.shards}, which the run read: "
             f"the same ids stand for other tokens (fingerprint {tokenizer}, was {meta.tokenizer.fingerprint})"
         )
-    if parted:
+    if diverged:
         different.append(
             f"the data differs from sequence {common} on, and {state.position} are already read; to change the data "
             f"add a phase: [[phases]] with at = {state.tokens} and {' or '.join(IN_PHASES[:3])}"

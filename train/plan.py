@@ -133,20 +133,18 @@ def _count_rank(
     numbers = split_layers(model, layout.pipeline)[rank]
     blocks = len(numbers)
 
-    def shard_size(shapes: list[tuple[int, int]]) -> int:
-        return sum(-(-rows // layout.shard) * columns for rows, columns in shapes)
+    def values(shapes: list[tuple[int, int]], ranks: int = 1) -> int:
+        """Return the values that one of the ranks holds if they divide the rows."""
+        return sum(-(-rows // ranks) * columns for rows, columns in shapes)
 
-    def whole_size(shapes: list[tuple[int, int]]) -> int:
-        return sum(rows * columns for rows, columns in shapes)
-
-    own = blocks * shard_size(block) + shard_size(root)
-    whole = blocks * whole_size(block) + whole_size(root)
+    own = blocks * values(block, layout.shard) + values(root, layout.shard)
+    whole = blocks * values(block) + values(root)
     # Gathered at a time: with resharding the current block, the next one and the output matrix; without it everything.
     frees = config.reshard and not piped
     ends = root[1:] if frees and not model.tied else root
-    gathered = width * (whole_size(ends) + (2 if frees else blocks) * whole_size(block))
+    gathered = width * (values(ends) + (2 if frees else blocks) * values(block))
     # Gradients of one block in the precision of the passes, and the float32 input of their reduce-scatter.
-    gathered += (width + 4) * whole_size(block)
+    gathered += (width + 4) * values(block)
     passes = min(accumulation, layout.pipeline - rank) if piped else 1
     activations = int(tokens * _activations(model, config, layout, numbers, passes, width))
     if piped:  # torch keeps receive buffers of every micro-batch for both neighbours of a stage
@@ -238,7 +236,7 @@ def render(plan: dict[str, Any]) -> str:
     layout, count, peak = plan["layout"], plan["count"], plan["peak_flops"]
     need, size = sum(count.values()), plan["device_gigabytes"]
     if size is None:
-        verdict = "fits: unknown, as the memory of the device is not known; give --memory in GB"
+        verdict = "fits: unknown, because the memory of the device is not known; give --memory in GB"
     else:
         limit = f"{HEADROOM * size * 1e9 / GIB:.1f} GiB are {HEADROOM:.0%} of {size:g} GB"
         figures = (
@@ -249,7 +247,7 @@ def render(plan: dict[str, Any]) -> str:
         [
             f"{plan['parameters']:,} parameters; {layout['replicate']} replicas x {layout['shard']} shards x "
             f"{layout['tensor']} tensor parallel x {layout['pipeline']} pipeline"
-            + (f", {layout['context']} shards share each sequence" if layout["context"] > 1 else ""),
+            + (f", {layout['context']} ranks share each sequence" if layout["context"] > 1 else ""),
             f"global batch {Batch(**plan['batch'])}",
             f"bubble: devices wait for other stages {plan['bubble']:.1%} of each step",
             f"\n{'GiB on one device':<20}",
@@ -278,12 +276,7 @@ def main(arguments: Sequence[str]) -> None:
     parser = command_parser("train plan", description, EXAMPLES)
     add_flags(parser)
     for name, kind, default, text in (
-        (
-            "vocab-size",
-            whole_number,
-            None,
-            "size of the vocabulary (default: that of the model file, or 50,000)",
-        ),
+        ("vocab-size", whole_number, None, "size of the vocabulary (default: the model file's, or 50,000)"),
         ("nodes", whole_number, 1, "number of nodes (default: 1)"),
         ("devices-per-node", whole_number, 1, "GPUs per node (default: 1)"),
         ("device", str, "", "name of the device, or a part of it, for its peak: H100, A100, MI250X, ..."),

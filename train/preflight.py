@@ -20,9 +20,8 @@ from torch.utils.benchmark import Timer
 TIMEOUT = timedelta(seconds=120)
 GPU_NUMBERS, CPU_NUMBERS = 1 << 24, 1 << 18  # size of the all-reduce: 64 MiB and 1 MiB of float32
 REPEATS = 3
-SHARED = (
-    "all-reduce"  # `pretok.cluster.node_check` knows by this name that any node may be the cause of a failure
-)
+SHARED = "all-reduce"
+"""Name of the check in which any node may cause a failure; `pretok.cluster.node_check` knows it by this name."""
 
 
 def matrix_product(device: torch.device) -> float:
@@ -59,9 +58,9 @@ def _attempt(
     bad.
     """
     try:
-        found = measure()
-        number = found if compared else None
-        return {"name": name, "value": f"{found / unit:.3g} {label}", "problem": "", "number": number}
+        value = measure()
+        number = value if compared else None
+        return {"name": name, "value": f"{value / unit:.3g} {label}", "problem": "", "number": number}
     except Exception as error:  # whatever the error is, the report must name this node
         text = f"{type(error).__name__}: {error}".splitlines()[0]
         return {"name": name, "value": "-", "problem": f"rank {os.environ['RANK']}: {text}", "number": None}

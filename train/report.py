@@ -14,6 +14,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 
@@ -32,25 +33,18 @@ def clock() -> str:
     return time.strftime("%H:%M:%S")
 
 
-def _exit_code(error: BaseException | None) -> int | None:
-    """Return the exit code of the command; None if the caller decides, as for a possible lack of memory."""
-    if error is None:
-        return 0
-    known = error if isinstance(error, PretokError) else explain(error)
-    return known.exit_code if known else None
-
-
 class Reporter:
     """Prints lines on rank 0, and as a context manager reports `doing()` after every minute of silence.
 
-    out: folder of the run. Its logs/ get the lines of rank 0, and from any rank why the run ended.
+    out: folder of the run. Its logs/ contain the lines of rank 0 and, from every rank that failed, the error.
     """
 
     def __init__(self, rank: int, out: Path) -> None:
         self.doing: Callable[[], str] = lambda: "starting"
         self._rank = rank
         name = f"train-rank{rank}" if rank else "train"
-        self._log = JobLog(out / LOGS, name, {"command": "train", "rank": rank}, self._complain)
+        complain = partial(print, "train:", file=sys.stderr)
+        self._log = JobLog(out / LOGS, name, {"command": "train", "rank": rank}, complain)
         self._last = time.monotonic()
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)
@@ -77,13 +71,15 @@ class Reporter:
         self._ended.set()
         if self._rank == 0:
             self._thread.join()
-        if error is not None and not (self._rank and isinstance(error, Stopped)):  # all ranks stop together
-            told = str(error) or type(error).__name__
-            self.event("error", message=told, traceback="".join(traceback.format_exception(error)))
-        self._log.end(_exit_code(error))
-
-    def _complain(self, text: str) -> None:
-        print(f"train: {text}", file=sys.stderr)
+        if error is None:
+            self._log.end(0)
+            return
+        if not (self._rank and isinstance(error, Stopped)):  # all ranks stop together: one entry is enough
+            message = str(error) or type(error).__name__
+            self.event("error", message=message, traceback="".join(traceback.format_exception(error)))
+        known = error if isinstance(error, PretokError) else explain(error)
+        # None: the caller decides, because the error may be a lack of memory, which `explain` finds with the settings.
+        self._log.end(known.exit_code if known else None)
 
     def _watch(self) -> None:
         began = time.monotonic()
@@ -127,9 +123,9 @@ def _out_of_memory(error: BaseException, config: TrainConfig) -> PretokError | N
     if not isinstance(error, MemoryError) and not any(sign in text for sign in signs):
         return None
     micro = "not given" if config.micro_batch is None else str(config.micro_batch)
-    found = text.strip().splitlines()
+    lines = text.strip().splitlines()
     return UsageError(
         f"out of memory on rank {os.environ.get('RANK', '0')} of {os.uname().nodename}: lower --micro-batch (now "
         f"{micro}), which splits a step into more passes, or recompute activations with --checkpointing ops or full "
-        f"(now {config.checkpointing}); `train plan` computes what fits ({found[0] if found else 'MemoryError'})"
+        f"(now {config.checkpointing}); `train plan` computes what fits ({lines[0] if lines else 'MemoryError'})"
     )

@@ -75,9 +75,11 @@ def build_trainee(
     model: Decoder | Pipeline = part
     if config.pipeline > 1:
         model = Pipeline(part, mesh["pipeline"], pass_dtype(config, device))
-    # A resumed run loads the weights of its checkpoint; the --init-from folder may be gone by now.
-    resumed = complete_checkpoints(Path(config.out) / "checkpoints")
-    source = None if resumed else config.start
+    # A resumed run loads the weights of its checkpoint; the --init-from folder may be gone by now. Rank 0 decides:
+    # another node may still see an older state of the shared folders, and would wait in other collectives.
+    sources = [None if complete_checkpoints(Path(config.out) / "checkpoints") else config.start]
+    dist.broadcast_object_list(sources)
+    source = sources[0]
     if source is not None and (source / CONFIG).exists():
         map_path = Path(config.vocab_map) if config.vocab_map else None
         ours = phase.tokenizer()
@@ -123,7 +125,7 @@ def describe(config: TrainConfig, layout: Layout, segments: Sequence[Segment], d
             f" x {layout.pipeline} pipeline (bubble {bubble(layout.pipeline, first.batch.accumulation):.1%})"
         )
     if layout.context > 1:
-        split += f", {layout.context} shards share each sequence"
+        split += f", {layout.context} ranks share each sequence"
     last, blocks = segments[-1].last_step, compiles(config, model, able=device.can_compile)
     lines = [
         f"model {config.sizes}: {model.parameters:,} parameters, sequences of {first.view.seq_len} tokens, "

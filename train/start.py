@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import threading
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,29 +38,24 @@ class Run:
     """The state of a training run, ready for its next step.
 
     segment: segment of the next step. progress: the finished work. pending: the queued step whose numbers the host has
-    not read yet. last_end: the end of the step before it. val_loss: validation loss after the current step, None if it
-    was not evaluated.
+    not read yet. last_end: the end of the step before it. stop_agreed: whether all ranks end after the current step.
+    val_loss: validation loss after the current step, None if it was not evaluated. lost: set on rank 0 if another run
+    takes the folder.
     """
 
     def __init__(
-        self,
-        config: TrainConfig,
-        device: Device,
-        stop: StopFlag,
-        out: Path,
-        report: Reporter,
-        lost: threading.Event,
+        self, config: TrainConfig, device: Device, stop: StopFlag, report: Reporter, lost: threading.Event
     ) -> None:
-        rank = dist.get_rank()
+        # The order matters. Settings and data are checked before the model takes memory. All ranks build the model and
+        # load the checkpoint together. RunLog, which drops lines of steps after the checkpoint, comes only after that,
+        # so a start that fails loses no line.
+        out, rank = Path(config.out), dist.get_rank()
         phases, layout = make_plan(config, dist.get_world_size())
         self.config, self.device, self.stop, self.report, self.lost = config, device, stop, report, lost
         self.trainee = build_trainee(config, phases[0], layout, device, report)
         self.checkpoints = Checkpoints(out / "checkpoints", config, device.is_gpu, report)
-        meta = self.checkpoints.load_newest(
-            self.trainee.state(),
-            self.trainee.mesh,
-            lambda found: check_resume(phases, found, config.out),
-        )
+        check = partial(check_resume, phases, out=config.out)
+        meta = self.checkpoints.load_newest(self.trainee.state(), self.trainee.mesh, check)
         saved = RunState() if meta is None else meta.progress
         self.progress = saved
         self.segments = plan_segments(phases, saved, None if meta is None else meta.identity)
@@ -67,9 +63,9 @@ class Run:
         report(describe(config, layout, self.segments, device))
         if meta is not None:
             report(f"resumed from step {saved.step}")
-            _tell_changes(report, segment, "hand", _changed_by_hand(meta, config, segment))
+            _report_changes(report, segment, "hand", _changed_by_hand(meta, config, segment))
         manifest = segment.phase.view.manifest_fingerprint
-        self.log = RunLog(out, config, report, rank, saved.step, self.steps, manifest)
+        self.log = RunLog(config, report, rank, saved.step, self.steps, manifest)
         self.goodput = Goodput(STARTED, None if rank else out / "goodput.jsonl", self.log.lost, report)
         self.stragglers = Stragglers(device.device, config.timeout)
         self.feed, self.validation = _open_feed(segment, self.trainee), _open_validation(segment)
@@ -105,7 +101,7 @@ def enter_segment(run: Run, segment: Segment, before: Phase | None) -> None:
     enter_phase(run.trainee, phase, before)
     if before is not None:
         changes = differences(before.config.as_dict(), phase.config.as_dict())
-        _tell_changes(run.report, segment, "phase", changes)
+        _report_changes(run.report, segment, "phase", changes)
     if segment is not run.segment:
         waited = run.feed.waited
         run.segment, run.feed = segment, _open_feed(segment, run.trainee)
@@ -120,10 +116,10 @@ def _open_feed(segment: Segment, trainee: Trainee) -> Feed:
     phase, end = segment.phase, segment.position_after(segment.last_step)
     rank = data_rank(trainee.mesh, trainee.context.ranks)
     here: list[int] = []
-    if is_url(phase.config.shards):
-        found: list[tuple[str, int]] = [("", 0)] * dist.get_world_size()
-        dist.all_gather_object(found, (os.uname().nodename, rank))
-        here = sorted({one for host, one in found if host == os.uname().nodename})
+    if is_url(phase.config.shards):  # the ranks of a host share a cache: each fetches ahead for all of them
+        ranks: list[tuple[str, int]] = [("", 0)] * dist.get_world_size()
+        dist.all_gather_object(ranks, (os.uname().nodename, rank))
+        here = sorted({number for host, number in ranks if host == os.uname().nodename})
     return Feed(phase.view, phase.batch, rank, segment.position, end, phase.config, trainee.device, here)
 
 
@@ -134,21 +130,21 @@ def _open_validation(segment: Segment) -> dict[str, ValidationSource]:
 
 def _changed_by_hand(meta: Meta, config: TrainConfig, segment: Segment) -> dict[str, tuple[Any, Any]]:
     """Return the settings that differ from those of the checkpoint, name -> (old, new)."""
-    found = differences(meta.config, config.as_dict())
+    changes = differences(meta.config, config.as_dict())
     sizes = differences(to_json(meta.identity.model), to_json(segment.phase.model))
-    if "rope_theta" not in found and meta.progress.phase == segment.phase.at and "rope_theta" in sizes:
-        found["rope_theta"] = sizes["rope_theta"]  # changed in the file that --model names
-    return found
+    if "rope_theta" not in changes and meta.progress.phase == segment.phase.at and "rope_theta" in sizes:
+        changes["rope_theta"] = sizes["rope_theta"]  # changed in the file that --model names
+    return changes
 
 
-def _tell_changes(report: Reporter, segment: Segment, by: str, changes: dict[str, tuple[Any, Any]]) -> None:
+def _report_changes(report: Reporter, segment: Segment, by: str, changes: dict[str, tuple[Any, Any]]) -> None:
     """Report changed settings on the terminal and in RUN/logs."""
-    told = ", ".join(f"{name} was {was}, is {now}" for name, (was, now) in changes.items())
+    text = ", ".join(f"{name} was {was}, is {now}" for name, (was, now) in changes.items())
     if by == "phase":
         where = f"reads its stream from sequence {segment.position}"
-        report(f"phase at {segment.phase.at:,} tokens: {told or 'no setting changes'}; {where}")
-    elif told:
-        report(f"settings: {told}")
-    if dist.get_rank() == 0 and (told or by == "phase"):
+        report(f"phase at {segment.phase.at:,} tokens: {text or 'no setting changes'}; {where}")
+    elif text:
+        report(f"settings: {text}")
+    if dist.get_rank() == 0 and (text or by == "phase"):
         place = {"step": segment.step, "tokens": segment.tokens, "position": segment.position}
         report.event("changes", by=by, changes=changes, **place)

@@ -35,9 +35,9 @@ from train.parallel.pipeline import Pipeline
 
 @dataclass
 class Trainee:
-    """The model with its optimizer and guard, and what a step needs besides.
+    """The model, its optimizer and guard, and everything else that a step needs.
 
-    At first the optimizer has no moments and the guard has seen no step. parameters: the sharded ones.
+    The moments of a new optimizer are zero, and a new guard has seen no step. parameters: the sharded ones.
     """
 
     model: Decoder | Pipeline
@@ -55,7 +55,7 @@ class Trainee:
     def __post_init__(self) -> None:
         self.parameters = list(self.model.parameters())
         self.optimizer = build_optimizer(self.model, self.config)
-        self.guard = Guard.fresh(self.device)
+        self.guard = Guard(self.device)
 
     def part(self, tokens: Tensor, learned: Tensor | None) -> tuple[Tensor, Tensor]:
         """Return this rank's part of the inputs and targets of (n, L + 1) tokens, each (n, L / context), on the device.
@@ -128,13 +128,7 @@ class Readback:
 
 
 def train_step(
-    trainee: Trainee,
-    batches: Iterator[MicroBatch],
-    step: int,
-    rate: float,
-    *,
-    stop: bool,
-    save: bool,
+    trainee: Trainee, batches: Iterator[MicroBatch], step: int, rate: float, *, stop: bool, save: bool
 ) -> Readback:
     """Read, compute and apply step `step` (counted from 1). The host does not wait for the device."""
     batch = trainee.batch
@@ -143,26 +137,21 @@ def train_step(
     host = torch.tensor([float(checksums), float(stop), float(save)], dtype=torch.float64)
     if trainee.device.type == "cuda":
         host = host.pin_memory()
-    # (loss sum, learned tokens, checksum, stop, save), summed over all ranks in one collective.
+    # (loss sum, learned tokens, checksum, stop, save), summed over all ranks in one collective. `loss` and `learned`
+    # are views of it.
     numbers = torch.cat([sums, host.to(trainee.device, non_blocking=True)])
     dist.all_reduce(numbers)
-    learned = numbers[1]
-    numbers[0] /= learned
+    loss, learned = numbers[0], numbers[1]
+    loss /= learned
+    scale = rank_tokens * dist.get_world_size() / learned.clamp(min=1)
     norm = update(
-        trainee.optimizer,
-        trainee.parameters,
-        trainee.mesh,
-        trainee.guard,
-        trainee.config,
-        rate,
-        numbers[0],
-        rank_tokens * dist.get_world_size() / learned.clamp(min=1),
+        trainee.optimizer, trainee.parameters, trainee.mesh, trainee.guard, trainee.config, rate, loss, scale
     )
-    # Tensor, pipeline and context ranks read the same sequences: what was summed over them was counted `same` times.
-    # Context ranks each count their own tokens, so the learned tokens were repeated only by the others.
+    # Tensor, pipeline and context ranks read the same sequences, so a sum over all ranks counts each sequence `same`
+    # times. A context rank counts only its own tokens, so learned tokens are counted less often than that.
     same = dist.get_world_size() // batch.ranks
-    numbers[1] /= same // trainee.context.ranks
-    numbers[2] /= same
+    learned /= same // trainee.context.ranks
+    numbers[2] /= same  # the checksum
     shared = torch.stack([norm, trainee.guard.skipped, trainee.guard.in_a_row])
     return Readback(step, torch.cat([numbers, shared.to(numbers, non_blocking=True)]))
 

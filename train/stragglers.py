@@ -43,15 +43,15 @@ def slowest(table: Sequence[Sequence[float]], hosts: Sequence[str], step_seconds
     `median` of all ranks, and `behind`, the fraction of a step that it costs all ranks. A device that is a tenth slower
     makes the whole step a tenth longer; data and host cost the seconds they take.
     """
-    found = []
+    costs = []
     for column, kind in enumerate(KINDS):
         values = [row[column] for row in table]
         rank, median = max(range(len(values)), key=values.__getitem__), statistics.median(values)
         whole = median if kind == "device" else step_seconds
         behind = (values[rank] - median) / whole if whole else 0.0
-        of = {"rank": rank, "host": hosts[rank], "kind": kind, "seconds": values[rank], "median": median}
-        found.append(of | {"behind": behind})
-    return max(found, key=lambda one: one["behind"])
+        cost = {"rank": rank, "host": hosts[rank], "kind": kind, "seconds": values[rank], "median": median}
+        costs.append(cost | {"behind": behind})
+    return max(costs, key=lambda cost: cost["behind"])
 
 
 class Stragglers:
@@ -76,7 +76,7 @@ class Stragglers:
             self._probe = begin, Mark(self._device)
 
     def done(self, step: int, seconds: float, waited: float) -> dict[str, Any] | None:
-        """Note that step `step` is done and took `seconds`; after a check return who was slowest, else None.
+        """Note that step `step` is done and took `seconds`. Every EVERY steps return the slowest rank, else None.
 
         waited: seconds that this rank's host has waited for data so far.
         """
@@ -88,7 +88,7 @@ class Stragglers:
         self._since = step, waited, self._busy
         host = (self._busy - busy_then) / steps if self._device.type == "cuda" else 0.0
         mine = os.uname().nodename, ((waited - waited_then) / steps, host, end.seconds_since(begin))
-        found: list[Any] = [None] * self._ranks
-        dist.all_gather_object(found, mine, group=self._group)
-        hosts, table = zip(*found, strict=True)
+        rows: list[Any] = [None] * self._ranks
+        dist.all_gather_object(rows, mine, group=self._group)
+        hosts, table = zip(*rows, strict=True)
         return slowest(table, hosts, seconds)

@@ -31,7 +31,7 @@ TRIED: dict[str, list[Any]] = {
     "checkpointing": ["none", "ops", "full"],
     "compile": [False, True],
 }
-"""Values to try of settings that --try does not name."""
+"""Values to try for settings that --try does not name."""
 WARM_UP = 3
 """First steps of a trial, which do not count: they include compilation, autotuning and the growth of the allocator."""
 
@@ -41,21 +41,21 @@ def lists_of(texts: Sequence[str]) -> dict[str, list[Any]]:
 
     Raises UsageError for a value that its setting does not allow.
     """
-    found, answers = dict(TRIED), {"yes": True, "no": False}
+    lists, answers = dict(TRIED), {"yes": True, "no": False}
     for text in texts:
         name, _, values = text.partition("=")
         name = name.replace("-", "_")
         tables = [
             from_mapping({name: answers.get(value, value)}, f"--try {text}") for value in values.split(",")
         ]
-        found[name] = [getattr(table, name) for table in tables]
-    return found
+        lists[name] = [getattr(table, name) for table in tables]
+    return lists
 
 
 def candidates(lists: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
     """Return all combinations, small micro-batches first, so that sizes that cannot fit are found early."""
-    found = [dict(zip(lists, values, strict=True)) for values in itertools.product(*lists.values())]
-    return sorted(found, key=lambda choice: int(choice["micro_batch"]))
+    choices = [dict(zip(lists, values, strict=True)) for values in itertools.product(*lists.values())]
+    return sorted(choices, key=lambda choice: int(choice["micro_batch"]))
 
 
 def write_toml(path: Path, values: Mapping[str, Any]) -> None:

@@ -2,8 +2,8 @@
 
 Input: a folder that a job is about to write to, or to read for long. Output: FOLDER/.lock while the job runs, or
 FolderInUse, which names the job that is there. Kernel locks would not do: on many clusters `flock` is off, or local to
-a node. The lock is a file that is created only if there is none (O_EXCL), which Lustre, GPFS and NFS decide for all
-nodes. It names its holder, and a thread of the holder touches it every HEARTBEAT seconds.
+a node. The lock is a file that is linked into its place, which Lustre, GPFS and NFS let only one job do. It names its
+holder, and a thread of the holder touches it every HEARTBEAT seconds.
 
 A lock is taken over when its holder is gone: its process is dead (seen from the same node), Slurm no longer knows its
 job or has requeued it, or the lock was not touched for STALE seconds, nor while this job watches it. Clocks of nodes
@@ -13,6 +13,7 @@ may differ, so a lock is never taken by its age alone. `train` uses this module.
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import logging
 import os
@@ -28,7 +29,7 @@ from pathlib import Path
 
 from pretok.base.errors import FolderInUse, IntegrityError, OutputError
 from pretok.base.records import Record, read_record, to_json
-from pretok.base.storage import LOCK_FILE, digest, remove_leftovers, writing
+from pretok.base.storage import LOCK_FILE, TEMPORARY_SUFFIX, digest, remove_leftovers, temporary_of, writing
 
 logger = logging.getLogger(__name__)
 
@@ -40,6 +41,10 @@ STALE = 300.0
 """Seconds without a touch after which the holder may be gone."""
 MACHINE = ("/proc/sys/kernel/random/boot_id", "/proc/self/ns/pid")
 """Where two processes see the same in both, a process id means the same to both."""
+
+
+NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
+"""Errors of file systems without hard links. There a kill between two calls may leave an empty lock."""
 
 
 class Holder(Record, frozen=True):
@@ -123,6 +128,8 @@ def share(folder: Path, what: str) -> Iterator[None]:
 
 def refuse_readers(folder: Path) -> None:
     """Raise FolderInUse naming a job that reads `folder`; registrations of jobs that are gone are removed."""
+    for path in folder.glob(f".{READERS}*{TEMPORARY_SUFFIX}"):  # a living job makes its own again
+        path.unlink(missing_ok=True)
     for path in folder.glob(f"{READERS}*"):
         if (text := _read(path)) is not None:
             _refuse_living(path, text, folder, "must not change what another reads")
@@ -204,15 +211,8 @@ def _take(path: Path, text: str, target: Path) -> None:
     """Create the lock `path` with `text`, after removing one whose holder is gone; FolderInUse if the holder lives."""
     while True:
         path.parent.mkdir(parents=True, exist_ok=True)  # whoever created it may just have removed it, empty
-        # 1. Create: of many that try at once, one succeeds. A kill right here leaves an empty file, which counts as the
-        #    lock of an unknown job: it is taken over after STALE seconds.
-        with contextlib.suppress(FileExistsError), path.open("x", encoding="utf-8") as file:
-            try:
-                file.write(text)
-                file.flush()
-            except OSError:  # a full disk
-                path.unlink()
-                raise
+        # 1. Create: of many that try at once, one succeeds.
+        if _create(path, text):
             # 2. A kill from here on leaves the lock of a dead process, which the next job takes over.
             return
         if (found := _read(path)) is None:  # given back in the meantime
@@ -228,6 +228,30 @@ def _take(path: Path, text: str, target: Path) -> None:
                 logger.warning("%s: taking over the lock of %s: %s", target, _parse(found) or "a job", why)
         finally:
             claim.unlink(missing_ok=True)
+
+
+def _create(path: Path, text: str) -> bool:
+    """Create the lock with all of its text at once, so that no kill leaves an empty one; False if it is there."""
+    # A kill before the link leaves a `.tmp` file, which the next job removes.
+    unfinished = temporary_of(path, f"-{secrets.token_hex(4)}")
+    try:
+        try:
+            unfinished.write_text(text, encoding="utf-8")
+            os.link(unfinished, path)
+        except FileExistsError:
+            return _read(path) == text  # true if the server of the files was asked twice
+        except FileNotFoundError:  # another job took `unfinished` for a leftover, or removed an empty folder
+            return False
+        except OSError as error:
+            if error.errno not in NO_LINKS:
+                raise
+            with contextlib.suppress(FileExistsError), path.open("x", encoding="utf-8") as file:
+                file.write(text)
+            return _read(path) == text
+        return True
+    finally:
+        with contextlib.suppress(OSError):
+            unfinished.unlink(missing_ok=True)
 
 
 def _refuse_living(path: Path, text: str, target: Path, why: str) -> str:

@@ -186,7 +186,7 @@ def query(
         ),
     ] = None,
 ) -> None:
-    """Ask about documents, shards, rejects and words in SQL.
+    """Ask about documents, shards and rejects in SQL.
 
         pretok query work "select source, count(*), sum(tokens) from documents group by all"
 

@@ -38,7 +38,7 @@ SECTIONS = {
         "report": ("look", "write a page on the contents of the shards and the jobs"),
         "disclose": ("look", "summarize what a model was trained on, for the public"),
         "inspect": ("documents", "show a document as its tokens, and where it came from"),
-        "query": ("documents", "ask about documents, shards, rejects and words in SQL"),
+        "query": ("documents", "ask about documents, shards and rejects in SQL"),
         "trace": ("documents", "show which steps read a document, or what a step reads"),
         "certify": ("documents", "prove to others what a step read, or check such a proof"),
         "preflight": ("look", "check that a node is fit for a long job"),

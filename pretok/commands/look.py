@@ -14,12 +14,12 @@ from pretok.base.lock import hold
 from pretok.base.records import to_json
 from pretok.base.storage import atomic_open
 from pretok.base.terminal import print_json
-from pretok.commands.options import Json, WorkFolder, WorkOrShards, parse_size, terminal
+from pretok.commands.options import Json, WorkFolder, WorkOrRun, WorkOrShards, parse_size, terminal
 
 
 def status(
     context: typer.Context,
-    work: WorkFolder,
+    work: WorkOrRun,
     json: Json = False,
 ) -> None:
     """Show what is finished, unfinished, failed or running, exact counts of the shards, and what to do next.

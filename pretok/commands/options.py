@@ -54,6 +54,7 @@ def _folder(metavar: str, text: str, callback: Callable[[Path], Path] | None = N
 
 Shards = Annotated[Path, _folder("WORK | SHARDS", "Folder of results, or its shards.", _shards_of)]
 WorkFolder = Annotated[Path, _folder("WORK", "Folder of results.", _work_of)]
+WorkOrRun = Annotated[Path, _folder("WORK | RUN", "Folder of results, or of a training run.", _work_of)]
 WorkOrShards = Annotated[Path, _folder("WORK", "Folder of results, or its shards.")]
 
 Given = dict[str, Any]

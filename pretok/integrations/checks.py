@@ -12,7 +12,7 @@ from typing import Any
 
 from pretok.base.errors import MismatchError, UsageError
 from pretok.stream import View, same_until
-from pretok.stream.mix_file import mix_json, parse_mix
+from pretok.stream.mix_file import parse_mix
 from pretok.tokenizer.vocabulary import TOKENIZER_FILE, load_vocab
 
 PADDING = 4096
@@ -54,11 +54,6 @@ def check_length(view: View, sequences: int) -> None:
             f"the run reads {sequences:,} sequences, but the stream has {len(view):,}: use fewer steps, or make a "
             "longer mix (pretok mix --continue)"
         )
-
-
-def saved_state(view: View, position: int) -> dict[str, str | int]:
-    """Return what a checkpoint keeps of a stream: the position, and the stream's identity."""
-    return {"position": position, "stream": view.fingerprint, "mix": json.dumps(mix_json(view.mix))}
 
 
 def checked_position(view: View, state: Mapping[str, Any]) -> int:

@@ -49,10 +49,10 @@ class PretokDataset(torch.utils.data.Dataset[dict[str, Tensor]]):
         return len(self.view)
 
     def __getitem__(self, index: int | None) -> dict[str, Tensor]:
-        found = self.__getitems__([index or 0])[0]
+        fields = self.__getitems__([index or 0])[0]
         if index is None:  # Megatron-core pads a batch with such samples
-            found["loss_mask"] = torch.zeros_like(found["loss_mask"])
-        return found
+            fields["loss_mask"] = torch.zeros_like(fields["loss_mask"])
+        return fields
 
     def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Tensor]]:
         """Return the samples of a whole micro-batch."""
@@ -73,7 +73,7 @@ def sample(batch: Batch, view: View, config: Any) -> dict[str, Tensor]:
         learned &= batch.inputs != view.eod_id
     plain = torch.arange(length).expand_as(batch.inputs)
     starts = batch.position_ids if batch.position_ids is not None else plain
-    found = {
+    fields = {
         "tokens": batch.inputs,
         "labels": batch.labels.masked_fill(batch.labels == IGNORE, 0),
         "loss_mask": learned.float(),
@@ -82,5 +82,5 @@ def sample(batch: Batch, view: View, config: Any) -> dict[str, Tensor]:
     if config.create_attention_mask:
         hidden = ~torch.ones(length, length, dtype=torch.bool).tril()
         document = (plain - starts) if config.reset_attention_mask else torch.zeros_like(plain)
-        found["attention_mask"] = (hidden | (document[:, :, None] != document[:, None, :]))[:, None]
-    return found
+        fields["attention_mask"] = (hidden | (document[:, :, None] != document[:, None, :]))[:, None]
+    return fields

@@ -11,6 +11,7 @@ position. The modules for trainers use the same batches under other names.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any, NamedTuple
@@ -21,9 +22,10 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, get_worker_info
 
-from pretok.integrations.checks import check_length, checked_position, saved_state
+from pretok.integrations.checks import check_length, checked_position
 from pretok.stream import View
 from pretok.stream.loader import Fetch, PositionSampler, as_read, document_boundaries, messages, read_ahead
+from pretok.stream.mix_file import mix_json
 
 IGNORE = -100
 """A label without loss, as in torch's cross_entropy."""
@@ -75,20 +77,20 @@ def make_batch(
 
 def named(batch: Batch) -> dict[str, Tensor]:
     """Return the batch as a dictionary: input_ids, labels, and with documents position_ids and cu_seqlens."""
-    found = {"input_ids": batch.inputs, "labels": batch.labels}
+    tensors = {"input_ids": batch.inputs, "labels": batch.labels}
     if batch.position_ids is not None and batch.cu_seqlens is not None:
-        found |= {"position_ids": batch.position_ids, "cu_seqlens": batch.cu_seqlens}
-    return found
+        tensors |= {"position_ids": batch.position_ids, "cu_seqlens": batch.cu_seqlens}
+    return tensors
 
 
-def _begin_worker(sampler: PositionSampler, workers: int, together: int, worker: int) -> None:
-    """Let an object store fetch ahead what this worker will be asked for."""
+def _prepare_worker(sampler: PositionSampler, workers: int, together: int, worker: int) -> None:
+    """Let an object store fetch ahead the sequences that this worker will read."""
     info: Any = get_worker_info()
     read_ahead(info.dataset.view, sampler, (), worker, workers, together)
 
 
 class Loader:
-    """Iterates over this rank's micro-batches from `position` on, each once, as long as a whole round is left.
+    """Iterates over this rank's micro-batches from `position` on, each once, until no whole round is left.
 
     view: the stream. micro_batch: sequences per batch. rank, ranks: among those that read different data. position:
     sequences read before, by all ranks. sequences: how many the whole run will read from the start of the stream,
@@ -145,18 +147,18 @@ class Loader:
         together = max(1, _MESSAGE // (self.micro_batch * (self.view.seq_len + 1)))
         if self._workers:
             loader: Any = DataLoader  # its annotations do not allow a dataset that reads whole batches
-            found: Any = loader(
+            fetched: Any = loader(
                 fetch,
                 batch_sampler=messages(sampler, together),
                 collate_fn=as_read,
                 num_workers=self._workers,
                 prefetch_factor=self._prefetch,
-                worker_init_fn=partial(_begin_worker, sampler, self._workers, together),
+                worker_init_fn=partial(_prepare_worker, sampler, self._workers, together),
             )
         else:
             read_ahead(self.view, sampler, together=together)
-            found = map(fetch.__getitems__, messages(sampler, together))
-        for message in found:
+            fetched = map(fetch.__getitems__, messages(sampler, together))
+        for message in fetched:
             if isinstance(message, Exception):
                 raise message
             for first in range(0, len(message.ids), self.micro_batch):
@@ -169,7 +171,8 @@ class Loader:
 
     def state_dict(self) -> dict[str, str | int]:
         """Return {position, stream, mix}, the same on all ranks once all have taken equally many batches."""
-        return saved_state(self.view, self.position)
+        mix = json.dumps(mix_json(self.view.mix))
+        return {"position": self.position, "stream": self.view.fingerprint, "mix": mix}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a state, with any ranks, micro-batch and workers; call it before the first batch."""

@@ -27,10 +27,10 @@ refuse_untried("transformers", "5")
 
 def _form(batch: Batch) -> dict[str, Tensor]:
     """Return the inputs of a causal model. Labels are already shifted, as `shift_labels` tells the model."""
-    found = {"input_ids": batch.inputs, "labels": batch.labels, "shift_labels": batch.labels}
+    inputs = {"input_ids": batch.inputs, "labels": batch.labels, "shift_labels": batch.labels}
     if batch.position_ids is not None:
-        found["position_ids"] = batch.position_ids
-    return found
+        inputs["position_ids"] = batch.position_ids
+    return inputs
 
 
 class PretokPosition(TrainerCallback, ExportableState):
@@ -100,18 +100,9 @@ class PretokTrainer(Trainer):
         self.add_callback(PretokPosition(self.loader))
 
     def get_train_dataloader(self) -> Any:
-        """Return the loader, which divides the data itself.
+        """Return the micro-batches of this rank.
 
-        It has no length, so that the Trainer counts steps, not epochs.
+        An iterator has no length, so the Trainer counts steps, not epochs. It begins at the position that
+        `PretokPosition` sets later, because nothing is read before the first step.
         """
-        return _Endless(self.loader)
-
-
-class _Endless:
-    """An iterable without a length."""
-
-    def __init__(self, loader: Loader) -> None:
-        self._loader = loader
-
-    def __iter__(self) -> Any:
-        return iter(self._loader)
+        return iter(self.loader)

@@ -210,7 +210,12 @@ def test_what_ended_a_job_is_told_although_its_lock_cannot_be_removed(tmp_path, 
 
 
 def test_a_job_killed_while_it_takes_over_does_not_block_others(dead, monkeypatch):
-    monkeypatch.setattr(Path, "unlink", lambda *_: os._exit(9))
+    def unlink(path: Path, missing_ok: bool = False) -> None:
+        if path == dead / LOCK_FILE:
+            os._exit(9)
+        os.unlink(path)  # noqa: PTH108 - the method is this one
+
+    monkeypatch.setattr(Path, "unlink", unlink)
     if (child := os.fork()) == 0:
         with hold(dead, "killed while it takes over"):
             pass
@@ -221,3 +226,26 @@ def test_a_job_killed_while_it_takes_over_does_not_block_others(dead, monkeypatc
     with hold(dead, "tokenize"):
         pass
     assert list(dead.iterdir()) == []
+
+
+def test_a_kill_while_the_lock_is_created_leaves_none(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "link", lambda *_: os._exit(9))
+    if (child := os.fork()) == 0:
+        with hold(tmp_path, "killed"):
+            pass
+    assert os.waitpid(child, 0)[1] == 9 << 8
+    monkeypatch.undo()
+    with hold(tmp_path, "tokenize"):
+        assert [path.name for path in tmp_path.iterdir()] == [LOCK_FILE]
+
+
+def test_a_file_system_without_hard_links_has_locks_too(tmp_path, monkeypatch):
+    def link(*_: object) -> None:
+        raise OSError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", link)
+    with hold(tmp_path, "tokenize"):
+        found = lock.holder_of(tmp_path)
+        assert found
+        assert found.what == "tokenize"
+    assert list(tmp_path.iterdir()) == []

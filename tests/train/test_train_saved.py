@@ -125,7 +125,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], None], str]] = {
     "no seal": (lambda newest: write_json(newest / "meta.json", {"step": 4}), "does not match its seal"),
     "no object": (
         lambda newest: write_json(newest / "meta.json", []),
-        "meta.json: Expected `object`, got `array`",
+        "meta.json does not match its seal",
     ),
     "no keys": (no_keys, "meta.json: Object missing required field `progress`"),
 }

@@ -73,7 +73,7 @@ class Judged:
 
     def __init__(self, **settings: Any) -> None:
         self.config = TrainConfig(**settings)
-        self.guard = Guard.fresh(torch.device("cpu"))
+        self.guard = Guard(torch.device("cpu"))
         self.skips: list[int] = []
         self.asked = 0
         self._noise = torch.Generator().manual_seed(0)

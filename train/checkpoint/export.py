@@ -43,12 +43,7 @@ def _outside_name(name: str) -> str:
     return name if name.startswith("lm_head") else f"model.{name}"
 
 
-def export(
-    checkpoints: Sequence[Path],
-    tokenizer: Path | None,
-    out: Path,
-    dtype: torch.dtype | None,
-) -> None:
+def export(checkpoints: Sequence[Path], tokenizer: Path | None, out: Path, dtype: torch.dtype | None) -> None:
     """Write one checkpoint, or the mean of several, as the Hugging Face folder `out`.
 
     With several, everything but the weights comes from the last one. tokenizer: None for the copy in the shards. dtype:
@@ -117,7 +112,7 @@ def exported_tensors(
         )
     rows = theirs.rows if vocab_map is None else config.rows
     check_sizes(replace(theirs, vocab_size=config.vocab_size, rows=rows), config, folder, report)
-    made = {} if vocab_map is None else {int(row): parts for row, parts in vocab_map.rows.items()}
+    new_rows = {} if vocab_map is None else {int(row): parts for row, parts in vocab_map.rows.items()}
     kept = theirs.rows if vocab_map is None else vocab_map.old.size
     with torch.device("meta"):
         shapes = {name: list(value.shape) for name, value in Decoder(config).state_dict().items()}
@@ -146,11 +141,11 @@ def exported_tensors(
                     f"{path}: {outside} has the shape {stored.get_shape()}, but {CONFIG} implies {shapes[name]}"
                 )
             if all(span.stop > span.start for span in there):
-                found = stored[there]
-                piece[: len(found)] = found
-            for row in made.keys() & range(part[0].start, part[0].stop) if by_entry else ():
-                of = [stored[old : old + 1, there[1]] for old in made[row]]
-                piece[row - part[0].start] = torch.cat(of).to(piece).mean(0)
+                existing = stored[there]
+                piece[: len(existing)] = existing
+            for row in new_rows.keys() & range(part[0].start, part[0].stop) if by_entry else ():
+                old_rows = [stored[old : old + 1, there[1]] for old in new_rows[row]]
+                piece[row - part[0].start] = torch.cat(old_rows).to(piece).mean(0)
         return piece
 
     return value
@@ -180,12 +175,10 @@ def _tensor_places(folder: Path, wanted: set[str], *, tied: bool) -> dict[str, s
     known = {name for name in places if not name.endswith("rotary_emb.inv_freq")}
     if tied:
         known.discard("lm_head.weight")
-    for names, what in (
-        (wanted - known, "lacks"),
-        (known - wanted, "has tensors that train does not support:"),
-    ):
-        if names:
-            raise MismatchError(f"{folder} {what} {listed(sorted(names), 1)}")
+    if lacking := sorted(wanted - known):
+        raise MismatchError(f"{folder} lacks {listed(lacking, 1)}")
+    if others := sorted(known - wanted):
+        raise MismatchError(f"{folder} has tensors that train does not support: {listed(others, 1)}")
     return places
 
 
@@ -196,10 +189,8 @@ def check_tokenizer(
 
     With a map, also if the map does not lead to the tokenizer of the shards. A missing tokenizer.json is reported.
     """
-    path, fix = (
-        folder / TOKENIZER_FILE,
-        f"tokenize with --vocab {folder}, or give the --vocab-map made from it",
-    )
+    path = folder / TOKENIZER_FILE
+    fix = f"tokenize with --vocab {folder}, or give the --vocab-map made from it"
     if map_path is not None:
         ends = read_map(map_path)
         if ends.new.fingerprint != expected.fingerprint:
@@ -223,10 +214,10 @@ def _read_tokenizer(path: Path, expected: TokenizerOrigin, fix: str) -> dict[str
     data: dict[str, Any] = read_json(path)
     if not isinstance(data, dict):
         raise IntegrityError(f"{path} is not a tokenizer")
-    if (found := tokenizer_fingerprint(data)) != expected.fingerprint:
+    if (actual := tokenizer_fingerprint(data)) != expected.fingerprint:
         raise MismatchError(
             f"{path} is another tokenizer than that of {expected.shards}: the same ids stand for other tokens "
-            f"(fingerprint {found}, not {expected.fingerprint}); {fix}"
+            f"(fingerprint {actual}, not {expected.fingerprint}); {fix}"
         )
     return data
 
@@ -242,15 +233,15 @@ def tokenizer_files(meta: Meta, named: Path | None) -> dict[str, bytes]:
     if not path.is_file():
         raise UsageError(f"{path} does not exist: name the vocabulary of the shards with --tokenizer")
     data = _read_tokenizer(path, meta.tokenizer, "leave out --tokenizer to use the copy next to the shards")
-    made = {
+    config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "eos_token": _token(data, meta.eod_id),
         "clean_up_tokenization_spaces": False,
         "model_max_length": meta.identity.model.seq_len,
     }
     if meta.bos_id is not None:
-        made["bos_token"] = _token(data, meta.bos_id)
-    text = json.dumps(made, ensure_ascii=False, indent=1) + "\n"
+        config["bos_token"] = _token(data, meta.bos_id)
+    text = json.dumps(config, ensure_ascii=False, indent=1) + "\n"
     beside = {name: file for name in TOKENIZER_FILES if (file := path.with_name(name)).is_file()}
     files = {name: file.read_bytes() for name, file in (beside | {TOKENIZER_FILE: path}).items()}
     return {TOKENIZER_FILES[0]: text.encode()} | files
@@ -264,5 +255,5 @@ def tokenizer_fingerprint(data: dict[str, Any]) -> str:
 def _token(data: dict[str, Any], token_id: int) -> str:
     named = {token["id"]: token["content"] for token in data["added_tokens"]}
     named |= {number: token for token, number in data["model"]["vocab"].items() if number == token_id}
-    found: str = named[token_id]
-    return found
+    content: str = named[token_id]
+    return content

@@ -1,4 +1,4 @@
-"""The folder of a checkpoint: meta.json records where the run was, what it was, and the files of the checkpoint.
+"""The folder of a checkpoint: meta.json records the state and the identity of the run, and the checkpoint's files.
 
 Input: a folder. Output: its checkpoints, a `Meta`, or an IntegrityError that names the damaged file or key. In
 meta.json, `seal` is the fingerprint of everything else, so an edit by hand is detected; `version` is the version of the
@@ -117,22 +117,16 @@ def read_meta(checkpoint: Path) -> Meta:
     """
     path = checkpoint / META
     data = read_json(path)
-    if isinstance(data, dict) and data.pop("seal", None) != fingerprint(data):
+    if not isinstance(data, dict) or data.pop("seal", None) != fingerprint(data):
         raise IntegrityError(f"{path} does not match its seal: it was damaged or edited")
-    if isinstance(data, dict):
-        check_version(data.pop("version", 1), VERSION, path, OLDER)
+    check_version(data.pop("version", 1), VERSION, path, OLDER)
     try:
         meta = read_record(Meta, data, path)
     except UsageError as error:  # ModelConfig refuses the sizes
         raise IntegrityError(f"{path}: {error}; it was damaged or edited") from None
-    for name in meta.files:
-        # A name such as ../x would let an edited meta.json read files elsewhere.
-        if (checkpoint / name).parent != checkpoint:
-            raise IntegrityError(
-                f"{path} lists {name!r}, which is outside of the folder; it was damaged or edited"
-            )
-    if not meta.files:
-        raise IntegrityError(f"{path} lists no file; it was damaged or edited")
+    # A name such as ../x would let an edited meta.json read files elsewhere.
+    if not meta.files or any((checkpoint / name).parent != checkpoint for name in meta.files):
+        raise IntegrityError(f"{path} lists no file or one outside of its folder; it was damaged or edited")
     return meta
 
 
@@ -150,10 +144,10 @@ def complete_checkpoints(folder: Path) -> list[Path]:
 
 def find_checkpoints(run: Path, step: int | None) -> list[Path]:
     """Return the checkpoints of a run, oldest first: all, or that of `step`. UsageError names those that exist."""
-    found = complete_checkpoints(run / "checkpoints")
-    wanted = [path for path in found if step is None or path.name == f"step-{step:08d}"]
+    existing = complete_checkpoints(run / "checkpoints")
+    wanted = [path for path in existing if step is None or path.name == f"step-{step:08d}"]
     if not wanted:
-        what, names = "" if step is None else f" of step {step}", ", ".join(path.name for path in found)
+        what, names = "" if step is None else f" of step {step}", ", ".join(path.name for path in existing)
         raise UsageError(
             f"{run} has no checkpoint{what}; name the folder of a run (train --out). It has: {names or 'none'}"
         )
@@ -166,14 +160,13 @@ def check_files(checkpoint: Path, meta: Meta, rank: int = 0, ranks: int = 1) -> 
     Over all ranks, every file is read once.
     """
     records = meta.files
-    by_size = sorted(
-        records, key=lambda name: (-records[name].size, name)
-    )  # so that shares are of similar size
+    # Ranks take files in turns, the largest first, so that their shares are of similar size.
+    by_size = sorted(records, key=lambda name: (-records[name].size, name))
 
     def check(name: str) -> None:
         with reading(checkpoint / name):
-            found = checksum(checkpoint / name)
-        if found != records[name].checksum:
+            actual = checksum(checkpoint / name)
+        if actual != records[name].checksum:
             raise IntegrityError(f"{checkpoint / name} is damaged: its checksum is not the recorded one")
 
     with ThreadPoolExecutor(_THREADS) as pool:
@@ -182,9 +175,9 @@ def check_files(checkpoint: Path, meta: Meta, rank: int = 0, ranks: int = 1) -> 
 
 def verify(run: Path, step: int | None, report: Callable[[str], None]) -> None:
     """Check all files of a run's checkpoints, or of one. Raises IntegrityError if some are damaged."""
-    found = find_checkpoints(run, step)
+    checkpoints = find_checkpoints(run, step)
     bad = 0
-    for checkpoint in found:
+    for checkpoint in checkpoints:
         try:
             check_files(checkpoint, read_meta(checkpoint))
             report(f"{checkpoint}: good")
@@ -192,4 +185,4 @@ def verify(run: Path, step: int | None, report: Callable[[str], None]) -> None:
             bad += 1
             report(f"{checkpoint}: {error}")
     if bad:
-        raise IntegrityError(f"{bad} of {len(found)} checkpoints are damaged; delete those named above")
+        raise IntegrityError(f"{bad} of {len(checkpoints)} checkpoints are damaged; delete those named above")

@@ -29,15 +29,7 @@ from pretok.base.storage import TEMPORARY_SUFFIX
 from pretok.base.units import duration
 from train.checkpoint import HungSave
 from train.checkpoint.meta import FileRecord, Meta, complete_checkpoints, read_meta, write_meta
-from train.checkpoint.tensors import (
-    Index,
-    in_a_line,
-    make_index,
-    open_checkpoint,
-    own_pieces,
-    restore_everywhere,
-    write_pieces,
-)
+from train.checkpoint.tensors import Index, in_a_line, load, make_index, own_pieces, write_pieces
 from train.config import TrainConfig, parse_save_every
 
 SETTLE_SECONDS = 300.0
@@ -45,7 +37,7 @@ SETTLE_SECONDS = 300.0
 RETRY_SECONDS = 60.0
 """Seconds between a failed save and the next try."""
 PATIENCE = 1200.0
-"""Seconds for which saves may fail before the run ends: what cannot be saved is computed in vain."""
+"""Seconds for which saves may fail before the run ends: steps that cannot be saved are wasted."""
 
 
 @dataclass
@@ -108,11 +100,10 @@ class Checkpoints:
 
     def asked(self) -> bool:
         """Return on rank 0 whether it is time for a save, or to retry a failed one; False on other ranks."""
-        now, (kind, amount) = time.monotonic(), self.every
-        if (
-            self._rank
-        ):  # clocks differ between ranks: only rank 0's counts, and the step's all-reduce tells the others
+        # Clocks differ between ranks, so only that of rank 0 counts; the step's all-reduce informs the others.
+        if self._rank:
             return False
+        now, (kind, amount) = time.monotonic(), self.every
         again = self._failing_since is not None and now >= self._retry_at
         return again or (kind == "seconds" and now - self.saved_at > amount)
 
@@ -138,22 +129,27 @@ class Checkpoints:
             self._copy[name].copy_(piece, non_blocking=True)
         if self._pinned:  # the next step changes the state, so the copies must be complete before it
             torch.cuda.synchronize()
+        # The first rank of each pipeline stage writes the index of its stage.
         leads = not any(mesh.get_local_rank(name) for name in ("replicate", "shard", "tensor"))
         future = self._writes.submit(self._write, self._temporary(meta.step), self._index, leads)
         self._pending = _Pending(future, meta, started)
 
     def _write(self, folder: Path, index: Index, leads: bool) -> dict[str, FileRecord]:
-        """Write this rank's files. Rank 0 returns the records of all ranks' files, or raises the error of any rank."""
+        """Write this rank's files. Rank 0 returns the records of all ranks' files, or raises the error of any rank.
+
+        Runs in a thread. No other collective uses the group meanwhile: `wait` and the next save finish this one first.
+        """
         try:
             answer: Any = write_pieces(folder, self._rank, index, self._copy, leads=leads)
         except Exception as error:  # sent to rank 0, which decides
             answer = in_a_line(error)
+        # Every rank sends, also one that failed: otherwise rank 0 would wait for it until the timeout.
         answers: list[Any] | None = None if self._rank else [None] * dist.get_world_size()
         dist.gather_object(answer, answers, group=self._group, group_dst=0)
-        for found in answers or ():
-            if isinstance(found, str):
-                raise PretokError(found)
-        return {name: record for found in answers or () for name, record in sorted(found.items())}
+        for sent in answers or ():
+            if isinstance(sent, str):
+                raise PretokError(sent)
+        return {name: record for sent in answers or () for name, record in sorted(sent.items())}
 
     def poll(self) -> None:
         """Finish a save whose data is on disk, or give up one that hangs; otherwise return at once."""
@@ -202,20 +198,22 @@ class Checkpoints:
             self._failing_since = None
         elif self._rank == 0:
             self._failing_since = self._failing_since or now
-            told = f"{self.folder}: the checkpoint of step {step} could not be written: {problem}"
+            message = f"{self.folder}: the checkpoint of step {step} could not be written: {problem}"
             if now - self._failing_since >= PATIENCE:
                 raise Stopped(
-                    f"{told}; no save has succeeded for {duration(now - self._failing_since)}. The previous "
+                    f"{message}; no save has succeeded for {duration(now - self._failing_since)}. The previous "
                     "checkpoint is intact: fix the cause (space, permissions), then run the same command to resume"
                 )
-            pause = min(
-                RETRY_SECONDS, self._config.timeout / 2
-            )  # at the end of a run the other ranks wait for the retry
+            # At the end of a run the other ranks wait in a collective for the retry, so it must come before --timeout.
+            pause = min(RETRY_SECONDS, self._config.timeout / 2)
             self._retry_at = now + pause
-            self._report(f"warning: {told}; training continues, the next try is in {pause:.0f} s")
+            self._report(f"warning: {message}; training continues, the next try is in {pause:.0f} s")
 
     def _finish(self, pending: _Pending) -> str | None:
-        """Make a checkpoint of the files on disk. Returns what went wrong, on rank 0 always. Raises HungSave."""
+        """Make a checkpoint of the files on disk, on rank 0. Returns the problem, if any, or raises HungSave.
+
+        Rank 0 learns of the problems of all ranks, another rank only of its own.
+        """
         self._pending = None
         step = pending.meta.step
         temporary, final = self._temporary(step), self.folder / f"step-{step:08d}"
@@ -224,10 +222,10 @@ class Checkpoints:
             self.save_seconds = time.monotonic() - pending.started
             if self._rank:
                 return None
+            # All files of all ranks are on disk. A kill before the rename leaves a folder with a temporary name, which
+            # the next start deletes.
             write_meta(temporary, pending.meta, files)
-            if (
-                final.exists()
-            ):  # a damaged one that could not be renamed; a good one would have been resumed from
+            if final.exists():  # a damaged one that could not be renamed: a good one would have been loaded
                 _delete(final)
             temporary.rename(final)
         except Exception as error:
@@ -247,7 +245,8 @@ class Checkpoints:
     def _retain(self, newest: Path) -> None:
         """Delete in the background the checkpoints that the rule does not keep, but never `newest`.
 
-        So a good one always stays. Also called at a start, as a kill may have come before the deletion.
+        So one good checkpoint always stays. Also called at the start of a run, because a kill may have come before the
+        deletion.
         """
 
         def work() -> None:
@@ -287,9 +286,7 @@ class Checkpoints:
         dist.broadcast_object_list(candidates, group=self._group)
         for path in reversed(candidates[0]):
             try:
-                meta, reader = open_checkpoint(path, self._group)
-                check(meta)
-                restore_everywhere(state, reader, mesh, self._group)
+                meta = load(path, state, mesh, check, self._group)
             except IntegrityError as error:  # the same on all ranks
                 self._report(f"{path} is damaged, trying the previous one: {error}")
                 continue

@@ -1,7 +1,7 @@
 """Tensors of a checkpoint: one safetensors file per rank of the first replica, and an index of pieces.
 
 Input: a state, name -> tensor, on any mesh. Output: rank-NNNNN.safetensors with the pieces of that rank, and per stage
-of a pipeline an index-NNNNN.json, which records which rank holds which box of which tensor. Boxes follow from the mesh
+of a pipeline an index-NNNNN.json, which records the rank that holds each box of each tensor. Boxes follow from the mesh
 and the placements, so every rank knows them all and can write and read without communication. Reading intersects the
 boxes on disk with those of the new mesh.
 
@@ -105,7 +105,7 @@ def boxes_of(value: Tensor, ranks: Tensor) -> tuple[Box, ...]:
     """
     if not isinstance(value, DTensor):
         return (Box(int(ranks[0, 0, 0]), (0,) * value.ndim, tuple(value.shape)),)
-    mesh, found = value.device_mesh, []
+    mesh, boxes = value.device_mesh, []
     splits = zip(mesh.shape, value.placements, strict=True)
     # Every coordinate of the mesh at which a distinct piece lies; copies along replicated dimensions are left out.
     for place in product(*(range(1 if placement.is_replicate() else size) for size, placement in splits)):
@@ -115,9 +115,9 @@ def boxes_of(value: Tensor, ranks: Tensor) -> tuple[Box, ...]:
         if math.prod(size):
             at = dict(zip(mesh.mesh_dim_names or (), place, strict=True))
             rank = ranks[tuple(at.get(name, 0) for name in ("replicate", "shard", "tensor"))]
-            found.append(Box(int(rank), offset, size))
-    assert sum(math.prod(box.size) for box in found) == value.numel()  # fails if torch changes how it splits
-    return tuple(found)
+            boxes.append(Box(int(rank), offset, size))
+    assert sum(math.prod(box.size) for box in boxes) == value.numel()  # fails if torch changes how it splits
+    return tuple(boxes)
 
 
 def own_pieces(state: dict[str, Tensor], index: Index, rank: int) -> dict[str, Tensor]:
@@ -183,7 +183,7 @@ class Reader:
 
     def fill(self, name: str, shape: Numbers, piece: Tensor, offset: Numbers) -> None:
         """Fill `piece`, which lies at `offset` of a tensor of this shape. IntegrityError unless all of it is found."""
-        kind, found = self.kinds.get(name), 0
+        kind, filled = self.kinds.get(name), 0
         if kind is None or kind.shape != shape:
             raise IntegrityError(f"{self.checkpoint} has no tensor {name} of the shape {shape}")
         for rank, there, here in overlaps(kind.boxes, offset, tuple(piece.shape)):
@@ -192,15 +192,15 @@ class Reader:
             file = self._opened[rank]
             part = piece[here]
             part.copy_(file.get_slice(name)[there] if there else file.get_tensor(name))
-            found += part.numel()
-        if found != piece.numel():
+            filled += part.numel()
+        if filled != piece.numel():
             raise IntegrityError(f"{self.checkpoint} lacks a part of {name}; it was damaged or edited")
 
 
 @lru_cache(1024)
 def overlaps(boxes: tuple[Box, ...], offset: Numbers, size: Numbers) -> list[tuple[int, Any, Any]]:
     """Return (rank, slices of its piece, slices of ours) for every box that overlaps ours."""
-    found: list[tuple[int, Any, Any]] = []
+    parts: list[tuple[int, Any, Any]] = []
     for rank, begin, extent in boxes:
         spans = [
             (max(ours, theirs), min(ours + count, theirs + number))
@@ -211,8 +211,8 @@ def overlaps(boxes: tuple[Box, ...], offset: Numbers, size: Numbers) -> list[tup
                 tuple(slice(first - base, last - base) for (first, last), base in zip(spans, of, strict=True))
                 for of in (begin, offset)
             )
-            found.append((rank, there, here))
-    return found
+            parts.append((rank, there, here))
+    return parts
 
 
 def restore(state: dict[str, Tensor], reader: Reader) -> None:
@@ -240,13 +240,13 @@ def readable(checkpoint: Path, read: Callable[[], T]) -> T:
     except PretokError:
         raise
     except Exception as error:  # anything damaged files can raise
-        told = in_a_line(error)
+        reason = in_a_line(error)
         if isinstance(error, OSError) and error.errno in PASSING:
             raise Stopped(
-                f"{checkpoint} cannot be read now: {told}; run the same command to resume"
+                f"{checkpoint} cannot be read now: {reason}; run the same command to resume"
             ) from None
         kind = PretokError if isinstance(error, PermissionError) else IntegrityError
-        raise kind(f"{checkpoint} cannot be read: {told}") from None
+        raise kind(f"{checkpoint} cannot be read: {reason}") from None
 
 
 def in_a_line(error: BaseException) -> str:
@@ -257,32 +257,34 @@ def in_a_line(error: BaseException) -> str:
     return text if isinstance(error, PretokError) else f"{type(error).__name__}: {text or 'no message'}"
 
 
-def restore_everywhere(
-    state: dict[str, Tensor], reader: Reader, mesh: DeviceMesh, group: dist.ProcessGroup | None
-) -> None:
-    """Load a checkpoint on all ranks of the mesh; on a problem all of them raise the same error.
+def load(
+    checkpoint: Path,
+    state: dict[str, Tensor],
+    mesh: DeviceMesh,
+    check: Callable[[Meta], None],
+    group: dist.ProcessGroup | None = None,
+) -> Meta:
+    """Load a checkpoint into `state` on all ranks of the mesh. If one rank fails, all raise the same error.
 
-    The ranks of the first replica read it, each part once, and send it to the other replicas.
+    check(meta) raises if the checkpoint must not be loaded. Every tensor is read from disk once: by the first replica,
+    which sends it to the others.
     """
-    replicas = mesh["replicate"]
-    together(lambda: None if replicas.get_local_rank() else restore(state, reader), group)
-    if replicas.size() > 1:
-        for piece in map(local, state.values()):
-            if piece.numel():  # the last ranks may have no rows of a small parameter
-                there = piece.to(mesh.device_type)  # broadcasts need the mesh's device
-                dist.broadcast(there, group=replicas.get_group(), group_src=0)
-                piece.copy_(there)
-
-
-def open_checkpoint(checkpoint: Path, group: dist.ProcessGroup | None) -> tuple[Meta, Reader]:
-    """Open a checkpoint on all ranks and check its files. Returns its meta and reader; an error is raised on all."""
 
     def read() -> tuple[Meta, Reader]:
         meta = read_meta(checkpoint)
         check_files(checkpoint, meta, dist.get_rank(), dist.get_world_size())
         return meta, Reader(checkpoint, meta)
 
-    return together(lambda: readable(checkpoint, read), group)
+    # Each `together` is a collective: no rank starts to fill its tensors before all files are known to be good.
+    meta, reader = together(lambda: readable(checkpoint, read), group)
+    check(meta)
+    replicas = mesh["replicate"]
+    together(lambda: None if replicas.get_local_rank() else restore(state, reader), group)
+    if replicas.size() > 1:
+        for piece in map(local, state.values()):
+            if piece.numel():  # the last ranks may have no rows of a small parameter
+                dist.broadcast(piece, group=replicas.get_group(), group_src=0)
+    return meta
 
 
 def load_weights(
@@ -292,9 +294,11 @@ def load_weights(
 
     Reports another rope_theta. Raises IntegrityError for a damaged checkpoint, MismatchError for other sizes.
     """
-    meta, reader = open_checkpoint(checkpoint, None)
-    check_sizes(meta.identity.model, config, checkpoint, report)
-    restore_everywhere(named_state(model), reader, mesh, None)
+
+    def check(meta: Meta) -> None:
+        check_sizes(meta.identity.model, config, checkpoint, report)
+
+    load(checkpoint, named_state(model), mesh, check)
 
 
 def check_sizes(saved: ModelConfig, config: ModelConfig, source: Path, report: Callable[[str], None]) -> None:

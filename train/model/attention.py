@@ -157,7 +157,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Any) -> Tensor:
 
 
 def _torchs(q: Tensor, k: Tensor, v: Tensor, ends: Tensor, longest: int, window: int) -> Tensor:
-    assert _VARLEN is not None  # `takes_spans` looked
+    assert _VARLEN is not None  # `takes_spans` has checked it
     function, grouped = _VARLEN
     # window_size counts tokens left and right of the query: a window of w reaches w - 1 to the left; -1 means no limit.
     reach = (window - 1 if window else -1, 0)

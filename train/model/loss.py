@@ -80,13 +80,7 @@ def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def chunk_loss(
-    logits: Tensor,
-    target: Tensor,
-    columns: int,
-    offset: int,
-    z_loss: float,
-    group: Any,
-    fuse: bool = False,
+    logits: Tensor, target: Tensor, columns: int, offset: int, z_loss: float, group: Any, fuse: bool = False
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the losses of one chunk and their gradient.
 
@@ -114,23 +108,22 @@ class _LinearCrossEntropy(torch.autograd.Function):
         hidden: Tensor,
         weight: Tensor,
         target: Tensor,
-        columns: int,
-        offset: int,
         chunk: int,
+        losses_of: Callable[..., tuple[Tensor, Tensor, Tensor]],
         z_loss: float,
-        group: Any,
-        fuse: bool,
         needs_grad: bool,
     ) -> tuple[Tensor, Tensor]:
+        """Sum the losses of all chunks, and keep the gradients of `hidden` and `weight` for the backward pass.
+
+        losses_of(logits, target): see `chunk_loss`.
+        """
         nll = torch.zeros((), dtype=torch.float32, device=hidden.device)
         total = torch.zeros_like(nll)
         grad_hidden = torch.empty_like(hidden) if needs_grad else None
         grad_weight = torch.zeros_like(weight, dtype=torch.float32) if needs_grad else None
-        # Without tensor parallelism all of it compiles as one; with it, the parts between the collectives do.
-        one_chunk = _compiled(chunk_loss) if fuse and group is None else partial(chunk_loss, fuse=fuse)
         for start in range(0, len(hidden), chunk):
             rows = slice(start, start + chunk)
-            part, z, grad = one_chunk(hidden[rows] @ weight.T, target[rows], columns, offset, z_loss, group)
+            part, z, grad = losses_of(hidden[rows] @ weight.T, target[rows])
             nll += part.sum()
             total += part.sum() + z_loss * z.sum()
             if grad_hidden is not None and grad_weight is not None:
@@ -147,9 +140,9 @@ class _LinearCrossEntropy(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
         grad_hidden, grad_weight = ctx.saved_tensors
         scale = grads[0]
-        # In place: both were made for this one use.
+        # In place: the two tensors are used only here.
         grad_hidden.mul_(scale)
-        return grad_hidden, grad_weight.mul_(scale).to(ctx.dtype), *[None] * 8
+        return grad_hidden, grad_weight.mul_(scale).to(ctx.dtype), *[None] * 5
 
 
 def linear_cross_entropy(
@@ -175,8 +168,11 @@ def linear_cross_entropy(
         group, rows = weight.device_mesh.get_group(), weight.to_local()
         offset = dist.get_rank(group) * (weight.shape[0] // dist.get_world_size(group))
     columns = max(0, min(len(rows), vocab_size - offset))  # this rank's rows without padding
-    needs_grad = torch.is_grad_enabled()
-    result: tuple[Tensor, Tensor] = _LinearCrossEntropy.apply(
-        hidden, rows, target, columns, offset, chunk, z_loss, group, fuse, needs_grad
-    )  # type: ignore[no-untyped-call]
+    # Without tensor parallelism all the work on a chunk compiles as one; with it, the parts between collectives do.
+    one_chunk = _compiled(chunk_loss) if fuse and group is None else partial(chunk_loss, fuse=fuse)
+    losses_of = partial(one_chunk, columns=columns, offset=offset, z_loss=z_loss, group=group)
+    needs_grad = torch.is_grad_enabled()  # always False inside of `forward`
+    result: tuple[Tensor, Tensor] = _LinearCrossEntropy.apply(  # type: ignore[no-untyped-call]
+        hidden, rows, target, chunk, losses_of, z_loss, needs_grad
+    )
     return result

@@ -238,7 +238,7 @@ _SIZES = {
     "tied": "tie_word_embeddings",
 }
 """Fields of ModelConfig -> their keys in config.json."""
-_BESIDE = {
+_OTHER_KEYS = {
     "attention_chunk_size": None,
     "auto_map": None,
     "is_causal": True,
@@ -261,35 +261,35 @@ def read_config(path: Path) -> ModelConfig:
     if kind not in FAMILIES:
         raise MismatchError(f"{path}: model_type is {kind}; train supports {', '.join(FAMILIES)}")
     family = FAMILIES[kind]
-    found = family.absent | theirs
+    config = family.absent | theirs
     # transformers derives these two from other keys if they are absent or null.
-    found["num_key_value_heads"] = found.get("num_key_value_heads") or found.get("num_attention_heads")
-    found["head_dim"] = found.get("head_dim") or 0
+    config["num_key_value_heads"] = config.get("num_key_value_heads") or config.get("num_attention_heads")
+    config["head_dim"] = config.get("head_dim") or 0
     wrong = [
-        f"{key} is {found[key]!r}, not {value!r}"
-        for key, value in (family.must | _BESIDE).items()
-        if found.get(key) not in (None, value)
+        f"{key} is {config[key]!r}, not {value!r}"
+        for key, value in (family.must | _OTHER_KEYS).items()
+        if config.get(key) not in (None, value)
     ]
-    if set(found.get("layer_types") or ()) - {"full_attention"}:
-        wrong.append(f"layer_types is {found['layer_types']!r}")
-    wrong += [f"{key} is missing" for key in _SIZES.values() if found.get(key) is None]
-    rotary = found.get("rope_parameters") or found.get("rope_scaling") or {}
+    if set(config.get("layer_types") or ()) - {"full_attention"}:
+        wrong.append(f"layer_types is {config['layer_types']!r}")
+    wrong += [f"{key} is missing" for key in _SIZES.values() if config.get(key) is None]
+    rotary = config.get("rope_parameters") or config.get("rope_scaling") or {}
     rotary = {key: value for key, value in rotary.items() if (key, value) != ("partial_rotary_factor", 1)}
     stretch = {key: value for key, value in rotary.items() if key not in ("rope_type", "type", "rope_theta")}
     rope_type = rotary.get("rope_type", rotary.get("type", "default"))
     if stretch.keys() != {"default": set(), "llama3": set(RopeScaling.__struct_fields__)}.get(rope_type):
         wrong.append(f"rope_scaling is {rotary!r}")
-    dtype = found.get("dtype") or found.get("torch_dtype") or "float32"
+    dtype = config.get("dtype") or config.get("torch_dtype") or "float32"
     if dtype not in ("float32", "bfloat16", "float16"):
         wrong.append(f"dtype is {dtype}")
     if wrong:
         raise MismatchError(f"{path} describes a model that train does not support: {'; '.join(wrong)}")
-    values = {ours: found[key] for ours, key in _SIZES.items()} | {
-        "vocab_size": found["vocab_size"],
-        "seq_len": min(USUAL_LENGTH, found["max_position_embeddings"]),
-        "rope_theta": rotary.get("rope_theta", found.get("rope_theta", 10_000.0)),
+    values = {ours: config[key] for ours, key in _SIZES.items()} | {
+        "vocab_size": config["vocab_size"],
+        "seq_len": min(USUAL_LENGTH, config["max_position_embeddings"]),
+        "rope_theta": rotary.get("rope_theta", config.get("rope_theta", 10_000.0)),
         "rope_scaling": stretch or None,
-        "window": (found.get("sliding_window") or 0) if family.window else 0,
+        "window": (config.get("sliding_window") or 0) if family.window else 0,
         "family": kind,
         "qkv_bias": family.qkv_bias,
         "qk_norm": family.qk_norm,

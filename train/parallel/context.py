@@ -68,8 +68,8 @@ def _attend_whole(group: dist.ProcessGroup, q: Tensor, k: Tensor, v: Tensor, mas
     # The cut sends head group r to rank r. What arrives is (ranks, n, own heads of q, k and v, L / ranks, d): the first
     # dimension is now the part of the sequence, and is merged with the tokens to give whole sequences. All three travel
     # in one exchange instead of three.
-    found = _exchange(torch.cat(parts, dim=2), group).movedim(0, 2).flatten(2, 3)
-    own_q, own_k, own_v = torch.split(found, [part.shape[2] for part in parts], dim=1)
+    whole = _exchange(torch.cat(parts, dim=2), group).movedim(0, 2).flatten(2, 3)
+    own_q, own_k, own_v = torch.split(whole, [part.shape[2] for part in parts], dim=1)
     out = _cut(attend(own_q, own_k, own_v, mask), 2, ranks)
     return _exchange(out.contiguous(), group).movedim(0, 1).flatten(1, 2)
 

@@ -114,18 +114,17 @@ def find_device() -> Device:
     os.sched_setaffinity(0, cores_beside("{:04x}:{:02x}:{:02x}.0".format(*place), allowed, ranks))
     # In torch for ROCm "nccl" means RCCL; gloo handles tensors on the host.
     device = torch.device("cuda", index)
-    found = Device(device, properties.name, "cpu:gloo,cuda:nccl", *peak_of(properties.name))
-    if found.generation == HOPPER:
-        torch._C._set_sdp_priority_order(
-            [kernel.value for kernel in HOPPER_KERNELS]
-        )  # no public way for all calls
-    return found
+    gpu = Device(device, properties.name, "cpu:gloo,cuda:nccl", *peak_of(properties.name))
+    if gpu.generation == HOPPER:  # torch has no public function that sets the order for all calls
+        torch._C._set_sdp_priority_order([kernel.value for kernel in HOPPER_KERNELS])
+    return gpu
 
 
 def fastest_threads(most: int) -> int:
     """Return the number of threads for CPU passes, at most `most`: the fewest that are nearly the fastest.
 
-    It is measured in some tenths of a second. Under other load threads wait for each other, and fewer are faster.
+    The measurement takes a few tenths of a second. If the cores have other work too, threads wait for each other, and
+    fewer are faster.
     Nothing is measured if OMP_NUM_THREADS is set, or if results must be bit-identical.
     """
     if "OMP_NUM_THREADS" in os.environ or torch.are_deterministic_algorithms_enabled():
@@ -145,7 +144,7 @@ def fastest_threads(most: int) -> int:
 def cores_beside(bus: str, allowed: set[int], ranks: int, devices: Path = PCI_DEVICES) -> set[int]:
     """Return those `allowed` cores that share a NUMA node with the device at this PCI address.
 
-    Returns all of them if the machine does not tell, or if the result has fewer cores than one rank's share of the
+    Returns all of them if the machine does not say, or if the result has fewer cores than one rank's share of the
     node: a scheduler may have assigned cores elsewhere.
     """
     try:
@@ -170,6 +169,5 @@ def deterministic(wanted: bool) -> None:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(wanted)
     settings: Any = torch.utils.deterministic
-    settings.fill_uninitialized_memory = (
-        False  # only reveals reads of unwritten memory; costs a write per tensor
-    )
+    # Filling only reveals reads of unwritten memory, and costs a write per tensor.
+    settings.fill_uninitialized_memory = False

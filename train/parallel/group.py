@@ -60,10 +60,10 @@ def process_group(
         yield
     except Exception as error:
         known = explain(error) or error
-        told = cause(store, known, rank)
-        if told is error:
+        shown = cause(store, known, rank)
+        if shown is error:
             raise
-        raise told from error
+        raise shown from error
     finally:
         dist.destroy_process_group()
 
@@ -106,8 +106,8 @@ def together(work: Callable[[], T], group: dist.ProcessGroup | None = None) -> T
     # Every rank takes part, also one that failed: otherwise the others would wait for it until the timeout.
     answers: list[PretokError | None] = [None] * dist.get_world_size(group)
     dist.all_gather_object(answers, problem, group=group)
-    for found in filter(None, answers):
-        raise found
+    for first in filter(None, answers):
+        raise first
     return result
 
 
@@ -128,6 +128,7 @@ def cause(store: Store, error: Exception, rank: int) -> Exception:
         if not isinstance(error, PretokError) and store.check([_WHY]):
             why = json.loads(store.get(_WHY))
             return EndedElsewhere(f"rank {why['rank']} ended the run: {why['text']}", why["exit_code"])
+        # If two ranks fail at once, the later one overwrites the text of the other: both are causes.
         if not store.check([_WHY]):
             text = f"{error}" if isinstance(error, PretokError) else f"{type(error).__name__}: {error}"
             code = error.exit_code if isinstance(error, PretokError) else 1

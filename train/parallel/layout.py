@@ -27,7 +27,7 @@ class Layout:
     tensor: int
     pipeline: int = 1
     context: int = 1
-    """So many of the ranks in `shard` share each sequence."""
+    """Number of ranks in `shard` that share each sequence."""
 
     @property
     def data_ranks(self) -> int:
@@ -132,7 +132,7 @@ def _fails_compiled(config: TrainConfig, model: ModelConfig) -> bool:
 
 
 def check_pipeline(config: TrainConfig, model: ModelConfig, batch: Batch) -> None:
-    """Raise UsageError if --pipeline does not work with the model or the batch; the message says what would."""
+    """Raise UsageError if --pipeline does not work with the model or the batch; the message says what would work."""
     stages, passes = config.pipeline, batch.accumulation
     if stages > 1 and model.tied:
         raise UsageError(
@@ -150,7 +150,7 @@ def check_pipeline(config: TrainConfig, model: ModelConfig, batch: Batch) -> Non
 def split_layers(model: ModelConfig, stages: int) -> list[range]:
     """Return the blocks of each stage, at least one, so that stages take about equally long.
 
-    The output matrix and its loss count as as many blocks as they have weights, so the last stage has fewer blocks.
+    The output matrix counts as the number of blocks that have as many weights, so the last stage has fewer blocks.
     """
     head = model.padded_vocab * model.dim / model.block_weights
     share = (model.layers + head) / stages

@@ -58,6 +58,8 @@ def parallelize(
     model: Decoder, mesh: DeviceMesh, context: Context, config: TrainConfig, device: Device
 ) -> None:
     """Apply tensor and context parallelism, checkpointing, compilation and `fully_shard`, in this order, in place."""
+    # Float8 replaces modules, so it comes before hooks are attached to them. FSDP comes last: it divides the parameters
+    # that tensor parallelism leaves to a rank, and gathers whole blocks, whether compiled, recomputed or neither.
     if config.precision == "float8":
         float8_products(model, device)
     if mesh["tensor"].size() > 1:

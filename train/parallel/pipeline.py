@@ -6,10 +6,10 @@ gradients in the stages, and the loss on every rank of the pipeline.
 Design. A stage is a Decoder without the modules of other stages. Its parameters keep their names in the whole model, so
 checkpoints, exports and initial values need not know of stages. Every rank of a pipeline reads the same sequences, so
 tokens and targets are available where they are needed. Only hidden states are sent, (micro-batch, L, dim) in the
-precision of the passes. torch's Schedule1F1B decides who computes and sends what when; the last stage computes the loss
-inside its forward pass. Shapes are given in advance, so torch needs no pass to infer them. Gradients are reduced once,
-at the end of a step; until then the parameters of a stage stay gathered. Without gradients, micro-batches pass one at a
-time.
+precision of the passes. torch's Schedule1F1B decides which rank computes or sends next; the last stage computes the
+loss inside its forward pass. Shapes are given in advance, so torch needs no pass to infer them. Gradients are reduced
+once, at the end of a step; until then the parameters of a stage stay gathered. Without gradients, micro-batches pass
+one at a time.
 """
 
 from __future__ import annotations
@@ -108,15 +108,17 @@ class Pipeline(nn.Module):
         self, inputs: Tensor, targets: Tensor, documents: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         """Return (total, nll) of the Decoder, the same on all ranks of the pipeline; without gradients."""
+        # Stages run one after another: a rank waits in `recv` for the stage before it, and after its own stage in the
+        # broadcast for the last one.
         x = inputs
         if self._rank > 0:
             x = torch.empty(self._hidden(inputs), dtype=self._dtype, device=inputs.device)
             dist.recv(x, group=self._group, group_src=self._rank - 1)
-        found = self.part(x, targets, documents)
+        output = self.part(x, targets, documents)
         if self._is_last:
-            result = torch.stack([value.float() for value in found])
+            result = torch.stack([value.float() for value in output])
         else:
-            dist.send(found.contiguous(), group=self._group, group_dst=self._rank + 1)
+            dist.send(output.contiguous(), group=self._group, group_dst=self._rank + 1)
             result = torch.empty(2, device=inputs.device)
         dist.broadcast(result, group=self._group, group_src=self._ranks - 1)
         return result[0], result[1]

@@ -30,6 +30,7 @@ CASES: list[tuple[BaseException, type[PretokError], bool, str]] = [
     (MemoryError(), PartitionsFailed, True, "fewer --workers"),
     (pa.ArrowMemoryError("malloc of size 64 failed"), PartitionsFailed, True, "malloc of size 64 failed"),
     (OSError(errno.ENOSPC, "No space left"), NoSpace, False, "No space left; make room"),
+    (OSError(errno.EROFS, "Read-only", "x.bin"), UsageError, False, "x.bin: Read-only"),
     (OSError(errno.EDQUOT, "Quota exceeded", "x.bin"), NoSpace, False, "x.bin: Quota exceeded"),
     (FileNotFoundError(errno.ENOENT, "No such file", "a.jsonl"), UsageError, False, "a.jsonl: No such file"),
     (OSError(errno.EBADF, "Bad file descriptor"), InternalError, False, "Bad file descriptor"),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-import resource
 import signal
 import subprocess
 import sys
@@ -17,7 +16,7 @@ import pytest
 from support import ROOT, until
 
 from pretok.base import lock
-from pretok.base.errors import FolderInUse, OutputError
+from pretok.base.errors import FolderInUse
 from pretok.base.lock import STALE, hold, refuse_readers, share
 from pretok.base.stop import StopFlag
 from pretok.base.storage import LOCK_FILE
@@ -208,17 +207,6 @@ def test_what_ended_a_job_is_told_although_its_lock_cannot_be_removed(tmp_path, 
     monkeypatch.undo()
     with hold(tmp_path, "tokenize"):  # as the same process may try again
         assert "this process has given it back" in caplog.text
-
-
-def test_a_full_disk_leaves_no_lock(tmp_path):
-    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (0, limit[1]))
-    try:
-        with pytest.raises(OutputError, match=str(tmp_path)), hold(tmp_path, "tokenize"):
-            pass
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_job_killed_while_it_takes_over_does_not_block_others(dead, monkeypatch):

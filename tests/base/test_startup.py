@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
 from support import ROOT
 
 HIDE = """
@@ -31,14 +32,7 @@ assert not {"pandas", "datasets", "ray", "torch", "duckdb", "rich", "typer", "py
 """
 
 
-def run(code: str) -> None:
+@pytest.mark.parametrize("code", [HIDE, TASKS], ids=["arrow without pandas", "tasks"])
+def test_a_process_loads_what_it_needs(code: str) -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0, done.stderr
-
-
-def test_arrow_works_without_pandas_until_it_is_asked_for() -> None:
-    run(HIDE)
-
-
-def test_tasks_load_neither_what_others_need_nor_compiled_code() -> None:
-    run(TASKS)

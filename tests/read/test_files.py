@@ -119,15 +119,6 @@ def test_formats_by_content(tmp_path, name, content, file_format, compression, t
         assert str(tmp_path / name) in notices[0]
 
 
-def test_globs_are_sorted_and_each_file_comes_once(tmp_path):
-    for name in ("b.jsonl", "a.jsonl", "sub/c.jsonl"):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_bytes(LINES)
-    patterns = [f"{tmp_path}/**/*.jsonl", f"{tmp_path}/b.jsonl"]
-    found, _ = list_inputs(patterns, "auto")
-    assert [Path(f.path).name for f in found] == ["a.jsonl", "b.jsonl", "c.jsonl"]
-
-
 def test_a_name_that_is_not_utf8_is_told_before_anything_is_read(tmp_path):
     name = os.fsdecode(b"caff\xe9.jsonl")
     (tmp_path / name).write_bytes(LINES)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 from datetime import date
 from decimal import Decimal
 from pathlib import Path
@@ -140,29 +141,20 @@ def test_tables_give_what_lines_give(tmp_path: Path) -> None:
     from datasets import Dataset
 
     Dataset.from_list(rows).save_to_disk(str(tmp_path / "saved"))
-    fields = (
-        "id:text",
-        "n:integer",
-        "score=meta.score:float",
-        "ok=meta.ok:boolean",
-        "absent:text",
-        "t=n:text",
-    )
-    found = []
+    wanted: dict[str, Callable[[dict[str, Any]], Any]] = {
+        "id:text": lambda row: row["id"],
+        "n:integer": lambda row: row["n"],
+        "score=meta.score:float": lambda row: row["meta"]["score"],
+        "ok=meta.ok:boolean": lambda row: row["meta"]["ok"],
+        "absent:text": lambda row: None,
+        "t=n:text": lambda row: None if row["n"] is None else str(row["n"]),
+    }
+    expected = [[value(row) for row in rows if row["text"]] for value in wanted.values()]
     for name in ("a.jsonl", "a.parquet", "saved"):
         (file,) = list_inputs([str(tmp_path / name)], "auto")[0]
-        batches = list(read_piece(Piece(file), 0, RecordFormat(), [parse_keep(field) for field in fields]))
-        found.append([[v for b in batches for v in b.kept[i].to_pylist()] for i in range(len(fields))])
-    left = [row for row in rows if row["text"]]
-    assert found[0] == [
-        [row["id"] for row in left],
-        [row["n"] for row in left],
-        [row["meta"]["score"] for row in left],
-        [row["meta"]["ok"] for row in left],
-        [None] * 6,
-        [None if row["n"] is None else str(row["n"]) for row in left],
-    ]
-    assert found[0] == found[1] == found[2]
+        batches = list(read_piece(Piece(file), 0, RecordFormat(), [*map(parse_keep, wanted)]))
+        found = [[v for b in batches for v in b.kept[i].to_pylist()] for i in range(len(wanted))]
+        assert found == expected, name
 
 
 @pytest.mark.parametrize(

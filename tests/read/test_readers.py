@@ -2,7 +2,6 @@
 
 import gzip
 import json
-import random
 from pathlib import Path
 
 import pyarrow as pa
@@ -57,51 +56,34 @@ def jsonl(texts=TEXTS) -> bytes:
     return b"".join(json.dumps({"text": t, "id": i}).encode() + b"\n" for i, t in enumerate(texts))
 
 
+PACKS = {"jsonl": bytes, "gz": gzip.compress, "zst": zstandard.compress}
+RECORDS = {
+    "nested": lambda text: {"a": {"text": 0}, "text": text},
+    "jsonl path": lambda text: {"text": 1, "meta": {"text": text}},
+}
+
+
 @pytest.fixture(
-    params=[
-        "jsonl",
-        "gz",
-        "zst",
-        "dataset",
-        "separator",
-        "nested",
-        "jsonl path",
-        "dataset path",
-        "parquet path",
-        *PARQUET_KINDS,
-    ]
+    params=[*PACKS, *RECORDS, "dataset", "dataset path", "separator", "parquet path", *PARQUET_KINDS]
 )
 def same_texts(request, tmp_path):
     """The same documents in every format."""
-    kind, record = request.param, RecordFormat()
-    path = tmp_path / {"gz": "a.jsonl.gz", "zst": "a.jsonl.zst"}.get(kind, "a.jsonl")
-    if kind == "jsonl":
-        path.write_bytes(jsonl())
-    elif kind == "gz":
+    kind, path = request.param, tmp_path / "a"
+    record = RecordFormat("meta.text" if kind.endswith("path") else "text")
+    if kind in PACKS:
         half = len(jsonl()) // 2
-        path.write_bytes(gzip.compress(jsonl()[:half]) + gzip.compress(jsonl()[half:]))
-    elif kind == "zst":
-        half = len(jsonl()) // 2
-        frame = zstandard.ZstdCompressor().compress
-        path.write_bytes(frame(jsonl()[:half]) + frame(jsonl()[half:]))
+        path.write_bytes(PACKS[kind](jsonl()[:half]) + PACKS[kind](jsonl()[half:]))
+    elif kind in RECORDS:
+        path.write_text("".join(json.dumps(RECORDS[kind](text)) + "\n" for text in TEXTS))
     elif kind.startswith("dataset"):
         from datasets import Dataset
 
-        path = tmp_path / "saved"
-        columns = (
-            {"meta": [{"n": 1, "text": t} for t in TEXTS]} if kind == "dataset path" else {"text": TEXTS}
-        )
+        nested = {"meta": [{"n": 1, "text": text} for text in TEXTS]}
+        columns = nested if kind == "dataset path" else {"text": TEXTS}
         Dataset.from_dict({**columns, "id": range(len(TEXTS))}).save_to_disk(path)
     elif kind == "separator":
-        path = tmp_path / "a.txt"
         path.write_text("<END>".join(TEXTS) + "<END>", encoding="utf-8")
         record = RecordFormat(separator="<END>")
-    elif kind == "nested":
-        path.write_bytes(b"".join(json.dumps({"a": {"text": 0}, "text": t}).encode() + b"\n" for t in TEXTS))
-    elif kind == "jsonl path":
-        path.write_bytes(
-            b"".join(json.dumps({"text": 1, "meta": {"text": t}}).encode() + b"\n" for t in TEXTS)
-        )
     else:
         of_kind = PARQUET_KINDS.get(kind, pa.string())
         is_bytes = "binary" in str(of_kind)
@@ -112,10 +94,7 @@ def same_texts(request, tmp_path):
         if kind == "parquet path":
             meta = pa.StructArray.from_arrays([column, column], ["text", "other"])
             table = pa.table({"text": range(len(TEXTS)), "meta": meta})
-        path = tmp_path / "a.parquet"
         pq.write_table(table, path, row_group_size=50)
-    if kind.endswith("path"):
-        record = RecordFormat("meta.text")
     return path, record
 
 
@@ -124,21 +103,6 @@ def test_every_format_gives_the_same_documents(same_texts, batch_bytes, monkeypa
     monkeypatch.setattr(readers, "BATCH_BYTES", batch_bytes)
     path, record = same_texts
     assert read(path, record) == (TEXTS, list(range(len(TEXTS))), [], None)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("suffix", ["", ".zst", ".gz"])
-def test_batches_are_bounded(tmp_path, suffix):
-    words = TEXTS[0].split()
-    choose = random.Random(0).choices
-    data = jsonl([" ".join(choose(words, k=1000)) for _ in range(6 * readers.BATCH_BYTES // 6000)])
-    pack = {"": bytes, ".zst": zstandard.ZstdCompressor().compress, ".gz": gzip.compress}[suffix]
-    path = tmp_path / f"a.jsonl{suffix}"
-    path.write_bytes(pack(data))
-    (file,), _ = list_inputs([str(path)], "auto")
-    sizes = [batch.texts.nbytes for batch in read_piece(Piece(file), 0, RecordFormat())]
-    assert len(sizes) >= 3
-    assert max(sizes) < 1.5 * readers.BATCH_BYTES
 
 
 def test_columns_by_path_and_by_name(tmp_path):

@@ -59,20 +59,6 @@ def test_the_next_block_is_asked_for_while_one_is_worked_on(tmp_path):
     blocks.close()
 
 
-def test_what_fails_on_a_server_is_told(tmp_path):
-    def fetch(path, start, end):
-        if start:
-            raise OSError("no route to host")
-        return path.read_bytes()[start:end]
-
-    serve("breaking", fetch)
-    (tmp_path / "a").write_bytes(bytes(4 * READ_SIZE))
-    blocks = read_bytes(f"breaking://{tmp_path}/a", "")
-    assert next(blocks) == bytes(READ_SIZE)
-    with pytest.raises(CorruptInputError, match="no route to host"):
-        list(blocks)
-
-
 def test_parquet_on_a_server_is_what_it_is_on_the_disk(tmp_path):
     """Columns larger than a block too, and damaged ones."""
     asked_of("damaged", async_impl=True)

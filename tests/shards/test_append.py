@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tokenizing
 import zstandard
 from support import write_recipe
 from test_golden import GOLDEN
@@ -23,7 +24,7 @@ from pretok.base.console import Silent
 from pretok.base.errors import MismatchError, PartitionsFailed, UsageError
 from pretok.base.execute import Engine
 from pretok.cli import run_command
-from pretok.config import Recipe, make_recipe
+from pretok.config import Recipe
 from pretok.shards.inputs import load_inputs
 from pretok.shards.manifest import FILE_NAME, load_manifest
 from pretok.shards.unfinished import unfinished
@@ -41,21 +42,10 @@ def inputs(tmp_path: Path) -> Path:
 
 def recipe(folder: Path, out: Path, appends: dict[str, Sequence[int]], **shards: object) -> Recipe:
     """Source `a` of file 0 and `b` of file 1; more files appended to each, one by one."""
-    sources = {
-        name: {
-            "inputs": [str(folder / f"{number}.jsonl")],
-            "keep": ["id:integer"],
-            "append": [{"inputs": [str(folder / f"{more}.jsonl")]} for more in appends.get(name, ())],
-        }
-        for name, number in (("a", 0), ("b", 1))
-    }
-    data = {
-        "out": out,
-        "sources": sources,
-        "vocab": {"path": GOLDEN / "tokenizer.json"},
-        "shards": {"size": 4000, "val_fraction": "0.2", "max_reject_share": "0.5", **shards},
-    }
-    return make_recipe(data, "test")
+    sources: dict[str, list[Path | str]] = {"a": [folder / "0.jsonl"], "b": [folder / "1.jsonl"]}
+    more = {name: [folder / f"{number}.jsonl" for number in numbers] for name, numbers in appends.items()}
+    small = {"size": 4000, "val_fraction": "0.2"} | shards
+    return tokenizing.recipe(out, GOLDEN, sources, ["id:integer"], more, **small)
 
 
 @pytest.mark.parametrize("shards", [{}, {"duplicates": "drop"}])

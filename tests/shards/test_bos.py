@@ -141,8 +141,3 @@ def test_the_command_and_python_say_what_they_took(folder, vocab_dir, capsys):
     )
     assert work.manifest.tokenizer.bos_id == BOS
     assert work.manifest.fingerprint == load_manifest(folder / "a" / "shards").fingerprint
-
-
-def test_a_vocabulary_that_is_made_here_has_it_among_its_special_tokens():
-    with pytest.raises(ValueError, match="bos is"):
-        Vocab(bos="<s>")

@@ -10,7 +10,7 @@ from screened import rejects, rows, write
 from telling import Told
 from tokenizing import recipe, run
 
-from pretok.base.errors import MismatchError, UsageError
+from pretok.base.errors import MismatchError
 from pretok.base.execute import Engine
 from pretok.commands.steps import tokenize_step
 from pretok.shards.contamination import contamination_table, found_items
@@ -82,5 +82,3 @@ def test_another_benchmark_needs_another_folder(
         run(recipe(tmp_path / "out", vocab_dir, inputs, against=other), here)
     with pytest.raises(MismatchError, match="and is None"):
         run(recipe(tmp_path / "out", vocab_dir, inputs), here)
-    with pytest.raises(UsageError, match="reject_contaminated needs against"):
-        recipe(tmp_path / "out", vocab_dir, inputs, reject_contaminated="0.5")

@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import resource
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +12,11 @@ import pyarrow.parquet as pq
 import pytest
 import xxhash
 import zstandard
-from support import ROOT
 from tokenizing import recipe, run
 
 from pretok.audit.verify_job import run_verify
 from pretok.base.console import SILENT
-from pretok.base.errors import IntegrityError, MismatchError, NoSpace, UsageError
+from pretok.base.errors import IntegrityError, MismatchError
 from pretok.base.execute import Engine
 from pretok.config import make_recipe
 from pretok.shards.format import ShardReader
@@ -120,37 +115,6 @@ def test_every_row_is_its_record(tmp_path: Path, vocab_dir: Path, here: Engine) 
     assert load_manifest(plain.shards_dir).fingerprint == manifest.fingerprint  # kept columns change no token
 
 
-def test_a_field_with_the_name_of_a_column_is_kept_under_another(tmp_path: Path, vocab_dir: Path) -> None:
-    sources: dict[str, list[Path | str]] = {"it": [tmp_path / "a.jsonl"]}
-    with pytest.raises(UsageError, match=r"a column 'source'; name the kept one otherwise: my_source=source"):
-        recipe(tmp_path / "out", vocab_dir, sources, ["source"])
-    recipe(tmp_path / "out", vocab_dir, sources, ["my_source=source"])
-
-
-def test_kept_values_of_a_row_group_are_held_once(tmp_path: Path) -> None:
-    """With what writing one column takes; putting them together at the end took them twice. In a process of its own, as
-    Arrow counts what a process ever took."""
-    code = """
-import sys, numpy as np, pyarrow as pa
-from pathlib import Path
-from pretok.shards.ledger import SCHEMA, WINDOW, LedgerWriter, ledger_rows
-schema = pa.schema([*SCHEMA, pa.field("id", pa.large_string())])
-n = np.arange(1000)
-with LedgerWriter(Path(sys.argv[1]), schema) as writer:
-    for start in range(0, WINDOW + 1, 1000):
-        kept = pa.array([f"{'x' * 1000}{start + i:024}" for i in range(1000)], pa.large_string())
-        rows = (n, n, n.astype(np.int32), n, np.zeros((1000, 2), np.uint64))
-        writer.append(ledger_rows(pa.array(["f"] * 1000), *rows, [kept], schema))
-    writer.seal("it")
-print(pa.default_memory_pool().max_memory() / (1024 * WINDOW))
-"""
-    command = [sys.executable, "-c", code, str(tmp_path / "a")]
-    done = subprocess.run(
-        command, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True
-    )
-    assert float(done.stdout) < 1.6, done.stderr
-
-
 @pytest.mark.parametrize(
     ("line", "rejected"), [('{"o": "' + "x" * (2 << 20) + '"}', {"too_long": 1}), ("\n" * (5 << 20), {})]
 )
@@ -225,17 +189,3 @@ def test_what_is_no_ledger_is_named(tmp_path: Path) -> None:
     path.write_bytes(b"PAR1")
     with pytest.raises(IntegrityError, match=r"cannot read .*a\.docs\.parquet"):
         ledger_schema(path)
-
-
-def test_a_full_disk_leaves_no_ledger_and_is_told_with_its_path(tmp_path: Path) -> None:
-    rows = many_rows(100)
-    size = len(write(tmp_path / "whole", rows, 100))
-    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
-    for room in (0, size // 2, size - 1):
-        resource.setrlimit(resource.RLIMIT_FSIZE, (room, limit[1]))
-        try:
-            with pytest.raises(NoSpace, match=str(ledger_path(tmp_path / "it-00000"))):
-                write(tmp_path / "it-00000", rows, 100)
-        finally:
-            resource.setrlimit(resource.RLIMIT_FSIZE, limit)
-    assert len(list(tmp_path.iterdir())) == 1

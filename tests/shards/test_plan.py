@@ -24,7 +24,7 @@ from pretok.counts.job import run_count
 from pretok.read import readers
 from pretok.read.rejects import poor_sources
 from pretok.shards import task
-from pretok.shards.inputs import load_inputs, write_plan
+from pretok.shards.inputs import write_plan
 from pretok.shards.job import run_tokenize
 from pretok.shards.manifest import has_manifest, load_manifest
 from pretok.shards.unfinished import unfinished
@@ -103,14 +103,6 @@ def test_a_source_without_documents_leaves_the_manifest_before_its_files_change(
     assert list(load_manifest(made.shards_dir).sources) == ["en", "it"]
 
 
-def test_an_input_that_is_nothing_but_damage_is_named(tmp_path, vocab_dir, here):
-    (tmp_path / "a.jsonl").write_bytes(b"\x28\xb5\x2f\xfd damaged")
-    for work in (tokenize, count):
-        with pytest.raises(PartitionsFailed, match=r"a\.jsonl: damaged zstd data") as caught:
-            work(recipe(tmp_path, vocab_dir), here)
-        assert ("nothing of it is in the shards:" in str(caught.value)) == (work is tokenize)
-
-
 def test_unfinished_work_without_documents_binds_nothing(tmp_path, vocab_dir, here, monkeypatch):
     from pretok.shards import job
 
@@ -150,16 +142,8 @@ def test_where_the_share_begins_to_be_too_much():
     assert "it has no documents" in poor_sources(Fraction(1), {"it": (0, {})}, "")[0]
 
 
-CHANGES = {
-    "shrunk": lines(300),
-    "grown": lines(500),
-    "replaced": lines(400).replace("documento 0", "documento x"),
-    "middle": lines(400).replace("documento 200", "documento xyz"),
-}
-
-
-@pytest.mark.parametrize("change", CHANGES)
-def test_an_input_that_changes_while_it_is_read_fails_by_name(tmp_path, vocab_dir, here, monkeypatch, change):
+def test_an_input_that_changes_while_it_is_read_fails_by_name(tmp_path, vocab_dir, here, monkeypatch):
+    """In the middle, and to the same size: any other change is seen more easily."""
     path, changed, real = tmp_path / "a.jsonl", [], readers.read_piece
     (tmp_path / "b.jsonl").write_text(lines(10))
     made = recipe(tmp_path, vocab_dir, size=10_000_000)
@@ -167,7 +151,7 @@ def test_an_input_that_changes_while_it_is_read_fails_by_name(tmp_path, vocab_di
     def changing(*arguments):
         for batch in real(*arguments):
             if not changed:
-                changed.append(path.write_text(CHANGES[change]))
+                changed.append(path.write_text(lines(400).replace("documento 200", "documento xyz")))
             yield batch
 
     monkeypatch.setattr(readers, "read_piece", changing)
@@ -182,16 +166,7 @@ def test_an_input_that_changes_while_it_is_read_fails_by_name(tmp_path, vocab_di
     tokenize(made, here)  # again, from the file as it is now
     manifest = load_manifest(made.shards_dir)
     assert not unfinished(made.shards_dir)
-    sizes = {file.path: file.size for file in load_inputs(manifest, "it").inputs}
-    assert sizes[str(path)] == path.stat().st_size
-    assert manifest.totals.documents == len(path.read_text().splitlines()) + 10
-
-
-def test_a_file_in_two_sources_is_a_notice(tmp_path, vocab_dir, here):
-    (tmp_path / "a.jsonl").write_text(lines(9))
-    sources = {name: {"inputs": [f"{tmp_path}/a.jsonl"]} for name in ("it", "en")}
-    made = make_recipe({"out": tmp_path / "out", "sources": sources, "vocab": {"path": vocab_dir}}, "test")
-    assert f"sources it and en read the same text: {tmp_path}/a.jsonl" in "\n".join(tokenize(made, here))
+    assert manifest.totals.documents == 410
 
 
 @pytest.mark.parametrize("work", [tokenize, count])

@@ -118,28 +118,21 @@ def test_a_bad_file_is_refused_with_its_place(
         assert "tokenizer.json" in shown
 
 
-@pytest.mark.parametrize(
-    "content",
-    [b"[" * 200_000, b"\xff\xfe", b"", b'{"model": {"type": "BPE"}, "x": 1e999}', b"null",
-     b'{"model": {"type": "BPE", "vocab": {"\\ud800": 0}, "merges": []}}'],
-    ids=["deep list", "no UTF-8", "empty", "infinite", "null", "half a surrogate pair"],
-)  # fmt: skip
-def test_what_is_no_tokenizer_is_refused(folder: Path, content: bytes) -> None:
-    (folder / "tokenizer.json").write_bytes(content)
-    with pytest.raises(UsageError, match="is not a"):
-        load_vocab(folder)
-
-
-@pytest.mark.parametrize("config", ["{", '{"eos_token": 7}', "[" * 200_000])
-def test_a_bad_config_beside_it_is_refused(folder: Path, good: dict[str, Any], config: str) -> None:
-    (folder / "tokenizer.json").write_text(json.dumps(good))
-    (folder / "tokenizer_config.json").write_text(config)
-    with pytest.raises(UsageError, match=r"tokenizer_config\.json does not say"):
-        load_vocab(folder)
-
-
-def test_an_end_of_document_that_is_no_id_is_refused(folder: Path, good: dict[str, Any]) -> None:
-    (folder / "tokenizer.json").write_text(json.dumps(good))
+def test_what_is_no_tokenizer_is_refused(folder: Path, good: dict[str, Any]) -> None:
+    """Nor what is no config beside it, nor an end of document that is no id."""
+    path, config = folder / "tokenizer.json", folder / "tokenizer_config.json"
+    half = b'{"model": {"type": "BPE", "vocab": {"\\ud800": 0}, "merges": []}}'
+    infinite = b'{"model": {"type": "BPE"}, "x": 1e999}'
+    for content in (b"[" * 200_000, b"\xff\xfe", b"", infinite, b"null", half):
+        path.write_bytes(content)
+        with pytest.raises(UsageError, match="is not a"):
+            load_vocab(folder)
+    path.write_text(json.dumps(good))
+    for text in ("{", '{"eos_token": 7}', "[" * 200_000):
+        config.write_text(text)
+        with pytest.raises(UsageError, match=r"tokenizer_config\.json does not say"):
+            load_vocab(folder)
+    config.unlink()
     for eod in (-1, 1500, 2**40):
         with pytest.raises(UsageError, match=f"no end-of-document token {eod}: its ids are 0 to 1499"):
             load_vocab(folder, eod)

@@ -26,7 +26,6 @@ from pretok.kernels.pretokenize import PATTERNS, word_ends
 from pretok.tokenizer.tokenizer_file import to_characters
 from pretok.vocab import bpe
 from pretok.vocab.bpe import (
-    BOUNDARY,
     BufferWriter,
     Merges,
     SymbolBuffer,
@@ -130,12 +129,12 @@ def merge_slowly(
     """`bpe._train`, as (pairs, products, counts, tokens), by counting all pairs before every merge."""
     words, tokens = [list(sequence) for sequence, _ in sequences], [*tokens]
     merges: dict[tuple[int, int], tuple[int, int]] = {}
-    end = len(tokens) + max_new
+    end, old = len(tokens) + max_new, {*tokens[:closed]}
     while len(tokens) < end:
         found: Counter[tuple[int, int]] = Counter()
         for word, (_, count) in zip(words, sequences, strict=True):
             for left, right in pairwise(word):
-                if min(left, right) >= 0 and tokens[left] + tokens[right] not in tokens[:closed]:
+                if min(left, right) >= 0 and tokens[left] + tokens[right] not in old:
                     found[left, right] += count
         if not found or max(found.values()) < 1:
             break
@@ -155,10 +154,16 @@ def merge_slowly(
 
 
 def lay_out(sequences: Sequences) -> SymbolBuffer:
+    """In two parts, of which the second begins behind the first token."""
     symbols = np.array([symbol for word, _ in sequences for symbol in word], np.int32)
     offsets = np.cumsum([0, *(len(word) for word, _ in sequences)], dtype=np.int64)
-    writer = BufferWriter()
-    writer.add(symbols, offsets, np.array([count for _, count in sequences], np.int64))
+    counts, middle, writer = (
+        np.array([n for _, n in sequences], np.int64),
+        len(sequences) // 2,
+        BufferWriter(),
+    )
+    writer.add(symbols, offsets[: middle + 1], counts[:middle])
+    writer.add(symbols, offsets[middle:], counts[middle:])
     return writer.buffer()
 
 
@@ -186,6 +191,7 @@ def guessing(ease: float) -> Iterator[None]:
 @example(
     [([4, 0], 9), ([1, 2, 0], 5), ([1, 2], 1)], [b"c", b"a", b"b", b"x", b"ab"], 5, False, [False] * 5, 1.0
 )
+@example([([0, 1, 3], 5)], [b"a", b"b", b"ab", b"aab", b"ba"], 3, True, [False] * 5, 1.0)
 @example([([4, 2, 1, 0, 0, 4, 2, 1], 1)], [b"ab", b"b", b"ba", b"aab", b"a"], 3, False, [False] * 5, math.inf)
 def test_sequences_of_tokens(
     sequences: Sequences, tokens: list[bytes], max_new: int, extends: bool, apart: list[bool], ease: float
@@ -253,36 +259,3 @@ def test_what_does_not_fit_is_refused() -> None:
         UsageError, match=r"6 distinct words of 12 bytes are too many .* may be 9\. .*min_count"
     ):
         writer.buffer()
-
-
-words_and_counts = st.lists(
-    st.tuples(st.lists(st.integers(0, 9), max_size=150), st.sampled_from([0, 1, 2, 2**40])), max_size=40
-)
-
-
-def counts_of(buffer: SymbolBuffer) -> list[int]:
-    """What is said of every position but the first, which is of no word."""
-    text = bpe._Text(len(buffer.symbols), buffer.symbols, buffer.starts, buffer.hints, buffer.counts)
-    return [int(bpe._count_at.py_func(text, p)) for p in range(1, text.size)]
-
-
-@given(words=words_and_counts, ordered=st.booleans(), skipped=st.integers(0, 3))
-def test_every_position_counts_as_its_word_does(
-    words: list[tuple[list[int], int]], ordered: bool, skipped: int
-) -> None:
-    """In two parts, in any order, and where words begin behind the first token; the boundary after one counts alike."""
-    if ordered:
-        words.sort(key=lambda item: item[1])
-    tokens = np.array([7] * skipped + [token for word, _ in words for token in word], np.int32)
-    offsets = np.cumsum([skipped, *(len(word) for word, _ in words)], dtype=np.int64)
-    counts, middle, writer = (
-        np.array([count for _, count in words], np.int64),
-        len(words) // 2,
-        BufferWriter(),
-    )
-    writer.add(tokens, offsets[: middle + 1], counts[:middle])
-    writer.add(tokens, offsets[middle:], counts[middle:])
-    buffer = writer.buffer()
-    assert buffer.symbols.tolist() == [BOUNDARY, *(s for word, _ in words for s in [*word, BOUNDARY])]
-    assert counts_of(buffer) == [count for word, count in words for _ in range(len(word) + 1)]
-    assert len(buffer.counts) <= (len({count for _, count in words}) + 1 if ordered else len(words))

@@ -70,6 +70,9 @@ pretok: source it has no documents: its inputs hold no record
 3 count it=empty.jsonl --out empty --workers 0
 empty: empty.jsonl
 
+3 plan it=empty.jsonl
+pretok: no input gave any text: there is nothing to estimate from
+
 3 tokenize it=broken.parquet --out broken --vocab vocab --workers 0
 pretok: 1 input could not be read to the end; nothing of it is in the shards:
   it-00000: broken.parquet: damaged Parquet: Parquet magic bytes not found in footer. Either the file is corrupted \

@@ -13,6 +13,7 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 
+from pretok.base.errors import PartitionsFailed
 from pretok.chat.documents import documents_of
 from pretok.config import Recipe, Source
 from pretok.counts.buckets import Words, concatenate
@@ -21,7 +22,7 @@ from pretok.counts.weigh import multipliers
 from pretok.forecast.windows import windows
 from pretok.kernels.pretokenize import PATTERNS
 from pretok.read.batches import buffers
-from pretok.read.files import CorruptInputError, PartitionsFailed
+from pretok.read.files import CorruptInputError
 from pretok.read.probe import Probe
 from pretok.read.readers import read_piece
 from pretok.tokenizer.vocabulary import TOKENIZER_FILE, Vocabulary, load_vocab, write_vocab

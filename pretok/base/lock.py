@@ -29,7 +29,7 @@ from pathlib import Path
 
 from pretok.base.errors import FolderInUse, IntegrityError, OutputError
 from pretok.base.records import Record, read_record, to_json
-from pretok.base.storage import LOCK_FILE, TEMPORARY_SUFFIX, digest, remove_leftovers, temporary_of, writing
+from pretok.base.storage import LOCK_FILE, TEMPORARY_SUFFIX, digest, remove_leftovers, writing
 
 logger = logging.getLogger(__name__)
 
@@ -128,8 +128,6 @@ def share(folder: Path, what: str) -> Iterator[None]:
 
 def refuse_readers(folder: Path) -> None:
     """Raise FolderInUse naming a job that reads `folder`; registrations of jobs that are gone are removed."""
-    for path in folder.glob(f".{READERS}*{TEMPORARY_SUFFIX}"):  # a living job makes its own again
-        path.unlink(missing_ok=True)
     for path in folder.glob(f"{READERS}*"):
         if (text := _read(path)) is not None:
             _refuse_living(path, text, folder, "must not change what another reads")
@@ -232,8 +230,8 @@ def _take(path: Path, text: str, target: Path) -> None:
 
 def _create(path: Path, text: str) -> bool:
     """Create the lock with all of its text at once, so that no kill leaves an empty one; False if it is there."""
-    # A kill before the link leaves a `.tmp` file, which the next job removes.
-    unfinished = temporary_of(path, f"-{secrets.token_hex(4)}")
+    # A kill before the link leaves a `.tmp` file, which the next job removes: `remove_leftovers`, or `refuse_readers`.
+    unfinished = path.with_name(f"{path.name}-{secrets.token_hex(8)}{TEMPORARY_SUFFIX}")
     try:
         try:
             unfinished.write_text(text, encoding="utf-8")

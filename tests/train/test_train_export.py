@@ -277,6 +277,41 @@ def test_a_model_comes_back_as_it_came(begin: Trial, name: str) -> None:
     assert newest.family == model_config(str(begin.folder / "gone")).family
 
 
+MESHES = ({"shard": 2}, {"shard": 2, "tensor": 2}, {"shard": 1, "tensor": 2}, {"shard": 1, "pipeline": 2})
+
+
+@pytest.mark.slow
+def test_models_of_others_on_every_mesh(begin: Trial) -> None:
+    """Models come back; biases learn alike; rows beyond the tokenizer are never predicted: the loss is that of a
+    softmax without them."""
+    folder, learn = begin.folder, {"lr": 0.01, "steps": 3, "warmup": 0}
+    sources = {name: made(name, folder / name, begin.shards) for name in ("qwen-2", "qwen-3", "mistral")}
+    qwen = {"init_from": str(sources["qwen-2"]), **learn}
+    jobs = [(1, flags(begin.config("learned", **qwen)))]
+    for number, mesh in enumerate(MESHES):
+        for name, source in sources.items():
+            jobs.append((4, flags(begin.config(f"{name}-{number}", init_from=str(source), **mesh))))
+        jobs.append((4, flags(begin.config(f"learned-{number}", **qwen, **mesh))))
+    run_jobs(jobs, folder)
+    for number in range(len(MESHES)):
+        for name, source in sources.items():
+            assert_given_back(source, folder / f"{name}-{number}", folder / f"back-{name}-{number}")
+        for name, exact in (("loss", 1e-5), ("grad_norm", 2e-3)):
+            expected = column(folder / "learned", name)
+            assert column(folder / f"learned-{number}", name) == pytest.approx(expected, rel=exact)
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(sources["qwen-2"], dtype=torch.float32).eval()
+    batch = torch.from_numpy(pretok.stream.open(begin.shards, seq_len=16).batch(range(8)))
+    with torch.no_grad():
+        logits = theirs(batch[:, :-1]).logits
+    loss, whole = (
+        torch.nn.functional.cross_entropy(part.flatten(0, 1), batch[:, 1:].flatten().long())
+        for part in (logits[..., :60], logits)
+    )
+    first = column(folder / "learned", "loss")[0]
+    assert first == pytest.approx(float(loss), rel=1e-5)
+    assert first != pytest.approx(float(whole), rel=1e-3)
+
+
 NOT_COMPUTED: list[tuple[str, dict[str, Any], str]] = [
     ("llama-3.1", {"rope_parameters": {"rope_type": "yarn", "factor": 4.0}}, "rope_scaling is {'rope_type': 'yarn"),
     ("llama-3.1", {"rope_parameters": {"rope_type": "llama3", "factor": 4.0}}, "rope_scaling is {'rope_type'"),

@@ -39,16 +39,9 @@ settings.register_profile("many", unhurried, max_examples=250)
 
 
 LONGEST = (
-    *(
-        "test_faults",
-        "test_extend_corpus",
-        "test_corpus",
-        "test_killed",
-        "test_object_store",
-        "test_train_meshes",
-    ),
-    *("test_execute", "test_train_model", "test_train_resume", "test_train_settings", "test_train_export"),
-    *("test_chat_ids", "test_storage", "test_bpe", "test_train_step", "test_copies", "test_tokenize"),
+    *("test_execute", "test_faults", "test_extend_corpus", "test_corpus", "test_killed", "test_object_store"),
+    *("test_benchmarks", "test_train_meshes", "test_train_records", "test_annotate", "test_extend"),
+    *("test_tokenize", "test_chat_ids", "test_cli", "test_train_resume", "test_count", "test_train_step"),
 )
 """Files whose tests take longest."""
 

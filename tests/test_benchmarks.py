@@ -17,7 +17,7 @@ from benchmarks.inputs import Inputs
 from benchmarks.measure import RESULTS, load_results
 
 PACKAGES = {"remote": "s3fs", "object_store": "torch", "loader": "torch", "train_ranks": "torch"}
-QUICK = {"parts", "reading", "packing", "chats", "certificate", "vocab", "train_ranks"}
+QUICK = {"parts", "packing", "chats", "certificate", "train_ranks"}
 
 
 @pytest.fixture

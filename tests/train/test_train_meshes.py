@@ -89,7 +89,7 @@ MORE = [
 ]
 CHAINS = [
     pytest.param("window = 5", QUICK[False], id="quick"),
-    pytest.param("qk_norm = true", QUICK[True], id="quick-tied"),
+    pytest.param("qk_norm = true", QUICK[True], id="quick-tied", marks=pytest.mark.slow),
     pytest.param(
         "qkv_bias = true", [*EVERY, *MORE], id="every", marks=[pytest.mark.slow, pytest.mark.timeout(900)]
     ),

@@ -161,7 +161,8 @@ def test_a_dead_worker_is_replaced(request, where, tmp_path, caplog):
 def test_a_result_that_cannot_be_pickled_is_an_error_and_workers_go_on():
     with StopFlag() as stop, Engine(1, None, stop) as engine:
         (outcome,) = engine.map(give_back_a_lambda, [1])
-        assert "pickle" in outcome.result.message
+        # Python 3.13 says "Can't get local object", others "Can't pickle".
+        assert "give_back_a_lambda" in outcome.result.message
         assert [o.result for o in engine.map(square, [3])] == [9]
 
 

@@ -117,9 +117,8 @@ def run_command(arguments: list[str], console: Terminal | None = None) -> int:
 def _run(arguments: list[str], console: Terminal) -> int:
     refuse_to_start(arguments)
     try:
-        code = app(
-            arguments, obj=console, standalone_mode=False
-        )  # what `typer.Exit` says, None at a command's end
+        # What `typer.Exit` says; None at the end of a command.
+        code = app(arguments, obj=console, standalone_mode=False)
     except WRONG_ARGUMENTS as error:
         return _explain_arguments(error, console)
     except SystemExit as end:  # of a shell that asks how a word goes on

@@ -180,9 +180,8 @@ def _json_lines(file: InputFile, columns: Columns) -> Iterator[Read]:
 def _column(values: list[Any], name: str, file: InputFile, lines: Sequence[int]) -> pa.Array:
     """Values of JSON as one Arrow array. Raises UsageError for the first that differs in type from those before it."""
     first = next((type(value) for value in values if value is not None), type(None))
-    alike = (
-        (int, float) if first in (int, float) else (first,)
-    )  # and never true or false, which Arrow takes for 1 and 0
+    # Numbers never go with true or false, which Arrow takes for 1 and 0.
+    alike = (int, float) if first in (int, float) else (first,)
     for line, value in zip(lines, values, strict=True):
         large = type(value) is int and not -(2**63) <= value < 2**63
         if value is not None and (type(value) not in alike or large):

@@ -96,8 +96,8 @@ def mix(
     """Write the order of sequences of finished shards to WORK/mix.json, or `out`, as `pretok mix` does; its report.
 
     work: WORK or its folder of shards. learn: the kinds of tokens that are learned in conversations, such as
-    `{"chat": ["answer"]}`. settings: keys of [mix], such as weights, tokens, seq_len, stages. It prints nothing; a
-    notebook shows the report. Raises PretokError.
+    `{"chat": ["answer"]}`. settings: keys of [mix], such as weights, tokens, seq_len, stages. It prints the plan,
+    as the command does. Raises PretokError.
     """
     names = {f"mix.{key}": key for key in settings}
     request = MixRequest(make_mix(settings, "pretok.mix", names), learn=learn or {})

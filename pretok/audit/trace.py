@@ -241,9 +241,8 @@ def positions_of_step(segments: Sequence[Traced], step: int) -> tuple[Traced, ra
 
 def _offsets(shard: Shard) -> Any:
     """Return where each document of a shard starts in its tokens: (documents + 1,) int64. Raises IntegrityError."""
-    return _read_offsets(
-        replace(shard, kinds=None)
-    )  # the cache needs a hash, which a dictionary does not have
+    # Without `kinds`: the cache needs a hash, which a dictionary does not have.
+    return _read_offsets(replace(shard, kinds=None))
 
 
 @lru_cache(maxsize=4)

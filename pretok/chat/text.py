@@ -81,10 +81,8 @@ class Trace:
         """The number of the result of a method of a value. Raises Untracked if an argument is content."""
         key = (source, name, repr(args))
         if key not in self._numbers:
-            whole, self.whole = (
-                self.whole,
-                False,
-            )  # if it raises, the template may go on, and that is no answer
+            # If it raises, the template may go on, and that is no answer.
+            whole, self.whole = self.whole, False
             made = getattr(self.values[source], name)(*args)
             self.whole = whole
             self._numbers[key] = len(self.values)

@@ -97,9 +97,8 @@ class Turns:
     def __init__(self, how: Conversation) -> None:
         self.template = template = open_template(how)
         self._ids = how.markers
-        names = sorted(
-            self._ids, key=len, reverse=True
-        )  # the longest marker at a place wins, as in `tokenizers`
+        # The longest marker at a place wins, as in `tokenizers`.
+        names = sorted(self._ids, key=len, reverse=True)
         self._pattern = re.compile("|".join(map(re.escape, names)) or r"(?!)")
         self._openers: dict[str | None, str] = {}  # by role, the text between its message and an answer
         self._closer = ""  # the marker that ends an answer

@@ -159,9 +159,8 @@ def _explain(detail: Any, options: Mapping[str, str], top: type[BaseModel], orig
             f"(did you mean {near[0]}?)" if near else f"(known: {', '.join(known)})"
         )
     elif re.split(r"\W", said, maxsplit=1)[0] in table_at(loc, top).model_fields:
-        said = f"{where}.{said}".lstrip(
-            "."
-        )  # what is wrong with a table as a whole begins with the name of a key
+        # What is wrong with a table as a whole begins with the name of a key.
+        said = f"{where}.{said}".lstrip(".")
     elif where and loc[-1] != "[key]":
         said = f"{where}: {said}"
     for key, option in options.items():

@@ -53,9 +53,8 @@ def plan_source(
             f"{len(source.append)} are named: name them all, in their order ([[sources.{name}.append]] or --append)"
         )
     settings = to_json(record) | {"keep": list(source.keep)}
-    settings |= (
-        {"target": size} if size else {}
-    )  # an automatic size follows from the inputs, which are compared
+    if size:  # an automatic size follows from the inputs, which are compared
+        settings["target"] = size
     asked, stamps = [], dict[str, Stamp]()
     for append, globs in enumerate(source.inputs_by_append):
         inputs, notices = list_inputs(globs, source.format)

@@ -44,7 +44,7 @@ def test_a_benchmark_runs(name: str, inputs: Inputs) -> None:
     assert len(table) >= 2
     for row in table.values():
         assert all(math.isfinite(value) for value in row.values())
-        assert max(row.values()) > 0
+        assert any(row.values())  # a difference of two starts may be below zero for kilobytes
 
 
 def test_the_page_is_made_of_the_results() -> None:

@@ -17,7 +17,7 @@ import pytest
 import torch
 from support import write_inputs
 from test_messages import MAKE, MIX, check, each
-from train_support import SIZES, leave_torch_alone
+from train_support import SIZES
 
 import train.__main__
 from pretok.cli import run_command
@@ -138,7 +138,6 @@ def work(tmp_path_factory: pytest.TempPathFactory, vocab_dir: Path) -> Iterator[
     (work / "tiny.toml").write_text(SIZES.format(tied="true"))
     (work / "big.toml").write_text(SIZES.format(tied="true").replace("layers = 2", "layers = 3"))
     with pytest.MonkeyPatch.context() as patch:
-        leave_torch_alone(patch.setattr)
         patch.setenv("COLUMNS", "200")
         patch.setattr(torch.cuda, "is_available", lambda: False)
         patch.setattr(torch.version, "cuda", None)

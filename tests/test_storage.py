@@ -247,12 +247,11 @@ def test_a_disk_that_fills_under_a_run(
     """Saves are tried again for a while, lines of metrics are left out. The last whole checkpoint stays. Of ranks of
     which one fails tests/train/test_train_records.py has a test."""
     needs("torch")
-    from tests.train_support import column, leave_torch_alone, random_shards, tiny_flags
+    from tests.train_support import column, random_shards, tiny_flags
     from train import loop
     from train.__main__ import main
     from train.checkpoint import save
 
-    leave_torch_alone(monkeypatch.setattr)
     monkeypatch.setattr(save, "RETRY_SECONDS", 0.0)
     monkeypatch.setattr(save, "PATIENCE", 0.3)
     shards, original = random_shards(tmp_path / "shards"), loop._save

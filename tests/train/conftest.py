@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -39,17 +38,3 @@ def trial(
     from tests.train_support import Trial
 
     return Trial(shards, tmp_path, monkeypatch, capsys)
-
-
-@pytest.fixture(scope="session", autouse=True)
-def quick_runs() -> Iterator[None]:
-    """A tiny run in this process takes a fifth of the time with one thread, as ranks of their own have, and where the
-    collections around it leave alone what torch brought along."""
-    try:
-        from tests.train_support import leave_torch_alone
-    except ImportError:
-        yield
-        return
-    with pytest.MonkeyPatch.context() as patch:
-        leave_torch_alone(patch.setattr)
-        yield

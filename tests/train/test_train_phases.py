@@ -83,13 +83,12 @@ def test_phases_of_a_file_are_read_and_what_is_wrong_is_named(tmp_path: Path) ->
             read_flags("--config", str(path))
 
 
-@pytest.mark.parametrize("schedule", ["cosine", "wsd"])
-def test_a_phase_that_changes_nothing_changes_no_bit(trial: Trial, schedule: str) -> None:
+def test_a_phase_that_changes_nothing_changes_no_bit(trial: Trial) -> None:
     mix = trial.mix((30, 60))
     same = {"mix": mix, "seq_len": LENGTH, "global_batch": BATCH, "clip": 1}
     phases = ({"at": 2 * STEP - 3}, {"at": 4 * STEP, **same})
-    trial.train("plain", mix=mix, schedule=schedule)
-    trial.train("phases", mix=mix, schedule=schedule, phases=phases)
+    trial.train("plain", mix=mix, schedule="wsd")
+    trial.train("phases", mix=mix, schedule="wsd", phases=phases)
     assert numbers(trial.folder, "phases") == numbers(trial.folder, "plain")
     assert [(line["step"], line["by"], line["changes"]) for line in changes(trial.folder / "phases")] == [
         (2, "phase", {}),
@@ -140,15 +139,13 @@ def test_a_stop_anywhere_and_other_ranks_give_the_same_run(trial: Trial) -> None
 
 
 def test_what_may_change_by_hand_is_shown_and_kept(trial: Trial) -> None:
-    """Batch, learning rate and positions; and a mix that begins as the one before, of which the file is told too."""
+    """Batch, learning rate and positions; and a mix that begins as the one before."""
     short = trial.mix((16, 24), name="short.json")
     longer = trial.mix((16, 24), (10, 70), name="longer.json")
-    common = {"warmup": 10, "lr": 0.01, **CONSTANT}
+    common = {"warmup": 10, **CONSTANT}
     trial.train(mix=short, steps=3, **common)
-    hand = {"mix": longer, "global_batch": 16, "rope_theta": 1e4, "z_loss": 0.1}
-    trial.train(steps=6, **hand, **common)
+    trial.train(mix=longer, global_batch=16, rope_theta=1e4, steps=6, **common)
     text = trial.said()
-    assert "settings: " in text
     assert ", global_batch was 8, is 16, " in text
     assert "rope_theta was None, is 10000.0" in text
     [line] = changes(trial.run)
@@ -157,9 +154,6 @@ def test_what_may_change_by_hand_is_shown_and_kept(trial: Trial) -> None:
     assert column(trial.run, "tokens") == [STEP * n for n in (1, 2, 3, 5, 7, 9)]
     # The warm-up counts in steps of the batch that it began with.
     assert column(trial.run, "lr") == pytest.approx([0.001 * n for n in (1, 2, 3, 4, 6, 8)])
-    # The beginning is the same, so the sequences are those of the longer mix from the first to the last.
-    trial.train("whole", mix=longer, steps=3, **common)
-    assert column(trial.folder / "whole", "data_hash") == column(trial.run, "data_hash")[:3]
     assert read_json(trial.run / "config.json")["resolved"]["global_batch"] == 16
 
 
@@ -167,20 +161,17 @@ def test_a_run_goes_on_with_a_continued_mix(trial: Trial) -> None:
     """In the middle of a stage, where the newest checkpoint is; what was read by then must be the same."""
     first = trial.mix((16, 64))
     trial.train(mix=first, steps=3, **CONSTANT)
-    manifest, new = load_manifest(trial.shards), {}
+    new = {}
     for name, at in (("early", 2 * BATCH), ("new", run_position(trial.run, Path(first)))):
-        after = beginning(manifest, Path(first), at)
+        after = beginning(load_manifest(trial.shards), Path(first), at)
         wish = request(f"{8 * STEP}:en=0.75,it=0.25", seq_len=LENGTH, seed=after.seed, after=after)
         run_mix(trial.shards, trial.folder / f"{name}.json", wish)
         new[name] = str(trial.folder / f"{name}.json")
     with pytest.raises(MismatchError, match="the data differs from sequence 16 on, and 24 are already read"):
         trial.train(mix=new["early"], steps=6, **CONSTANT)
-    for out, mix in (("run", new["new"]), ("whole", new["new"]), ("old", first)):
-        trial.train(out, mix=mix, steps=6, **CONSTANT)
+    for out in ("run", "whole"):
+        trial.train(out, mix=new["new"], steps=6, **CONSTANT)
     assert numbers(trial.folder) == numbers(trial.folder, "whole")
-    hashes = [column(trial.folder / out, "data_hash") for out in ("run", "old")]
-    assert hashes[0][:3] == hashes[1][:3]
-    assert hashes[0][3] != hashes[1][3]
 
 
 def test_what_must_not_change_is_refused_by_name(trial: Trial) -> None:
@@ -233,8 +224,7 @@ def test_compiled_blocks_know_the_length_of_each_phase(trial: Trial) -> None:
     trial.patch.setattr(loss, "_compiled", lambda function: function)
     lengths = (8, 12, 20, 24, 28, 32, 36, 40, 44)
     phases = tuple({"at": 3 * STEP * number, "seq_len": length} for number, length in enumerate(lengths, 1))
-    tokens = 3 * STEP * (len(lengths) + 2)
-    trial.train(compile=True, phases=phases, tokens=tokens, steps=None)
+    trial.train(compile=True, phases=phases, tokens=3 * STEP * (len(lengths) + 2), steps=None)
     assert len(compiled) == 1 + len(lengths)
     assert set.union(*compiled) == {int}
 

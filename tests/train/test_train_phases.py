@@ -19,7 +19,7 @@ from pretok.config import make_recipe
 from pretok.shards.manifest import load_manifest
 from pretok.stream.continued import beginning, run_position
 from pretok.stream.mix_job import run_mix
-from tests.train_support import Trial, column, flags, model_file, run_jobs
+from tests.train_support import Trial, column, model_file
 from train import loop
 from train.config import TrainConfig, add_flags, from_mapping, parse
 from train.model import loss
@@ -118,24 +118,6 @@ def test_length_batch_and_positions_change_and_moments_stay(trial: Trial) -> Non
     assert f"phase at {3 * STEP:,} tokens: mix was " in text
     assert "rope_theta was None, is 1000000.0" in text
     assert "reads its stream from sequence 0\n" in text
-
-
-def test_a_stop_anywhere_and_other_ranks_give_the_same_run(trial: Trial) -> None:
-    """Also at the very step where a phase begins, and in a warm-up, which counts in steps of the same batch."""
-    first, other = trial.mix((30, 60)), trial.mix((40, 20), name="other.json", seed=5)
-    phases = ({"at": 2 * STEP, "mix": other}, {"at": 4 * STEP, "global_batch": 2 * BATCH})
-    common = {"mix": first, "phases": phases, **CONSTANT, "warmup": 5}
-    jobs = []
-    for ranks, steps, out in [(1, 6, "whole"), (1, 2, "run"), (2, 3, "run"), (1, 4, "run"), (2, 6, "run")]:
-        jobs.append((ranks, flags(trial.config(out, **common, steps=steps))))
-    text = run_jobs(jobs, trial.folder)
-    assert [step for step in range(7) if f"resumed from step {step}\n" in text] == [2, 3, 4]
-    for name in ("data_hash", "tokens", "lr"):
-        assert column(trial.run, name) == column(trial.folder / "whole", name)
-    assert column(trial.run, "loss") == pytest.approx(column(trial.folder / "whole", "loss"), rel=1e-5)
-    begun = [line for line in changes(trial.run) if line["by"] == "phase"]
-    assert [(line["step"], line["position"]) for line in begun] == [(2, 0), (4, 2 * BATCH)]
-    assert [line["step"] for line in changes(trial.folder / "whole")] == [2, 4]
 
 
 def test_what_may_change_by_hand_is_shown_and_kept(trial: Trial) -> None:

@@ -91,9 +91,10 @@ def test_interrupted_run_goes_on_with_any_number_of_processes(trial: Trial, whol
             ranks.processes[-1].join(120)
             for process in ranks.processes:
                 process.kill()
-        # Of other signals to one rank, all of them stop.
-        code = {None: 0, KILL: -KILL}.get(number, 75)
-        assert ranks.wait() == [code] * count, ranks.text()
+        codes, code = ranks.wait(), {None: 0, KILL: -KILL}.get(number, 75)
+        assert codes[-1] == code, ranks.text()
+        # Of other signals to one rank, all of them stop. Of a kill, some may have ended before they were killed.
+        assert number == KILL or codes == [code] * count, ranks.text()
         assert ("resumed from step" in ranks.text()) == (link > 0)
         assert (run / "done.json").exists() == (number is None)
     assert_same_run(run, whole)
@@ -101,28 +102,6 @@ def test_interrupted_run_goes_on_with_any_number_of_processes(trial: Trial, whol
     lost = [record["lost_steps"] for record in read_lines(run / "goodput.jsonl")]
     assert len(lost) == 3
     assert lost[1:] == [0, 0]
-
-
-def _die_in_the_second_save() -> None:
-    calls: list[int] = []
-
-    def behind(*_: Any) -> None:
-        calls.append(0)
-        if len(calls) == 2:
-            os.kill(os.getpid(), KILL)
-
-    around(save, "write_meta", None, behind)
-
-
-def test_kill_during_a_save_leaves_the_one_before(trial: Trial, whole: Path) -> None:
-    """Just before it is renamed."""
-    ranks = Ranks([(1, flags(trial.config()))], trial.folder, _die_in_the_second_save)
-    assert ranks.wait() == [-KILL]
-    assert [path[0] for path in saved(trial.run)] == [".", "0"]
-    trial.train()
-    assert "resumed from step 4\n" in trial.said()
-    assert saved(trial.run) == ["0016", "0020"]
-    assert_same_run(trial.run, whole)
 
 
 @pytest.mark.parametrize(

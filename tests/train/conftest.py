@@ -33,8 +33,14 @@ def trained(shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def trial(
-    shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    request: pytest.FixtureRequest,
+    shards: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> object:
+    """Runs in a folder of their own, with the settings DEFAULTS of the file."""
     from tests.train_support import Trial
 
-    return Trial(shards, tmp_path, monkeypatch, capsys)
+    defaults = dict(getattr(request.module, "DEFAULTS", {}))
+    return Trial(shards, tmp_path, monkeypatch, capsys, defaults)

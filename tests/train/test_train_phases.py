@@ -28,12 +28,7 @@ BATCH, LENGTH = 8, 16
 STEP = BATCH * LENGTH
 """Tokens of a step."""
 CONSTANT = {"schedule": "constant", "save_every": "99"}
-
-
-@pytest.fixture
-def trial(trial: Trial) -> Trial:
-    trial.defaults = {"lr": 0.01, "warmup": 2, "save_every": "never"}
-    return trial
+DEFAULTS = {"lr": 0.01, "warmup": 2, "save_every": "never"}
 
 
 def numbers(folder: Path, out: str = "run") -> list[list[Any]]:

@@ -31,21 +31,13 @@ from train.config import TrainConfig
 from train.model.sizes import PRESETS
 
 STEPS = 20
-
-
-VALUES = {"steps": STEPS, "lr": 0.001, "warmup": 2, "save_every": "4", "keep_last": 2}
+DEFAULTS = {"steps": STEPS, "lr": 0.001, "warmup": 2, "save_every": "4", "keep_last": 2}
 """At ten times this rate rounding alone moves the losses by 3e-4 in 40 steps."""
-
-
-@pytest.fixture
-def trial(trial: Trial) -> Trial:
-    trial.defaults = VALUES
-    return trial
 
 
 @pytest.fixture(scope="module")
 def whole(shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    config = tiny_config(shards, tmp_path_factory.mktemp("whole"), **VALUES)
+    config = tiny_config(shards, tmp_path_factory.mktemp("whole"), **DEFAULTS)
     loop.train(config)
     return Path(config.out)
 

@@ -25,12 +25,7 @@ from train.checkpoint.export import export
 from train.checkpoint.meta import read_meta
 
 FIRST, SECOND, INDEX = "rank-00000.safetensors", "rank-00001.safetensors", "index-00000.json"
-
-
-@pytest.fixture
-def trial(trial: Trial) -> Trial:
-    trial.defaults = TWO_RANKS | {"shard": None}
-    return trial
+DEFAULTS = TWO_RANKS | {"shard": None}
 
 
 @pytest.fixture

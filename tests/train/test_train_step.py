@@ -37,12 +37,7 @@ from train.parallel.layout import Layout
 from train.plan import count_tensors
 
 LENGTH = 16
-
-
-@pytest.fixture
-def trial(trial: Trial) -> Trial:
-    trial.defaults = {"save_every": "3"}
-    return trial
+DEFAULTS = {"save_every": "3"}
 
 
 def test_schedules() -> None:

@@ -26,7 +26,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from _pytest.mark import ParameterSet
 from support import TASK_PATH, children, left, needs, until, write_inputs, write_recipe
 from traced import can_trace, injected, kill_points, signalled, traced
 
@@ -161,7 +160,7 @@ def test_every_command_is_here() -> None:
     )
 
 
-def row(name: str) -> ParameterSet:
+def row(name: str) -> Any:
     """A row of LINES; further ones of the same command are for the slow tests."""
     first = next(other for other, line in LINES.items() if line[0] == LINES[name][0])
     return pytest.param(name, marks=[pytest.mark.slow] * (name != first))

@@ -5,6 +5,7 @@ torch takes seconds to import, so one server process imports it once and every r
 
 from __future__ import annotations
 
+import argparse
 import json
 import multiprocessing
 import os
@@ -29,7 +30,7 @@ from pretok.tokenizer.vocabulary import load_vocab, tokenizer_data
 from tests.support import EOD, freeze, make_shards
 from train.checkpoint.meta import read_meta
 from train.checkpoint.tensors import Reader, restore
-from train.config import TrainConfig
+from train.config import TrainConfig, add_flags, parse
 from train.model.sizes import ModelConfig
 from train.model.transformer import Decoder, initial_tensor
 
@@ -60,6 +61,13 @@ def tiny_config(shards: Path, folder: Path, **more: Any) -> TrainConfig:
     values: dict[str, Any] = {"shards": str(shards), "out": str(folder / "run"), "model": model_file(folder)}
     values |= {"seq_len": 16, "global_batch": 8, "steps": 8, "workers": 0}
     return TrainConfig(**values | more)
+
+
+def parsed(*arguments: str) -> TrainConfig:
+    """The settings that a command line gives."""
+    parser = argparse.ArgumentParser(allow_abbrev=False)
+    add_flags(parser)
+    return parse(parser, arguments)[0]
 
 
 TWO_RANKS = {"steps": 4, "save_every": "2", "shard": 2, "lr": 0.01, "warmup": 1}

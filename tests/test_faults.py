@@ -8,8 +8,8 @@ permission, in words that name a file. Of workers one, their parent and the whol
 
 PRETOK_FAULTS is how many faults of each kind meet a command (3; hundreds take hours), PRETOK_SEED which.
 
-Kills elsewhere: a driver in tests/base/test_execute.py, ranks in tests/train/test_train_resume.py, SIGTERM in the
-middle of the work in tests/test_cli.py, who gets a lock in tests/base/test_lock.py.
+Kills elsewhere: workers and a driver in tests/base/test_execute.py, ranks in tests/train/test_train_resume.py, SIGTERM
+in the middle of the work in tests/test_cli.py, who gets a lock in tests/base/test_lock.py.
 """
 
 from __future__ import annotations
@@ -269,6 +269,7 @@ def test_what_stays_is_said_with_the_file(work: Path, error: str, code: int) -> 
     assert ("run the same command again" in said) is (code == 75)
 
 
+@pytest.mark.slow
 def test_killed_workers_are_got_over(tmp_path: Path, vocab_dir: Path) -> None:
     """First a worker, whose task another one does, and their parent; then, as a shell or Slurm does, the whole group.
     Of the driver alone tests/base/test_execute.py has a test."""

@@ -166,6 +166,7 @@ def test_what_must_not_change_is_refused_by_name(trial: Trial) -> None:
         again(steps=8)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The .grad attribute")  # what torch looks at while it traces
 def test_compiled_blocks_know_the_length_of_each_phase(trial: Trial) -> None:
     """One that holds for any length is slower, and torch makes such of what it sees change."""

@@ -123,8 +123,8 @@ def test_the_rank_that_costs_most_is_the_slowest() -> None:
 def test_a_save_that_hangs_ends_the_run(trial: Trial) -> None:
     released = threading.Event()
     trial.around(save, "write_pieces", lambda *_: released.wait(60))
-    config = trial.config(steps=2, timeout=2)
-    words = "checkpoint of step 2 could not be written: not done after --timeout 2 s"
+    config = trial.config(steps=2, timeout=1)
+    words = "checkpoint of step 2 could not be written: not done after --timeout 1 s"
     with pytest.raises(HungSave, match=words):
         loop.train(config)
     released.set()

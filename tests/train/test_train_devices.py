@@ -12,6 +12,8 @@ from support import needs
 
 torch = needs("torch")
 
+from torch.nn.attention import SDPBackend
+
 from pretok.base.errors import UsageError
 from train import preflight
 from train.model.sizes import PRESETS

@@ -173,6 +173,13 @@ def test_lines_that_were_not_saved_go_and_half_a_line_is_written_over(
     with pytest.raises(OSError, match="No space left"):
         lines.add({"step": 5})
     assert len(tries) == 1
+    warnings = list[str]()
+    lines = Lines(path, full=warnings.append)
+    for step in (5, 6, 7):  # the first two find no space
+        tries[:] = [0, 0] if step < 7 else [0, 0, 0]
+        lines.add({"step": step})
+    assert warnings == [f"warning: {path}: {os.strerror(error)}: lines are dropped until there is space"]
+    assert [record["step"] for record in read_lines(path)] == [1, 2, 3, 4, 7]
 
 
 def test_deterministic_holds_from_the_start_of_a_run(trial: Trial) -> None:

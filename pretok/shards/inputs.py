@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -28,10 +28,10 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from msgspec.structs import astuple
+from msgspec.structs import asdict, astuple
 
 from pretok.base.errors import IntegrityError
-from pretok.base.records import Record, read_record, replace, to_json
+from pretok.base.records import Count, Record, read_record, replace, to_json
 from pretok.base.storage import atomic_open, damaged, reading
 from pretok.base.tree import Tree
 from pretok.read.files import InputFile, Stamp
@@ -50,6 +50,14 @@ SCHEMA = pa.schema(
 _KEY = b"pretok"
 Place = tuple[int, int]
 """(number of a partition, index of a piece in it)."""
+
+
+class PieceCounts(Record, frozen=True):
+    """What a piece gave: records read, those of them that were rejected, and its lines or rows, blank ones included."""
+
+    read: Count = 0
+    rejected: Count = 0
+    lines: Count = 0
 
 
 class PlannedPiece(NamedTuple):
@@ -120,20 +128,15 @@ class SourcePlan:
         paths = {row.file.path for row in rows}
         return replace(self, rows=(*rows, *(PlannedPiece(f) for f in self.inputs if f.path not in paths)))
 
-    def sealed(
-        self, read: Mapping[Place, int], rejected: Mapping[Place, int], lines: Mapping[Place, int]
-    ) -> SourcePlan:
-        """The table of the sealed source. A piece without a count gave nothing."""
-        counted = iter(
-            row._replace(
-                estimate=None,
-                read=read.get(place, 0),
-                rejected=rejected.get(place, 0),
-                lines=lines.get(place, 0),
-            )
-            for place, row, _ in self.placed()
+    def sealed(self, counts: Mapping[int, Sequence[PieceCounts]]) -> SourcePlan:
+        """The table of the sealed source. counts: number of a partition -> what each of its pieces gave."""
+        pieces = {number: iter(of_pieces) for number, of_pieces in counts.items()}
+        rows = tuple(
+            row
+            if row.partition is None
+            else row._replace(estimate=None, **asdict(next(pieces[row.partition])))
+            for row in self.rows
         )
-        rows = tuple(row if row.partition is None else next(counted) for row in self.rows)
         return replace(self, rows=rows, config=None)
 
     def placed(self) -> Iterator[tuple[Place, PlannedPiece, int]]:

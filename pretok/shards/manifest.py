@@ -7,7 +7,8 @@
     totals       counts, as in each source
     sources      {NAME: {tokens, documents, bytes, read, rejected: {reason: n}, train: {...}, val: {...},
                  mismatches: {column: n}    values of kept columns that had another type
-                 compared: {documents, bytes, encoded_again: [{shard, file, position}]}}}    with `tokenizers`
+                 compared: n                documents that `tokenizers` encoded again
+                 encoded_again: [text]}}    partitions that it encoded as a whole, because one differed
     shards       [{path, source, split, tokens, documents, file_bytes, text_bytes, root, index_root}]
     side_files   [{path, source, file_bytes, root}]    every other file of the folder: ledgers, inputs, rejects
     history      [{fingerprint, shards: {NAME: {train, val}}}]    what the folder was before, the oldest first: its
@@ -55,7 +56,7 @@ from pretok.shards.format import Shard as Shard
 
 T = TypeVar("T", bound=Record)
 FORMAT = "pretok-shards"
-VERSION = 7
+VERSION = 8
 FILE_NAME = "manifest.json"
 INPUTS_SUFFIX = ".files.parquet"
 STATE = ".state"
@@ -97,27 +98,11 @@ class SplitCounts(Record, frozen=True, omit_defaults=True):
 NOTHING = SplitCounts(0, 0, 0)
 
 
-class EncodedAgain(Record, frozen=True):
-    """A shard that `tokenizers` encoded as a whole, with the validation documents of the same part, because the fast
-    engine gave other tokens for a document: that of `file` at the line or row `position`, from 1."""
-
-    shard: str
-    file: str
-    position: Count
-
-
-class Compared(Record, frozen=True):
-    """Documents that `tokenizers` encoded again before their shards were sealed. bytes: of their text."""
-
-    documents: Count
-    bytes: Count
-    encoded_again: tuple[EncodedAgain, ...]
-
-
 class SourceCounts(Record, frozen=True, omit_defaults=True):
     """What a source holds. read: records, of which `documents` were written and the others rejected, by reason;
-    mismatches: by kept column, values that are null in the ledgers because they had another type; compared: None if no
-    documents were encoded, as in shards of a mix."""
+    mismatches: by kept column, values that are null in the ledgers because they had another type; compared: documents
+    that `tokenizers` encoded again before their shards were sealed; encoded_again: partitions that it encoded as a
+    whole because the fast engine gave other tokens for a document, each with that document."""
 
     tokens: Count
     documents: Count
@@ -127,7 +112,8 @@ class SourceCounts(Record, frozen=True, omit_defaults=True):
     train: SplitCounts
     val: SplitCounts
     mismatches: dict[str, Count] = msgspec.field(default_factory=dict)
-    compared: Compared | None = None
+    compared: Count = 0
+    encoded_again: tuple[str, ...] = ()
 
     @property
     def removed(self) -> RemovedCounts | None:
@@ -318,8 +304,7 @@ class Manifest(Record, frozen=True, dict=True, omit_defaults=True):
     def holds(self, unit: str) -> bool:
         """Whether documents of a source (`NAME`) or of an append to it (`NAME.1`) are sealed."""
         source, _, append = unit.partition(".")
-        counts = self.sources.get(source, UNCOUNTED)
-        return counts.documents > 0 and int(append or 0) <= self.appends(source)
+        return source in self.sources and int(append or 0) <= self.appends(source)
 
     def rejects(self, source: str) -> list[Path]:
         """The files of rejects of a source."""

@@ -22,7 +22,7 @@ from pretok.config import Recipe
 from pretok.read.batches import hash_texts
 from pretok.shards.copies_job import settle_copies
 from pretok.shards.manifest import load_manifest
-from pretok.shards.task import damaged_path
+from pretok.shards.task import DAMAGED
 
 Inputs = dict[str, list[Path | str]]
 Make = Callable[..., Recipe]
@@ -143,7 +143,7 @@ def test_a_try_that_was_killed_does_not_decide_who_is_first(
     def settle(tasks: Any, *more: Any) -> Any:
         for task in tasks:
             if task.partition.source == "en":
-                damaged_path(task).touch()
+                task.state(DAMAGED).touch()
         return settle_copies(tasks, *more)
 
     monkeypatch.setattr("pretok.shards.job.settle_copies", settle)

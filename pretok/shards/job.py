@@ -2,7 +2,7 @@
 
 Input: a Recipe with a trained vocabulary. Output: SHARDS/manifest.json and what it describes.
 
-    plan      inputs -> partitions, kept in SHARDS/.state/NAME/plan.parquet so that a restart does the same work
+    plan      inputs -> partitions, kept in SHARDS/.state/NAME/plan.json so that a restart does the same work
               (NAME.1 and so on for appends)
     copies    if duplicates are looked for: find the copies in a pass before (`copies_job.py`)
     tokenize  one task per partition (`task.py`), largest first

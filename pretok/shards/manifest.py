@@ -58,7 +58,7 @@ T = TypeVar("T", bound=Record)
 FORMAT = "pretok-shards"
 VERSION = 8
 FILE_NAME = "manifest.json"
-INPUTS_SUFFIX = ".files.parquet"
+INPUTS_SUFFIX = ".files.json"
 STATE = ".state"
 """Folder of unfinished work inside a shards folder; removed when everything is sealed."""
 SPLITS = ("train", "val")

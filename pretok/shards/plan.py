@@ -114,7 +114,7 @@ def _continue(old: SourcePlan, asked: SourcePlan, state: Path, console: Console)
         if any(piece.file.path in fixed for piece in partition.pieces):
             forget(state / old.unit, partition.name)
     now = {file.path: file for file in asked.inputs}
-    new = replace(old, rows=tuple(row._replace(file=now[row.file.path]) for row in old.rows))
+    new = replace(old, rows=tuple(replace(row, file=now[row.file.path]) for row in old.rows))
     write_plan(state / old.unit / PLAN_FILE, new)
     return new
 

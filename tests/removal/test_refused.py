@@ -97,10 +97,7 @@ def test_another_project_is_given_the_list(
     }
     files = (
         (tmp_path / "nothing.parquet", r"nothing\.parquet"),
-        (
-            work / "shards" / "a" / "a.files.parquet",
-            "not a list of removed texts",
-        ),
+        (work / "shards" / "a" / "a-00000.docs.parquet", "not a list of removed texts"),
     )
     for path, message in files:
         with pytest.raises(IntegrityError, match=message):

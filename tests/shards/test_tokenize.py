@@ -8,8 +8,6 @@ import json
 import os
 import shutil
 import signal
-from collections import Counter
-from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
@@ -33,8 +31,9 @@ from pretok.base.stop import StopFlag
 from pretok.config import Recipe
 from pretok.shards import record
 from pretok.shards.format import ShardReader
+from pretok.shards.inputs import load_inputs
 from pretok.shards.job import run_tokenize
-from pretok.shards.manifest import FILE_NAME, has_manifest, inputs_name, load_manifest
+from pretok.shards.manifest import FILE_NAME, has_manifest, load_manifest
 from pretok.shards.task import PartitionWriter
 from pretok.shards.unfinished import unfinished
 from pretok.tokenizer.encoder import TRIED
@@ -171,13 +170,8 @@ def test_bad_inputs_are_named_and_the_rest_is_done(tmp_path, vocab_dir, here):
     assert manifest.data["sources"]["it"]["read"] == 800
     kept = [p for p, t in before.items() if p.exists() and p.stat().st_mtime_ns == t]
     assert kept
-    counts: dict[str, Counter[str]] = {}
-    for row in pq.read_table(made.shards_dir / inputs_name("it")).to_pylist():
-        counts.setdefault(Path(row["file"]).name, Counter()).update(
-            read=row["read"], rejected=row["rejected"]
-        )
-    assert counts["good.jsonl"] == counts["cut.jsonl.zst"] == {"read": 400, "rejected": 2}
-    assert counts["empty.jsonl"]["read"] == 0
+    counts = {Path(path).name: counts for path, _, *counts in load_inputs(manifest, "it").files()}
+    assert counts == {"good.jsonl": [400, 2], "cut.jsonl.zst": [400, 2], "empty.jsonl": [0, 0]}
     ledger = [
         json.loads(x) for x in (made.shards_dir / "rejects" / "it-00000.jsonl").read_text().splitlines()
     ]
@@ -294,9 +288,10 @@ def test_ids_of_two_engines_are_not_mixed(tmp_path, inputs, vocab_dir, here, mon
     """Versions of packages that do not decide ids are all listed."""
     first = again = recipe(tmp_path, vocab_dir, {"it": inputs["it"]})
     if begun == "killed":
-        with monkeypatch.context() as patch, pytest.raises(Stopped):
+        with monkeypatch.context() as patch:
             failing_partition(patch, Stopped("killed"))
-            run(first, here)
+            with pytest.raises(Stopped):
+                run(first, here)
     else:
         run(first, here)
         more = {"append": {"it": inputs["en"]}} if begun == "appended" else {"sources": inputs}
@@ -325,9 +320,9 @@ def test_a_worker_of_another_environment_gives_no_ids(
     address = request.getfixturevalue("ray_address") if workers else None
     made = recipe(tmp_path, vocab_dir, {"it": inputs["it"]})
     monkeypatch.setattr("pretok.shards.job.software", lambda: {**record.software(), "numpy": "99.1"})
-    with StopFlag() as stop, Engine(workers, address, stop) as engine:
-        with pytest.raises(MismatchError, match=rf"{NODE} has numpy .* instead of 99\.1"):
-            run(made, engine)
+    says = rf"{NODE} has numpy .* instead of 99\.1"
+    with StopFlag() as stop, Engine(workers, address, stop) as engine, pytest.raises(MismatchError, match=says):
+        run(made, engine)
     assert not list(made.shards_dir.rglob("*.bin"))
 
 

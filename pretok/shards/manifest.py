@@ -216,12 +216,6 @@ class Manifest(Record, frozen=True, dict=True, omit_defaults=True):
         head |= {"shards": len(shards), "side_files": len(others)}
         return tuple(canonical_json(entry) for entry in (head, *shards, *others))
 
-    @cached_property
-    def shard_counts(self) -> dict[str, dict[str, int]]:
-        """The number of shards of each source and split, without sources that have none."""
-        counts = Counter((shard.source, shard.split) for shard in self.shards)
-        return {name: {split: counts[name, split] for split in SPLITS} for name, _ in counts}
-
     def was(self, fingerprint: str) -> tuple[Shard, ...] | None:
         """The shards, with their roots, that the folder had under this fingerprint; None if it never had it.
 
@@ -270,14 +264,11 @@ class Manifest(Record, frozen=True, dict=True, omit_defaults=True):
 
     def as_of(self, fingerprint: str) -> Manifest | None:
         """The manifest that the folder had under this fingerprint; None if it never had it. Its counts are those of its
-        shards; what was rejected is not known."""
+        shards; what was read and rejected is not known."""
         if (shards := self.was(fingerprint)) is None or fingerprint == self.fingerprint:
             return self if shards else None
-        documents = Counter[str]()
-        for shard in shards:
-            documents[shard.source] += shard.documents
         event = next(event for event in self.history if event.fingerprint == fingerprint)
-        sources = {name: replace(UNCOUNTED, read=documents[name]) for name in event.shards}
+        sources = dict.fromkeys(event.shards, UNCOUNTED)
         return replace(self, shards=shards, sources=sources, history=()).counted()
 
     def counted(self) -> Manifest:
@@ -291,10 +282,11 @@ class Manifest(Record, frozen=True, dict=True, omit_defaults=True):
         train, val = (replace(split, kinds=None) for split in (both.train, both.val))
         return replace(self, sources=sources, totals=replace(both, train=train, val=val))
 
-    @property
-    def event(self) -> Event:
-        """The entry in the history of this folder after it has grown."""
-        return Event(self.fingerprint, self.shard_counts)
+    def event(self, removal: Removal | None = None) -> Event:
+        """The entry for this manifest in the history of the next one: after documents were removed, or it has grown."""
+        counts = Counter((shard.source, shard.split) for shard in self.shards)
+        shards = {name: {split: counts[name, split] for split in SPLITS} for name, _ in counts}
+        return Event(self.fingerprint, shards, removal)
 
     def appends(self, source: str) -> int:
         """The number of appends to a source."""
@@ -463,16 +455,11 @@ def inputs_name(source: str, append: int = 0) -> str:
 
 def _count_source(known: SourceCounts, shards: Sequence[Shard]) -> SourceCounts:
     """The counts of a source with those of all its shards."""
-    splits = []
-    for split in SPLITS:
-        held = [shard for shard in shards if shard.split == split]
-        found = add_counts(
-            [NOTHING, *(SplitCounts(s.tokens, s.documents, s.text_bytes, s.kinds, s.removed) for s in held)]
-        )
-        if found.kinds is not None:  # in the order of KINDS, whatever the order in the shards
-            found = replace(found, kinds={kind: found.kinds[kind] for kind in KINDS if found.kinds.get(kind)})
-        splits.append(found)
-    (train, val), both = splits, add_counts(splits)
+    splits = {split: [NOTHING] for split in SPLITS}
+    for s in shards:
+        splits[s.split].append(SplitCounts(s.tokens, s.documents, s.text_bytes, s.kinds, s.removed))
+    train, val = map(add_counts, splits.values())
+    both = add_counts([train, val])
     return replace(
         known, tokens=both.tokens, documents=both.documents, bytes=both.bytes, train=train, val=val
     )

@@ -15,7 +15,6 @@ import shutil
 from collections.abc import Iterable, Mapping
 from itertools import chain
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
@@ -45,14 +44,6 @@ from pretok.shards.manifest import (
 from pretok.shards.record import PartitionRecord, all_software, load_records, software
 from pretok.shards.writer import ShardWriter
 from pretok.tokenizer.vocabulary import TOKENIZER_FILE, Vocabulary
-
-
-class Sealed(NamedTuple):
-    """A source, or an append to it, whose files are complete but not in the manifest yet."""
-
-    counts: SourceCounts
-    shards: list[Shard]
-    files: list[SideFile]
 
 
 def sealed_manifest(shards: Path) -> Manifest | None:
@@ -98,12 +89,12 @@ def seal(
     sources, entries = dict(manifest.sources), [*manifest.shards]
     files = [file for file in manifest.side_files if file.source]
     for plan in plans:
-        one = _seal_source(shards, state / plan.unit, plan, dtype)
-        counts = add_counts([sources.get(plan.name, UNCOUNTED), one.counts])
+        new, new_shards, new_files = _seal_source(shards, state / plan.unit, plan, dtype)
+        counts = add_counts([sources.get(plan.name, UNCOUNTED), new])
         rejected, mismatches = (dict(sorted(each.items())) for each in (counts.rejected, counts.mismatches))
         sources[plan.name] = replace(counts, rejected=rejected, mismatches=mismatches)
-        entries += one.shards
-        files += one.files
+        entries += new_shards
+        files += new_files
     common = side_files(shards, None, [shards / TOKENIZER_FILE, benchmark_path(shards), removed_path(shards)])
     manifest = replace(
         manifest,
@@ -115,7 +106,7 @@ def seal(
     )
     manifest = manifest.counted().at(shards.absolute())
     if old and old.fingerprint != manifest.fingerprint:  # an append without documents changes nothing
-        manifest = replace(manifest, history=(*old.history, old.event))
+        manifest = replace(manifest, history=(*old.history, old.event()))
     _remove_unlisted(manifest, {plan.name for plan in plans})
     write_manifest(shards, manifest)
     kept_benchmark(state).unlink(missing_ok=True)
@@ -143,8 +134,11 @@ def side_files(shards: Path, source: str | None, paths: Iterable[Path]) -> tuple
     )
 
 
-def _seal_source(shards: Path, state: Path, plan: SourcePlan, dtype: np.dtype[np.generic]) -> Sealed:
-    """Add up the records of a source or an append, and merge the small files of its partitions."""
+def _seal_source(
+    shards: Path, state: Path, plan: SourcePlan, dtype: np.dtype[np.generic]
+) -> tuple[SourceCounts, list[Shard], list[SideFile]]:
+    """Add up the records of a source or an append, and merge the small files of its partitions. Returns what comes to
+    the manifest."""
     records = load_records(state, plan)
     sealed = plan.sealed({number: record.pieces for number, record in records.items()})
     counts = add_counts([UNCOUNTED, *(record.found for record in records.values())])
@@ -170,7 +164,7 @@ def _seal_source(shards: Path, state: Path, plan: SourcePlan, dtype: np.dtype[np
     files = [*chain(*(record.side_files for record in records.values())), *val_files]
     files.sort(key=lambda file: file.path.endswith(SPANS_SUFFIX))
     files += side_files(shards, plan.name, [table, rejects, found])
-    return Sealed(counts, entries, files)
+    return counts, entries, files
 
 
 def _merge_validation(

@@ -178,7 +178,7 @@ def test_adding_a_source(tmp_path: Path, inputs: tuple[Path, Callable[[], None]]
     assert steps > 5
     manifest = load_manifest(made.shards_dir)
     assert list(manifest.sources) == ["good", "more"]
-    assert (manifest.history, manifest.was(before.fingerprint)) == ((before.event,), before.shards)
+    assert (manifest.history, manifest.was(before.fingerprint)) == ((before.event(),), before.shards)
     assert {path: path.stat().st_mtime_ns for path in written} == written
     at_once = recipe(tmp_path / "once", other.parent, sources)
     run(at_once, here)

@@ -321,7 +321,11 @@ def test_a_worker_of_another_environment_gives_no_ids(
     made = recipe(tmp_path, vocab_dir, {"it": inputs["it"]})
     monkeypatch.setattr("pretok.shards.job.software", lambda: {**record.software(), "numpy": "99.1"})
     says = rf"{NODE} has numpy .* instead of 99\.1"
-    with StopFlag() as stop, Engine(workers, address, stop) as engine, pytest.raises(MismatchError, match=says):
+    with (
+        StopFlag() as stop,
+        Engine(workers, address, stop) as engine,
+        pytest.raises(MismatchError, match=says),
+    ):
         run(made, engine)
     assert not list(made.shards_dir.rglob("*.bin"))
 

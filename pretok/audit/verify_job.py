@@ -187,7 +187,7 @@ def _check_inputs(manifest: Manifest) -> Iterator[str]:
     """Check that read = written + rejected for each source, and that its inputs add up to the same."""
     for name in manifest.tokenized:  # others are made of shards, not of input files
         files, counts = load_inputs(manifest, name).files(), manifest.sources[name]
-        read, gone = (sum(file[key] for file in files) for key in (2, 3))
+        read, gone = sum(file[2] for file in files), sum(file[3] for file in files)
         rejected = sum(counts.rejected.values())
         if not (read == counts.read == counts.documents + rejected and gone == rejected):
             yield (

@@ -223,8 +223,8 @@ class PartitionWriter:
     def __enter__(self) -> PartitionWriter:
         return self
 
-    def __exit__(self, *exc: object) -> None:
-        self._stack.__exit__(*exc)
+    def __exit__(self, *exc: Any) -> None:
+        self._stack.__exit__(*exc)  # with an exception, files that are not sealed are removed
 
     def is_full(self, more: int) -> bool:
         """Whether the train shard has its size if `more` tokens come to it."""

@@ -38,8 +38,8 @@ pretok: no input matches 'PUT/YOUR/TEXT/*.jsonl' (no {work}/PUT/YOUR/TEXT/*.json
 path of your text
 
 2 tokenize fr=more.jsonl --out ok --vocab vocab
-pretok: ok/shards holds shards of en, it, and this command names fr; val_fraction was 0.1 and is 0. Use another \
---out folder; to add fr to these shards, name their sources too
+pretok: ok/shards holds shards of en, it, and this command names fr: use another --out folder or, to add to these \
+shards, also name their sources
 
 2 run ok.toml
 pretok: the shards in ok/shards were made with other settings or inputs: val_fraction was 0.1 and is 0.2. Change that \

@@ -161,8 +161,7 @@ def _check_tokenizer(manifest: Manifest) -> Iterator[str]:
 
 def _check_history(manifest: Manifest) -> Iterator[str]:
     """Raise what is wrong."""
-    for event in manifest.history:
-        manifest.was(event.fingerprint)
+    list(manifest.versions())
     if manifest.materialized is not None:
         parse_mix(manifest.materialized, manifest.folder / FILE_NAME)
     yield from ()

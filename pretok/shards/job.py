@@ -33,7 +33,7 @@ from pretok.base.tokens import token_dtype
 from pretok.base.units import listed, plural
 from pretok.chat.resolve import resolve
 from pretok.config import Recipe
-from pretok.read.changes import differences, refuse_changes, shared_inputs
+from pretok.read.changes import refuse_changes, shared_inputs
 from pretok.read.partition import stamped
 from pretok.read.partition_runs import run_partitions
 from pretok.read.rejects import poor_sources
@@ -137,13 +137,10 @@ class _Job:
             drop_finished(self.state, old)
             known = old.sources.keys() & self.recipe.sources.keys()
             if not known:
-                named = ", ".join(self.recipe.sources)
-                holds = (
-                    f"{self.shards} holds shards of {', '.join(old.sources)}, and this command names {named}"
-                )
                 raise MismatchError(
-                    f"{'; '.join([holds, *differences(old.config, self.config)])}. Use another --out folder; to add "
-                    f"{named} to these shards, name their sources too"
+                    f"{self.shards} holds shards of {', '.join(old.sources)}, and this command names "
+                    f"{', '.join(self.recipe.sources)}: use another --out folder or, to add to these shards, also name "
+                    "their sources"
                 )
             refuse_changes("the shards", self.shards, old.config, self.config)
             sealed = {name: load_appends(old, name) for name in sorted(known)}

@@ -40,8 +40,5 @@ class Told(Silent, Progress):
     def __call__(self, counts: Counts, /) -> None:
         self.counts.update(counts)
 
-    def expect(self, bytes: int, partitions: int) -> None:
-        self.expected = (bytes, partitions)
-
-    def start_from(self, counts: Counts) -> None:
-        self.before = counts
+    def expect(self, bytes: int, partitions: int, before: Counts) -> None:
+        self.expected, self.before = (bytes, partitions), before

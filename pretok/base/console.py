@@ -34,13 +34,11 @@ class Progress:
     """Takes the reports of a step. This one shows nothing."""
 
     def __call__(self, counts: Counts, /) -> None:
-        """Increments since the last call."""
+        """Add what was done since the last call."""
 
-    def expect(self, bytes: int, partitions: int) -> None:
-        """The size of the whole step, set once: estimated bytes of text, number of partitions."""
-
-    def start_from(self, counts: Counts) -> None:
-        """What earlier runs did of the step; it does not count for the speed of this run."""
+    def expect(self, bytes: int, partitions: int, before: Counts) -> None:
+        """Set the size of the whole step, once: estimated bytes of text, number of partitions. before: what earlier
+        runs did of them; it does not count for the speed of this run."""
 
 
 class Console:
@@ -48,24 +46,30 @@ class Console:
 
     @property
     def log(self) -> Path | None:
-        """The log file; None where none is kept."""
+        """The log file; None if none is kept."""
         return None
+
+    def event(self, name: str, /, **details: object) -> None:
+        """Write an event to the log only. details: JSON values."""
+
+    def detail(self, shown: Table | str) -> None:
+        """Write a table or a line to the log only."""
+        if isinstance(shown, str):
+            self.event("notice", message=shown)
+        else:
+            self.event("table", title=shown.title, columns=shown.columns, rows=shown.rows)
+
+    def show(self, shown: Table | str, *, result: bool = False) -> None:  # noqa: ARG002
+        """Show a table or a text; result: it is the result of the command."""
+        self.detail(shown)
 
     def notice(self, text: str) -> None:
         """Show a line."""
+        self.show(text)
 
     def progress(self, title: str) -> AbstractContextManager[Progress]:  # noqa: ARG002
         """Show a step while the context is open."""
         return nullcontext(Progress())
-
-    def show(self, made: Table | str, *, result: bool = False) -> None:
-        """Show a table or a text; result: it is the result of the command."""
-
-    def detail(self, made: Table | str) -> None:
-        """Write a table or a line to the log only."""
-
-    def event(self, name: str, /, **details: object) -> None:
-        """Write an event to the log only. details: JSON values."""
 
 
 Silent = Console

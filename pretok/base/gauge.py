@@ -8,6 +8,7 @@ runs, and the estimate. Output: text. The job shows it, and `pretok status` make
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 
 from msgspec import field
@@ -18,12 +19,12 @@ from pretok.base.units import duration, human_bytes, plural
 NEARLY = 99
 """Highest percentage before the end: the estimate of the whole may be too low."""
 ORDER = ("partitions", "documents", "tokens", "rejected")
-REFUSED = "refused bytes"
-"""Bytes of rejected records: they were read too."""
+TEXT = ("bytes", "refused bytes")
+"""Counts of text that was read; the second is that of rejected records."""
 
 
 class Gauge(Record, frozen=True, forbid_unknown_fields=False):
-    """A step at one time; a `progress` line of the log has these fields besides those of every line.
+    """A step at one time; a `progress` line of the log has these fields and those of every line.
 
     seconds: since the step began; counts: of this run; before: of earlier runs; expected_bytes: text of the whole
     step, earlier runs included, 0 while unknown; partitions: of the whole step. Speed and time left are of this run.
@@ -37,69 +38,57 @@ class Gauge(Record, frozen=True, forbid_unknown_fields=False):
     partitions: Count = 0
 
     @property
-    def rate(self) -> float:
-        """Bytes per second in this run."""
-        return _read(self.counts) / max(self.seconds, 1e-9)
-
-    @property
-    def read(self) -> int:
-        """Bytes of this run and earlier ones, refused ones included."""
-        return _read(self.before) + _read(self.counts)
-
-    def done(self, key: str) -> int:
-        """A count of this run and earlier ones."""
-        return self.before.get(key, 0) + self.counts.get(key, 0)
+    def total(self) -> Counter[str]:
+        """The counts of this run and earlier ones."""
+        return Counter(self.before) + Counter(self.counts)
 
     @property
     def percent(self) -> int | None:
         """Percentage of the text that is done, at most NEARLY; None without an estimate."""
-        return min(NEARLY, 100 * self.read // self.expected_bytes) if self.expected_bytes else None
+        return min(NEARLY, 100 * _read(self.total) // self.expected_bytes) if self.expected_bytes else None
 
     def line(self) -> str:
         """Title, progress and rejects, as one line of a log."""
-        rejects = [f"rejects {self.done('rejected'):,}"] if self.read or self.expected_bytes else []
+        rejects = [f"rejects {self.total['rejected']:,}"] if _read(self.total) or self.expected_bytes else []
         return " ".join([self.title, *self.short(), *rejects])
 
     def short(self) -> Iterator[str]:
-        """The parts shown beside a bar: how much is done, speed, time left."""
-        done = self.read
+        """The parts shown next to a bar: how much is done, speed, time left."""
+        total = self.total
+        done, rate = _read(total), _read(self.counts) / max(self.seconds, 1e-9)
         if self.partitions:
-            yield f"{self.done('partitions')}/{self.partitions}"
+            yield f"{total['partitions']}/{self.partitions}"
         if self.percent is not None:
             yield f"{self.percent}%"
         if not done and not self.expected_bytes:  # a step that reads no text
-            for key in dict.fromkeys([*self.before, *self.counts]):
-                if number := self.done(key):
-                    yield f"{number:,} {_noun(key, number)}"
+            yield from _counted(total)
             yield f"{self.seconds:.0f} s"
             return
         yield human_bytes(done)
-        if self.rate:
-            yield f"{human_bytes(self.rate)}/s"
+        if rate:
+            yield f"{human_bytes(rate)}/s"
             if self.expected_bytes > done:
-                yield f"ETA {duration((self.expected_bytes - done) / self.rate)}"
+                yield f"ETA {duration((self.expected_bytes - done) / rate)}"
 
     def summary(self) -> str:
         """What this run did, for the end; empty if it did nothing in no time."""
-        counts = [
-            f"{number:,} {_noun(key, number)}"
-            for key in dict.fromkeys([*ORDER, *self.counts])
-            if (number := self.counts.get(key, 0)) and key not in ("bytes", REFUSED)
-        ]
+        counts = list(_counted(self.counts))
         if size := self.counts.get("bytes", 0):
             counts.append(f"{human_bytes(size)} of text, {human_bytes(size / max(self.seconds, 1e-9))}/s")
-        before = ""
-        if partitions := self.before.get("partitions", 0):
-            before = f" ({plural(partitions, 'partition')} done before)"
-        if not counts and not before and self.seconds < 0.1:
+        partitions = self.before.get("partitions", 0)
+        if not counts and not partitions and self.seconds < 0.1:
             return ""
+        before = f" ({plural(partitions, 'partition')} done before)" if partitions else ""
         return f"{self.title}: {', '.join(counts)}{' in ' if counts else ''}{self.seconds:.1f} s{before}"
 
 
 def _read(counts: Mapping[str, int]) -> int:
-    return counts.get("bytes", 0) + counts.get(REFUSED, 0)
+    """Bytes of text, refused ones included."""
+    return sum(counts.get(key, 0) for key in TEXT)
 
 
-def _noun(key: str, number: int) -> str:
-    """Singular or plural; the keys of counts are plurals, except `rejected`."""
-    return key.removesuffix("s") if number == 1 else key
+def _counted(counts: Mapping[str, int]) -> Iterator[str]:
+    """Each count but those of text. Their keys are plurals, except `rejected`."""
+    for key in dict.fromkeys([*ORDER, *counts]):
+        if (number := counts.get(key, 0)) and key not in TEXT:
+            yield f"{number:,} {key.removesuffix('s') if number == 1 else key}"

@@ -71,9 +71,9 @@ def test_every_task_is_an_event_and_all_workers_one(step, told):
     assert failed["message"] == "ZeroDivisionError: three"
     assert "in square" in failed["traceback"]
     workers = told.events[-1][1]
-    assert workers["nodes"] == {os.uname().nodename: 2} == step.nodes
+    assert workers["nodes"] == {os.uname().nodename: 2}
     assert workers["workers"] == 1
-    assert 0 <= workers["idle"] == round(step.idle, 4) < 1
+    assert 0 <= workers["idle"] < 1
     assert told.counts["items"] == 5
 
 

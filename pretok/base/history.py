@@ -40,17 +40,10 @@ class LogLine(Gauge, frozen=True, kw_only=True):
     seconds: Amount = 0.0
     item: str = ""
     node: str = ""
-    began: datetime | None = None
     tries: Count = 1
     idle: Amount | None = None
     peak_bytes: Count = 0
     exit_code: int | None = None
-
-    @property
-    def span(self) -> tuple[float, float]:
-        """When a task began and ended, in seconds since 1970."""
-        began = (self.began or self.time).timestamp()
-        return began, began + self.seconds
 
 
 class RunLine(Record, frozen=True, forbid_unknown_fields=False):
@@ -84,16 +77,15 @@ class LoggedJob:
         self.directory, self.settings = first.directory, first.settings
         self.began, self.ended = first.time.timestamp(), lines[-1].time.timestamp()
         self.exit_code = next((line.exit_code for line in of("end")), None)
-        self.tasks = [line for line in of("task") if line.began]
+        self.tasks = of("task")
         self.problems = [
             (line.time.timestamp(), f"{line.item}: {line.message}" if line.item else line.message)
             for line in of("task_failed", "warning", "error")
         ]
         latest = of("step", "progress", "step_end")[-1:]
         self.step = "".join(line.line() for line in latest if line.event != "step_end")
-        workers = of("workers")
-        self.idle = workers[-1].idle if workers else None
-        self.peak_bytes = max((line.peak_bytes for line in workers), default=0)
+        self.idle = next((line.idle for line in reversed(lines) if line.event == "workers"), None)
+        self.peak_bytes = max(line.peak_bytes for line in lines)
 
     @property
     def refused(self) -> bool:

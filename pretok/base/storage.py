@@ -33,27 +33,11 @@ TEMPORARY_SUFFIX = ".tmp"
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 """Errors of writing that waiting does not fix."""
 PASSING = {
-    errno.EAGAIN,
-    errno.EBUSY,
-    errno.ECONNABORTED,
-    errno.ECONNREFUSED,
-    errno.ECONNRESET,
-    errno.EHOSTDOWN,
-    errno.EHOSTUNREACH,
-    errno.EINTR,
-    errno.EIO,
-    errno.EMFILE,
-    errno.ENETDOWN,
-    errno.ENETUNREACH,
-    errno.ENFILE,
-    errno.ENOMEM,
-    errno.ENOTCONN,
-    errno.EPIPE,
-    errno.ESHUTDOWN,
-    errno.ESTALE,
-    errno.ETIMEDOUT,
-}
-"""Errors of file systems, networks and full kernel tables that may be gone at the next try."""
+    errno.EAGAIN, errno.EBUSY, errno.EINTR, errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ESTALE,
+    errno.ECONNABORTED, errno.ECONNREFUSED, errno.ECONNRESET, errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ENETDOWN,
+    errno.ENETUNREACH, errno.ENOTCONN, errno.EPIPE, errno.ESHUTDOWN, errno.ETIMEDOUT,
+}  # fmt: skip
+"""Errors of file systems, full kernel tables (first line) and networks that may be gone at the next try."""
 WAITS = (0.2, 2.0, 20.0)
 """Seconds before each retry after an error that may pass."""
 Result = TypeVar("Result")
@@ -124,14 +108,12 @@ def tried(work: Callable[[], Result]) -> Result:
 @contextmanager
 def reading(path: Path, *damage: type[Exception]) -> Iterator[None]:
     """Turn an OSError that will not pass, and the errors `damage`, into an IntegrityError that names `path`."""
-    kinds: tuple[type[Exception], ...] = (OSError, *damage)
     try:
         yield
-    except kinds as error:
-        if isinstance(error, OSError) and error.errno in PASSING:
+    except (OSError, *damage) as error:
+        if isinstance(error, OSError) and passes(error):
             raise name_path(error, path) from None
-        reason = error.strerror if isinstance(error, OSError) else None
-        raise IntegrityError(f"cannot read {path}: {reason or error}") from None
+        raise IntegrityError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from None
 
 
 @contextmanager
@@ -145,7 +127,7 @@ def writing(path: Path, only: Container[int | None] | None = None) -> Iterator[N
     except OSError as error:
         if only is not None and error.errno not in only:
             raise
-        if error.errno in PASSING:
+        if passes(error):
             raise name_path(error, path) from None
         raise output_error(error, path) from error
 
@@ -293,27 +275,36 @@ def read_json(path: Path) -> Any:
             data = path.read_bytes()
         except FileNotFoundError:
             raise IntegrityError(f"{path} does not exist") from None
+    return _decoded(data, str(path))
+
+
+def _decoded(data: bytes, where: str) -> Any:
+    """A JSON value. Raises IntegrityError with `where`, its place."""
     try:
         return msgspec.json.decode(data)
     except (ValueError, RecursionError) as error:
-        raise IntegrityError(f"{path} is not valid JSON ({error}); it was damaged or edited") from None
+        raise IntegrityError(f"{where} is not valid JSON ({error}); it was damaged or edited") from None
 
 
-def checksum(path: Path, block: int = 1 << 22) -> str:
-    """XXH3-128 of a whole file as 'xxh3:' and 32 hexadecimal digits, read in blocks of `block` bytes."""
-    import xxhash  # not needed by the readers that only stream
-
-    digest = xxhash.xxh3_128()
+def hash_file(path: Path, hasher: Any, block: int = 1 << 22) -> str:
+    """The hexadecimal digest of a whole file, read in blocks of `block` bytes."""
     with path.open("rb", buffering=0) as file:
         while data := file.read(block):
-            digest.update(data)
-    return f"xxh3:{digest.hexdigest()}"
+            hasher.update(data)
+    return hasher.hexdigest()
 
 
-def compare_checksum(path: Path, sealed: str) -> None:
-    """Raise IntegrityError where a file is missing or has another checksum than it was sealed with."""
+def checksum(path: Path) -> str:
+    """XXH3-128 of a whole file as 'xxh3:' and 32 hexadecimal digits."""
+    import xxhash  # not needed by the readers that only stream
+
+    return f"xxh3:{hash_file(path, xxhash.xxh3_128())}"
+
+
+def compare_checksum(path: Path, sealed: str, actual_of: Callable[[Path], str] = checksum) -> None:
+    """Raise IntegrityError if a file is missing or does not have the checksum that it was sealed with."""
     with reading(path):
-        actual = checksum(path)
+        actual = actual_of(path)
     if actual != sealed:
         raise damaged(path)
 
@@ -349,10 +340,7 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 
 def parse_line(line: bytes, where: str) -> dict[str, Any]:
     """The object in a line of JSON Lines. Raises IntegrityError with `where`, the place of the line."""
-    try:
-        value = msgspec.json.decode(line)
-    except (ValueError, RecursionError) as error:
-        raise IntegrityError(f"{where} is not valid JSON ({error}); it was damaged or edited") from None
+    value = _decoded(line, where)
     if not isinstance(value, dict):
         raise IntegrityError(f"{where} is not a JSON object; it was damaged or edited")
     return value

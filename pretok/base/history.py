@@ -1,4 +1,4 @@
-"""Logs of jobs and the records of a training run -> what happened.
+"""Read the logs of jobs and the records of a training run.
 
 Input: WORK/logs/*.jsonl (see `base.joblog`) and the folder of a run. Output: `LoggedJob`s, oldest first, with their
 steps, tasks and failures; `RunHistory`. A last line that a kill cut short is left out.

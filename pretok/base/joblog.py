@@ -73,7 +73,7 @@ class JobLog:
         self._lock = threading.Lock()
         self._began = time.monotonic()
         self._file: IO[bytes] | None = None
-        self._broken = False
+        self._closed = False
         self.path: Path | None = None
         """The file; None before the first line, and once it cannot be written."""
 
@@ -81,9 +81,10 @@ class JobLog:
         """Add a line. Values in `details` that are not JSON become text; secrets in URLs are masked."""
         fields = {**when_and_where(), **self._always, "event": event}
         values = masked({**fields, **details, **fields})  # first and unchanged
-        line = json.dumps(values, default=lambda value: masked(str(value)), skipkeys=True).encode() + b"\n"
+        text = json.dumps(values, default=lambda value: masked(str(value)), skipkeys=True, ensure_ascii=False)
+        line = text.encode(errors="replace") + b"\n"  # half a surrogate pair, of a file name, is not JSON
         with self._lock:
-            if self._broken:
+            if self._closed:
                 return
             try:
                 if self._file is None:
@@ -91,22 +92,19 @@ class JobLog:
                 if self._file.write(line) < len(line):  # the last page of a full disk
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             except OSError as error:
-                self._broken = True
+                self._closed = True
                 where, self.path = self.path or self._folder, None
                 self._complain(
                     f"no log is kept in {where}: {error.strerror or error}; the job goes on without"
                 )
 
     def end(self, code: int | None) -> None:
-        """Write the last line, with the exit code, None if unknown; nothing where no line was written."""
+        """Write the last line, with the exit code, None if unknown, and close the file; nothing if no line was
+        written."""
         if self._file is not None:
             self.write("end", {"exit_code": code, "seconds": round(time.monotonic() - self._began, 3)})
-        self.close()
-
-    def close(self) -> None:
-        """Close the file."""
         with self._lock:
-            self._broken = True
+            self._closed = True
             if self._file is not None:
                 self._file.close()
 

@@ -132,7 +132,7 @@ def test_a_full_disk(
         assert codes[-1] in (0, 75), (room, said)  # it may have needed less on the way
         if codes[-1]:
             assert re.search(
-                rf"cannot write {work}\S+: [^;]*No space left on device; make room there", said
+                rf"cannot write {work}\S+: [^;]*No space left on device; free some space there", said
             ), said
         assert "Traceback" not in said
         disk.limit()

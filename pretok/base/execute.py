@@ -137,7 +137,7 @@ class Engine:
         """
         if not items:
             return
-        gc.freeze()  # what is loaded by now stays: collections would visit its 200,000 objects again and again
+        gc.freeze()  # what is loaded now stays loaded: each collection would visit its 200,000 objects
         pool = self._pool()
         waiting = list(range(len(items)))[::-1]
         later: list[tuple[float, int]] = []

@@ -95,7 +95,7 @@ class JobLog:
                 self._closed = True
                 where, self.path = self.path or self._folder, None
                 self._complain(
-                    f"no log is kept in {where}: {error.strerror or error}; the job goes on without"
+                    f"cannot write the log {where}: {error.strerror or error}; the job continues without it"
                 )
 
     def end(self, code: int | None) -> None:

@@ -28,7 +28,7 @@ from pretok.base.errors import IntegrityError, NoSpace, OutputError
 logger = logging.getLogger(__name__)
 
 TEMPORARY_SUFFIX = ".tmp"
-"""Suffix of unfinished files; they are never read and may be deleted when no job runs."""
+"""Suffix of unfinished files: no job reads them, and they may be deleted when no job runs."""
 
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 """Errors of writing that waiting does not fix."""
@@ -49,11 +49,11 @@ REMEDIES = {
     errno.EACCES: "choose a path that you may write or read, or ask its owner",
     errno.EPERM: "choose a path that you may write or read, or ask its owner",
     errno.EROFS: "choose a path on a file system that can be written",
-    errno.ENOSPC: "make room there and run the same command again, what is sealed is kept",
-    errno.EDQUOT: "make room in your quota and run the same command again, what is sealed is kept",
-    errno.EEXIST: "a file stands where a folder must go; choose another name",
-    errno.ENOTDIR: "a file stands where a folder must go; choose another name",
-    errno.EISDIR: "a folder stands where a file must go; choose the name of a file",
+    errno.ENOSPC: "free some space there and run the same command again; what is complete is kept",
+    errno.EDQUOT: "free some of your quota and run the same command again; what is complete is kept",
+    errno.EEXIST: "a file has the name of a folder that is needed; choose another name",
+    errno.ENOTDIR: "a file has the name of a folder that is needed; choose another name",
+    errno.EISDIR: "this is a folder; choose the name of a file",
     errno.ENAMETOOLONG: "choose a shorter name",
 }
 """Advice for a file that cannot be read or written."""
@@ -108,9 +108,10 @@ def tried(work: Callable[[], Result]) -> Result:
 @contextmanager
 def reading(path: Path, *damage: type[Exception]) -> Iterator[None]:
     """Turn an OSError that will not pass, and the errors `damage`, into an IntegrityError that names `path`."""
+    kinds: tuple[type[Exception], ...] = (OSError, *damage)
     try:
         yield
-    except (OSError, *damage) as error:
+    except kinds as error:
         if isinstance(error, OSError) and passes(error):
             raise name_path(error, path) from None
         raise IntegrityError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from None
@@ -291,7 +292,7 @@ def hash_file(path: Path, hasher: Any, block: int = 1 << 22) -> str:
     with path.open("rb", buffering=0) as file:
         while data := file.read(block):
             hasher.update(data)
-    return hasher.hexdigest()
+    return str(hasher.hexdigest())
 
 
 def checksum(path: Path) -> str:

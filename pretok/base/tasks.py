@@ -16,9 +16,10 @@ from pathlib import Path
 
 from pretok.base.console import Console, Progress
 from pretok.base.errors import OutputError, Stopped
-from pretok.base.execute import Engine, Item, Outcome, Result, Task
+from pretok.base.execute import Engine, Item, Task
 from pretok.base.failures import Failures, TaskError, raise_failures
 from pretok.base.joblog import utc
+from pretok.base.pool import Outcome, Result
 from pretok.base.storage import remove_leftovers
 
 

@@ -10,8 +10,9 @@ import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol, TypeVar
 
-from pretok.base.execute import Result, Task
+from pretok.base.execute import Task
 from pretok.base.failures import Failures
+from pretok.base.pool import Result
 from pretok.base.tasks import Step
 from pretok.base.units import plural
 from pretok.read.partition import Partition

@@ -29,7 +29,7 @@ CASES: list[tuple[BaseException, type[PretokError], bool, str]] = [
     (TimeoutError("no answer of the hub"), PartitionsFailed, True, "no answer of the hub"),
     (MemoryError(), PartitionsFailed, True, "fewer --workers"),
     (pa.ArrowMemoryError("malloc of size 64 failed"), PartitionsFailed, True, "malloc of size 64 failed"),
-    (OSError(errno.ENOSPC, "No space left"), NoSpace, False, "No space left; make room"),
+    (OSError(errno.ENOSPC, "No space left"), NoSpace, False, "No space left; free some space"),
     (OSError(errno.EROFS, "Read-only", "x.bin"), UsageError, False, "x.bin: Read-only"),
     (OSError(errno.EDQUOT, "Quota exceeded", "x.bin"), NoSpace, False, "x.bin: Quota exceeded"),
     (FileNotFoundError(errno.ENOENT, "No such file", "a.jsonl"), UsageError, False, "a.jsonl: No such file"),

@@ -60,7 +60,7 @@ def test_a_log_that_cannot_be_written_is_said_once_and_ends_nothing(tmp_path, wh
         log.write("notice", {"message": "a"})
     log.end(0)
     assert log.path is None
-    assert told == [f"no log is kept in {where}: {why}; the job goes on without"]
+    assert told == [f"cannot write the log {where}: {why}; the job continues without it"]
     assert when == "at once" or [line["message"] for line in read_lines(where)] == ["before"]
 
 

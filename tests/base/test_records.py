@@ -55,5 +55,5 @@ def test_what_libraries_derive_from_numbers_and_texts_is_written_as_such() -> No
     assert to_json({"share": np.float64(0.5), "torch": version, "both": (1, 2)}) == {
         "share": 0.5, "torch": "2.11", "both": [1, 2]
     }  # fmt: skip
-    with pytest.raises(TypeError, match="object is no JSON"):
+    with pytest.raises(TypeError, match="object is not JSON"):
         to_json(object())

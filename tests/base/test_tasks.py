@@ -12,8 +12,8 @@ from support import ROOT  # noqa: F401
 from telling import Told
 
 from pretok.base.errors import InternalError, NoSpace, PartitionsFailed, Stopped
-from pretok.base.execute import Outcome
 from pretok.base.failures import TaskError
+from pretok.base.pool import Outcome
 from pretok.base.tasks import open_step
 
 NAMES = {1: "one", 2: "two", 3: "three", 4: "four", 5: "five", 6: "six"}

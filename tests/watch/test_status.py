@@ -82,7 +82,7 @@ def test_shards_are_told_as_far_as_they_are(
     rows = by_name(job.out)
     assert (rows["shards of it"].state, rows["shards of en"].state) == (FINISHED, FAILED)
     assert rows["shards of it"].detail.endswith(" tokens in 3,000 documents")
-    assert rows["shards of en"].detail.startswith("1 input not read to the end, to be fixed first; ")
+    assert rows["shards of en"].detail.startswith("1 input not read to the end, fix first; ")
     assert "en.jsonl.zst" in rows["shards of en"].detail
 
 
@@ -236,7 +236,7 @@ def test_a_run_is_told_by_its_files(tmp_path: Path) -> None:
     with hold(tmp_path, "train"):
         speed = "loss 6.0000, 500 tokens/s, 5.0% of the time waiting for data, ETA 3 min"
         assert shown() == (RUNNING, 300, 400, speed)
-    assert shown() == (UNFINISHED, 300, 400, "the same train command goes on")
+    assert shown() == (UNFINISHED, 300, 400, "run the same train command again")
     assert "newest checkpoint step-00000010" in status_of(tmp_path)[0].detail
     write_json(tmp_path / "done.json", {})
     assert shown()[0] == FINISHED

@@ -1,19 +1,19 @@
 """How far a step is: its counts and an estimate of the whole -> one line for a log, a terminal or the end.
 
 Input: counts (bytes of text, refused bytes, documents, tokens, rejected, partitions, or any other), those of earlier
-runs, and the estimate. Output: text. The job shows it, and `pretok status` makes it again from a line of the job's log.
+runs, and the estimate. Output: text. The job shows it, and `pretok status` finds it in the job's log.
 
     12:03:10 tokenize 41/108 38% 2.98 GB 120 MB/s ETA 4m rejects 0
 """
 
 from __future__ import annotations
 
+import threading
+import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
 
-from msgspec import field
-
-from pretok.base.records import Count, Record
+from pretok.base.console import Counts, Progress
 from pretok.base.units import duration, human_bytes, plural
 
 NEARLY = 99
@@ -23,38 +23,58 @@ TEXT = ("bytes", "refused bytes")
 """Counts of text that was read; the second is that of rejected records."""
 
 
-class Gauge(Record, frozen=True, forbid_unknown_fields=False):
-    """A step at one time; a `progress` line of the log has these fields and those of every line.
+class Gauge(Progress):
+    """The counts of a step, which several threads report.
 
-    seconds: since the step began; counts: of this run; before: of earlier runs; expected_bytes: text of the whole
-    step, earlier runs included, 0 while unknown; partitions: of the whole step. Speed and time left are of this run.
+    counts: of this run; before: of earlier runs; expected_bytes: text of the whole step, earlier runs included, 0 while
+    unknown; partitions: of the whole step. Speed and time left are those of this run.
     """
 
-    title: str
-    seconds: float = 0.0
-    counts: dict[str, Count] = field(default_factory=dict)
-    before: dict[str, Count] = field(default_factory=dict)
-    expected_bytes: Count = 0
-    partitions: Count = 0
+    def __init__(self, title: str) -> None:
+        self.title = title
+        self.counts: Counter[str] = Counter()
+        self.before: Counts = {}
+        self.expected_bytes = 0
+        self.partitions = 0
+        self._began = time.monotonic()
+        self._lock = threading.Lock()
+
+    def __call__(self, counts: Counts, /) -> None:
+        """Add what was done since the last call."""
+        with self._lock:
+            self.counts = self.counts + Counter(
+                counts
+            )  # a new object: threads that read the old one are not disturbed
+
+    def expect(self, bytes: int, partitions: int, before: Counts) -> None:
+        """Set the size of the whole step, and what earlier runs did of it."""
+        self.expected_bytes, self.partitions, self.before = bytes, partitions, before
 
     @property
-    def total(self) -> Counter[str]:
-        """The counts of this run and earlier ones."""
-        return Counter(self.before) + Counter(self.counts)
+    def seconds(self) -> float:
+        """Seconds since the step began."""
+        return round(time.monotonic() - self._began, 6)
 
     @property
     def percent(self) -> int | None:
         """Percentage of the text that is done, at most NEARLY; None without an estimate."""
-        return min(NEARLY, 100 * _read(self.total) // self.expected_bytes) if self.expected_bytes else None
+        done = _read(self.before) + _read(self.counts)
+        return min(NEARLY, 100 * done // self.expected_bytes) if self.expected_bytes else None
+
+    def details(self) -> dict[str, object]:
+        """What the log has of the step now."""
+        names = ("title", "seconds", "counts", "before", "expected_bytes", "partitions")
+        return {name: getattr(self, name) for name in names}
 
     def line(self) -> str:
         """Title, progress and rejects, as one line of a log."""
-        rejects = [f"rejects {self.total['rejected']:,}"] if _read(self.total) or self.expected_bytes else []
-        return " ".join([self.title, *self.short(), *rejects])
+        rejected = self.before.get("rejected", 0) + self.counts["rejected"]
+        known = self.expected_bytes or _read(self.before) or _read(self.counts)
+        return " ".join([self.title, *self.short(), *([f"rejects {rejected:,}"] if known else [])])
 
     def short(self) -> Iterator[str]:
         """The parts shown next to a bar: how much is done, speed, time left."""
-        total = self.total
+        total = Counter(self.before) + self.counts
         done, rate = _read(total), _read(self.counts) / max(self.seconds, 1e-9)
         if self.partitions:
             yield f"{total['partitions']}/{self.partitions}"
@@ -72,14 +92,14 @@ class Gauge(Record, frozen=True, forbid_unknown_fields=False):
 
     def summary(self) -> str:
         """What this run did, for the end; empty if it did nothing in no time."""
-        counts = list(_counted(self.counts))
-        if size := self.counts.get("bytes", 0):
-            counts.append(f"{human_bytes(size)} of text, {human_bytes(size / max(self.seconds, 1e-9))}/s")
+        seconds, counts = self.seconds, list(_counted(self.counts))
+        if size := self.counts["bytes"]:
+            counts.append(f"{human_bytes(size)} of text, {human_bytes(size / max(seconds, 1e-9))}/s")
         partitions = self.before.get("partitions", 0)
-        if not counts and not partitions and self.seconds < 0.1:
+        if not counts and not partitions and seconds < 0.1:
             return ""
         before = f" ({plural(partitions, 'partition')} done before)" if partitions else ""
-        return f"{self.title}: {', '.join(counts)}{' in ' if counts else ''}{self.seconds:.1f} s{before}"
+        return f"{self.title}: {', '.join(counts)}{' in ' if counts else ''}{seconds:.1f} s{before}"
 
 
 def _read(counts: Mapping[str, int]) -> int:

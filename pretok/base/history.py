@@ -15,7 +15,6 @@ from typing import Annotated, Any
 import msgspec
 
 from pretok.base.errors import PretokError
-from pretok.base.gauge import Gauge
 from pretok.base.joblog import LOGS
 from pretok.base.records import Count, Record, read_record
 from pretok.base.storage import read_lines
@@ -24,8 +23,8 @@ Amount = Annotated[float, msgspec.Meta(ge=0, le=1e18)]
 """Seconds, or tokens per second."""
 
 
-class LogLine(Gauge, frozen=True, kw_only=True):
-    """The fields used here of a line of a log; see `base.joblog`. Only lines of a step have those of a Gauge."""
+class LogLine(Record, frozen=True, forbid_unknown_fields=False):
+    """The fields used here of a line of a log; see `base.joblog`."""
 
     time: datetime
     event: str
@@ -83,7 +82,7 @@ class LoggedJob:
             for line in of("task_failed", "warning", "error")
         ]
         latest = of("step", "progress", "step_end")[-1:]
-        self.step = "".join(line.line() for line in latest if line.event != "step_end")
+        self.step = "".join(line.message or line.title for line in latest if line.event != "step_end")
         self.idle = next((line.idle for line in reversed(lines) if line.event == "workers"), None)
         self.peak_bytes = max(line.peak_bytes for line in lines)
 

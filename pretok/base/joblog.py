@@ -14,7 +14,7 @@ and readers skip a line without an end (`storage.read_lines`). Every line has
     notice     message: a line shown to the user; `table` the same with title, columns, rows
     warning    message of a library or of the engine, such as a task that is tried again
     step       title; then `progress` after 3, 9, 21 s and so on, at least every minute, and at last `step_end`:
-               seconds, counts of this run, those of earlier runs, the estimate of the whole
+               message, seconds, counts of this run, those of earlier runs, the estimate of the whole
     task       what (partition, bucket, ...), item, tries, node, began, seconds, peak_bytes of its process
     task_failed  the same with message and traceback; without node and what follows where the worker died
     workers    at the end of a step's tasks: workers, tasks done by node, idle (share of their time without a task),

@@ -11,7 +11,6 @@ import platform
 import sys
 import threading
 import time
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from importlib.metadata import version
@@ -24,10 +23,10 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from pretok.base.console import Console, Counts, Progress, Table
+from pretok.base.console import Console, Progress, Table
 from pretok.base.gauge import Gauge
 from pretok.base.joblog import JobLog
-from pretok.base.records import replace, to_json
+from pretok.base.records import to_json
 from pretok.base.version import PRETOK_VERSION
 from pretok.base.visible import masked, visible, visible_json
 
@@ -107,34 +106,34 @@ class Terminal(Console):
         On a terminal it is a bar, elsewhere lines at growing intervals, at most LINES_APART seconds apart, even if
         nothing is reported. The log gets the counts at the same times.
         """
-        meter, ended = Meter(title), threading.Event()
+        gauge, ended = Gauge(title), threading.Event()
         bar: Live | None = None
         if self._error.is_interactive and not self.quiet:
-            bar = Live(get_renderable=lambda: _bar(meter.gauge), console=self._error, transient=True)
+            bar = Live(get_renderable=lambda: _bar(gauge), console=self._error, transient=True)
 
         def print_lines() -> None:
             gap = FIRST_LINE
             while not ended.wait(gap):
-                self.event("progress", **to_json(meter.gauge))
+                self.event("progress", message=gauge.line(), **gauge.details())
                 if bar is None:
-                    self._print(f"{time.strftime('%H:%M:%S')} {meter.gauge.line()}")
+                    self._print(f"{time.strftime('%H:%M:%S')} {gauge.line()}")
                 gap = min(2 * gap, LINES_APART)
 
-        lines = threading.Thread(target=print_lines, name=f"meter {title}", daemon=True)
+        lines = threading.Thread(target=print_lines, name=f"progress of {title}", daemon=True)
         self.event("step", title=title)
         lines.start()
         ended_by = None
         try:
             with bar or nullcontext():
-                yield meter
+                yield gauge
         except BaseException as error:
             ended_by = type(error).__name__
             raise
         finally:
             ended.set()
             lines.join()
-            summary = "" if ended_by else meter.gauge.summary()
-            self.event("step_end", message=summary, ended_by=ended_by, **to_json(meter.gauge))
+            summary = "" if ended_by else gauge.summary()
+            self.event("step_end", message=summary, ended_by=ended_by, **gauge.details())
             if summary:
                 self._print(summary)
 
@@ -187,31 +186,6 @@ def _print(shown: Table | str, where: RichConsole) -> None:
     where.print(shown.title, style="bold")
     # `print(width=...)` takes no more than the console's own width, which is 80 where there is no terminal.
     (where if where.is_terminal else _Console(file=where.file, width=UNBOUNDED)).print(grid)
-
-
-class Meter(Progress):
-    """Adds up the reports of a step, which come from several threads; `gauge` is what they come to now."""
-
-    def __init__(self, title: str) -> None:
-        self._began = time.monotonic()
-        self._start = Gauge(title)
-        self._counts = Counter[str]()
-        self._lock = threading.Lock()
-
-    def __call__(self, counts: Counts, /) -> None:
-        with self._lock:
-            self._counts.update(counts)
-
-    def expect(self, bytes: int, partitions: int, before: Counts) -> None:
-        """Set the size of the whole step."""
-        self._start = replace(self._start, expected_bytes=bytes, partitions=partitions, before=before)
-
-    @property
-    def gauge(self) -> Gauge:
-        """The step as it is now."""
-        with self._lock:
-            seconds = round(time.monotonic() - self._began, 6)
-            return replace(self._start, seconds=seconds, counts=dict(self._counts))
 
 
 def _bar(gauge: Gauge) -> RichTable:

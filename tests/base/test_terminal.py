@@ -70,9 +70,13 @@ GAUGES = {
 
 
 @pytest.mark.parametrize("case", GAUGES)
-def test_a_line_says_all_that_is_known(case):
+def test_a_line_says_all_that_is_known(case, monkeypatch):
     fields, line, summary = GAUGES[case]
-    gauge = Gauge("count", **{"seconds": 1, **fields})
+    monkeypatch.setattr("pretok.base.gauge.time.monotonic", lambda: 100.0)
+    gauge = Gauge("count")
+    gauge(fields.get("counts", {}))
+    gauge.expect(fields.get("expected_bytes", 0), fields.get("partitions", 0), fields.get("before", {}))
+    monkeypatch.setattr("pretok.base.gauge.time.monotonic", lambda: 100.0 + fields.get("seconds", 1))
     assert gauge.line() == f"count {line}"
     assert gauge.summary() == (summary and f"count: {summary}")
 

@@ -186,19 +186,14 @@ def test_a_recipe_that_was_killed_is_told_as_it_was_typed(
     assert typed in [row.next for row in status_of(tmp_path / "work")]
 
 
-PROGRESS = {
-    "event": "progress", "title": "count", "seconds": 100.0, "expected_bytes": 10 * 10**9, "partitions": 20,
-    "counts": {"bytes": 3_000_000_000, "partitions": 4, "rejected": 12},
-    "before": {"bytes": 10**9, "partitions": 2},
-}  # fmt: skip
-"""4 of 10 GB, of which this run did 3 in 100 s: 6 are left, at 30 MB/s."""
+PROGRESS = {"event": "progress", "title": "count", "message": "count 6/20 40% 4 GB"}
 
 
 @pytest.mark.parametrize(
     ("events", "detail"),
     [
-        ([PROGRESS], "; count 6/20 40% 4 GB 30 MB/s ETA 3 min rejects 12, "),
-        ([], "; count 0 s, "),
+        ([PROGRESS], "; count 6/20 40% 4 GB, "),
+        ([], "; count, "),
         ([PROGRESS, {"event": "step_end"}], ""),
         ([PROGRESS, {"event": "end", "exit_code": 0}], ""),
     ],

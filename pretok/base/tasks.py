@@ -14,7 +14,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pretok.base.console import Console, Progress
+from pretok.base.console import Console, Gauge
 from pretok.base.errors import OutputError, Stopped
 from pretok.base.execute import Engine, Item, Task
 from pretok.base.failures import Failures, TaskError, raise_failures
@@ -29,7 +29,7 @@ class Step:
 
     engine: Engine
     console: Console
-    progress: Progress
+    progress: Gauge
 
     def map(
         self,

@@ -23,8 +23,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from pretok.base.console import Console, Progress, Table
-from pretok.base.gauge import Gauge
+from pretok.base.console import Console, Gauge, Table
 from pretok.base.joblog import JobLog
 from pretok.base.records import to_json
 from pretok.base.version import PRETOK_VERSION
@@ -100,7 +99,7 @@ class Terminal(Console):
         self._error.print(text, style="red")
 
     @contextmanager
-    def progress(self, title: str) -> Iterator[Progress]:
+    def progress(self, title: str) -> Iterator[Gauge]:
         """Show a step while the context is open, and a summary at its end.
 
         On a terminal it is a bar, elsewhere lines at growing intervals, at most LINES_APART seconds apart, even if
@@ -114,7 +113,7 @@ class Terminal(Console):
         def print_lines() -> None:
             gap = FIRST_LINE
             while not ended.wait(gap):
-                self.event("progress", message=gauge.line(), **gauge.details())
+                self.event("progress", message=gauge.line(), **gauge.fields())
                 if bar is None:
                     self._print(f"{time.strftime('%H:%M:%S')} {gauge.line()}")
                 gap = min(2 * gap, LINES_APART)
@@ -133,7 +132,7 @@ class Terminal(Console):
             ended.set()
             lines.join()
             summary = "" if ended_by else gauge.summary()
-            self.event("step_end", message=summary, ended_by=ended_by, **gauge.details())
+            self.event("step_end", message=summary, ended_by=ended_by, **gauge.fields())
             if summary:
                 self._print(summary)
 

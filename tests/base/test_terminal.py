@@ -13,8 +13,7 @@ import pytest
 from support import ROOT, until
 
 from pretok.base import terminal
-from pretok.base.console import table
-from pretok.base.gauge import Gauge
+from pretok.base.console import Gauge, table
 from pretok.base.terminal import Terminal
 
 COLUMNS = ("source", "tokens", "documents", "bytes of text", "bytes/token", "distinct words")
@@ -72,11 +71,11 @@ GAUGES = {
 @pytest.mark.parametrize("case", GAUGES)
 def test_a_line_says_all_that_is_known(case, monkeypatch):
     fields, line, summary = GAUGES[case]
-    monkeypatch.setattr("pretok.base.gauge.time.monotonic", lambda: 100.0)
+    monkeypatch.setattr("pretok.base.console.time.monotonic", lambda: 100.0)
     gauge = Gauge("count")
     gauge(fields.get("counts", {}))
     gauge.expect(fields.get("expected_bytes", 0), fields.get("partitions", 0), fields.get("before", {}))
-    monkeypatch.setattr("pretok.base.gauge.time.monotonic", lambda: 100.0 + fields.get("seconds", 1))
+    monkeypatch.setattr("pretok.base.console.time.monotonic", lambda: 100.0 + fields.get("seconds", 1))
     assert gauge.line() == f"count {line}"
     assert gauge.summary() == (summary and f"count: {summary}")
 

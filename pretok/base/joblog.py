@@ -1,4 +1,4 @@
-"""The log of a job: WORK/logs/COMMAND-DATE.jsonl, one JSON object per line.
+"""The log of a job: WORK/logs/COMMAND-TIME.jsonl, one JSON object per line.
 
 Input: events with their details. Output: one file per job, one line per event. Each line is one write at once, so a job
 killed at any moment leaves whole lines except perhaps the last: the kernel may cut a write between two pages of a file,
@@ -27,9 +27,7 @@ A log that cannot be written does not end the job: that is said once, and nothin
 
 from __future__ import annotations
 
-import contextlib
 import errno
-import itertools
 import json
 import os
 import threading
@@ -88,7 +86,7 @@ class JobLog:
                 return
             try:
                 if self._file is None:
-                    self._file, self.path = self._create()
+                    self._create()
                 if self._file.write(line) < len(line):  # the last page of a full disk
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             except OSError as error:
@@ -108,12 +106,8 @@ class JobLog:
             if self._file is not None:
                 self._file.close()
 
-    def _create(self) -> tuple[IO[bytes], Path]:
-        """A file of no other job. Unbuffered: each line is one system call."""
+    def _create(self) -> None:
+        """Open a file that no other job has. Unbuffered: each line is one system call."""
         self._folder.mkdir(parents=True, exist_ok=True)
-        stem = f"{self._name}-{time.strftime('%Y%m%d-%H%M%S')}"
-        for number in itertools.count(1):
-            path = self._folder / f"{stem}{f'-{number}' if number > 1 else ''}.jsonl"
-            with contextlib.suppress(FileExistsError):  # a job that began in the same second
-                return path.open("xb", buffering=0), path
-        raise AssertionError
+        path = self._folder / f"{self._name}-{datetime.now():%Y%m%d-%H%M%S.%f}.jsonl"
+        self._file, self.path = path.open("xb", buffering=0), path

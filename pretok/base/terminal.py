@@ -60,20 +60,15 @@ class _Console(RichConsole):
 class Terminal(Console):
     """The Console of a command. There is no log before `keep_log`.
 
-    arguments: the command line; error: where notices and progress go; output: where results go. quiet: show only
-    results and errors; the log has everything all the same.
+    arguments: the command line; error: where notices and progress go. quiet: show only results and errors; the log has
+    everything all the same.
     """
 
-    def __init__(
-        self,
-        arguments: Sequence[str] = (),
-        error: RichConsole | None = None,
-        output: RichConsole | None = None,
-    ) -> None:
+    def __init__(self, arguments: Sequence[str] = (), error: RichConsole | None = None) -> None:
         self.quiet = False
         self.arguments = arguments
         self._error = error or _Console(stderr=True)
-        self._output = output or _Console()
+        self._output = _Console()
         self._log: JobLog | None = None
 
     @property

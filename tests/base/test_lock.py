@@ -46,7 +46,15 @@ def dead(tmp_path, elsewhere):
     return tmp_path
 
 
-def test_a_thread_may_hold_a_lock_twice_and_nothing_is_left(tmp_path):
+@pytest.mark.parametrize("links", [True, False])
+def test_a_thread_may_hold_a_lock_twice_and_nothing_is_left(tmp_path, monkeypatch, links):
+    """Also on a file system without hard links."""
+
+    def link(*_: object) -> None:
+        raise OSError(errno.EPERM, "Operation not permitted")
+
+    if not links:
+        monkeypatch.setattr(os, "link", link)
     for _ in range(2):
         with pytest.raises(KeyError), hold(tmp_path, "run") as outer, hold(tmp_path, "tokenize") as inner:  # noqa: PT012
             assert inner is outer
@@ -221,13 +229,3 @@ def test_a_job_killed_while_it_takes_a_lock_blocks_no_other(dead, monkeypatch, c
     with hold(dead, "tokenize"):
         assert [path.name for path in dead.iterdir() if path.suffix == ".tmp"] == []
     assert list(dead.iterdir()) == []
-
-
-def test_a_file_system_without_hard_links_has_locks_too(tmp_path, monkeypatch):
-    def link(*_: object) -> None:
-        raise OSError(errno.EPERM, "Operation not permitted")
-
-    monkeypatch.setattr(os, "link", link)
-    with hold(tmp_path, "tokenize"):
-        assert lock.holder_of(tmp_path).what == "tokenize"
-    assert list(tmp_path.iterdir()) == []

@@ -11,7 +11,6 @@ from telling import Told
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers, trainers
 
 from pretok.base.execute import Engine
-from pretok.base.tasks import Step
 from pretok.config import Recipe, make_recipe
 from pretok.kernels.pretokenize import PATTERNS
 from pretok.shards.job import run_tokenize
@@ -42,10 +41,11 @@ def recipe(
     return make_recipe(data, "test")
 
 
-def run(made: Recipe, engine: Engine) -> tuple[Step, list[str]]:
-    """Tokenize; (what the workers did, notices)."""
+def run(made: Recipe, engine: Engine) -> tuple[Told, list[str]]:
+    """Tokenize; (the console, its notices)."""
     told = Told()
-    return run_tokenize(made, engine, told), told.notices
+    run_tokenize(made, engine, told)
+    return told, told.notices
 
 
 def contents(folder: Path) -> dict[str, bytes]:

@@ -36,8 +36,8 @@ In this folder:
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from itertools import chain, islice
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from operator import index
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, overload
@@ -91,7 +91,8 @@ def open(
     the fingerprint `manifest`, if given.
 
     `shards` and `mix` may be URLs on an object store. Then `cache` is a folder on a local disk, shared by ranks and
-    reused by later jobs; it keeps up to `cache_bytes` of tokens, by default everything that was read.
+    reused by later jobs. It keeps the tokens that were read, unless the shards of the stream are larger than
+    `cache_bytes`.
 
     Raises IntegrityError (files missing or damaged), MismatchError (the mix belongs to other shards or another
     sequence length), UsageError (no seq_len, unknown source, nothing to read), TypeError (a seq_len or seed that is not
@@ -168,15 +169,6 @@ def _whole(numbers: Sequence[int] | Ints) -> Ints:
     return array.astype(np.int64, copy=False)
 
 
-def _units_of(view: View, batches: Iterable[Sequence[int] | Ints], each: int) -> Iterator[Ints]:
-    """Yield the units of an object store that each batch (of about `each` positions) reads."""
-    files: Any = view.tokens.files
-    left = iter(batches)
-    while some := list(islice(left, max(1, AHEAD // each))):
-        units, rows = files.units(view.pieces_of(_whole(np.concatenate(some)))[0])
-        yield from np.split(units, np.searchsorted(rows, np.cumsum([len(batch) for batch in some[:-1]])))
-
-
 class _Ahead(NamedTuple):
     """The pieces and marks of positions `start` to `end - 1`, computed at once."""
 
@@ -224,8 +216,8 @@ class View:
         # Entries share the documents of a source, whose tokens have one address each.
         by_source = {} if materialized else mixed_shards(mix, manifest)
         shards = list(manifest.shards if materialized else chain(*by_source.values()))
-        size = (self.seq_len + 1) * self.dtype.itemsize
-        opener = None if store is None else store.opener(len(self), size, materialized)
+        asked = len(self) * (self.seq_len + 1) * self.dtype.itemsize
+        opener = None if store is None else store.opener(asked)
         self.tokens = FlatTokens(shards, self.dtype, materialized, opener)
         # One address space for all sources, one after the other: a sequence lies inside its source.
         sizes = [sum(shard.tokens for shard in one) for one in by_source.values()]
@@ -339,31 +331,18 @@ class View:
             raise IndexError(f"a prefix of {length} sequences; the stream has {len(self)}")
         return dict(zip(self.order.names, self.order.prefix(length).tolist(), strict=True))
 
-    def expect(
-        self,
-        batches: Iterable[Sequence[int] | Ints],
-        coming: Callable[[int], Iterable[Ints]],
-        readers: int = 1,
-        each: int = 1,
-        share: float = 1.0,
-    ) -> None:
-        """Announce to an object store what will be read; does nothing for files on a disk.
+    def expect(self, batches: Iterable[Sequence[int] | Ints], share: float = 1.0) -> None:
+        """Let an object store fetch ahead what the next calls of `batch` in this process read.
 
-        What is needed first is fetched first, and what is needed last leaves the cache first. batches: what the next
-        calls of `batch` in this process read, `each` positions per call. coming: number of finished calls -> what all
-        `readers` that share the cache will still read. share: their part of the stream.
+        share: the part of the stream that the readers of its cache read. Does nothing for files on a disk.
         """
         files: Any = self.tokens.files
         if not isinstance(files, OpenFiles):
-            files.set_share(share)
-            # A view is not thread-safe, so each thread gets a copy.
-            ahead, later = (pickle.loads(pickle.dumps(self)) for _ in range(2))
-            files.expect(
-                _units_of(ahead, batches, each),
-                lambda done: _units_of(later, coming(done), AHEAD),
-                readers,
-                each,
-            )
+            files.whole = files.pays(share)
+            # A view is not thread-safe, so the thread that looks positions up gets a copy, which keeps `files` free to
+            # be collected.
+            ahead: Any = pickle.loads(pickle.dumps(self))
+            files.expect(ahead.tokens.files.units(ahead._part(_whole(one), False)[0]) for one in batches)
 
     def _checked(self, positions: Sequence[int] | Ints) -> Ints:
         array = _whole(positions)

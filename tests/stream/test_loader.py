@@ -47,9 +47,6 @@ def test_micro_batches_are_consecutive_parts_of_the_ranks_share() -> None:
     expected = [[5, 6], [7, 8], [17, 18], [19, 20], [29, 30], [31, 32]]
     assert list(sampler) == list(sampler) == expected  # every pass starts at `position`
     assert len(sampler) == len(expected)
-    for batches, ranks, first in ((0, [0, 2], [1, 9, 13, 21, 25, 33]), (3, [1], [17, 29]), (6, [1], [])):
-        coming = [position for some in sampler.coming(batches, ranks) for position in some.tolist()]
-        assert coming == [start + number for start in first for number in range(4)]
     sampler = PositionSampler(36, global_batch=12, micro_batch=2, rank=1, world_size=3, position=1)
     assert list(sampler) == expected[:4]  # a last global batch that is not full is not read
     assert len(sampler) == 4

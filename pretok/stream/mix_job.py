@@ -34,7 +34,7 @@ from pretok.stream.mix_file import (
 )
 from pretok.stream.order import prefix_bound
 from pretok.stream.pack import pack
-from pretok.stream.quota import SHOWN, pooled, stage_quotas, weighed
+from pretok.stream.quota import SHOWN, divide, pooled, stage_quotas, taken_of, weighed
 from pretok.stream.tapes import FOLDER, SideFile
 
 if TYPE_CHECKING:
@@ -134,7 +134,7 @@ def plan_mix(manifest: Manifest, request: MixRequest, folder: Path | None = None
     table = request.table
     mix = Mix(manifest.fingerprint, request.split, table.seq_len, table.seed, request.cuts, sources, ())
     if after is not None:
-        none = (0,) * (len(mix.pools) - len(after.pools))
+        none = (0,) * len(new)
         stages = tuple(replace(stage, quotas=(*stage.quotas, *none)) for stage in after.stages)
         mix = replace(after, sources=sources, stages=stages)
     wish = weighed(request.table, _pooled(mix, [0] * len(sources)))
@@ -153,15 +153,19 @@ def _pooled(mix: Mix, given: Sequence[int] | Ints) -> list[MixSource]:
 
 
 def _quotas(stage: StageTable, table: MixTable, mix: Mix) -> list[int]:
-    """Return the quotas of a stage that follows those of a mix."""
-    order, entries = mix.order(), len(mix.sources)
-    spent = [int(order.spent[numbers].sum()) for numbers in mix.pools.values()]
-    quotas = stage_quotas(stage, table, _pooled(mix, [0] * entries), spent)
-    # The tokens of a quota depend on how the entries of its pool share it, which depends on the quota: two rounds.
-    if len(mix.pools) < entries:
-        for _ in range(2):
-            quotas = stage_quotas(stage, table, _pooled(mix, order.divide(quotas)), spent)
-    return quotas
+    """Return the quotas of a stage that follows those of a mix, by entry."""
+    spent = mix.order().spent.tolist()
+    sizes = [entry.sequences for entry in mix.sources]
+    pools = [([sizes[n] for n in numbers], [spent[n] for n in numbers]) for numbers in mix.pools.values()]
+    taken = [taken_of(*pool) for pool in pools]
+    given = [0] * len(sizes)
+    # The tokens of a quota depend on how the entries of its pool share it, which depends on the quota: three rounds.
+    for _ in range(3 if len(pools) < len(sizes) else 1):
+        quotas = stage_quotas(stage, table, _pooled(mix, given), taken)
+        for numbers, quota, pool in zip(mix.pools.values(), quotas, pools, strict=True):
+            for number, part in zip(numbers, divide(quota, *pool), strict=True):
+                given[number] = part
+    return given
 
 
 def _learn(manifest: Manifest, request: MixRequest) -> dict[str, Collection[str]]:
@@ -225,8 +229,7 @@ def _appended(entry: MixSource, request: MixRequest) -> MixSource:
     if not entry.begin or request.after is None:
         return entry
     alike = sum(one.pool == entry.name for one in request.before)
-    name = f"{entry.name}+{alike}" if alike else entry.name
-    return replace(entry, name=name, stage=len(request.after.stages))
+    return replace(entry, name=f"{entry.name}+{alike}" if alike else entry.name)
 
 
 def _begins(manifest: Manifest, request: MixRequest) -> dict[str, int]:
@@ -286,7 +289,7 @@ def _report(
     manifest: Manifest, request: MixRequest, wish: MixTable, mix: Mix, notes: Sequence[str], folder: Path
 ) -> MixReport:
     drawn = mix.order().prefix(len(mix)).tolist()
-    pools = dict(zip(mix.pools, _pooled(mix, drawn), strict=True))
+    each = {pool.name: float(pool.predicted(mix.seq_len)) for pool in _pooled(mix, drawn)}
     # Targets of each entry up to the end of each stage.
     read = [mix.predicted_by(end) for end in accumulate(mix.lengths, initial=0)]
     stages: list[dict[str, Any]] = []
@@ -294,8 +297,8 @@ def _report(
         tokens = {name: sum(after[n] - before[n] for n in numbers) for name, numbers in mix.pools.items()}
         total = sum(tokens.values())
         bounds = {
-            name: prefix_bound(stage.quotas, quota) * float(pool.predicted(mix.seq_len))
-            for (name, pool), quota in zip(pools.items(), stage.quotas, strict=True)
+            name: sum(prefix_bound(stage.quotas, stage.quotas[n]) for n in numbers) * each[name]
+            for name, numbers in mix.pools.items()
         }
         shares = {name: float(part / max(total, 1)) for name, part in tokens.items()}
         stages.append({"tokens": int(total), "shares": shares, "prefix_bound_tokens": bounds})

@@ -61,6 +61,33 @@ def largest_remainder(total: int, weights: Sequence[Fraction]) -> list[int]:
     return quotas
 
 
+def left_of(sizes: Sequence[int], spent: Sequence[int]) -> list[int]:
+    """Return what each entry has left of the epoch that it has begun; all, if it has given nothing yet."""
+    return [-taken % size if taken else size for size, taken in zip(sizes, spent, strict=True)]
+
+
+def taken_of(sizes: Sequence[int], spent: Sequence[int]) -> int:
+    """Return how many sequences a pool has given, if its entries of `sizes` have given `spent`.
+
+    An entry that joined later counts as if it had taken part in all epochs but the current one.
+    """
+    begun = max(-(-taken // size) if size else 0 for size, taken in zip(sizes, spent, strict=True))
+    return max(begun, 1) * sum(sizes) - sum(left_of(sizes, spent))
+
+
+def divide(quota: int, sizes: Sequence[int], spent: Sequence[int]) -> list[int]:
+    """Divide the quota of a pool among its entries of `sizes`, which have given `spent`.
+
+    They give what they have left of the epochs that they have begun, then whole epochs.
+    """
+    left, total = left_of(sizes, spent), max(sum(sizes), 1)
+    if quota <= sum(left):
+        return largest_remainder(quota, [Fraction(one, sum(left) or 1) for one in left])
+    epochs, rest = divmod(quota - sum(left), total)
+    last = largest_remainder(rest, [Fraction(size, total) for size in sizes])
+    return [one + epochs * size + part for one, size, part in zip(left, sizes, last, strict=True)]
+
+
 def pooled(name: str, entries: Sequence[MixSource], given: Sequence[int], seq_len: int) -> MixSource:
     """Combine the entries of a pool into one, whose sequence is the average if each entry gives `given` sequences."""
     if len(entries) == 1:

@@ -28,7 +28,7 @@ from pretok.config import MixTable, make_recipe
 from pretok.shards.manifest import load_manifest
 from pretok.stream.mix_file import MixSource, load_mix, write_mix
 from pretok.stream.mix_job import MixRequest, plan_mix, run_mix, show_mix
-from pretok.stream.quota import largest_remainder, parse_weights
+from pretok.stream.quota import divide, largest_remainder, left_of, parse_weights, taken_of
 
 NINETY = "it=0.9,en=0.1"
 
@@ -39,6 +39,29 @@ def test_largest_remainder(total: int, parts: list[int]) -> None:
     quotas = largest_remainder(total, weights)
     assert sum(quotas) == total
     assert all(abs(quota - total * weight) < 1 for quota, weight in zip(quotas, weights, strict=True))
+
+
+pools = st.lists(st.tuples(st.integers(1, 9), st.integers(0, 30)), min_size=1, max_size=4)
+
+
+@given(pools, st.lists(st.integers(0, 60), min_size=1, max_size=4))
+def test_the_entries_of_a_pool_end_their_epochs_together(
+    entries: list[tuple[int, int]], quotas: list[int]
+) -> None:
+    """What was appended and what was there: nobody gives a whole epoch more before the others have ended theirs."""
+    sizes, spent = [size for size, _ in entries], [given for _, given in entries]
+    taken = taken_of(sizes, spent)
+    for quota in quotas:
+        left = left_of(sizes, spent)
+        given = divide(quota, sizes, spent)
+        assert sum(given) == quota
+        if quota <= sum(left):
+            assert all(0 <= one <= most for one, most in zip(given, left, strict=True))
+        else:
+            epochs = [(one - most) // size for one, most, size in zip(given, left, sizes, strict=True)]
+            assert max(epochs) - min(epochs) <= 1
+        spent = [before + one for before, one in zip(spent, given, strict=True)]
+    assert spent == [0] * len(sizes) or taken_of(sizes, spent) >= taken
 
 
 def test_budgets_and_weights_are_read_exactly() -> None:

@@ -88,33 +88,3 @@ def test_a_stage_beyond_64_bits_is_refused() -> None:
     Schedule([MAX_SEQUENCES - 1])
     with pytest.raises(UsageError, match="split it into stages"):
         Schedule([MAX_SEQUENCES - 1, 1])
-
-
-pool_entries = st.lists(st.tuples(st.integers(1, 7), st.integers(0, 3)), min_size=1, max_size=5)
-
-
-@given(pool_entries, st.lists(st.tuples(st.integers(0, 40), st.floats(0, 1)), min_size=4, max_size=4))
-def test_no_sequence_of_a_pool_comes_twice_before_every_other_came_once(
-    entries: list[tuple[int, int]], stages: list[tuple[int, float]]
-) -> None:
-    """Entries of any size that are added with any stage, each stage cut anywhere: count reads one by one."""
-    sizes = [4, *(size for size, _ in entries)]
-    since = [0, *(stage for _, stage in entries)]
-    lengths = [int(share * quota) for quota, share in stages]
-    names, quotas = [f"s{n}" for n in range(len(sizes))], [[quota] for quota, _ in stages]
-    order = Order(names, sizes, quotas, 0, lengths, pools=[0] * len(sizes), since=since)
-    first, reads = 0, {}
-    for stage, length in enumerate(lengths):
-        most, least = max(reads.values(), default=0), min(reads.values(), default=0)
-        missed = (
-            least if most > least else max(least - 1, 0)
-        )  # joins the current epoch, or the one just ended
-        added = [entry for entry, began in enumerate(since) if began == stage]
-        reads |= {(entry, n): missed for entry in added for n in range(sizes[entry])}
-        places = np.arange(first, first + length)
-        located = np.stack(order.locate(places), axis=1).tolist()
-        for place, (entry, epoch, sequence) in zip(places, located, strict=True):
-            reads[entry, sequence] += 1
-            assert max(reads.values()) - min(reads.values()) <= 1
-            assert order.positions(entry, epoch, np.array([sequence])).tolist() == [place]
-        first += length

@@ -52,7 +52,7 @@ from pretok.shards.manifest import FILE_NAME, Manifest, Shard, load_manifest
 from pretok.stream.continued import same_until
 from pretok.stream.digests import data_hash, digest
 from pretok.stream.flat_tokens import FlatTokens, OpenFiles, Pieces
-from pretok.stream.learned import Learned, Marks, Mask
+from pretok.stream.learned import Learned, Mask
 from pretok.stream.mix_file import Mix, behind, check_sources, load_mix, mixed_shards, natural_mix, parse_mix
 from pretok.stream.tapes import FOLDER, SideFile, Tapes
 
@@ -61,8 +61,9 @@ if TYPE_CHECKING:
 
 __all__ = ["View", "data_hash", "digest", "open", "same_until"]
 
-AHEAD = 1024
-"""The number of positions that are located at once for a reader that moves forward."""
+AHEAD, AHEAD_TOKENS = 1 << 10, 1 << 22
+"""The number of positions that are located at once for a reader that moves forward, and the most tokens of them: a mask
+takes a byte for each."""
 NEAR = 8
 """A reader moves forward if a request begins at most this many times its own length after the end of the last one."""
 
@@ -170,12 +171,12 @@ def _whole(numbers: Sequence[int] | Ints) -> Ints:
 
 
 class _Ahead(NamedTuple):
-    """The pieces and marks of positions `start` to `end - 1`, computed at once."""
+    """The pieces and masks of positions `start` to `end - 1`, computed at once."""
 
     start: int
     end: int
     pieces: Pieces
-    marks: Marks | None
+    mask: Mask | None
 
 
 class View:
@@ -357,19 +358,18 @@ class View:
             tokens.fill(self.eod_id)
         if not len(positions):
             return tokens, np.empty((0, self.seq_len), np.bool_) if loss else None
-        pieces, marks = self._part(positions, loss and self.masked)
+        pieces, mask = self._part(positions, loss and self.masked)
         self.tokens.read(pieces, tokens)
         if not loss:
             return tokens, None
         ends = tokens == self.eod_id
         again = ends[:, 1:] & ends[:, :-1]
-        if marks is None:
+        # `again` is new memory, while the mask belongs to all positions that were located together.
+        if mask is None:
             return tokens, np.logical_not(again, out=again)
-        # The mask is written last, so it is still in the processor's cache when padding is removed from it.
-        mask = marks.mask(self.seq_len)
-        return tokens, np.greater(mask, again, out=mask)
+        return tokens, np.greater(mask, again, out=again)
 
-    def _part(self, positions: Ints, masked: bool) -> tuple[Pieces, Marks | None]:
+    def _part(self, positions: Ints, masked: bool) -> tuple[Pieces, Mask | None]:
         """Return `pieces_of` the positions.
 
         For a reader that moves forward they are computed in large blocks: one position costs as much as a hundred.
@@ -378,10 +378,11 @@ class View:
         near = 0 <= start - self._expected <= NEAR * len(positions)
         self._expected = end
         ahead, alone = self._ahead, end - start != len(positions) or (np.diff(positions) != 1).any()
-        if alone or not ahead.start <= start <= end <= ahead.end or (masked and ahead.marks is None):
+        if alone or not ahead.start <= start <= end <= ahead.end or (masked and ahead.mask is None):
             if alone or not near:
                 return self.pieces_of(positions, masked)
-            every = np.arange(start, min(max(end, start + AHEAD), len(self)))
+            most = min(AHEAD, AHEAD_TOKENS // self.seq_len)
+            every = np.arange(start, min(max(end, start + most), len(self)))
             ahead = self._ahead = _Ahead(start, start + len(every), *self.pieces_of(every, masked))
         first, last = start - ahead.start, end - ahead.start
         low, high = first, last
@@ -389,11 +390,9 @@ class View:
             low, high = np.searchsorted(ahead.pieces.row, (first, last)).tolist()
         row, column, address, length = (part[low:high] for part in ahead.pieces)
         pieces = Pieces(row - first if first else row, column, address, length)
-        if not masked or ahead.marks is None:
-            return pieces, None
-        return pieces, ahead.marks.part(first, last)
+        return pieces, ahead.mask[first:last] if masked and ahead.mask is not None else None
 
-    def pieces_of(self, positions: Ints, masked: bool = False) -> tuple[Pieces, Marks | None]:
+    def pieces_of(self, positions: Ints, masked: bool = False) -> tuple[Pieces, Mask | None]:
         """Return the pieces of the sequences at `positions`, sorted by row and, if `masked`, their learned targets."""
         masked = masked and self.masked
         if self.materialized:
@@ -405,4 +404,4 @@ class View:
             pieces = self.tapes.pieces(entry, self.order.cuts(entry, epoch), number)
         if not masked or self.learned is None:
             return pieces, None
-        return pieces, self.learned.marks(pieces, entry, self.seq_len + 1)
+        return pieces, self.learned.mask(pieces, entry, self.seq_len + 1)

@@ -249,34 +249,6 @@ def check_learn(manifest: Manifest, learn: Mapping[str, Collection[str]]) -> Non
             raise UsageError(f"learn of {name}: {min(wrong)!r} is not one of {', '.join(CHAT_KINDS)}")
 
 
-def mix_sources(
-    manifest: Manifest,
-    split: str,
-    seq_len: int,
-    names: Iterable[str],
-    cuts: str,
-    learn: Mapping[str, Collection[str]] | None = None,
-) -> tuple[MixSource, ...]:
-    """Return the entries of the named sources, with what the shards hold for sequences of `seq_len`.
-
-    learn: see `learn_of`. Raises UsageError for an unknown source or split, or a bad length.
-    """
-    if split not in SPLITS:
-        raise UsageError(f"no split {split!r}; the splits are {' and '.join(SPLITS)}")
-    if seq_len < 1:
-        raise UsageError(f"the sequence length is {seq_len}; it must be at least 1")
-    found = []
-    for name in names:
-        if name not in manifest.sources:
-            raise UsageError(
-                f"{manifest.folder} has no source {name!r}; its sources are {', '.join(manifest.sources)}"
-            )
-        tokens = sum(shard.tokens for shard in manifest.of(name, split))
-        kinds = learn_of(manifest, name, learn or {})
-        found.append(MixSource(name, tokens, sequences(tokens, seq_len, cuts), learn=kinds))
-    return tuple(found)
-
-
 def natural_mix(
     manifest: Manifest,
     split: str,
@@ -287,10 +259,23 @@ def natural_mix(
 ) -> Mix:
     """Return the mix with every sequence of the named sources once, in natural proportion.
 
-    Cuts are fixed, as there is only one epoch.
+    Cuts are fixed, as there is only one epoch. learn: see `learn_of`. Raises UsageError for an unknown source or split,
+    a bad length, or if there is no sequence.
     """
+    if split not in SPLITS:
+        raise UsageError(f"no split {split!r}; the splits are {' and '.join(SPLITS)}")
+    if seq_len < 1:
+        raise UsageError(f"the sequence length is {seq_len}; it must be at least 1")
     check_learn(manifest, learn or {})
-    sources = mix_sources(manifest, split, seq_len, names, "fixed", learn)
+    sources = []
+    for name in names:
+        if name not in manifest.sources:
+            raise UsageError(
+                f"{manifest.folder} has no source {name!r}; its sources are {', '.join(manifest.sources)}"
+            )
+        tokens = sum(shard.tokens for shard in manifest.of(name, split))
+        kinds = learn_of(manifest, name, learn or {})
+        sources.append(MixSource(name, tokens, sequences(tokens, seq_len, "fixed"), learn=kinds))
     quotas = tuple(source.sequences for source in sources)
     if not sum(quotas):
         sizes = ", ".join(f"{source.name} {source.tokens}" for source in sources)
@@ -298,7 +283,7 @@ def natural_mix(
             f"split {split!r} of {manifest.folder} holds no sequence of {seq_len} + 1 tokens (tokens: {sizes}); "
             "use a smaller sequence length or another split"
         )
-    return Mix(manifest.fingerprint, split, seq_len, seed, "fixed", sources, (Stage(quotas),))
+    return Mix(manifest.fingerprint, split, seq_len, seed, "fixed", tuple(sources), (Stage(quotas),))
 
 
 def mixed_shards(mix: Mix, manifest: Manifest) -> dict[str, list[Shard]]:

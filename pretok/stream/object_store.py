@@ -64,7 +64,7 @@ THREADS = 32
 """The number of concurrent requests of a process."""
 PIECE = 8 * NODE
 """The bytes of a request, for files that are fetched whole."""
-MOST_BLOCKS, MOST_PIECES = 1 << 16, 1 << 9
+MOST_BLOCKS, MOST_PIECES = 1 << 16, 1 << 10
 """How many units a process asks for ahead of its reader: MiBs on the disk, or pieces of sequences in memory."""
 
 BLOCKS, NODES = "blocks", "nodes"

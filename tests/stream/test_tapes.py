@@ -16,11 +16,9 @@ from support import EOD, make_shards
 import pretok.stream
 from pretok.base.errors import IntegrityError
 from pretok.base.records import replace
-from pretok.config import make_mix
-from pretok.shards.manifest import load_manifest
 from pretok.stream import pack
 from pretok.stream.mix_file import load_mix, write_mix
-from pretok.stream.mix_job import MixRequest, plan_mix, run_mix
+from pretok.stream.mix_job import run_mix
 from pretok.stream.tapes import EACH, FILL, MOST, SideFile, TapeWriter, path_of, verify_side_file
 
 
@@ -166,15 +164,6 @@ def test_shares_of_packed_sequences_are_those_of_learned_tokens(packed: Path) ->
             assert learned[name] == reads[name] * entries[name].predicted(31)
     assert learned["it"] / sum(learned.values()) == pytest.approx(0.75, abs=0.01)
     assert sum(learned.values()) == pytest.approx(9000, abs=100)
-
-
-def test_repeat_reads_whole_epochs(packed: Path) -> None:
-    """However the budget in learned tokens is rounded."""
-    for seq_len in (5, 31, 64):
-        table = {"seq_len": seq_len, "pack": "best-fit", "repeat": {"it": 3, "en": 2}}
-        mix, _ = plan_mix(load_manifest(packed / "shards"), MixRequest(make_mix(table, "test")))
-        quotas = dict(zip(mix.pools, mix.stages[0].quotas, strict=True))
-        assert quotas == {one.name: {"it": 3, "en": 2}[one.name] * one.sequences for one in mix.sources}
 
 
 def test_a_tape_of_another_source_is_refused(packed: Path) -> None:

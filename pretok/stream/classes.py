@@ -79,9 +79,8 @@ def divide(
     names = [*predicates, source]
     folder.mkdir(parents=True, exist_ok=True)
     remove_leftovers(folder)
-    several = np.zeros(len(names), np.bool_)
     documents = np.zeros(len(names), np.int64)
-    twice = at = 0
+    at = 0
     with ExitStack() as stack:
         writers = [stack.enter_context(TapeWriter(folder, f"{n}")) for n in range(len(names))]
         connection = stack.enter_context(database(folder / ".duckdb", 1, SCRATCH))
@@ -93,14 +92,13 @@ def divide(
                 writers[number].append(address[mask], lengths[mask])
                 documents[number] += mask.sum()
             if len(again := np.flatnonzero(counts > 1)):
-                several[:-1] |= chosen[:, again].any(axis=1)
-                twice += int(((counts[again] - 1) * lengths[again]).sum())
-        if twice:
-            who = " and ".join(name for name, one in zip(names, several, strict=True) if one)
-            raise UsageError(
-                f"{who} overlap: they have {twice:,} tokens of {source} in common, which each of them would read; "
-                "write conditions that exclude each other"
-            )
+                who = " and ".join(
+                    name for name, one in zip(predicates, chosen[:, again[0]], strict=True) if one
+                )
+                raise UsageError(
+                    f"{who} overlap: each of them would read the same documents of {source}; write conditions that "
+                    "exclude each other"
+                )
         sizes = [sequences(writer.tokens, seq_len, cuts) for writer in writers]
         for (name, predicate), members, writer, size in zip(
             predicates.items(), documents, writers, sizes, strict=False

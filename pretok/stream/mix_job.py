@@ -34,7 +34,7 @@ from pretok.stream.mix_file import (
 )
 from pretok.stream.order import prefix_bound
 from pretok.stream.pack import pack
-from pretok.stream.quota import SHOWN, divide, pooled, stage_quotas, taken_of, weighed
+from pretok.stream.quota import SHOWN, divide, epochs_spent, pooled, stage_quotas, weighed
 from pretok.stream.tapes import FOLDER, SideFile
 
 if TYPE_CHECKING:
@@ -154,10 +154,13 @@ def _pooled(mix: Mix, given: Sequence[int] | Ints) -> list[MixSource]:
 
 def _quotas(stage: StageTable, table: MixTable, mix: Mix) -> list[int]:
     """Return the quotas of a stage that follows those of a mix, by entry."""
-    spent = mix.order().spent.tolist()
+    stages = mix.order().given.tolist()
     sizes = [entry.sequences for entry in mix.sources]
-    pools = [([sizes[n] for n in numbers], [spent[n] for n in numbers]) for numbers in mix.pools.values()]
-    taken = [taken_of(*pool) for pool in pools]
+    pools = []
+    for numbers in mix.pools.values():
+        own = [sizes[n] for n in numbers]
+        pools.append((own, epochs_spent(own, [[stage[n] for n in numbers] for stage in stages])))
+    taken = [sum(spent) for _, spent in pools]
     given = [0] * len(sizes)
     # The tokens of a quota depend on how the entries of its pool share it, which depends on the quota: three rounds.
     for _ in range(3 if len(pools) < len(sizes) else 1):

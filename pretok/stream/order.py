@@ -18,14 +18,15 @@ Permutation. The k-th sequence drawn from an entry of n is element k mod n of ep
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from pretok.base.errors import UsageError
 from pretok.base.tokens import Ints
-from pretok.stream.permutation import ROUNDS, UInt64s, cut, permute, round_keys, unpermute
+from pretok.stream.permutation import UInt64s, cut, permute, round_keys, unpermute
 
 DIGIT = 21
 """Bits of one digit of long division; all intermediate values stay below 2^63."""
@@ -149,7 +150,7 @@ class Order:
 
     names, sizes: the entries, and how many sequences each has. stages: the quotas of each stage, by entry. lengths:
     positions of each stage; default: all. shifts: for each entry the seq_len by which its epochs are cut, 0 for fixed
-    cuts. In each stage, every entry continues where the stage before stopped. spent: sequences that each entry gives.
+    cuts. In each stage, every entry continues where the stage before stopped. given: (stages, entries) sequences.
     """
 
     def __init__(
@@ -170,14 +171,12 @@ class Order:
             lengths = [stage.length for stage in self._stages]
         self._starts: Ints = np.cumsum([0, *lengths], dtype=np.int64)
         self.length = int(self._starts[-1])
-        # Sequences that each entry has given before each stage. A stage that is left early gives less than its quotas.
+        # What each entry gives in each stage; less than its quota in a stage that is left early.
         given = [
             stage.prefix(np.array([length]))[0] for stage, length in zip(self._stages, lengths, strict=True)
         ]
-        self._drawn: Ints = np.cumsum([np.zeros(len(self.names), np.int64), *given], axis=0)
-        self.spent: Ints = self._drawn[-1]
-        self._keys: dict[tuple[int, int], UInt64s] = {}
-        self._cuts: dict[tuple[int, int], int] = {}
+        self.given: Ints = np.array(given, np.int64).reshape(-1, len(self.names))
+        self._drawn = np.cumsum([0 * self.sizes, *given], axis=0)
 
     def locate(self, positions: Ints) -> tuple[Ints, Ints, Ints]:
         """Map positions (n,) in 0..length-1 to entry, epoch, and sequence within the entry, each (n,)."""
@@ -211,19 +210,12 @@ class Order:
 
     def cuts(self, entry: Ints, epoch: Ints) -> Ints:
         """Return (n,): the token of its tape at which each epoch begins; sequence i begins i strides later."""
-        if not any(self._shifts):
-            return np.zeros_like(entry)
-        pairs, inverse = np.unique(epoch * len(self.names) + entry, return_inverse=True)
-        found = [self.cut(pair % len(self.names), pair // len(self.names)) for pair in pairs.tolist()]
-        return np.array(found, np.int64)[inverse]
+        return self._of_epochs(entry, epoch, self.cut) if any(self._shifts) else np.zeros_like(entry)
 
     def cut(self, entry: int, epoch: int) -> int:
         """Return the token of its tape at which an epoch of an entry begins."""
-        if not (shift := self._shifts[entry]):
-            return 0
-        if (entry, epoch) not in self._cuts:
-            self._cuts[entry, epoch] = cut(self.seed, self.names[entry], epoch, shift)
-        return self._cuts[entry, epoch]
+        shift = self._shifts[entry]
+        return cut(self.seed, self.names[entry], epoch, shift) if shift else 0
 
     def prefix(self, length: int) -> Ints:
         """Return (entries,): how many of the first `length` positions each entry has."""
@@ -247,12 +239,13 @@ class Order:
         return permute(index, np.broadcast_to(size, index.shape), keys)
 
     def _keys_of(self, entry: Ints, epoch: Ints) -> UInt64s:
-        """Return (n, ROUNDS) round keys; those of an epoch are computed once."""
+        """Return (n, ROUNDS) round keys."""
+        return self._of_epochs(
+            entry, epoch, lambda one, number: round_keys(self.seed, self.names[one], number)
+        )
+
+    def _of_epochs(self, entry: Ints, epoch: Ints, value: Callable[[int, int], Any]) -> npt.NDArray[Any]:
+        """Return `value` of each entry and epoch (n,), computed once for each pair: many positions share few epochs."""
         pairs, inverse = np.unique(epoch * len(self.names) + entry, return_inverse=True)
-        table = np.empty((len(pairs), ROUNDS), np.uint64)
-        for row, pair in enumerate(pairs.tolist()):
-            which = pair % len(self.names), pair // len(self.names)
-            if which not in self._keys:
-                self._keys[which] = round_keys(self.seed, self.names[which[0]], which[1])
-            table[row] = self._keys[which]
-        return table[inverse]
+        values = [value(pair % len(self.names), pair // len(self.names)) for pair in pairs.tolist()]
+        return np.array(values)[inverse]

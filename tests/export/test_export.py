@@ -55,8 +55,8 @@ def test_files_hold_all_tokens_in_order_and_the_list_tells_the_truth(
         files = [file for file in made.files if (file.source, file.split) == (source, "train")]
         data = b"".join((tmp_path / file.path).read_bytes() for file in files)
         assert np.frombuffer(data, made.dtype).tolist() == ids(source)
-    names = [(shard.prefix.name,) for shard in load_manifest(shards).shards]
-    assert [file.shards for file in made.files] == names
+    names = [shard.prefix.name for shard in load_manifest(shards).shards]
+    assert [Path(file.path).stem for file in made.files] == names
     for file in made.files:
         stem = (tmp_path / file.path).as_posix().removesuffix(".npy")
         assert {suffix: Path(stem + suffix).stat().st_size for suffix in file.sizes} == file.sizes

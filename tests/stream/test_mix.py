@@ -28,7 +28,7 @@ from pretok.config import MixTable
 from pretok.shards.manifest import load_manifest
 from pretok.stream.mix_file import MixSource, load_mix, write_mix
 from pretok.stream.mix_job import MixRequest, plan_mix, run_mix, show_mix
-from pretok.stream.quota import divide, largest_remainder, left_of, parse_weights, taken_of
+from pretok.stream.quota import divide, epochs_spent, largest_remainder, parse_weights
 
 NINETY = "it=0.9,en=0.1"
 
@@ -41,27 +41,28 @@ def test_largest_remainder(total: int, parts: list[int]) -> None:
     assert all(abs(quota - total * weight) < 1 for quota, weight in zip(quotas, weights, strict=True))
 
 
-pools = st.lists(st.tuples(st.integers(1, 9), st.integers(0, 30)), min_size=1, max_size=4)
-
-
-@given(pools, st.lists(st.integers(0, 60), min_size=1, max_size=4))
-def test_the_entries_of_a_pool_end_their_epochs_together(
-    entries: list[tuple[int, int]], quotas: list[int]
+@given(
+    st.lists(st.integers(0, 9), min_size=1, max_size=4).filter(any),
+    st.lists(st.tuples(st.integers(0, 60), st.integers(1, 4)), min_size=1, max_size=9),
+)
+def test_the_entries_of_a_pool_read_their_epochs_together(
+    sizes: list[int], stages: list[tuple[int, int]]
 ) -> None:
-    """What was appended and what was there: nobody gives a whole epoch more before the others have ended theirs."""
-    sizes, spent = [size for size, _ in entries], [given for _, given in entries]
-    taken = taken_of(sizes, spent)
-    for quota in quotas:
-        left = left_of(sizes, spent)
-        given = divide(quota, sizes, spent)
-        assert sum(given) == quota
-        if quota <= sum(left):
-            assert all(0 <= one <= most for one, most in zip(given, left, strict=True))
-        else:
-            epochs = [(one - most) // size for one, most, size in zip(given, left, sizes, strict=True)]
-            assert max(epochs) - min(epochs) <= 1
-        spent = [before + one for before, one in zip(spent, given, strict=True)]
-    assert spent == [0] * len(sizes) or taken_of(sizes, spent) >= taken
+    """Those that were there and those that joined: nobody begins an epoch before all others have ended the last."""
+    given: list[list[int]] = []
+    there = 1
+    for quota, count in stages:
+        there = max(there, min(count, len(sizes)))
+        known = sizes[:there]
+        if not any(known):
+            continue
+        before = [[*stage, *[0] * (there - len(stage))] for stage in given]
+        spent = epochs_spent(known, before)
+        given.append(divide(quota, known, spent))
+        assert sum(given[-1]) == quota
+        spent = [done + one for done, one in zip(spent, given[-1], strict=True)]
+        reads = [(done // size, -(-done // size)) for done, size in zip(spent, known, strict=True) if size]
+        assert max(begun for _, begun in reads) - min(ended for ended, _ in reads) <= 1
 
 
 def test_budgets_and_weights_are_read_exactly() -> None:
@@ -270,6 +271,7 @@ def test_the_command(made: tuple[Path, Path], tmp_path: Path, capsys: pytest.Cap
     for line, message in (
         ((*stages, "--tokens", 600), "--stage and tokens exclude each other"),
         ((*wish, "--materialize", out), "where with --out"),
+        ((*wish, "--class", "good"), "write NAME="),
         ((*wish, "--out", tmp_path), "is a folder; name a file"),
         ((*wish, "--out", tmp_path / "file" / "mix.json"), "cannot write"),
     ):

@@ -109,57 +109,36 @@ def open(
 
         store = Store(str(shards), cache, cache_bytes) if is_url(shards) else None
         mix = fetch_mix(str(mix), cache) if is_url(mix) else mix
-    manifest_now = load_manifest(Path(shards)) if store is None else store.manifest
-    if manifest_now.materialized is not None:
-        return _open_materialized(manifest_now, mix, seq_len, split, source, store)
-    if mix is None:
-        if seq_len is None:
-            raise UsageError("a stream without a mix needs a sequence length (seq_len)")
-        manifest_then = manifest_now if manifest is None else manifest_now.as_of(manifest)
-        if manifest_then is None:
+    now = load_manifest(Path(shards)) if store is None else store.manifest
+    if now.materialized is not None:
+        plan = parse_mix(now.materialized, now.folder / FILE_NAME)
+        if mix is not None and (other := load_mix(Path(mix)).fingerprint) != plan.fingerprint:
             raise MismatchError(
-                f"{manifest_now.folder} never had the fingerprint {manifest}; it has {manifest_now.fingerprint}"
+                f"{shards} holds the sequences of the mix {plan.fingerprint}, but {mix} is {other}"
             )
-        names = manifest_then.sources if source is None else (source,)
-        natural = natural_mix(manifest_then, split, seq_len, names, seed, learn)
-        return View(manifest_now, natural, store=store)
-    if learn is not None or source is not None:
-        raise UsageError(f"`learn` and `source` are given by the mix ({mix}): leave them out")
-    plan = load_mix(Path(mix))
-    check_sources(plan, manifest_now, Path(mix))
-    _check_seq_len(plan, seq_len, str(mix))
-    return View(manifest_now, plan, folder=Path(mix).parent, store=store)
-
-
-def _open_materialized(
-    manifest: Manifest,
-    mix: str | Path | None,
-    seq_len: int | None,
-    split: str,
-    source: str | None,
-    store: Store | None,
-) -> View:
-    """Open shards that were written in mixed order; their mix is in the manifest, and all arguments must agree."""
-    plan = parse_mix(manifest.materialized, manifest.folder / FILE_NAME)
-    if mix is not None and (other := load_mix(Path(mix))).fingerprint != plan.fingerprint:
-        raise MismatchError(
-            f"{manifest.folder} holds the sequences of the mix {plan.fingerprint}, but {mix} is {other.fingerprint}"
-        )
-    if source is not None or split != "train":
-        raise UsageError(
-            f"{manifest.folder} holds a materialized mix; its sources and other splits are in the shards that the mix "
-            "was made of"
-        )
-    _check_seq_len(plan, seq_len, str(manifest.folder))
-    return View(manifest, plan, materialized=True, store=store)
-
-
-def _check_seq_len(plan: Mix, seq_len: int | None, where: str) -> None:
+        if source is not None or split != "train":
+            raise UsageError(
+                f"{shards} holds a materialized mix; its sources and other splits are in the shards that the mix was "
+                "made of"
+            )
+    elif mix is not None:
+        if learn is not None or source is not None:
+            raise UsageError(f"`learn` and `source` are given by the mix ({mix}): leave them out")
+        plan = load_mix(Path(mix))
+        check_sources(plan, now, Path(mix))
+    elif seq_len is None:
+        raise UsageError("a stream without a mix needs a sequence length (seq_len)")
+    elif (then := now if manifest is None else now.as_of(manifest)) is None:
+        raise MismatchError(f"{shards} never had the fingerprint {manifest}; it has {now.fingerprint}")
+    else:
+        names = then.sources if source is None else [source]
+        plan = natural_mix(then, split, seq_len, names, seed, learn)
     if seq_len not in (None, plan.seq_len):
         raise MismatchError(
-            f"{where} has sequences of {plan.seq_len} tokens, not {seq_len}: leave out --seq-len, or make another mix "
-            f"(pretok mix --seq-len {seq_len})"
+            f"{mix or shards} has sequences of {plan.seq_len} tokens, not {seq_len}: leave out --seq-len, or make "
+            f"another mix (pretok mix --seq-len {seq_len})"
         )
+    return View(now, plan, None if mix is None else Path(mix).parent, store)
 
 
 def _whole(numbers: Sequence[int] | Ints) -> Ints:
@@ -194,12 +173,7 @@ class View:
     """
 
     def __init__(
-        self,
-        manifest: Manifest,
-        mix: Mix,
-        materialized: bool = False,
-        folder: Path | None = None,
-        store: Store | None = None,
+        self, manifest: Manifest, mix: Mix, folder: Path | None = None, store: Store | None = None
     ) -> None:
         self.seq_len = mix.seq_len
         self.vocab_size = manifest.tokenizer.vocab_size
@@ -210,7 +184,7 @@ class View:
         self.fingerprint = mix.fingerprint
         self.manifest_fingerprint = mix.manifest
         self.tokenizer: dict[str, Any] = to_json(manifest.tokenizer)
-        self.materialized = materialized
+        self.materialized = materialized = manifest.materialized is not None
         self.removals = len(manifest.removals)
         self.but_for_removals = manifest.but_for_removals
         self.order = mix.order()
@@ -218,8 +192,8 @@ class View:
         by_source = {} if materialized else mixed_shards(mix, manifest)
         shards = list(manifest.shards if materialized else chain(*by_source.values()))
         asked = len(self) * (self.seq_len + 1) * self.dtype.itemsize
-        opener = None if store is None else store.opener(asked)
-        self.tokens = FlatTokens(shards, self.dtype, materialized, opener)
+        files = None if store is None else store.files(shards, self.dtype.itemsize, asked)
+        self.tokens = FlatTokens(shards, self.dtype, materialized, files)
         # One address space for all sources, one after the other: a sequence lies inside its source.
         sizes = [sum(shard.tokens for shard in one) for one in by_source.values()]
         starts = dict(zip(by_source, np.cumsum([0, *sizes], dtype=np.int64).tolist(), strict=False))
@@ -228,10 +202,10 @@ class View:
         # Packed sequences, and those of a materialized mix, do not share their last token with the next one.
         alone = np.array([materialized or source.packed for source in mix.sources])
         strides = self.seq_len + alone.astype(np.int64)
-        files = {} if materialized else self._side_files(folder, by_source)
+        side_files = {} if materialized else self._side_files(folder, by_source)
         begins = np.array([source.begin for source in mix.sources], np.int64)
         self.tapes = Tapes(
-            self.source_bases + begins, [source.tokens for source in mix.sources], strides, length, files
+            self.source_bases + begins, [source.tokens for source in mix.sources], strides, length, side_files
         )
         self.masked = any(source.learn for source in mix.sources)
         if store is not None and self.masked:
@@ -340,8 +314,7 @@ class View:
         files: Any = self.tokens.files
         if not isinstance(files, OpenFiles):
             files.whole = files.pays(share)
-            # A view is not thread-safe, so the thread that looks positions up gets a copy, which keeps `files` free to
-            # be collected.
+            # Looking ahead in this view would move it away from where its reader is, so a copy does that.
             ahead: Any = pickle.loads(pickle.dumps(self))
             files.expect(ahead.tokens.files.units(ahead._part(_whole(one), False)[0]) for one in batches)
 

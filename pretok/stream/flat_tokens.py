@@ -14,7 +14,7 @@ import os
 import resource
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -54,10 +54,6 @@ class Files(Protocol):
 
     def read(self, parts: Sequence[Part], room: memoryview) -> None:
         """Read parts into `room`."""
-
-
-Opener = Callable[[Sequence[Shard], Sequence[int], int], Files]
-"""Opens shards; takes also the bytes of each, and the bytes of a token."""
 
 
 class OpenFiles:
@@ -134,22 +130,14 @@ class OpenFiles:
 class FlatTokens:
     """The tokens of `shards`, one after the other.
 
-    sequential: whether addresses are read in order. files: opens the shards; None for local files.
+    sequential: whether addresses are read in order. files: where their bytes are read; None for local files.
     """
 
     def __init__(
-        self,
-        shards: Sequence[Shard],
-        dtype: np.dtype[Any],
-        sequential: bool,
-        files: Opener | None = None,
+        self, shards: Sequence[Shard], dtype: np.dtype[Any], sequential: bool, files: Files | None = None
     ) -> None:
         sizes = [shard.tokens * dtype.itemsize for shard in shards]
-        self.files: Files = (
-            OpenFiles([shard.bin_path for shard in shards], sizes, sequential)
-            if files is None
-            else files(shards, sizes, dtype.itemsize)
-        )
+        self.files = files or OpenFiles([shard.bin_path for shard in shards], sizes, sequential)
         self._starts: Ints = np.cumsum([0, *(shard.tokens for shard in shards)], dtype=np.int64)
 
     def read(self, pieces: Pieces, out: npt.NDArray[Any]) -> None:

@@ -46,7 +46,7 @@ from pretok.base.tree import HASH, NODE, NODES_SUFFIX, fold, node_hash, root_of
 from pretok.base.visible import masked
 from pretok.shards.format import SPANS_SUFFIX
 from pretok.shards.manifest import FILE_NAME, Manifest, Shard, load_manifest
-from pretok.stream.flat_tokens import Opener, Part, Pieces
+from pretok.stream.flat_tokens import Part, Pieces
 from pretok.stream.mix_file import load_mix
 from pretok.stream.tapes import FOLDER, path_of, ranges, verify_side_file
 
@@ -271,9 +271,9 @@ class Store:
         """Fetch a file of the folder, unless it is in CACHE."""
         fetch_whole(self.remote, name, self.cache, self.folder / name, lambda path: root_of(path) == root)
 
-    def opener(self, asked: int) -> Opener:
-        """Return an opener of shards for `FlatTokens`, for a stream that reads `asked` bytes."""
-        return partial(StoreFiles, self, asked=asked)
+    def files(self, shards: Sequence[Shard], itemsize: int, asked: int) -> StoreFiles:
+        """Return the `.bin` objects of shards with tokens of `itemsize` bytes. asked: bytes that a stream reads."""
+        return StoreFiles(self, shards, itemsize, asked)
 
     def bring_spans(self, shards: Iterable[Shard]) -> None:
         """Fetch the spans of conversations, which say which tokens are learned."""
@@ -358,21 +358,21 @@ def fetch_whole(remote: Remote, name: str, cache: Path, path: Path, right: Calla
 class StoreFiles:
     """The `.bin` objects of `shards`; replaces `OpenFiles`.
 
-    sizes: bytes of each shard. itemsize: bytes of a token. asked: bytes that the whole stream reads.
+    itemsize: bytes of a token. asked: bytes that the whole stream reads.
 
     A unit is (shard, first byte, end): a MiB in CACHE or, if MiBs would be too much data, the bytes of one piece in
     memory. Threads fetch units: first those that a reader waits for, then those that were announced. Only one thread
-    may read. A copy in another process starts its own threads.
+    may read, and it announces. The lock guards what it shares with those that fetch: `_futures`. A copy in another
+    process starts its own threads.
     """
 
-    def __init__(
-        self, store: Store, shards: Sequence[Shard], sizes: Sequence[int], itemsize: int, asked: int
-    ) -> None:
+    def __init__(self, store: Store, shards: Sequence[Shard], itemsize: int, asked: int) -> None:
         self._remote, self._cache, self._limit = store.remote, store.cache, store.limit
         self.paths: Sequence[Path] = [shard.bin_path for shard in shards]
         self._names, self._roots = [shard.path for shard in shards], [shard.root for shard in shards]
-        self._sizes, self._itemsize, self._bytes = np.array(sizes, np.int64), itemsize, asked
-        self._starts: Ints = np.cumsum([0, *sizes], dtype=np.int64)
+        self._sizes: Ints = np.array([shard.tokens * itemsize for shard in shards], np.int64)
+        self._itemsize, self._bytes = itemsize, asked
+        self._starts: Ints = np.cumsum([0, *self._sizes], dtype=np.int64)
         # Blocks are numbered through all shards; this is the number of each shard's first one.
         self._first: Ints = np.cumsum([0, *(-(-self._sizes // NODE))], dtype=np.int64)
         self.whole = self.pays(1.0)
@@ -390,7 +390,7 @@ class StoreFiles:
 
     def _begin(self) -> None:
         """Begin without threads and requests, as each process does."""
-        self._pid, self._lock = os.getpid(), threading.Condition()
+        self._pid, self._lock = os.getpid(), threading.Lock()
         self._waiting: _Queue = queue.PriorityQueue()
         self._futures: dict[Unit, Future[bytes | None]] = {}
         self._versions: dict[int, str] = {}
@@ -399,6 +399,7 @@ class StoreFiles:
         self._threads = self._asked = self._pending = 0
         # For each announced batch the number of its units, and those that stay in memory until it is read.
         self._ahead: deque[tuple[int, list[Unit]]] = deque()
+        self._batches: Iterator[Ints] = iter(())
         weakref.finalize(self, _end, self._waiting)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -451,12 +452,11 @@ class StoreFiles:
                 self._drop([unit])
             if data is not None:
                 out[:] = data[offset - unit[1] :][: len(out)]
-        with self._lock:
-            if self._ahead:
-                count, pieces = self._ahead.popleft()
-                self._pending -= count
-                self._lock.notify_all()
-                self._drop(pieces)
+        if self._ahead:
+            count, pieces = self._ahead.popleft()
+            self._pending -= count
+            self._drop(pieces)
+            self._announce()
 
     def _held(self, unit: Unit, offset: int, out: memoryview) -> bool:
         """Read `out` from CACHE; return whether it has the unit."""
@@ -559,16 +559,16 @@ class StoreFiles:
         return path.read_bytes()
 
     def expect(self, batches: Iterable[Ints]) -> None:
-        """Fetch ahead the units of the next calls of `read`."""
+        """Fetch ahead the units of the next calls of `read`, one batch for each call."""
         self._here()
-        threading.Thread(target=_run_ahead, args=(weakref.ref(self), iter(batches)), daemon=True).start()
+        self._batches = iter(batches)
+        self._announce()
 
-    def announce(self, units: Ints) -> bool:
-        """Ask for the units of the next batch; return False if too many are pending already."""
-        with self._lock:
-            if self._pending >= (MOST_BLOCKS if self.whole else MOST_PIECES):
-                self._lock.wait(0.1)  # not for longer, so that the thread notices when nobody reads any more
-                return False
+    def _announce(self) -> None:
+        """Ask for the units of the next batches, up to the most that may be pending."""
+        while self._pending < (MOST_BLOCKS if self.whole else MOST_PIECES):
+            if (units := next(self._batches, None)) is None:
+                return
             self._pending += len(units)
             wanted = units
             if self.whole:
@@ -577,7 +577,6 @@ class StoreFiles:
             for unit in missing:
                 self._ask(unit, ahead=True)
             self._ahead.append((len(units), [] if self.whole else missing))
-            return True
 
     def _make_room(self) -> None:
         """Remove blocks of other shards if CACHE may not keep them together with those of this stream.
@@ -604,14 +603,3 @@ def _work(files: weakref.ref[StoreFiles], waiting: _Queue) -> None:
         if (alive := files()) is not None:
             alive.work(unit)
         del alive
-
-
-def _run_ahead(files: weakref.ref[StoreFiles], batches: Iterator[Ints]) -> None:
-    """Announce batches, in a thread, whenever there is room."""
-    for units in batches:
-        while True:
-            if (alive := files()) is None:
-                return
-            if alive.announce(units):
-                break
-            del alive

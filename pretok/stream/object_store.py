@@ -36,7 +36,6 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
-import msgspec
 import numpy as np
 
 from pretok.base.errors import IntegrityError, UsageError
@@ -130,24 +129,27 @@ class Remote:
             return by_arrow
         import fsspec
 
-        known, _ = fsspec.url_to_fs(self._base + self._query, skip_instance_cache=True)
+        system, _ = fsspec.url_to_fs(self._base + self._query, skip_instance_cache=True)
 
         def by_fsspec(name: str) -> _Object:
-            path = known._strip_protocol(f"{self._base}/{name}{self._query}")
-            found = known.info(path)
-            return found["size"], _version(found), partial(known.cat_file, path)
+            path = system._strip_protocol(f"{self._base}/{name}{self._query}")
+            info = system.info(path)
+            return info["size"], _version(info), partial(system.cat_file, path)
 
         return by_fsspec
 
     def _object(self, name: str) -> _Object:
-        if self._pid != os.getpid():
+        if (
+            self._pid != os.getpid()
+        ):  # a socket that two processes read gives each a part of the other's answer
             self._forget()
-        opened, found = self._objects.get(name, (-FRESH, None))
-        if found is None or time.monotonic() - opened > FRESH:
+        opened, known = self._objects.get(name, (-FRESH, None))
+        if known is None or time.monotonic() - opened > FRESH:
+            # Threads may do this twice at a time; the last one's connection and object are kept.
             connected = self._connected = self._connected or self._connect()
-            found = connected(name)
-            self._objects[name] = time.monotonic(), found
-        return found
+            known = connected(name)
+            self._objects[name] = time.monotonic(), known
+        return known
 
     def size(self, name: str) -> int:
         """Return the bytes of an object. Raises as `read`."""
@@ -216,8 +218,8 @@ class Remote:
         raise OSError(errno.EIO, f"cannot be read after {len(waits) + 1} tries ({reason})", self.url(name))
 
 
-def _version(known: Mapping[Any, Any]) -> str:
-    text = {key.decode() if isinstance(key, bytes) else key: value for key, value in known.items()}
+def _version(metadata: Mapping[Any, Any]) -> str:
+    text = {key.decode() if isinstance(key, bytes) else key: value for key, value in metadata.items()}
     return str([text.get(name) for name in VERSIONS])
 
 
@@ -234,9 +236,10 @@ def obtain(cache: Path, path: Path, fill: Callable[[IO[bytes]], object]) -> None
             path.parent.mkdir(parents=True, exist_ok=True)
             file = part.open("a+b")
         with file:
+            # The kernel gives the lock of a killed writer to the next one, which begins the file again.
             with writing(path):
                 fcntl.flock(file, fcntl.LOCK_EX)
-            # While this process waited for the lock, the file may have been renamed or removed.
+            # While this process waited, the writer may have renamed or removed the file that is locked now.
             if not part.exists() or not os.path.samestat(part.stat(), os.fstat(file.fileno())):
                 continue
             if path.exists():
@@ -244,6 +247,7 @@ def obtain(cache: Path, path: Path, fill: Callable[[IO[bytes]], object]) -> None
                 return
             file.truncate(0)
             fill(file)
+            # Flushed before it is renamed: after a power failure a file with this name would else be empty.
             with writing(path):
                 file.flush()
                 os.fsync(file.fileno())
@@ -253,13 +257,11 @@ def obtain(cache: Path, path: Path, fill: Callable[[IO[bytes]], object]) -> None
 class Store:
     """A folder of shards on an object store, and the copy of its small files in `folder`.
 
-    limit: the bytes of blocks that CACHE keeps; None for all. Raises UsageError, and as `Remote.read` and
+    limit: the bytes of blocks that CACHE may keep; None for any number. Raises UsageError, and as `Remote.read` and
     `load_manifest`.
     """
 
     def __init__(self, url: str, cache: str | Path | None, limit: int | None = None) -> None:
-        if limit is not None and limit < NODE:
-            raise UsageError(f"cache_bytes is {limit}; it must be at least {NODE}")
         self.remote, self.cache, self.limit = Remote(url), cache_of(url, cache), limit
         self.folder = fetched(self.remote, FILE_NAME, self.cache)
         self.manifest = load_manifest(self.folder)
@@ -305,7 +307,7 @@ def fetched(remote: Remote, name: str, cache: Path) -> Path:
     """
     last = cache / "urls" / digest(remote.url(name).encode())
     try:
-        data = remote.read(name, check=_is_json, waits=WAITS[:2] if last.exists() else None)
+        data = remote.read(name, waits=WAITS[:2] if last.exists() else None)
         if not last.exists() or last.read_bytes() != data:
             write_bytes(last, data)
     except OSError as error:
@@ -316,13 +318,6 @@ def fetched(remote: Remote, name: str, cache: Path) -> Path:
     folder = cache / "folders" / digest(data)
     obtain(cache, folder / name, lambda file: file.write(data))
     return folder
-
-
-def _is_json(data: bytes) -> bool:
-    try:
-        return isinstance(msgspec.json.decode(data), dict)
-    except (ValueError, RecursionError):
-        return False
 
 
 def fetch_mix(url: str, cache: str | Path | None) -> Path:

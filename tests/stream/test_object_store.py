@@ -353,8 +353,6 @@ def test_a_node_without_network_goes_on_with_a_full_cache(
 def test_what_cannot_be_opened_is_refused(server: Server, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="name a folder of a local disk"):
         pretok.stream.open(f"{URL}/small", seq_len=9)
-    with pytest.raises(UsageError, match="at least 1048576"):
-        pretok.stream.open(f"{URL}/small", seq_len=9, cache=tmp_path, cache_bytes=1000)
     with pytest.raises(IntegrityError, match=r"s3://bucket/nothing/manifest.json does not exist"):
         pretok.stream.open(f"{URL}/nothing", seq_len=9, cache=tmp_path)
 

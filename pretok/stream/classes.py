@@ -14,7 +14,6 @@ import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -39,22 +38,14 @@ SCRATCH = 1 << 30
 """Bytes that DuckDB may write next to the side files."""
 
 
-@dataclass(frozen=True, slots=True)
-class Class:
-    """A class as requested: the documents of `source` for which the SQL expression `predicate` is true."""
-
-    source: str
-    predicate: str
-
-
-def parse_class(name: str, text: str) -> Class:
-    """Parse `it where quality >= 0.8` into a class. Raises UsageError."""
-    found = re.fullmatch(r"\s*(\S+)\s+where\s+(.*\S)\s*", text, re.IGNORECASE | re.DOTALL)
-    if found is None:
+def parse_class(name: str, text: str) -> tuple[str, str]:
+    """Parse `it where quality >= 0.8` into the source and the SQL condition on its documents. Raises UsageError."""
+    parts = re.fullmatch(r"\s*(\S+)\s+where\s+(.*\S)\s*", text, re.IGNORECASE | re.DOTALL)
+    if parts is None:
         raise UsageError(
             f"cannot read the class {name} = {text!r}; write SOURCE where CONDITION, as in it where quality >= 0.8"
         )
-    return Class(found[1], found[2])
+    return parts[1], parts[2]
 
 
 def divide(

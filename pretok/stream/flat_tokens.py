@@ -145,10 +145,6 @@ class FlatTokens:
         room = out.reshape(-1).view(np.uint8).data  # slices of it cost a third of an array's
         self.files.read(self._parts(pieces, out.shape[1], out.itemsize), room)
 
-    def path(self, address: int) -> Path:
-        """Return the file of the shard that holds the token at an address."""
-        return self.files.paths[int(np.searchsorted(self._starts, address, side="right")) - 1]
-
     def parts(self, pieces: Pieces) -> list[tuple[Path, int, int]]:
         """Return (file, first token in it, tokens) for all pieces, in the order of the sequences."""
         width = int((pieces.column + pieces.length).max(initial=0))

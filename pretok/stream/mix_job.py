@@ -254,18 +254,18 @@ def _classes(manifest: Manifest, request: MixRequest, begins: Mapping[str, int])
     for entry in request.before:
         before.setdefault(entry.held_in, set()).add(entry.pool)
     for name, text in request.table.classes.items():
-        asked = parse_class(name, text)
-        if asked.source not in manifest.sources or name in manifest.sources:
+        source, condition = parse_class(name, text)
+        if source not in manifest.sources or name in manifest.sources:
             raise UsageError(
-                f"class {name}: it must have a name of its own, and {asked.source} must be a source; the sources are "
+                f"class {name}: it must have a name of its own, and {source} must be a source; the sources are "
                 f"{', '.join(manifest.sources)}"
             )
-        if any((name in pools) != (source == asked.source) for source, pools in before.items()):
+        if any((name in pools) != (divided == source) for divided, pools in before.items()):
             raise UsageError(
-                f"class {name}: the previous mix does not divide {asked.source} like this, and a mix that continues it "
+                f"class {name}: the previous mix does not divide {source} like this, and a mix that continues it "
                 "must keep its classes"
             )
-        wanted.setdefault(asked.source, {})[name] = asked.predicate
+        wanted.setdefault(source, {})[name] = condition
     for source, pools in before.items():
         missing = sorted(pools - wanted.get(source, {}).keys() - {source})
         if missing and begins[source] < sum(shard.tokens for shard in manifest.of(source, request.split)):

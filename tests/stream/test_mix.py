@@ -65,6 +65,13 @@ def test_the_entries_of_a_pool_read_their_epochs_together(
         assert max(begun for _, begun in reads) - min(ended for ended, _ in reads) <= 1
 
 
+def test_what_is_appended_joins_the_current_epoch() -> None:
+    """Or the one that has just ended: it is not repeated to catch up."""
+    for given, spent, three in ((3, [3, 0], [1, 2]), (8, [8, 2], [1, 2]), (9, [9, 4], [2, 1])):
+        assert epochs_spent([4, 2], [[given, 0]]) == spent
+        assert divide(3, [4, 2], spent) == three
+
+
 def test_budgets_and_weights_are_read_exactly() -> None:
     budgets = {"1.2T": 1_200_000_000_000, "300B": 3 * 10**11, "17": 17, "2.5k": 2500, "all": "all"}
     for text, tokens in budgets.items():

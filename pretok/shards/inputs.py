@@ -35,8 +35,9 @@ from pretok.base.records import Record, read_record, replace, to_json
 from pretok.base.storage import atomic_open, damaged, reading
 from pretok.base.tree import Tree
 from pretok.read.files import InputFile, Stamp
+from pretok.read.format import Piece
 from pretok.read.kept import KeptColumn
-from pretok.read.partition import Partition, Piece
+from pretok.read.partition import Partition
 from pretok.shards.manifest import Manifest, inputs_name, unit_name
 
 PLAN_FILE = "plan.parquet"

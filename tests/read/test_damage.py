@@ -10,10 +10,12 @@ import pytest
 import zstandard
 
 from pretok.chat.documents import read_documents
+from pretok.read.conversation import RecordFormat
 from pretok.read.files import CorruptInputError, InputFile
+from pretok.read.format import Piece
 from pretok.read.normalize import Normalization
-from pretok.read.partition import Partition, Piece
-from pretok.read.readers import RecordFormat, read_piece
+from pretok.read.partition import Partition
+from pretok.read.readers import read_piece
 
 TEXTS = [f"Documento {i}: perché no? " * (i % 9 + 1) for i in range(200)]
 LINES = "".join(json.dumps({"text": text}) + "\n" for text in TEXTS).encode()
@@ -82,7 +84,7 @@ def test_an_error_of_ours_is_not_called_damage(tmp_path, monkeypatch):
     def fail(*_):
         raise ZeroDivisionError("ours")
 
-    monkeypatch.setattr("pretok.read.readers.parse_lines", fail)
+    monkeypatch.setattr("pretok.read.lines.parse_lines", fail)
     partition = Partition("it", 0, (write("zstd", tmp_path),), 0)
     with pytest.raises(ZeroDivisionError, match="ours"):
         list(read_documents(partition, RecordFormat(), Normalization()))
@@ -113,6 +115,6 @@ def test_a_read_that_fails_is_damage(tmp_path, kind, monkeypatch):
             return self.file.read(size)
 
     monkeypatch.setattr("pretok.read.files.open_input", Broken)
-    monkeypatch.setattr("pretok.read.tables.open_parquet", Broken)
+    monkeypatch.setattr("pretok.read.parquet.open_parquet", Broken)
     with pytest.raises(CorruptInputError, match="Input/output error"):
         list(read_piece(piece, 0, RecordFormat()))

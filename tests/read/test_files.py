@@ -19,10 +19,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pretok.base.errors import UsageError
+from pretok.read.conversation import RecordFormat
 from pretok.read.files import CorruptInputError, decompress, read_bytes, stamp, what_changed
-from pretok.read.partition import Piece
+from pretok.read.format import Piece
 from pretok.read.paths import expand
-from pretok.read.readers import RecordFormat, read_piece
+from pretok.read.readers import read_piece
 from pretok.read.recognise import list_inputs
 
 LINES = b"".join(b'{"text":"riga %d"}\n' % i for i in range(5000))

@@ -18,6 +18,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pretok.base.errors import UsageError
+from pretok.read.conversation import RecordFormat
+from pretok.read.format import Piece
 from pretok.read.jsonl import OK, ParsedLines, parse_lines
 from pretok.read.kept import (
     LONGEST_VALUE,
@@ -25,9 +27,8 @@ from pretok.read.kept import (
     keep_column,
     parse_keep,
 )
-from pretok.read.partition import Piece
 from pretok.read.probe import check_kept, probe_inputs
-from pretok.read.readers import RecordFormat, read_piece
+from pretok.read.readers import read_piece
 from pretok.read.recognise import list_inputs
 
 NAMES = ("id", "meta.url", "a.b.c", "x", "è")

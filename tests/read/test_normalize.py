@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from pretok.chat.documents import read_documents
 from pretok.read import readers
+from pretok.read.conversation import RecordFormat
 from pretok.read.normalize import Normalization
 from pretok.read.partition import plan
 from pretok.read.probe import probe_inputs
-from pretok.read.readers import RecordFormat
 from pretok.read.recognise import list_inputs
 
 COMBINING = "\u0300\u0301\u0327\u0323\u1161\u11a8\u093c\u3099\u0f71"

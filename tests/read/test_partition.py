@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pretok.read.files import InputFile
+from pretok.read.format import Probe
 from pretok.read.partition import MAX_SHARD, MIN_SHARD, plan, shard_bytes
-from pretok.read.probe import Probe, probe_inputs
+from pretok.read.probe import probe_inputs
 from pretok.read.recognise import list_inputs
 
 lines = st.lists(st.text('a{"è\r', max_size=40).map(str.encode), max_size=60)

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from pretok.base.errors import UsageError
-from pretok.read import probe
+from pretok.read import parquet
 from pretok.read.partition import plan, shard_bytes
 from pretok.read.probe import PROBED_FILES, probe_inputs
 from pretok.read.recognise import list_inputs
@@ -82,8 +82,8 @@ def test_a_footer_is_read_once(tmp_path, monkeypatch):
     pq.write_table(table, tmp_path / "a.parquet", row_group_size=10)
     inputs, _ = list_inputs([f"{tmp_path}/a.parquet"], "auto")
     asked = []
-    real = probe.open_parquet
-    monkeypatch.setattr(probe, "open_parquet", lambda path: asked.append(path) or real(path))
+    real = parquet.open_parquet
+    monkeypatch.setattr(parquet, "open_parquet", lambda path: asked.append(path) or real(path))
     probes = probe_inputs(inputs, "text")
     assert shard_bytes(probes, 2)
     assert len(plan("it", probes, 2000, 2)) > 5

@@ -12,9 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pretok.read import readers
+from pretok.read.conversation import RecordFormat
 from pretok.read.files import CorruptInputError
-from pretok.read.partition import Piece
-from pretok.read.readers import RecordFormat, read_piece
+from pretok.read.format import Piece
+from pretok.read.readers import read_piece
 from pretok.read.recognise import list_inputs
 
 TEXTS = [f"Documento n. {i}: perché no? L'è così.\n" * (i % 7 + 1) for i in range(300)]

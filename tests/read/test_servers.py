@@ -11,10 +11,12 @@ import pytest
 from serving import serve
 
 from pretok.chat.documents import read_documents
+from pretok.read.conversation import RecordFormat
 from pretok.read.files import READ_SIZE, CorruptInputError, read_bytes
+from pretok.read.format import Piece
 from pretok.read.normalize import Normalization
-from pretok.read.partition import Partition, Piece
-from pretok.read.readers import Damage, RecordFormat, read_piece
+from pretok.read.partition import Partition
+from pretok.read.readers import Damage, read_piece
 from pretok.read.recognise import list_inputs
 
 

@@ -11,10 +11,12 @@ import zstandard
 
 from pretok.chat.documents import read_documents
 from pretok.read import readers
+from pretok.read.conversation import RecordFormat
 from pretok.read.files import IDENTITY_BYTES, InputFile, read_small
+from pretok.read.format import Piece
 from pretok.read.normalize import Normalization
-from pretok.read.partition import Partition, Piece
-from pretok.read.readers import Damage, RecordFormat
+from pretok.read.partition import Partition
+from pretok.read.readers import Damage
 from pretok.read.recognise import list_inputs
 
 LINES = "".join(json.dumps({"text": f"documento {i}, perché no?"}) + "\n" for i in range(40)).encode()

@@ -82,7 +82,7 @@ class Chosen:
 
     def columns(self, rows: pa.RecordBatch) -> Columns:
         """The texts and the other columns of some rows."""
-        others = [path and _pick(rows, path) for path in self._paths[1:]]
+        others = [_pick(rows, path) if path else None for path in self._paths[1:]]
         for other in others:
             if other is not None:
                 other.validate(full=True)

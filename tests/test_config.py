@@ -16,8 +16,8 @@ from pretok.cli import run_command
 from pretok.commands.reference import TABLES, keys_of, page
 from pretok.config import DEFAULT_SPECIAL_TOKENS, load_recipe, make_recipe, parse_inputs, with_settings
 from pretok.config.settings import Slurm
+from pretok.read.conversation import RecordFormat
 from pretok.read.normalize import Normalization
-from pretok.read.readers import RecordFormat
 from train.config import TrainConfig, check_table
 
 RECIPES = Path(__file__).parent.parent / "pipelines"

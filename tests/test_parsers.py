@@ -48,12 +48,12 @@ from pretok.config.recipes import load_recipe
 from pretok.counts.buckets import read_group, read_metadata
 from pretok.counts.counts_file import load_counts
 from pretok.disclosure.summary import load_answers
-from pretok.read.conversation import Conversation, load_tools
+from pretok.read.conversation import Conversation, RecordFormat, load_tools
 from pretok.read.files import CorruptInputError
+from pretok.read.format import Piece
 from pretok.read.kept import KeptColumn
 from pretok.read.normalize import Normalization
-from pretok.read.partition import Piece
-from pretok.read.readers import RecordFormat, read_piece
+from pretok.read.readers import read_piece
 from pretok.read.recognise import list_inputs
 from pretok.screen.benchmark import read_benchmark
 from pretok.shards.annotations import read_annotations

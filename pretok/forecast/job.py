@@ -21,8 +21,9 @@ from pretok.forecast.estimate import Interval, MixForecast, SourceForecast, fore
 from pretok.forecast.measure import measure
 from pretok.forecast.vocabulary import counting_vocabulary
 from pretok.read.conversation import Conversation
+from pretok.read.format import Probe
 from pretok.read.partition import shard_bytes
-from pretok.read.probe import Probe, probe_inputs
+from pretok.read.probe import probe_inputs
 from pretok.read.recognise import list_inputs
 from pretok.read.rejects import poor_sources
 from pretok.tokenizer.encoder import Encoder

@@ -36,11 +36,11 @@ from pretok.chat.documents import read_documents
 from pretok.chat.resolve import chat_tokenizer
 from pretok.kernels.compile import load_registries
 from pretok.read.batches import TextBatch, buffers
-from pretok.read.conversation import Conversation
+from pretok.read.conversation import Conversation, RecordFormat
 from pretok.read.kept import KeptColumn
 from pretok.read.normalize import Normalization
 from pretok.read.partition import Partition
-from pretok.read.readers import Damage, RecordFormat
+from pretok.read.readers import Damage
 from pretok.screen.benchmark import ItemCount
 from pretok.screen.screening import Screen, Screening
 from pretok.shards.batching import (

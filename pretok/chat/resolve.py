@@ -12,7 +12,6 @@ no marker, so that the tokens for spaces of some vocabularies stay words.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +45,7 @@ def resolve(record: RecordFormat, vocab: Vocabulary, source: str) -> RecordForma
     text, name = _template(how.chat_template, vocab, config, source)
     variables = {key: value for key in _TOKENS if (value := _content(config.get(key)))}
     how = replace(how, template=text, content_only=False, variables=variables)
-    added = {token["content"]: token for token in vocab.data.get("added_tokens", [])}
+    added = {token["content"]: token for token in vocab.added}
     try:
         template = open_template(how)
         whole, prompts = (
@@ -90,16 +89,6 @@ def resolve(record: RecordFormat, vocab: Vocabulary, source: str) -> RecordForma
                 )
     _refuse_merged(vocab, markers, where)
     return replace(record, conversation=how)
-
-
-def chat_tokenizer(tokenizer_json: str, markers: Collection[str]) -> str:
-    """The tokenizer.json with all markers special, so that no content becomes one."""
-    data = json.loads(tokenizer_json)
-    if all(token["special"] or token["content"] not in markers for token in data.get("added_tokens", [])):
-        return tokenizer_json
-    for token in data.get("added_tokens", []):
-        token["special"] |= token["content"] in markers
-    return json.dumps(data, ensure_ascii=False)
 
 
 def _template(chosen: str, vocab: Vocabulary, config: dict[str, Any], source: str) -> tuple[str, str]:

@@ -21,7 +21,7 @@ from support import needs
 from pretok.base.kinds import KINDS, LEARNED
 from pretok.chat.encode import encode_spans
 from pretok.chat.render import Renderer
-from pretok.chat.resolve import chat_tokenizer, resolve
+from pretok.chat.resolve import resolve
 from pretok.chat.spans import unpack
 from pretok.read.batches import TextBatch
 from pretok.read.conversation import Conversation
@@ -50,8 +50,7 @@ class Form:
         assert isinstance(record.conversation, Conversation)
         self.markers = record.conversation.markers
         self.render = Renderer(record, Normalization())
-        tokenizer = chat_tokenizer(self.vocab.raw.decode(), self.markers)
-        self.encoder = Encoder(tokenizer, self.vocab.eod_id, self.vocab.size)
+        self.encoder = Encoder(self.vocab.with_special(self.markers))
         self.theirs = needs("transformers").AutoTokenizer.from_pretrained(folder)
         self.anew = anew
 

@@ -9,13 +9,12 @@ import numpy.typing as npt
 import pytest
 import regex
 from hypothesis import given, settings
-from hypothesis import strategies as st
 from texts import HARD, pack, texts
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 
 from pretok.base.errors import UsageError
 from pretok.kernels import unicode as u
-from pretok.kernels.pretokenize import PATTERNS, disputed, long_runs, split_words, word_ends
+from pretok.kernels.pretokenize import PATTERNS, disputed, split_words, word_ends
 from pretok.tokenizer.tokenizer_file import to_characters
 
 SCALARS = [*range(0xD800), *range(0xE000, u.CODE_POINTS)]
@@ -138,19 +137,3 @@ def test_disputed_documents() -> None:
     assert np.array_equal(
         disputed(*pack([chr(c) for c in SCALARS])), u.class_table()[SCALARS] == u.UNASSIGNED
     )
-
-
-@given(st.lists(st.tuples(st.sampled_from("aè東1٣ \n-!\u0301'"), st.integers(1, 12)), max_size=9))
-def test_a_long_word_is_a_long_run(parts: list[tuple[str, int]]) -> None:
-    """A word is at most two runs of one class, such as dashes and line ends, and a few bytes."""
-    packed = pack(["ok", "".join(letter * times for letter, times in parts)])
-    for pattern in PATTERNS:
-        longest = int(np.diff(word_ends(*packed, pattern), prepend=0).max())
-        assert not long_runs(*packed, longest=len(packed[0])).any()
-        if longest > 9:
-            assert long_runs(*packed, (longest - 9) // 2).tolist() == [(longest - 9) // 2 < 2, True]
-
-
-def test_runs_are_measured_in_bytes() -> None:
-    documents = ["è" * 50, "è" * 51, "è" * 50 + " " + "è" * 50, "e\u0301" * 33 + "ee", "1" * 99, "-" * 101]
-    assert long_runs(*pack(documents), 100).tolist() == [False, True, False, True, False, True]

@@ -25,6 +25,7 @@ from pretok.shards.manifest import FILE_NAME, load_manifest
 from pretok.shards.sample import Sample
 from pretok.tokenizer.encoder import Encoder, FastEngine
 from pretok.tokenizer.reference import Unencodable
+from pretok.tokenizer.vocabulary import load_vocab
 
 
 @pytest.fixture(scope="module")
@@ -106,7 +107,7 @@ def test_a_share_of_the_documents_is_compared_and_at_least_one_that_is_short(
     vocab_dir: Path, sample_texts: dict[str, list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Chosen by their hashes, however they came together."""
-    encoder = Encoder((vocab_dir / "tokenizer.json").read_text(), 0, 1500)
+    encoder = Encoder(load_vocab(vocab_dir))
     texts = sample_texts["it"][:130]
     hashes = [
         xxhash.xxh64_intdigest(text.encode()) ^ xxhash.xxh64_intdigest(text.encode(), 1) for text in texts

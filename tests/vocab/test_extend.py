@@ -131,7 +131,7 @@ def test_merging_goes_on_and_old_ids_stay(folder: Path, tmp_path: Path, here: En
     assert other.get_vocab().items() >= one.get_vocab().items()
     assert other.get_added_tokens_decoder() == one.get_added_tokens_decoder()
     texts += ["<tool_call>x", *LLAMA, *QWEN, "".join(LLAMA + QWEN)]
-    ids, offsets = Encoder(now.raw.decode(), now.eod_id, now.size).ids(pa.array(texts, pa.large_string()))
+    ids, offsets = Encoder(now).ids(pa.array(texts, pa.large_string()))
     unchanged = 0
     for text, a, b in zip(texts, offsets[:-1], offsets[1:], strict=True):
         found = ids[a:b].tolist()

@@ -62,6 +62,26 @@ class Vocabulary:
         return replace(self, data={**self.data, "added_tokens": added})
 
     @cached_property
+    def config(self) -> dict[str, Any]:
+        """The contents of the tokenizer_config.json in the same folder, {} without one. Raises UsageError."""
+        path = self.path.with_name(CONFIG_FILE)
+        if not path.exists():
+            return {}
+        try:
+            config: dict[str, Any] = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+        except (ValueError, RecursionError) as error:
+            raise UsageError(f"{path} is not a tokenizer_config.json: {error}") from None
+        return config
+
+    def role(self, name: str) -> str:
+        """The token that `config` gives a role such as eos_token; "" if it names none. Raises UsageError."""
+        token = self.config.get(name)
+        text = token.get("content") if isinstance(token, dict) else token
+        if not isinstance(text, str | None):
+            raise UsageError(f"{self.path.with_name(CONFIG_FILE)}: {name} is not a token: {text!r}")
+        return text or ""
+
+    @cached_property
     def fingerprint(self) -> str:
         """Hash of everything that decides ids; formatting, padding and truncation settings do not count.
 
@@ -199,8 +219,8 @@ def _eod_id(vocab: Vocabulary, eod: str | int | None) -> int:
                 f"{vocab.path} has no end-of-document token {eod}: its ids are 0 to {vocab.size - 1}"
             )
         return eod
-    name = eod or _named_eod(vocab.path.with_name(CONFIG_FILE))
-    candidates = EOD_NAMES if name is None else (name,)
+    name = eod or vocab.role("eos_token")
+    candidates = (name,) if name else EOD_NAMES
     ids = {**vocab.data["model"]["vocab"], **vocab.added_tokens}
     if found := [ids[name] for name in candidates if name in ids]:
         return int(found[0])
@@ -226,22 +246,3 @@ def _bos_id(vocab: Vocabulary, bos: str | int, eod_id: int) -> int:
             f"{vocab.path}: {bos!r} both begins and ends documents; name another as bos or eod under [vocab]"
         )
     return int(special[bos])
-
-
-def _named_eod(config: Path) -> str | None:
-    """The `eos_token` of a tokenizer_config.json, None without one."""
-    if not config.exists():
-        return None
-    try:
-        named = msgspec.json.decode(config.read_bytes(), type=_Config).eos_token
-    except (ValueError, RecursionError) as error:
-        raise UsageError(f"{config} does not say which token ends a document: {error}") from None
-    return named.content if isinstance(named, _Named) else named
-
-
-class _Named(msgspec.Struct):
-    content: str
-
-
-class _Config(msgspec.Struct):
-    eos_token: str | _Named | None = None

@@ -28,6 +28,7 @@ from pretok.read.conversation import Conversation
 from pretok.read.normalize import Normalization
 from pretok.read.readers import RecordFormat
 from pretok.tokenizer.encoder import Encoder
+from pretok.tokenizer.reference import Unencodable
 from pretok.tokenizer.vocabulary import Vocabulary, load_vocab
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -149,6 +150,20 @@ def test_content_puts_no_marker(forms: Any, name: str, data: Any) -> None:
     assert [i for i in ids if i in markers] == [i for i in others if i in markers]
     spelled = b"".join(form.vocab.token_bytes(i) for i in ids).decode()
     assert spelled == batch.texts[0].as_py()
+
+
+def test_text_that_the_normalizer_of_the_tokenizer_changes_is_refused_by_name(
+    tmp_path: Path, sample_texts: dict[str, list[str]]
+) -> None:
+    folder = write_tokenizer(tmp_path, "chatml", sample_texts["en"][:60])
+    data = json.loads((folder / "tokenizer.json").read_text())
+    (folder / "tokenizer.json").write_text(json.dumps(data | {"normalizer": {"type": "NFC"}}))
+    form = Form(folder)
+    composed, other = ([{"role": "user", "content": text}] for text in ("perch\u00e9", "perche\u0301"))
+    assert form.encode([composed])[0] == [form.theirs.apply_chat_template(composed, return_dict=False)]
+    with pytest.raises(Unencodable, match='set unicode = "nfc"') as refused:
+        form.encode([composed, other, composed])
+    assert refused.value.documents == [1]
 
 
 def _harmless(value: Any) -> Any:

@@ -74,7 +74,7 @@ def measure(inputs: Inputs) -> Table:
     vocab = write_vocab(inputs.folder / "chat-vocab", PATTERNS["cl100k"], special, [])
     conversation = Conversation(fields=False, template="")
     record = resolve(RecordFormat("messages", conversation=conversation), vocab, "chat")
-    encoder = Encoder(vocab.raw.decode(), vocab.eod_id, vocab.size)
+    encoder = Encoder(vocab)
     text = "".join(inputs.texts("en"))[: inputs.scaled(50_000_000)]
     chat, plain = inputs.folder / "chat.jsonl", inputs.folder / "plain.jsonl"
     lines = [json.dumps({"messages": row}, ensure_ascii=False) + "\n" for row in conversations(text)]

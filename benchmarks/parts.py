@@ -28,8 +28,9 @@ def run_parts(paths: list[str], tokenizer: Path, output: Path) -> Row:
     from pretok.read.readers import BATCH_BYTES
     from pretok.read.spans import whole_records
     from pretok.tokenizer.encoder import Encoder
+    from pretok.tokenizer.vocabulary import load_vocab
 
-    encoder = Encoder(tokenizer.read_text(encoding="utf-8"), 0, 50_000)
+    encoder = Encoder(load_vocab(tokenizer))
     digest, size, seconds = xxhash.xxh3_128(), 0, dict[str, float]()
 
     def clock(name: str, function: Callable[..., Any], *args: Any) -> Any:

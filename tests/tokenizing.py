@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 from typing import Any
 
 from telling import Told
@@ -14,6 +15,15 @@ from pretok.base.execute import Engine
 from pretok.config import Recipe, make_recipe
 from pretok.kernels.pretokenize import PATTERNS
 from pretok.shards.job import run_tokenize
+from pretok.tokenizer.vocabulary import Vocabulary, load_vocab
+
+
+def vocabulary(data: dict[str, Any]) -> Vocabulary:
+    """A tokenizer of these contents, the end-of-document token of which has the id 0."""
+    with NamedTemporaryFile("w", suffix=".json") as file:
+        json.dump(data, file)
+        file.flush()
+        return load_vocab(Path(file.name), 0)
 
 
 def recipe(

@@ -131,7 +131,7 @@ def _show_text(shards: Path, text: str, json: bool, console: Console) -> None:
     # Without shards the argument is WORK itself.
     places = shards, shards.with_name("vocab"), shards / "vocab"
     vocab = load_vocab(next((place for place in places if (place / TOKENIZER_FILE).exists()), shards))
-    encoder = Encoder(vocab.raw.decode(), vocab.eod_id, vocab.size, str(vocab.path))
+    encoder = Encoder(vocab)
     ids = encoder.ids(pa.array([text], pa.large_string()))[0].tolist()
     tokens = token_texts(vocab, ids)
     if json:

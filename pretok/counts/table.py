@@ -19,7 +19,7 @@ from numba import types
 from pretok.base.tokens import Bytes, Ints
 from pretok.counts.buckets import Words
 from pretok.kernels.compile import BYTES, I64, U8, njit
-from pretok.kernels.eight_bytes import load64, prefetch_u64
+from pretok.kernels.eight_bytes import load64, prefetch
 from pretok.kernels.hashing import P1, P2, P3, hash_bytes, rotate_left
 from pretok.kernels.pretokenize import code_of, next_word
 from pretok.kernels.unicode import class_table
@@ -172,7 +172,7 @@ def _add(
                 starts[n] = i
                 i = end if code == _ONE_WORD else next_word(text, i, end, classes, code)
                 lows[n], highs[n] = _key(text, starts[n], i - starts[n], len(data))
-                prefetch_u64(words, 4 * _home(lows[n], highs[n]) & mask)
+                prefetch(words, 4 * _home(lows[n], highs[n]) & mask)
                 n += 1
             starts[n] = i
             for k in range(n):

@@ -15,7 +15,7 @@ from pretok.base.errors import UsageError
 from pretok.base.kinds import LEARNED
 from pretok.base.tokens import token_dtype
 from pretok.base.units import duration, human, human_bytes
-from pretok.chat.resolve import chat_tokenizer, resolve
+from pretok.chat.resolve import resolve
 from pretok.config import Recipe, Source
 from pretok.forecast.estimate import Interval, MixForecast, SourceForecast, forecast_mix, forecast_source
 from pretok.forecast.measure import measure
@@ -104,8 +104,7 @@ def _forecast(
     source = recipe.sources[name]
     record = resolve(source.record, vocab, name)
     how = record.conversation
-    json = chat_tokenizer(vocab.raw.decode(), how.markers if isinstance(how, Conversation) else ())
-    encoder = Encoder(json, vocab.eod_id, vocab.size, str(vocab.path), vocab.bos_id)
+    encoder = Encoder(vocab.with_special(how.markers if isinstance(how, Conversation) else ()))
     learn = (source.messages and source.learn) or LEARNED
     sample = measure(probes, name, record, recipe.normalize.function, encoder, learn)
     for error in sample.errors:

@@ -33,7 +33,6 @@ from pretok.base.failures import Failure
 from pretok.base.records import replace, to_json
 from pretok.base.storage import atomic_open, write_json
 from pretok.chat.documents import read_documents
-from pretok.chat.resolve import chat_tokenizer
 from pretok.kernels.compile import load_registries
 from pretok.read.batches import TextBatch, buffers
 from pretok.read.conversation import Conversation, RecordFormat
@@ -116,7 +115,7 @@ def encoder_of(task: TokenizeTask, _report: Report | None = None) -> Encoder:
     markers = tuple(how.markers) if isinstance(how, Conversation) else ()
     key = task.tokenizer, task.eod_id, task.bos_id, markers
     if key not in _loaded:
-        vocab = load_vocab(task.tokenizer_json, task.eod_id)
+        vocab = load_vocab(task.tokenizer_json, task.eod_id, task.bos_id)
         if vocab.fingerprint != task.tokenizer:
             raise MismatchError(
                 f"{task.tokenizer_json} has the fingerprint {vocab.fingerprint}, but the shards are made with "
@@ -124,8 +123,7 @@ def encoder_of(task: TokenizeTask, _report: Report | None = None) -> Encoder:
             )
         if len(_loaded) > 1:
             _loaded.clear()
-        json = chat_tokenizer(vocab.raw.decode(), markers)
-        _loaded[key] = Encoder(json, task.eod_id, vocab.size, str(task.tokenizer_json), task.bos_id)
+        _loaded[key] = Encoder(vocab.with_special(markers))
     return _loaded[key]
 
 

@@ -94,7 +94,7 @@ pretok: --seq-len: 4k is 4,000; write 4096 or 4KiB
 note: no input matches 'nope/*.jsonl' (no {work}/nope/*.jsonl)
 
 2 run missing.toml
-pretok: recipe missing.toml does not exist (no {work}/missing.toml); pretok init prints one
+pretok: recipe missing.toml cannot be read: No such file or directory; pretok init prints one
 
 2 submit ok.toml --profile leonardo
 pretok: profile {profiles}/leonardo.sh leaves SITE_ACCOUNT, SITE_VENV empty: copy it to my.sh, fill in what your \

@@ -160,7 +160,7 @@ def preflight(
     collect: bool = False,
     nodes: str = "",
 ) -> None:
-    """Check that a node is fit for a long job: space, inodes, write speed, clock, memory, GPUs.
+    """Check that a node is fit for a long job: space, write speed, clock, memory, GPUs.
 
         pretok preflight work --gpus 4
 
@@ -175,35 +175,29 @@ def preflight(
     --collect: Check the reports of nodes in FOLDER.
     --nodes NAME,...: With --collect: nodes that must have reported.
     """
-    from pretok.cluster.node_check import Limits, judge, node_report, read_reports, report_line
+    from pretok.cluster.node_check import judge, node_report, read_reports, report_line
 
     if collect:
         verdict = judge(read_reports(folder), [node for node in nodes.split(",") if node])
     else:
-        sizes = {"--min-free": min_free, "--min-write": min_write, "--min-memory": min_memory}
-        free, write, memory = (parse_size(text, option) for option, text in sizes.items())
-        limits = Limits(gpus, free, write=write, memory=memory)
-        report = node_report(folder, limits)
+        sizes = {"free": min_free, "write": min_write, "memory": min_memory}
+        needed = {name: parse_size(text, f"--min-{name}") for name, text in sizes.items()}
+        report = node_report(folder, needed | {"GPUs": gpus})
         if json:
             sys.stdout.write(report_line(report))
             return
         verdict = judge([report], [report.node])
-    names = list(dict.fromkeys(name for found in verdict.checks.values() for name in found))
-    rows = [
-        [
-            node,
-            *(found[name].value if name in found else "-" for name in names),
-            "BAD" if node in verdict.bad else "ok",
-        ]
-        for node, found in verdict.checks.items()
-    ]
+    names = list(dict.fromkeys(name for checks in verdict.checks.values() for name in checks))
+    rows = []
+    for node, checks in verdict.checks.items():
+        values = [checks[name].value if name in checks else "-" for name in names]
+        rows.append([node, *values, "BAD" if node in verdict.bad else "ok"])
     console = terminal(context)
     console.show(table("pre-flight", ["node", *names, ""], rows))
-    for node, problems in verdict.bad.items():
-        console.notice(f"{node}: {'; '.join(problems)}")
-    for problem in verdict.shared:
-        console.notice(f"some node: {problem}")
+    problems = {**verdict.bad, **({"some node": verdict.shared} if verdict.shared else {})}
+    for node, texts in problems.items():
+        console.notice(f"{node}: {'; '.join(texts)}")
     if verdict.bad:
         sys.stdout.write(",".join(verdict.bad) + "\n")
-    if verdict.bad or verdict.shared:
+    if problems:
         raise typer.Exit(2)

@@ -68,10 +68,10 @@ OPTIONS = {
 """Key -> the option that sets it, if the option does not have the name of the key."""
 METAVARS = {
     "count": "N",
-    "whole": "N",
+    "number": "N",
     "share": "SHARE",
     "path": "PATH",
-    "table of share": "NAME=SHARE,...",
+    "table of shares": "NAME=SHARE,...",
     "table of text": "NAME=SOURCE where CONDITION",
     "list of table": "TOKENS:WEIGHTS",
     "list": "A,B,...",
@@ -176,7 +176,7 @@ def value_of(key: Key, typed: Any) -> object:
     if isinstance(typed, list):
         return [part for text in typed for part in text.split(",")]
     if key.kind.startswith("table"):
-        return parse_weights(typed) or ("natural" if "natural" in key.kind else {})
+        return parse_weights(typed)
     return Path(typed) if key.kind == "path" else typed
 
 

@@ -117,7 +117,7 @@ def run(
         run_steps(loaded, engine, console)
 
 
-@takes("slurm.train.spare", "slurm.account", "slurm.exclude")
+@takes("slurm.spare", "slurm.account", "slurm.exclude")
 def submit(
     context: typer.Context,
     recipe: RecipeFile,
@@ -161,27 +161,23 @@ def submit(
                 raise UsageError(f"--{name} {value}: say STAGE=VALUE with a stage of {', '.join(job.STAGES)}")
             given[f"slurm.{stage}.{name}"] = amount
     loaded = read_recipe([str(recipe)], given)
-    check_train_arguments(train_arguments or [])
-    chain = job.plan_chain(
-        loaded,
-        recipe,
-        job.load_profile(profile),
-        job.choose_stages(loaded, stages, train_arguments or []),
-        run or loaded.out / "run",
-        train_arguments or [],
-        loaded.out / "slurm" / datetime.now().strftime("%Y%m%d-%H%M%S"),
-    )
+    arguments = train_arguments or []
+    check_train_arguments(arguments)
+    chosen, site = job.choose_stages(loaded, stages, arguments), job.load_profile(profile)
+    folder = loaded.out / "slurm" / datetime.now().strftime("%Y%m%d-%H%M%S")
+    jobs = job.plan_chain(loaded, recipe, site, chosen, run or loaded.out / "run", arguments, folder)
+    script = job.chain_script(jobs, site, loaded.slurm.spare, folder)
     if dry_run:
-        sys.stdout.write(job.chain_script(chain))
+        sys.stdout.write(script)
         return
     console = terminal(context, loaded.out, loaded)
-    ids = job.submit_chain(chain)
-    submitted = list(zip(ids, chain.jobs, strict=True))
+    ids = job.submit_chain(jobs, script, folder)
+    submitted = [
+        {"id": number, "stage": one.stage, "link": one.link} for number, one in zip(ids, jobs, strict=True)
+    ]
     if json:
-        jobs = [{"id": identity, "stage": one.stage, "link": one.link} for identity, one in submitted]
-        print_json({"folder": str(chain.folder), "jobs": jobs})
-    for identity, one in submitted:
-        waits = ", ".join(f"{condition} {ids[index]}" for condition, index in one.depends)
-        console.notice(f"{identity}  {one.stage} {one.link}" + (f"  ({waits})" if waits else ""))
-    console.notice(f"watch:   squeue -j {','.join(ids)};  tail -F {shlex.quote(str(chain.folder))}/*.out")
+        print_json({"folder": str(folder), "jobs": submitted})
+    for line in submitted:
+        console.notice("{id}  {stage} {link}".format(**line))
+    console.notice(f"watch:   squeue -j {','.join(ids)};  tail -F {shlex.quote(str(folder))}/*.out")
     console.notice(f"cancel:  scancel {' '.join(ids)}")

@@ -129,7 +129,7 @@ def forecast_mix(mix: MixTable, sources: Mapping[str, SourceForecast], train: fl
 
     train: the share of the documents that is not held out for validation.
     """
-    named = {name for stage in mix.all_stages for name in (stage.named or sources)}
+    named = {name for stage in mix.all_stages for name in (stage.weights or sources)}
     held = {name: source for name, source in sorted(sources.items()) if name in named}
     tokens, epochs, problem = _try(mix, held, train, lambda one: one.value)
     ends = [_try(mix, held, train, end) for end in (lambda one: one.low, lambda one: min(one.high, ENDLESS))]

@@ -57,7 +57,7 @@ def run_forecast(recipe: Recipe, workers: int, console: Console) -> Forecast:
     vocab, stands_in = counting_vocabulary(recipe, probed)
     vocab_size = recipe.vocab.size if stands_in else vocab.size  # a sample may allow fewer entries
     if stands_in and recipe.vocab.extend is not None:
-        vocab_size = vocab.size + recipe.vocab.added
+        vocab_size = vocab.size + recipe.vocab.add
     itemsize = token_dtype(vocab_size).itemsize
     sources = {
         name: _forecast(recipe, name, probes, vocab, itemsize, console) for name, probes in probed.items()

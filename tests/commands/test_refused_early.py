@@ -17,6 +17,7 @@ IMPOSSIBLE = {
     "pattern": ('[vocab]\npattern = "x"', "there is no pattern 'x'"),
     "size": ("[vocab]\nsize = 300", "64 special tokens and 256 bytes take 320"),
     "benchmark": ('[shards]\nagainst = "none"', "is not a folder; against"),
+    "train": ("[train]\nmicro_bach = 4", "micro_batch"),
     "tokenizer": ('[vocab]\npath = "none"', "no tokenizer at"),
 }
 

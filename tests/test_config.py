@@ -56,15 +56,15 @@ shards.size = "12 apples"                         ->shards.size: '12 apples' is 
 normalize.unicode = "nfkc"                        ->normalize.unicode: 'nfkc': it should be 'none' or 'nfc'
 vocab.weights = {it = 0.5}                        ->vocab.weights: the weights it=0.5 add up to 0.5, not to 1
 vocab.weights = {en = 1}                          ->vocab.weights names en, but the sources are it
-sources.en.inputs = ["a"] & vocab.weights = {it = 1}               ->vocab.weights leaves out en; give each
+sources.en.inputs = ["a"] & vocab.weights = {it = 1}               ->vocab.weights names it, but the sources are
 vocab.bos = "<x>"                                 ->vocab.bos is '<x>', which is none of special_tokens
 mix.weights = {it = "x"}                          ->mix.weights.it: 'x' is not a share
 mix.tokens = "lots"                               ->64MiB; or write 'all'
 mix.tokens = 4095                                 ->mix: a budget of 4095 tokens holds no sequence of 4096 tokens
 mix.stages = [{weights = {en = 1}}]               ->mix.weights names en, but the sources are it
 mix.repeat = {it = 5}                             ->mix.repeat 5 is more than max_epochs, 4: raise it
-out = "$NOWHERE_AT_ALL/a"                         ->out: $NOWHERE_AT_ALL/a: the environment has no variable
-vocab.path = "a$"                                 ->vocab.path: a$: a $ begins the name of a variable; write $$
+out = "$NOWHERE_AT_ALL/a"                         ->out: $NOWHERE_AT_ALL/a: $ begins no variable of the
+vocab.path = "a$"                                 ->vocab.path: a$: $ begins no variable of the environment; write $$
 sources.it.inputs = ["~nobody-of-this-name/a"]    ->~nobody-of-this-name/a: nobody's home folder
 """
 

@@ -59,10 +59,10 @@ def _expand(value: Any) -> Any:
         return str(value) if isinstance(value, Path) else value
     try:
         path = os.path.expanduser(string.Template(value).substitute(os.environ))  # noqa: PTH111 - also URLs
-    except KeyError as missing:
-        raise ValueError(f"{value}: the environment has no variable {missing.args[0]}") from None
-    except ValueError:
-        raise ValueError(f"{value}: a $ begins the name of a variable; write $$ for a dollar sign") from None
+    except (KeyError, ValueError):
+        raise ValueError(
+            f"{value}: $ begins no variable of the environment; write $$ for a dollar sign"
+        ) from None
     if path.startswith("~"):
         raise ValueError(f"{value}: nobody's home folder; write ./{path} for a name that begins with ~")
     return path
@@ -414,17 +414,15 @@ class Recipe(Part):
 
     @model_validator(mode="after")
     def _knows_its_sources(self) -> Self:
-        mixed = {name for stage in self.mix.all_stages for name in stage.weights} if self.mix else set()
-        mixed -= self.mix.classes.keys() if self.mix else set()
-        for table, names in (("vocab.weights", set(self.vocab.weights)), ("mix.weights", mixed)):
-            if unknown := sorted(names - self.sources.keys()):
-                raise ValueError(
-                    f"{table} names {', '.join(unknown)}, but the sources are {', '.join(self.sources)}"
-                )
-        if self.vocab.weights and (left_out := sorted(self.sources.keys() - self.vocab.weights.keys())):
+        sources = ", ".join(self.sources)
+        if (weights := self.vocab.weights) and weights.keys() != self.sources.keys():
             raise ValueError(
-                f"vocab.weights leaves out {', '.join(left_out)}; give each source a weight, 0 to count none of it"
+                f"vocab.weights names {', '.join(weights)}, but the sources are {sources}; give each a weight, 0 to "
+                "count none of it"
             )
+        mixed = {name for stage in self.mix.all_stages for name in stage.weights} if self.mix else set()
+        if self.mix and (unknown := sorted(mixed - self.sources.keys() - self.mix.classes.keys())):
+            raise ValueError(f"mix.weights names {', '.join(unknown)}, but the sources are {sources}")
         return self
 
     @model_validator(mode="after")

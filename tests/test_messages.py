@@ -1,7 +1,7 @@
 """What a person reads after a mistake: command lines with their exit codes and exact texts.
 
 A case is a block: exit code and command line, then the text on standard error. Each command runs in this process, in
-one small work folder. `{work}` is the path of that folder, `{profiles}` that of the profiles of Slurm. A refusal (exit
+one small work folder. `{work}` is the path of that folder. A refusal (exit
 code 2) says its text and nothing else; any other command has these lines among what it says. The commands that use what
 is made here, and `train`: `test_messages_use`.
 """
@@ -13,11 +13,10 @@ import shutil
 from pathlib import Path
 
 import pytest
-from support import ROOT, write_inputs
+from support import write_inputs
 
 from pretok.cli import run_command
 
-PROFILES = str(ROOT / "slurm" / "profiles")
 RECIPE = """
 out = "ok"
 sources.it = {{inputs = ["{text}"], keep = ["id"]}}
@@ -29,9 +28,6 @@ MIX = "mix ok/shards --out ok/mix.json --weights it=0.9,en=0.1 --seq-len 16"
 CASES = """
 2 tokenize it=nope.jsonl --out new --vocab vocab
 pretok: no input matches 'nope.jsonl' (no {work}/nope.jsonl)
-
-2 tokenize it=- --out new --vocab vocab
-pretok: no input matches '-'; pretok reads files, not a pipe
 
 2 run put.toml --out new
 pretok: no input matches 'PUT/YOUR/TEXT/*.jsonl' (no {work}/PUT/YOUR/TEXT/*.jsonl); replace the placeholder by the \
@@ -45,17 +41,8 @@ pretok: ok/shards holds shards of en, it, and this command names fr; val_fractio
 pretok: the shards in ok/shards were made with other settings or inputs: val_fraction was 0.1 and is 0.2. Change that \
 back, use another --out folder, or delete this one to start over
 
-0 tokenize it=it.jsonl en=en.jsonl --out ok --vocab vocab --val-fraction 0.1 --keep id --workers 0
-nothing to do: the shards of it, en are finished
-
 0 tokenize it=it.jsonl en=it.jsonl --out same --vocab vocab --workers 0
 warning: sources it and en read the same text: it.jsonl
-
-2 tokenize 'it lang=it.jsonl' --out new --vocab vocab
-pretok: source name 'it lang': use only letters, digits, - and _
-
-2 tokenize it=it.jsonl --out it.jsonl --vocab vocab
-pretok: --out it.jsonl is a file; name a folder
 
 2 tokenize it=it.jsonl --vocab vocab
 pretok: nothing says where the results go: give --out work
@@ -66,12 +53,6 @@ pretok: no tokenizer at nowhere, which does not exist: train one with pretok bui
 
 3 tokenize it=empty.jsonl --out empty --vocab vocab --workers 0
 pretok: source it has no documents: its inputs hold no record
-
-3 count it=empty.jsonl --out empty --workers 0
-empty: empty.jsonl
-
-3 plan it=empty.jsonl
-pretok: no input gave any text: there is nothing to estimate from
 
 3 tokenize it=broken.parquet --out broken --vocab vocab --workers 0
 pretok: 1 input could not be read to the end; nothing of it is in the shards:
@@ -95,10 +76,6 @@ note: no input matches 'nope/*.jsonl' (no {work}/nope/*.jsonl)
 
 2 run missing.toml
 pretok: recipe missing.toml cannot be read: No such file or directory; pretok init prints one
-
-2 submit ok.toml --profile leonardo
-pretok: profile {profiles}/leonardo.sh leaves SITE_ACCOUNT, SITE_VENV empty: copy it to my.sh, fill in what your \
-site has (`none` where it has no such thing), and pass --profile my.sh
 
 2 tokenize a.jsonl --out new
 pretok: 'a.jsonl' is neither a recipe (.toml) nor NAME=GLOB, such as it='data/it/*.jsonl.zst'
@@ -152,5 +129,5 @@ def test_a_message(line, code, text, work, monkeypatch, capsys):
     monkeypatch.chdir(work)
     monkeypatch.setenv("COLUMNS", "200")
     ended = run_command(shlex.split(line))
-    said = capsys.readouterr().err.replace(str(work), "{work}").replace(PROFILES, "{profiles}")
+    said = capsys.readouterr().err.replace(str(work), "{work}")
     check(code, text, ended, said.rstrip())

@@ -32,17 +32,11 @@ CASES = """
 2 pretok mix gone/shards --out gone/mix.json --seq-len 16
 pretok: {work}/gone/shards/en/en-00000.bin is missing; run pretok verify {work}/gone/shards
 
-2 pretok mix cut/shards --seq-len 16
-pretok: {work}/cut/shards/en/en-00000.idx has 100 bytes, 962 expected; run pretok verify {work}/cut/shards
-
 0 train --shards ok/shards --mix ok/mix.json --model tiny.toml --out cpu --steps 1 --workers 0
 warning: no GPU was found (torch {torch}): training on the CPU. For a GPU install the CUDA build of torch
 
 2 train --shards ok/shards --mix ok/nomix.json --model tiny.toml --out r
 train: ok/nomix.json does not exist; name a mix, or make it with pretok mix
-
-2 train --shards it.jsonl --model tiny.toml --out r
-train: {work}/it.jsonl is a file; name the folder of shards, which holds manifest.json
 
 2 train --shards ok/shards --mix ok/mix.json --model tiny.toml --out it.jsonl
 train: --out: it.jsonl/flight cannot be created: Not a directory; name a folder that can be written
@@ -66,24 +60,12 @@ to repair, restore the files from a copy, or delete cut/shards and run what made
 2 pretok certify norun --step 1
 pretok: norun does not exist; name the folder of a run (train --out) or a mix.json
 
-2 pretok trace norun --doc it3
-pretok: norun does not exist; name the folder of a run (train --out) or a mix.json
-
-2 pretok report ok --run norun
-pretok: norun does not exist; name the folder of a run (train --out)
-
 2 pretok report ok --run ok
 pretok: ok is not the folder of a run: it has no config.json; name the folder of a run (train --out)
-
-2 pretok mix ok/shards --out o.json --continue ok/mix.json --at norun
-pretok: norun does not exist; name the folder of a run (train --out)
 
 2 pretok mix ok/shards --weights it=0.9,en=0.1 --seq-len 16 --tokens 1M
 pretok: 1,000,000 tokens would take more than 4 epochs of some sources: en has 624 (164.47 epochs), it has 610 \
 (1,520.27 epochs). With these weights at most 2,624 fit: lower --tokens, add text, or raise --max-epochs
-
-2 pretok mix ok/shards --seq-len 100000
-pretok: no source holds 100,000 + 1 tokens; use a --seq-len of at most 623
 
 2 pretok mix ok/shards --out ok/mix.json --weights it=0.8,en=0.2 --seq-len 16
 pretok: ok/mix.json holds another mix (other stages). Write this one to another --out, or delete the old one if \
@@ -95,10 +77,6 @@ pretok: nope.json does not exist; name a mix, or make it with pretok mix
 2 pretok query ok 'drop table documents'
 pretok: pretok query only reads; it takes one SELECT
 
-0 pretok query ok 'select count(*) as n from documents where removed is null'
-n
-100
-
 0 pretok remove ok/shards --where "source = 'fr'" --reason x
 ok/shards: no document matches; nothing was removed (manifest {manifest})
 
@@ -108,10 +86,6 @@ tokens; tokenize them with --keep nope, or join by file,position or by hash
 
 2 pretok annotate ok/shards norows.jsonl --by id
 pretok: no row of norows.jsonl matches a document: the rows have keys like id 'nope-1', the documents like id 'en0'
-
-2 pretok annotate ok/shards empty.jsonl --by id
-empty: empty.jsonl
-pretok: empty.jsonl holds no row
 """
 
 

@@ -230,10 +230,8 @@ def complete_recipe(
 
 
 def _check_out(out: Path, option: str) -> None:
-    """Refuse a file, and a folder inside of a WORK folder: the shards would go to shards/shards."""
+    """Refuse a folder inside of a WORK folder: the shards would go to shards/shards."""
     results = {"shards": "manifest.json", "counts": "counts.json", "vocab": "tokenizer.json"}
-    if out.is_file():
-        raise UsageError(f"{option} {out} is a file; name a folder")
     if (out / results.get(out.resolve().name, "/")).is_file():
         parent = out.parent if out.name else out.resolve().parent
         raise UsageError(f"{out} is a folder of results itself; did you mean {option} {parent}?")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import wraps
@@ -145,24 +144,24 @@ def as_typer_takes_it(command: Callable[..., None]) -> Callable[..., None]:
 def _of_key(dotted: str, key: Key) -> Any:
     """The type of the option that sets a key, with its help."""
     text = key.text + (" In all sources." if dotted.startswith("sources.") else "")
-    for label, value in (("For example", as_typed(key.example)), ("Default:", as_typed(key.default))):
-        text += f" {label} {value}." if value else ""
+    if shown := as_typed(key.value):
+        text += f" For example {shown}." if key.is_example else f" Default: {shown}."
     choices = key.kind.replace('"', "").replace(" or ", "|") if key.kind.startswith('"') else "TEXT"
     metavar = next((METAVARS[start] for start in METAVARS if key.kind.startswith(start)), choices)
     kind = list[str] if key.kind.startswith(REPEATED) else str
     return Annotated[kind | None, typer.Option(option_of(dotted), metavar=metavar, help=text)]
 
 
-def as_typed(toml: str) -> str:
-    """Turn a value as TOML into what is typed behind an option; the inverse of `value_of`."""
-    match tomllib.loads(f"value = {toml}")["value"] if toml else "":
+def as_typed(value: Any) -> str:
+    """Turn the value of a key into what is typed behind its option; the inverse of `value_of`."""
+    match value:
         case [dict(), *_]:
             return ""  # stages: the examples of the command show one
-        case dict() as value:
+        case dict():
             return ",".join(f"{name}={share}" for name, share in value.items())
-        case list() as value:
+        case list() | tuple():
             return ",".join(map(str, value))
-    return toml.strip('"')
+    return str(value)
 
 
 def value_of(key: Key, typed: Any) -> object:

@@ -6,6 +6,7 @@ is read from its field, so neither can contradict the settings.
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from typing import Any, get_args, get_type_hints
@@ -77,8 +78,9 @@ def _flags() -> Iterator[Key]:
         kind = {int: "count", float: "number", bool: "true or false"}.get(kinds[0], "text")
         if choices := item.metadata["choices"]:
             kind = " or ".join(f'"{choice}"' for choice in choices)
-        example = item.metadata["example"] or ""
-        yield Key(item.name, kind, toml(item.default), False, example, item.metadata["help"])
+        example = item.metadata["example"]
+        value = tomllib.loads(f"value = {example}")["value"] if example else item.default
+        yield Key(item.name, kind, value, bool(example), item.metadata["help"])
 
 
 def page() -> str:
@@ -89,7 +91,7 @@ def page() -> str:
         lines += [ABOVE[heading], ""] if heading in ABOVE else []
         lines += ["| key | type | default | |", "|---|---|---|---|"]
         for key in keys_of(table):
-            value = f"`{key.shown}`" if key.shown == key.default else f"(`{key.shown}`)"
+            value = f"(`{toml(key.value)}`)" if key.is_example else f"`{toml(key.value)}`"
             cells = (f"`{key.name}`", key.kind, value, key.text)
             lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     return "\n".join([*lines, ""])
@@ -106,7 +108,7 @@ def recipe_for(out: str, sources: Mapping[str, Sequence[str]], *, everything: bo
     for heading, table in TABLES.items():
         if not heading or not (everything or heading in COMMON):
             continue
-        places = {settings.Source: list(sources), settings.SlurmStage: list(STAGES)}
+        places: dict[Any, list[str]] = {settings.Source: list(sources), settings.SlurmStage: list(STAGES)}
         for name in places.get(table, [""]):
             above = "# " if heading.startswith(OPTIONAL) else ""
             lines += ["", above + heading.replace("NAME", name).replace("STAGE", name)]
@@ -114,5 +116,5 @@ def recipe_for(out: str, sources: Mapping[str, Sequence[str]], *, everything: bo
                 if key.name == "inputs":
                     lines.append("inputs = [" + ", ".join(map(toml, sources[name])) + "]")
                 elif key.name != "stages" and (everything or key.name in COMMON[heading]):
-                    lines.append(f"# {key.name} = {key.shown}  # {key.text}")
+                    lines.append(f"# {key.name} = {toml(key.value)}  # {key.text}")
     return "\n".join(lines) + "\n"

@@ -29,31 +29,23 @@ class Key:
     name: str
     kind: str
     """Its type in words."""
-    default: str
-    """As TOML; "" if there is none."""
-    required: bool
-    example: str
-    """As TOML; "" if there is none."""
+    value: Any
+    """A value to show: the default or, if that says nothing, an example."""
+    is_example: bool
     text: str
     """The help, and which other keys of the table it needs or excludes."""
-
-    @property
-    def shown(self) -> str:
-        """A value to show: the default, or the example if the default is empty or cut."""
-        return self.default if self.default.strip('"[]{}') and "..." not in self.default else self.example
 
 
 def keys_of(table: type[BaseModel]) -> Iterator[Key]:
     """Yield the keys of a table in the order of the type. Inner tables, which have no help, are left out."""
     for name, field in table.model_fields.items():
         if field.description:
-            default = "" if field.is_required() else toml(field.default)
             others: Any = field.json_schema_extra
             text = field.description
             for word, names in (("Needs", others["needs"]), ("Not with", others["excludes"])):
                 text += f" {word} {' or '.join(f'`{other}`' for other in names)}." if names else ""
-            kind, example = _words(field.annotation, field.metadata), toml((field.examples or [None])[0])
-            yield Key(name, kind, default, field.is_required(), example, text)
+            [value] = field.examples or [field.default]
+            yield Key(name, _words(field.annotation, field.metadata), value, bool(field.examples), text)
 
 
 def _table_in(kind: Any) -> type[BaseModel] | None:
@@ -99,18 +91,14 @@ def _words(kind: Any, metadata: Sequence[Any] = ()) -> str:
 
 
 def toml(value: Any) -> str:
-    """Write a value as TOML, None as ""; a long list is cut."""
+    """Write a value as TOML."""
     match value:
-        case None:
-            return ""
         case Fraction():
             return f"{float(value):g}"
         case list() | tuple():
-            shown = [toml(part) for part in value]
-            return f"[{', '.join(shown if len(shown) <= 3 else [*shown[:2], '...'])}]"
+            return f"[{', '.join(map(toml, value))}]"
         case dict():
-            pairs = ", ".join(f"{name} = {toml(part)}" for name, part in value.items())
-            return f"{{{pairs}}}"
+            return "{" + ", ".join(f"{name} = {toml(part)}" for name, part in value.items()) + "}"
         case int() if value >= 10_000:
             return f"{value:_}"
     return json.dumps(value, ensure_ascii=False)  # texts, numbers, true and false are written alike in TOML

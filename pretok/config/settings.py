@@ -115,6 +115,7 @@ Weights = Annotated[
     'table of shares or "natural"',
 ]
 """Shares that add up to 1; empty for `natural`."""
+WEIGHTS_HELP = "Share of each source. Default: `natural`, by size."
 Repeats = dict[SourceName, Annotated[Share, Field(gt=0)]]
 Budget = Annotated[int | Literal["all"], BeforeValidator(_budget), 'count or "all"']
 
@@ -124,12 +125,13 @@ def key(
 ) -> Any:
     """Declare a field of a table.
 
-    default: `...` for a key that must be given. text: the help, one sentence or two. example: a value, if the default
-    does not show one. needs: other keys, separated by spaces, one of which must be given too; excludes: those that
+    default: `...` for a key that must be given. text: the help, one sentence or two. example: a value to show where the
+    default says nothing. needs: other keys, separated by spaces, one of which must be given too; excludes: those that
     cannot be given too. limits: those of pydantic's Field, such as ge, lt, min_length.
     """
     others = {"needs": needs.split(), "excludes": excludes.split()}
-    return Field(default, description=text, examples=[example], json_schema_extra=others, **limits)  # type: ignore[arg-type]
+    examples = None if example is None else [example]
+    return Field(default, description=text, examples=examples, json_schema_extra=others, **limits)  # type: ignore[arg-type]
 
 
 class Part(BaseModel):
@@ -290,7 +292,7 @@ class Vocab(Part):
     holdout: Share = key(0.01, "Share of the documents kept for the report.", ge=0, lt=1)
     seed: int = key(0, "Chooses the documents of `sample` and `holdout`.")
     min_count: int = key(1, "Words that occur less often are ignored.", ge=1)
-    weights: Weights = key("natural", "Share of each source; `natural`: by size.", {"it": 0.9, "en": 0.1})
+    weights: Weights = key("natural", WEIGHTS_HELP, {"it": 0.9, "en": 0.1})
     sizes: tuple[Count, ...] = key((), "Smaller vocabularies to write too.", [16000, 32000])
 
     @model_validator(mode="after")
@@ -332,8 +334,8 @@ class Shards(Part):
 class StageTable(Part):
     """One stage of [mix]: so many tokens in these proportions."""
 
-    tokens: Budget = key("all", "Number of tokens; `all`: one epoch of the scarcest source.", "300B")
-    weights: Weights = key("natural", "Share of each source; `natural`: by size.", {"it": 0.9, "en": 0.1})
+    tokens: Budget = key("all", "Number of tokens. Default: `all`, one epoch of the scarcest source.", "300B")
+    weights: Weights = key("natural", WEIGHTS_HELP, {"it": 0.9, "en": 0.1})
 
 
 class MixTable(StageTable):

@@ -43,7 +43,7 @@ def test_an_option_means_what_the_key_of_a_recipe_means(dotted: str) -> None:
 @pytest.mark.parametrize("dotted", TAKEN)
 def test_the_value_that_a_help_shows_is_taken(dotted: str) -> None:
     key = key_at(dotted)
-    typed = as_typed(key.shown)
+    typed = as_typed(key.value)
     value = value_of(key, [typed] if typed and key.kind.startswith(REPEATED) else typed)
     make_recipe(with_settings(MINIMAL, {**NEEDS.get(dotted, {}), dotted: value}), "test")
 
@@ -64,7 +64,7 @@ def test_the_help_shows_what_key_and_docstring_say(
     monkeypatch.setenv("COLUMNS", "200")
     assert run_command(["build-vocab", "--help"]) == 0
     shown = " ".join(capsys.readouterr().out.split())
-    assert "--vocab-size N Entries, special tokens included. Not with `extend`. Default: 50_000." in shown
-    weights = "Share of each source; `natural`: by size. For example it=0.9,en=0.1. Default: natural."
+    assert "--vocab-size N Entries, special tokens included. Not with `extend`. Default: 50000." in shown
+    weights = "Share of each source. Default: `natural`, by size. For example it=0.9,en=0.1."
     assert f"--weights NAME=SHARE,... {weights}" in shown
     assert "--compare FILE Compare with this tokenizer.json in the report." in shown

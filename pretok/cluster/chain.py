@@ -26,6 +26,8 @@ from pretok.config.settings import Slurm, SlurmStage
 
 StageName = Literal["vocab", "tokenize", "mix", "train"]
 STAGES: tuple[StageName, ...] = ("vocab", "tokenize", "mix", "train")
+SBATCH = {"partition": "PARTITION", "qos": "QOS", "cpus-per-task": "CORES", "mem": "MEMORY", "time": "TIME"}
+"""Option of sbatch -> the value of a profile, SITE_CPU_... or SITE_GPU_..., that it gets."""
 NONE = "none"
 """The value in a profile of what a site does not have; an empty value was not filled in."""
 RECORD = "chain.tsv"
@@ -128,12 +130,8 @@ def choose_stages(recipe: Recipe, wanted: str | None, train_arguments: list[str]
 
 def check_profile(profile: Profile, slurm: Slurm, stages: list[StageName]) -> None:
     """Raise UsageError with every value that the stages need and the profile leaves empty."""
-    needed = {"VENV"} if slurm.account else {"ACCOUNT", "VENV"}
-    for stage in stages:
-        kind = "GPU" if stage == "train" else "CPU"
-        needed |= {f"{kind}_{name}" for name in ("PARTITION", "QOS", "CORES", "MEMORY", "TIME")}
-        if stage == "train":
-            needed.add("GPUS")
+    needed = {f"{_kind(stage)}_{name}" for stage in stages for name in SBATCH.values()} | {"VENV"}
+    needed |= ({"GPUS"} if "train" in stages else set()) | (set() if slurm.account else {"ACCOUNT"})
     empty = sorted(f"SITE_{name}" for name in needed if not profile.values.get(f"SITE_{name}"))
     if empty:
         raise UsageError(
@@ -144,27 +142,27 @@ def check_profile(profile: Profile, slurm: Slurm, stages: list[StageName]) -> No
         raise UsageError(f"SITE_VENV of {profile.path}: {profile.get('VENV')} holds no bin/python")
 
 
+def _kind(stage: StageName) -> str:
+    return "GPU" if stage == "train" else "CPU"
+
+
 def _options(recipe: Recipe, profile: Profile, stage: StageName, folder: Path) -> tuple[str, ...]:
     slurm = recipe.slurm
     own: SlurmStage = getattr(slurm, stage)
-    kind = "GPU" if stage == "train" else "CPU"
-    values = {
+    values = {option: profile.get(f"{_kind(stage)}_{name}") for option, name in SBATCH.items()} | {
         "job-name": f"{recipe.out.name}-{stage}",
         "output": f"{str(folder.absolute()).replace('%', '%%')}/%x-%j.out",
         "account": slurm.account or profile.get("ACCOUNT"),
-        "partition": profile.get(f"{kind}_PARTITION"),
-        "qos": profile.get(f"{kind}_QOS"),
         "nodes": str(own.nodes + (slurm.spare if stage == "train" else 0)),
-        "cpus-per-task": profile.get(f"{kind}_CORES"),
-        "mem": profile.get(f"{kind}_MEMORY"),
         "gpus-per-node": profile.get("GPUS") if stage == "train" else "",
-        "time": own.time or profile.get(f"{kind}_TIME"),
         "exclude": slurm.exclude or "",
     }
+    if own.time:
+        values["time"] = own.time
     given = [f"--{name}={value}" for name, value in values.items() if value]
     if stage == "train" and slurm.spare:
         given.append("--no-kill")  # else Slurm begins the whole job anew
-    return (*given, *shlex.split(profile.get(f"{kind}_OPTIONS")))
+    return (*given, *shlex.split(profile.get(f"{_kind(stage)}_OPTIONS")))
 
 
 def recipe_flags(recipe: Recipe) -> list[str]:

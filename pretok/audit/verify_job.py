@@ -10,12 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
+from pretok.audit.find import draw_documents
 from pretok.audit.verify_task import ShardCheck, check_shard, collect
 from pretok.base.console import Console
 from pretok.base.errors import PretokError, UsageError
@@ -93,8 +91,13 @@ def run_check(check: Check, report: Report) -> list[str]:
 
 
 def _shard_checks(manifest: Manifest, sample: int | None, removed: bool) -> Iterator[Check]:
-    """The largest first."""
-    chosen = zip(manifest.shards, _sample(manifest, sample), strict=True)
+    """The largest first. The documents to encode again are `sample` of all, evenly at random with a fixed seed."""
+    counts = [shard.documents for shard in manifest.shards]
+    rows = draw_documents(counts, min(sample or 0, sum(counts)), SEED)
+    chosen = [
+        (shard, None if sample is None else tuple(drawn))
+        for shard, drawn in zip(manifest.shards, rows, strict=True)
+    ]
     for shard, numbers in sorted(chosen, key=lambda one: -one[0].tokens):
         yield shard.prefix, ShardCheck(manifest.folder, shard, numbers, removed and bool(manifest.removals))
 
@@ -118,19 +121,6 @@ def _check_counts(counts: Path) -> None:
 
 def _check_mix(mix: Path, shards: Path) -> None:
     check_sources(load_mix(mix), load_manifest(shards), mix)
-
-
-def _sample(manifest: Manifest, sample: int | None) -> list[tuple[int, ...] | None]:
-    """Choose the documents of each shard to encode again: `sample` of all, evenly at random with a fixed seed."""
-    if sample is None:
-        return [None] * len(manifest.shards)
-    borders = np.cumsum([0, *(shard.documents for shard in manifest.shards)])
-    total = int(borders[-1])
-    chosen = np.sort(np.random.default_rng(SEED).choice(total, min(sample, total), replace=False))
-    return [
-        tuple(int(n - a) for n in chosen[np.searchsorted(chosen, a) : np.searchsorted(chosen, b)])
-        for a, b in pairwise(borders)
-    ]
 
 
 def _read_annotations(manifest: Manifest) -> tuple[list[Annotations], list[str]]:

@@ -181,7 +181,6 @@ def test_commands_on_shards(sealed, shards, capsys):
     assert found["tokens"][-1] == "<|endoftext|>"
     for wrong, message in (
         (["--source", "fr"], "there is it"),
-        (["--doc", "nobody"], "no column id was kept"),
         (["--source", "it", "--split", "valid"], "no split 'valid'; there are train and val"),
         (["--source", "it", "--split", "val", "--doc", "999"], "there is no val document 999"),
     ):

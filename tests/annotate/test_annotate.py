@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 import zstandard
 from telling import Told
-from tokenizing import recipe, run
+from tokenizing import make_work
 
 from pretok.annotate import job as annotate_job
 from pretok.annotate import rows as annotate_rows
@@ -28,7 +28,6 @@ from pretok.base.console import SILENT
 from pretok.base.errors import UsageError
 from pretok.base.execute import Engine
 from pretok.base.records import replace
-from pretok.base.stop import StopFlag
 from pretok.cli import run_command
 from pretok.shards import ledger
 from pretok.shards.annotations import Annotations, open_annotations, write_annotations
@@ -41,21 +40,18 @@ WINDOW = 20
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory, vocab_dir: Path) -> Path:
-    """A WORK of two sources whose ids clash: those of `en` are numbers. A record of each is none."""
-    folder = tmp_path_factory.mktemp("annotate")
-    for name in ("it", "en"):
-        rows = [
-            {"id": f"{i}" if name == "it" else i, "text": f"{name} documento {i % 900} " * (i != 5)}
-            for i in range(1000)  # some texts stand twice
+    """Shards of two sources whose ids clash: those of `en` are numbers. A record of each is none, some texts stand
+    twice."""
+    rows = {
+        name: [
+            {"id": kind(i), "text": f"{name} documento {i % 900} " * (i != 5), "lang": name}
+            for i in range(1000)
         ]
-        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    made = recipe(
-        folder / "work", vocab_dir, {n: [folder / f"{n}.jsonl"] for n in ("it", "en")}, ["id"], size=16_000
-    )
-    with StopFlag() as stop, Engine(0, None, stop) as engine, pytest.MonkeyPatch.context() as patch:
+        for name, kind in (("it", str), ("en", int))
+    }
+    with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ledger, "WINDOW", WINDOW)
-        run(made, engine)
-    return made.shards_dir
+        return make_work(tmp_path_factory.mktemp("annotate"), vocab_dir, rows, "id").shards_dir
 
 
 @pytest.fixture

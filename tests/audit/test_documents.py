@@ -16,15 +16,13 @@ import xxhash
 from mixing import request, write_segment
 from support import make_shards
 from tokenizers import Tokenizer
-from tokenizing import recipe, run
+from tokenizing import make_work
 
 import pretok.stream
 from pretok.audit import find
 from pretok.audit.documents import run_inspect
 from pretok.audit.show import marked
 from pretok.audit.trace import open_traced, readings
-from pretok.base.execute import Engine
-from pretok.base.stop import StopFlag
 from pretok.cli import run_command
 from pretok.shards.manifest import load_manifest
 from pretok.stream.mix_job import run_mix
@@ -46,13 +44,8 @@ def work(tmp_path_factory: pytest.TempPathFactory, vocab_dir: Path) -> Path:
     odd = "license=mit/tokens=1/count=2/reason=none"
     folder = tmp_path_factory.mktemp("it's [a] query") / odd
     folder.mkdir(parents=True)
-    sources: dict[str, list[Path | str]] = {}
-    for name, records in ROWS.items():
-        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in records))
-        sources[name] = [str(folder / f"{name}.jsonl").replace("[", "[[]")]
-    keep = ["id", "url=meta.url", "license=meta.license", "filename=meta.url"]
-    with StopFlag() as stop, Engine(0, None, stop) as engine:
-        run(recipe(folder / "work", vocab_dir, sources, keep, size=40_000), engine)
+    keep = ("id", "url=meta.url", "license=meta.license", "filename=meta.url")
+    make_work(folder, vocab_dir, ROWS, *keep, size=40_000)
     wish = request("20000:it=0.3,en=0.7", seq_len=16, max_epochs=9)
     run_mix(folder / "work" / "shards", folder / "work" / "mix.json", wish)
     return folder / "work"

@@ -17,12 +17,10 @@ import numpy as np
 import pytest
 from mixing import cut_of, stretches, write_segment
 from support import needs
-from tokenizing import recipe, run
+from tokenizing import make_work
 
 import pretok
 import pretok.stream
-from pretok.base.execute import Engine
-from pretok.base.stop import StopFlag
 from pretok.cli import run_command
 from pretok.config import Recipe
 from pretok.disclosure.card import _size
@@ -45,25 +43,15 @@ def record(name: str, i: int) -> dict[str, Any]:
     }
 
 
-@pytest.fixture(scope="module")
-def rows() -> dict[str, list[dict[str, Any]]]:
-    return {name: [record(name, i) for i in range(count)] for name, count in (("it", 400), ("en", 90))}
+ROWS = {name: [record(name, i) for i in range(count)] for name, count in (("it", 400), ("en", 90))}
 
 
 @pytest.fixture(scope="module")
-def made(
-    tmp_path_factory: pytest.TempPathFactory, vocab_dir: Path, rows: dict[str, list[dict[str, Any]]]
-) -> Recipe:
+def made(tmp_path_factory: pytest.TempPathFactory, vocab_dir: Path) -> Recipe:
     """Two sources of several shards and a mix of two stages that reads one of them more than twice."""
-    folder = tmp_path_factory.mktemp("disclose")
-    for name, records in rows.items():
-        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in records))
-    sources: dict[str, list[Path | str]] = {name: [folder / f"{name}.jsonl"] for name in rows}
-    keep = ["id", "lang", "url=meta.url", "licence=rights", "created", "copy_of"]
-    built = recipe(folder / "work", vocab_dir, sources, keep)
-    with StopFlag() as stop, Engine(0, None, stop) as engine:
-        run(built, engine)
-    tokens = {name: load_manifest(built.shards_dir).sources[name].train.tokens for name in rows}
+    keep = ("id", "lang", "url=meta.url", "licence=rights", "created", "copy_of")
+    built = make_work(tmp_path_factory.mktemp("disclose"), vocab_dir, ROWS, *keep)
+    tokens = {name: load_manifest(built.shards_dir).sources[name].train.tokens for name in ROWS}
     stages = [f"{tokens['en'] * 2}:it=0.3,en=0.7", f"{tokens['en']}:it=0.2,en=0.8"]
     command = ["mix", str(built.shards_dir), "--out", str(built.out / "mix.json"), "--seq-len", str(SEQ_LEN)]
     command += ["--max-epochs", "9"]
@@ -102,11 +90,11 @@ AMOUNTS = ("documents", "document_bytes", "tokens", "token_bytes")
 
 
 @pytest.fixture(scope="module")
-def documents(made: Recipe, rows: dict[str, list[dict[str, Any]]]) -> Figures:
+def documents(made: Recipe) -> Figures:
     """(tokens, record) of the training documents of each source, in the order of its shards."""
     found: Figures = {name: [] for name in load_manifest(made.shards_dir).sources}
     for row in pretok.open(made.out).documents(split="train").read_all().to_pylist():
-        record = rows[row["source"]][row["position"] - 1]
+        record = ROWS[row["source"]][row["position"] - 1]
         found[row["source"]].append((row["tokens"], {**record, "length": row["tokens"]}))
     return found
 

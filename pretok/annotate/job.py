@@ -130,11 +130,11 @@ def run_annotate(request: Request, console: Console) -> Annotations:
             parts=parts,
         )
         # Only the record makes the new files count. Files of the old record and of killed jobs are deleted after it.
-        made = write_annotations(folder, record)
+        annotations = write_annotations(folder, record)
         for path in folder.iterdir():
-            if re.fullmatch(OURS, path.name) and path not in made.files:
+            if re.fullmatch(OURS, path.name) and path not in annotations.files:
                 path.unlink()
-    return made
+    return annotations
 
 
 def tell_joined(annotations: Annotations, console: Console) -> None:

@@ -54,10 +54,10 @@ def load_rows(
     by: the key; wanted: columns of values, None: all but the key; taken: names, in lower case, of columns that
     documents have already. Raises UsageError.
     """
-    texts = ", ".join(f"k{at} VARCHAR" for at in range(len(by)))
-    sql.execute(f"CREATE TABLE given (file INTEGER, line BIGINT, {texts}, key UHUGEINT)")
     import duckdb
 
+    texts = ", ".join(f"k{at} VARCHAR" for at in range(len(by)))
+    sql.execute(f"CREATE TABLE given (file INTEGER, line BIGINT, {texts}, key UHUGEINT)")
     kinds: dict[str, str] = {}
     for number, file in enumerate(inputs):
 
@@ -118,6 +118,7 @@ def _json_lines(sql: Any, file: InputFile, used: Used, by: Sequence[str]) -> Ite
     """Do the same with JSON Lines, in which blank lines are no rows. DuckDB finds one type for all values of a column:
     JSON if there is none."""
     before = 0  # lines before the span
+    # DuckDB could read the file itself, but checks no checksum of gzip or zstd, and does not know lines.
     for span in whole_records(read_bytes(file.path, file.compression), b"\n", LONGEST_LINE, BLOCK):
         if span is None:
             raise UsageError(f"{file.path}: a line after line {before} has more than {LONGEST_LINE} bytes")
@@ -129,11 +130,11 @@ def _json_lines(sql: Any, file: InputFile, used: Used, by: Sequence[str]) -> Ite
         )
         wrong = "min(line) FILTER (json_type(text) IS DISTINCT FROM 'OBJECT')"
         query = f"SELECT min(line), {wrong}, json_group_structure(text) FROM texts"
-        first, line, found = sql.execute(query).fetchone()
+        first, line, structure_json = sql.execute(query).fetchone()
         if line is not None:
             raise UsageError(f"{file.path}: line {line} is not one JSON object")
         if first is not None:
-            structure = json.loads(found)
+            structure = json.loads(structure_json)
             types = {name: structure[name] for name in used(list(structure))}
             types |= {name: "VARCHAR" for name in by if types[name] == "JSON"}  # texts and numbers
             for name in (name for name, kind in types.items() if kind == "DOUBLE"):

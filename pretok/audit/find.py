@@ -31,9 +31,9 @@ def find_named(manifest: Manifest, name: str, most: int) -> list[Place]:
 
 def find_in(manifests: Sequence[Manifest], name: str, most: int) -> list[list[Place]]:
     """Do the same in each of several manifests. Raises UsageError if none has the document."""
-    found: dict[str, list[Place]] = {}
+    by_manifest: dict[str, list[Place]] = {}
     for manifest in manifests:
-        if manifest.fingerprint not in found:
+        if manifest.fingerprint not in by_manifest:
             shards = chosen_shards(manifest)
             rows, _ = find_names(manifest, shards, [name])
             places = (
@@ -41,13 +41,13 @@ def find_in(manifests: Sequence[Manifest], name: str, most: int) -> list[list[Pl
                 for shard, before in shards
                 for row in rows[shard.path].tolist()
             )
-            found[manifest.fingerprint] = list(islice(places, most))
-    if not any(found.values()):
+            by_manifest[manifest.fingerprint] = list(islice(places, most))
+    if not any(by_manifest.values()):
         raise UsageError(
             f"{manifests[0].folder} has no document {name!r}: a name is the hash of a text, FILE:LINE of a record that "
             "was not rejected, or a value of the column id if one was kept"
         )
-    return [found[manifest.fingerprint] for manifest in manifests]
+    return [by_manifest[manifest.fingerprint] for manifest in manifests]
 
 
 def search_text(manifest: Manifest, source: str | None, split: str | None, wanted: str) -> Place | None:

@@ -61,8 +61,8 @@ def _verify(shards: Path, sample: int | None, step: Step, removed: bool) -> tupl
     problems = collect(_check_tokenizer(manifest))
     if problems:  # nothing can be decoded
         sample = 0
-    annotations, found = _read_annotations(manifest)
-    problems += found
+    annotations, more = _read_annotations(manifest)
+    problems += more
     problems += collect(_check_unknown(manifest, annotations))
     for look in (_check_totals, _check_inputs, _check_history):
         problems += collect(look(manifest))
@@ -75,8 +75,8 @@ def _verify(shards: Path, sample: int | None, step: Step, removed: bool) -> tupl
             checks.append((mix, partial(_check_mix, mix, manifest.folder)))
     # The reference engine takes fifty times as long for a byte, and a token is four bytes.
     step.engine.choose(sum(shard.tokens for shard in manifest.shards) * (200 if sample is None else 1))
-    for _, found in step.map(run_check, checks, "file", lambda check: str(check[0]), kept=False):
-        problems += found
+    for _, more in step.map(run_check, checks, "file", lambda check: str(check[0]), kept=False):
+        problems += more
     return manifest, sorted(set(problems))
 
 
@@ -125,14 +125,14 @@ def _check_mix(mix: Path, shards: Path) -> None:
 
 def _read_annotations(manifest: Manifest) -> tuple[list[Annotations], list[str]]:
     """Return all annotations that can be read, and what is wrong with records."""
-    found, problems = [], list[str]()
+    annotations, problems = [], list[str]()
     for record in sorted((manifest.folder / ANNOTATIONS).glob(f"*/{RECORD}")):
         try:
-            found.append(one := read_annotations(record.parent))
+            annotations.append(one := read_annotations(record.parent))
             problems += outdated_parts(manifest, one)
         except PretokError as error:
             problems.append(str(error))
-    return found, problems
+    return annotations, problems
 
 
 def _check_tokenizer(manifest: Manifest) -> Iterator[str]:
@@ -140,10 +140,10 @@ def _check_tokenizer(manifest: Manifest) -> Iterator[str]:
     if not path.exists():
         yield f"{path} is missing"
         return
-    found = load_vocab(path, eod=stated.eod_id)
+    vocab = load_vocab(path, eod=stated.eod_id)
     for name, here, there in (
-        ("fingerprint", found.fingerprint, stated.fingerprint),
-        ("vocabulary size", found.size, stated.vocab_size),
+        ("fingerprint", vocab.fingerprint, stated.fingerprint),
+        ("vocabulary size", vocab.size, stated.vocab_size),
     ):
         if here != there:
             yield f"{path}: {name} {here}, the manifest says {there}"

@@ -175,13 +175,13 @@ def count_reserved(
         for name in ("documents", "tokens"):
             counted = f"coalesce(sum({name}) FILTER ({condition}), 0)::BIGINT"
             sums[prefix + name] = counted if known else "NULL"
-    found = figures.sql.execute(
+    result = figures.sql.execute(
         f"""SELECT name, reserved_from, {", ".join(f"{value} AS {name}" for name, value in sums.items())}
         FROM sums JOIN hosts USING (value) JOIN reserved USING (name) WHERE kind = 'domain'
         GROUP BY name, reserved_from ORDER BY tokens DESC, name"""
     )
-    names = [column[0] for column in found.description]
-    domains = [dict(zip(names, row, strict=True)) for row in found.fetchall()]
+    names = [column[0] for column in result.description]
+    domains = [dict(zip(names, row, strict=True)) for row in result.fetchall()]
     without = [figures.amount(split, "domain", where="value IS NULL") for split in SPLITS]
     return {
         "registered": len(register),

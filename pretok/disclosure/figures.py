@@ -130,11 +130,11 @@ class Figures:
     def amount(self, of: str, kind: str = "all", source: str | None = None, where: str = "true") -> Amount:
         """Return the sums of a source, or of all sources."""
         sums = ", ".join(f"coalesce(sum({name}), 0)::BIGINT" for name in AMOUNTS)
-        found = self.sql.execute(
+        result = self.sql.execute(
             f"SELECT {sums} FROM sums WHERE of = ? AND kind = ? AND source = coalesce(?, source) AND {where}",
             [of, kind, source],
         )
-        return dict(zip(AMOUNTS, found.fetchone(), strict=True))
+        return dict(zip(AMOUNTS, result.fetchone(), strict=True))
 
     def by_value(
         self, of: str, kind: str, source: str | None = None, most: int | None = None
@@ -145,7 +145,7 @@ class Figures:
 
     def dates(self, of: str, source: str | None = None) -> dict[str, Any]:
         """Return the first and last date, as written, and how many documents have a date, another value, or none."""
-        found = self.sql.execute(
+        result = self.sql.execute(
             """SELECT min(value) FILTER (value <> '') AS earliest, max(value) FILTER (value <> '') AS latest,
             coalesce(sum(documents) FILTER (value <> ''), 0)::BIGINT AS dated,
             coalesce(sum(documents) FILTER (value = ''), 0)::BIGINT AS other,
@@ -153,8 +153,10 @@ class Figures:
             FROM sums WHERE of = ? AND kind = 'date' AND source = coalesce(?, source)""",
             [of, source],
         )
-        names = [column[0] for column in found.description]
-        return {name: value for name, value in zip(names, found.fetchone(), strict=True) if value is not None}
+        names = [column[0] for column in result.description]
+        return {
+            name: value for name, value in zip(names, result.fetchone(), strict=True) if value is not None
+        }
 
 
 @contextmanager
@@ -168,9 +170,9 @@ def open_figures(manifest: Manifest, named: Mapping[str, str]) -> Iterator[Figur
 
 
 def _usual(columns: list[str]) -> dict[str, str]:
-    found = {}
+    by_kind = {}
     for kind, (names, _) in KINDS.items():
         matching = [c for name in names for c in columns if c.rpartition(".")[2].lower() == name]
         if matching:
-            found[kind] = matching[0]
-    return found
+            by_kind[kind] = matching[0]
+    return by_kind

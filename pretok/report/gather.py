@@ -148,12 +148,12 @@ def _source(sql: Any, manifest: Manifest, name: str) -> SourceFacts:
 
 def _by_digits(sql: Any, source: str, column: str) -> npt.NDArray[np.int64]:
     """Return (BINS,) int64: how many numbers of a column have 0, 1, 2, ... binary digits."""
-    found = np.zeros(BINS, np.int64)
+    counts = np.zeros(BINS, np.int64)
     digits = f"if({column} = 0, 0, least(length(bin({column})), {BINS - 1}))"
     query = f"SELECT {digits} AS digits, count(*) FROM ledger WHERE source = ? GROUP BY digits"
     for number, documents in sql.execute(query, [source]).fetchall():
-        found[number] = documents
-    return found
+        counts[number] = documents
+    return counts
 
 
 def count_values(sql: Any, source: str, value: str) -> dict[str, Any] | None:
@@ -166,22 +166,22 @@ def count_values(sql: Any, source: str, value: str) -> dict[str, Any] | None:
     about, documents = sql.execute(query, [source]).fetchone()
     if about > MOST_VALUES:
         return None
-    found = sum_values(sql, rows, ("documents", "tokens"), VALUES, source)
-    distinct = found["distinct"]
+    sums = sum_values(sql, rows, ("documents", "tokens"), VALUES, source)
+    distinct = sums["distinct"]
     nearly = 2 * distinct > documents and distinct > VALUES
-    return None if nearly or distinct == documents > 1 else found
+    return None if nearly or distinct == documents > 1 else sums
 
 
 def _rejects(manifest: Manifest, source: str) -> dict[str, Rejects]:
     """Take the counts from the manifest and examples from the lists of rejects."""
     counts = manifest.sources[source].rejected
-    found = {reason: Rejects(count) for reason, count in counts.items()}
-    missing = sum(min(EXAMPLES, reject.count) for reject in found.values())
+    rejects = {reason: Rejects(count) for reason, count in counts.items()}
+    missing = sum(min(EXAMPLES, reject.count) for reject in rejects.values())
     for entry in manifest.reject_lines(source):
         if not missing:
             break
-        reject = found[entry["reason"]]
+        reject = rejects[entry["reason"]]
         if len(reject.examples) < EXAMPLES:
             reject.examples.append((entry["file"], entry["position"], entry.get("detail", "")))
             missing -= 1
-    return found
+    return rejects

@@ -31,7 +31,7 @@ BATCH_ROWS = 1 << 16
 SQL_TYPES = {"text": "VARCHAR", "integer": "BIGINT", "float": "DOUBLE", "boolean": "BOOLEAN", "": "VARCHAR"}
 """Type of a column (`read.kept.TYPES`), "" if it has no value so far -> DuckDB's type for it."""
 KINDS = {
-    "text": r"VARCHAR|DATE|TIME[A-Z_ ]*|DECIMAL\(.*\)",
+    "text": "VARCHAR",
     "integer": r"U?(TINY|SMALL|BIG|HUGE)?INT(EGER)?",
     "float": "FLOAT|DOUBLE",
     "boolean": "BOOLEAN",
@@ -73,7 +73,8 @@ def load_rows(
         except CorruptInputError as error:
             raise_passing(error)
             raise UsageError(f"{file.path}: {error}") from None
-        except duckdb.ConversionException as error:  # bytes of a key that are no text
+        except (duckdb.ConversionException, duckdb.NotImplementedException) as error:
+            # Bytes of a key that are no text, or a type of Arrow that DuckDB does not have.
             raise UsageError(f"{file.path}: {told(error)}") from None
     if missing := [name for name in wanted or () if name not in kinds]:
         raise UsageError(f"--columns: no row has {missing[0]!r}")
@@ -106,12 +107,21 @@ def _parquet(sql: Any, file: InputFile, used: Used) -> Iterator[int]:
             for batch in opened.iter_batches(BATCH_ROWS, columns=names, use_threads=False):
                 batch.validate(full=True)
                 lines = pa.array(range(first, first + len(batch)), pa.int64())
-                sql.register("rows", batch.append_column("pretok:line", lines))
+                columns = [lines, *map(_plain, batch.columns)]
+                sql.register("rows", pa.table(columns, ["pretok:line", *batch.schema.names]))
                 sql.execute("CREATE OR REPLACE TEMP TABLE block AS SELECT * FROM rows")
                 yield first
                 first += len(batch)
     except (pa.ArrowException, OSError) as error:
         raise CorruptInputError(f"cannot be read: {error}") from error
+
+
+def _plain(column: pa.Array) -> pa.Array:
+    """Write dates, times and decimal numbers as text, as those of documents are, and not in the time zone of DuckDB."""
+    kind = column.type
+    if pa.types.is_temporal(kind) or pa.types.is_decimal(kind):
+        return column.cast(pa.large_string())
+    return column.cast(pa.float32()) if pa.types.is_float16(kind) else column
 
 
 def _json_lines(sql: Any, file: InputFile, used: Used, by: Sequence[str]) -> Iterator[int]:

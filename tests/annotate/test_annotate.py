@@ -12,6 +12,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -322,11 +323,25 @@ def test_what_is_wrong_is_said(rows: Any, by: str, message: str, shards: Path, t
 
 
 @pytest.mark.parametrize("kind", [pa.binary(), pa.large_binary(), pa.dictionary(pa.int32(), pa.binary())])
-def test_a_key_of_bytes_is_the_text_that_they_are(kind: pa.DataType, shards: Path, tmp_path: Path) -> None:
-    keys = pa.array([f"{i}".encode() for i in range(300)]).cast(kind)
-    pq.write_table(pa.table({"id": keys, "source": ["it"] * 300}), tmp_path / "a.parquet")
-    made = annotate(shards, [str(tmp_path / "a.parquet")], "source,id")
-    assert made.record.counts.documents_matched == made.record.counts.rows - 1 == 299  # one text is empty
+def test_types_of_parquet(kind: pa.DataType, shards: Path, tmp_path: Path) -> None:
+    """Bytes of a key are text; dates, times and decimal numbers become text as Arrow writes them."""
+    keys, numbers = pa.array([f"{i}".encode() for i in range(300)]).cast(kind), pa.array(range(300))
+    values = {
+        "day": numbers.cast(pa.int32()).cast(pa.date32()),
+        "at": numbers.cast(pa.timestamp("us", "Europe/Rome")),
+        "price": numbers.cast(pa.decimal128(21, 2)),
+    }
+    half = pa.array(np.arange(300, dtype=np.float16))
+    table = pa.table({"id": keys, "source": ["it"] * 300, **values, "half": half})
+    pq.write_table(table, tmp_path / "a.parquet")
+    one = annotate(shards, [str(tmp_path / "a.parquet")], "source,id")
+    assert one.record.counts.documents_matched == one.record.counts.rows - 1 == 299  # one text is empty
+    texts = {name: column.cast(pa.string()).to_pylist() for name, column in values.items()}
+    for row in joined(load_manifest(shards), one):
+        if row["notes_matched"]:
+            assert {name: row[name] for name in texts} == {
+                name: some[int(row["half"])] for name, some in texts.items()
+            }
 
 
 def test_types_of_a_column_go_together_over_files_and_blocks(shards: Path, tmp_path: Path) -> None:

@@ -275,10 +275,16 @@ def trace(
     elif not rows:
         console.notice(f"{doc} is in the shards, but {target} never reads it")
     else:
-        rare = {name for name in ("of_class", "removed") if not any(row[name] for row in rows)}
-        columns = [name for name in rows[0] if name not in rare]
-        cells = [_cells(row[name] for name in columns) for row in rows]
-        console.show(table("trace", columns, cells), result=True)
+        for file in dict.fromkeys(
+            row.file for row in rows
+        ):  # above its table: a terminal would break it in a cell
+            values = [asdict(row) for row in rows if row.file == file]
+            empty = {"removed": False, "file": file}  # beside None
+            columns = [
+                name for name in values[0] if any(row[name] not in (None, empty.get(name)) for row in values)
+            ]
+            cells = [["" if row[name] is None else str(row[name]) for name in columns] for row in values]
+            console.show(table(file, columns, cells), result=True)
 
 
 def _show_sequences(places: list[tuple[Traced, int]], json: bool, console: Console) -> None:

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 import torch
 from support import write_inputs
-from train_support import SIZES, leave_torch_alone
+from train_support import SIZES
 
 import train.__main__
 from pretok.cli import run_command
@@ -183,7 +183,6 @@ def work(tmp_path_factory: pytest.TempPathFactory, vocab_dir: Path) -> Iterator[
         sizes = SIZES.format(tied="true").replace("layers = 2", f"layers = {layers}")
         (work / f"{name}.toml").write_text(sizes)
     with pytest.MonkeyPatch.context() as patch:
-        leave_torch_alone(patch.setattr)
         patch.setenv("COLUMNS", "200")
         patch.setattr(torch.cuda, "is_available", lambda: False)
         patch.setattr(torch.version, "cuda", None)

@@ -275,16 +275,12 @@ def trace(
     elif not rows:
         console.notice(f"{doc} is in the shards, but {target} never reads it")
     else:
-        for file in dict.fromkeys(
-            row.file for row in rows
-        ):  # above its table: a terminal would break it in a cell
-            values = [asdict(row) for row in rows if row.file == file]
-            empty = {"removed": False, "file": file}  # beside None
-            columns = [
-                name for name in values[0] if any(row[name] not in (None, empty.get(name)) for row in values)
-            ]
-            cells = [["" if row[name] is None else str(row[name]) for name in columns] for row in values]
-            console.show(table(file, columns, cells), result=True)
+        files = {row["file"] for row in rows}
+        # One file is the title: in a cell, a terminal would break its path.
+        empty = {"removed": False} | ({"file": rows[0]["file"]} if len(files) == 1 else {})
+        columns = [name for name in rows[0] if any(row[name] not in (None, empty.get(name)) for row in rows)]
+        cells = [["" if row[name] is None else str(row[name]) for name in columns] for row in rows]
+        console.show(table(files.pop() if len(files) == 1 else "trace", columns, cells), result=True)
 
 
 def _show_sequences(places: list[tuple[Traced, int]], json: bool, console: Console) -> None:

@@ -194,7 +194,7 @@ def make_shards(
     spans = [(s.source, replace(s, folder=folder).spans_path) for s in shards if s.kinds is not None]
     listed = [file for source, path in spans for file in side_files(folder, source, [path])]
     manifest = replace(manifest, side_files=tuple(listed))
-    write_manifest(folder, replace(manifest, history=(*old.history, old.event)) if old else manifest)
+    write_manifest(folder, replace(manifest, history=(*old.history, old.event())) if old else manifest)
     return folder
 
 

@@ -50,7 +50,7 @@ MAY_IMPORT = {
     "integrations": "base tokenizer stream",
     "forecast": "base kernels read config counts tokenizer chat vocab stream",
     "report": "base tokenizer shards stream",
-    "audit": "base read tokenizer chat screen counts shards stream",
+    "audit": "base read tokenizer screen counts shards stream",
     "disclosure": "base config shards stream audit",
     "annotate": "base read shards",
     "certificate": "base shards stream audit",

@@ -25,7 +25,7 @@ import torch
 from pretok.base.records import replace
 from pretok.base.storage import fingerprint, read_json, read_lines, write_json
 from pretok.shards.manifest import load_manifest, write_manifest
-from pretok.stream.mix_file import Mix, Stage, mix_sources, write_mix
+from pretok.stream.mix_file import Stage, natural_mix, write_mix
 from pretok.tokenizer.vocabulary import load_vocab, tokenizer_data
 from tests.support import EOD, freeze, make_shards
 from train.checkpoint.meta import read_meta
@@ -115,9 +115,8 @@ def add_tokenizer(shards: Path, data: dict[str, Any] | None = None) -> None:
 def mix_of(shards: Path, path: Path, *stages: tuple[int, ...], seq_len: int = 16, seed: int = 0) -> str:
     """A mix of the sources en and it with these quotas."""
     manifest = load_manifest(shards)
-    sources = mix_sources(manifest, "train", seq_len, manifest.sources, "fixed")
-    staged = tuple(map(Stage, stages))
-    write_mix(path, Mix(manifest.fingerprint, "train", seq_len, seed, "fixed", sources, staged), {})
+    mix = natural_mix(manifest, "train", seq_len, manifest.sources, seed)
+    write_mix(path, replace(mix, stages=tuple(map(Stage, stages))), {})
     return str(path)
 
 

@@ -10,6 +10,7 @@ import re
 import shutil
 import sys
 import threading
+import time
 import types
 from collections.abc import Callable
 from pathlib import Path
@@ -121,12 +122,16 @@ def test_the_rank_that_costs_most_is_the_slowest() -> None:
 
 
 def test_a_save_that_hangs_ends_the_run(trial: Trial) -> None:
-    released = threading.Event()
+    released, now = threading.Event(), time.monotonic
+
+    def jump(*_: Any) -> None:
+        trial.patch.setattr(time, "monotonic", lambda: now() + 1000)
+
     trial.around(save, "write_pieces", lambda *_: released.wait(60))
-    config = trial.config(steps=2, timeout=1)
-    words = "checkpoint of step 2 could not be written: not done after --timeout 1 s"
+    trial.around(save.Checkpoints, "save", None, jump)
+    words = "checkpoint of step 2 could not be written: not done after --timeout 600 s"
     with pytest.raises(HungSave, match=words):
-        loop.train(config)
+        trial.train(steps=2, timeout=600)
     released.set()
 
 

@@ -53,8 +53,8 @@ def freeze() -> None:
 
 
 def until(condition: Callable[[], object]) -> None:
-    """Wait for what other threads or processes do: a minute, though it takes parts of a second on a quiet machine."""
-    end = time.monotonic() + 60
+    """Wait for what other threads or processes do: minutes, though it takes parts of a second on a quiet machine."""
+    end = time.monotonic() + 200
     while not condition():
         assert time.monotonic() < end
         time.sleep(0.01)

@@ -302,7 +302,7 @@ def test_killed_workers_are_got_over(tmp_path: Path, vocab_dir: Path) -> None:
                 os.kill(nursery, signal.SIGKILL)
             else:
                 os.killpg(driver.pid, signal.SIGKILL)
-            said = driver.communicate(timeout=60)[1]
+            said = driver.communicate(timeout=200)[1]
             assert driver.returncode == code, said
             assert "Traceback" not in said
             until(lambda nursery=nursery: not Path(f"/proc/{nursery}").exists())

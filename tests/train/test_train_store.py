@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import os
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import pytest
 from support import needs
 
 needs("torch")
 from store_server import BUCKET, environment, serve
 
-from pretok.base.errors import UsageError
 from pretok.base.storage import read_lines
-from pretok.stream import object_store
 from tests.train_support import column, mix_of, random_shards, run_jobs, tiny_flags
-from train.config import TrainConfig
 
 URL = f"s3://{BUCKET}"
 
@@ -47,12 +42,3 @@ def test_a_run_reads_from_a_store_what_it_reads_from_files(tmp_path: Path) -> No
     assert [line["val_loss"] for line in here] == [line["val_loss"] for line in there]
     [segment] = read_lines(tmp_path / "far" / "run" / "segments.jsonl")
     assert (segment["shards"], segment["mix"]) == (f"{URL}/shards", f"{URL}/mix.json")
-
-
-def test_secrets_stand_in_no_file_of_a_run() -> None:
-    for url in ("s3://id:key@bucket/shards", "https://host/shards?signature=key"):
-        with pytest.raises(UsageError, match="credentials to the environment") as told:
-            TrainConfig(shards=url)
-        assert "key" not in str(told.value)
-    assert json.dumps(TrainConfig(shards=URL).as_dict())
-    assert object_store.is_url(URL)

@@ -15,6 +15,8 @@ torch = needs("torch")
 from torch.nn.attention import SDPBackend
 
 from pretok.base.errors import UsageError
+from pretok.base.records import replace
+from tests.train_support import filled
 from train import preflight
 from train.model.sizes import PRESETS
 from train.model.transformer import Decoder
@@ -38,6 +40,26 @@ def test_float8_is_refused_where_it_cannot_be(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(parallelize, "find_spec", lambda _: None)
     with pytest.raises(UsageError, match="needs the package torchao"):
         float8_products(Decoder(PRESETS["debug"]), find_device())
+
+
+@pytest.mark.peers
+def test_products_in_float8_are_near_those_in_bf16() -> None:
+    """Emulated, which is all that a CPU can; parameters keep their names."""
+    pytest.importorskip("torchao", reason="float8 needs torchao")
+    sizes = replace(PRESETS["debug"], vocab_size=60)
+    models = [filled(sizes).bfloat16() for _ in range(2)]
+    names = [name for name, _ in models[0].named_parameters()]
+    parallelize.convert(models[1], emulate=True)
+    assert [name for name, _ in models[1].named_parameters()] == names
+    tokens = torch.randint(0, 60, (2, 33), generator=torch.Generator().manual_seed(0))
+    gradients = []
+    for model in models:
+        total, _ = model(tokens[:, :-1], tokens[:, 1:])
+        total.backward()
+        gradients.append(torch.cat([p.grad.float().flatten() for p in model.parameters()]))
+    assert gradients[0].norm() > 0
+    assert not torch.equal(*gradients)
+    assert torch.nn.functional.cosine_similarity(*gradients, dim=0) > 0.98
 
 
 @pytest.mark.parametrize(

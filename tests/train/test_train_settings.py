@@ -399,6 +399,19 @@ def test_what_a_setting_cannot_be_is_not_tried() -> None:
 
 
 @pytest.mark.slow
+def test_the_table_of_a_gpu_is_made_without_one(tmp_path: Path) -> None:
+    script = [sys.executable, ROOT / "benchmarks" / "train_gpu.py", "--json", tmp_path / "rows.json"]
+    more = ["--models", "debug", "--lengths", "32", "--micro-batch", "1", "--steps", "5"]
+    done = subprocess.run([*map(str, script), *more], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    rows = json.loads((tmp_path / "rows.json").read_text())
+    assert [(row["attention"], row["outcome"]) for row in rows] == [("causal", "ok"), ("document", "ok")]
+    assert rows[0]["tokens_per_second_per_device"] > 0
+    assert "dense bf16 peak n/a" in done.stdout
+    assert "debug: loss alone, forward and backward: eager" in done.stdout
+
+
+@pytest.mark.slow
 def test_torchrun_runs_the_module(shards: Path, tmp_path: Path) -> None:
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "train"]
     command = [sys.executable, *torchrun, *tiny_flags(shards, tmp_path, steps=2)]

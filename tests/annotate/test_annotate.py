@@ -288,7 +288,7 @@ def test_what_was_changed_since_is_found(
     [
         ([{"id": "1", "q": 1}, {"id": "2"}, {"id": 1, "q": 2}], "id",
          r"id '1' is in .*a.jsonl, line or row 1, and with other values in .*a.jsonl, line or row 3"),
-        ([{"id": 1, "q": 1}, {"id": 2, "q": True}], "id", "line or row 1 or after it: q is JSON; a column holds"),
+        ([{"id": 1, "q": 1}, {"id": 2, "q": True}], "id", "line or row 1 or after it: q is of more than one type; a column"),
         ([{"source": "it", "doc": 3, "split": "train", "ID": 1}], "source,split,doc",
          "column ID: documents have one of that name"),
         ([{"id": "1", "split": 1}], "id", "column split: documents have one"),

@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from glob import escape
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 from typing import Any
 
 from telling import Told
@@ -13,10 +14,18 @@ from tokenizers import Regex, Tokenizer, models, pre_tokenizers, trainers
 
 from pretok.base.execute import Engine
 from pretok.base.stop import StopFlag
-from pretok.base.tasks import Step
 from pretok.config import Recipe, make_recipe
 from pretok.kernels.pretokenize import PATTERNS
 from pretok.shards.job import run_tokenize
+from pretok.tokenizer.vocabulary import Vocabulary, load_vocab
+
+
+def vocabulary(data: dict[str, Any]) -> Vocabulary:
+    """A tokenizer of these contents, the end-of-document token of which has the id 0."""
+    with NamedTemporaryFile("w", suffix=".json") as file:
+        json.dump(data, file)
+        file.flush()
+        return load_vocab(Path(file.name), 0)
 
 
 def recipe(
@@ -44,10 +53,11 @@ def recipe(
     return make_recipe(data, "test")
 
 
-def run(made: Recipe, engine: Engine) -> tuple[Step, list[str]]:
-    """Tokenize; (what the workers did, notices)."""
+def run(made: Recipe, engine: Engine) -> tuple[Told, list[str]]:
+    """Tokenize; (the console, its notices)."""
     told = Told()
-    return run_tokenize(made, engine, told), told.notices
+    run_tokenize(made, engine, told)
+    return told, told.notices
 
 
 def contents(folder: Path) -> dict[str, bytes]:

@@ -45,9 +45,7 @@ from pretok.shards.annotations import (
     FOLDER,
     AnnotationRecord,
     Annotations,
-    GivenFile,
     JoinCounts,
-    JoinedColumn,
     JoinedPart,
     annotations_folder,
     find_annotations,
@@ -124,9 +122,9 @@ def run_annotate(request: Request, console: Console) -> Annotations:
         record = AnnotationRecord(
             made=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
             by=request.by,
-            columns=tuple(JoinedColumn(name, kind) for name, kind in kinds.items()),
+            columns=dict(kinds),
             counts=counts,
-            files=tuple(GivenFile(file.path, file.size, file.identity) for file in inputs),
+            files=tuple(inputs),
             parts=parts,
         )
         # Only the record makes the new files count. Files of the old record and of killed jobs are deleted after it.
@@ -140,7 +138,7 @@ def run_annotate(request: Request, console: Console) -> Annotations:
 def tell_joined(annotations: Annotations, console: Console) -> None:
     """Show what was joined."""
     record, counts = annotations.record, annotations.record.counts
-    columns = ", ".join(column.name for column in record.columns) or matched_column(annotations.name)
+    columns = ", ".join(record.columns) or matched_column(annotations.name)
     console.notice(
         f"{annotations.name}: {columns} of {counts.documents_matched:,} of {plural(counts.documents, 'document')}, by "
         f"{', '.join(record.by)}; {annotations.folder}"

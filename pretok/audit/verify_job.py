@@ -151,8 +151,7 @@ def _check_tokenizer(manifest: Manifest) -> Iterator[str]:
 
 def _check_history(manifest: Manifest) -> Iterator[str]:
     """Raise what is wrong."""
-    for event in manifest.history:
-        manifest.was(event.fingerprint)
+    list(manifest.versions())
     if manifest.materialized is not None:
         parse_mix(manifest.materialized, manifest.folder / FILE_NAME)
     yield from ()
@@ -176,9 +175,8 @@ def _differences(stated: Any, true: Any, key: str) -> Iterator[str]:
 def _check_inputs(manifest: Manifest) -> Iterator[str]:
     """Check that read = written + rejected for each source, and that its inputs add up to the same."""
     for name in manifest.tokenized:  # others are made of shards, not of input files
-        inputs, counts = load_inputs(manifest, name), manifest.sources[name]
-        read = sum(row.read or 0 for row in inputs.rows)
-        gone = sum(row.rejected or 0 for row in inputs.rows)
+        files, counts = load_inputs(manifest, name).files(), manifest.sources[name]
+        read, gone = sum(file[2] for file in files), sum(file[3] for file in files)
         rejected = sum(counts.rejected.values())
         if not (read == counts.read == counts.documents + rejected and gone == rejected):
             yield (

@@ -22,7 +22,6 @@ from pretok.base.execute import Report
 from pretok.base.storage import reading
 from pretok.base.tokens import removed_documents
 from pretok.base.tree import NODE, compare_root, differing, prove_nodes
-from pretok.chat.resolve import chat_tokenizer
 from pretok.read.batches import hash_column, hash_texts
 from pretok.screen.removed import COLUMNS, find_removed, read_removed, removed_path
 from pretok.shards.annotations import matched_column, open_annotations
@@ -193,8 +192,8 @@ def _check_documents(
     vocab, markers = load_vocabulary(manifest), dict[str, int]()
     if shard.kinds is not None:
         markers = load_inputs(manifest, shard.source).settings.get("conversation", {}).get("markers", {})
-    json, name = vocab.raw.decode(), str(vocab.path)
-    engine, around = ReferenceEngine(chat_tokenizer(json, markers), name), _around(vocab, shard)
+    marked, around = vocab.with_special(markers), _around(vocab, shard)
+    engine = ReferenceEngine(marked)
     pieces = [vocab.token_bytes(token) for token in range(vocab.size)]
     hashes = ledger_column(shard.ledger_path, "hash") if shard.ledger_path in manifest.roots else None
     head = int(vocab.bos_id is not None)
@@ -215,7 +214,7 @@ def _check_documents(
         try:
             ids, offsets = engine.encode(texts)
         except Unencodable:  # only tokenizers gives up on one of them: compare with the encoder that made it
-            ids, offsets = Encoder(json, vocab.eod_id, vocab.size, name).ids(texts)
+            ids, offsets = Encoder(marked).ids(texts)
         for (number, run), first, end in zip(runs, offsets[:-1], offsets[1:], strict=True):
             if not np.array_equal(ids[first:end], run):
                 yield f"{shard.prefix}: document {number} does not encode to its ids again"

@@ -83,7 +83,7 @@ class Figures:
             if shard.source == source:
                 names |= dict.fromkeys(ledger_schema(shard.ledger_path).names)
         of_source = [one for one in self._joined if any(part.source == source for part in one.record.parts)]
-        names |= dict.fromkeys(column.name for one in of_source for column in one.record.columns)
+        names |= dict.fromkeys(name for one in of_source for name in one.record.columns)
         return [name for name in names if name not in SCHEMA.names]
 
     def add(self, of: str, extent: Extent) -> None:

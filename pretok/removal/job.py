@@ -71,7 +71,6 @@ from pretok.shards.ledger import WINDOW, strike
 from pretok.shards.manifest import (
     FILE_NAME,
     UNFINISHED_REMOVAL,
-    Event,
     Manifest,
     Removal,
     RemovedCounts,
@@ -288,7 +287,7 @@ def _stage(manifest: Manifest, selection: Selection, request: Request) -> Remova
         manifest,
         shards=tuple(shards.get(shard.path, shard) for shard in manifest.shards),
         side_files=(*sealed.values(), *files),
-        history=(*manifest.history, Event(manifest.fingerprint, manifest.shard_counts, removal)),
+        history=(*manifest.history, manifest.event(removal)),
     ).counted()
     for joined in open_annotations(manifest):
         _bind_anew(staging, joined, now, selection)

@@ -356,11 +356,7 @@ def test_types_of_a_column_go_together_over_files_and_blocks(shards: Path, tmp_p
     (tmp_path / "a.jsonl").write_text("\n\n" + "\n \n".join(json.dumps(r | {"other": [2**70]}) for r in rows))
     columns = ("late", "n", "never")
     one = annotate(shards, [str(tmp_path / "a.jsonl")], "source,id", columns=columns)
-    assert [(c.name, c.type) for c in one.record.columns] == [
-        ("late", "text"),
-        ("n", "float"),
-        ("never", "text"),
-    ]
+    assert one.record.columns == {"late": "text", "n": "float", "never": "text"}
     assert joined(load_manifest(shards), one) == expected(rows, known, "source,id", columns)
     write_lines(tmp_path / "b.jsonl", [{"source": "it", "id": "999", "late": 3}])
     message = r"b.jsonl, line or row 1 or after it: late is integer, text in rows before"

@@ -94,7 +94,7 @@ def test_another_project_is_given_the_list(
     assert rejected == {"a": {"removed": 3}, "b": {"removed": 2}}
     for path, message in (
         (tmp_path / "nothing.parquet", r"nothing\.parquet"),
-        (work / "shards" / "a" / "a.files.parquet", "not a list of removed texts"),
+        (work / "shards" / "a" / "a-00000.docs.parquet", "not a list of removed texts"),
     ):
         with pytest.raises(IntegrityError, match=message):
             run(recipe(removable, tmp_path / "third", [], removed=path), here)

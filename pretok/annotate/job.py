@@ -207,11 +207,11 @@ def _load_documents(sql: Any, request: Request, manifest: Manifest, numbered: Se
 
 def _drop_repeated(sql: Any, inputs: Sequence[InputFile], by: Sequence[str], values: int) -> int:
     """Delete rows that repeat an earlier one, and return how many. Raises UsageError if two rows of a key differ."""
-    said = f"row({', '.join(f'v{at}' for at in range(values)) or '0'})"
+    values_row = f"row({', '.join(f'v{at}' for at in range(values)) or '0'})"
     sql.execute(
         f"""CREATE TABLE again AS SELECT rowid AS row, file, line, COLUMNS('k[0-9]+'), row_number() OVER same AS nth,
             first(file) OVER same AS first_file, first(line) OVER same AS first_line,
-            {said} IS DISTINCT FROM first({said}) OVER same AS differs
+            {values_row} IS DISTINCT FROM first({values_row}) OVER same AS differs
         FROM given SEMI JOIN
             (SELECT key FROM given WHERE key NOT NULL GROUP BY key HAVING count(*) > 1) USING (key)
         WINDOW same AS (PARTITION BY key ORDER BY file, line)"""

@@ -144,7 +144,9 @@ def _json_lines(sql: Any, file: InputFile, used: Used, by: Sequence[str]) -> Ite
         if line is not None:
             raise UsageError(f"{file.path}: line {line} is not one JSON object")
         if first is not None:
-            structure = json.loads(structure_json)
+            structure = (
+                {} if structure_json == '"JSON"' else json.loads(structure_json)
+            )  # of {} alone it is JSON
             types = {name: structure[name] for name in used(list(structure))}
             types |= {name: "VARCHAR" for name in by if types[name] == "JSON"}  # texts and numbers
             for name in (name for name, kind in types.items() if kind == "DOUBLE"):
@@ -190,8 +192,9 @@ def _insert(sql: Any, number: int, where: str, by: Sequence[str], kinds: dict[st
         known = kinds.get(name, "")
         mixed = {known, kind} - {""}
         if kind is None or (len(mixed) == 2 and mixed != {"integer", "float"}):
+            shown = "of more than one type" if sql_type == "JSON" else kind or sql_type
             before = f", {known} in rows before" if known else ""
-            raise UsageError(f"{where} or after it: {name} is {kind or sql_type}{before}; {LIMITS}")
+            raise UsageError(f"{where} or after it: {name} is {shown}{before}; {LIMITS}")
         kinds[name] = "float" if len(mixed) == 2 else kind or known
         wrong = {
             "text": f"strlen({column}::VARCHAR) > {LONGEST_VALUE}",

@@ -37,7 +37,7 @@ class SeenSequence:
 
 
 def seen_sequence(traced: Traced, vocab: Vocabulary, position: int) -> SeenSequence:
-    """Return what stands at a position. Raises UsageError for a wrong position, IntegrityError for ids of no token."""
+    """Return the sequence at a position. Raises UsageError for a wrong position, IntegrityError for ids of no token."""
     documents = with_origins(traced, list(passages(traced, position)))
     source, epoch, sequence = traced.view.origin(position)
     ids = traced.view[position].tolist()

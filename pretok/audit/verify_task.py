@@ -134,7 +134,7 @@ def _check_ledger(manifest: Manifest, shard: Shard, reader: ShardReader, gone: G
     if COLUMNS[0] in ledger_schema(path).names:
         marked = np.asarray(ledger_column(path, COLUMNS[0]).is_valid())
     for number in np.flatnonzero(marked != gone)[:1].tolist():  # the first of many
-        state = "its row does not say so" if gone[number] else "tokens of it are there"
+        state = "its row does not say so" if gone[number] else "some of its tokens are still there"
         yield f"{shard.prefix}: document {number} was removed, and {state}"
 
 
@@ -169,7 +169,7 @@ def _check_ids(manifest: Manifest, shard: Shard, reader: ShardReader, gone: Gone
         )
     for number in np.flatnonzero(gone).tolist():
         if (np.asarray(reader[number]) != tokenizer.eod_id).any():
-            yield f"{path}: document {number} was removed, and tokens of it are there"
+            yield f"{path}: document {number} was removed, and some of its tokens are still there"
             break
     places = reader.offsets[1:] - 1, reader.offsets[:-1]
     for ((name, token), count), place, filling in zip(counts.items(), places, (tokens, 0), strict=True):
@@ -277,9 +277,9 @@ def _find_traces(manifest: Manifest, shard: Shard, hashes: pa.Array) -> Iterator
     for _, _, rows in scan(manifest, ["hash", COLUMNS[0], *kept], [(shard, 0)], joined):
         gone = rows[COLUMNS[0]].is_valid()
         if pc.any(pc.and_not(pc.is_in(rows["hash"], value_set=hashes), gone)).as_py():
-            problems[f"{path}: a document whose text was removed is not said to be"] = None
+            problems[f"{path}: a document whose text was removed is not marked as removed"] = None
         for name in kept:
             column = rows[name].filter(gone)
             if column.cast(pa.bool_()).true_count if name in matched else len(column) - column.null_count:
-                problems[f"{path}: {name} of a document that was removed is there"] = None
+                problems[f"{path}: {name} still describes a removed document"] = None
     yield from problems

@@ -1,8 +1,8 @@
-"""Measure how much of the user's benchmark items stands in documents.
+"""Measure how much of each benchmark item documents contain.
 
 Input: a folder of JSON Lines (plain, .gz, .zst), one item per line; batches of documents. Output: a `Benchmark`, also
 as a file for workers; for each document the item of which it holds the largest share, and this share; for each item,
-how many documents hold a part of it, and the largest part.
+how many documents contain a part of it, and the largest part.
 
 Every text in an item, at any depth (question, context, each choice, solution), is a passage of its own; names of fields
 do not matter. A passage of `ngrams.GRAM` words or more is searched in grams of that many words, a shorter one as a
@@ -231,9 +231,7 @@ def sum_items(counts: Iterable[ItemCount]) -> tuple[ItemCount, ...]:
     """Combine counts by item: documents are added up, and the largest number of grams is kept."""
     summed: dict[str, ItemCount] = {}
     for count in counts:
-        if (one := summed.get(count.item)) is not None:
-            count = ItemCount(
-                count.item, count.size, one.documents + count.documents, max(one.grams, count.grams)
-            )
-        summed[count.item] = count
+        before = summed.get(count.item, ItemCount(count.item, count.size, 0, 0))
+        documents, grams = before.documents + count.documents, max(before.grams, count.grams)
+        summed[count.item] = ItemCount(count.item, count.size, documents, grams)
     return tuple(summed[item] for item in sorted(summed))

@@ -168,17 +168,6 @@ def test_commands_on_shards(sealed, shards, capsys):
     counts = json.loads(capsys.readouterr().out)["shards"]
     assert counts["sources"]["it"]["rejected"] == {"malformed_json": 1}
     assert counts["totals"]["documents"] == 299
-    assert run_command(["inspect", str(sealed), "--source", "it", "--doc", "3", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["file"].endswith("it.jsonl")
-    assert found["tokens"][-1] == "<|endoftext|>"
-    for wrong, message in (
-        (["--source", "fr"], "there is it"),
-        (["--source", "it", "--split", "valid"], "no split 'valid'; there are train and val"),
-        (["--source", "it", "--split", "val", "--doc", "999"], "there is no val document 999"),
-    ):
-        assert run_command(["inspect", str(sealed), *wrong]) == 2
-        assert message in " ".join(capsys.readouterr().err.split())
     load_manifest(shards).shards[0].bin_path.unlink()
     assert run_command(["verify", str(shards), "--workers", "0", "--json"]) == 2
     captured = capsys.readouterr()

@@ -60,7 +60,7 @@ def test_verify_shows_that_no_text_is_left(after: Path, removable: Path, here: E
             now, old = path.read_bytes(), (removable / path.relative_to(after)).read_bytes()
             path.write_bytes(old)
             problems = run_verify(after / "shards", 0, here, Silent(), removed=True)[1]
-            wanted = "holds a text that was removed" if suffix == ".bin" else "is not said to be"
+            wanted = "holds a text that was removed" if suffix == ".bin" else "is not marked as removed"
             assert any(wanted in problem for problem in problems)
             path.write_bytes(now)
     assert run_verify(after / "shards", 0, here, Silent(), removed=True)[1] == []

@@ -33,7 +33,7 @@ from test_golden import GOLDEN
 
 import pretok.stream
 from pretok.audit.trace import open_traced
-from pretok.base.errors import IntegrityError, PretokError
+from pretok.base.errors import IntegrityError, PretokError, UsageError
 from pretok.base.history import read_jobs, read_run
 from pretok.base.lock import holder_of
 from pretok.base.storage import fingerprint, write_json
@@ -53,6 +53,7 @@ from pretok.read.files import CorruptInputError
 from pretok.read.format import Piece
 from pretok.read.kept import KeptColumn
 from pretok.read.normalize import Normalization
+from pretok.read.probe import probe_inputs
 from pretok.read.readers import read_piece
 from pretok.read.recognise import list_inputs
 from pretok.screen.benchmark import read_benchmark
@@ -93,6 +94,8 @@ def read_input(path: Path) -> None:
     """As tokenize reads an input: what is refused or damaged is told, of the rest every text is UTF-8."""
     keep = (KeptColumn("id", "id", "text"), KeptColumn("n", "n", "integer"))
     for file in list_inputs([str(path)], "auto")[0]:
+        with suppress(UsageError):  # no field is the text: the first records of a file say little
+            probe_inputs([file], "text")
         for batch in read_piece(Piece(file), 0, RecordFormat(max_document=1 << 20), keep):
             batch.texts.validate(full=True)
             assert len(batch.texts) + len(batch.rejects) == batch.records
@@ -213,40 +216,18 @@ READERS: dict[str, Reader] = {
     "gzip": Reader("it.jsonl.gz", read_input, (PretokError, CorruptInputError)),
     "zstd": Reader("it.jsonl.zst", read_input, (PretokError, CorruptInputError)),
     "Parquet": Reader("it.parquet", read_input, (PretokError, CorruptInputError), memory=PAGE),
+    "Parquet, plain": Reader("plain.parquet", read_input, (PretokError, CorruptInputError), memory=PAGE),
+    "Arrow": Reader("it.arrow", read_input, (PretokError, CorruptInputError), memory=PAGE),
     "conversations": Reader("chat.jsonl", read_chats, (PretokError, CorruptInputError)),
 }
 
 
 STRANGE: list[Any] = [
-    None,
-    True,
-    -1,
-    0,
-    2**63,
-    10**400,
-    1.5,
-    1e308,
-    "",
-    "x" * 5000,
-    "../../x",
-    "\0",
-    [],
-    {},
-    [[]],
-    [None],
-]
+    None, True, -1, 0, 2**63, 10**400, 1.5, 1e308, "", "x" * 5000, "../../x", "\0", [], {}, [[]], [None]
+]  # fmt: skip
 BYTES = [
-    b"null",
-    b"-1",
-    b"1e999",
-    b"[" * 5000,
-    b'"\xff"',
-    b"{}",
-    b'"\\ud800"',
-    b"9" * 5000,
-    b"\xef\xbb\xbf",
-    b"\n",
-]
+    b"null", b"-1", b"1e999", b"[" * 5000, b'"\xff"', b"{}", b'"\\ud800"', b"9" * 5000, b"\xef\xbb\xbf", b"\n"
+]  # fmt: skip
 
 
 def without(*keys: str) -> Callable[[dict[str, Any]], dict[str, Any]]:
@@ -296,7 +277,14 @@ def write_inputs(work: Path, lines: bytes, texts: list[dict[str, Any]]) -> None:
     (work / "marks.jsonl").write_text("".join(f'{{"id": "i{n}", "mark": {n}}}\n' for n in range(40)))
     (work / "it.jsonl.gz").write_bytes(gzip.compress(lines, mtime=0))
     (work / "it.jsonl.zst").write_bytes(zstandard.ZstdCompressor(write_checksum=True).compress(lines))
-    pq.write_table(pa.Table.from_pylist(texts), work / "it.parquet", row_group_size=15)
+    table = pa.Table.from_pylist(texts)
+    pq.write_table(table, work / "it.parquet", row_group_size=15)
+    views = table.set_column(0, "text", table["text"].cast(pa.string_view()))
+    pq.write_table(
+        views, work / "plain.parquet", compression="none", use_dictionary=False, data_page_version="2.0"
+    )
+    with pa.ipc.new_stream(work / "it.arrow", table.schema) as stream:
+        stream.write_table(table, max_chunksize=15)
     chats = [
         [
             {"role": "user", "content": f"come {n}"},

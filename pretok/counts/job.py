@@ -13,9 +13,10 @@ from __future__ import annotations
 
 import shutil
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -79,6 +80,16 @@ Group = tuple[Path, int]
 """(file, row group)."""
 
 
+class Part(NamedTuple):
+    """Counts of a source that are added up: those of a partition, or of a source of other counts."""
+
+    record: CountRecord
+    words: list[Group]
+    """Of each bucket."""
+    texts: Group
+    """The held-out texts."""
+
+
 def run_count(
     recipe: Recipe,
     engine: Engine,
@@ -100,13 +111,7 @@ def run_count(
             return _enough(done, recipe)
         with engine.stop.raising():
             tasks = {name: _tasks(name, config, recipe, folder / STATE, console) for name in recipe.sources}
-        records = _count(tasks, step)
-        words = {
-            name: [[(task.path, k) for k in range(BUCKETS)] for task in parts]
-            for name, parts in tasks.items()
-        }
-        texts = {name: [(task.heldout_path, 0) for task in parts] for name, parts in tasks.items()}
-        return _enough(_merge(folder, config, records, words, texts, step), recipe)
+        return _enough(_merge(folder, config, _count(tasks, step), step), recipe)
 
 
 def _enough(counts: CorpusCounts, recipe: Recipe) -> CorpusCounts:
@@ -137,20 +142,21 @@ def add_counts(parts: list[CorpusCounts], folder: Path, engine: Engine, console:
         if done:
             return done
         engine.choose(sum(path.stat().st_size for part in parts for path in part.buckets))
-        records: dict[str, CountRecord] = {}
-        words: dict[str, list[list[Group]]] = {}
-        texts: dict[str, list[Group]] = {}
-        for name in sorted({name for part in parts for name in part.sources}):
-            records[name], words[name], texts[name] = CountRecord(), [], []
-            for part in parts:
-                if name in part.sources:
-                    group = part.sources.index(name)
-                    records[name].add(part.records[name])
-                    words[name].append([(path, group) for path in part.buckets])
-                    texts[name].append((part.heldout_path, group))
         for part in parts:
             part.check()
-        return _merge(folder, config, records, words, texts, step)
+        names = sorted({name for part in parts for name in part.sources})
+        return _merge(folder, config, {name: _parts_of(parts, name) for name in names}, step)
+
+
+def _parts_of(counts: list[CorpusCounts], name: str) -> list[Part]:
+    """The counts of a source in all counts that have it."""
+    found = []
+    for one in counts:
+        if name in one.sources:
+            group = one.sources.index(name)
+            words = [(path, group) for path in one.buckets]
+            found.append(Part(one.records[name], words, (one.heldout_path, group)))
+    return found
 
 
 @contextmanager
@@ -238,43 +244,34 @@ def _tasks(name: str, config: CountConfig, recipe: Recipe, state: Path, console:
     ]
 
 
-def _count(tasks: dict[str, list[CountTask]], step: Step) -> dict[str, CountRecord]:
-    """Run the count tasks that are not done; what was read of each source."""
+def _count(tasks: dict[str, list[CountTask]], step: Step) -> dict[str, list[Part]]:
+    """Run the count tasks that are not done; the parts of each source."""
     every = [task for parts in tasks.values() for task in parts]
     counted = [task for task in every if task.path.exists()]
-    by_name, before = {}, Counter[str]()
+    records, before = {}, Counter[str]()
     for task, record in zip(counted, map_reads(lambda task: load_record(task.path), counted), strict=True):
-        by_name[task.partition.name] = record
+        records[task.path] = record
         before.update(record.counts())
-    left = [task for task in every if task.partition.name not in by_name]
+    left = [task for task in every if task.path not in records]
     failures: Failures = []
     for task, record in run_partitions(count_partition, every, left, "to count", before, step, failures):
-        by_name[task.partition.name] = record
+        records[task.path] = record
     raise_failures(failures, step.console.log)
-    records = {}
-    for name, parts in tasks.items():
-        records[name] = CountRecord()
-        for task in parts:
-            records[name].add(by_name[task.partition.name])
-    return records
+    return {
+        name: [
+            Part(records[task.path], [(task.path, k) for k in range(BUCKETS)], (task.heldout_path, 0))
+            for task in parts
+        ]
+        for name, parts in tasks.items()
+    }
 
 
-def _merge(
-    folder: Path,
-    config: CountConfig,
-    records: dict[str, CountRecord],
-    words: Mapping[str, Sequence[Sequence[Group]]],
-    texts: Mapping[str, Sequence[Group]],
-    step: Step,
-) -> CorpusCounts:
-    """Add up the buckets, collect the held-out texts, write counts.json and delete the state.
-
-    words, texts: source -> for each part of it, a row group per bucket, and the row group of its held-out texts.
-    """
+def _merge(folder: Path, config: CountConfig, sources: dict[str, list[Part]], step: Step) -> CorpusCounts:
+    """Add up the parts of each source, bucket by bucket, write counts.json and delete the state."""
     reductions = [
         ReduceTask(
             folder / f"bucket-{k:02d}.parquet",
-            {name: [buckets[k] for buckets in parts] for name, parts in words.items()},
+            {name: [part.words[k] for part in parts] for name, parts in sources.items()},
         )
         for k in range(BUCKETS)
     ]
@@ -284,15 +281,14 @@ def _merge(
         reduce_buckets, groups, "bucket group", lambda group: group[0].path.name, folder=folder
     ):
         pass
+    records = {name: CountRecord() for name in sources}
     heldout = folder / HELDOUT_FILE
-    with (
-        atomic_open(heldout) as file,
-        pq.ParquetWriter(file, TEXT_SCHEMA, compression="zstd") as writer,
-    ):
-        for parts in texts.values():
-            chunks = [read_texts(*group) for group in parts]
-            table = pa.table([pa.chunked_array(chunks, pa.large_string())], TEXT_SCHEMA)
-            writer.write_table(table, row_group_size=max(1, len(table)))
+    with atomic_open(heldout) as file, pq.ParquetWriter(file, TEXT_SCHEMA, compression="zstd") as writer:
+        for name, parts in sources.items():
+            for part in parts:
+                records[name].add(part.record)
+            texts = pa.chunked_array([read_texts(*part.texts) for part in parts], pa.large_string())
+            writer.write_table(pa.table([texts], TEXT_SCHEMA), row_group_size=max(1, len(texts)))
     paths = [*(task.path for task in reductions), heldout]
     counts = write_counts(folder, records, {path.name: checksum(path) for path in paths}, config)
     # Last: until counts.json is written, the state is all that is done.

@@ -59,7 +59,6 @@ class CountTask:
     config: CountConfig
     keep_text: int
     """Bytes of held-out text to keep for comparisons."""
-    table_bytes: int = TABLE_BYTES
 
     @property
     def path(self) -> Path:
@@ -146,7 +145,7 @@ class _Counter:
         record.heldout_bytes += size
         if apart and self._kept < self._task.keep_text:
             self._keep(texts.filter(pa.array(heldout)))
-        if self._table.nbytes >= self._task.table_bytes:
+        if self._table.nbytes >= TABLE_BYTES:
             self._spill()
         return {**refused, "documents": len(texts), "bytes": len(data)}
 

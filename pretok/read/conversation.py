@@ -81,11 +81,11 @@ def fields_of(template: str) -> tuple[tuple[str, str], ...]:
 def load_tools(path: Path) -> list[Any]:
     """The tools in a JSON file: a list of objects. Raises UsageError."""
     try:
-        found = msgspec.json.decode(path.read_bytes())
+        tools = msgspec.json.decode(path.read_bytes())
     except (OSError, ValueError, RecursionError) as error:
         if passes(error):
             raise
         raise UsageError(f"tools: {path} is no JSON file that can be read: {error}") from None
-    if not isinstance(found, list) or not all(isinstance(tool, dict) for tool in found):
+    if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
         raise UsageError(f"tools: {path} holds no list of objects, as the tools of a chat template are")
-    return found
+    return tools

@@ -108,10 +108,10 @@ def stamp(file: InputFile) -> Stamp:
     if is_remote(file.path):
         return None
     try:
-        found = os.stat(file.path)  # noqa: PTH116
+        status = os.stat(file.path)  # noqa: PTH116
     except OSError:  # reported when it is read
         return None
-    return found.st_size, found.st_mtime_ns
+    return status.st_size, status.st_mtime_ns
 
 
 def stamps_of(inputs: Sequence[InputFile]) -> dict[str, Stamp]:

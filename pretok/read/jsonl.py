@@ -558,15 +558,15 @@ def _parse_block(
     while at < len(block):
         end = _line_end(source, at, len(block))
         if end - at > longest_line:
-            found = TOO_LONG
+            outcome = TOO_LONG
         else:  # if it is not OK, the next line overwrites its part of `out` and `spans`
-            found, size = _parse_line(source, at, end, parser, size, 2 * count * texts)
-        if found != _BLANK:
+            outcome, size = _parse_line(source, at, end, parser, size, 2 * count * texts)
+        if outcome != _BLANK:
             places[records, 0], places[records, 1] = at, end
             numbers[records] = lines
-            status[records] = found
+            status[records] = outcome
             records += 1
-        if found == OK:
+        if outcome == OK:
             texts += 1
             offsets[texts] = size
         lines += 1
@@ -682,5 +682,5 @@ def _column(block: Bytes, spans: Ints, kind: str) -> KeptValues:
     valid = pa.py_buffer(np.packbits(given, bitorder="little"))
     buffers = [valid, pa.py_buffer(offsets), pa.py_buffer(out[:size])]
     values = pa.Array.from_buffers(pa.large_binary(), len(spans), buffers)
-    made = keep_json(values, kind)
-    return made, wrong + made.null_count - values.null_count
+    column = keep_json(values, kind)
+    return column, wrong + column.null_count - values.null_count

@@ -87,19 +87,19 @@ def keep_column(column: pa.Array, kind: str) -> KeptValues:
     """Convert a column of a table to a type in TYPES. Any single value can become text; text never becomes a number."""
     if pa.types.is_dictionary(column.type):
         column = column.dictionary_decode()
-    found = type_of(column.type)
-    if found != kind and (not found or ((found, kind) != ("integer", "float") and kind != "text")):
-        made = pa.nulls(len(column), TYPES[kind])
+    own = type_of(column.type)
+    if own != kind and (not own or ((own, kind) != ("integer", "float") and kind != "text")):
+        kept = pa.nulls(len(column), TYPES[kind])
     elif kind == "text":
-        made = column.cast(pa.large_string())
-        fits = pc.less_equal(pc.binary_length(made), LONGEST_VALUE)
-        made = made if pc.all(fits).as_py() else pc.if_else(fits, made, None)
+        kept = column.cast(pa.large_string())
+        fits = pc.less_equal(pc.binary_length(kept), LONGEST_VALUE)
+        kept = kept if pc.all(fits).as_py() else pc.if_else(fits, kept, None)
     elif kind == "integer" and pa.types.is_uint64(column.type):
         most = pa.scalar(2**63 - 1, pa.uint64())
-        made = pc.if_else(pc.less_equal(column, most), column, None).cast(pa.int64())
+        kept = pc.if_else(pc.less_equal(column, most), column, None).cast(pa.int64())
     else:
-        made = column.cast(TYPES[kind], safe=kind != "float")
-    return made, made.null_count - column.null_count
+        kept = column.cast(TYPES[kind], safe=kind != "float")
+    return kept, kept.null_count - column.null_count
 
 
 def keep_json(values: pa.LargeBinaryArray, kind: str) -> pa.Array:

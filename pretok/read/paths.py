@@ -108,12 +108,12 @@ def expand(pattern: str) -> list[str]:
     else:
         paths = [pattern] if os.path.lexists(pattern) else []
     if not paths:
-        told = (
+        hint = (
             "" if is_remote(pattern) or Path(pattern).is_absolute() else f" (no {Path(pattern).absolute()})"
         )
-        told = "; pretok reads files, not a pipe" if pattern == "-" else told
-        told += "; replace the placeholder by the path of your text" if PLACEHOLDER in pattern else ""
-        raise UsageError(f"no input matches {pattern!r}{told}")
+        hint = "; pretok reads files, not a pipe" if pattern == "-" else hint
+        hint += "; replace the placeholder by the path of your text" if PLACEHOLDER in pattern else ""
+        raise UsageError(f"no input matches {pattern!r}{hint}")
     for path in paths:
         if not path.isascii() and (name := os.fsencode(path)).decode(errors="ignore") != path:
             raise UsageError(f"the name of input {str(name)[1:]} is not UTF-8; rename the file or its folder")
@@ -138,15 +138,11 @@ def _matches(folder: str, parts: list[str]) -> Iterator[str]:
     if head == "**" and rest:
         yield from _matches(folder, rest)
     for path, is_folder in _entries(folder, "*" if head == "**" else head):
-        if head == "**":
-            enters = is_folder and not is_dataset(path)
-            if enters:
-                yield from _matches(path, parts)
-            elif not rest:
-                yield path
+        if head == "**" and is_folder and not is_dataset(path):
+            yield from _matches(path, parts)
         elif not rest:
             yield path
-        elif is_folder:
+        elif head != "**" and is_folder:
             yield from _matches(path, rest)
 
 

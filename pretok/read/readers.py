@@ -62,11 +62,11 @@ def read_partition(
             if error:
                 yield Damage(index, error)
 
-    def made(batch: TextBatch | Damage) -> TextBatch | Damage:
+    def documents(batch: TextBatch | Damage) -> TextBatch | Damage:
         return batch if isinstance(batch, Damage) else make(batch)
 
     # A generator would keep the batch of records alive while the consumer works on the documents.
-    return map(made, ahead(batches(), _held_bytes, BATCH_BYTES // 16))
+    return map(documents, ahead(batches(), _held_bytes, BATCH_BYTES // 16))
 
 
 def _held_bytes(batch: TextBatch | Damage) -> int:

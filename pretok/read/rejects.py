@@ -50,13 +50,11 @@ def poor_sources(
         if number <= limit * read and not nothing:
             continue
         reasons = ", ".join(f"{reason} {n:,}" for reason, n in sorted(counted.items()))
-        lost = (
-            f"{number:,} of {read:,} records were rejected ({reasons})"
-            if read
-            else "its inputs hold no record"
-        )
-        if nothing:
-            complaint = f"source {name} has no documents: {lost}" + (f"; {where}" if read else "")
+        lost = f"{number:,} of {read:,} records were rejected ({reasons})"
+        if not read:
+            complaint = f"source {name} has no documents: its inputs hold no record"
+        elif nothing:
+            complaint = f"source {name} has no documents: {lost}; {where}"
         else:
             enough = f"{ceil(Fraction(100 * number, read)) / 100:g}"
             complaint = (

@@ -96,9 +96,9 @@ def _last(data: bytearray, mark: bytes, start: int, stop: int) -> int:
 
     A backward search finds the same one unless separators overlap: three line ends contain "\\n\\n" twice.
     """
-    found = data.rfind(mark, start, stop)
-    if found < 0 or data.rfind(mark, max(start, found - len(mark) + 1), found + len(mark) - 1) < 0:
-        return found
+    last = data.rfind(mark, start, stop)
+    if last < 0 or data.rfind(mark, max(start, last - len(mark) + 1), last + len(mark) - 1) < 0:
+        return last
     return stop - len(data[start:stop].split(mark)[-1]) - len(mark)
 
 

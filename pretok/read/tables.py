@@ -32,17 +32,17 @@ Columns = list[Any]
 
 def schema_fields(fields: Any, prefix: str = "") -> dict[str, set[str]]:
     """Dotted name -> kind of the columns of an Arrow schema, or of the fields of a struct."""
-    found: dict[str, set[str]] = {}
+    kinds: dict[str, set[str]] = {}
     is_ = pa.types
     for column in fields:
         name, kind = f"{prefix}{column.name}", column.type
         if is_.is_struct(kind):
-            found |= schema_fields(kind, f"{name}.")
+            kinds |= schema_fields(kind, f"{name}.")
         else:
             kind = kind.value_type if is_.is_dictionary(kind) else kind
             lists = is_.is_list(kind) or is_.is_large_list(kind)
-            found[name] = {TEXT if is_text(kind) else LIST if lists else OTHER}
-    return found
+            kinds[name] = {TEXT if is_text(kind) else LIST if lists else OTHER}
+    return kinds
 
 
 def split_parts(probe: Probe, limit: int) -> list[tuple[Piece, int]]:
@@ -98,10 +98,10 @@ def _path(schema: pa.Schema, field: str) -> list[str] | None:
     for names in (field.split("."), [field]):
         fields = list(schema)
         for name in names:
-            found = [column.type for column in fields if column.name == name]
-            if len(found) != 1:
+            types = [column.type for column in fields if column.name == name]
+            if len(types) != 1:
                 break
-            fields = list(found[0]) if pa.types.is_struct(found[0]) else []
+            fields = list(types[0]) if pa.types.is_struct(types[0]) else []
         else:
             return names
     return None
@@ -178,24 +178,24 @@ def _all_rows(read: Callable[[], Iterator[Columns]], kind: str, batch_bytes: int
     Any other exception becomes CorruptInputError after the last rows: the bytes are not what the library expects.
     """
     given, tries = 0, Tries()
-    held: list[Columns] = []
+    waiting: list[Columns] = []
     size, damage = 0, None
     while True:
         try:
             for columns in islice(read(), given, None):
                 given += 1
-                if held and size + columns[0].nbytes > batch_bytes:
-                    yield _joined(held)
-                    held, size = [], 0
-                held.append(columns)
+                if waiting and size + columns[0].nbytes > batch_bytes:
+                    yield _joined(waiting)
+                    waiting, size = [], 0
+                waiting.append(columns)
                 size += columns[0].nbytes
         except Exception as error:
             if tries.again(error):
                 continue
             damage = error
         break
-    if held:
-        yield _joined(held)
+    if waiting:
+        yield _joined(waiting)
     if isinstance(damage, CorruptInputError):
         raise damage
     if damage:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections import Counter
+from contextlib import nullcontext
 from fractions import Fraction
 from pathlib import Path
 
@@ -19,13 +21,12 @@ from texts import pack
 from pretok.base.console import SILENT
 from pretok.base.errors import FolderInUse, IntegrityError, MismatchError, Stopped, UsageError
 from pretok.base.execute import Engine
-from pretok.base.records import replace
 from pretok.base.stop import StopFlag
 from pretok.config import make_recipe
 from pretok.counts.buckets import read_group
 from pretok.counts.counts_file import CorpusCounts, load_counts
 from pretok.counts.job import add_counts, run_count
-from pretok.counts.task import SAMPLE_SEED_STEP, _Counter, count_partition
+from pretok.counts.task import SAMPLE_SEED_STEP
 from pretok.kernels.hashing import hash_documents, select
 from pretok.kernels.pretokenize import PATTERNS
 
@@ -55,64 +56,78 @@ def expected(texts: list[str], pattern: str, holdout: Fraction, sample: Fraction
     return {word: (counters[False][word], counters[True][word]) for word in counters[False] | counters[True]}
 
 
-def test_counts_are_those_of_the_regular_expression(folder: Path, here: Engine) -> None:
-    counts = run_count(recipe(folder, pattern="gpt2"), here, SILENT)
+@pytest.mark.parametrize(("pattern", "sample"), [("gpt2", "1"), ("cl100k", "0.5")])
+def test_counts_are_those_of_the_regular_expression(
+    folder: Path, here: Engine, pattern: str, sample: str
+) -> None:
+    """Of documents that are chosen for the sample, and held out, by hash."""
+    counts = run_count(recipe(folder, pattern=pattern, sample=sample), here, SILENT)
     for source in ("it", "en"):
         texts = documents(folder, source)
-        assert words_of(counts, source) == expected(texts, "gpt2", Fraction(1, 5))
-        heldout = select(hash_documents(*pack(texts), 0), Fraction(1, 5))
-        assert counts.heldout_texts(source).to_pylist() == [
-            t for t, h in zip(texts, heldout, strict=True) if h
-        ]
+        assert words_of(counts, source) == expected(texts, pattern, Fraction(1, 5), Fraction(sample))
         record = counts.records[source]
-        assert record.documents + record.heldout_documents == len(texts)
-        assert record.bytes + record.heldout_bytes == sum(len(text.encode()) for text in texts)
+        assert record.documents + record.heldout_documents + record.unsampled == len(texts)
         assert record.read == len(texts) + sum(record.rejected.values())
+        assert (record.unsampled > 0) == (sample != "1")
+        if sample == "1":
+            heldout = select(hash_documents(*pack(texts), 0), Fraction(1, 5))
+            kept = [text for text, apart in zip(texts, heldout, strict=True) if apart]
+            assert counts.heldout_texts(source).to_pylist() == kept
+            assert record.bytes + record.heldout_bytes == sum(len(text.encode()) for text in texts)
     assert sum(counts.records["en"].rejected.values()) == 1
     assert counts.records["it"].heldout_documents > 5
-
-
-def test_a_sample_is_chosen_by_hash(folder: Path, here: Engine) -> None:
-    counts = run_count(recipe(folder, sample="0.5"), here, SILENT)
-    texts = documents(folder, "it")
-    assert words_of(counts, "it") == expected(texts, "cl100k", Fraction(1, 5), Fraction(1, 2))
-    assert 0 < counts.records["it"].unsampled < len(texts)
 
 
 def test_spilling_changes_nothing(folder: Path, here: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each attempt at a partition spills under names of its own, so that none adds up the words of another."""
     monkeypatch.setattr("pretok.read.readers.BATCH_BYTES", 2000)
     whole = run_count(recipe(folder), here, SILENT)
-    spills: list[Path] = []
-    spill = _Counter._spill
-    monkeypatch.setattr(_Counter, "_spill", lambda self: (spill(self), spills.append(self._spills[-1])))
     monkeypatch.setattr(
-        "pretok.counts.job.count_partition",
-        lambda task, report: count_partition(replace(task, table_bytes=1), report),
-    )
+        "pretok.counts.task.TABLE_BYTES", 1 << 15
+    )  # the last words of a partition are spilled at its end
+    spills = list[Path]()
+    monkeypatch.setattr("pretok.counts.task.writing", lambda path: (spills.append(path), nullcontext())[1])
     parts = run_count(recipe(folder, "small"), here, SILENT)
     assert contents(parts.folder) == contents(whole.folder)
     assert len(set(spills)) == len(spills) > 4
-    assert all(path.name.startswith(".") and path.name.endswith(".tmp") for path in spills)
-    assert all(str(os.getpid()) in path.name for path in spills)
+    for path in spills:
+        assert re.fullmatch(rf"\..*{os.getpid()}.*\.tmp", path.name)
+        assert not path.exists()
 
 
 @pytest.mark.parametrize("steps", [0, 1, 4, 9, 16])
 def test_a_stopped_count_continues_to_the_same_bytes(folder: Path, here: Engine, steps: int) -> None:
     whole = run_count(recipe(folder), here, SILENT)
+    killed = recipe(folder, "killed")
     with pytest.raises(Stopped):
-        run_count(recipe(folder, "killed"), Killer(steps), SILENT)
-    assert not (folder / "killed" / "counts" / "counts.json").exists()
-    run_count(recipe(folder, "killed"), here, SILENT)
-    assert contents(folder / "killed" / "counts") == contents(whole.folder)
+        run_count(killed, Killer(steps), SILENT)
+    assert not (killed.counts_dir / "counts.json").exists()
+    if steps == 4:
+        with pytest.raises(MismatchError, match="holdout"):
+            run_count(recipe(folder, "killed", holdout="0.1"), here, SILENT)
+    told = Told()
+    counts = run_count(killed, here, told)
+    assert contents(counts.folder) == contents(whole.folder)
+    if done := told.before["partitions"]:
+        assert f"2 partitions to count, {done} of them done by an earlier run" in told.notices[0]
+    read = sum((Counter(record.counts()) for record in counts.records.values()), Counter(partitions=2))
+    assert Counter(told.before) + Counter({key: told.counts[key] for key in read}) == read
 
 
-def test_what_is_counted_is_not_counted_again(folder: Path, here: Engine) -> None:
-    first = run_count(recipe(folder), here, SILENT)
+def test_finished_counts_are_only_read(folder: Path, here: Engine) -> None:
+    made = recipe(folder)
+    with another_job(made.counts_dir, "count"), pytest.raises(FolderInUse):
+        run_count(made, here, SILENT)
+    first = run_count(made, here, SILENT)
     (left := first.folder / ".state").mkdir()  # by a kill that came while it was deleted
-    again = run_count(recipe(folder), Killer(0), SILENT)
-    assert again == first == load_counts(first.folder)
+    with another_job(made.counts_dir, "count"):
+        assert run_count(made, Killer(0), SILENT) == first == load_counts(first.folder)
     assert not left.exists()
+    with pytest.raises(MismatchError, match=r"pattern was 'cl100k' and is 'gpt2'"):
+        run_count(recipe(folder, pattern="gpt2"), here, SILENT)
+    write_lines(folder / "in" / "it-2.jsonl", ["nuovo"])
+    with pytest.raises(MismatchError, match=r"it-2\.jsonl is new"):
+        run_count(recipe(folder), here, SILENT)
 
 
 def test_workers_of_ray_give_the_same_bytes(folder: Path, here: Engine, ray_address: str) -> None:
@@ -122,114 +137,59 @@ def test_workers_of_ray_give_the_same_bytes(folder: Path, here: Engine, ray_addr
     assert contents(other.folder) == contents(whole.folder)
 
 
-def test_another_setting_or_input_is_refused(folder: Path, here: Engine) -> None:
-    with pytest.raises(Stopped):
-        run_count(recipe(folder), Killer(3), SILENT)
-    with pytest.raises(MismatchError, match="holdout"):  # it is begun
-        run_count(recipe(folder, holdout="0.1"), here, SILENT)
-    run_count(recipe(folder), here, SILENT)
-    with pytest.raises(MismatchError, match=r"pattern was 'cl100k' and is 'gpt2'"):
-        run_count(recipe(folder, pattern="gpt2"), here, SILENT)
-    write_lines(folder / "in" / "it-2.jsonl", ["nuovo"])
-    with pytest.raises(MismatchError, match=r"it-2\.jsonl is new"):
-        run_count(recipe(folder), here, SILENT)
+def counts_of(folder: Path, here: Engine, out: str, **globs: str) -> CorpusCounts:
+    """Counts of some files, in a folder of their own."""
+    sources = {name: {"inputs": [str(folder / "in" / glob)]} for name, glob in globs.items()}
+    data = {"out": folder / out, "sources": sources, "vocab": {"holdout": "0.2"}}
+    return run_count(make_recipe(data, "test"), here, SILENT)
 
 
 def test_counts_add_up(folder: Path, here: Engine) -> None:
-    """Two corpora that share a source name: their sum is the count of all files together."""
+    """Corpora that share a source name: their sum is the count of all files together. A stopped sum continues to the
+    same bytes, and to no other sum."""
     whole = run_count(recipe(folder), here, SILENT)
-    parts = []
-    for name, globs in (("a", {"it": "it-0*"}), ("b", {"it": "it-1*", "en": "en*"})):
-        sources = {source: {"inputs": [str(folder / "in" / glob)]} for source, glob in globs.items()}
-        data = {"out": folder / name, "sources": sources, "vocab": {"holdout": "0.2"}}
-        parts.append(run_count(make_recipe(data, "test"), here, SILENT))
-    total = add_counts(parts, folder / "sum", here, SILENT)
+    a = counts_of(folder, here, "a", it="it-0*")
+    b = counts_of(folder, here, "b", it="it-1*", en="en*")
+    c = counts_of(folder, here, "c", it="en*")
+    total = add_counts([a, b], folder / "sum", here, SILENT)
     assert total.sources == ["en", "it"]
     for source in total.sources:
         assert words_of(total, source) == words_of(whole, source)
         assert total.records[source] == whole.records[source]
     assert len(total.heldout_texts("it")) == whole.records["it"].heldout_documents
-
-
-def three_counts(folder: Path, here: Engine) -> list[CorpusCounts]:
-    """Counts of three corpora, each in a folder of its own."""
-    parts = []
-    for name, glob in (("a", "it-0*"), ("b", "it-1*"), ("c", "en*")):
-        sources = {"it": {"inputs": [str(folder / "in" / glob)]}}
-        data = {"out": folder / name, "sources": sources, "vocab": {"holdout": "0.2"}}
-        parts.append(run_count(make_recipe(data, "test"), here, SILENT))
-    return parts
-
-
-def test_a_stopped_sum_continues_to_the_same_bytes_and_to_no_other(folder: Path, here: Engine) -> None:
-    a, b, c = three_counts(folder, here)
-    whole = contents(add_counts([a, b], folder / "whole", here, SILENT).folder)
     for steps in (4, 7):
         target = folder / f"sum{steps}"
         with pytest.raises(Stopped):
             add_counts([a, b], target, Killer(steps), SILENT)
         with pytest.raises(MismatchError, match="added was"):
             add_counts([a, c], target, here, SILENT)
-        assert contents(add_counts([a, b], target, here, SILENT).folder) == whole
+        assert contents(add_counts([a, b], target, here, SILENT).folder) == contents(total.folder)
     with pytest.raises(UsageError, match="added twice"):
-        add_counts([a, b, a], folder / "sum", here, SILENT)
-    for others, path in (([a, c], target), ([a, b, c], target), ([b, c], a.folder)):
+        add_counts([a, b, a], folder / "twice", here, SILENT)
+    for others, path in (([a, c], target), ([b, c], a.folder)):
         with pytest.raises(MismatchError, match="added was"):
             add_counts(others, path, here, SILENT)
-    assert contents(target) == whole
     other = run_count(recipe(folder, "other", pattern="o200k"), here, SILENT)
     with pytest.raises(MismatchError, match=r"pattern was 'o200k' and is 'cl100k'"):
-        add_counts([a, other], folder / "sum", here, SILENT)
+        add_counts([a, other], folder / "twice", here, SILENT)
 
 
-def test_a_resumed_count_tells_what_is_there(folder: Path, here: Engine) -> None:
-    told = Told()
-    with pytest.raises(Stopped, match=r"1 of 2 partitions are done and kept"):
-        run_count(recipe(folder), Killer(3), SILENT)
-    counts = run_count(recipe(folder), here, told)
-    assert told.before["partitions"] == told.counts["partitions"] == 1
-    assert "2 partitions to count, 1 of them done by an earlier run" in told.notices[0]
-    records = [counts.records[name] for name in counts.sources]
-    for key, found in (
-        ("documents", sum(r.documents + r.heldout_documents for r in records)),
-        ("bytes", sum(r.bytes + r.heldout_bytes for r in records)),
-        ("rejected", sum(sum(r.rejected.values()) for r in records)),
-    ):
-        assert told.before[key] + told.counts[key] == found
-
-
-def test_counts_are_of_one_job_at_a_time(folder: Path, here: Engine) -> None:
-    made = recipe(folder)
-    with another_job(made.counts_dir, "count"), pytest.raises(FolderInUse):
-        run_count(made, here, SILENT)
-    run_count(made, here, SILENT)
-    with another_job(made.counts_dir, "count"):
-        run_count(made, here, SILENT)  # finished counts are only read
-
-
-def test_a_damaged_input_is_counted_up_to_the_damage(folder: Path, here: Engine) -> None:
+def test_damage_is_named(folder: Path, here: Engine) -> None:
+    """An input is counted up to the damage."""
     lines = b"".join(json.dumps({"text": f"parola{k} {k * 7919}"}).encode() + b"\n" for k in range(20000))
     data = zstandard.ZstdCompressor().compress(lines)
-    (folder / "in" / "it-9.jsonl.zst").write_bytes(data[: len(data) // 2])
-    sources = {
-        "it": {"inputs": [str(folder / "in" / "it-9*")]},
-        "en": {"inputs": [str(folder / "in" / "en*")]},
-    }
-    counts = run_count(make_recipe({"out": folder / "x", "sources": sources}, "test"), here, SILENT)
+    (folder / "in" / "damaged.jsonl.zst").write_bytes(data[: len(data) // 2])
+    counts = counts_of(folder, here, "x", it="damaged*", en="en*")
     [failure] = counts.failed
-    assert failure.file.endswith("it-9.jsonl.zst")
-    assert counts.records["en"].documents + counts.records["en"].heldout_documents == len(
-        documents(folder, "en")
-    )
-
-
-def test_a_damaged_file_of_counts_is_named(folder: Path, here: Engine) -> None:
-    counts = run_count(recipe(folder), here, SILENT)
-    path = counts.folder / "heldout.parquet"
-    path.write_bytes(path.read_bytes()[:-40])
-    with pytest.raises(IntegrityError, match=r"heldout\.parquet is damaged"):
-        load_counts(counts.folder).check()
-    path = counts.buckets[3]
-    path.write_bytes(path.read_bytes()[:-40])
-    with pytest.raises(IntegrityError, match=r"bucket-03\.parquet"):
-        read_group(path, 0)
+    assert failure.file.endswith("damaged.jsonl.zst")
+    record = counts.records["en"]
+    assert record.documents + record.heldout_documents == len(documents(folder, "en"))
+    for path in (counts.heldout_path, counts.buckets[3]):
+        whole = path.read_bytes()
+        path.write_bytes(whole[:-40])
+        with pytest.raises(IntegrityError, match=f"{path.name} is damaged"):
+            load_counts(counts.folder).check()
+        if path != counts.heldout_path:
+            with pytest.raises(IntegrityError, match=path.name):
+                read_group(path, 0)
+        path.write_bytes(whole)

@@ -53,11 +53,10 @@ def test_table_and_pool_grow() -> None:
     ]
     documents += [chr(97 + k % 26) * (k % 23 + 1) + " " + "é" * (k % 12) for k in range(5000)]
     heldout = [k % 3 == 0 for k in range(len(documents))]
-    table = WordTable()
-    data, offsets = pack(documents)
+    table, (data, offsets) = WordTable(), pack(documents)
     for first in range(0, len(documents), 7000):
-        part = offsets[first : first + 7001]
-        table.add_documents(data, part, np.array(heldout[first : first + 7000]), "cl100k")
+        apart = np.array(heldout[first : first + 7000])
+        table.add_documents(data, offsets[first : first + 7001], apart, "cl100k")
     assert len(table) > 20_000
     assert counted(table.words()) == expected(documents, heldout, "cl100k")
 

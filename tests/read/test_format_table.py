@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import gzip
 import json
-import os
+import random
 import unicodedata
+from itertools import count
 from pathlib import Path
 
 import pyarrow as pa
@@ -19,13 +20,13 @@ from reading import inputs_of, lines_of, read
 from pretok.chat.documents import read_documents
 from pretok.read import readers
 from pretok.read.conversation import RecordFormat
-from pretok.read.files import IDENTITY_BYTES, CorruptInputError, read_small
 from pretok.read.format import Piece
 from pretok.read.normalize import Normalization
-from pretok.read.partition import Partition
+from pretok.read.partition import Partition, plan
+from pretok.read.probe import probe_inputs
 from pretok.read.readers import Damage, read_piece
 
-TEXTS = [f"Documento n. {i}: perché no? L'è così.\n" * (i % 7 + 1) for i in range(300)]
+TEXTS = [f"Documento n. {i}: perché no? L'è così.\n" * (i % 7 + 1) for i in range(200)]
 NUMBERED = dict(enumerate(TEXTS))
 PACKS = {"jsonl": bytes, "gz": gzip.compress, "zst": zstandard.compress}
 ARROW = {
@@ -46,7 +47,9 @@ def documents(*pieces, record=RecordFormat(), normalization=Normalization()):  #
     ]
 
 
-@pytest.fixture(params=[*PACKS, "nested", "jsonl path", "dataset", "dataset path", "separator", *ARROW])
+@pytest.fixture(
+    params=[*PACKS, "nested", "jsonl path", "dataset", "dataset path", "stream", "separator", *ARROW]
+)
 def same_texts(request, tmp_path):
     """The same documents in every format."""
     kind, path = request.param, tmp_path / "a"
@@ -65,6 +68,10 @@ def same_texts(request, tmp_path):
 
         nested = {"meta": [{"n": 1, "text": text} for text in TEXTS]}
         Dataset.from_dict(nested if kind == "dataset path" else {"text": TEXTS}).save_to_disk(path)
+    elif kind == "stream":
+        path, table = tmp_path / "a.stream", pa.table({"text": TEXTS})
+        with pa.ipc.new_stream(path, table.schema) as stream:
+            stream.write_table(table, max_chunksize=50)
     elif kind == "separator":
         path.write_text("<END>".join([*TEXTS, ""]), encoding="utf-8")
         record = RecordFormat(separator="<END>")
@@ -83,8 +90,21 @@ def same_texts(request, tmp_path):
 @pytest.mark.parametrize("batch_bytes", [1, 1000, 1 << 22])
 def test_every_format_gives_the_same_documents(same_texts, batch_bytes, monkeypatch):
     monkeypatch.setattr(readers, "BATCH_BYTES", batch_bytes)
+    """Also in pieces, as a plan cuts it; a small file is then read at once."""
     path, record = same_texts
     assert read(path, record) == (NUMBERED, {}, "", [])
+    (file,) = inputs_of(path)
+    planned = plan("it", probe_inputs([file], record.field), 5000, 2)
+    pieces = [piece for partition in planned for piece in partition.pieces]
+    batches = documents(*pieces, record=record)
+    assert [text for batch in batches for text in batch[3]] == TEXTS
+    assert {batch[0] for batch in batches} == {*range(len(pieces))}
+    splits = (
+        file.format == "parquet"
+        or path.suffix == ".stream"
+        or (file.format, file.compression) == ("jsonl", "")
+    )
+    assert (len(pieces) > 2) == splits
 
 
 def test_columns_by_path_and_by_name_among_many(tmp_path):
@@ -137,10 +157,9 @@ def test_texts_and_lines_that_are_too_long_are_named(tmp_path, batch_bytes, monk
         assert found == ({0: "a", 1: "b" * 100, 4: "d"}, dict.fromkeys((2, 3, 5), "too_long"), "", [])
     assert read(tmp_path / "a.txt", RecordFormat(max_document=100)).rejects == {0: "too_long"}
     record = RecordFormat(max_document=1000)
-    other = b"x" * (record.max_line - len(b'{"o":"","text":"a"}'))
-    lines = [b'{"o":"%s","text":"a"}' % other, b'{"o":"%sx","text":"a"}' % other, b'{"text":"b"}']
+    lines = [b'{"o":"%s","text":"a"}' % (b"x" * (record.max_line - 18 + extra)) for extra in (-1, 0)]
     (tmp_path / "a.jsonl").write_bytes(b"\n".join(lines))
-    assert read(tmp_path / "a.jsonl", record) == ({0: "a", 2: "b"}, {1: "too_long"}, "", [])
+    assert read(tmp_path / "a.jsonl", record) == ({0: "a"}, {1: "too_long"}, "", [])
 
 
 def test_batches_are_bounded_in_records_and_bytes(tmp_path, monkeypatch):
@@ -174,54 +193,18 @@ def test_blank_lines_are_no_records(tmp_path, batch_bytes, records, monkeypatch)
     assert documents(Piece(*inputs_of(tmp_path / "a.jsonl")))[-1][1] == len(lines)
 
 
-# Small files, which are read at once
-
-LINES = lines_of([f"documento {i}, perché no?" for i in range(40)])
-PACKED = zstandard.compress(LINES)
-FILES = {
-    "a.jsonl": LINES,
-    "bom.jsonl": b"\xef\xbb\xbf" + LINES,
-    "damaged.jsonl.zst": PACKED[:30] + bytes([PACKED[30] ^ 255]) + PACKED[31:],
-    "empty.jsonl": b"",
-    "frames.jsonl.zst": PACKED + PACKED,
-    "invalid.jsonl": LINES[:-20] + b'\n{"text": "\xff"}\n\n',
-    "largest.jsonl": b'{"text": "%s"}' % (b"a" * (IDENTITY_BYTES - 12)),
-    "no end.jsonl": LINES[:-1],
-    "parts.txt": b"uno|due||tre|",
-    "truncated.jsonl.gz": gzip.compress(LINES)[:-30],
-}
-
-
-@pytest.mark.parametrize("batch_bytes", [100, 4 << 20])
-@pytest.mark.parametrize("separator", ["", "|"])
-def test_a_small_file_gives_what_any_file_gives(tmp_path, monkeypatch, separator, batch_bytes):
-    monkeypatch.setattr(readers, "BATCH_BYTES", batch_bytes)
-    for name, data in FILES.items():
-        (tmp_path / name).write_bytes(data)
-    files = inputs_of(tmp_path / "*")
-    assert [read_small(file) for file in files] == list(FILES.values())
-    pieces = [Piece(file) for file in files]
-    pieces += [Piece(files[0], start, stop) for start, stop in ((0, 500), (500, 900), (900, len(LINES)))]
-    record = RecordFormat(separator=separator, max_document=IDENTITY_BYTES - 100)
-    found = documents(*pieces, record=record)
-    assert {item[0] for item in found} == {*range(len(pieces))} - {list(FILES).index("empty.jsonl")}
-    assert sum(len(item) == 2 for item in found) == 2  # both damaged ones, and no other
-    monkeypatch.setattr(readers, "read_small", lambda file: None)
-    assert documents(*pieces, record=record) == found
-
-
 def test_a_small_file_that_changes_before_it_is_read_fails_and_afterwards_does_not(tmp_path, monkeypatch):
-    path = tmp_path / "a.jsonl"
-    path.write_bytes(LINES)
+    path, data = tmp_path / "a.jsonl", lines_of(TEXTS)
+    path.write_bytes(data)
     piece = Piece(*inputs_of(path))
     planned = documents(piece)
-    path.write_bytes(LINES.replace(b"documento 20", b"documento xx"))
+    path.write_bytes(data.replace(b"n. 20:", b"n. xx:"))
     assert documents(piece)[-1] == (0, "changed since it was planned: it begins or ends otherwise")
-    path.write_bytes(LINES)
+    path.write_bytes(data)
     real = readers.read_piece
 
     def changing(*arguments):
-        path.write_bytes(LINES + LINES)
+        path.write_bytes(data + data)
         yield from real(*arguments)
 
     monkeypatch.setattr(readers, "read_piece", changing)
@@ -232,15 +215,16 @@ def test_a_small_file_that_changes_before_it_is_read_fails_and_afterwards_does_n
 
 
 @pytest.mark.parametrize("name", ["a.jsonl.zst", "a.parquet"])
-def test_a_read_that_fails_is_damage_and_an_error_of_ours_is_not(tmp_path, name, monkeypatch):
-    path = tmp_path / name
-    texts = [os.urandom(50).hex() for _ in range(400)]
-    pq.write_table(pa.table({"text": texts}), path)
+def test_a_read_that_fails_is_tried_again_then_damage_and_an_error_of_ours_is_neither(
+    tmp_path, name, monkeypatch
+):
+    path, texts = tmp_path / name, [random.Random(n).randbytes(50).hex() for n in range(400)]
+    pq.write_table(pa.table({"text": texts}), path, row_group_size=50)
     if name == "a.jsonl.zst":
-        path.write_bytes(zstandard.compress(lines_of(texts)))
-    piece = Piece(*inputs_of(path))
+        path.write_bytes(b"".join(zstandard.compress(lines_of([text])) for text in texts))
+    piece, calls = Piece(*inputs_of(path)), count()
 
-    class Broken:
+    class Failing:
         closed = False
 
         def __init__(self, *_):
@@ -256,7 +240,7 @@ def test_a_read_that_fails_is_damage_and_an_error_of_ours_is_not(tmp_path, name,
             self.file.close()
 
         def read(self, size=-1):
-            if self.file.tell() < 5000:
+            if next(calls) in failing:
                 raise OSError(5, "Input/output error")
             return self.file.read(size)
 
@@ -264,10 +248,15 @@ def test_a_read_that_fails_is_damage_and_an_error_of_ours_is_not(tmp_path, name,
         raise ZeroDivisionError("ours")
 
     with monkeypatch.context() as patch:
-        patch.setattr("pretok.read.files.open_input", Broken)
-        patch.setattr("pretok.read.parquet.open_parquet", Broken)
-        with pytest.raises(CorruptInputError, match="Input/output error"):
-            list(read_piece(piece, 0, RecordFormat()))
+        patch.setattr("pretok.read.files.open_input", Failing)
+        patch.setattr("pretok.read.parquet.open_parquet", Failing)
+        failing = range(7, 8)
+        assert read(path, RecordFormat()).texts == dict(enumerate(texts))
+        assert next(calls) > 8
+        calls, failing = count(), range(7, 99)
+        found = read(path, RecordFormat())
+    assert "Input/output error" in found.error
+    assert 0 < len(found.texts) < len(texts)
     monkeypatch.setattr("pretok.read.lines.parse_lines", fail)
     monkeypatch.setattr("pretok.read.tables.column_records", fail)
     with pytest.raises(ZeroDivisionError, match="ours"):

@@ -116,19 +116,6 @@ def test_a_field_that_is_not_there_is_told_with_those_that_are(tmp_path: Path, k
             check_kept("it", [parse_keep(field)], probes)
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        b'{"text": null}\n', b'{"text": "a"', b"rotto\n{}", b'{"other": 1}\n{"text": "a"}', b"[" * 3000, b"",
-        b'{"text":' + b"1" * 9000,
-    ],
-)  # fmt: skip
-def test_where_the_first_records_tell_nothing_the_run_will(tmp_path, content):
-    (tmp_path / "a.jsonl").write_bytes(content)
-    (tmp_path / "b.jsonl").write_bytes(b"\xef\xbb\xbf" + b'{"text": "a"}')
-    probe_inputs(inputs_of(tmp_path / "*"), "text")
-
-
 def test_only_some_of_many_files_are_looked_into(tmp_path):
     for number in range(100):
         (tmp_path / f"{number}.jsonl").write_bytes(lines_of(["a"]))

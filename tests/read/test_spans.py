@@ -13,6 +13,8 @@ from support import ROOT
 from pretok.read.files import CorruptInputError
 from pretok.read.spans import whole_records
 
+LENGTHS = st.sampled_from([*range(30, 36), *range(38, 44), *range(98, 104)]).map(lambda size: b"x" * size)
+"""Records that are about as long as the limits are."""
 SEPARATORS = st.sampled_from([b"\n", b"=="])
 
 
@@ -23,7 +25,7 @@ def spans_of(blocks, separator: bytes, limit: int) -> list[bytes | None]:
 
 
 @given(
-    st.lists(st.binary(max_size=40) | st.binary(max_size=150)),
+    st.lists(st.binary(max_size=40) | st.binary(max_size=150) | LENGTHS),
     SEPARATORS,
     st.sampled_from([0, 40, 100, 1 << 20]),
     st.data(),
@@ -35,6 +37,7 @@ def test_spans_do_not_depend_on_how_blocks_are_cut(parts, separator, limit, data
     blocks = [whole[a:b] for a, b in pairwise([0, *cuts, len(whole)])]
     spans = spans_of(blocks, separator, limit)
     assert spans == spans_of([whole], separator, limit)
+    assert spans == spans_of([whole[at : at + 1] for at in range(len(whole))], separator, limit)
     kept = [span for span in spans if span is not None]
     limit = max(limit, 32)
     records = whole.split(separator)

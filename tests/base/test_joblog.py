@@ -63,7 +63,7 @@ def test_a_log_that_cannot_be_written_is_said_once_and_ends_nothing(tmp_path, wh
 
 WRITE = """
 import sys
-from types import SimpleNamespace
+from pathlib import Path
 from threading import Thread
 from pretok.base.joblog import JobLog
 log = JobLog(Path(sys.argv[1]), "count", {}, print)

@@ -28,7 +28,8 @@ SHOWN = 20
 
 
 class Failure(Record, frozen=True):
-    """An input that could not be read to its end, or a partition that failed; `file` names its inputs."""
+    """An input that could not be read to its end, or a partition that failed. file: its path, or the partition's
+    inputs."""
 
     partition: str
     file: str

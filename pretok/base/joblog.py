@@ -86,7 +86,7 @@ class JobLog:
                 return
             try:
                 if self._file is None:
-                    self._create()
+                    self._file = self._create()
                 if self._file.write(line) < len(line):  # the last page of a full disk
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             except OSError as error:
@@ -106,8 +106,9 @@ class JobLog:
             if self._file is not None:
                 self._file.close()
 
-    def _create(self) -> None:
+    def _create(self) -> IO[bytes]:
         """Open a file that no other job has. Unbuffered: each line is one system call."""
         self._folder.mkdir(parents=True, exist_ok=True)
         path = self._folder / f"{self._name}-{datetime.now():%Y%m%d-%H%M%S.%f}.jsonl"
-        self._file, self.path = path.open("xb", buffering=0), path
+        file, self.path = path.open("xb", buffering=0), path
+        return file

@@ -16,11 +16,12 @@ from typing import TypeVar
 
 THREADS = 16
 LOOK_SECONDS = 0.01
-"""Seconds that one thread reads before it checks how much of them it waited."""
+"""Seconds that one thread reads before it checks how long it waited."""
 WAITING = 0.75
-"""Share of waiting above which several threads read the rest. Another process on the same core causes half."""
-TOGETHER = 64
-"""Items that a thread takes at once: one at a time, the hand-over took as long as a read from memory."""
+"""Share of the time spent waiting above which several threads read the rest. Another process on the same core causes
+a half."""
+BATCH = 64
+"""Items that a thread takes at once: handing over one item takes as long as a read from memory."""
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -39,7 +40,7 @@ def map_reads(read: Callable[[Item], Result], items: Sequence[Item], *, far: boo
                 break
             began, used = time.perf_counter(), time.thread_time()
     rest = items[len(results) :]
-    step = max(1, min(TOGETHER, len(rest) // (4 * THREADS)))
+    step = max(1, min(BATCH, len(rest) // (4 * THREADS)))
     with ThreadPoolExecutor(THREADS) as pool:
         parts = pool.map(lambda at: [read(item) for item in rest[at : at + step]], range(0, len(rest), step))
         return results + [result for part in parts for result in part]

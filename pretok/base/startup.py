@@ -42,7 +42,7 @@ class _NoPandas:
 
 
 def without_pandas() -> None:
-    """Make Arrow believe that pandas is not installed, unless it is loaded; `to_pandas` looks again and loads it."""
+    """Make Arrow believe that pandas is not installed, unless it is loaded already. `to_pandas` still loads it."""
     if "pandas" in sys.modules:
         return
     import pyarrow as pa

@@ -60,7 +60,7 @@ REMEDIES = {
 
 
 def output_error(error: OSError, path: Path | None = None) -> OutputError:
-    """The error for a file that cannot be written: `path`, or the one that `error` names."""
+    """The error for a file that cannot be written: `path`, or the file that `error` names."""
     where = path or error.filename or "the output"
     remedy = REMEDIES.get(error.errno or 0, "fix that or choose another folder")
     kind = NoSpace if error.errno in FULL else OutputError
@@ -134,8 +134,8 @@ def writing(path: Path, only: Container[int | None] | None = None) -> Iterator[N
 
 
 class NewFile:
-    """A file that is being written: under a temporary name next to `path` until `seal`, and deleted if its context ends
-    before. `size` and `checksum` are those of the bytes given to `write`; Arrow may use it as a file.
+    """A file that is being written. It has a temporary name next to `path` until `seal`, and is deleted if its context
+    ends before. `size` and `checksum` are those of the bytes given to `write`. Arrow can write to it as to a file.
 
     The temporary name has the host and the process id, so two attempts at one file never share it. Raises OutputError
     that names `path` if it cannot be written or the disk is full.
@@ -169,11 +169,11 @@ class NewFile:
 
     @property
     def checksum(self) -> str:
-        """That of all bytes so far, equal to `checksum` of the file."""
+        """The checksum of all bytes so far, as the function `checksum` gives it for the file."""
         return f"xxh3:{self._digest.hexdigest()}"
 
     def write(self, data: Any) -> int:
-        """Add bytes; return their number. Arrow's writers also write after an error: those bytes are dropped."""
+        """Add bytes; return their number. Arrow's writers go on writing after an error: those bytes are dropped."""
         if not self.file.closed:
             self._digest.update(data)
             self.size += len(data)
@@ -182,7 +182,7 @@ class NewFile:
         return len(data)
 
     def flush(self) -> None:
-        """Nothing, like `close`: Arrow calls both, `seal` does the work."""
+        """Do nothing, like `close`: Arrow calls both, and `seal` does the work."""
 
     close = flush
 
@@ -231,8 +231,8 @@ def copy_file(source: Path, target: Path) -> None:
 
 
 def remove_leftovers(target: Path) -> None:
-    """Delete the unfinished files that killed tasks left of a file or below a folder. This job must hold it, and none
-    of its tasks may write to it. A folder in it with the lock of another job next to it is left alone."""
+    """Delete the unfinished files that killed tasks left next to a file or below a folder. This job must hold its lock,
+    and none of its tasks may write to it. A folder inside that has the lock of another job next to it is left alone."""
     if not target.is_dir():
         left = target.parent.glob(f".{glob.escape(target.name)}.*{TEMPORARY_SUFFIX}")
     else:

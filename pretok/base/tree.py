@@ -1,6 +1,6 @@
 """Hash trees: they seal a file so that a part of it can be checked, proven or changed without the rest.
 
-Input: the bytes of a file. Output: its root, and its nodes in a file beside it. The tree is the Merkle tree of
+Input: the bytes of a file. Output: its root, and its nodes in a file next to it. The tree is the Merkle tree of
 RFC 9162, section 2.1, with SHA-256:
 
     leaf   SHA-256(0x00 || 4,096 bytes of the file); the last leaf may be shorter
@@ -108,7 +108,7 @@ def inner_hash(left: bytes, right: bytes) -> bytes:
 
 
 def fold(hashes: Sequence[bytes]) -> bytes:
-    """The hash over parts that each have the same power of two of leaves; the last may have fewer."""
+    """The hash over parts, each of the same power of two of leaves; the last part may have fewer."""
     if not hashes:
         return sha256().digest()
     level = list(hashes)
@@ -135,22 +135,22 @@ def root_of(path: Path) -> str:
 
 
 def compare_root(path: Path, sealed: str) -> None:
-    """Raise IntegrityError where a file is missing or has another root than it was sealed with."""
+    """Raise IntegrityError if a file is missing or does not have the root that it was sealed with."""
     compare_checksum(path, sealed, root_of)
 
 
 def nodes_path(path: Path) -> Path:
-    """Where the nodes of a file are."""
+    """The path of the nodes of a file."""
     return path.with_suffix(NODES_SUFFIX)
 
 
 def write_nodes(path: Path, nodes: Sequence[bytes]) -> None:
-    """Put the nodes of the file `path` beside it, atomically."""
+    """Write the nodes of the file `path` next to it, atomically."""
     write_bytes(nodes_path(path), b"".join(nodes))
 
 
 def prove_nodes(path: Path, size: int, root: str) -> list[bytes]:
-    """The nodes of the file `path` of `size` bytes, which is not read. Raises IntegrityError where they are missing,
+    """The nodes of the file `path` of `size` bytes, which is not read. Raises IntegrityError if they are missing,
     belong to a file of another size, or do not give `root`."""
     beside = nodes_path(path)
     with reading(beside):
@@ -166,7 +166,7 @@ def prove_nodes(path: Path, size: int, root: str) -> list[bytes]:
 
 
 def differing(path: Path, nodes: Sequence[bytes]) -> Iterator[int]:
-    """The numbers of the MiBs of a file that do not have the hash of their node; all of the file is read."""
+    """The numbers of those MiBs of a file whose hash is not their node. Reads the whole file."""
     with path.open("rb", buffering=0) as file:
         for number, node in enumerate(nodes):
             if node_hash(file.read(NODE)) != node:
@@ -174,9 +174,12 @@ def differing(path: Path, nodes: Sequence[bytes]) -> Iterator[int]:
 
 
 def prove(wanted: Sequence[int], leaves: int, hash_of: Callable[[int, int], bytes]) -> list[bytes]:
-    """The proof that leads from the leaves `wanted` (rising) of so many to the root: the hashes of the largest parts
-    without any of them, in the order of the file. hash_of: the hash over the leaves `first` to `end - 1`, which are a
-    part of the tree."""
+    """The proof that leads from some leaves to the root: the hashes of the largest parts of the tree that have none of
+    them, in the order of the file.
+
+    wanted: numbers of the leaves, rising; leaves: how many the tree has; hash_of: gives the hash over a part of the
+    tree, the leaves `first` to `end - 1`.
+    """
     proof: list[bytes] = []
 
     def add(first: int, end: int) -> bytes:
@@ -188,8 +191,10 @@ def prove(wanted: Sequence[int], leaves: int, hash_of: Callable[[int, int], byte
 
 
 def proven_root(wanted: Mapping[int, bytes], leaves: int, hashes: Iterator[bytes]) -> bytes:
-    """The root of so many leaves, from the hashes of some, by their numbers, and a proof, of which as much is taken as
-    is needed. StopIteration where it is too short."""
+    """The root of a tree of `leaves` leaves, from the hashes of some, by their numbers, and a proof.
+
+    Takes from `hashes` as many as it needs; StopIteration if there are too few.
+    """
     return _hash_over(0, leaves, sorted(wanted), lambda *_: next(hashes), wanted.__getitem__)
 
 
@@ -215,8 +220,10 @@ def _hash_over(
 def prove_file(
     path: Path, nodes: Sequence[bytes], size: int, wanted: Sequence[int]
 ) -> tuple[bytes, list[bytes]]:
-    """(the leaves `wanted` (rising) of a file, joined; their proof). Reads the MiBs that hold them. Raises
-    IntegrityError where one does not have the hash of its node."""
+    """(the bytes of the leaves `wanted` of a file, joined; their proof). wanted: rising.
+
+    Reads the MiBs that hold these leaves. Raises IntegrityError if the hash of one is not its node.
+    """
     leaf_hashes: dict[int, list[bytes]] = {}
     """Of the MiBs that are read."""
     data: list[bytes] = []

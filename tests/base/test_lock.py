@@ -172,25 +172,20 @@ def test_a_reader_is_named_to_who_would_change_the_folder_and_works_unregistered
     assert "cannot register as a reader of" in caplog.text
 
 
-def test_of_many_that_find_a_dead_lock_one_gets_it(dead):
-    inside, refused, gate, end = [], [], threading.Barrier(8), threading.Barrier(8)
+def test_a_dead_lock_that_another_job_took_meanwhile_is_left_to_it(dead, monkeypatch):
+    path, original = dead / LOCK_FILE, lock._refuse_living
+    another = json.dumps(json.loads(path.read_text()) | ANOTHER | {"token": "another"})
 
-    def attempt() -> None:
-        gate.wait()
-        try:
-            with hold(dead, "tokenize"):
-                inside.append(1)
-                end.wait()
-        except FolderInUse:
-            refused.append(1)
-            end.wait()
+    def slow(*arguments: object) -> str:
+        why = original(*arguments)
+        path.write_text(another)
+        return why
 
-    threads = [threading.Thread(target=attempt) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert (len(inside), len(refused)) == (1, 7)
+    monkeypatch.setattr(lock, "_refuse_living", slow)
+    with pytest.raises(FolderInUse), hold(dead, "tokenize"):
+        pass
+    assert path.read_text() == another
+    assert list(dead.iterdir()) == [path]
 
 
 def test_what_ended_a_job_is_told_although_its_lock_cannot_be_removed(tmp_path, monkeypatch, caplog):

@@ -55,15 +55,17 @@ class RunSegment(Record, frozen=True, kw_only=True, omit_defaults=True, forbid_u
 
 
 class Resolved(Record, frozen=True, forbid_unknown_fields=False):
-    """The needed field of `resolved` in config.json, the settings as `train` resolved them."""
+    """The needed fields of `resolved` in config.json, the settings as `train` resolved them. model: its sizes."""
 
+    model: dict[str, object]
     steps: Count
 
 
 class RunSettings(Record, frozen=True, forbid_unknown_fields=False):
-    """The needed field of a run's config.json."""
+    """The needed fields of a run's config.json."""
 
     resolved: Resolved
+    model: str
 
 
 def check_run(run: Path) -> None:

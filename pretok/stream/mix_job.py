@@ -188,14 +188,12 @@ def _new_entries(manifest: Manifest, request: MixRequest, folder: Path) -> tuple
     """
     begins = _begins(manifest, request)
     wanted = _classes(manifest, request, begins)
-    asked = {
-        name for stage in request.table.all_stages if stage.weights != "natural" for name in stage.weights
-    }
+    asked = {name for stage in request.table.all_stages for name in stage.weights}
     classes = {name for divided in wanted.values() for name in divided} | {one.pool for one in request.before}
     if unknown := sorted(asked - classes - manifest.sources.keys()):
         known = ", ".join(sorted(classes.union(manifest.sources)))
         raise UsageError(f"{manifest.folder} has no source or class {unknown[0]!r}; it has {known}")
-    natural = any(stage.weights == "natural" for stage in request.table.all_stages)
+    natural = any(not stage.weights for stage in request.table.all_stages)
     read = {entry.held_in for entry in request.before}
     found, notes = [], []
     for source in manifest.sources:

@@ -24,10 +24,10 @@ SHOWN = 6
 WEIGHTS_HINT = "write 'natural' or weights like it=0.9,en=0.1"
 
 
-def parse_weights(text: str) -> dict[str, Fraction] | None:
-    """Parse 'it=0.9,en=0.1' or 'it=2/3,en=1/3' into weights with the sum 1; 'natural' -> None. Raises UsageError."""
+def parse_weights(text: str) -> dict[str, Fraction]:
+    """Parse 'it=0.9,en=0.1' or 'it=2/3,en=1/3' into weights with the sum 1; none if 'natural'. Raises UsageError."""
     if text == "natural":
-        return None
+        return {}
     weights: dict[str, Fraction] = {}
     for part in text.split(","):
         name, _, value = part.strip().rpartition("=")
@@ -48,7 +48,7 @@ def stage_table(text: str) -> dict[str, object]:
     tokens, colon, weights = text.partition(":")
     if not colon:
         raise UsageError(f"cannot read the stage {text!r}; write TOKENS:WEIGHTS, as in 1.2T:it=0.9,en=0.1")
-    return {"tokens": tokens, "weights": parse_weights(weights) or "natural"}
+    return {"tokens": tokens, "weights": parse_weights(weights)}
 
 
 def largest_remainder(total: int, weights: Sequence[Fraction]) -> list[int]:
@@ -165,7 +165,7 @@ def shares_of(stage: StageTable, sources: Sequence[MixSource], seq_len: int) -> 
 
     The weights hold for the tokens that these sequences predict.
     """
-    if stage.weights == "natural":
+    if not stage.weights:
         total = sum(source.sequences for source in sources)
         if not total:
             raise UsageError(_no_sequence(sources, seq_len))

@@ -67,8 +67,8 @@ def test_the_entries_of_a_pool_read_their_epochs_together(
 
 def test_what_is_appended_joins_the_current_epoch() -> None:
     """Or the one that has just ended: it is not repeated to catch up."""
-    for first, spent, three in ((3, [3, 0], [1, 2]), (8, [8, 2], [1, 2]), (9, [9, 4], [2, 1])):
-        assert epochs_spent([4, 2], [[first, 0]]) == spent
+    for quota, spent, three in ((3, [3, 0], [1, 2]), (8, [8, 2], [1, 2]), (9, [9, 4], [2, 1])):
+        assert epochs_spent([4, 2], [[quota, 0]]) == spent
         assert divide(3, [4, 2], spent) == three
 
 

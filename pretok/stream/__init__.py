@@ -347,6 +347,7 @@ class View:
 
         For a reader that moves forward they are computed in large blocks: one position costs as much as a hundred.
         """
+        # `near`: the reader moves forward. `alone`: the positions do not follow each other.
         start, end = int(positions[0]), int(positions[-1]) + 1
         near = 0 <= start - self._expected <= NEAR * len(positions)
         self._expected = end

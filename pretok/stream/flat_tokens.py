@@ -167,6 +167,7 @@ class FlatTokens:
         offsets = (pieces.address - self._starts[shards]) * size
         firsts = np.minimum(ends, begins + rooms)
         parts = list(zip(*(part.tolist() for part in (shards, begins, firsts, offsets)), strict=True))
+        # The few pieces that reach beyond their shard get a part in each of the following ones.
         for beyond in np.flatnonzero(firsts < ends).tolist():
             shard, at, end = parts[beyond][0], parts[beyond][2], int(ends[beyond])
             while at < end:

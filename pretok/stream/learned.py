@@ -77,6 +77,7 @@ class Learned:
         (rows, width - 1) bool: the first token of a sequence is not a target. Raises IntegrityError.
         """
         runs = self._runs(pieces)
+        # Decided once for each run, not for each token; then every run is written out.
         learned = self._are_learned(runs, entry)
         runs.fill(len(entry), width)
         return learned.repeat(runs.length).reshape(len(entry), width)[:, 1:]

@@ -16,7 +16,6 @@ from pretok.base.console import Console, table
 from pretok.base.errors import MismatchError, UsageError
 from pretok.base.lock import hold
 from pretok.base.records import Count, Record, replace
-from pretok.base.tokens import Ints
 from pretok.base.units import listed
 from pretok.shards.manifest import SPLITS, Manifest, load_manifest
 from pretok.shards.unfinished import incomplete
@@ -137,18 +136,17 @@ def plan_mix(manifest: Manifest, request: MixRequest, folder: Path | None = None
         none = (0,) * len(new)
         stages = tuple(replace(stage, quotas=(*stage.quotas, *none)) for stage in after.stages)
         mix = replace(after, sources=sources, stages=stages)
-    wish = weighed(request.table, _pooled(mix, [0] * len(sources)))
+    wish = weighed(request.table, _pooled(mix))
     for stage in wish.all_stages:
         mix = replace(mix, stages=(*mix.stages, Stage(tuple(_quotas(stage, wish, mix)))))
     mix.order()  # raises UsageError for a stage that is too long
     return mix, _report(manifest, request, wish, mix, notes, folder)
 
 
-def _pooled(mix: Mix, given: Sequence[int] | Ints) -> list[MixSource]:
-    """Return the pools of a mix as quotas count them, if each entry gives `given` sequences."""
+def _pooled(mix: Mix) -> list[MixSource]:
+    """Return the pools of a mix as quotas count them."""
     return [
-        pooled(name, [mix.sources[n] for n in numbers], [int(given[n]) for n in numbers], mix.seq_len)
-        for name, numbers in mix.pools.items()
+        pooled(name, [mix.sources[n] for n in numbers], mix.seq_len) for name, numbers in mix.pools.items()
     ]
 
 
@@ -160,14 +158,11 @@ def _quotas(stage: StageTable, table: MixTable, mix: Mix) -> list[int]:
     for numbers in mix.pools.values():
         own = [sizes[n] for n in numbers]
         pools.append((own, epochs_spent(own, [[stage[n] for n in numbers] for stage in stages])))
-    taken = [sum(spent) for _, spent in pools]
+    quotas = stage_quotas(stage, table, _pooled(mix), [sum(spent) for _, spent in pools])
     given = [0] * len(sizes)
-    # The tokens of a quota depend on how the entries of its pool share it, which depends on the quota: three rounds.
-    for _ in range(3 if len(pools) < len(sizes) else 1):
-        quotas = stage_quotas(stage, table, _pooled(mix, given), taken)
-        for numbers, quota, pool in zip(mix.pools.values(), quotas, pools, strict=True):
-            for number, part in zip(numbers, divide(quota, *pool), strict=True):
-                given[number] = part
+    for numbers, quota, pool in zip(mix.pools.values(), quotas, pools, strict=True):
+        for number, part in zip(numbers, divide(quota, *pool), strict=True):
+            given[number] = part
     return given
 
 
@@ -290,7 +285,7 @@ def _report(
     manifest: Manifest, request: MixRequest, wish: MixTable, mix: Mix, notes: Sequence[str], folder: Path
 ) -> MixReport:
     drawn = mix.order().prefix(len(mix)).tolist()
-    each = {pool.name: float(pool.predicted(mix.seq_len)) for pool in _pooled(mix, drawn)}
+    each = {pool.name: float(pool.predicted(mix.seq_len)) for pool in _pooled(mix)}
     # Targets of each entry up to the end of each stage.
     read = [mix.predicted_by(end) for end in accumulate(mix.lengths, initial=0)]
     stages: list[dict[str, Any]] = []

@@ -392,8 +392,8 @@ class StoreFiles:
         # The MiBs that CACHE has: the next sequences inside them need no request.
         self._known = np.zeros(int(self._first[-1]), np.bool_)
         self._threads = self._asked = self._pending = 0
-        # For each announced batch the number of its units, and those that stay in memory until it is read.
-        self._ahead: deque[tuple[int, list[Unit]]] = deque()
+        # The number of units of each announced batch that is not read yet, and their sum in `_pending`.
+        self._ahead: deque[int] = deque()
         self._batches: Iterator[Ints] = iter(())
         weakref.finalize(self, _end, self._waiting)
 
@@ -448,9 +448,7 @@ class StoreFiles:
             if data is not None:
                 out[:] = data[offset - unit[1] :][: len(out)]
         if self._ahead:
-            count, pieces = self._ahead.popleft()
-            self._pending -= count
-            self._drop(pieces)
+            self._pending -= self._ahead.popleft()
             self._announce()
 
     def _held(self, unit: Unit, offset: int, out: memoryview) -> bool:
@@ -568,10 +566,9 @@ class StoreFiles:
             wanted = units
             if self.whole:
                 wanted = units[~self._known[self._first[units[:, 0]] + units[:, 1] // NODE]]
-            missing: list[Unit] = list(dict.fromkeys(map(tuple, wanted.tolist())))
-            for unit in missing:
+            for unit in dict.fromkeys(map(tuple, wanted.tolist())):
                 self._ask(unit, ahead=True)
-            self._ahead.append((len(units), [] if self.whole else missing))
+            self._ahead.append(len(units))
 
     def _make_room(self) -> None:
         """Remove blocks of other shards if CACHE may not keep them together with those of this stream.

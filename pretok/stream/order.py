@@ -68,7 +68,8 @@ class Schedule:
         """Return (n, sources) for `lengths` (n,) in 0..length: how many of the first positions each source has."""
         if self.length == 0:
             return np.zeros((len(lengths), len(self.quotas)), np.int64)
-        # The counts at the start of the position's unit, plus the sources that are due in the unit before it.
+        # The counts at the start of the position's unit, plus the sources that are due in the unit before the position.
+        # The end of the stage belongs to no position: there the counts are the quotas.
         counts, due, rank = self._unit_of(np.minimum(lengths, self.length - 1))
         earlier = np.arange(len(due.row)) - due.first[due.row] < rank[due.row]
         counts[due.row[earlier], due.source[earlier]] += 1
@@ -109,6 +110,7 @@ class Schedule:
             every = np.arange(times) + low.min()
             found: Ints = every[np.searchsorted(self._due(every)[0].sum(axis=1), positions, side="right")]
             return found
+        # Positions far apart: bisect for all of them at once, in some log2(S) rounds.
         while (low < high).any():
             middle = (low + high) >> 1
             enough = self._due(middle)[0].sum(axis=1) > positions

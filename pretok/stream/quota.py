@@ -91,20 +91,15 @@ def divide(quota: int, sizes: Sequence[int], spent: Sequence[int]) -> list[int]:
     return [one + epochs * size + part for one, size, part in zip(left, sizes, last, strict=True)]
 
 
-def pooled(name: str, entries: Sequence[MixSource], given: Sequence[int], seq_len: int) -> MixSource:
-    """Combine the entries of a pool into one, whose sequence is the average if each entry gives `given` sequences."""
-    if len(entries) == 1:
-        return replace(entries[0], name=name)
-    given = given if any(given) else [entry.sequences for entry in entries]
-    predicted = sum(n * entry.predicted(seq_len) for n, entry in zip(given, entries, strict=True))
-    sequences = sum(entry.sequences for entry in entries)
+def pooled(name: str, entries: Sequence[MixSource], seq_len: int) -> MixSource:
+    """Combine the entries of a pool into one, whose sequence predicts as many targets as theirs on average."""
     return replace(
         entries[0],
         name=name,
         tokens=sum(entry.tokens for entry in entries),
-        sequences=sequences,
+        sequences=sum(entry.sequences for entry in entries),
         packed=any(entry.packed for entry in entries),
-        targets=round(predicted * sequences / max(sum(given), 1)),
+        targets=round(sum(entry.sequences * entry.predicted(seq_len) for entry in entries)),
     )
 
 

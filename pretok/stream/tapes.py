@@ -295,6 +295,7 @@ class SideFile:
 
         Row n of the pieces is the n-th range; columns count from `first`.
         """
+        # Neighbouring ranges lie in the same blocks, so each block is read once.
         low, high = self._block_of(first), self._block_of(end - 1)
         start, address, length = self._runs(np.unique(ranges(low, high + 1)[1]))
         low, high = (np.searchsorted(start, at, side="right") - 1 for at in (first, end - 1))
@@ -309,6 +310,7 @@ class SideFile:
 
         On a packed tape no part crosses a multiple of `every`.
         """
+        # Runs of a packed tape are in any order, so every block whose addresses overlap is looked through.
         blocks = np.flatnonzero((self._table[:-1, 1] < end) & (self._table[:-1, 2] > first))
         start, address, length = self._runs(blocks)
         skipped = np.maximum(first - address, 0)

@@ -71,6 +71,20 @@ def test_what_cannot_be_continued(shards: Path, old: Path, tmp_path: Path) -> No
         beginning(changed, old, 100)
 
 
+def test_text_of_less_than_one_sequence_waits_for_the_next_append(
+    shards: Path, old: Path, tmp_path: Path
+) -> None:
+    path, since = old, shards
+    for number, (size, read) in enumerate(((3, 0), (4, 9))):
+        since = make_shards(tmp_path / f"{number}", {"it": [range(1, 1 + size)]}, since=since)
+        after = beginning(load_manifest(since), path, 100)
+        wish = request("50:it=1", seq_len=5, seed=3, max_epochs=10, after=after)
+        path = tmp_path / f"{number}.json"
+        notes = run_mix(since, path, wish).notes
+        assert [one for one in notes if "the 4 tokens appended to it are" in one] or read
+        assert load_mix(path).sources[-1].tokens == (read or 4)
+
+
 def test_the_fingerprint_of_a_mix_never_changes() -> None:
     """And it covers where a stage was left."""
     sources = (MixSource("en", 401, 80), MixSource("it", 905, 180))

@@ -10,7 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -229,16 +229,26 @@ def test_the_loader_of_pytorch_fetches_ahead(
         assert found["input_ids"].equal(next(theirs)["input_ids"])
 
 
+@pytest.mark.parametrize(("limit", "ranks"), [(4 * NODE, range(4)), (None, ())])
 def test_a_cache_too_small_for_blocks_is_passed_by(
-    server: Server, bucket: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    limit: int | None,
+    ranks: Sequence[int],
+    server: Server,
+    bucket: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Sequences come one by one, ahead of their use, and of an object whose version was compared."""
+    """Also one whose readers read a fourth of the shards. Sequences come one by one, ahead of their use, and of an
+    object whose version was compared."""
     local = pretok.stream.open(bucket / "large", seq_len=SEQ_LEN)
-    view = pretok.stream.open(f"{URL}/large", seq_len=SEQ_LEN, cache=tmp_path, cache_bytes=4 * NODE)
+    view = pretok.stream.open(f"{URL}/large", seq_len=SEQ_LEN, cache=tmp_path, cache_bytes=limit)
     sampler = PositionSampler(len(view), global_batch=32, micro_batch=8, rank=1, world_size=4, position=5000)
-    read_ahead(view, sampler)
+    monkeypatch.setattr(object_store, "MOST_PIECES", 64)
+    read_ahead(view, sampler, ranks)
     batches = list(sampler)
-    for batch in batches:
+    for number, batch in enumerate(batches):
+        ahead = 8 * min(number + 8, len(batches))
+        until(lambda ahead=ahead: len(server.gets()) >= ahead + 3)
         np.testing.assert_array_equal(view.batch(batch), local.batch(batch))
     files: Any = view.tokens.files
     assert not files._futures

@@ -48,12 +48,12 @@ from pretok.config.recipes import load_recipe
 from pretok.counts.buckets import read_group, read_metadata
 from pretok.counts.counts_file import load_counts
 from pretok.disclosure.summary import load_answers
-from pretok.read.conversation import Conversation, load_tools
+from pretok.read.conversation import Conversation, RecordFormat, load_tools
 from pretok.read.files import CorruptInputError
+from pretok.read.format import Piece
 from pretok.read.kept import KeptColumn
 from pretok.read.normalize import Normalization
-from pretok.read.partition import Piece
-from pretok.read.readers import RecordFormat, read_piece
+from pretok.read.readers import read_piece
 from pretok.read.recognise import list_inputs
 from pretok.screen.benchmark import read_benchmark
 from pretok.shards.annotations import read_annotations
@@ -123,7 +123,9 @@ CHATS = RecordFormat("messages", max_document=1 << 20, conversation=Conversation
 
 
 def read_template(path: Path) -> None:
-    resolve(CHATS, vocab_of(path.parent), "chat")
+    unread = copy.copy(vocab_of(path.parent))
+    vars(unread).pop("config", None)
+    resolve(CHATS, unread, "chat")
 
 
 def read_stream(path: Path) -> None:
@@ -486,7 +488,7 @@ def test_what_is_whole_is_read(work: Path, kind: str) -> None:
         ("chat template", lambda whole: b"\xff", "'utf-8' codec can't decode"),
         ("chat template", lambda whole: b"{{ " + b"[" * 5000, "nested too deeply"),
         ("chat template", lambda whole: b"{{ " + b"9" * 5000 + b" }}", "cannot be used: ValueError"),
-        ("tokenizer_config", lambda whole: b"[]", "holds no object"),
+        ("tokenizer_config", lambda whole: b"[]", "Expected `object`, got `array`"),
         ("run segments", lambda whole: b"{\n" + whole, "line 1 is not valid JSON"),
         ("run metrics", lambda whole: whole + b"[]\n", "line 3 is not a JSON object"),
         ("run metrics", lambda whole: whole + b'{"step": "x"}\n', "step: Expected `int`"),

@@ -144,13 +144,14 @@ def _plan(request: Request) -> tuple[Manifest, Selection, RemoveReport]:
             f"{manifest.folder} holds unfinished shards, whose documents cannot be searched yet: finish them with "
             "pretok tokenize, or delete them, then remove"
         )
-    found = select(manifest, request.where, read_names(request.ids) if request.ids else ())
+    selection = select(manifest, request.where, read_names(request.ids) if request.ids else ())
     if request.ids and not request.missing_ok:
-        refuse_missing(found.missing, request.ids, manifest.folder)
+        refuse_missing(selection.missing, request.ids, manifest.folder)
     if request.where and not request.all:
-        refuse_whole(manifest, found)
-    reach = reach_of(manifest, found)
-    return manifest, found, RemoveReport(reach, None, manifest.fingerprint, found.already, found.missing)
+        refuse_whole(manifest, selection)
+    reach = reach_of(manifest, selection)
+    report = RemoveReport(reach, None, manifest.fingerprint, selection.already, selection.missing)
+    return manifest, selection, report
 
 
 def _check_request(request: Request) -> None:

@@ -20,8 +20,9 @@ from pretok.base.records import Count, Record, read_record, replace, to_json
 from pretok.base.storage import read_json, write_json
 from pretok.base.tree import compare_root
 from pretok.read.files import InputFile, Stamp
+from pretok.read.format import Piece
 from pretok.read.kept import KeptColumn
-from pretok.read.partition import Partition, Piece
+from pretok.read.partition import Partition
 from pretok.shards.manifest import Manifest, inputs_name, unit_name
 
 PLAN_FILE = "plan.json"

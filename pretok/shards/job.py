@@ -71,8 +71,8 @@ from pretok.shards.task import (
 from pretok.tokenizer.vocabulary import TOKENIZER_FILE, Vocabulary, load_vocab
 
 
-def run_tokenize(recipe: Recipe, engine: Engine, console: Console) -> Step:
-    """Bring SHARDS to what the recipe says, as the only job that writes there. The Step says what the workers did.
+def run_tokenize(recipe: Recipe, engine: Engine, console: Console) -> None:
+    """Bring SHARDS to what the recipe says, as the only job that writes there.
 
     Raises MismatchError, UsageError, FolderInUse, OutputError, Stopped; at the end PartitionsFailed, or InternalError
     after a bug in pretok.
@@ -84,8 +84,7 @@ def run_tokenize(recipe: Recipe, engine: Engine, console: Console) -> Step:
         rounds = job.plan()
         unsealed = [plans for plans in rounds if any(map(job.is_unsealed, plans))]
         for plans in unsealed or [list(chain(*rounds))]:  # if all is sealed, one round says so
-            step = job.run(plans)
-        return step
+            job.run(plans)
 
 
 @dataclass(frozen=True)
@@ -159,7 +158,7 @@ class _Job:
             self.console.notice(text)
         return [[one for one in parts if one] for parts in zip_longest(*plans)]
 
-    def run(self, plans: list[SourcePlan]) -> Step:
+    def run(self, plans: list[SourcePlan]) -> None:
         """Tokenize and seal the plans of a round that are not sealed yet."""
         unsealed = [plan for plan in plans if self.is_unsealed(plan)]
         tasks = self._tasks(unsealed)
@@ -181,7 +180,6 @@ class _Job:
                 finished = ", ".join(unit_words(plan.unit) for plan in plans)
                 self.console.notice(f"nothing to do: the shards of {finished} are finished")
             self._seal(unsealed, failures)
-        return step
 
     def _records(self, plans: Sequence[SourcePlan]) -> list[PartitionRecord]:
         """The records of all partitions of the plans that have one."""

@@ -18,10 +18,10 @@ from pretok.base.records import replace, to_json
 from pretok.base.units import listed, plural
 from pretok.config import Source
 from pretok.read.changes import SHOWN, differences, input_changes, refuse
+from pretok.read.conversation import RecordFormat
 from pretok.read.files import Stamp, stamps_of
 from pretok.read.partition import plan, shard_bytes
 from pretok.read.probe import check_kept, probe_inputs
-from pretok.read.readers import RecordFormat
 from pretok.read.recognise import list_inputs
 from pretok.shards.inputs import PLAN_FILE, PlannedPiece, SourcePlan, read_plan, write_plan
 from pretok.shards.manifest import unit_words

@@ -33,14 +33,13 @@ from pretok.base.failures import Failure
 from pretok.base.records import replace, to_json
 from pretok.base.storage import atomic_open, write_json
 from pretok.chat.documents import read_documents
-from pretok.chat.resolve import chat_tokenizer
 from pretok.kernels.compile import load_registries
 from pretok.read.batches import TextBatch, buffers
-from pretok.read.conversation import Conversation
+from pretok.read.conversation import Conversation, RecordFormat
 from pretok.read.kept import KeptColumn
 from pretok.read.normalize import Normalization
 from pretok.read.partition import Partition
-from pretok.read.readers import Damage, RecordFormat
+from pretok.read.readers import Damage
 from pretok.screen.benchmark import ItemCount
 from pretok.screen.screening import Screen, Screening
 from pretok.shards.batching import (
@@ -116,7 +115,7 @@ def encoder_of(task: TokenizeTask, _report: Report | None = None) -> Encoder:
     markers = tuple(how.markers) if isinstance(how, Conversation) else ()
     key = task.tokenizer, task.eod_id, task.bos_id, markers
     if key not in _loaded:
-        vocab = load_vocab(task.tokenizer_json, task.eod_id)
+        vocab = load_vocab(task.tokenizer_json, task.eod_id, task.bos_id)
         if vocab.fingerprint != task.tokenizer:
             raise MismatchError(
                 f"{task.tokenizer_json} has the fingerprint {vocab.fingerprint}, but the shards are made with "
@@ -124,8 +123,7 @@ def encoder_of(task: TokenizeTask, _report: Report | None = None) -> Encoder:
             )
         if len(_loaded) > 1:
             _loaded.clear()
-        json = chat_tokenizer(vocab.raw.decode(), markers)
-        _loaded[key] = Encoder(json, task.eod_id, vocab.size, str(task.tokenizer_json), task.bos_id)
+        _loaded[key] = Encoder(vocab.with_special(markers))
     return _loaded[key]
 
 

@@ -25,6 +25,7 @@ from pretok.shards.batching import encode_documents, encode_splits, join
 from pretok.shards.manifest import FILE_NAME, load_manifest
 from pretok.shards.sample import Sample
 from pretok.tokenizer.encoder import Encoder, FastEngine
+from pretok.tokenizer.vocabulary import load_vocab
 
 
 @pytest.mark.parametrize("form", ["text", "bos", "chat"])
@@ -81,7 +82,7 @@ def test_a_share_of_the_documents_is_compared_and_at_least_one_that_is_short(
     vocab_dir: Path, sample_texts: dict[str, list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Chosen by their hashes, however they came together."""
-    encoder = Encoder((vocab_dir / "tokenizer.json").read_text(), 0, 1500)
+    encoder = Encoder(load_vocab(vocab_dir))
     texts = sample_texts["it"][:130]
     keys = [xxhash.xxh64_intdigest(t.encode()) ^ xxhash.xxh64_intdigest(t.encode(), 1) for t in texts]
     compared: list[str] = []

@@ -173,7 +173,7 @@ def test_commands_on_shards(sealed, shards, capsys):
     assert found["file"].endswith("it.jsonl")
     assert found["tokens"][-1] == "<|endoftext|>"
     for wrong, message in (
-        (["--source", "fr"], "there is it"),
+        (["--source", "fr"], "the sources are it"),
         (["--source", "it", "--split", "valid"], "no split 'valid'; there are train and val"),
         (["--source", "it", "--split", "val", "--doc", "999"], "there is no val document 999"),
     ):

@@ -1,7 +1,7 @@
 """Batches of documents -> the token ids of the documents of each split.
 
-Small batches are joined first, because a call of the encoder costs more than the few documents of a small file. The
-results do not depend on which batches are joined.
+Small batches are joined first, because calling the encoder costs more than encoding the few documents of a small file.
+The results do not depend on which batches are joined.
 """
 
 from __future__ import annotations
@@ -81,7 +81,8 @@ def most_tokens(batch: TextBatch) -> int:
 def encode_splits(
     joined: JoinedBatches, encoder: Encoder, val_fraction: Fraction, val_seed: int
 ) -> tuple[list[EncodedSplit], list[tuple[int, str]]]:
-    """The splits that have documents; and the documents that no engine can encode, rising, with the reason."""
+    """Encode documents. Returns the splits that have documents; and the documents that no engine can encode, ascending,
+    each with the reason."""
     encoded, refused = [], list[tuple[int, str]]()
     hashes = hash_texts(joined.texts)
     for split, rows in _split(joined.texts, hashes, val_fraction, val_seed):

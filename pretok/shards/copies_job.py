@@ -1,9 +1,9 @@
 """Finds the documents that are copies of earlier ones, before tokenizing.
 
 Input: the tasks of all partitions that are not sealed, and the sealed shards. Output: a file of copies for each
-partition (`screen.copies`), in its state folder. Workers seal shards one by one and never change them, so it must be
-known before the first is sealed which document of a text comes first. A pass over the texts hashes them: it costs a
-read, and no copy is encoded.
+partition (`screen.copies`), in its state folder. Workers seal shards one by one and never change them. So which
+document of a text comes first must be known before the first shard is sealed: a pass over all inputs hashes their
+texts. It costs one read, and no copy is encoded.
 
 The order does not depend on workers: documents of sealed sources; then partitions whose copies were found by an earlier
 run; then partitions in the order of the manifest (sources by name, files, lines), those with a damaged input last, so
@@ -46,8 +46,8 @@ NONE = np.empty(0, np.int64)
 
 
 def hash_partition(task: TokenizeTask, report: Report) -> None:
-    """The task of a worker: hash the documents that tokenizing will read, and write them as a ledger without tokens.
-    Does nothing if that exists."""
+    """The task of a worker: write a ledger without tokens of the documents that tokenizing will read, unless there is
+    one."""
     path = task.state(HASHES)
     if path.exists():
         return
@@ -102,7 +102,7 @@ class _Documents:
 
 
 def settle_copies(tasks: Sequence[TokenizeTask], sealed: Manifest | None, step: Step) -> Failures:
-    """Write the file of copies of every task; the partitions that could not be hashed, which have none.
+    """Write the file of copies of each task. Returns the partitions that could not be hashed and have no such file.
 
     sealed: the shards that exist already.
     """

@@ -95,7 +95,7 @@ def documents_at(
 def check_place(manifest: Manifest, source: str | None, split: str | None) -> None:
     """Raises UsageError for a source or split that does not exist."""
     if source is not None and source not in manifest.sources:
-        raise UsageError(f"no source {source!r}; there is {', '.join(manifest.sources)}")
+        raise UsageError(f"no source {source!r}; the sources are {', '.join(manifest.sources)}")
     if split is not None and split not in SPLITS:
         raise UsageError(f"no split {split!r}; there are {' and '.join(SPLITS)}")
 
@@ -107,7 +107,7 @@ def chosen_shards(
     check_place(manifest, source, split)
     if manifest.materialized is not None:
         raise UsageError(
-            f"{manifest.folder} holds a mix in its order; its documents are in the shards it was made of"
+            f"{manifest.folder} holds a mix in its order: name the shards it was made from, which have its documents"
         )
     return tuple(
         (shard, before)
@@ -151,7 +151,8 @@ def make_views(connection: Any, manifest: Manifest, joined: Sequence[Annotations
             raise IntegrityError(f"{shard.ledger_path} is missing; see pretok verify")
     if not manifest.shards:
         return
-    # Every file, of a ledger or of joined columns, has the rows of one shard in order.
+    # Each Parquet file, a ledger or joined columns, has one row for each document of a shard, in order. So the number
+    # of a row in its file, with the documents before the shard, identifies a document.
     placed = {shard.path: (shard, before) for shard, before in manifest.numbered}
     paths = [(shard.ledger_path, shard.path) for shard in manifest.shards]
     paths += [(one.folder / part.path, part.shard) for one in joined for part in one.record.parts]

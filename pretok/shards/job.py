@@ -8,7 +8,7 @@ Input: a Recipe with a trained vocabulary. Output: SHARDS/manifest.json and what
     tokenize  one task per partition (`task.py`), largest first
     seal      merge the small files, write the manifest, remove the state of finished sources (`seal.py`)
 
-A source whose inputs and settings are those of the manifest is left alone; one that changed is refused.
+A source whose inputs and settings are those in the manifest is left alone; a changed one is refused.
 
 Appends are done in rounds: first all sources, then the first append of each, and so on; each round is sealed before the
 next begins. So a folder that is made at once has the same shards and history as one that grew.
@@ -89,7 +89,7 @@ def run_tokenize(recipe: Recipe, engine: Engine, console: Console) -> None:
 
 @dataclass(frozen=True)
 class _Job:
-    """What all rounds have in common."""
+    """What all rounds use."""
 
     recipe: Recipe
     vocab: Vocabulary

@@ -11,7 +11,7 @@
 
 and then the columns that the recipe keeps. For a removed document these are null, and two more columns say when
 (`removed`) and why (`removed_reason`) it was removed. Row groups hold 65,536 documents. The bytes of the file depend
-only on the rows and the version of pyarrow, not on how the rows were appended.
+only on the rows and the version of pyarrow, not on how many rows were appended at a time.
 """
 
 from __future__ import annotations

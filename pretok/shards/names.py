@@ -6,9 +6,9 @@ Input: a manifest, and names from a command line or a file. Output: rows of its 
     ID         a value of the kept column `id`
     FILE:LINE  an input, or the end of its path, and the line or row from 1
 
-Every name is looked up in all of these ways. In one way it may fit several documents, such as an id that occurs twice.
-If it fits in several ways, or as a line of several files, then all documents must have the same text: otherwise it is
-unclear which one is meant, and the name is refused.
+Every name is looked up in all of these ways. It may fit several documents, such as an id that occurs twice. If it fits
+in several ways, or as a line of several files, all these documents must have the same text. Otherwise it is unclear
+which one is meant, and the name is refused.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def read_names(path: Path) -> tuple[str, ...]:
         raise UsageError(f"cannot read {path}: {error}") from None
     names = tuple(dict.fromkeys(name for line in lines if (name := line.removesuffix("\r"))))
     if not names:
-        raise UsageError(f"{path} names no document: it wants a hash, an id or FILE:LINE on each line")
+        raise UsageError(f"{path} names no document: write one hash, id or FILE:LINE on each line")
     return names
 
 

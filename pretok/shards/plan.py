@@ -1,8 +1,8 @@
 """The plan of one source: made once, kept on disk, and compared with the settings and inputs of each later run.
 
 Input: the inputs and settings of a source, and the plan of an earlier run if there is one. Output: a SourcePlan.
-A changed input or setting is refused by name, except for a file that was damaged and has been fixed. A plan that has
-written no document binds nothing.
+A changed input or setting is refused by name, except for a file that was damaged and has been fixed. As long as no
+document was written, a plan is replaced.
 """
 
 from __future__ import annotations

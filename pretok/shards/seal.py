@@ -4,8 +4,8 @@ Input: the plans of sources of which every partition is done, and their records 
 source: one validation shard, one file of rejects, one table of inputs; then manifest.json; then the state of these
 sources is removed. An append to a source is sealed in the same way, with files of its own.
 
-A manifest is true at every moment: sealing a source changes no file that a manifest lists, and replaces the manifest in
-one step. If a job is killed after that, the next one removes the state of what is listed.
+The manifest is true at every moment: sealing a source changes no file that it lists, and replaces it in one step. If a
+job is killed after that, the next one removes the state of the sources that are listed.
 """
 
 from __future__ import annotations

@@ -1,11 +1,10 @@
-"""The spans of a shard: a file beside it that says of which kind each token of a conversation is.
+"""The spans of a shard: a file beside it with the kind of each token, for conversations.
 
     NAME.spans  b"PTSPANS\\0" | u64 version = 1 | u64 tokens | u64 spans N | i64 ends[N] | u8 kinds[N]
 
 All numbers are little-endian. A span is a run of tokens of one kind inside one document. Spans are in order and cover
-the shard: span i is the tokens ends[i - 1] to ends[i]. Kinds are indices of `base.kinds.KINDS`. A span takes 9 bytes;
-half a byte a token would be a quarter of a shard of uint16. To find the kinds of a range of tokens is a binary search
-in `ends`, which is memory-mapped, and then a run of it: two places of the file.
+the shard: span i is the tokens ends[i - 1] to ends[i]. Kinds are indices of `base.kinds.KINDS`. A span takes 9 bytes,
+so the file is small. A binary search in `ends`, which is memory-mapped, finds the kinds of a range of tokens.
 """
 
 from __future__ import annotations

@@ -172,8 +172,8 @@ def _groups(
 ) -> Iterator[list[TextBatch] | Damage]:
     """Batches that are encoded together, and the damage between them. is_full: see `PartitionWriter.is_full`.
 
-    A shard ends with the batch that fills it. So a batch that could fill it does not wait for more: where shards end
-    does not depend on which batches are encoded together.
+    A shard ends with the batch that fills it. So batches that could fill it do not wait for more: where shards end does
+    not depend on which batches are encoded together.
     """
     waiting: list[TextBatch] = []
     most = size = 0  # the tokens that they can be at most, and their bytes
@@ -181,12 +181,8 @@ def _groups(
         if isinstance(batch, Damage):
             yield batch
             continue
-        more = most_tokens(batch)
-        if waiting and is_full(most + more):
-            yield waiting
-            waiting, most, size = [], 0, 0
         waiting.append(batch)
-        most += more
+        most += most_tokens(batch)
         size += batch.nbytes
         if max(most, size) >= MOST_TOKENS or len(waiting) >= MOST_BATCHES or is_full(most):
             yield waiting

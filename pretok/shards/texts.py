@@ -21,7 +21,7 @@ from pretok.tokenizer.decode import TextDecoder
 from pretok.tokenizer.vocabulary import TOKENIZER_FILE, Vocabulary, load_vocab
 
 WINDOW_TOKENS = 1 << 20
-"""Tokens that are decoded at a time, unless a document has more: some 5 MB of text."""
+"""Tokens that are decoded at a time, some 5 MB of text; more if one document has more."""
 
 
 def load_vocabulary(manifest: Manifest) -> Vocabulary:

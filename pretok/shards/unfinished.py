@@ -1,4 +1,4 @@
-"""What is not finished in a shards folder, from the plans and part records in its .state.
+"""What is not finished in a shards folder, from the plans and records in its .state.
 
 Input: SHARDS. Output: sentences for `status` and `verify`, so that incomplete shards never look complete. Also the plan
 of another job that writes shards, which is kept with its unfinished files.
@@ -56,7 +56,7 @@ def refuse_unfinished(shards: Path) -> None:
 
 @contextmanager
 def reading(manifest: Manifest, what: str) -> Iterator[None]:
-    """For a long job that reads shards: they do not change while the context is open, though new ones may be added.
+    """Keep other jobs from changing shards while a long job reads them. New shards may still be added.
 
     Raises MismatchError if they changed since `manifest` was read.
     """
@@ -71,8 +71,8 @@ def reading(manifest: Manifest, what: str) -> Iterator[None]:
 
 
 def incomplete(manifest: Manifest, most: int = 5) -> list[str]:
-    """Sentences on what is missing: sources that are not sealed, and the inputs that were not read to the end, at most
-    `most` of them."""
+    """Sentences that say what is missing: sources that are not sealed, and at most `most` inputs that could not be read
+    to the end."""
     sentences, failed = [], []
     for name, found in unfinished(manifest.folder).items():
         sentences.append(
@@ -85,7 +85,7 @@ def incomplete(manifest: Manifest, most: int = 5) -> list[str]:
 
 
 def keep_plan(out: Path, plan: dict[str, object]) -> None:
-    """Store in `out` the plan of its unfinished shards. Raises MismatchError if they have another plan."""
+    """Store the plan of the unfinished shards in `out`. Raises MismatchError if another plan is stored there."""
     path = out / STATE / "plan.json"
     if not path.exists():
         write_json(path, plan)

@@ -1,6 +1,6 @@
 """Encoded documents -> the files of one shard.
 
-Input: documents with their token ids, and where wanted their ledger rows and the kind of each token. Output: `.bin`,
+Input: documents with their token ids, optionally with ledger rows and the kind of each token. Output: `.bin`,
 `.idx` and `.nodes` (`format.py`), `.docs.parquet` (`ledger.py`), `.spans` (`spans.py`), and what the manifest says.
 """
 

@@ -124,7 +124,7 @@ def test_joined_columns_stand_beside_the_documents(
 
 
 def test_what_is_not_there_is_said_by_name(work: Work) -> None:
-    with pytest.raises(UsageError, match="no source 'fr'; there is en, it"):
+    with pytest.raises(UsageError, match="no source 'fr'; the sources are en, it"):
         work.texts("fr")
     with pytest.raises(UsageError, match="no split 'test'"):
         work.documents(split="test")

@@ -80,6 +80,10 @@ def test_a_folder_that_grew_is_the_one_made_at_once(inputs: Path, here: Engine, 
     assert found.rejects("a").read_all().num_rows == sum(counts.rejected.values())
     rows = found.documents("a", columns=["file", "position", "id"]).read_all().to_pylist()
     assert all(row["id"] in (None, row["position"] - 1) for row in rows)
+    (inputs / "5.jsonl").write_text("no record\n")
+    run(recipe(inputs, "out", *steps[-1], "b5", **shards), here)
+    grown = load_manifest(made.shards_dir)
+    assert (grown.fingerprint, grown.history) == (manifest.fingerprint, manifest.history)
 
 
 def test_a_mix_of_before_reads_what_it_read(inputs: Path, here: Engine, capsys: Any) -> None:

@@ -157,6 +157,26 @@ def test_a_mended_input_loses_no_text(tmp_path: Path, make: Make, texts: list[st
     assert (len(rows(made, "a")), len(rows(made, "b"))) == (54, 9)
 
 
+def test_copies_of_an_input_that_was_damaged_for_a_moment(
+    tmp_path: Path, make: Make, texts: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is hashed again, because what follows the damage was not."""
+    a = write(tmp_path / "a.jsonl", texts[:20] + texts[3:9])
+    whole = a.read_bytes()
+
+    def settle(*arguments: Any) -> Any:
+        a.write_bytes(whole[:2000])
+        return settle_copies(*arguments)
+
+    monkeypatch.setattr("pretok.shards.job.settle_copies", settle)
+    with pytest.raises(PartitionsFailed, match=r"a\.jsonl"):
+        make({"a": [a]}, size=10_000_000)
+    monkeypatch.undo()
+    a.write_bytes(whole)
+    made = make({"a": [a]}, size=10_000_000)
+    assert [reject["position"] for reject in rejects(made, "a")] == [*range(21, 27)]
+
+
 def when_settled(monkeypatch: pytest.MonkeyPatch, then: Callable[[Sequence[TokenizeTask]], object]) -> None:
     """Do something between settling copies and tokenizing."""
 

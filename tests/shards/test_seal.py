@@ -59,14 +59,16 @@ def killed_after(steps: int) -> Iterator[None]:
 
 
 @pytest.fixture
-def inputs(tmp_path: Path) -> Callable[[bool], None]:
+def inputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
     """A folder with a good file and one that is cut; and what cuts that again or fixes it, with other documents."""
+    monkeypatch.setattr("pretok.read.readers.BATCH_BYTES", 30_000)  # the cut file fills several shards
     lines = [json.dumps({"text": f"documento {i} " * 30}).encode() for i in range(400)]
     lines[3] = b"{"
     (tmp_path / "good.jsonl").write_bytes(b"\n".join(lines[:60]))
     pack = zstandard.ZstdCompressor().compress
     # Also fewer documents, which fill fewer shards.
-    whole, cut = pack(b"\n".join([b'{"text": "nuovo"}', *lines[5:200]])), pack(b"\n".join(lines))[:-20]
+    whole = pack(b"\n".join([b'{"text": "nuovo"}', *lines[5:200]]))
+    cut = pack(b"\n".join(lines) + b"\n") + pack(lines[0])[:-5]
 
     def write(fixed: bool) -> None:
         (tmp_path / "cut.jsonl.zst").write_bytes(whole if fixed else cut)
@@ -77,7 +79,7 @@ def inputs(tmp_path: Path) -> Callable[[bool], None]:
 
 def both(folder: Path, out: str) -> Recipe:
     sources = {"good": [folder / "good.jsonl"], "it": [folder / "good.jsonl", folder / "cut.jsonl.zst"]}
-    return recipe(folder / out, GOLDEN, sources)
+    return recipe(folder / out, GOLDEN, sources, size=4000)
 
 
 def look(shards: Path, here: Engine) -> None:
@@ -105,6 +107,7 @@ def test_partitions_done_again(tmp_path: Path, inputs: Callable[[bool], None], h
     with pytest.raises(PartitionsFailed):
         run(made, here)
     look(made.shards_dir, here)
+    shards = len(list((made.shards_dir / "it").glob("*.bin")))
     inputs(True)
     steps = alone = 0
     while True:
@@ -120,6 +123,7 @@ def test_partitions_done_again(tmp_path: Path, inputs: Callable[[bool], None], h
     run(fresh, here)
     assert without_manifest(made) == without_manifest(fresh)
     assert load_manifest(made.shards_dir).fingerprint == load_manifest(fresh.shards_dir).fingerprint
+    assert shards > len(load_manifest(made.shards_dir).of("it"))
     assert run_verify(made.shards_dir, None, here, Silent())[1] == []
 
 
@@ -176,7 +180,8 @@ def test_incomplete_does_not_look_complete(
     inputs(True)
     with pytest.raises(Killed), killed_after(12):
         run(made, here)
-    run(recipe(tmp_path / "out", GOLDEN, {name: [tmp_path / "good.jsonl"] for name in ("good", "new")}), here)
+    good = [tmp_path / "good.jsonl"]
+    run(recipe(tmp_path / "out", GOLDEN, {"good": good, "new": good}, size=4000), here)
     assert list(load_manifest(made.shards_dir).sources) == ["good", "new"]
     look(made.shards_dir, here)
     assert list(unfinished(made.shards_dir)) == ["it"]

@@ -90,6 +90,8 @@ def test_ids_are_those_of_tokenizers_and_documents_keep_their_order(finished, sa
             assert next(val if tuple(ids) in held_out else train) == ids
         assert next(train, None) is None
         assert next(val, None) is None
+        # At least one document of each shard was encoded again, also where a partition fills several.
+        assert manifest.sources[source].compared >= len(manifest.of(source))
 
 
 def _documents(prefix: Path) -> list[np.ndarray]:
@@ -199,6 +201,12 @@ def test_a_partition_that_fails_is_named_and_the_rest_is_kept(
     assert list(load_manifest(made.shards_dir).sources) == ["en"]
     (work,) = unfinished(made.shards_dir).values()
     assert work.done == work.planned - 1  # the others are finished
+    for path in inputs["it"]:  # of each, something that was read is kept
+        data = path.read_bytes()
+        path.write_bytes(data + b"\n")
+        with pytest.raises(MismatchError, match=rf"unfinished shards of it .*{path.name} has other contents"):
+            run(made, here)
+        path.write_bytes(data)
     monkeypatch.undo()
     failing_partition(monkeypatch, OSError(errno.EIO, "passes"), times=2)
     run(made, here)

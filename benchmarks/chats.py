@@ -19,11 +19,11 @@ from pretok.chat.documents import read_documents
 from pretok.chat.encode import encode_spans
 from pretok.chat.resolve import resolve
 from pretok.kernels.pretokenize import PATTERNS
-from pretok.read.conversation import Conversation
+from pretok.read.conversation import Conversation, RecordFormat
 from pretok.read.normalize import Normalization
 from pretok.read.partition import plan
 from pretok.read.probe import probe_inputs
-from pretok.read.readers import Damage, RecordFormat
+from pretok.read.readers import Damage
 from pretok.read.recognise import list_inputs
 from pretok.tokenizer.encoder import Encoder
 from pretok.tokenizer.vocabulary import write_vocab

@@ -22,9 +22,10 @@ def run_parts(paths: list[str], tokenizer: Path, output: Path) -> Row:
     import xxhash
 
     from pretok.read.batches import from_buffers
+    from pretok.read.conversation import RecordFormat
     from pretok.read.files import read_bytes
     from pretok.read.jsonl import parse_lines
-    from pretok.read.readers import BATCH_BYTES, RecordFormat
+    from pretok.read.readers import BATCH_BYTES
     from pretok.read.spans import whole_records
     from pretok.tokenizer.encoder import Encoder
     from pretok.tokenizer.vocabulary import load_vocab

@@ -19,7 +19,6 @@ import pretok.stream
 from pretok.base.errors import PretokError
 from pretok.cli import READER_GONE, app, run_command
 from pretok.commands.help import COMMANDS
-from pretok.shards.manifest import load_manifest
 
 GROUP = typer.main.get_command(app)
 
@@ -30,17 +29,9 @@ def tokenizing(out: object, vocab: object, *inputs: str) -> list[str]:
     return ["tokenize", *(inputs or ("it=sample:it",)), *options]
 
 
-def test_commands_are_those_we_decided_on():
-    assert sorted(COMMANDS) == [
-        "annotate", "build-vocab", "certify", "count", "disclose", "export", "init", "inspect", "mix", "plan",
-        "preflight", "query", "remove", "report", "run", "status", "submit", "tokenize", "trace", "verify",
-    ]  # fmt: skip
-
-
-@pytest.mark.parametrize("columns", ["40", "80"])
 @pytest.mark.parametrize("name", COMMANDS)
-def test_help_shows_examples_as_they_are_typed(name, columns, capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", columns)
+def test_help_shows_examples_as_they_are_typed(name, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "40")  # narrower than most examples
     assert run_command([name, "--help"]) == 0
     shown = [line.strip() for line in capsys.readouterr().out.splitlines()]
     written = [line.strip() for line in GROUP.get_command(None, name).help.splitlines()]
@@ -65,30 +56,6 @@ def test_the_version(capsys):
     assert f"\nversion: {version('pretok')}\n" in (ROOT / "CITATION.cff").read_text(encoding="utf-8")
 
 
-def damaged(folder: Path) -> list[str]:
-    """A source of two inputs, of which one is damaged."""
-    (folder / "a.parquet").write_bytes(b"PAR1 not really PAR1")
-    (folder / "b.jsonl").write_text('{"text": "buono"}\n')
-    return [f"it={folder}/a.parquet", f"it={folder}/b.jsonl"]
-
-
-def test_failed_partitions_are_code_3(tmp_path, vocab_dir, capsys):
-    assert run_command(tokenizing(tmp_path / "out", vocab_dir, *damaged(tmp_path))) == 3
-    assert "a.parquet: damaged Parquet" in capsys.readouterr().err
-    assert run_command(["status", str(tmp_path / "out"), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["results"][0]["state"] == "failed"
-    assert run_command(["verify", str(tmp_path / "out" / "shards"), "--workers", "0"]) == 2
-
-
-def test_counts_of_a_damaged_input_are_code_3(tmp_path, capsys):
-    command = ["count", *damaged(tmp_path), "--out", str(tmp_path / "out"), "--workers", "0", "--json"]
-    assert run_command(command) == 3
-    printed = capsys.readouterr()
-    assert "a.parquet: damaged Parquet" in printed.err
-    assert f"delete {tmp_path}/out/counts" in printed.err
-    assert json.loads(printed.out)["sources"]["it"]["read"] == 1
-
-
 def test_a_signal_is_code_75_and_the_next_run_continues(tmp_path, vocab_dir):
     line = json.dumps({"text": "una frase qualunque, abbastanza lunga. " * 50}) + "\n"
     (tmp_path / "a.jsonl").write_text(line * 40_000)  # 80 MB: seconds of work
@@ -111,18 +78,19 @@ class Panic(BaseException):
 
 ENDS = [
     (Panic("rust"), 1, "this is a bug"),
-    (ZeroDivisionError(), 1, "this is a bug"),
     (OSError(9, "Bad file descriptor"), 1, "this is a bug"),
     (KeyboardInterrupt(), 75, "interrupted; run the same command again"),
-    (MemoryError(), 2, "pretok: out of memory; use fewer --workers"),
-    (MemoryError("Unable to allocate 9 TiB"), 2, "(Unable to allocate 9 TiB)"),
+    (
+        MemoryError("Unable to allocate 9 TiB"),
+        2,
+        "out of memory (Unable to allocate 9 TiB); use fewer --workers",
+    ),
     (PermissionError(13, "Permission denied", "/x/a.bin"), 2, "/x/a.bin: Permission denied; choose a path"),
-    (OSError(30, "Read-only file system", "/x/a"), 2, "/x/a: Read-only file system; choose a path"),
-    (OSError(28, "No space left on device", "/x/a"), 75, "No space left on device; make room there"),
-    (OSError(28, "No space left"), 75, "cannot write the output: No space left; make room there"),
-    (OSError(122, "Disk quota exceeded", "/x/a"), 75, "Disk quota exceeded; make room in your quota"),
+    (OSError(28, "No space left on device", "/x/a"), 75, "No space left on device; free some space there"),
+    (OSError(28, "No space left"), 75, "cannot write the output: No space left; free some space there"),
+    (OSError(122, "Disk quota exceeded", "/x/a"), 75, "Disk quota exceeded; free some of your quota"),
+    (OSError(116, "Stale file handle", "/x/a"), 75, "/x/a: Stale file handle; run the same command again"),
     (OSError(36, "File name too long", "/x/a"), 2, "/x/a: File name too long; choose a shorter name"),
-    (PermissionError(13, "Permission denied"), 2, "a file: Permission denied; choose a path"),
     (OSError(18, "Invalid cross-device link", "/x/a", None, "/y/b"), 2, "/x/a -> /y/b: Invalid"),
 ]
 
@@ -156,15 +124,6 @@ def test_the_exit_codes_stand_in_one_table():
     }
 
 
-def test_what_may_pass_ends_a_command_with_75(monkeypatch, capsys):
-    def fail(*_: object, **__: object) -> None:
-        raise OSError(116, "Stale file handle", "/x/a")
-
-    monkeypatch.setattr("pretok.report.page.run_report", fail)
-    assert run_command(["report", "x"]) == 75
-    assert "/x/a: Stale file handle; run the same command again to continue" in capsys.readouterr().err
-
-
 def test_a_mix_or_an_export_into_a_folder_is_one_line(tmp_path, capsys):
     shards = make_shards(tmp_path / "shards", {"it": [range(1, 90)]})
     for command in (["mix", "--seq-len", "8"], ["export", "--to", "megatron"]):
@@ -174,11 +133,9 @@ def test_a_mix_or_an_export_into_a_folder_is_one_line(tmp_path, capsys):
         assert "Traceback" not in printed
 
 
-@pytest.mark.parametrize("command", ["status", "inspect --source it"])
-def test_a_reader_that_goes_away_is_no_error(command, tmp_path, vocab_dir):
-    assert run_command(tokenizing(tmp_path, vocab_dir)) == 0
-    name, *options = command.split()
-    pipe = f"{sys.executable} -m pretok {name} {tmp_path}/shards {' '.join(options)} | true; echo ${{PIPESTATUS[0]}}"
+def test_a_reader_that_goes_away_is_no_error(tmp_path):
+    make_shards(tmp_path / "shards", {"it": [range(1, 90)]})
+    pipe = f"{sys.executable} -m pretok status {tmp_path}/shards | true; echo ${{PIPESTATUS[0]}}"
     done = subprocess.run(["bash", "-c", pipe], cwd=ROOT, capture_output=True, text=True, check=True)
     assert (done.stdout, done.stderr) == ("141\n", "")
 
@@ -190,19 +147,17 @@ NO_TEXT = " is not UTF-8; if the terminal shows it right, the locale is wrong: e
     ("shell", "message"),
     [
         ("$pretok status x >&-", "pretok: standard output is closed; send it to a file, or to /dev/null"),
-        ("$train --shards x >&-", "train: standard output is closed; send it to a file, or to /dev/null"),
         ("mkdir gone; cd gone; rmdir ../gone; $pretok tokenize it=sample:it --out o",
          "pretok: the current folder was deleted; go to one that exists (cd)"),
         ("$pretok query x $'select \\'\\xe9\\''", f"pretok: \"select '\\udce9'\"{NO_TEXT}"),
-        ("LC_ALL=C PYTHONUTF8=0 PYTHONCOERCECLOCALE=0 $pretok status é", f"pretok: '\\udcc3\\udca9'{NO_TEXT}"),
         ("SLURM_JOB_END_TIME=abc $pretok verify shards",
          "pretok: SLURM_JOB_END_TIME=abc is not a time; set it to seconds since 1970, as date +%s prints, or unset it"),
     ],
 )  # fmt: skip
 def test_a_process_that_cannot_work_says_so(shell, message, tmp_path):
     make_shards(tmp_path / "shards", {"it": [range(1, 9)]})
-    programs = {name: f"{sys.executable} -m {name}" for name in ("pretok", "train")}
-    options = {"cwd": tmp_path, "env": {**os.environ, **programs}, "capture_output": True, "text": True}
+    environment = {**os.environ, "pretok": f"{sys.executable} -m pretok"}
+    options = {"cwd": tmp_path, "env": environment, "capture_output": True, "text": True}
     done = subprocess.run(["bash", "-c", shell], check=False, **options)
     assert (done.returncode, done.stdout, done.stderr.strip()) == (2, "", message)
 
@@ -244,38 +199,3 @@ def test_every_command_takes_the_results_or_their_shards(tmp_path, vocab_dir, ca
     assert run_command(tokenizing(".", vocab_dir)) == 2
     assert f"did you mean --out {tmp_path}/work?" in capsys.readouterr().err
     assert not Path("shards").exists()
-
-
-def test_the_end_of_documents_may_be_another_token(tmp_path, vocab_dir, capsys):
-    assert run_command([*tokenizing(tmp_path, vocab_dir), "--eod", "<|pad|>"]) == 0
-    assert load_manifest(tmp_path).tokenizer.eod_id == 1
-    assert run_command(["tokenize", "it=sample:it", "--out", str(tmp_path / "x"), "--eod", "<|pad|>"]) == 2
-    assert "--eod needs path or extend" in capsys.readouterr().err
-
-
-def test_chats_are_told_to_be_read_as_messages(tmp_path, vocab_dir, capsys):
-    (tmp_path / "chat.jsonl").write_text('{"id": "a", "messages": [{"role": "user", "content": "ciao"}]}\n')
-    assert run_command(tokenizing(tmp_path / "out", vocab_dir, f"it={tmp_path}/chat.jsonl")) == 2
-    assert "holds conversations: write messages = 'messages'" in capsys.readouterr().err
-
-
-def test_a_rerun_with_nothing_to_do_says_so_in_one_line(tmp_path, vocab_dir, capsys):
-    command = tokenizing(tmp_path, vocab_dir)
-    for table in (True, False):
-        assert run_command(command) == 0
-        printed = capsys.readouterr().out
-        assert ("bytes/token" in printed) is table
-    assert re.search(r"shards: [\d,]+ tokens of [\d,]+ documents, complete and unchanged", printed)
-    assert run_command(tokenizing(tmp_path, vocab_dir, "it=sample:it", "en=sample:en")) == 0
-    assert "bytes/token" in capsys.readouterr().out
-
-
-def test_the_field_of_all_sources(tmp_path, vocab_dir, capsys):
-    for name in ("a", "b"):
-        (tmp_path / f"{name}.jsonl").write_text('{"content": "buono"}\n{"content": "bello"}\n')
-    inputs = [f"a={tmp_path}/a.jsonl", f"b={tmp_path}/b.jsonl", "--field", "content"]
-    assert run_command([*tokenizing(tmp_path / "out", vocab_dir, *inputs), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["documents"] == 4
-    command = ["count", *inputs, "--out", str(tmp_path / "counted"), "--json", "--workers", "0"]
-    assert run_command(command) == 0
-    assert json.loads(capsys.readouterr().out)["sources"]["b"]["documents"] == 2

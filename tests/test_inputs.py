@@ -234,7 +234,7 @@ OF_TEXT = [
     text("not UTF-8", "perché".encode("latin-1"), [], {1: "invalid_utf8"}, "byte 0xe9 at 5: unexpected end of data; convert the file, from Latin-1 by iconv"),
     text("nothing between two separators", b"uno||tre|", TWO, {2: "empty_text"}, settings=PIPE, alone=True),
     text("a NUL", b"u\0no", says="in/a.txt is binary: neither JSON Lines, Parquet nor text; leave it out, or declare format", code=2),
-    text('text, `format = "jsonl"`', b"uno\n", [], {1: "malformed_json"}, "read as jsonl, which is not what its name says: in/a.txt", 3, settings='format = "jsonl"', alone=True),
+    text('text, `format = "jsonl"`', b'uno\n{"text": "due"}\n', ["due"], {1: "malformed_json"}, "read as jsonl, which is not what its name says: in/a.txt", settings='format = "jsonl"', alone=True),
     text("a field to keep", b"uno", says="plain text has no fields to keep, and in/a.txt is plain text", code=2, settings='keep = ["id"]'),
 ]  # fmt: skip
 

@@ -99,8 +99,7 @@ def mix(
     `{"chat": ["answer"]}`. settings: keys of [mix], such as weights, tokens, seq_len, stages. It prints the plan,
     as the command does. Raises PretokError.
     """
-    names = {f"mix.{key}": key for key in settings}
-    request = MixRequest(make_mix(settings, "pretok.mix", names), learn=learn or {})
+    request = MixRequest(make_mix(settings, "pretok.mix"), learn=learn or {})
     shards = shards_of(Path(work))
     target = shards.absolute().parent / "mix.json" if out is None else Path(out)
     logged = {"shards": shards, "out": target, **settings}
@@ -118,8 +117,7 @@ def _recipe(name: str, inputs: Inputs, out: Path_ | None, given: Mapping[str, ob
         data = load_toml(Path(inputs))
     given = {"out": None if out is None else Path(out), **given}
     given = {key: value for key, value in given.items() if value is not None}
-    names = {key: key.partition(".")[2] for key in given} | {"out": "out", "vocab.path": "vocab"}
-    return complete_recipe(data, f"pretok.{name}", given, names)
+    return complete_recipe(data, f"pretok.{name}", given, {"out": "out"})
 
 
 def _source(given: object) -> dict[str, object]:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 
@@ -107,17 +107,11 @@ class Work:
         """Read the rejected records: source, file, position (line or row, from 1), reason, detail."""
         check_place(self.manifest, source, None)
 
-        def batches() -> Iterator[pa.RecordBatch]:
-            rows: list[dict[str, Any]] = []
-            for name in self.sources if source is None else (source,):
-                for line in self.manifest.reject_lines(name):
-                    rows.append({"source": name, **line})
-                    if len(rows) == BATCH:
-                        yield pa.RecordBatch.from_pylist(rows, REJECTS)
-                        rows = []
-            yield pa.RecordBatch.from_pylist(rows, REJECTS)
-
-        return pa.RecordBatchReader.from_batches(REJECTS, batches())
+        names = self.sources if source is None else (source,)
+        lines = ({"source": name, **line} for name in names for line in self.manifest.reject_lines(name))
+        blocks = iter(lambda: list(islice(lines, BATCH)), [])
+        batches = (pa.RecordBatch.from_pylist(block, REJECTS) for block in blocks)
+        return pa.RecordBatchReader.from_batches(REJECTS, batches)
 
     def _read(
         self, source: str | None, split: str | None, columns: Sequence[str] | None, *, with_text: bool

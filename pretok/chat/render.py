@@ -23,9 +23,8 @@ from pretok.chat.spans import ANSWER, USER, column_of, pack
 from pretok.chat.text import Part, Step, Trace, replay
 from pretok.chat.turns import Turns
 from pretok.read.batches import Reject, TextBatch, buffers, from_buffers
-from pretok.read.conversation import Conversation, fields_of
+from pretok.read.conversation import Conversation, RecordFormat, fields_of
 from pretok.read.normalize import Normalization
-from pretok.read.readers import RecordFormat
 
 MOST_SHAPES, MOST_OF_SHAPE = 1024, 8
 """Shapes whose outputs are kept, and outputs per shape."""

@@ -21,8 +21,7 @@ from pretok.base.records import replace
 from pretok.base.storage import passes
 from pretok.chat.template import DateNeeded
 from pretok.chat.turns import Turns, open_template, probed
-from pretok.read.conversation import Conversation
-from pretok.read.readers import RecordFormat
+from pretok.read.conversation import Conversation, RecordFormat
 from pretok.tokenizer.tokenizer_file import to_characters
 from pretok.tokenizer.vocabulary import CONFIG_FILE, OWN_TEMPLATE, TEMPLATE_FILE, Vocabulary
 

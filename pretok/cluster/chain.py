@@ -15,6 +15,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -25,6 +26,8 @@ from pretok.config.settings import Slurm, SlurmStage
 
 StageName = Literal["vocab", "tokenize", "mix", "train"]
 STAGES: tuple[StageName, ...] = ("vocab", "tokenize", "mix", "train")
+SBATCH = {"partition": "PARTITION", "qos": "QOS", "cpus-per-task": "CORES", "mem": "MEMORY", "time": "TIME"}
+"""Option of sbatch -> the value of a profile, SITE_CPU_... or SITE_GPU_..., that it gets."""
 NONE = "none"
 """The value in a profile of what a site does not have; an empty value was not filled in."""
 RECORD = "chain.tsv"
@@ -74,30 +77,11 @@ def load_profile(name: str) -> Profile:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One job to submit. words: options, script and its arguments; depends: (condition, index of the job in the
-    chain)."""
+    """One job of a chain. command: sbatch as a shell line, in which `$JOB_n` is the id of job n of the chain."""
 
     stage: StageName
     link: int
-    words: tuple[str, ...]
-    depends: tuple[tuple[str, int], ...]
-
-    def command(self) -> str:
-        """The sbatch command as a shell line, in which the id of job n of the chain is `$JOB_n`."""
-        start = "sbatch --parsable"
-        if self.depends:
-            conditions = ",".join(f"{condition}:$JOB_{index}" for condition, index in self.depends)
-            start += f" --dependency={conditions} --kill-on-invalid-dep=yes"
-        return f"{start} {shlex.join(self.words)}"
-
-
-@dataclass(frozen=True, slots=True)
-class Chain:
-    """All jobs in the order of submission, and the folder of their logs and markers."""
-
-    folder: Path
-    jobs: list[Job]
-    environment: dict[str, str]
+    command: str
 
 
 def plan_chain(
@@ -108,27 +92,27 @@ def plan_chain(
     run: Path,
     train_arguments: list[str],
     folder: Path,
-) -> Chain:
-    """The jobs of `stages`. Raises UsageError if the profile lacks a value that they need."""
+) -> list[Job]:
+    """List the jobs of `stages` in the order of submission. folder: for logs and markers.
+
+    Raises UsageError if the profile lacks a value that they need.
+    """
     check_profile(profile, recipe.slurm, stages)
     jobs: list[Job] = []
-    before: list[tuple[str, int]] = []
     for stage in stages:
         arguments = [str(recipe.out), str(recipe_path)]
         if stage == "train":
             arguments = [str(run), *recipe_flags(recipe), *train_arguments]
         script = profile.folder / f"{stage}.sbatch"
-        words = (*_options(recipe, profile, stage, folder), str(script), str(profile.path), *arguments)
-        jobs.append(Job(stage, 1, words, (*before,)))
-        for link in range(2, getattr(recipe.slurm, stage).links + 1):
-            jobs.append(Job(stage, link, words, (*before, ("afterany", len(jobs) - 1))))
-        before = [("afterok", len(jobs) - 1)]
-    environment = {
-        "PRETOK_SLURM": str(profile.folder),
-        "PRETOK_CHAIN": str(folder.absolute()),
-        "PRETOK_SPARE": str(recipe.slurm.train.spare),
-    }
-    return Chain(folder, jobs, environment)
+        words = shlex.join(
+            [*_options(recipe, profile, stage, folder), str(script), str(profile.path), *arguments]
+        )
+        before = [f"afterok:$JOB_{len(jobs) - 1}"] if jobs else []
+        for link in range(1, getattr(recipe.slurm, stage).links + 1):
+            conditions = before + ([f"afterany:$JOB_{len(jobs) - 1}"] if link > 1 else [])
+            wait = f"--dependency={','.join(conditions)} --kill-on-invalid-dep=yes " if conditions else ""
+            jobs.append(Job(stage, link, f"sbatch --parsable {wait}{words}"))
+    return jobs
 
 
 def choose_stages(recipe: Recipe, wanted: str | None, train_arguments: list[str]) -> list[StageName]:
@@ -146,12 +130,8 @@ def choose_stages(recipe: Recipe, wanted: str | None, train_arguments: list[str]
 
 def check_profile(profile: Profile, slurm: Slurm, stages: list[StageName]) -> None:
     """Raise UsageError with every value that the stages need and the profile leaves empty."""
-    needed = {"VENV"} if slurm.account else {"ACCOUNT", "VENV"}
-    for stage in stages:
-        kind = "GPU" if stage == "train" else "CPU"
-        needed |= {f"{kind}_{name}" for name in ("PARTITION", "QOS", "CORES", "MEMORY", "TIME")}
-        if stage == "train":
-            needed.add("GPUS")
+    needed = {f"{_kind(stage)}_{name}" for stage in stages for name in SBATCH.values()} | {"VENV"}
+    needed |= ({"GPUS"} if "train" in stages else set()) | (set() if slurm.account else {"ACCOUNT"})
     empty = sorted(f"SITE_{name}" for name in needed if not profile.values.get(f"SITE_{name}"))
     if empty:
         raise UsageError(
@@ -162,27 +142,27 @@ def check_profile(profile: Profile, slurm: Slurm, stages: list[StageName]) -> No
         raise UsageError(f"SITE_VENV of {profile.path}: {profile.get('VENV')} holds no bin/python")
 
 
+def _kind(stage: StageName) -> str:
+    return "GPU" if stage == "train" else "CPU"
+
+
 def _options(recipe: Recipe, profile: Profile, stage: StageName, folder: Path) -> tuple[str, ...]:
     slurm = recipe.slurm
     own: SlurmStage = getattr(slurm, stage)
-    kind = "GPU" if stage == "train" else "CPU"
-    values = {
+    values = {option: profile.get(f"{_kind(stage)}_{name}") for option, name in SBATCH.items()} | {
         "job-name": f"{recipe.out.name}-{stage}",
         "output": f"{str(folder.absolute()).replace('%', '%%')}/%x-%j.out",
         "account": slurm.account or profile.get("ACCOUNT"),
-        "partition": profile.get(f"{kind}_PARTITION"),
-        "qos": profile.get(f"{kind}_QOS"),
-        "nodes": str(own.nodes + (slurm.train.spare if stage == "train" else 0)),
-        "cpus-per-task": profile.get(f"{kind}_CORES"),
-        "mem": profile.get(f"{kind}_MEMORY"),
+        "nodes": str(own.nodes + (slurm.spare if stage == "train" else 0)),
         "gpus-per-node": profile.get("GPUS") if stage == "train" else "",
-        "time": own.time or profile.get(f"{kind}_TIME"),
         "exclude": slurm.exclude or "",
     }
+    if own.time:
+        values["time"] = own.time
     given = [f"--{name}={value}" for name, value in values.items() if value]
-    if stage == "train" and slurm.train.spare:
+    if stage == "train" and slurm.spare:
         given.append("--no-kill")  # else Slurm begins the whole job anew
-    return (*given, *shlex.split(profile.get(f"{kind}_OPTIONS")))
+    return (*given, *shlex.split(profile.get(f"{_kind(stage)}_OPTIONS")))
 
 
 def recipe_flags(recipe: Recipe) -> list[str]:
@@ -199,45 +179,45 @@ def recipe_flags(recipe: Recipe) -> list[str]:
     return arguments
 
 
-def submit_chain(chain: Chain) -> list[str]:
-    """Run `chain_script`; return the ids of the jobs. Raises PretokError with Slurm's answer if it refuses one; the
-    others are then cancelled."""
+def submit_chain(jobs: Sequence[Job], script: str, folder: Path) -> list[str]:
+    """Run the `chain_script` of these jobs; return their ids. Raises PretokError with Slurm's answer if it refuses one;
+    the others are then cancelled."""
     if shutil.which("sbatch") is None:
         raise UsageError("sbatch is not on PATH: run this on a login node of the cluster, or with --dry-run")
-    done = subprocess.run(["bash"], input=chain_script(chain), capture_output=True, text=True, check=False)
-    record = chain.folder / RECORD
+    done = subprocess.run(["bash"], input=script, capture_output=True, text=True, check=False)
+    record = folder / RECORD
     ids = [line.split("\t")[0] for line in record.read_text("utf-8").splitlines()] if record.exists() else []
     if done.returncode:
-        job = chain.jobs[len(ids)]
+        job = jobs[len(ids)]
         raise PretokError(
-            f"Slurm refused {job.stage} {job.link}: {done.stderr.strip()}\n  {job.command()}\n"
+            f"Slurm refused {job.stage} {job.link}: {done.stderr.strip()}\n  {job.command}\n"
             f"{len(ids)} jobs submitted before it were cancelled; fix the profile or the options"
         )
     return ids
 
 
-def chain_script(chain: Chain) -> str:
-    """A shell script that submits all jobs, to run or to paste.
+def chain_script(jobs: Sequence[Job], profile: Profile, spare: int, folder: Path) -> str:
+    """Write a shell script that submits all jobs, to run or to paste. spare: extra nodes of the training jobs.
 
     It is a subshell: if Slurm refuses a job, those before it are cancelled and the rest is not submitted, and the shell
     that the script was pasted into continues.
     """
-    record = shlex.quote(str(chain.folder / RECORD))
+    record = shlex.quote(str(folder / RECORD))
     lines = [
         "(",
         "set -eu",
         f"cd {shlex.quote(str(Path.cwd()))}",
-        f"mkdir -p {shlex.quote(str(chain.folder.parent))}",
-        f"mkdir {shlex.quote(str(chain.folder))}",
-        *(f"export {name}={shlex.quote(value)}" for name, value in chain.environment.items()),
+        f"mkdir -p {shlex.quote(str(folder.parent))}",
+        f"mkdir {shlex.quote(str(folder))}",
+        f"export PRETOK_SLURM={shlex.quote(str(profile.folder))} PRETOK_SPARE={spare}",
+        f"export PRETOK_CHAIN={shlex.quote(str(folder.absolute()))}",
         "submitted=",
         """trap '[ $? = 0 ] || [ -z "$submitted" ] || scancel $submitted' EXIT""",
     ]
-    for index, job in enumerate(chain.jobs):
+    for index, job in enumerate(jobs):
         lines += [
-            f"JOB_{index}=$({job.command()})",
-            f'JOB_{index}=${{JOB_{index}%%;*}}; submitted="$submitted $JOB_{index}"',
+            f"JOB_{index}=$({job.command})",
+            f'JOB_{index}=${{JOB_{index}%%;*}}; submitted="$submitted $JOB_{index}"',  # sbatch answers ID;CLUSTER
             f"printf '%s\\t%s\\t%s\\n' \"$JOB_{index}\" {job.stage} {job.link} >>{record}",
         ]
-    lines.append(")")
-    return "\n".join(lines) + "\n"
+    return "\n".join([*lines, ")"]) + "\n"

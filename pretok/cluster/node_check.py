@@ -11,7 +11,7 @@ import json
 import os
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,21 +24,10 @@ WRITE_BYTES = 64 << 20
 VISIBLE_DEVICES = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
 SLOWEST = 0.5
 """A node slower than this share of the median of all nodes is bad."""
-
+SKEW = 5.0
+"""Most seconds between the clocks of a node and of the file system: locks compare them."""
 SHARED = "all-reduce"
 """The check whose failure may be the fault of any node."""
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """What a node must have. free, memory in bytes; write in bytes a second; skew in seconds."""
-
-    gpus: int = 0
-    free: int = 10 << 30
-    inodes: int = 10_000
-    write: int = 20_000_000
-    memory: int = 4 << 30
-    skew: float = 5.0
 
 
 class Check(Record, frozen=True):
@@ -57,35 +46,32 @@ class NodeReport(Record, frozen=True):
     checks: tuple[Check, ...]
 
 
-def node_report(folder: Path, limits: Limits) -> NodeReport:
-    """Check this node; writes and removes one file of 64 MiB in `folder`."""
-    checks = [
-        *_space(folder, limits),
-        *_write(folder, limits),
-        _memory(limits),
-        _gpus(limits),
-    ]
+UNITS = {"free": ("GB", 1e9), "write": ("MB/s", 1e6), "memory": ("GB", 1e9), "GPUs": ("", 1.0)}
+"""What a node must have enough of -> its unit."""
+
+
+def node_report(folder: Path, needed: Mapping[str, int]) -> NodeReport:
+    """Check this node; writes and removes one file of 64 MiB in `folder`. needed: for each of UNITS, in bytes, bytes a
+    second, or their number."""
+    system = os.statvfs(folder)
+    amounts = {"free": system.f_bavail * system.f_frsize, "memory": free_memory(), "GPUs": _gpus()}
+    checks = []
+    try:
+        amounts["write"], skew = _write(folder)
+        apart = f"{skew:.0f} s apart from {folder}'s" if skew > SKEW else ""
+        checks = [Check("clock", f"{skew:.1f} s", apart)]
+    except OSError as error:
+        checks = [Check("write", "-", f"cannot write to {folder}: {error.strerror}")]
+    for name, amount in amounts.items():
+        unit, size = UNITS[name]
+        shown, least = (f"{number / size:,.0f} {unit}".rstrip() for number in (amount, needed[name]))
+        problem = f"{shown}, {least} are needed" if amount < needed[name] else ""
+        checks.append(Check(name, shown, problem))
     return NodeReport(os.uname().nodename, tuple(checks))
 
 
-UNITS = {"GB": 1e9, "MB/s": 1e6, "": 1.0}
-
-
-def _at_least(name: str, found: float, wanted: float, unit: str) -> Check:
-    shown, needed = (f"{amount / UNITS[unit]:,.0f} {unit}".rstrip() for amount in (found, wanted))
-    return Check(name, shown, f"{shown}, {needed} are needed" if found < wanted else "")
-
-
-def _space(folder: Path, limits: Limits) -> list[Check]:
-    system = os.statvfs(folder)
-    checks = [_at_least("free", system.f_bavail * system.f_frsize, limits.free, "GB")]
-    if system.f_files:  # some file systems count no inodes
-        checks.append(_at_least("inodes", system.f_favail, limits.inodes, ""))
-    return checks
-
-
-def _write(folder: Path, limits: Limits) -> list[Check]:
-    """Speed of a flushed write, and the difference of this node's clock from that of the file system."""
+def _write(folder: Path) -> tuple[int, float]:
+    """Return (bytes a second of a flushed write, seconds between the clocks of this node and of the file system)."""
     path = folder / f".preflight-{os.uname().nodename}-{os.getpid()}{TEMPORARY_SUFFIX}"
     block = os.urandom(1 << 20)  # random: some file systems compress
     try:
@@ -97,24 +83,17 @@ def _write(folder: Path, limits: Limits) -> list[Check]:
             os.fsync(file.fileno())
         speed = WRITE_BYTES / (time.monotonic() - began)
         path.touch()
-        skew = abs(path.stat().st_mtime - time.time())
-    except OSError as error:
-        return [Check("write", "-", f"cannot write to {folder}: {error.strerror}")]
+        return int(speed), abs(path.stat().st_mtime - time.time())
     finally:
         path.unlink(missing_ok=True)
-    apart = f"{skew:.0f} s apart from {folder}'s" if skew > limits.skew else ""
-    return [_at_least("write", speed, limits.write, "MB/s"), Check("clock", f"{skew:.1f} s", apart)]
 
 
-def _memory(limits: Limits) -> Check:
-    return _at_least("memory", free_memory(), limits.memory, "GB")
-
-
-def _gpus(limits: Limits) -> Check:
-    """GPUs that this job may use: those in its environment, else all of NVIDIA's driver."""
+def _gpus() -> int:
+    """Count the GPUs that this job may use: those in its environment, else all of NVIDIA's driver."""
     given = next((os.environ[name] for name in VISIBLE_DEVICES if name in os.environ), None)
-    gpus = list(Path("/dev").glob("nvidia[0-9]*")) if given is None else list(filter(None, given.split(",")))
-    return _at_least("GPUs", len(gpus), limits.gpus, "")
+    return len(
+        list(Path("/dev").glob("nvidia[0-9]*")) if given is None else list(filter(None, given.split(",")))
+    )
 
 
 def report_line(report: NodeReport) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from itertools import chain, islice
 from json import dumps as to_text
@@ -19,13 +19,11 @@ from pretok.base.kinds import KINDS, LEARNED, TEXT
 from pretok.base.terminal import print_json
 from pretok.base.units import human_bytes, plural
 from pretok.base.visible import visible, visible_json
-from pretok.commands.options import Json, Shards, WorkOrShards, terminal
+from pretok.commands.options import Json, Shards, WorkOrShards, argument, terminal
 
 if TYPE_CHECKING:
-    from pretok.audit.documents import Inspection
     from pretok.audit.trace import Traced
     from pretok.base.console import Console
-    from pretok.shards.manifest import Manifest
 
 MOST = 10
 """Most documents that are named if several match."""
@@ -34,45 +32,44 @@ MOST = 10
 def inspect(
     context: typer.Context,
     shards: Shards,
-    doc: Annotated[
-        str | None,
-        typer.Option(
-            metavar="ID | HASH | FILE:LINE | NUMBER",
-            help="The document: kept `id`, hash, or place in the input; with --source its number, from 0.",
-        ),
-    ] = None,
-    source: Annotated[str | None, typer.Option(help="Source to look in. Default: all.")] = None,
-    split: Annotated[str | None, typer.Option(help="Split: train or val.", show_default="train")] = None,
-    search: Annotated[
-        str | None, typer.Option(metavar="TEXT", help="Find a document that contains this text.")
-    ] = None,
-    random: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Show N documents drawn at random.")
-    ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of --random.")] = 0,
-    text: Annotated[
-        str | None, typer.Option(metavar="TEXT", help="Show how the vocabulary splits this text into tokens.")
-    ] = None,
+    doc: str | None = None,
+    source: str | None = None,
+    split: str | None = None,
+    search: str | None = None,
+    random: int | None = None,
+    seed: int = 0,
+    text: str | None = None,
     json: Json = False,
 ) -> None:
-    """Show a document as its tokens, and the file and line or row it came from; or how a text is split into tokens.
+    """Show a document as its tokens, and the file and line or row it came from. Or show how a text is tokenized.
 
-    Tokens are in brackets, those of a conversation that are not learned in round ones. For what a run read: pretok
-    trace.
+        pretok inspect work/shards --doc data/it/a.jsonl.zst:1742
 
-    pretok inspect work/shards --doc data/it/a.jsonl.zst:1742
+        pretok inspect work/shards --source it --doc 17
 
-    pretok inspect work/shards --source it --doc 17
+        pretok inspect work/shards --search 'mare salato'
 
-    pretok inspect work/shards --search 'mare salato'
+        pretok inspect work/shards --random 3 --seed 7
 
-    pretok inspect work/shards --random 3 --seed 7
+        pretok inspect work --text "Il mare è salato"
 
-    pretok inspect work --text "Il mare è salato"
+    Tokens are in [brackets]; in conversations, those without loss are in (parentheses). `pretok trace` shows what a run
+    reads.
+
+    --doc ID | HASH | FILE:LINE | NUMBER: The document: kept `id`, hash, or place in the input; with --source its
+    number, from 0.
+    --source NAME: Source to look in. Default: all.
+    --split train|val: Split to look in. Default: train with --source, else both.
+    --search TEXT: Find the first document that contains this text.
+    --random: Show so many documents, drawn at random.
+    --seed: Seed of --random.
+    --text TEXT: Show the tokens of this text.
     """
     from pretok.audit.documents import run_inspect
     from pretok.audit.find import find_named, random_places, search_text
+    from pretok.audit.show import document_heading
     from pretok.shards.manifest import load_manifest
+    from pretok.shards.texts import load_vocabulary
 
     console = terminal(context)
     if sum(way is not None for way in (doc, search, random, text)) != 1 and (doc or source is None):
@@ -96,23 +93,21 @@ def inspect(
             )
         places = [(source, split or "train", int(doc))]
     else:
-        named = find_named(manifest, str(doc), MOST)
-        _tell_others(named, console)
-        places = named[:1]
-    found = [run_inspect(shards, name, number, part) for name, part, number in places]
+        first, *others = find_named(manifest, str(doc), MOST)
+        places = [first]
+        if others:
+            known = ", ".join(f"{name} {part} {number}" for name, part, number in others)
+            more = " and maybe more" if len(others) == MOST - 1 else ""
+            console.notice(f"{' '.join(map(str, first))} is shown; there are also {known}{more}")
+    documents = [run_inspect(shards, name, number, part) for name, part, number in places]
     if json:
-        objects = [asdict(one) for one in found]
+        objects = [asdict(document) for document in documents]
         print_json(objects if random is not None else objects[0])
         return
-    _show_documents(manifest, found, console)
-
-
-def _tell_others(places: list[tuple[str, str, int]], console: Console) -> None:
-    (source, split, doc), *others = places
-    if others:
-        named = ", ".join(f"{name} {part} {number}" for name, part, number in others)
-        more = " and maybe more" if len(places) == MOST else ""
-        console.notice(f"{source} {split} {doc} is shown; there are also {named}{more}")
+    vocab, with_loss = load_vocabulary(manifest), (*LEARNED, KINDS[TEXT])
+    for document in documents:
+        learned = None if document.kinds is None else [kind in with_loss for kind in document.kinds]
+        _show_tokens(document_heading(document, vocab), document.tokens, learned, console)
 
 
 def _show_text(shards: Path, text: str, json: bool, console: Console) -> None:
@@ -120,7 +115,6 @@ def _show_text(shards: Path, text: str, json: bool, console: Console) -> None:
     import pyarrow as pa
 
     from pretok.audit.documents import token_texts
-    from pretok.audit.show import marked
     from pretok.tokenizer.encoder import Encoder
     from pretok.tokenizer.vocabulary import TOKENIZER_FILE, load_vocab
 
@@ -137,20 +131,16 @@ def _show_text(shards: Path, text: str, json: bool, console: Console) -> None:
     if json:
         print_json({"ids": ids, "tokens": tokens})
         return
-    console.show(f"{plural(len(ids), 'token')}, {size / max(len(ids), 1):.2f} bytes per token:", result=True)
-    console.show(marked(tokens), result=True)
+    heading = f"{plural(len(ids), 'token')}, {size / max(len(ids), 1):.2f} bytes per token:"
+    _show_tokens([heading], tokens, None, console)
 
 
-def _show_documents(manifest: Manifest, found: list[Inspection], console: Console) -> None:
-    from pretok.audit.show import document_heading, marked
-    from pretok.shards.texts import load_vocabulary
+def _show_tokens(heading: list[str], tokens: list[str], learned: list[bool] | None, console: Console) -> None:
+    """Show tokens in brackets. learned: whether each has a loss, None: all have."""
+    from pretok.audit.show import marked
 
-    vocab, learned_kinds = load_vocabulary(manifest), (*LEARNED, KINDS[TEXT])
-    for one in found:
-        for line in document_heading(one, vocab):
-            console.show(line, result=True)
-        learned = None if one.kinds is None else [kind in learned_kinds for kind in one.kinds]
-        console.show(marked(one.tokens, learned), result=True)
+    for line in (*heading, marked(tokens, learned)):
+        console.show(line, result=True)
 
 
 SHOWN = 1000
@@ -163,35 +153,28 @@ def _write(kind: str, names: list[str], batches: Iterator[list[tuple[Any, ...]]]
     shown = sys.stdout.isatty()  # a program gets the values unchanged
     if kind == "csv":
         writer.writerow(names)
-    for batch in batches:
+    for row in chain.from_iterable(batches):
         if kind == "csv":
-            writer.writerows([visible(str(value)) for value in row] if shown else row for row in batch)
+            writer.writerow([visible(str(value)) for value in row] if shown else row)
         else:
-            for row in batch:
-                values = dict(zip(names, row, strict=True))
-                sys.stdout.write(visible_json(to_text(values, ensure_ascii=False, default=str)) + "\n")
+            values = dict(zip(names, row, strict=True))
+            sys.stdout.write(visible_json(to_text(values, ensure_ascii=False, default=str)) + "\n")
 
 
 def query(
     context: typer.Context,
     work: WorkOrShards,
-    sql: Annotated[
-        str, typer.Argument(metavar="SQL", help="SQL query, in the dialect of DuckDB.", show_default=False)
-    ],
-    format: Annotated[
-        str | None,
-        typer.Option(
-            metavar="table|csv|json",
-            help="Format of the result (json: JSON Lines). Default: a table on a terminal, else CSV.",
-        ),
-    ] = None,
+    sql: Annotated[str, argument("SQL", "SQL query, in the dialect of DuckDB.")],
+    format: str | None = None,
 ) -> None:
-    """Ask about documents, shards and rejects in SQL.
+    """Query documents, shards and rejects in SQL.
 
         pretok query work "select source, count(*), sum(tokens) from documents group by all"
 
-    Views: documents, ledger, shards, sources and rejects. `describe documents` lists the
-    columns, kept and joined ones included. COPY (select ...) TO 'file.parquet' writes a file.
+    Views: documents, ledger, shards, sources and rejects. `describe documents` lists its columns, with those that were
+    kept or added. COPY (select ...) TO 'file.parquet' writes a file.
+
+    --format table|csv|json: Format of the result (json: JSON Lines). Default: a table on a terminal, else CSV.
     """
     from pretok.audit.query import run_query
 
@@ -204,10 +187,13 @@ def query(
         _write(kind, names, batches)
         return
     rows = list(islice(chain.from_iterable(batches), SHOWN + 1))
-    cells = [["" if value is None else str(value) for value in row] for row in rows[:SHOWN]]
-    console.show(table("", names, cells), result=True)
+    console.show(table("", names, map(_cells, rows[:SHOWN])), result=True)
     if len(rows) > SHOWN:
         console.notice(f"the first {SHOWN:,} rows; --format csv shows all")
+
+
+def _cells(row: Iterable[object]) -> list[str]:
+    return ["" if value is None else str(value) for value in row]
 
 
 TRACED = 100
@@ -218,39 +204,30 @@ SEQUENCES = 3
 
 def trace(
     context: typer.Context,
-    target: Annotated[
-        Path, typer.Argument(metavar="RUN | MIX", help="Folder of a run, or a mix.json.", show_default=False)
-    ],
-    doc: Annotated[
-        str | None,
-        typer.Option(
-            metavar="ID | HASH | FILE:LINE",
-            help="Find the steps that read this document: its kept `id`, its hash, or its place in the input.",
-        ),
-    ] = None,
-    position: Annotated[int | None, typer.Option(help="Show what is read at this position, from 0.")] = None,
-    step: Annotated[int | None, typer.Option(help="Show what this step of the run reads, from 1.")] = None,
-    tokens: Annotated[
-        bool, typer.Option("--tokens", help=f"Show the first {SEQUENCES} sequences as tokens.")
-    ] = False,
-    shards: Annotated[
-        Path | None,
-        typer.Option(
-            help="Shards that the run or mix reads. Default: those that the run read, or those beside the mix."
-        ),
-    ] = None,
+    target: Annotated[Path, argument("RUN | MIX", "Folder of a run, or a mix.json.")],
+    doc: str | None = None,
+    position: int | None = None,
+    step: int | None = None,
+    tokens: bool = False,
+    shards: Path | None = None,
     json: Json = False,
 ) -> None:
     """Show at which positions of a mix, and in which steps of a run, a document is read; or what is read there.
-
-    The answer is computed from the order, not replayed. Steps up to the newest checkpoint are `done`; positions that
-    the run will never reach are not listed.
 
         pretok trace run --doc data/it/a.jsonl.zst:1742
 
         pretok trace run --step 81
 
         pretok trace work/mix.json --position 0 --tokens
+
+    The answer is computed from the order of the mix. `done` tells whether the run has read it, up to its newest
+    checkpoint. Positions that the run will never reach are not listed.
+
+    --doc ID | HASH | FILE:LINE: Find the steps that read this document: its kept `id`, hash, or place in the input.
+    --position: Show what is read at this position, from 0.
+    --step: Show what this step of the run reads, from 1.
+    --tokens: Show the first three sequences as tokens.
+    --shards DIR: Shards of the run or mix. Default: those that the run read, or those beside the mix.
     """
     from pretok.audit.find import find_in
     from pretok.audit.trace import (
@@ -267,10 +244,12 @@ def trace(
     console, segments = terminal(context), open_traced(target, shards)
     if doc is not None:
         named = find_in([traced.manifest for traced in segments], doc, TRACED)
-        documents = [
-            (traced, place) for traced, places in zip(segments, named, strict=True) for place in places
+        read = [
+            (traced, reading)
+            for traced, places in zip(segments, named, strict=True)
+            for place in places
+            for reading in readings(traced, *place)
         ]
-        read = [(traced, reading) for traced, place in documents for reading in readings(traced, *place)]
     else:
         if position is not None:
             places = [(traced, position) for traced in reading_at(segments, position)]
@@ -287,28 +266,26 @@ def trace(
         _show_sequences([(traced, reading.position) for traced, reading in read], json, console)
         return
     rows = [
-        row
+        asdict(row)
         for segment in segments
         for row in with_origins(segment, [reading for traced, reading in read if traced is segment])
     ]
     if json:
-        print_json([asdict(row) for row in rows])
+        print_json(rows)
     elif not rows:
         console.notice(f"{doc} is in the shards, but {target} never reads it")
     else:
-        columns = [
-            name
-            for name in asdict(rows[0])
-            if name not in ("of_class", "removed") or any(getattr(row, name) for row in rows)
-        ]
-        values = [[getattr(row, name) for name in columns] for row in rows]
-        cells = [tuple("" if value is None else str(value) for value in row) for row in values]
-        console.show(table("trace", columns, cells), result=True)
+        files = {row["file"] for row in rows}
+        # One file is the title: in a cell, a terminal would break its path.
+        empty = {"removed": False} | ({"file": rows[0]["file"]} if len(files) == 1 else {})
+        columns = [name for name in rows[0] if any(row[name] not in (None, empty.get(name)) for row in rows)]
+        cells = [["" if row[name] is None else str(row[name]) for name in columns] for row in rows]
+        console.show(table(files.pop() if len(files) == 1 else "trace", columns, cells), result=True)
 
 
 def _show_sequences(places: list[tuple[Traced, int]], json: bool, console: Console) -> None:
     """Show the first sequences of some positions as tokens."""
-    from pretok.audit.show import marked, seen_sequence, sequence_heading
+    from pretok.audit.show import seen_sequence, sequence_heading
     from pretok.shards.texts import load_vocabulary
 
     places = [place for number, place in enumerate(places) if place not in places[:number]]
@@ -317,46 +294,36 @@ def _show_sequences(places: list[tuple[Traced, int]], json: bool, console: Conso
         positions = f"positions {places[0][1]} to {places[-1][1]}"
         console.notice(f"{positions}: the first {SEQUENCES} sequences are shown")
     if json:
-        print_json([asdict(one) for one in shown])
+        print_json([asdict(sequence) for sequence in shown])
         return
-    for one in shown:
-        for line in sequence_heading(one):
-            console.show(line, result=True)
-        console.show(marked(one.tokens, one.learned), result=True)
+    for sequence in shown:
+        _show_tokens(sequence_heading(sequence), sequence.tokens, sequence.learned, console)
 
 
 def certify(
     context: typer.Context,
-    target: Annotated[Path | None, typer.Argument(metavar="RUN", help="Folder of a run.")] = None,
-    step: Annotated[
-        int | None,
-        typer.Option(
-            help="Prove what this step read, from 1. With --check: require that the certificate is of this step."
-        ),
-    ] = None,
-    out: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="File to write.", show_default="step-N.certificate")
-    ] = None,
-    shards: Annotated[
-        Path | None,
-        typer.Option(help="Shards that the run reads. Default: those that it read."),
-    ] = None,
-    check: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Check this certificate; no shards are needed.")
-    ] = None,
-    root: Annotated[
-        str | None,
-        typer.Option(help="With --check: root of the shards, as published by whoever made the certificate."),
-    ] = None,
+    target: Annotated[Path | None, argument("RUN", "Folder of a run.")] = None,
+    step: int | None = None,
+    out: Path | None = None,
+    shards: Path | None = None,
+    check: Path | None = None,
+    root: str | None = None,
     json: Json = False,
 ) -> None:
-    """Prove to somebody without the shards what a step of a run read, or check such a proof.
-
-    The file contains the tokens, and hashes that lead from them to the root that `pretok status` prints for the shards.
+    """Prove to somebody without the shards what a step of a run read. Or check such a proof.
 
         pretok certify run --step 81 --out step-81.certificate
 
         pretok certify --check step-81.certificate --root ROOT
+
+    The file holds the tokens of the step, and the hashes that lead from them to the root of the shards. `pretok status`
+    prints the root; publish it before.
+
+    --step: Prove what this step read, from 1. With --check: the step that the certificate must be of.
+    --out FILE: File to write. Default: step-N.certificate.
+    --shards DIR: Shards of the run. Default: those that it read.
+    --check FILE: Check this certificate. No shards are needed.
+    --root HASH: With --check: root of the shards, as the maker of the certificate published it.
     """
     console = terminal(context)
     if check is not None:
@@ -364,11 +331,11 @@ def certify(
 
         if root is None or any(given is not None for given in (target, out, shards)):
             raise UsageError("with --check give --root, which the maker of the shards published, and no run")
-        found = check_certificate(check, root, step)
+        proof = check_certificate(check, root, step)
         if json:
-            print_json(found)
+            print_json(proof)
         else:
-            for line in sentences(found):
+            for line in sentences(proof):
                 console.show(line, result=True)
         return
     if target is None or root is not None or step is None:

@@ -14,7 +14,15 @@ from pretok.base.lock import hold
 from pretok.base.records import to_json
 from pretok.base.storage import atomic_open
 from pretok.base.terminal import print_json
-from pretok.commands.options import Json, WorkFolder, WorkOrRun, WorkOrShards, parse_size, terminal
+from pretok.commands.options import (
+    Json,
+    WorkFolder,
+    WorkOrRun,
+    WorkOrShards,
+    argument,
+    parse_size,
+    terminal,
+)
 
 
 def status(
@@ -66,18 +74,19 @@ def status(
 def report(
     context: typer.Context,
     work: WorkFolder,
-    run: Annotated[Path | None, typer.Option(metavar="RUN", help="Also show this training run.")] = None,
-    out: Annotated[
-        Path | None, typer.Option(metavar="PAGE.html", help="File to write. Default: WORK/report.html.")
-    ] = None,
+    run: Path | None = None,
+    out: Path | None = None,
 ) -> None:
-    """Write a page on the contents of the shards, the rejected records, and the jobs.
+    """Write an HTML page on the contents of the shards, the rejected records and the jobs.
 
-    The page needs no network: copy it, mail it, print it.
+        pretok report work
 
-    pretok report work
+        pretok report work --run runs/italia-v01 --out italia.html
 
-    pretok report work --run runs/italia-v01 --out italia.html
+    The page is one file and needs no network.
+
+    --run RUN: Also show this training run.
+    --out PAGE.html: File to write. Default: WORK/report.html.
     """
     from pretok.report.page import run_report
 
@@ -90,54 +99,30 @@ def disclose(
     context: typer.Context,
     work: WorkOrShards,
     target: Annotated[
-        Path | None,
-        typer.Argument(
-            metavar="RUN | MIX",
-            help="Summarize what this training run has read, or what this mix.json reads.",
-            show_default=False,
-        ),
+        Path | None, argument("RUN | MIX", "Training run, or mix.json. Default: all of the shards.")
     ] = None,
-    format: Annotated[
-        str | None,
-        typer.Option(
-            metavar="json|html|md|spdx|csv",
-            help="Format; md: dataset card, spdx: SPDX 3.0 document, csv: all registrable domains. Default: the suffix "
-            "of --out (.spdx.json for spdx), else html.",
-        ),
-    ] = None,
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="File to write. Default: WORK/disclosure.html; standard output with --format.",
-        ),
-    ] = None,
-    column: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="KIND=COLUMN",
-            help="Kept column with the language, licence, domain (an address), date, duplicate or synthetic (the "
-            "generator), if its name is not a usual one. May be repeated.",
-        ),
-    ] = None,
-    domains: Annotated[int, typer.Option(min=0, help="Number of domains to list, the largest first.")] = 1000,
-    answers: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="TOML",
-            help="Answers that no file contains, such as the name of the provider.",
-            show_default="WORK/disclosure.toml",
-        ),
-    ] = None,
+    format: str | None = None,
+    out: Path | None = None,
+    column: list[str] | None = None,
+    domains: int = 1000,
+    answers: Path | None = None,
 ) -> None:
     """Summarize what a model was trained on, in the layout of the EU AI Act's public summary of training content.
 
-    pretok disclose work runs/italia-v01 --out summary.html
+        pretok disclose work runs/italia-v01 --out summary.html
 
-    pretok disclose work work/mix.json --column language=lang_id --format json
+        pretok disclose work work/mix.json --column language=lang_id --format json
 
-    It counts the shards, a mix, or the recorded steps of a run: tokens, documents, bytes and epochs of each source, and
-    by language, licence, domain and date if kept columns contain them. What no file contains is null.
+    It counts tokens, documents, bytes and epochs of each source; and by language, licence, domain and date if kept
+    columns hold them. For a run it counts the steps so far. What no file tells is null.
+
+    --format json|html|md|spdx|csv: Format. md: dataset card, spdx: SPDX 3.0 document, csv: all registrable domains.
+    Default: by the suffix of --out (.spdx.json: spdx), else html.
+    --out FILE: File to write. Default: WORK/disclosure.html; with --format standard output.
+    --column KIND=COLUMN: Kept column for language, licence, domain (a URL), date, duplicate or synthetic (the
+    generator), if it has an unusual name. May be repeated.
+    --domains: Number of domains to list, the largest first.
+    --answers FILE: TOML file with what no other file tells, such as the provider. Default: WORK/disclosure.toml.
     """
     from pretok.disclosure.job import DisclosureRequest, run_disclose
 
@@ -166,54 +151,53 @@ def _columns(given: list[str]) -> dict[str, str]:
 
 def preflight(
     context: typer.Context,
-    folder: Annotated[Path, typer.Argument(help="Folder that the job will write to.", show_default=False)],
-    gpus: Annotated[int, typer.Option(help="Minimum number of GPUs.")] = 0,
-    min_free: Annotated[str, typer.Option(help="Minimum free space in FOLDER.")] = "10GiB",
-    min_write: Annotated[str, typer.Option(help="Minimum write speed, in bytes per second.")] = "20M",
-    min_memory: Annotated[str, typer.Option(help="Minimum available memory.")] = "4GiB",
-    json: Annotated[bool, typer.Option("--json", help="Print the report as one line of JSON.")] = False,
-    collect: Annotated[bool, typer.Option("--collect", help="Check the reports of nodes in FOLDER.")] = False,
-    nodes: Annotated[
-        str, typer.Option(help="With --collect: nodes that must have reported, separated by commas.")
-    ] = "",
+    folder: Annotated[Path, argument("FOLDER", "Folder that the job will write to.")],
+    gpus: int = 0,
+    min_free: str = "10GiB",
+    min_write: str = "20M",
+    min_memory: str = "4GiB",
+    json: bool = False,
+    collect: bool = False,
+    nodes: str = "",
 ) -> None:
-    """Check that a node is fit for a long job: space, inodes, write speed, clock, memory, GPUs.
-
-    The Slurm scripts run it on every node of a job and then `--collect` the reports. If nodes are bad, their names are
-    printed and the exit code is 2.
+    """Check that a node is fit for a long job: space, write speed, clock, memory, GPUs.
 
         pretok preflight work --gpus 4
-    """
 
-    from pretok.cluster.node_check import Limits, judge, node_report, read_reports, report_line
+    The Slurm scripts run it on every node of a job and then `--collect` the reports. It prints the names of bad nodes,
+    and then ends with exit code 2.
+
+    --gpus: Minimum number of GPUs.
+    --min-free SIZE: Minimum free space in FOLDER.
+    --min-write SIZE: Minimum write speed per second.
+    --min-memory SIZE: Minimum available memory.
+    --json: Print the report as one line of JSON.
+    --collect: Check the reports of nodes in FOLDER.
+    --nodes NAME,...: With --collect: nodes that must have reported.
+    """
+    from pretok.cluster.node_check import judge, node_report, read_reports, report_line
 
     if collect:
         verdict = judge(read_reports(folder), [node for node in nodes.split(",") if node])
     else:
-        sizes = {"--min-free": min_free, "--min-write": min_write, "--min-memory": min_memory}
-        free, write, memory = (parse_size(text, option) for option, text in sizes.items())
-        limits = Limits(gpus, free, write=write, memory=memory)
-        report = node_report(folder, limits)
+        sizes = {"free": min_free, "write": min_write, "memory": min_memory}
+        needed = {name: parse_size(text, f"--min-{name}") for name, text in sizes.items()}
+        report = node_report(folder, needed | {"GPUs": gpus})
         if json:
             sys.stdout.write(report_line(report))
             return
         verdict = judge([report], [report.node])
-    names = list(dict.fromkeys(name for found in verdict.checks.values() for name in found))
-    rows = [
-        [
-            node,
-            *(found[name].value if name in found else "-" for name in names),
-            "BAD" if node in verdict.bad else "ok",
-        ]
-        for node, found in verdict.checks.items()
-    ]
+    names = list(dict.fromkeys(name for checks in verdict.checks.values() for name in checks))
+    rows = []
+    for node, checks in verdict.checks.items():
+        values = [checks[name].value if name in checks else "-" for name in names]
+        rows.append([node, *values, "BAD" if node in verdict.bad else "ok"])
     console = terminal(context)
     console.show(table("pre-flight", ["node", *names, ""], rows))
-    for node, problems in verdict.bad.items():
-        console.notice(f"{node}: {'; '.join(problems)}")
-    for problem in verdict.shared:
-        console.notice(f"some node: {problem}")
+    problems = {**verdict.bad, **({"some node": verdict.shared} if verdict.shared else {})}
+    for node, texts in problems.items():
+        console.notice(f"{node}: {'; '.join(texts)}")
     if verdict.bad:
         sys.stdout.write(",".join(verdict.bad) + "\n")
-    if verdict.bad or verdict.shared:
+    if problems:
         raise typer.Exit(2)

@@ -1,4 +1,4 @@
-"""The commands for single steps: count, build-vocab, tokenize, annotate, verify, mix, export."""
+"""The commands for single steps: count, build-vocab, tokenize, annotate, remove, verify, mix, export."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from pretok.commands.options import (
     Json,
     Shards,
     Workers,
+    argument,
     option_of,
     read_recipe,
     start_engine,
@@ -39,22 +40,20 @@ if TYPE_CHECKING:
 @takes("out", "vocab.pattern", "vocab.sample", "sources.field")
 def count(
     context: typer.Context,
-    inputs: Annotated[
-        list[str], typer.Argument(metavar="RECIPE.toml | NAME=GLOB ... | COUNTS ...", show_default=False)
-    ],
+    inputs: Annotated[list[str], argument("RECIPE.toml | NAME=GLOB ... | COUNTS ...")],
     *,
     given: Given,
     workers: Workers = None,
     address: Address = None,
     json: Json = False,
 ) -> None:
-    """Count every word of the sources exactly, under OUT/counts, or add up finished counts of several corpora.
-
-    From counts, `pretok build-vocab --counts` trains any size and mix without reading text again.
+    """Count every word of the sources exactly, under OUT/counts; or add up finished counts of several corpora.
 
         pretok count it='data/it/*.jsonl.zst' --out italian
 
         pretok count italian/counts english/counts --out both
+
+    `pretok build-vocab --counts` trains a vocabulary of any size and mix from the counts; it reads no text.
     """
     from pretok.counts.counts_file import FILE_NAME, load_counts
 
@@ -80,35 +79,30 @@ def count(
     refuse_partial("the counts are made", counts.failed, str(counts.folder))
 
 
-@takes(
-    "out",
-    *(f"vocab.{key}" for key in ("size", "sizes", "pattern", "weights", "extend", "add")),
-    "sources.field",
-)
+VOCAB_KEYS = ("vocab.size", "vocab.sizes", "vocab.pattern", "vocab.weights", "vocab.extend", "vocab.add")
+
+
+@takes("out", *VOCAB_KEYS, "sources.field")
 def build_vocab(
     context: typer.Context,
     inputs: Inputs,
     *,
     given: Given,
-    counts: Annotated[
-        Path | None,
-        typer.Option(help="Use these counts of `pretok count`; no text is read, INPUTS only name sources."),
-    ] = None,
-    compare: Annotated[
-        list[Path] | None,
-        typer.Option(help="Compare with this tokenizer.json in the report; may be repeated."),
-    ] = None,
+    counts: Path | None = None,
+    compare: list[Path] | None = None,
     workers: Workers = None,
     address: Address = None,
     json: Json = False,
 ) -> None:
-    """Train a byte-level BPE vocabulary on exact counts of all words, with a report, under OUT/vocab.
-
-    The merges are those that Hugging Face tokenizers would make. After a kill run it again: what is counted is kept.
+    """Train a byte-level BPE vocabulary on exact counts of all words, under OUT/vocab, with a report.
 
         pretok build-vocab it='data/it/*.jsonl.zst' en='data/en/*.parquet' --out work --weights it=0.9,en=0.1
 
-    --sizes also writes smaller vocabularies, each the first entries of this one, under OUT/vocab/SIZE.
+    The merges are those that Hugging Face tokenizers would make. If the command is stopped, run it again: what is
+    counted is kept. --sizes also writes smaller vocabularies, under OUT/vocab/SIZE.
+
+    --counts DIR: Train on these counts of `pretok count`. No text is read; INPUTS only name the sources.
+    --compare FILE: Compare with this tokenizer.json in the report. May be repeated.
     """
     from pretok.counts.counts_file import load_counts
     from pretok.counts.job import refuse_partial
@@ -117,10 +111,9 @@ def build_vocab(
 
     recipe = read_recipe(inputs, given)
     console = terminal(context, recipe.out, recipe)
+    known = load_counts(counts) if counts else None
     with start_engine(workers, address, "pretok.counts.task") as engine:
-        report = run_build_vocab(
-            recipe, engine, console, compare or [], load_counts(counts) if counts else None
-        )
+        report = run_build_vocab(recipe, engine, console, compare or [], known)
     if json:
         print_json(to_json(report))
     else:
@@ -131,25 +124,15 @@ def build_vocab(
     refuse_short(report, recipe.vocab)
 
 
-@takes(
-    "out",
-    "vocab.path",
-    "vocab.eod",
-    "sources.field",
-    "sources.keep",
-    "shards.val_fraction",
-    "shards.duplicates",
-)
+TOKENIZE_KEYS = ("vocab.path", "vocab.eod", "sources.field", "sources.keep")
+
+
+@takes("out", *TOKENIZE_KEYS, "shards.val_fraction", "shards.duplicates")
 def tokenize(
     context: typer.Context,
     inputs: Inputs,
     *,
-    append: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME=GLOB", help="Add inputs to a finished source, as new shards. May be repeated."
-        ),
-    ] = None,
+    append: list[str] | None = None,
     given: Given,
     workers: Workers = None,
     address: Address = None,
@@ -157,13 +140,14 @@ def tokenize(
 ) -> None:
     """Tokenize sources into memory-mapped shards with exact counts, under OUT/shards.
 
-    After a kill run it again: what is sealed is kept. A new NAME=GLOB adds a source to a finished output.
-
         pretok tokenize it='data/it/*.jsonl.zst' en='data/en/*.parquet' --out work --workers 16
 
-    --append adds to a source; give all other arguments as before.
-
         pretok tokenize it='data/it/*.jsonl.zst' en='data/en/*.parquet' --out work --append it='2026/*.jsonl.zst'
+
+    If the command is stopped, run it again: finished files are kept. To add a source to finished shards, name it beside
+    the others. To add text to a source, give --append and all other arguments as before.
+
+    --append NAME=GLOB: Add these inputs to a finished source, as new shards. May be repeated.
     """
     from pretok.shards.manifest import FILE_NAME, load_manifest
 
@@ -190,45 +174,29 @@ def tokenize(
 def annotate(
     context: typer.Context,
     shards: Shards,
-    files: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="FILES ...",
-            help="Tables to join: JSON Lines or Parquet files (.zst, .gz), or globs.",
-            show_default=False,
-        ),
-    ],
-    by: Annotated[
-        str,
-        typer.Option(
-            metavar="COLUMN,...",
-            help="The key, as the view `documents` of pretok query names it: id, hash, url, file,position, source,id.",
-        ),
-    ],
-    name: Annotated[
-        str, typer.Option(help="Name of this set of columns; a set of the same name is replaced.")
-    ] = "notes",
-    columns: Annotated[
-        str | None,
-        typer.Option(metavar="NAME,...", help="Columns to join. Default: all but the key."),
-    ] = None,
+    files: Annotated[list[str], argument("FILES ...", "JSON Lines or Parquet (.zst, .gz), or globs.")],
+    by: str,
+    name: str = "notes",
+    columns: str | None = None,
     json: Json = False,
 ) -> None:
-    """Join new columns to the documents of finished shards, as a second ledger beside the first.
+    """Add columns from files to the documents of finished shards. Tokens and the ledger stay as they are.
 
         pretok annotate work/shards scores/*.parquet --by id --name quality
 
         pretok annotate work/shards topics.jsonl.zst --by file,position --name topics --columns topic
 
-    No token and no ledger is rewritten. A document without a row gets null and `NAME_matched` false; rows without a
-    document are listed in a file.
+    A document without a row gets null, and false in the column NAME_matched. Rows without a document are counted.
+
+    --by COLUMN,...: The key: columns of the view `documents` of pretok query, such as id, hash, url or file,position.
+    --name NAME: Name of this set of columns. An existing set with this name is replaced.
+    --columns NAME,...: Columns to add. Default: all but the key.
     """
     from pretok.annotate.job import Request, run_annotate, tell_joined
 
     console = terminal(context, work_of(shards))
     wanted = None if columns is None else tuple(columns.split(","))
-    request = Request(shards, tuple(files), tuple(by.split(",")), name, wanted)
-    joined = run_annotate(request, console)
+    joined = run_annotate(Request(shards, tuple(files), tuple(by.split(",")), name, wanted), console)
     if json:
         print_json(joined.record)
     else:
@@ -238,53 +206,36 @@ def annotate(
 def remove(
     context: typer.Context,
     shards: Shards,
-    reason: Annotated[
-        str, typer.Option(metavar="TEXT", help="Reason; ledger and manifest record it with the date.")
-    ],
-    where: Annotated[
-        str | None,
-        typer.Option(
-            metavar="CONDITION",
-            help="Remove the documents that meet this condition: SQL over the columns of the view `documents`.",
-        ),
-    ] = None,
-    ids: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="Remove the documents that this file names, one per line: a hash, a kept `id` or FILE:LINE.",
-        ),
-    ] = None,
-    missing_ok: Annotated[
-        bool,
-        typer.Option(
-            "--missing-ok", help="Ignore names without a document. Default: list them and remove nothing."
-        ),
-    ] = False,
-    all: Annotated[
-        bool, typer.Option("--all", help="Allow a condition that matches every document of a source.")
-    ] = False,
-    dry_run: Annotated[
-        bool,
-        typer.Option("--dry-run", help="Show what would be removed and which mixes read it; change nothing."),
-    ] = False,
+    reason: str,
+    where: str | None = None,
+    ids: Path | None = None,
+    missing_ok: bool = False,
+    all: bool = False,
+    dry_run: bool = False,
     json: Json = False,
 ) -> None:
-    """Remove documents, and every copy of their texts, from finished shards; all else stays the same, bit for bit.
+    """Remove documents, and every copy of their texts, from finished shards. All else stays the same, bit for bit.
 
-    pretok remove work/shards --where "url like 'https://example.org/%'" --reason 'opted out' --dry-run
+        pretok remove work/shards --where "url like 'https://example.org/%'" --reason 'opted out' --dry-run
 
-    pretok remove work/shards --ids forget.txt --reason 'request 17'
+        pretok remove work/shards --ids forget.txt --reason 'request 17'
 
-    End-of-document tokens, which are not learned, take their place: mixes stay valid and runs continue. The same texts
-    are rejected when inputs are tokenized again. If a removal is stopped, run the same command again to finish it.
+    The tokens are overwritten with end-of-document tokens, which carry no loss: mixes stay valid and runs continue.
+    Inputs that hold the same texts later are rejected. If the command is stopped, run it again to finish.
+
+    --reason TEXT: Reason. It is recorded with the date in the ledger and the manifest.
+    --where CONDITION: Remove the documents that meet this SQL condition on the columns of the view `documents`.
+    --ids FILE: Remove the documents in this file, one per line: a hash, a kept `id` or FILE:LINE.
+    --missing-ok: Ignore lines of --ids without a document. Without it they are listed and nothing is removed.
+    --all: Allow a condition that matches every document of a source.
+    --dry-run: Show what would be removed and which mixes read it. Change nothing.
     """
     from pretok.removal.job import Request, run_remove, tell_removed
-    from pretok.removal.job import dry_run as look
+    from pretok.removal.job import dry_run as preview
 
     request = Request(shards, reason, where, ids, missing_ok, all)
     console = terminal(context, None if dry_run else work_of(shards))
-    report = look(request) if dry_run else run_remove(request, console)
+    report = preview(request) if dry_run else run_remove(request, console)
     if json:
         print_json(report)
     else:
@@ -294,22 +245,22 @@ def remove(
 def verify(
     context: typer.Context,
     shards: Shards,
-    sample: Annotated[
-        int, typer.Option(min=0, help="Number of documents to decode and encode again.")
-    ] = VERIFY_DOCUMENTS,
-    full: Annotated[bool, typer.Option("--full", help="Decode and encode every document again.")] = False,
-    removed: Annotated[
-        bool, typer.Option("--removed", help="Decode every document and look for texts that were removed.")
-    ] = False,
+    sample: int = VERIFY_DOCUMENTS,
+    full: bool = False,
+    removed: bool = False,
     workers: Workers = None,
     address: Address = None,
     json: Json = False,
 ) -> None:
-    """Check shards against their manifest: sizes, roots, ids, totals, and documents encoded again.
+    """Check shards against their manifest: sizes, hashes, ids and totals; and encode a sample of documents again.
 
-    pretok verify work/shards --full
+        pretok verify work/shards --full
 
-    In a WORK folder, counts and mix.json are checked too.
+    If a WORK folder is named, its counts and mix.json are checked too.
+
+    --sample: Number of documents to decode and encode again.
+    --full: Decode and encode every document again.
+    --removed: Decode every document and look for texts that were removed.
     """
     from pretok.audit.verify_job import notes, run_verify, verify_report
 
@@ -322,11 +273,8 @@ def verify(
         print_json(verify_report(manifest, problems))
     if problems:
         repair = f"to repair, restore the files from a copy, or delete {shards} and run what made it again"
-        raise IntegrityError(
-            "\n".join(
-                [f"{plural(len(problems), 'problem')} in {shards}:", *(f"  {p}" for p in problems), repair]
-            )
-        )
+        heading = f"{plural(len(problems), 'problem')} in {shards}:"
+        raise IntegrityError("\n".join([heading, *(f"  {problem}" for problem in problems), repair]))
     totals = manifest.totals
     again = totals.documents if full else min(sample, totals.documents)
     if manifest.materialized is not None:
@@ -342,58 +290,41 @@ def verify(
         console.notice(f"{shards}: no document has the text of one of the {count:,} removed documents")
 
 
-@takes(*(f"mix.{key}" for key in ("weights", "tokens", "seq_len", "max_epochs", "pack", "stages", "classes")))
+MIX_KEYS = ("weights", "tokens", "seq_len", "max_epochs", "pack", "stages", "classes")
+
+
+@takes(*(f"mix.{key}" for key in MIX_KEYS))
 def mix(
     context: typer.Context,
     work: Annotated[
         Path,
-        typer.Argument(
-            metavar="WORK | SHARDS | RECIPE.toml",
-            help="Folder of results, its shards, or a recipe with [mix].",
-            show_default=False,
-        ),
+        argument("WORK | SHARDS | RECIPE.toml", "Folder of results, its shards, or a recipe with [mix]."),
     ],
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="MIX.json",
-            help="File to write. Without it, only side files of classes and packing are written.",
-        ),
-    ] = None,
+    out: Path | None = None,
     *,
     given: Given,
-    continued: Annotated[
-        Path | None,
-        typer.Option("--continue", metavar="OLD.json", help="Continue this mix from the position of --at."),
-    ] = None,
-    at: Annotated[
-        str | None,
-        typer.Option(
-            metavar="POSITION | RUN",
-            help="Position to continue at: a number of sequences, or a run (its newest checkpoint).",
-        ),
-    ] = None,
-    materialize: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="DIR", help="Also write the sequences to this folder, as shards in the order of the mix."
-        ),
-    ] = None,
+    continue_: Path | None = None,
+    at: str | None = None,
+    materialize: Path | None = None,
     workers: Workers = None,
     json: Json = False,
 ) -> None:
     """Fix which sequences of which source come in which order, exactly. The file is small, whatever the budget.
 
-    pretok mix work/shards --out work/mix.json --weights it=0.9,en=0.1 --tokens 1.2T
+        pretok mix work/shards --out work/mix.json --weights it=0.9,en=0.1 --tokens 1.2T
 
-    pretok mix recipe.toml --out work/mix.json
+        pretok mix recipe.toml --out work/mix.json
 
-    pretok mix work/shards --out work/mix.json --stage 1.2T:it=0.9,en=0.1 --stage 3T:it=0.5,en=0.5
+        pretok mix work/shards --out work/mix.json --stage 1.2T:it=0.9,en=0.1 --stage 3T:it=0.5,en=0.5
 
-    pretok mix work/shards --out work/mix2.json --continue work/mix.json --at run --stage 300B:it=0.5,en=0.5
+        pretok mix work/shards --out work/mix2.json --continue work/mix.json --at run --stage 300B:it=0.5,en=0.5
 
-    The [mix] of a recipe has more settings, such as repeat and seed; what is learned of conversations is set in
-    their sources.
+    A recipe has more settings: repeat and seed in [mix], and `learn` of each source of conversations.
+
+    --out MIX.json: File to write. Without it the plan is shown, and only side files of classes and packing are written.
+    --continue OLD.json: Start with the sequences of this mix up to --at, and repeat none of them.
+    --at POSITION | RUN: Where to continue: a number of sequences, or a run (its newest checkpoint).
+    --materialize DIR: Also write the sequences to this folder, as shards in the order of the mix.
     """
     from pretok.config import MixTable, make_mix
     from pretok.shards.manifest import load_manifest, shards_of
@@ -403,23 +334,23 @@ def mix(
 
     if materialize and not out:
         raise UsageError("--materialize writes the mix too: say where with --out")
-    if (continued is None) != (at is None):
+    if (continue_ is None) != (at is None):
         raise UsageError("--continue OLD.json needs --at, a position or a run, and --at needs --continue")
     if work.suffix == ".toml":
         recipe = read_recipe([str(work)], given)
         shards, table, learn = recipe.shards_dir, recipe.mix or MixTable(), recipe.learned
     else:
-        if continued is not None:
-            given.setdefault("mix.seq_len", load_mix(continued).seq_len)
+        if continue_ is not None:
+            given.setdefault("mix.seq_len", load_mix(continue_).seq_len)
         settings = {dotted.removeprefix("mix."): value for dotted, value in given.items()}
         table = make_mix(settings, "", {dotted: option_of(dotted) for dotted in given})
         shards, learn = shards_of(work), {}
     manifest, console = load_manifest(shards), terminal(context, out and work_of(out))
-    request = _mix_request(table, learn, manifest, continued, at)
+    request = _mix_request(table, learn, manifest, continue_, at)
     if out:
         report = run_mix(shards, out, request)
     else:
-        report = plan_mix(manifest.sized(), request, continued and continued.parent / FOLDER)[1]
+        report = plan_mix(manifest.sized(), request, continue_ and continue_.parent / FOLDER)[1]
     if json:
         print_json(report)
     else:
@@ -461,19 +392,10 @@ def _mix_request(
 def export(
     context: typer.Context,
     shards: Shards,
-    to: Annotated[
-        str,
-        typer.Option(metavar="megatron|olmo", help="Target format.", show_default=False),
-    ],
-    mix: Annotated[
-        Path | None,
-        typer.Option(metavar="MIX.json", help="Mix that sets the shares. Default: natural proportions."),
-    ] = None,
-    stage: Annotated[int | None, typer.Option(min=1, help="Stage of the mix to export, from 1.")] = None,
-    out: Annotated[
-        Path | None,
-        typer.Option(help="File (default: standard output), or folder for token files."),
-    ] = None,
+    to: str,
+    mix: Path | None = None,
+    stage: int | None = None,
+    out: Path | None = None,
     workers: Workers = None,
     address: Address = None,
 ) -> None:
@@ -483,8 +405,13 @@ def export(
 
         pretok export work/shards --to olmo --out olmo
 
-    megatron: the file for --per-split-data-args-path. olmo: files in its format, listed in export.json. These trainers
-    shuffle; docs/trainers.md says how they and others can keep the order of a mix.
+    megatron: the file for --per-split-data-args-path. olmo: token files in its format, listed in export.json. These
+    trainers shuffle; docs/trainers.md tells how to keep the order of a mix in them and in others.
+
+    --to megatron|olmo: Target format.
+    --mix MIX.json: Mix that sets the share of each source. Default: natural proportions.
+    --stage: Stage of the mix to export, from 1. Needed if it has several.
+    --out PATH: File (default: standard output), or the folder of token files.
     """
     from json import dumps as to_text  # other commands here have an option `json`
 

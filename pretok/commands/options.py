@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import tomllib
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import wraps
-from inspect import Parameter, Signature, signature
+from inspect import Parameter, Signature, cleandoc, signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_args
 
 import typer
 
@@ -22,16 +22,13 @@ if TYPE_CHECKING:
     from pretok.config.keys import Key
 
 Command = TypeVar("Command", bound=Callable[..., None])
-Inputs = Annotated[list[str], typer.Argument(metavar="RECIPE.toml | NAME=GLOB ...", show_default=False)]
 Workers = Annotated[
     int | None,
-    typer.Option(min=0, help="Number of parallel tasks; 0: work in this process. Default: one per CPU."),
+    typer.Option(metavar="N", min=0, help="Parallel tasks; 0: in this process. Default: one per CPU."),
 ]
 Address = Annotated[
     str | None,
-    typer.Option(
-        help="Address of a Ray cluster, or `auto` inside an allocation. Default: processes on this node."
-    ),
+    typer.Option(metavar="HOST", help="Ray cluster, or `auto` in an allocation. Default: only this node."),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON on standard output.")]
 
@@ -48,14 +45,16 @@ def _work_of(folder: Path) -> Path:
     return folder.parent if inside else folder
 
 
-def _folder(metavar: str, text: str, callback: Callable[[Path], Path] | None = None) -> Any:
+def argument(metavar: str, text: str | None = None, callback: Callable[[Path], Path] | None = None) -> Any:
+    """Declare what stands behind a command without `--`."""
     return typer.Argument(metavar=metavar, help=text, show_default=False, callback=callback)
 
 
-Shards = Annotated[Path, _folder("WORK | SHARDS", "Folder of results, or its shards.", _shards_of)]
-WorkFolder = Annotated[Path, _folder("WORK", "Folder of results.", _work_of)]
-WorkOrRun = Annotated[Path, _folder("WORK | RUN", "Folder of results, or of a training run.", _work_of)]
-WorkOrShards = Annotated[Path, _folder("WORK", "Folder of results, or its shards.")]
+Inputs = Annotated[list[str], argument("RECIPE.toml | NAME=GLOB ...")]
+Shards = Annotated[Path, argument("WORK | SHARDS", "Folder of results, or its shards.", _shards_of)]
+WorkFolder = Annotated[Path, argument("WORK", "Folder of results.", _work_of)]
+WorkOrRun = Annotated[Path, argument("WORK | RUN", "Folder of results, or of a training run.", _work_of)]
+WorkOrShards = Annotated[Path, argument("WORK", "Folder of results, or its shards.")]
 
 Given = dict[str, Any]
 """Settings from a command line: dotted key -> value. In a signature it stands for their options, see `takes`."""
@@ -68,10 +67,10 @@ OPTIONS = {
 """Key -> the option that sets it, if the option does not have the name of the key."""
 METAVARS = {
     "count": "N",
-    "whole": "N",
+    "number": "N",
     "share": "SHARE",
     "path": "PATH",
-    "table of share": "NAME=SHARE,...",
+    "table of shares": "NAME=SHARE,...",
     "table of text": "NAME=SOURCE where CONDITION",
     "list of table": "TOKENS:WEIGHTS",
     "list": "A,B,...",
@@ -79,6 +78,10 @@ METAVARS = {
 """How the type of a key begins -> how the help calls a value; the first that fits."""
 REPEATED = ("list", "table of text")
 """Types of keys whose option may be repeated."""
+
+
+OPTION_TEXT = re.compile(r"^--([a-z-]+)(?: (.+?))?: (.+?)(?=^--|\Z)", re.MULTILINE | re.DOTALL)
+"""An option in the docstring of a command: (name, metavar, help)."""
 
 
 def option_of(dotted: str) -> str:
@@ -96,60 +99,69 @@ def takes(*settings: str) -> Callable[[Command], Command]:
     return mark
 
 
-def with_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Replace the parameter `given` of a command by the options that `takes` names, made from the keys' own fields."""
-    if not hasattr(command, "takes"):
-        return command
+def as_typer_takes_it(command: Callable[..., None]) -> Callable[..., None]:
+    """Wrap a command so that typer finds all its options in the signature.
+
+    The options of `takes` stand in the place of `given`; name, type, default and help are those of the keys. The help
+    of the other options is the last paragraph of the command's docstring: `--name METAVAR: text`, one after the other.
+    """
     from pretok.config.keys import key_at
 
-    keys = {dotted.replace(".", "_"): (dotted, key_at(dotted)) for dotted in command.takes}
+    text, _, block = cleandoc(command.__doc__ or "").partition("\n\n--")
+    written = {flag: (metavar, help) for flag, metavar, help in OPTION_TEXT.findall(f"--{block}")}
+    settings = {dotted.replace(".", "_"): dotted for dotted in getattr(command, "takes", ())}
 
     @wraps(command)
     def typed(**values: Any) -> None:
-        given = {
-            dotted: value_of(key, value)
-            for name, (dotted, key) in keys.items()
-            if (value := values.pop(name)) not in (None, [])
-        }
-        command(**values, given=given)
+        if settings:
+            options = {dotted: values.pop(name) for name, dotted in settings.items()}
+            given = {dotted: value for dotted, value in options.items() if value not in (None, [])}
+            values["given"] = {dotted: value_of(key_at(dotted), value) for dotted, value in given.items()}
+        command(**values)
 
-    parameters = []
+    parameters: list[Parameter] = []
     for parameter in signature(command, eval_str=True).parameters.values():
+        flag, kind = parameter.name.strip("_").replace("_", "-"), parameter.annotation
         if parameter.name == "given":
-            parameters += [
-                Parameter(name, Parameter.KEYWORD_ONLY, default=None, annotation=_annotation(dotted, key))
-                for name, (dotted, key) in keys.items()
+            own = {name: _of_key(dotted, key_at(dotted)) for name, dotted in settings.items()}
+            parameters += [parameter.replace(name=name, default=None, annotation=own[name]) for name in own]
+            continue
+        if flag in written:
+            metavar, help = written[flag]
+            number = int in (kind, *get_args(kind))
+            shown = metavar or ("N" if number else None)
+            least = 0 if number else None
+            kind = Annotated[
+                kind, typer.Option(f"--{flag}", metavar=shown, help=" ".join(help.split()), min=least)
             ]
-        else:
-            parameters.append(parameter.replace(kind=Parameter.KEYWORD_ONLY))
+        parameters.append(parameter.replace(kind=Parameter.KEYWORD_ONLY, annotation=kind))
+    typed.__doc__ = text
     typed.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
     typed.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return typed
 
 
-def _annotation(dotted: str, key: Key) -> Any:
-    """The type of an option, with its help."""
-    if key.kind == "true or false":
-        return Annotated[bool | None, typer.Option(option_of(dotted), help=key.text)]
+def _of_key(dotted: str, key: Key) -> Any:
+    """The type of the option that sets a key, with its help."""
     text = key.text + (" In all sources." if dotted.startswith("sources.") else "")
-    for label, value in (("For example", as_typed(key.example)), ("Default:", as_typed(key.default))):
-        text += f" {label} {value}." if value else ""
+    if shown := as_typed(key.value):
+        text += f" For example {shown}." if key.is_example else f" Default: {shown}."
     choices = key.kind.replace('"', "").replace(" or ", "|") if key.kind.startswith('"') else "TEXT"
     metavar = next((METAVARS[start] for start in METAVARS if key.kind.startswith(start)), choices)
     kind = list[str] if key.kind.startswith(REPEATED) else str
     return Annotated[kind | None, typer.Option(option_of(dotted), metavar=metavar, help=text)]
 
 
-def as_typed(toml: str) -> str:
-    """Turn a value as TOML into what is typed behind an option; the inverse of `value_of`."""
-    match tomllib.loads(f"value = {toml}")["value"] if toml else "":
+def as_typed(value: Any) -> str:
+    """Turn the value of a key into what is typed behind its option; the inverse of `value_of`."""
+    match value:
         case [dict(), *_]:
             return ""  # stages: the examples of the command show one
-        case dict() as value:
+        case dict():
             return ",".join(f"{name}={share}" for name, share in value.items())
-        case list() as value:
+        case list() | tuple():
             return ",".join(map(str, value))
-    return toml.strip('"')
+    return str(value)
 
 
 def value_of(key: Key, typed: Any) -> object:
@@ -163,7 +175,7 @@ def value_of(key: Key, typed: Any) -> object:
     if isinstance(typed, list):
         return [part for text in typed for part in text.split(",")]
     if key.kind.startswith("table"):
-        return parse_weights(typed) or ("natural" if "natural" in key.kind else {})
+        return parse_weights(typed)
     return Path(typed) if key.kind == "path" else typed
 
 
@@ -217,10 +229,8 @@ def complete_recipe(
 
 
 def _check_out(out: Path, option: str) -> None:
-    """Refuse a file, and a folder inside of a WORK folder: the shards would go to shards/shards."""
+    """Refuse a folder inside of a WORK folder: the shards would go to shards/shards."""
     results = {"shards": "manifest.json", "counts": "counts.json", "vocab": "tokenizer.json"}
-    if out.is_file():
-        raise UsageError(f"{option} {out} is a file; name a folder")
     if (out / results.get(out.resolve().name, "/")).is_file():
         parent = out.parent if out.name else out.resolve().parent
         raise UsageError(f"{out} is a folder of results itself; did you mean {option} {parent}?")

@@ -17,6 +17,7 @@ from pretok.commands.options import (
     Inputs,
     Json,
     Workers,
+    argument,
     check_train_arguments,
     read_recipe,
     start_engine,
@@ -24,19 +25,21 @@ from pretok.commands.options import (
     terminal,
 )
 
-RecipeFile = Annotated[Path, typer.Argument(metavar="RECIPE.toml", show_default=False)]
-STAGE = "STAGE=VALUE"
+RecipeFile = Annotated[Path, argument("RECIPE.toml")]
 
 
 def init(
     context: typer.Context,
-    inputs: Annotated[list[str], typer.Argument(metavar="NAME=GLOB ...", show_default=False)],
-    out: Annotated[str, typer.Option(help="Folder for the results, written into the recipe.")] = "work",
-    all: Annotated[bool, typer.Option("--all", help="Print every key, not only the common ones.")] = False,
+    inputs: Annotated[list[str], argument("NAME=GLOB ...")],
+    out: str = "work",
+    all: bool = False,
 ) -> None:
     """Print a recipe for these inputs, with the common keys as comments.
 
-    pretok init it='data/it/*.jsonl.zst' en='data/en/*.parquet' --out work > recipe.toml
+        pretok init it='data/it/*.jsonl.zst' en='data/en/*.parquet' --out work > recipe.toml
+
+    --out DIR: Folder for the results, written into the recipe.
+    --all: Print every key, not only the common ones.
     """
     from pretok.commands.reference import recipe_for
     from pretok.config import make_recipe, parse_inputs
@@ -57,23 +60,21 @@ def init(
 def plan(
     context: typer.Context,
     inputs: Inputs,
-    workers: Annotated[
-        int | None,
-        typer.Option(min=1, help="Number of workers to assume. Default: one per CPU of this machine."),
-    ] = None,
+    workers: int | None = None,
     *,
     given: Given,
     json: Json = False,
 ) -> None:
     """Estimate what a recipe gives and costs: tokens, rejects, shards, time, memory, and whether the mix is possible.
 
-    It samples a few megabytes of each source, spread evenly over its files, and gives intervals. It writes nothing.
+        pretok plan pipelines/demo.toml
 
-    pretok plan pipelines/demo.toml
+        pretok plan recipe.toml --workers 1120 --json
 
-    pretok plan recipe.toml --workers 1120 --json
-
+    It reads a few megabytes of each source, spread evenly over its files, and gives intervals. It writes nothing.
     `train plan` estimates the memory and time of a training run.
+
+    --workers: Number of workers to assume. Default: one per CPU of this machine.
     """
     from pretok.commands.steps import check_steps
     from pretok.forecast.job import run_forecast, tables
@@ -104,7 +105,7 @@ def run(
     workers: Workers = None,
     address: Address = None,
 ) -> None:
-    """Do every step of a recipe in order: vocabulary, tokens, verification, mix. What is done and unchanged is skipped.
+    """Do every step of a recipe in order: vocabulary, tokens, mix, verification. Finished steps are skipped.
 
     pretok run pipelines/demo.toml
     """
@@ -116,41 +117,37 @@ def run(
         run_steps(loaded, engine, console)
 
 
-@takes("slurm.train.spare", "slurm.account", "slurm.exclude")
+@takes("slurm.spare", "slurm.account", "slurm.exclude")
 def submit(
     context: typer.Context,
     recipe: RecipeFile,
     train_arguments: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="[-- TRAIN FLAGS]", help="Override the recipe's [train].", show_default=False),
+        list[str] | None, argument("[-- TRAIN FLAGS]", "Override the recipe's [train].")
     ] = None,
-    profile: Annotated[
-        str, typer.Option(help="Site profile: a name in slurm/profiles, or a file.")
-    ] = "generic",
-    stages: Annotated[
-        str | None, typer.Option(help="Stages to submit, such as tokenize,mix. Default: all of the recipe.")
-    ] = None,
-    nodes: Annotated[
-        list[str] | None, typer.Option(metavar=STAGE, help="Number of nodes of a stage.")
-    ] = None,
-    links: Annotated[
-        list[str] | None,
-        typer.Option(metavar=STAGE, help="Number of jobs of a stage that continue each other."),
-    ] = None,
-    time: Annotated[list[str] | None, typer.Option(metavar=STAGE, help="Time limit of each job.")] = None,
+    profile: str = "generic",
+    stages: str | None = None,
+    nodes: list[str] | None = None,
+    links: list[str] | None = None,
+    time: list[str] | None = None,
     *,
     given: Given,
-    run: Annotated[Path | None, typer.Option(help="Folder of the training run. Default: OUT/run.")] = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print the sbatch commands as a shell script; submit nothing.")
-    ] = False,
+    run: Path | None = None,
+    dry_run: bool = False,
     json: Json = False,
 ) -> None:
     """Submit a whole recipe to Slurm: vocabulary, tokens, verification, mix, and training in as many jobs as it takes.
 
-    Nodes, links and times come from [slurm.STAGE] of the recipe or from options; all else comes from the profile.
-
         pretok submit pipelines/italia-v01.toml --profile leonardo --nodes tokenize=16 --nodes train=32 --links train=20
+
+    Nodes, links and times come from [slurm.STAGE] of the recipe or from options. All else comes from the profile.
+
+    --profile NAME | FILE: Site profile: a name in slurm/profiles, or a file.
+    --stages STAGE,...: Stages to submit, such as tokenize,mix. Default: all of the recipe.
+    --nodes STAGE=N: Number of nodes of each job of a stage.
+    --links STAGE=N: Number of jobs of a stage that continue each other.
+    --time STAGE=TIME: Time limit of each job of a stage.
+    --run DIR: Folder of the training run. Default: OUT/run.
+    --dry-run: Print the sbatch commands as a shell script. Submit nothing.
     """
     import shlex
     from datetime import datetime
@@ -164,27 +161,23 @@ def submit(
                 raise UsageError(f"--{name} {value}: say STAGE=VALUE with a stage of {', '.join(job.STAGES)}")
             given[f"slurm.{stage}.{name}"] = amount
     loaded = read_recipe([str(recipe)], given)
-    check_train_arguments(train_arguments or [])
-    chain = job.plan_chain(
-        loaded,
-        recipe,
-        job.load_profile(profile),
-        job.choose_stages(loaded, stages, train_arguments or []),
-        run or loaded.out / "run",
-        train_arguments or [],
-        loaded.out / "slurm" / datetime.now().strftime("%Y%m%d-%H%M%S"),
-    )
+    arguments = train_arguments or []
+    check_train_arguments(arguments)
+    chosen, site = job.choose_stages(loaded, stages, arguments), job.load_profile(profile)
+    folder = loaded.out / "slurm" / datetime.now().strftime("%Y%m%d-%H%M%S")
+    jobs = job.plan_chain(loaded, recipe, site, chosen, run or loaded.out / "run", arguments, folder)
+    script = job.chain_script(jobs, site, loaded.slurm.spare, folder)
     if dry_run:
-        sys.stdout.write(job.chain_script(chain))
+        sys.stdout.write(script)
         return
     console = terminal(context, loaded.out, loaded)
-    ids = job.submit_chain(chain)
-    submitted = list(zip(ids, chain.jobs, strict=True))
+    ids = job.submit_chain(jobs, script, folder)
+    submitted = [
+        {"id": number, "stage": one.stage, "link": one.link} for number, one in zip(ids, jobs, strict=True)
+    ]
     if json:
-        jobs = [{"id": identity, "stage": one.stage, "link": one.link} for identity, one in submitted]
-        print_json({"folder": str(chain.folder), "jobs": jobs})
-    for identity, one in submitted:
-        waits = ", ".join(f"{condition} {ids[index]}" for condition, index in one.depends)
-        console.notice(f"{identity}  {one.stage} {one.link}" + (f"  ({waits})" if waits else ""))
-    console.notice(f"watch:   squeue -j {','.join(ids)};  tail -F {shlex.quote(str(chain.folder))}/*.out")
+        print_json({"folder": str(folder), "jobs": submitted})
+    for line in submitted:
+        console.notice("{id}  {stage} {link}".format(**line))
+    console.notice(f"watch:   squeue -j {','.join(ids)};  tail -F {shlex.quote(str(folder))}/*.out")
     console.notice(f"cancel:  scancel {' '.join(ids)}")

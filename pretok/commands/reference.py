@@ -6,10 +6,12 @@ is read from its field, so neither can contradict the settings.
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from typing import Any, get_args, get_type_hints
 
+from pretok.cluster.chain import STAGES
 from pretok.config import keys, settings
 from pretok.config.keys import Key, toml
 from train.config import IN_PHASES, TrainConfig
@@ -17,30 +19,28 @@ from train.config import IN_PHASES, TrainConfig
 TABLES: dict[str, Any] = {
     "": settings.Recipe,
     "[sources.NAME]": settings.Source,
-    "[[sources.NAME.append]]": settings.Append,
     "[normalize]": settings.Normalize,
     "[vocab]": settings.Vocab,
     "[shards]": settings.Shards,
     "[mix]": settings.MixTable,
-    "[[mix.stages]]": settings.StageTable,
     "[train]": TrainConfig,
     "[slurm]": settings.Slurm,
     "[slurm.STAGE]": settings.SlurmStage,
-    "[slurm.train]": settings.SlurmTrain,
 }
 """The headings of a recipe, and the types of their tables."""
 ABOVE = {
-    "[sources.NAME]": "See [inputs](inputs.md), [conversations](conversations.md), [documents](documents.md).",
-    "[[sources.NAME.append]]": "More text for the source, read with its settings ([append](inputs.md#add-text-later)).",
+    "[sources.NAME]": "See [inputs](inputs.md), [conversations](conversations.md), [documents](documents.md).\n"
+    "`[[sources.NAME.append]]`, a table with `inputs`, [adds text later](inputs.md#add-text-later).",
     "[normalize]": "See [formats](formats.md).",
     "[vocab]": "See [vocabulary](vocabulary.md).",
     "[shards]": "See [inputs](inputs.md), [documents](documents.md).",
-    "[mix]": "See [mix](mix.md).",
+    "[mix]": "See [mix](mix.md). Each `[[mix.stages]]` has `tokens` and `weights`.",
     "[train]": "The flags of `train`, with `_` for `-` ([training](training.md)). `pretok run` supplies `shards` and\n"
-    "`mix`. `[[train.phases]]` changes settings during the run: `at`, the tokens at which it begins,\n"
-    "and any of " + ", ".join(f"`{name}`" for name in IN_PHASES) + ".",
-    "[slurm]": "What `pretok submit` needs besides a profile ([Slurm](../slurm/README.md)); its options win.",
-    "[slurm.STAGE]": "STAGE is `vocab`, `tokenize` or `mix`.",
+    "`mix`. `[[train.phases]]` changes settings from the token count `at` on: "
+    + ", ".join(f"`{name}`" for name in IN_PHASES)
+    + ".",
+    "[slurm]": "For `pretok submit`, beside a profile ([Slurm](../slurm/README.md)).",
+    "[slurm.STAGE]": "STAGE is `vocab`, `tokenize`, `mix` or `train`.",
 }
 """The text of the page between a heading and its keys."""
 INTRODUCTION = """```sh
@@ -49,7 +49,8 @@ pretok init it='data/it/*.jsonl.zst' en='data/en/*.parquet' --out work
 
 prints a recipe, a TOML file with all settings of a job. A count is a number or text such as `"1.2T"`, `"300B"` or
 `"64MiB"`; a share is a number from 0 to 1, or text such as `"1/20"`. Relative paths start at the folder of the recipe;
-`~` and `$VAR` are expanded, `$$` is a dollar sign. Unknown keys are refused. This page is generated from the code."""
+`~` and `$VAR` are expanded, `$$` is a dollar sign. Unknown keys are refused. Below, a value in ( ) is an example for a
+key without a default. This page is generated from the code."""
 COMMON = {
     "[sources.NAME]": ("inputs", "field", "keep"),
     "[vocab]": ("path", "size", "weights"),
@@ -63,7 +64,7 @@ OPTIONAL = ("[mix]", "[train]", "[slurm")
 
 
 def keys_of(table: Any) -> Iterator[Key]:
-    """Yield the keys of a table in the order of the type. Inner tables have a heading of their own."""
+    """Yield the keys of a table in the order of the type."""
     return _flags() if table is TrainConfig else keys.keys_of(table)
 
 
@@ -74,14 +75,12 @@ def _flags() -> Iterator[Key]:
         if item.name == "phases":
             continue
         kinds = get_args(hints[item.name]) or (hints[item.name],)
-        kind = next(part for part in kinds if part is not type(None))
-        words = {int: "count", float: "number", bool: "true or false"}.get(kind, "text")
+        kind = {int: "count", float: "number", bool: "true or false"}.get(kinds[0], "text")
         if choices := item.metadata["choices"]:
-            words = " or ".join(f'"{choice}"' for choice in choices)
-        if (least := item.metadata["least"]) is not None:
-            words += f", at least {least}"
-        example = item.metadata["example"] or ""
-        yield Key(item.name, words, toml(item.default), False, example, item.metadata["help"])
+            kind = " or ".join(f'"{choice}"' for choice in choices)
+        example = item.metadata["example"]
+        value = tomllib.loads(f"value = {example}")["value"] if example else item.default
+        yield Key(item.name, kind, value, bool(example), item.metadata["help"])
 
 
 def page() -> str:
@@ -90,11 +89,10 @@ def page() -> str:
     for heading, table in TABLES.items():
         lines += ["", f"## `{heading}`" if heading else "## Above the tables", ""]
         lines += [ABOVE[heading], ""] if heading in ABOVE else []
-        lines += ["| key | type | default | example | |", "|---|---|---|---|---|"]
+        lines += ["| key | type | default | |", "|---|---|---|---|"]
         for key in keys_of(table):
-            default = "must be given" if key.required else f"`{key.default}`" if key.default else "none"
-            example = f"`{key.example}`" if key.example else ""
-            cells = (f"`{key.name}`", key.kind, default, example, key.text)
+            value = f"(`{toml(key.value)}`)" if key.is_example else f"`{toml(key.value)}`"
+            cells = (f"`{key.name}`", key.kind, value, key.text)
             lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     return "\n".join([*lines, ""])
 
@@ -108,15 +106,15 @@ def recipe_for(out: str, sources: Mapping[str, Sequence[str]], *, everything: bo
         f"out = {toml(out)}",
     ]
     for heading, table in TABLES.items():
-        if not heading or heading.startswith("[[") or not (everything or heading in COMMON):
+        if not heading or not (everything or heading in COMMON):
             continue
-        names = ["vocab", "tokenize", "mix"] if table is settings.SlurmStage else [""]
-        for name in sources if table is settings.Source else names:
+        places: dict[Any, list[str]] = {settings.Source: list(sources), settings.SlurmStage: list(STAGES)}
+        for name in places.get(table, [""]):
             above = "# " if heading.startswith(OPTIONAL) else ""
             lines += ["", above + heading.replace("NAME", name).replace("STAGE", name)]
             for key in keys_of(table):
                 if key.name == "inputs":
                     lines.append("inputs = [" + ", ".join(map(toml, sources[name])) + "]")
                 elif key.name != "stages" and (everything or key.name in COMMON[heading]):
-                    lines.append(f"# {key.name} = {key.shown}  # {key.text}")
+                    lines.append(f"# {key.name} = {toml(key.value)}  # {key.text}")
     return "\n".join(lines) + "\n"

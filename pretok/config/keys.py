@@ -1,4 +1,4 @@
-"""The keys of the settings: name, type, default, limits, help and example of each, as its field states them.
+"""The keys of the settings: name, type, default, help and example of each, as its field states them.
 
 Input: the types of `config.settings`. Output: a Key for each of their fields. docs/recipe.md, the recipe that
 `pretok init` prints and the options of commands are made from these, so none of them can contradict the settings.
@@ -6,6 +6,8 @@ Input: the types of `config.settings`. Output: a Key for each of their fields. d
 
 from __future__ import annotations
 
+import datetime
+import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -13,12 +15,11 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel
-from pydantic.fields import FieldInfo
 
 from pretok.config.settings import Recipe
 
-LIMITS = {"ge": "at least", "gt": "more than", "le": "at most", "lt": "less than"}
-NAMES = {str: "text", int: "whole number", bool: "true or false", Path: "path", Fraction: "share"}
+NAMES = {str: "text", int: "number", bool: "true or false", Path: "path", datetime.date: "date"}
+"""Type -> its name, if Annotated gives none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,32 +28,24 @@ class Key:
 
     name: str
     kind: str
-    """Its type in words, with its limits."""
-    default: str
-    """As TOML; "" if there is none."""
-    required: bool
-    example: str
-    """As TOML; "" if there is none."""
+    """Its type in words."""
+    value: Any
+    """A value to show: the default or, if that says nothing, an example."""
+    is_example: bool
     text: str
     """The help, and which other keys of the table it needs or excludes."""
-
-    @property
-    def shown(self) -> str:
-        """A value to show: the default, or the example if the default is empty or cut."""
-        return self.default if self.default.strip('"[]{}') and "..." not in self.default else self.example
 
 
 def keys_of(table: type[BaseModel]) -> Iterator[Key]:
     """Yield the keys of a table in the order of the type. Inner tables, which have no help, are left out."""
     for name, field in table.model_fields.items():
         if field.description:
-            default = "" if field.is_required() else toml(field.default)
-            example = toml(field.examples[0]) if field.examples else ""
             others: Any = field.json_schema_extra
             text = field.description
             for word, names in (("Needs", others["needs"]), ("Not with", others["excludes"])):
                 text += f" {word} {' or '.join(f'`{other}`' for other in names)}." if names else ""
-            yield Key(name, _kind(field), default, field.is_required(), example, text)
+            [value] = field.examples or [field.default]
+            yield Key(name, _words(field.annotation, field.metadata), value, bool(field.examples), text)
 
 
 def _table_in(kind: Any) -> type[BaseModel] | None:
@@ -80,12 +73,6 @@ def key_at(dotted: str) -> Key:
     return next(key for key in keys_of(table_at(tables)) if key.name == name)
 
 
-def _kind(field: FieldInfo) -> str:
-    limits = [f"{LIMITS[name]} {limit}" for part in field.metadata for name in LIMITS
-              if (limit := getattr(part, name, None)) is not None]  # fmt: skip
-    return ", ".join([_words(field.annotation, field.metadata), *(limits if len(str(limits)) < 60 else [])])
-
-
 def _words(kind: Any, metadata: Sequence[Any] = ()) -> str:
     """Name a type: by the text in its Annotated, or else by its parts."""
     if name := next((part for part in metadata if isinstance(part, str)), ""):
@@ -104,20 +91,14 @@ def _words(kind: Any, metadata: Sequence[Any] = ()) -> str:
 
 
 def toml(value: Any) -> str:
-    """Write a value as TOML, None as ""; a long list is cut."""
+    """Write a value as TOML."""
     match value:
-        case None:
-            return ""
-        case bool():
-            return str(value).lower()
         case Fraction():
             return f"{float(value):g}"
         case list() | tuple():
-            shown = [toml(part) for part in value]
-            return f"[{', '.join(shown if len(shown) <= 3 else [*shown[:2], '...'])}]"
+            return f"[{', '.join(map(toml, value))}]"
         case dict():
-            pairs = ", ".join(f"{name} = {toml(part)}" for name, part in value.items())
-            return f"{{{pairs}}}"
-        case str() | Path():
-            return '"' + str(value).replace("\\", "\\\\").replace("\n", "\\n") + '"'
-    return f"{value:_}" if abs(value) >= 10_000 else str(value)
+            return "{" + ", ".join(f"{name} = {toml(part)}" for name, part in value.items()) + "}"
+        case int() if value >= 10_000:
+            return f"{value:_}"
+    return json.dumps(value, ensure_ascii=False)  # texts, numbers, true and false are written alike in TOML

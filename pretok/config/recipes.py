@@ -36,14 +36,10 @@ def load_toml(path: Path) -> dict[str, object]:
     """
     try:
         data = tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise UsageError(
-            f"recipe {path} does not exist (no {path.absolute()}); pretok init prints one"
-        ) from None
     except OSError as error:
         if passes(error):
             raise
-        raise UsageError(f"recipe {path} cannot be read: {error.strerror}") from None
+        raise UsageError(f"recipe {path} cannot be read: {error.strerror}; pretok init prints one") from None
     except (ValueError, RecursionError) as error:
         raise UsageError(f"recipe {path} is not valid TOML: {error}") from None
     train = {"train": data.pop("train")} if "train" in data else {}  # the trainer has its own rules for paths

@@ -11,7 +11,6 @@ from __future__ import annotations
 import datetime
 import os
 import string
-from collections.abc import Sequence
 from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
@@ -30,9 +29,9 @@ from pretok.base.records import replace
 from pretok.base.units import parse_count, parse_length, parse_share, scaled
 
 if TYPE_CHECKING:
+    from pretok.read.conversation import RecordFormat
     from pretok.read.kept import KeptColumn
     from pretok.read.normalize import Normalization
-    from pretok.read.readers import RecordFormat
 
 DEFAULT_SPECIAL_TOKENS = ("<|endoftext|>", "<|pad|>", *(f"<|reserved_{i}|>" for i in range(62)))
 """End of document, padding, and a block for later use; their ids are 0 to 63."""
@@ -60,10 +59,10 @@ def _expand(value: Any) -> Any:
         return str(value) if isinstance(value, Path) else value
     try:
         path = os.path.expanduser(string.Template(value).substitute(os.environ))  # noqa: PTH111 - also URLs
-    except KeyError as missing:
-        raise ValueError(f"{value}: the environment has no variable {missing.args[0]}") from None
-    except ValueError:
-        raise ValueError(f"{value}: a $ begins the name of a variable; write $$ for a dollar sign") from None
+    except (KeyError, ValueError):
+        raise ValueError(
+            f"{value}: $ begins no variable of the environment; write $$ for a dollar sign"
+        ) from None
     if path.startswith("~"):
         raise ValueError(f"{value}: nobody's home folder; write ./{path} for a name that begins with ~")
     return path
@@ -97,21 +96,6 @@ def _budget(value: Any) -> Any:
     return tokens
 
 
-def _proportions(value: Any) -> Any:
-    """Parse the weights of a stage, which add up to 1, or `natural`."""
-    if value == "natural":
-        return value
-    if not isinstance(value, dict):
-        raise ValueError(f"{value!r} is no table; write {{it = 0.9, en = 0.1}} or 'natural'")
-    weights = {}
-    for name, share in value.items():
-        try:
-            weights[name] = parse_share(share)
-        except ValueError as error:
-            raise ValueError(f"{name}: {error}") from None
-    return scaled(weights)
-
-
 # A text in Annotated is the name of the type on the page of all keys; pydantic ignores it.
 SourceName = Annotated[str, AfterValidator(_safe_name)]
 ExpandedPath = Annotated[Path, BeforeValidator(_expand), "path"]
@@ -124,30 +108,28 @@ Count = Annotated[int, BeforeValidator(parse_count), "count"]
 """A whole number, or a string such as "1.2T", "300B", "64MiB"."""
 Length = Annotated[int, BeforeValidator(parse_length), "count"]
 Share = Annotated[Fraction, BeforeValidator(parse_share), "share"]
-Weights = Annotated[dict[SourceName, Share], AfterValidator(lambda given: given and scaled(given))]
+Weights = Annotated[
+    dict[SourceName, Share],
+    BeforeValidator(lambda given: {} if given == "natural" else given),
+    AfterValidator(lambda given: given and scaled(given)),
+    'table of shares or "natural"',
+]
+"""Shares that add up to 1; empty for `natural`."""
+WEIGHTS_HELP = "Share of each source. Default: `natural`, by size."
 Repeats = dict[SourceName, Annotated[Share, Field(gt=0)]]
 Budget = Annotated[int | Literal["all"], BeforeValidator(_budget), 'count or "all"']
-Proportions = Annotated[
-    dict[str, Fraction] | Literal["natural"], BeforeValidator(_proportions), 'table of shares or "natural"'
-]
 
 
 def key(
-    default: Any,
-    text: str,
-    example: Any = None,
-    *,
-    needs: Sequence[str] = (),
-    excludes: Sequence[str] = (),
-    **limits: Any,
+    default: Any, text: str, example: Any = None, *, needs: str = "", excludes: str = "", **limits: Any
 ) -> Any:
     """Declare a field of a table.
 
-    default: `...` for a key that must be given. text: the help, one sentence or two. example: a value, if the default
-    does not show one. needs: keys of the table of which one must be given too; excludes: keys that cannot be given too.
-    limits: those of pydantic's Field, such as ge, lt, min_length.
+    default: `...` for a key that must be given. text: the help, one sentence or two. example: a value to show where the
+    default says nothing. needs: other keys, separated by spaces, one of which must be given too; excludes: those that
+    cannot be given too. limits: those of pydantic's Field, such as ge, lt, min_length.
     """
-    others = {"needs": list(needs), "excludes": list(excludes)}
+    others = {"needs": needs.split(), "excludes": excludes.split()}
     examples = None if example is None else [example]
     return Field(default, description=text, examples=examples, json_schema_extra=others, **limits)  # type: ignore[arg-type]
 
@@ -177,7 +159,7 @@ class Part(BaseModel):
 class Append(Part):
     """[[sources.NAME.append]]: more inputs for a source that is tokenized, read as the others are."""
 
-    inputs: Inputs = key(..., "Other files than those of the source.", ["data/it-2026/*.jsonl.zst"])
+    inputs: Inputs = key(..., "More inputs.")
 
 
 class Source(Part):
@@ -185,42 +167,28 @@ class Source(Part):
 
     inputs: Inputs = key(..., "Paths, globs, URLs, or `sample:it` and `sample:en`.", ["data/it/*.jsonl.zst"])
     format: Literal["auto", "jsonl", "parquet", "text"] = key("auto", "Format; `auto` looks into the files.")
-    field: str = key("text", "Field or column that holds the text; `data.text` if it is inside another.")
-    messages: str = key(
-        "",
-        "Field that holds a conversation: a list of messages with role and content.",
-        "messages",
-        excludes=["field"],
-    )
-    template: str = key(
-        "", "Several fields as one text.", "{question}\n{answer}", excludes=["field", "messages"]
-    )
+    field: str = key("text", "Field or column with the text, such as `data.text` inside another.")
+    messages: str = key("", "Field with the messages of a conversation.", "messages", excludes="field")
+    template: str = key("", "Joins fields into one text.", "{question}\n{answer}", excludes="field messages")
     learn: tuple[str, ...] = key(
         (),
-        "Kinds of tokens that are learned; empty: those of the assistant. With a template: fields; empty: all.",
+        "Tokens with a loss. Default: what the assistant says; with `template` all fields.",
         ["answer", "tool call"],
-        needs=["messages", "template"],
+        needs="messages template",
     )
     chat_template: ChatTemplate = key(
-        "",
-        "File with the chat template, or `chatml`; empty: the tokenizer's own.",
-        CHATML,
-        needs=["messages"],
+        "", "A file, or `chatml`. Default: that of the tokenizer.", CHATML, needs="messages"
     )
     template_kwargs: dict[str, bool | int | str] = key(
-        {}, "Switches for the chat template.", {"enable_thinking": False}, needs=["messages"]
+        {}, "Switches for the chat template.", {"enable_thinking": False}, needs="messages"
     )
-    tools: ExpandedPath | None = key(
-        None, "JSON file with the tools for the chat template.", "tools.json", needs=["messages"]
-    )
-    date: str = key("", "Date for a chat template that asks for one.", "2026-01-31", needs=["messages"])
-    separator: str = key(
-        "", "Text that ends a document in plain text; empty: each file is one document.", "\n\n"
-    )
-    max_document: Count = key(256 << 20, "A record of more bytes is rejected.", "64MiB", gt=0)
+    tools: ExpandedPath | None = key(None, "JSON file for the chat template.", "tools.json", needs="messages")
+    date: datetime.date | None = key(None, "For the chat template.", "2026-01-31", needs="messages")
+    separator: str = key("", "Ends a document in a text file. Default: the file is one.", "\n\n")
+    max_document: Count = key(256 << 20, "Longer records are rejected (bytes).", gt=0)
     keep: Keep = key(
         (),
-        "Fields to keep in the ledger: `[NAME=]FIELD[:TYPE]`, of type text (the default), integer, float or boolean.",
+        "Fields to keep: `[NAME=]FIELD[:TYPE]` of TYPE text, integer, float or boolean.",
         ["id", "url=meta.url"],
     )
     append: tuple[Append, ...] = ()
@@ -230,69 +198,58 @@ class Source(Part):
         """The inputs of the source, then those of each append."""
         return (self.inputs, *(append.inputs for append in self.append))
 
+    @property
+    def template_fields(self) -> tuple[str, ...]:
+        """The fields that `template` names. Raises ValueError if it is none."""
+        from pretok.read.conversation import fields_of
+
+        return tuple(name for _, name in fields_of(self.template) if name) if self.template else ()
+
     @model_validator(mode="after")
     def _has_what_it_names(self) -> Self:
         if self.format == "text" and (self.messages or self.template):
             raise ValueError("format: plain text has no fields, and so no conversations")
-        if self.template:
-            self._check_template()
-        elif unknown := sorted(set(self.learn) - set(CHAT_KINDS)):
-            raise ValueError(f"learn: {unknown[0]!r} is none of {', '.join(CHAT_KINDS)}")
-        if self.date:
-            try:
-                datetime.date.fromisoformat(self.date)
-            except ValueError:
-                raise ValueError(f"date: {self.date!r} is no date; write 2026-01-31") from None
-        return self
-
-    def _check_template(self) -> None:
-        from pretok.read.conversation import fields_of
-
         try:
-            fields = [field for _, field in fields_of(self.template) if field]
+            known = self.template_fields or CHAT_KINDS
         except ValueError as error:
             raise ValueError(f"template: {error}") from None
-        if unknown := sorted(set(self.learn) - set(fields)):
-            raise ValueError(f"learn: {unknown[0]!r} is no field of template; it has {', '.join(fields)}")
+        if unknown := sorted(set(self.learn) - set(known)):
+            raise ValueError(f"learn: {unknown[0]!r} is none of {', '.join(known)}")
+        return self
 
     @property
     def record(self) -> RecordFormat:
         """How documents are read from this source. For conversations, what depends on the tokenizer is left open."""
-        from pretok.read.conversation import Conversation, fields_of, load_tools
-        from pretok.read.readers import RecordFormat
+        from pretok.read.conversation import Conversation, RecordFormat, load_tools
 
         plain = RecordFormat(self.field, self.separator, self.max_document)
         if self.template:
-            learned = self.learn or tuple(name for _, name in fields_of(self.template) if name)
-            how = Conversation(fields=True, template=self.template, learned=learned)
-            return replace(plain, field="", conversation=how)
+            learned = self.learn or self.template_fields
+            fields = Conversation(fields=True, template=self.template, learned=learned)
+            return replace(plain, field="", conversation=fields)
         if not self.messages:
             return plain
-        tools = load_tools(self.tools) if self.tools else []
         chat = Conversation(
             fields=False,
             template="",
             chat_template=self.chat_template,
             template_kwargs=self.template_kwargs,
-            tools=tools,
-            date=self.date,
+            tools=load_tools(self.tools) if self.tools else [],
+            date=str(self.date or ""),
         )
         return replace(plain, field=self.messages, conversation=chat)
 
     @property
     def probed(self) -> tuple[str, bool]:
         """Return (a field that records have, whether it may hold messages)."""
-        from pretok.read.conversation import fields_of
-
-        first = next((name for _, name in fields_of(self.template) if name), "") if self.template else ""
-        return self.messages or first or self.field, bool(self.messages)
+        return self.messages or (*self.template_fields, self.field)[0], bool(self.messages)
 
     @property
     def kept(self) -> tuple[KeptColumn, ...]:
         """The fields of a record that the ledger keeps."""
         from pretok.read.kept import parse_keep
 
-        return tuple(parse_keep(text) for text in self.keep)
+        return tuple(map(parse_keep, self.keep))
 
 
 class Normalize(Part):
@@ -314,37 +271,28 @@ class Vocab(Part):
     """[vocab]: an existing tokenizer, or how one is trained."""
 
     path: ExpandedPath | None = key(
-        None, "An existing byte-level BPE: its tokenizer.json or folder.", "llama3"
+        None, "An existing byte-level BPE: tokenizer.json or its folder.", "llama3"
     )
     eod: Token | None = key(
-        None,
-        "Token that ends a document. Default: the tokenizer's own.",
-        "<|end_of_text|>",
-        needs=["path", "extend"],
+        None, "Token that ends a document. Default: the tokenizer's.", "<|eot|>", needs="path extend"
     )
-    bos: Token | None = key(None, "Special token that begins a document. Default: none.", "<|begin_of_text|>")
-    extend: ExpandedPath | None = key(
-        None, "A tokenizer to train further; its ids keep their meaning.", "llama3"
-    )
-    add: Count | None = key(None, "Entries that `extend` adds. Default: 8,000.", "4k", gt=0, needs=["extend"])
-    size: Count = key(
-        50_000, "Entries of the vocabulary, special tokens included.", "32k", ge=257, excludes=["extend"]
-    )
-    pattern: str = key("cl100k", "Pattern that splits text into words: cl100k, gpt2, o200k or qwen2.")
+    bos: Token | None = key(None, "Special token that begins a document.", "<|begin_of_text|>")
+    extend: ExpandedPath | None = key(None, "A tokenizer to train further; its ids stay.", "llama3")
+    add: Count = key(8_000, "Entries that `extend` adds.", gt=0, needs="extend")
+    size: Count = key(50_000, "Entries, special tokens included.", ge=257, excludes="extend")
+    pattern: str = key("cl100k", "Splits text into words: cl100k, gpt2, o200k or qwen2.")
     special_tokens: tuple[str, ...] = key(
         DEFAULT_SPECIAL_TOKENS,
-        "Special tokens from id 0 on; the first ends a document, the second is for padding.",
-        ["<|endoftext|>", "<|pad|>"],
-        excludes=["extend"],
+        "Ids from 0 on: end of document, padding, others.",
+        ["<|eod|>"],
+        excludes="extend",
     )
-    sample: Share = key(1, "Share of the documents to count.", 0.1, gt=0, le=1)
-    holdout: Share = key(0.01, "Share of the documents kept out of training, for the report.", ge=0, lt=1)
-    seed: int = key(0, "Seed that chooses the documents of `sample` and `holdout`.")
-    min_count: int = key(1, "Words with fewer occurrences are dropped before training.", 2, ge=1)
-    weights: Weights = key({}, "Share of each source; empty: by size on disk.", {"it": 0.9, "en": 0.1})
-    sizes: tuple[Count, ...] = key(
-        (), "Smaller sizes to write too; each is the first entries of the largest.", [16000, 32000]
-    )
+    sample: Share = key(1, "Share of the documents to count.", gt=0, le=1)
+    holdout: Share = key(0.01, "Share of the documents kept for the report.", ge=0, lt=1)
+    seed: int = key(0, "Chooses the documents of `sample` and `holdout`.")
+    min_count: int = key(1, "Words that occur less often are ignored.", ge=1)
+    weights: Weights = key("natural", WEIGHTS_HELP, {"it": 0.9, "en": 0.1})
+    sizes: tuple[Count, ...] = key((), "Smaller vocabularies to write too.", [16000, 32000])
 
     @model_validator(mode="after")
     def _names_its_tokens(self) -> Self:
@@ -358,11 +306,6 @@ class Vocab(Part):
         return self
 
     @property
-    def added(self) -> int:
-        """Entries that `extend` adds."""
-        return self.add or 8_000
-
-    @property
     def other_sizes(self) -> list[int]:
         """The smaller sizes that are written too, largest first."""
         return sorted(set(self.sizes) - {self.size}, reverse=True)
@@ -371,71 +314,52 @@ class Vocab(Part):
 class Shards(Part):
     """[shards]: how documents become files of tokens, and which do not."""
 
-    size: Count = key(0, "Bytes of tokens in a shard; 0: 1 GiB, less for small sources.", "512MiB", ge=0)
-    val_fraction: Share = key(0, "Share of the documents held out for validation.", 0.001, ge=0, lt=1)
-    seed: int = key(0, "Seed that chooses the documents for validation.")
-    max_reject_share: Share = key(
-        0.02, "Share of bad records above which a source fails (exit code 3).", ge=0, le=1
-    )
-    against: ExpandedPath | None = key(
-        None, "Folder of benchmark items (JSON Lines) to look for.", "benchmarks"
-    )
+    size: Count = key(0, "Bytes of tokens in a shard; 0: 1 GiB, less for small sources.", ge=0)
+    val_fraction: Share = key(0, "Share of the documents held out for validation.", ge=0, lt=1)
+    seed: int = key(0, "Chooses the documents for validation.")
+    max_reject_share: Share = key(0.02, "Above this share of bad records a source fails.", ge=0, le=1)
+    against: ExpandedPath | None = key(None, "Folder of benchmarks (JSON Lines) to look for.", "benchmarks")
     reject_contaminated: Share | None = key(
-        None,
-        "Reject a document that holds at least this share of a benchmark item.",
-        0.5,
-        gt=0,
-        le=1,
-        needs=["against"],
+        None, "Reject documents with this share of a benchmark item.", 0.5, gt=0, le=1, needs="against"
     )
     duplicates: Literal["keep", "mark", "drop"] = key(
-        "keep",
-        "Keep documents whose text came before, mark them in the ledger, or drop them; both read inputs twice.",
+        "keep", "Texts that came before: keep, mark in the ledger, or drop."
     )
     removed: ExpandedPath | None = key(
-        None,
-        "The shards/removed.parquet of another project; its texts are rejected.",
-        "other/shards/removed.parquet",
+        None, "Reject the texts in this file of another project.", "other/shards/removed.parquet"
     )
 
 
 class StageTable(Part):
     """One stage of [mix]: so many tokens in these proportions."""
 
-    tokens: Budget = key("all", "Number of tokens; `all` is one epoch of the scarcest source.", "300B")
-    weights: Proportions = key("natural", "Share of each source; `natural`: by size.", {"it": 0.9, "en": 0.1})
-
-    @property
-    def named(self) -> dict[str, Fraction]:
-        """The weights by name; none if they are natural."""
-        return {} if self.weights == "natural" else self.weights
+    tokens: Budget = key("all", "Number of tokens. Default: `all`, one epoch of the scarcest source.", "300B")
+    weights: Weights = key("natural", WEIGHTS_HELP, {"it": 0.9, "en": 0.1})
 
 
 class MixTable(StageTable):
     """[mix]: which sequences are read, in which order."""
 
-    seq_len: Length = key(4096, "Tokens of a sequence.", 8192, ge=1, lt=2**31)
+    seq_len: Length = key(4096, "Tokens of a sequence.", ge=1, lt=2**31)
     seed: int = key(0, "Seed of the order.", ge=-(2**63), lt=2**63)
-    max_epochs: Share = key(4, "Most epochs of a source.", gt=0)
+    max_epochs: Share = key(4, "Refuse to read a source more often.", gt=0)
     classes: dict[SourceName, str] = key(
         {},
-        "Parts of sources, weighed as sources are: SOURCE where CONDITION on the columns of `pretok query`.",
+        "Parts of sources, weighed as sources are: SOURCE where a condition in SQL holds.",
         {"good": "it where quality >= 0.8"},
     )
     repeat: Repeats = key(
         {},
-        "How often to read classes and sources; others are read once.",
+        "How often to read sources and classes. Default: once.",
         {"good": 3},
-        excludes=["tokens", "weights", "stages"],
+        excludes="tokens weights stages",
     )
-    pack: Literal["none", "best-fit"] = key(
-        "none", "`best-fit`: only documents longer than a sequence are cut."
-    )
+    pack: Literal["none", "best-fit"] = key("none", "`best-fit`: cut only documents longer than a sequence.")
     stages: tuple[StageTable, ...] = key(
         (),
-        "Stages, one after the other, each with tokens and weights.",
+        "Stages in order, each with its own `tokens` and `weights`.",
         [{"tokens": "1T"}, {"tokens": "300B", "weights": {"it": 1}}],
-        excludes=["tokens", "weights"],
+        excludes="tokens weights",
     )
 
     @property
@@ -460,15 +384,9 @@ class MixTable(StageTable):
 class SlurmStage(Part):
     """[slurm.STAGE]: the jobs of a stage."""
 
-    nodes: int = key(1, "Nodes of each job.", 16, ge=1)
-    links: int = key(1, "Jobs that continue each other.", 20, ge=1)
-    time: str | None = key(None, "Time limit of each job, for sbatch. Default: the profile's.", "24:00:00")
-
-
-class SlurmTrain(SlurmStage):
-    """[slurm.train]: the jobs of the training."""
-
-    spare: int = key(0, "Extra nodes in every job, which replace nodes that fail.", 1, ge=0)
+    nodes: int = key(1, "Nodes of each job.", ge=1)
+    links: int = key(1, "Jobs that continue each other.", ge=1)
+    time: str | None = key(None, "Time limit of each job. Default: the profile's.", "24:00:00")
 
 
 class Slurm(Part):
@@ -476,10 +394,11 @@ class Slurm(Part):
 
     account: str | None = key(None, "Slurm account, instead of the profile's.", "project_1")
     exclude: str | None = key(None, "Nodes that no job may use, as sbatch takes them.", "node[3,7]")
+    spare: int = key(0, "Extra nodes in each training job, which replace nodes that fail.", ge=0)
     vocab: SlurmStage = SlurmStage()
     tokenize: SlurmStage = SlurmStage()
     mix: SlurmStage = SlurmStage()
-    train: SlurmTrain = SlurmTrain()
+    train: SlurmStage = SlurmStage()
 
 
 class Recipe(Part):
@@ -496,17 +415,15 @@ class Recipe(Part):
 
     @model_validator(mode="after")
     def _knows_its_sources(self) -> Self:
-        mixed = {name for stage in self.mix.all_stages for name in stage.named} if self.mix else set()
-        mixed -= self.mix.classes.keys() if self.mix else set()
-        for table, names in (("vocab.weights", set(self.vocab.weights)), ("mix.weights", mixed)):
-            if unknown := sorted(names - self.sources.keys()):
-                raise ValueError(
-                    f"{table} names {', '.join(unknown)}, but the sources are {', '.join(self.sources)}"
-                )
-        if self.vocab.weights and (left_out := sorted(self.sources.keys() - self.vocab.weights.keys())):
+        sources = ", ".join(self.sources)
+        if (weights := self.vocab.weights) and weights.keys() != self.sources.keys():
             raise ValueError(
-                f"vocab.weights leaves out {', '.join(left_out)}; give each source a weight, 0 to count none of it"
+                f"vocab.weights names {', '.join(weights)}, but the sources are {sources}; give each a weight, 0 to "
+                "count none of it"
             )
+        mixed = {name for stage in self.mix.all_stages for name in stage.weights} if self.mix else set()
+        if self.mix and (unknown := sorted(mixed - self.sources.keys() - self.mix.classes.keys())):
+            raise ValueError(f"mix.weights names {', '.join(unknown)}, but the sources are {sources}")
         return self
 
     @model_validator(mode="after")

@@ -41,16 +41,15 @@ class Interval:
 
 @dataclass(frozen=True, slots=True)
 class SourceForecast:
-    """What a source should hold. files, stored: the number of its inputs and their bytes; bytes: of text; learned:
-    tokens that are learned in conversations, None for plain text; reject_share: of records; rate: bytes of text that
-    one core parses and encodes per second; shards: their number, with `shard_bytes` bytes of tokens each."""
+    """What a source should hold. files, stored: the number of its inputs and their bytes; bytes: of text;
+    reject_share: of records; rate: bytes of text that one core parses and encodes per second; shards: their number,
+    with `shard_bytes` bytes of tokens each."""
 
     files: int
     stored: int
     documents: Interval
     bytes: Interval
     tokens: Interval
-    learned: Interval | None
     reject_share: float
     rejected: dict[str, float]
     rate: float
@@ -59,9 +58,9 @@ class SourceForecast:
 
 
 def forecast_source(
-    sample: Sample, files: int, stored: int, shard_bytes: int, itemsize: int, chat: bool = False
+    sample: Sample, files: int, stored: int, shard_bytes: int, itemsize: int
 ) -> SourceForecast:
-    """Estimate a source from its windows. chat: whether it holds conversations; itemsize: bytes of a token on disk.
+    """Estimate a source from its windows. itemsize: bytes of a token on disk.
 
     Raises UsageError if no window has any text.
     """
@@ -75,12 +74,9 @@ def forecast_source(
     def of_all(count: Callable[[Found], float]) -> Interval:
         return _total(sample.found, count, whole)
 
-    def of_encoded(count: Callable[[Found], float]) -> Interval:
-        # Only the first `encoded` bytes of a window were encoded; the rest counts in proportion.
-        return _total(sample.found, lambda part: count(part) * part.bytes / max(1, part.encoded), encoded)
-
     documents, text = of_all(lambda part: part.documents), of_all(lambda part: part.bytes)
-    tokens = of_encoded(lambda part: part.tokens)
+    # Only the first `encoded` bytes of a window were encoded; the rest counts in proportion.
+    tokens = _total(sample.found, lambda part: part.tokens * part.bytes / max(1, part.encoded), encoded)
     rejected = {name: of_all(lambda part, name=name: part.rejected[name]).value for name in sorted(reasons)}  # type: ignore[misc]
     refused = sum(rejected.values())
     return SourceForecast(
@@ -89,7 +85,6 @@ def forecast_source(
         documents=documents,
         bytes=text,
         tokens=tokens,
-        learned=of_encoded(lambda part: part.learned) if chat else None,
         reject_share=refused / max(1.0, refused + documents.value),
         rejected=rejected,
         rate=sample.rate,
@@ -129,7 +124,7 @@ def forecast_mix(mix: MixTable, sources: Mapping[str, SourceForecast], train: fl
 
     train: the share of the documents that is not held out for validation.
     """
-    named = {name for stage in mix.all_stages for name in (stage.named or sources)}
+    named = {name for stage in mix.all_stages for name in (stage.weights or sources)}
     held = {name: source for name, source in sorted(sources.items()) if name in named}
     tokens, epochs, problem = _try(mix, held, train, lambda one: one.value)
     ends = [_try(mix, held, train, end) for end in (lambda one: one.low, lambda one: min(one.high, ENDLESS))]

@@ -12,7 +12,6 @@ from itertools import chain
 
 from pretok.base.console import Console, Table, table
 from pretok.base.errors import UsageError
-from pretok.base.kinds import LEARNED
 from pretok.base.tokens import token_dtype
 from pretok.base.units import duration, human, human_bytes
 from pretok.chat.resolve import resolve
@@ -21,8 +20,9 @@ from pretok.forecast.estimate import Interval, MixForecast, SourceForecast, fore
 from pretok.forecast.measure import measure
 from pretok.forecast.vocabulary import counting_vocabulary
 from pretok.read.conversation import Conversation
+from pretok.read.format import Probe
 from pretok.read.partition import shard_bytes
-from pretok.read.probe import Probe, probe_inputs
+from pretok.read.probe import probe_inputs
 from pretok.read.recognise import list_inputs
 from pretok.read.rejects import poor_sources
 from pretok.tokenizer.encoder import Encoder
@@ -57,7 +57,7 @@ def run_forecast(recipe: Recipe, workers: int, console: Console) -> Forecast:
     vocab, stands_in = counting_vocabulary(recipe, probed)
     vocab_size = recipe.vocab.size if stands_in else vocab.size  # a sample may allow fewer entries
     if stands_in and recipe.vocab.extend is not None:
-        vocab_size = vocab.size + recipe.vocab.added
+        vocab_size = vocab.size + recipe.vocab.add
     itemsize = token_dtype(vocab_size).itemsize
     sources = {
         name: _forecast(recipe, name, probes, vocab, itemsize, console) for name, probes in probed.items()
@@ -104,21 +104,19 @@ def _forecast(
     record = resolve(source.record, vocab, name)
     how = record.conversation
     encoder = Encoder(vocab.with_special(how.markers if isinstance(how, Conversation) else ()))
-    learn = (source.messages and source.learn) or LEARNED
-    sample = measure(probes, name, record, recipe.normalize.function, encoder, learn)
+    sample = measure(probes, name, record, recipe.normalize.function, encoder)
     for error in sample.errors:
         console.notice(f"{name}: not sampled: {error}")
     target = recipe.shards.size or shard_bytes(probes, itemsize)
-    stored, chat = sum(probe.file.size for probe in probes), bool(source.messages or source.template)
+    stored = sum(probe.file.size for probe in probes)
     try:
-        return forecast_source(sample, len(probes), stored, target, itemsize, chat)
+        return forecast_source(sample, len(probes), stored, target, itemsize)
     except UsageError as error:
         raise UsageError(f"source {name}: {error}") from None
 
 
 def tables(forecast: Forecast) -> list[Table]:
     """Lay the forecast out for a person."""
-    masked = any(source.learned for source in forecast.sources.values())
     columns = ["source", "files", "on disk", "documents", "tokens", "bytes per token", "rejected", "shards"]
     rows = [
         (
@@ -130,7 +128,6 @@ def tables(forecast: Forecast) -> list[Table]:
             f"{source.bytes.value / max(1.0, source.tokens.value):.3f}",
             f"{source.reject_share:.2%}",
             f"{source.shards:,} of {human_bytes(source.shard_bytes)}",
-            *([_spread(source.learned or source.tokens)] if masked else []),
         )
         for name, source in forecast.sources.items()
     ]
@@ -143,7 +140,7 @@ def tables(forecast: Forecast) -> list[Table]:
         ("memory", f"{human_bytes(WORKER_BYTES * forecast.workers)} at most for the workers"),
     ]
     found = [
-        table("what the sources hold, estimated", [*columns, *(["learned"] if masked else [])], rows),
+        table("what the sources hold, estimated", columns, rows),
         table("what it takes", ("", "estimate"), cost),
     ]
     if (mix := forecast.mix) is not None:

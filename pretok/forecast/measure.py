@@ -7,35 +7,34 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from pretok.base.kinds import KINDS, LEARNED, TEXT
 from pretok.chat.documents import documents_of
 from pretok.chat.encode import encode_spans
 from pretok.forecast.windows import Window, windows
 from pretok.read.batches import TextBatch, buffers
+from pretok.read.conversation import RecordFormat
 from pretok.read.files import CorruptInputError
+from pretok.read.format import Probe
 from pretok.read.normalize import Normalization
-from pretok.read.probe import Probe
-from pretok.read.readers import RecordFormat, read_piece
+from pretok.read.readers import read_piece
 from pretok.tokenizer.encoder import Encoder
 from pretok.tokenizer.reference import Unencodable
 
 
 @dataclass(slots=True)
 class Found:
-    """The contents of a window. tokens: of the first `encoded` bytes of its text, ends of documents included; learned:
-    how many of these are learned; parsing, encoding: seconds that `bytes` and `encoded` bytes took."""
+    """The contents of a window. tokens: of the first `encoded` bytes of its text, ends of documents included; parsing,
+    encoding: seconds that `bytes` and `encoded` bytes took."""
 
     window: Window
     documents: int = 0
     bytes: int = 0
     encoded: int = 0
     tokens: int = 0
-    learned: int = 0
     rejected: Counter[str] = field(default_factory=Counter)
     parsing: float = 0.0
     encoding: float = 0.0
@@ -59,17 +58,10 @@ class Sample:
 
 
 def measure(
-    probes: Sequence[Probe],
-    seed: str,
-    record: RecordFormat,
-    normalization: Normalization,
-    encoder: Encoder,
-    learn: Collection[str] = LEARNED,
+    probes: Sequence[Probe], seed: str, record: RecordFormat, normalization: Normalization, encoder: Encoder
 ) -> Sample:
-    """Read every window of a source once. learn: kinds of tokens that are learned in conversations; plain text is
-    learned whole."""
+    """Read every window of a source once."""
     sample, documents = Sample(), documents_of(record, normalization)
-    wanted = np.isin(KINDS, [*learn, KINDS[TEXT]])  # (kinds,) bool
     for window in windows(probes, seed, sample.errors):
         found = Found(window)
         began = time.monotonic()
@@ -79,7 +71,7 @@ def measure(
                 found.documents += len(batch.texts)
                 found.bytes += len(buffers(batch.texts)[0])
                 if len(batch.texts) and found.encoded < window.text:
-                    _encode(found, batch, encoder, wanted)
+                    _encode(found, batch, encoder)
         except CorruptInputError as error:
             sample.errors.append(f"{window.piece.file.path}: {error}")
             continue
@@ -88,9 +80,8 @@ def measure(
     return sample
 
 
-def _encode(found: Found, batch: TextBatch, encoder: Encoder, wanted: np.ndarray) -> None:
-    """Count the tokens of a batch, up to the text that the window may encode. wanted: (kinds,) bool, what is
-    learned."""
+def _encode(found: Found, batch: TextBatch, encoder: Encoder) -> None:
+    """Count the tokens of a batch, up to the text that the window may encode."""
     _, offsets = buffers(batch.texts)
     # Only whole documents are encoded, within the limit of the window; at least one, however long.
     count = max(1, int(np.searchsorted(offsets, found.window.text - found.encoded)))
@@ -98,14 +89,12 @@ def _encode(found: Found, batch: TextBatch, encoder: Encoder, wanted: np.ndarray
     began = time.monotonic()
     try:
         if batch.spans is None:
-            tokens = learned = int(encoder.encode(texts)[1].sum())
+            _, sizes = encoder.encode(texts)
         else:
-            _, sizes, kinds = encode_spans(encoder, texts, batch.spans.slice(0, len(texts)))
-            tokens, learned = int(sizes.sum()), int(np.count_nonzero(wanted[kinds]))
+            _, sizes, _ = encode_spans(encoder, texts, batch.spans.slice(0, len(texts)))
     except Unencodable as error:
         found.rejected["unencodable"] += len(error.documents)
         return
     found.encoding += time.monotonic() - began
     found.encoded += len(buffers(texts)[0])
-    found.tokens += tokens
-    found.learned += learned
+    found.tokens += int(sizes.sum())

@@ -70,7 +70,7 @@ def run_build_vocab(
     old, vocab = None, recipe.vocab
     if vocab.extend is not None:
         old = open_old(vocab.extend, vocab.pattern, vocab.eod, vocab.bos)
-        size = old.size + vocab.added
+        size = old.size + vocab.add
         recipe = recipe.model_copy(update={"vocab": vocab.model_copy(update={"size": size})})
         compare = [vocab.extend, *compare]
     folder = recipe.vocab_dir
@@ -171,7 +171,7 @@ def _config(
         "weights": {name: str(weight) for name, weight in sorted(vocab.weights.items())},
         "compare": [str(path) for path in compare],
         "sizes": vocab.other_sizes,
-        **({"extend": old.fingerprint, "add": vocab.added} if old else {}),
+        **({"extend": old.fingerprint, "add": vocab.add} if old else {}),
     }
 
 
@@ -182,10 +182,10 @@ def train_vocabularies(
     counted)."""
     buffer, tally = lay_out(counts, vocab, old)
     if old is not None:
-        merges = extend_merges(buffer, *tokens_of(old), vocab.added)
-        if (gained := len(merges.tokens) - old.size) < vocab.added:
+        merges = extend_merges(buffer, *tokens_of(old), vocab.add)
+        if (gained := len(merges.tokens) - old.size) < vocab.add:
             raise UsageError(
-                f"the words give only {gained:,} of the {vocab.added:,} entries to add: no two tokens are left to "
+                f"the words give only {gained:,} of the {vocab.add:,} entries to add: no two tokens are left to "
                 f"merge inside any word; give --add {gained}, more text, or a smaller min_count"
             )
         return {vocab.size: write_extended(folder, old, merges)}, tally

@@ -55,61 +55,56 @@ def test_python_leaves_the_bytes_of_the_commands(folder: Path) -> None:
     ]
 
 
-def test_a_recipe_stands_for_the_inputs(folder: Path, vocab_dir: Path) -> None:
+def test_inputs_may_be_a_recipe_or_a_table_of_one(folder: Path, vocab_dir: Path) -> None:
     (folder / "r.toml").write_text('out = "w"\n[sources.it]\ninputs = ["in/it-*.jsonl"]\n', encoding="utf-8")
     work = pretok.tokenize(folder / "r.toml", vocab=vocab_dir, workers=0, quiet=True)
     assert (work.folder, work.sources) == (folder / "w", ("it",))
-
-
-def test_a_source_may_be_a_table_of_a_recipe(folder: Path, vocab_dir: Path) -> None:
     (folder / "in" / "own.jsonl").write_text('{"body": "il mare", "id": "7"}\n')
     table = {"inputs": folder / "in" / "own.jsonl", "field": "body", "keep": ["id"]}
-    work = pretok.tokenize({"own": table}, folder / "w", vocab=vocab_dir, workers=0)
+    call = asyncio.to_thread(pretok.tokenize, {"own": table}, folder / "o", vocab=vocab_dir, workers=0)
+    work = asyncio.run(call)  # in another thread, as a notebook may
     assert work.texts(columns=["id"]).read_all().to_pylist() == [{"id": "7", "text": "il mare"}]
 
 
-def test_what_is_wrong_is_raised(folder: Path, vocab_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+WRONG = [
+    (
+        "tokenize",
+        {"val_frac": 0.1},
+        "pretok.tokenize: unknown key shards.val_frac .*did you mean val_fraction",
+    ),
+    ("tokenize", {"val_fraction": 2}, "^pretok.tokenize: shards.val_fraction: 2: it should be less"),
+    ("tokenize", {"inputs": {"it": 3}}, r"sources\.it\.inputs"),
+    ("build_vocab", {"out": None}, "where the results go"),
+]
+
+
+@pytest.mark.parametrize(("call", "given", "message"), WRONG)
+def test_what_is_wrong_is_raised(folder: Path, call: str, given: dict[str, object], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        getattr(pretok, call)(**{"inputs": inputs(folder), "out": folder / "w", **given})
+    with pytest.raises(UsageError, match=r"pretok.mix: unknown key mix.wieghts .*did you mean weights"):
+        pretok.mix(folder, wieghts={})
+
+
+def test_where_a_command_ends_with_a_code_an_error_is_raised_and_logged(
+    folder: Path, vocab_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     out, it = folder / "w", inputs(folder)
-    for call, message in (
-        (
-            lambda: pretok.tokenize(it, out, val_frac=0.1),
-            r"pretok.tokenize: .*shards.val_frac .*val_fraction",
-        ),
-        (
-            lambda: pretok.tokenize(it, out, val_fraction=2),
-            r"^pretok.tokenize: val_fraction: 2: it should be less",
-        ),
-        (
-            lambda: pretok.build_vocab(it, out, weights={"fr": 1}),
-            r"^pretok.build_vocab: weights names fr, but",
-        ),
-        (
-            lambda: pretok.mix(out, seq_len=0),
-            r"^pretok.mix: seq_len: 0: it should be greater than or equal to 1",
-        ),
-        (
-            lambda: pretok.mix(out, wieghts={"it": 1}),
-            r"pretok.mix: unknown key mix.wieghts \(did you mean weights",
-        ),
-        (lambda: pretok.tokenize({"it": 3}, out), r"sources\.it\.inputs"),
-        (lambda: pretok.build_vocab(it), "where the results go"),
-        (
-            lambda: pretok.tokenize({"it": folder / "nowhere" / "*"}, out, vocab=vocab_dir, workers=0),
-            "nowhere",
-        ),
-    ):
-        with pytest.raises(UsageError, match=message):
-            call()
+
+    def tokenize(*names: str, **settings: object) -> object:
+        sources = {name: it[name] for name in names}
+        return pretok.tokenize(sources, out, vocab=vocab_dir, workers=0, **settings)
+
     with ThreadPoolExecutor(1) as other, hold(out / "shards", "another job"), pytest.raises(FolderInUse):
-        other.submit(pretok.tokenize, it, out, vocab=vocab_dir, workers=0).result()
-    pretok.tokenize({"it": it["it"]}, out, vocab=vocab_dir, workers=0)
+        other.submit(tokenize, "it").result()
+    tokenize("it")
     with pytest.raises(MismatchError, match="val_fraction"):
-        pretok.tokenize({"it": it["it"]}, out, vocab=vocab_dir, workers=0, val_fraction=0.5)
+        tokenize("it", val_fraction=0.5)
     with pytest.raises(PartitionsFailed, match="rejected"):
-        pretok.tokenize({"it": it["it"], "en": it["en"]}, out, vocab=vocab_dir, workers=0, max_reject_share=0)
+        tokenize("it", "en", max_reject_share=0)
     assert "Traceback" not in capsys.readouterr().err
     ends = [(job.exit_code, bool(job.problems)) for job in read_jobs(out)]
-    assert ends == [(2, True), (75, True), (0, False), (2, True), (3, True)]
+    assert ends == [(75, True), (0, False), (2, True), (3, True)]
 
 
 def test_a_ray_of_the_program_is_left_alone(
@@ -118,10 +113,3 @@ def test_a_ray_of_the_program_is_left_alone(
     monkeypatch.setattr("ray.is_initialized", lambda: True)
     with pytest.raises(UsageError, match="a Ray of its own"):
         pretok.tokenize(inputs(folder), folder / "w", vocab=vocab_dir, workers=1, address="auto")
-
-
-def test_it_works_in_another_thread(folder: Path, vocab_dir: Path) -> None:
-    made = asyncio.run(
-        asyncio.to_thread(pretok.tokenize, inputs(folder), folder / "w", vocab=vocab_dir, workers=0)
-    )
-    assert made.sources == ("en", "it")

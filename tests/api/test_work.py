@@ -7,31 +7,20 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
-import duckdb
-import polars as pl
 import pyarrow as pa
 import pytest
 from counting import write_lines
-from mixing import request
 from support import ROOT
 from texts import HARD
 
 import pretok
 import pretok.stream
 from pretok.api.work import Work
-from pretok.base.console import SILENT
 from pretok.base.errors import IntegrityError, UsageError
-from pretok.base.execute import Engine
-from pretok.base.stop import StopFlag
 from pretok.cli import run_command
-from pretok.config import make_recipe
 from pretok.shards import texts
-from pretok.shards.job import run_tokenize
-from pretok.stream.mix_job import run_mix
 
-GOLDEN = ROOT / "tests" / "golden"
 TEXTS = {"it": [f"Il mare numero {n}, {HARD[n % len(HARD)]} è salato. " * (1 + n % 7) for n in range(120)]}
 TEXTS["en"] = [f"The sea number {n} is salt. " * (1 + n % 5) for n in range(50)]
 LICENCES = ("CC0", None, "<script>alert(1)</script>")
@@ -46,18 +35,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory, vocab_dir: Path) -> Path:
     (made / "it.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
     for part in range(5):
         write_lines(made / "en" / f"{part}.jsonl", TEXTS["en"][10 * part : 10 * part + 10])
-    data = {
-        "out": made / "work",
-        "sources": {
-            "it": {"inputs": [str(made / "it.jsonl")], "keep": ["license"]},
-            "en": {"inputs": [str(made / "en" / "*.jsonl")]},
-        },
-        "vocab": {"path": vocab_dir},
-        "shards": {"size": 4_000, "val_fraction": "0.1"},
-    }
-    with StopFlag() as stop, Engine(0, None, stop) as engine:
-        run_tokenize(make_recipe(data, "test"), engine, SILENT)
-    run_mix(made / "work" / "shards", made / "work" / "mix.json", request("all:natural", seq_len=16))
+    it = {"inputs": made / "it.jsonl", "keep": ["license"]}
+    sources, sizes = {"it": it, "en": str(made / "en" / "*.jsonl")}, {"size": 4_000, "val_fraction": "0.1"}
+    pretok.tokenize(sources, made / "work", vocab=vocab_dir, workers=0, **sizes)
+    pretok.mix(made / "work", seq_len=16)
     return made / "work"
 
 
@@ -118,55 +99,46 @@ def test_the_columns_are_those_of_query(work: Work, capsys: pytest.CaptureFixtur
     assert rows.to_pylist() == [{name: row[name] for name in rows.column_names} for row in asked]
 
 
-def test_what_was_joined_stands_beside_the_documents(
+def test_joined_columns_stand_beside_the_documents(
     work: Work, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shutil.copytree(work.folder, tmp_path / "work")
-    shards = tmp_path / "work" / "shards"
-    known = pretok.open(tmp_path / "work").documents("it", columns=["hash"]).read_all().to_pylist()
-    scores = {row["hash"]: number / 8 for number, row in enumerate(known) if number % 3}
+    hashes = work.documents("it", columns=["hash"]).read_all()["hash"].to_pylist()
+    scores = {name: number / 8 for number, name in enumerate(hashes) if number % 3}
     lines = [json.dumps({"hash": name, "score": score}) for name, score in scores.items()]
     (tmp_path / "scores.jsonl").write_text("\n".join(lines) + "\n")
-    given = ["annotate", str(shards), str(tmp_path / "scores.jsonl"), "--by", "hash", "--name", "quality"]
+    given = [
+        "annotate",
+        str(tmp_path / "work"),
+        str(tmp_path / "scores.jsonl"),
+        "--by",
+        "hash",
+        "--name",
+        "quality",
+    ]
     assert run_command(given) == 0
     again = pretok.open(tmp_path / "work")
-    columns = ["source", "hash", "score", "quality_matched"]
-    for row in again.texts(columns=columns).read_all().to_pylist():
-        assert row["score"] == (scores.get(row["hash"]) if row["source"] == "it" else None)
-        assert bool(row["quality_matched"]) == (row["score"] is not None)
+    for row in again.texts("it", columns=["hash", "score", "quality_matched"]).read_all().to_pylist():
+        assert (row["score"], row["quality_matched"]) == (scores.get(row["hash"]), row["hash"] in scores)
     test_the_columns_are_those_of_query(again, capsys)
 
 
-def test_pandas_polars_and_duckdb_take_it_as_it_is(work: Work) -> None:
-    def found() -> pa.RecordBatchReader:
-        return work.documents(columns=["source", "tokens"])
-
-    tokens = work.manifest.totals.tokens
-    assert found().read_pandas().tokens.sum() == pl.DataFrame(found())["tokens"].sum() == tokens
-    assert duckdb.from_arrow(found()).sum("tokens").fetchall() == [(tokens,)]
-
-
-@pytest.mark.parametrize(
-    ("ask", "message"),
-    [
-        (lambda work: work.texts("fr"), "no source 'fr'; there is en, it"),
-        (lambda work: work.documents(split="test"), "no split 'test'"),
-        (lambda work: work.documents(columns=["x"]), r"no column 'x'; there are source, .*license"),
-        (lambda work: pretok.open("nowhere"), "run pretok tokenize"),
-    ],
-)
-def test_what_is_not_there_is_said_by_name(work: Work, ask: Any, message: str) -> None:
-    with pytest.raises((UsageError, IntegrityError), match=message):
-        ask(work)
+def test_what_is_not_there_is_said_by_name(work: Work) -> None:
+    with pytest.raises(UsageError, match="no source 'fr'; there is en, it"):
+        work.texts("fr")
+    with pytest.raises(UsageError, match="no split 'test'"):
+        work.documents(split="test")
+    with pytest.raises(UsageError, match=r"no column 'x'; there are source, .*license"):
+        work.documents(columns=["x"])
+    with pytest.raises(IntegrityError, match="run pretok tokenize"):
+        pretok.open("nowhere")
 
 
 def test_damaged_tokens_are_named(work: Work, tmp_path: Path) -> None:
     shutil.copytree(work.folder, tmp_path / "work")
     copied = pretok.open(tmp_path / "work")
     shard = copied.manifest.of("en")[0]
-    data = bytearray(shard.bin_path.read_bytes())
-    data[:2] = b"\xff\xff"
-    shard.bin_path.write_bytes(data)
+    shard.bin_path.write_bytes(b"\xff\xff" + shard.bin_path.read_bytes()[2:])
     with pytest.raises(IntegrityError, match=rf"{shard.bin_path.name} has ids of no token"):
         copied.texts("en").read_all()
 
@@ -176,5 +148,3 @@ def test_importing_pretok_loads_nothing_until_open_is_asked_for() -> None:
         "import sys, pretok; assert 'numpy' not in sys.modules; pretok.open; assert 'pyarrow' in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
-    with pytest.raises(AttributeError, match="no attribute 'opne'"):
-        _ = pretok.opne

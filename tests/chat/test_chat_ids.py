@@ -25,9 +25,8 @@ from pretok.chat.render import Renderer
 from pretok.chat.resolve import resolve
 from pretok.chat.spans import unpack
 from pretok.read.batches import TextBatch
-from pretok.read.conversation import Conversation
+from pretok.read.conversation import Conversation, RecordFormat
 from pretok.read.normalize import Normalization
-from pretok.read.readers import RecordFormat
 from pretok.tokenizer.encoder import Encoder
 from pretok.tokenizer.reference import Unencodable
 from pretok.tokenizer.vocabulary import Vocabulary, load_vocab

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 from counting import write_lines
-from support import until
 
 from pretok.base import terminal
 from pretok.base.terminal import ConsoleWarnings, Terminal
@@ -29,14 +28,9 @@ def command(tmp_path: Path) -> list[str]:
 
 
 def read_logs(work: Path) -> list[list[dict[str, Any]]]:
-    """The lines of each log, which all say when, where and what."""
-    logs = [
-        [json.loads(line) for line in path.read_text(encoding="ascii").splitlines()]
-        for path in sorted((work / "logs").glob("*.jsonl"), key=lambda path: path.stat().st_mtime_ns)
-    ]
-    for line in (line for log in logs for line in log):
-        assert {"time", "host", "command", "event"} <= line.keys()
-    return logs
+    """The lines of each log, in the order of the jobs."""
+    paths = sorted((work / "logs").glob("*.jsonl"), key=lambda path: path.stat().st_mtime_ns)
+    return [[json.loads(line) for line in path.read_text("ascii").splitlines()] for path in paths]
 
 
 def of(log: list[dict[str, Any]], event: str) -> list[dict[str, Any]]:
@@ -52,7 +46,6 @@ def test_a_log_tells_the_whole_job(tmp_path, command, capsys):
     assert start["versions"].keys() >= {"pretok", "python", "numba"}
     partitions = [line for line in of(log, "task") if line["what"] == "partition"]
     assert {line["item"] for line in partitions} == {"it-00000", "en-00000"}
-    assert all(line["began"] <= line["time"] and line["seconds"] > 0 for line in partitions)
     [step] = of(log, "step_end")
     assert (step["title"], step["ended_by"], step["counts"]["documents"]) == ("count", None, 60)
     assert of(log, "workers")[0]["nodes"] == {start["host"]: 2}
@@ -90,11 +83,11 @@ def test_quiet_shows_results_and_errors_only(tmp_path, command, capsys, place):
     out, err = capsys.readouterr()
     assert err == ""
     assert json.loads(out)["sources"].keys() == {"it", "en"}
-    [log] = read_logs(tmp_path / "work")
-    assert of(log, "notice")
     assert run_command([*quiet, "--field", "body"]) == 2
     assert capsys.readouterr().err.startswith("pretok: ")
-    assert of(read_logs(tmp_path / "work")[1], "error")[0]["message"].startswith("pretok: ")
+    first, second = read_logs(tmp_path / "work")
+    assert of(first, "notice")
+    assert of(second, "error")[0]["message"].startswith("pretok: ")
 
 
 def test_verify_keeps_a_log_where_there_are_logs_and_nowhere_else(tmp_path, vocab_dir, command):
@@ -102,33 +95,10 @@ def test_verify_keeps_a_log_where_there_are_logs_and_nowhere_else(tmp_path, voca
     assert run_command(["tokenize", *command[1:], "--vocab", str(vocab_dir)]) == 0
     check = ["verify", str(work / "shards"), "--workers", "0"]
     assert run_command(check) == 0
-    tokenize, verify = read_logs(work)
-    assert (tokenize[0]["command"], verify[0]["command"]) == ("tokenize", "verify")
-    assert [line["what"] for line in of(verify, "task")] == ["file"] * 5  # two shards, what lies beside
-    assert of(tokenize, "table")[0]["rows"][-1][0] == "total"
-    for path in (work / "logs").iterdir():
-        path.unlink()
-    (work / "logs").rmdir()
+    assert [log[0]["command"] for log in read_logs(work)] == ["tokenize", "verify"]
+    (work / "logs").rename(tmp_path / "elsewhere")
     assert run_command(check) == 0
     assert not (work / "logs").exists()
-
-
-def test_progress_is_in_the_log_though_a_bar_moves(tmp_path, monkeypatch):
-    monkeypatch.setattr(terminal, "FIRST_LINE", 0.01)
-    monkeypatch.setattr(terminal, "LINES_APART", 0.02)
-    console = Terminal(
-        error=terminal._Console(file=io.StringIO(), force_terminal=True, force_interactive=True)
-    )
-    console.keep_log(tmp_path / "logs", "count")
-    with console.progress("count") as progress:
-        assert progress._bar
-        progress.expect(10, 1)
-        progress({"bytes": 7})
-        until(lambda: of(read_logs(tmp_path)[0], "progress"))
-    console.end(0)
-    [log] = read_logs(tmp_path)
-    assert of(log, "progress")[-1]["counts"] == {"bytes": 7}
-    assert of(log, "progress")[-1]["expected_bytes"] == 10
 
 
 @pytest.mark.parametrize("colours", [True, False])
@@ -142,11 +112,8 @@ def test_errors_are_red_on_a_terminal_only(colours):
 def test_warnings_of_libraries_are_told_and_kept(tmp_path, capsys):
     console = Terminal()
     console.keep_log(tmp_path / "logs", "count")
-    logger = logging.getLogger("pretok.test")
-    handler = ConsoleWarnings(console)
-    logger.addHandler(handler)
-    logger.warning("trying again: %s", "[it]")
-    logger.removeHandler(handler)
+    record = logging.makeLogRecord({"msg": "trying again: %s", "args": ("[it]",), "levelno": logging.WARNING})
+    ConsoleWarnings(console).handle(record)
     console.end(0)
     assert "trying again: [it]" in capsys.readouterr().err
     [log] = read_logs(tmp_path)

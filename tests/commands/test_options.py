@@ -1,16 +1,13 @@
-"""Options that set keys of a recipe: each takes the example of its key, means what a recipe means, and says so."""
+"""Options that set keys of a recipe: each means what the key means, and shows its help, example and default."""
 
 from __future__ import annotations
-
-import tomllib
-from typing import Any
 
 import pytest
 import typer
 
 from pretok.cli import app, run_command
 from pretok.commands.help import COMMANDS
-from pretok.commands.options import as_typed, value_of
+from pretok.commands.options import REPEATED, as_typed, value_of
 from pretok.config.keys import key_at
 from pretok.config.recipes import make_recipe, with_settings
 
@@ -20,32 +17,35 @@ TAKEN = sorted(
 )
 NEEDS = {"vocab.eod": {"vocab.path": "x"}, "vocab.add": {"vocab.extend": "x"}}
 MINIMAL = {"out": "w", "sources": {name: {"inputs": ["a"]} for name in ("it", "en")}}
-OTHERS = {
-    "shards.duplicates": '"drop"',
-    "mix.pack": '"best-fit"',
-    "mix.max_epochs": "9",
-    "vocab.pattern": '"gpt2"',
+STAGES = [{"tokens": "1T", "weights": "natural"}, {"tokens": "300B", "weights": {"it": 1}}]
+TYPED = {
+    "vocab.size": ("32k", 32_000),
+    "vocab.path": ("a/b", "a/b"),
+    "vocab.sizes": (["16000,8k"], [16_000, 8_000]),
+    "shards.val_fraction": ("1/20", 0.05),
+    "shards.duplicates": ("drop", "drop"),
+    "sources.keep": (["id", "url=meta.url"], ["id", "url=meta.url"]),
+    "mix.weights": ("it=0.9,en=0.1", {"it": 0.9, "en": 0.1}),
+    "mix.stages": (["1T:natural", "300B:it=1"], STAGES),
+    "mix.classes": (["good=it where quality >= 0.8"], {"good": "it where quality >= 0.8"}),
 }
-"""Values for what has no example."""
-REPEATED = {
-    "mix.stages": ["1T:natural", "300B:it=1"],
-    "mix.classes": ["good=it where quality >= 0.8"],
-    "sources.keep": ["id", "url=meta.url"],
-}
+"""A key of each kind -> (what is typed, the same in a recipe)."""
+
+
+@pytest.mark.parametrize("dotted", TYPED)
+def test_an_option_means_what_the_key_of_a_recipe_means(dotted: str) -> None:
+    typed, written = TYPED[dotted]
+    values = [value_of(key_at(dotted), typed), written]
+    made, recipe = (make_recipe(with_settings(MINIMAL, {dotted: value}), "test") for value in values)
+    assert made == recipe != make_recipe(MINIMAL, "test")
 
 
 @pytest.mark.parametrize("dotted", TAKEN)
-def test_an_option_means_what_the_key_of_a_recipe_means(dotted: str) -> None:
+def test_the_value_that_a_help_shows_is_taken(dotted: str) -> None:
     key = key_at(dotted)
-    example = OTHERS.get(dotted) or key.example or '"content"'
-    written = tomllib.loads(f"value = {example}")["value"]
-    typed: Any = [as_typed(example)] if key.kind.startswith("list") else as_typed(example)
-    made = [
-        make_recipe(with_settings(MINIMAL, {**NEEDS.get(dotted, {}), dotted: value}), "test")
-        for value in (written, value_of(key, REPEATED.get(dotted, typed)))
-    ]
-    assert made[0] == made[1]
-    assert made[0] != make_recipe(MINIMAL, "test")
+    typed = as_typed(key.value)
+    value = value_of(key, [typed] if typed and key.kind.startswith(REPEATED) else typed)
+    make_recipe(with_settings(MINIMAL, {**NEEDS.get(dotted, {}), dotted: value}), "test")
 
 
 MOST = {"mix": 14, "build-vocab": 14, "tokenize": 12}
@@ -58,13 +58,13 @@ def test_no_command_has_more_options_than_a_person_reads(name: str) -> None:
     assert len(options) <= MOST[name], sorted(one.name for one in options)
 
 
-def test_the_help_says_example_and_default(
+def test_the_help_shows_what_key_and_docstring_say(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "200")
     assert run_command(["build-vocab", "--help"]) == 0
     shown = " ".join(capsys.readouterr().out.split())
-    size = "Entries of the vocabulary, special tokens included. Not with `extend`. For example 32k. Default: 50_000."
-    assert f"--vocab-size N {size}" in shown
-    weights = "Share of each source; empty: by size on disk. For example it=0.9,en=0.1."
+    assert "--vocab-size N Entries, special tokens included. Not with `extend`. Default: 50000." in shown
+    weights = "Share of each source. Default: `natural`, by size. For example it=0.9,en=0.1."
     assert f"--weights NAME=SHARE,... {weights}" in shown
+    assert "--compare FILE Compare with this tokenizer.json in the report." in shown

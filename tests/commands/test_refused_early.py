@@ -17,6 +17,7 @@ IMPOSSIBLE = {
     "pattern": ('[vocab]\npattern = "x"', "there is no pattern 'x'"),
     "size": ("[vocab]\nsize = 300", "64 special tokens and 256 bytes take 320"),
     "benchmark": ('[shards]\nagainst = "none"', "is not a folder; against"),
+    "train": ("[train]\nmicro_bach = 4", "micro_batch"),
     "tokenizer": ('[vocab]\npath = "none"', "no tokenizer at"),
 }
 
@@ -51,23 +52,19 @@ def test_a_budget_that_does_not_fit_is_said_before_verification(
     assert run_command(["run", str(recipe), "--workers", "0"]) == 2  # the shards are there and say it at once
 
 
-def completed(*words: str) -> list[str]:
-    """What bash offers for the last of the words."""
-    line = (
-        'eval "$(_PRETOK_COMPLETE=source_bash pretok)"; COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); '
-        '_pretok_completion pretok; printf "%s\\n" "${COMPREPLY[@]}"'
-    )
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    done = subprocess.run(
-        ["bash", "-c", line, "bash", *words], env={**os.environ, "PATH": path}, capture_output=True, text=True,
-        check=True,
-    )  # fmt: skip
-    assert done.stderr == ""
-    return done.stdout.split()
+COMPLETE = (
+    'eval "$(_PRETOK_COMPLETE=source_bash pretok)"; COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); '
+    '_pretok_completion pretok; printf "%s\\n" "${COMPREPLY[@]}"'
+)
 
 
 @pytest.mark.skipif(not Path(sys.executable).with_name("pretok").exists(), reason="pretok is not on the PATH")
-def test_bash_completes_commands_and_options() -> None:
-    assert completed("pretok", "ins") == ["inspect"]
-    assert completed("pretok", "inspect", "--sea") == ["--search"]
-    assert set(completed("pretok", "tokenize", "--dup")) == {"--duplicates"}
+@pytest.mark.parametrize("words", ["pretok ins[pect]", "pretok tokenize --dup[licates]"])
+def test_bash_completes_commands_and_options(words: str) -> None:
+    typed, rest = words.rstrip("]").split("[")
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    done = subprocess.run(
+        ["bash", "-c", COMPLETE, "bash", *typed.split()], env={**os.environ, "PATH": path},
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert (done.stdout.split()[:1], done.stderr) == ([typed.split()[-1] + rest], "")

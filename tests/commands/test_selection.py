@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
 from support import EOD
 
@@ -46,55 +46,58 @@ def work(
     return folder
 
 
-def said(capsys: pytest.CaptureFixture[str], *line: str | Path, code: int = 0) -> tuple[str, str]:
-    capsys.readouterr()
-    assert run_command([str(part) for part in line]) == code
-    found = capsys.readouterr()
-    return found.out, " ".join(found.err.split())
+Say = Callable[..., tuple[str, str]]
 
 
-def test_verify_reads_the_side_files(work: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    said(capsys, "verify", work / "shards", "--workers", "0")
-    for digest in [source.tape for source in load_mix(work / "mix2.json").sources if source.pool == "good"]:
-        path = path_of(work / "side_files", digest)
-        data = path.read_bytes()
-        try:
-            path.write_bytes(b"x" + data[1:])
-            assert path.name in said(capsys, "verify", work / "shards", "--workers", "0", code=2)[1]
-        finally:
-            path.write_bytes(data)
+@pytest.fixture
+def say(capsys: pytest.CaptureFixture[str]) -> Say:
+    """Standard output and error of a command, which ends with `code`."""
+
+    def run(*line: str | Path, code: int = 0) -> tuple[str, str]:
+        capsys.readouterr()
+        assert run_command([str(part) for part in line]) == code
+        printed = capsys.readouterr()
+        return printed.out, " ".join(printed.err.split())
+
+    return run
 
 
-def test_trace_finds_documents_of_classes_and_appends(work: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_verify_reads_the_side_files(work: Path, say: Say) -> None:
+    say("verify", work / "shards", "--workers", "0")
+    digest = next(source.tape for source in load_mix(work / "mix2.json").sources if source.pool == "good")
+    path = path_of(work / "side_files", digest)
+    data = path.read_bytes()
+    path.write_bytes(b"x" + data[1:])
+    try:
+        assert path.name in say("verify", work / "shards", "--workers", "0", code=2)[1]
+    finally:
+        path.write_bytes(data)
+
+
+def test_trace_finds_documents_of_classes_and_appends(work: Path, say: Say) -> None:
     view, seen = pretok.stream.open(work / "shards", work / "mix2.json"), set()
     for number in range(20):  # of what was appended
-        document = f"{work}/it2.jsonl:{number + 1}"
-        out, _ = said(capsys, "trace", work / "mix2.json", "--doc", document, "--json")
+        out, _ = say("trace", work / "mix2.json", "--doc", f"{work}/it2.jsonl:{number + 1}", "--json")
         for row in json.loads(out):
             assert row["position"] >= 99
             assert view.origin(row["position"])[0].partition("+")[0] == row["of_class"]
             seen.add((row["of_class"], number % 10 >= 5))
     assert {("good", True), ("it", False)} <= seen <= {("good", True), ("it", False), ("it", True)}
-    assert "never reads it" in said(capsys, "trace", work / "mix.json", "--doc", f"{work}/it2.jsonl:6")[1]
+    assert "never reads it" in say("trace", work / "mix.json", "--doc", f"{work}/it2.jsonl:6")[1]
 
 
-def test_inspect_says_the_class_and_what_only_fills_up(
-    work: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_trace_says_the_class_and_what_only_fills_up(work: Path, say: Say) -> None:
     view = pretok.stream.open(work / "shards", work / "mix2.json")
     everything = view[:]
     filling = ((everything[:, 1:] == EOD) & (everything[:, :-1] == EOD)).sum(axis=1)
-    classes = np.array([view.origin(position)[0] == "good" for position in range(len(view))])
-    position = int(np.flatnonzero(classes & (filling > 3))[0])
-    out, _ = said(capsys, "trace", work / "mix2.json", "--position", str(position), "--tokens")
+    position = next(n for n in range(len(view)) if view.origin(n)[0] == "good" and filling[n] > 3)
+    out, _ = say("trace", work / "mix2.json", "--position", str(position), "--tokens")
     assert "of good, a class of it, epoch" in out
     assert f"the last {filling[position]} only fill it up:" in out
 
 
-def test_disclose_counts_each_document_of_all_classes_once(
-    work: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    data = json.loads(said(capsys, "disclose", work, work / "mix2.json", "--format", "json")[0])
+def test_disclose_counts_each_document_of_all_classes_once(work: Path, say: Say) -> None:
+    data = json.loads(say("disclose", work, work / "mix2.json", "--format", "json")[0])
     view = pretok.stream.open(work / "shards", work / "mix2.json")
     sources = {source["name"]: source for source in data["sources"]["sources"]}
     counts = view.prefix_counts(len(view))
@@ -104,46 +107,38 @@ def test_disclose_counts_each_document_of_all_classes_once(
     assert sources["it"]["documents"] <= sum(s.documents for s in load_manifest(work / "shards").of("it"))
 
 
-def test_report_and_status_say_what_the_mix_is(work: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    said(capsys, "report", work)
+def test_report_and_status_say_what_the_mix_is(work: Path, say: Say) -> None:
+    say("report", work)
     text = re.sub(r"<[^>]+>", "", (work / "report.html").read_text())
     assert re.search(r"good is a class: it where quality &gt;= 5", text)
     assert re.search(r"it is packed: \d+ documents, \d+ longer ones cut, \d+ tokens of padding", text)
     assert "It was made before the shards grew" in text
-    out, _ = said(capsys, "status", work)
+    out, _ = say("status", work)
     assert "packed" in out
     assert "appended to 1 time" in out
 
 
-def test_export_says_what_it_does_not_keep(
-    work: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    to = ("--to", "megatron", "--stage", "1")
-    _, told = said(capsys, "export", work / "shards", "--mix", work / "mix.json", *to, code=2)
-    assert "weighs classes (good, it)" in told
-    mix = ("mix", work / "shards", "--out", tmp_path / "packed.json", "--weights", "en=1", "--seq-len", "64")
-    said(capsys, *mix, "--pack", "best-fit")
-    _, told = said(capsys, "export", work / "shards", "--mix", tmp_path / "packed.json", *to)
-    assert "takes the shares of this mix and not its packing" in told
+def test_export_says_what_it_does_not_keep(work: Path, say: Say, tmp_path: Path) -> None:
+    export = ("export", work / "shards", "--to", "megatron", "--stage", "1", "--mix")
+    assert "weighs classes (good, it)" in say(*export, work / "mix.json", code=2)[1]
+    packed = tmp_path / "packed.json"
+    say("mix", work / "shards", "--out", packed, "--weights", "en=1", "--seq-len", "64", "--pack", "best-fit")
+    assert "takes the shares of this mix and not its packing" in say(*export, packed)[1]
 
 
-def test_annotations_of_other_documents_are_refused(
-    tmp_path: Path, vocab_dir: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_annotations_of_other_documents_are_refused(tmp_path: Path, vocab_dir: Path, say: Say) -> None:
     for name in ("ours", "theirs"):
         rows = [{"id": n, "text": f"il documento {n} di {name}"} for n in range(60)]
         (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
         inputs = (f"it={tmp_path}/{name}.jsonl", "--keep", "id", "--vocab", vocab_dir, "--workers", "0")
-        said(capsys, "tokenize", *inputs, "--out", tmp_path / name)
+        say("tokenize", *inputs, "--out", tmp_path / name)
+    ours, theirs = (tmp_path / name / "shards" for name in ("ours", "theirs"))
     (tmp_path / "q.jsonl").write_text("".join(json.dumps({"id": n, "score": n}) + "\n" for n in range(60)))
-    joined = ("annotate", tmp_path / "theirs" / "shards", tmp_path / "q.jsonl", "--by", "id", "--name", "q")
-    said(capsys, *joined)
-    mix = ("--seq-len", "8", "--class", "good=it where score > 9", "--weights", "good=1")
-    there = [tmp_path / name / "shards" for name in ("theirs", "ours")]
-    said(capsys, "mix", there[0], *mix, "--out", tmp_path / "theirs" / "mix.json")
-    shutil.copytree(there[0] / "annotations", there[1] / "annotations")
-    _, told = said(capsys, "mix", there[1], *mix, "--out", tmp_path / "ours" / "mix.json", code=2)
+    say("annotate", theirs, tmp_path / "q.jsonl", "--by", "id", "--name", "q")
+    mix = ("--seq-len", "8", "--class", "good=it where score > 9", "--weights", "good=1", "--out")
+    say("mix", theirs, *mix, theirs.with_name("mix.json"))
+    shutil.copytree(theirs / "annotations", ours / "annotations")
+    _, told = say("mix", ours, *mix, ours.with_name("mix.json"), code=2)
     assert "annotations/q/it-00000" in told
     assert "the documents of it are others than those it was joined to; run pretok annotate again" in told
-    assert not (tmp_path / "ours" / "mix.json").exists()
-    assert not list((tmp_path / "ours").rglob("*.side"))
+    assert not list(ours.parent.rglob("mix.json")) + list(ours.parent.rglob("*.side"))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -69,26 +69,22 @@ def test_run_holds_from_its_start_what_its_last_steps_write(work: Path, vocab_di
         'out = "two"\n[vocab]\nsize = 400\n[sources.en]\ninputs = ["en.jsonl"]\n'
         "[mix]\nweights = {en = 1}\nseq_len = 16\n"
     )
+    tokens = [
+        "tokenize",
+        f"en={work}/en.jsonl",
+        "--out",
+        str(two),
+        "--vocab",
+        str(vocab_dir),
+        "--workers",
+        "0",
+    ]
+    mix = ["mix", str(work / "shards"), "--weights", "en=1", "--seq-len", "16", "--out", f"{two}/mix.json"]
     codes = []
 
-    def other_jobs() -> None:
-        tokens = ["tokenize", f"en={work}/en.jsonl", "--out", str(two), "--vocab", str(vocab_dir)]
-        mix = [
-            "mix",
-            str(work / "shards"),
-            "--weights",
-            "en=1",
-            "--seq-len",
-            "16",
-            "--out",
-            f"{two}/mix.json",
-        ]
-        codes.extend(map(run_command, ([*tokens, "--workers", "0"], mix)))
-
     def vocabulary_step(*_: object) -> None:
-        thread = threading.Thread(target=other_jobs)
-        thread.start()
-        thread.join()
+        with ThreadPoolExecutor(1) as other:
+            codes.extend(other.map(run_command, (tokens, mix)))
         raise KeyboardInterrupt
 
     monkeypatch.setattr("signal.signal", lambda *_: None)  # which threads may not call

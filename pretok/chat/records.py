@@ -2,7 +2,8 @@
 
 Input: JSON bytes: a list of messages as transformers takes them (`role`, `content`, and optionally `reasoning_content`
 or `thinking`, `tool_calls`, `name`), or an object with fields. Output: checked messages, and the same with each string
-wrapped by the caller, who gets its kind and the number of its message. BadRecord says why a record is no conversation.
+wrapped by the caller, who gets its kind and the number of its message. BadRecord says why a record is not a
+conversation.
 """
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ ROLES = {
     "function": RESULT,
     "ipython": RESULT,
 }
-"""Role -> the kind of what it says."""
+"""Role -> the kind of its text."""
 REASONING = ("reasoning_content", "thinking", "reasoning")
-"""Keys of what an assistant thinks. A template sees it under the first two, as in transformers."""
+"""Keys of an assistant's thinking. A template sees it under the first two, as in transformers."""
 _KNOWN = frozenset(
     ("role", "content", "name", "tool_calls", "tool_call_id", "type", "id", "function", "arguments", "text")
 ).union(REASONING)
@@ -60,37 +61,37 @@ def decode(data: bytes) -> Any:
     try:
         return msgspec.json.decode(data)
     except (ValueError, RecursionError) as error:
-        raise BadRecord("bad_messages", f"no JSON: {error}"[:200]) from None
+        raise BadRecord("bad_messages", f"not JSON: {error}"[:200]) from None
 
 
 def messages_of(data: bytes) -> list[dict[str, Any]]:
     """The checked messages of a record. Raises BadRecord."""
-    found: list[dict[str, Any]] = decode(data)
+    messages: list[dict[str, Any]] = decode(data)
     try:
-        messages = msgspec.convert(found, list[_Message])
+        checked = msgspec.convert(messages, list[_Message])
     except msgspec.ValidationError as error:
         raise BadRecord("bad_messages", str(error)) from None
-    if not messages:
+    if not checked:
         raise BadRecord("bad_messages", "no messages")
-    for number, message in enumerate(messages, 1):
+    for number, message in enumerate(checked, 1):
         if problem := _problem(message):
             raise BadRecord("bad_messages", f"message {number} {problem}")
-    return found
+    return messages
 
 
 def _problem(message: _Message) -> str:
     """What is wrong with a message; "" if nothing."""
     if message.role not in ROLES:
-        return f"has the role {message.role!r:.60}, which is none of {', '.join(ROLES)}"
+        return f"has the role {message.role!r:.60}; it must be one of {', '.join(ROLES)}"
     for call in message.tool_calls or ():
-        made = call.get("function", call)
-        if not isinstance(made, dict) or not isinstance(made.get("name"), str):
+        function = call.get("function", call)
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
             return "has a tool call that names no function"
-        if isinstance(arguments := made.get("arguments"), str):
+        if isinstance(arguments := function.get("arguments"), str):
             try:
                 msgspec.json.decode(arguments)
             except (ValueError, RecursionError) as error:
-                return f"has a tool call whose arguments are no JSON: {error}"
+                return f"has a tool call whose arguments are not JSON: {error}"
     thought = message.reasoning_content or message.thinking or message.reasoning
     if message.content or message.tool_calls or (thought and message.role == "assistant"):
         return ""
@@ -125,7 +126,7 @@ def texts_of(data: bytes) -> tuple[Shape, list[str]] | None:
 
 def wrapped(messages: Sequence[dict[str, Any]], text: Callable[[str, int, int], Any]) -> list[dict[str, Any]]:
     """Messages for a template, each string replaced by `text(string, kind, number of its message)`."""
-    made = []
+    rows = []
     for number, message in enumerate(messages):
 
         def wrap(value: Any, kind: int, number: int = number) -> Any:
@@ -148,5 +149,5 @@ def wrapped(messages: Sequence[dict[str, Any]], text: Callable[[str, int, int], 
         thought = next((one[name] for name in REASONING if one.get(name) is not None), None)
         if thought is not None:  # as transformers does
             one = {"thinking": thought, **one, "reasoning_content": thought}
-        made.append(one)
-    return made
+        rows.append(one)
+    return rows

@@ -32,12 +32,13 @@ Document = tuple[list[bytes], list[int]]
 """The bytes of a document in pieces, and its spans."""
 
 
-_Piece = tuple[bytes, int, int, int]
-"""A part of a kept output: (its bytes, its span, its kind, the number of the value in its place; -1 for template)."""
+_Piece = tuple[bytes, list[int], int, int]
+"""A piece of a kept output: (bytes of the template, their spans, the kind of the value that follows, its number; -1 if
+none follows)."""
 
 
 class Renderer:
-    """Makes documents of the records of a source."""
+    """Turns the records of a source into documents."""
 
     def __init__(self, record: RecordFormat, normalization: Normalization) -> None:
         assert isinstance(record.conversation, Conversation)
@@ -62,7 +63,7 @@ class Renderer:
             self._render = self._from_messages
 
     def __call__(self, batch: TextBatch) -> TextBatch:
-        """The batch with documents in place of JSON."""
+        """The batch, with documents instead of JSON."""
         data, offsets = buffers(batch.texts)
         whole, ends = data.tobytes(), offsets.tolist()
         parts: list[bytes] = []
@@ -82,8 +83,10 @@ class Renderer:
             spans += row
             sizes.append(size)
             counts.append(len(row))
-        made = from_buffers(np.frombuffer(b"".join(parts), np.uint8), np.cumsum(sizes, dtype=np.int64))
-        return replace(batch, texts=made, spans=column_of(spans, counts), refused=refused).without(rejects)
+        documents = from_buffers(np.frombuffer(b"".join(parts), np.uint8), np.cumsum(sizes, dtype=np.int64))
+        return replace(batch, texts=documents, spans=column_of(spans, counts), refused=refused).without(
+            rejects
+        )
 
     def _document(self, data: bytes) -> tuple[list[bytes], list[int], int]:
         try:
@@ -98,14 +101,14 @@ class Renderer:
         return texts, spans, size
 
     def _clean(self, text: str) -> str:
-        """A content, normalized like any text of the corpus."""
+        """A text of the record, normalized like any text of the corpus."""
         if self._plain:
             return text
-        made: str = self._normalization(pa.array([text], pa.large_string()))[0].as_py()
-        return made
+        clean: str = self._normalization(pa.array([text], pa.large_string()))[0].as_py()
+        return clean
 
     def _contents(self, data: bytes) -> Document:
-        """The contents, without a template."""
+        """The texts of the messages, without a template."""
         texts: list[bytes] = []
         spans: list[int] = []
 
@@ -136,9 +139,9 @@ class Renderer:
         parts = self._turns.render(
             wrapped(messages, lambda text, kind, number: trace.text(self._clean(text), kind, number)), trace
         )
-        there = {part.message for part in parts if part.source >= 0}
+        written = {part.message for part in parts if part.source >= 0}
         for number, message in enumerate(messages):
-            if number not in there:  # otherwise it would be lost silently
+            if number not in written:  # otherwise it would be lost silently
                 detail = f"the template leaves out message {number + 1} ({message['role']})"
                 raise BadRecord("template_refused", detail)
         pieces = _pieces(parts)
@@ -159,24 +162,33 @@ def _field(record: Any, field: str) -> str:
     if value is None:
         raise BadRecord("missing_field", f"no field {field!r}")
     if not isinstance(value, str):
-        raise BadRecord("text_not_a_string", f"the field {field!r} is no text")
+        raise BadRecord("text_not_a_string", f"the field {field!r} is not a string")
     return value
 
 
 def _pieces(parts: Sequence[Part]) -> list[_Piece]:
-    """Parts, the text of the template encoded and measured."""
-    texts = [part.text.encode() for part in parts]
-    return [
-        (text, pack(len(text), part.kind, part.marker), part.kind, part.source)
-        for part, text in zip(parts, texts, strict=True)
-    ]
+    """Parts as pieces: the template's text between two values is encoded and joined once, for all conversations."""
+    pieces: list[_Piece] = []
+    data, spans, end = b"", list[int](), Part("")
+    for part in (*parts, end):
+        if part.source >= 0 or part is end:
+            pieces.append((data, spans, part.kind, part.source))
+            data, spans = b"", []
+        else:
+            text = part.text.encode()
+            data += text
+            spans.append(pack(len(text), part.kind, part.marker))
+    return pieces
 
 
 def _fill(pieces: list[_Piece], values: Sequence[str]) -> Document:
     texts: list[bytes] = []
     spans: list[int] = []
-    for text, span, kind, source in pieces:
-        value = text if source < 0 else values[source].encode()
-        texts.append(value)
-        spans.append(span if source < 0 else pack(len(value), kind))
+    for data, row, kind, source in pieces:
+        texts.append(data)
+        spans += row
+        if source >= 0:
+            text = values[source].encode()
+            texts.append(text)
+            spans.append(pack(len(text), kind))
     return texts, spans

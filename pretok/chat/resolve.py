@@ -3,10 +3,10 @@
 Input: the record format of a source, and a Vocabulary. Output: the format with everything that decides its documents,
 so that it can be compared with the one that shards were made from. Raises UsageError before anything is written: for no
 template, or one that fails on every conversation, asks for a date that is not given, ends documents in the middle, or
-has markers that are no tokens.
+has markers that are not tokens.
 
 A marker is an added token that the template can write: a special one, or one that the template spells. White space is
-no marker, so that the tokens for spaces of some vocabularies stay words.
+not a marker, so that the tokens for spaces of some vocabularies stay words.
 """
 
 from __future__ import annotations
@@ -103,12 +103,12 @@ def _template(chosen: str, vocab: Vocabulary, source: str) -> tuple[str, str]:
             if passes(error):
                 raise
             raise UsageError(f"source {source}: the chat template {path} cannot be read: {error}") from None
-    found = vocab.config.get("chat_template")
-    if isinstance(found, list):
-        named = {one.get("name"): one.get("template") for one in found if isinstance(one, dict)}
-        found = named.get("default")
-    if isinstance(found, str):
-        return found, str(vocab.path.with_name(CONFIG_FILE))
+    template = vocab.config.get("chat_template")
+    if isinstance(template, list):
+        named = {one.get("name"): one.get("template") for one in template if isinstance(one, dict)}
+        template = named.get("default")
+    if isinstance(template, str):
+        return template, str(vocab.path.with_name(CONFIG_FILE))
     raise UsageError(
         f"source {source} has conversations, and the tokenizer {vocab.path} has no chat template: write "
         f'chat_template = "FILE.jinja" in its table, or chat_template = "{CHATML}" for the one of pretok'

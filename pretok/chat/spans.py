@@ -21,7 +21,6 @@ TEMPLATE, SYSTEM, USER, RESULT, THINKING, CALL, ANSWER = range(len(CHAT_KINDS))
 """A token of several kinds has the last of them: kinds that are learned come after those that are not."""
 MARKER_BITS = 24
 _KIND_BITS = 4
-SPANS = pa.large_list(pa.int64())
 
 
 def pack(size: int, kind: int, marker: int = -1) -> int:

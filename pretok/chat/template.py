@@ -75,8 +75,8 @@ class _Generation(Extension):
 
     def said(self, caller: Any) -> Text:
         """The text between the tags, marked as inside an answer."""
-        made, trace = caller(), self.environment.trace  # type: ignore[attr-defined]
-        parts = made.parts if isinstance(made, Text) else (Part(made),)
+        output, trace = caller(), self.environment.trace  # type: ignore[attr-defined]
+        parts = output.parts if isinstance(output, Text) else (Part(output),)
         return Text(tuple(part._replace(inside=True) for part in parts), trace)
 
 
@@ -208,5 +208,5 @@ class ChatTemplate:
         self._sandbox.trace = trace
         variables = {**self._variables, "messages": messages, "add_generation_prompt": prompt}
         with _template_errors():
-            made = joined(self._template.root_render_func(self._template.new_context(variables)), trace)
-        return made.parts if isinstance(made, Text) else (Part(made),)
+            output = joined(self._template.root_render_func(self._template.new_context(variables)), trace)
+        return output.parts if isinstance(output, Text) else (Part(output),)

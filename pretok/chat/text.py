@@ -3,7 +3,7 @@
 Input: the strings of a conversation, as `Text`, and what a template does with them. Output: a `Text` of parts, each of
 which is written by the template or is content.
 
-A `Text` is no `str`: Python, Jinja and C libraries can get its characters only through the methods here, and each of
+A `Text` is not a `str`: Python, Jinja and C libraries can get its characters only through the methods here, and each of
 them keeps content apart. Anything else raises an error, so a template that does something unforeseen is refused and
 never misread; what is derived from content is content. A subclass of `str`, like that of markupsafe, would fail
 silently: `"".join`, `%` and every function in C would turn content into template. Placeholders for content would fail
@@ -83,11 +83,13 @@ class Trace:
         if key not in self._numbers:
             # If it raises, the template may go on, and that is no answer.
             whole, self.whole = self.whole, False
-            made = getattr(self.values[source], name)(*args)
+            result = getattr(self.values[source], name)(*args)
             self.whole = whole
             self._numbers[key] = len(self.values)
-            self.values.append(made)
-            self.steps.append((source, name, args, None if isinstance(made, str | list | tuple) else made))
+            self.values.append(result)
+            self.steps.append(
+                (source, name, args, None if isinstance(result, str | list | tuple) else result)
+            )
         return self._numbers[key]
 
 
@@ -98,10 +100,10 @@ def replay(steps: Sequence[Step], texts: Sequence[str]) -> Sequence[Any] | None:
     values: list[Any] = [*texts]
     try:
         for source, name, args, answer in steps:
-            made = getattr(values[source], name)(*args)
-            if answer is not None and made != answer:
+            result = getattr(values[source], name)(*args)
+            if answer is not None and result != answer:
                 return None
-            values.append(made)
+            values.append(result)
     except (IndexError, ValueError):
         return None
     return values
@@ -122,14 +124,14 @@ class Text:
         if len(self.parts) != 1 or (part := self.parts[0]).source < 0:
             return self._mixed(name, args)
         number = self.trace.step(part.source, name, args)
-        made = self.trace.values[number]
-        if isinstance(made, str):
+        result = self.trace.values[number]
+        if isinstance(result, str):
             return self._of(part, number)
-        if not isinstance(made, list | tuple):
-            return made
+        if not isinstance(result, list | tuple):
+            return result
         self.trace.step(number, "__len__", ())
         kinds = [THINKING if part.kind == ANSWER and (name, args, at) == _THOUGHT else part.kind
-                 for at in range(len(made))]  # fmt: skip
+                 for at in range(len(result))]  # fmt: skip
         return [
             self._of(part._replace(kind=kind), self.trace.step(number, "__getitem__", (at,)))
             for at, kind in enumerate(kinds)
@@ -142,10 +144,10 @@ class Text:
         """The same for text with several parts. It can only be stripped, part by part from its ends."""
         if name not in ("strip", "lstrip", "rstrip"):
             self.trace.whole = False
-            made = getattr(self.value, name)(*args)
-            if isinstance(made, str | list | tuple):
+            result = getattr(self.value, name)(*args)
+            if isinstance(result, str | list | tuple):
                 raise Untracked(f".{name}() of text that is made of template and content")
-            return made
+            return result
         parts = list(self.parts)
         for side, order in (("lstrip", range(len(parts))), ("rstrip", reversed(range(len(parts))))):
             for at in order if name in (side, "strip") else ():
@@ -229,12 +231,12 @@ def join_with(between: Any, values: Iterable[Any], trace: Trace) -> Any:
 
 def to_json(value: Any, trace: Trace, **options: Any) -> Any:
     """`json.dumps`. If there is content in it, all of it is content, of the kind of the first."""
-    found: list[Part] = []
+    contents: list[Part] = []
 
     def plain(inner: Any) -> Any:
         match inner:
             case Text():
-                found.extend(part for part in inner.parts if part.source >= 0)
+                contents.extend(part for part in inner.parts if part.source >= 0)
                 return inner.value
             case dict():
                 return {plain(key): plain(item) for key, item in inner.items()}
@@ -243,7 +245,7 @@ def to_json(value: Any, trace: Trace, **options: Any) -> Any:
         return inner
 
     text = json.dumps(plain(value), ensure_ascii=options.pop("ensure_ascii", False), **options)
-    if not found:
+    if not contents:
         return text
     trace.whole = False
-    return trace.text(text, found[0].kind, found[0].message)
+    return trace.text(text, contents[0].kind, contents[0].message)

@@ -108,7 +108,7 @@ class Turns:
         for messages, parts in probed(template, _OPENINGS, prompt=True):
             self._openers.setdefault(messages[-1]["role"], _gaps(parts)[-1][1])
         last = _gaps(_run(template, [_USER, _ANSWER]))[-1][1]
-        self._closer = next((found[0] for found in self._pattern.finditer(last)), "")
+        self._closer = next((match[0] for match in self._pattern.finditer(last)), "")
         for _, parts in probed(template):
             for before, text, behind in _gaps(parts):
                 rest = text[self._closed(text) if before is not None else 0 :]
@@ -117,10 +117,11 @@ class Turns:
 
     def render(self, messages: list[dict[str, Any]], trace: Trace) -> list[Part]:
         """The parts of a document. messages: as `wrapped` gives them. Raises TemplateError."""
-        made: Iterable[Part] = self.template.run(messages, trace)
+        output: Iterable[Part] = self.template.run(messages, trace)
         parts: list[Part] = []
         for inside, turn in groupby(
-            made if self.template.generation else self._placed(made, messages), key=lambda part: part.inside
+            output if self.template.generation else self._placed(output, messages),
+            key=lambda part: part.inside,
         ):
             for before, text, behind in _gaps(turn):
                 cut = self.cut(text)
@@ -135,16 +136,16 @@ class Turns:
     def cut(self, text: str) -> list[Part]:
         """Template text, cut at its markers."""
         parts, at = [], 0
-        for found in self._pattern.finditer(text):
-            if found.start() > at:
-                parts.append(Part(text[at : found.start()]))
-            parts.append(Part(found[0], marker=self._ids[found[0]]))
-            at = found.end()
+        for match in self._pattern.finditer(text):
+            if match.start() > at:
+                parts.append(Part(text[at : match.start()]))
+            parts.append(Part(match[0], marker=self._ids[match[0]]))
+            at = match.end()
         return [*parts, Part(text[at:])] if at < len(text) else parts
 
-    def _placed(self, made: Iterable[Part], messages: Messages) -> Iterator[Part]:
+    def _placed(self, output: Iterable[Part], messages: Messages) -> Iterator[Part]:
         """The parts, with those of a turn marked as inside."""
-        for before, text, behind in _gaps(made):
+        for before, text, behind in _gaps(output):
             last, following = (
                 None if part is None else messages[part.message]["role"] for part in (before, behind)
             )
@@ -163,7 +164,7 @@ class Turns:
 
     def _closed(self, text: str) -> int:
         """Where the marker that ends an answer ends in a text; 0 if it has none."""
-        return next((found.end() for found in self._pattern.finditer(text) if found[0] == self._closer), 0)
+        return next((match.end() for match in self._pattern.finditer(text) if match[0] == self._closer), 0)
 
     def _ended(self, text: str) -> int:
         """Where in a text the answer before it ends: after its end marker, or a first marker that begins no message."""
@@ -179,9 +180,9 @@ class Turns:
         if opener is None:
             return len(text)
         start = end + len(commonprefix([text[end:], opener]))  # noqa: RUF071 - of characters
-        for found in self._pattern.finditer(text):  # a marker is not divided
-            if found.start() < start < found.end():
-                start = found.start()
+        for match in self._pattern.finditer(text):  # a marker is not divided
+            if match.start() < start < match.end():
+                start = match.start()
         return len(text) if opener and start == end else start
 
 
@@ -190,5 +191,5 @@ def _split(cut: Sequence[Part], before: Part | None, behind: Part | None) -> int
     between two such contents, the last marker begins the second."""
     if behind is None or (before is not None and behind.kind in (before.kind, ANSWER)):
         return len(cut)
-    found = [at for at, part in enumerate(cut) if part.marker >= 0]
-    return 0 if before is None or before.kind == ANSWER or len(found) < 2 else found[-1]
+    markers = [at for at, part in enumerate(cut) if part.marker >= 0]
+    return 0 if before is None or before.kind == ANSWER or len(markers) < 2 else markers[-1]

@@ -114,10 +114,10 @@ def _alone(function: Callable[..., Any]) -> Iterator[None]:
         Path(numba.config.CACHE_DIR),
         f"{function.__module__.rpartition('.')[2]}.{function.__qualname__}",
     )
-    with contextlib.ExitStack() as held:
+    with contextlib.ExitStack() as stack:
         if not any(folder.glob(f"*/{name}-*.nbc")):
             with contextlib.suppress(OSError):
-                lock = held.enter_context((folder / f"{name}.lock").open("w"))
+                lock = stack.enter_context((folder / f"{name}.lock").open("w"))
                 fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 

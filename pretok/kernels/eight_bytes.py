@@ -112,8 +112,8 @@ def ends_plain_text(word: Any) -> Any:
     """Mask of the bytes that interrupt a JSON string: quote, backslash and those below 0x20."""
     quotes = word ^ _QUOTES
     backslashes = word ^ _BACKSLASHES
-    found = ((quotes - _ONES) & ~quotes) | ((backslashes - _ONES) & ~backslashes) | ((word - _SPACES) & ~word)
-    return found & _HIGH
+    mask = ((quotes - _ONES) & ~quotes) | ((backslashes - _ONES) & ~backslashes) | ((word - _SPACES) & ~word)
+    return mask & _HIGH
 
 
 @njit(_U64(_U64), inline=True)
@@ -131,6 +131,6 @@ def from_0xcc(word: Any) -> Any:
 
 @njit(_U64(_U64), inline=True)
 def but_ascii_letters(word: Any) -> Any:
-    """Mask of the bytes that are no ASCII letter. All its bits are right."""
+    """Mask of the bytes that are not an ASCII letter. All its bits are right."""
     small = (word | _SPACES) & _SEVEN_BITS  # a space is the bit that tells small letters from capitals
     return (~(small + _FROM_A) | (small + _AFTER_Z) | word) & _HIGH

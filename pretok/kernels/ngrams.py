@@ -274,7 +274,7 @@ def find_grams(
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32]]:
     """(at, hits): the distinct grams of document data[offsets[d]:offsets[d + 1]] are hits[at[d]:at[d + 1]], in the
     order of their first places."""
-    found: tuple[npt.NDArray[np.int64], npt.NDArray[np.int32]] = _find(
+    hits: tuple[npt.NDArray[np.int64], npt.NDArray[np.int32]] = _find(
         data, offsets, *fold_tables(), _POWERS, grams.keys, grams.bits, grams.openings
     )
-    return found
+    return hits

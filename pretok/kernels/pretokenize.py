@@ -309,10 +309,10 @@ def _has_unassigned(data: Any, i: Any, end: Any, table: Any) -> Any:
 
 @njit(types.Array(types.boolean, 1, "C")(U8, I64, U8))
 def _disputed(data: Any, offsets: Any, table: Any) -> Any:
-    found = np.zeros(len(offsets) - 1, np.bool_)
-    for d in range(len(found)):
-        found[d] = _has_unassigned(data.ctypes, offsets[d], offsets[d + 1], table.ctypes)
-    return found
+    flags = np.zeros(len(offsets) - 1, np.bool_)
+    for d in range(len(flags)):
+        flags[d] = _has_unassigned(data.ctypes, offsets[d], offsets[d + 1], table.ctypes)
+    return flags
 
 
 def code_of(pattern: str) -> int:
@@ -366,5 +366,5 @@ def disputed(
         return np.array(
             [(table[np.frombuffer(text, np.uint32)] == u.UNASSIGNED).any() for text in whole], np.bool_
         )
-    found: npt.NDArray[np.bool_] = _disputed(data, offsets, table)
-    return found
+    flags: npt.NDArray[np.bool_] = _disputed(data, offsets, table)
+    return flags

@@ -1,12 +1,15 @@
 """Texts -> token ids, exactly as `tokenizers` gives them, at the speed of `gigatoken`.
 
-Input: batches of texts and a tokenizer.json. Output: the ids of all documents in a row, in the dtype of the shards,
+Input: batches of texts and a Vocabulary. Output: the ids of all documents in a row, in the dtype of the shards,
 with EOD after each document and, if there is one, BOS before it; and the tokens per document. Text that spells a
 special token is encoded as ordinary text.
 
 `gigatoken` encodes; `tokenizers` is the reference. The reference encodes documents with characters that the two engines
 class or normalize differently. It also encodes everything for a tokenizer that gigatoken does not accept, that has
 features which gigatoken handles differently (`doubt`), or with which gigatoken encodes a probe text differently.
+
+gigatoken takes 80 % of the CPU time of the thread that encodes (1.1 of 1.4 s for 283 MB). The arrays that it is called
+with and gives take 0.1 %, and batches larger than the reader's 4 MB gain nothing.
 """
 
 from __future__ import annotations
@@ -137,12 +140,12 @@ def endless_words(texts: pa.LargeStringArray) -> list[int]:
     many: a block of half of LONGEST_RUN, wherever it begins, is then of one class."""
     data, offsets = buffers(texts)
     half = LONGEST_RUN // 2
-    found = []
+    endless = []
     for document in np.flatnonzero(np.diff(offsets) >= LONGEST_RUN).tolist():
         starts = range(offsets[document], offsets[document + 1] - half + 1, half)
         if any(np.ptp(_CLASSES[data[start : start + half]]) == 0 for start in starts):
-            found.append(document)
-    return found
+            endless.append(document)
+    return endless
 
 
 def choose_engine(vocab: Vocabulary, reference: ReferenceEngine) -> tuple[Engine, str]:

@@ -222,8 +222,8 @@ def _eod_id(vocab: Vocabulary, eod: str | int | None) -> int:
     name = eod or vocab.role("eos_token")
     candidates = (name,) if name else EOD_NAMES
     ids = {**vocab.data["model"]["vocab"], **vocab.added_tokens}
-    if found := [ids[name] for name in candidates if name in ids]:
-        return int(found[0])
+    if known := [ids[name] for name in candidates if name in ids]:
+        return int(known[0])
     raise UsageError(
         f"{vocab.path} has no end-of-document token {' or '.join(candidates)}; name one with --eod, or as eod under "
         "[vocab]"

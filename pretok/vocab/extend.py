@@ -38,16 +38,16 @@ BESIDE = (CONFIG_FILE, SPECIAL_TOKENS_FILE, "chat_template.jinja")
 def open_old(path: Path, pattern: str, eod: str | None, bos: str | None) -> Vocabulary:
     """Load the tokenizer to extend. Raises UsageError if it cannot be extended or splits words by another pattern."""
     old = load_vocab(path, eod, bos)
-    found = pattern_of(old.data)
-    if found is None:
+    own = pattern_of(old.data)
+    if own is None:
         raise UsageError(
             f"{old.path} splits text into words by a pattern that pretok does not know, so its words cannot be "
             f"counted. Known patterns: {', '.join(PATTERNS)} (GPT-2, Llama 3, Qwen 2 and pretok's own tokenizers)"
         )
-    if found != pattern:
+    if own != pattern:
         raise UsageError(
-            f"{old.path} splits text into words by the pattern {found}, but words would be counted by {pattern}: "
-            f'give --pattern {found}, or pattern = "{found}" under [vocab]'
+            f"{old.path} splits text into words by the pattern {own}, but words would be counted by {pattern}: "
+            f'give --pattern {own}, or pattern = "{own}" under [vocab]'
         )
     _check_merges(old)
     _check_added(old, pattern)

@@ -62,7 +62,7 @@ def run_build_vocab(
     compare: Sequence[Path] = (),
     counts: CorpusCounts | None = None,
 ) -> VocabReport:
-    """Train the vocabulary of the recipe, unless it is there; its report, which is also printed when it is new.
+    """Train the vocabulary of the recipe unless it exists; return its report, which is also printed if it is new.
 
     counts: train from these and read no text. Raises UsageError, MismatchError, FolderInUse, PartitionsFailed, Stopped.
     """
@@ -97,7 +97,7 @@ def _build_vocab(
         if config["size"] == done.size:  # fewer entries than the first run asked for, accepted now
             config["size"] = done.config["size"]
         refuse_changes("the vocabulary and its report", folder, done.config, config)
-        console.notice(f"the vocabulary in {folder} is there and unchanged")
+        console.notice(f"the vocabulary in {folder} is up to date")
         return done
     for path in compare:
         open_tokenizer(path)  # refuse what cannot encode before the work, not after it
@@ -183,10 +183,10 @@ def train_vocabularies(
     buffer, tally = lay_out(counts, vocab, old)
     if old is not None:
         merges = extend_merges(buffer, *tokens_of(old), vocab.add)
-        if (found := len(merges.tokens) - old.size) < vocab.add:
+        if (gained := len(merges.tokens) - old.size) < vocab.add:
             raise UsageError(
-                f"the words give only {found:,} of the {vocab.add:,} entries to add: no two tokens are left to merge "
-                f"inside any word; give --add {found}, more text, or a smaller min_count"
+                f"the words give only {gained:,} of the {vocab.add:,} entries to add: no two tokens are left to "
+                f"merge inside any word; give --add {gained}, more text, or a smaller min_count"
             )
         return {vocab.size: write_extended(folder, old, merges)}, tally
     special = vocab.special_tokens

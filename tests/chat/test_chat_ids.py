@@ -18,6 +18,7 @@ from jinja2.exceptions import TemplateError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from support import needs
 
+from pretok.base.errors import UsageError
 from pretok.base.kinds import KINDS, LEARNED
 from pretok.chat.encode import encode_spans
 from pretok.chat.render import Renderer
@@ -151,18 +152,23 @@ def test_content_puts_no_marker(forms: Any, name: str, data: Any) -> None:
     assert spelled == batch.texts[0].as_py()
 
 
-def test_text_that_the_normalizer_of_the_tokenizer_changes_is_refused_by_name(
+def test_a_tokenizer_that_changes_text_or_merges_it_to_markers(
     tmp_path: Path, sample_texts: dict[str, list[str]]
 ) -> None:
+    """A text that its normalizer changes is refused by name; a merge that makes a marker, before the work."""
     folder = write_tokenizer(tmp_path, "chatml", sample_texts["en"][:60])
-    data = json.loads((folder / "tokenizer.json").read_text())
-    (folder / "tokenizer.json").write_text(json.dumps(data | {"normalizer": {"type": "NFC"}}))
+    data = json.loads((folder / "tokenizer.json").read_text()) | {"normalizer": {"type": "NFC"}}
+    (folder / "tokenizer.json").write_text(json.dumps(data))
     form = Form(folder)
     composed, other = ([{"role": "user", "content": text}] for text in ("perch\u00e9", "perche\u0301"))
     assert form.encode([composed])[0] == [form.theirs.apply_chat_template(composed, return_dict=False)]
     with pytest.raises(Unencodable, match='set unicode = "nfc"') as refused:
         form.encode([composed, other, composed])
     assert refused.value.documents == [1]
+    data["model"]["merges"].append(["<|im_", "end|>"])
+    (folder / "tokenizer.json").write_text(json.dumps(data))
+    with pytest.raises(UsageError, match=r"a merge that makes its marker '<\|im_end\|>'"):
+        Form(folder)
 
 
 def _harmless(value: Any) -> Any:

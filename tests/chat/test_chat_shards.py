@@ -44,11 +44,11 @@ ROWS: list[Any] = [{"messages": chat, "id": n} for n, chat in enumerate(CHATS)]
 CALL = {"role": "assistant", "content": ""}
 BAD = {
     "no messages": [],
-    "the role 'pirate', which is none of": [{"role": "pirate", "content": "a"}],
+    "the role 'pirate'; it must be one of": [{"role": "pirate", "content": "a"}],
     "is empty": [{"role": "user", "content": ""}],
     "Invalid value 'image'": [{"role": "user", "content": [{"type": "image", "url": "x"}]}],
-    "arguments are no JSON": [{**CALL, "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]}],
-    "no JSON": "nothing",
+    "arguments are not JSON": [{**CALL, "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]}],
+    "not JSON": "nothing",
     "names no function": [{**CALL, "tool_calls": [{}]}],
     "leaves out message 1": [{"role": "tool", "content": "x"}, {"role": "user", "content": "y"}],
 }

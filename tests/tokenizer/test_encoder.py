@@ -123,7 +123,8 @@ def changed(
         i = entries[content] if content in entries else next(new)
         plain = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized", "special"), False)
         data["added_tokens"].append({"id": i, "content": content, **plain, **flags})
-    data["normalizer"] = {"type": normalizer} if normalizer else None
+    strip = {"strip_left": True, "strip_right": True} if normalizer == "Strip" else {}
+    data["normalizer"] = {"type": normalizer, **strip} if normalizer else None
     data["model"].update(model or {})
     return vocabulary(data)
 
@@ -135,7 +136,9 @@ VARIANTS: dict[str, tuple[bool, dict[str, Any]]] = {
     "words and spaces": (True, {"added": {"<t>": NOTHING, "ab": NOTHING, "  ": NOTHING, "é": NOTHING}}),
     "overlapping": (True, {"added": {"<t>": NOTHING, "<t>a": NOTHING, "a<t": NOTHING}}),
     "overlapping special ones": (False, {"added": {"<t>": NOTHING, "<t>a": SPECIAL}}),
-    "meeting special ones": (False, {"added": {"<t>": NOTHING, "a<t": SPECIAL}}),
+    "meeting special ones": (False, {"added": {"<t>": NOTHING, "q<t": SPECIAL}}),
+    "special ones meeting": (False, {"added": {"<t>": NOTHING, "t>q": SPECIAL}}),
+    "with a space": (True, {"added": {"b a": NOTHING}}),
     "inside a special one": (False, {"added": {"<t>": NOTHING, "a<t>b": SPECIAL}}),
     "around a special one": (True, {"added": {"a<t>b": NOTHING, "<t>": SPECIAL}}),
     "single_word": (False, {"added": {"<t>": {"single_word": True}, "ab": {"single_word": True}}}),
@@ -148,6 +151,7 @@ VARIANTS: dict[str, tuple[bool, dict[str, Any]]] = {
     "NFC, normalized": (False, {"added": {"é": {"normalized": True}}, "normalizer": "NFC"}),
     "NFC, normalized sign": (False, {"added": {"<t>": {"normalized": True}}, "normalizer": "NFC"}),
     "NFKC": (False, {"added": {"<t>": NOTHING}, "normalizer": "NFKC"}),
+    "Strip": (False, {"added": {}, "normalizer": "Strip"}),
     "Lowercase": (False, {"added": {"<t>": {"normalized": True}}, "normalizer": "Lowercase"}),
     "ignore_merges": (True, {"added": {"<t>": NOTHING}, "model": {"ignore_merges": True}}),
     "GPT-2's ByteLevel": (True, {"added": {"<t>": NOTHING}, "level": {"add_prefix_space": False, "use_regex": True}}),
@@ -164,9 +168,10 @@ VARIANTS: dict[str, tuple[bool, dict[str, Any]]] = {
 }  # fmt: skip
 """Name -> (whether gigatoken may encode it, arguments of `changed`)."""
 PIECES = [
-    "<t>", "<t", "t>", "a<t", "ab", "a", "b", "è", "é", "e", "e\u0301", "\u0301", "\u0338", "\u0323", "\u07fd",
-    "\u0c3c", "\U00011935\U00011930", "\U000105d2\u0307", " ", "  ", "   ", "\t", "\n", "\u00a0", "1", "_", "'s",
-    "<|endoftext|>", "<|pad|>", "東", "qzxw", "\u1112\u1161", "\u11ab", "\u212b", "ﬁ", " che", "\U000323b0",
+    "<t>", "<t", "t>", "q<t", "t>q", "a<t", "b a", "ab", "a", "b", "è", "é", "e", "e\u0301", "\u0301", "\u0338",
+    "\u0323", "\u07fd", "\u0c3c", "\U00011935\U00011930", "\U000105d2\u0307", " ", "  ", "   ", "\t", "\n", "\u00a0",
+    "1", "_", "'s", "<|endoftext|>", "<|pad|>", "東", "qzxw", "\u1112\u1161", "\u11ab", "\u212b", "ﬁ", " che",
+    "\U000323b0",
 ]  # fmt: skip
 
 

@@ -71,28 +71,22 @@ def test_a_stopped_job_continues_to_the_same_bytes(folder: Path, here: Engine, s
         assert contents(folder / "killed" / part) == contents(folder / "out" / part)
 
 
-def test_what_is_made_is_kept_and_other_settings_are_refused(folder: Path, here: Engine) -> None:
-    first = run_build_vocab(recipe(folder, size=1200), here, SILENT)
-    assert run_build_vocab(recipe(folder, size=1200), Killer(0), SILENT) == first
+def test_a_vocabulary_is_made_once_for_its_settings_and_counts_alone_are_enough(
+    folder: Path, here: Engine
+) -> None:
+    made = recipe(folder, size=1200)
+    first = run_build_vocab(made, here, SILENT)
+    assert run_build_vocab(made, Killer(0), SILENT) == first
     with pytest.raises(MismatchError, match=r"size was 1200 and is 1300"):
         run_build_vocab(recipe(folder, size=1300), here, SILENT)
-
-
-def test_counts_alone_are_enough(folder: Path, here: Engine) -> None:
-    run_build_vocab(recipe(folder, size=1200), here, SILENT)
-    counts = run_count(recipe(folder, size=1200), here, SILENT)
+    tokenizer, counts = (made.vocab_dir / "tokenizer.json").read_bytes(), run_count(made, here, SILENT)
+    shutil.rmtree(made.vocab_dir)  # another one in its place is measured anew
+    assert report_of(recipe(folder, size=400), here)["size"] == 400
     for path in (folder / "in").iterdir():
         path.unlink()
-    run_build_vocab(recipe(folder, "again", size=1200), here, SILENT, counts=counts)
-    name = "tokenizer.json"
-    assert (folder / "again" / "vocab" / name).read_bytes() == (folder / "out" / "vocab" / name).read_bytes()
-
-
-def test_another_vocabulary_in_the_place_of_one_is_measured_anew(folder: Path, here: Engine) -> None:
-    for size in (400, 1200):
-        shutil.rmtree(folder / "out" / "vocab", ignore_errors=True)
-        report = report_of(recipe(folder, size=size), here)
-        assert report["size"] == size
+    again = recipe(folder, "again", size=1200)
+    run_build_vocab(again, here, SILENT, counts=counts)
+    assert (again.vocab_dir / "tokenizer.json").read_bytes() == tokenizer
 
 
 def test_fewer_merges_than_asked_for(folder: Path, here: Engine) -> None:

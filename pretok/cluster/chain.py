@@ -62,7 +62,7 @@ def load_profile(name: str) -> Profile:
     scripts = find_scripts()
     path = Path(name) if name.endswith(".sh") else scripts / "profiles" / f"{name}.sh"
     if not path.exists():
-        known = ", ".join(sorted(found.stem for found in (scripts / "profiles").glob("*.sh")))
+        known = ", ".join(sorted(file.stem for file in (scripts / "profiles").glob("*.sh")))
         raise UsageError(
             f"profile {path} does not exist (known: {known}; or give the path of a file that ends with .sh)"
         )

@@ -341,11 +341,11 @@ def certify(
     from pretok.certificate.make import certify_step
 
     out = out or Path(f"step-{step}.certificate")
-    made = certify_step(target, step, shards, out)
+    certificate = certify_step(target, step, shards, out)
     if json:
-        print_json(made)
+        print_json(certificate)
     else:
         console.notice(
-            f"{out}: {plural(made.sequences, 'sequence')} of {plural(made.shards, 'shard')}, "
-            f"{human_bytes(out.stat().st_size)}; check it with pretok certify --check {out} --root {made.root}"
+            f"{out}: {plural(certificate.sequences, 'sequence')} of {plural(certificate.shards, 'shard')}, "
+            f"{human_bytes(out.stat().st_size)}; check it with pretok certify --check {out} --root {certificate.root}"
         )

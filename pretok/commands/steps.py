@@ -35,8 +35,8 @@ def tokenize_step(recipe: Recipe, engine: Engine, console: Console) -> None:
         console.detail(
             f"workers: without a task {summary.idle:.0%} of the time, {summary.peak / 1e6:.0f} MB of memory at most"
         )
-    if (found := contamination_table(recipe.shards_dir, recipe.sources)) is not None:
-        console.show(found)
+    if (contamination := contamination_table(recipe.shards_dir, recipe.sources)) is not None:
+        console.show(contamination)
     if len(summary.nodes) > 1:
         console.notice(
             "partitions per node: " + ", ".join(f"{node} {count}" for node, count in summary.nodes.items())
@@ -65,10 +65,10 @@ def run_steps(recipe: Recipe, engine: Engine, console: Console) -> None:
     """Do every step in order, and say what to type next. The outputs of later steps are locked from the start."""
     check_steps(recipe)
     request = MixRequest(recipe.mix, learn=recipe.learned) if recipe.mix is not None else None
-    with ExitStack() as held:
-        held.enter_context(hold(recipe.shards_dir, "run"))
+    with ExitStack() as locks:
+        locks.enter_context(hold(recipe.shards_dir, "run"))
         if request is not None:
-            held.enter_context(hold(recipe.mix_path, "run", beside=True))
+            locks.enter_context(hold(recipe.mix_path, "run", beside=True))
         if recipe.vocab.path is None:
             refuse_short(run_build_vocab(recipe, engine, console), recipe.vocab)
         tokenize_step(recipe, engine, console)

@@ -147,25 +147,25 @@ def _explain(detail: Any, options: Mapping[str, str], top: type[BaseModel], orig
     """Turn a pydantic error into a sentence: where, what is wrong, and the nearest known key for an unknown one."""
     loc = [str(part) for part in detail["loc"]]
     where = ".".join(loc)
-    said = _wrong(detail)
+    problem = _wrong(detail)
     if detail["type"] == "extra_forbidden":
         known = sorted(table_at(loc[:-1], top).model_fields)
         near = difflib.get_close_matches(loc[-1], known, 1, 0.4)
-        said = f"unknown key {where} " + (
+        problem = f"unknown key {where} " + (
             f"(did you mean {near[0]}?)" if near else f"(known: {', '.join(known)})"
         )
-    elif re.split(r"\W", said, maxsplit=1)[0] in table_at(loc, top).model_fields:
+    elif re.split(r"\W", problem, maxsplit=1)[0] in table_at(loc, top).model_fields:
         # What is wrong with a table as a whole begins with the name of a key.
-        said = f"{where}.{said}".lstrip(".")
+        problem = f"{where}.{problem}".lstrip(".")
     elif where and loc[-1] != "[key]":
-        said = f"{where}: {said}"
+        problem = f"{where}: {problem}"
     for key, option in options.items():
         # An option for `sources.field` sets the field of every source.
         name = where if key.startswith("sources.") and [loc[0], *loc[2:3]] == key.split(".") else key
-        if said.startswith((f"{name}:", f"{name} ")):
-            return option + said[len(name) :]
-    number = _line_of(loc or said.split()[0].split("."), origin)
-    return (f"line {number}: " if number else "") + said
+        if problem.startswith((f"{name}:", f"{name} ")):
+            return option + problem[len(name) :]
+    number = _line_of(loc or problem.split()[0].split("."), origin)
+    return (f"line {number}: " if number else "") + problem
 
 
 def _line_of(names: Sequence[str], origin: str) -> int:

@@ -139,7 +139,7 @@ def tables(forecast: Forecast) -> list[Table]:
         ("tokenize", f"{time}; start-up not counted"),
         ("memory", f"{human_bytes(WORKER_BYTES * forecast.workers)} at most for the workers"),
     ]
-    found = [
+    parts = [
         table("what the sources hold, estimated", columns, rows),
         table("what it takes", ("", "estimate"), cost),
     ]
@@ -150,8 +150,8 @@ def tables(forecast: Forecast) -> list[Table]:
             ("why not", mix.problem) if mix.problem else ("tokens", f"{mix.tokens:,}"),
             *((f"epochs of {name}", f"{epochs:.2f}") for name, epochs in mix.epochs.items()),
         ]
-        found.append(table("the mix", ("", "estimate"), lines))
-    return found
+        parts.append(table("the mix", ("", "estimate"), lines))
+    return parts
 
 
 def _spread(interval: Interval) -> str:

@@ -60,8 +60,8 @@ def windows(probes: Sequence[Probe], seed: str, errors: list[str]) -> Iterator[W
         return
     step = ends[-1] / POINTS
     first = random.Random(seed).random()
-    met = [bisect_right(ends, (first + point) * step) for point in range(POINTS)]
-    for number, points in Counter(min(place, len(probes) - 1) for place in met).items():
+    files = [bisect_right(ends, (first + point) * step) for point in range(POINTS)]
+    for number, points in Counter(min(file, len(probes) - 1) for file in files).items():
         start = random.Random(f"{seed}/{number}").random() / points
         places = [start + place / points for place in range(points)]
         try:

@@ -51,8 +51,8 @@ def verify_step(recipe: Recipe, engine: Engine, console: Console) -> None:
 
 
 def check_steps(recipe: Recipe) -> None:
-    """Raise UsageError for problems of later steps that can be seen before the first: in the tokenizer, and in the mix
-    of shards that are finished."""
+    """Raise UsageError for problems of later steps that can be seen at the start: in the tokenizer and, if the shards
+    are finished, in the mix."""
     if recipe.vocab.path is not None:
         load_vocab(recipe.vocab.path, recipe.vocab.eod, recipe.vocab.bos)
     if recipe.mix is not None and has_manifest(recipe.shards_dir) and not unfinished(recipe.shards_dir):

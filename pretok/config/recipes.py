@@ -48,7 +48,7 @@ def load_toml(path: Path) -> dict[str, object]:
 
 
 def _anchor(value: Any, folder: Path, *names: str) -> Any:
-    """Make the paths in a table start at the current folder instead of `folder`. names: where the table stands."""
+    """Make the paths in a table start at the current folder instead of `folder`. names: the table in the recipe."""
     if isinstance(value, list):
         return [_anchor(part, folder, *names) for part in value]
     if not isinstance(value, dict):
@@ -61,7 +61,7 @@ def _anchor(value: Any, folder: Path, *names: str) -> Any:
 
 
 def _lead(value: Any, folder: Path) -> Any:
-    """Make a path, or each pattern of a list, start at the current folder. What is no text is left for validation."""
+    """Make a path, or each pattern of a list, start at the current folder. Validation refuses what is no text."""
     if isinstance(value, list):
         return [_lead(part, Path(glob.escape(str(folder)))) for part in value]
     # A path that begins with a home folder or a variable is not relative.
@@ -93,8 +93,8 @@ def make_mix(data: Mapping[str, object], origin: str, options: Mapping[str, str]
 def with_settings(data: Mapping[str, object], given: Mapping[str, object]) -> dict[str, object]:
     """Put settings over those of a recipe that is still a mapping.
 
-    given: dotted key -> value; `sources.field` sets the field of every source. A table that is no table is left for
-    validation to name.
+    given: dotted key -> value; `sources.field` sets the field of every source. Validation
+    refuses what is no table.
     """
     changed = dict(data)
     for dotted, value in given.items():
@@ -131,7 +131,7 @@ def validated(
     options: Mapping[str, str] | None = None,
     *where: str,
 ) -> Table:
-    """Validate a mapping as the table that stands at `where` in a recipe; see `make_recipe`. Raises UsageError."""
+    """Validate a mapping as the table `where` of a recipe; see `make_recipe`. Raises UsageError."""
     try:
         return kind.model_validate(data)
     except ValidationError as error:

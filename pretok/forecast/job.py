@@ -1,4 +1,4 @@
-"""plan: a recipe -> what it will give and cost, before any node-hour is spent.
+"""plan: a recipe -> an estimate of its results and costs, before any node-hour is spent.
 
 Input: a Recipe. Output: a `Forecast` and its tables; nothing is written. If the recipe's vocabulary exists, tokens are
 counted with it. Otherwise one is trained on another sample of the same sources; it has seen less text than the real one
@@ -33,7 +33,7 @@ WORKER_BYTES = 600_000_000
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """What a recipe should give."""
+    """The estimate for a recipe."""
 
     vocabulary: str
     """Fingerprint of the tokenizer that counted; "" if it stands in for the recipe's."""

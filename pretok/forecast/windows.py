@@ -38,8 +38,8 @@ ROWS = 200
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """A piece to read. amount: how much it stands for, in bytes of records (unpacked), bytes of a Parquet column as its
-    footer gives them, or rows of a saved dataset; units: how much of that it holds itself; text: how many bytes of its
+    """A piece to read. amount: how much of the file it stands for, in bytes of records (unpacked), bytes of a Parquet
+    column (from the footer), or rows of a saved dataset; units: how much it holds itself; text: how many bytes of its
     text are encoded."""
 
     piece: Piece

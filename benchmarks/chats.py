@@ -19,11 +19,11 @@ from pretok.chat.documents import read_documents
 from pretok.chat.encode import encode_spans
 from pretok.chat.resolve import resolve
 from pretok.kernels.pretokenize import PATTERNS
-from pretok.read.conversation import Conversation
+from pretok.read.conversation import Conversation, RecordFormat
 from pretok.read.normalize import Normalization
 from pretok.read.partition import plan
 from pretok.read.probe import probe_inputs
-from pretok.read.readers import Damage, RecordFormat
+from pretok.read.readers import Damage
 from pretok.read.recognise import list_inputs
 from pretok.tokenizer.encoder import Encoder
 from pretok.tokenizer.vocabulary import write_vocab
@@ -74,7 +74,7 @@ def measure(inputs: Inputs) -> Table:
     vocab = write_vocab(inputs.folder / "chat-vocab", PATTERNS["cl100k"], special, [])
     conversation = Conversation(fields=False, template="")
     record = resolve(RecordFormat("messages", conversation=conversation), vocab, "chat")
-    encoder = Encoder(vocab.raw.decode(), vocab.eod_id, vocab.size)
+    encoder = Encoder(vocab)
     text = "".join(inputs.texts("en"))[: inputs.scaled(50_000_000)]
     chat, plain = inputs.folder / "chat.jsonl", inputs.folder / "plain.jsonl"
     lines = [json.dumps({"messages": row}, ensure_ascii=False) + "\n" for row in conversations(text)]

@@ -10,10 +10,11 @@ import json
 import shutil
 import time
 from pathlib import Path
+from typing import Any
 
 from benchmarks.inputs import Inputs
 from benchmarks.measure import Row, Table, fresh, in_turns, timed
-from pretok.base.console import SILENT
+from pretok.base.console import SILENT, Console
 from pretok.base.execute import Engine
 from pretok.base.stop import StopFlag
 from pretok.config import Recipe, make_recipe
@@ -37,6 +38,14 @@ def tiny_files(folder: Path, number: int) -> list[str]:
     return [str(path) for path in paths]
 
 
+class _Workers(Console):
+    """Keeps what the log says of the workers of the last step."""
+
+    def event(self, name: str, /, **details: Any) -> None:
+        if name == "workers":
+            self.workers = details
+
+
 def run_job(
     sources: dict[str, list[str]], tiny: list[str], vocab: Path, folder: Path, size: str | int = 0
 ) -> Row:
@@ -48,7 +57,8 @@ def run_job(
         run_tokenize(warm, engine, SILENT)
         startup = time.perf_counter() - began
         recipe = recipe_of(sources, vocab, folder / "out", size)
-        spent, summary = timed(lambda: run_tokenize(recipe, engine, SILENT))
+        console = _Workers()
+        spent, _ = timed(lambda: run_tokenize(recipe, engine, console))
         again, _ = timed(lambda: run_tokenize(recipe, engine, SILENT))
     totals = load_manifest(recipe.shards_dir).totals
     shutil.rmtree(folder / "out")
@@ -59,8 +69,8 @@ def run_job(
         "s again, nothing to do": again["s"],
         "start-up s": startup,
         "bytes per token": totals.bytes / totals.tokens,
-        "idle share": summary.idle,
-        "worker's peak MB": summary.peak / 1e6,
+        "idle share": console.workers["idle"],
+        "worker's peak MB": console.workers["peak_bytes"] / 1e6,
     }
 
 

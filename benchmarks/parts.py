@@ -22,13 +22,15 @@ def run_parts(paths: list[str], tokenizer: Path, output: Path) -> Row:
     import xxhash
 
     from pretok.read.batches import from_buffers
+    from pretok.read.conversation import RecordFormat
     from pretok.read.files import read_bytes
     from pretok.read.jsonl import parse_lines
-    from pretok.read.readers import BATCH_BYTES, RecordFormat
+    from pretok.read.readers import BATCH_BYTES
     from pretok.read.spans import whole_records
     from pretok.tokenizer.encoder import Encoder
+    from pretok.tokenizer.vocabulary import load_vocab
 
-    encoder = Encoder(tokenizer.read_text(encoding="utf-8"), 0, 50_000)
+    encoder = Encoder(load_vocab(tokenizer))
     digest, size, seconds = xxhash.xxh3_128(), 0, dict[str, float]()
 
     def clock(name: str, function: Callable[..., Any], *args: Any) -> Any:

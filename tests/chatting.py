@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from tokenizing import trained_model
 
 from pretok.kernels.pretokenize import PATTERNS
+from pretok.tokenizer.vocabulary import tokenizer_data
 
 TEMPLATES = Path(__file__).parent / "chat" / "templates"
 FORMS = {
@@ -57,22 +58,7 @@ def write_tokenizer(folder: Path, form: str, texts: list[str]) -> Path:
         }
         for number, name in enumerate(names)
     ]
-    split = {
-        "type": "Split",
-        "pattern": {"Regex": PATTERNS["cl100k"]},
-        "behavior": "Isolated",
-        "invert": False,
-    }
-    level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
-    data = {
-        "version": "1.0",
-        "added_tokens": added,
-        "normalizer": None,
-        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [split, level]},
-        "post_processor": None,
-        "decoder": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True},
-        "model": model,
-    }
+    data = tokenizer_data(PATTERNS["cl100k"], [], []) | {"added_tokens": added, "model": model}
     (folder / "tokenizer.json").write_text(json.dumps(data), encoding="utf-8")
     bos = {"llama3": "<|begin_of_text|>", "mistral": "<s>", "gemma": "<bos>"}.get(form)
     eos = {"mistral": "</s>"}.get(form, "<|endoftext|>")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import os
 import random
@@ -17,6 +18,8 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+gc.disable()  # until all tests are collected
+os.environ["OMP_NUM_THREADS"] = "1"  # two threads share their work worse than two test processes
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 # As on a shared machine. Here, because Ray reads both once, when a process first imports it.
@@ -24,7 +27,7 @@ os.environ["RAY_AUTH_MODE"] = "token"
 os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
 
 from counting import write_lines
-from support import ROOT, SPECIAL, TASK_PATH
+from support import ROOT, SPECIAL, TASK_PATH, freeze
 from texts import HARD
 
 from pretok.base.execute import Engine
@@ -62,6 +65,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if (is_property and many) or item.get_closest_marker("corpus"):
             item.add_marker("slow")
     items.sort(key=lambda item: LONGEST.index(item.path.stem) if item.path.stem in LONGEST else len(LONGEST))
+
+
+def pytest_collection_finish() -> None:
+    """Searches for garbage, which find none in libraries and tests, begin with the first test."""
+    freeze()
+    gc.enable()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quick_searches() -> None:
+    """What earlier files imported and keep is no longer searched for garbage: that takes half a second each time."""
+    gc.collect()
+    freeze()
 
 
 @pytest.fixture(scope="session")

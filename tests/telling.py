@@ -2,46 +2,39 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-from pretok.base.console import Counts, Progress, Silent, Table
+from pretok.base.console import Gauge, Silent, Table
 
 
-class Told(Silent, Progress):
+class Told(Silent, Gauge):
     """notices; shown: tables and texts; details: those for the log; events: (name, details); of all progress: counts,
     before, expected."""
 
     def __init__(self) -> None:
+        super().__init__("told")
         self.notices: list[str] = []
         self.shown: list[Table | str] = []
         self.details: list[Table | str] = []
         self.events: list[tuple[str, dict[str, Any]]] = []
-        self.counts: Counter[str] = Counter()
-        self.before: dict[str, int] = {}
-        self.expected: tuple[int, int] = (0, 0)
 
-    def progress(self, title: str) -> AbstractContextManager[Progress]:  # noqa: ARG002
+    @property
+    def expected(self) -> tuple[int, int]:
+        """Bytes and partitions of the whole."""
+        return self.expected_bytes, self.partitions
+
+    def progress(self, title: str) -> AbstractContextManager[Gauge]:  # noqa: ARG002
         return nullcontext(self)
 
     def notice(self, text: str) -> None:
         self.notices.append(text)
 
-    def show(self, made: Table | str, *, result: bool = False) -> None:  # noqa: ARG002
-        self.shown.append(made)
+    def show(self, shown: Table | str, *, result: bool = False) -> None:  # noqa: ARG002
+        self.shown.append(shown)
 
-    def detail(self, made: Table | str) -> None:
-        self.details.append(made)
+    def detail(self, shown: Table | str) -> None:
+        self.details.append(shown)
 
     def event(self, name: str, /, **details: object) -> None:
         self.events.append((name, details))
-
-    def __call__(self, counts: Counts, /) -> None:
-        self.counts.update(counts)
-
-    def expect(self, bytes: int, partitions: int) -> None:
-        self.expected = (bytes, partitions)
-
-    def start_from(self, counts: Counts) -> None:
-        self.before = counts

@@ -160,6 +160,12 @@ def test_every_command_is_here() -> None:
     )
 
 
+def row(name: str) -> Any:
+    """A row of LINES; further ones of the same command are for the slow tests."""
+    first = next(other for other, line in LINES.items() if line[0] == LINES[name][0])
+    return pytest.param(name, marks=[pytest.mark.slow] * (name != first))
+
+
 def prepared(name: str, work: Path) -> tuple[list[str], Path]:
     """A row's command line, and a copy of the folder in which it can be run."""
     if name in TRAIN:
@@ -236,7 +242,7 @@ def test_a_command_that_stood_still_harms_no_other(
 
 
 @pytest.mark.parametrize("more", [False, pytest.param(True, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("name", LINES)
+@pytest.mark.parametrize("name", [row(name) for name in LINES])
 def test_a_command_gets_over_errors_of_files(name: str, more: bool, work: Path) -> None:
     """more: one of those that a person mends, and some alone; else one of each that pass."""
     line = [part.format(work=work) for part in LINES[name]]

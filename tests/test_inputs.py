@@ -111,7 +111,7 @@ BAD_LINES = [
     bad_line("the field is empty", b'{"text": ""}', "empty_text"),
     bad_line("text that is not UTF-8", b'{"text": "\xff"}', "invalid_utf8", "byte 0xff at 0: invalid start byte; convert the file, from Latin-1 by iconv"),
     bad_line("half a surrogate pair", b'{"text": "\\ud800"}', "lone_surrogate", '{"text": "\\ud800"}'),
-    bad_line("more than 16 MiB of letters, digits or spaces in a row", b'{"text": "' + b"x" * (17 << 20) + b'"}', "unencodable", "more than 16,777,216 bytes of letters, digits, spaces or other characters in a row"),
+    bad_line("16 MiB or more of letters, digits or spaces in a row", b'{"text": "' + b"x" * (17 << 20) + b'"}', "unencodable", "8,388,608 bytes or more of letters, digits, spaces or other characters in a row"),
 ]  # fmt: skip
 LIMITED = [
     bad_line("a text longer than `max_document`", b'{"text": "' + b"x" * 101 + b'"}', "too_long", "more than 100 bytes", settings="max_document = 100"),
@@ -234,7 +234,7 @@ OF_TEXT = [
     text("not UTF-8", "perché".encode("latin-1"), [], {1: "invalid_utf8"}, "byte 0xe9 at 5: unexpected end of data; convert the file, from Latin-1 by iconv"),
     text("nothing between two separators", b"uno||tre|", TWO, {2: "empty_text"}, settings=PIPE, alone=True),
     text("a NUL", b"u\0no", says="in/a.txt is binary: neither JSON Lines, Parquet nor text; leave it out, or declare format", code=2),
-    text('text, `format = "jsonl"`', b"uno\n", [], {1: "malformed_json"}, "read as jsonl, which is not what its name says: in/a.txt", 3, settings='format = "jsonl"', alone=True),
+    text('text, `format = "jsonl"`', b'uno\n{"text": "due"}\n', ["due"], {1: "malformed_json"}, "read as jsonl, which is not what its name says: in/a.txt", settings='format = "jsonl"', alone=True),
     text("a field to keep", b"uno", says="plain text has no fields to keep, and in/a.txt is plain text", code=2, settings='keep = ["id"]'),
 ]  # fmt: skip
 

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 import torch
 from support import write_inputs
-from train_support import SIZES, leave_torch_alone
+from train_support import SIZES
 
 import train.__main__
 from pretok.cli import run_command
@@ -46,8 +46,8 @@ pretok: no input matches 'PUT/YOUR/TEXT/*.jsonl' (no {work}/PUT/YOUR/TEXT/*.json
 path of your text
 
 2 pretok tokenize fr=more.jsonl --out ok --vocab vocab
-pretok: ok/shards holds shards of en, it, and this command names fr; val_fraction was 0.1 and is 0. Use another \
---out folder; to add fr to these shards, name their sources too
+pretok: ok/shards holds shards of en, it, and this command names fr: use another --out folder or, to add to these \
+shards, also name their sources
 
 2 pretok run ok.toml
 pretok: the shards in ok/shards were made with other settings or inputs: val_fraction was 0.1 and is 0.2. Change that \
@@ -183,7 +183,6 @@ def work(tmp_path_factory: pytest.TempPathFactory, vocab_dir: Path) -> Iterator[
         sizes = SIZES.format(tied="true").replace("layers = 2", f"layers = {layers}")
         (work / f"{name}.toml").write_text(sizes)
     with pytest.MonkeyPatch.context() as patch:
-        leave_torch_alone(patch.setattr)
         patch.setenv("COLUMNS", "200")
         patch.setattr(torch.cuda, "is_available", lambda: False)
         patch.setattr(torch.version, "cuda", None)

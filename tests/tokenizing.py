@@ -3,18 +3,29 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from glob import escape
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 from typing import Any
 
 from telling import Told
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers, trainers
 
 from pretok.base.execute import Engine
-from pretok.base.tasks import Step
+from pretok.base.stop import StopFlag
 from pretok.config import Recipe, make_recipe
 from pretok.kernels.pretokenize import PATTERNS
 from pretok.shards.job import run_tokenize
+from pretok.tokenizer.vocabulary import Vocabulary, load_vocab
+
+
+def vocabulary(data: dict[str, Any]) -> Vocabulary:
+    """A tokenizer of these contents, the end-of-document token of which has the id 0."""
+    with NamedTemporaryFile("w", suffix=".json") as file:
+        json.dump(data, file)
+        file.flush()
+        return load_vocab(Path(file.name), 0)
 
 
 def recipe(
@@ -42,15 +53,34 @@ def recipe(
     return make_recipe(data, "test")
 
 
-def run(made: Recipe, engine: Engine) -> tuple[Step, list[str]]:
-    """Tokenize; (what the workers did, notices)."""
+def run(made: Recipe, engine: Engine) -> tuple[Told, list[str]]:
+    """Tokenize; (the console, its notices)."""
     told = Told()
-    return run_tokenize(made, engine, told), told.notices
+    run_tokenize(made, engine, told)
+    return told, told.notices
 
 
 def contents(folder: Path) -> dict[str, bytes]:
     """Every file below a folder."""
     return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+
+
+def make_work(
+    folder: Path,
+    vocab: Path,
+    rows: Mapping[str, Iterable[dict[str, Any] | str]],
+    *keep: str,
+    **shards: object,
+) -> Recipe:
+    """Write the records of each source, or lines as they are, to SOURCE.jsonl, and tokenize them into work."""
+    for name, records in rows.items():
+        lines = (row if isinstance(row, str) else json.dumps(row) for row in records)
+        (folder / f"{name}.jsonl").write_text("".join(f"{line}\n" for line in lines))
+    inputs: dict[str, list[Path | str]] = {name: [escape(str(folder / f"{name}.jsonl"))] for name in rows}
+    made = recipe(folder / "work", vocab, inputs, keep, **shards)
+    with StopFlag() as stop, Engine(0, None, stop) as engine:
+        run(made, engine)
+    return made
 
 
 def trained_model(

@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from pkgutil import walk_packages
 
-from support import TASK_PATH
+from support import TASK_PATH, freeze
 
 import pretok.base.lock
 import pretok.base.storage
@@ -78,7 +78,7 @@ def _load_train() -> None:
     """Seconds of imports, and what a run asks of git, for the commands that want them alone."""
     for name in ("train.loop", "train.checkpoint.export", "torch._dynamo"):
         importlib.import_module(name)
-    importlib.import_module("tests.train_support").leave_torch_alone()
+    freeze()
     importlib.import_module("train.metrics").provenance()
 
 

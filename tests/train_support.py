@@ -5,8 +5,7 @@ torch takes seconds to import, so one server process imports it once and every r
 
 from __future__ import annotations
 
-import atexit
-import gc
+import argparse
 import json
 import multiprocessing
 import os
@@ -26,12 +25,12 @@ import torch
 from pretok.base.records import replace
 from pretok.base.storage import fingerprint, read_json, read_lines, write_json
 from pretok.shards.manifest import load_manifest, write_manifest
-from pretok.stream.mix_file import Mix, Stage, mix_sources, write_mix
+from pretok.stream.mix_file import Stage, natural_mix, write_mix
 from pretok.tokenizer.vocabulary import load_vocab, tokenizer_data
-from tests.support import EOD, make_shards
+from tests.support import EOD, freeze, make_shards
 from train.checkpoint.meta import read_meta
 from train.checkpoint.tensors import Reader, restore
-from train.config import TrainConfig
+from train.config import TrainConfig, add_flags, parse
 from train.model.sizes import ModelConfig
 from train.model.transformer import Decoder, initial_tensor
 
@@ -62,6 +61,13 @@ def tiny_config(shards: Path, folder: Path, **more: Any) -> TrainConfig:
     values: dict[str, Any] = {"shards": str(shards), "out": str(folder / "run"), "model": model_file(folder)}
     values |= {"seq_len": 16, "global_batch": 8, "steps": 8, "workers": 0}
     return TrainConfig(**values | more)
+
+
+def parsed(*arguments: str) -> TrainConfig:
+    """The settings that a command line gives."""
+    parser = argparse.ArgumentParser(allow_abbrev=False)
+    add_flags(parser)
+    return parse(parser, arguments)[0]
 
 
 TWO_RANKS = {"steps": 4, "save_every": "2", "shard": 2, "lr": 0.01, "warmup": 1}
@@ -109,9 +115,8 @@ def add_tokenizer(shards: Path, data: dict[str, Any] | None = None) -> None:
 def mix_of(shards: Path, path: Path, *stages: tuple[int, ...], seq_len: int = 16, seed: int = 0) -> str:
     """A mix of the sources en and it with these quotas."""
     manifest = load_manifest(shards)
-    sources = mix_sources(manifest, "train", seq_len, manifest.sources, "fixed")
-    staged = tuple(map(Stage, stages))
-    write_mix(path, Mix(manifest.fingerprint, "train", seq_len, seed, "fixed", sources, staged), {})
+    mix = natural_mix(manifest, "train", seq_len, manifest.sources, seed)
+    write_mix(path, replace(mix, stages=tuple(map(Stage, stages))), {})
     return str(path)
 
 
@@ -224,23 +229,10 @@ class Trial:
         return self.capture.readouterr().out
 
 
-def leave_torch_alone(replace: Callable[[object, str, object], None] = setattr) -> None:
-    """One thread, and collections that do not look at what is there by now: of all of torch they would be most of a
-    tiny run. What `train` freezes and unfreezes is no longer frozen."""
-    import train.loop  # noqa: F401 - what it brings along
-
-    torch.set_num_threads(1)
-    gc.freeze()
-    # What stays frozen to the end is a leak to DuckDB's bindings, which list all of it.
-    atexit.register(gc.unfreeze)
-    for name in ("freeze", "unfreeze"):
-        replace(gc, name, lambda: None)
-
-
 def _write_to(output: str) -> None:
     os.dup2(os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND), 1)
     os.dup2(1, 2)
-    leave_torch_alone()
+    freeze()
     # As in a program of its own. Else a server would stand between a rank and its loader processes, which outlived a
     # rank that was killed: torch has them look for their parent.
     multiprocessing.set_start_method("fork", force=True)

@@ -29,7 +29,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from pretok.annotate.rows import Columns, read_rows
+from pretok.annotate.rows import key_of, load_rows
 from pretok.base.console import Console
 from pretok.base.errors import UsageError
 from pretok.base.lock import hold
@@ -45,9 +45,7 @@ from pretok.shards.annotations import (
     FOLDER,
     AnnotationRecord,
     Annotations,
-    GivenFile,
     JoinCounts,
-    JoinedColumn,
     JoinedPart,
     annotations_folder,
     find_annotations,
@@ -65,8 +63,6 @@ SHOWN = 5
 """Files that a message names."""
 MEMORY = 1 << 30
 """Bytes that DuckDB keeps in memory, and free memory for each of its threads."""
-SQL_TYPES = {"text": "VARCHAR", "integer": "BIGINT", "float": "DOUBLE", "boolean": "BOOLEAN"}
-"""Of `read.kept.TYPES`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,20 +98,20 @@ def run_annotate(request: Request, console: Console) -> Annotations:
         stop.raising(),
         database(scratch, 1, room, MEMORY) as sql,
     ):
-        columns = Columns(request.by, request.columns, _check_request(request, manifest, shards))
+        taken = _check_request(request, manifest, shards)
         inputs = _list_rows(request, console)
         for shard in shards:
             manifest.check(shard.ledger_path)
         threads = max(1, min(len(os.sched_getaffinity(0)), free_memory() // MEMORY))
         sql.execute(f"SET threads = {threads}")  # every result below has its order
-        _load_rows(sql, inputs, columns)
+        kinds = load_rows(sql, inputs, request.by, request.columns, taken)
         _load_documents(sql, request, manifest, numbered)
-        repeated = _drop_repeated(sql, inputs, columns)
+        repeated = _drop_repeated(sql, inputs, request.by, len(kinds))
         rows_matched = _one(sql, "SELECT count(*) FROM given SEMI JOIN wanted USING (key)")
         if not rows_matched:
             raise _unmatched(sql, request, inputs)
         folder.mkdir(parents=True, exist_ok=True)
-        parts = tuple(_write_parts(sql, request, columns, manifest, shards, folder))
+        parts = tuple(_write_parts(sql, request, kinds, manifest, shards, folder))
         counts = JoinCounts(
             rows=_one(sql, "SELECT count(*) FROM given"),
             repeated=repeated,
@@ -126,23 +122,23 @@ def run_annotate(request: Request, console: Console) -> Annotations:
         record = AnnotationRecord(
             made=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
             by=request.by,
-            columns=tuple(JoinedColumn(name, kind) for name, kind in columns.kinds.items()),
+            columns=dict(kinds),
             counts=counts,
-            files=tuple(GivenFile(file.path, file.size, file.identity) for file in inputs),
+            files=tuple(inputs),
             parts=parts,
         )
         # Only the record makes the new files count. Files of the old record and of killed jobs are deleted after it.
-        made = write_annotations(folder, record)
+        annotations = write_annotations(folder, record)
         for path in folder.iterdir():
-            if re.fullmatch(OURS, path.name) and path not in made.files:
+            if re.fullmatch(OURS, path.name) and path not in annotations.files:
                 path.unlink()
-    return made
+    return annotations
 
 
 def tell_joined(annotations: Annotations, console: Console) -> None:
     """Show what was joined."""
     record, counts = annotations.record, annotations.record.counts
-    columns = ", ".join(column.name for column in record.columns) or matched_column(annotations.name)
+    columns = ", ".join(record.columns) or matched_column(annotations.name)
     console.notice(
         f"{annotations.name}: {columns} of {counts.documents_matched:,} of {plural(counts.documents, 'document')}, by "
         f"{', '.join(record.by)}; {annotations.folder}"
@@ -193,37 +189,6 @@ def _one(sql: Any, query: str) -> int:
     return int(number)
 
 
-def _key(by: Sequence[str]) -> str:
-    """Return the SQL of the key. Lengths tell ('a', 'bc') from ('ab', 'c'); `||` is null if one of them is."""
-    parts = " || ".join(f"length(k{at}) || ':' || k{at}" for at in range(len(by)))
-    return f"md5_number({parts})"
-
-
-def _load_rows(sql: Any, inputs: Sequence[InputFile], columns: Columns) -> None:
-    """Fill the table `given`, and record in `columns` what the rows hold. Raises UsageError."""
-    texts = ", ".join(f"k{at} VARCHAR" for at in range(len(columns.by)))
-    sql.execute(f"CREATE TABLE given (file INTEGER, line BIGINT, {texts}, key UHUGEINT)")
-    known: dict[str, str] = {}
-
-    def follow() -> None:
-        for at, (name, kind) in enumerate(columns.kinds.items()):
-            if kind != known.get(name, ""):  # a new one, or whole numbers before and now a float
-                change = f"ALTER v{at} TYPE" if name in known else f"ADD COLUMN v{at}"
-                sql.execute(f"ALTER TABLE given {change} {SQL_TYPES[kind]}")
-                known[name] = kind
-
-    for number, file in enumerate(inputs):
-        for table in read_rows(number, file, columns):
-            follow()
-            sql.register("block", table)
-            sql.execute(f"INSERT INTO given BY NAME SELECT *, {_key(columns.by)} AS key FROM block")
-            sql.unregister("block")
-    if missing := [name for name in columns.wanted or () if name not in columns.kinds]:
-        raise UsageError(f"--columns: no row has {missing[0]!r}")
-    columns.kinds = {name: kind or "text" for name, kind in columns.kinds.items()}  # "": no row has a value
-    follow()
-
-
 def _load_documents(sql: Any, request: Request, manifest: Manifest, numbered: Sequence[Numbered]) -> None:
     """Fill the table `wanted`, and make the view `keys`: number and key of each document as texts."""
     make_views(sql, manifest, ())
@@ -237,33 +202,31 @@ def _load_documents(sql: Any, request: Request, manifest: Manifest, numbered: Se
     sql.execute(
         f"CREATE VIEW keys AS SELECT first + doc AS n, {keys} FROM ledger JOIN splits USING (source, split)"
     )
-    sql.execute(f"CREATE TABLE wanted AS SELECT n, {_key(request.by)} AS key FROM keys")
+    sql.execute(f"CREATE TABLE wanted AS SELECT n, {key_of(request.by)} AS key FROM keys")
 
 
-def _drop_repeated(sql: Any, inputs: Sequence[InputFile], columns: Columns) -> int:
+def _drop_repeated(sql: Any, inputs: Sequence[InputFile], by: Sequence[str], values: int) -> int:
     """Delete rows that repeat an earlier one, and return how many. Raises UsageError if two rows of a key differ."""
-    of_key = "OVER (PARTITION BY key ORDER BY file, line)"
-    said = ", ".join(f"v{at}" for at in range(len(columns.kinds))) or "0"
+    said = f"row({', '.join(f'v{at}' for at in range(values)) or '0'})"
     sql.execute(
-        f"""CREATE TABLE again AS SELECT rowid AS row, file, line, COLUMNS('k[0-9]+'), row({said}) AS said,
-            lag(file) {of_key} AS earlier_file, lag(line) {of_key} AS earlier_line, lag(row({said})) {of_key} AS earlier
+        f"""CREATE TABLE again AS SELECT rowid AS row, file, line, COLUMNS('k[0-9]+'), row_number() OVER same AS nth,
+            first(file) OVER same AS first_file, first(line) OVER same AS first_line,
+            {said} IS DISTINCT FROM first({said}) OVER same AS differs
         FROM given SEMI JOIN
-            (SELECT key FROM given WHERE key NOT NULL GROUP BY key HAVING count(*) > 1) USING (key)"""
+            (SELECT key FROM given WHERE key NOT NULL GROUP BY key HAVING count(*) > 1) USING (key)
+        WINDOW same AS (PARTITION BY key ORDER BY file, line)"""
     )
     row = sql.execute(
-        """SELECT earlier_file, earlier_line, earlier, file, line, said, COLUMNS('k[0-9]+') FROM again
-        WHERE earlier_file NOT NULL AND earlier IS DISTINCT FROM said ORDER BY file, line LIMIT 1"""
+        """SELECT first_file, first_line, file, line, COLUMNS('k[0-9]+') FROM again
+        WHERE differs ORDER BY file, line LIMIT 1"""
     ).fetchone()
     if row:
-        first, first_line, earlier, file, line, now, *key = row
-        name, before, after = next(
-            one for one in zip(columns.kinds, earlier, now, strict=True) if one[1] != one[2]
-        )
+        first, first_line, file, line, *key = row
         raise UsageError(
-            f"rows with the same key differ: {_key_text(columns.by, key)}: {name} is {before!r} in "
-            f"{inputs[first].path}, line or row {first_line} and {after!r} in {inputs[file].path}, line or row {line}"
+            f"rows with the same key differ: {_key_text(by, key)} is in {inputs[first].path}, line or row "
+            f"{first_line}, and with other values in {inputs[file].path}, line or row {line}"
         )
-    return _one(sql, "DELETE FROM given WHERE rowid IN (SELECT row FROM again WHERE earlier_file NOT NULL)")
+    return _one(sql, "DELETE FROM given WHERE rowid IN (SELECT row FROM again WHERE nth > 1)")
 
 
 def _unmatched(sql: Any, request: Request, inputs: Sequence[InputFile]) -> UsageError:
@@ -286,15 +249,15 @@ def _key_text(by: Sequence[str], key: Sequence[object]) -> str:
 def _write_parts(
     sql: Any,
     request: Request,
-    columns: Columns,
+    kinds: dict[str, str],
     manifest: Manifest,
     shards: Sequence[Shard],
     folder: Path,
 ) -> Iterator[JoinedPart]:
     """Write a row for every document, in the windows of the ledgers, one file per shard."""
-    kinds = [pa.field(name, TYPES[kind]) for name, kind in columns.kinds.items()]
-    schema = pa.schema([pa.field(matched_column(request.name), pa.bool_(), nullable=False), *kinds])
-    values = "".join(f", v{at}" for at in range(len(columns.kinds)))
+    fields = [pa.field(name, TYPES[kind]) for name, kind in kinds.items()]
+    schema = pa.schema([pa.field(matched_column(request.name), pa.bool_(), nullable=False), *fields])
+    values = "".join(f", v{at}" for at in range(len(kinds)))
     # In this order a window is in a few blocks, which DuckDB finds by their smallest and largest n.
     sql.execute(f"CREATE TABLE joined AS SELECT n{values} FROM wanted JOIN given USING (key) ORDER BY n")
     window = f"""SELECT joined.n NOT NULL AS matched{values}

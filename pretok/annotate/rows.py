@@ -1,197 +1,210 @@
-"""Read files of rows as tables: where each row stands, its key as texts, its values with one type per column.
+"""Load files of rows into DuckDB, with one type per column.
 
-Input: JSON Lines or Parquet, plain or compressed. Output: tables of some MB: `file` and `line`, the number of the file
-and the line or row from 1; `k0`, ... the key; `v0`, ... the values. Keys are compared as texts: 17 equals "17", bytes
-are UTF-8, a hash is its hexadecimal digits. The types of values are text, integer (64 bits), float and boolean; whole
-numbers and floats in one column become float. Any other mixture is an error, and so is a value that cannot be kept:
-nothing is guessed.
+Input: JSON Lines or Parquet, plain or compressed. Output: the table `given` with a row for each of theirs: `file` and
+`line`, the number of the file and the line or row from 1; `k0`, ... the key as texts; `key`, their hash; `v0`, ... the
+values. 17 and "17" are the same key, bytes are UTF-8, a hash is its hexadecimal digits. A column of values is text,
+integer (64 bits), float or boolean; whole numbers and floats in one column become float. Any other mixture is an error,
+and so is a value that cannot be kept: nothing is guessed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence, Set
-from dataclasses import dataclass, field
-from itertools import chain
+import json
+import re
+from collections.abc import Callable, Iterator, Sequence, Set
 from typing import Any
 
-import msgspec
-import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from pretok.base.errors import UsageError
+from pretok.base.sql import quoted, told
 from pretok.read.files import CorruptInputError, InputFile, open_parquet, raise_passing, read_bytes
-from pretok.read.kept import LONGEST_VALUE, TYPES, keep_column, type_of
+from pretok.read.kept import LONGEST_VALUE
 from pretok.read.spans import whole_records
-from pretok.shards.ledger import hex_digits
+from pretok.shards.documents import identifier
 
-BLOCK = 8 << 20
-"""Bytes of JSON Lines that are parsed at a time."""
+BLOCK = 2 << 20
+"""Bytes of JSON Lines that are parsed at a time: DuckDB needs many times as much memory."""
 LONGEST_LINE = 64 << 20
 BATCH_ROWS = 1 << 16
+SQL_TYPES = {"text": "VARCHAR", "integer": "BIGINT", "float": "DOUBLE", "boolean": "BOOLEAN", "": "VARCHAR"}
+"""Type of a column (`read.kept.TYPES`), "" if it has no value so far -> DuckDB's type for it."""
+KINDS = {
+    "text": "VARCHAR",
+    "integer": r"U?(TINY|SMALL|BIG|HUGE)?INT(EGER)?",
+    "float": "FLOAT|DOUBLE",
+    "boolean": "BOOLEAN",
+    "": '"NULL"',
+}
+"""Type of a column -> the types of DuckDB that become it."""
 LEAVE = "leave it out with --columns"
-TAKEN = f"text, numbers and true or false can be joined, of one type in a column: {LEAVE}"
-Read = tuple[Sequence[int], dict[str, pa.Array]]
-"""Lines or rows from 1, and the columns of the key and of values there."""
+LIMITS = (
+    f"a column holds texts of at most {LONGEST_VALUE} bytes, numbers of 64 bits, or true and false: {LEAVE}"
+)
+Used = Callable[[Sequence[str]], list[str]]
+"""Names of all columns -> those that are used."""
 
 
-@dataclass(slots=True)
-class Columns:
-    """The columns found so far.
+def load_rows(
+    sql: Any, inputs: Sequence[InputFile], by: Sequence[str], wanted: Sequence[str] | None, taken: Set[str]
+) -> dict[str, str]:
+    """Fill the table `given`, and return name -> type of the columns of values, in the order of `v0`, `v1`, ...
 
-    by: the key; wanted: values to take, None: all but the key; taken: names, in lower case, of columns that documents
-    have already; kinds: name -> type of each column of values, "" while all values are null.
+    by: the key; wanted: columns of values, None: all but the key; taken: names, in lower case, of columns that
+    documents have already. Raises UsageError.
     """
+    import duckdb
 
-    by: tuple[str, ...]
-    wanted: tuple[str, ...] | None
-    taken: Set[str]
-    kinds: dict[str, str] = field(default_factory=dict)
+    texts = ", ".join(f"k{at} VARCHAR" for at in range(len(by)))
+    sql.execute(f"CREATE TABLE given (file INTEGER, line BIGINT, {texts}, key UHUGEINT)")
+    kinds: dict[str, str] = {}
+    for number, file in enumerate(inputs):
 
-    def used(self, names: Sequence[str], file: InputFile) -> list[str]:
-        """Return which columns are used. Raises UsageError if two of them have the same name, or one has the name of a
-        column that documents have already."""
-        values = [
-            name for name in names if name not in self.by and (self.wanted is None or name in self.wanted)
-        ]
-        found = [name for name in names if name in self.by] + values
-        small = [name.lower() for name in found]  # SQL tells no case apart
-        for at, name in enumerate(found):
-            if small.index(name.lower()) < at:
-                raise UsageError(f"{file.path}: two columns are called {name}; rename one, or {LEAVE}")
-        for name in values:
-            if name.lower() in self.taken:
-                raise UsageError(f"column {name}: documents have one of that name; rename it, or {LEAVE}")
-            self.kinds.setdefault(name, "")
-        return found
+        def used(names: Sequence[str], path: str = file.path) -> list[str]:
+            chosen = [name for name in names if name in by or wanted is None or name in wanted]
+            _check_names(path, chosen, by, taken)
+            return chosen
 
-    def see(self, name: str, kind: pa.DataType, where: str) -> str:
-        """Record the type of some values and return that of the column. Raises UsageError if they do not agree."""
-        known, found = self.kinds[name], type_of(kind)
-        if not pa.types.is_null(kind):
-            if not found:
-                raise UsageError(f"{where}: {name} holds {kind}; {TAKEN}")
-            if known and known != found and {known, found} != {"integer", "float"}:
-                raise UsageError(f"{where}: {name} is {found} here and {known} in rows before; {TAKEN}")
-            self.kinds[name] = "float" if known and known != found else found
-        return self.kinds[name]
+        blocks = _parquet(sql, file, used) if file.format == "parquet" else _json_lines(sql, file, used, by)
+        try:
+            for first in blocks:
+                _insert(sql, number, f"{file.path}, line or row {first}", by, kinds)
+        except CorruptInputError as error:
+            raise_passing(error)
+            raise UsageError(f"{file.path}: {error}") from None
+        except (duckdb.ConversionException, duckdb.NotImplementedException) as error:
+            # Bytes of a key that are no text, or a type of Arrow that DuckDB does not have.
+            raise UsageError(f"{file.path}: {told(error)}") from None
+    if missing := [name for name in wanted or () if name not in kinds]:
+        raise UsageError(f"--columns: no row has {missing[0]!r}")
+    return {name: kind or "text" for name, kind in kinds.items()}
 
 
-def read_rows(number: int, file: InputFile, columns: Columns) -> Iterator[pa.Table]:
-    """Read the rows of file `number` and record their types in `columns`. Raises UsageError."""
-    try:
-        tables = _parquet(file, columns) if file.format == "parquet" else _json_lines(file, columns)
-        for lines, found in tables:
-            if lines:
-                yield _table(number, file, lines, found, columns)
-    except CorruptInputError as error:
-        raise_passing(error)
-        raise UsageError(f"{file.path}: {error}") from None
+def key_of(by: Sequence[str]) -> str:
+    """Return the SQL of a key. Lengths tell ('a', 'bc') from ('ab', 'c'); `||` is null if one of them is."""
+    parts = " || ".join(f"length(k{at}) || ':' || k{at}" for at in range(len(by)))
+    return f"md5_number({parts})"
 
 
-def _table(
-    number: int, file: InputFile, lines: Sequence[int], found: dict[str, pa.Array], columns: Columns
-) -> pa.Table:
-    where = f"{file.path}, line or row {lines[0]}"
-    table = {
-        "file": pa.repeat(pa.scalar(number, pa.int32()), len(lines)),
-        "line": pa.array(lines, pa.int64()),
-    }
-    for at, name in enumerate(columns.by):
-        if name not in found:
-            raise UsageError(f"{where}: no column {name!r}; there are {', '.join(found)}")
-        table[f"k{at}"] = _key(name, found[name], where)
-    for at, name in enumerate(columns.kinds):
-        if name in found and (kind := columns.see(name, found[name].type, where)):
-            table[f"v{at}"] = _value(found[name], name, kind, file, lines)
-    return pa.table(table)
+def _check_names(path: str, names: Sequence[str], by: Sequence[str], taken: Set[str]) -> None:
+    """Raise UsageError if the key is not there, or SQL, which ignores case, could not tell two columns apart."""
+    small = [name.lower() for name in names]
+    for at, name in enumerate(names):
+        if small.index(name.lower()) < at:
+            raise UsageError(f"{path}: two columns are called {name}; rename one, or {LEAVE}")
+        if name.lower() in taken and name not in by:
+            raise UsageError(f"column {name}: documents have one of that name; rename it, or {LEAVE}")
+    if absent := [name for name in by if name not in names]:
+        raise UsageError(f"{path}: no column {absent[0]!r}; there are {', '.join(names)}")
 
 
-def _key(name: str, column: pa.Array, where: str) -> pa.Array:
-    """A column of a key as texts."""
-    if pa.types.is_dictionary(column.type):
-        column = column.dictionary_decode()
-    is_, kind = pa.types, column.type
-    binary = is_.is_binary(kind) or is_.is_large_binary(kind) or is_.is_fixed_size_binary(kind)
-    if name == "hash" and binary:
-        return hex_digits(column)
-    if not (binary or type_of(kind) in ("text", "integer") or is_.is_null(kind)):
-        raise UsageError(f"{where}: {name} is {kind}; a key is text or a whole number")
-    try:
-        column = column.cast(pa.large_string())
-    except pa.ArrowInvalid as error:
-        raise UsageError(f"{where} or after it: {name} holds bytes that are no text ({error})") from None
-    return pc.ascii_lower(column) if name == "hash" else column
-
-
-def _value(column: pa.Array, name: str, kind: str, file: InputFile, lines: Sequence[int]) -> pa.Array:
-    """Convert a column to its type. Raises UsageError for a value that cannot be kept."""
-    if pa.types.is_null(column.type):
-        return pa.nulls(len(column), TYPES[kind])
-    kept, wrong = keep_column(column, kind)
-    if wrong:
-        row = int(np.argmax(np.asarray(kept.is_null()) & np.asarray(column.is_valid())))
-        raise UsageError(
-            f"{file.path}, line or row {lines[row]}: {name} is {column[row].as_py()!r:.80}, which cannot be kept: a "
-            f"text has at most {LONGEST_VALUE} bytes, a whole number 64 bits; {LEAVE}"
-        )
-    return kept
-
-
-def _parquet(file: InputFile, columns: Columns) -> Iterator[Read]:
+def _parquet(sql: Any, file: InputFile, used: Used) -> Iterator[int]:
+    """Fill the table `block` with some rows and `pretok:line`, and yield the number of the first."""
     try:
         with open_parquet(file.path) as stream, pq.ParquetFile(stream, pre_buffer=False) as opened:
-            used = columns.used(opened.schema_arrow.names, file)
-            row = 1
-            for batch in opened.iter_batches(BATCH_ROWS, columns=used, use_threads=False):
+            names, first = used(opened.schema_arrow.names), 1
+            for batch in opened.iter_batches(BATCH_ROWS, columns=names, use_threads=False):
                 batch.validate(full=True)
-                yield range(row, row + len(batch)), dict(zip(batch.schema.names, batch.columns, strict=True))
-                row += len(batch)
+                lines = pa.array(range(first, first + len(batch)), pa.int64())
+                columns = [lines, *map(_plain, batch.columns)]
+                sql.register("rows", pa.table(columns, ["pretok:line", *batch.schema.names]))
+                sql.execute("CREATE OR REPLACE TEMP TABLE block AS SELECT * FROM rows")
+                yield first
+                first += len(batch)
     except (pa.ArrowException, OSError) as error:
         raise CorruptInputError(f"cannot be read: {error}") from error
 
 
-def _json_lines(file: InputFile, columns: Columns) -> Iterator[Read]:
-    decode = msgspec.json.Decoder(dict[str, Any]).decode
-    before = 0  # lines before the block
+def _plain(column: pa.Array) -> pa.Array:
+    """Write dates, times and decimal numbers as text, as those of documents are, and not in the time zone of DuckDB."""
+    kind = column.type
+    if pa.types.is_temporal(kind) or pa.types.is_decimal(kind):
+        return column.cast(pa.large_string())
+    return column.cast(pa.float32()) if pa.types.is_float16(kind) else column
+
+
+def _json_lines(sql: Any, file: InputFile, used: Used, by: Sequence[str]) -> Iterator[int]:
+    """Do the same with JSON Lines, in which blank lines are no rows. DuckDB finds one type for all values of a column:
+    JSON if there is none."""
+    before = 0  # lines before the span
+    # DuckDB could read the file itself, but checks no checksum of gzip or zstd, and does not know lines.
     for span in whole_records(read_bytes(file.path, file.compression), b"\n", LONGEST_LINE, BLOCK):
         if span is None:
             raise UsageError(f"{file.path}: a line after line {before} has more than {LONGEST_LINE} bytes")
-        data = bytes(span)
-        rows = dict[int, dict[str, Any]]()
-        for line, text in enumerate(data.split(b"\n"), before + 1):
-            if text.strip():  # blank lines are no rows
-                try:
-                    rows[line] = decode(text)
-                except (msgspec.DecodeError, ValueError, RecursionError) as error:
-                    raise CorruptInputError(f"line {line} is not one object ({error})") from None
-        names = list(dict.fromkeys(chain.from_iterable(rows.values())))
-        found = dict[str, pa.Array]()
-        for name in columns.used(names, file):
-            values = [row.get(name) for row in rows.values()]
-            if name in columns.by:  # compared as text, so that whole numbers may have any size
-                values = [str(value) if type(value) is int else value for value in values]
-            found[name] = _column(values, name, file, list(rows))
-        yield list(rows), found
-        before += data.count(b"\n")
-
-
-def _column(values: list[Any], name: str, file: InputFile, lines: Sequence[int]) -> pa.Array:
-    """Values of JSON as one Arrow array. Raises UsageError for the first that differs in type from those before it."""
-    first = next((type(value) for value in values if value is not None), type(None))
-    # Numbers never go with true or false, which Arrow takes for 1 and 0.
-    alike = (int, float) if first in (int, float) else (first,)
-    for line, value in zip(lines, values, strict=True):
-        large = type(value) is int and not -(2**63) <= value < 2**63
-        if value is not None and (type(value) not in alike or large):
-            raise UsageError(
-                f"{file.path}, line or row {line}: {name} is {value!r:.80}, which is too large or of another type than "
-                f"those before; {TAKEN}"
+        lines = bytes(span).split(b"\n")
+        rows = pa.table({"line": range(before + 1, before + 1 + len(lines)), "data": lines})
+        sql.register("rows", rows.filter([bool(line.strip()) for line in lines]))
+        sql.execute(
+            "CREATE OR REPLACE TEMP TABLE texts AS SELECT line, TRY_CAST(try(decode(data)) AS JSON) AS text FROM rows"
+        )
+        wrong = "min(line) FILTER (json_type(text) IS DISTINCT FROM 'OBJECT')"
+        query = f"SELECT min(line), {wrong}, json_group_structure(text) FROM texts"
+        first, line, structure_json = sql.execute(query).fetchone()
+        if line is not None:
+            raise UsageError(f"{file.path}: line {line} is not one JSON object")
+        if first is not None:
+            structure = json.loads(structure_json)
+            types = {name: structure[name] for name in used(list(structure))}
+            types |= {name: "VARCHAR" for name in by if types[name] == "JSON"}  # texts and numbers
+            for name in (name for name, kind in types.items() if kind == "DOUBLE"):
+                _refuse_rounded(sql, file.path, name)
+            sql.execute(
+                f"""CREATE OR REPLACE TEMP TABLE block AS
+                SELECT line AS "pretok:line", unnest(json_transform(text, {quoted(json.dumps(types))})) FROM texts"""
             )
-    try:
-        return pa.array(values)
-    except (pa.ArrowException, OverflowError) as error:  # of nested values
+            yield first
+        before += bytes(span).count(b"\n")
+
+
+def _refuse_rounded(sql: Any, path: str, name: str) -> None:
+    """Raise UsageError for a number that a float would not hold: JSON has no limits."""
+    number = f"json_transform(text, {quoted(json.dumps({name: 'JSON'}))}).{identifier(name)}::VARCHAR"
+    wrong = "regexp_full_match(number, '-?[0-9]{17,}') OR isinf(TRY_CAST(number AS DOUBLE))"
+    query = f"SELECT line, number FROM (SELECT line, {number} AS number FROM texts) WHERE {wrong} ORDER BY 1 LIMIT 1"
+    if row := sql.execute(query).fetchone():
         raise UsageError(
-            f"{file.path}, line or row {lines[0]} or after it: {name}: {error}; {TAKEN}"
-        ) from None
+            f"{path}, line or row {row[0]}: {name} is {row[1]:.80}, which is too large; {LIMITS}"
+        )
+
+
+def _insert(sql: Any, number: int, where: str, by: Sequence[str], kinds: dict[str, str]) -> None:
+    """Add the rows of `block` to `given`, and the types of its columns to `kinds`. Raises UsageError."""
+    columns = [f"{number} AS file", '"pretok:line" AS line']
+    types = {
+        name: kind for name, kind, *_ in sql.execute("DESCRIBE block").fetchall() if name != "pretok:line"
+    }
+    for name, sql_type in types.items():
+        column = identifier(name)
+        kind = next((kind for kind, some in KINDS.items() if re.fullmatch(some, sql_type)), None)
+        if name in by:
+            if sql_type == "BLOB":
+                column = f"hex({column})" if name == "hash" else f"decode({column})"
+            elif kind not in ("text", "integer", ""):
+                raise UsageError(
+                    f"{where} or after it: {name} is {sql_type}; a key is text or a whole number"
+                )
+            text = f"lower({column})" if name == "hash" else f"{column}::VARCHAR"
+            columns.append(f"{text} AS k{by.index(name)}")
+            continue
+        known = kinds.get(name, "")
+        mixed = {known, kind} - {""}
+        if kind is None or (len(mixed) == 2 and mixed != {"integer", "float"}):
+            before = f", {known} in rows before" if known else ""
+            raise UsageError(f"{where} or after it: {name} is {kind or sql_type}{before}; {LIMITS}")
+        kinds[name] = "float" if len(mixed) == 2 else kind or known
+        wrong = {
+            "text": f"strlen({column}::VARCHAR) > {LONGEST_VALUE}",
+            "integer": f"{column} NOT NULL AND TRY_CAST({column} AS BIGINT) IS NULL",
+        }.get(kind, "false")
+        at, sql_type = list(kinds).index(name), SQL_TYPES[kinds[name]]
+        columns.append(f"{column}::{sql_type} AS v{at}")
+        sql.execute(f"ALTER TABLE given ADD COLUMN IF NOT EXISTS v{at} {sql_type}")
+        if kinds[name] != known:  # its first value, or a float after whole numbers
+            sql.execute(f"ALTER TABLE given ALTER v{at} TYPE {sql_type}")
+        query = f'SELECT "pretok:line" FROM block WHERE {wrong} ORDER BY 1 LIMIT 1'
+        if row := sql.execute(query).fetchone():
+            raise UsageError(f"{where}: {name} is too large in line or row {row[0]}; {LIMITS}")
+    sql.execute(
+        f"INSERT INTO given BY NAME SELECT *, {key_of(by)} AS key FROM (SELECT {', '.join(columns)} FROM block)"
+    )

@@ -6,7 +6,6 @@ to the input are compared with their checksums first, so that a damaged table ca
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +15,7 @@ import numpy as np
 
 from pretok.base.errors import IntegrityError, UsageError
 from pretok.shards.annotations import open_annotations
-from pretok.shards.documents import check_place, documents_at
+from pretok.shards.documents import chosen_shards, documents_at
 from pretok.shards.ledger import SCHEMA
 from pretok.shards.manifest import Manifest, Shard, load_manifest
 from pretok.shards.spans import ShardSpans
@@ -45,9 +44,6 @@ def run_inspect(shards: Path, source: str, document: int, split: str = "train") 
     """Return document `document` (from 0) of a source's split. Raises UsageError if there is no such document,
     IntegrityError for damaged files."""
     manifest = load_manifest(shards)
-    check_place(manifest, source, split)
-    if source not in manifest.tokenized:
-        raise UsageError(f"{shards} holds a mix in its order; its documents are in the shards it was made of")
     shard, number = find_shard(manifest, source, split, document)
     reader = shard.open()
     ids = np.asarray(reader[number]).tolist()
@@ -68,16 +64,14 @@ def run_inspect(shards: Path, source: str, document: int, split: str = "train") 
 def find_shard(manifest: Manifest, source: str, split: str, document: int) -> tuple[Shard, int]:
     """Return the shard of document `document` of a source's split, and its number there. Raises UsageError if there is
     none."""
-    shards = manifest.of(source, split)
-    ends = np.cumsum([shard.documents for shard in shards]).tolist() or [0]
-    if not 0 <= document < ends[-1]:
-        counts = manifest.sources[source]
-        raise UsageError(
-            f"source {source} has {counts.train.documents} train and {counts.val.documents} val documents, each "
-            f"numbered from 0; there is no {split} document {document}"
-        )
-    at = bisect_right(ends, document)
-    return shards[at], document - (ends[at - 1] if at else 0)
+    for shard, before in chosen_shards(manifest, source, split):
+        if before <= document < before + shard.documents:
+            return shard, document - before
+    counts = manifest.sources[source]
+    raise UsageError(
+        f"source {source} has {counts.train.documents} train and {counts.val.documents} val documents, each numbered "
+        f"from 0; there is no {split} document {document}"
+    )
 
 
 def token_texts(vocab: Vocabulary, ids: Sequence[int]) -> list[str]:

@@ -15,9 +15,8 @@ import pyarrow.compute as pc
 
 from pretok.base.errors import UsageError
 from pretok.shards.documents import chosen_shards
-from pretok.shards.ledger import ledger_schema
 from pretok.shards.manifest import Manifest
-from pretok.shards.names import find_names, is_hash, lines_named
+from pretok.shards.names import find_names
 from pretok.shards.texts import load_decoder, shard_texts
 
 Place = tuple[str, str, int]
@@ -32,9 +31,9 @@ def find_named(manifest: Manifest, name: str, most: int) -> list[Place]:
 
 def find_in(manifests: Sequence[Manifest], name: str, most: int) -> list[list[Place]]:
     """Do the same in each of several manifests. Raises UsageError if none has the document."""
-    found: dict[str, list[Place]] = {}
+    by_manifest: dict[str, list[Place]] = {}
     for manifest in manifests:
-        if manifest.fingerprint not in found:
+        if manifest.fingerprint not in by_manifest:
             shards = chosen_shards(manifest)
             rows, _ = find_names(manifest, shards, [name])
             places = (
@@ -42,22 +41,13 @@ def find_in(manifests: Sequence[Manifest], name: str, most: int) -> list[list[Pl
                 for shard, before in shards
                 for row in rows[shard.path].tolist()
             )
-            found[manifest.fingerprint] = list(islice(places, most))
-    if not any(found.values()):
-        raise _unknown(manifests[0], name)
-    return [found[manifest.fingerprint] for manifest in manifests]
-
-
-def _unknown(manifest: Manifest, name: str) -> UsageError:
-    """Say what the name looks like, and whether ids were kept at all."""
-    what = "neither a hash nor a line of an input"
-    if is_hash(name):
-        what = "not the hash of any text"
-    elif lines_named(manifest, [name]):
-        what = "a rejected record, or a line that is not there"
-    kept = any("id" in ledger_schema(shard.ledger_path).names for shard in manifest.shards)
-    id = "not a kept id" if kept else "no column id was kept"
-    return UsageError(f"{manifest.folder} has no document {name!r}: it is {what}, and {id}")
+            by_manifest[manifest.fingerprint] = list(islice(places, most))
+    if not any(by_manifest.values()):
+        raise UsageError(
+            f"{manifests[0].folder} has no document {name!r}: a name is the hash of a text, FILE:LINE of a record that "
+            "was not rejected, or a value of the column id if one was kept"
+        )
+    return [by_manifest[manifest.fingerprint] for manifest in manifests]
 
 
 def search_text(manifest: Manifest, source: str | None, split: str | None, wanted: str) -> Place | None:
@@ -81,13 +71,21 @@ def random_places(
     """Draw `number` different documents, each as likely as any other; return them in the order of the shards. The same
     seed gives the same documents. Raises UsageError if there are fewer."""
     shards = chosen_shards(manifest, source, split)
-    ends = np.cumsum([0, *(shard.documents for shard, _ in shards)])
-    total = int(ends[-1])
+    total = sum(shard.documents for shard, _ in shards)
     if number > total:
         raise UsageError(f"there are {total} documents, fewer than the {number} that were asked for")
-    places = []
-    for at in np.sort(np.random.default_rng(seed).choice(total, number, replace=False)).tolist():
-        which = int(np.searchsorted(ends, at, side="right")) - 1
-        shard, before = shards[which]
-        places.append((shard.source, shard.split, before + at - int(ends[which])))
-    return places
+    rows = draw_documents([shard.documents for shard, _ in shards], number, seed)
+    return [
+        (shard.source, shard.split, before + row)
+        for (shard, before), drawn in zip(shards, rows, strict=True)
+        for row in drawn
+    ]
+
+
+def draw_documents(counts: Sequence[int], number: int, seed: int) -> list[list[int]]:
+    """Draw `number` different documents of shards with so many; return the rows in each shard, rising."""
+    ends = np.cumsum(counts)
+    drawn = np.sort(np.random.default_rng(seed).choice(sum(counts), number, replace=False))
+    parts = np.split(drawn, np.searchsorted(drawn, ends[:-1]))
+    # Of no shards, `split` makes one part.
+    return [(part - end + count).tolist() for part, end, count in zip(parts, ends, counts, strict=False)]

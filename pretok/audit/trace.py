@@ -107,16 +107,16 @@ def open_traced(target: Path, shards: Path | None) -> list[Traced]:
 
 def open_run(segments: Sequence[RunSegment], done: int, end: int, shards: Path | None) -> list[Traced]:
     """Open each segment of a run whose last step is `end`, of which `done` are done. Raises as `open_traced` does."""
-    found = []
+    opened = []
     ends = [*(segment.step for segment in segments[1:]), end]
     for segment, last in zip(segments, ends, strict=True):
         manifest = _documents(shards or Path(segment.shards))
         (view,) = open_segments((segment,), manifest)
         removals = segment.removals if segment.step < done else None
-        found.append(
+        opened.append(
             Traced(view, manifest, segment.global_batch, done, segment.step, segment.position, last, removals)
         )
-    return found
+    return opened
 
 
 def _documents(folder: Path) -> Manifest:
@@ -168,7 +168,7 @@ def readings(traced: Traced, source: str, split: str, document: int) -> list[Rea
     begins, ends = (int(offset) for offset in _offsets(shard)[number : number + 2])
     shards = traced.manifest.of(source, split)
     base = sum(one.tokens for one in shards[: shards.index(shard)])
-    found = [
+    read = [
         reading
         for entry in entries_of(view, source)  # the source, or those of its classes that have the document
         for position in positions(view, entry, base + begins, base + ends)[:, 0].tolist()
@@ -176,7 +176,7 @@ def readings(traced: Traced, source: str, split: str, document: int) -> list[Rea
         for reading in passages(traced, position)
         if (reading.source, reading.document) == (source, document)
     ]
-    return sorted(found, key=lambda reading: reading.position)
+    return sorted(read, key=lambda reading: reading.position)
 
 
 def passages(traced: Traced, position: int) -> Iterator[Reading]:
@@ -211,8 +211,8 @@ def with_origins(traced: Traced, readings: Sequence[Reading]) -> list[Reading]:
     origins = {}
     for shard in manifest.shards:
         wanted = sorted(of_shard[shard.path].items())
-        found = documents_at(manifest, shard, [row for row, _ in wanted]) if wanted else []
-        for (_, place), known in zip(wanted, found, strict=True):
+        rows = documents_at(manifest, shard, [row for row, _ in wanted]) if wanted else []
+        for (_, place), known in zip(wanted, rows, strict=True):
             removed = manifest.removal_number(known.get("removed")) < removals
             origins[place] = {"file": known["file"], "line": known["position"], "removed": removed}
     return [replace(one, **origins[one.source, one.document]) for one in readings]
@@ -220,11 +220,11 @@ def with_origins(traced: Traced, readings: Sequence[Reading]) -> list[Reading]:
 
 def reading_at(segments: Sequence[Traced], position: int) -> list[Traced]:
     """Return the segments that read a position of their stream. Raises UsageError if none does."""
-    found = [traced for traced in segments if position in traced.positions]
-    if not found:
+    reading = [traced for traced in segments if position in traced.positions]
+    if not reading:
         who = "the run reads" if segments[-1].global_batch else "the stream has"
         raise UsageError(f"there is no position {position}; {who} {segments[-1].positions.stop}, from 0")
-    return found
+    return reading
 
 
 def positions_of_step(segments: Sequence[Traced], step: int) -> tuple[Traced, range]:

@@ -10,12 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
+from pretok.audit.find import draw_documents
 from pretok.audit.verify_task import ShardCheck, check_shard, collect
 from pretok.base.console import Console
 from pretok.base.errors import PretokError, UsageError
@@ -63,8 +61,8 @@ def _verify(shards: Path, sample: int | None, step: Step, removed: bool) -> tupl
     problems = collect(_check_tokenizer(manifest))
     if problems:  # nothing can be decoded
         sample = 0
-    annotations, found = _read_annotations(manifest)
-    problems += found
+    annotations, more = _read_annotations(manifest)
+    problems += more
     problems += collect(_check_unknown(manifest, annotations))
     for look in (_check_totals, _check_inputs, _check_history):
         problems += collect(look(manifest))
@@ -77,8 +75,8 @@ def _verify(shards: Path, sample: int | None, step: Step, removed: bool) -> tupl
             checks.append((mix, partial(_check_mix, mix, manifest.folder)))
     # The reference engine takes fifty times as long for a byte, and a token is four bytes.
     step.engine.choose(sum(shard.tokens for shard in manifest.shards) * (200 if sample is None else 1))
-    for _, found in step.map(run_check, checks, "file", lambda check: str(check[0]), kept=False):
-        problems += found
+    for _, more in step.map(run_check, checks, "file", lambda check: str(check[0]), kept=False):
+        problems += more
     return manifest, sorted(set(problems))
 
 
@@ -93,8 +91,13 @@ def run_check(check: Check, report: Report) -> list[str]:
 
 
 def _shard_checks(manifest: Manifest, sample: int | None, removed: bool) -> Iterator[Check]:
-    """The largest first."""
-    chosen = zip(manifest.shards, _sample(manifest, sample), strict=True)
+    """The largest first. The documents to encode again are `sample` of all, evenly at random with a fixed seed."""
+    counts = [shard.documents for shard in manifest.shards]
+    rows = draw_documents(counts, min(sample or 0, sum(counts)), SEED)
+    chosen = [
+        (shard, None if sample is None else tuple(drawn))
+        for shard, drawn in zip(manifest.shards, rows, strict=True)
+    ]
     for shard, numbers in sorted(chosen, key=lambda one: -one[0].tokens):
         yield shard.prefix, ShardCheck(manifest.folder, shard, numbers, removed and bool(manifest.removals))
 
@@ -120,29 +123,16 @@ def _check_mix(mix: Path, shards: Path) -> None:
     check_sources(load_mix(mix), load_manifest(shards), mix)
 
 
-def _sample(manifest: Manifest, sample: int | None) -> list[tuple[int, ...] | None]:
-    """Choose the documents of each shard to encode again: `sample` of all, evenly at random with a fixed seed."""
-    if sample is None:
-        return [None] * len(manifest.shards)
-    borders = np.cumsum([0, *(shard.documents for shard in manifest.shards)])
-    total = int(borders[-1])
-    chosen = np.sort(np.random.default_rng(SEED).choice(total, min(sample, total), replace=False))
-    return [
-        tuple(int(n - a) for n in chosen[np.searchsorted(chosen, a) : np.searchsorted(chosen, b)])
-        for a, b in pairwise(borders)
-    ]
-
-
 def _read_annotations(manifest: Manifest) -> tuple[list[Annotations], list[str]]:
     """Return all annotations that can be read, and what is wrong with records."""
-    found, problems = [], list[str]()
+    annotations, problems = [], list[str]()
     for record in sorted((manifest.folder / ANNOTATIONS).glob(f"*/{RECORD}")):
         try:
-            found.append(one := read_annotations(record.parent))
+            annotations.append(one := read_annotations(record.parent))
             problems += outdated_parts(manifest, one)
         except PretokError as error:
             problems.append(str(error))
-    return found, problems
+    return annotations, problems
 
 
 def _check_tokenizer(manifest: Manifest) -> Iterator[str]:
@@ -150,10 +140,10 @@ def _check_tokenizer(manifest: Manifest) -> Iterator[str]:
     if not path.exists():
         yield f"{path} is missing"
         return
-    found = load_vocab(path, eod=stated.eod_id)
+    vocab = load_vocab(path, eod=stated.eod_id)
     for name, here, there in (
-        ("fingerprint", found.fingerprint, stated.fingerprint),
-        ("vocabulary size", found.size, stated.vocab_size),
+        ("fingerprint", vocab.fingerprint, stated.fingerprint),
+        ("vocabulary size", vocab.size, stated.vocab_size),
     ):
         if here != there:
             yield f"{path}: {name} {here}, the manifest says {there}"
@@ -161,8 +151,7 @@ def _check_tokenizer(manifest: Manifest) -> Iterator[str]:
 
 def _check_history(manifest: Manifest) -> Iterator[str]:
     """Raise what is wrong."""
-    for event in manifest.history:
-        manifest.was(event.fingerprint)
+    list(manifest.versions())
     if manifest.materialized is not None:
         parse_mix(manifest.materialized, manifest.folder / FILE_NAME)
     yield from ()
@@ -186,9 +175,8 @@ def _differences(stated: Any, true: Any, key: str) -> Iterator[str]:
 def _check_inputs(manifest: Manifest) -> Iterator[str]:
     """Check that read = written + rejected for each source, and that its inputs add up to the same."""
     for name in manifest.tokenized:  # others are made of shards, not of input files
-        inputs, counts = load_inputs(manifest, name), manifest.sources[name]
-        read = sum(row.read or 0 for row in inputs.rows)
-        gone = sum(row.rejected or 0 for row in inputs.rows)
+        files, counts = load_inputs(manifest, name).files(), manifest.sources[name]
+        read, gone = sum(file[2] for file in files), sum(file[3] for file in files)
         rejected = sum(counts.rejected.values())
         if not (read == counts.read == counts.documents + rejected and gone == rejected):
             yield (

@@ -22,7 +22,6 @@ from pretok.base.execute import Report
 from pretok.base.storage import reading
 from pretok.base.tokens import removed_documents
 from pretok.base.tree import NODE, compare_root, differing, prove_nodes
-from pretok.chat.resolve import chat_tokenizer
 from pretok.read.batches import hash_column, hash_texts
 from pretok.screen.removed import COLUMNS, find_removed, read_removed, removed_path
 from pretok.shards.annotations import matched_column, open_annotations
@@ -58,13 +57,13 @@ class ShardCheck:
 
 def collect(problems: Iterable[str]) -> list[str]:
     """Return all problems; an error that ends the search for them is one too."""
-    found: list[str] = []
+    sentences: list[str] = []
     try:
         for problem in problems:
-            found.append(problem)
+            sentences.append(problem)
     except PretokError as error:
-        found.append(str(error))
-    return found
+        sentences.append(str(error))
+    return sentences
 
 
 def check_shard(task: ShardCheck, report: Report) -> list[str]:
@@ -131,10 +130,10 @@ def _check_ledger(manifest: Manifest, shard: Shard, reader: ShardReader, gone: G
     size = pc.sum(ledger_column(path, "bytes")).as_py()
     if size != shard.text_bytes:
         yield f"{path}: its documents have {size} bytes, the manifest says {shard.text_bytes}"
-    said = np.zeros(len(reader), np.bool_)
+    marked = np.zeros(len(reader), np.bool_)
     if COLUMNS[0] in ledger_schema(path).names:
-        said = np.asarray(ledger_column(path, COLUMNS[0]).is_valid())
-    for number in np.flatnonzero(said != gone)[:1].tolist():  # the first of many
+        marked = np.asarray(ledger_column(path, COLUMNS[0]).is_valid())
+    for number in np.flatnonzero(marked != gone)[:1].tolist():  # the first of many
         state = "its row does not say so" if gone[number] else "tokens of it are there"
         yield f"{shard.prefix}: document {number} was removed, and {state}"
 
@@ -193,8 +192,8 @@ def _check_documents(
     vocab, markers = load_vocabulary(manifest), dict[str, int]()
     if shard.kinds is not None:
         markers = load_inputs(manifest, shard.source).settings.get("conversation", {}).get("markers", {})
-    json, name = vocab.raw.decode(), str(vocab.path)
-    engine, around = ReferenceEngine(chat_tokenizer(json, markers), name), _around(vocab, shard)
+    marked, around = vocab.with_special(markers), _around(vocab, shard)
+    engine = ReferenceEngine(marked)
     pieces = [vocab.token_bytes(token) for token in range(vocab.size)]
     hashes = ledger_column(shard.ledger_path, "hash") if shard.ledger_path in manifest.roots else None
     head = int(vocab.bos_id is not None)
@@ -215,16 +214,16 @@ def _check_documents(
         try:
             ids, offsets = engine.encode(texts)
         except Unencodable:  # only tokenizers gives up on one of them: compare with the encoder that made it
-            ids, offsets = Encoder(json, vocab.eod_id, vocab.size, name).ids(texts)
+            ids, offsets = Encoder(marked).ids(texts)
         for (number, run), first, end in zip(runs, offsets[:-1], offsets[1:], strict=True):
             if not np.array_equal(ids[first:end], run):
                 yield f"{shard.prefix}: document {number} does not encode to its ids again"
                 return
         if hashes is not None:
-            stated, found = hashes.take(pa.array(numbers)), np.zeros(len(numbers), np.bool_)
+            stated, as_stated = hashes.take(pa.array(numbers)), np.zeros(len(numbers), np.bool_)
             for whole in _as_hashed(decoded(documents), around):
-                found |= np.asarray(pc.equal(stated, hash_column(hash_texts(whole))))
-            if not found.all():
+                as_stated |= np.asarray(pc.equal(stated, hash_column(hash_texts(whole))))
+            if not as_stated.all():
                 yield f"{shard.ledger_path}: a hash is not that of its document"
                 return
         report({"encoded again": len(numbers)})
@@ -260,10 +259,10 @@ def _find_removed(manifest: Manifest, shard: Shard, hashes: pa.Array, report: Re
     """Find documents that decode to a removed text."""
     around = _around(load_vocabulary(manifest), shard)
     for first, texts in shard_texts(shard, load_decoder(manifest)):
-        found = np.zeros(len(texts), np.bool_)
+        removed = np.zeros(len(texts), np.bool_)
         for whole in _as_hashed(texts, around):
-            found |= find_removed(whole, hashes)
-        for number in np.flatnonzero(found).tolist():
+            removed |= find_removed(whole, hashes)
+        for number in np.flatnonzero(removed).tolist():
             yield f"{shard.prefix}: document {first + number} holds a text that was removed"
         report({"decoded": len(texts)})
 
@@ -274,13 +273,13 @@ def _find_traces(manifest: Manifest, shard: Shard, hashes: pa.Array) -> Iterator
     matched = {matched_column(one.name) for one in joined}
     kept = [name for name in ledger_schema(path).names if name not in (*SCHEMA.names, *COLUMNS)]
     kept += [name for one in joined for name in one.columns]
-    found = dict[str, None]()
+    problems = dict[str, None]()
     for _, _, rows in scan(manifest, ["hash", COLUMNS[0], *kept], [(shard, 0)], joined):
         gone = rows[COLUMNS[0]].is_valid()
         if pc.any(pc.and_not(pc.is_in(rows["hash"], value_set=hashes), gone)).as_py():
-            found[f"{path}: a document whose text was removed is not said to be"] = None
+            problems[f"{path}: a document whose text was removed is not said to be"] = None
         for name in kept:
             column = rows[name].filter(gone)
             if column.cast(pa.bool_()).true_count if name in matched else len(column) - column.null_count:
-                found[f"{path}: {name} of a document that was removed is there"] = None
-    yield from found
+                problems[f"{path}: {name} of a document that was removed is there"] = None
+    yield from problems

@@ -12,9 +12,8 @@ tree.py      hash trees: files of which a part can be checked, proven or changed
 reads.py     many small reads, in threads if they wait
 lock.py      one job at a time in an output folder
 stop.py      signals and the end of the Slurm job -> a reason to stop
-console.py   what jobs report to; this one shows nothing
+console.py   what jobs report to, and the progress of a step
 terminal.py  reports on a terminal or in a pipe: progress, notices, tables
-gauge.py     the progress of a step as a line or a bar
 joblog.py    the log of a job: lines of JSON
 history.py   logs and the records of a run, read back
 failures.py  what the exception of a task means: try again, refuse, or a bug

@@ -1,19 +1,32 @@
 """How a job reports to a person: through one object that it is given, never a global.
 
 Input: notices, progress, tables and events. Output: depends on the object: commands pass a `terminal.Terminal`,
-programs that use the library the silent Console of this module.
+programs that use the library the silent Console of this module. The progress of a step is a Gauge, which makes one line
+of its counts for a log, a terminal or the end:
+
+    12:03:10 tokenize 41/108 38% 2.98 GB 120 MB/s ETA 4m rejects 0
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
+from pretok.base.units import duration, human_bytes, plural
+
 Counts = dict[str, int]
 """Increments of documents, tokens, bytes (of text), rejected, partitions and others. For display only: a task that is
 tried again counts again."""
+NEARLY = 99
+"""Highest percentage before the end: the estimate of the whole may be too low."""
+ORDER = ("partitions", "documents", "tokens", "rejected")
+TEXT = ("bytes", "refused bytes")
+"""Counts of text that was read; the second is that of rejected records."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,17 +43,93 @@ def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> 
     return Table(title, columns, list(rows))
 
 
-class Progress:
-    """Takes the reports of a step. This one shows nothing."""
+class Gauge:
+    """The counts of a step, which several threads report.
+
+    counts: of this run; before: of earlier runs; expected_bytes: text of the whole step, earlier runs included, 0 while
+    unknown; partitions: of the whole step. Speed and time left are those of this run.
+    """
+
+    def __init__(self, title: str) -> None:
+        self.title = title
+        self.counts: Counter[str] = Counter()
+        self.before: Counts = {}
+        self.expected_bytes = 0
+        self.partitions = 0
+        self._began = time.monotonic()
+        self._lock = threading.Lock()
 
     def __call__(self, counts: Counts, /) -> None:
-        """Increments since the last call."""
+        """Add what was done since the last call."""
+        with self._lock:  # a new object, so that a thread that reads the old one is not disturbed
+            self.counts = self.counts + Counter(counts)
 
-    def expect(self, bytes: int, partitions: int) -> None:
-        """The size of the whole step, set once: estimated bytes of text, number of partitions."""
+    def expect(self, bytes: int, partitions: int, before: Counts) -> None:
+        """Set the size of the whole step, and what earlier runs did of it."""
+        self.expected_bytes, self.partitions, self.before = bytes, partitions, before
 
-    def start_from(self, counts: Counts) -> None:
-        """What earlier runs did of the step; it does not count for the speed of this run."""
+    @property
+    def seconds(self) -> float:
+        """Seconds since the step began."""
+        return round(time.monotonic() - self._began, 6)
+
+    @property
+    def percent(self) -> int | None:
+        """Percentage of the text that is done, at most NEARLY; None without an estimate."""
+        done = _read(self.before) + _read(self.counts)
+        return min(NEARLY, 100 * done // self.expected_bytes) if self.expected_bytes else None
+
+    def fields(self) -> dict[str, object]:
+        """What the log has of the step now."""
+        names = ("title", "seconds", "counts", "before", "expected_bytes", "partitions")
+        return {name: getattr(self, name) for name in names}
+
+    def line(self) -> str:
+        """Title, progress and rejects, as one line of a log."""
+        rejected = self.before.get("rejected", 0) + self.counts["rejected"]
+        known = self.expected_bytes or _read(self.before) or _read(self.counts)
+        return " ".join([self.title, *self.short(), *([f"rejects {rejected:,}"] if known else [])])
+
+    def short(self) -> Iterator[str]:
+        """The parts shown next to a bar: how much is done, speed, time left."""
+        total = Counter(self.before) + self.counts
+        done, rate = _read(total), _read(self.counts) / max(self.seconds, 1e-9)
+        if self.partitions:
+            yield f"{total['partitions']}/{self.partitions}"
+        if self.percent is not None:
+            yield f"{self.percent}%"
+        if not done and not self.expected_bytes:  # a step that reads no text
+            yield from _counted(total)
+            yield f"{self.seconds:.0f} s"
+            return
+        yield human_bytes(done)
+        if rate:
+            yield f"{human_bytes(rate)}/s"
+            if self.expected_bytes > done:
+                yield f"ETA {duration((self.expected_bytes - done) / rate)}"
+
+    def summary(self) -> str:
+        """What this run did, for the end; empty if it did nothing in no time."""
+        seconds, counts = self.seconds, list(_counted(self.counts))
+        if size := self.counts["bytes"]:
+            counts.append(f"{human_bytes(size)} of text, {human_bytes(size / max(seconds, 1e-9))}/s")
+        partitions = self.before.get("partitions", 0)
+        if not counts and not partitions and seconds < 0.1:
+            return ""
+        before = f" ({plural(partitions, 'partition')} done before)" if partitions else ""
+        return f"{self.title}: {', '.join(counts)}{' in ' if counts else ''}{seconds:.1f} s{before}"
+
+
+def _read(counts: Mapping[str, int]) -> int:
+    """Bytes of text, refused ones included."""
+    return sum(counts.get(key, 0) for key in TEXT)
+
+
+def _counted(counts: Mapping[str, int]) -> Iterator[str]:
+    """Each count but those of text. Their keys are plurals, except `rejected`."""
+    for key in dict.fromkeys([*ORDER, *counts]):
+        if (number := counts.get(key, 0)) and key not in TEXT:
+            yield f"{number:,} {key.removesuffix('s') if number == 1 else key}"
 
 
 class Console:
@@ -48,24 +137,30 @@ class Console:
 
     @property
     def log(self) -> Path | None:
-        """The log file; None where none is kept."""
+        """The log file; None if none is kept."""
         return None
-
-    def notice(self, text: str) -> None:
-        """Show a line."""
-
-    def progress(self, title: str) -> AbstractContextManager[Progress]:  # noqa: ARG002
-        """Show a step while the context is open."""
-        return nullcontext(Progress())
-
-    def show(self, made: Table | str, *, result: bool = False) -> None:
-        """Show a table or a text; result: it is the result of the command."""
-
-    def detail(self, made: Table | str) -> None:
-        """Write a table or a line to the log only."""
 
     def event(self, name: str, /, **details: object) -> None:
         """Write an event to the log only. details: JSON values."""
+
+    def detail(self, shown: Table | str) -> None:
+        """Write a table or a line to the log only."""
+        if isinstance(shown, str):
+            self.event("notice", message=shown)
+        else:
+            self.event("table", title=shown.title, columns=shown.columns, rows=shown.rows)
+
+    def show(self, shown: Table | str, *, result: bool = False) -> None:  # noqa: ARG002
+        """Show a table or a text; result: it is the result of the command."""
+        self.detail(shown)
+
+    def notice(self, text: str) -> None:
+        """Show a line."""
+        self.show(text)
+
+    def progress(self, title: str) -> AbstractContextManager[Gauge]:
+        """Show a step while the context is open."""
+        return nullcontext(Gauge(title))
 
 
 Silent = Console

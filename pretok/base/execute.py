@@ -17,29 +17,26 @@ import time
 from collections import Counter
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from heapq import heappop, heappush
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 from pretok.base import storage
 from pretok.base.console import Counts
 from pretok.base.errors import EngineLost, Stopped, UsageError
 from pretok.base.failures import TaskError, lost, task_error
-from pretok.base.pool import Processes
+from pretok.base.pool import Outcome, Processes, Result
 from pretok.base.startup import collect_seldom, without_pandas
 from pretok.base.stop import StopFlag
 
 logger = logging.getLogger(__name__)
 
 Item = TypeVar("Item")
-Result = TypeVar("Result")
 Report = Callable[[Counts], None]
 """What a task calls with increments (documents, bytes, ...) while it runs; for display only, retries count again."""
 Task = Callable[[Item, Report], Result]
 
-RETRIES = 3
-"""How often an item is tried again, after the waits of `storage.WAITS`, when an error may pass or its worker died."""
 START_SECONDS = 1.5
 """Seconds until a worker of this node has its first document."""
 BYTES_PER_SECOND = 60e6
@@ -64,33 +61,14 @@ WORKER_ENVIRONMENT = {
 }
 
 
-@dataclass(slots=True)
-class Outcome(Generic[Result]):
-    """The result or error of one task, and what its last try took.
-
-    node: host name; began: seconds since 1970 by the node's clock; seconds: how long it ran; peak: highest memory of
-    its process so far, in bytes; counts: increments that were not reported before the end. All of these are empty where
-    the worker died. The driver adds index, that of the item in the list, and tries, how often it was tried.
-    """
-
-    result: Result | TaskError
-    node: str = ""
-    began: float = 0.0
-    seconds: float = 0.0
-    peak: int = 0
-    counts: Counts = field(default_factory=dict)
-    index: int = -1
-    tries: int = 1
-
-
 class Engine:
     """Context manager around the workers.
 
     workers: at most so many tasks run at once; 0 runs everything in this process; None: one per CPU. address: a Ray
     cluster (`auto` inside an allocation); without one, workers are processes of this node. With neither, `choose` keeps
     small work in this process. Workers start when they are first needed; module: what workers of this node load for
-    their first tasks, while the driver still plans. `map` raises Stopped when `stop` has a reason, after cancelling the
-    tasks that run, and EngineLost when the parent of the workers or this node's Ray has died.
+    their first tasks, while the driver still plans. `map` raises Stopped when `stop` has a reason, and EngineLost when
+    the parent of the workers or this node's Ray has died.
     """
 
     def __init__(self, workers: int | None, address: str | None, stop: StopFlag, module: str = "") -> None:
@@ -99,7 +77,7 @@ class Engine:
         self.stop = stop
         self._module = module
         self._here = workers == 0
-        self._started: _Ray | Processes | None = None
+        self._workers: _Ray | Processes | None = None
 
     def __enter__(self) -> Engine:
         if self._module and not self._here and self.address is None and _cpus() > 1:
@@ -108,9 +86,9 @@ class Engine:
 
     def __exit__(self, *error: object) -> None:
         gc.unfreeze()
-        if self._started is not None:
-            self._started.close()
-            self._started = None
+        if self._workers is not None:
+            self._workers.close()
+            self._workers = None
 
     def choose(self, size: int) -> None:
         """Decide where the next `map` works, for about `size` bytes of text: a small job is done in this process before
@@ -125,7 +103,7 @@ class Engine:
         if not self._here and self.address is None:
             processes = self._processes()
             for _ in range(min(tasks, processes.workers)):
-                processes.submit(function, item, 0.0, lambda _: None)
+                processes.submit(function, item, lambda _: None)
 
     @property
     def parallel(self) -> int:
@@ -137,62 +115,64 @@ class Engine:
             return _Here(self._check_stop)
         if self.address is None:
             return self._processes()
-        if self._started is None:
-            self._started = _Ray(self.workers, self.address)
+        if self._workers is None:
+            self._workers = _Ray(self.workers, self.address)
             self.stop.install()
-        return self._started
+        return self._workers
 
     def _processes(self) -> Processes:
-        if self._started is None:
-            self._started = Processes(self.workers or _cpus(), WORKER_ENVIRONMENT, _on_worker)
-        assert isinstance(self._started, Processes)
-        return self._started
+        if self._workers is None:
+            self._workers = Processes(self.workers or _cpus(), WORKER_ENVIRONMENT, _on_worker)
+        assert isinstance(self._workers, Processes)
+        return self._workers
 
     def map(
         self, task: Task[Item, Result], items: Sequence[Item], on_report: Report = lambda counts: None
     ) -> Generator[Outcome[Result], None, None]:
         """Run `task` over `items`, started in the order given, yielded as they complete.
 
-        A task whose error may pass is tried RETRIES times more, on whatever worker is free, before its TaskError is
-        yielded. `on_report` gets the tasks' increments: about once a second, on Ray at the end of each task.
+        A task whose error may pass is tried again after each of `storage.WAITS`, on whatever worker is free, before its
+        TaskError is yielded. `on_report` gets the tasks' increments: about once a second, on Ray at the end of each
+        task. If the map is left before its end, the workers are killed.
         """
         if not items:
             return
-        gc.freeze()  # what is loaded by now stays: collections would visit its 200,000 objects again and again
+        gc.freeze()  # what is loaded now stays loaded: each collection would visit its 200,000 objects
         pool = self._pool()
         waiting = list(range(len(items)))[::-1]
-        failed = [0] * len(items)
-        running: dict[Future[Any], int] = {}
-        done: SimpleQueue[Future[Any]] = SimpleQueue()
+        later: list[tuple[float, int]] = []
+        """A heap of the items to try again, by the time at which they may begin."""
+        failed: Counter[int] = Counter()
+        running: dict[Future[Outcome[Any]], int] = {}
+        done: SimpleQueue[Future[Outcome[Any]]] = SimpleQueue()
         try:
-            while waiting or running:
+            while waiting or later or running:
                 self._check_stop()
+                while later and later[0][0] <= time.monotonic():
+                    waiting.append(heappop(later)[1])
                 while waiting and len(running) < pool.in_flight:
                     index = waiting.pop()
-                    wait = (0.0, *storage.WAITS)[min(failed[index], len(storage.WAITS))]
-                    future = pool.submit(task, items[index], wait, on_report)
+                    future = pool.submit(task, items[index], on_report)
                     running[future] = index
                     future.add_done_callback(done.put)
+                pause = later[0][0] - time.monotonic() if later else POLL_SECONDS
                 try:
-                    future = done.get(timeout=POLL_SECONDS)
+                    future = done.get(timeout=min(max(pause, 0.0), POLL_SECONDS))
                 except Empty:
                     continue
-                index = running.pop(future)
-                try:
-                    outcome = future.result()
-                except Exception as error:
-                    outcome = Outcome(pool.failure(error))
+                index, outcome = running.pop(future), future.result()
                 on_report(outcome.counts)
-                if isinstance(outcome.result, TaskError) and outcome.result.again and failed[index] < RETRIES:
-                    logger.warning("trying again: %s", outcome.result.message)
+                error = outcome.result
+                if isinstance(error, TaskError) and error.again and failed[index] < len(storage.WAITS):
+                    logger.warning("trying again: %s", error.message)
+                    heappush(later, (time.monotonic() + storage.WAITS[failed[index]], index))
                     failed[index] += 1
-                    waiting.append(index)
                     continue
                 outcome.index, outcome.tries = index, failed[index] + 1
                 yield outcome
         finally:
             if running:
-                pool.cancel()
+                self.__exit__()
 
     def _check_stop(self) -> None:
         if reason := self.stop.reason:
@@ -207,31 +187,20 @@ class _Here:
     def __init__(self, check_stop: Callable[[], None]) -> None:
         self._check_stop = check_stop
 
-    def submit(self, task: Task[Any, Any], item: Any, wait: float, on_report: Report) -> Future[Any]:
-        """Do a task after so many seconds. Raises Stopped out of the wait and of the task's reports."""
+    def submit(self, task: Task[Any, Any], item: Any, on_report: Report) -> Future[Outcome[Any]]:
+        """Do a task. Raises Stopped out of the task's reports."""
 
         def report(counts: Counts) -> None:
             self._check_stop()
             on_report(counts)
 
-        end = time.monotonic() + wait
-        while (left := end - time.monotonic()) > 0:
-            self._check_stop()
-            time.sleep(min(left, POLL_SECONDS))
-        future: Future[Any] = Future()
+        future: Future[Outcome[Any]] = Future()
         future.set_result(_run(task, item, report, every=0.0))
         return future
 
-    def failure(self, error: Exception) -> TaskError:
-        """What an error of the way to a worker means; there is no way here."""
-        raise error
-
-    def cancel(self) -> None:
-        """Nothing runs."""
-
 
 class _Ray:
-    """A connection to a Ray cluster. Raises UsageError where none answers, EngineLost when Ray has died on this node;
+    """A connection to a Ray cluster. Raises UsageError if none answers, EngineLost when Ray has died on this node;
     the death of a worker or of another node is the result of the tasks that ran there."""
 
     def __init__(self, workers: int | None, address: str) -> None:
@@ -257,37 +226,39 @@ class _Ray:
         self._running: dict[Future[Any], Any] = {}
         cpus = int(ray.cluster_resources().get("CPU", 1))
         self.workers = workers or cpus
-        # Where Ray itself lets no more tasks run at once than wanted, as many more wait in its queue: a worker then
-        # has its next task without asking the driver, 5 ms earlier.
+        # If Ray itself lets no more tasks run at once than wanted, as many more wait in its queue: a worker then has
+        # its next task without asking the driver, 5 ms earlier.
         self.in_flight = 2 * self.workers if self.workers == cpus else self.workers
 
-    def submit(self, task: Task[Any, Any], item: Any, wait: float, _: Report) -> Future[Any]:
-        """Start a task, whose worker waits so many seconds first."""
+    def submit(self, task: Task[Any, Any], item: Any, _: Report) -> Future[Outcome[Any]]:
+        """Start a task."""
         try:
             with contextlib.suppress(self._ray.exceptions.GetTimeoutError):
                 self._ray.get(self._alive, timeout=0)
-            reference = self._remote.remote(pickle.dumps((task, item, wait)))
+            reference = self._remote.remote(pickle.dumps((task, item)))
         except (self._ray.exceptions.RayError, ConnectionError) as error:
             what = f"{type(error).__name__}: {error}".strip().splitlines()[0]
             raise EngineLost(f"Ray died on {os.uname().nodename}: {what}; {AGAIN}") from error
-        future: Future[Any] = reference.future()
+        future: Future[Outcome[Any]] = Future()
+
+        def settle(answer: Future[Outcome[Any]]) -> None:
+            self._running.pop(future)
+            try:
+                future.set_result(answer.result())
+            except self._ray.exceptions.RayTaskError as error:  # the worker could not load the task, say
+                future.set_result(Outcome(task_error(error)))
+            except Exception as error:
+                future.set_result(Outcome(lost(error)))
+
         self._running[future] = reference
-        future.add_done_callback(self._running.pop)
+        reference.future().add_done_callback(settle)
         return future
 
-    def failure(self, error: Exception) -> TaskError:
-        """What it means that Ray has no outcome of a task."""
-        return task_error(error) if isinstance(error, self._ray.exceptions.RayTaskError) else lost(error)
-
-    def cancel(self) -> None:
-        """Stop all tasks."""
-        for reference in list(self._running.values()):
+    def close(self) -> None:
+        """Stop all tasks and leave the cluster."""
+        for reference in [*self._running.values(), self._alive]:
             with contextlib.suppress(Exception):
                 self._ray.cancel(reference, force=True)
-
-    def close(self) -> None:
-        """Leave the cluster."""
-        self._ray.cancel(self._alive, force=True)
         self._ray.shutdown()
 
 
@@ -303,8 +274,7 @@ def _on_ray(job: bytes) -> Outcome[Any]:
     return _on_worker(*pickle.loads(job))
 
 
-def _on_worker(task: Task[Any, Any], item: Any, wait: float, send: Report | None = None) -> Outcome[Any]:
-    time.sleep(wait)
+def _on_worker(task: Task[Any, Any], item: Any, send: Report | None = None) -> Outcome[Any]:
     collect_seldom()
     without_pandas()
     return _run(task, item, send)

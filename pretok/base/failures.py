@@ -1,11 +1,11 @@
-"""What it means that a task failed: try it again, refuse, or a bug of ours.
+"""What the failure of a task means: try again, refuse, or a bug of ours.
 
 Input: whatever a task raised, panics of Rust libraries included, or the death of its worker. Output: a TaskError, which
 travels from worker to driver; at the end of a step one exception for all of them, with the exit code of the worst. It
 names the log, which holds the tracebacks.
 
-    PretokError                                    refused as it says; another try would say the same
-    OSError that may pass, of a file or a server   tried again; then 3, or 75 where it ends a command
+    PretokError                                    refused, with its own message; another try would end the same way
+    OSError that may pass, of a file or a server   tried again; then exit code 3, or 75 if it ends a command
     disk full, a file that cannot be opened        refused
     out of memory, a worker or node lost           tried again
     anything else                                  a bug
@@ -107,10 +107,12 @@ def raise_failures(
     lines = [f"{name}: {error.message}" for name, error in ordered]
     parts = [f"{len(failures)} {what} failed:\n  " + listed(lines, SHOWN, "\n  ")]
     if bugs := [f"{name}\n{error.trace}" for name, error in failures if error.raises is InternalError]:
-        parts.append(f"{len(bugs)} of them met a bug: please report it with {log or 'these tracebacks:'}")
+        parts.append(
+            f"{len(bugs)} of them failed because of a bug: please report it with {log or 'these tracebacks:'}"
+        )
         parts += [] if log else bugs
     if kept:
-        parts.append("everything else is done and kept; the same command does only these again")
+        parts.append("everything else is done and kept; run the same command again for these only")
     else:
         parts.append("nothing was changed: run the same command again")
     raise ordered[0][1].raises("\n".join(parts))

@@ -1,4 +1,4 @@
-"""Logs of jobs and the records of a training run -> what happened.
+"""Read the logs of jobs and the records of a training run.
 
 Input: WORK/logs/*.jsonl (see `base.joblog`) and the folder of a run. Output: `LoggedJob`s, oldest first, with their
 steps, tasks and failures; `RunHistory`. A last line that a kill cut short is left out.
@@ -15,7 +15,6 @@ from typing import Annotated, Any
 import msgspec
 
 from pretok.base.errors import PretokError
-from pretok.base.gauge import Gauge
 from pretok.base.joblog import LOGS
 from pretok.base.records import Count, Record, read_record
 from pretok.base.storage import read_lines
@@ -24,8 +23,8 @@ Amount = Annotated[float, msgspec.Meta(ge=0, le=1e18)]
 """Seconds, or tokens per second."""
 
 
-class LogLine(Gauge, frozen=True, kw_only=True):
-    """The fields used here of a line of a log; see `base.joblog`. Only lines of a step have those of a Gauge."""
+class LogLine(Record, frozen=True, forbid_unknown_fields=False):
+    """The fields used here of a line of a log; see `base.joblog`."""
 
     time: datetime
     event: str
@@ -40,17 +39,10 @@ class LogLine(Gauge, frozen=True, kw_only=True):
     seconds: Amount = 0.0
     item: str = ""
     node: str = ""
-    began: datetime | None = None
     tries: Count = 1
     idle: Amount | None = None
     peak_bytes: Count = 0
     exit_code: int | None = None
-
-    @property
-    def span(self) -> tuple[float, float]:
-        """When a task began and ended, in seconds since 1970."""
-        began = (self.began or self.time).timestamp()
-        return began, began + self.seconds
 
 
 class RunLine(Record, frozen=True, forbid_unknown_fields=False):
@@ -84,16 +76,15 @@ class LoggedJob:
         self.directory, self.settings = first.directory, first.settings
         self.began, self.ended = first.time.timestamp(), lines[-1].time.timestamp()
         self.exit_code = next((line.exit_code for line in of("end")), None)
-        self.tasks = [line for line in of("task") if line.began]
+        self.tasks = of("task")
         self.problems = [
             (line.time.timestamp(), f"{line.item}: {line.message}" if line.item else line.message)
             for line in of("task_failed", "warning", "error")
         ]
         latest = of("step", "progress", "step_end")[-1:]
-        self.step = "".join(line.line() for line in latest if line.event != "step_end")
-        workers = of("workers")
-        self.idle = workers[-1].idle if workers else None
-        self.peak_bytes = max((line.peak_bytes for line in workers), default=0)
+        self.step = "".join(line.message or line.title for line in latest if line.event != "step_end")
+        self.idle = next((line.idle for line in reversed(lines) if line.event == "workers"), None)
+        self.peak_bytes = max(line.peak_bytes for line in lines)
 
     @property
     def refused(self) -> bool:

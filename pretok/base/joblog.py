@@ -1,4 +1,4 @@
-"""The log of a job: WORK/logs/COMMAND-DATE.jsonl, one JSON object per line.
+"""The log of a job: WORK/logs/COMMAND-TIME.jsonl, one JSON object per line.
 
 Input: events with their details. Output: one file per job, one line per event. Each line is one write at once, so a job
 killed at any moment leaves whole lines except perhaps the last: the kernel may cut a write between two pages of a file,
@@ -14,7 +14,7 @@ and readers skip a line without an end (`storage.read_lines`). Every line has
     notice     message: a line shown to the user; `table` the same with title, columns, rows
     warning    message of a library or of the engine, such as a task that is tried again
     step       title; then `progress` after 3, 9, 21 s and so on, at least every minute, and at last `step_end`:
-               seconds, counts of this run, those of earlier runs, the estimate of the whole
+               message, seconds, counts of this run, those of earlier runs, the estimate of the whole
     task       what (partition, bucket, ...), item, tries, node, began, seconds, peak_bytes of its process
     task_failed  the same with message and traceback; without node and what follows where the worker died
     workers    at the end of a step's tasks: workers, tasks done by node, idle (share of their time without a task),
@@ -27,9 +27,7 @@ A log that cannot be written does not end the job: that is said once, and nothin
 
 from __future__ import annotations
 
-import contextlib
 import errno
-import itertools
 import json
 import os
 import threading
@@ -73,7 +71,7 @@ class JobLog:
         self._lock = threading.Lock()
         self._began = time.monotonic()
         self._file: IO[bytes] | None = None
-        self._broken = False
+        self._closed = False
         self.path: Path | None = None
         """The file; None before the first line, and once it cannot be written."""
 
@@ -81,41 +79,35 @@ class JobLog:
         """Add a line. Values in `details` that are not JSON become text; secrets in URLs are masked."""
         fields = {**when_and_where(), **self._always, "event": event}
         values = masked({**fields, **details, **fields})  # first and unchanged
-        line = json.dumps(values, default=lambda value: masked(str(value)), skipkeys=True).encode() + b"\n"
+        text = json.dumps(values, default=lambda value: masked(str(value)), skipkeys=True, ensure_ascii=False)
+        line = text.encode(errors="replace") + b"\n"  # half a surrogate pair, of a file name, is not JSON
         with self._lock:
-            if self._broken:
+            if self._closed:
                 return
             try:
                 if self._file is None:
-                    self._file, self.path = self._create()
+                    self._create()
                 if self._file.write(line) < len(line):  # the last page of a full disk
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             except OSError as error:
-                self._broken = True
+                self._closed = True
                 where, self.path = self.path or self._folder, None
                 self._complain(
-                    f"no log is kept in {where}: {error.strerror or error}; the job goes on without"
+                    f"cannot write the log {where}: {error.strerror or error}; the job continues without it"
                 )
 
     def end(self, code: int | None) -> None:
-        """Write the last line, with the exit code, None if unknown; nothing where no line was written."""
+        """Write the last line, with the exit code, None if unknown, and close the file; nothing if no line was
+        written."""
         if self._file is not None:
             self.write("end", {"exit_code": code, "seconds": round(time.monotonic() - self._began, 3)})
-        self.close()
-
-    def close(self) -> None:
-        """Close the file."""
         with self._lock:
-            self._broken = True
+            self._closed = True
             if self._file is not None:
                 self._file.close()
 
-    def _create(self) -> tuple[IO[bytes], Path]:
-        """A file of no other job. Unbuffered: each line is one system call."""
+    def _create(self) -> None:
+        """Open a file that no other job has. Unbuffered: each line is one system call."""
         self._folder.mkdir(parents=True, exist_ok=True)
-        stem = f"{self._name}-{time.strftime('%Y%m%d-%H%M%S')}"
-        for number in itertools.count(1):
-            path = self._folder / f"{stem}{f'-{number}' if number > 1 else ''}.jsonl"
-            with contextlib.suppress(FileExistsError):  # a job that began in the same second
-                return path.open("xb", buffering=0), path
-        raise AssertionError
+        path = self._folder / f"{self._name}-{datetime.now():%Y%m%d-%H%M%S.%f}.jsonl"
+        self._file, self.path = path.open("xb", buffering=0), path

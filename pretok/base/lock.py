@@ -2,12 +2,12 @@
 
 Input: a folder that a job is about to write to, or to read for long. Output: FOLDER/.lock while the job runs, or
 FolderInUse, which names the job that is there. Kernel locks would not do: on many clusters `flock` is off, or local to
-a node. The lock is a file that is linked into its place, which Lustre, GPFS and NFS let only one job do. It names its
-holder, and a thread of the holder touches it every HEARTBEAT seconds.
+one node. The lock is a file that is linked into its place, which only one job can do on Lustre, GPFS and NFS. It names
+its holder, and a thread of the holder touches it every HEARTBEAT seconds.
 
-A lock is taken over when its holder is gone: its process is dead (seen from the same node), Slurm no longer knows its
-job or has requeued it, or the lock was not touched for STALE seconds, nor while this job watches it. Clocks of nodes
-may differ, so a lock is never taken by its age alone. `train` uses this module.
+A job takes over a lock when its holder is gone: its process is dead (seen from the same node), Slurm no longer knows
+its job or has requeued it, or the lock has not been touched for STALE seconds, nor while this job watches it. The
+clocks of nodes may differ, so no lock is taken because of its age alone. `train` uses this module.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ import json
 import logging
 import os
 import secrets
-import shutil
 import signal
 import subprocess
 import threading
@@ -40,9 +39,7 @@ HEARTBEAT = 15.0
 STALE = 300.0
 """Seconds without a touch after which the holder may be gone."""
 MACHINE = ("/proc/sys/kernel/random/boot_id", "/proc/self/ns/pid")
-"""Where two processes see the same in both, a process id means the same to both."""
-
-
+"""If two processes see the same in both, a process id means the same to both."""
 NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 """Errors of file systems without hard links. There a kill between two calls may leave an empty lock."""
 
@@ -66,40 +63,33 @@ class Holder(Record, frozen=True):
         return f"{self.what} (host {self.host}, process {self.pid}{job}, since {self.since})"
 
 
-_ours: dict[tuple[int, Path], threading.Event] = {}
-"""The locks that threads of this process hold, each with its event: a thread may take a lock that it holds again."""
-_tokens: set[str] = set()
-"""Tokens of the locks that this process holds."""
-_written: dict[Path, tuple[str, threading.Event]] = {}
-"""Locks under which this process writes: what each file must say, and its event."""
+_ours: dict[str, tuple[Path, int, threading.Event] | None] = {}
+"""The locks of this process by their tokens: path, id of the thread and event of a lock that it holds for writing; None
+while it waits for the lock, or if it only reads."""
 
 
 @contextmanager
 def hold(target: Path, what: str, *, beside: bool = False) -> Iterator[threading.Event]:
     """Keep other jobs out of the folder `target`, which is created if missing; `what` names this job to them.
 
-    beside: the lock is next to `target`, a file, or a folder inside one that others may write to. Unfinished files that
-    killed jobs left there are removed. A thread that already holds the lock goes on under it.
+    beside: the lock is next to `target`, which is a file, or a folder inside one that others may write to. Unfinished
+    files that killed jobs left there are removed. A thread may hold the same lock again.
 
     Raises FolderInUse, OutputError. Taking over a lock is logged as a warning. If the lock is lost while it is held
-    (someone deleted it), this process gets SIGTERM, which ends a job in good order; the event that is yielded is then
-    set, for a body that must not write even at its end. A process that was suspended until another job took its lock
-    gets KeyboardInterrupt in the main thread as soon as it continues.
+    (someone deleted it), this process gets SIGTERM, which ends a job in good order; the yielded event is then set, for
+    a body that must not write even at its end. A process that was suspended until another job took its lock gets
+    KeyboardInterrupt in the main thread as soon as it continues.
     """
     path = (target.with_name(f".{target.name}{LOCK_FILE}") if beside else target / LOCK_FILE).absolute()
-    mine = threading.get_ident(), path
-    if mine in _ours:
-        yield _ours[mine]
-        return
+    for ours in list(_ours.values()):
+        if ours and ours[:2] == (path, threading.get_ident()):
+            yield ours[2]
+            return
     new = not path.parent.exists()
     try:
         with _locked(path, target, what) as lost:
-            _ours[mine] = lost
-            try:
-                remove_leftovers(target)
-                yield lost
-            finally:
-                del _ours[mine]
+            remove_leftovers(target)
+            yield lost
     finally:
         if new:
             with contextlib.suppress(OSError):  # not empty: the job wrote something
@@ -140,7 +130,7 @@ def is_lock(path: Path) -> bool:
 
 
 def holder_of(folder: Path) -> Holder | None:
-    """Who holds a folder, as far as can be seen from here; None where nobody does, or only a job that is gone."""
+    """Who holds a folder, as far as can be seen from here; None if nobody does, or only a job that is gone."""
     path = folder / LOCK_FILE
     with contextlib.suppress(OSError):
         holder = _parse(_read(path) or "")
@@ -152,14 +142,13 @@ def holder_of(folder: Path) -> Holder | None:
 @contextmanager
 def _locked(path: Path, target: Path, what: str, *, writes: bool = True) -> Iterator[threading.Event]:
     holder = _this_process(what)
-    text = json.dumps(to_json(holder))
     ended, lost = threading.Event(), threading.Event()
 
     def beat() -> None:
         """Touch the lock until the job ends; set `lost` if it is another's, and stop a process that writes under it."""
         while not ended.wait(HEARTBEAT):
             with contextlib.suppress(OSError):  # the next touch may succeed
-                if _read(path) != text:
+                if not _is_of(holder.token, path):
                     lost.set()
                     if writes:
                         logger.error(
@@ -170,83 +159,82 @@ def _locked(path: Path, target: Path, what: str, *, writes: bool = True) -> Iter
                 os.utime(path)
 
     thread = threading.Thread(target=beat, daemon=True, name="folder-lock")
-    _tokens.add(holder.token)
+    _ours[holder.token] = None
     try:
         with writing(target):
-            _take(path, text, target)
+            _take(path, holder, target)
         thread.start()
         if writes:
-            _written[path] = text, lost
+            _ours[holder.token] = path, threading.get_ident(), lost
             if threading.current_thread() is threading.main_thread():  # others cannot set handlers
                 signal.signal(signal.SIGCONT, _look)
         try:
             yield lost
         finally:
             ended.set()
-            _written.pop(path, None)
             if os.getpid() == holder.pid:  # a forked child leaves its parent's lock alone
                 thread.join()
                 try:
-                    if _read(path) == text:
+                    if _is_of(holder.token, path):
                         path.unlink(missing_ok=True)
                 except OSError as error:  # must not hide what ended the job
                     logger.warning("%s stays: %s; the next job takes it over", path, error.strerror)
     finally:
-        _tokens.discard(holder.token)
+        del _ours[holder.token]
 
 
 def _look(*_: object) -> None:
     """Check all locks when this process continues after it was suspended (`scontrol suspend`, Ctrl-Z): another job may
-    have taken them. The thread that touches them would see it some files later."""
-    for path, (text, lost) in _written.items():
-        if _read(path) != text:
-            lost.set()
-            logger.error("%s was taken by another job while this one was suspended: ending at once", path)
+    have taken them. The thread that touches them would see it only after this process has written some files."""
+    for token, ours in list(_ours.items()):
+        if ours and not _is_of(token, ours[0]):
+            ours[2].set()
+            logger.error("%s was taken by another job while this one was suspended: ending at once", ours[0])
             raise KeyboardInterrupt  # no code handles this as a failure to retry
 
 
-def _take(path: Path, text: str, target: Path) -> None:
-    """Create the lock `path` with `text`, after removing one whose holder is gone; FolderInUse if the holder lives."""
+def _take(path: Path, holder: Holder, target: Path) -> None:
+    """Create the lock `path`, after removing one whose holder is gone; FolderInUse if that holder lives."""
     while True:
         path.parent.mkdir(parents=True, exist_ok=True)  # whoever created it may just have removed it, empty
         # 1. Create: of many that try at once, one succeeds.
-        if _create(path, text):
+        if _create(path, holder):
             # 2. A kill from here on leaves the lock of a dead process, which the next job takes over.
             return
-        if (found := _read(path)) is None:  # given back in the meantime
+        if (text := _read(path)) is None:  # given back in the meantime
             continue
-        why = _refuse_living(path, found, target, "must not write to one place")
+        why = _refuse_living(path, text, target, "must not write to one place")
         # 3. Two jobs may find the same dead lock. The slower one must not remove the lock of the faster, so the right
         #    to remove a lock of this text is a lock too. A kill here leaves that one, to be taken over like any other.
-        claim = path.with_name(f"{path.name}-{digest(found.encode())[:16]}")
-        _take(claim, text, target)
+        claim = path.with_name(f"{path.name}-{digest(text.encode())[:16]}")
+        _take(claim, holder, target)
         try:
-            if _read(path) == found:
+            if _read(path) == text:
                 path.unlink()
-                logger.warning("%s: taking over the lock of %s: %s", target, _parse(found) or "a job", why)
+                logger.warning("%s: taking over the lock of %s: %s", target, _parse(text) or "a job", why)
         finally:
             claim.unlink(missing_ok=True)
 
 
-def _create(path: Path, text: str) -> bool:
+def _create(path: Path, holder: Holder) -> bool:
     """Create the lock with all of its text at once, so that no kill leaves an empty one; False if it is there."""
     # A kill before the link leaves a `.tmp` file, which the next job removes: `remove_leftovers`, or `refuse_readers`.
     unfinished = path.with_name(f"{path.name}-{secrets.token_hex(8)}{TEMPORARY_SUFFIX}")
+    text = json.dumps(to_json(holder))
     try:
-        try:
-            unfinished.write_text(text, encoding="utf-8")
-            os.link(unfinished, path)
-        except FileExistsError:
-            return _read(path) == text  # true if the server of the files was asked twice
-        except FileNotFoundError:  # another job took `unfinished` for a leftover, or removed an empty folder
-            return False
-        except OSError as error:
-            if error.errno not in NO_LINKS:
-                raise
-            with contextlib.suppress(FileExistsError), path.open("x", encoding="utf-8") as file:
-                file.write(text)
-            return _read(path) == text
+        unfinished.write_text(text, encoding="utf-8")
+        os.link(unfinished, path)
         return True
+    except FileExistsError:
+        return _is_of(holder.token, path)  # true if the server of the files was asked twice
+    except FileNotFoundError:  # another job took `unfinished` for a leftover, or removed an empty folder
+        return False
+    except OSError as error:
+        if error.errno not in NO_LINKS:
+            raise
+        with contextlib.suppress(FileExistsError), path.open("x", encoding="utf-8") as file:
+            file.write(text)
+        return _is_of(holder.token, path)
     finally:
         with contextlib.suppress(OSError):
             unfinished.unlink(missing_ok=True)
@@ -280,10 +268,16 @@ def _parse(text: str) -> Holder | None:
 
 
 def _read(path: Path) -> str | None:
+    """The text of a lock; None if there is none."""
     try:
         return path.read_text(encoding="utf-8", errors="replace")
     except FileNotFoundError:
         return None
+
+
+def _is_of(token: str, path: Path) -> bool:
+    """Whether a lock is there and has this token."""
+    return token in (_read(path) or "")
 
 
 def _this_process(what: str) -> Holder:
@@ -317,11 +311,12 @@ def _started(pid: int) -> str | None:
 
 
 def _why_gone(holder: Holder) -> str:
-    """Why the holder surely is no more, or an empty string."""
-    if holder.machine == _machine() and holder.pid == os.getpid() and holder.token not in _tokens:
-        return "this process has given it back"
-    if holder.machine == _machine() and _started(holder.pid) != holder.started:
-        return "its process is dead"
+    """Why the holder is surely gone, or an empty string."""
+    if holder.machine == _machine():
+        if holder.pid == os.getpid() and holder.token not in _ours:
+            return "this process has given it back"
+        if _started(holder.pid) != holder.started:
+            return "its process is dead"
     if holder.job and holder.job == os.environ.get("SLURM_JOB_ID"):
         if holder.restarts < int(os.environ.get("SLURM_RESTART_COUNT", "0")):
             return "Slurm has requeued its job"
@@ -331,9 +326,7 @@ def _why_gone(holder: Holder) -> str:
 
 
 def _job_ended(job: str) -> bool:
-    """Whether Slurm says so; False where it cannot be asked."""
-    if shutil.which("squeue") is None:
-        return False
+    """Whether Slurm says so; False if there is no Slurm to ask, or it does not answer."""
     try:
         command = ["squeue", "--noheader", "--jobs", job]
         answer = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)

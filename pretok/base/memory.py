@@ -21,19 +21,13 @@ def free_memory(proc: Path = Path("/proc"), groups: Path = Path("/sys/fs/cgroup"
     See proc(5), and the kernel's documentation of cgroup-v2.
     """
     line = (proc / "meminfo").read_text(encoding="ascii").partition("MemAvailable:")[2]
-    return min([int(line.split()[0]) * 1024, *_left_in_groups(proc / "self" / "cgroup", groups)])
-
-
-def _left_in_groups(listed: Path, groups: Path) -> Iterator[int]:
-    """Bytes left in each control group of this process that has a limit, including the enclosing ones."""
-    for line in listed.read_text(encoding="utf-8").splitlines():
-        if line.startswith("0::"):
-            folder = groups / line.removeprefix("0::").lstrip("/")
-            for group in (folder, *(above for above in folder.parents if above.is_relative_to(groups))):
-                yield from _left(group)
+    group = (proc / "self" / "cgroup").read_text(encoding="utf-8").partition("0::/")[2].partition("\n")[0]
+    inside = [Path(group), *Path(group).parents]
+    return min([int(line.split()[0]) * 1024, *(left for at in inside for left in _left(groups / at))])
 
 
 def _left(group: Path) -> Iterator[int]:
+    """Bytes left in a control group, if it has a limit."""
     try:
         most, used = ((group / f"memory.{name}").read_text().strip() for name in ("max", "current"))
         cached = (group / "memory.stat").read_text().partition("\ninactive_file ")[2]

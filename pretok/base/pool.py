@@ -29,8 +29,9 @@ import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from pretok.base.children import child_environment
 from pretok.base.console import Counts
@@ -41,47 +42,75 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 """A terminal and Slurm send them to all processes; they are meant for the driver, which ends its workers."""
 PR_SET_PDEATHSIG = 1
 Send = Callable[[Counts], object]
+Result = TypeVar("Result")
+
+
+@dataclass(slots=True)
+class Outcome(Generic[Result]):
+    """The result or error of one task, and what its last try took.
+
+    node: host name; began: seconds since 1970 by the node's clock; seconds: how long it ran; peak: highest memory of
+    its process so far, in bytes; counts: increments that were not reported before the end. All of these are empty where
+    the worker died. The driver adds index, that of the item in the list, and tries, how often it was tried.
+    """
+
+    result: Result | TaskError
+    node: str = ""
+    began: float = 0.0
+    seconds: float = 0.0
+    peak: int = 0
+    counts: Counts = field(default_factory=dict)
+    index: int = -1
+    tries: int = 1
 
 
 class Processes:
     """Up to `workers` processes, each with `variables` in its environment.
 
-    run: a top-level function that a worker calls as `run(task, item, wait, send)`; send: sends increments to the
-    driver. One more task than there are workers may be in flight: who is done first has the next one at once.
+    run: a top-level function that a worker calls as `run(task, item, send)`; send: sends increments to the driver. One
+    more task than there are workers may be in flight: the first worker to finish has the next one at once.
     """
 
-    def __init__(self, workers: int, variables: dict[str, str], run: Callable[..., Any]) -> None:
+    def __init__(self, workers: int, variables: dict[str, str], run: Callable[..., Outcome[Any]]) -> None:
         self.workers, self.in_flight = workers, workers + 1
-        self._variables = variables
         self._run = run
-        self._nursery: tuple[subprocess.Popen[bytes], socket.socket] | None = None
-        self._begin()
-
-    def _begin(self) -> None:
-        self._threads = ThreadPoolExecutor(self.workers)
+        self._threads = ThreadPoolExecutor(workers)
         self._own = threading.local()
         """The worker of each thread."""
-
-    def submit(self, task: Callable[..., Any], item: Any, wait: float, on_report: Send) -> Future[Any]:
-        """Have a worker do a task after `wait` seconds. on_report: gets what the worker sends, in a thread.
-
-        The future raises what `failure` takes. Raises what pickle raises for a task or item that it cannot write.
-        """
-        module = getattr(task, "func", task).__module__  # of a `partial` too
-        job = pickle.dumps((self._run, (task, item, wait)))
-        return self._threads.submit(self._ask, self._asked(), module.encode(), job, on_report)
-
-    def failure(self, error: Exception) -> TaskError:
-        """What an error of the way to a worker and back means; raised where no worker can be had."""
-        if isinstance(error, EngineLost):
-            raise error
-        return lost(error) if isinstance(error, EOFError) else task_error(error)
+        self._asked, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)  # a message stays one
+        """The socket on which the nursery is asked for workers."""
+        # The child inherits the mask: a signal that comes before it runs `nurse` waits until it is ignored there.
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+        code = (
+            f"import sys; sys.path[:] = {sys.path!r}; from {__name__} import nurse; nurse({theirs.fileno()})"
+        )
+        try:
+            with theirs:
+                self._nursery = subprocess.Popen(
+                    [sys.executable, "-c", code],
+                    env=child_environment() | variables,
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,  # that of the driver is for results
+                    pass_fds=(theirs.fileno(),),
+                )
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
     def load(self, module: str) -> None:
         """Have the nursery import a module, in the background."""
-        self._asked().send(module.encode())
+        self._asked.send(module.encode())
 
-    def _ask(self, asked: socket.socket, module: bytes, job: bytes, on_report: Send) -> Any:
+    def submit(self, task: Callable[..., Any], item: Any, on_report: Send) -> Future[Outcome[Any]]:
+        """Have a worker do a task. on_report: gets what the worker sends, in a thread.
+
+        The future raises EngineLost if no worker can be had. Raises what pickle raises for a task or item that it
+        cannot write.
+        """
+        module = getattr(task, "func", task).__module__  # of a `partial` too
+        job = pickle.dumps((self._run, (task, item)))
+        return self._threads.submit(self._ask, module.encode(), job, on_report)
+
+    def _ask(self, module: bytes, job: bytes, on_report: Send) -> Outcome[Any]:
         """The outcome of a job; runs in a thread, which has a worker forked for its first job."""
         worker: Connection | None = getattr(self._own, "worker", None)
         if worker is None:
@@ -89,7 +118,7 @@ class Processes:
             self._own.worker = worker = Connection(ours.detach())
             try:
                 with theirs:
-                    socket.send_fds(asked, [module], [theirs.fileno()])
+                    socket.send_fds(self._asked, [module], [theirs.fileno()])
             except OSError as error:
                 raise EngineLost(
                     f"the parent of the workers died: {error}; run the same command again to continue"
@@ -99,51 +128,19 @@ class Processes:
             while True:
                 done, answer = worker.recv()
                 if done:
-                    break
+                    return answer if isinstance(answer, Outcome) else Outcome(task_error(answer))
                 on_report(answer)
         except (EOFError, OSError):
             self._own.worker = None
-            raise EOFError(
-                f"its worker process on {os.uname().nodename} died, killed or out of memory; fewer --workers leave "
-                "each more"
-            ) from None
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
-
-    def _asked(self) -> socket.socket:
-        """The socket on which the nursery, started if there is none, is asked for workers."""
-        if self._nursery is None:
-            ours, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)  # a message stays one
-            # The child inherits the mask: a signal that comes before it runs `nurse` waits until it is ignored there.
-            mask = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
-            code = f"import sys; sys.path[:] = {sys.path!r}; from {__name__} import nurse; nurse({theirs.fileno()})"
-            try:
-                with theirs:
-                    process = subprocess.Popen(
-                        [sys.executable, "-c", code],
-                        env=child_environment() | self._variables,
-                        stdin=subprocess.DEVNULL,
-                        stdout=subprocess.DEVNULL,  # that of the driver is for results
-                        pass_fds=(theirs.fileno(),),
-                    )
-            finally:
-                signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-            self._nursery = process, ours
-        return self._nursery[1]
+            died = f"its worker process on {os.uname().nodename} died, killed or out of memory"
+            return Outcome(lost(EOFError(f"{died}; fewer --workers leave each more")))
 
     def close(self) -> None:
-        """End the nursery and with it all workers, whatever they do. The next task starts others."""
-        if self._nursery is not None:
-            process, asked = self._nursery
-            self._nursery = None
-            process.kill()
-            process.wait()
-            asked.close()  # a thread that is about to ask for a worker meets an error
+        """End the nursery and with it all workers, whatever they do."""
+        self._nursery.kill()
+        self._nursery.wait()
+        self._asked.close()  # a thread that is about to ask for a worker meets an error
         self._threads.shutdown(cancel_futures=True)
-        self._begin()
-
-    cancel = close
 
 
 def nurse(driver: int) -> None:

@@ -56,7 +56,7 @@ def _plain(value: Any) -> Any:
     for kind in (str, int, float):
         if isinstance(value, kind):
             return kind(value)
-    raise TypeError(f"{value!r} of {type(value).__name__} is no JSON")
+    raise TypeError(f"{value!r} of {type(value).__name__} is not JSON")
 
 
 def replace(record: T, **changes: Any) -> T:

@@ -31,7 +31,7 @@ def database(folder: Path, workers: int, most: int, memory: int = 1 << 62) -> It
     """An empty database in memory, on one core, for one of `workers` that share the machine.
 
     folder: new, for at most `most` bytes that do not fit memory; removed at the end. memory: bytes of memory that it
-    may take. Raises MemoryError.
+    may take. Raises what `errors` raises.
     """
     import duckdb
 
@@ -49,23 +49,23 @@ def database(folder: Path, workers: int, most: int, memory: int = 1 << 62) -> It
             # DuckDB keeps to this limit only if it is set when the database is open.
             connection.execute(f"SET max_temp_directory_size = '{most}B'; SET enable_progress_bar = false")
             yield connection
-    except (duckdb.OutOfMemoryException, duckdb.TransactionException) as error:
-        # If memory or disk runs out during a commit, DuckDB reports an error of the transaction.
-        if isinstance(error, duckdb.TransactionException) and not any(words in str(error) for words in ENDED):
-            raise
-        raise MemoryError(str(error)) from None
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextmanager
 def errors() -> Iterator[None]:
-    """Turn an error of DuckDB about a file, of which only the words are left, into an OSError or IntegrityError, and an
-    interrupt into KeyboardInterrupt."""
+    """Turn DuckDB's errors into ours: a lack of memory into MemoryError, an error of a file, of which DuckDB keeps only
+    the words, into an OSError or IntegrityError, an interrupt into KeyboardInterrupt."""
     import duckdb
 
     try:
         yield
+    except (duckdb.OutOfMemoryException, duckdb.TransactionException) as error:
+        # If memory or disk runs out during a commit, DuckDB reports an error of the transaction.
+        if isinstance(error, duckdb.TransactionException) and not any(words in str(error) for words in ENDED):
+            raise
+        raise MemoryError(str(error)) from None
     except duckdb.IOException as error:
         for number in PASSING | FULL:
             if os.strerror(number) in str(error):

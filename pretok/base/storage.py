@@ -28,32 +28,16 @@ from pretok.base.errors import IntegrityError, NoSpace, OutputError
 logger = logging.getLogger(__name__)
 
 TEMPORARY_SUFFIX = ".tmp"
-"""Suffix of unfinished files; they are never read and may be deleted when no job runs."""
+"""Suffix of unfinished files: no job reads them, and they may be deleted when no job runs."""
 
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 """Errors of writing that waiting does not fix."""
 PASSING = {
-    errno.EAGAIN,
-    errno.EBUSY,
-    errno.ECONNABORTED,
-    errno.ECONNREFUSED,
-    errno.ECONNRESET,
-    errno.EHOSTDOWN,
-    errno.EHOSTUNREACH,
-    errno.EINTR,
-    errno.EIO,
-    errno.EMFILE,
-    errno.ENETDOWN,
-    errno.ENETUNREACH,
-    errno.ENFILE,
-    errno.ENOMEM,
-    errno.ENOTCONN,
-    errno.EPIPE,
-    errno.ESHUTDOWN,
-    errno.ESTALE,
-    errno.ETIMEDOUT,
-}
-"""Errors of file systems, networks and full kernel tables that may be gone at the next try."""
+    errno.EAGAIN, errno.EBUSY, errno.EINTR, errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ESTALE,
+    errno.ECONNABORTED, errno.ECONNREFUSED, errno.ECONNRESET, errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ENETDOWN,
+    errno.ENETUNREACH, errno.ENOTCONN, errno.EPIPE, errno.ESHUTDOWN, errno.ETIMEDOUT,
+}  # fmt: skip
+"""Errors of file systems, full kernel tables (first line) and networks that may be gone at the next try."""
 WAITS = (0.2, 2.0, 20.0)
 """Seconds before each retry after an error that may pass."""
 Result = TypeVar("Result")
@@ -65,11 +49,11 @@ REMEDIES = {
     errno.EACCES: "choose a path that you may write or read, or ask its owner",
     errno.EPERM: "choose a path that you may write or read, or ask its owner",
     errno.EROFS: "choose a path on a file system that can be written",
-    errno.ENOSPC: "make room there and run the same command again, what is sealed is kept",
-    errno.EDQUOT: "make room in your quota and run the same command again, what is sealed is kept",
-    errno.EEXIST: "a file stands where a folder must go; choose another name",
-    errno.ENOTDIR: "a file stands where a folder must go; choose another name",
-    errno.EISDIR: "a folder stands where a file must go; choose the name of a file",
+    errno.ENOSPC: "free some space there and run the same command again; what is complete is kept",
+    errno.EDQUOT: "free some of your quota and run the same command again; what is complete is kept",
+    errno.EEXIST: "a file has the name of a folder that is needed; choose another name",
+    errno.ENOTDIR: "a file has the name of a folder that is needed; choose another name",
+    errno.EISDIR: "this is a folder; choose the name of a file",
     errno.ENAMETOOLONG: "choose a shorter name",
 }
 """Advice for a file that cannot be read or written."""
@@ -128,10 +112,9 @@ def reading(path: Path, *damage: type[Exception]) -> Iterator[None]:
     try:
         yield
     except kinds as error:
-        if isinstance(error, OSError) and error.errno in PASSING:
+        if isinstance(error, OSError) and passes(error):
             raise name_path(error, path) from None
-        reason = error.strerror if isinstance(error, OSError) else None
-        raise IntegrityError(f"cannot read {path}: {reason or error}") from None
+        raise IntegrityError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from None
 
 
 @contextmanager
@@ -145,7 +128,7 @@ def writing(path: Path, only: Container[int | None] | None = None) -> Iterator[N
     except OSError as error:
         if only is not None and error.errno not in only:
             raise
-        if error.errno in PASSING:
+        if passes(error):
             raise name_path(error, path) from None
         raise output_error(error, path) from error
 
@@ -293,27 +276,36 @@ def read_json(path: Path) -> Any:
             data = path.read_bytes()
         except FileNotFoundError:
             raise IntegrityError(f"{path} does not exist") from None
+    return _decoded(data, str(path))
+
+
+def _decoded(data: bytes, where: str) -> Any:
+    """A JSON value. Raises IntegrityError with `where`, its place."""
     try:
         return msgspec.json.decode(data)
     except (ValueError, RecursionError) as error:
-        raise IntegrityError(f"{path} is not valid JSON ({error}); it was damaged or edited") from None
+        raise IntegrityError(f"{where} is not valid JSON ({error}); it was damaged or edited") from None
 
 
-def checksum(path: Path, block: int = 1 << 22) -> str:
-    """XXH3-128 of a whole file as 'xxh3:' and 32 hexadecimal digits, read in blocks of `block` bytes."""
-    import xxhash  # not needed by the readers that only stream
-
-    digest = xxhash.xxh3_128()
+def hash_file(path: Path, hasher: Any, block: int = 1 << 22) -> str:
+    """The hexadecimal digest of a whole file, read in blocks of `block` bytes."""
     with path.open("rb", buffering=0) as file:
         while data := file.read(block):
-            digest.update(data)
-    return f"xxh3:{digest.hexdigest()}"
+            hasher.update(data)
+    return str(hasher.hexdigest())
 
 
-def compare_checksum(path: Path, sealed: str) -> None:
-    """Raise IntegrityError where a file is missing or has another checksum than it was sealed with."""
+def checksum(path: Path) -> str:
+    """XXH3-128 of a whole file as 'xxh3:' and 32 hexadecimal digits."""
+    import xxhash  # not needed by the readers that only stream
+
+    return f"xxh3:{hash_file(path, xxhash.xxh3_128())}"
+
+
+def compare_checksum(path: Path, sealed: str, actual_of: Callable[[Path], str] = checksum) -> None:
+    """Raise IntegrityError if a file is missing or does not have the checksum that it was sealed with."""
     with reading(path):
-        actual = checksum(path)
+        actual = actual_of(path)
     if actual != sealed:
         raise damaged(path)
 
@@ -349,10 +341,7 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 
 def parse_line(line: bytes, where: str) -> dict[str, Any]:
     """The object in a line of JSON Lines. Raises IntegrityError with `where`, the place of the line."""
-    try:
-        value = msgspec.json.decode(line)
-    except (ValueError, RecursionError) as error:
-        raise IntegrityError(f"{where} is not valid JSON ({error}); it was damaged or edited") from None
+    value = _decoded(line, where)
     if not isinstance(value, dict):
         raise IntegrityError(f"{where} is not a JSON object; it was damaged or edited")
     return value

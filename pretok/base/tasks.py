@@ -1,8 +1,8 @@
 """A step of a job: runs its tasks, shows how far they are, and logs one event per task.
 
 Input: an engine and a console; a function and its items. Output: each item with its result; in the log where and when
-each task ran, how often it was tried, its memory and why it failed, and one event for all workers together. What the
-failures of a step mean is raised at its end.
+each task ran, how often it was tried, its memory and why it failed, and one event for all workers together. At the end
+of a step, its failures are raised as one error.
 """
 
 from __future__ import annotations
@@ -11,30 +11,25 @@ import contextlib
 import time
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from pretok.base.console import Console, Progress
+from pretok.base.console import Console, Gauge
 from pretok.base.errors import OutputError, Stopped
-from pretok.base.execute import Engine, Item, Outcome, Result, Task
+from pretok.base.execute import Engine, Item, Task
 from pretok.base.failures import Failures, TaskError, raise_failures
 from pretok.base.joblog import utc
+from pretok.base.pool import Outcome, Result
 from pretok.base.storage import remove_leftovers
 
 
+@dataclass(frozen=True, slots=True)
 class Step:
-    """One step of a job, opened by `open_step`, and what the workers did in its latest `map`.
+    """One step of a job, opened by `open_step`."""
 
-    nodes: tasks done on each; idle: share of the workers' time in which they had no task, their start included; peak:
-    highest memory of a worker, in bytes.
-    """
-
-    def __init__(self, engine: Engine, console: Console, progress: Progress) -> None:
-        self.engine = engine
-        self.console = console
-        self.progress = progress
-        self.nodes: Counter[str] = Counter()
-        self.idle = 0.0
-        self.peak = 0
+    engine: Engine
+    console: Console
+    progress: Gauge
 
     def map(
         self,
@@ -55,10 +50,11 @@ class Step:
         end. Failures are added to `failures`, or raised together when all else is done. Raises OutputError at once, as
         all other results could not be written either; Stopped and EngineLost, which say how much is done and kept.
         """
-        collected = [] if failures is None else failures
+        collected: Failures = [] if failures is None else failures
         total = done + len(items)
+        outcomes = self._outcomes(function, items, what, name)
         try:
-            with contextlib.closing(self._outcomes(function, items, what, name)) as outcomes:
+            with contextlib.closing(outcomes):
                 for outcome in outcomes:
                     item, result = items[outcome.index], outcome.result
                     if not isinstance(result, TaskError):
@@ -84,27 +80,25 @@ class Step:
         """The outcomes of the engine, each of them logged, and added up at the end."""
         if not items:
             return
-        workers, began, busy = self.engine.parallel, time.monotonic(), 0.0
-        self.nodes, self.peak = Counter(), 0
+        workers, began, busy, peak = self.engine.parallel, time.monotonic(), 0.0, 0
+        nodes: Counter[str] = Counter()
         try:
             with contextlib.closing(self.engine.map(function, items, self.progress)) as outcomes:
                 for outcome in outcomes:
-                    busy += outcome.seconds
-                    self.peak = max(self.peak, outcome.peak)
-                    self.nodes[outcome.node] += not isinstance(outcome.result, TaskError)
+                    busy, peak = busy + outcome.seconds, max(peak, outcome.peak)
                     self._log(outcome, what, name(items[outcome.index]))
+                    if not isinstance(outcome.result, TaskError):
+                        nodes[outcome.node] += 1
                     yield outcome
         finally:
-            self.idle = 1 - busy / (workers * (time.monotonic() - began))
-            self.nodes = Counter({node: self.nodes[node] for node in sorted(self.nodes) if self.nodes[node]})
+            by_node = dict(sorted(nodes.items()))
+            idle = round(1 - busy / (workers * (time.monotonic() - began)), 4)
             self.console.event(
-                "workers",
-                what=what,
-                workers=workers,
-                nodes=dict(self.nodes),
-                idle=round(self.idle, 4),
-                peak_bytes=self.peak,
+                "workers", what=what, workers=workers, nodes=by_node, idle=idle, peak_bytes=peak
             )
+            if len(by_node) > 1:
+                shares = ", ".join(f"{node} {count}" for node, count in by_node.items())
+                self.console.notice(f"{what}s per node: {shares}")
 
     def _log(self, outcome: Outcome[Result], what: str, name: str) -> None:
         details: dict[str, object] = {"what": what, "item": name, "tries": outcome.tries}

@@ -26,7 +26,7 @@ from itertools import groupby
 from pathlib import Path
 
 from pretok.base.errors import IntegrityError
-from pretok.base.storage import NewFile, damaged, reading, write_bytes
+from pretok.base.storage import NewFile, compare_checksum, damaged, hash_file, reading, write_bytes
 
 LEAF = 4096
 """Bytes of the file in a leaf."""
@@ -37,7 +37,6 @@ HASH = 32
 NODES_SUFFIX = ".nodes"
 _LEAF, _INNER = sha256(b"\x00"), b"\x01"
 _LEAVES = NODE // LEAF
-_READ = 4 * NODE
 
 
 class Tree:
@@ -132,19 +131,12 @@ def node_hash(data: bytes | bytearray) -> bytes:
 
 def root_of(path: Path) -> str:
     """The root of a file, all of which is read."""
-    tree = Tree()
-    with path.open("rb", buffering=0) as file:
-        while data := file.read(_READ):
-            tree.update(data)
-    return tree.hexdigest()
+    return hash_file(path, Tree())
 
 
 def compare_root(path: Path, sealed: str) -> None:
     """Raise IntegrityError where a file is missing or has another root than it was sealed with."""
-    with reading(path):
-        root = root_of(path)
-    if root != sealed:
-        raise damaged(path)
+    compare_checksum(path, sealed, root_of)
 
 
 def nodes_path(path: Path) -> Path:

@@ -7,12 +7,14 @@ from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from typing import Any
 
-_DECIMAL = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "G": 10**9, "T": 10**12}
-_BINARY = {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
-LARGEST_EXPONENT = 30
-"""Largest power of ten in a count: far beyond all text that exists, and fast to compute."""
-LARGEST_COUNT_TEXT = 60
-"""Most characters of a count; more digits are a mistake or an attack."""
+_FACTORS = {
+    **{"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "G": 10**9, "T": 10**12},
+    **{"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40},
+}
+_COUNT = re.compile(
+    r"\s*([0-9][0-9_]{0,40}(?:\.[0-9]{1,20})?(?:[eE]\+?(?:[12]?[0-9]|30))?)\s*([A-Za-z]{0,3})\s*", re.ASCII
+)
+"""A count: its length and exponent are limited, as an exact fraction has every digit."""
 
 
 def listed(items: Sequence[str], most: int, between: str = ", ", *, count: int | None = None) -> str:
@@ -33,16 +35,11 @@ def parse_count(value: Any) -> Any:
     """
     if not isinstance(value, str):
         return value
-    match = None
-    if len(value) <= LARGEST_COUNT_TEXT:
-        match = re.fullmatch(
-            r"\s*([0-9][0-9_]*(?:\.[0-9]+)?)(?:[eE]\+?([0-9]{1,2}))?\s*([A-Za-z]*)\s*", value, re.ASCII
-        )
-    factor = {**_DECIMAL, **_BINARY}.get(match[3].upper()) if match else None
-    exponent = int(match[2] or 0) if match else 0
-    if match is None or factor is None or exponent > LARGEST_EXPONENT:
-        raise ValueError(f"{_cut(value)!r} is not a count such as 1200000, 1e6, 1.2T, 300B, 64MiB")
-    count = Fraction(match[1].replace("_", "")) * 10**exponent * factor
+    match = _COUNT.fullmatch(value)
+    factor = _FACTORS.get(match[2].upper()) if match else None
+    if match is None or factor is None:
+        raise ValueError(f"{value[:60]!r} is not a count such as 1200000, 1e6, 1.2T, 300B, 64MiB")
+    count = Fraction(match[1].replace("_", "")) * factor
     if count.denominator != 1:
         raise ValueError(f"{value!r} is not a whole number")
     return int(count)
@@ -54,10 +51,6 @@ def parse_length(value: Any) -> Any:
     if isinstance(value, str) and value.rstrip().endswith(("k", "K")):
         raise ValueError(f"{value} is {count:,}; write {count * 128 // 125} or {value.rstrip()[:-1]}KiB")
     return count
-
-
-def _cut(text: str) -> str:
-    return text if len(text) <= LARGEST_COUNT_TEXT else text[:LARGEST_COUNT_TEXT] + "..."
 
 
 def parse_share(value: Any) -> Fraction:

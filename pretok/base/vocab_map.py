@@ -1,4 +1,4 @@
-"""The map from an old vocabulary to one that extends it: which old rows of a model's matrices make each new row.
+"""Map an old vocabulary to one that extends it: from which old rows of a model's matrices each new row is made.
 
 Input: two tokenizers and the parts of each new entry, or a file. Output: vocab-map.json, read and written strictly. The
 trainer reads it too, so this module loads nothing heavy.
@@ -42,19 +42,18 @@ def read_map(path: Path) -> VocabMap:
     """Read a map. Raises UsageError if there is none or its ids do not fit, IntegrityError if it is damaged."""
     if not path.is_file():
         raise UsageError(
-            f"{path} is no {FILE_NAME}: pretok build-vocab --extend writes one beside its tokenizer.json"
+            f"{path} is not a {FILE_NAME}; pretok build-vocab --extend writes one next to its tokenizer.json"
         )
     data = read_json(path)
     check_version(
         data.get("version") if isinstance(data, dict) else None, VERSION, path, "make the vocabulary again"
     )
-    found = read_record(VocabMap, data, path)
-    ids = {int(row) for row in found.rows if row.isdecimal()}
-    known = all(parts and max(parts) < found.old.size for parts in found.rows.values())
-    if len(ids) < len(found.rows) or max(ids, default=0) >= found.new.size or not known:
-        raise UsageError(
-            f"{path}: its rows are not those of {found.old.size:,} and {found.new.size:,} entries"
-        )
-    if missing := set(range(found.old.size, found.new.size)) - ids:
+    vocab_map = read_record(VocabMap, data, path)
+    old, new, rows = vocab_map.old.size, vocab_map.new.size, vocab_map.rows
+    ids = {int(row) for row in rows if row.isdecimal()}
+    known = all(parts and max(parts) < old for parts in rows.values())
+    if len(ids) < len(rows) or max(ids, default=0) >= new or not known:
+        raise UsageError(f"{path}: its rows are not those of {old:,} and {new:,} entries")
+    if missing := set(range(old, new)) - ids:
         raise UsageError(f"{path}: nothing says what the entry {min(missing)} consists of")
-    return found
+    return vocab_map

@@ -68,15 +68,15 @@ class Certificate(Record, frozen=True, kw_only=True):
 
         width: bytes of a token.
         """
-        found: dict[int, list[tuple[int, int]]] = {}
+        by_entry: dict[int, list[tuple[int, int]]] = {}
         for entry, first, tokens in sorted(piece for one in self.sequences for piece in one.pieces):
             low, high = first * width // LEAF, -(-(first + tokens) * width // LEAF)
-            ranges = found.setdefault(entry, [])
+            ranges = by_entry.setdefault(entry, [])
             if ranges and low <= ranges[-1][1]:
                 ranges[-1] = ranges[-1][0], max(high, ranges[-1][1])
             else:
                 ranges.append((low, high))
-        return found
+        return by_entry
 
 
 def write_certificate(path: Path, certificate: Certificate, leaves: bytes, hashes: bytes) -> int:

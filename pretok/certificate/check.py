@@ -142,7 +142,7 @@ def _root(certificate: Certificate, head: _Head, shards: dict[int, _Shard], data
     ranges = certificate.ranges(width)
     if ranges.keys() != shards.keys():
         raise IntegrityError("its entries are not just of the shards whose tokens it shows")
-    held, at = list[tuple[_Shard, dict[int, bytes]]](), 0
+    by_shard, at = list[tuple[_Shard, dict[int, bytes]]](), 0
     for number, shard in shards.items():
         hashes: dict[int, bytes] = {}
         for first, end in ranges[number]:
@@ -154,21 +154,21 @@ def _root(certificate: Certificate, head: _Head, shards: dict[int, _Shard], data
             for leaf in range(first, end):
                 hashes[leaf] = leaf_hash(data[at : min(at + LEAF, stop)])
                 at = min(at + LEAF, stop)
-        held.append((shard, hashes))
+        by_shard.append((shard, hashes))
     if (len(data) - at) % HASH:
         raise IntegrityError("what follows its leaves is not hashes")
     rest = (bytes(data[place : place + HASH]) for place in range(at, len(data), HASH))
-    for shard, hashes in held:
-        found = _proven(hashes, -(-shard.file_bytes // LEAF), rest)
-        if found != shard.root:
+    for shard, hashes in by_shard:
+        computed = _proven(hashes, -(-shard.file_bytes // LEAF), rest)
+        if computed != shard.root:
             raise IntegrityError(
-                f"the leaves of {shard.path} lead to the root {found}, not to its own, {shard.root}"
+                f"the leaves of {shard.path} lead to the root {computed}, not to its own, {shard.root}"
             )
     entries = {number: entry_hash(text.encode()) for number, text in certificate.entries}
-    found = _proven(entries, 1 + head.shards + head.side_files, rest)
+    computed = _proven(entries, 1 + head.shards + head.side_files, rest)
     if next(rest, None) is not None:
         raise IntegrityError("it has more hashes than lead to the root")
-    return found
+    return computed
 
 
 def _proven(hashes: dict[int, bytes], leaves: int, rest: Iterator[bytes]) -> str:

@@ -10,10 +10,11 @@ from collections.abc import Callable, Iterator
 from functools import partial
 
 from pretok.read.batches import TextBatch
-from pretok.read.conversation import Conversation
+from pretok.read.conversation import Conversation, RecordFormat
+from pretok.read.format import Keep
 from pretok.read.normalize import Normalization, normalize_batch
 from pretok.read.partition import Partition
-from pretok.read.readers import Damage, Keep, RecordFormat, read_partition
+from pretok.read.readers import Damage, read_partition
 
 
 def documents_of(record: RecordFormat, normalization: Normalization) -> Callable[[TextBatch], TextBatch]:

@@ -17,7 +17,7 @@ import numpy.typing as npt
 import pyarrow as pa
 from numba import types
 
-from pretok.base.tokens import Bytes, Ids, Ints, Tokens
+from pretok.base.tokens import Bytes, Ints, Tokens
 from pretok.chat.spans import spans_of, unpack
 from pretok.kernels.compile import I64, njit
 from pretok.read.batches import buffers, from_buffers
@@ -36,7 +36,7 @@ def encode_spans(
     documents = np.arange(len(texts))
     spans = np.stack([*unpack(packed), np.repeat(documents, np.diff(offsets))])
     spans = _surrounded(spans.compress(spans[0] > 0, axis=1), documents, encoder)
-    sizes, kinds, markers, document = spans
+    sizes, _, markers, document = spans
     # A unit is a marker, or all text between two; each document ends with a marker. `firsts`: the first span of each
     # unit, and one more.
     text = markers < 0
@@ -48,37 +48,28 @@ def encode_spans(
     except Unencodable as error:
         raise Unencodable(np.unique(whose[error.documents]).tolist(), error.reason) from None
     counts = np.where(text[firsts[:-1]], np.diff(tokens_at), 1)
-    made, of_token = np.empty(counts.sum(), np.uint32), np.empty(counts.sum(), np.uint8)
-    changed = np.full(len(counts), -1)
-    _join(ids, tokens_at, encoder.token_sizes, spans, made, of_token, changed)
-    failed = []
-    for unit in np.flatnonzero(changed >= 0).tolist():  # the tokenizer's normalizer changed the text
-        row, place = slice(*firsts[unit : unit + 2]), slice(changed[unit], changed[unit] + counts[unit])
-        found = _by_offsets(
-            encoder, data[slice(*borders[unit : unit + 2])], made[place], sizes[row], kinds[row]
-        )
-        if found is None:
-            failed.append(whose[unit])
-        else:
-            of_token[place] = found
-    if failed:
-        raise Unencodable(np.unique(failed).tolist(), "normalizing changes where its tokens begin")
+    joined, of_token = np.empty(counts.sum(), np.uint32), np.empty(counts.sum(), np.uint8)
+    changed = np.zeros(len(counts), np.bool_)
+    _join(ids, tokens_at, encoder.token_sizes, spans, joined, of_token, changed)
+    if changed.any():
+        what = 'the normalizer of the tokenizer changes this text; set unicode = "nfc" under [normalize]'
+        raise Unencodable(np.unique(whose[changed]).tolist(), what)
     ends = _starts(counts)[np.searchsorted(whose, np.append(documents, len(texts)))]
-    if len(inside := np.setdiff1d(np.flatnonzero(made == encoder.eod), ends[1:] - 1)):
-        found = np.unique(np.searchsorted(ends, inside, "right") - 1)
-        raise Unencodable(found.tolist(), "the template puts the end-of-document token inside of it")
-    tokens: Any = made.astype(encoder.dtype)
+    if len(inside := np.setdiff1d(np.flatnonzero(joined == encoder.vocab.eod_id), ends[1:] - 1)):
+        refused = np.unique(np.searchsorted(ends, inside, "right") - 1)
+        raise Unencodable(refused.tolist(), "the template puts the end-of-document token inside of it")
+    tokens: Any = joined.astype(encoder.dtype)
     return tokens, np.diff(ends).astype(np.int32), of_token
 
 
 def _surrounded(spans: Ints, documents: Ints, encoder: Encoder) -> Ints:
     """Spans with BOS and EOD added, as markers without bytes, to each document to which the template did not."""
     firsts, behind = (np.searchsorted(spans[3], documents, side) for side in ("left", "right"))
-    bos = -1 if encoder.bos is None else encoder.bos
+    eod, bos = encoder.vocab.eod_id, -1 if encoder.vocab.bos_id is None else encoder.vocab.bos_id
     front = documents[(spans[2, firsts] != bos) & (bos >= 0)]
-    back = documents[spans[2, behind - 1] != encoder.eod]
+    back = documents[spans[2, behind - 1] != eod]
     new = np.zeros((4, len(back) + len(front)), np.int64)
-    new[2] = np.repeat([encoder.eod, bos], [len(back), len(front)])
+    new[2] = np.repeat([eod, bos], [len(back), len(front)])
     new[3] = np.concatenate([back, front])
     return np.insert(spans, np.concatenate([behind[back], firsts[front]]), new, axis=1)
 
@@ -88,49 +79,34 @@ def _starts(sizes: Ints) -> Ints:
     return np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes, dtype=np.int64)])
 
 
-def _by_offsets(encoder: Encoder, data: Bytes, ids: Ids, sizes: Ints, kinds: Ints) -> Bytes | None:
-    """Kinds of the tokens of a text that a normalizer changes, from the characters that `tokenizers` says each token
-    covers; None if `tokenizers` gives other ids."""
-    text = data.tobytes().decode()
-    found, places = encoder.places(text)
-    if not np.array_equal(found, ids):
-        return None
-    of_character = np.repeat(kinds, sizes)[_starts(np.array([len(one.encode()) for one in text]))[:-1]]
-    best = [of_character[start : max(end, start + 1)].max(initial=0) for start, end in places]
-    return np.array(best, np.uint8)
-
-
 @njit(
     types.void(
         types.Array(types.uint32, 1, "C", readonly=True), I64, I64, types.Array(types.int64, 2, "C", readonly=True),
-        types.Array(types.uint32, 1, "C"), types.Array(types.uint8, 1, "C"), types.Array(types.int64, 1, "C"),
+        types.Array(types.uint32, 1, "C"), types.Array(types.uint8, 1, "C"), types.Array(types.boolean, 1, "C"),
     )
 )  # fmt: skip
 def _join(
-    ids: Any, tokens_at: Any, token_sizes: Any, spans: Any, made: Any, of_token: Any, changed: Any
+    ids: Any, tokens_at: Any, token_sizes: Any, spans: Any, joined: Any, of_token: Any, changed: Any
 ) -> None:
-    """Write the tokens of all units in a row to `made`, with the id of each marker instead of what its name encodes to,
-    and the kind of each to `of_token`.
-
-    changed: for a unit whose tokens have other bytes than its text, where its tokens begin.
-    """
+    """Write the tokens of all units in a row to `joined`, with the id of each marker instead of what its name encodes
+    to, and the kind of each to `of_token`. Set `changed` of a unit whose tokens have other bytes than its text."""
     sizes, kinds, markers = spans[0], spans[1], spans[2]
     unit = token = out = at = end = 0  # at: the byte where the next token begins; end: where the span ends
     for span in range(len(sizes)):
         start, end, stop = end, end + sizes[span], tokens_at[unit + 1]
         last = markers[span] >= 0
         if last:
-            made[out], of_token[out] = markers[span], kinds[span]
+            joined[out], of_token[out] = markers[span], kinds[span]
             token, at, out = stop, end, out + 1
         else:
             if at > start:  # a token crosses the border of two spans: the higher kind wins
                 of_token[out - 1] = max(of_token[out - 1], kinds[span])
             last = markers[span + 1] >= 0
             while token < stop and (at < end or last):
-                made[out], of_token[out] = ids[token], kinds[span]
+                joined[out], of_token[out] = ids[token], kinds[span]
                 at += token_sizes[ids[token]]
                 token, out = token + 1, out + 1
         if last:
             if at != end:
-                changed[unit] = out - (stop - tokens_at[unit])
+                changed[unit] = True
             unit, at = unit + 1, end

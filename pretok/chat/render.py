@@ -11,7 +11,7 @@ microseconds. Fields are rendered in the same way, from a shape without steps.""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -19,13 +19,12 @@ from jinja2.exceptions import TemplateError
 
 from pretok.base.records import replace
 from pretok.chat.records import BadRecord, Shape, decode, messages_of, texts_of, wrapped
-from pretok.chat.spans import ANSWER, TEMPLATE, USER, column_of, pack
+from pretok.chat.spans import ANSWER, USER, column_of, pack
 from pretok.chat.text import Part, Step, Trace, replay
 from pretok.chat.turns import Turns
 from pretok.read.batches import Reject, TextBatch, buffers, from_buffers
-from pretok.read.conversation import Conversation, fields_of
+from pretok.read.conversation import Conversation, RecordFormat, fields_of
 from pretok.read.normalize import Normalization
-from pretok.read.readers import RecordFormat
 
 MOST_SHAPES, MOST_OF_SHAPE = 1024, 8
 """Shapes whose outputs are kept, and outputs per shape."""
@@ -33,14 +32,8 @@ Document = tuple[list[bytes], list[int]]
 """The bytes of a document in pieces, and its spans."""
 
 
-class _Piece(NamedTuple):
-    """A piece of a kept output: bytes that are the same in each document, with their spans, and then a value of a kind.
-    source: the number of the value, -1 if none follows."""
-
-    data: bytes
-    spans: list[int]
-    kind: int
-    source: int
+_Piece = tuple[bytes, int, int, int]
+"""A part of a kept output: (its bytes, its span, its kind, the number of the value in its place; -1 for template)."""
 
 
 class Renderer:
@@ -171,28 +164,19 @@ def _field(record: Any, field: str) -> str:
 
 
 def _pieces(parts: Sequence[Part]) -> list[_Piece]:
-    """Parts as pieces: what is the same in each document is encoded and joined."""
-    pieces = []
-    data, spans = b"", list[int]()
-    for part in (*parts, None):
-        if part is None or part.source >= 0:
-            pieces.append(_Piece(data, spans, *((part.kind, part.source) if part else (TEMPLATE, -1))))
-            data, spans = b"", []
-        else:
-            encoded = part.text.encode()
-            data += encoded
-            spans.append(pack(len(encoded), part.kind, part.marker))
-    return pieces
+    """Parts, the text of the template encoded and measured."""
+    texts = [part.text.encode() for part in parts]
+    return [
+        (text, pack(len(text), part.kind, part.marker), part.kind, part.source)
+        for part, text in zip(parts, texts, strict=True)
+    ]
 
 
 def _fill(pieces: list[_Piece], values: Sequence[str]) -> Document:
-    parts: list[bytes] = []
-    row: list[int] = []
-    for data, spans, kind, source in pieces:
-        parts.append(data)
-        row += spans
-        if source >= 0:
-            text = values[source].encode()
-            parts.append(text)
-            row.append(pack(len(text), kind))
-    return parts, row
+    texts: list[bytes] = []
+    spans: list[int] = []
+    for text, span, kind, source in pieces:
+        value = text if source < 0 else values[source].encode()
+        texts.append(value)
+        spans.append(span if source < 0 else pack(len(value), kind))
+    return texts, spans

@@ -11,10 +11,7 @@ no marker, so that the tokens for spaces of some vocabularies stay words.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Collection
 from pathlib import Path
-from typing import Any
 
 from jinja2.exceptions import TemplateError
 
@@ -24,8 +21,7 @@ from pretok.base.records import replace
 from pretok.base.storage import passes
 from pretok.chat.template import DateNeeded
 from pretok.chat.turns import Turns, open_template, probed
-from pretok.read.conversation import Conversation
-from pretok.read.readers import RecordFormat
+from pretok.read.conversation import Conversation, RecordFormat
 from pretok.tokenizer.tokenizer_file import to_characters
 from pretok.tokenizer.vocabulary import CONFIG_FILE, OWN_TEMPLATE, TEMPLATE_FILE, Vocabulary
 
@@ -42,11 +38,10 @@ def resolve(record: RecordFormat, vocab: Vocabulary, source: str) -> RecordForma
     if how.fields:
         return replace(record, conversation=replace(how, content_only=False))
     where = f"source {source}: the chat template"
-    config = _config(vocab.path.with_name(CONFIG_FILE))
-    text, name = _template(how.chat_template, vocab, config, source)
-    variables = {key: value for key in _TOKENS if (value := _content(config.get(key)))}
+    text, name = _template(how.chat_template, vocab, source)
+    variables = {key: value for key in _TOKENS if (value := vocab.role(key))}
     how = replace(how, template=text, content_only=False, variables=variables)
-    added = {token["content"]: token for token in vocab.data.get("added_tokens", [])}
+    added = {token["content"]: token for token in vocab.added}
     try:
         template = open_template(how)
         whole, prompts = (
@@ -59,7 +54,8 @@ def resolve(record: RecordFormat, vocab: Vocabulary, source: str) -> RecordForma
         values = [
             value for value in (*variables.values(), *how.template_kwargs.values()) if isinstance(value, str)
         ]
-        spelled = "\0".join((text, *values, *whole, *prompts))
+        outputs = "\0".join((*whole, *prompts))
+        spelled = "\0".join((text, *values, outputs))
         markers = {n: t["id"] for n, t in added.items() if n.strip() and (t["special"] or n in spelled)}
         how = replace(how, markers=dict(sorted(markers.items())))
         turns = Turns(how)
@@ -74,12 +70,10 @@ def resolve(record: RecordFormat, vocab: Vocabulary, source: str) -> RecordForma
             f"{where} ({name}) needs the tokens {', '.join(lacks)}, and {vocab.path} has none: train a vocabulary with "
             "this source in the recipe, which reserves them, or name another template"
         )
-    for marker in sorted(
-        {part.text for text in (*whole, *prompts) for part in turns.cut(text) if part.marker >= 0}
-    ):
-        if any(added[marker][flag] for flag in ("single_word", "lstrip", "rstrip")):
+    for marker in how.markers:
+        if marker in outputs and any(added[marker][flag] for flag in ("single_word", "lstrip", "rstrip")):
             raise UsageError(
-                f"{where} ({name}): its marker {marker!r} strips or needs a border, which is not followed"
+                f"{where} ({name}): its marker {marker!r} strips or needs a border, which is not supported"
             )
     for text in whole:
         for part in turns.cut(text)[:-1]:
@@ -88,21 +82,16 @@ def resolve(record: RecordFormat, vocab: Vocabulary, source: str) -> RecordForma
                     f"{where} puts {part.text}, the end-of-document token, inside of a conversation: name another "
                     "token with --eod, or as eod under [vocab]"
                 )
-    _refuse_merged(vocab, markers, where)
+    names = {to_characters(marker.encode()) for marker in markers}
+    for left, right in vocab.merges:
+        if left + right in names:  # text could become a marker
+            raise UsageError(
+                f"{where}: the vocabulary has a merge that makes its marker {left + right!r} of text"
+            )
     return replace(record, conversation=how)
 
 
-def chat_tokenizer(tokenizer_json: str, markers: Collection[str]) -> str:
-    """The tokenizer.json with all markers special, so that no content becomes one."""
-    data = json.loads(tokenizer_json)
-    if all(token["special"] or token["content"] not in markers for token in data.get("added_tokens", [])):
-        return tokenizer_json
-    for token in data.get("added_tokens", []):
-        token["special"] |= token["content"] in markers
-    return json.dumps(data, ensure_ascii=False)
-
-
-def _template(chosen: str, vocab: Vocabulary, config: dict[str, Any], source: str) -> tuple[str, str]:
+def _template(chosen: str, vocab: Vocabulary, source: str) -> tuple[str, str]:
     """(source of the template, its name for messages)."""
     path = vocab.path.with_name(TEMPLATE_FILE)
     if chosen:
@@ -114,7 +103,7 @@ def _template(chosen: str, vocab: Vocabulary, config: dict[str, Any], source: st
             if passes(error):
                 raise
             raise UsageError(f"source {source}: the chat template {path} cannot be read: {error}") from None
-    found = config.get("chat_template")
+    found = vocab.config.get("chat_template")
     if isinstance(found, list):
         named = {one.get("name"): one.get("template") for one in found if isinstance(one, dict)}
         found = named.get("default")
@@ -124,32 +113,3 @@ def _template(chosen: str, vocab: Vocabulary, config: dict[str, Any], source: st
         f"source {source} has conversations, and the tokenizer {vocab.path} has no chat template: write "
         f'chat_template = "FILE.jinja" in its table, or chat_template = "{CHATML}" for the one of pretok'
     )
-
-
-def _config(path: Path) -> dict[str, Any]:
-    if not path.exists():
-        return {}
-    try:
-        found = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError) as error:
-        if passes(error):
-            raise
-        raise UsageError(f"{path} is no JSON: {error}") from None
-    if not isinstance(found, dict):
-        raise UsageError(f"{path} holds no object, as what transformers writes does")
-    return found
-
-
-def _content(token: Any) -> str:
-    """The text of a token in tokenizer_config.json, which is a string or an object."""
-    found = token.get("content") if isinstance(token, dict) else token
-    return found if isinstance(found, str) else ""
-
-
-def _refuse_merged(vocab: Vocabulary, markers: dict[str, int], where: str) -> None:
-    """Raises UsageError if merges can turn text into a marker."""
-    names = {to_characters(marker.encode()) for marker in markers}
-    for merge in vocab.data["model"]["merges"]:
-        made = "".join(merge) if not isinstance(merge, str) else merge.replace(" ", "")
-        if made in names:
-            raise UsageError(f"{where}: the vocabulary has a merge that makes its marker {made!r} of text")

@@ -125,7 +125,7 @@ def _show_text(shards: Path, text: str, json: bool, console: Console) -> None:
     # Without shards the argument is WORK itself.
     places = shards, shards.with_name("vocab"), shards / "vocab"
     vocab = load_vocab(next((place for place in places if (place / TOKENIZER_FILE).exists()), shards))
-    encoder = Encoder(vocab.raw.decode(), vocab.eod_id, vocab.size, str(vocab.path))
+    encoder = Encoder(vocab)
     ids = encoder.ids(pa.array([text], pa.large_string()))[0].tolist()
     tokens = token_texts(vocab, ids)
     if json:
@@ -275,10 +275,12 @@ def trace(
     elif not rows:
         console.notice(f"{doc} is in the shards, but {target} never reads it")
     else:
-        rare = {name for name in ("of_class", "removed") if not any(row[name] for row in rows)}
-        columns = [name for name in rows[0] if name not in rare]
-        cells = [_cells(row[name] for name in columns) for row in rows]
-        console.show(table("trace", columns, cells), result=True)
+        files = {row["file"] for row in rows}
+        # One file is the title: in a cell, a terminal would break its path.
+        empty = {"removed": False} | ({"file": rows[0]["file"]} if len(files) == 1 else {})
+        columns = [name for name in rows[0] if any(row[name] not in (None, empty.get(name)) for row in rows)]
+        cells = [["" if row[name] is None else str(row[name]) for name in columns] for row in rows]
+        console.show(table(files.pop() if len(files) == 1 else "trace", columns, cells), result=True)
 
 
 def _show_sequences(places: list[tuple[Traced, int]], json: bool, console: Console) -> None:

@@ -30,17 +30,9 @@ from pretok.vocab.job import refuse_short, run_build_vocab
 
 def tokenize_step(recipe: Recipe, engine: Engine, console: Console) -> None:
     """Tokenize all sources of the recipe."""
-    summary = run_tokenize(recipe, engine, console)
-    if summary.nodes:
-        console.detail(
-            f"workers: without a task {summary.idle:.0%} of the time, {summary.peak / 1e6:.0f} MB of memory at most"
-        )
+    run_tokenize(recipe, engine, console)
     if (contamination := contamination_table(recipe.shards_dir, recipe.sources)) is not None:
         console.show(contamination)
-    if len(summary.nodes) > 1:
-        console.notice(
-            "partitions per node: " + ", ".join(f"{node} {count}" for node, count in summary.nodes.items())
-        )
 
 
 def verify_step(recipe: Recipe, engine: Engine, console: Console) -> None:

@@ -29,9 +29,9 @@ from pretok.base.records import replace
 from pretok.base.units import parse_count, parse_length, parse_share, scaled
 
 if TYPE_CHECKING:
+    from pretok.read.conversation import RecordFormat
     from pretok.read.kept import KeptColumn
     from pretok.read.normalize import Normalization
-    from pretok.read.readers import RecordFormat
 
 DEFAULT_SPECIAL_TOKENS = ("<|endoftext|>", "<|pad|>", *(f"<|reserved_{i}|>" for i in range(62)))
 """End of document, padding, and a block for later use; their ids are 0 to 63."""
@@ -220,8 +220,7 @@ class Source(Part):
     @property
     def record(self) -> RecordFormat:
         """How documents are read from this source. For conversations, what depends on the tokenizer is left open."""
-        from pretok.read.conversation import Conversation, load_tools
-        from pretok.read.readers import RecordFormat
+        from pretok.read.conversation import Conversation, RecordFormat, load_tools
 
         plain = RecordFormat(self.field, self.separator, self.max_document)
         if self.template:

@@ -19,7 +19,7 @@ from numba import types
 from pretok.base.tokens import Bytes, Ints
 from pretok.counts.buckets import Words
 from pretok.kernels.compile import BYTES, I64, U8, njit
-from pretok.kernels.eight_bytes import load64, prefetch_u64
+from pretok.kernels.eight_bytes import load64, prefetch
 from pretok.kernels.hashing import P1, P2, P3, hash_bytes, rotate_left
 from pretok.kernels.pretokenize import code_of, next_word
 from pretok.kernels.unicode import class_table
@@ -35,14 +35,15 @@ _HEADER = 8
 
 _SLOTS = types.Array(types.uint64, 1, "C")
 """Four integers a slot, one slot after the other."""
-_POOL = types.Array(types.uint8, 1, "C")
-_STATE = types.Array(types.int64, 1, "C")
 _SLOT_BYTES = 32
+_POOL = types.Array(types.uint8, 1, "C")
 _WORDS = types.CPointer(types.uint64)
 _INTS = types.CPointer(types.int64)
-_DOCUMENT, _POSITION, _USED, _BYTES, _POOLED, _NEEDED, _CAPACITY, _POOL_SIZE = range(8)
-"""Fields of the state array: next document or word; next byte in it, or -1; slots in use; bytes of all words; bytes of
-the pool in use; bytes that the pool lacked for a word; number of slots; size of the pool."""
+_DOCUMENT, _POSITION, _USED, _BYTES, _POOLED = range(5)
+"""Fields of the state array: next document; next byte in it, or -1; slots in use; bytes of all words; bytes of the pool
+in use."""
+_ONE_WORD = -1
+"""In the place of the code of a pattern: each document is a word."""
 
 
 @njit(types.UniTuple(types.uint64, 2)(BYTES, types.int64, types.int64, types.int64), inline=True)
@@ -85,19 +86,15 @@ def _same(data: Any, start: Any, size: Any, pool: Any, at: Any) -> Any:
     return True
 
 
-@njit(types.boolean(BYTES, types.int64, types.int64, BYTES, _INTS))
+@njit(types.void(BYTES, types.int64, types.int64, BYTES, _INTS))
 def _keep(data: Any, start: Any, size: Any, pool: Any, state: Any) -> Any:
-    """Append a word to the pool; False when it does not fit."""
+    """Append a word to the pool."""
     at = state[_POOLED]
-    if at + _HEADER + size > state[_POOL_SIZE]:
-        state[_NEEDED] = _HEADER + size
-        return False
     for k in range(_HEADER):
         pool[at + k] = (size >> (8 * k)) & 0xFF
     for k in range(size):
         pool[at + _HEADER + k] = data[start + k]
     state[_POOLED] = at + _HEADER + size
-    return True
 
 
 @njit(types.UniTuple(types.uint64, 2)(BYTES, types.int64, types.int64, types.int64), inline=True)
@@ -108,14 +105,19 @@ def _key(data: Any, start: Any, size: Any, limit: Any) -> Any:
     return short_key(data, start, size, limit)
 
 
-@njit(types.int64(types.uint64, types.uint64, BYTES, types.int64, types.int64, _WORDS, BYTES, _INTS))
-def _find(low: Any, high: Any, data: Any, start: Any, size: Any, slots: Any, pool: Any, state: Any) -> Any:
-    """Where in `slots` the slot of the word data[start:start + size] begins. A new word gets a slot.
+@njit(
+    types.int64(
+        types.uint64, types.uint64, BYTES, types.int64, types.int64, _WORDS, types.int64, BYTES, _INTS
+    )
+)
+def _find(
+    low: Any, high: Any, data: Any, start: Any, size: Any, slots: Any, mask: Any, pool: Any, state: Any
+) -> Any:
+    """Where in `slots` the slot of the word data[start:start + size] begins. A new word gets a slot, which is free.
 
-    low, high: its key. Returns -1 if the table or its pool must grow first.
+    low, high: its key; mask: the length of `slots` less one.
     """
     long = size > SHORT
-    mask = 4 * state[_CAPACITY] - 1
     at = 4 * _home(low, high) & mask
     while slots[at + 1] != 0:
         if slots[at] == low:
@@ -125,71 +127,60 @@ def _find(low: Any, high: Any, data: Any, start: Any, size: Any, slots: Any, poo
             elif slots[at + 1] >= _LONG and _same(data, start, size, pool, np.int64(slots[at + 1] & ~_LONG)):
                 return at
         at = (at + 4) & mask
-    if 2 * state[_USED] >= state[_CAPACITY]:
-        return -1
     if long:
         high |= np.uint64(state[_POOLED])
-        if not _keep(data, start, size, pool, state):
-            return -1
+        _keep(data, start, size, pool, state)
     slots[at], slots[at + 1] = low, high
     state[_USED] += 1
     state[_BYTES] += size
     return at
 
 
-@njit(types.boolean(U8, I64, U8, U8, types.int64, _SLOTS, _POOL, _STATE))
-def _add_documents(
-    data: Any, offsets: Any, heldout: Any, table: Any, code: Any, slots: Any, pool: Any, state: Any
+@njit(types.boolean(U8, I64, I64, I64, U8, types.int64, _SLOTS, _POOL, types.Array(types.int64, 1, "C")))
+def _add(
+    data: Any,
+    offsets: Any,
+    first: Any,
+    second: Any,
+    table: Any,
+    code: Any,
+    slots: Any,
+    pool: Any,
+    state: Any,
 ) -> Any:
-    """Count the words of documents from the position in `state` on; False if the table must grow first.
+    """Add first[d] and second[d] for each word of document d, from the position in `state` on; False if the table must
+    grow first.
 
     Words are scanned and counted _AHEAD at a time, so that the slots of the first are loaded while others are scanned.
     """
     text, classes, words, kept, places = data.ctypes, table.ctypes, slots.ctypes, pool.ctypes, state.ctypes
-    starts, lows, highs = (
-        np.empty(_AHEAD + 1, np.int64),
-        np.empty(_AHEAD, np.uint64),
-        np.empty(_AHEAD, np.uint64),
-    )
-    mask = 4 * state[_CAPACITY] - 1
+    starts = np.empty(_AHEAD + 1, np.int64)
+    lows, highs = np.empty(_AHEAD, np.uint64), np.empty(_AHEAD, np.uint64)
+    mask = len(slots) - 1
     for d in range(state[_DOCUMENT], len(offsets) - 1):
         i, end = offsets[d], offsets[d + 1]
+        one, other = np.uint64(first[d]), np.uint64(second[d])
         if state[_POSITION] >= 0:
             i = state[_POSITION]
             state[_POSITION] = -1
-        column = 3 if heldout[d] else 2
         while i < end:
+            if 8 * (state[_USED] + _AHEAD) > len(slots):  # more than half of the slots would be in use
+                state[_DOCUMENT], state[_POSITION] = d, i
+                return False
             n = 0
             while n < _AHEAD and i < end:
                 starts[n] = i
-                i = next_word(text, i, end, classes, code)
+                i = end if code == _ONE_WORD else next_word(text, i, end, classes, code)
                 lows[n], highs[n] = _key(text, starts[n], i - starts[n], len(data))
-                prefetch_u64(words, 4 * _home(lows[n], highs[n]) & mask)
+                prefetch(words, 4 * _home(lows[n], highs[n]) & mask)
                 n += 1
             starts[n] = i
             for k in range(n):
                 size = starts[k + 1] - starts[k]
-                slot = _find(lows[k], highs[k], text, starts[k], size, words, kept, places)
-                if slot < 0:
-                    state[_DOCUMENT], state[_POSITION] = d, starts[k]
-                    return False
-                slots[slot + column] += np.uint64(1)
-    return True
-
-
-@njit(types.boolean(U8, I64, I64, I64, _SLOTS, _POOL, _STATE))
-def _add_words(data: Any, offsets: Any, first: Any, second: Any, slots: Any, pool: Any, state: Any) -> Any:
-    """Add counted words from the position in `state` on; False if the table must grow first."""
-    text, words, kept, places = data.ctypes, slots.ctypes, pool.ctypes, state.ctypes
-    for w in range(state[_DOCUMENT], len(offsets) - 1):
-        start, size = offsets[w], offsets[w + 1] - offsets[w]
-        low, high = _key(text, start, size, len(data))
-        slot = _find(low, high, text, start, size, words, kept, places)
-        if slot < 0:
-            state[_DOCUMENT] = w
-            return False
-        slots[slot + 2] += np.uint64(first[w])
-        slots[slot + 3] += np.uint64(second[w])
+                slot = _find(lows[k], highs[k], text, starts[k], size, words, mask, kept, places)
+                slots[slot + 2] += one
+                if other:  # of most documents it is 0: not to write it saves 3 % of the time
+                    slots[slot + 3] += other
     return True
 
 
@@ -206,7 +197,7 @@ def _rehash(old: Any, new: Any) -> Any:
                 new[at + field] = old[k + field]
 
 
-@njit(types.void(_SLOTS, _POOL, _POOL, _STATE, _STATE, _STATE))
+@njit(types.void(_SLOTS, _POOL, _POOL, *3 * [types.Array(types.int64, 1, "C")]))
 def _extract(slots: Any, pool: Any, data: Any, offsets: Any, first: Any, second: Any) -> Any:
     """Write all words and their sums out, in the order of the slots."""
     w, size = 0, 0
@@ -235,16 +226,12 @@ class WordTable:
     def __init__(self) -> None:
         self._slots = np.zeros(4 << 12, np.uint64)
         self._pool = np.empty(1 << 16, np.uint8)
-        self._state = np.zeros(8, np.int64)
-        self._resized()
+        self._state = np.zeros(5, np.int64)
 
     def clear(self) -> None:
         """Forget all words, but keep the memory."""
         self._slots[:] = 0
-        self._state[[_USED, _BYTES, _POOLED]] = 0
-
-    def _resized(self) -> None:
-        self._state[[_CAPACITY, _POOL_SIZE]] = len(self._slots) // 4, len(self._pool)
+        self._state[:] = 0
 
     def __len__(self) -> int:
         return int(self._state[_USED])
@@ -259,30 +246,26 @@ class WordTable:
 
         heldout: (documents,) bool, those whose words go to the second sum.
         """
-        self._state[[_DOCUMENT, _POSITION]] = 0, -1
-        text = data, offsets, heldout.view(np.uint8), class_table(), code_of(pattern)
-        while not _add_documents(*text, self._slots, self._pool, self._state):
-            self._grow()
+        second = heldout.astype(np.int64)
+        self._add(data, offsets, 1 - second, second, code_of(pattern))
 
     def add_words(self, words: Words) -> None:
         """Add the sums of counted words."""
-        self._state[_DOCUMENT] = 0
-        columns = (words.data, words.offsets, words.counts, words.others)
-        while not _add_words(*columns, self._slots, self._pool, self._state):
-            self._grow()
+        self._add(words.data, words.offsets, words.counts, words.others, _ONE_WORD)
 
-    def _grow(self) -> None:
-        """Double what is full: the pool if a word did not fit in it, else the table."""
-        if needed := int(self._state[_NEEDED]):
-            pool = np.empty(max(2 * len(self._pool), int(self._state[_POOLED]) + needed), np.uint8)
-            pool[: len(self._pool)] = self._pool
+    def _add(self, data: Bytes, offsets: Ints, first: Ints, second: Ints, code: int) -> None:
+        pooled = int(self._state[_POOLED])
+        # A long word takes less than half more in the pool than in the text.
+        if (needed := pooled + 3 * int(offsets[-1] - offsets[0]) // 2) > len(self._pool):
+            pool = np.empty(max(2 * len(self._pool), needed), np.uint8)
+            pool[:pooled] = self._pool[:pooled]
             self._pool = pool
-            self._state[_NEEDED] = 0
-        else:
+        self._state[[_DOCUMENT, _POSITION]] = 0, -1
+        columns = (data, offsets, first, second, class_table(), code)
+        while not _add(*columns, self._slots, self._pool, self._state):
             slots = np.zeros(2 * len(self._slots), np.uint64)
             _rehash(self._slots, slots)
             self._slots = slots
-        self._resized()
 
     def words(self) -> Words:
         """All words, in an order that depends only on what was added."""

@@ -34,8 +34,9 @@ from pretok.counts.table import WordTable
 from pretok.kernels.compile import load_registries
 from pretok.kernels.hashing import hash_documents, select
 from pretok.read.batches import TextBatch, buffers
+from pretok.read.conversation import RecordFormat
 from pretok.read.partition import Partition
-from pretok.read.readers import Damage, RecordFormat
+from pretok.read.readers import Damage
 
 TABLE_BYTES = 256 << 20
 """Memory of a worker's table of words. A table that may take more is spilled."""

@@ -51,9 +51,9 @@ def dataset_card(summary: Record) -> str:
     )
 
 
-def _values(told: Record | None) -> list[str | None]:
+def _values(values: Record | None) -> list[str | None]:
     """Return the values of a column, most tokens first; None stands for documents without one."""
-    return [row["value"] for row in told["listed"]] if told else []
+    return [row["value"] for row in values["listed"]] if values else []
 
 
 def _yaml(value: str | list[str]) -> str:

@@ -30,7 +30,7 @@ from pretok.shards.annotations import open_annotations
 from pretok.shards.documents import chosen_shards, scan
 from pretok.shards.ledger import SCHEMA, ledger_schema
 from pretok.shards.manifest import Manifest
-from pretok.shards.values import host
+from pretok.shards.values import host, sum_values
 
 DATE = r"^(\d{4}(-(0[1-9]|1[0-2])(-(0[1-9]|[12]\d|3[01]))?)?)($|[T ])"
 """ISO 8601 to the day, the month or the year. A bare number may be a time in any unit, so it is not a date."""
@@ -83,7 +83,7 @@ class Figures:
             if shard.source == source:
                 names |= dict.fromkeys(ledger_schema(shard.ledger_path).names)
         of_source = [one for one in self._joined if any(part.source == source for part in one.record.parts)]
-        names |= dict.fromkeys(column.name for one in of_source for column in one.record.columns)
+        names |= dict.fromkeys(name for one in of_source for name in one.record.columns)
         return [name for name in names if name not in SCHEMA.names]
 
     def add(self, of: str, extent: Extent) -> None:
@@ -130,33 +130,22 @@ class Figures:
     def amount(self, of: str, kind: str = "all", source: str | None = None, where: str = "true") -> Amount:
         """Return the sums of a source, or of all sources."""
         sums = ", ".join(f"coalesce(sum({name}), 0)::BIGINT" for name in AMOUNTS)
-        found = self.sql.execute(
+        result = self.sql.execute(
             f"SELECT {sums} FROM sums WHERE of = ? AND kind = ? AND source = coalesce(?, source) AND {where}",
             [of, kind, source],
         )
-        return dict(zip(AMOUNTS, found.fetchone(), strict=True))
+        return dict(zip(AMOUNTS, result.fetchone(), strict=True))
 
     def by_value(
         self, of: str, kind: str, source: str | None = None, most: int | None = None
     ) -> dict[str, Any]:
-        """Return sums by value. distinct: number of different values, without null; listed: the values with most
-        tokens, and documents without a value last."""
-        sums = ", ".join(f"sum({name})::BIGINT AS {name}" for name in AMOUNTS)
-        found = self.sql.execute(
-            f"""SELECT *, count(value) OVER () AS distinct_values FROM
-                (SELECT value, {sums} FROM sums
-                WHERE of = ? AND kind = ? AND source = coalesce(?, source) GROUP BY value)
-            QUALIFY row_number() OVER (ORDER BY value IS NULL, tokens DESC, value) <= ?
-                OR value IS NULL
-            ORDER BY value IS NULL, tokens DESC, value""",
-            [of, kind, source, 1 << 62 if most is None else most],
-        ).fetchall()
-        rows = [dict(zip(("value", *AMOUNTS), row, strict=False)) for row in found]
-        return {"distinct": found[0][-1] if found else 0, "listed": rows}
+        """Return the sums by value, as `sum_values` does; None lists all."""
+        rows = "FROM sums WHERE of = ? AND kind = ? AND source = coalesce(?, source)"
+        return sum_values(self.sql, rows, AMOUNTS, 1 << 62 if most is None else most, of, kind, source)
 
     def dates(self, of: str, source: str | None = None) -> dict[str, Any]:
         """Return the first and last date, as written, and how many documents have a date, another value, or none."""
-        found = self.sql.execute(
+        result = self.sql.execute(
             """SELECT min(value) FILTER (value <> '') AS earliest, max(value) FILTER (value <> '') AS latest,
             coalesce(sum(documents) FILTER (value <> ''), 0)::BIGINT AS dated,
             coalesce(sum(documents) FILTER (value = ''), 0)::BIGINT AS other,
@@ -164,8 +153,10 @@ class Figures:
             FROM sums WHERE of = ? AND kind = 'date' AND source = coalesce(?, source)""",
             [of, source],
         )
-        names = [column[0] for column in found.description]
-        return {name: value for name, value in zip(names, found.fetchone(), strict=True) if value is not None}
+        names = [column[0] for column in result.description]
+        return {
+            name: value for name, value in zip(names, result.fetchone(), strict=True) if value is not None
+        }
 
 
 @contextmanager
@@ -179,9 +170,9 @@ def open_figures(manifest: Manifest, named: Mapping[str, str]) -> Iterator[Figur
 
 
 def _usual(columns: list[str]) -> dict[str, str]:
-    found = {}
+    by_kind = {}
     for kind, (names, _) in KINDS.items():
         matching = [c for name in names for c in columns if c.rpartition(".")[2].lower() == name]
         if matching:
-            found[kind] = matching[0]
-    return found
+            by_kind[kind] = matching[0]
+    return by_kind

@@ -16,10 +16,9 @@ from pretok.base.errors import UsageError
 from pretok.base.html import page_environment
 from pretok.base.visible import visible_json
 from pretok.disclosure.card import dataset_card
-from pretok.disclosure.domains import domains_csv
+from pretok.disclosure.domains import count_reserved, domains_csv, read_register
 from pretok.disclosure.figures import open_figures
 from pretok.disclosure.read import read_mix, read_shards, read_steps
-from pretok.disclosure.register import count_reserved, read_register
 from pretok.disclosure.spdx import spdx_document
 from pretok.disclosure.summary import Record, load_answers, summarize
 from pretok.shards.manifest import load_manifest, shards_of

@@ -102,11 +102,11 @@ class SourceReading:
         do not count."""
         if self.coverage is None:
             return np.diff(bounds)
-        found = np.zeros(len(bounds) - 1, np.int64)
+        total = np.zeros(len(bounds) - 1, np.int64)
         for one in self.coverage:
             read = one.tokens(bounds)
-            found += read if removed is None else np.where(removed >= one.removals, read, 0)
-        return found
+            total += read if removed is None else np.where(removed >= one.removals, read, 0)
+        return total
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +167,7 @@ def load_run(folder: Path) -> tuple[dict[str, Any], tuple[RunSegment, ...]]:
             f"{folder / 'metrics.jsonl'}: {last['tokens']} tokens after step {steps}; by what the run recorded of its "
             f"steps it is {segments[-1].tokens_after(steps)}"
         )
-    told = {
+    about = {
         "size": settings.model,
         "sizes": settings.resolved.model,
         "steps": steps,
@@ -177,7 +177,7 @@ def load_run(folder: Path) -> tuple[dict[str, Any], tuple[RunSegment, ...]]:
         "trained_from": run.metrics[0].get("time"),
         "trained_to": last.get("time"),
     }
-    return told, segments
+    return about, segments
 
 
 def _extent(scope: str, spans: list[Span], run: dict[str, Any] | None) -> Extent:
@@ -221,17 +221,17 @@ def _coverage(view: View, entry: MixSource, low: int, high: int) -> Iterator[Cov
     """Yield what the `low`-th to `high - 1`-th sequences of an entry cover, one item for each place where epochs are
     cut."""
     number, size = number_of(view, entry.name), entry.sequences
-    found: dict[int, Coverage] = {}
-    held, stride = partial(runs, view, entry.name), int(view.tapes.strides[number])
+    by_cut: dict[int, Coverage] = {}
+    runs_between, stride = partial(runs, view, entry.name), int(view.tapes.strides[number])
     for epoch in range(low // size, (high - 1) // size + 1) if low < high else ():
         start, end = max(low, epoch * size), min(high, (epoch + 1) * size)
         cut = view.order.cut(number, epoch)
-        one = found.get(cut) or Coverage(cut, stride, 0, np.broadcast_to(np.uint16(0), size), held)
+        one = by_cut.get(cut) or Coverage(cut, stride, 0, np.broadcast_to(np.uint16(0), size), runs_between)
         if end - start == size:
-            found[cut] = replace(one, whole=one.whole + 1)
+            by_cut[cut] = replace(one, whole=one.whole + 1)
             continue
         part = one.part.copy()
         for at in range(start, end, BLOCK):
             part[drawn(view, entry.name, at, min(at + BLOCK, end))] += 1
-        found[cut] = replace(one, part=part)
-    yield from found.values()
+        by_cut[cut] = replace(one, part=part)
+    yield from by_cut.values()

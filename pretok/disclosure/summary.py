@@ -126,7 +126,7 @@ def summarize(
             "modalities": ["text"],
             **answers.general.model_dump(),
             **figures.amount("read"),
-            **_told(figures, None),
+            **_by_columns(figures, None),
         },
         "sources": {
             "categories": list(get_args(Category)),
@@ -161,7 +161,7 @@ def _source(
         "sequences": reading.sequences,
         "sequences_of": reading.of,
         "columns": figures.columns[name],
-        **_told(figures, name),
+        **_by_columns(figures, name),
         "domains": _values(figures, "domain", name, domains),
         "unread": {
             split: to_json(part) for split, part in splits.items() if split != extent.split and part.documents
@@ -174,13 +174,13 @@ def _values(figures: Figures, kind: str, source: str | None, most: int | None = 
     return figures.by_value("read", kind, source, most) if figures.tells("read", kind, source) else None
 
 
-def _told(figures: Figures, source: str | None) -> Record:
+def _by_columns(figures: Figures, source: str | None) -> Record:
     """Return what columns tell of a source, or of all sources."""
-    told: Record = {part: _values(figures, kind, source) for part, kind in VALUES.items()}
+    parts: Record = {part: _values(figures, kind, source) for part, kind in VALUES.items()}
     dated, copied = (figures.tells("read", kind, source) for kind in ("date", "duplicate"))
-    told["dates"] = figures.dates("read", source) if dated else None
-    told["duplicates"] = figures.amount("read", "duplicate", source, "value NOT NULL") if copied else None
-    return told
+    parts["dates"] = figures.dates("read", source) if dated else None
+    parts["duplicates"] = figures.amount("read", "duplicate", source, "value NOT NULL") if copied else None
+    return parts
 
 
 def _removed(manifest: Manifest, figures: Figures, name: str) -> Record:

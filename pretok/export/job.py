@@ -45,15 +45,14 @@ Learn = Mapping[str, tuple[str, ...]]
 
 
 class ExportedFile(Record, frozen=True):
-    """One file of tokens. path: relative to the folder; shards: the shards whose tokens it has; sizes, checksums: by
-    suffix, of this file and those next to it."""
+    """The tokens of one shard. path: relative to the folder; sizes, checksums: by suffix, of this file and those next
+    to it."""
 
     path: str
     source: str
     split: str
     tokens: Count
     documents: Count
-    shards: tuple[str, ...]
     sizes: dict[str, Count]
     checksums: dict[str, str]
 
@@ -175,7 +174,6 @@ def write_tokens(task: tuple[Shard, str], report: Report, *, out: Path, eod: int
         split=shard.split,
         tokens=shard.tokens,
         documents=shard.documents,
-        shards=(stem.name,),
         sizes=sizes,
         checksums=checksums,
     )

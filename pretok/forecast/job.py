@@ -14,14 +14,15 @@ from pretok.base.console import Console, Table, table
 from pretok.base.errors import UsageError
 from pretok.base.tokens import token_dtype
 from pretok.base.units import duration, human, human_bytes
-from pretok.chat.resolve import chat_tokenizer, resolve
+from pretok.chat.resolve import resolve
 from pretok.config import Recipe, Source
 from pretok.forecast.estimate import Interval, MixForecast, SourceForecast, forecast_mix, forecast_source
 from pretok.forecast.measure import measure
 from pretok.forecast.vocabulary import counting_vocabulary
 from pretok.read.conversation import Conversation
+from pretok.read.format import Probe
 from pretok.read.partition import shard_bytes
-from pretok.read.probe import Probe, probe_inputs
+from pretok.read.probe import probe_inputs
 from pretok.read.recognise import list_inputs
 from pretok.read.rejects import poor_sources
 from pretok.tokenizer.encoder import Encoder
@@ -102,8 +103,7 @@ def _forecast(
     source = recipe.sources[name]
     record = resolve(source.record, vocab, name)
     how = record.conversation
-    json = chat_tokenizer(vocab.raw.decode(), how.markers if isinstance(how, Conversation) else ())
-    encoder = Encoder(json, vocab.eod_id, vocab.size, str(vocab.path), vocab.bos_id)
+    encoder = Encoder(vocab.with_special(how.markers if isinstance(how, Conversation) else ()))
     sample = measure(probes, name, record, recipe.normalize.function, encoder)
     for error in sample.errors:
         console.notice(f"{name}: not sampled: {error}")

@@ -16,10 +16,11 @@ from pretok.chat.documents import documents_of
 from pretok.chat.encode import encode_spans
 from pretok.forecast.windows import Window, windows
 from pretok.read.batches import TextBatch, buffers
+from pretok.read.conversation import RecordFormat
 from pretok.read.files import CorruptInputError
+from pretok.read.format import Probe
 from pretok.read.normalize import Normalization
-from pretok.read.probe import Probe
-from pretok.read.readers import RecordFormat, read_piece
+from pretok.read.readers import read_piece
 from pretok.tokenizer.encoder import Encoder
 from pretok.tokenizer.reference import Unencodable
 

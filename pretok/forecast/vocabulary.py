@@ -23,7 +23,7 @@ from pretok.forecast.windows import windows
 from pretok.kernels.pretokenize import PATTERNS
 from pretok.read.batches import buffers
 from pretok.read.files import CorruptInputError
-from pretok.read.probe import Probe
+from pretok.read.format import Probe
 from pretok.read.readers import read_piece
 from pretok.tokenizer.vocabulary import TOKENIZER_FILE, Vocabulary, load_vocab, write_vocab
 from pretok.vocab.bpe import buffer_of, train_merges

@@ -24,8 +24,8 @@ from tempfile import TemporaryDirectory
 from pretok.base.records import replace
 from pretok.base.storage import FULL, tried, writing
 from pretok.read.files import READ_SIZE, CorruptInputError, InputFile, decompress, open_input
-from pretok.read.partition import Piece, line_starts
-from pretok.read.probe import Probe
+from pretok.read.format import Piece, Probe
+from pretok.read.lines import line_starts
 
 POINTS = 64
 WINDOW = 128 << 10

@@ -10,7 +10,7 @@ and these contain the code of those they call. Loading all of them took each wor
 
 The name of the cache folder depends on the sources of all compiled modules, because Numba checks only the file of a
 function and not those of the functions it calls. The folder is made in the first of these that can be written to:
-NUMBA_CACHE_DIR, the package's own `__pycache__`, the user's cache folder, the temporary folder.
+NUMBA_CACHE_DIR, the package's own `__pycache__`, the user's cache folder.
 """
 
 from __future__ import annotations
@@ -54,11 +54,6 @@ def _candidates() -> Iterator[Path]:
         yield Path(configured)
     yield PACKAGE / "__pycache__"
     yield Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()) / "pretok"
-    scratch = Path(tempfile.gettempdir()) / f"pretok-{os.getuid()}"
-    with contextlib.suppress(OSError):
-        scratch.mkdir(mode=0o700, exist_ok=True)
-        if scratch.lstat().st_uid == os.getuid():  # otherwise another user could put any code there
-            yield scratch
 
 
 def cache_folder() -> Path:

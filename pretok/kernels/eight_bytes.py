@@ -83,26 +83,21 @@ def _trailing_zeros(_context: Any, _word: Any) -> Any:
 trailing_zeros: Any = intrinsic(_trailing_zeros)
 
 
-def _prefetcher(kind: Any) -> Any:
-    """A compiled function (integers, position) that prefetches the cache line there."""
+def _prefetch(_context: Any, integers: Any, _position: Any) -> Any:
+    """A compiled function (pointer to integers, position) that prefetches the cache line there."""
 
-    def prefetch(_context: Any, _integers: Any, _position: Any) -> Any:
-        def generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-            byte, number = ir.IntType(8).as_pointer(), ir.IntType(32)
-            place = builder.bitcast(builder.gep(arguments[0], [arguments[1]]), byte)
-            signature = ir.FunctionType(ir.VoidType(), [byte, number, number, number])
-            load = builder.module.declare_intrinsic("llvm.prefetch", [byte], signature)
-            builder.call(load, [place, number(1), number(3), number(1)])  # to write, into all caches, data
-            return context.get_dummy_value()
+    def generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        byte, number = ir.IntType(8).as_pointer(), ir.IntType(32)
+        place = builder.bitcast(builder.gep(arguments[0], [arguments[1]]), byte)
+        signature = ir.FunctionType(ir.VoidType(), [byte, number, number, number])
+        load = builder.module.declare_intrinsic("llvm.prefetch", [byte], signature)
+        builder.call(load, [place, number(1), number(3), number(1)])  # to write, into all caches, data
+        return context.get_dummy_value()
 
-        return types.void(types.CPointer(kind), types.int64), generate
-
-    return intrinsic(prefetch)
+    return types.void(types.CPointer(integers.dtype), types.int64), generate
 
 
-prefetch_i32 = _prefetcher(types.int32)
-prefetch_i64 = _prefetcher(types.int64)
-prefetch_u64 = _prefetcher(types.uint64)
+prefetch: Any = intrinsic(_prefetch)
 
 
 @njit(types.int64(_U64), inline=True)

@@ -104,8 +104,6 @@ def select(hashes: npt.NDArray[np.uint64], fraction: Fraction | float) -> npt.ND
 
     The threshold is an exact integer, floor(fraction * 2**64); a larger fraction selects a superset.
     """
-    if not 0 <= fraction <= 1:
-        raise ValueError(f"a fraction lies between 0 and 1, not {fraction}")
     threshold = int(Fraction(fraction) * 2**64)
     if threshold == 0:
         return np.zeros(len(hashes), np.bool_)

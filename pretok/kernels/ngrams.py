@@ -4,11 +4,11 @@ Input: documents as one array of bytes with offsets; once, the passages that are
 passages, and which of them each document holds. A word is what `folding` leaves between separators. A gram is GRAM
 words in a row, or all words of a passage that has fewer, down to SHORTEST.
 
-A gram is its 64-bit rolling hash, which is looked up in Bloom filters and then in a table. Two grams of one hash count
-as one: of five million grams, a text of 10^12 words holds one by chance with a probability of a quarter. The cost of a
-word is its cache misses, so most words ask two filters and never the table: one filter for whole grams, one for the
-first SHORTEST words of passages that are shorter than a gram, and only after such words are all lengths looked up.
-Words are hashed a block ahead, so that the processor loads meanwhile what they will ask for.
+A gram is its 64-bit rolling hash. Two grams of one hash count as one: of five million grams, a text of 10^12 words
+holds one by chance with a probability of a quarter. The cost of a word is its cache misses, so most words ask two Bloom
+filters and never the sorted hashes: one filter for all grams, one for the first SHORTEST words of passages that are
+shorter than a gram, and only after such words are all lengths looked up. Words are hashed a block ahead, so that the
+processor loads meanwhile what they will ask for.
 """
 
 from __future__ import annotations
@@ -21,15 +21,16 @@ import numpy.typing as npt
 from numba import types
 
 from pretok.kernels.compile import BYTES, I64, U8, U64, njit
-from pretok.kernels.eight_bytes import prefetch_u64
+from pretok.kernels.eight_bytes import prefetch
 from pretok.kernels.folding import PASSED_OVER, SEPARATOR, SEVERAL, fold_tables
 
 GRAM = 13
 """Words of a gram, as in the overlap studies since "Language Models are Few-Shot Learners" (Brown et al., 2020)."""
 SHORTEST = 8
 """Words of the shortest passage that is looked for; shorter ones are found by chance."""
-BITS_PER_GRAM = 16
-"""At least, in the filter of grams. Three bits per gram in one word of 64: less than 1 % of other grams pass."""
+BITS_PER_GRAM = 32
+"""At least, in the filter of grams. Three bits per gram in one word of 64: some 0.1 % of other grams pass, each of
+which costs a search among all grams."""
 BITS_PER_OPENING = 64
 """In the filter of openings. There are few, and one that passes costs a look-up of six lengths at each of six words."""
 
@@ -45,7 +46,6 @@ _RING = 15
 """Mask of the places of a ring that holds the last words."""
 
 _ENTRIES = types.CPointer(types.uint32)
-_I32 = types.Array(types.int32, 1, "C", readonly=True)
 _U32 = types.Array(types.uint32, 1, "C", readonly=True)
 _NEW_I64, _NEW_I32, _NEW_U64 = (
     types.Array(kind, 1, "C") for kind in (types.int64, types.int32, types.uint64)
@@ -157,17 +157,6 @@ def _fill_filter(keys: Any, bits: Any) -> Any:
         bits[key & np.uint64(len(bits) - 1)] |= _bits_of(key)
 
 
-@njit(types.void(U64, _NEW_I32))
-def _fill_table(keys: Any, slots: Any) -> Any:
-    """Enter the numbers of distinct keys into an empty table of -1, its size a power of two."""
-    mask = len(slots) - 1
-    for g in range(len(keys)):
-        slot = np.int64(keys[g] >> np.uint64(24)) & mask
-        while slots[slot] >= 0:
-            slot = (slot + 1) & mask
-        slots[slot] = g
-
-
 @njit(types.boolean(types.uint64, U64), inline=True)
 def _may_hold(key: Any, bits: Any) -> Any:
     """Whether a filter holds the key, or three bits of others say so."""
@@ -175,14 +164,11 @@ def _may_hold(key: Any, bits: Any) -> Any:
     return bits[key & np.uint64(len(bits) - 1)] & wanted == wanted
 
 
-@njit(types.int64(types.uint64, _I32, U64))
-def _look_up(key: Any, slots: Any, keys: Any) -> Any:
-    """The number of a key in the table, or -1."""
-    mask = len(slots) - 1
-    slot = np.int64(key >> np.uint64(24)) & mask
-    while slots[slot] >= 0 and keys[slots[slot]] != key:
-        slot = (slot + 1) & mask
-    return np.int64(slots[slot])
+@njit(types.int64(types.uint64, U64))
+def _look_up(key: Any, keys: Any) -> Any:
+    """The number of a key among rising keys, or -1."""
+    number = np.searchsorted(keys, key)
+    return number if number < len(keys) and keys[number] == key else -1
 
 
 @njit(types.UniTuple(types.int64, 2)(BYTES, types.int64, types.int64, _ENTRIES, _ENTRIES, U64, _NEW_U64))
@@ -200,7 +186,7 @@ def _hash_words(text: Any, i: Any, end: Any, entries: Any, several: Any, bits: A
             break
         now = now * _BASE + h
         hashes[GRAM + n] = now
-        prefetch_u64(filter_words, np.int64(_key(now, hashes[n], power, GRAM) & last))
+        prefetch(filter_words, np.int64(_key(now, hashes[n], power, GRAM) & last))
         n += 1
     return n, i
 
@@ -208,11 +194,10 @@ def _hash_words(text: Any, i: Any, end: Any, entries: Any, several: Any, bits: A
 _FOUND = types.Tuple((_NEW_I64, _NEW_I32))
 
 
-@njit(_FOUND(U8, I64, _U32, _U32, U64, U64, U64, _I32, U64))
+@njit(_FOUND(U8, I64, _U32, _U32, U64, U64, U64, U64))
 def _find(
-    data: Any, offsets: Any, entries: Any, several: Any, powers: Any,
-    bits: Any, openings: Any, slots: Any, keys: Any,
-) -> Any:  # fmt: skip
+    data: Any, offsets: Any, entries: Any, several: Any, powers: Any, keys: Any, bits: Any, openings: Any
+) -> Any:
     """See `find_grams`."""
     hit_offsets, hits, count = np.zeros(len(offsets), np.int64), np.empty(256, np.int32), 0
     seen = np.zeros(len(keys), np.uint8)  # grams that the document holds already
@@ -235,9 +220,7 @@ def _find(
                 if words <= last_short:
                     shortest = SHORTEST
                 for length in range(shortest, min(GRAM, words) + 1):
-                    gram = _look_up(
-                        _key(hashes[at], hashes[at - length], powers[length], length), slots, keys
-                    )
+                    gram = _look_up(_key(hashes[at], hashes[at - length], powers[length], length), keys)
                     if gram >= 0 and not seen[gram]:
                         if count == len(hits):
                             hits = np.append(hits, np.empty(len(hits), np.int32))
@@ -259,21 +242,17 @@ class Grams:
     """The distinct grams of passages, ready to be looked for.
 
     keys: (grams,) the hash of each, rising; bits: a filter of the keys; openings: a filter of the first words of short
-    ones; slots: a hash table of the keys, with their numbers.
+    ones.
     """
 
     keys: npt.NDArray[np.uint64]
     bits: npt.NDArray[np.uint64]
     openings: npt.NDArray[np.uint64]
-    slots: npt.NDArray[np.int32]
-
-
-def _power_of_two(least: int) -> int:
-    return 1 << max(0, least - 1).bit_length()
 
 
 def _filter(keys: npt.NDArray[np.uint64], bits_per_key: int) -> npt.NDArray[np.uint64]:
-    bits = np.zeros(_power_of_two(len(keys) * bits_per_key // 64), np.uint64)
+    words = max(1, len(keys) * bits_per_key // 64)
+    bits = np.zeros(1 << (words - 1).bit_length(), np.uint64)
     _fill_filter(keys, bits)
     return bits
 
@@ -285,11 +264,9 @@ def list_grams(
     which passage, both (places,) in the order of the passages)."""
     keys, passages, openings = _list_grams(data, offsets, *fold_tables(), _POWERS)
     distinct, gram = np.unique(keys, return_inverse=True)
-    slots = np.full(_power_of_two(2 * len(distinct)), -1, np.int32)
-    _fill_table(distinct, slots)
-    long = _filter(distinct, BITS_PER_GRAM)
+    bits = _filter(distinct, BITS_PER_GRAM)
     short = _filter(np.unique(openings[openings != 0]), BITS_PER_OPENING)
-    return Grams(distinct, long, short, slots), gram, passages
+    return Grams(distinct, bits, short), gram, passages
 
 
 def find_grams(
@@ -298,6 +275,6 @@ def find_grams(
     """(at, hits): the distinct grams of document data[offsets[d]:offsets[d + 1]] are hits[at[d]:at[d + 1]], in the
     order of their first places."""
     found: tuple[npt.NDArray[np.int64], npt.NDArray[np.int32]] = _find(
-        data, offsets, *fold_tables(), _POWERS, grams.bits, grams.openings, grams.slots, grams.keys
+        data, offsets, *fold_tables(), _POWERS, grams.keys, grams.bits, grams.openings
     )
     return found

@@ -315,35 +315,6 @@ def _disputed(data: Any, offsets: Any, table: Any) -> Any:
     return found
 
 
-@njit(types.boolean(BYTES, types.int64, types.int64, BYTES, types.int64))
-def _has_run(data: Any, i: Any, end: Any, table: Any, longest: Any) -> Any:
-    """Whether more than `longest` bytes in a row are of one class: letters, digits, space or others. Marks are of each,
-    as patterns take them for letters or not."""
-    start, kind = i, 0
-    while i < end:
-        at = i
-        flag, i = read_class(data, i, end, table)
-        now = (
-            1 if flag & LETTER else 2 if flag & u.NUMBER else 3 if flag & BLANK else 0 if flag & u.MARK else 4
-        )
-        if now != kind and now != 0:
-            if kind != 0:
-                start = at
-            kind = now
-        if i - start > longest:
-            return True
-    return False
-
-
-@njit(types.Array(types.boolean, 1, "C")(U8, I64, U8, types.int64))
-def _long_runs(data: Any, offsets: Any, table: Any, longest: Any) -> Any:
-    found = np.zeros(len(offsets) - 1, np.bool_)
-    for d in range(len(found)):
-        if offsets[d + 1] - offsets[d] > longest:
-            found[d] = _has_run(data.ctypes, offsets[d], offsets[d + 1], table.ctypes, longest)
-    return found
-
-
 def code_of(pattern: str) -> int:
     """The number of a pattern. Raises UsageError for a name that is not in PATTERNS."""
     try:
@@ -396,15 +367,4 @@ def disputed(
             [(table[np.frombuffer(text, np.uint32)] == u.UNASSIGNED).any() for text in whole], np.bool_
         )
     found: npt.NDArray[np.bool_] = _disputed(data, offsets, table)
-    return found
-
-
-def long_runs(
-    data: npt.NDArray[np.uint8], offsets: npt.NDArray[np.int64], longest: int
-) -> npt.NDArray[np.bool_]:
-    """Which documents hold more than `longest` bytes of one class in a row, bool[d]: in others a word has at most two
-    such runs. Only documents that are longer are looked into."""
-    if np.diff(offsets).max(initial=0) <= longest:
-        return np.zeros(len(offsets) - 1, np.bool_)
-    found: npt.NDArray[np.bool_] = _long_runs(data, offsets, u.class_table(), longest)
     return found

@@ -14,9 +14,9 @@ from pathlib import Path
 from pretok.base.errors import MismatchError, UsageError
 from pretok.base.records import read_record
 from pretok.base.units import listed
+from pretok.read.conversation import RecordFormat
 from pretok.read.files import InputFile
 from pretok.read.paths import TWO_URLS, is_remote
-from pretok.read.readers import RecordFormat
 
 SHOWN = 5
 INPUTS = "inputs"

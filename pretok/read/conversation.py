@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from msgspec import field
+from msgspec import UNSET, UnsetType, field
 
 from pretok.base.errors import UsageError
 from pretok.base.records import Count, Record
@@ -38,6 +38,27 @@ class Conversation(Record, frozen=True, kw_only=True):
     learned: tuple[str, ...] = ()
     markers: dict[str, Count] = field(default_factory=dict)
     variables: dict[str, str] = field(default_factory=dict)
+
+
+class RecordFormat(Record, frozen=True):
+    """How to find documents.
+
+    field: name of the text field or column, such as `meta.text` inside `meta`; separator: the end of a document in a
+    plain text file, "" for one document per file; max_document: bytes of the longest text that is accepted, before
+    normalization; conversation: how the value of the field, or with "" the whole record, becomes text, if it is not
+    text itself.
+    """
+
+    field: str = "text"
+    separator: str = ""
+    max_document: Count = 256 << 20
+    conversation: Conversation | UnsetType = UNSET
+
+    @property
+    def max_line(self) -> int:
+        """Bytes of the longest line of JSON Lines that is parsed; a longer one is rejected as too long without parsing.
+        A text takes three times its bytes if all its letters are escaped; 1 MiB is for other fields."""
+        return 3 * self.max_document + (1 << 20)
 
 
 @lru_cache

@@ -9,9 +9,9 @@ from __future__ import annotations
 import os
 import re
 import zlib
+from codecs import BOM_UTF8
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 
 import xxhash
 
@@ -28,13 +28,12 @@ COMPRESSED_STEP = 1 << 10
 of zstd, where 4 bytes may stand for a block of 128 KiB (RFC 8878, 3.1.1.2). Larger steps are no faster."""
 READ_SIZE = 1 << 22
 """Bytes per read from the file system."""
-ARROW_FILE = b"ARROW1"
-"""First bytes of an Arrow file; any other table is an Arrow stream, as `datasets` saves it."""
 BLOCKS = 8
 """Blocks of READ_SIZE kept of a remote file: Arrow reads that many of its columns side by side."""
 
 SHOWN = 5
 """Names in one notice."""
+Beginning = TypeVar("Beginning", bytes, memoryview)
 
 
 class CorruptInputError(Exception):
@@ -85,23 +84,6 @@ def open_parquet(path: str) -> Any:
     import pyarrow as pa
 
     return open_input(path, READ_SIZE) if is_remote(path) else pa.OSFile(path)
-
-
-@contextmanager
-def arrow_batches(path: str) -> Iterator[tuple[Any, Iterator[Any]]]:
-    """(pyarrow schema, record batches) of an Arrow file or stream. A local file is memory-mapped, so only the header of
-    a skipped batch is read."""
-    import pyarrow as pa
-
-    with open_input(path, READ_SIZE) if is_remote(path) else pa.memory_map(path) as stream:
-        beginning = stream.read(len(ARROW_FILE))
-        stream.seek(0)
-        if beginning == ARROW_FILE:
-            file = pa.ipc.open_file(stream)
-            yield file.schema, map(file.get_batch, range(file.num_record_batches))
-        else:
-            reader = pa.ipc.open_stream(stream)
-            yield reader.schema, reader
 
 
 def identify(path: str) -> tuple[bytes, bytes, int, str]:
@@ -237,6 +219,12 @@ def decompress(blocks: Iterator[bytes], compression: str, *, partial: bool = Fal
         raise CorruptInputError(
             f"the {compression} stream ends in the middle of a frame: the file is truncated"
         )
+
+
+def without_bom(beginning: Beginning) -> Beginning:
+    """The beginning of a file without a byte order mark, which is not part of the text (RFC 8259, 8.1; Unicode,
+    23.8)."""
+    return beginning[len(BOM_UTF8) :] if bytes(beginning[: len(BOM_UTF8)]) == BOM_UTF8 else beginning
 
 
 def unpack(data: bytes, compression: str, *, partial: bool = False) -> Iterator[bytes]:

@@ -374,6 +374,9 @@ every line."""
 _SCRATCH = types.Tuple((BYTES, BYTES, _INTS))
 """(closers, unescaped, inner): see `_skip_value`; a key without its escapes; for each field, the value of the first key
 of its path."""
+_PARSER = types.Tuple((_FIELDS, _SCRATCH, _AT, types.boolean, BYTES, _INTS))
+"""(fields, scratch, longest, raw, out, spans): what stays the same from line to line; see `parse_lines`. The text of a
+line goes to `out`, the places of its fields to `spans`."""
 
 
 @njit(types.UniTuple(_AT, 2)(BYTES, _AT, _AT, _FIELDS, _AT, _SCRATCH))
@@ -406,24 +409,15 @@ def _descend(block: Pointer, at: int, end: int, fields: Any, field: int, scratch
     return at, stop
 
 
-@njit(types.UniTuple(_AT, 3)(BYTES, _AT, _AT, _FIELDS, BYTES, _AT, _INTS, _AT, _SCRATCH), inline=True)
-def _walk(
-    block: Pointer,
-    at: int,
-    end: int,
-    fields: Any,
-    out: Pointer,
-    start: int,
-    spans: Any,
-    row: int,
-    scratch: Any,
-) -> tuple[int, int, int]:
+@njit(types.UniTuple(_AT, 3)(BYTES, _AT, _AT, _PARSER, _AT, _AT), inline=True)
+def _walk(block: Pointer, at: int, end: int, parser: Any, start: int, row: int) -> tuple[int, int, int]:
     """Walk the object whose brace is at `at`: (position after it or -1, end of the text in `out`, 1 if the text escapes
     a lone surrogate).
 
     Writes to spans[row:] where the value of each field begins and ends, -1 for none. A text that is a string is
     unescaped to out[start:].
     """
+    fields, scratch, _, _, out, spans = parser
     count, names, keys, paths = fields
     closers, unescaped, inner = scratch
     size, lone = start, 0
@@ -476,31 +470,17 @@ def _walk(
     return at + 1, size, lone
 
 
-@njit(
-    types.UniTuple(_AT, 2)(BYTES, _AT, _AT, _FIELDS, _AT, types.boolean, BYTES, _AT, _INTS, _AT, _SCRATCH),
-    inline=True,
-)
-def _parse_line(
-    block: Pointer,
-    at: int,
-    end: int,
-    fields: Any,
-    longest: int,
-    raw: bool,
-    out: Pointer,
-    start: int,
-    spans: Any,
-    row: int,
-    scratch: Any,
-) -> tuple[int, int]:
+@njit(types.UniTuple(_AT, 2)(BYTES, _AT, _AT, _PARSER, _AT, _AT), inline=True)
+def _parse_line(block: Pointer, at: int, end: int, parser: Any, start: int, row: int) -> tuple[int, int]:
     """(status, end of the text in `out`) of the line block[at:end], which should be one object."""
+    fields, scratch, longest, raw, out, spans = parser
     at = _skip_space(block, at, end)
     if at == end:
         return _BLANK, start
     if block[at] != char.OPEN_BRACE:
         at = _skip_value(block, at, end, scratch[0])
         return NOT_AN_OBJECT if at >= 0 and _skip_space(block, at, end) == end else MALFORMED, start
-    stop, size, lone = _walk(block, at, end, fields, out, start, spans, row, scratch)
+    stop, size, lone = _walk(block, at, end, parser, start, row)
     if stop < 0 or _skip_space(block, stop, end) != end:
         return MALFORMED, start
     if raw and fields[1][0] == char.DOT:  # a field with an empty name is the whole record
@@ -571,8 +551,8 @@ def _parse_block(
     closers, unescaped, inner = room
     fields = count, names.ctypes, keys.ctypes, paths.ctypes
     scratch = closers.ctypes, unescaped.ctypes, inner.ctypes
-    found_at = spans.ctypes
-    source, target = block.ctypes, out.ctypes
+    parser = fields, scratch, longest, raw, out.ctypes, spans.ctypes
+    source = block.ctypes
     lines = records = texts = size = at = 0
     offsets[0] = 0
     while at < len(block):
@@ -580,9 +560,7 @@ def _parse_block(
         if end - at > longest_line:
             found = TOO_LONG
         else:  # if it is not OK, the next line overwrites its part of `out` and `spans`
-            found, size = _parse_line(
-                source, at, end, fields, longest, raw, target, size, found_at, 2 * count * texts, scratch
-            )
+            found, size = _parse_line(source, at, end, parser, size, 2 * count * texts)
         if found != _BLANK:
             places[records, 0], places[records, 1] = at, end
             numbers[records] = lines

@@ -10,8 +10,9 @@ import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol, TypeVar
 
-from pretok.base.execute import Result, Task
+from pretok.base.execute import Task
 from pretok.base.failures import Failures
+from pretok.base.pool import Result
 from pretok.base.tasks import Step
 from pretok.base.units import plural
 from pretok.read.partition import Partition
@@ -42,8 +43,8 @@ def run_partitions(
     doing: such as `to count`; before: the counts of earlier runs; failures: partitions that fail are added to it.
     """
     done = len(tasks) - len(todo)
-    step.progress.expect(sum(task.partition.estimate for task in tasks), len(tasks))
-    step.progress.start_from({**before, "partitions": done})
+    size = sum(task.partition.estimate for task in tasks)
+    step.progress.expect(size, len(tasks), {**before, "partitions": done})
     text = f"{plural(len(tasks), 'partition')} {doing}"
     if kept := ", ".join(f"{before[key]:,} {key}" for key in ("documents", "tokens") if before.get(key)):
         text += f", {done} of them done by an earlier run, which left {kept}"

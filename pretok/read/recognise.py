@@ -11,8 +11,8 @@ import re
 import stat
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from pretok.base.errors import UsageError
 from pretok.base.reads import map_reads
@@ -27,19 +27,12 @@ from pretok.read.files import (
     compression_of,
     identify,
     unpack,
+    without_bom,
 )
+from pretok.read.formats import FORMATS
 from pretok.read.paths import TWO_URLS, expand, is_glob, is_remote, name_url
 
-_PARQUET = b"PAR1"
-"""First and last bytes of a Parquet file. A truncated one is recognised by its name, and reading it fails."""
-_ARROW = (b"ARROW1\0\0", b"\xff\xff\xff\xff")
-"""First bytes of an Arrow file, and of an Arrow stream, as `datasets` saves it."""
-_TABLES = ("parquet", "arrow")
 _SUFFIX_COMPRESSION = {".zst": "zstd", ".zstd": "zstd", ".gz": "gzip"}
-_SUFFIX_FORMAT = {
-    ".jsonl": "jsonl", ".json": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet", ".arrow": "arrow",
-    ".txt": "text", ".text": "text",
-}  # fmt: skip
 _CSV = (
     'CSV; convert it to Parquet or JSON Lines, or declare format = "text" to take all of it as one document'
 )
@@ -57,6 +50,15 @@ _ARRAY = re.compile(rb'\s*\[\s*[{"]')
 _CONTROL = re.compile(rb"[\0-\x07\x0e-\x1a\x1c-\x1f]")
 _MOST_CONTROL = 32
 """JSON Lines with more than one control character in this many bytes are binary; a damaged line has fewer."""
+
+
+class _Look(NamedTuple):
+    """What a path is: an input, with device and inode if it is local, or None and the reason."""
+
+    path: str
+    file: InputFile | None
+    notice: str
+    inode: tuple[int, int] | None = None
 
 
 def list_inputs(patterns: Sequence[str], declared_format: str) -> tuple[list[InputFile], list[str]]:
@@ -79,29 +81,18 @@ def list_inputs(patterns: Sequence[str], declared_format: str) -> tuple[list[Inp
     looks = map_reads(
         lambda path: _look(path, named[path], declared_format), paths, far=any(map(is_remote, paths))
     )
-    _refuse_twice([look for look in looks if look.file])
+    seen: dict[tuple[int, int], str] = {}
+    notices = defaultdict[str, list[str]](list)
+    for look in looks:
+        if look.notice:
+            notices[look.notice if look.file else f"left out, {look.notice}"].append(look.path)
+        if look.file and look.inode and (other := seen.setdefault(look.inode, look.path)) != look.path:
+            # Its documents would be read twice.
+            raise UsageError(f"{other} and {look.path} are the same file; name it once")
     files = [look.file for look in looks if look.file]
     if not files:
         raise UsageError(f"{', '.join(patterns)}: {'; '.join(look.notice for look in looks[:SHOWN])}")
-    told = defaultdict[str, list[str]](list)
-    for look in looks:
-        if not look.file:
-            told[f"left out, {look.notice}"].append(look.path)
-        elif look.notice:
-            told[look.notice].append(look.path)
-        elif not look.file.size:
-            told["empty"].append(look.path)
-    return files, [f"{what}: {listed(paths, SHOWN)}" for what, paths in sorted(told.items())]
-
-
-@dataclass(frozen=True, slots=True)
-class _Look:
-    """The result for a path: an input, with device and inode if it is local, or None and the reason."""
-
-    path: str
-    file: InputFile | None
-    notice: str = ""
-    inode: tuple[int, int] | None = None
+    return files, [f"{what}: {listed(paths, SHOWN)}" for what, paths in sorted(notices.items())]
 
 
 def _look(path: str, explicit: bool, declared_format: str) -> _Look:
@@ -114,24 +105,23 @@ def _look(path: str, explicit: bool, declared_format: str) -> _Look:
                 raise UsageError(f"{path} is {what}, not an input file{_hint(path)}")
             if what:
                 return _Look(path, None, what)
-        file, notice = tried(lambda: _describe(path, declared_format))
+        return _Look(path, *tried(lambda: _describe(path, declared_format)), inode)
     except OSError as error:  # its partition will fail and name it; the rest of the job continues
-        told = masked(str(error.strerror or error))
-        file, notice = InputFile(path, "unreadable", "", 0, told), f"cannot be read, {told}"
-    return _Look(path, file, notice, inode)
+        problem = masked(str(error.strerror or error))
+        return _Look(path, InputFile(path, "unreadable", "", 0, problem), f"cannot be read, {problem}", inode)
 
 
 def _kind(path: str) -> tuple[str, tuple[int, int] | None]:
     """(what a local path is, "" for a regular file; device and inode). It does not open the file: opening a named pipe
     would block."""
     try:
-        found = os.stat(path)  # noqa: PTH116
+        status = os.stat(path)  # noqa: PTH116
     except OSError as error:
         if error.errno in (errno.ENOENT, errno.ELOOP) and os.path.islink(path):  # noqa: PTH114
             return "a link that leads nowhere", None
         raise
-    folder, file = stat.S_ISDIR(found.st_mode), stat.S_ISREG(found.st_mode)
-    return "" if file else "a folder" if folder else "a pipe or device", (found.st_dev, found.st_ino)
+    folder, file = stat.S_ISDIR(status.st_mode), stat.S_ISREG(status.st_mode)
+    return "" if file else "a folder" if folder else "a pipe or device", (status.st_dev, status.st_ino)
 
 
 def _hint(path: str) -> str:
@@ -139,16 +129,6 @@ def _hint(path: str) -> str:
         return ""
     splits = (Path(path) / "dataset_dict.json").exists()
     return f": {'name one of its splits' if splits else 'give a glob such as'} {path}/*"
-
-
-def _refuse_twice(looks: Sequence[_Look]) -> None:
-    """Raises UsageError if two paths lead to one file, whose documents would be read twice."""
-    seen: dict[tuple[int, int], str] = {}
-    for look in looks:
-        if look.inode is not None:
-            other = seen.setdefault(look.inode, look.path)
-            if other != look.path:
-                raise UsageError(f"{other} and {look.path} are the same file; name it once")
 
 
 def _describe(path: str, declared_format: str) -> tuple[InputFile, str]:
@@ -161,19 +141,22 @@ def _describe(path: str, declared_format: str) -> tuple[InputFile, str]:
     suffixes = [f".{suffix}" for suffix in os.path.basename(path).lower().split(".")[1:]]  # noqa: PTH119
     packed = _SUFFIX_COMPRESSION.get(suffixes[-1], "") if suffixes else ""
     suffix = next(iter((suffixes[:-1] if packed else suffixes)[-1:]), "")
-    parquet = head.startswith(_PARQUET) and tail.endswith(_PARQUET)
-    table = "parquet" if parquet else "arrow" if head.startswith(_ARROW) else ""
-    if table and declared_format not in ("auto", table):
-        raise UsageError(f"{path} is {table.title()}, but the source declares format {declared_format}")
-    compression = compression_of(head) or (packed if size and not table and not _begins_object(head) else "")
-    by_name = _SUFFIX_FORMAT.get(suffix, "")
-    file_format = table or (by_name if declared_format == "auto" else declared_format)
-    if file_format not in _TABLES:
-        begins = _beginning(head, compression)
-        if declared_format != "text":
-            _refuse_other(path, begins, suffix, declared_format)
-        file_format = file_format or ("jsonl" if _begins_object(begins) else "text")
-    notice = ""
+    compression = compression_of(head)
+    begins = _beginning(head, compression)
+    found = next(name for name, known in FORMATS.items() if known.recognise(begins, tail))
+    if FORMATS[found].BINARY and declared_format not in ("auto", found):
+        raise UsageError(f"{path} is {found.title()}, but the source declares format {declared_format}")
+    if size and packed and not compression and found == "text":
+        compression, begins = packed, b""
+    by_name = next((name for name, known in FORMATS.items() if suffix in known.SUFFIXES), "")
+    file_format = by_name if declared_format == "auto" else declared_format
+    if FORMATS[found].BINARY or not file_format:
+        file_format = found
+    if not FORMATS[file_format].BINARY and declared_format != "text":
+        lines = "jsonl" in (declared_format, by_name)
+        if other := _other(begins, suffix, declared_format == "auto", lines, lines or not by_name):
+            raise UsageError(f"{path} is {other}")
+    notice = "" if size else "empty"
     if size and (compression != packed or by_name not in ("", file_format)):
         real = f"{file_format}{'.' + compression if compression else ''}"
         notice = f"read as {real}, which is not what its name says"
@@ -181,31 +164,24 @@ def _describe(path: str, declared_format: str) -> tuple[InputFile, str]:
 
 
 def _beginning(head: bytes, compression: str) -> bytes:
-    """The first bytes of a file, decompressed, without a BOM; b"" if they are damaged."""
-    if compression:
-        try:
-            head = next(unpack(head, compression, partial=True), b"")
-        except CorruptInputError:  # reported when it is read
-            head = b""
-    return head[:IDENTITY_BYTES].removeprefix(b"\xef\xbb\xbf")
+    """The first bytes of a file, decompressed, without a byte order mark; b"" if they are damaged."""
+    try:
+        head = next(unpack(head, compression, partial=True), b"")
+    except CorruptInputError:  # reported when it is read
+        head = b""
+    return without_bom(head[:IDENTITY_BYTES])
 
 
-def _begins_object(data: bytes) -> bool:
-    return data.removeprefix(b"\xef\xbb\xbf").lstrip()[:1] == b"{"
-
-
-def _refuse_other(path: str, begins: bytes, suffix: str, declared_format: str) -> None:
-    """Raises UsageError for a file that cannot be JSON Lines or text."""
-    lines = "jsonl" in (declared_format, _SUFFIX_FORMAT.get(suffix))
-    other = None
-    if declared_format == "auto":
-        other = _OTHER_SUFFIXES.get(suffix)
-        if (lines or suffix not in _SUFFIX_FORMAT) and _ARRAY.match(begins):
-            other = "one JSON array, not JSON Lines; write an object a line, as jq -c '.[]' does"
+def _other(begins: bytes, suffix: str, auto: bool, lines: bool, array: bool) -> str:
+    """What a file is that cannot be JSON Lines or text, "" if it can. auto: whether no format is declared; lines:
+    whether it should be JSON Lines; array: whether it may be an array of JSON."""
+    if auto and suffix in _OTHER_SUFFIXES:
+        return _OTHER_SUFFIXES[suffix]
+    if auto and array and _ARRAY.match(begins):
+        return "one JSON array, not JSON Lines; write an object a line, as jq -c '.[]' does"
     for magic, what in _OTHER_BEGINNINGS.items():
-        other = other or (what if begins.startswith(magic) else None)
-    control = len(_CONTROL.findall(begins)) * _MOST_CONTROL > len(begins) if lines else b"\0" in begins
-    if not other and control:
-        other = 'binary: neither JSON Lines, Parquet nor text; leave it out, or declare format = "text"'
-    if other:
-        raise UsageError(f"{path} is {other}")
+        if begins.startswith(magic):
+            return what
+    if len(_CONTROL.findall(begins)) * _MOST_CONTROL > len(begins) if lines else b"\0" in begins:
+        return 'binary: neither JSON Lines, Parquet nor text; leave it out, or declare format = "text"'
+    return ""

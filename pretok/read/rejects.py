@@ -9,17 +9,7 @@ from collections.abc import Mapping
 from fractions import Fraction
 from math import ceil
 
-(
-    OK,
-    MALFORMED,
-    NOT_AN_OBJECT,
-    MISSING,
-    NULL,
-    NOT_A_STRING,
-    SURROGATE,
-    EMPTY,
-    TOO_LONG,
-) = range(9)
+OK, MALFORMED, NOT_AN_OBJECT, MISSING, NULL, NOT_A_STRING, SURROGATE, EMPTY, TOO_LONG = range(9)
 REASONS = (
     "",
     "malformed_json",

@@ -7,112 +7,88 @@ depends only on the bytes, not on how they were split into blocks.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+from collections.abc import Iterator
 
-from pretok.read.files import CorruptInputError
+from pretok.read.files import CorruptInputError, read_bytes, unpack, without_bom
+from pretok.read.format import Piece
+
+
+def piece_spans(
+    piece: Piece, small: bytes | None, separator: bytes, limit: int, batch_bytes: int
+) -> Iterator[memoryview | None]:
+    """The spans of a piece, without the byte order mark of its file. separator: b"" if the whole file is one record;
+    small: all bytes of the file, if they have been read already."""
+    file, start = piece.file, piece.start or 0
+    if small is None:
+        blocks = read_bytes(file.path, file.compression, start, piece.stop)
+    else:
+        blocks = unpack(small[start : piece.stop], file.compression)
+    first = start == 0
+    for span in (
+        whole_records(blocks, separator, limit, batch_bytes) if separator else whole_file(blocks, limit)
+    ):
+        yield without_bom(span) if first and span is not None else span
+        first = False
+        del span
 
 
 def whole_records(
     blocks: Iterator[bytes], separator: bytes, limit: int, batch_bytes: int
 ) -> Iterator[memoryview | None]:
     """Spans end at the last separator within batch_bytes, or at the end of a record that is longer; the last span ends
-    with the input. None stands for a record of more than max(limit, batch_bytes) bytes. The next span overwrites the
-    memory of the last: new memory for each would cost more than the copy into it.
+    with the input. None stands for a record of more than max(limit, batch_bytes) bytes.
 
     Before a CorruptInputError is raised, the complete records that were read are yielded.
     """
-    cutter = _Cutter(separator, limit, batch_bytes)
+    most = max(limit, batch_bytes) + len(separator)
+    pending, wanted = bytearray(), batch_bytes  # bytes not yielded yet, and how many are needed to go on
+    skipping = False  # whether `pending` continues a record that is too long
+
+    def decided() -> Iterator[memoryview | None]:
+        """Yield, and drop, the spans that do not depend on what follows."""
+        nonlocal pending, wanted, skipping
+        start = 0
+        while skipping or len(pending) - start >= batch_bytes:
+            if skipping:
+                end = pending.find(separator, start)
+                if end < 0:  # the last bytes may begin a separator
+                    start = max(start, len(pending) - len(separator) + 1)
+                    break
+                yield None
+                start, skipping = end + len(separator), False
+                continue
+            end = _last(pending, separator, start, start + batch_bytes)
+            if end < 0:
+                end = pending.find(separator, start + batch_bytes - len(separator) + 1, start + most)
+            if end >= 0:
+                yield memoryview(pending)[start : end + len(separator)]
+                start = end + len(separator)
+            elif len(pending) - start >= most:
+                start, skipping = start + most - len(separator), True
+            else:
+                break
+        if start:  # new memory, as a span in the old memory may still be in use
+            pending = pending[start:]
+        # A long record is searched again when it has doubled, not at every block.
+        long = len(pending) >= batch_bytes
+        wanted = 0 if skipping else min(2 * len(pending), most) if long else batch_bytes
+
     try:
         for block in blocks:
-            cutter.append(block)
-            if cutter.size >= batch_bytes:
-                yield from cutter.cut()
+            pending += block
+            if len(pending) >= wanted:
+                yield from decided()
     except CorruptInputError:
-        yield from cutter.cut()
-        yield from cutter.finished()
-        raise
-    yield from cutter.cut()
-    yield from cutter.rest()
-
-
-class _Cutter:
-    """The pending bytes: `size` of `_buffer`, of which the first `_searched` have no separator."""
-
-    def __init__(self, separator: bytes, limit: int, batch_bytes: int) -> None:
-        self._separator = separator
-        self._limit = max(limit, batch_bytes)
-        self._batch = batch_bytes
-        self._buffer = bytearray()  # for a small file, which is one block, it gets no larger than needed
-        self._searched = 0
-        self._skipping = False
-        self.size = 0
-
-    def append(self, block: bytes) -> None:
-        """Append a block. If it does not fit, it takes new memory, as spans in the old memory may still be in use."""
-        if self.size + len(block) > len(self._buffer):
-            self._move(0, 2 * (max(self._batch, self.size + len(block)) if self.size else len(block)))
-        memoryview(self._buffer)[self.size : self.size + len(block)] = (
-            block  # a bytearray would copy it twice
-        )
-        self.size += len(block)
-
-    def _move(self, start: int, room: int) -> None:
-        """Move the pending bytes from `start` on to new memory of `room` bytes."""
-        buffer = bytearray(room)
-        memoryview(buffer)[: self.size - start] = memoryview(self._buffer)[start : self.size]
-        self._buffer, self.size = buffer, self.size - start
-
-    def cut(self) -> Iterator[memoryview | None]:
-        """Yield, and drop, the spans that do not depend on what follows."""
-        start = yield from self._decided()
-        if len(self._buffer) > 16 * self._batch and self.size - start <= self._batch:
-            self._move(start, 2 * self._batch)  # free the memory of a long record
-        else:
-            view = memoryview(self._buffer)
-            view[: self.size - start] = view[start : self.size]
-            self.size -= start
-        self._searched = self.size if self.size >= self._batch else 0
-
-    def _decided(self) -> Generator[memoryview | None, None, int]:
-        """Yield the spans that do not depend on what follows; returns where the rest starts."""
-        data, mark, view = self._buffer, self._separator, memoryview(self._buffer)
-        start = 0
-        while True:
-            if self._skipping:
-                end = data.find(mark, start, self.size)
-                if end < 0:
-                    return max(start, self.size - len(mark) + 1)
-                yield None
-                start = end + len(mark)
-                self._skipping = False
-            if self.size - start < self._batch:
-                return start
-            searched = self._searched if start == 0 else 0
-            end = -1 if searched else _last(data, mark, start, start + self._batch)
-            if end < 0:
-                known = min(self.size, start + self._limit + len(mark))
-                end = data.find(mark, max(start + self._batch, searched) - len(mark) + 1, known)
-            if end >= 0:
-                yield view[start : end + len(mark)]
-                start = end + len(mark)
-            elif self.size - start >= self._limit + len(mark):
-                self._skipping = True
-                start += self._limit
-            else:
-                return start
-
-    def finished(self) -> Iterator[memoryview]:
-        """The complete records among the pending bytes."""
-        end = _last(self._buffer, self._separator, 0, self.size)
+        yield from decided()
+        end = _last(pending, separator, 0, len(pending))
         if end >= 0:
-            yield memoryview(self._buffer)[: end + len(self._separator)]
-
-    def rest(self) -> Iterator[memoryview | None]:
-        """All pending bytes, at the end of the input."""
-        if self._skipping:
-            yield None
-        elif self.size:
-            yield memoryview(self._buffer)[: self.size]
+            yield memoryview(pending)[: end + len(separator)]
+        raise
+    yield from decided()
+    if skipping:
+        yield None
+    elif pending:
+        yield memoryview(pending)
 
 
 def _last(data: bytearray, mark: bytes, start: int, stop: int) -> int:

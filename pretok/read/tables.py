@@ -1,18 +1,12 @@
-"""Parquet and Arrow files -> columns of text.
+"""Tables, as Parquet and Arrow files hold them: what both formats have in common.
 
-Input: a piece of one of these, the name of its text field and of other columns. `meta.text` is the column `text` in the
-struct `meta` or, if there is none, a column of that whole name. Only these columns are read. Output: large_binary
-arrays of about `batch_bytes` of text, at most UNEVEN times that or one longer value, in order, with nulls and checked
-offsets, and the other columns as they are. A value is always in memory as a whole.
-
-Any exception of a library while it reads an input becomes CorruptInputError: the bytes are not what it expects.
+`meta.text` is the column `text` in the struct `meta` or, if there is none, a column of that whole name. Only the
+columns that are needed are read. A value is always in memory as a whole.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from functools import partial
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from typing import Any
 
@@ -20,124 +14,107 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from pretok.base.storage import Tries
 from pretok.base.units import listed
-from pretok.read.files import READ_SIZE, CorruptInputError, arrow_batches, open_parquet
-from pretok.read.kept import is_text
-from pretok.read.partition import Piece
-from pretok.read.probe import fields_of
+from pretok.read.conversation import Conversation, RecordFormat, fields_of
+from pretok.read.files import CorruptInputError
+from pretok.read.format import LIST, OTHER, TEXT, Keep, Piece, Probe, Records
+from pretok.read.kept import TYPES, is_text, keep_column
+from pretok.read.rejects import EMPTY, NULL, OK, TOO_LONG
 
 NAMES_SHOWN = 50
 """Most columns that a message lists."""
-MOST_ROWS, FIRST_ROWS = 1024, 16
-"""Most rows of Parquet that are decoded at a time, and the first rows of a file. Arrow has no limit in bytes, and a
-value in a dictionary takes the same space in the file for one row as for all."""
-UNEVEN = 4
-"""How many times `batch_bytes` a batch may have: making all of equal size would copy most of the text."""
+
+Columns = list[Any]
+"""The text and other columns of the same rows, each a pyarrow Array, or None where there is no such column."""
 
 
-TextColumns = tuple[pa.Array, list[pa.Array | None]]
-"""(texts, other columns) of some rows; None for a missing column."""
+def schema_fields(fields: Any, prefix: str = "") -> dict[str, set[str]]:
+    """Dotted name -> kind of the columns of an Arrow schema, or of the fields of a struct."""
+    found: dict[str, set[str]] = {}
+    is_ = pa.types
+    for column in fields:
+        name, kind = f"{prefix}{column.name}", column.type
+        if is_.is_struct(kind):
+            found |= schema_fields(kind, f"{name}.")
+        else:
+            kind = kind.value_type if is_.is_dictionary(kind) else kind
+            lists = is_.is_list(kind) or is_.is_large_list(kind)
+            found[name] = {TEXT if is_text(kind) else LIST if lists else OTHER}
+    return found
 
 
-def table_columns(
-    piece: Piece, field: str, others: Sequence[str], batch_bytes: int, lists: bool = False
-) -> Iterator[tuple[pa.LargeBinaryArray, list[pa.Array | None]]]:
-    """(texts, the columns `others`) of a piece, in batches. lists: the field may have lists, which become JSON. Raises
-    CorruptInputError after the last batch that can be read."""
-    held: list[TextColumns] = []
-    room = batch_bytes
-    damage = None
-    try:
-        for texts, rest in _read_on(piece, field, others, batch_bytes, lists):
-            for part, size in _cut(texts, rest, UNEVEN * batch_bytes):
-                if held and size > room:
-                    yield _joined(held)
-                    held, room = [], batch_bytes
-                held.append(part)
-                room -= size
-    except CorruptInputError as error:
-        damage = error
-    if held:
-        yield _joined(held)
-    if damage:
-        raise damage
+def split_parts(probe: Probe, limit: int) -> list[tuple[Piece, int]]:
+    """See `Format`: ranges of row groups or record batches."""
+    pieces: list[tuple[Piece, int]] = []
+    start = first = row = size = 0
+    for i, (part, rows) in enumerate(zip(probe.parts, probe.rows, strict=True)):
+        if size and size + part > limit:
+            pieces.append((Piece(probe.file, start, i, first), size))
+            start, first, size = i, row, 0
+        size += part
+        row += rows
+    if not probe.parts:
+        return [(Piece(probe.file), probe.size)]
+    return [*pieces, (Piece(probe.file, start, len(probe.parts), first), size)]
 
 
-def _read_on(
-    piece: Piece, field: str, others: Sequence[str], batch_bytes: int, lists: bool
-) -> Iterator[TextColumns]:
-    """The rows of a piece. After an error that may be temporary, the file is opened again and reading continues."""
-    seen, tries = 0, Tries()
-    while True:
-        try:  # a second reading gives the same rows at a time
-            for found in islice(_reads(piece, field, others, batch_bytes, lists), seen, None):
-                seen += 1
-                yield found
-            return
-        except CorruptInputError as error:
-            if not tries.again(error.__cause__):
-                raise
+class Chosen:
+    """Where a schema has the wanted columns, the first of which is the text.
+
+    lists: whether the text may be lists, which become JSON. Raises CorruptInputError if there is no text column.
+    """
+
+    def __init__(self, schema: pa.Schema, names: Sequence[str], lists: bool) -> None:
+        self._paths = [_path(schema, name) for name in names]
+        self._lists = lists
+        if self._paths[0] is None:
+            if (count := schema.names.count(names[0])) > 1:
+                raise CorruptInputError(f"{count} columns are called {names[0]!r}")
+            columns = listed([*schema_fields(schema)], NAMES_SHOWN)
+            raise CorruptInputError(f"no column {names[0]!r}; the columns are {columns}")
+        self.leaves = list(dict.fromkeys(".".join(path) for path in self._paths if path))
+
+    def text(self, rows: pa.RecordBatch) -> pa.LargeBinaryArray:
+        """The texts of some rows, with checked offsets, UTF-8 not checked."""
+        return _binary(_pick(rows, self._paths[0] or []), self._lists)
+
+    def columns(self, rows: pa.RecordBatch) -> Columns:
+        """The texts and the other columns of some rows."""
+        others = [_pick(rows, path) if path else None for path in self._paths[1:]]
+        for other in others:
+            if other is not None:
+                other.validate(full=True)
+        return [self.text(rows), *others]
 
 
-def _reads(
-    piece: Piece, field: str, others: Sequence[str], batch_bytes: int, lists: bool
-) -> Iterator[TextColumns]:
-    read = _parquet if piece.file.format == "parquet" else _arrow
-    for texts, rest in read(piece, field, others, batch_bytes, lists):
-        with _library("a column is damaged"):
-            for other in rest:
-                if other is not None:
-                    other.validate(full=True)
-        yield texts, rest
+Choose = Callable[[pa.Schema], Chosen]
 
 
-def _cut(
-    texts: pa.LargeBinaryArray, rest: list[pa.Array | None], most: int
-) -> Iterator[tuple[TextColumns, int]]:
-    """(rows, bytes) of parts of at most `most` bytes of text and offsets, or of one row."""
-    offsets = np.frombuffer(texts.buffers()[1], np.int64)[texts.offset : texts.offset + len(texts) + 1]
-    ends = offsets[1:] - offsets[0] + 8 * np.arange(1, len(texts) + 1)
-    start = before = 0
-    while start < len(texts):
-        stop = max(start + 1, int(np.searchsorted(ends, before + most, "right")))
-        part = texts[start:stop], [None if column is None else column[start:stop] for column in rest]
-        yield part, int(ends[stop - 1]) - before
-        start, before = stop, int(ends[stop - 1])
+def _path(schema: pa.Schema, field: str) -> list[str] | None:
+    """The names that lead to a field, through structs or as a column of the whole name; None if there is no such
+    column, or several with the name."""
+    for names in (field.split("."), [field]):
+        fields = list(schema)
+        for name in names:
+            found = [column.type for column in fields if column.name == name]
+            if len(found) != 1:
+                break
+            fields = list(found[0]) if pa.types.is_struct(found[0]) else []
+        else:
+            return names
+    return None
 
 
-def _joined(held: Sequence[TextColumns]) -> TextColumns:
-    """Concatenate parts; a single part is not copied."""
-    if len(held) == 1:
-        return held[0]
-    columns = zip(*([texts, *rest] for texts, rest in held), strict=True)
-    texts, *rest = (None if parts[0] is None else pa.concat_arrays(parts) for parts in columns)
-    return texts, rest
-
-
-@contextmanager
-def _library(what: str) -> Iterator[None]:
-    """Turn any exception into CorruptInputError. Only for calls into a library that parses an input."""
-    try:
-        yield
-    except CorruptInputError:
-        raise
-    except Exception as error:
-        message = " ".join(str(error).split())  # messages of libraries have line breaks
-        raise CorruptInputError(f"{what}: {message or type(error).__name__}") from error
-
-
-def _text(column: pa.Array, lists: bool) -> pa.LargeBinaryArray:
-    """The texts of a column whose buffers may be damaged."""
-    with _library("the text column is damaged"):
-        return _binary(column, lists)
+def _pick(rows: pa.RecordBatch, path: list[str]) -> pa.Array:
+    """The column at a path of names; null where a struct on the way is null."""
+    column = rows.column(path[0])
+    return pc.struct_field(column, path[1:]) if path[1:] else column
 
 
 def _binary(column: pa.Array, lists: bool) -> pa.LargeBinaryArray:
-    """Strings or bytes of any layout as large_binary, with checked offsets and indices, UTF-8 not checked. With
-    `lists`, lists as JSON."""
+    """Strings or bytes of any layout as large_binary; with `lists`, lists as JSON."""
     kind = column.type
     if lists and (pa.types.is_list(kind) or pa.types.is_large_list(kind)):
         return _json(column)
@@ -163,107 +140,94 @@ def _json(column: pa.Array) -> pa.LargeBinaryArray:
     return pa.array(rows, pa.large_binary())
 
 
-def _path(schema: pa.Schema, field: str) -> list[str] | None:
-    """The names that lead to a field, through structs or as a column of the whole name; None if there is no such
-    column, or several with the name."""
-    for names in (field.split("."), [field]):
-        fields = list(schema)
-        for name in names:
-            found = [column.type for column in fields if column.name == name]
-            if len(found) != 1:
-                break
-            fields = list(found[0]) if pa.types.is_struct(found[0]) else []
-        else:
-            return names
-    return None
+def read_table(
+    rows: Callable[[Piece, Choose, int], Iterator[Columns]],
+    kind: str,
+    piece: Piece,
+    record: RecordFormat,
+    keep: Keep,
+    batch_bytes: int,
+) -> Iterator[Records]:
+    """The records of a piece of a table. rows: reads some rows at a time, and gives the same at every reading; kind: of
+    the table, for messages.
+
+    The texts of conversations, or of a template's fields, are their JSON.
+    """
+    how = record.conversation
+    conversation, fields = isinstance(how, Conversation), [record.field]
+    if template := isinstance(how, Conversation) and how.fields:
+        fields = list(dict.fromkeys(field for _, field in fields_of(how.template) if field))
+    names = [*fields, *(column.field for column in keep)]
+
+    def choose(schema: pa.Schema) -> Chosen:
+        return Chosen(schema, names, conversation and not template)
+
+    for columns in _all_rows(lambda: rows(piece, choose, batch_bytes), kind, batch_bytes):
+        text, others = columns[0], columns[len(fields) :]
+        if template:
+            given = [pa.nulls(len(text)) if column is None else column for column in columns[1 : len(fields)]]
+            objects = pa.table([text.cast(pa.large_string()), *given], fields).to_pylist()
+            text = pa.array(map(msgspec.json.encode, objects), pa.large_binary())
+        yield column_records(text, others, keep, record.max_document)
 
 
-class _Chosen:
-    """Where a schema has the text and the other columns."""
+def _all_rows(read: Callable[[], Iterator[Columns]], kind: str, batch_bytes: int) -> Iterator[Columns]:
+    """All that `read` gives, joined up to `batch_bytes` of text. After an error that may be temporary, it reads again
+    and skips what was given already.
 
-    def __init__(self, schema: pa.Schema, field: str, others: Sequence[str]) -> None:
-        if (text := _path(schema, field)) is None:
-            if (count := schema.names.count(field)) > 1:
-                raise CorruptInputError(f"{count} columns are called {field!r}")
-            names = listed([*fields_of(schema)], NAMES_SHOWN)
-            raise CorruptInputError(f"no column {field!r}; the columns are {names}")
-        self.text = text
-        self._others = [_path(schema, other) for other in others]
-        paths = [self.text, *(path for path in self._others if path)]
-        self.tops = list(dict.fromkeys(path[0] for path in paths))
-        self.leaves = list(dict.fromkeys(".".join(path) for path in paths))
-
-    def pick(self, rows: pa.RecordBatch) -> TextColumns:
-        """(texts, other columns) of some rows."""
-        return _pick(rows, self.text), [path and _pick(rows, path) for path in self._others]
-
-
-def _pick(rows: pa.RecordBatch, path: list[str]) -> pa.Array:
-    """The column at a path of names; null where a struct on the way is null."""
-    column = rows.column(path[0])
-    return pc.struct_field(column, path[1:]) if path[1:] else column
-
-
-def _parquet(
-    piece: Piece, field: str, others: Sequence[str], batch_bytes: int, lists: bool
-) -> Iterator[TextColumns]:
-    """(texts, other columns) of some rows at a time. Their number follows from the bytes of the rows before, at first
-    from the bytes of the row group in all columns: pyarrow aborts the process on a damaged size of a column."""
-    with _library("damaged Parquet"):
-        stream = open_parquet(piece.file.path)
-    with stream:
-        with _library("damaged Parquet"):
-            # Without a buffer, Arrow reads a whole row group before its first row: 400 MB for 850 MB of text. Page
-            # checksums are verified if the file has any: 1 ms of a core for 16 MiB of text under zstd.
-            file = pq.ParquetFile(
-                stream, pre_buffer=False, buffer_size=READ_SIZE, page_checksum_verification=True
-            )
-            chosen = _Chosen(file.schema_arrow, field, others)
-            groups = range(piece.start or 0, file.num_row_groups if piece.stop is None else piece.stop)
-        seen = size = 0
-        for group in groups:
-            with _library("damaged Parquet"):
-                some = partial(
-                    file.iter_batches, row_groups=[group], columns=chosen.leaves, use_threads=False
-                )
-                meta = file.metadata.row_group(group)
-                of_rows, of_bytes = (seen, size) if seen else (meta.num_rows, meta.total_byte_size)
-                if not seen and (first := next(some(FIRST_ROWS), None)):
-                    column = _text(chosen.pick(first)[0], lists)
-                    if (
-                        column.nbytes > of_bytes
-                    ):  # more than all rows take in the file: a dictionary repeats them
-                        of_rows, of_bytes = len(column), column.nbytes
-                batches = some(max(1, min(of_rows * batch_bytes // max(1, of_bytes), MOST_ROWS)))
-            while True:
-                with _library("damaged Parquet"):
-                    batch = next(batches, None)
-                    if batch is None:
-                        break
-                    column, rest = chosen.pick(batch)
-                texts = _text(column, lists)
-                seen, size = seen + len(texts), size + texts.nbytes
-                yield texts, rest
+    Any other exception becomes CorruptInputError after the last rows: the bytes are not what the library expects.
+    """
+    given, tries = 0, Tries()
+    held: list[Columns] = []
+    size, damage = 0, None
+    while True:
+        try:
+            for columns in islice(read(), given, None):
+                given += 1
+                if held and size + columns[0].nbytes > batch_bytes:
+                    yield _joined(held)
+                    held, size = [], 0
+                held.append(columns)
+                size += columns[0].nbytes
+        except Exception as error:
+            if tries.again(error):
+                continue
+            damage = error
+        break
+    if held:
+        yield _joined(held)
+    if isinstance(damage, CorruptInputError):
+        raise damage
+    if damage:
+        message = " ".join(str(damage).split())  # messages of libraries have line breaks
+        raise CorruptInputError(f"damaged {kind}: {message or type(damage).__name__}") from damage
 
 
-def _arrow(
-    piece: Piece, field: str, others: Sequence[str], batch_bytes: int, lists: bool
-) -> Iterator[TextColumns]:
-    """(texts, other columns) of some rows at a time: a record batch may have any size, so it is split by its bytes."""
-    with ExitStack() as opened:
-        with _library("damaged Arrow"):
-            schema, found = opened.enter_context(arrow_batches(piece.file.path))
-            chosen = _Chosen(schema, field, others)
-            batches = islice(found, piece.start or 0, piece.stop)
-        while True:
-            with _library("damaged Arrow"):
-                batch = next(batches, None)
-                if batch is None:
-                    return
-                column, _ = chosen.pick(batch)
-                column.validate()  # nbytes relies on the offsets
-                rows = max(1, int(batch.num_rows * batch_bytes / max(1, column.nbytes)))
-            for at in range(0, batch.num_rows, rows):
-                with _library("damaged Arrow"):
-                    column, rest = chosen.pick(batch.slice(at, rows))
-                yield _text(column, lists), rest
+def _joined(parts: Sequence[Columns]) -> Columns:
+    """All rows of the parts; a single part is not copied."""
+    if len(parts) == 1:
+        return parts[0]
+    columns = zip(*parts, strict=True)
+    return [None if column[0] is None else pa.concat_arrays(column) for column in columns]
+
+
+def column_records(column: pa.Array, others: Columns, keep: Keep, limit: int) -> Records:
+    """The records of a large_binary or large_string array, with other columns of the same rows; nulls are rejects."""
+    lengths = np.asarray(pc.binary_length(column).fill_null(0), np.int64)
+    reasons = [np.asarray(column.is_null()), lengths == 0, lengths > limit]
+    status = np.select(reasons, [NULL, EMPTY, TOO_LONG], OK).astype(np.uint8)
+    if status.any():  # a filter copies the text
+        good = pa.array(status == OK)
+        column = column.filter(good)
+        others = [None if other is None else other.filter(good) for other in others]
+    _, offsets, data = column.buffers()
+    texts = pa.LargeStringArray.from_buffers(len(column), offsets, data, offset=column.offset)
+    kept = [
+        (pa.nulls(len(texts), TYPES[column.type]), 0) if other is None else keep_column(other, column.type)
+        for other, column in zip(others, keep, strict=True)
+    ]
+
+    def explain(row: int) -> str:
+        return f"more than {limit} bytes" if status[row] == TOO_LONG else ""
+
+    return Records(status, texts, explain, lengths, np.arange(len(status)), len(status), kept)

@@ -71,7 +71,6 @@ from pretok.shards.ledger import WINDOW, strike
 from pretok.shards.manifest import (
     FILE_NAME,
     UNFINISHED_REMOVAL,
-    Event,
     Manifest,
     Removal,
     RemovedCounts,
@@ -145,13 +144,14 @@ def _plan(request: Request) -> tuple[Manifest, Selection, RemoveReport]:
             f"{manifest.folder} holds unfinished shards, whose documents cannot be searched yet: finish them with "
             "pretok tokenize, or delete them, then remove"
         )
-    found = select(manifest, request.where, read_names(request.ids) if request.ids else ())
+    selection = select(manifest, request.where, read_names(request.ids) if request.ids else ())
     if request.ids and not request.missing_ok:
-        refuse_missing(found.missing, request.ids, manifest.folder)
+        refuse_missing(selection.missing, request.ids, manifest.folder)
     if request.where and not request.all:
-        refuse_whole(manifest, found)
-    reach = reach_of(manifest, found)
-    return manifest, found, RemoveReport(reach, None, manifest.fingerprint, found.already, found.missing)
+        refuse_whole(manifest, selection)
+    reach = reach_of(manifest, selection)
+    report = RemoveReport(reach, None, manifest.fingerprint, selection.already, selection.missing)
+    return manifest, selection, report
 
 
 def _check_request(request: Request) -> None:
@@ -287,7 +287,7 @@ def _stage(manifest: Manifest, selection: Selection, request: Request) -> Remova
         manifest,
         shards=tuple(shards.get(shard.path, shard) for shard in manifest.shards),
         side_files=(*sealed.values(), *files),
-        history=(*manifest.history, Event(manifest.fingerprint, manifest.shard_counts, removal)),
+        history=(*manifest.history, manifest.event(removal)),
     ).counted()
     for joined in open_annotations(manifest):
         _bind_anew(staging, joined, now, selection)

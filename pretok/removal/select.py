@@ -64,13 +64,13 @@ def select(manifest: Manifest, where: str | None, names: Sequence[str]) -> Selec
         meant = _by_predicate(manifest, shards, where)
     else:
         meant, missing = find_names(manifest, shards, names)
-    found, already = [pa.array([], HASH)], 0
+    chosen_hashes, already = [pa.array([], HASH)], 0
     for shard, rows in _rows(manifest, shards):
         at = meant[shard.path]
         gone = np.asarray(rows["removed"].is_valid())[at]
         already += int(gone.sum())
-        found.append(rows["hash"].take(pa.array(at[~gone])))
-    hashes = pa.chunked_array(found).unique()
+        chosen_hashes.append(rows["hash"].take(pa.array(at[~gone])))
+    hashes = pa.chunked_array(chosen_hashes).unique()
     chosen = []
     for shard, rows in _rows(manifest, shards) if len(hashes) else ():
         same = np.asarray(pc.is_in(rows["hash"], value_set=hashes)) & ~np.asarray(rows["removed"].is_valid())

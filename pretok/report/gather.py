@@ -25,7 +25,7 @@ from pretok.shards.inputs import load_inputs
 from pretok.shards.ledger import SCHEMA, ledger_schema
 from pretok.shards.manifest import Manifest, SourceCounts, load_manifest
 from pretok.shards.unfinished import incomplete
-from pretok.shards.values import host
+from pretok.shards.values import host, sum_values
 from pretok.stream.mix_file import Mix, load_mix
 
 EXAMPLES = 3
@@ -47,32 +47,11 @@ class Rejects:
 
 
 @dataclass(slots=True)
-class Column:
-    """A kept column. values: (value, documents, tokens) of the values with most tokens, where `(none)` stands for
-    documents without one; distinct: the number of different values, None if more than about MOST_VALUES; documents: how
-    many have a value; more: whether there are other values than these."""
-
-    values: list[tuple[str, int, int]]
-    distinct: int | None
-    documents: int
-    more: bool
-
-    @property
-    def names_documents(self) -> bool:
-        """Whether the values identify documents, so that a table of them says nothing: no two documents have the same
-        one, or there are more values than a table shows and fewer than two documents for each on average."""
-        if self.distinct is None:
-            return True
-        nearly = 2 * self.distinct > self.documents and self.more
-        return nearly or self.distinct == self.documents > 1
-
-
-@dataclass(slots=True)
 class SourceFacts:
     """One source. files: of its inputs, see `SourcePlan.files`; lengths, sizes: (BINS,) int64, the number of documents
     by the binary digits of their tokens and of the bytes of their texts (2^32 bytes and more count with the last);
-    longest: in tokens; columns: the kept ones, with `domain` instead of `url`; ledger: whether there is one, which a
-    materialized mix has not."""
+    longest: in tokens; columns: the values of the kept ones (`count_values`), with `domain` instead of `url`; ledger:
+    whether there is one, which a materialized mix has not."""
 
     name: str
     counts: SourceCounts
@@ -82,7 +61,7 @@ class SourceFacts:
     lengths: npt.NDArray[np.int64]
     sizes: npt.NDArray[np.int64]
     longest: int
-    columns: dict[str, Column]
+    columns: dict[str, dict[str, Any] | None]
 
     @property
     def share_rejected(self) -> float:
@@ -169,40 +148,40 @@ def _source(sql: Any, manifest: Manifest, name: str) -> SourceFacts:
 
 def _by_digits(sql: Any, source: str, column: str) -> npt.NDArray[np.int64]:
     """Return (BINS,) int64: how many numbers of a column have 0, 1, 2, ... binary digits."""
-    found = np.zeros(BINS, np.int64)
+    counts = np.zeros(BINS, np.int64)
     digits = f"if({column} = 0, 0, least(length(bin({column})), {BINS - 1}))"
     query = f"SELECT {digits} AS digits, count(*) FROM ledger WHERE source = ? GROUP BY digits"
     for number, documents in sql.execute(query, [source]).fetchall():
-        found[number] = documents
-    return found
+        counts[number] = documents
+    return counts
 
 
-def count_values(sql: Any, source: str, value: str) -> Column:
-    """Count documents and tokens for each value of an expression over the view `ledger`."""
-    rows = f"(SELECT ({value})::VARCHAR AS value, tokens FROM ledger WHERE source = ?)"
-    about = sql.execute(f"SELECT approx_count_distinct(value) FROM {rows}", [source]).fetchone()
-    if about[0] > MOST_VALUES:
-        return Column([], None, 0, True)
-    counted = sql.execute(
-        f"""SELECT value, count(*), sum(tokens)::BIGINT AS tokens FROM {rows}
-        GROUP BY value ORDER BY tokens DESC, coalesce(value, ''), value IS NULL""",
-        [source],
-    ).fetchall()
-    shown = [("(none)" if value is None else value, *sums) for value, *sums in counted[:VALUES]]
-    with_value = [documents for value, documents, _ in counted if value is not None]
-    return Column(shown, len(with_value), sum(with_value), len(counted) > VALUES)
+def count_values(sql: Any, source: str, value: str) -> dict[str, Any] | None:
+    """Sum documents and tokens by the value of an expression over the view `ledger` (`sum_values`).
+
+    None if a table would say nothing, as the values identify documents: no two have the same one, or there are more
+    values than a table shows and fewer than two documents for each on average."""
+    rows = f"SELECT ({value})::VARCHAR AS value, 1 AS documents, tokens FROM ledger WHERE source = ?"
+    query = f"SELECT approx_count_distinct(value), count(value) FROM ({rows})"
+    about, documents = sql.execute(query, [source]).fetchone()
+    if about > MOST_VALUES:
+        return None
+    sums = sum_values(sql, rows, ("documents", "tokens"), VALUES, source)
+    distinct = sums["distinct"]
+    nearly = 2 * distinct > documents and distinct > VALUES
+    return None if nearly or distinct == documents > 1 else sums
 
 
 def _rejects(manifest: Manifest, source: str) -> dict[str, Rejects]:
     """Take the counts from the manifest and examples from the lists of rejects."""
     counts = manifest.sources[source].rejected
-    found = {reason: Rejects(count) for reason, count in counts.items()}
-    missing = sum(min(EXAMPLES, reject.count) for reject in found.values())
+    rejects = {reason: Rejects(count) for reason, count in counts.items()}
+    missing = sum(min(EXAMPLES, reject.count) for reject in rejects.values())
     for entry in manifest.reject_lines(source):
         if not missing:
             break
-        reject = found[entry["reason"]]
+        reject = rejects[entry["reason"]]
         if len(reject.examples) < EXAMPLES:
             reject.examples.append((entry["file"], entry["position"], entry.get("detail", "")))
             missing -= 1
-    return found
+    return rejects

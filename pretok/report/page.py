@@ -22,7 +22,7 @@ from pretok.base.html import page_environment
 from pretok.base.lock import hold
 from pretok.base.storage import atomic_open
 from pretok.base.units import duration, human, human_bytes
-from pretok.report.gather import Facts, gather
+from pretok.report.gather import VALUES, Facts, gather
 from pretok.shards.manifest import FILE_NAME, Manifest
 from pretok.stream.segments import check_run
 
@@ -68,6 +68,7 @@ def fill_page(facts: Facts, jobs: list[LoggedJob], run: RunHistory | None) -> st
     return template.render(
         facts=facts,
         manifest=facts.manifest,
+        most=VALUES,
         powers=powers,
         ranks=chart({use.name: use.curve() for use in facts.uses}, lambda x: human(round(10**x))),
         jobs=jobs,

@@ -6,7 +6,7 @@ spans.py          .spans: the kind of each token of a conversation
 ledger.py         .docs.parquet: a row per document
 writer.py         encoded documents -> the files of one shard
 manifest.py       manifest.json: what a shards folder holds
-inputs.py         the inputs of a source as a table: planned, then with the records that each part gave
+inputs.py         the inputs of a source as a table: planned, then with the records that each piece gave
 contamination.py  the results of a search for benchmark items
 annotations.py    columns that were joined to documents afterwards
 
@@ -14,11 +14,11 @@ The job:
 job.py         plan, tokenize, seal
 plan.py        the plan of one source, kept on disk
 copies_job.py  which documents are copies of earlier ones, found before tokenizing
-task.py        a partition -> sealed parts: the task of a worker
+task.py        a partition -> sealed shards and a record: the task of a worker
 batching.py    small batches that are encoded as one
 sample.py      documents that `tokenizers` encodes again before a shard is sealed
-parts.py       the record of a sealed part
-seal.py        sealed parts -> few files and one manifest
+record.py      the record of a partition that is done
+seal.py        shards and records -> few files and one manifest
 unfinished.py  what is not finished yet
 
 Readers:

@@ -26,27 +26,13 @@ import pyarrow.parquet as pq
 from pretok.base.errors import IntegrityError, MismatchError
 from pretok.base.records import Count, Record, check_version, read_record, to_json
 from pretok.base.storage import compare_checksum, fingerprint, read_json, reading, write_json
+from pretok.read.files import InputFile
 from pretok.read.kept import TYPES
 from pretok.shards.manifest import Manifest, Shard
 
 FOLDER = "annotations"
 RECORD = "annotations.json"
-FORMAT, VERSION = "pretok-annotations", 3
-
-
-class JoinedColumn(Record, frozen=True):
-    """A joined column; type: a key of `pretok.read.kept.TYPES`."""
-
-    name: str
-    type: str
-
-
-class GivenFile(Record, frozen=True):
-    """A file that was joined. identity: as for any input."""
-
-    path: str
-    size: Count
-    identity: str
+FORMAT, VERSION = "pretok-annotations", 4
 
 
 class JoinedPart(Record, frozen=True):
@@ -75,13 +61,14 @@ class JoinCounts(Record, frozen=True):
 
 
 class AnnotationRecord(Record, frozen=True):
-    """annotations.json. made: when, UTC; by: the columns of the key, as `pretok query` names them."""
+    """annotations.json. made: when, UTC; by: the columns of the key, as `pretok query` names them; columns: name ->
+    type, a key of `pretok.read.kept.TYPES`; files: what was joined."""
 
     made: str
     by: tuple[str, ...]
-    columns: tuple[JoinedColumn, ...]
+    columns: dict[str, str]
     counts: JoinCounts
-    files: tuple[GivenFile, ...]
+    files: tuple[InputFile, ...]
     parts: tuple[JoinedPart, ...]
 
 
@@ -100,12 +87,14 @@ class Annotations:
     @property
     def columns(self) -> tuple[str, ...]:
         """Names of its columns, `NAME_matched` first."""
-        return (matched_column(self.name), *(column.name for column in self.record.columns))
+        return (matched_column(self.name), *self.record.columns)
 
     @property
     def types(self) -> dict[str, pa.DataType]:
         """Name -> type of its columns."""
-        return {matched_column(self.name): pa.bool_()} | {c.name: TYPES[c.type] for c in self.record.columns}
+        return {matched_column(self.name): pa.bool_()} | {
+            name: TYPES[kind] for name, kind in self.record.columns.items()
+        }
 
     @property
     def files(self) -> dict[Path, JoinedPart]:

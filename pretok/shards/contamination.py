@@ -2,10 +2,10 @@
 
 Input: a Benchmark, and what the parts of a source found of its items. Output, in SHARDS:
 
-    benchmark.json             fingerprint, gram, shortest, files [{file, items, not_checkable [lines]}]
-    contamination/SOURCE.json  items [{item, size, documents, grams}]: for each item that was found, its number of
-                               grams, the documents that hold a part of it, and the most grams that one document holds;
-                               for appends SOURCE.1.json and so on
+    benchmark.json             fingerprint, gram, shortest, items {FILE: number}, not_checkable [FILE:LINE]
+    contamination/SOURCE.json  [{item, size, documents, grams}]: for each item that was found, its number of grams, the
+                               documents that hold a part of it, and the most grams that one document holds; for
+                               appends SOURCE.1.json and so on
 
 Rejected documents count. `found_items` adds up the sources.
 """
@@ -29,27 +29,15 @@ HALF = 0.5
 """The table counts the items of which some document holds at least this share."""
 
 
-class BenchmarkFile(Record, frozen=True):
-    """A file of items; not_checkable: the lines of items without a passage of SHORTEST words."""
-
-    file: str
-    items: Count
-    not_checkable: tuple[Count, ...]
-
-
 class BenchmarkEntry(Record, frozen=True):
-    """benchmark.json; gram, shortest: words of a gram, and of the shortest passage that is looked for."""
+    """benchmark.json. gram, shortest: words of a gram, and of the shortest passage that is searched for; items: the
+    number of items in each file; not_checkable: items, as FILE:LINE, without a passage of `shortest` words."""
 
     fingerprint: str
     gram: Count
     shortest: Count
-    files: tuple[BenchmarkFile, ...]
-
-
-class _Found(Record, frozen=True):
-    """contamination/SOURCE.json."""
-
-    items: tuple[ItemCount, ...]
+    items: dict[str, Count]
+    not_checkable: tuple[str, ...]
 
 
 def benchmark_path(shards: Path) -> Path:
@@ -64,13 +52,9 @@ def kept_benchmark(state: Path) -> Path:
 
 def keep_benchmark(shards: Path, state: Path, benchmark: Benchmark, console: Console) -> None:
     """Write the description of the benchmark, and the benchmark for workers."""
-    items = Counter(name.rpartition(":")[0] for name in benchmark.names)
-    short = [name.rpartition(":") for name in benchmark.not_checkable]
-    files = tuple(
-        BenchmarkFile(file, count, tuple(int(line) for name, _, line in short if name == file))
-        for file, count in items.items()
-    )
-    write_json(benchmark_path(shards), to_json(BenchmarkEntry(benchmark.fingerprint, GRAM, SHORTEST, files)))
+    items, short = Counter(map(_file_of, benchmark.names)), tuple(benchmark.not_checkable)
+    entry = BenchmarkEntry(benchmark.fingerprint, GRAM, SHORTEST, items, short)
+    write_json(benchmark_path(shards), to_json(entry))
     console.notice(
         f"benchmark: {plural(len(benchmark.names), 'item')}, {len(benchmark.grams.keys):,} different runs of words; "
         f"not checkable, because no text in them has {SHORTEST} words: {plural(len(short), 'item')}"
@@ -82,7 +66,7 @@ def write_found(shards: Path, unit: str, parts: Iterable[tuple[ItemCount, ...]])
     """Write what the parts of a source or an append found, if there is a benchmark; the path of the file."""
     path = shards / FOLDER / f"{unit}.json"
     if benchmark_path(shards).exists():
-        write_json(path, to_json(_Found(sum_items(chain.from_iterable(parts)))))
+        write_json(path, to_json(sum_items(chain.from_iterable(parts))))
     return path
 
 
@@ -92,7 +76,13 @@ def found_items(shards: Path, sources: Iterable[str]) -> tuple[ItemCount, ...]:
     paths = [
         path for name in sources for text in (f"{name}.json", f"{name}.*.json") for path in folder.glob(text)
     ]
-    return sum_items(chain.from_iterable(read_record(_Found, read_json(path), path).items for path in paths))
+    found = (read_record(tuple[ItemCount, ...], read_json(path), path) for path in paths)
+    return sum_items(chain.from_iterable(found))
+
+
+def _file_of(item: str) -> str:
+    """The file of an item, FILE:LINE."""
+    return item.rpartition(":")[0]
 
 
 def contamination_table(shards: Path, sources: Iterable[str]) -> Table | None:
@@ -100,14 +90,14 @@ def contamination_table(shards: Path, sources: Iterable[str]) -> Table | None:
     path = benchmark_path(shards)
     if not path.exists():
         return None
-    files = read_record(BenchmarkEntry, read_json(path), path).files
-    found = found_items(shards, sources)
+    benchmark = read_record(BenchmarkEntry, read_json(path), path)
+    short, found = Counter(map(_file_of, benchmark.not_checkable)), found_items(shards, sources)
     rows = []
-    for file in files:
-        held = [item for item in found if item.item.rpartition(":")[0] == file.file]
+    for file, items in benchmark.items.items():
+        held = [item for item in found if _file_of(item.item) == file]
         most = max((item.grams / item.size for item in held), default=0.0)
         half = sum(item.grams >= HALF * item.size for item in held)
-        numbers = (file.items, len(file.not_checkable), len(held), half)
-        rows.append((file.file, *(f"{number:,}" for number in numbers), f"{most:.2f}"))
+        numbers = (items, short[file], len(held), half)
+        rows.append((file, *(f"{number:,}" for number in numbers), f"{most:.2f}"))
     columns = ("benchmark", "items", "not checkable", "found in part", "half or more", "largest share")
     return table("contamination", columns, rows)

@@ -35,7 +35,7 @@ from pretok.screen.copies import Copies, find_copies, save_copies
 from pretok.shards.documents import PLACE_IN_FILE
 from pretok.shards.ledger import SCHEMA, LedgerWriter, ledger_column, ledger_rows
 from pretok.shards.manifest import Manifest
-from pretok.shards.task import TokenizeTask, copies_path, damaged_path, hashes_path
+from pretok.shards.task import COPIES, DAMAGED, HASHES, TokenizeTask
 
 HASHED = pa.schema([*SCHEMA, ("piece", pa.int64()), ("number", pa.int64())])
 """The ledger of documents that are not encoded yet, with their piece of the partition and number in the piece."""
@@ -48,14 +48,14 @@ NONE = np.empty(0, np.int64)
 def hash_partition(task: TokenizeTask, report: Report) -> None:
     """The task of a worker: hash the documents that tokenizing will read, and write them as a ledger without tokens.
     Does nothing if that exists."""
-    path = hashes_path(task)
+    path = task.state(HASHES)
     if path.exists():
         return
-    damaged_path(task).unlink(missing_ok=True)  # left by a killed try; the input may be whole now
+    task.state(DAMAGED).unlink(missing_ok=True)  # left by a killed try; the input may be whole now
     with LedgerWriter(path, HASHED) as writer:
         for batch in read_documents(task.partition, task.record, task.normalization, task.keep):
             if isinstance(batch, Damage):
-                damaged_path(task).touch()
+                task.state(DAMAGED).touch()
                 continue
             piece, count = task.partition.pieces[batch.piece], len(batch.texts)
             sizes = np.diff(buffers(batch.texts)[1])
@@ -107,7 +107,7 @@ def settle_copies(tasks: Sequence[TokenizeTask], sealed: Manifest | None, step: 
     sealed: the shards that exist already.
     """
     tasks = sorted(tasks, key=lambda task: (task.partition.source, task.partition.number))
-    unsettled = [task for task in tasks if not copies_path(task).exists()]
+    unsettled = [task for task in tasks if not task.state(COPIES).exists()]
     if not unsettled:
         return []
     failures: Failures = []
@@ -117,24 +117,24 @@ def settle_copies(tasks: Sequence[TokenizeTask], sealed: Manifest | None, step: 
         pass
     failed = {name for name, _ in failures}
     unsettled = [task for task in unsettled if task.partition.name not in failed]
-    unsettled.sort(key=lambda task: damaged_path(task).exists())  # stable
+    unsettled.sort(key=lambda task: task.state(DAMAGED).exists())  # stable
     lists = _sealed(sealed) if sealed else []
     # A copy that was left out must not count as the first of others.
     lists += [
-        _hashed(task, np.asarray(_columns(copies_path(task), "row")["row"]))
+        _hashed(task, np.asarray(_columns(task.state(COPIES), "row")["row"]))
         for task in tasks
-        if copies_path(task).exists()
+        if task.state(COPIES).exists()
     ]
     first, lists = len(lists), lists + [_hashed(task, NONE) for task in unsettled]
     copies = find_copies([len(one) for one in lists], lambda number: lists[number].hashes())
     places = _places(lists, copies[first:])
     for task, one in zip(unsettled, copies[first:], strict=True):
         here, places = places.slice(0, len(one.rows)), places.slice(len(one.rows))
-        hashed = _columns(hashes_path(task), "piece", "number").take(pa.array(one.rows))
+        hashed = _columns(task.state(HASHES), "piece", "number").take(pa.array(one.rows))
         columns = {"row": pa.array(one.rows)} | {
             name: part[name] for part in (hashed, here) for name in part.column_names
         }
-        save_copies(copies_path(task), pa.table(columns))
+        save_copies(task.state(COPIES), pa.table(columns))
     found = sum(len(one.rows) for one in copies[first:])
     step.console.notice(
         f"of {plural(sum(map(len, lists[first:])), 'document')}, {found:,} are copies of others, as their hashes say"
@@ -151,7 +151,7 @@ def _sealed(manifest: Manifest) -> list[_Documents]:
 
 def _hashed(task: TokenizeTask, left_out: Ints) -> _Documents:
     """The documents of a partition."""
-    path = hashes_path(task)
+    path = task.state(HASHES)
     return _Documents(path, pq.read_metadata(path).num_rows, left_out)
 
 

@@ -2,7 +2,7 @@
 
 Input: a Recipe with a trained vocabulary. Output: SHARDS/manifest.json and what it describes.
 
-    plan      inputs -> partitions, kept in SHARDS/.state/NAME/plan.parquet so that a restart does the same work
+    plan      inputs -> partitions, kept in SHARDS/.state/NAME/plan.json so that a restart does the same work
               (NAME.1 and so on for appends)
     copies    if duplicates are looked for: find the copies in a pass before (`copies_job.py`)
     tokenize  one task per partition (`task.py`), largest first
@@ -17,6 +17,7 @@ next begins. So a folder that is made at once has the same shards and history as
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain, zip_longest
 from pathlib import Path
@@ -32,7 +33,7 @@ from pretok.base.tokens import token_dtype
 from pretok.base.units import listed, plural
 from pretok.chat.resolve import resolve
 from pretok.config import Recipe
-from pretok.read.changes import differences, refuse_changes, shared_inputs
+from pretok.read.changes import refuse_changes, shared_inputs
 from pretok.read.partition import stamped
 from pretok.read.partition_runs import run_partitions
 from pretok.read.rejects import poor_sources
@@ -41,37 +42,37 @@ from pretok.screen.removed import read_removed, removed_path
 from pretok.screen.screening import Screening
 from pretok.shards.contamination import keep_benchmark, kept_benchmark
 from pretok.shards.copies_job import settle_copies
-from pretok.shards.format import SHARD_SUFFIXES
 from pretok.shards.inputs import SourcePlan, load_appends
 from pretok.shards.manifest import (
     STATE,
+    UNCOUNTED,
     Manifest,
+    SourceCounts,
+    add_counts,
     has_manifest,
     load_manifest,
     unit_words,
 )
-from pretok.shards.parts import (
-    all_software,
-    is_complete,
-    load_parts,
-    refuse_other_engine,
+from pretok.shards.plan import plan_source
+from pretok.shards.record import (
+    ENGINES,
+    PartitionRecord,
+    forget,
+    load_record,
+    load_records,
     software,
 )
-from pretok.shards.plan import plan_source
 from pretok.shards.seal import drop_finished, seal, sealed_manifest
 from pretok.shards.task import (
     TokenizeTask,
-    copies_path,
-    damaged_path,
     encoder_of,
-    hashes_path,
     tokenize_partition,
 )
 from pretok.tokenizer.vocabulary import TOKENIZER_FILE, Vocabulary, load_vocab
 
 
-def run_tokenize(recipe: Recipe, engine: Engine, console: Console) -> Step:
-    """Bring SHARDS to what the recipe says, as the only job that writes there. The Step says what the workers did.
+def run_tokenize(recipe: Recipe, engine: Engine, console: Console) -> None:
+    """Bring SHARDS to what the recipe says, as the only job that writes there.
 
     Raises MismatchError, UsageError, FolderInUse, OutputError, Stopped; at the end PartitionsFailed, or InternalError
     after a bug in pretok.
@@ -83,8 +84,7 @@ def run_tokenize(recipe: Recipe, engine: Engine, console: Console) -> Step:
         rounds = job.plan()
         unsealed = [plans for plans in rounds if any(map(job.is_unsealed, plans))]
         for plans in unsealed or [list(chain(*rounds))]:  # if all is sealed, one round says so
-            step = job.run(plans)
-        return step
+            job.run(plans)
 
 
 @dataclass(frozen=True)
@@ -113,6 +113,7 @@ class _Job:
         settings = self.recipe.shards
         reject = settings.reject_contaminated
         return {
+            **{name: software()[name] for name in ENGINES},
             "tokenizer": self.vocab.fingerprint,
             "eod_id": self.vocab.eod_id,
             "bos_id": self.vocab.bos_id,
@@ -135,17 +136,13 @@ class _Job:
             drop_finished(self.state, old)
             known = old.sources.keys() & self.recipe.sources.keys()
             if not known:
-                named = ", ".join(self.recipe.sources)
-                holds = (
-                    f"{self.shards} holds shards of {', '.join(old.sources)}, and this command names {named}"
-                )
                 raise MismatchError(
-                    f"{'; '.join([holds, *differences(old.config, self.config)])}. Use another --out folder; to add "
-                    f"{named} to these shards, name their sources too"
+                    f"{self.shards} holds shards of {', '.join(old.sources)}, and this command names "
+                    f"{', '.join(self.recipe.sources)}: use another --out folder or, to add to these shards, also name "
+                    "their sources"
                 )
             refuse_changes("the shards", self.shards, old.config, self.config)
-            # A source without documents is read again and sealed anew.
-            sealed = {name: load_appends(old, name) for name in sorted(known) if old.sources[name].documents}
+            sealed = {name: load_appends(old, name) for name in sorted(known)}
         itemsize, size = token_dtype(self.vocab.size).itemsize, self.recipe.shards.size
         plans = []
         with self.engine.stop.raising():
@@ -161,11 +158,11 @@ class _Job:
             self.console.notice(text)
         return [[one for one in parts if one] for parts in zip_longest(*plans)]
 
-    def run(self, plans: list[SourcePlan]) -> Step:
+    def run(self, plans: list[SourcePlan]) -> None:
         """Tokenize and seal the plans of a round that are not sealed yet."""
         unsealed = [plan for plan in plans if self.is_unsealed(plan)]
         tasks = self._tasks(unsealed)
-        todo = [task for task in tasks if not _finished(task)]
+        todo = [task for task in tasks if not _is_done(task)]
         failures: Failures = []
         if todo and self.benchmark:
             keep_benchmark(self.shards, self.state, self.benchmark, self.console)
@@ -174,15 +171,19 @@ class _Job:
                 failures = settle_copies(tasks, sealed_manifest(self.shards), step)
         with open_step("tokenize", self.engine, self.console) as step:
             failed = {name for name, _ in failures}  # not tried again in this run
-            if todo:
-                self._encode(
-                    tasks, [task for task in todo if task.partition.name not in failed], step, failures
-                )
-            else:
+            if todo := [task for task in todo if task.partition.name not in failed]:
+                before = Counter[str]()
+                for record in self._records(unsealed):
+                    before.update(record.counts)
+                self._encode(tasks, todo, before, step, failures)
+            elif not failures:
                 finished = ", ".join(unit_words(plan.unit) for plan in plans)
                 self.console.notice(f"nothing to do: the shards of {finished} are finished")
             self._seal(unsealed, failures)
-        return step
+
+    def _records(self, plans: Sequence[SourcePlan]) -> list[PartitionRecord]:
+        """The records of all partitions of the plans that have one."""
+        return [record for plan in plans for record in load_records(self.state / plan.unit, plan).values()]
 
     def _tasks(self, plans: list[SourcePlan]) -> list[TokenizeTask]:
         """The tasks of all partitions of the plans. Puts the tokenizer where workers read it."""
@@ -198,7 +199,7 @@ class _Job:
             duplicates=recipe.shards.duplicates,
             removed=self._removed(old) if self.state.exists() else (),
         )
-        tasks = [
+        return [
             TokenizeTask(
                 partition=stamped(partition, plan.stamps),
                 shards_dir=self.shards.absolute(),
@@ -219,12 +220,6 @@ class _Job:
             for plan in plans
             for partition in plan.partitions
         ]
-        if tasks:
-            made = [
-                part.software for task in tasks for part in load_parts(task.state_dir, task.partition.name)
-            ]
-            refuse_other_engine(self.shards, all_software([*made, *([old.software] if old else [])]))
-        return tasks
 
     def _removed(self, old: Manifest | None) -> tuple[Path, ...]:
         """The lists of removed texts: that of these shards and that of the recipe. Raises IntegrityError if one is
@@ -237,11 +232,15 @@ class _Job:
         return tuple(path.absolute() for path in lists)
 
     def _encode(
-        self, tasks: list[TokenizeTask], todo: list[TokenizeTask], step: Step, failures: Failures
+        self,
+        tasks: list[TokenizeTask],
+        todo: list[TokenizeTask],
+        before: Counter[str],
+        step: Step,
+        failures: Failures,
     ) -> None:
-        """Have workers tokenize the partitions `todo`; adds those that failed to `failures`."""
-        if not todo:
-            return
+        """Have workers tokenize the partitions `todo`; adds those that fail to `failures`. before: counts of earlier
+        runs."""
         vocab = self.vocab
         if self.recipe.vocab.path is not None or vocab.bos_id is not None:
             eod, bos = (
@@ -251,10 +250,6 @@ class _Job:
             self.console.notice(
                 f"{vocab.path}: each document ends with {eod}{begins}; eod and bos under [vocab] name others"
             )
-        before = Counter[str]()
-        for task in tasks:
-            for part in load_parts(task.state_dir, task.partition.name):
-                before.update(part.counts)
         self.engine.choose(sum(task.partition.estimate for task in todo))
         self.engine.warm(len(todo), encoder_of, todo[0])  # meanwhile this process loads it too
         if slow := encoder_of(todo[0]).notice:
@@ -264,71 +259,58 @@ class _Job:
         remove_leftovers(self.shards)
 
     def _seal(self, plans: list[SourcePlan], failures: Failures) -> None:
-        """Seal the plans that are done, and raise what failed, is damaged or gave too little."""
-        done = [
-            plan
-            for plan in plans
-            if all(is_complete(self.state / plan.unit, one.name) for one in plan.partitions)
-        ]
-        errors = [
-            error
-            for plan in plans
-            for partition in plan.partitions
-            for part in load_parts(self.state / plan.unit, partition.name)
-            for error in part.errors
-        ]
-        if done:
-            manifest = seal(self.shards, self.state, done, self.config, self.vocab)
-            _tell_encoded_again(manifest, {plan.name for plan in done}, self.console)
+        """Seal the plans that are done, and raise what failed, is damaged or gave too little.
+
+        A source without documents is not sealed, so that its inputs and settings can still be changed.
+        """
+        full, empty, waiting = list[SourcePlan](), dict[str, SourceCounts](), list[SourcePlan]()
+        for plan in plans:
+            records = self._records([plan])
+            if len(records) < len(plan.partitions) or any(record.errors for record in records):
+                waiting.append(plan)
+            elif plan.append or any(record.shards for record in records):
+                full.append(plan)
+            else:
+                empty[plan.name] = add_counts([UNCOUNTED, *(record.found for record in records)])
+        if full:
+            manifest = seal(self.shards, self.state, full, self.config, self.vocab)
+            _report_encoded_again(manifest, {plan.name for plan in full}, self.console)
         problems = []
-        if errors:
-            waiting = " and ".join(unit_words(plan.unit) for plan in plans if plan not in done)
+        if errors := [error for record in self._records(waiting) for error in record.errors]:
             files = listed([f"{one.partition}: {one.file}: {one.error}" for one in errors], 20, "\n  ")
             problems.append(
-                f"{plural(len(errors), 'input')} could not be read to the end; nothing of {waiting} is in the shards:\n"
-                f"  {files}\nrepair each file or replace it by what can be read of it (an empty file will do), and run "
-                "the same command again: only these partitions are done again"
+                f"{plural(len(errors), 'input')} could not be read to the end; nothing of "
+                f"{' and '.join(unit_words(plan.unit) for plan in waiting)} is in the shards:\n  {files}\nrepair each "
+                "file or replace it by what can be read of it (an empty file will do), and run the same command again: "
+                "only these partitions are done again"
             )
         if failures and problems:
             self.console.notice(problems[0])
         raise_failures(failures, self.console.log)
         sealed = load_manifest(self.shards).sources if has_manifest(self.shards) else {}
-        counts = {name: (of.read, of.rejected) for name, of in sealed.items() if name in self.recipe.sources}
-        share, where = self.recipe.shards.max_reject_share, f"see {self.shards / 'rejects'}"
-        if problems := [*problems, *poor_sources(share, counts, where)]:
+        share = self.recipe.shards.max_reject_share
+        for sources, folder in ((sealed, self.shards / "rejects"), (empty, self.state)):
+            counts = {
+                name: (one.read, one.rejected) for name, one in sources.items() if name in self.recipe.sources
+            }
+            problems += poor_sources(share, counts, f"see {folder}")
+        if problems:
             raise PartitionsFailed("\n".join(problems))
 
 
-def _tell_encoded_again(manifest: Manifest, names: set[str], console: Console) -> None:
-    """Name the shards of these sources that `tokenizers` encoded because the sample differed."""
-    compared = [manifest.sources[name].compared for name in sorted(names)]
-    if shards := [shard for one in compared if one for shard in one.encoded_again]:
-        lines = [f"{one.shard}: {one.file}, line or row {one.position}" for one in shards]
+def _report_encoded_again(manifest: Manifest, names: set[str], console: Console) -> None:
+    """Name the partitions of these sources that `tokenizers` encoded because the sample differed."""
+    if again := [text for name in sorted(names) for text in manifest.sources[name].encoded_again]:
         console.notice(
-            f"the fast engine gave a document other ids than tokenizers in {plural(len(shards), 'shard')}; tokenizers "
-            "encoded all of each, whose ids are right. Please report the first document of each:\n  "
-            + listed(lines, 20, "\n  ")
+            f"the fast engine gave a document other ids than tokenizers in {plural(len(again), 'partition')}; "
+            "tokenizers encoded all of each, whose ids are right. Please report the first document of each:\n  "
+            + listed(again, 20, "\n  ")
         )
 
 
-def _finished(task: TokenizeTask) -> bool:
-    """Whether a partition is done. If an input was damaged, removes everything of the partition, to be done again.
-
-    A marker exists while files are removed, so that after a kill the first parts of the old input are not taken for
-    parts of the new one. Files are removed before the record that names them.
-    """
-    if is_complete(task.state_dir, task.partition.name):
-        return True
-    parts = load_parts(task.state_dir, task.partition.name)
-    marker = task.state_dir / f"{task.partition.name}.again"
-    if (parts and parts[-1].last) or marker.exists():
-        marker.touch()
-        for part in reversed(parts):
-            for suffix in SHARD_SUFFIXES:
-                (task.shards_dir / task.partition.source / f"{part.name}{suffix}").unlink(missing_ok=True)
-                (task.state_dir / f"{part.name}.val{suffix}").unlink(missing_ok=True)
-            (task.state_dir / f"{part.name}.json").unlink()
-        for path in (hashes_path(task), copies_path(task), damaged_path(task)):
-            path.unlink(missing_ok=True)
-        marker.unlink()
-    return False
+def _is_done(task: TokenizeTask) -> bool:
+    """Whether a partition is done. If an input was damaged, forgets it: the input may be whole now."""
+    record = load_record(task.state(".json"))
+    if record is not None and record.errors:
+        forget(task.state_dir, task.partition.name)
+    return record is not None and not record.errors

@@ -36,9 +36,6 @@ from pretok.shards.manifest import LEDGER_SUFFIX, SideFile
 
 WINDOW = 65_536
 """Documents of a row group."""
-PIECE = 8192
-"""Rows that are combined as they come, so that no row group is in memory twice. Where the chunks of an array begin
-decides bytes of the file; chunks of this size give the bytes of a row group in one chunk."""
 SCHEMA = pa.schema(
     [
         pa.field("file", pa.string(), nullable=False),
@@ -105,9 +102,8 @@ class LedgerWriter:
     def __init__(self, path: Path, schema: pa.Schema = SCHEMA) -> None:
         self.documents = 0
         self._schema = schema
-        self._pieces: list[pa.Table] = []
-        self._loose: list[pa.RecordBatch] = []
-        self._rows = 0  # in the loose batches
+        self._waiting: list[pa.RecordBatch] = []  # rows of the next row group
+        self._rows = 0
         self._file = TreeFile(path)
         self._writer = pq.ParquetWriter(
             pa.PythonFile(self._file, mode="w"),
@@ -127,30 +123,23 @@ class LedgerWriter:
 
     def append(self, rows: pa.RecordBatch) -> None:
         """Add rows that have the schema."""
-        self._loose.append(rows)
+        self._waiting.append(rows)
         self._rows += len(rows)
         self.documents += len(rows)
-        if self._rows < PIECE:
-            return
-        loose = pa.Table.from_batches(self._loose, self._schema)
-        whole = len(loose) // PIECE * PIECE
-        rest = loose.slice(whole)
-        self._loose, self._rows = rest.to_batches(), len(rest)
-        for at in range(0, whole, PIECE):
-            self._pieces.append(loose.slice(at, PIECE).combine_chunks())
-            if len(self._pieces) == WINDOW // PIECE:
-                self._write_window()
+        while self._rows >= WINDOW:
+            self._write_group()
 
-    def _write_window(self) -> None:
-        self._writer.write_table(pa.concat_tables(self._pieces), row_group_size=WINDOW)
-        self._pieces = []
+    def _write_group(self) -> None:
+        """Write a row group of the rows that wait, as one chunk: where chunks begin decides bytes of the file."""
+        waiting = pa.Table.from_batches(self._waiting, self._schema)
+        self._writer.write_table(waiting.slice(0, WINDOW).combine_chunks(), row_group_size=WINDOW)
+        rest = waiting.slice(WINDOW)
+        self._waiting, self._rows = rest.to_batches(), len(rest)
 
     def seal(self, source: str) -> SideFile:
         """Flush and rename the file; its manifest entry."""
         if self._rows or not self.documents:
-            self._pieces.append(pa.Table.from_batches(self._loose, self._schema).combine_chunks())
-        if self._pieces:
-            self._write_window()
+            self._write_group()
         self._writer.close()
         self._file.seal()
         return SideFile(f"{source}/{self._file.path.name}", source, self._file.size, self._file.root)

@@ -1,4 +1,4 @@
-"""manifest.json: what a folder of shards holds. It is written last.
+"""manifest.json: what a folder of shards holds. It is written last, so that what it lists is complete.
 
     format, version
     fingerprint  of the tokenizer and the shards: equal ones mean equal tokens, so mixes and runs name it
@@ -7,13 +7,13 @@
     totals       counts, as in each source
     sources      {NAME: {tokens, documents, bytes, read, rejected: {reason: n}, train: {...}, val: {...},
                  mismatches: {column: n}    values of kept columns that had another type
-                 compared: {documents, bytes, encoded_again: [{shard, file, position}]}}}    with `tokenizers`
+                 compared: n                documents that `tokenizers` encoded again
+                 encoded_again: [text]}}    partitions that it encoded as a whole, because one differed
     shards       [{path, source, split, tokens, documents, file_bytes, text_bytes, root, index_root}]
-    side_files   [{path, source, file_bytes, root}]    every other file of the folder: ledgers, inputs, rejects
+    side_files   [{path, source, file_bytes, root}]    all other files: ledgers, inputs, rejects
     history      [{fingerprint, shards: {NAME: {train, val}}}]    what the folder was before, the oldest first: its
-                 fingerprint and number of shards of each source and split. After each it has grown, or, with
-                 `removal`: {at, reason, documents, tokens, former: {PATH: root of the `.bin` before}}, documents were
-                 removed
+                 fingerprint and the number of shards of each source and split. Then the folder grew, or documents were
+                 removed: `removal`: {at, reason, documents, tokens, former: {PATH: root of the `.bin` before}}
     config, software; materialized (the mix) if the shards hold a mix in its order
 
 A root is that of the hash tree over a file (`pretok.base.tree`); the nodes beside a `.bin` follow from its tokens and
@@ -28,7 +28,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property, lru_cache
 from itertools import count
 from pathlib import Path, PurePosixPath
@@ -55,9 +55,9 @@ from pretok.shards.format import Shard as Shard
 
 T = TypeVar("T", bound=Record)
 FORMAT = "pretok-shards"
-VERSION = 7
+VERSION = 8
 FILE_NAME = "manifest.json"
-INPUTS_SUFFIX = ".files.parquet"
+INPUTS_SUFFIX = ".files.json"
 STATE = ".state"
 """Folder of unfinished work inside a shards folder; removed when everything is sealed."""
 SPLITS = ("train", "val")
@@ -97,27 +97,11 @@ class SplitCounts(Record, frozen=True, omit_defaults=True):
 NOTHING = SplitCounts(0, 0, 0)
 
 
-class EncodedAgain(Record, frozen=True):
-    """A shard that `tokenizers` encoded as a whole, with the validation documents of the same part, because the fast
-    engine gave other tokens for a document: that of `file` at the line or row `position`, from 1."""
-
-    shard: str
-    file: str
-    position: Count
-
-
-class Compared(Record, frozen=True):
-    """Documents that `tokenizers` encoded again before their shards were sealed. bytes: of their text."""
-
-    documents: Count
-    bytes: Count
-    encoded_again: tuple[EncodedAgain, ...]
-
-
 class SourceCounts(Record, frozen=True, omit_defaults=True):
     """What a source holds. read: records, of which `documents` were written and the others rejected, by reason;
-    mismatches: by kept column, values that are null in the ledgers because they had another type; compared: None if no
-    documents were encoded, as in shards of a mix."""
+    mismatches: by kept column, values that are null in the ledgers because they had another type; compared: documents
+    that `tokenizers` encoded again before their shards were sealed; encoded_again: partitions that it encoded as a
+    whole because the fast engine gave other tokens for a document, each with that document."""
 
     tokens: Count
     documents: Count
@@ -127,7 +111,8 @@ class SourceCounts(Record, frozen=True, omit_defaults=True):
     train: SplitCounts
     val: SplitCounts
     mismatches: dict[str, Count] = msgspec.field(default_factory=dict)
-    compared: Compared | None = None
+    compared: Count = 0
+    encoded_again: tuple[str, ...] = ()
 
     @property
     def removed(self) -> RemovedCounts | None:
@@ -136,11 +121,11 @@ class SourceCounts(Record, frozen=True, omit_defaults=True):
 
 
 UNCOUNTED = SourceCounts(0, 0, 0, 0, {}, NOTHING, NOTHING)
-"""Counts of nothing. `Manifest.counted` adds what the shards say."""
+"""All counts are 0. `Manifest.counted` computes those of the shards."""
 
 
 class SideFile(Record, frozen=True):
-    """A file that is no shard: a ledger, inputs or rejects of `source`, or the tokenizer, which is of none."""
+    """A file that is not a shard: a ledger, inputs or rejects of `source`, or a file of no source, as the tokenizer."""
 
     path: str
     source: str | None
@@ -169,8 +154,7 @@ class Event(Record, frozen=True, omit_defaults=True):
 
 
 class Manifest(Record, frozen=True, dict=True, omit_defaults=True):
-    """FOLDER/manifest.json. What follows from it (fingerprint, seal) is not a field. `folder` is where its files are,
-    which is not written."""
+    """FOLDER/manifest.json. The fingerprint and the seal are computed. `folder` holds the files and is not written."""
 
     tokenizer: TokenizerEntry
     totals: SourceCounts
@@ -184,7 +168,7 @@ class Manifest(Record, frozen=True, dict=True, omit_defaults=True):
     folder: Path = NOWHERE
 
     def at(self, folder: Path) -> Manifest:
-        """The same with its files in `folder`; NOWHERE for the form that is written."""
+        """This manifest with its files in `folder`. It is written with NOWHERE."""
         return replace(
             self, folder=folder, shards=tuple(replace(shard, folder=folder) for shard in self.shards)
         )
@@ -195,14 +179,10 @@ class Manifest(Record, frozen=True, dict=True, omit_defaults=True):
 
         It has a format of its own, so that a mix stays valid if the keys of the manifest change.
         """
-        return self._fingerprint_of(self.shards)
-
-    def _fingerprint_of(self, shards: Iterable[Shard]) -> str:
-        """The fingerprint with these shards, as they are or were."""
         # What was removed from a shard follows from its tokens.
-        entries = to_json([replace(shard, folder=NOWHERE, removed=None) for shard in shards])
+        shards = to_json([replace(shard, folder=NOWHERE, removed=None) for shard in self.shards])
         return fingerprint(
-            {"format": FORMAT, "version": 2, "tokenizer": to_json(self.tokenizer), "shards": entries}
+            {"format": FORMAT, "version": 2, "tokenizer": to_json(self.tokenizer), "shards": shards}
         )
 
     @cached_property
@@ -212,9 +192,9 @@ class Manifest(Record, frozen=True, dict=True, omit_defaults=True):
 
     @cached_property
     def entries(self) -> tuple[bytes, ...]:
-        """What the root over all is of, as canonical JSON: first the manifest without its files, but with their number
-        and the fingerprint; then each shard, with `first`, the tokens of its source and split before it, and the roots
-        of its ledger and spans; then each other file."""
+        """The leaves of the root over everything, as canonical JSON: first the manifest without its files, but with the
+        fingerprint and the number of files; then each shard, with `first`, the tokens of its source and split before
+        it, and the roots of its ledger and spans; then each other file."""
         body = to_json(self.at(NOWHERE))
         shards, others = body.pop("shards"), body.pop("side_files")
         roots = {file.path: file.root for file in self.side_files}
@@ -230,38 +210,41 @@ class Manifest(Record, frozen=True, dict=True, omit_defaults=True):
         head |= {"shards": len(shards), "side_files": len(others)}
         return tuple(canonical_json(entry) for entry in (head, *shards, *others))
 
-    @cached_property
-    def shard_counts(self) -> dict[str, dict[str, int]]:
-        """The number of shards of each source and split, without sources that have none."""
-        counts = Counter((shard.source, shard.split) for shard in self.shards)
-        return {name: {split: counts[name, split] for split in SPLITS} for name, _ in counts}
+    def versions(self) -> Iterator[Manifest]:
+        """This manifest, then what the folder was before, the latest first. Older ones have no counts.
+
+        Raises IntegrityError if the history does not give the fingerprints that it states: runs rely on that.
+        """
+        yield self
+        if not self.history:
+            return
+        *earlier, event = self.history
+        former = event.removal.former if event.removal else {}
+        seen: Counter[tuple[str, str]] = Counter()
+        shards = []
+        for shard in self.shards:  # new shards follow those of the same source and split
+            seen[shard.source, shard.split] += 1
+            if seen[shard.source, shard.split] <= event.shards.get(shard.source, {}).get(shard.split, 0):
+                shards.append(replace(shard, root=former.get(shard.path, shard.root)))
+        sources = dict.fromkeys(event.shards, UNCOUNTED)
+        old = replace(self, shards=tuple(shards), sources=sources, history=tuple(earlier))
+        if old.fingerprint != event.fingerprint:
+            raise IntegrityError(
+                f"{self.folder / FILE_NAME}: history[{len(earlier)}] does not fit the shards; the file was damaged or "
+                "edited"
+            )
+        yield from old.versions()
+
+    def as_of(self, fingerprint: str) -> Manifest | None:
+        """The manifest that the folder had under this fingerprint, or None. An older one has the counts of its shards;
+        what was read and rejected is not known. Raises IntegrityError."""
+        old = next((one for one in self.versions() if one.fingerprint == fingerprint), None)
+        return old if old is None or old is self else old.counted()
 
     def was(self, fingerprint: str) -> tuple[Shard, ...] | None:
-        """The shards, with their roots, that the folder had under this fingerprint; None if it never had it.
-
-        Raises IntegrityError if the history has the fingerprint but the shards do not give it: runs rely on that.
-        """
-        if fingerprint == self.fingerprint:
-            return self.shards
-        for number, event in enumerate(self.history):
-            if event.fingerprint != fingerprint:
-                continue
-            former: dict[str, str] = {}
-            for later in reversed(self.history[number:]):  # a shard that changed twice has its oldest root
-                former |= later.removal.former if later.removal else {}
-            seen: Counter[tuple[str, str]] = Counter()
-            found = []
-            for shard in self.shards:
-                seen[shard.source, shard.split] += 1
-                if seen[shard.source, shard.split] <= event.shards.get(shard.source, {}).get(shard.split, 0):
-                    found.append(replace(shard, root=former.get(shard.path, shard.root)))
-            if self._fingerprint_of(found) != fingerprint:
-                raise IntegrityError(
-                    f"{self.folder / FILE_NAME}: history[{number}] says what the shards cannot come from; the file was "
-                    "damaged or edited"
-                )
-            return tuple(found)
-        return None
+        """The shards, with their roots, that the folder had under this fingerprint, or None. Raises IntegrityError."""
+        old = next((one for one in self.versions() if one.fingerprint == fingerprint), None)
+        return old.shards if old else None
 
     @property
     def removals(self) -> tuple[Removal, ...]:
@@ -271,44 +254,33 @@ class Manifest(Record, frozen=True, dict=True, omit_defaults=True):
     @cached_property
     def but_for_removals(self) -> dict[str, str]:
         """Each fingerprint that the folder has or had -> the last one with the same shards, apart from removals."""
-        found = {self.fingerprint: self.fingerprint}
+        last = {self.fingerprint: self.fingerprint}
         later = self.fingerprint
         for event in reversed(self.history):
-            found[event.fingerprint] = found[later] if event.removal else event.fingerprint
+            last[event.fingerprint] = last[later] if event.removal else event.fingerprint
             later = event.fingerprint
-        return found
+        return last
 
     def removal_number(self, at: str | None) -> int:
         """The number of the removal at a time, from 0; for None (not removed) the number of removals."""
         return [*(removal.at for removal in self.removals), None].index(at)
 
-    def as_of(self, fingerprint: str) -> Manifest | None:
-        """The manifest that the folder had under this fingerprint; None if it never had it. Its counts are those of its
-        shards; what was rejected is not known."""
-        if (shards := self.was(fingerprint)) is None or fingerprint == self.fingerprint:
-            return self if shards else None
-        documents = Counter[str]()
-        for shard in shards:
-            documents[shard.source] += shard.documents
-        event = next(event for event in self.history if event.fingerprint == fingerprint)
-        sources = {name: replace(UNCOUNTED, read=documents[name]) for name in event.shards}
-        return replace(self, shards=shards, sources=sources, history=()).counted()
-
     def counted(self) -> Manifest:
-        """The same, with the counts of sources and the totals computed from the shards."""
+        """This manifest with the counts of its sources and the totals computed from the shards."""
         sources = {
             name: _count_source(counts, [shard for shard in self.shards if shard.source == name])
             for name, counts in self.sources.items()
         }
-        # Kinds and kept columns are those of one source.
+        # Kinds of tokens and kept columns mean nothing over several sources.
         both = add_counts([UNCOUNTED, *(replace(counts, mismatches={}) for counts in sources.values())])
         train, val = (replace(split, kinds=None) for split in (both.train, both.val))
         return replace(self, sources=sources, totals=replace(both, train=train, val=val))
 
-    @property
-    def event(self) -> Event:
-        """The entry in the history of this folder after it has grown."""
-        return Event(self.fingerprint, self.shard_counts)
+    def event(self, removal: Removal | None = None) -> Event:
+        """The entry for this manifest in the history of the next one: after documents were removed, or it has grown."""
+        counts = Counter((shard.source, shard.split) for shard in self.shards)
+        shards = {name: {split: counts[name, split] for split in SPLITS} for name, _ in counts}
+        return Event(self.fingerprint, shards, removal)
 
     def appends(self, source: str) -> int:
         """The number of appends to a source."""
@@ -318,8 +290,7 @@ class Manifest(Record, frozen=True, dict=True, omit_defaults=True):
     def holds(self, unit: str) -> bool:
         """Whether documents of a source (`NAME`) or of an append to it (`NAME.1`) are sealed."""
         source, _, append = unit.partition(".")
-        counts = self.sources.get(source, UNCOUNTED)
-        return counts.documents > 0 and int(append or 0) <= self.appends(source)
+        return source in self.sources and int(append or 0) <= self.appends(source)
 
     def rejects(self, source: str) -> list[Path]:
         """The files of rejects of a source."""
@@ -354,8 +325,8 @@ class Manifest(Record, frozen=True, dict=True, omit_defaults=True):
         return path.exists()
 
     def sized(self) -> Manifest:
-        """The same, after checking the sizes of all shards. Raises IntegrityError if a `.bin` or `.idx` is missing or
-        has another size."""
+        """Check the sizes of all shards; this manifest. Raises IntegrityError if a `.bin` or `.idx` is missing or has
+        another size."""
         for shard in self.shards:
             sizes = (shard.bin_path, shard.file_bytes), (shard.index_path, index_size(shard.documents))
             for path, size in sizes:
@@ -415,8 +386,8 @@ def load_manifest(folder: Path, *, unfinished: bool = True) -> Manifest:
             "remove again, which finishes it"
         )
     with reading(path):
-        found = path.stat()
-    return _load(path, (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns))
+        file = path.stat()
+    return _load(path, (file.st_dev, file.st_ino, file.st_size, file.st_mtime_ns, file.st_ctime_ns))
 
 
 @lru_cache(maxsize=2)
@@ -478,16 +449,11 @@ def inputs_name(source: str, append: int = 0) -> str:
 
 def _count_source(known: SourceCounts, shards: Sequence[Shard]) -> SourceCounts:
     """The counts of a source with those of all its shards."""
-    splits = []
-    for split in SPLITS:
-        held = [shard for shard in shards if shard.split == split]
-        found = add_counts(
-            [NOTHING, *(SplitCounts(s.tokens, s.documents, s.text_bytes, s.kinds, s.removed) for s in held)]
-        )
-        if found.kinds is not None:  # in the order of KINDS, whatever the order in the shards
-            found = replace(found, kinds={kind: found.kinds[kind] for kind in KINDS if found.kinds.get(kind)})
-        splits.append(found)
-    (train, val), both = splits, add_counts(splits)
+    splits = {split: [NOTHING] for split in SPLITS}
+    for s in shards:
+        splits[s.split].append(SplitCounts(s.tokens, s.documents, s.text_bytes, s.kinds, s.removed))
+    train, val = map(add_counts, splits.values())
+    both = add_counts([train, val])
     return replace(
         known, tokens=both.tokens, documents=both.documents, bytes=both.bytes, train=train, val=val
     )
@@ -497,14 +463,14 @@ def add_counts(parts: Sequence[T]) -> T:
     """Add up records of one type, at least one, field by field: numbers, tables of numbers and records are added,
     tuples are concatenated, and None counts nothing."""
 
-    def both(found: Any, more: Any) -> Any:
-        if found is None or more is None:
-            return more if found is None else found
-        if isinstance(found, int | tuple):
-            return found + more
-        if isinstance(found, dict):
-            return {**found, **{key: found.get(key, 0) + count for key, count in more.items()}}
-        return add_counts([found, more])
+    def both(a: Any, b: Any) -> Any:
+        if a is None or b is None:
+            return b if a is None else a
+        if isinstance(a, int | tuple):
+            return a + b
+        if isinstance(a, dict):
+            return {**a, **{key: a.get(key, 0) + count for key, count in b.items()}}
+        return add_counts([a, b])
 
     first, *rest = parts
     for part in rest:

@@ -7,10 +7,9 @@ written no document binds nothing.
 
 from __future__ import annotations
 
-import re
 import shutil
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from pretok.base.console import Console
@@ -19,14 +18,14 @@ from pretok.base.records import replace, to_json
 from pretok.base.units import listed, plural
 from pretok.config import Source
 from pretok.read.changes import SHOWN, differences, input_changes, refuse
-from pretok.read.files import InputFile, Stamp, stamps_of
+from pretok.read.conversation import RecordFormat
+from pretok.read.files import Stamp, stamps_of
 from pretok.read.partition import plan, shard_bytes
 from pretok.read.probe import check_kept, probe_inputs
-from pretok.read.readers import RecordFormat
 from pretok.read.recognise import list_inputs
 from pretok.shards.inputs import PLAN_FILE, PlannedPiece, SourcePlan, read_plan, write_plan
 from pretok.shards.manifest import unit_words
-from pretok.shards.parts import load_parts
+from pretok.shards.record import PartitionRecord, forget, load_records
 
 
 def plan_source(
@@ -82,8 +81,6 @@ def plan_source(
                 settings=settings | {"target": target},
                 kept=tuple(replace(column, type=column.type or "text") for column in source.kept),
             )
-            for path in _shards_of(made, state.parent) if one.append else ():
-                path.unlink()  # somebody deleted the plan of these to start the append over
             write_plan(state / one.unit / PLAN_FILE, made)
         plans.append(made)
     return [replace(one, stamps=stamps) for one in plans]
@@ -93,53 +90,44 @@ def _continue(old: SourcePlan, asked: SourcePlan, state: Path, console: Console)
     """The stored plan, with fixed files as they are now; None if something changed and no document is written.
     Raises MismatchError if something changed."""
     what, folder = f"shards of {unit_words(old.unit)}", state.parent
-    changes = differences(old.settings, asked.settings)
-    if old.config is not None:
+    changes, fixed = differences(old.settings, asked.settings), set[str]()
+    records = load_records(state / old.unit, old)
+    if old.config is not None:  # it is not sealed
         what, changes = f"unfinished {what}", differences(old.config, asked.config or {}) + changes
         folder = state / old.unit if old.append else folder  # an append can start over by itself
-    fixed = _fixed(old, asked.inputs, state / old.unit)
-    changes += input_changes(old.inputs, [fixed.get(file.path, file) for file in asked.inputs])
+        fixed = _fixed(old, asked, records)
+    planned = {file.path: file for file in old.inputs}
+    changes += input_changes(
+        old.inputs, [planned[file.path] if file.path in fixed else file for file in asked.inputs]
+    )
     if changes:
-        if any((state / old.unit).glob("*.bin")) or _shards_of(old, state.parent):
+        if old.config is None or any(record.shards for record in records.values()):
             refuse(f"the {what}", folder, changes)
         console.notice(
-            f"{unit_words(old.unit)}: the run before, of other settings or inputs, wrote no document and is forgotten"
+            f"{unit_words(old.unit)}: the settings or inputs changed since a run that wrote no document; starting over"
         )
-        shutil.rmtree(state / old.unit, ignore_errors=True)
+        shutil.rmtree(state / old.unit)
         return None
     if not fixed:
         return old
+    for partition in old.partitions:
+        if any(piece.file.path in fixed for piece in partition.pieces):
+            forget(state / old.unit, partition.name)
     now = {file.path: file for file in asked.inputs}
-    rows = tuple(row._replace(file=now[row.file.path]) for row in old.rows)
-    new = replace(old, rows=rows, config=asked.config)
+    new = replace(old, rows=tuple(replace(row, file=now[row.file.path]) for row in old.rows))
     write_plan(state / old.unit / PLAN_FILE, new)
     return new
 
 
-def _shards_of(plan: SourcePlan, shards: Path) -> list[Path]:
-    """The files of the train shards of a plan and of later appends."""
-    first = plan.partitions[0].number if plan.partitions else 0
-    numbered = re.compile(rf"{re.escape(plan.name)}-(\d+)(-\d+)?\.")
-    found = ((path, numbered.match(path.name)) for path in (shards / plan.name).glob(f"{plan.name}-*"))
-    return [path for path, match in found if match and int(match[1]) >= first]
-
-
-def _fixed(old: SourcePlan, inputs: Sequence[InputFile], state: Path) -> dict[str, InputFile]:
-    """The files, as they were planned, that may differ now.
-
-    Each is read by one partition, which starts over because an input of it was damaged or nothing of it is sealed. A
-    partition that was killed between two parts goes on in the file that it began with, so that one must not differ.
-    """
-    now = {file.path: file for file in inputs}
-    held = Counter(piece.file.path for partition in old.partitions for piece in partition.pieces)
-    fixed = {
-        file.path: file
-        for file in old.inputs
-        if held[file.path] == 1 and now.get(file.path, file) != file and state.exists()
+def _fixed(old: SourcePlan, asked: SourcePlan, records: Mapping[int, PartitionRecord]) -> set[str]:
+    """The changed files of which nothing that was read is kept: each is read by one partition, and that is not done.
+    Mostly they were damaged and have been fixed."""
+    now = {file.path: file for file in asked.inputs}
+    readers = Counter(piece.file.path for partition in old.partitions for piece in partition.pieces)
+    return {
+        piece.file.path
+        for partition in old.partitions
+        if (record := records.get(partition.number)) is None or record.errors
+        for piece in partition.pieces
+        if readers[piece.file.path] == 1 and now.get(piece.file.path, piece.file) != piece.file
     }
-    for partition in old.partitions if fixed else ():
-        parts = load_parts(state, partition.name)
-        if parts and not (parts[-1].last and any(part.errors for part in parts)):
-            for piece in partition.pieces:
-                fixed.pop(piece.file.path, None)
-    return fixed

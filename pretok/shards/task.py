@@ -1,20 +1,21 @@
-"""One partition -> sealed parts: the task that a worker runs.
+"""One partition -> sealed shards and a record: the task that a worker runs.
 
     read    the partition -> batches of documents, screened
     encode  batches -> token ids of the documents of each split (`batching.py`), a sample of them again (`sample.py`)
     write   ids, ledger rows and rejects -> files under temporary names (`writer.py`)
-    seal    rename the files, then write the record of the part (`parts.py`)
+    seal    rename the files, then write the record of the partition (`record.py`)
 
-A part is a train shard under its final name; in the state folder it leaves a small validation shard, its rejects and
-its record. The bytes depend on the task alone, so a task that runs twice writes the same. If a document of the sample
-differs from what `tokenizers` gives, the whole part is written again with `tokenizers`.
+A partition gives one train shard, or several if an input that cannot be cut fills more than one. In the state folder it
+leaves a small validation shard, its rejects and its record. The bytes depend on the task alone, so a task that runs
+twice writes the same. If `tokenizers` encodes a document of the sample differently, the whole partition is written
+again with `tokenizers`.
 """
 
 from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from fractions import Fraction
@@ -32,14 +33,13 @@ from pretok.base.failures import Failure
 from pretok.base.records import replace, to_json
 from pretok.base.storage import atomic_open, write_json
 from pretok.chat.documents import read_documents
-from pretok.chat.resolve import chat_tokenizer
 from pretok.kernels.compile import load_registries
 from pretok.read.batches import TextBatch, buffers
-from pretok.read.conversation import Conversation
+from pretok.read.conversation import Conversation, RecordFormat
 from pretok.read.kept import KeptColumn
 from pretok.read.normalize import Normalization
 from pretok.read.partition import Partition
-from pretok.read.readers import Damage, RecordFormat
+from pretok.read.readers import Damage
 from pretok.screen.benchmark import ItemCount
 from pretok.screen.screening import Screen, Screening
 from pretok.shards.batching import (
@@ -51,22 +51,19 @@ from pretok.shards.batching import (
     join,
     most_tokens,
 )
-from pretok.shards.format import LEDGER_SUFFIX
+from pretok.shards.format import LEDGER_SUFFIX, Shard
+from pretok.shards.inputs import PieceCounts
 from pretok.shards.ledger import ledger_rows, schema_with
-from pretok.shards.manifest import SPLITS, UNCOUNTED, Compared
-from pretok.shards.parts import (
-    PartRecord,
-    load_parts,
-    part_name,
-    refuse_other_engine,
-    software,
-)
+from pretok.shards.manifest import UNCOUNTED, SideFile, SourceCounts
+from pretok.shards.record import PartitionRecord, refuse_other_software
 from pretok.shards.sample import Differs, Sample
 from pretok.shards.writer import ShardWriter
 from pretok.tokenizer.encoder import Encoder, load_libraries
 from pretok.tokenizer.vocabulary import load_vocab
 
-Batches = Iterator[TextBatch | Damage]
+HASHES, COPIES, DAMAGED = f".hashes{LEDGER_SUFFIX}", ".copies.parquet", ".damaged"
+"""Files of a partition in the state folder if copies are looked for: the hashes of its documents; which of them are
+copies; and a marker that an input could not be read to its end when the documents were hashed."""
 ROLL_OVER = Fraction(5, 4)
 """A shard is full at this multiple of its target size, so that a partition a little over target gives one shard."""
 
@@ -74,7 +71,8 @@ ROLL_OVER = Fraction(5, 4)
 @dataclass(frozen=True, slots=True)
 class TokenizeTask:
     """Everything that decides the bytes of a partition's shards. target: bytes of tokens a shard should hold;
-    tokenizer_json: the copy beside the shards, which must have the fingerprint `tokenizer`."""
+    tokenizer_json: the copy beside the shards, which must have the fingerprint `tokenizer`; software: versions that the
+    worker must have."""
 
     partition: Partition
     shards_dir: Path
@@ -92,20 +90,9 @@ class TokenizeTask:
     val_seed: int
     software: dict[str, str]
 
-
-def hashes_path(task: TokenizeTask) -> Path:
-    """Path of the hashes of a partition's documents, if copies are looked for."""
-    return task.state_dir / f"{task.partition.name}.hashes{LEDGER_SUFFIX}"
-
-
-def damaged_path(task: TokenizeTask) -> Path:
-    """Path of a marker: an input could not be read to its end when its documents were hashed."""
-    return task.state_dir / f"{task.partition.name}.damaged"
-
-
-def copies_path(task: TokenizeTask) -> Path:
-    """Path of the list of a partition's documents that are copies."""
-    return task.state_dir / f"{task.partition.name}.copies.parquet"
+    def state(self, suffix: str) -> Path:
+        """Path of a file of the partition in the state folder."""
+        return self.state_dir / f"{self.partition.name}{suffix}"
 
 
 _loaded: dict[tuple[str, int, int | None, tuple[str, ...]], Encoder] = {}
@@ -128,7 +115,7 @@ def encoder_of(task: TokenizeTask, _report: Report | None = None) -> Encoder:
     markers = tuple(how.markers) if isinstance(how, Conversation) else ()
     key = task.tokenizer, task.eod_id, task.bos_id, markers
     if key not in _loaded:
-        vocab = load_vocab(task.tokenizer_json, task.eod_id)
+        vocab = load_vocab(task.tokenizer_json, task.eod_id, task.bos_id)
         if vocab.fingerprint != task.tokenizer:
             raise MismatchError(
                 f"{task.tokenizer_json} has the fingerprint {vocab.fingerprint}, but the shards are made with "
@@ -136,67 +123,88 @@ def encoder_of(task: TokenizeTask, _report: Report | None = None) -> Encoder:
             )
         if len(_loaded) > 1:
             _loaded.clear()
-        json = chat_tokenizer(vocab.raw.decode(), markers)
-        _loaded[key] = Encoder(json, task.eod_id, vocab.size, str(task.tokenizer_json), task.bos_id)
+        _loaded[key] = Encoder(vocab.with_special(markers))
     return _loaded[key]
 
 
-def tokenize_partition(task: TokenizeTask, report: Report) -> list[PartRecord]:
-    """Encode and seal all parts of a partition that are not sealed yet; the records of all parts.
+def tokenize_partition(task: TokenizeTask, report: Report) -> None:
+    """Encode a partition and seal its shards.
 
     Calls `report` with the increments of documents, tokens, bytes and rejected.
     """
-    refuse_other_engine(task.shards_dir, task.software)
+    refuse_other_software(task.software)
     encoder = encoder_of(task)
-    parts = load_parts(task.state_dir, task.partition.name)
-    differed: tuple[int, int] | None = None  # in the part that comes next
-    batches: Batches | None = None  # what follows the sealed parts
-    while not (parts and parts[-1].last):
-        if batches is None:
-            screen = Screen(task.screening, copies_path(task))
-            batches = map(screen, _read(task, sum(part.found.read for part in parts)))
-        try:
-            part = PartWriter(task, len(parts), encoder.exact if differed else encoder, differed)
-            parts.append(part.write(batches, screen, report))
-            differed = None
-        except Differs as found:  # write the part again, with tokenizers alone
-            if differed:
-                raise AssertionError(
-                    f"{task.partition.name}: tokenizers differs from itself at {found.place}"
-                ) from None
-            differed, batches = found.place, None
-    return parts
+    try:
+        _tokenize(task, encoder, report)
+    except Differs as error:  # if `tokenizers` differs from itself, that is a bug and raised as one
+        file = task.partition.pieces[error.piece].file.path
+        _tokenize(task, encoder.exact, report, (f"{task.partition.name}: {file}, hash {error.digest}",))
 
 
-def _read(task: TokenizeTask, records: int) -> Batches:
-    """The documents of a partition after the first `records` records, which sealed parts hold. These are read again."""
-    for batch in read_documents(task.partition, task.record, task.normalization, task.keep):
-        if records == 0:
+def _tokenize(
+    task: TokenizeTask, encoder: Encoder, report: Report, encoded_again: tuple[str, ...] = ()
+) -> None:
+    """Read, encode, write and seal. encoded_again: for the manifest. Raises Differs."""
+    screen = Screen(task.screening, task.state(COPIES))
+    batches = read_documents(task.partition, task.record, task.normalization, task.keep)
+    sample = Sample(encoder)
+    with PartitionWriter(task, encoder.dtype) as writer:
+        for group in _groups(map(screen, batches), writer.is_full):
+            if isinstance(group, Damage):
+                writer.add_damage(group)
+                continue
+            joined = join(group)
+            encoded, refused = encode_splits(joined, encoder, task.val_fraction, task.val_seed)
+            sample.add(joined, encoded, refused)
+            report(writer.add(joined, encoded, refused))
+            if writer.is_full(0):
+                sample.finish_shard()
+                writer.seal_shard("train")
+        sample.finish_shard()
+        compared = replace(UNCOUNTED, compared=sample.compared, encoded_again=encoded_again)
+        record = writer.seal(compared, screen.take())
+    # The record is written when all files have their final names: it makes them count.
+    write_json(task.state(".json"), to_json(record))
+
+
+def _groups(
+    batches: Iterator[TextBatch | Damage], is_full: Callable[[int], bool]
+) -> Iterator[list[TextBatch] | Damage]:
+    """Batches that are encoded together, and the damage between them. is_full: see `PartitionWriter.is_full`.
+
+    A shard ends with the batch that fills it. So a batch that could fill it does not wait for more: where shards end
+    does not depend on which batches are encoded together.
+    """
+    waiting: list[TextBatch] = []
+    most = size = 0  # the tokens that they can be at most, and their bytes
+    for batch in batches:
+        if isinstance(batch, Damage):
             yield batch
-        elif not isinstance(batch, Damage):
-            records -= batch.records
-        if records < 0:
-            raise MismatchError(
-                f"partition {task.partition.name}: its sealed parts end inside a batch, so another version of pretok "
-                f"wrote them; delete {task.state_dir} and the shards of this source, and run again"
-            )
+            continue
+        more = most_tokens(batch)
+        if waiting and is_full(most + more):
+            yield waiting
+            waiting, most, size = [], 0, 0
+        waiting.append(batch)
+        most += more
+        size += batch.nbytes
+        if max(most, size) >= MOST_TOKENS or len(waiting) >= MOST_BATCHES or is_full(most):
+            yield waiting
+            waiting, most, size = [], 0, 0
+    if waiting:
+        yield waiting
 
 
-class PartWriter:
-    """Writes one part of a partition: reads batches until the shard is full, encodes them, writes documents to train
-    or validation and rejects beside them, and seals everything.
+class PartitionWriter:
+    """Writes the documents of a partition to shards of train and validation, and its rejects beside them.
 
-    encoder: for all documents of the part; differed: piece and record of the document for which the fast engine gave
-    wrong tokens, if the part is written again.
+    Leaving the context without `seal` removes the temporary files.
     """
 
-    def __init__(
-        self, task: TokenizeTask, number: int, encoder: Encoder, differed: tuple[int, int] | None
-    ) -> None:
-        self.name = part_name(task.partition.name, number)
+    def __init__(self, task: TokenizeTask, dtype: np.dtype[Any]) -> None:
         self.task = task
-        self._encoder = encoder
-        self._differed = differed
+        self._dtype = dtype
+        self._most_tokens = ceil(task.target * ROLL_OVER / dtype.itemsize)  # of a train shard
         pieces = task.partition.pieces
         self._files = pa.array([piece.file.path for piece in pieces], pa.string())
         self._origins = np.array([piece.origin for piece in pieces], np.int64)
@@ -204,60 +212,27 @@ class PartWriter:
         self._stack = ExitStack()
         self._writers: dict[str, ShardWriter] = {}
         self._rejects: IO[str] | None = None
-        self._most_tokens = ceil(task.target * ROLL_OVER / encoder.dtype.itemsize)  # of the train shard
+        self._shards: list[Shard] = []
+        self._side_files: list[SideFile] = []
         self._errors: list[Failure] = []
-        self._lines: dict[str, int] = {}
-        self._records, self._rejected, self._mismatches, self._counts = (Counter[str]() for _ in range(4))
+        self._read, self._refused, self._lines = (Counter[int]() for _ in range(3))  # by piece
+        self._rejected, self._mismatches, self._counts = (Counter[str]() for _ in range(3))
 
-    def write(self, batches: Batches, screen: Screen, report: Report) -> PartRecord:
-        """Take batches until the shard is full or there are no more, and seal. Raises Differs."""
-        sample, full = Sample(self._encoder), False
-        with self._stack:
-            for group in self._groups(batches):
-                if isinstance(group, Damage):
-                    file = self.task.partition.pieces[group.piece].file.path
-                    self._errors.append(Failure(self.task.partition.name, file, group.error))
-                    continue
-                joined = join(group)
-                encoded, refused = encode_splits(
-                    joined, self._encoder, self.task.val_fraction, self.task.val_seed
-                )
-                sample.add(joined, encoded, refused)
-                report(self.add(joined, encoded, refused))
-                if full := self._is_full(0):
-                    break
-            sample.finish()
-            return self.seal(not full, screen.take(), Compared(sample.documents, sample.bytes, ()))
+    def __enter__(self) -> PartitionWriter:
+        return self
 
-    def _is_full(self, more: int) -> bool:
+    def __exit__(self, *exc: Any) -> None:
+        self._stack.__exit__(*exc)  # with an exception, files that are not sealed are removed
+
+    def is_full(self, more: int) -> bool:
         """Whether the train shard has its size if `more` tokens come to it."""
         tokens = self._writers["train"].tokens if "train" in self._writers else 0
         return tokens + more >= self._most_tokens
 
-    def _groups(self, batches: Batches) -> Iterator[list[TextBatch] | Damage]:
-        """Batches that are encoded together, and the damage between them.
-
-        A shard ends with the batch that fills it, so a batch that could fill it does not wait for more: nothing is left
-        over when the caller stops because the shard is full.
-        """
-        waiting: list[TextBatch] = []
-        most = size = 0  # the tokens that they can be at most, and their bytes
-        for batch in batches:
-            if isinstance(batch, Damage):
-                yield batch
-                continue
-            more = most_tokens(batch)
-            if waiting and self._is_full(most + more):
-                yield waiting
-                waiting, most, size = [], 0, 0
-            waiting.append(batch)
-            most += more
-            size += batch.nbytes
-            if max(most, size) >= MOST_TOKENS or len(waiting) >= MOST_BATCHES or self._is_full(most):
-                yield waiting
-                waiting, most, size = [], 0, 0
-        if waiting:
-            yield waiting
+    def add_damage(self, damage: Damage) -> None:
+        """Note an input whose rest cannot be read."""
+        partition = self.task.partition
+        self._errors.append(Failure(partition.name, partition.pieces[damage.piece].file.path, damage.error))
 
     def add(
         self, joined: JoinedBatches, encoded: list[EncodedSplit], refused: list[tuple[int, str]]
@@ -273,20 +248,19 @@ class PartWriter:
             rejects.append({"piece": piece, "record": number, "reason": "unencodable", "detail": reason})
         self._reject(sorted(rejects, key=lambda reject: (reject["piece"], reject["record"])))
         for batch in joined.batches:
-            self._records[str(batch.piece)] += batch.records
-            self._lines[str(batch.piece)] = batch.end
+            self._read[batch.piece] += batch.records
+            self._lines[batch.piece] = batch.end
             for column, count in zip(self.task.keep, batch.mismatches, strict=False):
                 self._mismatches[column.name] += count
         for split in encoded:
             self._write(joined, split)
         size = sum(int(split.sizes.sum()) for split in encoded)
+        refused_size = sum(batch.refused for batch in joined.batches) + len(buffers(joined.texts)[0]) - size
         counts = {
             "documents": sum(len(split.rows) for split in encoded),
             "tokens": sum(len(split.tokens) for split in encoded),
             "bytes": size,
-            "refused bytes": sum(batch.refused for batch in joined.batches)
-            + len(buffers(joined.texts)[0])
-            - size,
+            "refused bytes": refused_size,
             "rejected": len(rejects),
         }
         self._counts.update(counts)
@@ -295,9 +269,10 @@ class PartWriter:
     def _reject(self, rejects: list[dict[str, Any]]) -> None:
         """List rejected records."""
         if rejects and self._rejects is None:
-            path = self.task.state_dir / f"{self.name}.rejects.jsonl"
+            path = self.task.state(".rejects.jsonl")
             self._rejects = self._stack.enter_context(atomic_open(path, "w"))
         for reject in rejects:
+            self._refused[reject["piece"]] += 1
             self._rejected[reject["reason"]] += 1
             assert self._rejects is not None
             self._rejects.write(json.dumps(reject, ensure_ascii=False) + "\n")
@@ -317,38 +292,38 @@ class PartWriter:
             self._schema,
         )
         if split not in self._writers:  # most partitions have few or no documents for validation
-            train = self.task.shards_dir / self.task.partition.source / self.name
-            prefix = train if split == "train" else self.task.state_dir / f"{self.name}.val"
-            writer = ShardWriter(prefix, self._encoder.dtype, self._schema)
+            name, number = self.task.partition.name, len(self._shards)
+            train = (
+                self.task.shards_dir / self.task.partition.source / (f"{name}-{number}" if number else name)
+            )
+            prefix = train if split == "train" else self.task.state(".val")
+            writer = ShardWriter(prefix, self._dtype, self._schema)
             self._writers[split] = self._stack.enter_context(writer)
         self._writers[split].append(encoded.tokens, encoded.lengths, encoded.kinds, described)
 
-    def seal(self, last: bool, contaminated: tuple[ItemCount, ...], compared: Compared) -> PartRecord:
-        """Seal the shards, then the rejects, then write the record, which makes the part count."""
-        source = self.task.partition.source
-        sealed = {
-            split: self._writers[split].seal(source, split) for split in SPLITS if split in self._writers
-        }
+    def seal_shard(self, split: str) -> None:
+        """Seal the shard of a split, if there is one."""
+        if writer := self._writers.pop(split, None):
+            shard, files = writer.seal(self.task.partition.source, split)
+            self._shards.append(shard)
+            self._side_files += files if split == "train" else ()
+
+    def seal(self, compared: SourceCounts, contaminated: tuple[ItemCount, ...]) -> PartitionRecord:
+        """Seal the shards, then the rejects. compared: with the counts of the sample."""
+        self.seal_shard("train")
+        self.seal_shard("val")
         self._stack.close()
-        record = PartRecord(
-            name=self.name,
-            last=last,
+        pieces = tuple(
+            PieceCounts(self._read[n], self._refused[n], self._lines[n]) for n in range(len(self._files))
+        )
+        return PartitionRecord(
             found=replace(
-                UNCOUNTED,
-                read=sum(self._records.values()),
-                rejected=self._rejected,
-                mismatches=+self._mismatches,
-                compared=compared,
+                compared, read=self._read.total(), rejected=self._rejected, mismatches=+self._mismatches
             ),
-            shards=tuple(shard for shard, _ in sealed.values()),
-            side_files=sealed["train"][1] if "train" in sealed else (),
-            records=self._records,
-            lines=self._lines,
+            shards=tuple(self._shards),
+            side_files=tuple(self._side_files),
+            pieces=pieces,
             errors=tuple(self._errors),
             counts=self._counts,
             contaminated=contaminated,
-            software=software(),
-            differed=self._differed,
         )
-        write_json(self.task.state_dir / f"{self.name}.json", to_json(record))
-        return record

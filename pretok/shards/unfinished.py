@@ -32,17 +32,16 @@ def unfinished(shards: Path) -> dict[str, Progress]:
     if not (folders := sorted((shards / STATE).glob("*/"))):
         return found
     from pretok.shards.inputs import read_plan  # these import compiled loops
-    from pretok.shards.parts import is_complete, load_parts
+    from pretok.shards.record import load_records
 
     manifest = load_manifest(shards, unfinished=False) if has_manifest(shards) else None
     for folder in folders:
         if (manifest and manifest.holds(folder.name)) or (plan := read_plan(folder)) is None:
             continue
-        names = [partition.name for partition in plan.partitions]
-        failed = [error for name in names for part in load_parts(folder, name) for error in part.errors]
-        found[folder.name] = Progress(
-            sum(is_complete(folder, name) for name in names), len(names), tuple(failed)
-        )
+        records = load_records(folder, plan).values()
+        done = sum(not record.errors for record in records)
+        failed = tuple(error for record in records for error in record.errors)
+        found[folder.name] = Progress(done, len(plan.partitions), failed)
     return found
 
 

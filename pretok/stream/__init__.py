@@ -36,8 +36,8 @@ In this folder:
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from itertools import chain, islice
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from operator import index
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, overload
@@ -52,7 +52,7 @@ from pretok.shards.manifest import FILE_NAME, Manifest, Shard, load_manifest
 from pretok.stream.continued import same_until
 from pretok.stream.digests import data_hash, digest
 from pretok.stream.flat_tokens import FlatTokens, OpenFiles, Pieces
-from pretok.stream.learned import Learned, Marks, Mask
+from pretok.stream.learned import Learned, Mask
 from pretok.stream.mix_file import Mix, behind, check_sources, load_mix, mixed_shards, natural_mix, parse_mix
 from pretok.stream.tapes import FOLDER, SideFile, Tapes
 
@@ -61,8 +61,9 @@ if TYPE_CHECKING:
 
 __all__ = ["View", "data_hash", "digest", "open", "same_until"]
 
-AHEAD = 1024
-"""The number of positions that are located at once for a reader that moves forward."""
+AHEAD, AHEAD_TOKENS = 1 << 10, 1 << 22
+"""The number of positions that are located at once for a reader that moves forward, and the most tokens of them: a mask
+takes a byte for each."""
 NEAR = 8
 """A reader moves forward if a request begins at most this many times its own length after the end of the last one."""
 
@@ -91,7 +92,8 @@ def open(
     the fingerprint `manifest`, if given.
 
     `shards` and `mix` may be URLs on an object store. Then `cache` is a folder on a local disk, shared by ranks and
-    reused by later jobs; it keeps up to `cache_bytes` of tokens, by default everything that was read.
+    reused by later jobs. It keeps the tokens that were read, unless the shards of the stream are larger than
+    `cache_bytes`.
 
     Raises IntegrityError (files missing or damaged), MismatchError (the mix belongs to other shards or another
     sequence length), UsageError (no seq_len, unknown source, nothing to read), TypeError (a seq_len or seed that is not
@@ -107,57 +109,36 @@ def open(
 
         store = Store(str(shards), cache, cache_bytes) if is_url(shards) else None
         mix = fetch_mix(str(mix), cache) if is_url(mix) else mix
-    manifest_now = load_manifest(Path(shards)) if store is None else store.manifest
-    if manifest_now.materialized is not None:
-        return _open_materialized(manifest_now, mix, seq_len, split, source, store)
-    if mix is None:
-        if seq_len is None:
-            raise UsageError("a stream without a mix needs a sequence length (seq_len)")
-        manifest_then = manifest_now if manifest is None else manifest_now.as_of(manifest)
-        if manifest_then is None:
+    now = load_manifest(Path(shards)) if store is None else store.manifest
+    if now.materialized is not None:
+        plan = parse_mix(now.materialized, now.folder / FILE_NAME)
+        if mix is not None and (other := load_mix(Path(mix)).fingerprint) != plan.fingerprint:
             raise MismatchError(
-                f"{manifest_now.folder} never had the fingerprint {manifest}; it has {manifest_now.fingerprint}"
+                f"{shards} holds the sequences of the mix {plan.fingerprint}, but {mix} is {other}"
             )
-        names = manifest_then.sources if source is None else (source,)
-        natural = natural_mix(manifest_then, split, seq_len, names, seed, learn)
-        return View(manifest_now, natural, store=store)
-    if learn is not None or source is not None:
-        raise UsageError(f"`learn` and `source` are given by the mix ({mix}): leave them out")
-    plan = load_mix(Path(mix))
-    check_sources(plan, manifest_now, Path(mix))
-    _check_seq_len(plan, seq_len, str(mix))
-    return View(manifest_now, plan, folder=Path(mix).parent, store=store)
-
-
-def _open_materialized(
-    manifest: Manifest,
-    mix: str | Path | None,
-    seq_len: int | None,
-    split: str,
-    source: str | None,
-    store: Store | None,
-) -> View:
-    """Open shards that were written in mixed order; their mix is in the manifest, and all arguments must agree."""
-    plan = parse_mix(manifest.materialized, manifest.folder / FILE_NAME)
-    if mix is not None and (other := load_mix(Path(mix))).fingerprint != plan.fingerprint:
-        raise MismatchError(
-            f"{manifest.folder} holds the sequences of the mix {plan.fingerprint}, but {mix} is {other.fingerprint}"
-        )
-    if source is not None or split != "train":
-        raise UsageError(
-            f"{manifest.folder} holds a materialized mix; its sources and other splits are in the shards that the mix "
-            "was made of"
-        )
-    _check_seq_len(plan, seq_len, str(manifest.folder))
-    return View(manifest, plan, materialized=True, store=store)
-
-
-def _check_seq_len(plan: Mix, seq_len: int | None, where: str) -> None:
+        if source is not None or split != "train":
+            raise UsageError(
+                f"{shards} holds a materialized mix; its sources and other splits are in the shards that the mix was "
+                "made of"
+            )
+    elif mix is not None:
+        if learn is not None or source is not None:
+            raise UsageError(f"`learn` and `source` are given by the mix ({mix}): leave them out")
+        plan = load_mix(Path(mix))
+        check_sources(plan, now, Path(mix))
+    elif seq_len is None:
+        raise UsageError("a stream without a mix needs a sequence length (seq_len)")
+    elif (then := now if manifest is None else now.as_of(manifest)) is None:
+        raise MismatchError(f"{shards} never had the fingerprint {manifest}; it has {now.fingerprint}")
+    else:
+        names = then.sources if source is None else [source]
+        plan = natural_mix(then, split, seq_len, names, seed, learn)
     if seq_len not in (None, plan.seq_len):
         raise MismatchError(
-            f"{where} has sequences of {plan.seq_len} tokens, not {seq_len}: leave out --seq-len, or make another mix "
-            f"(pretok mix --seq-len {seq_len})"
+            f"{mix or shards} has sequences of {plan.seq_len} tokens, not {seq_len}: leave out --seq-len, or make "
+            f"another mix (pretok mix --seq-len {seq_len})"
         )
+    return View(now, plan, None if mix is None else Path(mix).parent, store)
 
 
 def _whole(numbers: Sequence[int] | Ints) -> Ints:
@@ -168,22 +149,13 @@ def _whole(numbers: Sequence[int] | Ints) -> Ints:
     return array.astype(np.int64, copy=False)
 
 
-def _units_of(view: View, batches: Iterable[Sequence[int] | Ints], each: int) -> Iterator[Ints]:
-    """Yield the units of an object store that each batch (of about `each` positions) reads."""
-    files: Any = view.tokens.files
-    left = iter(batches)
-    while some := list(islice(left, max(1, AHEAD // each))):
-        units, rows = files.units(view.pieces_of(_whole(np.concatenate(some)))[0])
-        yield from np.split(units, np.searchsorted(rows, np.cumsum([len(batch) for batch in some[:-1]])))
-
-
 class _Ahead(NamedTuple):
-    """The pieces and marks of positions `start` to `end - 1`, computed at once."""
+    """The pieces and masks of positions `start` to `end - 1`, computed at once."""
 
     start: int
     end: int
     pieces: Pieces
-    marks: Marks | None
+    mask: Mask | None
 
 
 class View:
@@ -201,12 +173,7 @@ class View:
     """
 
     def __init__(
-        self,
-        manifest: Manifest,
-        mix: Mix,
-        materialized: bool = False,
-        folder: Path | None = None,
-        store: Store | None = None,
+        self, manifest: Manifest, mix: Mix, folder: Path | None = None, store: Store | None = None
     ) -> None:
         self.seq_len = mix.seq_len
         self.vocab_size = manifest.tokenizer.vocab_size
@@ -217,16 +184,16 @@ class View:
         self.fingerprint = mix.fingerprint
         self.manifest_fingerprint = mix.manifest
         self.tokenizer: dict[str, Any] = to_json(manifest.tokenizer)
-        self.materialized = materialized
+        self.materialized = materialized = manifest.materialized is not None
         self.removals = len(manifest.removals)
         self.but_for_removals = manifest.but_for_removals
         self.order = mix.order()
         # Entries share the documents of a source, whose tokens have one address each.
         by_source = {} if materialized else mixed_shards(mix, manifest)
         shards = list(manifest.shards if materialized else chain(*by_source.values()))
-        size = (self.seq_len + 1) * self.dtype.itemsize
-        opener = None if store is None else store.opener(len(self), size, materialized)
-        self.tokens = FlatTokens(shards, self.dtype, materialized, opener)
+        asked = len(self) * (self.seq_len + 1) * self.dtype.itemsize
+        files = None if store is None else store.files(shards, self.dtype.itemsize, asked)
+        self.tokens = FlatTokens(shards, self.dtype, materialized, files)
         # One address space for all sources, one after the other: a sequence lies inside its source.
         sizes = [sum(shard.tokens for shard in one) for one in by_source.values()]
         starts = dict(zip(by_source, np.cumsum([0, *sizes], dtype=np.int64).tolist(), strict=False))
@@ -235,10 +202,10 @@ class View:
         # Packed sequences, and those of a materialized mix, do not share their last token with the next one.
         alone = np.array([materialized or source.packed for source in mix.sources])
         strides = self.seq_len + alone.astype(np.int64)
-        files = {} if materialized else self._side_files(folder, by_source)
+        side_files = {} if materialized else self._side_files(folder, by_source)
         begins = np.array([source.begin for source in mix.sources], np.int64)
         self.tapes = Tapes(
-            self.source_bases + begins, [source.tokens for source in mix.sources], strides, length, files
+            self.source_bases + begins, [source.tokens for source in mix.sources], strides, length, side_files
         )
         self.masked = any(source.learn for source in mix.sources)
         if store is not None and self.masked:
@@ -339,31 +306,17 @@ class View:
             raise IndexError(f"a prefix of {length} sequences; the stream has {len(self)}")
         return dict(zip(self.order.names, self.order.prefix(length).tolist(), strict=True))
 
-    def expect(
-        self,
-        batches: Iterable[Sequence[int] | Ints],
-        coming: Callable[[int], Iterable[Ints]],
-        readers: int = 1,
-        each: int = 1,
-        share: float = 1.0,
-    ) -> None:
-        """Announce to an object store what will be read; does nothing for files on a disk.
+    def expect(self, batches: Iterable[Sequence[int] | Ints], share: float = 1.0) -> None:
+        """Let an object store fetch ahead what the next calls of `batch` in this process read.
 
-        What is needed first is fetched first, and what is needed last leaves the cache first. batches: what the next
-        calls of `batch` in this process read, `each` positions per call. coming: number of finished calls -> what all
-        `readers` that share the cache will still read. share: their part of the stream.
+        share: the part of the stream that the readers of its cache read. Does nothing for files on a disk.
         """
         files: Any = self.tokens.files
         if not isinstance(files, OpenFiles):
-            files.set_share(share)
-            # A view is not thread-safe, so each thread gets a copy.
-            ahead, later = (pickle.loads(pickle.dumps(self)) for _ in range(2))
-            files.expect(
-                _units_of(ahead, batches, each),
-                lambda done: _units_of(later, coming(done), AHEAD),
-                readers,
-                each,
-            )
+            files.whole = files.pays(share)
+            # Looking ahead in this view would move it away from where its reader is, so a copy does that.
+            ahead: Any = pickle.loads(pickle.dumps(self))
+            files.expect(ahead.tokens.files.units(ahead._part(_whole(one), False)[0]) for one in batches)
 
     def _checked(self, positions: Sequence[int] | Ints) -> Ints:
         array = _whole(positions)
@@ -378,19 +331,18 @@ class View:
             tokens.fill(self.eod_id)
         if not len(positions):
             return tokens, np.empty((0, self.seq_len), np.bool_) if loss else None
-        pieces, marks = self._part(positions, loss and self.masked)
+        pieces, mask = self._part(positions, loss and self.masked)
         self.tokens.read(pieces, tokens)
         if not loss:
             return tokens, None
         ends = tokens == self.eod_id
         again = ends[:, 1:] & ends[:, :-1]
-        if marks is None:
+        # `again` is new memory, while the mask belongs to all positions that were located together.
+        if mask is None:
             return tokens, np.logical_not(again, out=again)
-        # The mask is written last, so it is still in the processor's cache when padding is removed from it.
-        mask = marks.mask(self.seq_len)
-        return tokens, np.greater(mask, again, out=mask)
+        return tokens, np.greater(mask, again, out=again)
 
-    def _part(self, positions: Ints, masked: bool) -> tuple[Pieces, Marks | None]:
+    def _part(self, positions: Ints, masked: bool) -> tuple[Pieces, Mask | None]:
         """Return `pieces_of` the positions.
 
         For a reader that moves forward they are computed in large blocks: one position costs as much as a hundred.
@@ -399,10 +351,11 @@ class View:
         near = 0 <= start - self._expected <= NEAR * len(positions)
         self._expected = end
         ahead, alone = self._ahead, end - start != len(positions) or (np.diff(positions) != 1).any()
-        if alone or not ahead.start <= start <= end <= ahead.end or (masked and ahead.marks is None):
+        if alone or not ahead.start <= start <= end <= ahead.end or (masked and ahead.mask is None):
             if alone or not near:
                 return self.pieces_of(positions, masked)
-            every = np.arange(start, min(max(end, start + AHEAD), len(self)))
+            most = min(AHEAD, AHEAD_TOKENS // self.seq_len)
+            every = np.arange(start, min(max(end, start + most), len(self)))
             ahead = self._ahead = _Ahead(start, start + len(every), *self.pieces_of(every, masked))
         first, last = start - ahead.start, end - ahead.start
         low, high = first, last
@@ -410,11 +363,9 @@ class View:
             low, high = np.searchsorted(ahead.pieces.row, (first, last)).tolist()
         row, column, address, length = (part[low:high] for part in ahead.pieces)
         pieces = Pieces(row - first if first else row, column, address, length)
-        if not masked or ahead.marks is None:
-            return pieces, None
-        return pieces, ahead.marks.part(first, last)
+        return pieces, ahead.mask[first:last] if masked and ahead.mask is not None else None
 
-    def pieces_of(self, positions: Ints, masked: bool = False) -> tuple[Pieces, Marks | None]:
+    def pieces_of(self, positions: Ints, masked: bool = False) -> tuple[Pieces, Mask | None]:
         """Return the pieces of the sequences at `positions`, sorted by row and, if `masked`, their learned targets."""
         masked = masked and self.masked
         if self.materialized:
@@ -426,4 +377,4 @@ class View:
             pieces = self.tapes.pieces(entry, self.order.cuts(entry, epoch), number)
         if not masked or self.learned is None:
             return pieces, None
-        return pieces, self.learned.marks(pieces, entry, self.seq_len + 1)
+        return pieces, self.learned.mask(pieces, entry, self.seq_len + 1)

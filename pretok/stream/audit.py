@@ -46,11 +46,10 @@ def pieces(view: View, position: int) -> list[tuple[Path, int, int]]:
 
 def shard(view: View, position: int, token: int) -> Path:
     """Return the file with a token, counted from 0, of the sequence at one position."""
-    where = view.pieces_of(np.array([position]))[0]
-    piece = int(np.flatnonzero(where.column <= token)[-1])
-    return view.tokens.path(
-        int(where.address[piece] + min(token - where.column[piece], where.length[piece] - 1))
-    )
+    parts = pieces(view, position)
+    ends = np.cumsum([tokens for *_, tokens in parts])
+    # Padding lies in no shard; it follows the last piece.
+    return parts[min(int(np.searchsorted(ends, token, side="right")), len(parts) - 1)][0]
 
 
 def runs(view: View, name: str, first: int, end: int) -> Runs:

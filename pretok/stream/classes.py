@@ -14,7 +14,6 @@ import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -39,22 +38,14 @@ SCRATCH = 1 << 30
 """Bytes that DuckDB may write next to the side files."""
 
 
-@dataclass(frozen=True, slots=True)
-class Class:
-    """A class as requested: the documents of `source` for which the SQL expression `predicate` is true."""
-
-    source: str
-    predicate: str
-
-
-def parse_class(name: str, text: str) -> Class:
-    """Parse `it where quality >= 0.8` into a class. Raises UsageError."""
-    found = re.fullmatch(r"\s*(\S+)\s+where\s+(.*\S)\s*", text, re.IGNORECASE | re.DOTALL)
-    if found is None:
+def parse_class(name: str, text: str) -> tuple[str, str]:
+    """Parse `it where quality >= 0.8` into the source and the SQL condition on its documents. Raises UsageError."""
+    parts = re.fullmatch(r"\s*(\S+)\s+where\s+(.*\S)\s*", text, re.IGNORECASE | re.DOTALL)
+    if parts is None:
         raise UsageError(
             f"cannot read the class {name} = {text!r}; write SOURCE where CONDITION, as in it where quality >= 0.8"
         )
-    return Class(found[1], found[2])
+    return parts[1], parts[2]
 
 
 def divide(
@@ -79,9 +70,8 @@ def divide(
     names = [*predicates, source]
     folder.mkdir(parents=True, exist_ok=True)
     remove_leftovers(folder)
-    several = np.zeros(len(names), np.bool_)
     documents = np.zeros(len(names), np.int64)
-    twice = at = 0
+    at = 0
     with ExitStack() as stack:
         writers = [stack.enter_context(TapeWriter(folder, f"{n}")) for n in range(len(names))]
         connection = stack.enter_context(database(folder / ".duckdb", 1, SCRATCH))
@@ -93,14 +83,13 @@ def divide(
                 writers[number].append(address[mask], lengths[mask])
                 documents[number] += mask.sum()
             if len(again := np.flatnonzero(counts > 1)):
-                several[:-1] |= chosen[:, again].any(axis=1)
-                twice += int(((counts[again] - 1) * lengths[again]).sum())
-        if twice:
-            who = " and ".join(name for name, one in zip(names, several, strict=True) if one)
-            raise UsageError(
-                f"{who} overlap: they have {twice:,} tokens of {source} in common, which each of them would read; "
-                "write conditions that exclude each other"
-            )
+                who = " and ".join(
+                    name for name, one in zip(predicates, chosen[:, again[0]], strict=True) if one
+                )
+                raise UsageError(
+                    f"{who} overlap: each of them would read the same documents of {source}; write conditions that "
+                    "exclude each other"
+                )
         sizes = [sequences(writer.tokens, seq_len, cuts) for writer in writers]
         for (name, predicate), members, writer, size in zip(
             predicates.items(), documents, writers, sizes, strict=False

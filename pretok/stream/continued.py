@@ -42,21 +42,13 @@ def same_until(one: Mix, other: Mix, equal: Mapping[str, str] | None = None) -> 
     return same
 
 
-def _stages(mix: Mix, equal: Mapping[str, str]) -> list[list[tuple[int, list[MixSource]]]]:
-    """Return what each stage reads: the quota of each pool and its entries, in the order that breaks ties."""
-
-    def known(entry: MixSource) -> MixSource:
-        shards = entry.manifest or mix.manifest
-        return replace(entry, manifest=equal.get(shards, shards), stage=0)
-
-    pools = [[mix.sources[n] for n in numbers if mix.sources[n].sequences] for numbers in mix.pools.values()]
+def _stages(mix: Mix, equal: Mapping[str, str]) -> list[list[tuple[int, MixSource]]]:
+    """Return what each stage reads: quotas and entries, in the order that breaks ties."""
+    shards = [entry.manifest or mix.manifest for entry in mix.sources]
+    known = [replace(one, manifest=equal.get(at, at)) for one, at in zip(mix.sources, shards, strict=True)]
     return [
-        [
-            (quota, [known(entry) for entry in pool if entry.stage <= number])
-            for pool, quota in zip(pools, stage.quotas, strict=True)
-            if quota
-        ]
-        for number, stage in enumerate(mix.stages)
+        [(quota, entry) for quota, entry in zip(stage.quotas, known, strict=True) if quota]
+        for stage in mix.stages
     ]
 
 

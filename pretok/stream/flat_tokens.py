@@ -14,7 +14,7 @@ import os
 import resource
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -54,10 +54,6 @@ class Files(Protocol):
 
     def read(self, parts: Sequence[Part], room: memoryview) -> None:
         """Read parts into `room`."""
-
-
-Opener = Callable[[Sequence[Shard], Sequence[int], int], Files]
-"""Opens shards; takes also the bytes of each, and the bytes of a token."""
 
 
 class OpenFiles:
@@ -134,32 +130,20 @@ class OpenFiles:
 class FlatTokens:
     """The tokens of `shards`, one after the other.
 
-    sequential: whether addresses are read in order. files: opens the shards; None for local files.
+    sequential: whether addresses are read in order. files: where their bytes are read; None for local files.
     """
 
     def __init__(
-        self,
-        shards: Sequence[Shard],
-        dtype: np.dtype[Any],
-        sequential: bool,
-        files: Opener | None = None,
+        self, shards: Sequence[Shard], dtype: np.dtype[Any], sequential: bool, files: Files | None = None
     ) -> None:
         sizes = [shard.tokens * dtype.itemsize for shard in shards]
-        self.files: Files = (
-            OpenFiles([shard.bin_path for shard in shards], sizes, sequential)
-            if files is None
-            else files(shards, sizes, dtype.itemsize)
-        )
+        self.files = files or OpenFiles([shard.bin_path for shard in shards], sizes, sequential)
         self._starts: Ints = np.cumsum([0, *(shard.tokens for shard in shards)], dtype=np.int64)
 
     def read(self, pieces: Pieces, out: npt.NDArray[Any]) -> None:
         """Read pieces into `out`, (rows, width) in the dtype of the shards. Raises IntegrityError."""
         room = out.reshape(-1).view(np.uint8).data  # slices of it cost a third of an array's
         self.files.read(self._parts(pieces, out.shape[1], out.itemsize), room)
-
-    def path(self, address: int) -> Path:
-        """Return the file of the shard that holds the token at an address."""
-        return self.files.paths[int(np.searchsorted(self._starts, address, side="right")) - 1]
 
     def parts(self, pieces: Pieces) -> list[tuple[Path, int, int]]:
         """Return (file, first token in it, tokens) for all pieces, in the order of the sequences."""

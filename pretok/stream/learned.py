@@ -43,37 +43,14 @@ class Runs(NamedTuple):
     length: Ints
     kind: Bytes
 
-    def fill(self, rows: int, width: int) -> Ints:
+    def fill(self, rows: int, width: int) -> None:
         """Lengthen the runs until they fill `rows` sequences of `width` tokens.
 
-        Tokens that belong to no piece get the kind of those before them. Returns (rows + 1,): where the runs of each
-        sequence begin, and where the last one's end.
+        Tokens that belong to no piece get the kind of those before them.
         """
         place = self.row * width + self.column
-        begin = np.append(self.first, len(self.length))
-        self.length[begin[1:] - 1] += np.append(place[1:], rows * width) - place - self.size
-        return begin[np.searchsorted(self.row, np.arange(rows + 1))]
-
-
-class Marks(NamedTuple):
-    """Which targets of sequences are learned, in runs of equal value.
-
-    length, learned: (n,) tokens and value of each run. begin: (rows + 1,) where the runs of each sequence begin and the
-    last one's end, counted among all that were looked up together.
-    """
-
-    length: Ints
-    learned: Mask
-    begin: list[int]
-
-    def part(self, first: int, end: int) -> Marks:
-        """Return the marks of the sequences `first` to `end - 1`."""
-        runs = slice(self.begin[first], self.begin[end])
-        return Marks(self.length[runs], self.learned[runs], self.begin[first : end + 1])
-
-    def mask(self, targets: int) -> Mask:
-        """Return the mask, (rows, targets) bool."""
-        return self.learned.repeat(self.length).reshape(-1, targets)
+        last = np.append(self.first[1:], len(self.length)) - 1
+        self.length[last] += np.append(place[1:], rows * width) - place - self.size
 
 
 class Learned:
@@ -94,15 +71,15 @@ class Learned:
     def __getstate__(self) -> dict[str, object]:
         return self.__dict__ | {"_files": OrderedDict()}
 
-    def marks(self, pieces: Pieces, entry: Ints, width: int) -> Marks:
+    def mask(self, pieces: Pieces, entry: Ints, width: int) -> Mask:
         """Return which targets are learned in sequences of `width` tokens of the entries (rows,).
 
-        The first token of a sequence is not a target. Raises IntegrityError.
+        (rows, width - 1) bool: the first token of a sequence is not a target. Raises IntegrityError.
         """
         runs = self._runs(pieces)
-        learned, begin = self._are_learned(runs, entry), runs.fill(len(entry), width)
-        runs.length[begin[:-1]] -= 1  # the first token of a sequence is not a target
-        return Marks(runs.length, learned, begin.tolist())
+        learned = self._are_learned(runs, entry)
+        runs.fill(len(entry), width)
+        return learned.repeat(runs.length).reshape(len(entry), width)[:, 1:]
 
     def kinds(self, pieces: Pieces, rows: int, width: int) -> Bytes:
         """Return the number in `base.kinds` of each token, (rows, width) uint8."""

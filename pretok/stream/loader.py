@@ -24,13 +24,11 @@ import numpy as np
 import numpy.typing as npt
 
 from pretok.base.errors import IntegrityError, PretokError, UsageError
-from pretok.base.tokens import Ints, document_starts
+from pretok.base.tokens import document_starts
 from pretok.stream import View, digest
 from pretok.stream.audit import shard
 from pretok.stream.learned import Mask
 
-TOGETHER = 1 << 13
-"""About how many positions are looked up at once."""
 _Ids = npt.NDArray[np.integer[Any]]
 
 
@@ -79,15 +77,6 @@ class PositionSampler:
             at = first + step * self.global_batch + micro * self.micro_batch
             yield list(range(at, at + self.micro_batch))
 
-    def coming(self, batches: int, ranks: Sequence[int]) -> Iterator[Ints]:
-        """Yield the positions that some ranks read from this rank's micro-batch `batches` on, several steps at once."""
-        share = self.global_batch // self.world_size
-        together = max(1, TOGETHER // (share * len(ranks)))
-        own = (np.array(ranks)[:, None] * share + np.arange(share)).reshape(-1)
-        for step in range(batches // self.accumulation, self._steps, together):
-            number = np.arange(step, min(step + together, self._steps))
-            yield (self.position + number[:, None] * self.global_batch + own).reshape(-1)
-
 
 def messages(sampler: PositionSampler, together: int) -> Iterator[list[int]]:
     """Yield the positions of the remaining micro-batches, `together` of them in one list."""
@@ -109,14 +98,8 @@ def read_ahead(
     Call it in each process that reads: this one is number `worker` of the `workers` of its rank. ranks: those that
     share the cache, by default only this one. together: micro-batches that one call of `View.batch` reads.
     """
-    ranks = ranks or [sampler.rank]
-    view.expect(
-        islice(messages(sampler, together), worker, None, workers),
-        lambda done: sampler.coming(done * workers * together, ranks),
-        len(ranks) * workers,
-        sampler.micro_batch * together,
-        len(ranks) / sampler.world_size,
-    )
+    positions = islice(messages(sampler, together), worker, None, workers)
+    view.expect(positions, max(len(ranks), 1) / sampler.world_size)
 
 
 def read_batch(view: View, positions: Sequence[int], dtype: npt.DTypeLike) -> tuple[_Ids, Mask | None]:

@@ -9,9 +9,8 @@ file format. It needs only numpy, msgspec and the standard library.
     split, seq_len, seed
     cuts        "epoch": each epoch of a source is cut at other places; "fixed": all are cut from the first token on
     sources     the entries, each {name, tokens, sequences, ..}, see `MixSource`
-    stages      [{quotas: [n, ...], length}]   sequences that each pool gives, in the order of its first entry; `length`
-                                               only if the next stage begins after so many positions, before all quotas
-                                               are given
+    stages      [{quotas: [n, ...], length}]   sequences that each entry gives; `length` only if the next stage begins
+                                               after so many positions, before all quotas are given
     report      what follows from these (`mix_job.MixReport`), for people and other programs; outside of the fingerprint
 
 With fixed cuts a tape of T tokens holds (T - 1) // seq_len sequences. Sequence i has the tokens i * seq_len up to and
@@ -19,8 +18,8 @@ including (i + 1) * seq_len; the last one is only a target. If each epoch is cut
 `order.cut`, and every epoch has (T - seq_len) // seq_len of them. A tape with one sequence is not shifted.
 
 A mix that continues another (`stream.continued`) has the stages of that one, the last of them cut at the position where
-the two part, and then its own. An entry never grows: what is appended to `it` is the entry `it+1`, and both form the
-pool `it`. So the positions that two mixes have in common follow from their files alone.
+the two part, and then its own. An entry never grows: what is appended to `it` is the entry `it+1`. Both form the pool
+`it`, whose weight they share. So the positions that two mixes have in common follow from their files alone.
 """
 
 from __future__ import annotations
@@ -60,8 +59,7 @@ class MixSource(Record, frozen=True, omit_defaults=True):
     in conversations; empty if every token is.
 
     For appended entries, and for all entries of a mix that has been continued since: manifest: the shards when it was
-    added. begin: the token of its source in the split at which its documents begin. stage: the stage with which it was
-    added.
+    added. begin: the token of its source in the split at which its documents begin.
     """
 
     name: str
@@ -74,7 +72,6 @@ class MixSource(Record, frozen=True, omit_defaults=True):
     learn: tuple[str, ...] = ()
     manifest: str | None = None
     begin: Count = 0
-    stage: Count = 0
 
     @property
     def held_in(self) -> str:
@@ -94,8 +91,8 @@ class MixSource(Record, frozen=True, omit_defaults=True):
 class Stage(Record, frozen=True, omit_defaults=True):
     """What a stage reads.
 
-    quotas: sequences that each pool gives, in the order of its first entry. length: its positions, if the next stage
-    begins before all quotas are given.
+    quotas: sequences that each entry gives. length: its positions, if the next stage begins before all quotas are
+    given.
     """
 
     quotas: tuple[Count, ...]
@@ -177,17 +174,12 @@ class Mix(Record, frozen=True, dict=True):
         # Keep the entries up to the last one of each source that these positions read. Later ones are added again by
         # whoever continues this mix, together with what was appended since.
         newest: dict[str, int] = {}
-        for source in filter(mix.reads, self.sources):
-            newest[source.held_in] = max(source.begin, newest.get(source.held_in, 0))
-        sources = tuple(one for one in self.sources if one.begin <= newest.get(one.held_in, 0))
-        kept = [number for number, name in enumerate(self.pools) if any(one.pool == name for one in sources)]
+        for number, source in enumerate(self.sources):
+            if any(stage.quotas[number] for stage in mix.stages):
+                newest[source.held_in] = max(source.begin, newest.get(source.held_in, 0))
+        kept = [n for n, one in enumerate(self.sources) if one.begin <= newest.get(one.held_in, 0)]
         stages = tuple(replace(stage, quotas=tuple(stage.quotas[n] for n in kept)) for stage in mix.stages)
-        return replace(mix, sources=sources, stages=stages)
-
-    def reads(self, source: MixSource) -> bool:
-        """Return whether any stage may read an entry."""
-        pool = list(self.pools).index(source.pool)
-        return source.sequences > 0 and any(stage.quotas[pool] for stage in self.stages[source.stage :])
+        return replace(mix, sources=tuple(self.sources[n] for n in kept), stages=stages)
 
     def order(self) -> Order:
         """Return the order of its positions. UsageError for a stage that is too long."""
@@ -196,7 +188,6 @@ class Mix(Record, frozen=True, dict=True):
             self.cuts == "epoch" and not source.packed and _fixed(source.tokens, self.seq_len) > 1
             for source in self.sources
         ]
-        pools = list(self.pools)
         return Order(
             [source.name for source in self.sources],
             [source.sequences for source in self.sources],
@@ -204,8 +195,6 @@ class Mix(Record, frozen=True, dict=True):
             self.seed,
             self.lengths,
             [self.seq_len * one for one in moved],
-            [pools.index(source.pool) for source in self.sources],
-            [source.stage for source in self.sources],
         )
 
     @property
@@ -214,10 +203,12 @@ class Mix(Record, frozen=True, dict=True):
 
         Only a forged file has other numbers, such as one inside a certificate.
         """
-        for number, stage in enumerate(self.stages):
-            given = {one.pool for one in self.sources if one.sequences and one.stage <= number}
-            read = {name for name, quota in zip(self.pools, stage.quotas, strict=False) if quota}
-            if len(stage.quotas) != len(self.pools) or stage.positions > sum(stage.quotas) or read - given:
+        for stage in self.stages:
+            if len(stage.quotas) != len(self.sources) or stage.positions > sum(stage.quotas):
+                return False
+            if any(
+                quota and not one.sequences for quota, one in zip(stage.quotas, self.sources, strict=True)
+            ):
                 return False
         return self.length > 0 and all(
             source.packed or source.sequences == sequences(source.tokens, self.seq_len, self.cuts)
@@ -258,34 +249,6 @@ def check_learn(manifest: Manifest, learn: Mapping[str, Collection[str]]) -> Non
             raise UsageError(f"learn of {name}: {min(wrong)!r} is not one of {', '.join(CHAT_KINDS)}")
 
 
-def mix_sources(
-    manifest: Manifest,
-    split: str,
-    seq_len: int,
-    names: Iterable[str],
-    cuts: str,
-    learn: Mapping[str, Collection[str]] | None = None,
-) -> tuple[MixSource, ...]:
-    """Return the entries of the named sources, with what the shards hold for sequences of `seq_len`.
-
-    learn: see `learn_of`. Raises UsageError for an unknown source or split, or a bad length.
-    """
-    if split not in SPLITS:
-        raise UsageError(f"no split {split!r}; the splits are {' and '.join(SPLITS)}")
-    if seq_len < 1:
-        raise UsageError(f"the sequence length is {seq_len}; it must be at least 1")
-    found = []
-    for name in names:
-        if name not in manifest.sources:
-            raise UsageError(
-                f"{manifest.folder} has no source {name!r}; its sources are {', '.join(manifest.sources)}"
-            )
-        tokens = sum(shard.tokens for shard in manifest.of(name, split))
-        kinds = learn_of(manifest, name, learn or {})
-        found.append(MixSource(name, tokens, sequences(tokens, seq_len, cuts), learn=kinds))
-    return tuple(found)
-
-
 def natural_mix(
     manifest: Manifest,
     split: str,
@@ -296,10 +259,23 @@ def natural_mix(
 ) -> Mix:
     """Return the mix with every sequence of the named sources once, in natural proportion.
 
-    Cuts are fixed, as there is only one epoch.
+    Cuts are fixed, as there is only one epoch. learn: see `learn_of`. Raises UsageError for an unknown source or split,
+    a bad length, or if there is no sequence.
     """
+    if split not in SPLITS:
+        raise UsageError(f"no split {split!r}; the splits are {' and '.join(SPLITS)}")
+    if seq_len < 1:
+        raise UsageError(f"the sequence length is {seq_len}; it must be at least 1")
     check_learn(manifest, learn or {})
-    sources = mix_sources(manifest, split, seq_len, names, "fixed", learn)
+    sources = []
+    for name in names:
+        if name not in manifest.sources:
+            raise UsageError(
+                f"{manifest.folder} has no source {name!r}; its sources are {', '.join(manifest.sources)}"
+            )
+        tokens = sum(shard.tokens for shard in manifest.of(name, split))
+        kinds = learn_of(manifest, name, learn or {})
+        sources.append(MixSource(name, tokens, sequences(tokens, seq_len, "fixed"), learn=kinds))
     quotas = tuple(source.sequences for source in sources)
     if not sum(quotas):
         sizes = ", ".join(f"{source.name} {source.tokens}" for source in sources)
@@ -307,7 +283,7 @@ def natural_mix(
             f"split {split!r} of {manifest.folder} holds no sequence of {seq_len} + 1 tokens (tokens: {sizes}); "
             "use a smaller sequence length or another split"
         )
-    return Mix(manifest.fingerprint, split, seq_len, seed, "fixed", sources, (Stage(quotas),))
+    return Mix(manifest.fingerprint, split, seq_len, seed, "fixed", tuple(sources), (Stage(quotas),))
 
 
 def mixed_shards(mix: Mix, manifest: Manifest) -> dict[str, list[Shard]]:

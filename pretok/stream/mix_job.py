@@ -34,7 +34,7 @@ from pretok.stream.mix_file import (
 )
 from pretok.stream.order import prefix_bound
 from pretok.stream.pack import pack
-from pretok.stream.quota import SHOWN, pooled, stage_quotas, weighed
+from pretok.stream.quota import SHOWN, divide, epochs_spent, pooled, stage_quotas, weighed
 from pretok.stream.tapes import FOLDER, SideFile
 
 if TYPE_CHECKING:
@@ -134,7 +134,7 @@ def plan_mix(manifest: Manifest, request: MixRequest, folder: Path | None = None
     table = request.table
     mix = Mix(manifest.fingerprint, request.split, table.seq_len, table.seed, request.cuts, sources, ())
     if after is not None:
-        none = (0,) * (len(mix.pools) - len(after.pools))
+        none = (0,) * len(new)
         stages = tuple(replace(stage, quotas=(*stage.quotas, *none)) for stage in after.stages)
         mix = replace(after, sources=sources, stages=stages)
     wish = weighed(request.table, _pooled(mix, [0] * len(sources)))
@@ -153,15 +153,22 @@ def _pooled(mix: Mix, given: Sequence[int] | Ints) -> list[MixSource]:
 
 
 def _quotas(stage: StageTable, table: MixTable, mix: Mix) -> list[int]:
-    """Return the quotas of a stage that follows those of a mix."""
-    order, entries = mix.order(), len(mix.sources)
-    spent = [int(order.spent[numbers].sum()) for numbers in mix.pools.values()]
-    quotas = stage_quotas(stage, table, _pooled(mix, [0] * entries), spent)
-    # The tokens of a quota depend on how the entries of its pool share it, which depends on the quota: two rounds.
-    if len(mix.pools) < entries:
-        for _ in range(2):
-            quotas = stage_quotas(stage, table, _pooled(mix, order.divide(quotas)), spent)
-    return quotas
+    """Return the quotas of a stage that follows those of a mix, by entry."""
+    stages = mix.order().given.tolist()
+    sizes = [entry.sequences for entry in mix.sources]
+    pools = []
+    for numbers in mix.pools.values():
+        own = [sizes[n] for n in numbers]
+        pools.append((own, epochs_spent(own, [[stage[n] for n in numbers] for stage in stages])))
+    taken = [sum(spent) for _, spent in pools]
+    given = [0] * len(sizes)
+    # The tokens of a quota depend on how the entries of its pool share it, which depends on the quota: three rounds.
+    for _ in range(3 if len(pools) < len(sizes) else 1):
+        quotas = stage_quotas(stage, table, _pooled(mix, given), taken)
+        for numbers, quota, pool in zip(mix.pools.values(), quotas, pools, strict=True):
+            for number, part in zip(numbers, divide(quota, *pool), strict=True):
+                given[number] = part
+    return given
 
 
 def _learn(manifest: Manifest, request: MixRequest) -> dict[str, Collection[str]]:
@@ -223,8 +230,7 @@ def _appended(entry: MixSource, request: MixRequest) -> MixSource:
     if not entry.begin or request.after is None:
         return entry
     alike = sum(one.pool == entry.name for one in request.before)
-    name = f"{entry.name}+{alike}" if alike else entry.name
-    return replace(entry, name=name, stage=len(request.after.stages))
+    return replace(entry, name=f"{entry.name}+{alike}" if alike else entry.name)
 
 
 def _begins(manifest: Manifest, request: MixRequest) -> dict[str, int]:
@@ -246,18 +252,18 @@ def _classes(manifest: Manifest, request: MixRequest, begins: Mapping[str, int])
     for entry in request.before:
         before.setdefault(entry.held_in, set()).add(entry.pool)
     for name, text in request.table.classes.items():
-        asked = parse_class(name, text)
-        if asked.source not in manifest.sources or name in manifest.sources:
+        source, condition = parse_class(name, text)
+        if source not in manifest.sources or name in manifest.sources:
             raise UsageError(
-                f"class {name}: it must have a name of its own, and {asked.source} must be a source; the sources are "
+                f"class {name}: it must have a name of its own, and {source} must be a source; the sources are "
                 f"{', '.join(manifest.sources)}"
             )
-        if any((name in pools) != (source == asked.source) for source, pools in before.items()):
+        if any((name in pools) != (divided == source) for divided, pools in before.items()):
             raise UsageError(
-                f"class {name}: the previous mix does not divide {asked.source} like this, and a mix that continues it "
+                f"class {name}: the previous mix does not divide {source} like this, and a mix that continues it "
                 "must keep its classes"
             )
-        wanted.setdefault(asked.source, {})[name] = asked.predicate
+        wanted.setdefault(source, {})[name] = condition
     for source, pools in before.items():
         missing = sorted(pools - wanted.get(source, {}).keys() - {source})
         if missing and begins[source] < sum(shard.tokens for shard in manifest.of(source, request.split)):
@@ -284,7 +290,7 @@ def _report(
     manifest: Manifest, request: MixRequest, wish: MixTable, mix: Mix, notes: Sequence[str], folder: Path
 ) -> MixReport:
     drawn = mix.order().prefix(len(mix)).tolist()
-    pools = dict(zip(mix.pools, _pooled(mix, drawn), strict=True))
+    each = {pool.name: float(pool.predicted(mix.seq_len)) for pool in _pooled(mix, drawn)}
     # Targets of each entry up to the end of each stage.
     read = [mix.predicted_by(end) for end in accumulate(mix.lengths, initial=0)]
     stages: list[dict[str, Any]] = []
@@ -292,8 +298,8 @@ def _report(
         tokens = {name: sum(after[n] - before[n] for n in numbers) for name, numbers in mix.pools.items()}
         total = sum(tokens.values())
         bounds = {
-            name: prefix_bound(stage.quotas, quota) * float(pool.predicted(mix.seq_len))
-            for (name, pool), quota in zip(pools.items(), stage.quotas, strict=True)
+            name: sum(prefix_bound(stage.quotas, stage.quotas[n]) for n in numbers) * each[name]
+            for name, numbers in mix.pools.items()
         }
         shares = {name: float(part / max(total, 1)) for name, part in tokens.items()}
         stages.append({"tokens": int(total), "shares": shares, "prefix_bound_tokens": bounds})

@@ -10,9 +10,10 @@ CACHE. A killed process leaves nothing in it that is wrong.
     blocks/ROOT/NUMBER   one MiB of that file; its hash is its node
     incoming/            the same paths while they are written; the writer of a file holds flock(2) on it
 
-A block is written whole, flushed and renamed after its hash was checked; nothing else is ever read as tokens. The
-positions to come determine what is fetched first and evicted last: which blocks they touch is arithmetic. To free E
-blocks, the blocks of the coming positions are crossed off in order until E are left: these are needed last (Belady).
+A block is written whole, flushed and renamed after its hash was checked; nothing else is ever read as tokens. Which
+blocks the coming positions touch is arithmetic, so they are fetched in the order of their first use. If the shards are
+larger than the limit of CACHE, or the stream reads only a small part of them, MiBs would be too much data: the bytes of
+each sequence are then fetched into memory, and CACHE keeps no tokens.
 
 pyarrow.fs reads the stores it knows, fsspec all others. Both find credentials themselves, and neither is imported
 without a URL.
@@ -23,10 +24,8 @@ from __future__ import annotations
 import errno
 import fcntl
 import logging
-import math
 import os
 import queue
-import sys
 import threading
 import time
 import weakref
@@ -37,19 +36,16 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
-import msgspec
 import numpy as np
 
 from pretok.base.errors import IntegrityError, UsageError
-from pretok.base.records import Record, replace
 from pretok.base.storage import digest, write_bytes, writing
 from pretok.base.tokens import Ints
 from pretok.base.tree import HASH, NODE, NODES_SUFFIX, fold, node_hash, root_of
 from pretok.base.visible import masked
 from pretok.shards.format import SPANS_SUFFIX
 from pretok.shards.manifest import FILE_NAME, Manifest, Shard, load_manifest
-from pretok.stream.flat_tokens import Opener, Part, Pieces
-from pretok.stream.learned import Mask
+from pretok.stream.flat_tokens import Part, Pieces
 from pretok.stream.mix_file import load_mix
 from pretok.stream.tapes import FOLDER, path_of, ranges, verify_side_file
 
@@ -67,8 +63,8 @@ THREADS = 32
 """The number of concurrent requests of a process."""
 PIECE = 8 * NODE
 """The bytes of a request, for files that are fetched whole."""
-LOOK, NEAR = 1 << 16, 1 << 12
-"""How many sequences the readers of a node fetch ahead: MiBs to the disk, or single sequences to memory."""
+MOST_BLOCKS, MOST_PIECES = 1 << 16, 1 << 10
+"""How many units a process asks for ahead of its reader: MiBs on the disk, or pieces of sequences in memory."""
 
 BLOCKS, NODES = "blocks", "nodes"
 Check = Callable[[bytes], bool]
@@ -133,24 +129,27 @@ class Remote:
             return by_arrow
         import fsspec
 
-        known, _ = fsspec.url_to_fs(self._base + self._query, skip_instance_cache=True)
+        system, _ = fsspec.url_to_fs(self._base + self._query, skip_instance_cache=True)
 
         def by_fsspec(name: str) -> _Object:
-            path = known._strip_protocol(f"{self._base}/{name}{self._query}")
-            found = known.info(path)
-            return found["size"], _version(found), partial(known.cat_file, path)
+            path = system._strip_protocol(f"{self._base}/{name}{self._query}")
+            info = system.info(path)
+            return info["size"], _version(info), partial(system.cat_file, path)
 
         return by_fsspec
 
     def _object(self, name: str) -> _Object:
-        if self._pid != os.getpid():
+        if (
+            self._pid != os.getpid()
+        ):  # a socket that two processes read gives each a part of the other's answer
             self._forget()
-        opened, found = self._objects.get(name, (-FRESH, None))
-        if found is None or time.monotonic() - opened > FRESH:
+        opened, known = self._objects.get(name, (-FRESH, None))
+        if known is None or time.monotonic() - opened > FRESH:
+            # Threads may do this twice at a time; the last one's connection and object are kept.
             connected = self._connected = self._connected or self._connect()
-            found = connected(name)
-            self._objects[name] = time.monotonic(), found
-        return found
+            known = connected(name)
+            self._objects[name] = time.monotonic(), known
+        return known
 
     def size(self, name: str) -> int:
         """Return the bytes of an object. Raises as `read`."""
@@ -219,8 +218,8 @@ class Remote:
         raise OSError(errno.EIO, f"cannot be read after {len(waits) + 1} tries ({reason})", self.url(name))
 
 
-def _version(known: Mapping[Any, Any]) -> str:
-    text = {key.decode() if isinstance(key, bytes) else key: value for key, value in known.items()}
+def _version(metadata: Mapping[Any, Any]) -> str:
+    text = {key.decode() if isinstance(key, bytes) else key: value for key, value in metadata.items()}
     return str([text.get(name) for name in VERSIONS])
 
 
@@ -237,9 +236,10 @@ def obtain(cache: Path, path: Path, fill: Callable[[IO[bytes]], object]) -> None
             path.parent.mkdir(parents=True, exist_ok=True)
             file = part.open("a+b")
         with file:
+            # The kernel gives the lock of a killed writer to the next one, which begins the file again.
             with writing(path):
                 fcntl.flock(file, fcntl.LOCK_EX)
-            # While this process waited for the lock, the file may have been renamed or removed.
+            # While this process waited, the writer may have renamed or removed the file that is locked now.
             if not part.exists() or not os.path.samestat(part.stat(), os.fstat(file.fileno())):
                 continue
             if path.exists():
@@ -247,6 +247,7 @@ def obtain(cache: Path, path: Path, fill: Callable[[IO[bytes]], object]) -> None
                 return
             file.truncate(0)
             fill(file)
+            # Flushed before it is renamed: after a power failure a file with this name would else be empty.
             with writing(path):
                 file.flush()
                 os.fsync(file.fileno())
@@ -256,13 +257,11 @@ def obtain(cache: Path, path: Path, fill: Callable[[IO[bytes]], object]) -> None
 class Store:
     """A folder of shards on an object store, and the copy of its small files in `folder`.
 
-    limit: the bytes of blocks that CACHE keeps; None for all. Raises UsageError, and as `Remote.read` and
+    limit: the bytes of blocks that CACHE may keep; None for any number. Raises UsageError, and as `Remote.read` and
     `load_manifest`.
     """
 
     def __init__(self, url: str, cache: str | Path | None, limit: int | None = None) -> None:
-        if limit is not None and limit < NODE:
-            raise UsageError(f"cache_bytes is {limit}; it must be at least {NODE}")
         self.remote, self.cache, self.limit = Remote(url), cache_of(url, cache), limit
         self.folder = fetched(self.remote, FILE_NAME, self.cache)
         self.manifest = load_manifest(self.folder)
@@ -274,9 +273,9 @@ class Store:
         """Fetch a file of the folder, unless it is in CACHE."""
         fetch_whole(self.remote, name, self.cache, self.folder / name, lambda path: root_of(path) == root)
 
-    def opener(self, sequences: int, size: int, in_order: bool) -> Opener:
-        """Return an opener of shards for `FlatTokens`, for a stream of `sequences` sequences of `size` bytes."""
-        return partial(StoreFiles, self, reads=Reads(sequences, size, in_order))
+    def files(self, shards: Sequence[Shard], itemsize: int, asked: int) -> StoreFiles:
+        """Return the `.bin` objects of shards with tokens of `itemsize` bytes. asked: bytes that a stream reads."""
+        return StoreFiles(self, shards, itemsize, asked)
 
     def bring_spans(self, shards: Iterable[Shard]) -> None:
         """Fetch the spans of conversations, which say which tokens are learned."""
@@ -308,7 +307,7 @@ def fetched(remote: Remote, name: str, cache: Path) -> Path:
     """
     last = cache / "urls" / digest(remote.url(name).encode())
     try:
-        data = remote.read(name, check=_is_json, waits=WAITS[:2] if last.exists() else None)
+        data = remote.read(name, waits=WAITS[:2] if last.exists() else None)
         if not last.exists() or last.read_bytes() != data:
             write_bytes(last, data)
     except OSError as error:
@@ -319,13 +318,6 @@ def fetched(remote: Remote, name: str, cache: Path) -> Path:
     folder = cache / "folders" / digest(data)
     obtain(cache, folder / name, lambda file: file.write(data))
     return folder
-
-
-def _is_json(data: bytes) -> bool:
-    try:
-        return isinstance(msgspec.json.decode(data), dict)
-    except (ValueError, RecursionError):
-        return False
 
 
 def fetch_mix(url: str, cache: str | Path | None) -> Path:
@@ -358,118 +350,83 @@ def fetch_whole(remote: Remote, name: str, cache: Path, path: Path, right: Calla
     obtain(cache, path, fill)
 
 
-class Reads(Record, frozen=True):
-    """How much a stream reads.
-
-    sequences: their number. size: bytes of each. in_order: whether shards are read in order. share: the part of the
-    stream that the readers of one cache read.
-    """
-
-    sequences: int
-    size: int
-    in_order: bool
-    share: float = 1.0
-
-    def whole(self, limit: int | None, corpus: int) -> bool:
-        """Return whether to fetch whole MiBs: unless they would be more than twice the bytes that are read.
-
-        limit: bytes of the cache. corpus: bytes of all shards.
-        """
-        asked = self.sequences * self.share * self.size
-        return self.in_order or self.by_blocks(limit, corpus) <= 2 * asked
-
-    def by_blocks(self, limit: int | None, corpus: int) -> float:
-        """Return the bytes that are fetched if whole MiBs are read in random order.
-
-        The time until a MiB is used again is exponentially distributed. The cache keeps the MiBs that are used again
-        within t times the mean of that time. They fill it if 1 - (1 + t) exp(-t) = limit / corpus. From then on a share
-        exp(-t) of all uses is fetched.
-        """
-        uses = self.sequences * self.share
-        touched = corpus * -math.expm1(-uses * NODE / max(corpus, 1))
-        if limit is None or limit >= corpus:
-            return touched
-        low, high = 0.0, 64.0
-        for _ in range(64):
-            t = (low + high) / 2
-            low, high = (t, high) if 1 - (1 + t) * math.exp(-t) < limit / corpus else (low, t)
-        return min(limit, touched) + uses * NODE * math.exp(-low)
-
-
 class StoreFiles:
     """The `.bin` objects of `shards`; replaces `OpenFiles`.
 
-    sizes: bytes of each shard. itemsize: bytes of a token. reads: what the whole stream reads.
+    itemsize: bytes of a token. asked: bytes that the whole stream reads.
 
     A unit is (shard, first byte, end): a MiB in CACHE or, if MiBs would be too much data, the bytes of one piece in
     memory. Threads fetch units: first those that a reader waits for, then those that were announced. Only one thread
-    may read. A copy in another process starts its own threads.
+    may read, and it announces. The lock guards what it shares with those that fetch: `_futures`. A copy in another
+    process starts its own threads.
     """
 
-    def __init__(
-        self, store: Store, shards: Sequence[Shard], sizes: Sequence[int], itemsize: int, reads: Reads
-    ) -> None:
+    def __init__(self, store: Store, shards: Sequence[Shard], itemsize: int, asked: int) -> None:
         self._remote, self._cache, self._limit = store.remote, store.cache, store.limit
         self.paths: Sequence[Path] = [shard.bin_path for shard in shards]
         self._names, self._roots = [shard.path for shard in shards], [shard.root for shard in shards]
-        self._sizes, self._itemsize, self._reads = np.array(sizes, np.int64), itemsize, reads
-        self._starts: Ints = np.cumsum([0, *sizes], dtype=np.int64)
+        self._sizes: Ints = np.array([shard.tokens * itemsize for shard in shards], np.int64)
+        self._itemsize, self._bytes = itemsize, asked
+        self._starts: Ints = np.cumsum([0, *self._sizes], dtype=np.int64)
         # Blocks are numbered through all shards; this is the number of each shard's first one.
         self._first: Ints = np.cumsum([0, *(-(-self._sizes // NODE))], dtype=np.int64)
-        kept = {*self.__dict__, "_own"}
+        self.whole = self.pays(1.0)
+        self._shared = dict(self.__dict__)
         self._begin()
-        self._own = self.__dict__.keys() - kept
+
+    def pays(self, share: float) -> bool:
+        """Return whether to fetch whole MiBs, if the readers of CACHE read this part of the stream.
+
+        Sequences lie anywhere in the shards, and a MiB holds many of them. So MiBs pay off only if CACHE keeps them all
+        until their other sequences come, and if the stream reads at least half of what they hold.
+        """
+        corpus = int(self._starts[-1])
+        return corpus <= 2 * share * self._bytes and (self._limit is None or corpus <= self._limit)
 
     def _begin(self) -> None:
-        self._pid, self._lock = os.getpid(), threading.Condition()
+        """Begin without threads and requests, as each process does."""
+        self._pid, self._lock = os.getpid(), threading.Lock()
         self._waiting: _Queue = queue.PriorityQueue()
         self._futures: dict[Unit, Future[bytes | None]] = {}
         self._versions: dict[int, str] = {}
+        # The MiBs that CACHE has: the next sequences inside them need no request.
         self._known = np.zeros(int(self._first[-1]), np.bool_)
-        self._threads = self._asked = self._stored = self._done = self._announced = self._used = 0
-        self._ahead: deque[tuple[int, list[Unit]]] = deque()  # per batch: units announced so far, and its own
-        self._most_ahead, self._readers = 0, 1
-        self._coming: Callable[[int], Iterable[Ints]] = lambda _: ()
-        self.whole = self._reads.whole(self._limit, int(self._starts[-1]))
+        self._threads = self._asked = self._pending = 0
+        # For each announced batch the number of its units, and those that stay in memory until it is read.
+        self._ahead: deque[tuple[int, list[Unit]]] = deque()
+        self._batches: Iterator[Ints] = iter(())
         weakref.finalize(self, _end, self._waiting)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name not in self._own}
+        return self._shared | {"whole": self.whole}
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
+    def __setstate__(self, shared: dict[str, Any]) -> None:
+        self.__dict__.update(shared, _shared=shared)
         self._begin()
 
     def _here(self) -> None:
-        """Start again in a forked process, which has no threads."""
+        """Begin again in a forked process: threads do not survive a fork, and a lock may have been held by one."""
         if self._pid != os.getpid():
             self._begin()
 
-    def set_share(self, share: float) -> None:
-        """Set the part of the stream that the readers of CACHE read."""
-        self._here()
-        self._reads = replace(self._reads, share=share)
-        self.whole = self._reads.whole(self._limit, int(self._starts[-1]))
-
-    def units(self, pieces: Pieces) -> tuple[Ints, Ints]:
-        """Return the units of pieces in their order, (n, 3), and the row of each, (n,)."""
+    def units(self, pieces: Pieces) -> Ints:
+        """Return the units of pieces in their order, (n, 3)."""
         first, end = (self._itemsize * at for at in (pieces.address, pieces.address + pieces.length))
         shard = np.searchsorted(self._starts, first, side="right") - 1
         start = first - self._starts[shard]
         if not self.whole:  # the part of a piece in a following shard is fetched when it is read
-            stop = np.minimum(end - self._starts[shard], self._sizes[shard])
-            return np.stack([shard, start, stop], axis=1), pieces.row
+            return np.stack([shard, start, np.minimum(end - self._starts[shard], self._sizes[shard])], axis=1)
         last = np.searchsorted(self._starts, end - 1, side="right") - 1
         high = self._first[last] + (end - 1 - self._starts[last]) // NODE
-        piece, block = ranges(self._first[shard] + start // NODE, high + 1)
+        block = ranges(self._first[shard] + start // NODE, high + 1)[1]
         shard = np.searchsorted(self._first, block, side="right") - 1
         start = (block - self._first[shard]) * NODE
-        stop = np.minimum(start + NODE, self._sizes[shard])
-        return np.stack([shard, start, stop], axis=1), pieces.row[piece]
+        return np.stack([shard, start, np.minimum(start + NODE, self._sizes[shard])], axis=1)
 
     def read(self, parts: Sequence[Part], room: memoryview) -> None:
         """Read parts into `room`. Raises IntegrityError, OSError."""
         self._here()
+        # Ask for everything that is missing before waiting for any of it, so that it is fetched at the same time.
         late = []
         for shard, begin, end, offset in parts:
             while begin < end:
@@ -483,19 +440,18 @@ class StoreFiles:
                 begin, offset = begin + len(out), offset + len(out)
         for unit, offset, out, future in late:
             try:
-                # None: another process has fetched the unit, and may have evicted it again.
+                # None: another process has fetched the unit, and a third may have removed it again.
                 while (data := future.result()) is None and not self._held(unit, offset, out):
                     future = self._ask(unit, ahead=False)
             finally:
                 self._drop([unit])
             if data is not None:
                 out[:] = data[offset - unit[1] :][: len(out)]
-        with self._lock:
-            self._done += 1
-            if self._ahead:
-                self._used, announced = self._ahead.popleft()
-                self._drop(announced)
-            self._lock.notify_all()
+        if self._ahead:
+            count, pieces = self._ahead.popleft()
+            self._pending -= count
+            self._drop(pieces)
+            self._announce()
 
     def _held(self, unit: Unit, offset: int, out: memoryview) -> bool:
         """Read `out` from CACHE; return whether it has the unit."""
@@ -520,9 +476,12 @@ class StoreFiles:
         with self._lock:
             known = unit in self._futures
             future = self._futures.setdefault(unit, Future())
-            if not (known and ahead):  # a waiting reader moves its unit to the front
+            # A waiting reader moves its unit to the front: it is queued twice, and `work` fetches it once.
+            if not (known and ahead):
                 self._asked += 1
                 self._waiting.put((ahead, self._asked, unit))
+            if not self._threads:
+                self._make_room()
             if self._threads < THREADS:
                 self._threads += 1
                 threading.Thread(target=_work, args=(weakref.ref(self), self._waiting), daemon=True).start()
@@ -546,31 +505,27 @@ class StoreFiles:
             end: Callable[[], None] = partial(future.set_exception, error)
         else:
             end = partial(future.set_result, data)
-        if self.whole:  # CACHE has it, or the next read requests it again
+        # Dropped before the result is set: whoever asks from now on finds the MiB in CACHE, or fetches it anew.
+        if self.whole:
             self._drop([unit])
         end()
-        try:
-            self._make_room()
-        except Exception as error:  # must not end the thread
-            logger.warning("%s keeps more than its limit: %s", self._cache, error)
 
     def _fetch(self, unit: Unit) -> bytes | None:
         """Return the bytes of a unit; None if another process has put them into CACHE."""
         shard, start, stop = unit
         if not self.whole:
             return self._remote.read(self._names[shard], start, stop, version=self._version(shard))
-        found: list[bytes] = []
+        fetched: list[bytes] = []
 
         def fill(file: IO[bytes]) -> None:
             node = self._nodes(shard)[HASH * (start // NODE) :][:HASH]
             data = self._remote.read(self._names[shard], start, stop, lambda data: node_hash(data) == node)
-            found.append(data)
+            fetched.append(data)
             file.write(data)
 
         obtain(self._cache, self._path(unit), fill)
         self._known[self._first[shard] + start // NODE] = True
-        self._stored += len(found)
-        return found[0] if found else None
+        return fetched[0] if fetched else None
 
     def _version(self, shard: int) -> str:
         """Return the version of an object; the first reader checks one MiB of it against its node."""
@@ -598,90 +553,38 @@ class StoreFiles:
         obtain(self._cache, path, lambda file: file.write(self._remote.read(name, check=right)))
         return path.read_bytes()
 
-    def expect(
-        self,
-        batches: Iterable[Ints],
-        coming: Callable[[int], Iterable[Ints]],
-        readers: int = 1,
-        each: int = 1,
-    ) -> None:
-        """Fetch ahead the units of the next calls of `read`, of `each` sequences per call.
-
-        coming: number of finished calls -> the units that all `readers` of CACHE will still read; decides what stays.
-        """
+    def expect(self, batches: Iterable[Ints]) -> None:
+        """Fetch ahead the units of the next calls of `read`, one batch for each call."""
         self._here()
-        self._coming, self._readers = coming, readers
-        self._most_ahead = max(2, (LOOK if self.whole else NEAR) // (readers * each))
-        threading.Thread(target=_run_ahead, args=(weakref.ref(self), iter(batches)), daemon=True).start()
+        self._batches = iter(batches)
+        self._announce()
 
-    def announce(self, units: Ints) -> bool:
-        """Ask for the units of the next batch; return False if too much was fetched ahead already."""
-        with self._lock:
-            most = self._limit // NODE // 4 // self._readers if self._limit and self.whole else sys.maxsize
-            if len(self._ahead) >= self._most_ahead or self._announced - self._used > most:
-                self._lock.wait(0.1)
-                return False
+    def _announce(self) -> None:
+        """Ask for the units of the next batches, up to the most that may be pending."""
+        while self._pending < (MOST_BLOCKS if self.whole else MOST_PIECES):
+            if (units := next(self._batches, None)) is None:
+                return
+            self._pending += len(units)
+            wanted = units
             if self.whole:
-                units = units[~self._known[self._numbers(units)]]
-            found: list[Unit] = list(dict.fromkeys(map(tuple, units.tolist())))
-            for unit in found:
+                wanted = units[~self._known[self._first[units[:, 0]] + units[:, 1] // NODE]]
+            missing: list[Unit] = list(dict.fromkeys(map(tuple, wanted.tolist())))
+            for unit in missing:
                 self._ask(unit, ahead=True)
-            self._announced += len(found)
-            self._ahead.append((self._announced, [] if self.whole else found))
-            return True
-
-    def _numbers(self, units: Ints) -> Ints:
-        """Return the numbers of MiBs among those of all shards."""
-        found: Ints = self._first[units[:, 0]] + units[:, 1] // NODE
-        return found
+            self._ahead.append((len(units), [] if self.whole else missing))
 
     def _make_room(self) -> None:
-        """Keep CACHE within its limit: from time to time, in one process at a time."""
-        if self._limit is None or self._stored * self._readers * 64 < (most := self._limit // NODE):
+        """Remove blocks of other shards if CACHE may not keep them together with those of this stream.
+
+        A job that reads them just now fetches them again.
+        """
+        if not self.whole or self._limit is None:
             return
-        self._stored = 0
-        with (self._cache / "evicting").open("a") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                return
-            present, others = self._listed()
-            surplus = int(present.sum()) + len(others) - most + most // 16
-            if surplus <= 0:
-                return
-            surplus += most // 16
-            for path in others[:surplus]:
-                path.unlink(missing_ok=True)
-            for number in self.needed_last(present, surplus - len(others)).tolist():
-                shard = int(np.searchsorted(self._first, number, side="right")) - 1
-                start = (number - int(self._first[shard])) * NODE
-                self._known[number] = False
-                self._path((shard, start, 0)).unlink(missing_ok=True)
-
-    def _listed(self) -> tuple[Mask, list[Path]]:
-        """Return which MiBs CACHE has, and the files of MiBs of other shards."""
-        numbers = {root: int(first) for root, first in zip(self._roots, self._first, strict=False)}
-        present, others = np.zeros_like(self._known), []
-        for folder in os.scandir(self._cache / BLOCKS):
-            names = [entry.name for entry in os.scandir(folder) if entry.name.isdigit()]
-            if folder.name in numbers:
-                present[np.array(names, np.int64) + numbers[folder.name]] = True
-            else:
-                others += [Path(folder, name) for name in names]
-        return present, others
-
-    def needed_last(self, present: Mask, count: int) -> Ints:
-        """Return the `count` of the `present` MiBs that are needed last."""
-        left, idle = present.copy(), 0
-        for units in self._coming(self._done) if count > 0 else ():
-            numbers = self._numbers(units)
-            found = numbers[left[numbers]]
-            found = found[np.sort(np.unique(found, return_index=True)[1])]
-            left[found[: int(left.sum()) - count]] = False
-            idle = 0 if len(found) else idle + len(numbers)
-            if idle > LOOK or int(left.sum()) <= count:
-                break
-        return np.flatnonzero(left)[: max(count, 0)]
+        roots = set(self._roots)
+        folders = [folder for folder in (self._cache / BLOCKS).glob("*") if folder.name not in roots]
+        others = [path for folder in folders for path in folder.glob("[0-9]*")]
+        for path in others[: max(len(others) + int(self._first[-1]) - self._limit // NODE, 0)]:
+            path.unlink(missing_ok=True)
 
 
 def _end(waiting: _Queue) -> None:
@@ -695,14 +598,3 @@ def _work(files: weakref.ref[StoreFiles], waiting: _Queue) -> None:
         if (alive := files()) is not None:
             alive.work(unit)
         del alive
-
-
-def _run_ahead(files: weakref.ref[StoreFiles], batches: Iterator[Ints]) -> None:
-    """Announce batches, in a thread, whenever there is room."""
-    for units in batches:
-        while True:
-            if (alive := files()) is None:
-                return
-            if alive.announce(units):
-                break
-            del alive

@@ -12,25 +12,21 @@ within 1/2 of its share. So the counts of S sources sum to T within S/2, and bis
 of a position. Within one unit of time each source is due at most once. So at every prefix n the count of source s is
 within 1/2 + w_s S/2 of w_s n, with w_s = q_s / N.
 
-Pools. A source and what was appended to it are entries of one pool, which has one quota. In each stage the pool first
-gives what its entries have left of the current epoch, then all of them once, again and again. Each of these rounds is
-interleaved as above, in proportion to what each entry gives in it. So whatever the quotas, no sequence is repeated
-before every other sequence of its pool has come. An appended entry joins the current epoch, or the one that just ended.
-
 Permutation. The k-th sequence drawn from an entry of n is element k mod n of epoch k div n, permuted
 (`stream.permutation`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from pretok.base.errors import UsageError
 from pretok.base.tokens import Ints
-from pretok.stream.permutation import ROUNDS, UInt64s, cut, permute, round_keys, unpermute
+from pretok.stream.permutation import UInt64s, cut, permute, round_keys, unpermute
 
 DIGIT = 21
 """Bits of one digit of long division; all intermediate values stay below 2^63."""
@@ -149,44 +145,12 @@ def _fraction(numerator: Ints, denominator: Ints) -> Ints:
     return high << DIGIT | low
 
 
-class Rounds:
-    """A pool of several entries in one stage.
-
-    sizes: sequences of each entry. spent: how many each has given before, including whole epochs that it missed.
-    """
-
-    def __init__(self, sizes: Ints, spent: Ints) -> None:
-        self._sizes = sizes
-        # `level` epochs are complete for every entry. The first round gives what is left of the next one.
-        level = min(int(done // size) for size, done in zip(sizes, spent, strict=True) if size)
-        self._rest = Schedule(((level + 1) * sizes - spent).tolist())
-        self._whole = Schedule(sizes.tolist())
-
-    def locate(self, draws: Ints) -> tuple[Ints, Ints]:
-        """Map draws (n,) of the pool, from 0, to entry (n,), an index into `sizes`, and k (n,) in this stage."""
-        entry, k = self._rest.locate(np.minimum(draws, self._rest.length - 1))
-        if len(later := np.flatnonzero(draws >= self._rest.length)):
-            turn, draw = np.divmod(draws[later] - self._rest.length, self._whole.length)
-            entry[later], nth = self._whole.locate(draw)
-            k[later] = self._rest.quotas[entry[later]] + turn * self._sizes[entry[later]] + nth
-        return entry, k
-
-    def prefix(self, counts: Ints) -> Ints:
-        """Return (n, entries) for `counts` (n,): how many of the pool's first draws each entry gives."""
-        rest, whole = np.minimum(counts, self._rest.length), np.maximum(counts - self._rest.length, 0)
-        found: Ints = self._rest.prefix(rest) + self._whole.prefix(whole % self._whole.length)
-        found += (whole // self._whole.length)[:, None] * self._sizes
-        return found
-
-
 class Order:
     """Maps the positions of a whole mix to sequences of its entries.
 
-    names, sizes: the entries, and how many sequences each has. stages: the quotas of each stage, by pool. lengths:
+    names, sizes: the entries, and how many sequences each has. stages: the quotas of each stage, by entry. lengths:
     positions of each stage; default: all. shifts: for each entry the seq_len by which its epochs are cut, 0 for fixed
-    cuts. pools: the pool of each entry; default: its own. since: the stage with which each entry was added. In each
-    stage, every entry continues where the stage before stopped. spent: sequences that each entry gave in all, including
-    those that it missed before it was added.
+    cuts. In each stage, every entry continues where the stage before stopped. given: (stages, entries) sequences.
     """
 
     def __init__(
@@ -197,72 +161,22 @@ class Order:
         seed: int,
         lengths: Sequence[int] | None = None,
         shifts: Sequence[int] = (),
-        pools: Sequence[int] = (),
-        since: Sequence[int] = (),
     ) -> None:
         self.names = tuple(names)
         self.sizes: Ints = np.array(sizes, np.int64)
         self.seed = seed
         self._shifts = tuple(shifts) or (0,) * len(self.names)
-        self._pools: Ints = np.array(pools or range(len(self.names)), np.int64)
         self._stages = [Schedule(quotas) for quotas in stages]
         if lengths is None:
             lengths = [stage.length for stage in self._stages]
         self._starts: Ints = np.cumsum([0, *lengths], dtype=np.int64)
-        self._keys: dict[tuple[int, int], UInt64s] = {}
-        self._cuts: dict[tuple[int, int], int] = {}
         self.length = int(self._starts[-1])
-        self._join(lengths, tuple(since) or (0,) * len(self.names))
-
-    def _join(self, lengths: Sequence[int], since: Sequence[int]) -> None:
-        """Compute what each entry gives before each stage, and how pools of several entries are divided in it."""
-        came, given = np.array(since, np.int64), self.sizes > 0
-        pools = [
-            np.flatnonzero((self._pools == pool) & given)
-            for pool in range(int(self._pools.max(initial=-1)) + 1)
+        # What each entry gives in each stage; less than its quota in a stage that is left early.
+        given = [
+            stage.prefix(np.array([length]))[0] for stage, length in zip(self._stages, lengths, strict=True)
         ]
-        # A pool with one entry draws from that entry only; a pool without sequences never draws.
-        self._alone: Ints = np.array([entries[0] if len(entries) else 0 for entries in pools], np.int64)
-        several = {pool: entries for pool, entries in enumerate(pools) if len(entries) > 1}
-        # For each stage: pool -> its entries, and their rounds.
-        self._rounds: list[dict[int, tuple[Ints, Rounds]]] = []
-        # Sequences of each entry before each stage.
-        self._drawn = np.zeros((len(lengths) + 1, len(self.names)), np.int64)
-        missed = np.zeros(len(self.names), np.int64)
-        for stage in range(len(lengths) + 1):
-            spent = missed + self._drawn[stage]
-            rounds = {}
-            for pool, entries in several.items():
-                old, new = entries[came[entries] < stage], entries[came[entries] == stage]
-                if len(old) and len(new):
-                    # A new entry counts as if it had taken part in all epochs before the current one. Some old entries
-                    # may not have begun the current epoch, so the one that is furthest tells its number.
-                    begun = -(-spent[old] // self.sizes[old])
-                    spent[new] = missed[new] = max(int(begun.max()) - 1, 0) * self.sizes[new]
-                if len(known := entries[came[entries] <= stage]) > 1:
-                    rounds[pool] = known, Rounds(self.sizes[known], spent[known])
-            self._rounds.append(rounds)
-            if stage < len(lengths):
-                given_now = self._given(stage, np.array([lengths[stage]]))[0]
-                self._drawn[stage + 1] = self._drawn[stage] + given_now
-        self.spent: Ints = spent
-
-    def _given(self, stage: int, lengths: Ints) -> Ints:
-        """Return (n, entries): how many of the first `lengths` (n,) positions of a stage each entry has."""
-        return self._divide(self._stages[stage].prefix(lengths), stage)
-
-    def _divide(self, by_pool: Ints, stage: int) -> Ints:
-        """Return (n, entries): what each entry gives of the first `by_pool` (n, pools) sequences in a stage."""
-        counts = np.zeros((len(by_pool), len(self.names)), np.int64)
-        np.add.at(counts.T, self._alone, by_pool.T)
-        for pool, (entries, rounds) in self._rounds[stage].items():
-            counts[:, entries] = rounds.prefix(by_pool[:, pool])
-        return counts
-
-    def divide(self, by_pool: Sequence[int]) -> list[int]:
-        """Return what each entry gives of the first `by_pool` sequences of each pool in a stage after the last."""
-        counts: list[int] = self._divide(np.array([by_pool], np.int64), -1)[0].tolist()
-        return counts
+        self.given: Ints = np.array(given, np.int64).reshape(-1, len(self.names))
+        self._drawn = np.cumsum([0 * self.sizes, *given], axis=0)
 
     def locate(self, positions: Ints) -> tuple[Ints, Ints, Ints]:
         """Map positions (n,) in 0..length-1 to entry, epoch, and sequence within the entry, each (n,)."""
@@ -271,12 +185,7 @@ class Order:
         drawn = np.empty_like(positions)
         for stage in np.unique(stage_of).tolist():
             rows = np.flatnonzero(stage_of == stage)
-            pool, k = self._stages[stage].locate(positions[rows] - self._starts[stage])
-            entry[rows] = self._alone[pool]
-            for one, (entries, rounds) in self._rounds[stage].items():
-                mine = np.flatnonzero(pool == one)
-                place, k[mine] = rounds.locate(k[mine])
-                entry[rows[mine]] = entries[place]
+            entry[rows], k = self._stages[stage].locate(positions[rows] - self._starts[stage])
             drawn[rows] = k + self._drawn[stage, entry[rows]]
         size = self.sizes[entry]
         epoch, index = np.divmod(drawn, size)
@@ -301,19 +210,12 @@ class Order:
 
     def cuts(self, entry: Ints, epoch: Ints) -> Ints:
         """Return (n,): the token of its tape at which each epoch begins; sequence i begins i strides later."""
-        if not any(self._shifts):
-            return np.zeros_like(entry)
-        pairs, inverse = np.unique(epoch * len(self.names) + entry, return_inverse=True)
-        found = [self.cut(pair % len(self.names), pair // len(self.names)) for pair in pairs.tolist()]
-        return np.array(found, np.int64)[inverse]
+        return self._of_epochs(entry, epoch, self.cut) if any(self._shifts) else np.zeros_like(entry)
 
     def cut(self, entry: int, epoch: int) -> int:
         """Return the token of its tape at which an epoch of an entry begins."""
-        if not (shift := self._shifts[entry]):
-            return 0
-        if (entry, epoch) not in self._cuts:
-            self._cuts[entry, epoch] = cut(self.seed, self.names[entry], epoch, shift)
-        return self._cuts[entry, epoch]
+        shift = self._shifts[entry]
+        return cut(self.seed, self.names[entry], epoch, shift) if shift else 0
 
     def prefix(self, length: int) -> Ints:
         """Return (entries,): how many of the first `length` positions each entry has."""
@@ -326,7 +228,7 @@ class Order:
         counts: Ints = self._drawn[stage_of]
         for stage in np.unique(stage_of).tolist():
             rows = np.flatnonzero(stage_of == stage)
-            counts[rows] += self._given(stage, lengths[rows] - self._starts[stage])
+            counts[rows] += self._stages[stage].prefix(lengths[rows] - self._starts[stage])
         return counts
 
     def drawn(self, entry: int, low: int, high: int) -> Ints:
@@ -337,12 +239,13 @@ class Order:
         return permute(index, np.broadcast_to(size, index.shape), keys)
 
     def _keys_of(self, entry: Ints, epoch: Ints) -> UInt64s:
-        """Return (n, ROUNDS) round keys; those of an epoch are computed once."""
+        """Return (n, ROUNDS) round keys."""
+        return self._of_epochs(
+            entry, epoch, lambda one, number: round_keys(self.seed, self.names[one], number)
+        )
+
+    def _of_epochs(self, entry: Ints, epoch: Ints, value: Callable[[int, int], Any]) -> npt.NDArray[Any]:
+        """Return `value` of each entry and epoch (n,), computed once for each pair: many positions share few epochs."""
         pairs, inverse = np.unique(epoch * len(self.names) + entry, return_inverse=True)
-        table = np.empty((len(pairs), ROUNDS), np.uint64)
-        for row, pair in enumerate(pairs.tolist()):
-            which = pair % len(self.names), pair // len(self.names)
-            if which not in self._keys:
-                self._keys[which] = round_keys(self.seed, self.names[which[0]], which[1])
-            table[row] = self._keys[which]
-        return table[inverse]
+        values = [value(pair % len(self.names), pair // len(self.names)) for pair in pairs.tolist()]
+        return np.array(values)[inverse]

@@ -7,7 +7,7 @@ remainder; or an error that names the budget that would fit. Pure functions on e
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
@@ -59,6 +59,36 @@ def largest_remainder(total: int, weights: Sequence[Fraction]) -> list[int]:
     for number in by_remainder[: total - sum(quotas)]:
         quotas[number] += 1
     return quotas
+
+
+def epochs_spent(sizes: Sequence[int], stages: Iterable[Sequence[int]]) -> list[int]:
+    """Return what each entry of a pool has given in all `stages`, with the epochs that it missed before it joined.
+
+    An entry joins when it first gives something, or with the next stage. It counts as if it had taken part in all
+    epochs but the current one, or the one that has just ended: so its text is not repeated to catch up.
+    """
+    spent = [0] * len(sizes)
+    for given in (*stages, [1] * len(sizes)):  # in the next stage everyone may join
+        begun = max(-(-done // size) if size else 0 for size, done in zip(sizes, spent, strict=True))
+        for entry, count in enumerate(given):
+            if count and not spent[entry]:
+                spent[entry] = max(begun - 1, 0) * sizes[entry]
+        last, spent = spent, [done + count for done, count in zip(spent, given, strict=True)]
+    return last
+
+
+def divide(quota: int, sizes: Sequence[int], spent: Sequence[int]) -> list[int]:
+    """Divide the quota of a pool among its entries of `sizes`, which have given `spent` (see `epochs_spent`).
+
+    They give what they have left of the epoch that not all have ended, then whole epochs.
+    """
+    level = min((done // size for size, done in zip(sizes, spent, strict=True) if size), default=0)
+    left = [max((level + 1) * size - done, 0) for size, done in zip(sizes, spent, strict=True)]
+    if quota <= sum(left):
+        return largest_remainder(quota, [Fraction(one, sum(left) or 1) for one in left])
+    epochs, rest = divmod(quota - sum(left), sum(sizes))
+    last = largest_remainder(rest, [Fraction(size, sum(sizes)) for size in sizes])
+    return [one + epochs * size + part for one, size, part in zip(left, sizes, last, strict=True)]
 
 
 def pooled(name: str, entries: Sequence[MixSource], given: Sequence[int], seq_len: int) -> MixSource:

@@ -159,13 +159,13 @@ def _join(runs: Ints) -> Ints:
 
 
 def _split(runs: Ints) -> Ints:
-    """Return (3, n): the same runs, split into runs of at most MOST tokens."""
+    """Return (3, n): the same runs, split into runs of at most MOST tokens. No EOD follows those that are longer."""
     if not (runs[1] > MOST).any():
         return runs
     row, part = ranges(np.zeros(runs.shape[1], np.int64), -(-runs[1] // MOST))
     address, length, behind = runs[:, row]
     left = length - part * MOST
-    return np.stack([address + part * MOST, np.minimum(left, MOST), behind * (left <= MOST)])
+    return np.stack([address + part * MOST, np.minimum(left, MOST), behind])
 
 
 class Runs(NamedTuple):

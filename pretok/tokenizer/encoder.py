@@ -26,17 +26,11 @@ from pretok.base.memory import resident_bytes
 from pretok.base.tokens import Ids, Ints, Tokens, token_dtype
 from pretok.base.version import refuse_untried
 from pretok.kernels.compile import I64, njit
-from pretok.kernels.pretokenize import disputed, long_runs
+from pretok.kernels.pretokenize import disputed
 from pretok.kernels.unicode import MARK, UNASSIGNED, class_table
 from pretok.read.batches import buffers
-from pretok.tokenizer.reference import (
-    EngineError,
-    ReferenceEngine,
-    Unencodable,
-    guarded,
-    join_parts,
-)
-from pretok.tokenizer.tokenizer_file import decoded
+from pretok.tokenizer.reference import EngineError, ReferenceEngine, Unencodable, guarded, join_parts
+from pretok.tokenizer.vocabulary import Vocabulary
 
 TRIED = "0.10"
 """The newest version of `gigatoken` whose ids were compared with those of `tokenizers`. To change it, also change
@@ -54,8 +48,11 @@ MOST_PER_BYTE = 4
 """More tokens a byte of text than tokenizers make: a byte is one token at most, unless it was normalized to more."""
 CACHE_BYTES = 512 << 20
 """How much a process may grow before its cache of words is dropped: some six million words, a minute of web text."""
-LONGEST_WORD = 16 << 20
-"""Longest run of bytes of one class, which may be one word, that is encoded: engines take 25 times its memory."""
+LONGEST_RUN = 16 << 20
+"""Fewer bytes of one class in a row, which may be one word, are encoded: engines take 25 times the memory of a word."""
+_CLASSES = np.ones(256, np.uint8)
+_CLASSES[:0x80] = [2 if c.isdigit() else 3 if c.isspace() else c.isalpha() for c in map(chr, range(0x80))]
+"""Byte -> its class: letter or part of a longer character, digit, white space, other sign."""
 NEW_SCRIPTS = range(0x10500, 0x17000)
 """Where Unicode still adds letters that compose, so that engines with different versions of it differ."""
 
@@ -63,25 +60,17 @@ NEW_SCRIPTS = range(0x10500, 0x17000)
 class Encoder:
     """One tokenizer, loaded once per worker process: its word cache warms up over the first megabytes.
 
-    name: see `ReferenceEngine`, which raises UsageError; bos_id: the token before each document, None for none.
-    `notice` is not empty if the slow engine had to be used.
+    `notice` is not empty if the slow engine had to be used. Raises UsageError for a tokenizer that `tokenizers` does
+    not read.
     """
 
-    def __init__(
-        self,
-        tokenizer_json: str,
-        eod_id: int,
-        vocab_size: int,
-        name: str = "tokenizer.json",
-        bos_id: int | None = None,
-    ) -> None:
-        self.dtype = token_dtype(vocab_size)
-        self.eod, self.bos = eod_id, bos_id
-        self._json = tokenizer_json
-        self._reference = ReferenceEngine(tokenizer_json, name)
-        self._engine, self.notice = choose_engine(tokenizer_json, self._reference)
+    def __init__(self, vocab: Vocabulary) -> None:
+        self.vocab = vocab
+        self.dtype = token_dtype(vocab.size)
+        self._reference = ReferenceEngine(vocab)
+        self._engine, self.notice = choose_engine(vocab, self._reference)
         if not self.notice:
-            self._table = disputed_table(decoded(tokenizer_json), self._engine, self._reference)
+            self._table = disputed_table(vocab, self._engine, self._reference)
 
     def encode(self, texts: pa.LargeStringArray) -> tuple[Tokens, npt.NDArray[np.int32]]:
         """(tokens (n,) in the shard dtype, lengths (documents,) int32 that include BOS and EOD).
@@ -89,21 +78,24 @@ class Encoder:
         Raises Unencodable with the documents of the batch that no engine can encode.
         """
         ids, offsets = self.ids(texts)
-        around = 1 if self.bos is None else 2
+        bos, eod = self.vocab.bos_id, self.vocab.eod_id
+        around = 1 if bos is None else 2
         out = np.empty(len(ids) + around * len(texts), self.dtype)
         lengths = np.empty(len(texts), np.int32)
-        _JOIN[self.dtype](ids, offsets, -1 if self.bos is None else self.bos, self.eod, out, lengths)
+        _JOIN[self.dtype](ids, offsets, -1 if bos is None else bos, eod, out, lengths)
         return out, lengths
 
     def ids(self, texts: pa.LargeStringArray) -> tuple[Ids, Ints]:
         """(ids of all documents in a row, without BOS and EOD, offsets (documents + 1,)). Raises Unencodable.
 
         The fast engine encodes, except for disputed documents and for a batch with a text that it gives up on. A text
-        that may have a word of more than LONGEST_WORD bytes is not encoded, as its memory would not be bounded.
+        with an endless word is not encoded, as its memory would not be bounded.
         """
-        if (long := long_runs(*buffers(texts), LONGEST_WORD)).any():
-            what = f"more than {LONGEST_WORD:,} bytes of letters, digits, spaces or other characters in a row"
-            raise Unencodable(np.flatnonzero(long).tolist(), what)
+        if endless := endless_words(texts):
+            what = (
+                f"{LONGEST_RUN // 2:,} bytes or more of letters, digits, spaces or other characters in a row"
+            )
+            raise Unencodable(endless, what)
         if isinstance(self._engine, ReferenceEngine):
             return self._engine.encode(texts)
         flags = disputed(*buffers(texts), self._table)
@@ -117,25 +109,14 @@ class Encoder:
         """The same encoder by `tokenizers` alone, whose ids this one must equal: 75 times slower."""
         if self._engine is self._reference:
             return self
-        made = copy(self)
-        made._engine = self._reference
-        return made
+        exact = copy(self)
+        exact._engine = self._reference
+        return exact
 
     @cached_property
     def token_sizes(self) -> Ints:
         """(entries,) the bytes of text that each id stands for."""
-        data = decoded(self._json)
-        names = {token: len(token) for token in data["model"]["vocab"]}  # a character stands for a byte
-        names |= {token["content"]: len(token["content"].encode()) for token in data["added_tokens"]}
-        ids = data["model"]["vocab"] | {token["content"]: token["id"] for token in data["added_tokens"]}
-        sizes = np.zeros(len(ids), np.int64)
-        for name, size in names.items():
-            sizes[ids[name]] = size
-        return sizes
-
-    def places(self, text: str) -> tuple[Ids, list[tuple[int, int]]]:
-        """(ids of a text by `tokenizers`, the start and end of each in characters)."""
-        return self._reference.places(text)
+        return np.array([len(self.vocab.token_bytes(token)) for token in range(self.vocab.size)])
 
     def _encode_mixed(self, texts: pa.LargeStringArray, flags: npt.NDArray[np.bool_]) -> tuple[Ids, Ints]:
         """Encode disputed documents by the reference and the others by the fast engine; returns them in order."""
@@ -151,20 +132,30 @@ class Encoder:
         return join_parts(parts)
 
 
-def choose_engine(tokenizer_json: str, reference: ReferenceEngine) -> tuple[Engine, str]:
+def endless_words(texts: pa.LargeStringArray) -> list[int]:
+    """The documents with a run of one class of LONGEST_RUN bytes, which may be one word, and some with a run of half as
+    many: a block of half of LONGEST_RUN, wherever it begins, is then of one class."""
+    data, offsets = buffers(texts)
+    half = LONGEST_RUN // 2
+    found = []
+    for document in np.flatnonzero(np.diff(offsets) >= LONGEST_RUN).tolist():
+        starts = range(offsets[document], offsets[document + 1] - half + 1, half)
+        if any(np.ptp(_CLASSES[data[start : start + half]]) == 0 for start in starts):
+            found.append(document)
+    return found
+
+
+def choose_engine(vocab: Vocabulary, reference: ReferenceEngine) -> tuple[Engine, str]:
     """(the fastest engine that is exact for this tokenizer, a notice if that is the slow one)."""
-    tokenizer = decoded(tokenizer_json)
-    reason = doubt(tokenizer)
-    if not reason:
-        try:
-            fast = FastEngine(tokenizer_json)
-        except ValueError as error:
-            reason = f"gigatoken does not take this tokenizer ({error})"
-        else:
-            probes = _probes(tokenizer)
+    try:
+        if not (reason := doubt(vocab)):
+            fast, probes = FastEngine(vocab), _probes(vocab)
             if not (unequal := _unequal(fast, reference, probes)):
                 return fast, ""
-            reason = f"gigatoken encodes a probe text differently from tokenizers: {probes[unequal[0]].as_py()[:60]!r}"
+            probe = probes[unequal[0]].as_py()[:60]
+            reason = f"gigatoken encodes a probe text differently from tokenizers: {probe!r}"
+    except EngineError as error:
+        reason = f"gigatoken does not take this tokenizer ({error})"
     return reference, f"{reason}; encoding with tokenizers instead, at about 1.3 MB/s per core"
 
 
@@ -177,30 +168,26 @@ def load_libraries() -> None:
 
 
 class FastEngine:
-    """`gigatoken` on Arrow buffers, one thread. Raises ValueError for a tokenizer it does not accept, UsageError for a
+    """`gigatoken` on Arrow buffers, one thread. Raises EngineError for a tokenizer it does not accept, UsageError for a
     version that was not tried.
 
     Its cache keeps every distinct word, at 70 to 95 bytes, and a worker lives as long as its job. So it is loaded anew
     when the process has grown by CACHE_BYTES.
     """
 
-    def __init__(self, tokenizer_json: str) -> None:
+    def __init__(self, vocab: Vocabulary) -> None:
         refuse_untried("gigatoken", TRIED)
-        whole = decoded(tokenizer_json)
         # No text may become a special token, so the engine does not know them. Other added tokens are found in text.
-        plain = {**whole, "added_tokens": [token for token in whole["added_tokens"] if not token["special"]]}
-        self._json = msgspec.json.encode(plain)
+        plain = [token for token in vocab.added if not token["special"]]
+        self._json = msgspec.json.encode({**vocab.data, "added_tokens": plain})
         self._load()
 
     def _load(self) -> None:
         import gigatoken
 
         self._tokenizer: Any = None  # free the old cache first
-        try:
-            with guarded():
-                self._tokenizer = gigatoken.Tokenizer.from_json(self._json)
-        except EngineError as error:
-            raise ValueError(str(error)) from None
+        with guarded():
+            self._tokenizer = gigatoken.Tokenizer.from_json(self._json)
         self._most = resident_bytes() + CACHE_BYTES
 
     def encode(self, texts: pa.LargeStringArray) -> tuple[Ids, Ints]:
@@ -222,35 +209,25 @@ Engine = ReferenceEngine | FastEngine
 """Encodes a batch: (ids of all documents in a row, offsets (documents + 1,))."""
 
 
-def doubt(tokenizer: dict[str, Any]) -> str:
-    """Why gigatoken may encode differently from tokenizers with this tokenizer.json, "" if nothing is known."""
-    added = [token for token in tokenizer.get("added_tokens", []) if not token["special"]]
-    for token in added:
-        for flag in ("single_word", "lstrip", "rstrip"):
-            if token[flag]:
-                return f"the added token {token['content']!r} has the flag {flag}"
-        if token["normalized"] and tokenizer.get("normalizer") and not set(token["content"]) <= INERT:
+def doubt(vocab: Vocabulary) -> str:
+    """Why gigatoken may encode differently from tokenizers with this tokenizer, "" if nothing is known."""
+    plain = [token for token in vocab.added if not token["special"]]
+    for token in plain:
+        if token["normalized"] and vocab.data.get("normalizer") and not set(token["content"]) <= INERT:
             return f"the added token {token['content']!r} is to be looked for in normalized text"
-    special = [token["content"] for token in tokenizer.get("added_tokens", []) if token["special"]]
-    return _overlap(special, [token["content"] for token in added])
-
-
-def _overlap(special: list[str], others: list[str]) -> str:
-    """A special token that can overlap another one in a text: engines differ in which of the two they find there."""
-    for token, name in product(special, others):
-        ends = range(1, min(len(token), len(name)) + 1)
-        if (
-            token in name
-            or name in token
-            or any(token[-k:] == name[:k] or name[-k:] == token[:k] for k in ends)
-        ):
-            return f"the special token {token!r} overlaps with an added one that is not special"
+    special = [token["content"] for token in vocab.added if token["special"]]
+    for name, other in product(special, (token["content"] for token in plain)):
+        # In a text where one ends and the other begins with the same characters, tokenizers finds the first of them,
+        # gigatoken the one that it knows. Probes show what happens where one holds the other.
+        ends = range(1, min(len(name), len(other)) + 1)
+        if any(name[-k:] == other[:k] or other[-k:] == name[:k] for k in ends):
+            return f"the special token {name!r} overlaps with an added one that is not special"
     return ""
 
 
-def _probes(tokenizer: dict[str, Any]) -> pa.LargeStringArray:
+def _probes(vocab: Vocabulary) -> pa.LargeStringArray:
     """Texts that an engine which handles the pattern or an added token differently encodes differently."""
-    names = [token["content"] for token in tokenizer.get("added_tokens", [])]
+    names = [token["content"] for token in vocab.added]
     rows = ["".join(names), "".join(reversed(names)), " ".join(names)]
     return pa.array([PROBE, *rows, *map(ADDED_CONTEXTS.format, names)], pa.large_string())
 
@@ -268,15 +245,13 @@ def _unequal(fast: Engine, reference: ReferenceEngine, texts: pa.LargeStringArra
     ]
 
 
-def disputed_table(
-    tokenizer: dict[str, Any], fast: Engine, reference: ReferenceEngine
-) -> npt.NDArray[np.uint8]:
+def disputed_table(vocab: Vocabulary, fast: Engine, reference: ReferenceEngine) -> npt.NDArray[np.uint8]:
     """The table for `disputed`: UNASSIGNED is every code point that the engines may treat differently.
 
     With a normalizer these are also the marks that the engines order differently, found by probes, and the scripts that
     are still growing. gigatoken has a later Unicode than tokenizers, whose NFC is of version 9.
     """
-    if not tokenizer.get("normalizer"):
+    if not vocab.data.get("normalizer"):
         return class_table()
     table = class_table().copy()
     marks = np.flatnonzero(table & MARK)

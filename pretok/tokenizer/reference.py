@@ -1,38 +1,29 @@
 """Texts -> token ids by `tokenizers`, the reference for every faster way.
 
-Input: batches of texts and a tokenizer.json. Output: ids, where special tokens in the text are ordinary text; or an
-EngineError for a text that the library gives up on. pretok's scanner splits long texts into words, which the library
-encodes one by one: its regular expression engine gives up after ten million steps, which one long run of spaces takes.
+Input: batches of texts and a Vocabulary. Output: ids, where special tokens in the text are ordinary text; or
+Unencodable for the texts that the library gives up on. Long texts are encoded in pieces, because the library takes
+about 200 bytes of memory per token of a text.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cached_property
 from typing import Any
 
+import msgspec
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 from tokenizers import Tokenizer
 
 from pretok.base.errors import PretokError, UsageError
 from pretok.base.tokens import Ids, Ints
-from pretok.kernels.pretokenize import PATTERNS, word_ends
-from pretok.read.batches import buffers
-from pretok.tokenizer.tokenizer_file import decoded
-
-Cutter = Callable[[npt.NDArray[np.uint8]], npt.NDArray[np.int64]]
-"""One document as bytes -> the ends of its words, which are encoded one by one."""
+from pretok.kernels.pretokenize import PATTERNS
+from pretok.tokenizer.vocabulary import Vocabulary
 
 LONG = 1 << 20
-"""Longer documents, in bytes, are split into words first. A pattern takes a few steps per byte, so shorter ones do not
-reach the library's ten million. The library takes about 200 bytes of memory per token of a text."""
-
-WORDS = 1 << 17
-"""Bytes of words that are encoded at a time: the library takes a kilobyte of memory per word."""
+"""Longer documents, in characters, are encoded in pieces of about this size."""
 
 
 class EngineError(Exception):
@@ -70,74 +61,47 @@ def guarded() -> Iterator[None]:
 class ReferenceEngine:
     """`tokenizers`, special tokens in the text treated as plain text.
 
-    name: of the tokenizer in messages, its path if it has one. Raises UsageError for a tokenizer that the library does
-    not read.
+    Raises UsageError for a tokenizer that the library does not read.
     """
 
-    def __init__(self, tokenizer_json: str, name: str = "tokenizer.json") -> None:
-        self._tokenizer = _tokenizer(tokenizer_json, name)
-        self._cutter = _cutter(decoded(tokenizer_json))
-        self._json, self._name = tokenizer_json, name
-
-    @cached_property
-    def _of_words(self) -> Tokenizer:
-        """The tokenizer without its Split, for words that are split already. Made when first needed, which is rare."""
-        data = decoded(self._json)
-        steps = data["pre_tokenizer"]["pretokenizers"]
-        return _tokenizer(json.dumps({**data, "pre_tokenizer": steps[1]}), self._name)
+    def __init__(self, vocab: Vocabulary) -> None:
+        try:
+            with guarded():
+                self._tokenizer = Tokenizer.from_str(msgspec.json.encode(vocab.data).decode())
+        except EngineError as error:
+            raise UsageError(f"{vocab.path} is not a tokenizer.json that tokenizers reads: {error}") from None
+        self._tokenizer.encode_special_tokens = True
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        whole = vocab.data.get("normalizer") or not all(token["special"] for token in vocab.added)
+        self._cuts = pattern_of(vocab.data) is not None and not whole
 
     def encode(self, texts: pa.LargeStringArray) -> tuple[Ids, Ints]:
         """(ids of all documents in a row, offsets (documents + 1,)). Raises Unencodable with those it gave up on."""
-        cut = np.diff(buffers(texts)[1]) > LONG if self._cutter else np.zeros(len(texts), np.bool_)
-        parts: list[Ids] = [np.empty(0, np.uint32)] * len(texts)
-        failed = {}
-        for document in np.flatnonzero(cut).tolist():
-            parts[document] = self._encode_words(buffers(texts.slice(document, 1))[0])
-        others = np.flatnonzero(~cut)
-        plain = texts.take(pa.array(others)).to_pylist() if cut.any() else texts.to_pylist()
-        try:
-            encoded = _encode(self._tokenizer, plain)
-        except EngineError:  # find out for which document
-            encoded = []
-            for document, text in zip(others.tolist(), plain, strict=True):
-                try:
-                    encoded += _encode(self._tokenizer, [text])
-                except EngineError as error:
-                    encoded.append(np.empty(0, np.uint32))
-                    failed[document] = str(error)
+        parts, failed = [], dict[int, str]()
+        for document, text in enumerate(texts.to_pylist()):
+            try:
+                parts.append(np.concatenate([self._ids(piece) for piece in self._pieces(text)]))
+            except EngineError as error:
+                failed[document] = str(error)
         if failed:
             raise Unencodable(list(failed), f"tokenizers gave up: {next(iter(failed.values()))}")
-        for document, ids in zip(others.tolist(), encoded, strict=True):
-            parts[document] = ids
         return join_parts(parts)
 
-    def places(self, text: str) -> tuple[Ids, list[tuple[int, int]]]:
-        """(ids of a text, the start and end of each in characters). Raises EngineError."""
-        with guarded():
-            encoding = self._tokenizer.encode(text, add_special_tokens=False)
-        return np.array(encoding.ids, np.uint32), encoding.offsets
+    def _ids(self, text: str) -> Ids:
+        with guarded():  # one text of a batch, because `encode` also finds the place of each token
+            (encoding,) = self._tokenizer.encode_batch_fast([text], add_special_tokens=False)
+        return np.array(encoding.ids, np.uint32)
 
-    def _encode_words(self, data: npt.NDArray[np.uint8]) -> Ids:
-        """Ids of one document, about WORDS bytes of words at a time."""
-        assert self._cutter is not None
-        ends = self._cutter(data)
-        whole = data.tobytes()
-        parts, start, first = [np.empty(0, np.uint32)], 0, 0
-        while first < len(ends):
-            last = max(first + 1, int(np.searchsorted(ends, start + WORDS, "right")))
-            words = []
-            for end in ends[first:last].tolist():
-                words.append(whole[start:end].decode())
-                start = end
-            parts.append(np.concatenate(_encode(self._of_words, words)))  # one array: each takes 120 bytes
-            first = last
-        return np.concatenate(parts)
+    def _pieces(self, text: str) -> list[str]:
+        """A text in pieces of LONG characters or a little more, the words of which are those of the whole.
 
-
-def _encode(tokenizer: Tokenizer, texts: list[str]) -> list[Ids]:
-    with guarded():
-        encodings = tokenizer.encode_batch_fast(texts, add_special_tokens=False)
-    return [np.array(encoding.ids, np.uint32) for encoding in encodings]
+        All patterns end a word between a letter or digit and what follows here. None looks at what is before a word,
+        or beyond its end unless it is white space.
+        """
+        if len(text) <= LONG or not self._cuts:
+            return [text]
+        return re.findall(rf"(?s).{{{LONG},}}?[^\W_](?=[\s.,。，、])|.+", text)
 
 
 def join_parts(parts: list[Ids]) -> tuple[Ids, Ints]:
@@ -147,43 +111,18 @@ def join_parts(parts: list[Ids]) -> tuple[Ids, Ints]:
     return np.concatenate([np.empty(0, np.uint32), *parts]), offsets
 
 
-def _tokenizer(tokenizer_json: str, name: str) -> Tokenizer:
-    try:
-        with guarded():
-            tokenizer = Tokenizer.from_str(tokenizer_json)
-    except EngineError as error:
-        raise UsageError(f"{name} is not a tokenizer.json that tokenizers reads: {error}") from None
-    tokenizer.encode_special_tokens = True
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
-    return tokenizer
-
-
-def _cutter(tokenizer: dict[str, Any]) -> Cutter | None:
-    """What splits a document into words as this tokenizer does, None if the scanner cannot.
-
-    It can if only a known Split does it: without a normalizer and without added tokens other than special ones, which
-    are ordinary text.
-    """
-    pattern = split_of(tokenizer)
-    added = tokenizer.get("added_tokens", [])
-    if pattern is None or tokenizer.get("normalizer") or not all(token["special"] for token in added):
-        return None
-    for name, regex in PATTERNS.items():
-        if pattern == regex:
-            return lambda data: word_ends(data, np.array([0, len(data)]), name)
+def pattern_of(tokenizer: dict[str, Any]) -> str | None:
+    """The name in PATTERNS of the pattern that alone splits texts into words; None if another or a second one does.
+    GPT-2's is built into ByteLevel."""
+    match tokenizer["pre_tokenizer"]:
+        case {"type": "ByteLevel", "add_prefix_space": False, **others} if others.get("use_regex", True):
+            return "gpt2"
+        case {
+            "type": "Sequence",
+            "pretokenizers": [
+                {"type": "Split", "pattern": {"Regex": regex}, "behavior": "Isolated", "invert": False},
+                {"type": "ByteLevel", "add_prefix_space": False, "use_regex": False},
+            ],
+        }:
+            return next((name for name in PATTERNS if PATTERNS[name] == regex), None)
     return None
-
-
-def split_of(tokenizer: dict[str, Any]) -> str | None:
-    """The regular expression of its Split, None if another step splits words too."""
-    steps = (tokenizer.get("pre_tokenizer") or {}).get("pretokenizers") or []
-    if len(steps) != 2:
-        return None
-    split, level = steps
-    if (split["type"], split.get("behavior"), split.get("invert")) != ("Split", "Isolated", False):
-        return None
-    if level["type"] != "ByteLevel" or level.get("add_prefix_space", True) or level.get("use_regex", True):
-        return None
-    pattern: str | None = split["pattern"].get("Regex")
-    return pattern

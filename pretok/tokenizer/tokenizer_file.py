@@ -8,14 +8,12 @@ aborted.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from pretok.base.errors import UsageError
-from pretok.base.storage import passes
 
 
 def _byte_characters() -> list[str]:
@@ -24,11 +22,9 @@ def _byte_characters() -> list[str]:
     Bytes that are printable in Latin-1 stand for themselves, the others get the code points from U+0100 on. The mapping
     is that of the GPT-2 tokenizer (Radford et al., 2019) and of ByteLevel in `tokenizers`.
     """
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in printable]
-    code_points = {byte: byte for byte in printable}
-    code_points.update({byte: 0x100 + i for i, byte in enumerate(others)})
-    return [chr(code_points[byte]) for byte in range(256)]
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    following = map(chr, range(0x100, 0x200))
+    return [chr(byte) if byte in printable else next(following) for byte in range(256)]
 
 
 BYTE_CHARACTERS = _byte_characters()
@@ -47,16 +43,8 @@ def to_bytes(token: str) -> bytes:
     return bytes(CHARACTER_BYTES[character] for character in token)
 
 
-_NOT_SET = {
-    "continuing_subword_prefix": "byte-level tokens have no prefix",
-    "end_of_word_suffix": "byte-level tokens have no suffix",
-    "dropout": "it makes tokens random",
-}
-"""Settings of the model that must be null, and why."""
-
-
 class AddedToken(msgspec.Struct):
-    """An entry that stands outside of the merges."""
+    """A token outside of the merges."""
 
     id: int
     content: str
@@ -76,18 +64,17 @@ class Step(msgspec.Struct):
 
 
 class Model(msgspec.Struct):
-    """The byte pair encoding itself."""
+    """The byte pair encoding. Its last three fields must be null."""
 
     vocab: dict[str, int]
     merges: list[str | tuple[str, str]]
-    type: str | None = None
     dropout: float | None = None
     continuing_subword_prefix: str | None = None
     end_of_word_suffix: str | None = None
 
 
 class TokenizerJson(msgspec.Struct):
-    """What is checked of a tokenizer.json; all else is the libraries' business."""
+    """The parts of a tokenizer.json that are checked here. The libraries check the rest."""
 
     model: Model
     pre_tokenizer: Step | None = None
@@ -99,19 +86,18 @@ def read_tokenizer(path: Path) -> tuple[bytes, dict[str, Any], int]:
 
     Raises FileNotFoundError, and UsageError if it is not a byte-level BPE with the ids from 0 on, each once.
     """
-    raw = _read(path)
+    raw = path.read_bytes()
     try:
         data = msgspec.json.decode(raw)
     except (ValueError, RecursionError) as error:
         raise UsageError(f"{path} is not a tokenizer.json: {error}") from None
     model = data.get("model") if isinstance(data, dict) else None
-    if not isinstance(model, dict) or model.get("type") != "BPE":
-        kind = (
-            f" but {model['type']}" if isinstance(model, dict) and isinstance(model.get("type"), str) else ""
-        )
+    kind = model.get("type") if isinstance(model, dict) else None
+    if kind != "BPE":
         raise UsageError(
-            f"{path} is not a byte-level BPE tokenizer{kind}, the only kind that pretok supports: use the tokenizer of "
-            "a model such as GPT-2, Llama 3 or Qwen, or train one with pretok build-vocab"
+            f"{path} is not a byte-level BPE tokenizer{f' but {kind}' if kind else ''}, the only kind that pretok "
+            "supports: use the tokenizer of a model such as GPT-2, Llama 3 or Qwen, or train one with pretok "
+            "build-vocab"
         )
     try:
         contents = msgspec.convert(data, TokenizerJson)
@@ -119,24 +105,6 @@ def read_tokenizer(path: Path) -> tuple[bytes, dict[str, Any], int]:
         raise UsageError(f"{path} is not a tokenizer.json that can be used: {error}") from None
     _check_model(path, contents)
     return raw, data, _check_ids(path, contents)
-
-
-@lru_cache(maxsize=2)
-def decoded(tokenizer_json: str) -> dict[str, Any]:
-    """The contents of a tokenizer.json, which callers must not change. Cached: decoding takes time."""
-    values: dict[str, Any] = msgspec.json.decode(tokenizer_json)
-    return values
-
-
-def _read(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except FileNotFoundError:
-        raise
-    except OSError as error:
-        if passes(error):
-            raise
-        raise UsageError(f"{path} cannot be read: {error.strerror}") from None
 
 
 def _steps(step: Step | None) -> Iterator[Step]:
@@ -155,14 +123,14 @@ def _check_model(path: Path, contents: TokenizerJson) -> None:
             f"{path} is not byte-level: it may have no token for a character of your text. Use a byte-level tokenizer "
             "such as that of GPT-2, Llama 3 or Qwen, or train one with pretok build-vocab"
         )
-    for name, why in _NOT_SET.items():
+    for name in ("dropout", "continuing_subword_prefix", "end_of_word_suffix"):
         if value := getattr(model, name):
-            raise UsageError(f"{path}: model.{name} is {value!r}, but {why}; set it to null")
+            raise UsageError(f"{path}: model.{name} is {value!r}, which is not supported; set it to null")
 
 
 def _check_ids(path: Path, contents: TokenizerJson) -> int:
-    """The number of entries. `tokenizers` ignores the ids of added tokens in the file: those that the model lacks are
-    numbered after its last id, in their order. So only a file that says the same has one meaning."""
+    """The number of entries. `tokenizers` ignores the ids of added tokens in the file: it numbers those that the model
+    lacks after the last id of the model, in their order. So only a file that says the same has one meaning."""
     vocab = contents.model.vocab
     tokens = {i: token for token, i in vocab.items()}
     for token, i in vocab.items():

@@ -7,8 +7,8 @@ other stages need to know of a tokenizer. Ids: special tokens, then the 256 byte
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ import msgspec
 
 from pretok.base.errors import UsageError
 from pretok.base.kinds import MARKERS
-from pretok.base.storage import atomic_open, digest, passes, write_json
+from pretok.base.storage import atomic_open, digest, write_json
 from pretok.tokenizer.tokenizer_file import ALPHABET, CHARACTER_BYTES, read_tokenizer, to_bytes, to_characters
 
 TOKENIZER_FILE = "tokenizer.json"
@@ -36,16 +36,50 @@ FLAGS = ("single_word", "lstrip", "rstrip", "normalized")
 @dataclass(frozen=True)
 class Vocabulary:
     """A tokenizer. raw: the bytes of the tokenizer.json; data: its contents; size: one more than the largest id;
-    added_tokens: name -> id of the tokens outside the merges, such as special tokens; bos_id: the token before each
-    document, None for none."""
+    bos_id: the token before each document, None for none."""
 
     path: Path
-    raw: bytes
-    data: dict[str, Any]
+    raw: bytes = field(repr=False)
+    data: dict[str, Any] = field(repr=False)
     size: int
     eod_id: int
-    added_tokens: dict[str, int]
     bos_id: int | None = None
+
+    @property
+    def added(self) -> list[dict[str, Any]]:
+        """The added tokens, which are outside of the merges, as the file lists them: `content`, `id` and flags."""
+        added: list[dict[str, Any]] = self.data.get("added_tokens", [])
+        return added
+
+    @cached_property
+    def added_tokens(self) -> dict[str, int]:
+        """Name -> id of the added tokens, such as special tokens."""
+        return {token["content"]: token["id"] for token in self.added}
+
+    def with_special(self, names: Collection[str]) -> Vocabulary:
+        """The same tokenizer with these added tokens special, so that no text becomes one of them."""
+        added = [{**token, "special": token["special"] or token["content"] in names} for token in self.added]
+        return replace(self, data={**self.data, "added_tokens": added})
+
+    @cached_property
+    def config(self) -> dict[str, Any]:
+        """The contents of the tokenizer_config.json in the same folder, {} without one. Raises UsageError."""
+        path = self.path.with_name(CONFIG_FILE)
+        if not path.exists():
+            return {}
+        try:
+            config: dict[str, Any] = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+        except (ValueError, RecursionError) as error:
+            raise UsageError(f"{path} is not a tokenizer_config.json: {error}") from None
+        return config
+
+    def role(self, name: str) -> str:
+        """The token that `config` gives a role such as eos_token; "" if it names none. Raises UsageError."""
+        token = self.config.get(name)
+        text = token.get("content") if isinstance(token, dict) else token
+        if not isinstance(text, str | None):
+            raise UsageError(f"{self.path.with_name(CONFIG_FILE)}: {name} is not a token: {text!r}")
+        return text or ""
 
     @cached_property
     def fingerprint(self) -> str:
@@ -173,61 +207,42 @@ def load_vocab(path: Path, eod: str | int | None = None, bos: str | int | None =
             f"no tokenizer at {file}, which does not exist: train one with pretok build-vocab, or name "
             "another with --vocab"
         ) from None
-    added = {token["content"]: token["id"] for token in data.get("added_tokens", [])}
-    ids = {**data["model"]["vocab"], **added}
-    eod_id = _eod_id(file, eod, ids)
-    bos_id = None if bos is None else _bos_id(file, bos, eod_id, data)
-    return Vocabulary(file, raw, data, size, eod_id, added, bos_id)
+    vocab = Vocabulary(file, raw, data, size, 0)
+    eod_id = _eod_id(vocab, eod)
+    return replace(vocab, eod_id=eod_id, bos_id=None if bos is None else _bos_id(vocab, bos, eod_id))
 
 
-def _eod_id(file: Path, eod: str | int | None, ids: dict[str, int]) -> int:
+def _eod_id(vocab: Vocabulary, eod: str | int | None) -> int:
     if isinstance(eod, int):
-        if not 0 <= eod < len(ids):
-            raise UsageError(f"{file} has no end-of-document token {eod}: its ids are 0 to {len(ids) - 1}")
+        if not 0 <= eod < vocab.size:
+            raise UsageError(
+                f"{vocab.path} has no end-of-document token {eod}: its ids are 0 to {vocab.size - 1}"
+            )
         return eod
-    candidates = EOD_NAMES if (name := eod or _named_eod(file.with_name(CONFIG_FILE))) is None else (name,)
-    for name in candidates:
-        if name in ids:
-            return ids[name]
+    name = eod or vocab.role("eos_token")
+    candidates = (name,) if name else EOD_NAMES
+    ids = {**vocab.data["model"]["vocab"], **vocab.added_tokens}
+    if found := [ids[name] for name in candidates if name in ids]:
+        return int(found[0])
     raise UsageError(
-        f"{file} has no end-of-document token {' or '.join(candidates)}; name one with --eod, or as eod under [vocab]"
+        f"{vocab.path} has no end-of-document token {' or '.join(candidates)}; name one with --eod, or as eod under "
+        "[vocab]"
     )
 
 
-def _bos_id(file: Path, bos: str | int, eod_id: int, data: dict[str, Any]) -> int:
+def _bos_id(vocab: Vocabulary, bos: str | int, eod_id: int) -> int:
     """Only a special token is accepted: no text becomes one, so it occurs only where documents begin."""
     if isinstance(bos, int):
         return bos
-    special = {token["content"]: token["id"] for token in data.get("added_tokens", []) if token["special"]}
+    special = {token["content"]: token["id"] for token in vocab.added if token["special"]}
     if bos not in special:
         names = ", ".join(list(special)[:6]) + (", ..." if len(special) > 6 else "")
         raise UsageError(
-            f"{file} has no special token {bos!r} to begin documents with; it has {names or 'none'}: name one of them "
-            "as bos under [vocab]"
+            f"{vocab.path} has no special token {bos!r} to begin documents with; it has {names or 'none'}: name one of "
+            "them as bos under [vocab]"
         )
     if special[bos] == eod_id:
         raise UsageError(
-            f"{file}: {bos!r} both begins and ends documents; name another as bos or eod under [vocab]"
+            f"{vocab.path}: {bos!r} both begins and ends documents; name another as bos or eod under [vocab]"
         )
     return int(special[bos])
-
-
-def _named_eod(config: Path) -> str | None:
-    """The `eos_token` of a tokenizer_config.json, None without one."""
-    if not config.exists():
-        return None
-    try:
-        named = msgspec.json.decode(config.read_bytes(), type=_Config).eos_token
-    except (OSError, ValueError, RecursionError) as error:
-        if passes(error):
-            raise
-        raise UsageError(f"{config} does not say which token ends a document: {error}") from None
-    return named.content if isinstance(named, _Named) else named
-
-
-class _Named(msgspec.Struct):
-    content: str
-
-
-class _Config(msgspec.Struct):
-    eos_token: str | _Named | None = None

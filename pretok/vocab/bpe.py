@@ -53,7 +53,7 @@ from numba import types
 from pretok.base.errors import UsageError
 from pretok.base.tokens import Bytes, Ints
 from pretok.kernels.compile import I64, njit
-from pretok.kernels.eight_bytes import prefetch_i32, prefetch_i64
+from pretok.kernels.eight_bytes import prefetch
 from pretok.tokenizer.tokenizer_file import ALPHABET
 
 BOUNDARY = -1
@@ -473,11 +473,11 @@ def _join_all(
     for k in range(start, stop):
         far = np.int64(places[min(k + 2 * _AHEAD, stop - 1)])
         near = np.int64(places[min(k + _AHEAD, stop - 1)])
-        prefetch_i32(symbols, far)
-        prefetch_i32(text.hints, far >> HINT_BITS)
+        prefetch(symbols, far)
+        prefetch(text.hints, far >> HINT_BITS)
         run = np.int64(text.hints[near >> HINT_BITS])
-        prefetch_i32(text.starts, run)
-        prefetch_i64(text.counts, run)
+        prefetch(text.starts, run)
+        prefetch(text.counts, run)
         # The place was noted when its pair was made. A later merge may have taken one of the two tokens.
         p = np.int64(places[k])
         if symbols[p] != a:

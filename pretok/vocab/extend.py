@@ -12,7 +12,6 @@ never made, because it would change the ids of text without new entries. Added t
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -21,7 +20,7 @@ from pretok.base.errors import UsageError
 from pretok.base.storage import copy_file, write_json
 from pretok.base.vocab_map import FILE_NAME, MapEnd, write_map
 from pretok.kernels.pretokenize import PATTERNS, word_ends
-from pretok.tokenizer.reference import split_of
+from pretok.tokenizer.reference import pattern_of
 from pretok.tokenizer.tokenizer_file import CHARACTER_BYTES, to_bytes, to_characters
 from pretok.tokenizer.vocabulary import (
     CONFIG_FILE,
@@ -39,7 +38,7 @@ BESIDE = (CONFIG_FILE, SPECIAL_TOKENS_FILE, "chat_template.jinja")
 def open_old(path: Path, pattern: str, eod: str | None, bos: str | None) -> Vocabulary:
     """Load the tokenizer to extend. Raises UsageError if it cannot be extended or splits words by another pattern."""
     old = load_vocab(path, eod, bos)
-    found = _pattern_of(old.data)
+    found = pattern_of(old.data)
     if found is None:
         raise UsageError(
             f"{old.path} splits text into words by a pattern that pretok does not know, so its words cannot be "
@@ -53,15 +52,6 @@ def open_old(path: Path, pattern: str, eod: str | None, bos: str | None) -> Voca
     _check_merges(old)
     _check_added(old, pattern)
     return old
-
-
-def _pattern_of(tokenizer: dict[str, Any]) -> str | None:
-    """The name in PATTERNS of the pattern that splits its words. GPT-2's is built into ByteLevel."""
-    step = tokenizer["pre_tokenizer"]
-    if step["type"] == "ByteLevel":
-        return "gpt2" if step.get("use_regex", True) and not step.get("add_prefix_space", True) else None
-    pattern = split_of(tokenizer)
-    return next((name for name, regex in PATTERNS.items() if regex == pattern), None)
 
 
 def _check_merges(old: Vocabulary) -> None:

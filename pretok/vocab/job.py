@@ -206,7 +206,7 @@ def lay_out(counts: CorpusCounts, vocab: Vocab, old: Vocabulary | None) -> tuple
     free memory.
     """
     counts.check()
-    encoder = None if old is None else Encoder(old.raw.decode(), old.eod_id, old.size, str(old.path))
+    encoder = None if old is None else Encoder(old)
     writer, tally = BufferWriter(free_memory() // MERGING_BYTES), Tally()
     for words, part in weigh(counts.buckets, multipliers(vocab.weights, counts.sizes), vocab.min_count):
         tally += part

@@ -64,7 +64,7 @@ def open_tokenizer(path: Path) -> tuple[Encoder, Vocabulary]:
     """Open a tokenizer to measure. Raises UsageError for one that cannot encode."""
     # Texts are measured without EOD, so any id will do for it.
     vocab = load_vocab(path, eod=0)
-    return Encoder(vocab.raw.decode(), vocab.eod_id, vocab.size, str(vocab.path)), vocab
+    return Encoder(vocab), vocab
 
 
 def empty_measure(sources: int, sizes: Sequence[int]) -> Measure:

@@ -1,4 +1,4 @@
-"""status: what of WORK is finished, unfinished, failed or in work, and the next command.
+"""status: what is finished, unfinished, failed or in work in WORK, and the next command.
 
 Input: WORK, or the folder of a run. Output: a row for each result that exists or was begun. It reads only files that
 jobs leave: results, plans and states, locks and logs.
@@ -42,7 +42,7 @@ class _Source(Record, frozen=True, forbid_unknown_fields=False):
 
 @dataclass(frozen=True, slots=True)
 class StepStatus:
-    """A result of a job, or a part of one. done, planned: partitions, or steps of a run, None where neither is counted;
+    """A result of a job, or a part of one. done, planned: partitions, or steps of a run, None if neither is counted;
     next: the command to type, "" for none."""
 
     what: str
@@ -71,7 +71,7 @@ def status_of(target: Path) -> list[StepStatus]:
     ]
     found += _whole_run(logs, found)
     if all(one.state == FINISHED for one in found):
-        last = found.pop() if found else StepStatus(str(target), UNFINISHED, detail="nothing is here yet")
+        last = found.pop() if found else StepStatus(str(target), UNFINISHED, detail="no results yet")
         found.append(replace(last, next=_after(logs)))
     return found
 
@@ -170,8 +170,8 @@ def _ended(job: LoggedJob | None) -> str:
     """How a job ended, if it did not succeed."""
     if job is None or job.exit_code == 0:
         return ""
-    told = f": {job.problems[-1][1].splitlines()[0]}" if job.problems else ""
-    return ("killed" if job.exit_code is None else f"ended with exit code {job.exit_code}") + told
+    reason = f": {job.problems[-1][1].splitlines()[0]}" if job.problems else ""
+    return ("killed" if job.exit_code is None else f"ended with exit code {job.exit_code}") + reason
 
 
 def _simple(what: str, folder: Path, file: str, logs: _Logs, *commands: str) -> Iterator[StepStatus]:
@@ -215,15 +215,15 @@ def _shards(folder: Path, logs: _Logs) -> Iterator[StepStatus]:
             yield StepStatus(f"shards of {name}", RUNNING, done, partitions, detail)
         elif failures:
             first = f"{failures[0].file}: {failures[0].error}"
-            detail = f"{plural(len(failures), 'input')} not read to the end, to be fixed first; {first}"
+            detail = f"{plural(len(failures), 'input')} not read to the end, fix first; {first}"
             yield StepStatus(f"shards of {name}", FAILED, done, partitions, detail, again)
         elif unit in planned:
             yield StepStatus(f"shards of {name}", UNFINISHED, done, partitions, ended, again)
         elif manifest:
             counts, appends = manifest.sources[unit], manifest.appends(unit)
-            told = f"{counts.tokens:,} tokens in {plural(counts.documents, 'document')}"
-            told += f", appended to {plural(appends, 'time')}" if appends else ""
-            yield StepStatus(f"shards of {name}", FINISHED, detail=told)
+            detail = f"{counts.tokens:,} tokens in {plural(counts.documents, 'document')}"
+            detail += f", appended to {plural(appends, 'time')}" if appends else ""
+            yield StepStatus(f"shards of {name}", FINISHED, detail=detail)
     if not sealed and not planned and folder.exists():
         state = RUNNING if holder else UNFINISHED
         yield StepStatus("shards", state, detail=str(holder or ended), next="" if holder else again)
@@ -245,11 +245,10 @@ def _annotations(manifest: Manifest, logs: _Logs) -> Iterator[StepStatus]:
         if problems:
             yield StepStatus(what, FAILED, detail=problems[0], next=again)
         elif unknown:
-            told = f"know nothing of {', '.join(unknown)}"
-            yield StepStatus(what, UNFINISHED, detail=told, next=again)
+            yield StepStatus(what, UNFINISHED, detail=f"not for {', '.join(unknown)}", next=again)
         else:
-            told = f"{counts.documents_matched:,} of {plural(counts.documents, 'document')}"
-            yield StepStatus(what, FINISHED, detail=told)
+            detail = f"{counts.documents_matched:,} of {plural(counts.documents, 'document')}"
+            yield StepStatus(what, FINISHED, detail=detail)
 
 
 def _mix(path: Path, shards: Path, logs: _Logs) -> Iterator[StepStatus]:
@@ -266,12 +265,12 @@ def _mix(path: Path, shards: Path, logs: _Logs) -> Iterator[StepStatus]:
         yield StepStatus("mix", FAILED, detail=str(error), next=_first_mix(shards, other))
         return
     if manifest is None or manifest.was(mix.manifest) is None:
-        detail = f"made for shards with fingerprint {mix.manifest}, which {shards} has not"
+        detail = f"made for shards with fingerprint {mix.manifest}, not for {shards}"
         again = _first_mix(shards, other) if manifest else logs.again("tokenize", "run")
         yield StepStatus("mix", FAILED, detail=detail, next=again)
     else:
-        told = f"{mix.predicted:,} tokens in {plural(mix.length, 'sequence')}"
-        yield StepStatus("mix", FINISHED, detail=told + (", packed" if mix.packs else ""))
+        detail = f"{mix.predicted:,} tokens in {plural(mix.length, 'sequence')}"
+        yield StepStatus("mix", FINISHED, detail=detail + (", packed" if mix.packs else ""))
 
 
 def _run(run: Path) -> StepStatus:
@@ -291,7 +290,7 @@ def _run(run: Path) -> StepStatus:
         return StepStatus(what, FINISHED, done, planned)
     saved = sorted((run / "checkpoints").glob("step-*/meta.json"))
     detail = f"newest checkpoint {saved[-1].parent.name}" if saved else "no checkpoint"
-    return StepStatus(what, UNFINISHED, done, planned, f"{detail}; the same train command goes on")
+    return StepStatus(what, UNFINISHED, done, planned, f"{detail}; run the same train command again")
 
 
 def _pace(newest: Sequence[Mapping[str, Any]], left: int) -> str:
@@ -301,5 +300,5 @@ def _pace(newest: Sequence[Mapping[str, Any]], left: int) -> str:
     wait = sum(step.get("data_wait", 0.0) for step in newest) / spent
     loss = newest[-1].get("loss")
     shown = "none" if loss is None else f"{loss:.4f}"
-    told = f"loss {shown}, {human(rate)} tokens/s, {wait:.1%} of the time waiting for data"
-    return told + (f", ETA {duration(left * spent / len(newest))}" if left > 0 else "")
+    pace = f"loss {shown}, {human(rate)} tokens/s, {wait:.1%} of the time waiting for data"
+    return pace + (f", ETA {duration(left * spent / len(newest))}" if left > 0 else "")

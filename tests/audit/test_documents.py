@@ -5,12 +5,8 @@ from __future__ import annotations
 import csv
 import io
 import json
-import os
-import pty
 import re
 import shutil
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -18,74 +14,41 @@ from typing import Any
 import pytest
 import xxhash
 from mixing import request, write_segment
-from support import ROOT, make_shards, needs
+from support import make_shards
 from tokenizers import Tokenizer
-from tokenizing import recipe, run
+from tokenizing import make_work
 
 import pretok.stream
 from pretok.audit import find
 from pretok.audit.documents import run_inspect
 from pretok.audit.show import marked
 from pretok.audit.trace import open_traced, readings
-from pretok.base.execute import Engine
-from pretok.base.stop import StopFlag
 from pretok.cli import run_command
 from pretok.shards.manifest import load_manifest
 from pretok.stream.mix_job import run_mix
 
 
-@pytest.fixture(scope="module")
-def rows() -> dict[str, list[dict[str, Any]]]:
-    """Records of two sources; record 5 of each is not a document."""
+def record(name: str, i: int) -> dict[str, Any]:
+    """Record 5 of a source is not a document."""
+    text = f"{name} documento {i} è 日 \x1b[2J. " * (1 + i * 7 % 23) if i != 5 else ""
+    meta = {"url": f"https://www{i % 4}.example.{name}/p/{i}", "license": ["cc0", "cc-by", None][i % 3]}
+    return {"id": f"{name}-{i}", "text": text, "meta": meta}
 
-    def make(name: str, count: int) -> list[dict[str, Any]]:
-        return [
-            {
-                "id": f"{name}-{i}",
-                "text": f"{name} documento {i} è 日 \x1b[2J. " * (1 + i * 7 % 23) if i != 5 else "",
-                "meta": {
-                    "url": f"https://www{i % 4}.example.{name}/p/{i}",
-                    "license": ["cc0", "cc-by", None][i % 3],
-                },
-            }
-            for i in range(count)
-        ]
 
-    return {"it": make("it", 300), "en": make("en", 100)}
+ROWS = {name: [record(name, i) for i in range(count)] for name, count in (("it", 300), ("en", 100))}
 
 
 @pytest.fixture(scope="module")
-def work(
-    tmp_path_factory: pytest.TempPathFactory, vocab_dir: Path, rows: dict[str, list[dict[str, Any]]]
-) -> Path:
+def work(tmp_path_factory: pytest.TempPathFactory, vocab_dir: Path) -> Path:
     # Readers of Parquet take the names of such folders for columns, in the place of those of the file.
-    folder = (
-        tmp_path_factory.mktemp("it's [a] query") / "license=mit" / "tokens=1" / "count=2" / "reason=none"
-    )
+    odd = "license=mit/tokens=1/count=2/reason=none"
+    folder = tmp_path_factory.mktemp("it's [a] query") / odd
     folder.mkdir(parents=True)
-    sources: dict[str, list[Path | str]] = {}
-    for name, records in rows.items():
-        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in records))
-        sources[name] = [str(folder / f"{name}.jsonl").replace("[", "[[]")]
-    keep = ["id", "url=meta.url", "license=meta.license", "filename=meta.url"]
-    with StopFlag() as stop, Engine(0, None, stop) as engine:
-        run(recipe(folder / "work", vocab_dir, sources, keep, size=40_000), engine)
+    keep = ("id", "url=meta.url", "license=meta.license", "filename=meta.url")
+    make_work(folder, vocab_dir, ROWS, *keep, size=40_000)
     wish = request("20000:it=0.3,en=0.7", seq_len=16, max_epochs=9)
     run_mix(folder / "work" / "shards", folder / "work" / "mix.json", wish)
     return folder / "work"
-
-
-@pytest.fixture(scope="module")
-def tokens(work: Path) -> dict[str, int]:
-    """Tokens by id of the document, from the shards and the line each document came from."""
-    manifest, found = load_manifest(work / "shards"), {}
-    for name in manifest.sources:
-        for split in ("train", "val"):
-            lengths = [n for shard in manifest.of(name, split) for n in shard.open().lengths.tolist()]
-            for number, length in enumerate(lengths):
-                position = run_inspect(work / "shards", name, number, split).position
-                found[f"{name}-{position - 1}"] = length
-    return found
 
 
 def told_by(capsys: pytest.CaptureFixture[str], *command: object, code: int = 0) -> str:
@@ -101,24 +64,26 @@ def ask(work: Path, capsys: pytest.CaptureFixture[str], sql: str) -> list[list[s
     return list(csv.reader(io.StringIO(told_by(capsys, "query", work, sql))))[1:]
 
 
-def test_columns_are_those_of_the_inputs(
-    work: Path, tokens: dict[str, int], rows: dict[str, list[dict[str, Any]]], capsys: Any
-) -> None:
-    records = {row["id"]: row for part in rows.values() for row in part if row["text"]}
-    wanted = {}
-    for name, row in records.items():
-        data = row["text"].encode()
-        digest = xxhash.xxh64_hexdigest(data, 0) + xxhash.xxh64_hexdigest(data, 1)
-        source, number = name.split("-")
-        meta = [row["meta"]["license"] or "", row["meta"]["url"]]
-        wanted[name] = [source, str(int(number) + 1), str(tokens[name]), digest, *meta]
-    found = ask(work, capsys, "select id, source, position, tokens, hash, license, url from documents")
-    assert {name: values for name, *values in found} == wanted
-    assert len(found) == len(wanted) == len(tokens)
-    for source, split, doc, name in ask(
-        work, capsys, "select source, split, doc, id from documents using sample 9"
-    ):
-        assert run_inspect(work / "shards", source, int(doc), split).kept["id"] == name
+def hash_of(row: dict[str, Any]) -> str:
+    data = row["text"].encode()
+    return xxhash.xxh64_hexdigest(data, 0) + xxhash.xxh64_hexdigest(data, 1)
+
+
+def test_columns_are_those_of_the_inputs(work: Path, capsys: Any) -> None:
+    """`doc` is the number with which inspect shows it."""
+    wanted = {
+        row["id"]: [name, str(number), hash_of(row), row["meta"]["license"] or "", row["meta"]["url"]]
+        for name, rows in ROWS.items()
+        for number, row in enumerate(rows, 1)
+        if row["text"]
+    }
+    columns = "id, source, position, hash, license, url, split, doc, tokens"
+    found = ask(work, capsys, f"select {columns} from documents order by random()")
+    assert {name: values[:5] for name, *values in found} == wanted
+    assert len(found) == len(wanted)
+    for name, source, *_, split, doc, tokens in found[:9]:
+        shown = run_inspect(work / "shards", source, int(doc), split)
+        assert (shown.kept["id"], len(shown.ids)) == (name, int(tokens))
 
 
 def test_views_agree_with_the_manifest(work: Path, capsys: Any) -> None:
@@ -139,24 +104,12 @@ def test_views_agree_with_the_manifest(work: Path, capsys: Any) -> None:
     assert "one" in told_by(capsys, "query", work, "select 1 as one", "--format", "table")
 
 
-@pytest.mark.parametrize("reader", ["polars", "pandas"])
-def test_others_open_ledgers_as_they_are(work: Path, tokens: dict[str, int], reader: str) -> None:
-    library = needs(reader)
-    paths = sorted((work / "shards").glob("it/*.docs.parquet"))
-    frame = library.concat(
-        [library.read_parquet(path.read_bytes() if reader == "polars" else path) for path in paths]
-    )
-    expected = {name: count for name, count in tokens.items() if name.startswith("it")}
-    assert dict(zip(frame["id"], frame["tokens"], strict=True)) == expected
-
-
-def test_documents_are_found(work: Path, rows: dict[str, list[dict[str, Any]]], capsys: Any) -> None:
-    row, shards = rows["it"][221], work / "shards"
-    digest = xxhash.xxh64_hexdigest(row["text"].encode(), 0) + xxhash.xxh64_hexdigest(row["text"].encode(), 1)
+def test_documents_are_found(work: Path, capsys: Any) -> None:
+    row, shards = ROWS["it"][221], work / "shards"
     [(_, split, number)] = find.find_named(load_manifest(shards), "it-221", 2)
     for how in (
         ["--doc", "it-221"],
-        ["--doc", digest.upper()],
+        ["--doc", hash_of(row).upper()],
         ["--doc", "it.jsonl:222"],
         ["--source", "it", "--split", split, "--doc", number],
         ["--search", "documento 221 "],
@@ -171,10 +124,8 @@ def test_documents_are_found(work: Path, rows: dict[str, list[dict[str, Any]]], 
 def test_what_is_not_there_is_explained(work: Path, tmp_path: Path, capsys: Any) -> None:
     shards, bare = work / "shards", make_shards(tmp_path / "bare", {"it": [[5, 6]]})
     for arguments, message in (
-        ((shards, "--doc", "nobody"), "neither a hash nor a line of an input, and not a kept id"),
-        ((shards, "--doc", "it.jsonl:6"), "a rejected record"),
-        ((shards, "--doc", "it.jsonl:100000"), "a line that is not there"),
-        ((shards, "--doc", 32 * "0"), "not the hash of any text"),
+        ((shards, "--doc", "nobody"), "a name is the hash of a text, FILE:LINE of a record"),
+        ((shards, "--doc", "it.jsonl:6"), "that was not rejected"),
         ((shards, "--search", "nowhere"), "no document contains 'nowhere'"),
         ((shards, "--random", "399"), "there are 398 documents"),
         ((shards, "--doc", "it-1", "--random", "1"), "one of --doc"),
@@ -236,28 +187,26 @@ def test_a_step_of_a_run_shows_its_first_positions(work: Path, tmp_path: Path, c
     config = {"model": "debug", "resolved": {"model": {"seq_len": 16}, "steps": 9}}
     (tmp_path / "config.json").write_text(json.dumps(config))
     write_segment(tmp_path, work / "shards", view, 5)
-    capsys.readouterr()
-    assert run_command(["trace", str(tmp_path), "--step", "3", "--tokens", "--json"]) == 0
-    told = capsys.readouterr()
-    assert [seen["ids"] for seen in json.loads(told.out)] == view[10:13].tolist()
-    assert "positions 10 to 14: the first 3 sequences are shown" in told.err
+    told = told_by(capsys, "trace", tmp_path, "--step", "3", "--tokens", "--json")
+    assert [seen["ids"] for seen in json.loads(told)] == view[10:13].tolist()
 
 
 def test_trace_says_what_the_functions_say(work: Path, capsys: Any) -> None:
-    path = work / "mix.json"
-    known = run_inspect(work / "shards", "en", 3)
+    """The path of a file stands whole above its table."""
+    path, known = work / "mix.json", run_inspect(work / "shards", "en", 3)
     found = readings(open_traced(path, None)[0], "en", "train", 3)
     name = f"{known.file}:{known.position}"
     told = json.loads(told_by(capsys, "trace", path, "--doc", name, "--json"))
-    assert [(row["position"], row["first"], row["tokens"]) for row in told] == [
-        (reading.position, reading.first, reading.tokens) for reading in found
-    ]
+    parts = [(row["position"], row["first"], row["tokens"]) for row in told]
+    assert parts == [(reading.position, reading.first, reading.tokens) for reading in found]
     origins = {(row["file"], row["line"], row["document"], row["step"]) for row in told}
     assert origins == {(known.file, known.position, 3, None)}
     there = json.loads(told_by(capsys, "trace", path, "--position", found[0].position, "--json"))
     assert told[0] in there
     assert sum(row["tokens"] for row in there) == 17
-    assert str(found[-1].position) in told_by(capsys, "trace", path, "--doc", name)
+    shown = told_by(capsys, "trace", path, "--doc", name)
+    assert shown.splitlines()[0] == known.file
+    assert str(found[-1].position) in shown
     assert "one of --doc, --position and --step" in told_by(capsys, "trace", path, code=2)
 
 
@@ -275,29 +224,8 @@ def test_a_text_is_split_as_tokenizers_does(work: Path, vocab_dir: Path, tmp_pat
     assert re.fullmatch(r"\d+ tokens, \d\.\d\d bytes per token:\n(\[[^]]+\])+\n", shown)
 
 
-def on_a_terminal(*command: str) -> str:
-    """What a command writes where standard output and error are a terminal."""
-    ours, theirs = pty.openpty()
-    process = subprocess.Popen(
-        [sys.executable, "-m", "pretok", *command], cwd=ROOT, stdout=theirs, stderr=theirs,
-        env={**os.environ, "TERM": "xterm-256color", "COLUMNS": "200"},
-    )  # fmt: skip
-    os.close(theirs)
-    data = b""
-    while True:
-        try:
-            data += os.read(ours, 65_536)
-        except OSError:  # how a terminal ends on Linux
-            break
-    process.wait(60)
-    os.close(ours)
-    return data.decode()
-
-
-def test_tokens_stand_in_brackets_and_none_moves_the_cursor(work: Path) -> None:
-    shown = on_a_terminal("inspect", str(work / "shards"), "--source", "it", "--doc", "3")
+def test_tokens_stand_in_brackets_and_bytes_are_spelled_out(work: Path, capsys: Any) -> None:
+    shown = told_by(capsys, "inspect", work / "shards", "--source", "it", "--doc", "3")
     assert "[<|endoftext|>]" in shown
     assert "[\\x" in shown  # the bytes of a sign that is no token
-    assert "\x1b[2J" not in shown
-    assert "\\x1b" in shown
     assert marked(["a", "b"], [False, True]) == "(a)[b]"

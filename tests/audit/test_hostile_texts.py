@@ -30,9 +30,8 @@ def work(tmp_path_factory: pytest.TempPathFactory, vocab_dir: Path) -> Path:
     made = recipe(folder / "work", vocab_dir, {"it": [name]}, ["license", "id"], max_reject_share=0.5)
     with StopFlag() as stop, Engine(0, None, stop) as engine:
         run(made, engine)
-    assert (
-        run_command(["mix", str(made.shards_dir), "--out", str(made.out / "mix.json"), "--seq-len", "8"]) == 0
-    )
+    mix = f"mix {made.shards_dir} --out {made.out}/mix.json --seq-len 8"
+    assert run_command(mix.split()) == 0
     return made.out
 
 
@@ -41,6 +40,7 @@ def work(tmp_path_factory: pytest.TempPathFactory, vocab_dir: Path) -> Path:
     [
         "status WORK",
         "status WORK --json",
+        "inspect WORK/shards --source it",
         "inspect WORK/shards --source it --json",
         "query WORK FILES --format table",
         "query WORK FILES --format json",

@@ -12,32 +12,23 @@ from hypothesis import strategies as st
 
 from pretok.base.storage import write_json
 
-SCALARS = (
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text()
-)
+KEYS = st.text() | st.integers()
 VALUES = st.recursive(
-    SCALARS,
-    lambda inner: (
-        st.lists(inner) | st.dictionaries(st.text() | st.integers(), inner) | st.lists(inner).map(tuple)
-    ),
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner).map(tuple) | st.dictionaries(KEYS, inner),
 )
 
 
 @given(value=VALUES)
-@example(value={})
 @example(value=Counter("aab"))
 @example(value={None: 1, True: 2, 1.5: [[], {}]})
 def test_the_text_is_that_of_the_library(tmp_path_factory: pytest.TempPathFactory, value: object) -> None:
     path = tmp_path_factory.getbasetemp() / "value.json"
-    try:
-        expected = json.dumps(value, ensure_ascii=False, indent=1, allow_nan=False).encode()
-    except UnicodeEncodeError:  # half a surrogate pair
-        return
     write_json(path, value)
-    assert path.read_bytes() == expected + b"\n"
+    assert path.read_text("utf-8") == json.dumps(value, ensure_ascii=False, indent=1) + "\n"
 
 
-@pytest.mark.parametrize("value", [float("nan"), {"a": float("inf")}, {"a": {1, 2}}, [object()]])
+@pytest.mark.parametrize("value", [float("nan"), {"a": {1, 2}}, "\udcff"])
 def test_what_is_no_json_is_refused_and_leaves_nothing(tmp_path: Path, value: object) -> None:
     with pytest.raises((ValueError, TypeError)):
         write_json(tmp_path / "value.json", value)

@@ -15,8 +15,7 @@ from pretok.base.errors import Stopped
 from pretok.base.sql import database
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGUSR1])
-@pytest.mark.parametrize("kind", [KeyboardInterrupt, Stopped])
+@pytest.mark.parametrize(("number", "kind"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGUSR1, Stopped)])
 def test_a_signal_whose_handler_raises_ends_a_query(
     tmp_path: Path, number: signal.Signals, kind: type[BaseException]
 ) -> None:

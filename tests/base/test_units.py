@@ -27,13 +27,10 @@ def test_what_is_no_count_is_refused_at_once(text):
     assert len(str(refusal.value)) < 200
 
 
-def test_short_never_falls_back_to_powers_of_ten():
-    numbers = (999_499, 999_500, 999_999, 999_999_999, 1_234_567e12)
-    assert [human(n) for n in numbers] == ["999 k", "1 M", "1 M", "1 B", "1234567 T"]
-
-
 def test_sizes_counts_and_durations():
     assert [human_bytes(n) for n in (12, 2_980_000_000, 120e6)] == ["12 B", "2.98 GB", "120 MB"]
+    numbers = (999_499, 999_500, 999_999, 999_999_999, 1_234_567e12)  # never as powers of ten
+    assert [human(n) for n in numbers] == ["999 k", "1 M", "1 M", "1 B", "1234567 T"]
     assert [plural(n, "input") for n in (0, 1, 2000)] == ["0 inputs", "1 input", "2,000 inputs"]
     seconds = (0, 59.4, 59.7, 240, 3599, 4800, 86_400, 90_000)
     told = "0 s, 59 s, 1 min, 4 min, 1 h 0 min, 1 h 20 min, 1 d 0 h, 1 d 1 h"

@@ -16,12 +16,11 @@ import by_the_page
 import pytest
 from mixing import request, write_segment
 from test_golden import GOLDEN
-from tokenizing import recipe, run
+from tokenizing import make_work, recipe, run
 
 import pretok.stream
 from pretok.base.errors import IntegrityError, MismatchError, UsageError
 from pretok.base.execute import Engine
-from pretok.base.stop import StopFlag
 from pretok.base.storage import fingerprint, write_json
 from pretok.certificate.certificate_file import read_certificate
 from pretok.certificate.check import check_certificate, sentences
@@ -35,25 +34,19 @@ BATCH = 4
 STEPS = 9
 
 
-def write_texts(path: Path, seed: int) -> Path:
-    words = [*"abcdefgh", "mare", "salato", "the", "of", "harbour"]
-    chance = random.Random(seed)
-    lines = [
+def texts(seed: int) -> list[dict[str, Any]]:
+    words, chance = [*"abcdefgh", "mare", "salato", "the", "of", "harbour"], random.Random(seed)
+    return [
         {"text": " ".join(chance.choices(words, k=chance.randrange(1, 300))), "long": n % 2}
         for n in range(60)
     ]
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return path
 
 
 @pytest.fixture(scope="module")
 def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Shards of two sources and, for mixes of each kind, what train leaves of a run of nine steps."""
-    folder = tmp_path_factory.mktemp("work")
-    inputs = {name: [write_texts(folder / f"{name}.jsonl", seed)] for seed, name in enumerate(("en", "it"))}
-    made = recipe(folder, GOLDEN, inputs, keep=["long:integer"], size=8000)
-    with StopFlag() as stop, Engine(0, None, stop) as engine:
-        run(made, engine)
+    rows = {"en": texts(0), "it": texts(1)}
+    folder = make_work(tmp_path_factory.mktemp("certificate"), GOLDEN, rows, "long:integer", size=8000).out
     wishes: dict[str, dict[str, Any]] = {
         "cut": {},
         "packed": {"pack": "best-fit"},
@@ -61,10 +54,8 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
     }
     for name, wish in wishes.items():
         weights = "odd=0.3,it=0.2,en=0.5" if name == "classes" else "it=0.4,en=0.6"
-        stages = (f"1600:{weights}", f"3200:{weights}")
-        run_mix(
-            folder / "shards", folder / f"{name}.json", request(*stages, seq_len=64, max_epochs=99, **wish)
-        )
+        wish = request(f"1600:{weights}", f"3200:{weights}", seq_len=64, max_epochs=99, **wish)
+        run_mix(folder / "shards", folder / f"{name}.json", wish)
         write_run(folder / name, folder / "shards", folder / f"{name}.json")
     return folder
 
@@ -273,10 +264,10 @@ def test_a_folder_that_has_grown_proves_what_was_read_before(
     work: Path, tmp_path: Path, here: Engine
 ) -> None:
     grown = shutil.copytree(work, tmp_path / "work")
-    inputs = {name: [work / f"{name}.jsonl"] for name in ("en", "it")}
-    inputs["de"] = [write_texts(grown / "de.jsonl", 9)]
-    made = recipe(grown, GOLDEN, inputs, keep=["long:integer"], size=8000)
-    run(made, here)
+    inputs = {name: [work.parent / f"{name}.jsonl"] for name in ("en", "it")}
+    inputs["de"] = [tmp_path / "de.jsonl"]
+    inputs["de"][0].write_text("".join(json.dumps(row) + "\n" for row in texts(9)))
+    run(recipe(grown, GOLDEN, inputs, ["long:integer"], size=8000), here)
     manifest = load_manifest(grown / "shards")
     assert manifest.root != load_manifest(work / "shards").root
     certify_step(work / "cut", 4, grown / "shards", tmp_path / "a")

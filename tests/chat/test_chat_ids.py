@@ -21,13 +21,13 @@ from support import needs
 from pretok.base.kinds import KINDS, LEARNED
 from pretok.chat.encode import encode_spans
 from pretok.chat.render import Renderer
-from pretok.chat.resolve import chat_tokenizer, resolve
+from pretok.chat.resolve import resolve
 from pretok.chat.spans import unpack
 from pretok.read.batches import TextBatch
-from pretok.read.conversation import Conversation
+from pretok.read.conversation import Conversation, RecordFormat
 from pretok.read.normalize import Normalization
-from pretok.read.readers import RecordFormat
 from pretok.tokenizer.encoder import Encoder
+from pretok.tokenizer.reference import Unencodable
 from pretok.tokenizer.vocabulary import Vocabulary, load_vocab
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -50,8 +50,7 @@ class Form:
         assert isinstance(record.conversation, Conversation)
         self.markers = record.conversation.markers
         self.render = Renderer(record, Normalization())
-        tokenizer = chat_tokenizer(self.vocab.raw.decode(), self.markers)
-        self.encoder = Encoder(tokenizer, self.vocab.eod_id, self.vocab.size)
+        self.encoder = Encoder(self.vocab.with_special(self.markers))
         self.theirs = needs("transformers").AutoTokenizer.from_pretrained(folder)
         self.anew = anew
 
@@ -152,6 +151,20 @@ def test_content_puts_no_marker(forms: Any, name: str, data: Any) -> None:
     assert spelled == batch.texts[0].as_py()
 
 
+def test_text_that_the_normalizer_of_the_tokenizer_changes_is_refused_by_name(
+    tmp_path: Path, sample_texts: dict[str, list[str]]
+) -> None:
+    folder = write_tokenizer(tmp_path, "chatml", sample_texts["en"][:60])
+    data = json.loads((folder / "tokenizer.json").read_text())
+    (folder / "tokenizer.json").write_text(json.dumps(data | {"normalizer": {"type": "NFC"}}))
+    form = Form(folder)
+    composed, other = ([{"role": "user", "content": text}] for text in ("perch\u00e9", "perche\u0301"))
+    assert form.encode([composed])[0] == [form.theirs.apply_chat_template(composed, return_dict=False)]
+    with pytest.raises(Unencodable, match='set unicode = "nfc"') as refused:
+        form.encode([composed, other, composed])
+    assert refused.value.documents == [1]
+
+
 def _harmless(value: Any) -> Any:
     roles = ("system", "user", "assistant", "tool")
     return "harmless" if isinstance(value, str) and value and value not in roles else value
@@ -248,6 +261,8 @@ OPERATIONS = [
 FOLLOWED = ("C[3]", "{'a': 1}.get(C, 3)", "C | trim", "C.islower()", "C.split('a') | length", "C | first", "C[::-1]",
             "(C ~ 'x') | trim", "'a' in C", "C | replace('a', 'b')", "C | list | length")  # fmt: skip
 """Of which no conversation may be refused."""
+REFUSED = ("C.center(9)", "'%s' % C", "C * 2", "C is sameas('a')", "[C, 'B'] | sort | join", "C | list")
+"""Refused before the work begins."""
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)
@@ -262,6 +277,7 @@ def test_whatever_is_done_to_content_gives_what_jinja_gives(operation: str) -> N
     except TemplateError:
         assert operation not in FOLLOWED
         return
+    assert operation not in REFUSED
     rows = [
         [{"role": "user", "content": text}, {"role": "assistant", "content": text[::-1]}] for text in CONTENTS
     ] * 2
@@ -276,13 +292,3 @@ def test_whatever_is_done_to_content_gives_what_jinja_gives(operation: str) -> N
     for spans in batch.spans:
         markers = unpack(np.array(spans.as_py()))[2]
         assert markers[markers >= 0].tolist() == [1, 2] * 2
-
-
-@pytest.mark.parametrize(
-    "operation", ["C.center(9)", "'%s' % C", "C * 2", "[C] | sort", "C is sameas('a')", "C | list"]
-)
-def test_what_tracked_text_cannot_follow_is_an_error_before_the_work(operation: str) -> None:
-    template = "{% for m in messages %}{{ " + operation.replace("C", "m.content") + " }}{% endfor %}"
-    how = Conversation(fields=False, template=template, markers={})
-    with pytest.raises(TemplateError):
-        Renderer(RecordFormat("messages", conversation=how), Normalization())

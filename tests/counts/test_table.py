@@ -68,7 +68,7 @@ def test_a_collision_of_hashes_merges_no_words(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(wordtable, "hash_bytes", lambda data, start, end, seed: np.uint64(42))
     data = np.frombuffer(b"a" * 20 + b"a" * 19 + b"b" + b"c" + b"d", np.uint8)
     slots, pool = np.zeros(4 << 12, np.uint64), np.zeros(1 << 16, np.uint8)
-    state = np.array([0, -1, 0, 0, 0, 0, 1 << 12, 1 << 16], np.int64)
+    state = np.array([0, -1, 0, 0, 0], np.int64)
     monkeypatch.setattr(
         wordtable, "load64", lambda array, at: int.from_bytes(bytes(array[at : at + 8]), "little")
     )
@@ -77,7 +77,14 @@ def test_a_collision_of_hashes_merges_no_words(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(wordtable, "short_key", lambda data, start, size, limit: (data[start], np.uint64(1)))
     find = [
         wordtable._find.py_func(
-            *wordtable._key.py_func(data, start, size, len(data)), data, start, size, slots, pool, state
+            *wordtable._key.py_func(data, start, size, len(data)),
+            data,
+            start,
+            size,
+            slots,
+            len(slots) - 1,
+            pool,
+            state,
         )
         for start, size in ((0, 20), (20, 20), (40, 1), (41, 1), (20, 20), (0, 20), (41, 1))
     ]

@@ -28,7 +28,7 @@ from pretok.forecast.job import Forecast, run_forecast
 from pretok.forecast.measure import Measured, Sample
 from pretok.forecast.windows import Window
 from pretok.read.files import InputFile
-from pretok.read.partition import Piece
+from pretok.read.format import Piece
 from pretok.read.probe import probe_inputs
 from pretok.read.recognise import list_inputs
 from pretok.shards.manifest import Manifest, load_manifest

@@ -32,7 +32,7 @@ def _zeros(word):
 
 @numba.njit(numba.types.int64(numba.types.int64[::1], numba.types.int64))
 def _prefetched(numbers, at):
-    eight.prefetch_i64(numbers.ctypes, at)
+    eight.prefetch(numbers.ctypes, at)
     return numbers[at]
 
 

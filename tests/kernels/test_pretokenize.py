@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, partial
 
 import numpy as np
 import numpy.typing as npt
 import pytest
 import regex
 from hypothesis import given, settings
-from hypothesis import strategies as st
 from texts import HARD, pack, texts
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 
 from pretok.base.errors import UsageError
 from pretok.kernels import unicode as u
-from pretok.kernels.pretokenize import PATTERNS, disputed, long_runs, split_words, word_ends
+from pretok.kernels.pretokenize import PATTERNS, disputed, split_words, word_ends
 from pretok.tokenizer.tokenizer_file import to_characters
 
 SCALARS = [*range(0xD800), *range(0xE000, u.CODE_POINTS)]
@@ -45,10 +44,14 @@ def test_class_table_is_that_of_the_installed_tokenizers() -> None:
 
 
 @pytest.mark.parametrize("pattern", PATTERNS)
-@pytest.mark.parametrize("text", HARD)
-def test_hard_texts(pattern: str, text: str) -> None:
-    assert words(text, pattern) == split_words(text, pattern)
-    assert words(text, pattern, regex_table()) == regex.findall(PATTERNS[pattern], text)
+def test_hard_texts_in_a_row_do_not_touch(pattern: str) -> None:
+    data, offsets = pack(HARD)
+    for table, split in (
+        (None, partial(split_words, pattern=pattern)),
+        (regex_table(), partial(regex.findall, PATTERNS[pattern])),
+    ):
+        lengths = [len(word.encode()) for text in HARD for word in split(text)]
+        assert word_ends(data, offsets, pattern, table).tolist() == np.cumsum(lengths).tolist()
 
 
 @pytest.mark.parametrize("pattern", PATTERNS)
@@ -64,17 +67,6 @@ def test_code_points_in_contexts(pattern: str) -> None:
     """The ends of every range of equal class, behind and before a letter, a digit, a symbol, space, apostrophe."""
     text = "".join(f"a{c}a {c}1{c}!{c}\n'{c}A" for c in map(chr, EDGES))
     assert words(text, pattern) == split_words(text, pattern)
-
-
-@pytest.mark.parametrize("pattern", PATTERNS)
-def test_documents_do_not_touch(pattern: str) -> None:
-    data, offsets = pack(HARD)
-    ends = word_ends(data, offsets, pattern)
-    assert ends.tolist() == [
-        int(offset) + end
-        for text, offset in zip(HARD, offsets, strict=False)
-        for end in word_ends(*pack([text]), pattern).tolist()
-    ]
 
 
 @given(data=texts.map(lambda text: text.encode()[:-1]))
@@ -138,19 +130,3 @@ def test_disputed_documents() -> None:
     assert np.array_equal(
         disputed(*pack([chr(c) for c in SCALARS])), u.class_table()[SCALARS] == u.UNASSIGNED
     )
-
-
-@given(st.lists(st.tuples(st.sampled_from("aè東1٣ \n-!\u0301'"), st.integers(1, 12)), max_size=9))
-def test_a_long_word_is_a_long_run(parts: list[tuple[str, int]]) -> None:
-    """A word is at most two runs of one class, such as dashes and line ends, and a few bytes."""
-    packed = pack(["ok", "".join(letter * times for letter, times in parts)])
-    for pattern in PATTERNS:
-        longest = int(np.diff(word_ends(*packed, pattern), prepend=0).max())
-        assert not long_runs(*packed, longest=len(packed[0])).any()
-        if longest > 9:
-            assert long_runs(*packed, (longest - 9) // 2).tolist() == [(longest - 9) // 2 < 2, True]
-
-
-def test_runs_are_measured_in_bytes() -> None:
-    documents = ["è" * 50, "è" * 51, "è" * 50 + " " + "è" * 50, "e\u0301" * 33 + "ee", "1" * 99, "-" * 101]
-    assert long_runs(*pack(documents), 100).tolist() == [False, True, False, True, False, True]

@@ -1,6 +1,5 @@
 """Files on a server: the same as on the disk, little more asked for than is read, and changes noticed."""
 
-import json
 import random
 import threading
 
@@ -8,60 +7,46 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from reading import inputs_of, lines_of, read
 from serving import serve
 
 from pretok.chat.documents import read_documents
-from pretok.read.files import READ_SIZE, CorruptInputError, read_bytes
+from pretok.read.conversation import RecordFormat
+from pretok.read.files import READ_SIZE, read_bytes
+from pretok.read.format import Piece
 from pretok.read.normalize import Normalization
-from pretok.read.partition import Partition, Piece
-from pretok.read.readers import Damage, RecordFormat, read_piece
-from pretok.read.recognise import list_inputs
-
-
-def asked_of(name, **attributes):
-    """What a server under the protocol `name` is asked for: (start, end) of each request."""
-    asked = []
-
-    def fetch(path, start, end):
-        asked.append((start, end))
-        return path.read_bytes()[start:end]
-
-    serve(name, fetch, **attributes)
-    return asked
+from pretok.read.partition import Partition
+from pretok.read.readers import Damage
 
 
 @pytest.mark.parametrize("at_once", [False, True])
 def test_a_server_is_asked_for_little_more_than_is_read(tmp_path, at_once):
-    asked = asked_of("far", async_impl=at_once)
-    path = tmp_path / "a.jsonl"
-    path.write_bytes(b'{"text": "mare"}\n' * 1_200_000)
-    (found,), _ = list_inputs([f"far://{path}"], "auto")
-    assert sum(end - start for start, end in asked) < 1 << 19
-    asked.clear()
-    assert b"".join(read_bytes(found.path, "")) == path.read_bytes()
-    assert sum(min(end, found.size) - start for start, end in asked) == found.size
-    assert len(asked) <= found.size // READ_SIZE + 1
-
-
-def test_the_next_block_is_asked_for_while_one_is_worked_on(tmp_path):
-    second = threading.Event()
+    """And for the next block while one is worked on, if it takes several requests at once."""
+    asked, second = [], threading.Event()
 
     def fetch(path, start, end):
+        asked.append((start, end))
         if start == READ_SIZE:
             second.set()
         return path.read_bytes()[start:end]
 
-    serve("ahead", fetch, async_impl=True)
-    (tmp_path / "a").write_bytes(bytes(3 * READ_SIZE))
-    blocks = read_bytes(f"ahead://{tmp_path}/a", "")
-    next(blocks)
-    assert second.wait(60)
-    blocks.close()
+    serve("far", fetch, async_impl=at_once)
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(b'{"text": "mare"}\n' * 1_200_000)
+    (file,) = inputs_of(f"far://{path}")
+    assert sum(end - start for start, end in asked) < 1 << 19
+    asked.clear()
+    blocks = read_bytes(file.path, "")
+    first = next(blocks)
+    assert second.wait(60 * at_once) == at_once
+    assert first + b"".join(blocks) == path.read_bytes()
+    assert sum(min(end, file.size) - start for start, end in asked) == file.size
+    assert len(asked) <= file.size // READ_SIZE + 1
 
 
 def test_parquet_on_a_server_is_what_it_is_on_the_disk(tmp_path):
     """Columns larger than a block too, and damaged ones."""
-    asked_of("damaged", async_impl=True)
+    serve("damaged", lambda path, start, end: path.read_bytes()[start:end], async_impl=True)
     rng = np.random.default_rng(0)
     texts = [rng.bytes(1200).hex() for _ in range(6000)]
     pq.write_table(pa.table({"id": texts, "text": texts}), tmp_path / "large.parquet", row_group_size=4000)
@@ -74,29 +59,17 @@ def test_parquet_on_a_server_is_what_it_is_on_the_disk(tmp_path):
         (tmp_path / f"{seed}.parquet").write_bytes(data)
     damaged = 0
     for path in sorted(tmp_path.iterdir()):
-        near, far = (read(url) for url in (str(path), f"damaged://{path}"))
+        near, far = read(path, RecordFormat()), read(f"damaged://{path}", RecordFormat())
         assert near == far
-        damaged += isinstance(near, str)
+        damaged += bool(near.error)
     assert 7 < damaged < 40
 
 
-def read(url):
-    """The texts of a file, or what is wrong with it."""
-    (file,), _ = list_inputs([url], "auto")
-    try:
-        return [
-            text for batch in read_piece(Piece(file), 0, RecordFormat()) for text in batch.texts.to_pylist()
-        ]
-    except CorruptInputError as error:
-        return str(error)
-
-
 def test_a_file_that_changed_on_the_server_is_damage(tmp_path):
-    asked_of("changed")
+    serve("changed", lambda path, start, end: path.read_bytes()[start:end])
     for number in range(3):
-        line = json.dumps({"text": f"{number} {'mare ' * 40_000}"}) + "\n"
-        (tmp_path / f"{number}.jsonl").write_text(line)
-    inputs, _ = list_inputs([f"changed://{tmp_path}/{number}.jsonl" for number in range(3)], "auto")
+        (tmp_path / f"{number}.jsonl").write_bytes(lines_of([f"{number} {'mare ' * 40_000}"]))
+    inputs = inputs_of(*(f"changed://{tmp_path}/{number}.jsonl" for number in range(3)))
     partition = Partition("it", 0, tuple(map(Piece, inputs)), 0)
     data = (tmp_path / "1.jsonl").read_bytes()
     for changed in (data, data + b'{"text": "nuovo"}\n', data[:-9] + b'mari"   }\n'[:9]):

@@ -75,8 +75,9 @@ MEMORY = """
 import sys
 from pathlib import Path
 from pretok.read.files import InputFile
-from pretok.read.partition import Piece
-from pretok.read.readers import RecordFormat, read_piece
+from pretok.read.format import Piece
+from pretok.read.conversation import RecordFormat
+from pretok.read.readers import read_piece
 
 def peak():
     status = Path("/proc/self/status").read_text()

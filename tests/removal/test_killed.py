@@ -138,10 +138,8 @@ def test_another_removal_finishes_the_first(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("pretok.removal.job._now", lambda manifest: "2026-01-02T00:00:00.000Z")
         remove(work, where="id = 'b20'")
-    assert [removal.at[:10] for removal in load_manifest(work / "shards").removals] == [
-        "2026-01-01",
-        "2026-01-02",
-    ]
+    removals = load_manifest(work / "shards").removals
+    assert [removal.at[:10] for removal in removals] == ["2026-01-01", "2026-01-02"]
     assert run_verify(work / "shards", None, here, Silent())[1] == []
 
 

@@ -87,21 +87,14 @@ def test_another_project_is_given_the_list(
     removable: Path, work: Path, tmp_path: Path, here: Engine, duplicates: str
 ) -> None:
     remove(work, where=f"id in {GONE}")
-    other = recipe(
-        removable, tmp_path / "other", [], removed=work / "shards" / "removed.parquet", duplicates=duplicates
-    )
+    removed = work / "shards" / "removed.parquet"
+    other = recipe(removable, tmp_path / "other", [], removed=removed, duplicates=duplicates)
     run(other, here)
-    assert {name: counts.rejected for name, counts in load_manifest(other.shards_dir).sources.items()} == {
-        "a": {"removed": 3},
-        "b": {"removed": 2},
-    }
-    files = (
+    rejected = {name: counts.rejected for name, counts in load_manifest(other.shards_dir).sources.items()}
+    assert rejected == {"a": {"removed": 3}, "b": {"removed": 2}}
+    for path, message in (
         (tmp_path / "nothing.parquet", r"nothing\.parquet"),
-        (
-            work / "shards" / "a" / "a.files.parquet",
-            "not a list of removed texts",
-        ),
-    )
-    for path, message in files:
+        (work / "shards" / "a" / "a-00000.docs.parquet", "not a list of removed texts"),
+    ):
         with pytest.raises(IntegrityError, match=message):
             run(recipe(removable, tmp_path / "third", [], removed=path), here)

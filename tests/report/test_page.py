@@ -32,18 +32,22 @@ WORDS = "il mare è salato e la luna sorge".split()  # noqa: SIM905
 @pytest.fixture(scope="module")
 def work(tmp_path_factory, vocab_dir) -> Path:
     """Shards of two sources with rejects, a mix, and the logs of the commands that made them."""
+    rows = {
+        name: [{"text": " ".join(WORDS * (1 + number))} for number in range(count)]
+        + ["{broken <b>", {"text": ""}] * 4
+        for name, count in (("it", 40), ("en", 9))
+    }
     folder = tmp_path_factory.mktemp("report")
-    for name, count in (("it", 40), ("en", 9)):
-        lines = [json.dumps({"text": " ".join(WORDS * (1 + number))}) for number in range(count)]
-        lines += ["{broken <b>", json.dumps({"text": ""})] * 4
-        (folder / f"{name}.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
-    out = folder / "work"
-    inputs = {name: f"{folder}/{name}.jsonl" for name in ("it", "en")}
+    for name, records in rows.items():
+        lines = (row if isinstance(row, str) else json.dumps(row) for row in records)
+        (folder / f"{name}.jsonl").write_text("".join(f"{line}\n" for line in lines))
+    inputs = {name: f"{folder}/{name}.jsonl" for name in rows}
     recipe = write_recipe(folder / "r.toml", inputs, shards={"max_reject_share": 0.5})
-    options = ["--out", str(out), "--vocab", str(vocab_dir), "--workers", "0", "--val-fraction", "0.1"]
-    assert run_command(["tokenize", recipe, *options]) == 0
-    mix = ["--out", str(out / "mix.json"), "--weights", "it=0.5,en=0.5", "--tokens", "512", "--seq-len", "16"]
-    assert run_command(["mix", str(out / "shards"), *mix]) == 0
+    out = folder / "work"
+    options = f"--out {out} --vocab {vocab_dir} --workers 0 --val-fraction 0.1"
+    assert run_command(["tokenize", recipe, *options.split()]) == 0
+    mix = f"mix {out}/shards --out {out}/mix.json --weights it=0.5,en=0.5 --tokens 512 --seq-len 16"
+    assert run_command(mix.split()) == 0
     return out
 
 
@@ -63,27 +67,25 @@ def rows(text: str, pattern: str) -> list[list[float]]:
 
 def test_the_numbers_are_those_of_manifest_and_mix(work):
     text, manifest = page(work), load_manifest(work / "shards")
-    assert f'id="tokens" data-value="{manifest.totals.tokens}"' in text
-    assert f'id="documents-total" data-value="{manifest.totals.documents}"' in text
-    (files,) = re.findall(r'<table id="inputs">.*?</table>', text, re.DOTALL)
-    report, mix = read_json(work / "mix.json")["report"], text.partition('id="mix"')[2]
+    totals, report = manifest.totals, read_json(work / "mix.json")["report"]
+    assert f'id="tokens" data-value="{totals.tokens}"' in text
+    assert f'id="documents-total" data-value="{totals.documents}"' in text
+    files, mix = (text.partition(f'id="{part}"')[2].partition("</table>")[0] for part in ("inputs", "mix"))
     assert f"{report['tokens']:,} tokens in {report['sequences']:,} sequences of 16" in mix
     for name, counts in manifest.sources.items():
-        ((tokens, share, val, documents, size, per_token, *_),) = rows(text, f' id="source-{name}">')
-        assert (tokens, val, documents, size) == (
-            counts.tokens, counts.val.tokens, counts.documents, counts.bytes,
-        )  # fmt: skip
-        assert (share, per_token) == (counts.tokens / manifest.totals.tokens, counts.bytes / counts.tokens)
-        (file,) = rows(files, rf"><td class=[^>]*><code>[^<]*</code></td><td>{name}<")
+        [(tokens, share, *rest)] = rows(text, f' id="source-{name}">')
+        assert (tokens, share) == (counts.tokens, counts.tokens / totals.tokens)
+        per_token = counts.bytes / counts.tokens
+        assert rest[:4] == [counts.val.tokens, counts.documents, counts.bytes, per_token]
         stored, rejected = (work.parent / f"{name}.jsonl").stat().st_size, sum(counts.rejected.values())
+        (file,) = rows(files, rf"><td class=[^>]*><code>[^<]*</code></td><td>{name}<")
         assert file == [stored, counts.read, counts.documents, rejected]
         source = report["sources"][name]
         assert rows(mix, f"><td>{name}</td>")[0][:2] == [source["sequences"], source["tokens"]]
-    before, _, provenance = text.partition('<h2 id="provenance">')
+    provenance = text.partition('<h2 id="provenance">')[2]
     mixed = load_mix(work / "mix.json").fingerprint
     for fingerprint in (manifest.fingerprint, manifest.tokenizer.fingerprint, mixed):
         assert fingerprint in provenance
-        assert fingerprint not in before
 
 
 def test_nothing_comes_from_outside(work):
@@ -146,7 +148,7 @@ def test_columns_that_name_documents_have_no_table_and_nothing_is_unprintable(tm
     text = page(tmp_path / "w")
     documents = text.partition('id="documents"')[2].partition('id="entries"')[0]
     assert "doc-1" not in documents
-    assert "20 different values in 20 documents" in documents
+    assert "<code>id</code> identify documents" in documents
     assert "<h3>it: license</h3>" in documents
     assert "<h3>it: part</h3>" in documents
     assert r"CC0\x07" in documents
@@ -169,31 +171,22 @@ def test_curves_and_bars_are_drawn_between_their_ends(work):
             assert [value for value in values(table) if value] == counts[counts > 0].tolist()
 
 
-@pytest.mark.parametrize(
-    ("stop", "wrong"),
-    [
-        ("received SIGINT", False),
-        ("the job ends in 40 s (margin 60 s)", False),
-        (None, False),
-        ("Ray died on n7: raylet", True),
-    ],
-)
-def test_a_job_that_was_stopped_did_not_go_wrong(work, tmp_path, monkeypatch, stop, wrong):
+@pytest.mark.parametrize("stop", ["received SIGINT", "the job ends in 40 s", None, "Ray died on n7: raylet"])
+def test_a_job_that_was_stopped_did_not_go_wrong(work, tmp_path, monkeypatch, stop):
     shutil.copytree(work, tmp_path / "work")
-    (tmp_path / "in.jsonl").write_text('{"text": "il mare"}\n', encoding="utf-8")
+    (tmp_path / "in.jsonl").write_text('{"text": "il mare"}\n')
 
     def choose(self, size):
         raise Stopped(f"{stop}: stopped before the end") if stop else KeyboardInterrupt
 
     monkeypatch.setattr("pretok.base.execute.Engine.choose", choose)
-    vocab = ["--vocab", str(work / "shards" / "tokenizer.json"), "--val-fraction", "0.1"]
     inputs = {name: f"{work.parent}/{name}.jsonl" for name in ("it", "en")} | {"new": f"{tmp_path}/in.jsonl"}
     recipe = write_recipe(tmp_path / "r.toml", inputs, shards={"max_reject_share": 0.5})
-    named = [recipe, "--out", str(tmp_path / "work"), *vocab]
-    assert run_command(["tokenize", *named]) == 75
+    options = f"--out {tmp_path}/work --vocab {work}/shards/tokenizer.json --val-fraction 0.1"
+    assert run_command(["tokenize", recipe, *options.split()]) == 75
     text = page(tmp_path / "work")
     assert "stopped early" in text
-    assert ("<h3>Problems" in text) == wrong
+    assert ("<h3>Problems" in text) == ("Ray" in str(stop))
 
 
 def test_the_jobs_are_those_of_the_logs(work):
@@ -273,12 +266,11 @@ def test_a_tile_says_whether_these_shards_were_verified(work, tmp_path):
 
     def tile() -> str:
         (found,) = re.findall(r'<b id="verified">.*?</li>', page(copy))
-        return re.sub("<[^>]*>", " ", found)
+        return " ".join(re.sub("<[^>]*>", " ", found).split())
 
-    assert tile().split() == ["not", "verified", "since", "they", "were", "sealed:", "pretok", "verify"]
+    assert tile() == "not verified since they were sealed: pretok verify"
     assert run_command(["verify", str(copy / "shards"), "--workers", "0"]) == 0
     (job,) = (job for job in read_jobs(copy) if job.command == "verify")
-    when = datetime.fromtimestamp(job.ended, UTC).strftime("%Y-%m-%d %H:%M:%S")
-    assert tile().split() == f"verified {when} UTC".split()
+    assert tile() == f"verified {datetime.fromtimestamp(job.ended, UTC):%Y-%m-%d %H:%M:%S} UTC"
     os.utime(copy / "shards" / "manifest.json", (job.ended + 1, job.ended + 1))  # as a removal leaves it
-    assert tile().startswith(" not verified")
+    assert tile().startswith("not verified")

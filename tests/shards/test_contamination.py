@@ -33,52 +33,33 @@ def inputs(tmp_path: Path, texts: list[str]) -> dict[str, list[Path | str]]:
     }
 
 
-def test_documents_are_told_what_they_hold(
+def test_documents_are_marked_or_rejected_by_what_they_hold(
     tmp_path: Path, inputs: dict[str, list[Path | str]], items: Path, vocab_dir: Path, here: Engine
 ) -> None:
-    made = recipe(tmp_path / "out", vocab_dir, inputs, against=items)
+    marked = recipe(tmp_path / "marked", vocab_dir, inputs, against=items)
     told = Told()
-    tokenize_step(made, here, told)
+    tokenize_step(marked, here, told)
     assert any("21 items" in text and text.endswith("has 8 words: 1 item") for text in told.notices)
-    found = rows(made, "it")
+    found = rows(marked, "it")
     assert [row["contaminated_share"] for row in found] == [0.0] * 30 + [1.0] * 10
     names = [None] * 30 + [f"quiz.jsonl:{n + 1}" for n in range(10)]
     assert [row["contaminated_by"] for row in found] == names
-    held = found_items(made.shards_dir, made.sources)
-    assert [(item.item, item.documents) for item in held] == [
-        (f"quiz.jsonl:{n}", 2 if n == 1 else 1) for n in sorted(range(1, 11), key=str)
-    ]
-    assert all(item.grams == item.size for item in held)
-    table = contamination_table(made.shards_dir, made.sources)
+    expected = [(f"quiz.jsonl:{n}", 2 if n == 1 else 1) for n in sorted(range(1, 11), key=str)]
+    table = contamination_table(marked.shards_dir, marked.sources)
+    assert table in told.shown
     assert table is not None
     assert list(table.rows) == [("quiz.jsonl", "21", "1", "10", "10", "1.00")]
-    assert table in told.shown
-    assert not (made.shards_dir / ".state").exists()
 
-
-def test_documents_that_hold_too_much_are_rejected(
-    tmp_path: Path, inputs: dict[str, list[Path | str]], items: Path, vocab_dir: Path, here: Engine
-) -> None:
-    made = recipe(tmp_path / "out", vocab_dir, inputs, against=items, reject_contaminated="0.5")
-    run(made, here)
-    assert len(rows(made, "it")) == 30
-    assert [(r["position"], r["reason"], r["detail"]) for r in rejects(made, "it")] == [
+    dropped = recipe(tmp_path / "dropped", vocab_dir, inputs, against=items, reject_contaminated="0.5")
+    run(dropped, here)
+    assert len(rows(dropped, "it")) == 30
+    assert [(r["position"], r["reason"], r["detail"]) for r in rejects(dropped, "it")] == [
         (31 + n, "contaminated", f"1.00 of quiz.jsonl:{n + 1}") for n in range(10)
     ]
-    assert [reject["position"] for reject in rejects(made, "en")] == [1]
-    assert len(found_items(made.shards_dir, made.sources)) == 10
-    _, notices = run(made, here)
-    assert any("nothing to do" in notice for notice in notices)
-    assert not (made.shards_dir / ".state").exists()
-
-
-def test_another_benchmark_needs_another_folder(
-    tmp_path: Path, inputs: dict[str, list[Path | str]], items: Path, vocab_dir: Path, here: Engine
-) -> None:
-    run(recipe(tmp_path / "out", vocab_dir, inputs, against=items), here)
-    other = tmp_path / "other"
-    write(other / "one.jsonl", ["the quick brown fox jumps over the lazy dog"])
-    with pytest.raises(MismatchError, match="benchmark was '"):
-        run(recipe(tmp_path / "out", vocab_dir, inputs, against=other), here)
-    with pytest.raises(MismatchError, match="and is None"):
-        run(recipe(tmp_path / "out", vocab_dir, inputs), here)
+    assert [reject["position"] for reject in rejects(dropped, "en")] == [1]
+    for made in (marked, dropped):  # rejected ones count
+        counts = found_items(made.shards_dir, made.sources)
+        assert [(item.item, item.documents) for item in counts] == expected
+        assert not (made.shards_dir / ".state").exists()
+    with pytest.raises(MismatchError, match=r"benchmark was '.* and is None"):
+        run(recipe(tmp_path / "marked", vocab_dir, inputs), here)

@@ -30,7 +30,7 @@ def root(data: bytes) -> bytes:
 def read(folder: Path) -> Iterator[tuple[str, str, Any, Any]]:
     """(source, split, ids, kinds or None) of each document, in the order of the stream."""
     manifest = json.loads((folder / "manifest.json").read_text("utf-8"))
-    assert (manifest["format"], manifest["version"]) == ("pretok-shards", 7)
+    assert (manifest["format"], manifest["version"]) == ("pretok-shards", 8)
     dtype = {"uint16": "<u2", "int32": "<i4"}[manifest["tokenizer"]["dtype"]]
     for shard in manifest["shards"]:
         path = folder / shard["path"]

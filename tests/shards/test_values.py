@@ -6,33 +6,27 @@ import random
 from collections import defaultdict
 
 import duckdb
-import pyarrow as pa
 import pytest
 
-from pretok.report import gather
-from pretok.shards.values import host
+from pretok.shards.values import host, sum_values
 
 
-def test_values_are_counted_and_null_is_none_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_values_are_summed_and_null_is_none_of_them() -> None:
     chance = random.Random(0)
-    values = ["à", "b", "", None, *map(str, range(2 * gather.VALUES))]
-    rows = [(chance.choice(values), chance.randint(0, 9)) for _ in range(4000)]
-    expected: dict[str, list[int]] = defaultdict(lambda: [0, 0])
-    for value, amount in rows:
-        expected["(none)" if value is None else value][0] += 1
-        expected["(none)" if value is None else value][1] += amount
-    table = {"source": ["it"] * 4000, "value": [row[0] for row in rows], "tokens": [row[1] for row in rows]}
+    values = ["à", "b", "", None, *map(str, range(30))]
+    rows = [(chance.choice(values), chance.randint(0, 9), 1) for _ in range(4000)]
+    expected: dict[str | None, list[int]] = defaultdict(lambda: [0, 0])
+    for value, tokens, one in rows:
+        expected[value] = [expected[value][0] + tokens, expected[value][1] + one]
     sql = duckdb.connect()
-    sql.register("ledger", pa.table(table))
-    found = gather.count_values(sql, "it", "value")
-    assert (found.distinct, found.more) == (len(expected) - 1, True)
-    assert found.documents == 4000 - expected["(none)"][0]
-    for value, *sums in found.values:
-        assert sums == expected[value]
-    tokens = [row[2] for row in found.values]
-    assert tokens == sorted((sums[1] for sums in expected.values()), reverse=True)[: gather.VALUES]
-    monkeypatch.setattr(gather, "MOST_VALUES", 5)
-    assert gather.count_values(sql, "it", "value").distinct is None
+    sql.execute("CREATE TABLE t (value VARCHAR, tokens INTEGER, n INTEGER)")
+    sql.executemany("INSERT INTO t VALUES (?, ?, ?)", rows)
+    found = sum_values(sql, "FROM t WHERE n = ?", ("tokens", "n"), 7, 1)
+    order = sorted(expected, key=lambda value: (value is None, -expected[value][0], value))
+    assert found["distinct"] == len(expected) - 1
+    assert [tuple(row.values()) for row in found["listed"]] == [
+        (value, *expected[value]) for value in (*order[:7], None)
+    ]
 
 
 @pytest.mark.parametrize(

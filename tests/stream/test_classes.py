@@ -12,12 +12,9 @@ from mixing import request, write_ledgers
 from support import make_shards
 
 import pretok.stream
-from pretok.audit.trace import Traced, passages, readings
 from pretok.base.errors import IntegrityError, UsageError
-from pretok.base.records import replace
-from pretok.cli import run_command
 from pretok.shards.manifest import load_manifest
-from pretok.stream import View, same_until
+from pretok.stream import same_until
 from pretok.stream.continued import beginning
 from pretok.stream.mix_file import load_mix
 from pretok.stream.mix_job import run_mix
@@ -48,41 +45,6 @@ def write(folder: Path) -> Path:
 @pytest.fixture(scope="module")
 def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write(tmp_path_factory.mktemp("classes") / "shards")
-
-
-@pytest.mark.parametrize("pack", ["none", "best-fit"])
-def test_a_document_is_found_where_a_class_reads_it(shards: Path, tmp_path: Path, pack: str) -> None:
-    """From its side, and from that of the positions."""
-    stage = "3000:good=0.4,it=0.2,short=0.3,en=0.1"
-    run_mix(
-        shards, tmp_path / "mix.json", request(stage, seq_len=16, max_epochs=99, classes=CLASSES, pack=pack)
-    )
-    traced = Traced(pretok.stream.open(shards, tmp_path / "mix.json"), load_manifest(shards))
-    there, back = set(), set()
-    for position in range(len(traced.view)):
-        ids = set(traced.view[position].tolist())
-        for one in passages(traced, position):
-            there.add((one.source, one.document, position, one.first, one.tokens))
-            length = LENGTHS[one.source][one.document]
-            number = one.document + 1 + (len(LENGTHS["en"]) if one.source == "it" else 0)
-            assert number in ids or one.first == length
-    for source, lengths in LENGTHS.items():
-        for document in range(len(lengths)):
-            found = readings(traced, source, "train", document)
-            back |= {(source, document, one.position, one.first, one.tokens) for one in found}
-    assert there == back
-
-
-def test_other_members_are_another_stream(shards: Path, tmp_path: Path) -> None:
-    for name, condition in (("one", CLASSES["good"]), ("other", "it where quality < 3")):
-        wish = request("1600:good=1", seq_len=16, classes={"good": condition})
-        run_mix(shards, tmp_path / f"{name}.json", wish)
-    one, other = (load_mix(tmp_path / f"{name}.json") for name in ("one", "other"))
-    assert same_until(one, other) == 0
-    changed = replace(one.sources[0], tape="0" * 32)
-    assert same_until(one, replace(one, sources=(changed, *one.sources[1:]))) == 0
-    with pytest.raises(UsageError, match="which lies beside its mix: name the mix"):
-        View(load_manifest(shards), one)
 
 
 def test_a_mix_that_goes_on_keeps_its_classes(tmp_path: Path) -> None:
@@ -163,49 +125,3 @@ def test_what_is_wrong_with_a_class_is_said_and_nothing_stands(
         run_mix(shards, tmp_path / "mix.json", request("all:natural", seq_len=64, classes=classes))
     assert not (tmp_path / "mix.json").exists()
     assert not list(tmp_path.glob(f"{FOLDER}/*.side"))
-
-
-@pytest.mark.parametrize("how", ["missing", "cut", "damaged", "of another mix"])
-def test_a_side_file_that_is_not_that_of_the_mix_is_named(shards: Path, tmp_path: Path, how: str) -> None:
-    run_mix(shards, tmp_path / "mix.json", request("1600:good=1", seq_len=16, classes=CLASSES))
-    digest = load_mix(tmp_path / "mix.json").sources[0].tape
-    (path,) = tmp_path.rglob(f"{digest}.side")
-    other = next(one for one in tmp_path.rglob("*.side") if one != path)
-    data = path.read_bytes()
-    changed = {"cut": data[:-9], "damaged": b"x" + data[1:], "of another mix": other.read_bytes()}
-    path.unlink()
-    if how in changed:
-        path.write_bytes(changed[how])
-    with pytest.raises(IntegrityError, match=digest):
-        pretok.stream.open(shards, tmp_path / "mix.json")[0]
-
-
-def test_the_commands(shards: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Of a mix by classes, or a packed one, an export says what it does not keep."""
-    mix, packed = str(tmp_path / "mix.json"), str(tmp_path / "packed.json")
-    line = [
-        "mix",
-        str(shards),
-        "--seq-len",
-        "16",
-        "--weights",
-        "good=1",
-        "--class",
-        f"good={CLASSES['good']}",
-    ]
-    assert run_command(line) == 0
-    assert not (shards.parent / "mix.json").exists()
-    assert run_command([*line, "--out", mix]) == 0
-    assert load_mix(Path(mix)).sources[1].of == "it"
-    assert run_command(["mix", str(shards), "--seq-len", "16", "--pack", "best-fit", "--out", packed]) == 0
-    export = ["export", str(shards), "--to", "megatron", "--mix"]
-    for command, code, words in (
-        ([*line, "--class", "good", "--out", mix], 2, ("write NAME=",)),
-        ([*export, mix], 2, ("weighs classes (good)", "--materialize")),
-        ([*export, packed], 0, ("warning: megatron cuts the documents by itself",)),
-    ):
-        capsys.readouterr()
-        assert run_command(command) == code
-        told = capsys.readouterr()
-        assert all(word in told.err for word in words), told.err
-        assert bool(told.out) == (code == 0)

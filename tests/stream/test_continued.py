@@ -6,17 +6,15 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import numpy as np
 import pytest
 from mixing import request
 from support import make_shards
 
-import pretok.stream
 from pretok.base.errors import MismatchError, UsageError
 from pretok.base.records import replace
 from pretok.cli import run_command
 from pretok.shards.manifest import load_manifest
-from pretok.stream import View, same_until
+from pretok.stream import same_until
 from pretok.stream.continued import beginning, run_position
 from pretok.stream.mix_file import Mix, MixSource, Stage, load_mix, mix_json, natural_mix, write_mix
 from pretok.stream.mix_job import run_mix
@@ -45,39 +43,6 @@ def old(shards: Path) -> Path:
     return shards / "old.json"
 
 
-def go_on(shards: Path, old: Path, at: int, out: Path, stage: str) -> View:
-    after = beginning(load_manifest(shards), old, at)
-    report = run_mix(shards, out, request(stage, seq_len=5, seed=3, max_epochs=10, after=after))
-    view = pretok.stream.open(shards, out)
-    assert (report.continued_at, report.sequences) == (at, len(view))
-    assert sum(one["tokens"] for one in report.stages) == report.tokens
-    counts = view.prefix_counts(len(view))
-    assert {name: part["sequences"] for name, part in report.sources.items()} == counts
-    return view
-
-
-def test_chains_of_continued_mixes(shards: Path, grown: Path, old: Path, tmp_path: Path) -> None:
-    """At positions before and after those where they were continued before, in shards that grew meanwhile."""
-    more = make_shards(tmp_path / "more", {"de": [range(100, 300)]}, since=grown)
-    views = {"o": pretok.stream.open(shards, old)}
-    for name, origin, folder, at, stage in (
-        ("a", "o", shards, 77, "300:it=0.25,en=0.75"),  # 137 sequences
-        ("b", "a", grown, 100, "300:it=0.5,code=0.5"),  # 160
-        ("c", "b", more, 150, "300:de=0.5,code=0.5"),  # 210
-        ("d", "b", more, 90, "300:de=0.5,code=0.5"),  # before it was made of grown: 150
-        ("e", "o", grown, 77, "300:it=0.5,code=0.5"),
-        ("f", "o", shards, 80, "300:it=0.25,en=0.75"),  # as a, but later
-    ):
-        path = old if origin == "o" else tmp_path / f"{origin}.json"
-        views[name] = go_on(folder, path, at, tmp_path / f"{name}.json", stage)
-        np.testing.assert_array_equal(views[name][:at], views[origin][:at])
-    expected = {"oa": 77, "ob": 77, "oc": 77, "od": 77, "oe": 77, "ab": 100, "ac": 100, "ad": 90, "ae": 77}
-    expected |= {"bc": 150, "bd": 90, "be": 77, "cd": 90, "ce": 77, "de": 77, "of": 80, "af": 77}
-    for (one, other), same in expected.items():
-        mixes = views[one].mix, views[other].mix
-        assert (one, other, same_until(*mixes), same_until(*mixes[::-1])) == (one, other, same, same)
-
-
 def test_what_two_mixes_have_in_common(shards: Path, grown: Path) -> None:
     manifest = load_manifest(shards)
     mix = natural_mix(manifest, "train", 5, ["en", "it"], 3)
@@ -90,6 +55,7 @@ def test_what_two_mixes_have_in_common(shards: Path, grown: Path) -> None:
         natural_mix(manifest, "train", 6, ["en", "it"], 3),
         natural_mix(load_manifest(grown), "train", 5, ["en", "it"], 3),  # equal tokens, but nothing says so
         replace(mix, sources=mix.sources[::-1]),
+        replace(mix, sources=(replace(mix.sources[0], tape="0" * 32), mix.sources[1])),  # other documents
         replace(mix, stages=(Stage((79, 100)),)),
     ):
         assert same_until(mix, other) == same_until(other, mix) == 0

@@ -77,12 +77,6 @@ def test_a_mask_is_the_same_however_it_is_asked_for(
     assert number == len(view) // 4 - 1
 
 
-def test_plain_text_needs_no_mask(shards: Path) -> None:
-    view = pretok.stream.open(shards, seq_len=31, source="it")
-    assert not view.masked
-    assert Fetch(view).__getitems__([0, 1]).learned is None  # type: ignore[union-attr]
-
-
 def test_another_learn_is_another_stream(shards: Path, tmp_path: Path) -> None:
     """Only in its masks; a mix that goes on keeps what it learns."""
     wish = request("1000:it=1", "3000:chat=1", seq_len=31)

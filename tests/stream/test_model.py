@@ -124,34 +124,13 @@ class Model:
 
     def order(self) -> Iterator[tuple[str, int, int]]:
         """(entry, epoch, sequence) of each position."""
-        drawn, spent = Counter[str](), Counter[str]()
-        for number, stage in enumerate(self.mix.stages):
-            turns = []
-            for numbers in self.mix.pools.values():
-                there = [self.mix.sources[n] for n in numbers if self.mix.sources[n].sequences]
-                old = [one.name for one in there if one.stage < number]
-                new = [one.name for one in there if one.stage == number]
-                if (
-                    old and new
-                ):  # read as often as all that was there before, but for an epoch that just ended
-                    level = min(spent[one] // self.sizes[one] for one in old)
-                    ended = all(spent[one] == level * self.sizes[one] for one in old)
-                    spent.update({one: max(level - ended, 0) * self.sizes[one] for one in new})
-                turns.append(self.rounds([*old, *new], spent))
-            for pool in merged(stage.quotas)[: stage.positions]:
-                name = next(turns[pool])
+        drawn = Counter[str]()
+        for stage in self.mix.stages:
+            for number in merged(stage.quotas)[: stage.positions]:
+                name = self.mix.sources[number].name
                 epoch, k = divmod(drawn[name], self.sizes[name])
                 drawn[name] += 1
                 yield name, epoch, shuffled(self.seed, name, epoch, self.sizes[name])[k]
-
-    def rounds(self, names: list[str], spent: Counter[str]) -> Iterator[str]:
-        """Which entry of a pool gives each of its sequences: what is left of the epoch, then all, again and again."""
-        while True:
-            level = min(spent[name] // self.sizes[name] for name in names)
-            left = [(level + 1) * self.sizes[name] - spent[name] for name in names]
-            for number in merged(left):
-                spent[names[number]] += 1
-                yield names[number]
 
     def sequence(self, name: str, row: Sequence[Place]) -> tuple[list[int], list[bool]]:
         """Ids, filled up, and which targets are learned."""
@@ -260,8 +239,8 @@ def test_everything_together(
     model.take(view.mix, divided)
     if repeat:
         times = dict(zip("ab", repeat, strict=True))
-        for name, quota in zip(view.mix.pools, view.mix.stages[0].quotas, strict=True):
-            assert abs(quota - times.get(name, 1) * model.sizes[name]) <= 1
+        for one, quota in zip(view.mix.sources, view.mix.stages[0].quotas, strict=True):
+            assert abs(quota - times.get(one.name, 1) * one.sequences) <= 1
     for number, (lengths, share, asked, most) in enumerate(history, 1):
         before, known = view, len(model.texts["a"])
         if lengths:
@@ -332,10 +311,10 @@ def told(stages: list[tuple[int, list[int]]], model: Model, divided: bool) -> li
 def check_quotas(mix: Mix, asked: list[tuple[int, list[int]]], model: Model, divided: bool) -> None:
     """Of sequences that all have as many targets a stage has as many as were asked for, within one of each weight."""
     for stage, (count, weights) in zip(mix.stages[-len(asked) :], asked, strict=True):
-        quotas = stage.quotas
         shares = weights_of(weights, model, divided)
-        assert sum(quotas) == count
-        for name, quota in zip(mix.pools, quotas, strict=True):
+        assert sum(stage.quotas) == count
+        for name, numbers in mix.pools.items():
+            quota = sum(stage.quotas[number] for number in numbers)
             assert abs(quota - count * shares.get(name, 0)) < 1
 
 

@@ -68,15 +68,6 @@ def test_splits_and_sources_are_chosen(shards: Path) -> None:
             pretok.stream.open(shards, **wrong)
 
 
-def test_seed_gives_another_order_of_the_same_sequences(shards: Path) -> None:
-    views = [pretok.stream.open(shards, seq_len=4, seed=seed) for seed in (0, 1)]
-    origins = [[view.origin(position) for position in range(len(view))] for view in views]
-    assert origins[0] != origins[1]
-    assert sorted(origins[0]) == sorted(origins[1])
-    assert views[0].fingerprint != views[1].fingerprint
-    assert views[0].manifest_fingerprint == views[1].manifest_fingerprint == load_manifest(shards).fingerprint
-
-
 def test_a_view_says_what_it_is_and_is_a_sequence(view: View) -> None:
     shown = repr(view)
     for part in (f"{len(view)} sequences of 4 + 1 tokens", "en, it", "uint16", view.fingerprint):

@@ -14,13 +14,12 @@ from mixing import best_fit, request
 from support import EOD, make_shards
 
 import pretok.stream
-from pretok.base.errors import IntegrityError
+from pretok.base.errors import IntegrityError, UsageError
 from pretok.base.records import replace
-from pretok.config import make_mix
 from pretok.shards.manifest import load_manifest
-from pretok.stream import pack
+from pretok.stream import View, pack
 from pretok.stream.mix_file import load_mix, write_mix
-from pretok.stream.mix_job import MixRequest, plan_mix, run_mix
+from pretok.stream.mix_job import run_mix
 from pretok.stream.tapes import EACH, FILL, MOST, SideFile, TapeWriter, path_of, verify_side_file
 
 
@@ -168,15 +167,6 @@ def test_shares_of_packed_sequences_are_those_of_learned_tokens(packed: Path) ->
     assert sum(learned.values()) == pytest.approx(9000, abs=100)
 
 
-def test_repeat_reads_whole_epochs(packed: Path) -> None:
-    """However the budget in learned tokens is rounded."""
-    for seq_len in (5, 31, 64):
-        table = {"seq_len": seq_len, "pack": "best-fit", "repeat": {"it": 3, "en": 2}}
-        mix, _ = plan_mix(load_manifest(packed / "shards"), MixRequest(make_mix(table, "test")))
-        quotas = dict(zip(mix.pools, mix.stages[0].quotas, strict=True))
-        assert quotas == {one.name: {"it": 3, "en": 2}[one.name] * one.sequences for one in mix.sources}
-
-
 def test_a_tape_of_another_source_is_refused(packed: Path) -> None:
     """Though the mix names it, with a fingerprint that is right."""
     shards, mix = packed / "shards", load_mix(packed / "mix.json")
@@ -184,3 +174,5 @@ def test_a_tape_of_another_source_is_refused(packed: Path) -> None:
     write_mix(packed / "wrong.json", replace(mix, sources=(en, replace(it, tape=en.tape))), {})
     with pytest.raises(IntegrityError, match="belongs to other shards"):
         pretok.stream.open(shards, packed / "wrong.json")
+    with pytest.raises(UsageError, match="which lies beside its mix: name the mix"):
+        View(load_manifest(shards), mix)

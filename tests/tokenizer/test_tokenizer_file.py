@@ -130,7 +130,7 @@ def test_what_is_no_tokenizer_is_refused(folder: Path, good: dict[str, Any]) -> 
     path.write_text(json.dumps(good))
     for text in ("{", '{"eos_token": 7}', "[" * 200_000):
         config.write_text(text)
-        with pytest.raises(UsageError, match=r"tokenizer_config\.json does not say"):
+        with pytest.raises(UsageError, match=r"tokenizer_config\.json(:| is not a)"):
             load_vocab(folder)
     config.unlink()
     for eod in (-1, 1500, 2**40):

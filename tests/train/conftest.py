@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -34,22 +33,14 @@ def trained(shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def trial(
-    shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    request: pytest.FixtureRequest,
+    shards: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> object:
+    """Runs in a folder of their own, with the settings DEFAULTS of the file."""
     from tests.train_support import Trial
 
-    return Trial(shards, tmp_path, monkeypatch, capsys)
-
-
-@pytest.fixture(scope="session", autouse=True)
-def quick_runs() -> Iterator[None]:
-    """A tiny run in this process takes a fifth of the time with one thread, as ranks of their own have, and where the
-    collections around it leave alone what torch brought along."""
-    try:
-        from tests.train_support import leave_torch_alone
-    except ImportError:
-        yield
-        return
-    with pytest.MonkeyPatch.context() as patch:
-        leave_torch_alone(patch.setattr)
-        yield
+    defaults = dict(getattr(request.module, "DEFAULTS", {}))
+    return Trial(shards, tmp_path, monkeypatch, capsys, defaults)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,8 +15,6 @@ torch = needs("torch")
 from torch.nn.attention import SDPBackend
 
 from pretok.base.errors import UsageError
-from pretok.base.records import replace
-from tests.train_support import filled
 from train import preflight
 from train.model.sizes import PRESETS
 from train.model.transformer import Decoder
@@ -39,25 +38,6 @@ def test_float8_is_refused_where_it_cannot_be(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(parallelize, "find_spec", lambda _: None)
     with pytest.raises(UsageError, match="needs the package torchao"):
         float8_products(Decoder(PRESETS["debug"]), find_device())
-
-
-def test_products_in_float8_are_near_those_in_bf16() -> None:
-    """Emulated, which is all that a CPU can; parameters keep their names."""
-    pytest.importorskip("torchao", reason="float8 needs torchao")
-    sizes = replace(PRESETS["debug"], vocab_size=60)
-    models = [filled(sizes).bfloat16() for _ in range(2)]
-    names = [name for name, _ in models[0].named_parameters()]
-    parallelize.convert(models[1], emulate=True)
-    assert [name for name, _ in models[1].named_parameters()] == names
-    tokens = torch.randint(0, 60, (2, 33), generator=torch.Generator().manual_seed(0))
-    gradients = []
-    for model in models:
-        total, _ = model(tokens[:, :-1], tokens[:, 1:])
-        total.backward()
-        gradients.append(torch.cat([p.grad.float().flatten() for p in model.parameters()]))
-    assert gradients[0].norm() > 0
-    assert not torch.equal(*gradients)
-    assert torch.nn.functional.cosine_similarity(*gradients, dim=0) > 0.98
 
 
 @pytest.mark.parametrize(
@@ -143,24 +123,23 @@ def test_threads_are_the_fewest_of_the_fastest(monkeypatch: pytest.MonkeyPatch) 
     assert devices.fastest_threads(3) == 3
 
 
-@pytest.mark.parametrize("ranks", [1, 38, 39, 41, 1023, 16_384])
-def test_a_sum_over_any_number_of_ranks_is_exact(monkeypatch: pytest.MonkeyPatch, ranks: int) -> None:
+@pytest.mark.parametrize("ranks", [1, 39, 16_384])
+@pytest.mark.parametrize("wrong", [0.0, 1.0])
+def test_a_sum_over_any_number_of_ranks_is_exact_and_a_wrong_one_found(
+    monkeypatch: pytest.MonkeyPatch, ranks: int, wrong: float
+) -> None:
     """As float32 sums it: (39 ranks)^4 is beyond what float32 holds exactly, and a healthy machine was refused."""
 
     def reduce(tensor: torch.Tensor, group: object) -> None:
         whole = tensor.clone()
         for _ in range(ranks - 1):
             whole += tensor
+        whole[5] += wrong
         tensor.copy_(whole)
 
     monkeypatch.setattr(preflight.dist, "all_reduce", reduce)
     monkeypatch.setattr(preflight.dist, "get_world_size", lambda group=None: ranks)
     monkeypatch.setattr(preflight, "CPU_NUMBERS", 8)
-    assert preflight.all_reduce(torch.device("cpu"), None) > 0
-
-
-def test_a_wrong_sum_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(preflight.dist, "all_reduce", lambda tensor, group: tensor.mul_(3.0)[5].add_(1.0))
-    monkeypatch.setattr(preflight.dist, "get_world_size", lambda group=None: 3)
-    with pytest.raises(ArithmeticError, match=r"sum over all ranks is not 3\.0 everywhere"):
+    found = pytest.raises(ArithmeticError, match="sum over all ranks is not") if wrong else nullcontext()
+    with found:
         preflight.all_reduce(torch.device("cpu"), None)

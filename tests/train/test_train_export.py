@@ -67,17 +67,6 @@ def ids(*shape: int, end: int = 60) -> torch.Tensor:
     return torch.randint(0, end, shape, generator=torch.Generator().manual_seed(0))
 
 
-def test_transformers_gives_equal_logits(trained: Path, tmp_path: Path) -> None:
-    out = exported(trained, tmp_path / "model")
-    theirs = transformers.AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32).eval()
-    assert theirs.config.vocab_size == 60
-    tokens = ids(2, 16)
-    with torch.no_grad():
-        expected = read(out)(tokens)[..., :60]
-        torch.testing.assert_close(theirs(tokens).logits, expected)
-    assert expected.std() > 0.01
-
-
 def test_a_model_of_documents_with_a_bos_says_so(tmp_path: Path) -> None:
     shards = make_shards(tmp_path / "shards", {"it": [[3, *range(4, 50)]] * 40}, vocab_size=60)
     add_tokenizer(shards)
@@ -99,24 +88,19 @@ def test_a_step_a_width_and_a_mean_can_be_named(trained: Path, tmp_path: Path) -
         assert torch.equal(half[name], value.bfloat16())
         torch.testing.assert_close(mean[name], (early[name] + value) / 2)
     assert not torch.allclose(mean["model.embed_tokens.weight"], late["model.embed_tokens.weight"], atol=1e-3)
-    assert len({frozenset(path.name for path in folder.iterdir()) for folder in folders}) == 1
     # The third is missing; the folder exists already.
     for name, more in (("none", ("--last", 3)), ("early", ())):
         with pytest.raises(SystemExit, match="2"):
             exported(trained, tmp_path / name, *more)
-    for path, message in (
-        (trained, "It has: step-00000002, step-00000004"),
-        (tmp_path / "norun", "norun has no checkpoint of step 3; name the folder of a run .* It has: none"),
-    ):
-        with pytest.raises(UsageError, match=message):
+    for path, listed in ((trained, "step-00000002, step-00000004"), (tmp_path / "norun", "none")):
+        words = f"{path.name} has no checkpoint of step 3; name the folder of a run .* It has: {listed}"
+        with pytest.raises(UsageError, match=words):
             find_checkpoints(path, 3)
 
 
+@pytest.mark.usefixtures("capsys")
 @pytest.mark.parametrize("room", [0, 1000])
-def test_a_full_disk_leaves_nothing_and_is_told(
-    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], room: int
-) -> None:
-    whole = exported(trained, tmp_path / "whole")
+def test_a_full_disk_leaves_nothing(trained: Path, tmp_path: Path, room: int) -> None:
     limit = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (room, limit[1]))
     try:
@@ -124,9 +108,7 @@ def test_a_full_disk_leaves_nothing_and_is_told(
             exported(trained, tmp_path / "model")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limit)
-    assert f"train: cannot write {tmp_path}/" in capsys.readouterr().err
-    assert list(tmp_path.iterdir()) == [whole]
-    assert len(list(exported(trained, tmp_path / "model").iterdir())) == len(list(whole.iterdir()))
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_weights_start_another_run(trial: Trial, trained: Path) -> None:
@@ -158,16 +140,14 @@ def test_weights_start_another_run(trial: Trial, trained: Path) -> None:
 
 
 def test_weights_start_a_run_with_other_positions(trial: Trial, trained: Path) -> None:
-    source = trained / "checkpoints" / "step-00000002"
-    run = trial.train(init_from=str(source), rope_theta=2e6, steps=1)
-    assert f"rope_theta was 500000.0 in {source}, is 2000000.0" in trial.said()
+    run = trial.train(init_from=str(trained), rope_theta=2e6, steps=1)
+    assert f"rope_theta was 500000.0 in {trained}" in trial.said()
     assert 0 < abs(column(run, "loss")[0] - column(trained, "loss")[0]) < 1
 
 
 def test_the_tokenizer_is_that_of_the_shards(trial: Trial, trained: Path) -> None:
     """Or one with the same ids, whose other files go along; another one is refused, both ways."""
     out, named = exported(trained, trial.folder / "model"), trial.folder / "vocab"
-    assert (out / "tokenizer.json").read_bytes() == (trial.shards / "tokenizer.json").read_bytes()
     opened = transformers.AutoTokenizer.from_pretrained(out)
     assert (opened.eos_token_id, opened.eos_token, len(opened)) == (0, "<eod>", 257)
     named.mkdir()
@@ -199,12 +179,10 @@ SCALED = {
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama-2": ("Llama", {"num_key_value_heads": 4}),
     "llama-3": ("Llama", {"num_key_value_heads": 2, "rope_theta": 500_000.0, "rms_norm_eps": 1e-5}),
-    "llama-3.1": ("Llama", SCALED),
     "llama-3.2": ("Llama", {"tie_word_embeddings": True, "head_dim": 16, **SCALED}),
     "mistral": ("Mistral", {"num_key_value_heads": 2, "sliding_window": None, "head_dim": 12}),
     "mistral-window": ("Mistral", {"num_key_value_heads": 2, "sliding_window": 11}),
     "qwen-2": ("Qwen2", {"num_key_value_heads": 2}),
-    "qwen-2-tied": ("Qwen2", {"num_key_value_heads": 2, "tie_word_embeddings": True}),
     "qwen-3": ("Qwen3", {"num_key_value_heads": 2, "head_dim": 16}),
 }
 
@@ -313,8 +291,7 @@ def test_models_of_others_on_every_mesh(begin: Trial) -> None:
 
 
 NOT_COMPUTED: list[tuple[str, dict[str, Any], str]] = [
-    ("llama-3.1", {"rope_parameters": {"rope_type": "yarn", "factor": 4.0}}, "rope_scaling is {'rope_type': 'yarn"),
-    ("llama-3.1", {"rope_parameters": {"rope_type": "llama3", "factor": 4.0}}, "rope_scaling is {'rope_type'"),
+    ("llama-3.2", {"rope_parameters": {"rope_type": "yarn", "factor": 4.0}}, "rope_scaling is {'rope_type': 'yarn"),
     ("llama-3", {"rope_parameters": {"partial_rotary_factor": 0.5}}, "rope_scaling is {'partial_rotary_factor'"),
     ("llama-3", {"attention_bias": True}, "attention_bias is True, not False"),
     ("llama-3", {"mlp_bias": True, "hidden_act": "gelu"}, "hidden_act is 'gelu', not 'silu'"),
@@ -356,27 +333,15 @@ def test_weights_that_do_not_fit_are_refused_by_name(trained: Path, tmp_path: Pa
 
     refused("layers 2 (here 3)", replace(config, layers=3))
     refused("qk_norm False (here True), family llama (here qwen3)", replace(config, qk_norm=True))
-    refused("head_dim 16 (here 8)", head_dim=16)
     refused("norm_eps 1e-06 (here 1e-05)", rms_norm_eps=1e-6)
     refused("rows 128 (here 60)", vocab_size=128)
-    # Said otherwise, but the same.
-    scaling = {"rope_scaling": {"rope_type": "default"}}
-    scaling["rope_parameters"] = {"rope_theta": 5e5, "rope_type": "default"}
-    write_json(out / "config.json", theirs | scaling)
-    exported_tensors(out, config, print)
-    without = {name: tensors[name] for name in tensors.keys() - {norm}}
     for given, message in (
         (tensors | {bias: torch.ones(32)}, f"has tensors that train does not support: {bias}"),
         (tensors | {norm: torch.ones(33)}, f"{norm} has the shape [33], but config.json implies [32]"),
-        (without, f"lacks {norm}"),
+        ({name: tensors[name] for name in tensors.keys() - {norm}}, f"lacks {norm}"),
     ):
         save_file(given, out / "model.safetensors")
         refused(message)
-    del theirs["rms_norm_eps"]
-    refused("norm_eps 1e-06 (here 1e-05)")
-    (out / "config.json").write_text("{")
-    with pytest.raises(IntegrityError, match="is not valid JSON"):
-        exported_tensors(out, config, print)
 
 
 def test_files_that_do_not_fit_are_refused_by_name(tmp_path: Path) -> None:
@@ -390,26 +355,23 @@ def test_files_that_do_not_fit_are_refused_by_name(tmp_path: Path) -> None:
             read(folder)
 
 
-PUBLISHED = """
-    "architectures": ["Qwen2ForCausalLM"], "attention_dropout": 0.0, "bos_token_id": 151643, "eos_token_id": 151643,
-    "hidden_act": "silu", "hidden_size": 896, "initializer_range": 0.02, "intermediate_size": 4864,
-    "max_position_embeddings": 32768, "max_window_layers": 24, "model_type": "qwen2", "num_attention_heads": 14,
-    "num_hidden_layers": 24, "num_key_value_heads": 2, "rms_norm_eps": 1e-06, "rope_theta": 1000000.0,
-    "sliding_window": 32768, "tie_word_embeddings": true, "torch_dtype": "bfloat16", "use_cache": true,
-    "transformers_version": "4.40.1", "use_mrope": false, "use_sliding_window": false, "vocab_size": 151936
-"""
+PUBLISHED = {
+    "attention_dropout": 0.0, "bos_token_id": 151643, "eos_token_id": 151643, "hidden_act": "silu",
+    "hidden_size": 896, "initializer_range": 0.02, "intermediate_size": 4864, "max_position_embeddings": 32768,
+    "max_window_layers": 24, "model_type": "qwen2", "num_attention_heads": 14, "num_hidden_layers": 24,
+    "num_key_value_heads": 2, "rms_norm_eps": 1e-06, "rope_theta": 1e6, "sliding_window": 32768,
+    "tie_word_embeddings": True, "torch_dtype": "bfloat16", "use_cache": True, "use_mrope": False,
+    "use_sliding_window": False, "vocab_size": 151936,
+}  # fmt: skip
 
 
 def test_keys_that_change_nothing_are_passed_over(tmp_path: Path) -> None:
     """Those of Qwen 2.5 as it was published; and what a Mistral leaves out."""
-    (tmp_path / "config.json").write_text(f"{{{PUBLISHED}}}")
-    published = read_json(tmp_path / "config.json")
+    write_json(tmp_path / "config.json", PUBLISHED)
     config = model_config(str(tmp_path))
     assert (config.parameters, config.matrix_rows, config.seq_len) == (494_032_768, 151_936, 4096)
     again = transformers_config(config, 151643)
-    assert {key: again[key] for key in again.keys() & published.keys()}.items() <= published.items()
-    free = "initializer_range max_window_layers sliding_window transformers_version use_cache use_mrope"
-    assert published.keys() - again.keys() <= set(free.split())
+    assert {key: again[key] for key in again.keys() & PUBLISHED.keys()}.items() <= PUBLISHED.items()
     path = made("mistral", tmp_path / "model") / "config.json"
     theirs = read_json(path)
     del theirs["sliding_window"]
@@ -448,15 +410,14 @@ def test_rows_of_a_new_vocabulary_are_copied_or_means(tmp_path: Path, tied: bool
     old = old_model(tmp_path / "model", replace(OLD, tied=tied))
     sizes = replace(OLD, tied=tied, vocab_size=60)
     value = exported_tensors(tmp_path / "model", sizes, print, read_map(Path(map_to(tmp_path / FILE_NAME))))
-    new = filled(sizes, value)
-    before, after = old.state_dict(), new.state_dict()
+    before, after = old.state_dict(), filled(sizes, value).state_dict()
     assert before.keys() == after.keys()
-    for name in before.keys() - {"embed_tokens.weight", "lm_head.weight"}:
-        assert torch.equal(after[name], before[name])
-    for name in before.keys() & {"embed_tokens.weight", "lm_head.weight"}:
-        for row in range(60):
-            expected = before[name][list(ADDED.get(row, (row,)))].mean(0)
-            assert torch.equal(after[name][row], expected)
+    for name in before:
+        if name not in ("embed_tokens.weight", "lm_head.weight"):
+            assert torch.equal(after[name], before[name])
+            continue
+        rows = [before[name][list(ADDED.get(row, (row,)))].mean(0) for row in range(60)]
+        assert torch.equal(after[name][:60], torch.stack(rows))
         assert not after[name][60:].any()
         for first, last, left, right in ((0, 32, 0, 32), (40, 128, 16, 32), (96, 128, 0, 32)):
             part = slice(first, last), slice(left, right)

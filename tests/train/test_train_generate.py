@@ -8,18 +8,10 @@ import pytest
 from support import needs
 
 torch = needs("torch")
-from tests.train_support import tiny_flags
 from train.__main__ import main
 from train.model.transformer import Decoder
 
 PROMPT = "!#$%&()*+,-./" * 3  # bytes whose ids a vocabulary of 60 has, more than a sequence of 16
-
-
-@pytest.fixture(scope="module")
-def run(shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("generate")
-    main(tiny_flags(shards, folder, save_every="4", lr=0.01, warmup=1))
-    return folder / "run"
 
 
 def written(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
@@ -29,10 +21,10 @@ def written(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
 
 
 def test_the_likeliest_tokens_are_those_of_transformers(
-    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     transformers = needs("transformers")
-    main(["export", "--run", str(run), "--out", str(tmp_path / "model")])
+    main(["export", "--run", str(trained), "--out", str(tmp_path / "model")])
     model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "model", dtype=torch.float32).eval()
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "model")
     ids = tokenizer(PROMPT)["input_ids"]
@@ -40,20 +32,24 @@ def test_the_likeliest_tokens_are_those_of_transformers(
         with torch.no_grad():
             ids.append(int(model(torch.tensor([ids[-16:]])).logits[0, -1].argmax()))
     assert tokenizer.eos_token_id not in ids
-    assert written(capsys, run, PROMPT, "--tokens", 12, "--temperature", 0) == tokenizer.decode(ids) + "\n"
+    assert (
+        written(capsys, trained, PROMPT, "--tokens", 12, "--temperature", 0) == tokenizer.decode(ids) + "\n"
+    )
 
 
-def test_a_seed_gives_a_text_and_another_step_another(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    first = written(capsys, run, "!#", "--tokens", 20)
+def test_a_seed_gives_a_text_and_another_step_another(
+    trained: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = written(capsys, trained, "!#", "--tokens", 20)
     assert first.startswith("!#")
-    assert written(capsys, run, "!#", "--tokens", 20) == first
-    assert written(capsys, run, "!#", "--tokens", 20, "--seed", 1) != first
-    greedy = [written(capsys, run, "!#", "--temperature", 0, "--step", step) for step in (4, 8)]
-    assert greedy[0] != greedy[1]
+    assert written(capsys, trained, "!#", "--tokens", 20) == first
+    assert written(capsys, trained, "!#", "--tokens", 20, "--seed", 1) != first
+    steps = [written(capsys, trained, "!#", "--tokens", 99, "--step", step) for step in (2, 4)]
+    assert steps[0] != steps[1]
 
 
 def test_an_end_of_document_ends_it_and_the_model_sees_no_more_than_a_sequence(
-    run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    trained: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     widths: list[int] = []
 
@@ -63,7 +59,7 @@ def test_an_end_of_document_ends_it_and_the_model_sees_no_more_than_a_sequence(
         return torch.nn.functional.one_hot(torch.full(tokens.shape, chosen), model.config.padded_vocab)
 
     monkeypatch.setattr(Decoder, "forward", forward)
-    assert written(capsys, run, PROMPT, "--temperature", 0) == PROMPT + "%&\n"
+    assert written(capsys, trained, PROMPT, "--temperature", 0) == PROMPT + "%&\n"
     assert widths == [16] * 3
 
 
@@ -76,9 +72,9 @@ def test_an_end_of_document_ends_it_and_the_model_sees_no_more_than_a_sequence(
     ],
 )
 def test_what_cannot_be_continued_is_refused(
-    run: Path, arguments: tuple[str, ...], told: str, capsys: pytest.CaptureFixture[str]
+    trained: Path, arguments: tuple[str, ...], told: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as error:
-        main(["generate", str(run), *arguments])
+        main(["generate", str(trained), *arguments])
     assert error.value.code == 2
     assert told in capsys.readouterr().err

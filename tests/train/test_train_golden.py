@@ -23,8 +23,8 @@ from tests.train_support import column, reseal, run_jobs
 from train.__main__ import main
 
 FLAGS = ("--global-batch", 8, "--steps", 6, "--warmup", 2, "--lr", 0.01, "--workers", 0, "--save-every", 99)
-MESHES: dict[int, tuple[object, ...]] = {1: (), 4: ("--shard", 2, "--tensor", 2), 2: ("--shard", 1)}
-"""Ranks -> their mesh."""
+MESHES = {"1x1x1": (1, ()), "1x2x2": (4, ("--shard", 2, "--tensor", 2))}
+"""Each run -> its ranks and their mesh."""
 
 
 def unpacked(folder: Path) -> Path:
@@ -36,28 +36,26 @@ def unpacked(folder: Path) -> Path:
     return folder / "checkpoints"
 
 
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """checkpoints/, and a folder in which each run went on as RUN-RANKS, on each mesh."""
-    folder = tmp_path_factory.mktemp("golden")
-    before, jobs = unpacked(folder), []
-    for saved in ("1x1x1", "1x2x2"):
-        for ranks, mesh in MESHES.items():
-            run = Path(shutil.copytree(before / saved, folder / f"{saved}-{ranks}"))
-            paths = ("--shards", folder / "shards", "--mix", folder / "mix.json", "--out", run)
-            jobs.append((ranks, [*paths, "--model", before / "model.toml", *FLAGS, *mesh]))
-    text = run_jobs(jobs, folder)
-    assert text.count("resumed from step 3\n") == len(jobs)
-    return before, folder
-
-
-@pytest.mark.parametrize("saved", ["1x1x1", "1x2x2"])
-@pytest.mark.parametrize("ranks", MESHES)
-def test_a_run_goes_on_on_any_mesh(runs: tuple[Path, Path], saved: str, ranks: int) -> None:
-    before, run = read_lines(runs[0] / saved / "metrics.jsonl"), runs[1] / f"{saved}-{ranks}"
-    assert column(run, "data_hash") == [record["data_hash"] for record in before]
-    assert column(run, "loss") == pytest.approx([record["loss"] for record in before], rel=1e-5)
-    assert column(run, "grad_norm") == pytest.approx([record["grad_norm"] for record in before], rel=1e-3)
+def test_each_run_goes_on_on_the_mesh_of_the_other(tmp_path: Path) -> None:
+    before, jobs = unpacked(tmp_path), []
+    paths = (
+        "--shards",
+        tmp_path / "shards",
+        "--mix",
+        tmp_path / "mix.json",
+        "--model",
+        before / "model.toml",
+    )
+    for run, other in zip(MESHES, reversed(MESHES), strict=True):
+        out = shutil.copytree(before / run, tmp_path / run)
+        ranks, mesh = MESHES[other]
+        jobs.append((ranks, [*paths, "--out", out, *FLAGS, *mesh]))
+    assert run_jobs(jobs, tmp_path).count("resumed from step 3\n") == 2
+    for run in MESHES:
+        lines = read_lines(before / run / "metrics.jsonl")
+        for name, exact in (("data_hash", None), ("loss", 1e-5), ("grad_norm", 1e-3)):
+            wanted = [line[name] for line in lines]
+            assert column(tmp_path / run, name) == (pytest.approx(wanted, rel=exact) if exact else wanted)
 
 
 def test_a_checkpoint_of_another_version_is_refused_by_name(
@@ -87,12 +85,12 @@ def write_golden() -> None:
         before, made = unpacked(folder), folder / "made/checkpoints"
         shutil.copytree(before, made, ignore=shutil.ignore_patterns("1x*"))
         paths = ("--shards", folder / "shards", "--mix", folder / "mix.json", "--model", made / "model.toml")
-        meshes = {"1x1x1": 1, "1x2x2": 4}
         flags = (*FLAGS[:-1], 3)
         run_jobs(
-            [(n, [*paths, "--out", made / run, *flags, *MESHES[n]]) for run, n in meshes.items()], folder
+            [(ranks, [*paths, "--out", made / run, *flags, *mesh]) for run, (ranks, mesh) in MESHES.items()],
+            folder,
         )
-        for run in meshes:
+        for run in MESHES:
             kept = {"metrics.jsonl", "segments.jsonl", "checkpoints", "step-00000003"}
             for path in [*(made / run).iterdir(), *(made / run / "checkpoints").iterdir()]:
                 if path.name not in kept:

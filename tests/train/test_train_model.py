@@ -10,7 +10,6 @@ import pytest
 from support import needs
 
 torch = needs("torch")
-import torch.distributed as dist
 import torch.nn.functional as F  # noqa: N812
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -24,7 +23,7 @@ from pretok.base.records import replace
 from tests import train_support
 from train.config import TrainConfig
 from train.data import documents_of
-from train.model import attention, loss, transformer
+from train.model import attention, transformer
 from train.model.attention import Spans, attend, block_mask, by_document, mask_of, takes_spans
 from train.model.loss import IGNORE, linear_cross_entropy
 from train.model.sizes import ModelConfig
@@ -69,21 +68,6 @@ def test_loss_and_gradients_equal_torchs(
     assert not found[1][vocab:].any()  # the padding learns nothing
 
 
-def test_ranks_that_share_the_vocabulary_compile_the_loss_between_their_exchanges(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    handed: list[str] = []
-    monkeypatch.setattr(loss, "_compiled", lambda function: handed.append(function.__name__) or function)
-    logits, target = torch.randn(9, 16), torch.tensor([0, 5, IGNORE, 11, 3, 3, 7, IGNORE, 1])
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    try:
-        found = loss.chunk_loss(logits.clone(), target, 12, 0, 0.1, dist.group.WORLD, fuse=True)
-    finally:
-        dist.destroy_process_group()
-    assert handed == ["_top", "_exponentials", "_losses"]
-    torch.testing.assert_close(found, loss.chunk_loss(logits, target, 12, 0, 0.1, None), rtol=0, atol=0)
-
-
 @pytest.mark.parametrize("qk_norm", [False, True])
 def test_flops_are_those_of_the_products(qk_norm: bool) -> None:
     """torch's counter sees every product of a forward pass; training is three times that."""
@@ -100,24 +84,20 @@ def test_flops_are_those_of_the_products(qk_norm: bool) -> None:
 
 
 def test_initial_values_depend_on_seed_and_name_alone() -> None:
-    first, again, other_seed, other_name, down, norm = (
-        initial_tensor(TINY, seed, f"layers.{name}.weight", torch.Size([256, 64]), CPU)
-        for seed, name in (
-            *((0, "0.mlp.up_proj"), (0, "0.mlp.up_proj"), (1, "0.mlp.up_proj"), (0, "1.mlp.up_proj")),
-            *((0, "0.mlp.down_proj"), (0, "0.input_layernorm")),
-        )
-    )
-    assert torch.equal(first, again)
-    assert not torch.equal(first, other_seed)
-    assert not torch.equal(first, other_name)
+    def values(seed: int, name: str) -> torch.Tensor:
+        return initial_tensor(TINY, seed, f"layers.{name}.weight", torch.Size([256, 64]), CPU)
+
+    first, down = values(0, "0.mlp.up_proj"), values(0, "0.mlp.down_proj")
+    assert torch.equal(first, values(0, "0.mlp.up_proj"))
+    assert not torch.equal(first, values(1, "0.mlp.up_proj"))
+    assert not torch.equal(first, values(0, "1.mlp.up_proj"))
     assert first.std().item() == pytest.approx(0.02, rel=0.05)
     assert down.std().item() == pytest.approx(0.01, rel=0.05)
-    assert torch.equal(norm, torch.ones(norm.shape))
+    assert torch.equal(values(0, "0.input_layernorm"), torch.ones(256, 64))
 
 
 @pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
-@pytest.mark.parametrize("compiled", [False, True])
-@pytest.mark.parametrize(("kv_heads", "qk_norm"), [(4, False), (2, True)])
+@pytest.mark.parametrize(("compiled", "kv_heads", "qk_norm"), [(False, 4, False), (True, 2, True)])
 def test_kept_activations_are_counted(compiled: bool, kv_heads: int, qk_norm: bool) -> None:
     """What a block really keeps, storage by storage, is what `train plan` counts."""
     config = ModelConfig(dim=256, layers=1, heads=4, kv_heads=kv_heads, hidden=768, qk_norm=qk_norm)
@@ -241,25 +221,17 @@ def test_varlen_equals_flex_on_a_gpu(window: int) -> None:
     torch.testing.assert_close(first, second, atol=2e-2, rtol=2e-2)
 
 
-@pytest.mark.parametrize(
-    ("dtype", "width", "capability", "taken"),
-    [
-        (torch.bfloat16, 128, (8, 0), True),
-        (torch.float32, 128, (9, 0), False),
-        (torch.bfloat16, 12, (9, 0), False),
-        (torch.bfloat16, 264, (9, 0), False),
-        (torch.bfloat16, 128, (7, 5), False),
-    ],
-)
-def test_varlen_is_taken_where_it_can_be(
-    dtype: Any, width: int, capability: tuple[int, int], taken: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _device: capability)
+def test_varlen_is_taken_where_it_can_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    def taken(dtype: Any = torch.bfloat16, width: int = 128, capability: tuple[int, int] = (8, 0)) -> bool:
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _device: capability)
+        return takes_spans(torch.device("cuda"), dtype, width)
+
     monkeypatch.setattr(attention, "_VARLEN", (torchs_interface, {}))
-    assert takes_spans(torch.device("cuda"), dtype, width) == taken
+    assert taken()
+    assert not any((taken(torch.float32), taken(width=12), taken(width=264), taken(capability=(7, 5))))
     monkeypatch.setattr(attention, "_VARLEN", None)
-    assert not takes_spans(torch.device("cuda"), dtype, width)
-    assert takes_spans(torch.device("cpu"), dtype, width)
+    assert not taken()
+    assert takes_spans(CPU, torch.bfloat16, 128)
 
 
 def test_documents_of_a_model_are_as_if_alone() -> None:
@@ -299,17 +271,14 @@ varlen.register_autograd(
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize(("window", "setting"), [(0, "none"), (5, "ops")])
-def test_a_block_is_compiled_once_for_any_number_of_documents(
-    window: int, setting: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_block_is_compiled_once_for_any_number_of_documents(monkeypatch: pytest.MonkeyPatch) -> None:
     """With torch's varlen attention; without numbers, which a GPU alone has."""
     if attention._VARLEN is None:
         pytest.skip("this torch has no varlen attention with windows")
     monkeypatch.setattr(attention, "by_document", attention._torchs)
     with torch.device("meta"):
         model = Decoder(replace(TINY, layers=1)).bfloat16()
-        checkpoint_activations(model, setting)
+        checkpoint_activations(model, "ops")
         (block,) = model.layers
         x = torch.randn(2, 16, 32, dtype=torch.bfloat16, requires_grad=True)
         cos, sin = torch.randn(2, 16, 8)
@@ -317,13 +286,13 @@ def test_a_block_is_compiled_once_for_any_number_of_documents(
     block.compile(fullgraph=True, dynamic=False, backend=counter)
     for documents in (2, 5, 9):
         ends = torch.empty((1, documents), dtype=torch.int32, device="meta")
-        block(x, cos, sin, mask_of(ends, x, 16, window, 8)).sum().backward()
+        block(x, cos, sin, mask_of(ends, x, 16, 5, 8)).sum().backward()
     assert counter.frame_count == 1
     assert x.grad.shape == x.shape
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("kernel", ["varlen", "flex"])
+@pytest.mark.parametrize("kernel", ["varlen", pytest.param("flex", marks=pytest.mark.slow)])
 def test_recomputation_keeps_what_attention_gives(kernel: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a GPU, where both are compiled code; an operation that a CPU can differentiate stands in for them."""
     tokens = random_documents(2, 17, 1)

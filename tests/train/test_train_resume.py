@@ -31,21 +31,13 @@ from train.config import TrainConfig
 from train.model.sizes import PRESETS
 
 STEPS = 20
-
-
-VALUES = {"steps": STEPS, "lr": 0.001, "warmup": 2, "save_every": "4", "keep_last": 2}
+DEFAULTS = {"steps": STEPS, "lr": 0.001, "warmup": 2, "save_every": "4", "keep_last": 2}
 """At ten times this rate rounding alone moves the losses by 3e-4 in 40 steps."""
-
-
-@pytest.fixture
-def trial(trial: Trial) -> Trial:
-    trial.defaults = VALUES
-    return trial
 
 
 @pytest.fixture(scope="module")
 def whole(shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    config = tiny_config(shards, tmp_path_factory.mktemp("whole"), **VALUES)
+    config = tiny_config(shards, tmp_path_factory.mktemp("whole"), **DEFAULTS)
     loop.train(config)
     return Path(config.out)
 
@@ -91,41 +83,17 @@ def test_interrupted_run_goes_on_with_any_number_of_processes(trial: Trial, whol
             ranks.processes[-1].join(120)
             for process in ranks.processes:
                 process.kill()
-        # Of other signals to one rank, all of them stop.
-        code = {None: 0, KILL: -KILL}.get(number, 75)
-        assert ranks.wait() == [code] * count, ranks.text()
+        codes, code = ranks.wait(), {None: 0, KILL: -KILL}.get(number, 75)
+        assert codes[-1] == code, ranks.text()
+        # Of other signals to one rank, all of them stop. Of a kill, some may have ended before they were killed.
+        assert number == KILL or codes == [code] * count, ranks.text()
         assert ("resumed from step" in ranks.text()) == (link > 0)
         assert (run / "done.json").exists() == (number is None)
     assert_same_run(run, whole)
     # Stops lose no step; a kill loses those since the checkpoint before it, and its segment's line.
     lost = [record["lost_steps"] for record in read_lines(run / "goodput.jsonl")]
-    killed = [number for _, number, _ in chain].index(KILL)
     assert len(lost) == 3
-    assert all(count == 0 for link, count in enumerate(lost) if link != killed)
-
-
-def _die_in_the_second(name: str) -> None:
-    calls: list[int] = []
-
-    def behind(*_: Any) -> None:
-        calls.append(0)
-        if len(calls) == 2:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    around(save, name, None, behind)
-
-
-@pytest.mark.parametrize("name", ["write_pieces", "write_meta"])
-def test_kill_during_a_save_leaves_the_one_before(trial: Trial, whole: Path, name: str) -> None:
-    """When its tensors are written, and just before it is renamed."""
-    ranks = Ranks([(1, flags(trial.config()))], trial.folder, partial(_die_in_the_second, name))
-    assert ranks.wait() == [-signal.SIGKILL]
-    assert [path for path in saved(trial.run) if path[0] != "."] == ["0004"]
-    assert len(saved(trial.run)) == 2
-    trial.train()
-    assert "resumed from step 4\n" in trial.said()
-    assert saved(trial.run) == ["0016", "0020"]
-    assert_same_run(trial.run, whole)
+    assert lost[1:] == [0, 0]
 
 
 @pytest.mark.parametrize(
@@ -177,29 +145,25 @@ def meta_of(step: int, val_loss: float | None) -> Meta:
 
 
 @given(
-    found=st.lists(st.tuples(st.integers(1, 500), losses), min_size=1, unique_by=lambda pair: pair[0]),
-    last=st.integers(1, 4),
-    best=st.integers(0, 3),
-    milestone=st.sampled_from([0, 7, 100]),
+    st.dictionaries(st.integers(1, 500), losses, min_size=1),
+    st.integers(1, 4),
+    st.integers(0, 3),
+    st.sampled_from([0, 7, 100]),
 )
 def test_retention_keeps_the_newest_the_best_and_milestones(
-    found: list[tuple[int, float | None]], last: int, best: int, milestone: int
+    rated: dict[int, float | None], last: int, best: int, milestone: int
 ) -> None:
-    found.sort()
-    metas = {Path(f"step-{step:08d}"): meta_of(step, loss) for step, loss in found}
+    steps = sorted(rated)
+    metas = {Path(f"step-{step:08d}"): meta_of(step, rated[step]) for step in steps}
     kept = to_keep(metas, TrainConfig(keep_last=last, keep_best=best, milestone=milestone))
-    assert set(list(metas)[-last:]) <= kept
-    rated = sorted(loss for _, loss in found if loss is not None)
-    assert sum(metas[path].val_loss in rated[:best] for path in kept) >= min(best, len(rated))
-    milestones = {path for path, meta in metas.items() if milestone and meta.step % milestone == 0}
-    assert milestones <= kept
-    assert len(kept) <= last + best + len(milestones)
+    by_loss = sorted((loss, step) for step, loss in rated.items() if loss is not None)
+    wanted = {*steps[-last:], *(step for _, step in by_loss[:best])}
+    wanted |= {step for step in steps if milestone and step % milestone == 0}
+    assert {metas[path].step for path in kept} == wanted
 
 
 @pytest.mark.parametrize("save_every", ["1", "never"])
-def test_what_a_kill_behind_the_last_save_left_undone_is_done_at_the_next_start(
-    trial: Trial, save_every: str
-) -> None:
+def test_checkpoints_that_a_kill_left_are_deleted_at_the_next_start(trial: Trial, save_every: str) -> None:
     changes = {"steps": 5, "keep_last": 1, "milestone": 4, "schedule": "constant"}
     run = trial.train(save_every="1", **changes)
     assert saved(run) == ["0004", "0005"]
@@ -211,7 +175,7 @@ def test_what_a_kill_behind_the_last_save_left_undone_is_done_at_the_next_start(
 def test_training_goes_on_while_an_old_checkpoint_is_deleted(trial: Trial) -> None:
     """Its files may be many on a slow file system; the end of the run waits for it."""
     passed, waits = threading.Event(), list[bool]()
-    trial.around(save, "_delete", lambda _: waits.append(passed.wait(20)))
+    trial.around(save, "_delete", lambda _: waits.append(passed.wait(100)))
     trial.around(loop, "_record", None, lambda _, run, *__: run.progress.step > 6 and passed.set())
     assert saved(trial.train(steps=8, save_every="2", keep_last=1)) == ["0008"]
     assert waits == [True] * 3
@@ -261,7 +225,7 @@ def test_a_run_that_lost_its_folder_ends_without_saving(trial: Trial) -> None:
 
     def taken_over(run: Any, *_: Any) -> None:
         (trial.run / lock.LOCK_FILE).write_text("another's")
-        assert run.lost.wait(20)
+        assert run.lost.wait(100)
 
     trial.around(loop, "_one_step", taken_over)
     with pytest.raises(MismatchError, match="another run, which now owns the folder"):

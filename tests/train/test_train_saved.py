@@ -25,12 +25,7 @@ from train.checkpoint.export import export
 from train.checkpoint.meta import read_meta
 
 FIRST, SECOND, INDEX = "rank-00000.safetensors", "rank-00001.safetensors", "index-00000.json"
-
-
-@pytest.fixture
-def trial(trial: Trial) -> Trial:
-    trial.defaults = TWO_RANKS | {"shard": None}
-    return trial
+DEFAULTS = TWO_RANKS | {"shard": None}
 
 
 @pytest.fixture
@@ -68,10 +63,9 @@ CRAFTED: list[Callable[[Path], object]] = [
 ]
 
 
-@pytest.mark.parametrize("load", ["resume", "init-from", "export"])
 @pytest.mark.parametrize("damage", CRAFTED)
 def test_what_somebody_made_of_a_checkpoint_is_named(
-    trial: Trial, newest: Path, damage: Callable[[Path], object], load: str
+    trial: Trial, newest: Path, damage: Callable[[Path], object]
 ) -> None:
     """With sizes, checksums and seal of its own. Nothing in safetensors and JSON can be run."""
     shutil.rmtree(newest.with_name("step-00000002"))
@@ -82,14 +76,15 @@ def test_what_somebody_made_of_a_checkpoint_is_named(
         for name in read_json(newest / "meta.json")["files"]
     }
     reseal(newest, files=files)
-    loads: dict[str, Callable[[], object]] = {
-        "resume": lambda: trial.train(steps=6),
-        "init-from": lambda: trial.train("out", init_from=str(newest)),
-        "export": lambda: export([newest], None, trial.folder / "out", torch.float32),
-    }
-    with pytest.raises(IntegrityError) as caught:
-        loads[load]()
-    assert f"{newest}" in f"{caught.value}{trial.said()}"
+    with pytest.raises(IntegrityError):
+        trial.train(steps=6)
+    assert f"{newest}" in trial.said()
+    for load in (
+        lambda: trial.train("new", init_from=str(newest)),
+        lambda: export([newest], None, trial.folder / "out", torch.float32),
+    ):
+        with pytest.raises(IntegrityError, match=f"{newest}"):
+            load()
 
 
 def no_keys(checkpoint: Path) -> None:
@@ -151,29 +146,21 @@ def test_two_ranks_find_what_one_of_them_reads(trial: Trial, newest: Path) -> No
     assert "resumed from step 2\n" in text
 
 
-@pytest.mark.parametrize(
-    "files", [None, [], {}, {"../x": 3}, {"x": None}, {"x": {"size": "1"}}, {"x": {"a": 1}}]
-)
-def test_a_list_of_files_that_is_none_is_refused(newest: Path, files: Any) -> None:
+@pytest.mark.parametrize("files", [{}, {"../x": {"size": 1, "checksum": ""}}])
+def test_a_checkpoint_of_no_file_or_one_elsewhere_is_refused(newest: Path, files: dict[str, object]) -> None:
     reseal(newest, files=files)
-    with pytest.raises(IntegrityError, match=r"meta\.json.* file"):
+    with pytest.raises(IntegrityError, match="lists no file or one outside of its folder"):
         read_meta(newest)
 
 
 @pytest.mark.parametrize(
-    ("where", "name", "error"),
-    [
-        (NewFile, "write", errno.ENOSPC),
-        (os, "fsync", errno.EIO),
-        (save, "write_meta", errno.EDQUOT),
-        (Path, "mkdir", errno.ESTALE),
-    ],
+    ("where", "name", "error"), [(NewFile, "write", errno.ENOSPC), (Path, "mkdir", errno.ESTALE)]
 )
 def test_a_save_that_fails_is_tried_again_while_the_run_goes_on(
     trial: Trial, where: object, name: str, error: int
 ) -> None:
     """The second call since the first save began fails."""
-    begun, calls = list[int](), list[int]()
+    saves, calls = list[int](), list[int]()
 
     def fail(*_: Any) -> None:
         calls.append(0)
@@ -181,15 +168,14 @@ def test_a_save_that_fails_is_tried_again_while_the_run_goes_on(
             raise OSError(error, os.strerror(error))
 
     def begin(*_: Any) -> None:
-        if not begun:
+        if not saves:
             trial.around(where, name, fail)
-        begun.append(0)
+        saves.append(0)
 
     trial.patch.setattr(save, "RETRY_SECONDS", 0.0)
     trial.around(loop, "_save", begin)
     run = trial.train(steps=5)
-    text = trial.said()
-    assert text.count(f": {os.strerror(error)}") == 1, text
+    assert trial.said().count(f": {os.strerror(error)}") == 1
     assert (run / "done.json").exists()
     assert max((run / "checkpoints").iterdir()).name == "step-00000005"
     assert not list((run / "checkpoints").glob(".*"))

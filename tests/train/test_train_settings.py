@@ -26,10 +26,10 @@ from pretok.base.errors import UsageError
 torch = needs("torch")
 from pretok.base.records import replace
 from pretok.base.storage import read_lines
-from tests.train_support import Trial, column, flags, model_file, run_jobs, tiny_flags
+from tests.train_support import Trial, column, flags, model_file, parsed, run_jobs, tiny_flags
 from train import loop, tune
 from train.__main__ import main
-from train.config import TrainConfig, add_flags, check_table, parse, whole_number
+from train.config import TrainConfig, add_flags, check_table, whole_number
 from train.model.sizes import PRESETS
 from train.model.transformer import Decoder
 from train.parallel.layout import (
@@ -44,15 +44,9 @@ from train.parallel.layout import (
     split_layers,
 )
 from train.parallel.pipeline import take_part
-from train.plan import GIB, count_tensors, largest_micro_batch
+from train.plan import Memory, count_tensors, largest_micro_batch
 
 ITALIA = PRESETS["italia-9b"]
-
-
-def parsed(*arguments: str) -> TrainConfig:
-    parser = argparse.ArgumentParser(allow_abbrev=False)
-    add_flags(parser)
-    return parse(parser, arguments)[0]
 
 
 def test_flags_win_over_the_file(tmp_path: Path) -> None:
@@ -63,52 +57,48 @@ def test_flags_win_over_the_file(tmp_path: Path) -> None:
 
 
 IN_A_FILE = {
-    "micro_bach = 3": r"run.toml: unknown setting 'micro_bach'; the nearest known is 'micro_batch'",
+    "micro_bach = 3": "run.toml: unknown setting 'micro_bach'; the nearest known is 'micro_batch'",
     "steps = 1.5": "steps is 1.5; it must be of type int",
     "attention = 'local'": "attention is 'local'; it must be one of causal, document",
     "keep_last = 0": "keep_last is 0; it must be at least 1",
     "save_every = '0m'": "save_every is '0m'",
-    "checkpointing = 'most'": "checkpointing is 'most'",
     "checkpointing = 1.0": r"checkpointing is '1.0'; it must be .* or a share of blocks \(0.5\)",
+    "lr = nan": "lr is nan; it must be at least 0",
+    "tokens = '1.5'": "tokens: '1.5' is not a whole number",
     "lr = ": "run.toml: Invalid value",
     "lr = " + "1" * 5000: "run.toml: Exceeds the limit",
     "model = '\udcff'": "run.toml: 'utf-8' codec can't decode",
-}
-IN_A_TABLE: dict[str, tuple[dict[str, object], str]] = {
-    "name": ({"micro_bach": 3}, r"\[train\]: unknown setting 'micro_bach'; the nearest known is"),
-    "nan": ({"lr": "nan"}, "lr is nan; it must be at least 0"),
-    "whole": ({"tokens": "1.5"}, "tokens: '1.5' is not a whole number"),
-    "file": ({"model": "none.toml"}, "--model none.toml is not a preset"),
+    "[[phases]]\nlr = 1": "phase 1 has no start; give it in tokens",
+    "[[phases]]\nat = 5\nlearning_rate = 1": "phase 1: unknown setting 'learning_rate'",
+    "[[phases]]\nat = 5\nmodel = '1b'": "phase 1: unknown setting 'model'",
+    "[[phases]]\nat = 5\n[[phases]]\nat = 5": "the one at 5 tokens follows the one at 5",
+    "[[phases]]\nat = 5\nlr = -1": "lr is -1.0; it must be at least 0",
+    "phases = 3": "phases is not a list of tables",
+    "phases = '{'": "phases is not JSON",
 }
 SIZES = {
     "dim = 'x'": r"model.toml: Expected `int`, got `str` - at `\$.dim`",
     "dim = 0\nlayers = 1\nheads = 1\nkv_heads = 1\nhidden = 1": "dim is 0; it",
     "dims = 1": "unknown field `dims`",
 }
-AS_FLAGS = {
-    "--mirco-batch=3": "^unknown argument '--mirco-batch'; the nearest known is '--micro-batch'$",
-    "--frobnicate=1": "^unknown argument '--frobnicate'$",
-}
 
 
 def test_wrong_settings_are_refused_with_what_where_and_the_nearest_that_is_right(tmp_path: Path) -> None:
-    """In a file, in the table of a recipe, in a file of a model's sizes, as flags."""
-    path = tmp_path / "run.toml"
+    """In a file, in a file of a model's sizes, in the table of a recipe, as flags."""
+    path, model = tmp_path / "run.toml", tmp_path / "model.toml"
     for text, message in IN_A_FILE.items():
         path.write_text(text, "utf-8", "surrogateescape")
         with pytest.raises(UsageError, match=message):
             parsed("--config", str(path))
-    for table, message in IN_A_TABLE.values():
-        with pytest.raises(UsageError, match=message):
-            check_table(table)
-    path = tmp_path / "model.toml"
     for text, message in SIZES.items():
-        path.write_text(text)
+        model.write_text(text)
         with pytest.raises(UsageError, match=message):
-            check_table({"model": str(path)})
-    for flag, message in AS_FLAGS.items():
-        with pytest.raises(UsageError, match=message):
-            parsed(flag)
+            check_table({"model": str(model)})
+    with pytest.raises(UsageError, match=r"\[train\]: unknown setting 'micro_bach'; the nearest known is"):
+        check_table({"micro_bach": 3})
+    for flag, more in (("--mirco-batch", "; the nearest known is '--micro-batch'"), ("--frobnicate", "")):
+        with pytest.raises(UsageError, match=f"^unknown argument '{flag}'{more}$"):
+            parsed(f"{flag}=3")
 
 
 NEED = r"steps of {} sequences need more data: there are \d+ sequences of 16 tokens, enough for {}"
@@ -142,8 +132,6 @@ def test_the_help_shows_what_a_person_sets() -> None:
     assert len(shown) <= 40
     often = {item.name.replace("_", "-") for item in fields(TrainConfig) if not item.metadata["rare"]}
     assert shown == {"config", *often}
-    assert "\nparallelism:\n  --shard" in parser.format_help()
-    assert parsed("--eps", "1e-6", "--no-reshard") == TrainConfig(eps=1e-6, reshard=False)
 
 
 TABLE = {"model": "1b", "micro-batch": 4, "tokens": "64MiB", "lr": 1, "save_every": 100}
@@ -161,24 +149,13 @@ for command in ("plan", "--shards=x"):
 """
 
 
-def run_python(script: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT, check=False
+def test_what_needs_torch() -> None:
+    """A good table of a recipe is checked without it; a command says what to install."""
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT], capture_output=True, text=True, cwd=ROOT, check=True
     )
-
-
-def test_what_needs_which_package() -> None:
-    """A good table of a recipe is checked without torch; a command says what to install; the trainer needs torch,
-    numpy, safetensors and xxhash alone."""
-    done = run_python(WITHOUT)
     assert done.stdout == "2\n2\n"
-    said = "train: the package torch is not installed for this Python: run pip"
-    assert [line.startswith(said) for line in done.stderr.splitlines()] == [True, True]
-    done = run_python(
-        "import sys\nimport train.loop, train.checkpoint.export, train.plan, train.tune, train.__main__\n"
-        "print(sorted({'pydantic', 'typer', 'ray', 'pyarrow', 'gigatoken', 'transformers'} & set(sys.modules)))"
-    )
-    assert done.stdout == "[]\n"
+    assert done.stderr.count("train: the package torch is not installed for this Python: run pip") == 2
 
 
 def test_settings_come_back_from_a_file_and_from_flags(tmp_path: Path) -> None:
@@ -234,60 +211,52 @@ def test_the_shape_of_a_mesh(arguments: tuple[Any, ...], shape: tuple[int, int, 
     assert layout.data_ranks * layout.context * layout.tensor == arguments[0]
 
 
-def split(seq_len: int = 4096, **settings: Any) -> Callable[[], object]:
-    return lambda: check_split(TrainConfig(**settings), PRESETS["1b"], seq_len)
+def split(seq_len: int = 4096, **settings: Any) -> None:
+    check_split(TrainConfig(**settings), PRESETS["1b"], seq_len)
 
 
-def pipeline(batch: Batch = Batch(8, 1, 8, 1), **changes: Any) -> Callable[[], object]:  # noqa: B008
-    return lambda: check_pipeline(TrainConfig(pipeline=4), replace(ITALIA, **changes), batch)
-
-
-FLOAT8 = "--precision float8 works neither with --tensor nor with widths"
-HALF = r"does not work with --checkpointing 0\.5; use ops or none"
+def pipeline(batch: Batch = Batch(8, 1, 8, 1), **changes: Any) -> None:  # noqa: B008
+    check_pipeline(TrainConfig(pipeline=4), replace(ITALIA, **changes), batch)
 
 
 @pytest.mark.parametrize(
-    ("ask", "message"),
+    ("message", "ask"),
     [
-        (lambda: solve_layout(16, 4, 3, 1), r"shard = 3 does not divide 16 .* valid: \[1, 2, 4, 8, 16\]"),
-        (lambda: solve_layout(16, 4, 2, 1, 1, 4), r"groups of context = 4; valid: \[4, 8, 16\]"),
-        (lambda: solve_layout(16, 4, None, 3), "tensor = 3 does not divide the 16 ranks"),
-        (lambda: solve_layout(16, 4, None, 2, 3), "pipeline = 3 does not divide the 8 groups"),
-        (split(tensor=2, context=8), r"--tensor 2 x --context 8 does not divide kv_heads \(8\)"),
-        (split(tensor=16), r"--tensor 16 does not divide kv_heads \(8\)"),
-        (split(4100, tensor=8), r"--tensor 8 does not divide seq_len \(4100\)"),
-        (split(tensor=2, precision="float8"), FLOAT8),
-        (split(tensor=2, compile=True, checkpointing="0.5"), HALF),
-        (pipeline(tied=True), "needs a separate output matrix"),
-        (pipeline(layers=3), "4 is more than the 3 blocks"),
-        (pipeline(Batch(8, 4, 2, 1)), "at least 4 micro-batches per step and rank; there are 2"),
+        (r"shard = 3 does not divide 16 .* valid: \[1, 2, 4, 8, 16\]", lambda: solve_layout(16, 4, 3, 1)),
+        (r"groups of context = 4; valid: \[4, 8, 16\]", lambda: solve_layout(16, 4, 2, 1, 1, 4)),
+        ("tensor = 3 does not divide the 16 ranks", lambda: solve_layout(16, 4, None, 3)),
+        ("pipeline = 3 does not divide the 8 groups", lambda: solve_layout(16, 4, None, 2, 3)),
+        (r"--tensor 2 x --context 8 does not divide kv_heads \(8\)", lambda: split(tensor=2, context=8)),
+        (r"--tensor 8 does not divide seq_len \(4100\)", lambda: split(4100, tensor=8)),
+        ("float8 works neither with --tensor nor", lambda: split(tensor=2, precision="float8")),
+        (r"with --checkpointing 0\.5; use", lambda: split(tensor=2, compile=True, checkpointing="0.5")),
+        ("needs a separate output matrix", lambda: pipeline(tied=True)),
+        ("4 is more than the 3 blocks", lambda: pipeline(layers=3)),
+        ("at least 4 micro-batches per step and rank; there are 2", lambda: pipeline(Batch(8, 4, 2, 1))),
     ],
 )
-def test_what_cannot_be_divided_is_refused_with_what_can(ask: Callable[[], object], message: str) -> None:
+def test_what_cannot_be_divided_is_refused_with_what_can(message: str, ask: Callable[[], None]) -> None:
     with pytest.raises(UsageError, match=message):
         ask()
 
 
 def test_what_can_be_divided_is_taken() -> None:
-    split(tensor=8)()
-    split(precision="float8")()
-    split(tensor=2, compile=True, checkpointing="ops")()
-    pipeline()()
+    split(tensor=8)
+    split(precision="float8")
+    split(tensor=2, compile=True, checkpointing="ops")
+    pipeline()
 
 
-@pytest.mark.parametrize(
-    ("settings", "able", "compiled"),
-    [
-        ({}, True, True),
-        ({}, False, False),
-        ({"tensor": 2, "checkpointing": "full"}, True, False),
-        ({"tensor": 2, "checkpointing": "ops"}, True, True),
-        ({"compile": False}, True, False),
-        ({"compile": True}, False, True),
-    ],
-)
-def test_blocks_are_compiled_where_they_can_be(settings: dict[str, Any], able: bool, compiled: bool) -> None:
-    assert compiles(TrainConfig(**settings), PRESETS["1b"], able=able) is compiled
+def test_blocks_are_compiled_where_they_can_be() -> None:
+    def compiled(able: bool = True, **settings: Any) -> bool:
+        return compiles(TrainConfig(**settings), PRESETS["1b"], able=able)
+
+    assert compiled()
+    assert compiled(tensor=2, checkpointing="ops")
+    assert compiled(able=False, compile=True)
+    assert not compiled(able=False)
+    assert not compiled(tensor=2, checkpointing="full")
+    assert not compiled(compile=False)
 
 
 def test_blocks_are_divided_by_their_time() -> None:
@@ -302,15 +271,15 @@ def test_blocks_are_divided_by_their_time() -> None:
     assert bubble(1, 12) == 0.0
 
 
+def count(layout: Layout, seq_len: int = 4096, passes: int = 2, **more: Any) -> Memory:
+    """What a rank holds of italia-9b, with micro-batches of one sequence."""
+    config = TrainConfig(**{"precision": "bf16", "pipeline": layout.pipeline, **more})
+    return count_tensors(ITALIA, layout, 1, passes, seq_len, config)
+
+
 def test_plan_counts_what_a_rank_holds() -> None:
     """Parameters, gradients, moments and activations on the meta device, split as the mesh splits them."""
-
-    def count(layout: Layout, seq_len: int = 4096, micro: int = 1, passes: int = 2, **more: Any) -> Any:
-        config = TrainConfig(**{"precision": "bf16", "pipeline": layout.pipeline, **more})
-        return count_tensors(ITALIA, layout, micro, passes, seq_len, config)
-
     assert 9.0e9 < ITALIA.parameters < 9.3e9
-    assert (ITALIA.vocab_size, ITALIA.padded_vocab, ITALIA.seq_len) == (50_000, 50_048, 4096)
     memory, divided = count(Layout(64, 4, 1)), count(Layout(64, 2, 2))
     assert memory.parameters == pytest.approx(4 * ITALIA.parameters / 4, rel=1e-3)
     assert memory.optimizer == 2 * memory.parameters
@@ -322,7 +291,9 @@ def test_plan_counts_what_a_rank_holds() -> None:
     again = ITALIA.layers * ITALIA.attention_dim * 2 * 4096
     assert shared.activations == memory.activations + again
 
-    # Of a pipeline the fullest stage, with no more micro-batches than there are stages.
+
+def test_plan_counts_the_fullest_stage_of_a_pipeline() -> None:
+    """With no more micro-batches than there are stages."""
     ranks = []
     for stage in range(4):
         with torch.device("meta"):
@@ -330,16 +301,12 @@ def test_plan_counts_what_a_rank_holds() -> None:
         take_part(part, stage, split_layers(ITALIA, 4))
         ranks.append(sum(parameter.numel() for parameter in part.parameters()))
     assert sum(ranks) == ITALIA.parameters
-    staged = count(Layout(1, 1, 1, 4), passes=8, precision="auto")
+    staged = count(Layout(1, 1, 1, 4), passes=8)
     assert staged.parameters // 4 in ranks
     assert staged.gradients == 2 * staged.parameters  # whole ones of a step, and what remains of them
-    assert staged.parameters < count(Layout(1, 1, 1), passes=8, precision="auto").parameters / 3
-    held = {
-        count(Layout(1, 4, 1, 4), passes=passes, checkpointing="full", precision="auto").activations
-        - 2 * passes * 4096 * ITALIA.dim * 2  # of what is received
-        for passes in (4, 8, 32)
-    }
-    assert len(held) == 1
+    received = 2 * 4096 * ITALIA.dim * 2
+    deep = {passes: count(Layout(1, 4, 1, 4), passes=passes, checkpointing="full") for passes in (4, 8, 32)}
+    assert len({memory.activations - passes * received for passes, memory in deep.items()}) == 1
 
 
 def test_plan_finds_the_largest_micro_batch() -> None:
@@ -356,36 +323,30 @@ def test_plan_finds_the_largest_micro_batch() -> None:
 
 def test_plan_says_what_fits_and_what_it_costs(capsys: pytest.CaptureFixture[str]) -> None:
     """Loudly what does not."""
-    common = (
-        "--model italia-9b --nodes 64 --devices-per-node 4 --global-batch 1024 --tokens 1.2T --micro-batch"
-    )
+    common = "--model italia-9b --nodes 64 --devices-per-node 4 --global-batch 1024 --tokens 1.2T"
 
     def plan(more: str) -> str:
-        main(["plan", *common.split(), *more.split()])
+        main(["plan", *common.split(), "--micro-batch", *more.split()])
         return capsys.readouterr().out
 
-    text = plan("2")
-    assert "accumulation 2 x 256 data-parallel ranks" in text
-    assert "step: n/a" in text
     found = json.loads(plan("2 --peak 300 --mfu 0.5 --json"))
     seconds = 1024 * 4096 * ITALIA.flops_per_token(4096) / (150e12 * 256)
     assert found["step_seconds"] == pytest.approx(seconds)
     assert found["steps"] == 1_200_000_000_000 // (1024 * 4096)
     assert found["node_hours"] == pytest.approx(64 * seconds * found["steps"] / 3600)
-    assert found["checkpoint_bytes"] / GIB == pytest.approx(12 * ITALIA.parameters / GIB)
+    assert found["checkpoint_bytes"] == pytest.approx(12 * ITALIA.parameters)
     device = "--device A100-SXM-64GB"
     for more, words in (
+        ("2", "accumulation 2 x 256 data-parallel ranks"),
         (f"2 {device} --mfu 0.4", "DOES NOT FIT: 82.6 GiB counted, 53.6 GiB are 90% of 64 GB"),
         (f"2 {device} --mfu 0.4", "step: n/a; steps: 286102; run: n/a; n/a\n"),
         ("2 --device A100", "the memory of the device is not known; give --memory"),
+        ("2 --device A100 --memory 80 --json", '"fits": false'),
         (f"4 {device} --checkpointing full", "\nfits: 39.9 GiB counted"),
         (f"1 {device} --pipeline 4 --checkpointing ops", "devices wait for other stages 15.8% of each"),
     ):
         assert words in plan(more)
-    found = json.loads(plan(f"2 {device} --mfu 0.4 --checkpointing full --json"))
-    assert (found["fits"], found["hours"] > 0) == (True, True)
-    assert json.loads(plan("2 --device A100 --memory 80 --json"))["fits"] is False
-    # And the command of the documentation fits.
+    # The command of the documentation fits.
     page = (ROOT / "docs" / "training.md").read_text(encoding="utf-8").replace("\\\n", " ")
     command = next(words for line in page.splitlines() if (words := line.split())[:2] == ["train", "plan"])
     main(command[1:])
@@ -438,13 +399,10 @@ def test_what_a_setting_cannot_be_is_not_tried() -> None:
 def test_the_table_of_a_gpu_is_made_without_one(tmp_path: Path) -> None:
     script = [sys.executable, ROOT / "benchmarks" / "train_gpu.py", "--json", tmp_path / "rows.json"]
     more = ["--models", "debug", "--lengths", "32", "--micro-batch", "1", "--steps", "5"]
-    done = subprocess.run([*map(str, script), *more], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    subprocess.run([*map(str, script), *more], capture_output=True, check=True)
     rows = json.loads((tmp_path / "rows.json").read_text())
     assert [(row["attention"], row["outcome"]) for row in rows] == [("causal", "ok"), ("document", "ok")]
     assert rows[0]["tokens_per_second_per_device"] > 0
-    assert "dense bf16 peak n/a" in done.stdout
-    assert "debug: loss alone, forward and backward: eager" in done.stdout
 
 
 @pytest.mark.slow

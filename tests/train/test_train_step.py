@@ -37,12 +37,7 @@ from train.parallel.layout import Layout
 from train.plan import count_tensors
 
 LENGTH = 16
-
-
-@pytest.fixture
-def trial(trial: Trial) -> Trial:
-    trial.defaults = {"save_every": "3"}
-    return trial
+DEFAULTS = {"save_every": "3"}
 
 
 def test_schedules() -> None:
@@ -104,7 +99,7 @@ def test_guard_skips_what_is_not_finite_or_far_out() -> None:
     assert off(1.0, times=2 * WINDOW) == off(99.0) == 0
 
 
-@pytest.mark.parametrize("rise", [1.3, 1.5, 3.0, 100.0])
+@pytest.mark.parametrize("rise", [1.3, 100.0])
 def test_a_lasting_rise_is_skipped_a_few_times_and_then_usual(rise: float) -> None:
     for values in ((rise, 2.0), (1.0, 2.0 * rise)):
         guard, judge = judge_of(clip=0.1)
@@ -127,34 +122,18 @@ def test_slow_growth_and_what_is_clipped_little_are_no_outliers() -> None:
 
 
 def test_hyper_parameters_are_those_of_the_settings_after_a_resume(trial: Trial) -> None:
-    """Another weight decay and other betas take effect at once, as in a run that had them in those steps."""
-    changed = {"beta1": 0.5, "beta2": 0.6, "eps": 1e-3, "weight_decay": 5.0}
-    names, seen = ("betas", "eps", "weight_decay"), []
+    """Another weight decay and other betas take effect at once."""
+    seen = []
 
     def look(optimizer: Any, *rest: Any) -> None:
+        names = ("betas", "eps", "weight_decay")
         seen.append([tuple(group[name] for name in names) for group in optimizer.param_groups])
 
     trial.around(step, "update", look)
     trial.train(steps=3)
-    trial.train(steps=4, **changed)
+    trial.train(steps=4, beta1=0.5, beta2=0.6, eps=1e-3, weight_decay=5.0)
     assert seen[0] == [((0.9, 0.95), 1e-8, 0.0), ((0.9, 0.95), 1e-8, 0.1)]
     assert seen[3] == [((0.5, 0.6), 1e-3, 0.0), ((0.5, 0.6), 1e-3, 5.0)]
-
-
-def spoil(trial: Trial, steps: range, spoiled: Callable[[Any], None]) -> None:
-    """Let something happen to the parameters before some updates."""
-    calls: list[int] = []
-
-    def before(_: Any, parameters: Any, *rest: Any) -> None:
-        calls.append(0)
-        if len(calls) in steps:
-            spoiled(parameters)
-
-    trial.around(step, "update", before)
-
-
-def lose_a_number(parameters: Any) -> None:
-    parameters[3].grad.to_local().view(-1)[0] = float("nan")
 
 
 def test_a_step_without_learned_tokens_changes_nothing(trial: Trial, conversations: Path) -> None:
@@ -173,22 +152,26 @@ def test_a_step_without_learned_tokens_changes_nothing(trial: Trial, conversatio
     assert [all(map(torch.equal, *pair)) for pair in pairwise(states)] == [False, True, False]
 
 
-def blow_up(parameters: Any) -> None:
-    with torch.no_grad():
-        parameters[0].to_local().fill_(float("inf"))
-
-
 @pytest.mark.parametrize(
-    ("steps", "spoiled", "message"),
+    ("steps", "inf", "message"),
     [
-        (range(3, 100), lose_a_number, r"the last 4 steps up to 6 were skipped"),
-        (range(5, 6), blow_up, r"not finite|were skipped"),
+        (range(3, 100), False, r"the last 4 steps up to 6 were skipped"),
+        (range(5, 6), True, r"not finite|were skipped"),
     ],
 )
 def test_a_run_that_is_lost_ends_and_spares_the_checkpoints(
-    trial: Trial, steps: range, spoiled: Callable[[Any], None], message: str
+    trial: Trial, steps: range, inf: bool, message: str
 ) -> None:
-    spoil(trial, steps, spoiled)
+    """inf: the parameters themselves are spoiled, not gradients of some steps."""
+    updates: list[int] = []
+
+    def spoil(_: Any, parameters: Any, *rest: Any) -> None:
+        updates.append(0)
+        if len(updates) in steps:
+            with torch.no_grad():
+                (parameters[0] if inf else parameters[3].grad).to_local().fill_(torch.inf)
+
+    trial.around(step, "update", spoil)
     trial.patch.setattr(loop, "MAX_SKIPS", 3)
     with pytest.raises(PretokError, match=message):
         trial.train()
@@ -386,17 +369,17 @@ def test_validation_stays_what_it_was(tmp_path: Path) -> None:
     text = {"it": [list(range(1, 101))]}
     shards = make_shards(tmp_path / "0", text, val=text)
     run_mix(shards, tmp_path / "0.json", request("50:it=1", seq_len=5))
-    before = validation_sources(TrainConfig(shards=str(shards)), load_mix(tmp_path / "0.json"))
     for number in (1, 2):
         more = {"it": [list(range(200, 300))], "en": [list(range(300, 400))]}
         shards = make_shards(tmp_path / str(number), more, val=more, since=shards)
         after = beginning(load_manifest(shards), tmp_path / f"{number - 1}.json", 10)
         run_mix(shards, tmp_path / f"{number}.json", request("50:it=1", seq_len=5, after=after))
-    config = TrainConfig(shards=str(shards))
-    found = validation_sources(config, load_mix(tmp_path / "2.json"))
-    assert found.keys() == {"it"}
-    np.testing.assert_array_equal(found["it"].view[:], before["it"].view[:])
-    assert found["it"].bytes_per_token == before["it"].bytes_per_token
     run_mix(shards, tmp_path / "new.json", request("50:it=1", seq_len=5))
-    new = validation_sources(config, load_mix(tmp_path / "new.json"))
-    assert {name: len(one.view) for name, one in new.items()} == {"it": 60, "en": 40}
+
+    def found(folder: str, mix: str) -> dict[str, Any]:
+        config = TrainConfig(shards=str(tmp_path / folder))
+        views = validation_sources(config, load_mix(tmp_path / mix))
+        return {name: (one.view[:].tolist(), one.bytes_per_token) for name, one in views.items()}
+
+    assert found("2", "2.json") == found("0", "0.json")
+    assert {name: len(view) for name, (view, _) in found("2", "new.json").items()} == {"it": 60, "en": 40}

@@ -24,13 +24,8 @@ BATCH, LENGTH = 8, 16
 STEP = BATCH * LENGTH
 
 
-@pytest.fixture
-def trial(trial: Trial) -> Trial:
-    trial.defaults = {"warmup": 1, "schedule": "constant", "save_every": "99"}
-    return trial
-
-
 Read = list[tuple[View, int]]
+DEFAULTS = {"warmup": 1, "schedule": "constant", "save_every": "99"}
 
 
 @pytest.fixture

@@ -193,17 +193,13 @@ def test_a_tokenizer_that_gives_up_on_a_text_is_not_compared_on_it(
     here: Engine,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    other = (
-        run_build_vocab(recipe(folder, size=1200), here, SILENT)
-        and folder / "out" / "vocab" / "tokenizer.json"
-    )
-    told = Told()
-    measure = measure_texts
+    run_build_vocab(recipe(folder, size=1200), here, SILENT)
+    other, told = folder / "out" / "vocab" / "tokenizer.json", Told()
 
     def give_up(path: Path, texts: Any) -> Any:
         if path == other:
             raise Unencodable([0], "too hard")
-        return measure(path, texts)
+        return measure_texts(path, texts)
 
     monkeypatch.setattr("pretok.vocab.measure.measure_texts", give_up)
     report = report_of(recipe(folder, "b", size=1200), here, told, [other])

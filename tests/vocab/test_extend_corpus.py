@@ -57,7 +57,7 @@ def work(texts: Texts, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def tokens_of(path: Path, texts: list[str]) -> int:
     vocab = load_vocab(path)
-    ids, _ = Encoder(vocab.raw.decode(), vocab.eod_id, vocab.size).ids(pa.array(texts, pa.large_string()))
+    ids, _ = Encoder(vocab).ids(pa.array(texts, pa.large_string()))
     return len(ids)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from fractions import Fraction
 from pathlib import Path
 
 import pytest
@@ -13,15 +12,13 @@ from telling import Told
 from tokenizers import Tokenizer
 
 from pretok.base.console import SILENT, Table
-from pretok.base.errors import IntegrityError
 from pretok.base.execute import Engine
 from pretok.base.records import to_json
-from pretok.base.storage import read_json, write_json
 from pretok.counts.counts_file import load_counts
 from pretok.tokenizer.vocabulary import load_vocab
 from pretok.vocab.job import run_build_vocab
 from pretok.vocab.records import MIX
-from pretok.vocab.report import mix_scale, sources_table
+from pretok.vocab.report import sources_table
 
 SIZE = 900
 SHARES = {"it": 0.9, "en": 0.1}
@@ -74,14 +71,6 @@ def test_every_figure_of_the_weighted_mix(folder: Path, here: Engine) -> None:
     assert [uses[i] for i in listed] == pytest.approx(sorted(uses[i] for i in listed))
 
 
-def test_the_scale_of_a_mix() -> None:
-    sizes = {"it": 4_000, "en": 8_000}
-    assert mix_scale({}, sizes).tolist() == [1, 1]
-    half = {"it": Fraction(1, 2), "en": Fraction(1, 2)}
-    assert mix_scale(half, sizes).tolist() == [1.5, 0.75]  # 12,000 bytes, half of them each
-    assert mix_scale({"it": Fraction(1), "en": Fraction(0)}, sizes).tolist() == [3, 0]
-
-
 def test_the_tables_show_the_report(folder: Path, here: Engine) -> None:
     told = Told()
     report = run_build_vocab(recipe(folder, size=SIZE, sizes=(700,)), here, told)
@@ -125,14 +114,3 @@ def test_other_tokenizers_on_the_weighted_mix(folder: Path, here: Engine) -> Non
         row, total = report.compare[name][MIX], sum(rates.values())
         assert row.bytes_per_token == pytest.approx(1 / total, abs=2e-4)
         assert row.tokens_per_word == pytest.approx(total / spaced, abs=1e-4)
-
-
-def test_a_report_of_another_version_is_refused(folder: Path, here: Engine) -> None:
-    made = recipe(folder, size=SIZE)
-    run_build_vocab(made, here, SILENT)
-    path = made.vocab_dir / "report.json"
-    report = read_json(path)
-    del report["distinct_words"]
-    write_json(path, report)
-    with pytest.raises(IntegrityError, match=r"missing required field `distinct_words`.*another version"):
-        run_build_vocab(made, here, SILENT)

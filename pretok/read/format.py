@@ -1,0 +1,121 @@
+"""What a format is: the functions that its module has, and the values that pass between them and the rest of reading.
+
+A format is one module with the members of `Format`, and a line in `pretok.read.formats`.
+
+    recognise   the first and last bytes of a file -> whether it has this format
+    probe       an input -> a Probe: how much text it holds, and which fields it has
+    split       a Probe -> Pieces, each of which is read by itself
+    read        a Piece -> Records
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from pretok.read.batches import from_buffers
+from pretok.read.conversation import RecordFormat
+from pretok.read.files import InputFile
+from pretok.read.kept import TYPES, KeptColumn, KeptValues
+from pretok.read.rejects import TOO_LONG
+
+COMPRESSION_RATIO = 3.0
+"""Assumed bytes of text per byte of a zstd or gzip file."""
+TEXT, LIST, OTHER = "text", "list", "other"
+"""Kinds of values of a field."""
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """What is known of an input before it is read.
+
+    size: expected bytes of text; parts, rows: of each row group or record batch of a table, the bytes of all columns
+    and the number of rows; fields: dotted name -> the kinds of values that were seen.
+    """
+
+    file: InputFile
+    size: int
+    parts: tuple[int, ...] = ()
+    rows: tuple[int, ...] = ()
+    fields: dict[str, set[str]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A part of one input. start, stop: bytes (jsonl), row groups (parquet) or record batches (arrow), None for the
+    whole file; first: number of its first row, if a table is split."""
+
+    file: InputFile
+    start: int | None = None
+    stop: int | None = None
+    first: int | None = None
+
+    @property
+    def origin(self) -> tuple[int, int]:
+        """(start, first): record n of the piece is record first + n, counted from `start` in the file. `start` is 0,
+        except for later parts of a JSON Lines file: the lines before them are not counted."""
+        return (0, self.first or 0) if not self.start or self.first is not None else (self.start, 0)
+
+
+Keep = Sequence[KeptColumn]
+
+
+@dataclass(frozen=True, slots=True)
+class Records:
+    """Consecutive records.
+
+    status: (records,) uint8, an index of REASONS; texts: of the OK ones, not yet checked for UTF-8; explain: number of
+    a rejected record, from 0 here -> details; sizes: (records,) bytes of each in the input; numbers: (records,) the
+    line or row of each, from 0 here; lines: number of lines or rows; kept: the kept columns of the OK ones.
+    """
+
+    status: npt.NDArray[np.uint8]
+    texts: pa.LargeStringArray
+    explain: Callable[[int], str]
+    sizes: npt.NDArray[np.int64]
+    numbers: npt.NDArray[np.int64]
+    lines: int
+    kept: Sequence[KeptValues] = ()
+
+
+class Format(Protocol):
+    """The members of the module of a format."""
+
+    SUFFIXES: tuple[str, ...]
+    """Of the names of files that have this format."""
+    BINARY: bool
+    """Whether a file that is recognised has this format whatever its name and its source say."""
+
+    def recognise(self, head: bytes, tail: bytes, /) -> bool:
+        """Whether these are the first and last bytes of a file of this format; `head` is decompressed."""
+
+    def probe(self, file: InputFile, sampled: bool, /) -> Probe:
+        """What planning needs to know. sampled: whether some records may be read to find it out. Raises OSError, or
+        ValueError or a pyarrow error if the file is damaged."""
+
+    def split(self, probe: Probe, limit: int, /) -> list[tuple[Piece, int]]:
+        """(piece, bytes of text) of a file, in order, of at most `limit` bytes of text where it can be split."""
+
+    def read(
+        self, piece: Piece, small: bytes | None, record: RecordFormat, keep: Keep, batch_bytes: int, /
+    ) -> Iterator[Records]:
+        """The records of a piece, some `batch_bytes` of text at a time. small: all bytes of its file, if they have been
+        read already. Raises CorruptInputError after the last record that can be read."""
+
+
+def text_size(file: InputFile) -> int:
+    """The expected bytes of text of a file of lines or plain text."""
+    return int(file.size * COMPRESSION_RATIO) if file.compression else file.size
+
+
+def too_long(limit: int, keep: Keep = ()) -> Records:
+    """A record that was skipped because it has more than `limit` bytes."""
+    one, no_texts = np.ones(1, np.int64), from_buffers(np.empty(0, np.uint8), np.zeros(1, np.int64))
+    kept = [(pa.nulls(0, TYPES[column.type]), 0) for column in keep]
+    status = np.full(1, TOO_LONG, np.uint8)
+    return Records(status, no_texts, lambda _: f"more than {limit} bytes", limit + one, one - 1, 1, kept)

@@ -1,0 +1,96 @@
+"""The record of a partition: what a worker leaves when it has written all of it.
+
+The record is JSON in the state folder and is written last. So a partition with a record is done, and a restart skips
+it; a partition without one is done again from its beginning, and overwrites what an earlier try left. The record holds
+what the manifest will say, so sealing a source means adding up the records of its partitions.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Iterable, Mapping
+from functools import cache
+from importlib.metadata import version
+from pathlib import Path
+
+from pretok.base.errors import MismatchError
+from pretok.base.failures import Failure
+from pretok.base.records import Count, Record, read_record
+from pretok.base.storage import read_json
+from pretok.base.version import PRETOK_VERSION
+from pretok.screen.benchmark import ItemCount
+from pretok.shards.inputs import PieceCounts, SourcePlan
+from pretok.shards.manifest import Shard, SideFile, SourceCounts
+
+ENGINES = ("gigatoken", "tokenizers")
+"""Packages that decide ids. The others can only change bytes of ledgers."""
+PACKAGES = (*ENGINES, "pyarrow", "numpy", "numba")
+"""Packages whose version can change a byte of the shards."""
+
+
+class PartitionRecord(Record, frozen=True):
+    """A partition that was read to its end."""
+
+    found: SourceCounts
+    """What was read, rejected and compared. What was written follows from the shards."""
+    shards: tuple[Shard, ...]
+    """The train shards, and the validation shard in the state folder."""
+    side_files: tuple[SideFile, ...]
+    """The files beside the train shards."""
+    pieces: tuple[PieceCounts, ...]
+    """The records of each piece."""
+    errors: tuple[Failure, ...]
+    """Inputs whose rest could not be read. If there are any, the partition is not done."""
+    counts: dict[str, Count]
+    """The progress that was reported."""
+    contaminated: tuple[ItemCount, ...]
+    """Benchmark items that were found, also in documents that were rejected for it."""
+
+
+def load_record(path: Path) -> PartitionRecord | None:
+    """The record at a path, or None."""
+    return read_record(PartitionRecord, read_json(path), path) if path.exists() else None
+
+
+def load_records(state: Path, plan: SourcePlan) -> dict[int, PartitionRecord]:
+    """Number of a partition -> its record, for the partitions that have one. state: the folder of the plan."""
+    records = ((one.number, load_record(state / f"{one.name}.json")) for one in plan.partitions)
+    return {number: record for number, record in records if record is not None}
+
+
+def forget(state: Path, partition: str) -> None:
+    """Remove everything in the state folder of a partition, to do it again.
+
+    The record goes last: if a kill leaves it, the rest is removed by the next run.
+    """
+    for path in sorted(state.glob(f"{partition}.*"), key=lambda path: path.suffix == ".json"):
+        path.unlink()
+
+
+@cache
+def software() -> dict[str, str]:
+    """Versions of pretok, Python and PACKAGES in this process."""
+    return {
+        "pretok": PRETOK_VERSION,
+        "python": platform.python_version(),
+        **{name: version(name) for name in PACKAGES},
+    }
+
+
+def all_software(used: Iterable[Mapping[str, str]]) -> dict[str, str]:
+    """All versions that were used of each package: `20.0.0`, or `20.0.0, 21.0.0`."""
+    found: dict[str, set[str]] = {}
+    for versions in used:
+        for name, each in versions.items():
+            found.setdefault(name, set()).update(each.split(", "))
+    return {name: ", ".join(sorted(versions)) for name, versions in found.items()}
+
+
+def refuse_other_software(job: Mapping[str, str]) -> None:
+    """Raises MismatchError if this worker has other versions than its job: the same text could get other ids."""
+    mine = software()
+    if others := [f"{name} {mine[name]} instead of {job[name]}" for name in job if mine[name] != job[name]]:
+        raise MismatchError(
+            f"{os.uname().nodename} has {', '.join(others)}: install the same versions on all nodes"
+        )

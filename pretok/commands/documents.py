@@ -279,7 +279,7 @@ def trace(
         # One file is the title: in a cell, a terminal would break its path.
         empty = {"removed": False} | ({"file": rows[0]["file"]} if len(files) == 1 else {})
         columns = [name for name in rows[0] if any(row[name] not in (None, empty.get(name)) for row in rows)]
-        cells = [["" if row[name] is None else str(row[name]) for name in columns] for row in rows]
+        cells = [_cells(row[name] for name in columns) for row in rows]
         console.show(table(files.pop() if len(files) == 1 else "trace", columns, cells), result=True)
 
 

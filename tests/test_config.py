@@ -35,9 +35,7 @@ def test_shipped_recipes_are_what_they_promise(monkeypatch):
 
 WRONG = """
 shard = {}                                        ->unknown key shard (did you mean shards?)
-slurm.train.node = 3                              ->unknown key slurm.train.node (did you mean nodes?)
 slurm.tokenize.spare = 2                          ->unknown key slurm.tokenize.spare (known: links, nodes, time)
-slurm.mix.links = 0                               ->slurm.mix.links: 0: it should be greater than or equal to 1
 sources = {}                                      ->sources: it is empty; give at least one
 sources."i/t".inputs = ["a"]                      ->source name 'i/t': use only letters, digits, - and _
 sources.annotations.inputs = ["a"]                ->source name 'annotations' is reserved
@@ -47,7 +45,6 @@ sources.it.inputs = "d.jsonl"                     ->sources.it.inputs: 'd.jsonl'
 sources.it = "d.jsonl"                            ->sources.it: 'd.jsonl' is no table; write its keys below a line
 sources.it = {}                                   ->sources.it.inputs: it is missing
 sources.it = {inputs = ["a"], learn = ["user"]}   ->sources.it.learn needs messages or template
-sources.it = {inputs = ["a"], messages = "m", learn = ["x"]}       ->sources.it.learn: 'x' is none of
 sources.it = {inputs = ["a"], messages = "m", field = "f"}         ->sources.it.messages and field exclude each other
 sources.it = {inputs = ["a"], messages = "m", format = "text"}     ->sources.it.format: plain text has no fields
 sources.it = {inputs = ["a"], messages = "m", date = "1 May"}      ->sources.it.date: '1 May': it should be a valid date
@@ -64,7 +61,6 @@ mix.tokens = 4095                                 ->mix: a budget of 4095 tokens
 mix.stages = [{weights = {en = 1}}]               ->mix.weights names en, but the sources are it
 mix.repeat = {it = 5}                             ->mix.repeat 5 is more than max_epochs, 4: raise it
 out = "$NOWHERE_AT_ALL/a"                         ->out: $NOWHERE_AT_ALL/a: $ begins no variable of the
-vocab.path = "a$"                                 ->vocab.path: a$: $ begins no variable of the environment; write $$
 sources.it.inputs = ["~nobody-of-this-name/a"]    ->~nobody-of-this-name/a: nobody's home folder
 """
 

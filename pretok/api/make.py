@@ -93,9 +93,9 @@ def mix(
     learn: Mapping[str, Collection[str]] | None = None,
     **settings: object,
 ) -> MixReport:
-    """Write the order of sequences of finished shards to WORK/mix.json, or `out`, as `pretok mix` does; its report.
+    """Write a mix of finished shards to WORK/mix.json, or `out`, as `pretok mix` does, and return its report.
 
-    work: WORK or its folder of shards. learn: the kinds of tokens that are learned in conversations, such as
+    work: WORK or its folder of shards. learn: for each source of conversations the kinds of tokens with a loss, such as
     `{"chat": ["answer"]}`. settings: keys of [mix], such as weights, tokens, seq_len, stages. It prints the plan,
     as the command does. Raises PretokError.
     """
@@ -110,7 +110,7 @@ def mix(
 
 
 def _recipe(name: str, inputs: Inputs, out: Path_ | None, given: Mapping[str, object]) -> Recipe:
-    """The recipe of a call. given: dotted key -> value, None if it was not given."""
+    """Validate the recipe of a call. given: dotted key -> value, None if it was not given."""
     if isinstance(inputs, Mapping):
         data: dict[str, object] = {"sources": {source: _source(table) for source, table in inputs.items()}}
     else:
@@ -121,7 +121,7 @@ def _recipe(name: str, inputs: Inputs, out: Path_ | None, given: Mapping[str, ob
 
 
 def _source(given: object) -> dict[str, object]:
-    """The table of a source, with a list of inputs; whatever it cannot be is left for validation to name."""
+    """Make the table of a source, with a list of inputs. Validation refuses what is no source."""
     table = dict(given) if isinstance(given, Mapping) else {"inputs": given}
     if isinstance(table.get("inputs"), str | os.PathLike):
         table["inputs"] = [table["inputs"]]
@@ -130,7 +130,7 @@ def _source(given: object) -> dict[str, object]:
 
 @contextmanager
 def _console(name: str, work: Path | None, settings: Mapping[str, object], quiet: bool) -> Iterator[Terminal]:
-    """The console of a job, with a log below `work` that ends with the job's exit code, as a command's does."""
+    """Open the console of a job. If there is a `work`, the job keeps a log there, as a command does."""
     console, code = Terminal(), 1
     console.quiet = quiet
     if work is not None:

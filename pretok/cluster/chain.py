@@ -43,13 +43,13 @@ class Profile:
     values: dict[str, str]
 
     def get(self, name: str) -> str:
-        """A value; empty where the profile says `none`."""
+        """Return a value; empty where the profile says `none`."""
         value = self.values.get(f"SITE_{name}", "")
         return "" if value == NONE else value
 
 
 def find_scripts() -> Path:
-    """The folder of the job scripts: ./slurm, the one of the checkout, or the one installed with the package."""
+    """Find the folder of the job scripts: ./slurm, that of the checkout, or that of the installed package."""
     beside = Path(__file__).parents[2] / "slurm"
     for folder in (Path("slurm"), beside, Path(sys.prefix) / "share" / "pretok" / "slurm"):
         if (folder / "env.sh").exists():
@@ -62,7 +62,7 @@ def load_profile(name: str) -> Profile:
     scripts = find_scripts()
     path = Path(name) if name.endswith(".sh") else scripts / "profiles" / f"{name}.sh"
     if not path.exists():
-        known = ", ".join(sorted(found.stem for found in (scripts / "profiles").glob("*.sh")))
+        known = ", ".join(sorted(file.stem for file in (scripts / "profiles").glob("*.sh")))
         raise UsageError(
             f"profile {path} does not exist (known: {known}; or give the path of a file that ends with .sh)"
         )
@@ -116,7 +116,7 @@ def plan_chain(
 
 
 def choose_stages(recipe: Recipe, wanted: str | None, train_arguments: list[str]) -> list[StageName]:
-    """The stages that `wanted` lists, separated by commas, in their order; by default those of the recipe."""
+    """Return the stages that `wanted` names, separated by commas, in their order; by default those of the recipe."""
     if wanted is None:
         absent = {"vocab"} if recipe.vocab.path else set()
         if not recipe.train and not train_arguments:
@@ -166,7 +166,7 @@ def _options(recipe: Recipe, profile: Profile, stage: StageName, folder: Path) -
 
 
 def recipe_flags(recipe: Recipe) -> list[str]:
-    """[train] of the recipe as flags of `train`, which checks them; its inputs are the recipe's results."""
+    """Turn [train] of the recipe into flags of `train`, with the recipe's shards and mix."""
     arguments = ["--shards", str(recipe.shards_dir)]
     if recipe.mix is not None:
         arguments += ["--mix", str(recipe.mix_path)]

@@ -122,8 +122,8 @@ class Verdict:
 def judge(reports: Sequence[NodeReport], nodes: list[str]) -> Verdict:
     """Which of `nodes`, and of all that reported, are bad.
 
-    A node that misses a check which others report is bad, and so is one far slower than the others (`SLOWEST`). A
-    problem of a check in common (`SHARED`) is held against no node.
+    A node that misses a check which others report is bad, and so is one far slower than the others (`SLOWEST`). No
+    node is bad for a problem of the check that all nodes share (`SHARED`).
     """
     checks: dict[str, dict[str, Check]] = {node: {} for node in nodes}
     for report in reports:

@@ -279,7 +279,7 @@ def trace(
         # One file is the title: in a cell, a terminal would break its path.
         empty = {"removed": False} | ({"file": rows[0]["file"]} if len(files) == 1 else {})
         columns = [name for name in rows[0] if any(row[name] not in (None, empty.get(name)) for row in rows)]
-        cells = [["" if row[name] is None else str(row[name]) for name in columns] for row in rows]
+        cells = [_cells(row[name] for name in columns) for row in rows]
         console.show(table(files.pop() if len(files) == 1 else "trace", columns, cells), result=True)
 
 
@@ -343,11 +343,11 @@ def certify(
     from pretok.certificate.make import certify_step
 
     out = out or Path(f"step-{step}.certificate")
-    made = certify_step(target, step, shards, out)
+    certificate = certify_step(target, step, shards, out)
     if json:
-        print_json(made)
+        print_json(certificate)
     else:
         console.notice(
-            f"{out}: {plural(made.sequences, 'sequence')} of {plural(made.shards, 'shard')}, "
-            f"{human_bytes(out.stat().st_size)}; check it with pretok certify --check {out} --root {made.root}"
+            f"{out}: {plural(certificate.sequences, 'sequence')} of {plural(certificate.shards, 'shard')}, "
+            f"{human_bytes(out.stat().st_size)}; check it with pretok certify --check {out} --root {certificate.root}"
         )

@@ -57,7 +57,7 @@ class FlowGroup(TyperGroup):
         self.commands: dict[str, Any] = dict.fromkeys(COMMANDS)  # None until `get_command` makes one
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:  # noqa: ARG002
-        """Called for the typed command; None if there is no such command."""
+        """Load the typed command; None if there is no such command."""
         if cmd_name in self.commands and self.commands[cmd_name] is None:
             module = import_module(f"pretok.commands.{COMMANDS[cmd_name]}")
             function = getattr(module, cmd_name.replace("-", "_"))
@@ -67,7 +67,7 @@ class FlowGroup(TyperGroup):
         return self.commands.get(cmd_name)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:  # noqa: ARG002
-        """Called by the help; replaces the list by SECTIONS."""
+        """List the commands by SECTIONS."""
         for heading, commands in SECTIONS.items():
             with formatter.section(heading):
                 formatter.write_dl([(name, text) for name, (_, text) in commands.items()])
@@ -77,7 +77,7 @@ class CommandWithExamples(TyperCommand):
     """A command whose help shows the examples of its docstring unchanged."""
 
     def format_help_text(self, ctx: Any, formatter: Any) -> None:  # noqa: ARG002
-        """Called by the help; `write_text` would wrap an example like prose."""
+        """Write the docstring, without wrapping its examples."""
         for paragraph in inspect.cleandoc(self.help or "").split("\n\n"):
             formatter.write_paragraph()
             with formatter.indentation():

@@ -43,18 +43,18 @@ def status(
     if not work.is_dir():
         raise UsageError(f"{work} is no folder")
     shards = shards_of(work)
-    found = [] if shards == work and has_manifest(work) else status_of(work)  # bare shards have no steps
+    results = [] if shards == work and has_manifest(work) else status_of(work)  # bare shards have no steps
     try:
         stats = stats_of(shards)
     except PretokError:
-        if not found:
+        if not results:
             raise
         stats = None  # the table of results says why
     if json:
-        print_json({"results": to_json(found), "shards": to_json(stats)})
+        print_json({"results": to_json(results), "shards": to_json(stats)})
         return
     console = terminal(context)
-    if found:
+    if results:
         rows = [
             (
                 one.what,
@@ -62,12 +62,12 @@ def status(
                 "" if one.planned is None else f"{one.done:,} of {one.planned:,}",
                 one.detail,
             )
-            for one in found
+            for one in results
         ]
         console.show(table(str(work), ("result", "state", "done", ""), rows), result=True)
     if stats is not None:
         show_stats(shards, console, result=True)
-    if command := next_of(found):
+    if command := next_of(results):
         console.show(f"next: {command}", result=True)
 
 

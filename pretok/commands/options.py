@@ -40,13 +40,13 @@ def _shards_of(folder: Path) -> Path:
 
 
 def _work_of(folder: Path) -> Path:
-    """WORK, also if its shards are named."""
+    """Return WORK, also if its shards are named."""
     inside = folder.absolute().name == "shards" and _shards_of(folder.parent) == folder
     return folder.parent if inside else folder
 
 
 def argument(metavar: str, text: str | None = None, callback: Callable[[Path], Path] | None = None) -> Any:
-    """Declare what stands behind a command without `--`."""
+    """Declare an argument of a command: a value without `--`."""
     return typer.Argument(metavar=metavar, help=text, show_default=False, callback=callback)
 
 
@@ -85,12 +85,12 @@ OPTION_TEXT = re.compile(r"^--([a-z-]+)(?: (.+?))?: (.+?)(?=^--|\Z)", re.MULTILI
 
 
 def option_of(dotted: str) -> str:
-    """The option that sets a key."""
+    """Return the option that sets a key."""
     return OPTIONS.get(dotted, f"--{dotted.rpartition('.')[2].replace('_', '-')}")
 
 
 def takes(*settings: str) -> Callable[[Command], Command]:
-    """Give a command an option for each of these settings, in the place of its parameter `given`."""
+    """Give a command an option for each of these settings; the command gets their values as `given`."""
 
     def mark(command: Command) -> Command:
         command.takes = settings  # type: ignore[attr-defined]
@@ -102,8 +102,8 @@ def takes(*settings: str) -> Callable[[Command], Command]:
 def as_typer_takes_it(command: Callable[..., None]) -> Callable[..., None]:
     """Wrap a command so that typer finds all its options in the signature.
 
-    The options of `takes` stand in the place of `given`; name, type, default and help are those of the keys. The help
-    of the other options is the last paragraph of the command's docstring: `--name METAVAR: text`, one after the other.
+    The options of `takes` replace the parameter `given`; their name, type, default and help are those of the keys. The
+    help of the other options is in the last paragraph of the command's docstring, as `--name METAVAR: text`.
     """
     from pretok.config.keys import key_at
 
@@ -142,7 +142,7 @@ def as_typer_takes_it(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def _of_key(dotted: str, key: Key) -> Any:
-    """The type of the option that sets a key, with its help."""
+    """Make the annotation of the option that sets a key, with its help."""
     text = key.text + (" In all sources." if dotted.startswith("sources.") else "")
     if shown := as_typed(key.value):
         text += f" For example {shown}." if key.is_example else f" Default: {shown}."
@@ -193,10 +193,10 @@ def read_recipe(
     appended: Sequence[str] = (),
     defaults: Mapping[str, object] | None = None,
 ) -> Recipe:
-    """Read the recipe that a command line means, and validate all its tables.
+    """Read the recipe of a command line and validate all its tables.
 
-    given: settings that replace those of the recipe; appended: NAME=GLOB arguments, each one more append of a source;
-    defaults: settings that the recipe may replace. Raises UsageError.
+    inputs: a recipe file, or NAME=GLOB arguments; given: settings that replace those of the recipe; appended: NAME=GLOB
+    arguments, each of which appends to a source; defaults: settings that the recipe may replace. Raises UsageError.
     """
     from pretok.config import load_toml, parse_inputs, with_appends
 
@@ -212,9 +212,9 @@ def read_recipe(
 def complete_recipe(
     data: Mapping[str, object], origin: str, given: Mapping[str, object], names: Mapping[str, str]
 ) -> Recipe:
-    """Validate a recipe that is still a mapping, with the settings `given` over its own, and all its tables.
+    """Put the settings `given` over those of a recipe that is still a mapping, and validate all its tables.
 
-    names: dotted key -> the option or parameter that sets it, which errors name; that of `out` is always there.
+    names: dotted key -> the option or parameter that sets it, for error messages; `out` must be there.
     """
     from pretok.config import make_recipe, with_settings
 
@@ -229,7 +229,7 @@ def complete_recipe(
 
 
 def _check_out(out: Path, option: str) -> None:
-    """Refuse a folder inside of a WORK folder: the shards would go to shards/shards."""
+    """Refuse a folder of results inside of WORK: the shards would go to shards/shards."""
     results = {"shards": "manifest.json", "counts": "counts.json", "vocab": "tokenizer.json"}
     if (out / results.get(out.resolve().name, "/")).is_file():
         parent = out.parent if out.name else out.resolve().parent
@@ -237,7 +237,7 @@ def _check_out(out: Path, option: str) -> None:
 
 
 def _check_other_tables(recipe: Recipe) -> None:
-    """Refuse what a later step would refuse: [train], for one, only on a GPU node after the queue."""
+    """Refuse now what a later step would refuse. [train] would be refused only on a GPU node, after the queue."""
     if recipe.vocab.path is None:
         from pretok.vocab.job import check_settings
 
@@ -274,9 +274,9 @@ def check_train_arguments(arguments: list[str]) -> None:
 
 
 def terminal(context: typer.Context, work: Path | None = None, settings: Recipe | None = None) -> Terminal:
-    """The console of a command.
+    """Open the console of a command.
 
-    work: the folder for its log, None for no log; settings: what the log says of them.
+    work: the folder for its log, None for no log; settings: the recipe, for the log.
     """
     console = context.ensure_object(Terminal)
     if work is not None:
@@ -286,7 +286,7 @@ def terminal(context: typer.Context, work: Path | None = None, settings: Recipe 
 
 
 def work_of(result: Path) -> Path | None:
-    """The folder that `result` is in, if jobs have left logs there; folders of other programs get no logs."""
+    """Return the folder of `result` if it has logs of jobs, else None: folders of other programs get no logs."""
     return result.parent if (result.parent / LOGS).is_dir() else None
 
 

@@ -1,7 +1,7 @@
 """The settings' own fields -> docs/recipe.md, the page of all keys, and the recipe that `pretok init` prints.
 
-Input: the types of a recipe's tables, and the settings of `train`. Output: Markdown, or TOML. Whatever is said of a key
-is read from its field, so neither can contradict the settings.
+Input: the types of a recipe's tables, and the settings of `train`. Output: Markdown, or TOML. All that they say of a
+key comes from its field.
 """
 
 from __future__ import annotations

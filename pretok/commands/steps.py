@@ -31,8 +31,8 @@ from pretok.vocab.job import refuse_short, run_build_vocab
 def tokenize_step(recipe: Recipe, engine: Engine, console: Console) -> None:
     """Tokenize all sources of the recipe."""
     run_tokenize(recipe, engine, console)
-    if (found := contamination_table(recipe.shards_dir, recipe.sources)) is not None:
-        console.show(found)
+    if (contamination := contamination_table(recipe.shards_dir, recipe.sources)) is not None:
+        console.show(contamination)
 
 
 def verify_step(recipe: Recipe, engine: Engine, console: Console) -> None:
@@ -43,8 +43,8 @@ def verify_step(recipe: Recipe, engine: Engine, console: Console) -> None:
 
 
 def check_steps(recipe: Recipe) -> None:
-    """Raise UsageError for problems of later steps that can be seen before the first: in the tokenizer, and in the mix
-    of shards that are finished."""
+    """Raise UsageError for problems of later steps that can be seen at the start: in the tokenizer and, if the shards
+    are finished, in the mix."""
     if recipe.vocab.path is not None:
         load_vocab(recipe.vocab.path, recipe.vocab.eod, recipe.vocab.bos)
     if recipe.mix is not None and has_manifest(recipe.shards_dir) and not unfinished(recipe.shards_dir):
@@ -57,10 +57,10 @@ def run_steps(recipe: Recipe, engine: Engine, console: Console) -> None:
     """Do every step in order, and say what to type next. The outputs of later steps are locked from the start."""
     check_steps(recipe)
     request = MixRequest(recipe.mix, learn=recipe.learned) if recipe.mix is not None else None
-    with ExitStack() as held:
-        held.enter_context(hold(recipe.shards_dir, "run"))
+    with ExitStack() as locks:
+        locks.enter_context(hold(recipe.shards_dir, "run"))
         if request is not None:
-            held.enter_context(hold(recipe.mix_path, "run", beside=True))
+            locks.enter_context(hold(recipe.mix_path, "run", beside=True))
         if recipe.vocab.path is None:
             refuse_short(run_build_vocab(recipe, engine, console), recipe.vocab)
         tokenize_step(recipe, engine, console)

@@ -1,8 +1,8 @@
-"""Recipes: what a job is told to do.
+"""Recipes: the settings of a job.
 
 settings.py   the tables of a recipe and what their values may be
-keys.py       what these types say of each key: for the page of all keys, `pretok init` and the options of commands
-recipes.py    TOML or `NAME=GLOB` arguments -> settings, or what is wrong with them
+keys.py       each key of these tables: for the page of all keys, `pretok init` and the options of commands
+recipes.py    TOML or `NAME=GLOB` arguments -> settings, or an error that says what is wrong
 """
 
 from pretok.config.recipes import (

@@ -1,7 +1,7 @@
 """The keys of the settings: name, type, default, help and example of each, as its field states them.
 
 Input: the types of `config.settings`. Output: a Key for each of their fields. docs/recipe.md, the recipe that
-`pretok init` prints and the options of commands are made from these, so none of them can contradict the settings.
+`pretok init` prints and the options of commands are made from these.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ def _table_in(kind: Any) -> type[BaseModel] | None:
 
 
 def table_at(names: Iterable[str], top: type[BaseModel] = Recipe) -> type[BaseModel]:
-    """Find the type of a table by its names, from `top` on. A name that is no key, such as that of a source, is passed
-    over."""
+    """Find the type of a table by its names, from `top` on. A name that is no key, such as that of a source, is
+    skipped."""
     names = iter(names)
     for name in names:
         field = top.model_fields.get(name)
@@ -74,7 +74,7 @@ def key_at(dotted: str) -> Key:
 
 
 def _words(kind: Any, metadata: Sequence[Any] = ()) -> str:
-    """Name a type: by the text in its Annotated, or else by its parts."""
+    """Name a type: by the text in its Annotated, else by its parts."""
     if name := next((part for part in metadata if isinstance(part, str)), ""):
         return name
     parts = get_args(kind)

@@ -48,7 +48,7 @@ def load_toml(path: Path) -> dict[str, object]:
 
 
 def _anchor(value: Any, folder: Path, *names: str) -> Any:
-    """Make the paths in a table start at the current folder instead of `folder`. names: where the table stands."""
+    """Make the paths in a table start at the current folder instead of `folder`. names: the table in the recipe."""
     if isinstance(value, list):
         return [_anchor(part, folder, *names) for part in value]
     if not isinstance(value, dict):
@@ -61,7 +61,7 @@ def _anchor(value: Any, folder: Path, *names: str) -> Any:
 
 
 def _lead(value: Any, folder: Path) -> Any:
-    """Make a path, or each pattern of a list, start at the current folder. What is no text is left for validation."""
+    """Make a path, or each pattern of a list, start at the current folder. Validation refuses what is no text."""
     if isinstance(value, list):
         return [_lead(part, Path(glob.escape(str(folder)))) for part in value]
     # A path that begins with a home folder or a variable is not relative.
@@ -93,8 +93,8 @@ def make_mix(data: Mapping[str, object], origin: str, options: Mapping[str, str]
 def with_settings(data: Mapping[str, object], given: Mapping[str, object]) -> dict[str, object]:
     """Put settings over those of a recipe that is still a mapping.
 
-    given: dotted key -> value; `sources.field` sets the field of every source. A table that is no table is left for
-    validation to name.
+    given: dotted key -> value; `sources.field` sets the field of every source. Validation
+    refuses what is no table.
     """
     changed = dict(data)
     for dotted, value in given.items():
@@ -131,7 +131,7 @@ def validated(
     options: Mapping[str, str] | None = None,
     *where: str,
 ) -> Table:
-    """Validate a mapping as the table that stands at `where` in a recipe; see `make_recipe`. Raises UsageError."""
+    """Validate a mapping as the table `where` of a recipe; see `make_recipe`. Raises UsageError."""
     try:
         return kind.model_validate(data)
     except ValidationError as error:
@@ -147,25 +147,25 @@ def _explain(detail: Any, options: Mapping[str, str], top: type[BaseModel], orig
     """Turn a pydantic error into a sentence: where, what is wrong, and the nearest known key for an unknown one."""
     loc = [str(part) for part in detail["loc"]]
     where = ".".join(loc)
-    said = _wrong(detail)
+    problem = _wrong(detail)
     if detail["type"] == "extra_forbidden":
         known = sorted(table_at(loc[:-1], top).model_fields)
         near = difflib.get_close_matches(loc[-1], known, 1, 0.4)
-        said = f"unknown key {where} " + (
+        problem = f"unknown key {where} " + (
             f"(did you mean {near[0]}?)" if near else f"(known: {', '.join(known)})"
         )
-    elif re.split(r"\W", said, maxsplit=1)[0] in table_at(loc, top).model_fields:
+    elif re.split(r"\W", problem, maxsplit=1)[0] in table_at(loc, top).model_fields:
         # What is wrong with a table as a whole begins with the name of a key.
-        said = f"{where}.{said}".lstrip(".")
+        problem = f"{where}.{problem}".lstrip(".")
     elif where and loc[-1] != "[key]":
-        said = f"{where}: {said}"
+        problem = f"{where}: {problem}"
     for key, option in options.items():
         # An option for `sources.field` sets the field of every source.
         name = where if key.startswith("sources.") and [loc[0], *loc[2:3]] == key.split(".") else key
-        if said.startswith((f"{name}:", f"{name} ")):
-            return option + said[len(name) :]
-    number = _line_of(loc or said.split()[0].split("."), origin)
-    return (f"line {number}: " if number else "") + said
+        if problem.startswith((f"{name}:", f"{name} ")):
+            return option + problem[len(name) :]
+    number = _line_of(loc or problem.split()[0].split("."), origin)
+    return (f"line {number}: " if number else "") + problem
 
 
 def _line_of(names: Sequence[str], origin: str) -> int:

@@ -1,5 +1,5 @@
 """The settings: one frozen type for each table of a recipe. Each field states its type, default, limits, help, example,
-and which other keys it needs or excludes.
+and the keys that it needs or excludes.
 
 Input: tables as TOML gives them. Output: a Recipe. Every mistake that can be seen without reading the inputs is refused
 here. `~` and `$VAR` are expanded in every path, `$$` stands for a dollar sign. The options of commands, docs/recipe.md
@@ -53,8 +53,8 @@ def _safe_name(name: str) -> str:
 
 
 def _expand(value: Any) -> Any:
-    """Replace `~` and `$VAR` in a path. A Path stays as it is: on a command line the shell has done that, or was told
-    not to. Whatever is no path is left to the validation that follows."""
+    """Replace `~` and `$VAR` in a path. A Path stays as it is: on a command line the shell has expanded it, unless it
+    was quoted. Validation refuses what is no path."""
     if not isinstance(value, str):
         return str(value) if isinstance(value, Path) else value
     try:
@@ -200,7 +200,7 @@ class Source(Part):
 
     @property
     def template_fields(self) -> tuple[str, ...]:
-        """The fields that `template` names. Raises ValueError if it is none."""
+        """The fields that `template` names. Raises ValueError if it names none."""
         from pretok.read.conversation import fields_of
 
         return tuple(name for _, name in fields_of(self.template) if name) if self.template else ()

@@ -18,7 +18,7 @@ from itertools import pairwise
 
 from pretok.base.errors import UsageError
 from pretok.config import MixTable
-from pretok.forecast.measure import Found, Sample
+from pretok.forecast.measure import Measured, Sample
 from pretok.stream.mix_file import MixSource, sequences
 from pretok.stream.quota import stage_quotas, weighed
 
@@ -64,19 +64,19 @@ def forecast_source(
 
     Raises UsageError if no window has any text.
     """
-    reasons = sum((part.rejected for part in sample.found), Counter[str]())
-    if not any(part.bytes for part in sample.found):
-        said = ", ".join(f"{count} {reason}" for reason, count in reasons.most_common(3))
-        raise UsageError(f"no text in any of {len(sample.found)} samples ({said or 'no record'})")
-    whole = all(part.window.amount <= part.window.units * (1 + ROUNDING) for part in sample.found)
-    encoded = whole and all(part.encoded == part.bytes for part in sample.found)
+    reasons = sum((part.rejected for part in sample.windows), Counter[str]())
+    if not any(part.bytes for part in sample.windows):
+        known = ", ".join(f"{count} {reason}" for reason, count in reasons.most_common(3))
+        raise UsageError(f"no text in any of {len(sample.windows)} samples ({known or 'no record'})")
+    whole = all(part.window.amount <= part.window.units * (1 + ROUNDING) for part in sample.windows)
+    encoded = whole and all(part.encoded == part.bytes for part in sample.windows)
 
-    def of_all(count: Callable[[Found], float]) -> Interval:
-        return _total(sample.found, count, whole)
+    def of_all(count: Callable[[Measured], float]) -> Interval:
+        return _total(sample.windows, count, whole)
 
     documents, text = of_all(lambda part: part.documents), of_all(lambda part: part.bytes)
     # Only the first `encoded` bytes of a window were encoded; the rest counts in proportion.
-    tokens = _total(sample.found, lambda part: part.tokens * part.bytes / max(1, part.encoded), encoded)
+    tokens = _total(sample.windows, lambda part: part.tokens * part.bytes / max(1, part.encoded), encoded)
     rejected = {name: of_all(lambda part, name=name: part.rejected[name]).value for name in sorted(reasons)}  # type: ignore[misc]
     refused = sum(rejected.values())
     return SourceForecast(
@@ -93,13 +93,13 @@ def forecast_source(
     )
 
 
-def _total(found: Sequence[Found], count: Callable[[Found], float], whole: bool) -> Interval:
+def _total(measured: Sequence[Measured], count: Callable[[Measured], float], whole: bool) -> Interval:
     """Estimate the total of `count` over a source. whole: each window is all that it stands for. Windows that could not
     be read count as the average of the others."""
     if whole:  # an exact sum
-        value = float(sum(map(count, found)))
+        value = float(sum(map(count, measured)))
         return Interval(value, value, value)
-    parts = [part.window.amount / part.window.units * count(part) for part in found]
+    parts = [part.window.amount / part.window.units * count(part) for part in measured]
     value = sum(parts)
     if len(parts) == 1:  # one window says nothing of the rest
         return Interval(value, 0.0, math.inf)
@@ -125,9 +125,9 @@ def forecast_mix(mix: MixTable, sources: Mapping[str, SourceForecast], train: fl
     train: the share of the documents that is not held out for validation.
     """
     named = {name for stage in mix.all_stages for name in (stage.weights or sources)}
-    held = {name: source for name, source in sorted(sources.items()) if name in named}
-    tokens, epochs, problem = _try(mix, held, train, lambda one: one.value)
-    ends = [_try(mix, held, train, end) for end in (lambda one: one.low, lambda one: min(one.high, ENDLESS))]
+    mixed = {name: source for name, source in sorted(sources.items()) if name in named}
+    tokens, epochs, problem = _try(mix, mixed, train, lambda one: one.value)
+    ends = [_try(mix, mixed, train, end) for end in (lambda one: one.low, lambda one: min(one.high, ENDLESS))]
     return MixForecast(tokens, epochs, problem, all(bool(end[2]) == bool(problem) for end in ends))
 
 

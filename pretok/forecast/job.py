@@ -1,4 +1,4 @@
-"""plan: a recipe -> what it will give and cost, before any node-hour is spent.
+"""plan: a recipe -> an estimate of its results and costs, before any node-hour is spent.
 
 Input: a Recipe. Output: a `Forecast` and its tables; nothing is written. If the recipe's vocabulary exists, tokens are
 counted with it. Otherwise one is trained on another sample of the same sources; it has seen less text than the real one
@@ -34,7 +34,7 @@ WORKER_BYTES = 600_000_000
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """What a recipe should give."""
+    """The estimate for a recipe."""
 
     vocabulary: str
     """Fingerprint of the tokenizer that counted; "" if it stands in for the recipe's."""
@@ -139,7 +139,7 @@ def tables(forecast: Forecast) -> list[Table]:
         ("tokenize", f"{time}; start-up not counted"),
         ("memory", f"{human_bytes(WORKER_BYTES * forecast.workers)} at most for the workers"),
     ]
-    found = [
+    parts = [
         table("what the sources hold, estimated", columns, rows),
         table("what it takes", ("", "estimate"), cost),
     ]
@@ -150,8 +150,8 @@ def tables(forecast: Forecast) -> list[Table]:
             ("why not", mix.problem) if mix.problem else ("tokens", f"{mix.tokens:,}"),
             *((f"epochs of {name}", f"{epochs:.2f}") for name, epochs in mix.epochs.items()),
         ]
-        found.append(table("the mix", ("", "estimate"), lines))
-    return found
+        parts.append(table("the mix", ("", "estimate"), lines))
+    return parts
 
 
 def _spread(interval: Interval) -> str:

@@ -1,6 +1,6 @@
 """Windows -> the contents of each: documents, bytes of text, tokens, rejects by reason.
 
-Input: the windows of a source, how its records are read, an encoder. Output: a `Found` for each window.
+Input: the windows of a source, how its records are read, an encoder. Output: a `Measured` for each window.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from pretok.tokenizer.reference import Unencodable
 
 
 @dataclass(slots=True)
-class Found:
+class Measured:
     """The contents of a window. tokens: of the first `encoded` bytes of its text, ends of documents included; parsing,
     encoding: seconds that `bytes` and `encoded` bytes took."""
 
@@ -44,16 +44,16 @@ class Found:
 class Sample:
     """The contents of all windows of a source. errors: files and windows that could not be read."""
 
-    found: list[Found] = field(default_factory=list)
+    windows: list[Measured] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
 
     @property
     def rate(self) -> float:
         """Bytes of text parsed and encoded per second, without decompression, in the second half of the windows: by
         then the encoder's word cache is warm."""
-        late = self.found[len(self.found) // 2 :]
-        parsing = sum(found.parsing for found in late) / max(1, sum(found.bytes for found in late))
-        encoding = sum(found.encoding for found in late) / max(1, sum(found.encoded for found in late))
+        late = self.windows[len(self.windows) // 2 :]
+        parsing = sum(one.parsing for one in late) / max(1, sum(one.bytes for one in late))
+        encoding = sum(one.encoding for one in late) / max(1, sum(one.encoded for one in late))
         return 1 / max(parsing + encoding, 1e-12)
 
 
@@ -63,28 +63,28 @@ def measure(
     """Read every window of a source once."""
     sample, documents = Sample(), documents_of(record, normalization)
     for window in windows(probes, seed, sample.errors):
-        found = Found(window)
+        measured = Measured(window)
         began = time.monotonic()
         try:
             for batch in map(documents, read_piece(window.piece, 0, record)):
-                found.rejected.update(batch.rejects["reason"].to_pylist())
-                found.documents += len(batch.texts)
-                found.bytes += len(buffers(batch.texts)[0])
-                if len(batch.texts) and found.encoded < window.text:
-                    _encode(found, batch, encoder)
+                measured.rejected.update(batch.rejects["reason"].to_pylist())
+                measured.documents += len(batch.texts)
+                measured.bytes += len(buffers(batch.texts)[0])
+                if len(batch.texts) and measured.encoded < window.text:
+                    _encode(measured, batch, encoder)
         except CorruptInputError as error:
             sample.errors.append(f"{window.piece.file.path}: {error}")
             continue
-        found.parsing = max(0.0, time.monotonic() - began - found.encoding)
-        sample.found.append(found)
+        measured.parsing = max(0.0, time.monotonic() - began - measured.encoding)
+        sample.windows.append(measured)
     return sample
 
 
-def _encode(found: Found, batch: TextBatch, encoder: Encoder) -> None:
+def _encode(measured: Measured, batch: TextBatch, encoder: Encoder) -> None:
     """Count the tokens of a batch, up to the text that the window may encode."""
     _, offsets = buffers(batch.texts)
     # Only whole documents are encoded, within the limit of the window; at least one, however long.
-    count = max(1, int(np.searchsorted(offsets, found.window.text - found.encoded)))
+    count = max(1, int(np.searchsorted(offsets, measured.window.text - measured.encoded)))
     texts = batch.texts.slice(0, count)
     began = time.monotonic()
     try:
@@ -93,8 +93,8 @@ def _encode(found: Found, batch: TextBatch, encoder: Encoder) -> None:
         else:
             _, sizes, _ = encode_spans(encoder, texts, batch.spans.slice(0, len(texts)))
     except Unencodable as error:
-        found.rejected["unencodable"] += len(error.documents)
+        measured.rejected["unencodable"] += len(error.documents)
         return
-    found.encoding += time.monotonic() - began
-    found.encoded += len(buffers(texts)[0])
-    found.tokens += int(sizes.sum())
+    measured.encoding += time.monotonic() - began
+    measured.encoded += len(buffers(texts)[0])
+    measured.tokens += int(sizes.sum())

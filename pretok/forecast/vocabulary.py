@@ -34,11 +34,11 @@ def counting_vocabulary(recipe: Recipe, probed: Mapping[str, list[Probe]]) -> tu
 
     Raises UsageError for `weights` of unknown sources, or of one without text; PartitionsFailed if none has text.
     """
-    asked, path = recipe.vocab, recipe.vocab_dir
-    if asked.path is not None or (path / TOKENIZER_FILE).exists():
-        return load_vocab(path, asked.eod, asked.bos), False
-    if asked.extend is not None:  # extending makes fewer tokens, never more
-        return load_vocab(asked.extend, asked.eod, asked.bos), True
+    settings, path = recipe.vocab, recipe.vocab_dir
+    if settings.path is not None or (path / TOKENIZER_FILE).exists():
+        return load_vocab(path, settings.eod, settings.bos), False
+    if settings.extend is not None:  # extending makes fewer tokens, never more
+        return load_vocab(settings.extend, settings.eod, settings.bos), True
     parts = {
         name: _count(recipe, source, probed[name], f"vocabulary/{name}")
         for name, source in recipe.sources.items()
@@ -47,15 +47,17 @@ def counting_vocabulary(recipe: Recipe, probed: Mapping[str, list[Probe]]) -> tu
     sampled = {name: int(words.lengths @ words.counts) for name, words in parts.items()}
     if not any(sampled.values()):
         raise PartitionsFailed("no input gave any text: there is nothing to estimate from")
-    there = {name: size if sampled[name] else Fraction(0) for name, size in stored.items()}
-    factors = multipliers(asked.weights or there, sampled)
+    sizes = {name: size if sampled[name] else Fraction(0) for name, size in stored.items()}
+    factors = multipliers(settings.weights or sizes, sampled)
     words = concatenate(list(parts.values()))
     counts = np.concatenate([factors[name] * part.counts for name, part in parts.items()])
     buffer = buffer_of(words.data, words.offsets, counts)
-    merges = train_merges(buffer, vocab_size=asked.size, special_tokens=len(asked.special_tokens))
+    merges = train_merges(buffer, vocab_size=settings.size, special_tokens=len(settings.special_tokens))
     with TemporaryDirectory(prefix="pretok-") as folder:
-        write_vocab(Path(folder), PATTERNS[asked.pattern], asked.special_tokens, merges.first(asked.size))
-        return load_vocab(Path(folder), bos=asked.bos), True
+        write_vocab(
+            Path(folder), PATTERNS[settings.pattern], settings.special_tokens, merges.first(settings.size)
+        )
+        return load_vocab(Path(folder), bos=settings.bos), True
 
 
 def _count(recipe: Recipe, source: Source, probes: list[Probe], seed: str) -> Words:

@@ -38,8 +38,8 @@ ROWS = 200
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """A piece to read. amount: how much it stands for, in bytes of records (unpacked), bytes of a Parquet column as its
-    footer gives them, or rows of a saved dataset; units: how much of that it holds itself; text: how many bytes of its
+    """A piece to read. amount: how much of the file it stands for, in bytes of records (unpacked), bytes of a Parquet
+    column (from the footer), or rows of a saved dataset; units: how much it holds itself; text: how many bytes of its
     text are encoded."""
 
     piece: Piece
@@ -60,8 +60,8 @@ def windows(probes: Sequence[Probe], seed: str, errors: list[str]) -> Iterator[W
         return
     step = ends[-1] / POINTS
     first = random.Random(seed).random()
-    met = [bisect_right(ends, (first + point) * step) for point in range(POINTS)]
-    for number, points in Counter(min(place, len(probes) - 1) for place in met).items():
+    files = [bisect_right(ends, (first + point) * step) for point in range(POINTS)]
+    for number, points in Counter(min(file, len(probes) - 1) for file in files).items():
         start = random.Random(f"{seed}/{number}").random() / points
         places = [start + place / points for place in range(points)]
         try:

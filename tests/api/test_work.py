@@ -8,7 +8,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pyarrow as pa
 import pytest
 from counting import write_lines
 from support import ROOT
@@ -19,7 +18,6 @@ import pretok.stream
 from pretok.api.work import Work
 from pretok.base.errors import IntegrityError, UsageError
 from pretok.cli import run_command
-from pretok.shards import texts
 
 TEXTS = {"it": [f"Il mare numero {n}, {HARD[n % len(HARD)]} è salato. " * (1 + n % 7) for n in range(120)]}
 TEXTS["en"] = [f"The sea number {n} is salt. " * (1 + n % 5) for n in range(50)]
@@ -69,15 +67,6 @@ def test_documents_are_numbered_as_inspect_numbers_them(
         found = json.loads(capsys.readouterr().out)
         assert found["file"] == row["file"]
         assert (found["position"], len(found["ids"])) == (row["position"], row["tokens"])
-
-
-def test_windows_of_any_size_give_the_same_texts(work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = work.texts().read_all()
-    monkeypatch.setattr(texts, "WINDOW_TOKENS", 40)
-    monkeypatch.setattr("pretok.tokenizer.decode.BLOCK", 7)
-    batches = list(work.texts())
-    assert len(batches) > 50
-    assert pa.Table.from_batches(batches) == whole
 
 
 def test_counts_and_rejects_are_those_of_the_manifest(work: Work) -> None:

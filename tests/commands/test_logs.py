@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import logging
 import re
@@ -12,7 +11,6 @@ from typing import Any
 import pytest
 from counting import write_lines
 
-from pretok.base import terminal
 from pretok.base.terminal import ConsoleWarnings, Terminal
 from pretok.cli import run_command
 from pretok.counts import task as counting
@@ -99,14 +97,6 @@ def test_verify_keeps_a_log_where_there_are_logs_and_nowhere_else(tmp_path, voca
     (work / "logs").rename(tmp_path / "elsewhere")
     assert run_command(check) == 0
     assert not (work / "logs").exists()
-
-
-@pytest.mark.parametrize("colours", [True, False])
-def test_errors_are_red_on_a_terminal_only(colours):
-    text, system = io.StringIO(), "standard" if colours else None
-    Terminal(error=terminal._Console(file=text, force_terminal=colours, color_system=system)).error("[x]")
-    assert ("\x1b[31m" in text.getvalue()) is colours
-    assert "[x]" in text.getvalue()
 
 
 def test_warnings_of_libraries_are_told_and_kept(tmp_path, capsys):

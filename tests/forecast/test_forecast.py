@@ -25,7 +25,7 @@ from pretok.config import make_recipe
 from pretok.forecast import windows as module
 from pretok.forecast.estimate import forecast_source
 from pretok.forecast.job import Forecast, run_forecast
-from pretok.forecast.measure import Found, Sample
+from pretok.forecast.measure import Measured, Sample
 from pretok.forecast.windows import Window
 from pretok.read.files import InputFile
 from pretok.read.format import Piece
@@ -95,7 +95,7 @@ def test_a_source_that_is_read_as_a_whole_is_exact(tmp_path, vocab_dir):
 def test_only_what_was_not_encoded_is_estimated():
     """A sum over windows that are all there is has no rounding."""
     window = Window(Piece(InputFile("x", "jsonl", "", 3, "")), 0.3, 0.1 + 0.2)
-    found = [Found(window, documents=1, bytes=7, encoded=7, tokens=2) for _ in range(10)]
+    found = [Measured(window, documents=1, bytes=7, encoded=7, tokens=2) for _ in range(10)]
     source = forecast_source(Sample(found), 10, 3, 1000, 2)
     assert (source.documents.high, source.bytes.low, source.tokens.low, source.tokens.high) == (
         10,

@@ -131,7 +131,7 @@ def test_what_is_not_there_is_explained(work: Path, tmp_path: Path, capsys: Any)
         ((shards, "--doc", "it-1", "--random", "1"), "one of --doc"),
         ((shards, "--source", "it", "--doc", "it-1"), "with --source it is a number"),
         ((shards,), "one of --doc"),
-        ((shards, "--source", "fr"), "there is en, it"),
+        ((shards, "--source", "fr"), "the sources are en, it"),
         ((shards, "--source", "it", "--split", "valid"), "no split 'valid'; there are train and val"),
         ((shards, "--source", "it", "--split", "val", "--doc", "999"), "there is no val document 999"),
         ((bare, "--search", "x"), "no tokenizer"),

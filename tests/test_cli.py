@@ -41,6 +41,13 @@ def test_help_shows_examples_as_they_are_typed(name, capsys, monkeypatch):
     assert [line for line in shown if line.startswith("pretok ")] == examples
 
 
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_option_has_a_help(name):
+    """Those of keys and those that a docstring describes."""
+    parameters = GROUP.get_command(None, name).params
+    assert [one.name for one in parameters if one.param_type_name == "option" and not one.help] == []
+
+
 def test_help_lists_every_command_in_the_order_of_the_flow(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     assert run_command(["--help"]) == 0

@@ -76,6 +76,14 @@ class FlowGroup(TyperGroup):
 class CommandWithExamples(TyperCommand):
     """A command whose help shows the examples of its docstring unchanged."""
 
+    def __init__(self, *values: Any, **attributes: Any) -> None:
+        super().__init__(*values, **attributes)
+        for parameter in self.params:
+            if (
+                parameter.param_type_name == "argument"
+            ):  # its metavar says what it is; typer adds `<list[str]>`
+                parameter.display_type_rich = lambda ctx: None  # type: ignore[attr-defined]
+
     def format_help_text(self, ctx: Any, formatter: Any) -> None:  # noqa: ARG002
         """Write the docstring, without wrapping its examples."""
         for paragraph in inspect.cleandoc(self.help or "").split("\n\n"):

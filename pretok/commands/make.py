@@ -40,7 +40,10 @@ if TYPE_CHECKING:
 @takes("out", "vocab.pattern", "vocab.sample", "sources.field")
 def count(
     context: typer.Context,
-    inputs: Annotated[list[str], argument("RECIPE.toml | NAME=GLOB ... | COUNTS ...")],
+    inputs: Annotated[
+        list[str],
+        argument("RECIPE.toml | NAME=GLOB | COUNTS", "A recipe, sources, or folders of counts to add up."),
+    ],
     *,
     given: Given,
     workers: Workers = None,

@@ -50,7 +50,9 @@ def argument(metavar: str, text: str | None = None, callback: Callable[[Path], P
     return typer.Argument(metavar=metavar, help=text, show_default=False, callback=callback)
 
 
-Inputs = Annotated[list[str], argument("RECIPE.toml | NAME=GLOB ...")]
+Inputs = Annotated[
+    list[str], argument("RECIPE.toml | NAME=GLOB", "A recipe, or sources: a name and its files.")
+]
 Shards = Annotated[Path, argument("WORK | SHARDS", "Folder of results, or its shards.", _shards_of)]
 WorkFolder = Annotated[Path, argument("WORK", "Folder of results.", _work_of)]
 WorkOrRun = Annotated[Path, argument("WORK | RUN", "Folder of results, or of a training run.", _work_of)]

@@ -30,7 +30,7 @@ RecipeFile = Annotated[Path, argument("RECIPE.toml")]
 
 def init(
     context: typer.Context,
-    inputs: Annotated[list[str], argument("NAME=GLOB ...")],
+    inputs: Annotated[list[str], argument("NAME=GLOB", "Sources: a name and its files.")],
     out: str = "work",
     all: bool = False,
 ) -> None:

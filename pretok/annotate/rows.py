@@ -144,9 +144,8 @@ def _json_lines(sql: Any, file: InputFile, used: Used, by: Sequence[str]) -> Ite
         if line is not None:
             raise UsageError(f"{file.path}: line {line} is not one JSON object")
         if first is not None:
-            structure = (
-                {} if structure_json == '"JSON"' else json.loads(structure_json)
-            )  # of {} alone it is JSON
+            # If all rows are {}, DuckDB's name for their structure is JSON.
+            structure = {} if structure_json == '"JSON"' else json.loads(structure_json)
             types = {name: structure[name] for name in used(list(structure))}
             types |= {name: "VARCHAR" for name in by if types[name] == "JSON"}  # texts and numbers
             for name in (name for name, kind in types.items() if kind == "DOUBLE"):

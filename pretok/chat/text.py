@@ -130,8 +130,10 @@ class Text:
         if not isinstance(result, list | tuple):
             return result
         self.trace.step(number, "__len__", ())
-        kinds = [THINKING if part.kind == ANSWER and (name, args, at) == _THOUGHT else part.kind
-                 for at in range(len(result))]  # fmt: skip
+        kinds = [
+            THINKING if part.kind == ANSWER and (name, args, at) == _THOUGHT else part.kind
+            for at in range(len(result))
+        ]
         return [
             self._of(part._replace(kind=kind), self.trace.step(number, "__getitem__", (at,)))
             for at, kind in enumerate(kinds)

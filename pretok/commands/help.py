@@ -79,9 +79,8 @@ class CommandWithExamples(TyperCommand):
     def __init__(self, *values: Any, **attributes: Any) -> None:
         super().__init__(*values, **attributes)
         for parameter in self.params:
-            if (
-                parameter.param_type_name == "argument"
-            ):  # its metavar says what it is; typer adds `<list[str]>`
+            # The metavar of an argument says what it is; typer would add its type, such as `<list[str]>`.
+            if parameter.param_type_name == "argument":
                 parameter.display_type_rich = lambda ctx: None  # type: ignore[attr-defined]
 
     def format_help_text(self, ctx: Any, formatter: Any) -> None:  # noqa: ARG002

@@ -209,9 +209,16 @@ class ContaminationFinder:
         best, held = np.full(len(offsets) - 1, -1, np.int32), np.zeros(len(offsets) - 1, np.int32)
         if len(hits):
             _count(
-                at, hits, benchmark.starts, benchmark.holders, benchmark.sizes,
-                best, held, self._documents, self._most,
-            )  # fmt: skip
+                at,
+                hits,
+                benchmark.starts,
+                benchmark.holders,
+                benchmark.sizes,
+                best,
+                held,
+                self._documents,
+                self._most,
+            )
         return held / np.maximum(benchmark.sizes[best], 1), best
 
     def take(self) -> tuple[ItemCount, ...]:

@@ -139,9 +139,8 @@ class Remote:
         return by_fsspec
 
     def _object(self, name: str) -> _Object:
-        if (
-            self._pid != os.getpid()
-        ):  # a socket that two processes read gives each a part of the other's answer
+        # A socket that two processes read gives each a part of the other's answer.
+        if self._pid != os.getpid():
             self._forget()
         opened, known = self._objects.get(name, (-FRESH, None))
         if known is None or time.monotonic() - opened > FRESH:

@@ -124,9 +124,16 @@ def write_packing(
             targets, squares = targets + int(learned.sum()), squares + int((learned**2).sum())
             cut, bins = cut + int((length > seq_len + 1).sum()), bins + len(learned)
         about = Packing(
-            shards=len(shards), indexes=shards_key(shards), seq_len=seq_len, documents=count, tokens=tokens,
-            bins=bins, cut=cut, targets=targets, squares=squares,
-        )  # fmt: skip
+            shards=len(shards),
+            indexes=shards_key(shards),
+            seq_len=seq_len,
+            documents=count,
+            tokens=tokens,
+            bins=bins,
+            cut=cut,
+            targets=targets,
+            squares=squares,
+        )
         return writer.seal(to_json(about))
 
 

@@ -285,7 +285,7 @@ def _on_worker(task: Task[Any, Any], item: Any, send: Report | None = None) -> O
 
 
 def _run(task: Task[Any, Any], item: Any, send: Report | None, every: float = REPORT_SECONDS) -> Outcome[Any]:
-    """One try of a task, whose reports are sent `every` so many seconds."""
+    """One try of a task. every: seconds between two reports that are sent."""
     at, began = time.time(), time.monotonic()
     pending: Counter[str] = Counter()
     sent = began

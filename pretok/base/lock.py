@@ -237,6 +237,7 @@ def _create(path: Path, holder: Holder) -> bool:
     text = json.dumps(to_json(holder))
     try:
         unfinished.write_text(text, encoding="utf-8")
+        # A link fails where the name exists. A rename would replace the lock of another job.
         os.link(unfinished, path)
         return True
     except FileExistsError:

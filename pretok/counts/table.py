@@ -61,6 +61,7 @@ def short_key(data: Any, start: Any, size: Any, limit: Any) -> Any:
         # This load may take bytes after the word, within `limit`: shifting there and back clears them.
         spare = np.uint64(8 * (8 - size))
         return (load64(data, start) << spare) >> spare, top
+    # Only the last words of the data come here.
     low = np.uint64(0)
     for k in range(size):
         low |= np.uint64(data[start + k]) << np.uint64(8 * k)

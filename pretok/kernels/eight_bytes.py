@@ -92,7 +92,8 @@ def _prefetch(_context: Any, integers: Any, _position: Any) -> Any:
         place = builder.bitcast(builder.gep(arguments[0], [arguments[1]]), byte)
         signature = ir.FunctionType(ir.VoidType(), [byte, number, number, number])
         load = builder.module.declare_intrinsic("llvm.prefetch", [byte], signature)
-        builder.call(load, [place, number(1), number(3), number(1)])  # to write, into all caches, data
+        # 1: to write; 3: into all levels of cache; 1: data.
+        builder.call(load, [place, number(1), number(3), number(1)])
         return context.get_dummy_value()
 
     return types.void(types.CPointer(integers.dtype), types.int64), generate

@@ -65,6 +65,7 @@ def best_fit(lengths: Any, capacity: Any, bins: Any, entries: Any) -> Any:
         if rest == 0:
             bin_of[document] = -1
             continue
+        # Begin with the room that the rest fills exactly.
         node = leaves + rest
         if tree[node] == 0:
             # Climb until a bin with more room is in the subtree to the right.

@@ -90,7 +90,7 @@ def skip(data: Any, i: Any, end: Any, table: Any, flags: Any) -> Any:
 
 @njit(_POSITION, inline=True)
 def skip_letters(data: Any, i: Any, end: Any, table: Any) -> Any:
-    """`skip` of LETTER, most words by one look at eight bytes."""
+    """`skip` of LETTER; for most words it looks at eight bytes once."""
     while i + 8 <= end:
         mask = but_ascii_letters(load64(data, i))
         if mask == 0:

@@ -132,7 +132,7 @@ def _skip_string(block: Pointer, at: int, end: int) -> int:
 
 @njit(types.int64(BYTES, types.int64, types.int64))
 def _put_code_point(out: Pointer, size: int, point: int) -> int:
-    """Write a code point as UTF-8 at `size`; the new size."""
+    """Write a code point as UTF-8 at `size`; return the new size."""
     if point < 0x80:
         out[size] = point
         return size + 1
@@ -301,6 +301,7 @@ def _skip_value(block: Pointer, at: int, end: int, closers: Pointer) -> int:
     """Position after any JSON value at `at`, or -1. `closers` is scratch: the bracket each open container awaits."""
     # A loop and not a recursion: a container costs a byte in `closers` and no frame of the stack.
     depth = 0
+    # Each turn begins before a value: the first of a container, or the next after a comma.
     while True:
         if at < end and (block[at] == char.OPEN_BRACE or block[at] == char.OPEN_BRACKET):
             if depth == MAX_DEPTH:
@@ -321,6 +322,7 @@ def _skip_value(block: Pointer, at: int, end: int, closers: Pointer) -> int:
             at = _skip_scalar(block, at, end)
             if at < 0:
                 return -1
+        # A value has ended. Close the containers that end with it, up to one that goes on.
         while depth:
             at = _skip_space(block, at, end)
             if at >= end:

@@ -133,6 +133,7 @@ class _Job:
         """The plans of each round: those of the sources, then those of the first append of each, and so on."""
         sealed = {}
         if old := sealed_manifest(self.shards):
+            # A kill during the last seal may have left state, which `is_unsealed` would take for unfinished.
             drop_finished(self.state, old)
             known = old.sources.keys() & self.recipe.sources.keys()
             if not known:

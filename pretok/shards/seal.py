@@ -144,8 +144,8 @@ def side_files(shards: Path, source: str | None, paths: Iterable[Path]) -> tuple
 def _seal_source(
     shards: Path, state: Path, plan: SourcePlan, dtype: np.dtype[np.generic]
 ) -> tuple[SourceCounts, list[Shard], list[SideFile]]:
-    """Add up the records of a source or an append, and merge the small files of its partitions. Returns what comes to
-    the manifest."""
+    """Add up the records of a source or an append, and merge the small files of its partitions. Returns what the
+    manifest lists."""
     records = load_records(state, plan)
     sealed = plan.sealed({number: record.pieces for number, record in records.items()})
     counts = add_counts([UNCOUNTED, *(record.found for record in records.values())])

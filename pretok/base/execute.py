@@ -139,6 +139,7 @@ class Engine:
             return
         gc.freeze()  # what is loaded now stays loaded: each collection would visit its 200,000 objects
         pool = self._pool()
+        # The first item is at the end, where `pop` takes it.
         waiting = list(range(len(items)))[::-1]
         later: list[tuple[float, int]] = []
         """A heap of the items to try again, by the time at which they may begin."""
@@ -165,12 +166,15 @@ class Engine:
                 error = outcome.result
                 if isinstance(error, TaskError) and error.again and failed[index] < len(storage.WAITS):
                     logger.warning("trying again: %s", error.message)
+                    # It waits in this list and not in a worker, which does other items meanwhile.
                     heappush(later, (time.monotonic() + storage.WAITS[failed[index]], index))
                     failed[index] += 1
                     continue
                 outcome.index, outcome.tries = index, failed[index] + 1
                 yield outcome
         finally:
+            # The consumer or this loop has given up. The tasks that are killed leave no result, or a whole
+            # one that a restart finds, and unfinished files, which the next job removes.
             if running:
                 self.__exit__()
 
@@ -281,7 +285,7 @@ def _on_worker(task: Task[Any, Any], item: Any, send: Report | None = None) -> O
 
 
 def _run(task: Task[Any, Any], item: Any, send: Report | None, every: float = REPORT_SECONDS) -> Outcome[Any]:
-    """One try of a task, whose reports are sent `every` so many seconds."""
+    """One try of a task. every: seconds between two reports that are sent."""
     at, began = time.time(), time.monotonic()
     pending: Counter[str] = Counter()
     sent = began
@@ -296,6 +300,7 @@ def _run(task: Task[Any, Any], item: Any, send: Report | None, every: float = RE
 
     try:
         result = task(item, report)
+    # These end the job, not the item: in this process `report` raises Stopped.
     except (Stopped, KeyboardInterrupt, SystemExit, GeneratorExit):
         raise
     except BaseException as error:  # panics of Rust libraries are no Exceptions

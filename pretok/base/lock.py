@@ -45,18 +45,23 @@ NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 
 
 class Holder(Record, frozen=True):
-    """Who holds a folder. started: when the process started, in ticks since boot, as ids are reused; token: unique for
-    each lock."""
+    """Who holds a folder."""
 
     what: str
+    """The job, as it names itself."""
     host: str
     pid: int
     machine: str
+    """What the files of MACHINE hold there."""
     started: str
+    """When the process started, in ticks since boot, as ids are reused."""
     job: str
+    """Its Slurm job, "" outside of one."""
     restarts: int
+    """How often Slurm had requeued the job."""
     since: str
     token: str
+    """Unique for each lock."""
 
     def __str__(self) -> str:
         job = f", Slurm job {self.job}" if self.job else ""
@@ -88,6 +93,8 @@ def hold(target: Path, what: str, *, beside: bool = False) -> Iterator[threading
     new = not path.parent.exists()
     try:
         with _locked(path, target, what) as lost:
+            # Under the lock no other job writes here, so what is unfinished was left by one that is gone. A
+            # lock that another job is just trying to create may go, too: `_take` tries again.
             remove_leftovers(target)
             yield lost
     finally:
@@ -159,6 +166,7 @@ def _locked(path: Path, target: Path, what: str, *, writes: bool = True) -> Iter
                 os.utime(path)
 
     thread = threading.Thread(target=beat, daemon=True, name="folder-lock")
+    # Before the lock exists: to another thread it would look as if this process had given it back.
     _ours[holder.token] = None
     try:
         with writing(target):
@@ -173,8 +181,11 @@ def _locked(path: Path, target: Path, what: str, *, writes: bool = True) -> Iter
         finally:
             ended.set()
             if os.getpid() == holder.pid:  # a forked child leaves its parent's lock alone
+                # Before the lock goes: the thread would take that for a lost lock and stop this process. A
+                # kill until then leaves the lock of a dead process, which the next job takes over.
                 thread.join()
                 try:
+                    # A job that took the lock over keeps it.
                     if _is_of(holder.token, path):
                         path.unlink(missing_ok=True)
                 except OSError as error:  # must not hide what ended the job
@@ -209,8 +220,11 @@ def _take(path: Path, holder: Holder, target: Path) -> None:
         claim = path.with_name(f"{path.name}-{digest(text.encode())[:16]}")
         _take(claim, holder, target)
         try:
+            # Read again under the claim: a faster job may have put its own lock there by now.
             if _read(path) == text:
                 path.unlink()
+                # A kill before the claim goes leaves a file that hinders nobody: no later lock has the text
+                # that it is named after.
                 logger.warning("%s: taking over the lock of %s: %s", target, _parse(text) or "a job", why)
         finally:
             claim.unlink(missing_ok=True)
@@ -223,6 +237,7 @@ def _create(path: Path, holder: Holder) -> bool:
     text = json.dumps(to_json(holder))
     try:
         unfinished.write_text(text, encoding="utf-8")
+        # A link fails where the name exists. A rename would replace the lock of another job.
         os.link(unfinished, path)
         return True
     except FileExistsError:
@@ -302,6 +317,7 @@ def _machine() -> str:
 def _started(pid: int) -> str | None:
     """When a process of this machine started, in ticks since boot; None if it is dead (or only not yet reaped)."""
     try:
+        # The program's name, in parentheses, may hold any character: fields are counted after the last `)`.
         fields = (
             Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
         )
@@ -332,4 +348,5 @@ def _job_ended(job: str) -> bool:
         answer = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
     except (OSError, ValueError, subprocess.TimeoutExpired):
         return False
+    # Slurm soon forgets a job that ended and then calls its id invalid. Any other error proves nothing.
     return not answer.stdout.strip() if answer.returncode == 0 else "Invalid job id" in answer.stderr

@@ -47,21 +47,23 @@ Result = TypeVar("Result")
 
 @dataclass(slots=True)
 class Outcome(Generic[Result]):
-    """The result or error of one task, and what its last try took.
-
-    node: host name; began: seconds since 1970 by the node's clock; seconds: how long it ran; peak: highest memory of
-    its process so far, in bytes; counts: increments that were not reported before the end. All of these are empty where
-    the worker died. The driver adds index, that of the item in the list, and tries, how often it was tried.
-    """
+    """The result or error of one task, and what its last try took. Where the worker died, only the error is known."""
 
     result: Result | TaskError
     node: str = ""
+    """Host name."""
     began: float = 0.0
+    """Seconds since 1970 by the node's clock."""
     seconds: float = 0.0
+    """How long it ran."""
     peak: int = 0
+    """Highest memory of its process so far, in bytes."""
     counts: Counts = field(default_factory=dict)
+    """Increments that were not reported before the end."""
     index: int = -1
+    """The index of the item in the list; the driver sets it."""
     tries: int = 1
+    """How often the item was tried; the driver sets it."""
 
 
 class Processes:
@@ -85,6 +87,7 @@ class Processes:
             f"import sys; sys.path[:] = {sys.path!r}; from {__name__} import nurse; nurse({theirs.fileno()})"
         )
         try:
+            # The nursery alone keeps its end, so that `send` fails here once it is dead.
             with theirs:
                 self._nursery = subprocess.Popen(
                     [sys.executable, "-c", code],
@@ -117,6 +120,7 @@ class Processes:
             ours, theirs = socket.socketpair()
             self._own.worker = worker = Connection(ours.detach())
             try:
+                # The worker alone keeps its end, so that `recv` ends here when it dies.
                 with theirs:
                     socket.send_fds(self._asked, [module], [theirs.fileno()])
             except OSError as error:
@@ -137,6 +141,7 @@ class Processes:
 
     def close(self) -> None:
         """End the nursery and with it all workers, whatever they do."""
+        # The kernel kills the workers with it, and each thread that waits for an answer meets an end of file.
         self._nursery.kill()
         self._nursery.wait()
         self._asked.close()  # a thread that is about to ask for a worker meets an error
@@ -169,15 +174,21 @@ def nurse(driver: int) -> None:
             gc.collect()
             gc.freeze()  # a worker's search for garbage would copy every page that it shares
             me = os.getpid()
+            # Only this thread could hold a lock (see the module), and between two requests it holds none.
             if os.fork() == 0:
+                # In a worker this end would outlive the nursery and hide its death from the driver.
                 asked.close()
                 serve(Connection(fds[0]), me)
+            # Open here, it would hide the worker's death from the driver; later workers would inherit it.
             os.close(fds[0])
 
 
 def serve(driver: Connection, nursery: int) -> None:
     """Do what the driver sends until it is gone. Never returns: what is open here belongs to the nursery."""
+    # With it ignored, a worker could not learn how processes of its own end.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    # A fork clears this, so each worker asks for it. The signal comes when the thread that forked ends, which
+    # lives as long as the nursery.
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != nursery:  # it died before that call
         os._exit(0)
@@ -185,6 +196,7 @@ def serve(driver: Connection, nursery: int) -> None:
         while True:
             job = driver.recv_bytes()
             try:
+                # The answer is pickled in here, too: a result that cannot be does not end the worker.
                 function, arguments = pickle.loads(job)
                 answer = pickle.dumps(
                     (True, function(*arguments, lambda counts: driver.send((False, counts))))
@@ -192,4 +204,5 @@ def serve(driver: Connection, nursery: int) -> None:
             except BaseException as error:  # while the job travels: what a task raises is in its outcome
                 answer = pickle.dumps((True, RuntimeError(f"{type(error).__name__}: {error}")))
             driver.send_bytes(answer)
+    # Not sys.exit: exit handlers and unwritten buffers here are copies of the nursery's.
     os._exit(0)

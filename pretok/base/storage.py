@@ -156,6 +156,7 @@ class NewFile:
         return self
 
     def __exit__(self, *exc: object) -> None:
+        # After `seal` both do nothing: the file is closed, and its temporary name is gone.
         with suppress(OSError):  # buffered bytes meet the full disk again: the first error is raised
             self.file.close()
         with suppress(OSError):
@@ -220,6 +221,7 @@ def write_bytes(path: Path, data: bytes) -> str:
 
 def temporary_of(path: Path, part: str = "") -> Path:
     """Name of the unfinished file that becomes `path`, or of a `part` of it; no other process has the same."""
+    # In the folder of `path`, as a rename is one step only inside one file system.
     return path.with_name(f".{path.name}{part}.{os.uname().nodename}-{os.getpid()}{TEMPORARY_SUFFIX}")
 
 

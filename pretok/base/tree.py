@@ -208,6 +208,7 @@ def _hash_over(
     """The hash over the leaves `first` to `end - 1`, from the leaves `wanted` and the largest parts without any."""
     if not end:
         return fold([])
+    # None of the wanted leaves is in here: the whole part is one hash.
     if bisect_left(wanted, first) == bisect_left(wanted, end):
         return part(first, end)
     if end - first == 1:
@@ -236,6 +237,9 @@ def prove_file(
             data += [block[at % _LEAVES * LEAF :][:LEAF] for at in group]
 
     def hash_of(first: int, end: int) -> bytes:
+        # Parts halve at powers of two. So one of a MiB or more begins with a MiB, and its hash follows from
+        # nodes. A smaller one lies in one MiB; if that was not read, it has no wanted leaf and the part is
+        # all of it.
         if end - first >= _LEAVES or first // _LEAVES not in leaf_hashes:
             return fold(nodes[first // _LEAVES : -(-end // _LEAVES)])
         return fold(leaf_hashes[first // _LEAVES][first % _LEAVES :][: end - first])

@@ -82,6 +82,7 @@ def concatenate(parts: Sequence[Words]) -> Words:
 
 def split_buckets(words: Words) -> Iterator[Words]:
     """The words of each bucket, BUCKETS times, in their order."""
+    # Always by the same seed and the highest bits, so that a word of any corpus is in the same bucket.
     bucket = (hash_documents(words.data, words.offsets, 0) >> np.uint64(64 - BUCKET_BITS)).astype(np.int64)
     order = np.argsort(bucket, kind="stable")
     borders = np.searchsorted(bucket[order], np.arange(BUCKETS + 1))
@@ -93,11 +94,13 @@ def split_buckets(words: Words) -> Iterator[Words]:
 
 def write_groups(file: Any, groups: Iterable[Words], metadata: object) -> None:
     """Write row groups, empty ones too, to an open binary file; `metadata` is any JSON."""
+    # The words of a group are distinct, so a dictionary would only repeat them.
     with pq.ParquetWriter(
         file, SCHEMA, compression="zstd", use_dictionary=False, write_statistics=False
     ) as writer:
         for group in groups:
             columns = [group.words(), pa.array(group.counts), pa.array(group.others)]
+            # One row group per table, also for an empty one: readers find a bucket by its number.
             writer.write_table(pa.table(columns, schema=SCHEMA), row_group_size=max(1, len(group)))
         writer.add_key_value_metadata({_METADATA: json.dumps(metadata)})
 

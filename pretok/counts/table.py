@@ -54,11 +54,14 @@ def short_key(data: Any, start: Any, size: Any, limit: Any) -> Any:
     """
     top = np.uint64(size) << np.uint64(56)
     if size > 8:
+        # The second load ends where the word ends. The bytes that the first one has already are shifted out.
         spare = np.uint64(8 * (16 - size))
         return load64(data, start), (load64(data, start + size - 8) >> spare) | top
     if start + 8 <= limit:
+        # This load may take bytes after the word, within `limit`: shifting there and back clears them.
         spare = np.uint64(8 * (8 - size))
         return (load64(data, start) << spare) >> spare, top
+    # Only the last words of the data come here.
     low = np.uint64(0)
     for k in range(size):
         low |= np.uint64(data[start + k]) << np.uint64(8 * k)
@@ -68,6 +71,7 @@ def short_key(data: Any, start: Any, size: Any, limit: Any) -> Any:
 @njit(types.int64(types.uint64, types.uint64), inline=True)
 def _home(low: Any, high: Any) -> Any:
     """Where the search for a key begins, before the mask of the table's size; not negative."""
+    # A long word's `low` is a hash already.
     h = low
     if high < _LONG:
         h = (low ^ rotate_left(high * P2, np.uint64(31))) * P1
@@ -118,16 +122,20 @@ def _find(
     low, high: its key; mask: the length of `slots` less one.
     """
     long = size > SHORT
+    # The product may wrap around: only its low bits stay, and they are those of a multiple of 4.
     at = 4 * _home(low, high) & mask
+    # `_add` keeps half of the slots free, so the search ends.
     while slots[at + 1] != 0:
         if slots[at] == low:
             if not long:
                 if slots[at + 1] == high:
                     return at
+            # The first eight bytes of a short word may equal the hash of a long one.
             elif slots[at + 1] >= _LONG and _same(data, start, size, pool, np.int64(slots[at + 1] & ~_LONG)):
                 return at
         at = (at + 4) & mask
     if long:
+        # Its place in the pool is in the 56 bits below, for `_same` and `_extract`.
         high |= np.uint64(state[_POOLED])
         _keep(data, start, size, pool, state)
     slots[at], slots[at + 1] = low, high
@@ -164,6 +172,8 @@ def _add(
             i = state[_POSITION]
             state[_POSITION] = -1
         while i < end:
+            # Only between two blocks: then `state` says where to go on and no word counts twice, and within a
+            # block the slots stay where they were prefetched.
             if 8 * (state[_USED] + _AHEAD) > len(slots):  # more than half of the slots would be in use
                 state[_DOCUMENT], state[_POSITION] = d, i
                 return False
@@ -174,6 +184,7 @@ def _add(
                 lows[n], highs[n] = _key(text, starts[n], i - starts[n], len(data))
                 prefetch(words, 4 * _home(lows[n], highs[n]) & mask)
                 n += 1
+            # A word ends where the next one begins, as words leave nothing out; the last one ends at i.
             starts[n] = i
             for k in range(n):
                 size = starts[k + 1] - starts[k]
@@ -191,6 +202,7 @@ def _rehash(old: Any, new: Any) -> Any:
     for k in range(0, len(old), 4):
         if old[k + 1] != 0:
             at = 4 * _home(old[k], old[k + 1]) & mask
+            # All keys of a table differ, so the first free slot is right, and no word is compared.
             while new[at + 1] != 0:
                 at = (at + 4) & mask
             for field in range(4):
@@ -230,6 +242,7 @@ class WordTable:
 
     def clear(self) -> None:
         """Forget all words, but keep the memory."""
+        # Only slots refer to the pool: without them its bytes are free.
         self._slots[:] = 0
         self._state[:] = 0
 

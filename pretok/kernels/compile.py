@@ -64,6 +64,7 @@ def cache_folder() -> Path:
         folder = base / name
         try:
             folder.mkdir(parents=True, exist_ok=True)
+            # A file that is really made shows what permission bits do not: a full disk or a used-up quota.
             with tempfile.TemporaryFile(dir=folder):
                 return folder
         except OSError as error:
@@ -73,6 +74,7 @@ def cache_folder() -> Path:
     )
 
 
+# Numba looks at this when a function gets its cache, which is in `Kernel.compiled`, after every import.
 numba.config.CACHE_DIR = str(cache_folder())
 
 
@@ -115,6 +117,7 @@ def _alone(function: Callable[..., Any]) -> Iterator[None]:
         f"{function.__module__.rpartition('.')[2]}.{function.__qualname__}",
     )
     with contextlib.ExitStack() as stack:
+        # The lock file stays: once deleted, one process could wait for it while another locks a new one.
         if not any(folder.glob(f"*/{name}-*.nbc")):
             with contextlib.suppress(OSError):
                 lock = stack.enter_context((folder / f"{name}.lock").open("w"))
@@ -128,6 +131,7 @@ class Kernel:
     def __init__(self, function: Callable[..., Any], signature: Any, inline: bool) -> None:
         self.py_func = function
         self._signature = signature
+        # NumPy's error model raises nothing on a division by zero, so the loops contain no check for it.
         self._options = {"nogil": True, "error_model": "numpy", "forceinline": inline}
         self.loaded: dict[bool, Any] = {}
 
@@ -137,6 +141,7 @@ class Kernel:
         part: as called by another kernel. That kernel contains its code, so it is neither cached by itself nor gets a
         wrapper for Python, which is most of what a small function takes to compile.
         """
+        # Asked twice: most calls need no lock, and a thread that waited for it may find the function loaded.
         if part not in self.loaded:
             with _LOADING:
                 if part not in self.loaded:
@@ -146,6 +151,7 @@ class Kernel:
                     function: Any = numba.njit(**self._options, **options)(self.py_func)
                     with contextlib.nullcontext() if part else _alone(self.py_func):
                         function.compile(self._signature)
+                    # From here on other types are an error, and not a second variant, see the module.
                     function.disable_compile()
                     self.loaded[part] = function
         return self.loaded[part]

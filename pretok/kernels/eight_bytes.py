@@ -45,6 +45,7 @@ def _loader(bits: int) -> Any:
         def generate(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
             pointer = builder.gep(arguments[0], [arguments[1]])
             word = ir.IntType(bits)
+            # align=1: text begins anywhere, so LLVM must not assume a multiple of 8.
             return builder.load(builder.bitcast(pointer, word.as_pointer()), align=1)
 
         return result(BYTES, types.int64), generate
@@ -91,7 +92,8 @@ def _prefetch(_context: Any, integers: Any, _position: Any) -> Any:
         place = builder.bitcast(builder.gep(arguments[0], [arguments[1]]), byte)
         signature = ir.FunctionType(ir.VoidType(), [byte, number, number, number])
         load = builder.module.declare_intrinsic("llvm.prefetch", [byte], signature)
-        builder.call(load, [place, number(1), number(3), number(1)])  # to write, into all caches, data
+        # 1: to write; 3: into all levels of cache; 1: data.
+        builder.call(load, [place, number(1), number(3), number(1)])
         return context.get_dummy_value()
 
     return types.void(types.CPointer(integers.dtype), types.int64), generate
@@ -110,6 +112,10 @@ def first_marked(mask: Any) -> Any:
 @njit(_U64(_U64), inline=True)
 def ends_plain_text(word: Any) -> Any:
     """Mask of the bytes that interrupt a JSON string: quote, backslash and those below 0x20."""
+    # After the XOR a quote is a byte of 0. Subtracting 1 sets its high bit by a borrow, and `~quotes` leaves
+    # out the bytes that had that bit before; subtracting 0x20 finds the smaller ones alike. A borrow begins
+    # only at a byte that is marked, so each of the three masks is right up to its lowest mark, and so is
+    # their union.
     quotes = word ^ _QUOTES
     backslashes = word ^ _BACKSLASHES
     mask = ((quotes - _ONES) & ~quotes) | ((backslashes - _ONES) & ~backslashes) | ((word - _SPACES) & ~word)
@@ -126,6 +132,7 @@ def newlines(word: Any) -> Any:
 @njit(_U64(_U64), inline=True)
 def from_0xcc(word: Any) -> Any:
     """Mask of the bytes of 0xCC or more: the lead bytes of U+0300 and above. All its bits are right."""
+    # 0x7F + 0x34 is less than 0x100: no sum carries into the next byte.
     return ((word & _SEVEN_BITS) + _TO_0XCC) & word & _HIGH
 
 
@@ -133,4 +140,5 @@ def from_0xcc(word: Any) -> Any:
 def but_ascii_letters(word: Any) -> Any:
     """Mask of the bytes that are not an ASCII letter. All its bits are right."""
     small = (word | _SPACES) & _SEVEN_BITS  # a space is the bit that tells small letters from capitals
+    # No sum carries into the next byte (0x7F + 0x1F). `word` marks what is not ASCII.
     return (~(small + _FROM_A) | (small + _AFTER_Z) | word) & _HIGH

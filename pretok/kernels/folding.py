@@ -37,6 +37,7 @@ _INVISIBLE = (0xAD, 0x61C, *range(0x200B, 0x2010), *range(0x202A, 0x202F), *rang
 
 def fold(character: str) -> str:
     """The folded form of a letter or number, by unicodedata."""
+    # Before and after folding: what a letter decomposes to may fold, and what it folds to may decompose.
     decomposed = unicodedata.normalize("NFKD", unicodedata.normalize("NFKD", character).casefold())
     folded = []
     for part in decomposed:
@@ -65,6 +66,7 @@ def fold_tables() -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.uint32]]:
         else:
             entries[code] = SEVERAL | len(several)
             several += [len(folded), *map(ord, folded)]
+    # After the loop, for which they are letters; `fold` leaves nothing of them and returns them as they are.
     entries[list(_APOSTROPHES)] = SEPARATOR
     tables = entries, np.array(several, np.uint32)
     for table in tables:

@@ -42,6 +42,8 @@ def _round(lane: Any, value: Any) -> Any:
 @njit(types.uint64(BYTES, types.int64, types.int64, types.uint64))
 def _stripes(data: Any, start: Any, end: Any, seed: Any) -> Any:
     """XXH64's four lanes over the whole 32-byte stripes of data[start:end], merged into one integer."""
+    # Sums and products wrap around at 64 bits, as the specification wants. The lanes do not depend on each
+    # other, so the processor multiplies for several at once.
     a, b, c, d = seed + P1 + P2, seed + P2, seed, seed - P1
     for i in range(start, end - 31, 32):
         a = _round(a, load64(data, i))
@@ -65,6 +67,7 @@ def hash_bytes(data: Any, start: Any, end: Any, seed: Any) -> Any:
     length = end - start
     h = _stripes(data, start, end, seed) if length >= 32 else seed + P5
     h += np.uint64(length)
+    # What the stripes left, at most 31 bytes.
     i = end - (length & 31)
     while i + 8 <= end:
         h = rotate_left(h ^ _round(np.uint64(0), load64(data, i)), np.uint64(27)) * P1 + P4
@@ -104,6 +107,8 @@ def select(hashes: npt.NDArray[np.uint64], fraction: Fraction | float) -> npt.ND
 
     The threshold is an exact integer, floor(fraction * 2**64); a larger fraction selects a superset.
     """
+    # The fraction 1 gives 2**64, which no uint64 holds, so hashes are compared with one less; 0 then needs a
+    # case of its own.
     threshold = int(Fraction(fraction) * 2**64)
     if threshold == 0:
         return np.zeros(len(hashes), np.bool_)

@@ -37,6 +37,7 @@ BITS_PER_OPENING = 64
 BLOCK = 128
 """Words that are hashed before the first of them is looked for; more than GRAM."""
 
+# All odd: multiplying by an odd number modulo 2**64 maps no two hashes to one.
 _BASE = np.uint64(0x9E3779B97F4A7C15)
 _LETTER = np.uint64(0xD6E8FEB86659FD93)
 _MIX = np.uint64(0xFF51AFD7ED558CCD)
@@ -90,8 +91,10 @@ def _next_word(data: Any, i: Any, end: Any, entries: Any, several: Any) -> Any:
                 place = entry - SEVERAL
                 for k in range(place + 1, place + 1 + several[place]):
                     h = (h + np.uint64(several[k])) * _LETTER
+        # What is PASSED_OVER (a mark, a soft hyphen) neither belongs to a word nor ends one.
         elif entry == SEPARATOR and found:
             break
+    # In sums and products bits move up only. The shifts bring the high bits down to the low ones.
     h = (h ^ (h >> np.uint64(32))) * _MIX
     return found, h ^ (h >> np.uint64(29)), i
 
@@ -99,6 +102,9 @@ def _next_word(data: Any, i: Any, end: Any, entries: Any, several: Any) -> Any:
 @njit(types.uint64(types.uint64, types.uint64, types.uint64, types.int64), inline=True)
 def _key(now: Any, before: Any, power: Any, words: Any) -> Any:
     """The hash of the last `words` words, from the rolling hashes after them and before them."""
+    # `now` is the sum of the words' hashes, each times _BASE to the number of words after it, and `before`
+    # times the power is the same sum without the last ones. So their hash is left, modulo 2**64, whatever
+    # stands before them. `words` keeps grams of different lengths apart.
     h = now - before * power + np.uint64(words)
     h = (h ^ (h >> np.uint64(32))) * _MIX
     return h ^ (h >> np.uint64(29))
@@ -131,6 +137,7 @@ def _list_grams(data: Any, offsets: Any, entries: Any, several: Any, powers: Any
     count = 0
     for p in range(len(offsets) - 1):
         i, n, now = offsets[p], 0, np.uint64(0)
+        # The hash before the first word. All other places are written before they are read.
         hashes[0] = 0
         while True:
             found, h, i = _next_word(text, i, offsets[p + 1], table, expansions)
@@ -159,7 +166,7 @@ def _fill_filter(keys: Any, bits: Any) -> Any:
 
 @njit(types.boolean(types.uint64, U64), inline=True)
 def _may_hold(key: Any, bits: Any) -> Any:
-    """Whether a filter holds the key, or three bits of others say so."""
+    """Whether the three bits of the key are set. Those of other keys may cover them, so True is not yet a find."""
     wanted = _bits_of(key)
     return bits[key & np.uint64(len(bits) - 1)] & wanted == wanted
 
@@ -186,6 +193,8 @@ def _hash_words(text: Any, i: Any, end: Any, entries: Any, several: Any, bits: A
             break
         now = now * _BASE + h
         hashes[GRAM + n] = now
+        # hashes[n] lies GRAM words before. In the first words of a document it is 0 and the key is of no
+        # gram; the place is inside the filter all the same.
         prefetch(filter_words, np.int64(_key(now, hashes[n], power, GRAM) & last))
         n += 1
     return n, i
@@ -230,7 +239,9 @@ def _find(
             before += n
             if n < BLOCK:
                 break
+            # The hashes before the next block. The two stretches do not overlap, as BLOCK is more than GRAM.
             hashes[:GRAM] = hashes[BLOCK:]
+        # Clear what was set and not the whole array: there may be millions of grams, a document has few.
         for k in range(hit_offsets[d], count):
             seen[hits[k]] = 0
         hit_offsets[d + 1] = count
@@ -239,15 +250,14 @@ def _find(
 
 @dataclass(frozen=True, slots=True)
 class Grams:
-    """The distinct grams of passages, ready to be looked for.
-
-    keys: (grams,) the hash of each, rising; bits: a filter of the keys; openings: a filter of the first words of short
-    ones.
-    """
+    """The distinct grams of passages, ready to be looked for."""
 
     keys: npt.NDArray[np.uint64]
+    """(grams,) the hash of each, rising."""
     bits: npt.NDArray[np.uint64]
+    """A filter of the keys."""
     openings: npt.NDArray[np.uint64]
+    """A filter of the first SHORTEST words of short grams."""
 
 
 def _filter(keys: npt.NDArray[np.uint64], bits_per_key: int) -> npt.NDArray[np.uint64]:

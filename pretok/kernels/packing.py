@@ -43,10 +43,13 @@ def best_fit(lengths: Any, capacity: Any, bins: Any, entries: Any) -> Any:
         before += count
     order = np.empty(n, np.int64)
     for document in range(n):
+        # The longest rest has the smallest key. Rests of 0 come last, and the loop below skips them.
         key = capacity - lengths[document] % capacity
         order[starts[key]] = document
         starts[key] += 1
-    # Open bins are in linked lists by their room. A binary tree counts the bins below each node.
+    # Open bins are in linked lists by their room. tree[leaves + room] counts those of one room, each node
+    # above it the bins of its two children: so the least room that suffices is found in log2(capacity)
+    # steps, however many bins are open.
     leaves = 1
     while leaves < capacity + 1:
         leaves *= 2
@@ -62,11 +65,13 @@ def best_fit(lengths: Any, capacity: Any, bins: Any, entries: Any) -> Any:
         if rest == 0:
             bin_of[document] = -1
             continue
+        # Begin with the room that the rest fills exactly.
         node = leaves + rest
         if tree[node] == 0:
             # Climb until a bin with more room is in the subtree to the right.
             while node > 1 and (node % 2 or tree[node + 1] == 0):
                 node //= 2
+            # At the root the climb has found nothing: the document opens a bin.
             node += node > 1
         if node > 1:
             while node < leaves:  # descend to the least room there
@@ -83,6 +88,7 @@ def best_fit(lengths: Any, capacity: Any, bins: Any, entries: Any) -> Any:
         bin_of[document] = chosen
         sizes[chosen] += 1
         room -= rest
+        # A full bin is in no list and not in the tree, as no rest fits.
         if room:
             following[chosen] = head[room]
             head[room] = chosen
@@ -94,8 +100,10 @@ def best_fit(lengths: Any, capacity: Any, bins: Any, entries: Any) -> Any:
     for number in range(opened):
         bins[full + number] = place
         place += sizes[number]
+        # From here on sizes[b] is the place of the next document of bin b.
         sizes[number] = bins[full + number]
     for document in range(n):
+        # In the order of the window, so a bin lists its documents as they came and not by length.
         if bin_of[document] >= 0:
             entries[sizes[bin_of[document]]] = document
             sizes[bin_of[document]] += 1

@@ -73,6 +73,7 @@ def read_class(data: Any, i: Any, end: Any, table: Any) -> Any:
     point = lead & (0x7F >> size)
     for k in range(1, size):
         point = (point << 6) | (np.int64(data[i + k]) & 0x3F)
+    # Invalid bytes can spell more than U+10FFFF.
     return np.int64(table[min(point, u.CODE_POINTS - 1)]), i + size
 
 
@@ -89,12 +90,13 @@ def skip(data: Any, i: Any, end: Any, table: Any, flags: Any) -> Any:
 
 @njit(_POSITION, inline=True)
 def skip_letters(data: Any, i: Any, end: Any, table: Any) -> Any:
-    """`skip` of LETTER, most words by one look at eight bytes."""
+    """`skip` of LETTER; for most words it looks at eight bytes once."""
     while i + 8 <= end:
         mask = but_ascii_letters(load64(data, i))
         if mask == 0:
             i += 8
             continue
+        # Not an ASCII letter, but perhaps one with an accent: then the run goes on after it.
         i += first_marked(mask)
         flag, after = read_class(data, i, end, table)
         if flag & LETTER == 0:
@@ -120,6 +122,7 @@ def contraction(data: Any, i: Any, end: Any, fold: Any) -> Any:
     if i + 1 >= end or data[i] != char.APOSTROPHE:
         return i
     case = 0x20 if fold else 0  # the bit that tells small letters from capitals
+    # Only S and s become s by this bit, and so for the other letters: no third byte passes.
     a = data[i + 1] | case
     if a == char.SMALL_S or a == char.SMALL_T or a == char.SMALL_M or a == char.SMALL_D:
         return i + 2
@@ -129,6 +132,7 @@ def contraction(data: Any, i: Any, end: Any, fold: Any) -> Any:
             (a == char.SMALL_R or a == char.SMALL_V) and b == char.SMALL_E
         ):
             return i + 3
+        # Beyond ASCII only U+017F and U+212A fold to an ASCII letter, to s and k; no contraction has a k.
         if fold and data[i + 1] == 0xC5 and data[i + 2] == 0xBF:  # U+017F in UTF-8
             return i + 3
     return i
@@ -162,6 +166,7 @@ def _no_letters(data: Any, i: Any, end: Any, table: Any, flag: Any, after: Any, 
     With `slash`, the newlines that follow symbols may be mixed with slashes.
     """
     if flag & u.NUMBER:
+        # \p{N}{1,3}: the first is before `after` already.
         for _ in range(2):
             if after < end:
                 following, beyond = read_class(data, after, end, table)
@@ -210,6 +215,7 @@ def word_cl100k(data: Any, i: Any, end: Any, table: Any) -> Any:
 def word_qwen2(data: Any, i: Any, end: Any, table: Any) -> Any:
     """The pattern `qwen2`."""
     flag, after = read_class(data, i, end, table)
+    # No other alternative of cl100k can begin with a number, so the two patterns differ only there.
     return after if flag & u.NUMBER else word_cl100k(data, i, end, table)
 
 
@@ -219,6 +225,7 @@ def word_gpt2(data: Any, i: Any, end: Any, table: Any) -> Any:
     after = contraction(data, i, end, False)
     if after > i:
         return after
+    # ` ?` takes one space. If more white space follows, skip_blanks begins at i again.
     start = i + 1 if data[i] == char.SPACE and i + 1 < end else i
     flag, after = read_class(data, start, end, table)
     if flag & LETTER:
@@ -256,6 +263,8 @@ def word_o200k(data: Any, i: Any, end: Any, table: Any) -> Any:
     if flag & (u.NUMBER | u.NEWLINE) == 0:
         start = i if flag & LETTER else after
         word = cased_run(data, start, end, table)
+        # HEAD+ TAIL* is tried only where HEAD* TAIL+ failed: there no TAIL follows, so HEAD+ is all of it. A
+        # mark that is no prefix of such a word is a TAIL itself: a word of one mark, which ends at `start`.
         if (
             word == start and flag & u.MARK == 0
         ):  # a mark counts as a letter: it is a word before it is a prefix
@@ -346,6 +355,7 @@ def word_ends(
 
     `table` gives the flags of each code point, uint8[0x110000]; without it, `unicode.class_table`.
     """
+    # Words are never empty, so there are no more than bytes.
     ends = np.empty(int(offsets[-1] - offsets[0]), np.int64)
     table = u.class_table() if table is None else table
     return ends[: _word_ends(data, offsets, table, code_of(pattern), ends)].copy()

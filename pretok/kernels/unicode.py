@@ -56,6 +56,7 @@ def find_with_tokenizers(expression: str, text: str) -> list[str]:
 def probe(find: Finder) -> npt.NDArray[np.uint8]:
     """Ask a regular expression engine for the class of every code point: uint8[CODE_POINTS] of flags."""
     table = np.zeros(CODE_POINTS, np.uint8)
+    # Surrogates cannot be written in UTF-8, so the library is not asked about them: they stay unassigned.
     scalars = [*range(0xD800), *range(0xE000, CODE_POINTS)]
     blocks = ["".join(map(chr, scalars[i : i + 20_000])) for i in range(0, len(scalars), 20_000)]
     for flag, expression in CLASSES.values():

@@ -80,6 +80,7 @@ _TRUE, _FALSE, _NULL, _NAN, _INFINITY = (
 
 @njit(_SKIP)
 def _skip_space(block: Pointer, at: int, end: int) -> int:
+    # A line feed is space to JSON too, but here it ends the line.
     while at < end and (block[at] == char.SPACE or block[at] == char.TAB or block[at] == char.RETURN):
         at += 1
     return at
@@ -103,6 +104,7 @@ def _code_unit(block: Pointer, at: int, end: int) -> int:
 def _skip_string(block: Pointer, at: int, end: int) -> int:
     """Position after the closing quote of the string whose first character is at `at`, or -1."""
     while at < end:
+        # The last bytes are looked at one by one, so that nothing after the string's line is read.
         if at + 8 <= end:
             mask = ends_plain_text(load64(block, at))
             if mask == 0:
@@ -119,6 +121,7 @@ def _skip_string(block: Pointer, at: int, end: int) -> int:
         elif block[at + 1] == char.SMALL_U:
             if _code_unit(block, at + 2, end) < 0:
                 return -1
+            # The four digits are there, so this stays within `end`.
             at += 6
         elif _UNESCAPED[block[at + 1]] == 0:
             return -1
@@ -129,7 +132,7 @@ def _skip_string(block: Pointer, at: int, end: int) -> int:
 
 @njit(types.int64(BYTES, types.int64, types.int64))
 def _put_code_point(out: Pointer, size: int, point: int) -> int:
-    """Write a code point as UTF-8 at `size`; the new size."""
+    """Write a code point as UTF-8 at `size`; return the new size."""
     if point < 0x80:
         out[size] = point
         return size + 1
@@ -159,6 +162,9 @@ def _copy_string(block: Pointer, at: int, end: int, out: Pointer, size: int) -> 
     lone = 0
     while at < end:
         if at + 8 <= end:
+            # All eight bytes are written before it is known how many are plain: the next write covers the
+            # rest. No escape is shorter than what it stands for, so `size` never grows faster than `at`, and
+            # eight bytes that fit where they are read fit where they go.
             word = load64(block, at)
             store64(out, size, word)
             mask = ends_plain_text(word)
@@ -185,6 +191,7 @@ def _copy_string(block: Pointer, at: int, end: int, out: Pointer, size: int) -> 
             if point < 0:
                 return -1, size, lone
             if 0xD800 <= point < 0xE000:  # half of a pair of UTF-16, the first below 0xDC00
+                # -1 is no second half, so a first half that none follows counts as lone.
                 low = -1
                 if (
                     point < 0xDC00
@@ -197,6 +204,7 @@ def _copy_string(block: Pointer, at: int, end: int, out: Pointer, size: int) -> 
                     point = 0x10000 + ((point - 0xD800) << 10) + (low - 0xDC00)
                     at += 6
                 else:
+                    # `at` stays before what follows, which may be the first half of a whole pair.
                     lone = 1
                     continue
             size = _put_code_point(out, size, point)
@@ -291,7 +299,9 @@ def _skip_key(block: Pointer, at: int, end: int) -> int:
 @njit(types.int64(BYTES, types.int64, types.int64, BYTES))
 def _skip_value(block: Pointer, at: int, end: int, closers: Pointer) -> int:
     """Position after any JSON value at `at`, or -1. `closers` is scratch: the bracket each open container awaits."""
+    # A loop and not a recursion: a container costs a byte in `closers` and no frame of the stack.
     depth = 0
+    # Each turn begins before a value: the first of a container, or the next after a comma.
     while True:
         if at < end and (block[at] == char.OPEN_BRACE or block[at] == char.OPEN_BRACKET):
             if depth == MAX_DEPTH:
@@ -312,6 +322,7 @@ def _skip_value(block: Pointer, at: int, end: int, closers: Pointer) -> int:
             at = _skip_scalar(block, at, end)
             if at < 0:
                 return -1
+        # A value has ended. Close the containers that end with it, up to one that goes on.
         while depth:
             at = _skip_space(block, at, end)
             if at >= end:
@@ -337,6 +348,7 @@ def _same_key(
     block: Pointer, start: int, stop: int, field: Pointer, first: int, last: int, scratch: Pointer
 ) -> bool:
     """Whether the key between its quotes at start:stop is field[first:last]. Escapes are resolved into `scratch`."""
+    # Few keys have an escape; all others are compared where they stand.
     text, at, size = block, start, stop - start
     for i in range(start, stop):
         if block[i] == char.BACKSLASH:
@@ -436,6 +448,7 @@ def _walk(block: Pointer, at: int, end: int, parser: Any, start: int, row: int) 
         is_text = _same_key(block, key, stop, names, text_key, text_end, unescaped)
         # The text is most of a line: it is validated and unescaped in one pass. All other values are only skipped.
         if is_text and at < end and block[at] == char.QUOTE:
+            # From `start` also where the key is repeated: the last text replaces the one before.
             at, size, lone = _copy_string(block, at + 1, end, out, start)
         else:
             at = _skip_value(block, at, end, closers)
@@ -492,6 +505,7 @@ def _parse_line(block: Pointer, at: int, end: int, parser: Any, start: int, row:
     first = block[begin]
     if first == char.QUOTE:
         status = TOO_LONG if size - start > longest else SURROGATE if lone else EMPTY if size == start else OK
+        # What was unescaped of a rejected text is given up: the next text begins at `start` again.
         return status, size if status == OK else start
     if raw and (first == char.OPEN_BRACKET or first == char.OPEN_BRACE):
         if stop - begin > longest:
@@ -609,21 +623,22 @@ def _copy_values(
 
 
 class ParsedLines(NamedTuple):
-    """The contents of a block.
-
-    texts: uint8, the accepted texts, concatenated; offsets: (accepted + 1,) int64 into it; places: (records, 2) int64,
-    where each record begins and ends in the block; status: (records,) uint8, an index of `rejects.REASONS`; numbers:
-    (records,) int64, the line of each record, from 0; lines: how many there are, with blank ones; kept: the kept
-    columns of the accepted records.
-    """
+    """The contents of a block."""
 
     texts: Bytes
+    """uint8, the accepted texts, concatenated."""
     offsets: Ints
+    """(accepted + 1,) int64, where each text begins in `texts`; last, where the last one ends."""
     places: Ints
+    """(records, 2) int64, where each record begins and ends in the block."""
     status: Bytes
+    """(records,) uint8, an index of `rejects.REASONS`."""
     numbers: Ints
+    """(records,) int64, the line of each record, from 0."""
     lines: int
+    """How many there are, with blank ones."""
     kept: list[KeptValues]
+    """The kept columns of the accepted records."""
 
 
 def parse_lines(
@@ -641,6 +656,7 @@ def parse_lines(
     """
     limit = _count_lines(block)
     accepted = min(limit, len(block) // SHORTEST + 1)
+    # No text is longer than the line that it comes from, so all of them fit.
     out = np.empty(len(block), np.uint8)
     offsets = np.empty(accepted + 1, np.int64)
     places = np.empty((limit, 2), np.int64)
@@ -676,6 +692,7 @@ def _paths(fields: tuple[str, ...]) -> tuple[Bytes, Ints, Ints]:
 def _column(block: Bytes, spans: Ints, kind: str) -> KeptValues:
     """A kept column. spans: (texts, 2), where its values begin and end."""
     begins, ends = spans.T.copy()
+    # A value that is missing has -1 for both and adds nothing.
     out = np.empty(int((ends - begins).sum()), np.uint8)
     offsets, given = np.empty(len(spans) + 1, np.int64), np.empty(len(spans), np.uint8)
     size, wrong = _copy_values(block, begins, ends, kind == "text", out, offsets, given)

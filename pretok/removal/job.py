@@ -88,15 +88,16 @@ BLOCK = 1 << 22
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What to remove: the documents for which `where` is true, or those that the file `ids` names. missing_ok: skip
-    names of no document; all: the condition may take a whole source."""
+    """What to remove: the documents for which `where` is true, or those that the file `ids` names."""
 
     shards: Path
     reason: str
     where: str | None = None
     ids: Path | None = None
     missing_ok: bool = False
+    """Skip names of no document."""
     all: bool = False
+    """The condition may take a whole source."""
 
     @property
     def identity(self) -> str:
@@ -106,27 +107,32 @@ class Request:
 
 
 class RemovalLog(Record, frozen=True):
-    """What is to be done. request: `Request.identity`; shards: path of each `.bin` -> ranges of tokens, (first, end),
-    that become EOD; files: (file in the folder of the log, where it goes), in this order."""
+    """What is to be done."""
 
     request: str
+    """`Request.identity`."""
     removal: Removal
     eod_id: Count
     dtype: str
     shards: dict[str, tuple[tuple[Count, Count], ...]]
+    """Path of each `.bin` -> ranges of tokens, (first, end), that become EOD."""
     files: tuple[tuple[str, str], ...]
+    """(file in the folder of the log, where it goes), in this order."""
 
 
 @dataclass(frozen=True, slots=True)
 class RemoveReport:
-    """What was removed, or would be. removal: None if nothing was removed; missing: names of no document; already:
-    documents that had been removed before."""
+    """What was removed, or would be."""
 
     reach: Reach
     removal: Removal | None
+    """None if nothing was removed."""
     fingerprint: str
+    """The manifest's."""
     already: int = 0
+    """Documents that had been removed before."""
     missing: tuple[str, ...] = field(default=())
+    """Names of no document."""
 
 
 def dry_run(request: Request) -> RemoveReport:
@@ -171,6 +177,7 @@ def run_remove(request: Request, console: Console) -> RemoveReport:
     if not folder.is_dir():
         load_manifest(folder)  # raises the error
     with hold(folder, "remove"), hold(folder / ANNOTATIONS, "annotate", beside=True):
+        # First, as `_plan` needs a manifest that is true, and a log keeps `load_manifest` from reading it.
         log = _finish(folder)
         if log is not None:
             console.notice(f"{folder}: finished the removal of {log.removal.at} that had been stopped")
@@ -180,11 +187,15 @@ def run_remove(request: Request, console: Console) -> RemoveReport:
         if not selection.chosen:
             return report
         refuse_readers(folder)
+        # Before there is a log, which would shut the folder to readers until every file can be written.
         _refuse_read_only(selection)
         try:
             log = _stage(manifest, selection, request)
+            # A reader registers and then looks for a log; this job writes the log and then looks for readers.
+            # So if both come at once, at least one of them sees the other.
             refuse_readers(folder)  # one that came meanwhile has not seen the log
         except Exception:
+            # The log first: without its files it would look like that of a removal that is nearly done.
             (folder / UNFINISHED_REMOVAL).unlink(missing_ok=True)
             shutil.rmtree((folder / UNFINISHED_REMOVAL).parent, ignore_errors=True)
             raise
@@ -219,6 +230,7 @@ def _finish(folder: Path) -> RemovalLog | None:
     """Finish a removal that was stopped and return its log; None if there is no log. Delete what was only prepared."""
     path = folder / UNFINISHED_REMOVAL
     if not path.exists():
+        # Nothing outside of this folder was changed.
         shutil.rmtree(path.parent, ignore_errors=True)
         return None
     log = read_record(RemovalLog, read_json(path), path)
@@ -291,8 +303,10 @@ def _stage(manifest: Manifest, selection: Selection, request: Request) -> Remova
     ).counted()
     for joined in open_annotations(manifest):
         _bind_anew(staging, joined, now, selection)
+    # The last of the files: when it is in place, so are all that it names.
     write_json(staging.new(manifest.folder / FILE_NAME), now.data)
     log = RemovalLog(request.identity, removal, eod, dtype, stretches, tuple(staging.files))
+    # All new files are on disk. A kill before this line has removed nothing, one after it only delays.
     write_json(manifest.folder / UNFINISHED_REMOVAL, to_json(log))
     return log
 
@@ -326,10 +340,12 @@ def reseal(shard: Shard, stretches: Sequence[tuple[int, int]], eod: int, dtype: 
             block = bytearray(file.read(NODE))
             if node_hash(block) != nodes[number]:
                 raise damaged(shard.bin_path)
+            # A view: what is written to `ids` is in `block`, which is hashed again below.
             ids = np.frombuffer(block, kind)
             while left and left[0][0] < (number + 1) * each:
                 first, end = left.popleft()
                 ids[first - number * each : end - number * each] = eod
+                # The slice above ended with the block, and the rest of the stretch is in the next one.
                 if end > (number + 1) * each:
                     left.appendleft(((number + 1) * each, end))
             nodes[number] = node_hash(block)
@@ -386,14 +402,17 @@ def _apply(folder: Path, log: RemovalLog) -> None:
     """Do what the log says. A step that was done before is repeated, or its file is already in place."""
     dtype = np.dtype(log.dtype)
     for path, stretches in log.shards.items():
+        # EOD over EOD changes nothing, so what a killed try did needs no record.
         _overwrite(folder / path, stretches, dtype, log.eod_id)
     staging = (folder / UNFINISHED_REMOVAL).parent
     for name, target in log.files:
+        # A rename takes the file away from here, so what is left here is what is left to do.
         if (staging / name).exists():  # else it is in its place
             with writing(folder / target):
                 (staging / name).replace(folder / target)
     with writing(staging):
         (folder / UNFINISHED_REMOVAL).unlink()  # from here on the folder is read again
+        # A kill before this line leaves an empty folder, which the next removal deletes.
         staging.rmdir()
 
 

@@ -133,6 +133,7 @@ class _Job:
         """The plans of each round: those of the sources, then those of the first append of each, and so on."""
         sealed = {}
         if old := sealed_manifest(self.shards):
+            # A kill during the last seal may have left state, which `is_unsealed` would take for unfinished.
             drop_finished(self.state, old)
             known = old.sources.keys() & self.recipe.sources.keys()
             if not known:
@@ -162,12 +163,15 @@ class _Job:
         """Tokenize and seal the plans of a round that are not sealed yet."""
         unsealed = [plan for plan in plans if self.is_unsealed(plan)]
         tasks = self._tasks(unsealed)
+        # This also forgets partitions with damaged inputs, before `settle_copies` looks at their files.
         todo = [task for task in tasks if not _is_done(task)]
         failures: Failures = []
         if todo and self.benchmark:
             keep_benchmark(self.shards, self.state, self.benchmark, self.console)
         if todo and self.recipe.shards.duplicates != "keep":
             with open_step("look for copies", self.engine, self.console) as step:
+                # Before the first shard is written, as the first of two equal texts may be in the last
+                # partition. It gets all tasks: what was decided for those that are done stays.
                 failures = settle_copies(tasks, sealed_manifest(self.shards), step)
         with open_step("tokenize", self.engine, self.console) as step:
             failed = {name for name, _ in failures}  # not tried again in this run
@@ -190,6 +194,7 @@ class _Job:
         recipe, vocab = self.recipe, self.vocab
         old = sealed_manifest(self.shards)
         tokenizer = self.shards / TOKENIZER_FILE
+        # Once a manifest lists the tokenizer, the file stays as it is.
         if not old or not tokenizer.exists():
             vocab.copy_to(tokenizer)
         screening = Screening(
@@ -256,6 +261,7 @@ class _Job:
             self.console.notice(slow)
         for _ in run_partitions(tokenize_partition, tasks, todo, "to tokenize", before, step, failures):
             pass
+        # No task runs any more, so what is unfinished was left by workers that were killed.
         remove_leftovers(self.shards)
 
     def _seal(self, plans: list[SourcePlan], failures: Failures) -> None:
@@ -266,6 +272,7 @@ class _Job:
         full, empty, waiting = list[SourcePlan](), dict[str, SourceCounts](), list[SourcePlan]()
         for plan in plans:
             records = self._records([plan])
+            # A source is sealed whole: the manifest would not show that a part is missing.
             if len(records) < len(plan.partitions) or any(record.errors for record in records):
                 waiting.append(plan)
             elif plan.append or any(record.shards for record in records):
@@ -312,5 +319,6 @@ def _is_done(task: TokenizeTask) -> bool:
     """Whether a partition is done. If an input was damaged, forgets it: the input may be whole now."""
     record = load_record(task.state(".json"))
     if record is not None and record.errors:
+        # Its shards stay: the next try overwrites them, and sealing removes any that are not written again.
         forget(task.state_dir, task.partition.name)
     return record is not None and not record.errors

@@ -64,6 +64,7 @@ def forget(state: Path, partition: str) -> None:
 
     The record goes last: if a kill leaves it, the rest is removed by the next run.
     """
+    # While the record is there, with its errors, the next run comes here again.
     for path in sorted(state.glob(f"{partition}.*"), key=lambda path: path.suffix == ".json"):
         path.unlink()
 

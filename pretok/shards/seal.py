@@ -89,6 +89,9 @@ def seal(
     sources, entries = dict(manifest.sources), [*manifest.shards]
     files = [file for file in manifest.side_files if file.source]
     for plan in plans:
+        # No file that the manifest lists is written here, as an append has files of its own. A kill before
+        # `write_manifest` leaves files that count for nothing, and the next run makes them again from the
+        # state, which is still there.
         new, new_shards, new_files = _seal_source(shards, state / plan.unit, plan, dtype)
         counts = add_counts([sources.get(plan.name, UNCOUNTED), new])
         rejected, mismatches = (dict(sorted(each.items())) for each in (counts.rejected, counts.mismatches))
@@ -107,8 +110,11 @@ def seal(
     manifest = manifest.counted().at(shards.absolute())
     if old and old.fingerprint != manifest.fingerprint:  # an append without documents changes nothing
         manifest = replace(manifest, history=(*old.history, old.event()))
+    # What goes is in neither manifest, as the new one lists all that the old one did.
     _remove_unlisted(manifest, {plan.name for plan in plans})
     write_manifest(shards, manifest)
+    # The sources are sealed. A kill from here on leaves state of theirs, which the next run removes
+    # (`drop_finished`). Where other sources are not done, the next run writes the benchmark again.
     kept_benchmark(state).unlink(missing_ok=True)
     for plan in plans:
         shutil.rmtree(state / plan.unit)
@@ -118,6 +124,7 @@ def seal(
 
 def _remove_unlisted(manifest: Manifest, names: Iterable[str]) -> None:
     """Remove shards of sources that were begun with other inputs or settings and that no partition wrote again."""
+    # The manifest has no roots of `.nodes`, which follow from the tokens.
     listed = {*manifest.roots, *(shard.nodes_path for shard in manifest.shards)}
     for name in names:
         for path in (manifest.folder / name).glob(f"{name}-*"):
@@ -137,8 +144,8 @@ def side_files(shards: Path, source: str | None, paths: Iterable[Path]) -> tuple
 def _seal_source(
     shards: Path, state: Path, plan: SourcePlan, dtype: np.dtype[np.generic]
 ) -> tuple[SourceCounts, list[Shard], list[SideFile]]:
-    """Add up the records of a source or an append, and merge the small files of its partitions. Returns what comes to
-    the manifest."""
+    """Add up the records of a source or an append, and merge the small files of its partitions. Returns what the
+    manifest lists."""
     records = load_records(state, plan)
     sealed = plan.sealed({number: record.pieces for number, record in records.items()})
     counts = add_counts([UNCOUNTED, *(record.found for record in records.values())])
@@ -184,6 +191,7 @@ def _merge_validation(
         return [], ()
     with ShardWriter(prefix, dtype, ledger_schema(ledger_path(small[0]))) as writer:
         for one in small:
+            # In the order of the partitions, which is that of the token stream.
             writer.copy(one)
         shard, files = writer.seal(plan.name, "val")
         return [shard], files
@@ -195,6 +203,8 @@ def _merge_rejects(
     """All rejects of a source as one file with positions in the inputs; their number. No file if there are none."""
     if not any(record.found.rejected for record in records.values()):
         return 0
+    # A worker knows the place of a record in its piece only. How many lines lie before the piece is known
+    # when all pieces are read.
     places = {place: (row.file.path, before) for place, row, before in sealed.placed()}
     rejects = 0
     with atomic_open(path, "w") as out:

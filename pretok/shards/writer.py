@@ -62,10 +62,12 @@ class ShardWriter:
         """
         if tokens.dtype != self.dtype:
             raise TypeError(f"shard {self.prefix} holds {self.dtype}, got tokens of {tokens.dtype}")
+        # As bytes: `NewFile` counts the length of what it gets.
         self._file.write(np.ascontiguousarray(tokens).view(np.uint8).data)
         self._lengths.append(np.ascontiguousarray(lengths, dtype=np.int32))
         if kinds is not None and len(kinds):
             ends, kinds = find_spans(kinds, lengths)
+            # The ends count from the first token of the shard.
             self._spans.append((ends + self.tokens, kinds))
         if self._ledger and rows is not None:
             self._ledger.append(rows)
@@ -77,6 +79,7 @@ class ShardWriter:
         """Add the documents of another shard, one row group of its ledger at a time."""
         reader, spans, at = ShardReader(prefix), spans_path(prefix), 0
         kinds = ShardSpans(spans).of_tokens if spans.exists() else None
+        # A row group at a time, so that memory does not grow with the shard.
         for rows in ledger_windows(ledger_path(prefix)):
             here = slice(reader.offsets[at], reader.offsets[at + len(rows)])
             lengths = reader.lengths[at : at + len(rows)]
@@ -92,6 +95,7 @@ class ShardWriter:
                 f"{self.prefix}: lengths add up to {lengths.sum()}, tokens are {self.tokens}"
             )
         # The .bin is renamed last: a shard that is seen has all its files, and files without a .bin are leftovers.
+        # A kill between two of these lines needs no repair: the next try writes all of them again.
         files, kinds = [], None
         if self._ledger:
             files.append(self._ledger.seal(source))

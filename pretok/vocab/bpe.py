@@ -168,6 +168,7 @@ class BufferWriter:
         if self.size > self._most:
             return
         first = np.flatnonzero(np.diff(counts, prepend=-1))  # words of each run
+        # Each word before takes a boundary, too: hence `first`, the number of these words.
         self._starts.append((offsets[first] - offsets[0] + first + self._end).astype(np.int32))
         self._counts.append(counts[first])
         if self.size > len(self._symbols):
@@ -189,6 +190,7 @@ class BufferWriter:
         self._resize(self._end)
         starts = np.concatenate([*self._starts, [self._end]]).astype(np.int32)
         blocks = np.arange(0, self._end, 1 << HINT_BITS, dtype=np.int32)
+        # Position 0 is a boundary before the first run.
         hints = np.maximum(np.searchsorted(starts, blocks, side="right") - 1, 0).astype(np.int32)
         counts = np.concatenate([np.empty(0, np.int64), *self._counts])
         return SymbolBuffer(self._symbols, starts, hints, counts)
@@ -402,6 +404,7 @@ def _before(symbols: Any, p: Any) -> Any:
 @njit(types.int64(_TEXT, types.int64), inline=True)
 def _count_at(text: Any, p: Any) -> Any:
     """How often the word that holds position p occurs."""
+    # The hint is right for the first position of 2**HINT_BITS, so the walk is shorter than that.
     run = np.int64(text.hints[p >> HINT_BITS])
     while text.starts[run + 1] <= p:
         run += 1
@@ -429,6 +432,7 @@ def _merge_pair(
     size, key, noted, pairs = len(table), table[row + KEY], changes.ctypes, table.ctypes
     # 1. In the text: join, and sum up by token which pairs are gone and which are new.
     start, stop = table[row + START], table[row + START] + table[row + SIZE]
+    # Joining one occurrence makes at most two pairs, each of two integers.
     made = np.empty(4 * (stop - start), np.int32)
     n = _join_all(text, key, product, places.ctypes, start, stop, noted, made.ctypes)
     table[row + SIZE] = 0
@@ -471,6 +475,8 @@ def _join_all(
     a, b = key >> 32, key & 0xFFFFFFFF
     n = 0
     for k in range(start, stop):
+        # What _count_at reads is a chain: the hint names the run. So the hint is asked for in a first step,
+        # and when it is here, its run in a second one.
         far = np.int64(places[min(k + 2 * _AHEAD, stop - 1)])
         near = np.int64(places[min(k + _AHEAD, stop - 1)])
         prefetch(symbols, far)
@@ -525,6 +531,7 @@ def _join(text: Any, p: Any, product: Any, changes: Any, made: Any, n: Any) -> A
 def _note(changes: Any, kind: Any, slot: Any, count: Any) -> Any:
     """Note a change of a kind at one position, which occurs `count` times in the text."""
     at = _CHANGE * slot + kind
+    # The first change of its slot: list the slot, so that nobody looks through all of them.
     if changes[at + _NOTED] == 0:
         changes[_CHANGE * changes[kind] + kind + _SLOT] = slot
         changes[kind] += 1
@@ -614,6 +621,7 @@ def _note_places(places: Any, changes: Any, made: Any, n: Any) -> Any:
     """Write the positions of the `n` new pairs in `made` into their runs."""
     for k in range(n):
         at = _CHANGE * made[2 * k] + _NEW + _NOTED
+        # -1: `_make_room` has no run for a pair that is left out.
         if changes[at] >= 0:
             places[changes[at]] = made[2 * k + 1]
             changes[at] += 1
@@ -625,6 +633,7 @@ def _drop_gone(table: Any, size: Any, changes: Any, key: Any) -> Any:
     for k in range(changes[_GONE]):
         slot = changes[_CHANGE * k + _GONE + _SLOT]
         row = _find(table, size, _key(slot, key & 0xFFFFFFFF, key >> 32))
+        # A pair that is left out has no row.
         if table[row + KEY] != FREE:
             table[row + COUNT] -= changes[_CHANGE * slot + _GONE + _SUM]
 
@@ -680,6 +689,7 @@ def _count_pairs(symbols: Any, starts: Any, hints: Any, counts: Any, p: Any, tab
         table.ctypes,
         len(table),
     )
+    # At most two thirds of the rows are in use, so that every search meets a free one soon.
     while p < text.size - 1 and 3 * PAIR * (used[ROWS] + 1) <= 2 * size:
         key = _pair_at(text, p)
         if key != FREE:
@@ -717,6 +727,7 @@ def _pair_at(text: Any, p: Any) -> Any:
 def _find(table: Any, size: Any, key: Any) -> Any:
     """Where in a table of `size` integers the row of a pair begins, or the free row where it belongs."""
     mask = size - 1
+    # Both ids reach the upper half of the product, but only the right one the lower half.
     mixed = np.uint64(key) * np.uint64(0x9E3779B97F4A7C15)
     row = PAIR * np.int64(mixed >> np.uint64(32)) & mask
     while table[row + KEY] != key and table[row + KEY] != FREE:
@@ -742,6 +753,7 @@ def _renew(table: Any, used: Any, reserve: Any) -> Any:
     least = max(1, used[LEAST])
     used[ROWS] = 0
     for row in range(0, len(table), PAIR):
+        # A free row counts 0, less than `least`.
         used[ROWS] += table[row + COUNT] >= least
     renewed = _new_table(2 * (used[ROWS] + reserve))
     for row in range(0, len(table), PAIR):

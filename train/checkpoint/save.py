@@ -61,6 +61,7 @@ def to_keep(metas: dict[Path, Meta], config: TrainConfig) -> set[Path]:
 def _delete(path: Path) -> None:
     doomed = path.with_name(f".{path.name}.deleted{TEMPORARY_SUFFIX}")
     path.rename(doomed)  # a half deleted checkpoint must not look complete
+    # A kill here leaves the temporary name, which the next start deletes.
     shutil.rmtree(doomed)
 
 
@@ -118,6 +119,7 @@ class Checkpoints:
 
     def save(self, state: dict[str, Tensor], mesh: DeviceMesh, meta: Meta) -> None:
         """Copy the state to host memory and write it in the background. Waits for an unfinished save first."""
+        # The thread of that save reads the copies in host memory until it ends; below they are overwritten.
         self._conclude()
         started = time.monotonic()
         self._saved_step = meta.step
@@ -153,6 +155,7 @@ class Checkpoints:
 
     def poll(self) -> None:
         """Finish a save whose data is on disk, or give up one that hangs; otherwise return at once."""
+        # No collective, so each rank may do this after another step.
         if self._pending is not None and (self._pending.future.done() or self._left(self._pending) < 0):
             self._conclude()
 
@@ -183,6 +186,7 @@ class Checkpoints:
         self._writes.shutdown()
 
     def _temporary(self, step: int) -> Path:
+        # One folder for all ranks; the first that writes a file creates it.
         return self.folder / f".step-{step:08d}{TEMPORARY_SUFFIX}"
 
     def _left(self, pending: _Pending) -> float:

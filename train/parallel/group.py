@@ -46,6 +46,7 @@ def process_group(
         raise UsageError(
             f"--out: {flight} cannot be created: {error.strerror}; name a folder that can be written"
         ) from None
+    # Before the group is made, and only where the user has set nothing else.
     for name, value in {
         "TORCH_FR_BUFFER_SIZE": "2000",
         "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
@@ -93,6 +94,7 @@ def run_folder(out: Path, shards: Path) -> Iterator[threading.Event]:
             stack.enter_context(share(shards, "train"))
             return lost
 
+        # All ranks wait here until rank 0 has both, or raise its error.
         yield together(take)
 
 
@@ -102,6 +104,8 @@ def together(work: Callable[[], T], group: dist.ProcessGroup | None = None) -> T
     try:
         result = work()
     except PretokError as error:
+        # Kept for the exchange below. Any other error skips it: the neighbours then fail inside it and read
+        # the cause in the store.
         problem = error
     # Every rank takes part, also one that failed: otherwise the others would wait for it until the timeout.
     answers: list[PretokError | None] = [None] * dist.get_world_size(group)

@@ -260,7 +260,7 @@ def _refuse_living(path: Path, text: str, target: Path, why: str) -> str:
     holder = _parse(text)
     if holder and (gone := _why_gone(holder)):
         return gone
-    with contextlib.suppress(FileNotFoundError):
+    try:
         touched = path.stat().st_mtime
         if (age := time.time() - touched) >= STALE:
             # The clocks of nodes differ, and some file systems set file times by them: old does not mean dead.
@@ -268,6 +268,8 @@ def _refuse_living(path: Path, text: str, target: Path, why: str) -> str:
             time.sleep(2 * HEARTBEAT)
             if path.stat().st_mtime == touched:
                 return f"not touched for {age:.0f} s"
+    except FileNotFoundError:
+        return "its job has just ended"
     raise FolderInUse(
         f"{target} is in use by {holder or 'a job'}: two jobs {why}. Wait for it or stop it; if it is dead, "
         f"delete {path}"

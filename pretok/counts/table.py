@@ -268,7 +268,7 @@ class WordTable:
 
     def _add(self, data: Bytes, offsets: Ints, first: Ints, second: Ints, code: int) -> None:
         pooled = int(self._state[_POOLED])
-        # A long word takes less than half more in the pool than in the text.
+        # A word in the pool takes at most half more than in the text.
         if (needed := pooled + 3 * int(offsets[-1] - offsets[0]) // 2) > len(self._pool):
             pool = np.empty(max(2 * len(self._pool), needed), np.uint8)
             pool[:pooled] = self._pool[:pooled]
@@ -281,7 +281,7 @@ class WordTable:
             self._slots = slots
 
     def words(self) -> Words:
-        """All words, in an order that depends only on what was added."""
+        """All words, in the order of their slots."""
         data = np.empty(self._state[_BYTES], np.uint8)
         offsets = np.zeros(len(self) + 1, np.int64)
         first, second = np.empty(len(self), np.int64), np.empty(len(self), np.int64)

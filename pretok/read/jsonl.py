@@ -655,7 +655,8 @@ def parse_lines(
     field that is a list or an object is taken as JSON. The field "" is the whole record.
     """
     limit = _count_lines(block)
-    accepted = min(limit, len(block) // SHORTEST + 1)
+    shortest = len(b"{}\n") if raw and not field else SHORTEST
+    accepted = min(limit, len(block) // shortest + 1)
     # No text is longer than the line that it comes from, so all of them fit.
     out = np.empty(len(block), np.uint8)
     offsets = np.empty(accepted + 1, np.int64)

@@ -21,11 +21,10 @@ from __future__ import annotations
 
 import os
 import shutil
-import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import numpy as np
@@ -234,6 +233,7 @@ def _finish(folder: Path) -> RemovalLog | None:
         shutil.rmtree(path.parent, ignore_errors=True)
         return None
     log = read_record(RemovalLog, read_json(path), path)
+    refuse_readers(folder)  # one that came before the log, whose job died before it looked for readers
     _apply(folder, log)
     return log
 
@@ -312,12 +312,11 @@ def _stage(manifest: Manifest, selection: Selection, request: Request) -> Remova
 
 
 def _now(manifest: Manifest) -> str:
-    """Return the time, later than that of every other removal of the folder."""
-    while True:
-        at = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-        if all(removal.at < at for removal in manifest.removals):
-            return at
-        time.sleep(0.001)
+    """Return the time, or a millisecond after the last removal of the folder if that is later: clocks differ."""
+    now = datetime.now(UTC)
+    for removal in manifest.removals:
+        now = max(now, datetime.fromisoformat(removal.at) + timedelta(milliseconds=1))
+    return now.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def _joined(starts: Ints, ends: Ints) -> list[tuple[int, int]]:

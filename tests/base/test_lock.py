@@ -188,6 +188,19 @@ def test_a_dead_lock_that_another_job_took_meanwhile_is_left_to_it(dead, monkeyp
     assert list(dead.iterdir()) == [path]
 
 
+def test_a_lock_that_goes_while_it_is_looked_at_is_free(dead, monkeypatch):
+    path, original = dead / LOCK_FILE, lock._why_gone
+
+    def ends(holder: lock.Holder) -> str:
+        path.unlink()
+        return ""
+
+    monkeypatch.setattr(lock, "_why_gone", ends)
+    with hold(dead, "tokenize"):
+        monkeypatch.setattr(lock, "_why_gone", original)
+    assert not path.exists()
+
+
 def test_what_ended_a_job_is_told_although_its_lock_cannot_be_removed(tmp_path, monkeypatch, caplog):
     def stale(path):
         raise OSError(errno.ESTALE, "Stale file handle")

@@ -198,6 +198,12 @@ def test_hand_made_values(line, value):
     assert parsed.kept[0][0].to_pylist() == [value]
 
 
+@pytest.mark.parametrize("record", [b"{}", b'{"a":1}'])
+def test_whole_records_may_be_shorter_than_any_text(record):
+    parsed = parse_lines(np.frombuffer(50 * (record + b"\n"), np.uint8), "", raw=True)
+    assert parsed.offsets.tolist() == [len(record) * n for n in range(51)]
+
+
 def test_limits_of_texts_and_lines():
     data = (
         b'{"text":"abcd"}\n{"text":"abcde"}\n{"text":"\\u0061bcd"}\n{"x":1,"text":"abcd"}\nnot json, and long'

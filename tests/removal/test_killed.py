@@ -17,8 +17,9 @@ from test_remove import copy_of, remove, snapshot
 import pretok.stream
 from pretok.audit.verify_job import run_verify
 from pretok.base.console import Silent
-from pretok.base.errors import IntegrityError
+from pretok.base.errors import FolderInUse, IntegrityError
 from pretok.base.execute import Engine
+from pretok.base.lock import share
 from pretok.shards.manifest import UNFINISHED_REMOVAL, load_manifest
 
 OPERATIONS = ("unlink", "replace", "rename", "rmdir", "mkdir", "fsync", "pwrite")
@@ -126,20 +127,22 @@ def test_an_open_stream_reads_old_tokens_or_eod(removable: Path, work: Path, tmp
     assert (seen[-1] != old).any()
 
 
-@pytest.mark.usefixtures("one_time")
 def test_another_removal_finishes_the_first(
     removable: Path, work: Path, tmp_path: Path, here: Engine
 ) -> None:
+    """Once nobody reads the old tokens any more. Its time is later, though the clock of this node is not."""
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("pretok.removal.job._now", lambda manifest: "2126-01-01T00:00:00.000Z")
         patch.setattr("pretok.removal.job._overwrite", lambda *_: (_ for _ in ()).throw(Killed))
         with pytest.raises(Killed):
             remove(work, where=WHERE)
     assert not (work / "shards" / "removed.parquet").exists()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("pretok.removal.job._now", lambda manifest: "2026-01-02T00:00:00.000Z")
+    with share(work / "shards", "export"), pytest.raises(FolderInUse):  # it came before the log
         remove(work, where="id = 'b20'")
+    assert not (work / "shards" / "removed.parquet").exists()
+    remove(work, where="id = 'b20'")
     removals = load_manifest(work / "shards").removals
-    assert [removal.at[:10] for removal in removals] == ["2026-01-01", "2026-01-02"]
+    assert [removal.at for removal in removals] == ["2126-01-01T00:00:00.000Z", "2126-01-01T00:00:00.001Z"]
     assert run_verify(work / "shards", None, here, Silent())[1] == []
 
 

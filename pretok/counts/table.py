@@ -4,7 +4,7 @@ Input: UTF-8 documents, some of them held out of training; or words with two num
 of all that was added.
 
 A slot is 32 bytes: a key of two integers and the two sums (of documents, the training and the held-out count). A word
-of up to 15 bytes is its own key, so a look-up touches one cache line. A longer word has its XXH64 and its place in a
+of up to 15 bytes is its own key, so a look-up touches one slot. A longer word has its XXH64 and its place in a
 pool of bytes as key, and is compared byte by byte. Either way, only words of equal bytes are equal.
 """
 

@@ -28,8 +28,9 @@ COMPRESSED_STEP = 1 << 10
 of zstd, where 4 bytes may stand for a block of 128 KiB (RFC 8878, 3.1.1.2). Larger steps are no faster."""
 READ_SIZE = 1 << 22
 """Bytes per read from the file system."""
-BLOCKS = 8
-"""Blocks of READ_SIZE kept of a remote file: Arrow reads that many of its columns side by side."""
+REMOTE_BLOCK, BLOCKS = 2 * READ_SIZE, 8
+"""Bytes of a request to a server, each of which costs the latency of the network, and the blocks kept of a file: Arrow
+reads that many of its columns side by side."""
 
 SHOWN = 5
 """Names in one notice."""
@@ -75,6 +76,7 @@ def open_input(path: str, buffering: int = IDENTITY_BYTES) -> IO[bytes]:
     # Protocols that are not asynchronous, such as FTP, have one connection.
     if buffering == READ_SIZE and getattr(server, "async_impl", False):
         ahead = {"cache_type": "background", "cache_options": {"maxblocks": BLOCKS}}
+        buffering = REMOTE_BLOCK
     file: IO[bytes] = server.open(name, "rb", block_size=buffering, **ahead)
     return file
 

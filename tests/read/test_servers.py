@@ -12,7 +12,7 @@ from serving import serve
 
 from pretok.chat.documents import read_documents
 from pretok.read.conversation import RecordFormat
-from pretok.read.files import READ_SIZE, read_bytes
+from pretok.read.files import READ_SIZE, REMOTE_BLOCK, read_bytes
 from pretok.read.format import Piece
 from pretok.read.normalize import Normalization
 from pretok.read.partition import Partition
@@ -22,11 +22,12 @@ from pretok.read.readers import Damage
 @pytest.mark.parametrize("at_once", [False, True])
 def test_a_server_is_asked_for_little_more_than_is_read(tmp_path, at_once):
     """And for the next block while one is worked on, if it takes several requests at once."""
+    block = REMOTE_BLOCK if at_once else READ_SIZE
     asked, second = [], threading.Event()
 
     def fetch(path, start, end):
         asked.append((start, end))
-        if start == READ_SIZE:
+        if start == block:
             second.set()
         return path.read_bytes()[start:end]
 
@@ -41,7 +42,7 @@ def test_a_server_is_asked_for_little_more_than_is_read(tmp_path, at_once):
     assert second.wait(60 * at_once) == at_once
     assert first + b"".join(blocks) == path.read_bytes()
     assert sum(min(end, file.size) - start for start, end in asked) == file.size
-    assert len(asked) <= file.size // READ_SIZE + 1
+    assert len(asked) <= file.size // block + 1
 
 
 def test_parquet_on_a_server_is_what_it_is_on_the_disk(tmp_path):

@@ -17,7 +17,6 @@ next begins. So a folder that is made at once has the same shards and history as
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain, zip_longest
 from pathlib import Path
@@ -25,7 +24,7 @@ from pathlib import Path
 from pretok.base.console import Console
 from pretok.base.errors import MismatchError, PartitionsFailed
 from pretok.base.execute import Engine
-from pretok.base.failures import Failures, raise_failures
+from pretok.base.failures import Failure, Failures, raise_failures
 from pretok.base.lock import hold
 from pretok.base.storage import remove_leftovers
 from pretok.base.tasks import Step, open_step
@@ -62,7 +61,7 @@ from pretok.shards.record import (
     load_records,
     software,
 )
-from pretok.shards.seal import drop_finished, seal, sealed_manifest
+from pretok.shards.seal import DonePlan, drop_finished, seal, sealed_manifest
 from pretok.shards.task import (
     TokenizeTask,
     encoder_of,
@@ -164,7 +163,8 @@ class _Job:
         unsealed = [plan for plan in plans if self.is_unsealed(plan)]
         tasks = self._tasks(unsealed)
         # This also forgets partitions with damaged inputs, before `settle_copies` looks at their files.
-        todo = [task for task in tasks if not _is_done(task)]
+        done = [_done(task) for task in tasks]
+        todo = [task for task, record in zip(tasks, done, strict=True) if record is None]
         failures: Failures = []
         if todo and self.benchmark:
             keep_benchmark(self.shards, self.state, self.benchmark, self.console)
@@ -177,17 +177,13 @@ class _Job:
             failed = {name for name, _ in failures}  # not tried again in this run
             if todo := [task for task in todo if task.partition.name not in failed]:
                 before = Counter[str]()
-                for record in self._records(unsealed):
+                for record in filter(None, done):
                     before.update(record.counts)
                 self._encode(tasks, todo, before, step, failures)
             elif not failures:
                 finished = ", ".join(unit_words(plan.unit) for plan in plans)
                 self.console.notice(f"nothing to do: the shards of {finished} are finished")
             self._seal(unsealed, failures)
-
-    def _records(self, plans: Sequence[SourcePlan]) -> list[PartitionRecord]:
-        """The records of all partitions of the plans that have one."""
-        return [record for plan in plans for record in load_records(self.state / plan.unit, plan).values()]
 
     def _tasks(self, plans: list[SourcePlan]) -> list[TokenizeTask]:
         """The tasks of all partitions of the plans. Puts the tokenizer where workers read it."""
@@ -269,21 +265,24 @@ class _Job:
 
         A source without documents is not sealed, so that its inputs and settings can still be changed.
         """
-        full, empty, waiting = list[SourcePlan](), dict[str, SourceCounts](), list[SourcePlan]()
+        full, empty, waiting = list[DonePlan](), dict[str, SourceCounts](), list[SourcePlan]()
+        errors: list[Failure] = []
         for plan in plans:
-            records = self._records([plan])
+            records = load_records(self.state / plan.unit, plan)
+            damaged = [error for record in records.values() for error in record.errors]
             # A source is sealed whole: the manifest would not show that a part is missing.
-            if len(records) < len(plan.partitions) or any(record.errors for record in records):
+            if len(records) < len(plan.partitions) or damaged:
                 waiting.append(plan)
-            elif plan.append or any(record.shards for record in records):
-                full.append(plan)
+                errors += damaged
+            elif plan.append or any(record.shards for record in records.values()):
+                full.append((plan, records))
             else:
-                empty[plan.name] = add_counts([UNCOUNTED, *(record.found for record in records)])
+                empty[plan.name] = add_counts([UNCOUNTED, *(record.found for record in records.values())])
         if full:
             manifest = seal(self.shards, self.state, full, self.config, self.vocab)
-            _report_encoded_again(manifest, {plan.name for plan in full}, self.console)
+            _report_encoded_again(manifest, {plan.name for plan, _ in full}, self.console)
         problems = []
-        if errors := [error for record in self._records(waiting) for error in record.errors]:
+        if errors:
             files = listed([f"{one.partition}: {one.file}: {one.error}" for one in errors], 20, "\n  ")
             problems.append(
                 f"{plural(len(errors), 'input')} could not be read to the end; nothing of "
@@ -315,10 +314,12 @@ def _report_encoded_again(manifest: Manifest, names: set[str], console: Console)
         )
 
 
-def _is_done(task: TokenizeTask) -> bool:
-    """Whether a partition is done. If an input was damaged, forgets it: the input may be whole now."""
+def _done(task: TokenizeTask) -> PartitionRecord | None:
+    """The record of a partition that is done, or None. If an input was damaged, forgets it: the input may be whole
+    now."""
     record = load_record(task.state(".json"))
-    if record is not None and record.errors:
-        # Its shards stay: the next try overwrites them, and sealing removes any that are not written again.
-        forget(task.state_dir, task.partition.name)
-    return record is not None and not record.errors
+    if record is None or not record.errors:
+        return record
+    # Its shards stay: the next try overwrites them, and sealing removes any that are not written again.
+    forget(task.state_dir, task.partition.name)
+    return None

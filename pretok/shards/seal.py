@@ -41,9 +41,12 @@ from pretok.shards.manifest import (
     load_manifest,
     write_manifest,
 )
-from pretok.shards.record import PartitionRecord, all_software, load_records, software
+from pretok.shards.record import PartitionRecord, all_software, software
 from pretok.shards.writer import ShardWriter
 from pretok.tokenizer.vocabulary import TOKENIZER_FILE, Vocabulary
+
+DonePlan = tuple[SourcePlan, Mapping[int, PartitionRecord]]
+"""A plan, and the records of all its partitions, each of which is done."""
 
 
 def sealed_manifest(shards: Path) -> Manifest | None:
@@ -69,9 +72,9 @@ def drop_finished(state: Path, manifest: Manifest) -> None:
 
 
 def seal(
-    shards: Path, state: Path, plans: list[SourcePlan], config: dict[str, object], vocab: Vocabulary
+    shards: Path, state: Path, plans: list[DonePlan], config: dict[str, object], vocab: Vocabulary
 ) -> Manifest:
-    """Seal all `plans`, of which every partition is done. Returns the new manifest.
+    """Seal all `plans`. Returns the new manifest.
 
     Raises AssertionError if records read = documents written + records rejected fails for any source.
     """
@@ -88,11 +91,11 @@ def seal(
     )
     sources, entries = dict(manifest.sources), [*manifest.shards]
     files = [file for file in manifest.side_files if file.source]
-    for plan in plans:
+    for plan, records in plans:
         # No file that the manifest lists is written here, as an append has files of its own. A kill before
         # `write_manifest` leaves files that count for nothing, and the next run makes them again from the
         # state, which is still there.
-        new, new_shards, new_files = _seal_source(shards, state / plan.unit, plan, dtype)
+        new, new_shards, new_files = _seal_source(shards, state / plan.unit, plan, records, dtype)
         counts = add_counts([sources.get(plan.name, UNCOUNTED), new])
         rejected, mismatches = (dict(sorted(each.items())) for each in (counts.rejected, counts.mismatches))
         sources[plan.name] = replace(counts, rejected=rejected, mismatches=mismatches)
@@ -111,12 +114,12 @@ def seal(
     if old and old.fingerprint != manifest.fingerprint:  # an append without documents changes nothing
         manifest = replace(manifest, history=(*old.history, old.event()))
     # What goes is in neither manifest, as the new one lists all that the old one did.
-    _remove_unlisted(manifest, {plan.name for plan in plans})
+    _remove_unlisted(manifest, {plan.name for plan, _ in plans})
     write_manifest(shards, manifest)
     # The sources are sealed. A kill from here on leaves state of theirs, which the next run removes
     # (`drop_finished`). Where other sources are not done, the next run writes the benchmark again.
     kept_benchmark(state).unlink(missing_ok=True)
-    for plan in plans:
+    for plan, _ in plans:
         shutil.rmtree(state / plan.unit)
     drop_finished(state, manifest)
     return manifest
@@ -142,11 +145,14 @@ def side_files(shards: Path, source: str | None, paths: Iterable[Path]) -> tuple
 
 
 def _seal_source(
-    shards: Path, state: Path, plan: SourcePlan, dtype: np.dtype[np.generic]
+    shards: Path,
+    state: Path,
+    plan: SourcePlan,
+    records: Mapping[int, PartitionRecord],
+    dtype: np.dtype[np.generic],
 ) -> tuple[SourceCounts, list[Shard], list[SideFile]]:
     """Add up the records of a source or an append, and merge the small files of its partitions. Returns what the
     manifest lists."""
-    records = load_records(state, plan)
     sealed = plan.sealed({number: record.pieces for number, record in records.items()})
     counts = add_counts([UNCOUNTED, *(record.found for record in records.values())])
     suffix = f"{plan.append:05d}"

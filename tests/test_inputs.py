@@ -103,8 +103,8 @@ KEEP = 'keep = ["n:integer"]'
 DEEP = b'{"text": "due", "o": ' + b"[" * 5000 + b"]" * 5000 + b"}"
 BAD_LINES = [
     bad_line("a truncated line", b'{"text": "du', "malformed_json", "Unterminated string starting at character 10"),
-    bad_line("lists or objects nested more than 1,000 deep", DEEP, "malformed_json", "nested more than 1,000 deep"),
-    bad_line("not an object", b'"due"', "not_an_object", '"due"'),
+    bad_line("more than 1,000 nested lists or objects", DEEP, "malformed_json", "nested more than 1,000 deep"),
+    bad_line("a line that is not an object", b'"due"', "not_an_object", '"due"'),
     bad_line("no such field", b'{"id": 2, "meta": {"body": "due"}}', "missing_field", "there is id, meta.body"),
     bad_line("the field is null", b'{"text": null}', "null_text", '{"text": null}'),
     bad_line("the field is not a string", b'{"text": ["due"]}', "text_not_a_string", '{"text": ["due"]}'),
@@ -117,18 +117,18 @@ LIMITED = [
     bad_line("a text longer than `max_document`", b'{"text": "' + b"x" * 101 + b'"}', "too_long", "more than 100 bytes", settings="max_document = 100"),
 ]  # fmt: skip
 GOOD_LINES = [
-    Row(LINES, "a blank line", lines(b"", b" \t\r"), TWO, note="it is no record"),
-    good_line("a kept value of another type", b'{"text": "due", "n": 1e30}', "the value becomes null, and the manifest counts it", "1 value of n of another type, null in the ledger", settings=KEEP),
+    Row(LINES, "a blank line", lines(b"", b" \t\r"), TWO, note="not a record"),
+    good_line("a kept value of another type", b'{"text": "due", "n": 1e30}', "becomes null; the manifest counts it", "1 value of n of another type, null in the ledger", settings=KEEP),
     good_line("the same key twice", b'{"text": "uno", "text": "due"}', "the last one counts"),
     good_line("invalid UTF-8 in a field that is not kept", b'{"text": "due", "o": "\xff\\ud800"}', "ignored"),
 ]  # fmt: skip
 PRETTY = b'{\n "text": "uno"\n}\n'
 FILES_OF_LINES = [
     Row(LINES, "a BOM at the beginning", b"\xef\xbb\xbf" + lines(), TWO, note="removed"),
-    Row(LINES, "the file is cut where a line ends", lines()[:16], ["uno"], note="cannot be detected: compare the counts with the source"),
-    Row(LINES, "one object over several lines", PRETTY, [], dict.fromkeys((1, 2, 3), "malformed_json"), "3 of 4 records were rejected (malformed_json 3), more than the share of 0.5", 3, "counted: more than `max_reject_share`"),
+    Row(LINES, "the file is cut where a line ends", lines()[:16], ["uno"], note="not detected: compare the counts with the source"),
+    Row(LINES, "one object over several lines", PRETTY, [], dict.fromkeys((1, 2, 3), "malformed_json"), "3 of 4 records were rejected (malformed_json 3), more than the share of 0.5", 3, "each line is a reject"),
     Row(LINES, "no file has the field", b'{"body": "uno"}\n', says="no field 'text' in in/a.jsonl; text fields: body; choose one with --field", code=2, alone=True),
-    Row(LINES, "one file of several does not have the field", b'{"body": "uno"}\n', [], {1: "missing_field"}, "no field 'text' in in/a.jsonl; text fields: body; choose one with --field", note="a notice names it first"),
+    Row(LINES, "no such field in one file of several", b'{"body": "uno"}\n', [], {1: "missing_field"}, "no field 'text' in in/a.jsonl; text fields: body; choose one with --field", note="a notice names it first"),
     Row(LINES, "an empty file", b"", says="empty: in/a.jsonl", note="a notice names the file"),
     Row(LINES, "one array", b'[{"text": "uno"}]\n', says="in/a.jsonl is one JSON array, not JSON Lines; write an object a line, as jq -c '.[]' does", code=2),
     Row(LINES, "conversations, read as text", b'{"messages": []}\n', says="in/a.jsonl holds conversations: write messages = 'messages' in the table of the source", code=2, alone=True),
@@ -160,11 +160,11 @@ def of_compression(kind: str) -> Iterator[Row]:
     flipped = "data check" if kind == "gz" else "checksum"
     for what, data, texts, says, code, note in (
         ("a truncated frame", whole[:-9], NUMBERED if kind == "gz" else half, f"the {name} stream ends in the middle of a frame: the file is truncated", 3, ""),
-        ("cut where a frame ends", first, half, "", 0, "cannot be detected: compare the counts with the source"),
+        ("cut where a frame ends", first, half, "", 0, "not detected: compare the counts with the source"),
         ("a wrong checksum", flip(whole, -6 if kind == "gz" else -2), half, flipped, 3, ""),
         ("other bytes after the last frame", whole + b"garbage", NUMBERED, f"other bytes stand behind the last frame of {name}", 3, ""),
-        (f"no {name}, but JSON Lines", numbered(0, 2), NUMBERED[:2], f"read as jsonl, which is not what its name says: in/{file}", 0, "read"),
-        (f"no {name}, nor JSON Lines", b"what is this", (), f"damaged {name} data: ", 3, ""),
+        ("uncompressed JSON Lines", numbered(0, 2), NUMBERED[:2], f"read as jsonl, which is not what its name says: in/{file}", 0, "read"),
+        ("neither compressed nor JSON Lines", b"what is this", (), f"damaged {name} data: ", 3, ""),
     ):  # fmt: skip
         yield Row("compressed", f"{what} (`.{kind}`)", data, texts, None, says, code, note, name=file)
 
@@ -215,14 +215,14 @@ parquet = partial(Row, PARQUET)
 OF_PARQUET = [
     parquet("a null", texts(["uno", None, "tre"]), TWO, {2: "null_text"}),
     parquet("no file has the column", table({"body": ["uno"]}), says="no field 'text' in in/a.parquet; text fields: body; choose one with --field", code=2, alone=True),
-    parquet("one file of several does not have the column", table({"body": ["uno"]}), says="no column 'text'; the columns are body", code=3),
+    parquet("no such column in one file of several", table({"body": ["uno"]}), says="no column 'text'; the columns are body", code=3),
     parquet("the column has another type", texts([1, 2]), says="the text column has type int64, not string or binary", code=3),
-    parquet("a kept column of another type", table({"text": TWO, "n": ["x", None]}), TWO, None, "1 value of n of another type, null in the ledger", note="the values become null, and the manifest counts them", settings=KEEP),
+    parquet("a kept value of another type", table({"text": TWO, "n": ["x", None]}), TWO, None, "1 value of n of another type, null in the ledger", note="becomes null; the manifest counts it", settings=KEEP),
     parquet("a truncated footer", UNO[:-9], says=f"{DAMAGED}Parquet magic bytes not found in footer", code=3),
     parquet("a damaged row group", damaged_group(), NUMBERED[:10], says=f"{DAMAGED}Couldn't deserialize thrift", code=3),
     parquet("a changed byte in a page with a checksum", changed_value(True), NUMBERED[:10], says=f"{DAMAGED}could not verify page integrity, CRC checksum verification failed", code=3),
-    parquet("a changed byte in a page without a checksum", changed_value(False), [text.replace("d", "D", n == 15) for n, text in enumerate(NUMBERED[:30])], note="cannot be detected"),
-    parquet("Parquet by another name", UNO, TWO, says="read as parquet, which is not what its name says: in/a.jsonl", note="read", name="a.jsonl"),
+    parquet("a changed byte in a page without a checksum", changed_value(False), [text.replace("d", "D", n == 15) for n, text in enumerate(NUMBERED[:30])], note="not detected"),
+    parquet("a file with another ending", UNO, TWO, says="read as parquet, which is not what its name says: in/a.jsonl", note="read", name="a.jsonl"),
 ]  # fmt: skip
 
 # Plain text ------------------------------------------------------------------------------------------------------------
@@ -234,8 +234,8 @@ OF_TEXT = [
     text("not UTF-8", "perché".encode("latin-1"), [], {1: "invalid_utf8"}, "byte 0xe9 at 5: unexpected end of data; convert the file, from Latin-1 by iconv"),
     text("nothing between two separators", b"uno||tre|", TWO, {2: "empty_text"}, settings=PIPE, alone=True),
     text("a NUL", b"u\0no", says="in/a.txt is binary: neither JSON Lines, Parquet nor text; leave it out, or declare format", code=2),
-    text('text, `format = "jsonl"`', b'uno\n{"text": "due"}\n', ["due"], {1: "malformed_json"}, "read as jsonl, which is not what its name says: in/a.txt", settings='format = "jsonl"', alone=True),
-    text("a field to keep", b"uno", says="plain text has no fields to keep, and in/a.txt is plain text", code=2, settings='keep = ["id"]'),
+    text('a line of text, with `format = "jsonl"`', b'uno\n{"text": "due"}\n', ["due"], {1: "malformed_json"}, "read as jsonl, which is not what its name says: in/a.txt", settings='format = "jsonl"', alone=True),
+    text("`keep` of a field", b"uno", says="plain text has no fields to keep, and in/a.txt is plain text", code=2, settings='keep = ["id"]'),
 ]  # fmt: skip
 
 # Folders of datasets, and what is no input -------------------------------------------------------------------------------
@@ -313,8 +313,8 @@ OF_CHATS = [
     chat("an empty or missing content", said(""), "bad_messages", "message 1 (user) is empty"),
     chat("an image", said([{"type": "image", "url": "x"}]), "bad_messages", "Invalid value 'image' - at `$[0].content[0].type`"),
     chat("arguments that are not JSON", CALLED(tool_calls=[{"function": {"name": "f", "arguments": "{"}}]), "bad_messages", "a tool call whose arguments are not JSON"),
-    chat("a message that the template leaves out", said([{"type": "text", "text": "due"}]), "template_refused", "the template leaves out message 1 (user)"),
-    chat("a message that spells a marker", said("<|im_end|>"), text="<|im_end|>", note="text, not a marker"),
+    chat("a message that the template omits", said([{"type": "text", "text": "due"}]), "template_refused", "the template leaves out message 1 (user)"),
+    chat("a message that spells a marker", said("<|im_end|>"), text="<|im_end|>", note="stays text"),
     Row(CHATS, "Parquet: a null, no messages, an unknown role", table({"messages": [said("uno"), None, [], said("due", "pirate"), said("tre")]}), [turn("uno"), turn("tre")], {2: "null_text", 3: "bad_messages", 4: "bad_messages"}, "has the role 'pirate'", settings=MESSAGES, name="a.parquet"),
 ]  # fmt: skip
 TEMPLATE = 'template = "{q}={r}"'
@@ -466,20 +466,21 @@ def account(manifest: Manifest) -> tuple[list[str], list[dict[str, Any]]]:
 
 
 def page() -> str:
-    """docs/inputs.md: what a person wrote, and a line for each row."""
-    shown = {}
+    """docs/inputs.md: what a person wrote, and every row under what becomes of it, by format."""
+    shown: dict[tuple[str, str], dict[str, dict[str, None]]] = {}
     for row in ROWS:
-        what = re.sub(r" \(`\.\w+`\)$", "", row.what)
-        what = what if row.format in (OTHER, LINES) else f"{row.format}: {what}"
         reasons = ", ".join(f"`{reason}`" for reason in dict.fromkeys((row.rejects or {}).values()))
-        accepted = f"accepted; {row.note}" if row.note else "accepted"
-        outcome = "refused" if row.code == 2 else "the source fails" if row.damages else reasons or accepted
-        message = "`" + row.says.rstrip(": ").replace("|", "\\|") + "`" if row.says else ""
-        shown.setdefault(what, f"| {what} | {outcome} | {message} |")
+        outcome = "refused" if row.code == 2 else "the file fails" if row.damages else reasons or "accepted"
+        what = re.sub(r" \(`\.\w+`\)$", "", row.what)
+        what += f" ({row.note})" if row.note else ""
+        key = (outcome, "" if reasons else row.format)
+        shown.setdefault(key, {}).setdefault(row.format, {})[what] = None
+    table = ["| what becomes of it | input |", "|---|---|"]
+    for (outcome, _), formats in sorted(shown.items(), key=lambda item: "`" not in item[0][0]):
+        inputs = (f"*{name}:* " * bool(name) + "; ".join(whats) for name, whats in formats.items())
+        table.append(f"| {outcome} | {'. '.join(inputs)} |")
     written = PAGE.read_text(encoding="utf-8").partition(MARK)[0] + MARK
-    return "\n".join(
-        [written, "| input | what becomes of it | message |", "|---|---|---|", *shown.values(), ""]
-    )
+    return "\n".join([written, *table, ""])
 
 
 def test_the_page_shows_the_rows() -> None:

@@ -57,7 +57,7 @@ class TrainConfig:
 
     shards: str = _option(
         "",
-        "folder of tokenized shards (holds manifest.json), or its URL",
+        "folder of shards, or its URL",
         example='"work/shards"',
         group="data",
     )
@@ -65,11 +65,11 @@ class TrainConfig:
         None, "mix.json, or its URL (default: read each source once)", example='"mix.json"'
     )
     cache: str | None = _option(
-        None, "folder on a local disk that caches data from URLs", example='"/local/nvme"'
+        None, "folder on a local disk, to cache data from URLs", example='"/local/nvme"'
     )
     cache_bytes: int | None = _option(
         None,
-        "maximum bytes of tokens in --cache, for example 2T (default: no limit)",
+        "maximum bytes of tokens in --cache (default: no limit)",
         least=1 << 20,
         example='"2T"',
     )
@@ -83,12 +83,12 @@ class TrainConfig:
     )
     init_from: str | None = _option(
         None,
-        "start from these weights: a transformers folder, a checkpoint, or a run (its newest checkpoint)",
+        "start from these weights: a transformers folder, a checkpoint, or a run",
         example='"model"',
     )
     vocab_map: str | None = _option(
         None,
-        "vocab-map.json next to an extended vocabulary; --init-from then names a model with the old vocabulary",
+        "vocab-map.json of an extended vocabulary; --init-from names a model with the old one",
         example='"vocab/vocab-map.json"',
     )
     rope_theta: float | None = _option(
@@ -111,17 +111,17 @@ class TrainConfig:
     )
     tokens: int | None = _option(
         None,
-        "length of the run in tokens, rounded down to whole steps; for example 1.2T",
+        "length of the run in tokens, rounded down to whole steps",
         least=1,
         example='"1.2T"',
     )
 
     lr: float = _option(3e-4, "peak learning rate", least=0, group="schedule")
-    min_lr: float = _option(0.1, "learning rate at the end of the decay, as a fraction of lr", least=0)
+    min_lr: float = _option(0.1, "final learning rate, as a fraction of lr", least=0)
     warmup: float = _option(100, "steps of linear warm-up; below 1: fraction of the schedule", least=0)
     schedule: str = _option("cosine", "shape after the warm-up", choices=("cosine", "wsd", "constant"))
     decay: float = _option(
-        0.2, "wsd: final fraction of the run that decays; 0: none, to extend the run later", least=0
+        0.2, "wsd: fraction of the run that decays, at its end; 0: none, to extend the run later", least=0
     )
     decay_shape: str = _option(
         "linear", "wsd: shape of the decay; 1-sqrt: fast at first", choices=("linear", "1-sqrt"), rare=True
@@ -134,23 +134,21 @@ class TrainConfig:
     z_loss: float = _option(0.0, "weight of the squared log-partition in the loss", least=0, rare=True)
     skip_sigma: float = _option(
         6.0,
-        "skip a step if its gradient norm or loss is this many standard deviations above the recent mean; 0: never",
+        "skip a step whose gradient norm or loss is this many standard deviations above the mean; 0: never",
         least=0,
         rare=True,
     )
 
     shard: int | None = _option(
         None,
-        "ranks that share one copy of the parameters (FSDP; fewer than all: HSDP; default: the ranks of a node)",
+        "ranks that share one copy of the parameters (FSDP; default: the ranks of a node)",
         least=1,
         example="8",
         group="parallelism",
     )
-    tensor: int = _option(1, "tensor parallel ranks, which split every matrix product", least=1)
-    context: int = _option(
-        1, "context parallel ranks, which split every sequence; must divide shard", least=1
-    )
-    pipeline: int = _option(1, "pipeline parallel ranks, each with some of the model's blocks", least=1)
+    tensor: int = _option(1, "tensor parallel ranks", least=1)
+    context: int = _option(1, "context parallel ranks; must divide shard", least=1)
+    pipeline: int = _option(1, "pipeline parallel ranks", least=1)
     reshard: bool = _option(
         True,
         "free gathered parameters after each use (ZeRO-3); off: at the end of each step (ZeRO-2)",
@@ -159,14 +157,13 @@ class TrainConfig:
     )
     precision: str = _option(
         "auto",
-        "compute precision; auto: bf16 on a GPU, else fp32; float8: matrix products in float8 (torchao, H100 or "
-        "newer), the rest in bf16",
+        "compute precision; auto: bf16 on a GPU, else fp32; float8: matrix products only (torchao, H100 or newer)",
         choices=("auto", "bf16", "fp32", "float8"),
     )
     checkpointing: str = _option(
         "none",
-        "activation checkpointing: none, ops (keep attention and every second product), full, or a fraction (0.5): "
-        "full for that share of the blocks, ops for the rest",
+        "activation checkpointing: none, ops (keep attention and every second product), full, or a fraction (0.5) of "
+        "the blocks in full and the others as ops",
     )
     compile: bool | None = _option(
         None, "compile each block with torch.compile (default: on a GPU)", example="true"
@@ -185,9 +182,7 @@ class TrainConfig:
         "10m", "interval between saves: 100 (steps), 10m (minutes) or never", group="checkpoints"
     )
     keep_last: int = _option(3, "number of newest checkpoints to keep", least=1)
-    keep_best: int = _option(
-        0, "number of best checkpoints (by validation loss) to keep; a new best is saved at once", least=0
-    )
+    keep_best: int = _option(0, "number of best checkpoints (by validation loss) to keep", least=0)
     milestone: int = _option(0, "keep every checkpoint whose step is a multiple of this; 0: none", least=0)
 
     log_every: int = _option(10, "steps between lines on the terminal", least=1, group="logging and tools")
@@ -195,13 +190,11 @@ class TrainConfig:
         None, "Weights & Biases project; offline unless WANDB_MODE is set", example='"my-project"'
     )
     profile: int = _option(0, "number of steps to profile into RUN/profile.json", least=0, rare=True)
-    deterministic: bool = _option(
-        False, "use only deterministic operations, for bit-identical results; slower", rare=True
-    )
+    deterministic: bool = _option(False, "use only deterministic operations, which are slower", rare=True)
 
     phases: tuple[dict[str, Any], ...] = _option(
         (),
-        "settings that change during the run, by token count: [[phases]] tables in a TOML file, or JSON",
+        "settings that change during the run, by token count: [[phases]] tables in TOML, or JSON",
         rare=True,
         group="phases",
     )

@@ -6,6 +6,7 @@ key comes from its field.
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
@@ -36,10 +37,8 @@ ABOVE = {
     "[shards]": "See [inputs](inputs.md), [documents](documents.md).",
     "[mix]": "See [mix](mix.md). Each `[[mix.stages]]` has `tokens` and `weights`.",
     "[train]": "The flags of `train`, with `_` for `-` ([training](training.md)). `pretok run` supplies `shards` and\n"
-    "`mix`. `[[train.phases]]` changes settings from the token count `at` on: "
-    + ", ".join(f"`{name}`" for name in IN_PHASES)
-    + ".",
-    "[slurm]": "For `pretok submit`, beside a profile ([Slurm](../slurm/README.md)).",
+    "`mix`. `[[train.phases]]` changes keys marked * from the token count `at` on.",
+    "[slurm]": "For `pretok submit`, with a profile ([Slurm](../slurm/README.md)).",
     "[slurm.STAGE]": "STAGE is `vocab`, `tokenize`, `mix` or `train`.",
 }
 """The text of the page between a heading and its keys."""
@@ -47,10 +46,12 @@ INTRODUCTION = """```sh
 pretok init it='data/it/*.jsonl.zst' en='data/en/*.parquet' --out work
 ```
 
-prints a recipe, a TOML file with all settings of a job. A count is a number or text such as `"1.2T"`, `"300B"` or
-`"64MiB"`; a share is a number from 0 to 1, or text such as `"1/20"`. Relative paths start at the folder of the recipe;
-`~` and `$VAR` are expanded, `$$` is a dollar sign. Unknown keys are refused. Below, a value in ( ) is an example for a
-key without a default. This page is generated from the code."""
+prints a recipe, a TOML file with all settings of a job. A count may be text such as `"1.2T"` or `"64MiB"`, a share
+such as `"1/20"`. Relative paths start at the folder of the recipe; `~` and `$VAR` are expanded, `$$` is a dollar sign.
+Unknown keys are refused.
+
+Below, a value in ( ) is an example for a key without a default; of several values, the first is the default. This page
+is generated from the code."""
 COMMON = {
     "[sources.NAME]": ("inputs", "field", "keep"),
     "[vocab]": ("path", "size", "weights"),
@@ -89,10 +90,13 @@ def page() -> str:
     for heading, table in TABLES.items():
         lines += ["", f"## `{heading}`" if heading else "## Above the tables", ""]
         lines += [ABOVE[heading], ""] if heading in ABOVE else []
-        lines += ["| key | type | default | |", "|---|---|---|---|"]
+        lines += ["| key | default | |", "|---|---|---|"]
         for key in keys_of(table):
             value = f"(`{toml(key.value)}`)" if key.is_example else f"`{toml(key.value)}`"
-            cells = (f"`{key.name}`", key.kind, value, key.text)
+            if re.fullmatch(r'("[^"]+"( or )?)+', key.kind):
+                value = f"`{key.kind}`".replace(" or ", "` `")
+            mark = " *" if table is TrainConfig and key.name in IN_PHASES else ""
+            cells = (f"`{key.name}`{mark}", value, key.text)
             lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     return "\n".join([*lines, ""])
 

@@ -172,19 +172,21 @@ class Source(Part):
     template: str = key("", "Joins fields into one text.", "{question}\n{answer}", excludes="field messages")
     learn: tuple[str, ...] = key(
         (),
-        "Tokens with a loss. Default: what the assistant says; with `template` all fields.",
+        "Tokens that contribute to the loss. Default: the assistant's; with `template`, all fields.",
         ["answer", "tool call"],
         needs="messages template",
     )
     chat_template: ChatTemplate = key(
-        "", "A file, or `chatml`. Default: that of the tokenizer.", CHATML, needs="messages"
+        "", "A file, or `chatml`. Default: the tokenizer's.", CHATML, needs="messages"
     )
     template_kwargs: dict[str, bool | int | str] = key(
         {}, "Switches for the chat template.", {"enable_thinking": False}, needs="messages"
     )
-    tools: ExpandedPath | None = key(None, "JSON file for the chat template.", "tools.json", needs="messages")
-    date: datetime.date | None = key(None, "For the chat template.", "2026-01-31", needs="messages")
-    separator: str = key("", "Ends a document in a text file. Default: the file is one.", "\n\n")
+    tools: ExpandedPath | None = key(
+        None, "JSON file of tools for the chat template.", "tools.json", needs="messages"
+    )
+    date: datetime.date | None = key(None, "Date for the chat template.", "2026-01-31", needs="messages")
+    separator: str = key("", "Separates the documents of a text file. Default: a file is one.", "\n\n")
     max_document: Count = key(256 << 20, "Longer records are rejected (bytes).", gt=0)
     keep: Keep = key(
         (),
@@ -276,14 +278,14 @@ class Vocab(Part):
     eod: Token | None = key(
         None, "Token that ends a document. Default: the tokenizer's.", "<|eot|>", needs="path extend"
     )
-    bos: Token | None = key(None, "Special token that begins a document.", "<|begin_of_text|>")
+    bos: Token | None = key(None, "Special token to put before each document.", "<|begin_of_text|>")
     extend: ExpandedPath | None = key(None, "A tokenizer to train further; its ids stay.", "llama3")
     add: Count = key(8_000, "Entries that `extend` adds.", gt=0, needs="extend")
     size: Count = key(50_000, "Entries, special tokens included.", ge=257, excludes="extend")
     pattern: str = key("cl100k", "Splits text into words: cl100k, gpt2, o200k or qwen2.")
     special_tokens: tuple[str, ...] = key(
         DEFAULT_SPECIAL_TOKENS,
-        "Ids from 0 on: end of document, padding, others.",
+        "Numbered from 0: end of document, padding, others.",
         ["<|eod|>"],
         excludes="extend",
     )
@@ -317,16 +319,16 @@ class Shards(Part):
     size: Count = key(0, "Bytes of tokens in a shard; 0: 1 GiB, less for small sources.", ge=0)
     val_fraction: Share = key(0, "Share of the documents held out for validation.", ge=0, lt=1)
     seed: int = key(0, "Chooses the documents for validation.")
-    max_reject_share: Share = key(0.02, "Above this share of bad records a source fails.", ge=0, le=1)
+    max_reject_share: Share = key(0.02, "Exit code 3 if a larger share of a source is rejected.", ge=0, le=1)
     against: ExpandedPath | None = key(None, "Folder of benchmarks (JSON Lines) to look for.", "benchmarks")
     reject_contaminated: Share | None = key(
         None, "Reject documents with this share of a benchmark item.", 0.5, gt=0, le=1, needs="against"
     )
     duplicates: Literal["keep", "mark", "drop"] = key(
-        "keep", "Texts that came before: keep, mark in the ledger, or drop."
+        "keep", "Copies of an earlier text: keep, mark in the ledger, or drop."
     )
     removed: ExpandedPath | None = key(
-        None, "Reject the texts in this file of another project.", "other/shards/removed.parquet"
+        None, "Reject the texts that another project removed.", "other/shards/removed.parquet"
     )
 
 
@@ -342,10 +344,10 @@ class MixTable(StageTable):
 
     seq_len: Length = key(4096, "Tokens of a sequence.", ge=1, lt=2**31)
     seed: int = key(0, "Seed of the order.", ge=-(2**63), lt=2**63)
-    max_epochs: Share = key(4, "Refuse to read a source more often.", gt=0)
+    max_epochs: Share = key(4, "Maximum number of epochs of a source.", gt=0)
     classes: dict[SourceName, str] = key(
         {},
-        "Parts of sources, weighed as sources are: SOURCE where a condition in SQL holds.",
+        "Parts of sources with their own weight: SOURCE where an SQL condition holds.",
         {"good": "it where quality >= 0.8"},
     )
     repeat: Repeats = key(
@@ -393,7 +395,7 @@ class Slurm(Part):
     """[slurm]: what `pretok submit` needs beside a profile."""
 
     account: str | None = key(None, "Slurm account, instead of the profile's.", "project_1")
-    exclude: str | None = key(None, "Nodes that no job may use, as sbatch takes them.", "node[3,7]")
+    exclude: str | None = key(None, "Nodes that no job may use, in sbatch's form.", "node[3,7]")
     spare: int = key(0, "Extra nodes in each training job, which replace nodes that fail.", ge=0)
     vocab: SlurmStage = SlurmStage()
     tokenize: SlurmStage = SlurmStage()

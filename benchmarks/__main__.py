@@ -20,8 +20,8 @@ from benchmarks.measure import RESULTS, load_results, markdown, save
 from pretok.base.children import child_environment
 
 TITLES = {
-    "peers": "Tokenization beside other programs, same tokenizer.json, start-up aside, MB/s of text",
-    "end_to_end": "`pretok tokenize`, start-up aside",
+    "peers": "Tokenization by pretok and others, same tokenizer.json, without start-up, MB/s of text",
+    "end_to_end": "`pretok tokenize`, without start-up",
     "parts": "Each part of tokenization alone, one core, MB/s of text",
     "startup": "From the command to the prompt, seconds",
     "files": "Many files of three documents, 2 workers",
@@ -31,9 +31,9 @@ TITLES = {
     "object_store": "Training from an object store, sequences of 4,096",
     "packing": "Packing the documents of the corpus",
     "vocab": "Training a vocabulary of 50,000 entries",
-    "chats": "Conversations beside the same text as plain documents, one core, MB/s",
+    "chats": "Conversations and the same text as plain documents, one core, MB/s",
     "removal": "Removing documents from 100 shards",
-    "documents": "Commands that look at documents",
+    "documents": "Commands that show documents",
     "certificate": "The certificate of a step of 512 sequences of 4,096",
     "train_ranks": "A checkpoint of 9 billion parameters by the number of ranks, CPU seconds of rank 0",
 }

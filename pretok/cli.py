@@ -129,7 +129,7 @@ def _run(arguments: list[str], console: Terminal) -> int:
 
 
 def _explain_arguments(error: Any, console: Terminal) -> int:
-    """Say what is wrong with the arguments, the usage before it."""
+    """Print the usage, and what is wrong with the arguments."""
     shown = io.StringIO()
     error.show(shown)
     usage, mark, message = shown.getvalue().rpartition("Error: ")
@@ -172,7 +172,7 @@ def _explain(error: BaseException, console: Terminal) -> int:
 
 
 def _reader_is_gone() -> bool:
-    """Whether standard output or error is a pipe that nobody reads; what is still to be written is then dropped."""
+    """Whether standard output or error is a pipe that nobody reads; the remaining output is then dropped."""
     poll = select.poll()
     for descriptor in (1, 2):
         poll.register(descriptor, 0)

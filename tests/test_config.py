@@ -41,8 +41,8 @@ sources."i/t".inputs = ["a"]                      ->source name 'i/t': use only 
 sources.annotations.inputs = ["a"]                ->source name 'annotations' is reserved
 sources."èèèèèèèèèèèèèèèèèèèèèèèèèèèèèèèèèèèèèèèèèèèèèèèèèèè".inputs = ["a"] ->102 bytes, 100 at most
 sources.it = {inputs = ["a"], keep = ["hash=n"]}  ->sources.it.keep: the ledger itself has a column 'hash';
-sources.it.inputs = "d.jsonl"                     ->sources.it.inputs: 'd.jsonl' is no list; write ['d.jsonl']
-sources.it = "d.jsonl"                            ->sources.it: 'd.jsonl' is no table; write its keys below a line
+sources.it.inputs = "d.jsonl"                     ->sources.it.inputs: 'd.jsonl' is not a list; write ['d.jsonl']
+sources.it = "d.jsonl"                            ->sources.it: 'd.jsonl' is not a table; write its keys below a line
 sources.it = {}                                   ->sources.it.inputs: it is missing
 sources.it = {inputs = ["a"], learn = ["user"]}   ->sources.it.learn needs messages or template
 sources.it = {inputs = ["a"], messages = "m", field = "f"}         ->sources.it.messages and field exclude each other
@@ -60,7 +60,7 @@ mix.tokens = "lots"                               ->64MiB; or write 'all'
 mix.tokens = 4095                                 ->mix: a budget of 4095 tokens holds no sequence of 4096 tokens
 mix.stages = [{weights = {en = 1}}]               ->mix.weights names en, but the sources are it
 mix.repeat = {it = 5}                             ->mix.repeat 5 is more than max_epochs, 4: raise it
-out = "$NOWHERE_AT_ALL/a"                         ->out: $NOWHERE_AT_ALL/a: $ begins no variable of the
+out = "$NOWHERE_AT_ALL/a"                         ->out: $NOWHERE_AT_ALL/a: $ does not begin an environment
 sources.it.inputs = ["~nobody-of-this-name/a"]    ->~nobody-of-this-name/a: nobody's home folder
 """
 

@@ -57,7 +57,7 @@ back, use another --out folder, or delete this one to start over
 warning: sources it and en read the same text: it.jsonl
 
 2 pretok tokenize it=it.jsonl --vocab vocab
-pretok: nothing says where the results go: give --out work
+pretok: no output folder: give --out work
 
 2 pretok tokenize it=it.jsonl --out new --vocab nowhere
 pretok: no tokenizer at nowhere, which does not exist: train one with pretok build-vocab, or name another with \

@@ -42,7 +42,7 @@ class MicroBatch(NamedTuple):
 
 
 def _prepare_worker(sampler: PositionSampler, here: Sequence[int], workers: int, worker: int) -> None:
-    """Prepare a loader process: ignore the signals that stop a job, and let an object store fetch ahead.
+    """Prepare a loader process: ignore the signals that stop a job, and make an object store prefetch.
 
     The signals reach loader processes too, which must live until the trainer stops.
     """

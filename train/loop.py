@@ -206,7 +206,7 @@ def _record(run: Run, done: Readback) -> None:
 
 
 def _why(run: Run) -> str:
-    """Return what asked the run to stop."""
+    """Return the reason why the run stops."""
     return run.stop.reason or "another rank was asked to"
 
 

@@ -228,7 +228,8 @@ class Goodput:
     ) -> None:
         """path: the file, None on other ranks. lost: seconds of each step of the previous attempt that is repeated.
 
-        full: as in `Lines`. The variable PRETOK_RESTART says why the job restarted the run (slurm/train.sbatch).
+        full: as in `Lines`. The variable PRETOK_RESTART holds the reason why the job restarted the run
+        (slurm/train.sbatch).
         """
         self.kind = KINDS[0]
         self.restart = os.environ.get("PRETOK_RESTART", "")

@@ -31,7 +31,8 @@ def build_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.AdamW:
     """Return fused AdamW with the hyperparameters of the settings; norms and embeddings have no weight decay.
 
     A fused update of DTensors cannot mix meshes, and with tensor parallelism norms are on another mesh than matrices.
-    So there may be several groups of one kind: `decays` tells them apart, and checkpoints identify parameters by name.
+    So there may be several groups of one kind: `decays` distinguishes them, and checkpoints identify parameters by
+    name.
     """
     groups: dict[tuple[bool, Any], list[nn.Parameter]] = {}
     for name, parameter in model.named_parameters():

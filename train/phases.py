@@ -1,4 +1,4 @@
-"""Phases of a run: which settings are in force at which step, and whether a checkpoint may resume with them.
+"""Phases of a run: the settings in force at each step, and whether a checkpoint may resume with them.
 
 Input: settings, the ranks, and where a run is. Output: `Phase`s, each with its own data, batch and sizes, and
 `Segment`s, which say from which step to which a phase lasts, at which position its stream starts, and the learning rate

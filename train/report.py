@@ -1,8 +1,8 @@
 """Lines on the terminal while a run is active, at least one a minute, and the last one after a failure.
 
 Input: texts, the run's current activity, the exception that ends it. Output: lines on standard output from rank 0; the
-same as JSON lines in RUN/logs (`pretok.base.joblog`), and why the run ended, from every rank that did not end well. For
-problems of the machine (a missing package, no memory, no space, no permission) a PretokError that says what to do.
+same as JSON lines in RUN/logs (`pretok.base.joblog`), and why the run ended, from every rank that failed. For problems
+of the machine (a missing package, no memory, no space, no permission) a PretokError that says what to do.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the training loop works on: a new run, or one that resumes from its newest checkpoint.
+"""The run of a training loop: a new one, or one that resumes from its newest checkpoint.
 
 Input: the settings and the contents of RUN. Output: a `Run` at its first step, with its data open, and the changes that
 apply when another phase begins.

@@ -180,7 +180,7 @@ def _list_rows(request: Request, console: Console) -> Sequence[InputFile]:
         console.notice(notice)
     for file in inputs:
         if file.format not in ("jsonl", "parquet"):
-            raise UsageError(f"{file.path} is {file.format}; rows come as JSON Lines or Parquet")
+            raise UsageError(f"{file.path} is {file.format}; rows must be JSON Lines or Parquet")
     return inputs
 
 

@@ -121,7 +121,7 @@ def _recipe(name: str, inputs: Inputs, out: Path_ | None, given: Mapping[str, ob
 
 
 def _source(given: object) -> dict[str, object]:
-    """Make the table of a source, with a list of inputs. Validation refuses what is no source."""
+    """Make the table of a source, with a list of inputs. Validation refuses anything but sources."""
     table = dict(given) if isinstance(given, Mapping) else {"inputs": given}
     if isinstance(table.get("inputs"), str | os.PathLike):
         table["inputs"] = [table["inputs"]]

@@ -73,7 +73,7 @@ def random_places(
     shards = chosen_shards(manifest, source, split)
     total = sum(shard.documents for shard, _ in shards)
     if number > total:
-        raise UsageError(f"there are {total} documents, fewer than the {number} that were asked for")
+        raise UsageError(f"there are {total} documents, fewer than the {number} requested")
     rows = draw_documents([shard.documents for shard, _ in shards], number, seed)
     return [
         (shard.source, shard.split, before + row)

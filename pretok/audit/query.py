@@ -97,10 +97,10 @@ def _make_tables(connection: Any, manifest: Manifest) -> None:
 
 
 def _make_docs(connection: Any, manifest: Manifest, console: Console) -> None:
-    """Make the views ledger and documents, and say what they lack."""
+    """Make the views ledger and documents, and report what they lack."""
     if manifest.materialized is not None:
         console.notice(
-            f"{manifest.folder} holds a mix in its order, without documents; they are in the shards it was made of"
+            f"{manifest.folder} holds a materialized mix without documents; they are in the shards it was made of"
         )
         return
     joined = open_annotations(manifest)

@@ -90,7 +90,7 @@ class Reading:
 def open_traced(target: Path, shards: Path | None) -> list[Traced]:
     """Open a mix.json, or a run as far as its newest checkpoint, segment by segment.
 
-    shards: where the documents are; None: where the run read them, or beside the mix. Raises UsageError,
+    shards: where the documents are; None: where the run read them, or next to the mix. Raises UsageError,
     IntegrityError; MismatchError if these do not belong together.
     """
     if target.is_dir():
@@ -123,7 +123,7 @@ def _documents(folder: Path) -> Manifest:
     """Load shards that hold whole documents."""
     manifest = load_manifest(folder)
     if manifest.materialized is not None:
-        raise UsageError(f"{folder} holds a mix in its order; name the shards it was made of with --shards")
+        raise UsageError(f"{folder} holds a materialized mix; name the shards it was made of with --shards")
     return manifest
 
 
@@ -183,7 +183,7 @@ def passages(traced: Traced, position: int) -> Iterator[Reading]:
     """Yield the documents that a position reads, in the order of their tokens, without their origin."""
     view = traced.view
     if not 0 <= position < len(view):
-        raise UsageError(f"there is no position {position}; the stream has {len(view)}, from 0")
+        raise UsageError(f"there is no position {position}; the stream has positions 0 to {len(view) - 1}")
     entry, epoch, sequence = view.origin(position)
     step = traced.step_of(position)
     done, named = None if step is None else step <= traced.steps, of_class(view, entry)
@@ -223,7 +223,9 @@ def reading_at(segments: Sequence[Traced], position: int) -> list[Traced]:
     reading = [traced for traced in segments if position in traced.positions]
     if not reading:
         who = "the run reads" if segments[-1].global_batch else "the stream has"
-        raise UsageError(f"there is no position {position}; {who} {segments[-1].positions.stop}, from 0")
+        raise UsageError(
+            f"there is no position {position}; {who} positions 0 to {segments[-1].positions.stop - 1}"
+        )
     return reading
 
 
@@ -234,7 +236,7 @@ def positions_of_step(segments: Sequence[Traced], step: int) -> tuple[Traced, ra
         raise UsageError("a mix has positions and no steps: give --position, or the folder of a run")
     steps = last.before + len(last.positions) // last.global_batch
     if not 1 <= step <= steps:
-        raise UsageError(f"there is no step {step}; the run has {steps}, from 1")
+        raise UsageError(f"there is no step {step}; the run has steps 1 to {steps}")
     segment = next(segment for segment in reversed(segments) if segment.before < step)
     return segment, range(segment.position_after(step - 1), segment.position_after(step))
 

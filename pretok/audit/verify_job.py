@@ -2,8 +2,7 @@
 
 Input: SHARDS, or WORK. Output: a list of problems, empty if everything is as it was sealed: files missing or left over,
 sizes, roots, index consistency, ids, EOD and BOS per document, totals, documents that decode and encode to themselves,
-and side files of the mixes beside the folder; of WORK also counts and mix.json. `notes` are worth telling, but not
-problems.
+and side files of the mixes next to the folder; in WORK also counts and mix.json. `notes` are not problems.
 """
 
 from __future__ import annotations
@@ -55,7 +54,7 @@ def _verify(shards: Path, sample: int | None, step: Step, removed: bool) -> tupl
     manifest = load_manifest(shards)
     if removed and manifest.materialized is not None:
         raise UsageError(
-            f"{shards} holds a mix in its order, without documents: look for removed texts in the shards it was made "
+            f"{shards} holds a materialized mix without documents: look for removed texts in the shards it was made "
             "of; pretok mix --materialize refuses the folder if they changed since"
         )
     problems = collect(_check_tokenizer(manifest))
@@ -150,7 +149,7 @@ def _check_tokenizer(manifest: Manifest) -> Iterator[str]:
 
 
 def _check_history(manifest: Manifest) -> Iterator[str]:
-    """Raise what is wrong."""
+    """Raise an IntegrityError if the history or the materialized mix is wrong."""
     list(manifest.versions())
     if manifest.materialized is not None:
         parse_mix(manifest.materialized, manifest.folder / FILE_NAME)
@@ -220,7 +219,7 @@ def _unknown(manifest: Manifest, annotations: Sequence[Annotations]) -> tuple[li
 
 
 def notes(manifest: Manifest) -> list[str]:
-    """Return what is worth telling: unfinished sources, failed inputs, files of other people."""
+    """Return the notes: unfinished sources, failed inputs, files of other people."""
     annotations, _ = _read_annotations(manifest)
     return [
         *incomplete(manifest),

@@ -146,8 +146,8 @@ def _check_spans(shard: Shard, reader: ShardReader) -> Iterator[str]:
 
 
 def _check_ids(manifest: Manifest, shard: Shard, reader: ShardReader, gone: Gone) -> Iterator[str]:
-    """Check that ids are below the vocabulary size, and that EOD stands at the end of each document, BOS at its
-    beginning, and neither elsewhere."""
+    """Check that ids are below the vocabulary size, and that each document ends with EOD and begins with BOS, and has
+    neither elsewhere."""
     path, tokenizer = shard.bin_path, manifest.tokenizer
     around = [("end", tokenizer.eod_id), ("beginning", tokenizer.bos_id)]
     counts = dict.fromkeys(around, 0)
@@ -268,7 +268,7 @@ def _find_removed(manifest: Manifest, shard: Shard, hashes: pa.Array, report: Re
 
 
 def _find_traces(manifest: Manifest, shard: Shard, hashes: pa.Array) -> Iterator[str]:
-    """Find columns that still describe removed documents, and documents with a removed text that are not marked so."""
+    """Find columns that still describe removed documents, and unmarked documents with a removed text."""
     path, joined = shard.ledger_path, open_annotations(manifest)
     matched = {matched_column(one.name) for one in joined}
     kept = [name for name in ledger_schema(path).names if name not in (*SCHEMA.names, *COLUMNS)]

@@ -1,4 +1,4 @@
-"""The ground floor, on which every stage stands. It uses numpy, msgspec, xxhash; rich, ray and duckdb in a module each.
+"""The foundations of all stages. They use numpy, msgspec, xxhash; rich, ray and duckdb in a module each.
 
 errors.py    kinds of errors and their exit codes
 units.py     numbers as people write them: 1.2T, 64MiB

@@ -65,7 +65,7 @@ class Gauge:
             self.counts = self.counts + Counter(counts)
 
     def expect(self, bytes: int, partitions: int, before: Counts) -> None:
-        """Set the size of the whole step, and what earlier runs did of it."""
+        """Set the size of the whole step, and how much of it earlier runs did."""
         self.expected_bytes, self.partitions, self.before = bytes, partitions, before
 
     @property
@@ -80,7 +80,7 @@ class Gauge:
         return min(NEARLY, 100 * done // self.expected_bytes) if self.expected_bytes else None
 
     def fields(self) -> dict[str, object]:
-        """What the log has of the step now."""
+        """The state of the step, for the log."""
         names = ("title", "seconds", "counts", "before", "expected_bytes", "partitions")
         return {name: getattr(self, name) for name in names}
 
@@ -133,7 +133,7 @@ def _counted(counts: Mapping[str, int]) -> Iterator[str]:
 
 
 class Console:
-    """Takes what a job reports. This one shows nothing."""
+    """Receives the reports of a job. This one shows nothing."""
 
     @property
     def log(self) -> Path | None:

@@ -36,7 +36,7 @@ class UsageError(PretokError):
 
 
 class MismatchError(PretokError):
-    """What is on disk was made from another input, config or tokenizer."""
+    """The files on disk were made from another input, config or tokenizer."""
 
 
 class IntegrityError(PretokError):

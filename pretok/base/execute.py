@@ -98,8 +98,8 @@ class Engine:
             self._here = alone <= START_SECONDS + alone / _cpus()
 
     def warm(self, tasks: int, function: Task[Item, object], item: Item) -> None:
-        """Have as many workers of this node as `tasks` need run `function` over `item`, in the background, to load what
-        the tasks work with."""
+        """Run `function(item)` in the background in as many workers of this node as `tasks` need, to load what the
+        tasks use."""
         if not self._here and self.address is None:
             processes = self._processes()
             for _ in range(min(tasks, processes.workers)):
@@ -214,7 +214,7 @@ class _Ray:
 
         if ray.is_initialized():
             raise UsageError(
-                "this program uses a Ray of its own: call ray.shutdown() before, or work on this node without --address"
+                "this program already uses Ray: call ray.shutdown() first, or work on this node without --address"
             )
         self._ray = ray
         try:

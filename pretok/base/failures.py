@@ -57,7 +57,7 @@ Failures = list[tuple[str, TaskError]]
 
 
 def task_error(error: BaseException) -> TaskError:
-    """What an exception raised by a task means."""
+    """Classify an exception raised by a task."""
     trace = "".join(traceback.format_exception(error))
     if isinstance(error, OSError) and error.errno in FULL:
         error = output_error(error)
@@ -96,7 +96,7 @@ def _one_line(error: BaseException) -> str:
 def raise_failures(
     failures: Failures, log: Path | None, what: str = "partitions", *, kept: bool = True
 ) -> None:
-    """Raise what the failures of a step mean; nothing if there are none.
+    """Raise one exception for the failures of a step, if there are any.
 
     log: the file that has their tracebacks, if any; what: the items, in the plural; kept: everything else is done and
     stays on disk.

@@ -94,7 +94,8 @@ class LoggedJob:
 
 @dataclass(slots=True)
 class RunHistory:
-    """The records of a training run. metrics, validation, attempts: lines of its files; done: it is complete."""
+    """The records of a training run. metrics, validation, attempts: lines of its files; done: whether the run is
+    complete."""
 
     folder: Path
     metrics: list[dict[str, Any]]

@@ -1,4 +1,4 @@
-"""The kinds of tokens in a conversation, by which a recipe says which are learned. Files use their numbers in KINDS."""
+"""The kinds of tokens in a conversation. A recipe names those that are learned. Files use their numbers in KINDS."""
 
 from __future__ import annotations
 

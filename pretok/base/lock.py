@@ -137,7 +137,7 @@ def is_lock(path: Path) -> bool:
 
 
 def holder_of(folder: Path) -> Holder | None:
-    """Who holds a folder, as far as can be seen from here; None if nobody does, or only a job that is gone."""
+    """The holder of a folder, as far as this node can see; None without one, or if its job is gone."""
     path = folder / LOCK_FILE
     with contextlib.suppress(OSError):
         holder = _parse(_read(path) or "")
@@ -256,7 +256,7 @@ def _create(path: Path, holder: Holder) -> bool:
 
 
 def _refuse_living(path: Path, text: str, target: Path, why: str) -> str:
-    """Why the holder of a lock with `text` is gone; FolderInUse if it lives."""
+    """Why the holder of a lock with `text` is gone; FolderInUse if it is alive."""
     holder = _parse(text)
     if holder and (gone := _why_gone(holder)):
         return gone

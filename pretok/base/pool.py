@@ -47,7 +47,7 @@ Result = TypeVar("Result")
 
 @dataclass(slots=True)
 class Outcome(Generic[Result]):
-    """The result or error of one task, and what its last try took. Where the worker died, only the error is known."""
+    """The result or error of one task, and what its last try took. If the worker died, only the error is known."""
 
     result: Result | TaskError
     node: str = ""
@@ -184,7 +184,7 @@ def nurse(driver: int) -> None:
 
 
 def serve(driver: Connection, nursery: int) -> None:
-    """Do what the driver sends until it is gone. Never returns: what is open here belongs to the nursery."""
+    """Run the tasks that the driver sends until it is gone. Never returns: what is open here belongs to the nursery."""
     # With it ignored, a worker could not learn how processes of its own end.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     # A fork clears this, so each worker asks for it. The signal comes when the thread that forked ends, which

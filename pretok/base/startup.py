@@ -56,5 +56,5 @@ def without_pandas() -> None:
 
 
 def collect_seldom() -> None:
-    """Let Python collect cyclic garbage less often; all other objects are freed at once anyway."""
+    """Make Python collect cyclic garbage less often; all other objects are freed at once anyway."""
     gc.set_threshold(ALLOCATIONS, *gc.get_threshold()[1:])

@@ -53,7 +53,7 @@ def read_map(path: Path) -> VocabMap:
     ids = {int(row) for row in rows if row.isdecimal()}
     known = all(parts and max(parts) < old for parts in rows.values())
     if len(ids) < len(rows) or max(ids, default=0) >= new or not known:
-        raise UsageError(f"{path}: its rows are not those of {old:,} and {new:,} entries")
+        raise UsageError(f"{path}: it does not map between vocabularies of {old:,} and {new:,} entries")
     if missing := set(range(old, new)) - ids:
         raise UsageError(f"{path}: nothing says what the entry {min(missing)} consists of")
     return vocab_map

@@ -51,7 +51,7 @@ class _Shard(Record, frozen=True, forbid_unknown_fields=False):
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """What a certificate proves: these tokens stand in the shards under `root`.
+    """What a certificate proves: these tokens are in the shards with the root `root`.
 
     sequences: number of sequences at `positions` of the mix; mapped: how many of them are proven to be the ones that
     the mix has there, because their place follows from its arithmetic; step: stated by the maker, not proven.
@@ -125,7 +125,7 @@ def _entries(certificate: Certificate) -> tuple[_Head, dict[int, _Shard]]:
     if (head.format, head.version) != (FORMAT, VERSION) or head.tokenizer.dtype not in DTYPES:
         raise IntegrityError(f"it is of {head.format} of version {head.version}, not of {FORMAT} {VERSION}")
     if numbers[-1] > head.shards:
-        raise IntegrityError("its entries are not of shards")
+        raise IntegrityError("an entry is not of a shard")
     return head, {number: _decoded(text, _Shard) for number, text in others}
 
 

@@ -232,7 +232,7 @@ def join_with(between: Any, values: Iterable[Any], trace: Trace) -> Any:
 
 
 def to_json(value: Any, trace: Trace, **options: Any) -> Any:
-    """`json.dumps`. If there is content in it, all of it is content, of the kind of the first."""
+    """`json.dumps`. If it contains content, the whole result is content, of the kind of the first."""
     contents: list[Part] = []
 
     def plain(inner: Any) -> Any:

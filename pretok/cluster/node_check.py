@@ -1,4 +1,4 @@
-"""Pre-flight: is a node fit for a long job? And of all nodes of a job: which are bad?
+"""Pre-flight checks: whether a node is fit for a long job, and which nodes of a job are bad.
 
 Input: the folder that the job will write to, and what a node must have. Output: one `NodeReport` per node, one line of
 JSON in a log. `train.preflight` writes lines of the same form, with a matrix product and an all-reduce; `judge` takes

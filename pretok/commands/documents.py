@@ -41,7 +41,7 @@ def inspect(
     text: str | None = None,
     json: Json = False,
 ) -> None:
-    """Show a document as its tokens, and the file and line or row it came from. Or show how a text is tokenized.
+    """Show the tokens of a document, and the file and line or row it came from. Or show how a text is tokenized.
 
         pretok inspect work/shards --doc data/it/a.jsonl.zst:1742
 
@@ -89,7 +89,7 @@ def inspect(
         doc = doc or "0"
         if not doc.isdecimal():
             raise UsageError(
-                f"--doc {doc}: with --source it is a number, from 0; leave --source out for a name"
+                f"--doc {doc}: with --source give a number from 0; for a name leave out --source"
             )
         places = [(source, split or "train", int(doc))]
     else:
@@ -220,14 +220,14 @@ def trace(
 
         pretok trace work/mix.json --position 0 --tokens
 
-    The answer is computed from the order of the mix. `done` tells whether the run has read it, up to its newest
+    The answer is computed from the order of the mix. `done` shows whether the run has read it, up to its newest
     checkpoint. Positions that the run will never reach are not listed.
 
     --doc ID | HASH | FILE:LINE: Find the steps that read this document: its kept `id`, hash, or place in the input.
     --position: Show what is read at this position, from 0.
     --step: Show what this step of the run reads, from 1.
     --tokens: Show the first three sequences as tokens.
-    --shards DIR: Shards of the run or mix. Default: those that the run read, or those beside the mix.
+    --shards DIR: Shards of the run or mix. Default: those that the run read, or those next to the mix.
     """
     from pretok.audit.find import find_in
     from pretok.audit.trace import (
@@ -310,7 +310,7 @@ def certify(
     root: str | None = None,
     json: Json = False,
 ) -> None:
-    """Prove to somebody without the shards what a step of a run read. Or check such a proof.
+    """Create a proof of the data that a step read, for somebody without the shards. Or check such a proof.
 
         pretok certify run --step 81 --out step-81.certificate
 
@@ -330,7 +330,7 @@ def certify(
         from pretok.certificate.check import check_certificate, sentences
 
         if root is None or any(given is not None for given in (target, out, shards)):
-            raise UsageError("with --check give --root, which the maker of the shards published, and no run")
+            raise UsageError("--check needs --root, which the maker of the shards published, and no run")
         proof = check_certificate(check, root, step)
         if json:
             print_json(proof)

@@ -30,7 +30,7 @@ def status(
     work: WorkOrRun,
     json: Json = False,
 ) -> None:
-    """Show what is finished, unfinished, failed or running, exact counts of the shards, and what to do next.
+    """Show what is finished, unfinished, failed or running, exact counts of the shards, and the next command.
 
         pretok status work
 
@@ -41,7 +41,7 @@ def status(
     from pretok.watch.status import next_of, status_of
 
     if not work.is_dir():
-        raise UsageError(f"{work} is no folder")
+        raise UsageError(f"{work} is not a folder")
     shards = shards_of(work)
     results = [] if shards == work and has_manifest(work) else status_of(work)  # bare shards have no steps
     try:
@@ -114,7 +114,7 @@ def disclose(
         pretok disclose work work/mix.json --column language=lang_id --format json
 
     It counts tokens, documents, bytes and epochs of each source; and by language, licence, domain and date if kept
-    columns hold them. For a run it counts the steps so far. What no file tells is null.
+    columns hold them. For a run it counts the steps so far. Unknown values are null.
 
     --format json|html|md|spdx|csv: Format. md: dataset card, spdx: SPDX 3.0 document, csv: all registrable domains.
     Default: by the suffix of --out (.spdx.json: spdx), else html.
@@ -122,7 +122,7 @@ def disclose(
     --column KIND=COLUMN: Kept column for language, licence, domain (a URL), date, duplicate or synthetic (the
     generator), if it has an unusual name. May be repeated.
     --domains: Number of domains to list, the largest first.
-    --answers FILE: TOML file with what no other file tells, such as the provider. Default: WORK/disclosure.toml.
+    --answers FILE: TOML file with facts that only you know, such as the provider. Default: WORK/disclosure.toml.
     """
     from pretok.disclosure.job import DisclosureRequest, run_disclose
 

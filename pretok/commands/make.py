@@ -101,8 +101,8 @@ def build_vocab(
 
         pretok build-vocab it='data/it/*.jsonl.zst' en='data/en/*.parquet' --out work --weights it=0.9,en=0.1
 
-    The merges are those that Hugging Face tokenizers would make. If the command is stopped, run it again: what is
-    counted is kept. --sizes also writes smaller vocabularies, under OUT/vocab/SIZE.
+    The merges are those that Hugging Face tokenizers would make. If the command is stopped, run it again: finished
+    counts are kept. --sizes also writes smaller vocabularies, under OUT/vocab/SIZE.
 
     --counts DIR: Train on these counts of `pretok count`. No text is read; INPUTS only name the sources.
     --compare FILE: Compare with this tokenizer.json in the report. May be repeated.
@@ -147,7 +147,7 @@ def tokenize(
 
         pretok tokenize it='data/it/*.jsonl.zst' en='data/en/*.parquet' --out work --append it='2026/*.jsonl.zst'
 
-    If the command is stopped, run it again: finished files are kept. To add a source to finished shards, name it beside
+    If the command is stopped, run it again: finished files are kept. To add a source to finished shards, name it with
     the others. To add text to a source, give --append and all other arguments as before.
 
     --append NAME=GLOB: Add these inputs to a finished source, as new shards. May be repeated.
@@ -217,7 +217,7 @@ def remove(
     dry_run: bool = False,
     json: Json = False,
 ) -> None:
-    """Remove documents, and every copy of their texts, from finished shards. All else stays the same, bit for bit.
+    """Remove documents, and every copy of their texts, from finished shards. All other bits stay the same.
 
         pretok remove work/shards --where "url like 'https://example.org/%'" --reason 'opted out' --dry-run
 
@@ -312,7 +312,7 @@ def mix(
     workers: Workers = None,
     json: Json = False,
 ) -> None:
-    """Fix which sequences of which source come in which order, exactly. The file is small, whatever the budget.
+    """Define the exact order of the training sequences. The file is small for any number of tokens.
 
         pretok mix work/shards --out work/mix.json --weights it=0.9,en=0.1 --tokens 1.2T
 
@@ -402,14 +402,14 @@ def export(
     workers: Workers = None,
     address: Address = None,
 ) -> None:
-    """Write what another trainer needs to read the shards.
+    """Write the files that another trainer needs to read the shards.
 
         pretok export work/shards --mix work/mix.json --to megatron --out blend.json
 
         pretok export work/shards --to olmo --out olmo
 
     megatron: the file for --per-split-data-args-path. olmo: token files in its format, listed in export.json. These
-    trainers shuffle; docs/trainers.md tells how to keep the order of a mix in them and in others.
+    trainers shuffle; docs/trainers.md shows how to keep the order of a mix.
 
     --to megatron|olmo: Target format.
     --mix MIX.json: Mix that sets the share of each source. Default: natural proportions.
@@ -441,7 +441,7 @@ def export(
             f"cannot export to {to!r}; known are megatron, olmo. For what reads a mix in Python see docs/trainers.md"
         )
     if out is None:
-        raise UsageError(f"files for {to} are written into a folder: say which with --out")
+        raise UsageError(f"files for {to} go into a folder: name it with --out")
     console = terminal(context, out)
     with start_engine(workers, address) as engine:
         written = run_export(manifest, out, wanted, engine, console, learn)

@@ -155,7 +155,7 @@ def _of_key(dotted: str, key: Key) -> Any:
 
 
 def as_typed(value: Any) -> str:
-    """Turn the value of a key into what is typed behind its option; the inverse of `value_of`."""
+    """Turn the value of a key into the text that follows its option; the inverse of `value_of`."""
     match value:
         case [dict(), *_]:
             return ""  # stages: the examples of the command show one
@@ -167,7 +167,7 @@ def as_typed(value: Any) -> str:
 
 
 def value_of(key: Key, typed: Any) -> object:
-    """Parse what was typed behind an option, as a recipe has it. Raises UsageError."""
+    """Parse the text that follows an option into the value of a recipe. Raises UsageError."""
     from pretok.stream.quota import parse_weights, stage_table
 
     if key.name == "stages":
@@ -214,7 +214,7 @@ def read_recipe(
 def complete_recipe(
     data: Mapping[str, object], origin: str, given: Mapping[str, object], names: Mapping[str, str]
 ) -> Recipe:
-    """Put the settings `given` over those of a recipe that is still a mapping, and validate all its tables.
+    """Override settings of a recipe that is still a mapping by `given`, and validate all its tables.
 
     names: dotted key -> the option or parameter that sets it, for error messages; `out` must be there.
     """
@@ -223,7 +223,7 @@ def complete_recipe(
     data = with_settings(data, given)
     if "out" not in data:
         where = f'{origin}: write out = "work" above its tables, or give' if origin else "give"
-        raise UsageError(f"nothing says where the results go: {where} {names['out']} work")
+        raise UsageError(f"no output folder: {where} {names['out']} work")
     recipe = make_recipe(data, origin, names)
     _check_out(recipe.out, names["out"])
     _check_other_tables(recipe)
@@ -239,7 +239,7 @@ def _check_out(out: Path, option: str) -> None:
 
 
 def _check_other_tables(recipe: Recipe) -> None:
-    """Refuse now what a later step would refuse. [train] would be refused only on a GPU node, after the queue."""
+    """Refuse now what a later step would refuse: for [train] only on a GPU node, after the queue."""
     if recipe.vocab.path is None:
         from pretok.vocab.job import check_settings
 

@@ -65,7 +65,7 @@ def plan(
     given: Given,
     json: Json = False,
 ) -> None:
-    """Estimate what a recipe gives and costs: tokens, rejects, shards, time, memory, and whether the mix is possible.
+    """Estimate the tokens, rejects, shards, time and memory of a recipe, and whether its mix is possible.
 
         pretok plan pipelines/demo.toml
 
@@ -139,7 +139,7 @@ def submit(
 
         pretok submit pipelines/italia-v01.toml --profile leonardo --nodes tokenize=16 --nodes train=32 --links train=20
 
-    Nodes, links and times come from [slurm.STAGE] of the recipe or from options. All else comes from the profile.
+    Nodes, links and times come from [slurm.STAGE] of the recipe or from options, everything else from the profile.
 
     --profile NAME | FILE: Site profile: a name in slurm/profiles, or a file.
     --stages STAGE,...: Stages to submit, such as tokenize,mix. Default: all of the recipe.
@@ -158,7 +158,9 @@ def submit(
         for value in values or ():
             stage, equals, amount = value.partition("=")
             if not equals or stage not in job.STAGES:
-                raise UsageError(f"--{name} {value}: say STAGE=VALUE with a stage of {', '.join(job.STAGES)}")
+                raise UsageError(
+                    f"--{name} {value}: write STAGE=VALUE with a STAGE of {', '.join(job.STAGES)}"
+                )
             given[f"slurm.{stage}.{name}"] = amount
     loaded = read_recipe([str(recipe)], given)
     arguments = train_arguments or []

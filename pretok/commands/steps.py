@@ -54,7 +54,7 @@ def check_steps(recipe: Recipe) -> None:
 
 
 def run_steps(recipe: Recipe, engine: Engine, console: Console) -> None:
-    """Do every step in order, and say what to type next. The outputs of later steps are locked from the start."""
+    """Run every step in order, and print the next command. The outputs of later steps are locked from the start."""
     check_steps(recipe)
     request = MixRequest(recipe.mix, learn=recipe.learned) if recipe.mix is not None else None
     with ExitStack() as locks:

@@ -61,7 +61,7 @@ def _anchor(value: Any, folder: Path, *names: str) -> Any:
 
 
 def _lead(value: Any, folder: Path) -> Any:
-    """Make a path, or each pattern of a list, start at the current folder. Validation refuses what is no text."""
+    """Make a path, or each pattern of a list, start at the current folder. Validation refuses anything but text."""
     if isinstance(value, list):
         return [_lead(part, Path(glob.escape(str(folder)))) for part in value]
     # A path that begins with a home folder or a variable is not relative.
@@ -91,10 +91,9 @@ def make_mix(data: Mapping[str, object], origin: str, options: Mapping[str, str]
 
 
 def with_settings(data: Mapping[str, object], given: Mapping[str, object]) -> dict[str, object]:
-    """Put settings over those of a recipe that is still a mapping.
+    """Override settings of a recipe that is still a mapping.
 
-    given: dotted key -> value; `sources.field` sets the field of every source. Validation
-    refuses what is no table.
+    given: dotted key -> value; `sources.field` sets the field of every source. Validation refuses anything but tables.
     """
     changed = dict(data)
     for dotted, value in given.items():
@@ -193,9 +192,11 @@ def _wrong(detail: Any) -> str:
         case "missing":
             return "it is missing"
         case "tuple_type":
-            return f"{given} is no list; write {[detail['input']]!r}"
+            return f"{given} is not a list; write {[detail['input']]!r}"
         case "dict_type" | "model_type":
-            return f"{given} is no table; write its keys below a line [{'.'.join(map(str, detail['loc']))}]"
+            return (
+                f"{given} is not a table; write its keys below a line [{'.'.join(map(str, detail['loc']))}]"
+            )
         case "too_short" | "string_too_short":
             return "it is empty; give at least one"
         case "value_error":

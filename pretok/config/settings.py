@@ -54,14 +54,14 @@ def _safe_name(name: str) -> str:
 
 def _expand(value: Any) -> Any:
     """Replace `~` and `$VAR` in a path. A Path stays as it is: on a command line the shell has expanded it, unless it
-    was quoted. Validation refuses what is no path."""
+    was quoted. Validation refuses anything but paths."""
     if not isinstance(value, str):
         return str(value) if isinstance(value, Path) else value
     try:
         path = os.path.expanduser(string.Template(value).substitute(os.environ))  # noqa: PTH111 - also URLs
     except (KeyError, ValueError):
         raise ValueError(
-            f"{value}: $ begins no variable of the environment; write $$ for a dollar sign"
+            f"{value}: $ does not begin an environment variable; write $$ for a dollar sign"
         ) from None
     if path.startswith("~"):
         raise ValueError(f"{value}: nobody's home folder; write ./{path} for a name that begins with ~")
@@ -92,7 +92,7 @@ def _budget(value: Any) -> Any:
     except ValueError as error:
         raise ValueError(f"{error}; or write 'all'") from None
     if type(tokens) is not int or tokens < 1:
-        raise ValueError(f"{value!r} is no budget; write tokens such as 300B, or 'all'")
+        raise ValueError(f"{value!r} is not a budget; write tokens such as 300B, or 'all'")
     return tokens
 
 
@@ -125,9 +125,9 @@ def key(
 ) -> Any:
     """Declare a field of a table.
 
-    default: `...` for a key that must be given. text: the help, one sentence or two. example: a value to show where the
-    default says nothing. needs: other keys, separated by spaces, one of which must be given too; excludes: those that
-    cannot be given too. limits: those of pydantic's Field, such as ge, lt, min_length.
+    default: `...` for a key that must be given. text: the help, one sentence or two. example: a value to show if there
+    is no default. needs: other keys, separated by spaces, one of which must be given too; excludes: those that cannot
+    be given too. limits: those of pydantic's Field, such as ge, lt, min_length.
     """
     others = {"needs": needs.split(), "excludes": excludes.split()}
     examples = None if example is None else [example]
@@ -392,7 +392,7 @@ class SlurmStage(Part):
 
 
 class Slurm(Part):
-    """[slurm]: what `pretok submit` needs beside a profile."""
+    """[slurm]: what `pretok submit` needs in addition to a profile."""
 
     account: str | None = key(None, "Slurm account, instead of the profile's.", "project_1")
     exclude: str | None = key(None, "Nodes that no job may use, in sbatch's form.", "node[3,7]")

@@ -35,7 +35,7 @@ HELDOUT_FILE = "heldout.parquet"
 
 
 class CountRecord(Struct, forbid_unknown_fields=True):
-    """What a partition held."""
+    """The contents of a partition."""
 
     read: Count = 0
     """Records."""
@@ -52,7 +52,7 @@ class CountRecord(Struct, forbid_unknown_fields=True):
     """Inputs that could be read only in part."""
 
     def counts(self) -> Counts:
-        """What was reported to progress when this partition was counted."""
+        """The counts that were added to the progress when this partition was counted."""
         return {
             "documents": self.documents + self.heldout_documents,
             "bytes": self.bytes + self.heldout_bytes,
@@ -73,7 +73,7 @@ class CountRecord(Struct, forbid_unknown_fields=True):
 
 
 class CountConfig(Record, frozen=True, omit_defaults=True):
-    """All that decides counts."""
+    """Everything that decides the counts."""
 
     pattern: str
     unicode: str

@@ -115,7 +115,7 @@ def run_count(
 
 
 def _enough(counts: CorpusCounts, recipe: Recipe) -> CorpusCounts:
-    """The counts. Raises PartitionsFailed if a source gave too little."""
+    """The counts. Raises PartitionsFailed if a source has no document or too many rejects."""
     sources = {name: (record.read, record.rejected) for name, record in counts.records.items()}
     if complaints := poor_sources(
         recipe.shards.max_reject_share, sources, f"the counts are in {counts.folder}; delete it to count anew"
@@ -194,7 +194,7 @@ def _finished(folder: Path, config: CountConfig) -> CorpusCounts | None:
 
 
 def count_config(recipe: Recipe, engine: Engine, console: Console) -> CountConfig:
-    """All that decides the counts: the settings, and every input with its size and identity.
+    """Everything that decides the counts: the settings, and every input with its size and identity.
 
     Raises PartitionsFailed if an input cannot be read, since counts without it would not be those of this config.
     """

@@ -2,7 +2,7 @@
 
 Input: counted words bucket by bucket, a row group per source, and the share of each source. Output: weighted `Words`
 and a `Tally`, a bucket at a time, so that not all words are in memory. Weights are exact fractions until they become
-one integer per source. All else is integer arithmetic, so the result depends on nothing but the counts.
+one integer per source. Everything else is integer arithmetic, so the result depends on nothing but the counts.
 """
 
 from __future__ import annotations

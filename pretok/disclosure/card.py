@@ -1,7 +1,7 @@
 """The summary -> the card of a data set: README.md with the YAML head that the hub of Hugging Face reads.
 
-Input: the summary. Output: Markdown with a head in YAML, which leaves out what nobody knows.
-Format: https://github.com/huggingface/hub-docs/blob/main/datasetcard.md
+Input: the summary. Output: Markdown with a head in YAML, which leaves out unknown values. Format:
+https://github.com/huggingface/hub-docs/blob/main/datasetcard.md
 """
 
 from __future__ import annotations

@@ -39,9 +39,9 @@ DomainOf = Callable[[str], str]
 
 
 def domains_csv(figures: Figures) -> str:
-    """Return a row for each registrable domain of what is `read`, those with most bytes of documents first; the last
-    one, without a name, has the documents without an address. Raises UsageError if no source keeps an address, or if
-    the library is not installed."""
+    """Return a row for each registrable domain of what is `read`, largest first by bytes of documents; the last one,
+    without a name, has the documents without an address. Raises UsageError if no source keeps an address, or if the
+    library is not installed."""
     if not figures.tells("read", "domain"):
         raise UsageError(NO_ADDRESS)
     _name_hosts(figures, registrable_domains())
@@ -103,7 +103,7 @@ def read_register(path: Path) -> dict[str, str]:
             days[host] = min(day, days.get(host, day))
     if wrong:
         raise UsageError(
-            f"{path}: a line has a domain that is no public suffix, and a day, as in example.org,2024-08-01: "
+            f"{path}: a line has a domain that is not a public suffix, and a day, as in example.org,2024-08-01: "
             f"{listed(wrong, SHOWN, '; ')}"
         )
     return days
@@ -140,7 +140,8 @@ def reservation_of(register: dict[str, str]) -> DomainOf:
 def count_reserved(
     manifest: Manifest, extent: Extent, figures: Figures, register: dict[str, str], run: Path | None
 ) -> Record:
-    """Join a register with the shards. For each domain of which there is anything, most tokens first:
+    """Join a register with the shards. For each domain with documents in the shards or read from them, most tokens
+    first:
 
         documents, tokens   in the shards now, in both splits
         read_...            in what the summary is about; null for shards

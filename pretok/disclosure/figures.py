@@ -50,7 +50,7 @@ Amount = dict[str, int]
 
 
 class Figures:
-    """Sums of what is read. columns: source -> kind -> the column that tells it; sources: those of each extent."""
+    """Sums of what is read. columns: source -> kind -> the column that holds it; sources: those of each extent."""
 
     def __init__(self, sql: Any, manifest: Manifest, named: Mapping[str, str]) -> None:
         self.sql, self.manifest = sql, manifest
@@ -63,10 +63,10 @@ class Figures:
         every = sorted({column for columns in kept.values() for column in columns})
         for kind, column in named.items():
             if kind not in KINDS:
-                raise UsageError(f"--column {kind}={column}: a column may tell {', '.join(KINDS)}")
+                raise UsageError(f"--column {kind}={column}: KIND is one of {', '.join(KINDS)}")
             if column not in every:
                 raise UsageError(
-                    f"--column {kind}={column}: no such column was kept; kept is {', '.join(every) or 'nothing'}"
+                    f"--column {kind}={column}: this column was not kept; kept columns: {', '.join(every) or 'none'}"
                 )
         self.columns = {
             name: _usual(columns) | {kind: one for kind, one in named.items() if one in columns}
@@ -93,7 +93,7 @@ class Figures:
             self._add(of, extent, source)
 
     def tells(self, of: str, kind: str, source: str | None = None) -> bool:
-        """Return whether a column of a source, or of any source, tells a kind."""
+        """Return whether a source, or any source, has a column for a kind."""
         return any(kind in self.columns[name] for name in self.sources[of] if source in (None, name))
 
     def _add(self, of: str, extent: Extent, name: str) -> None:
@@ -161,7 +161,7 @@ class Figures:
 
 @contextmanager
 def open_figures(manifest: Manifest, named: Mapping[str, str]) -> Iterator[Figures]:
-    """An empty table of sums. named: kind -> the column that tells it, instead of its usual names.
+    """An empty table of sums. named: kind -> the column that holds it, instead of its usual names.
 
     Raises UsageError for an unknown kind or a column that no ledger has, IntegrityError, MismatchError."""
     folder = manifest.folder.parent / f".disclose-{os.getpid()}"  # made where the sums fit no memory

@@ -44,8 +44,8 @@ class Coverage:
     """What is read of an entry's tape, in epochs that are cut at the same place.
 
     cut: token of the tape at which the first sequence begins; stride: tokens of the tape that a sequence reads; whole:
-    complete epochs; part: (n,) how often each of the n sequences was read besides; runs: where the tape has some tokens
-    of the source; removals: removals that the shards had seen by then.
+    complete epochs; part: (n,) how often each of the n sequences was read in addition; runs: where the tape has some
+    tokens of the source; removals: removals that the shards had seen by then.
     """
 
     cut: int
@@ -86,10 +86,9 @@ class Coverage:
 
 @dataclass(frozen=True, slots=True)
 class SourceReading:
-    """What is read of a source.
-
-    of: sequences that it has, None if these had several lengths; epochs: how often it was read on average, None if no
-    order reads it; coverage: of each segment and entry, None: every token once, in no sequences.
+    """The extent that is read of a source. of: sequences that it has, None if these had several lengths; epochs: how
+    often it was read on average, None if no order reads it; coverage: of each segment and entry, None: every token
+    once, in no sequences.
     """
 
     sequences: int | None = None
@@ -154,7 +153,7 @@ def read_steps(manifest: Manifest, folder: Path, done: int = 0) -> Extent:
 
 def load_run(folder: Path) -> tuple[dict[str, Any], tuple[RunSegment, ...]]:
     """Return what the files of a run say about it, and the segments of its logged steps. Raises IntegrityError for a
-    damaged file, UsageError if there is no run or no finished step, or if nobody knows what it read."""
+    damaged file, UsageError if there is no run or no finished step, or if it is unknown what it read."""
     settings, segments = read_settings(folder), read_segments(folder)
     run = read_run(folder)
     if not run.metrics:
@@ -218,8 +217,7 @@ def _reading(name: str, spans: list[Span]) -> SourceReading:
 
 
 def _coverage(view: View, entry: MixSource, low: int, high: int) -> Iterator[Coverage]:
-    """Yield what the `low`-th to `high - 1`-th sequences of an entry cover, one item for each place where epochs are
-    cut."""
+    """Yield what the `low`-th to `high - 1`-th sequences of an entry cover, one item for each offset of the epochs."""
     number, size = number_of(view, entry.name), entry.sequences
     by_cut: dict[int, Coverage] = {}
     runs_between, stride = partial(runs, view, entry.name), int(view.tapes.strides[number])

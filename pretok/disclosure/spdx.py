@@ -1,8 +1,8 @@
 """The summary -> an SPDX 3.0.1 document of the data, as JSON-LD.
 
 Input: the summary. Output: JSON. The data and each of its sources are a `DatasetPackage`; the values of the licence
-column are related to the sources that have them. Properties that nobody knows are left out.
-Format: https://spdx.github.io/spdx-spec/v3.0.1
+column are related to the sources that have them. Unknown properties are left out. Format:
+https://spdx.github.io/spdx-spec/v3.0.1
 """
 
 from __future__ import annotations

@@ -170,7 +170,7 @@ def _source(
 
 
 def _values(figures: Figures, kind: str, source: str | None, most: int | None = None) -> Record | None:
-    """Return what was read, by value; None if no column tells it."""
+    """Return the sums by value; None without a column."""
     return figures.by_value("read", kind, source, most) if figures.tells("read", kind, source) else None
 
 
@@ -184,8 +184,8 @@ def _by_columns(figures: Figures, source: str | None) -> Record:
 
 
 def _removed(manifest: Manifest, figures: Figures, name: str) -> Record:
-    """Return what was removed of a source. refused: records whose text had been removed, here or elsewhere; documents,
-    tokens: in all splits; read_before: what is counted as read and was removed later."""
+    """Return the removed documents of a source. refused: records whose text had been removed, here or elsewhere;
+    documents, tokens: in all splits; read_before: what is counted as read and was removed later."""
     counts = manifest.sources[name]
     return {
         "refused": counts.rejected.get("removed", 0),

@@ -79,7 +79,7 @@ class Export(Record, frozen=True, omit_defaults=True):
 def run_export(
     manifest: Manifest, out: Path, wanted: Mapping[str, int], engine: Engine, console: Console, learn: Learn
 ) -> Export:
-    """Write the tokens of all sources into `out`, or finish what an earlier run began.
+    """Write the tokens of all sources into `out`, or finish an earlier run.
 
     wanted: tokens of each source in training. Raises MismatchError if `out` holds another export, IntegrityError for
     damaged shards, FolderInUse while another job writes there, PartitionsFailed, Stopped.

@@ -67,7 +67,7 @@ def source_tokens(manifest: Manifest, mix: Path | None, stage: int | None) -> di
 def learned_kinds(manifest: Manifest, mix: Path | None) -> dict[str, tuple[str, ...]]:
     """Return the kinds of tokens that are learned in each source of conversations.
 
-    They are those of the mix, by default what the assistant says; plain text is always learned. Raises UsageError if a
+    They are those of the mix, by default the assistant's; plain text is always learned. Raises UsageError if a
     materialized mix learns different kinds in different sources.
     """
     text = (KINDS[TEXT],)

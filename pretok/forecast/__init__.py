@@ -1,4 +1,4 @@
-"""A recipe -> an estimate of what it will give, from a few megabytes of each source, before any node-hour is spent.
+"""A recipe -> an estimate of its results, from a few megabytes of each source, before any node-hour is spent.
 
 windows.py     the inputs of a source -> windows of text, evenly spread
 vocabulary.py  a recipe -> the vocabulary to count with: its own, or one trained on a sample

@@ -25,7 +25,7 @@ from pretok.stream.quota import stage_quotas, weighed
 ERRORS = 2.0
 """Standard errors on each side: an interval of about 95 %."""
 ROUNDING = 1e-9
-"""How far `amount` and `units` of a window may differ if the window is all that it stands for."""
+"""How far `amount` and `units` of a window may differ if it covers its part of the source."""
 ENDLESS = 1 << 60
 """The upper bound of tokens of a source with a single window, which says nothing of the rest."""
 
@@ -41,7 +41,7 @@ class Interval:
 
 @dataclass(frozen=True, slots=True)
 class SourceForecast:
-    """What a source should hold. files, stored: the number of its inputs and their bytes; bytes: of text;
+    """The expected contents of a source. files, stored: the number of its inputs and their bytes; bytes: of text;
     reject_share: of records; rate: bytes of text that one core parses and encodes per second; shards: their number,
     with `shard_bytes` bytes of tokens each."""
 
@@ -94,7 +94,7 @@ def forecast_source(
 
 
 def _total(measured: Sequence[Measured], count: Callable[[Measured], float], whole: bool) -> Interval:
-    """Estimate the total of `count` over a source. whole: each window is all that it stands for. Windows that could not
+    """Estimate the total of `count` over a source. whole: the windows cover the source. Windows that could not
     be read count as the average of the others."""
     if whole:  # an exact sum
         value = float(sum(map(count, measured)))
@@ -110,8 +110,8 @@ def _total(measured: Sequence[Measured], count: Callable[[Measured], float], who
 
 @dataclass(frozen=True, slots=True)
 class MixForecast:
-    """What a mix would read. tokens: of the mix; epochs: of each source; problem: why the mix is not possible, or "";
-    sure: whether the answer is the same at both ends of all intervals."""
+    """The expected contents of a mix. tokens: of the mix; epochs: of each source; problem: why the mix is not possible,
+    or ""; sure: whether the answer is the same at both ends of all intervals."""
 
     tokens: int
     epochs: dict[str, float]

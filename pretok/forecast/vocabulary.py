@@ -30,7 +30,7 @@ from pretok.vocab.bpe import buffer_of, train_merges
 
 
 def counting_vocabulary(recipe: Recipe, probed: Mapping[str, list[Probe]]) -> tuple[Vocabulary, bool]:
-    """Return (the vocabulary to count with, whether it only stands in for the recipe's).
+    """Return (the vocabulary to count with, whether it only replaces the recipe's).
 
     Raises UsageError for `weights` of unknown sources, or of one without text; PartitionsFailed if none has text.
     """

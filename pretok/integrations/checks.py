@@ -25,7 +25,7 @@ def check_model(
     """Raise MismatchError if the model does not fit the stream.
 
     seq_len: sequence length of the trainer. rows: rows of its embedding, perhaps padded. tokenizer: its tokenizer.json,
-    or the folder of it. None: not known.
+    or its folder. None: unknown.
     """
     if seq_len not in (None, view.seq_len):
         raise MismatchError(

@@ -26,7 +26,7 @@ refuse_untried("transformers", "5")
 
 
 def _form(batch: Batch) -> dict[str, Tensor]:
-    """Return the inputs of a causal model. Labels are already shifted, as `shift_labels` tells the model."""
+    """Return the inputs of a causal model. Labels are already shifted, so they are also passed as `shift_labels`."""
     inputs = {"input_ids": batch.inputs, "labels": batch.labels, "shift_labels": batch.labels}
     if batch.position_ids is not None:
         inputs["position_ids"] = batch.position_ids

@@ -166,7 +166,7 @@ def _fill_filter(keys: Any, bits: Any) -> Any:
 
 @njit(types.boolean(types.uint64, U64), inline=True)
 def _may_hold(key: Any, bits: Any) -> Any:
-    """Whether the three bits of the key are set. Those of other keys may cover them, so True is not yet a find."""
+    """Whether the three bits of the key are set. Other keys may have set them, so True may be a false positive."""
     wanted = _bits_of(key)
     return bits[key & np.uint64(len(bits) - 1)] & wanted == wanted
 
@@ -270,8 +270,8 @@ def _filter(keys: npt.NDArray[np.uint64], bits_per_key: int) -> npt.NDArray[np.u
 def list_grams(
     data: npt.NDArray[np.uint8], offsets: npt.NDArray[np.int64]
 ) -> tuple[Grams, npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """(the grams of the passages data[offsets[p]:offsets[p + 1]]; which gram stands at each of their places, and in
-    which passage, both (places,) in the order of the passages)."""
+    """(the grams of the passages data[offsets[p]:offsets[p + 1]]; the gram at each of their places, and its passage,
+    both (places,) in the order of the passages)."""
     keys, passages, openings = _list_grams(data, offsets, *fold_tables(), _POWERS)
     distinct, gram = np.unique(keys, return_inverse=True)
     bits = _filter(distinct, BITS_PER_GRAM)

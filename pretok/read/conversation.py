@@ -85,7 +85,7 @@ def load_tools(path: Path) -> list[Any]:
     except (OSError, ValueError, RecursionError) as error:
         if passes(error):
             raise
-        raise UsageError(f"tools: {path} is no JSON file that can be read: {error}") from None
+        raise UsageError(f"tools: {path} cannot be read as JSON: {error}") from None
     if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
-        raise UsageError(f"tools: {path} holds no list of objects, as the tools of a chat template are")
+        raise UsageError(f"tools: {path} is not a list of objects, which a chat template expects")
     return tools

@@ -38,7 +38,7 @@ Beginning = TypeVar("Beginning", bytes, memoryview)
 
 
 class CorruptInputError(Exception):
-    """The rest of an input file cannot be read; what comes before can. The message is stored, so it is `masked`."""
+    """The rest of an input file cannot be read, but all before it can. The message is stored, so it is `masked`."""
 
     def __init__(self, message: str) -> None:
         super().__init__(masked(message))
@@ -49,7 +49,7 @@ class InputFile(Record, frozen=True):
 
     path: of a URL with secrets, its name without them (`paths.name_url`), so that no file stores them; they are passed
     on when it is sent to another process; format: jsonl, parquet, arrow, text, or unreadable; compression: "", zstd,
-    gzip; size: bytes; identity: hash of the first and last 64 KiB, which tells a changed file from the planned one.
+    gzip; size: bytes; identity: hash of the first and last 64 KiB, by which a changed file is noticed.
     """
 
     path: str

@@ -1,4 +1,4 @@
-"""What a format is: the functions that its module has, and the values that pass between them and the rest of reading.
+"""A format: the functions of its module, and the values that they exchange with the other readers.
 
 A format is one module with the members of `Format`, and a line in `pretok.read.formats`.
 
@@ -32,7 +32,7 @@ TEXT, LIST, OTHER = "text", "list", "other"
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """What is known of an input before it is read.
+    """The facts about an input before it is read.
 
     size: expected bytes of text; parts, rows: of each row group or record batch of a table, the bytes of all columns
     and the number of rows; fields: dotted name -> the kinds of values that were seen.

@@ -220,7 +220,7 @@ def _copy_string(block: Pointer, at: int, end: int, out: Pointer, size: int) -> 
 
 @njit(types.int64(BYTES, types.int64, types.int64, U8))
 def _skip_word(block: Pointer, at: int, end: int, word: Bytes) -> int:
-    """Position after `word` if it stands at `at`, or -1."""
+    """Position after `word` if it is at `at`, or -1."""
     if at + len(word) > end:
         return -1
     for i in range(len(word)):

@@ -1,4 +1,4 @@
-"""The fields of a record that are kept as columns beside its tokens.
+"""The fields of a record that are kept as columns next to its tokens.
 
 Input: names as a recipe gives them, and columns of tables or values of JSON. Output: KeptColumn, and columns of the
 types below. A value of another type becomes null, and is counted.

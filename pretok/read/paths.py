@@ -158,8 +158,8 @@ def _entries(folder: str, pattern: str) -> Iterator[tuple[str, bool]]:
         if passes(error):
             raise
         raise UsageError(
-            f"folder {folder} cannot be listed: {error.strerror}; what is in it would be missing. Make it readable, or "
-            "name inputs that go around it"
+            f"folder {folder} cannot be listed: {error.strerror}; its files would be missing. Make it readable, or "
+            "name inputs outside of it"
         ) from None
     for entry in entries:
         if fnmatch.fnmatchcase(entry.name, pattern) and (entry.name[0] != "." or pattern[0] == "."):

@@ -67,7 +67,7 @@ def _probe(file: InputFile, sampled: bool) -> Probe:
 
 
 def _problem(probe: Probe, field: str, lists: bool) -> str:
-    """Why the records of an input give no document, "" if they do or nothing is known of them. lists: whether the field
+    """Why the records of an input give no document, "" if they do or if it is unknown. lists: whether the field
     may hold messages."""
     names, path = probe.fields, probe.file.path
     if not names or names.get(field, set()) & ({TEXT, LIST} if lists else {TEXT}):
@@ -91,6 +91,6 @@ def check_kept(source: str, columns: Sequence[KeptColumn], probes: Sequence[Prob
     for column in columns if names else ():
         if not column.type and column.field not in names:
             raise UsageError(
-                f"source {source}: keep: no field {column.field!r} in what was looked at; there are "
-                f"{listed(sorted(names), FIELDS_NAMED)}; if it comes later, say its type: {column.field}:text"
+                f"source {source}: keep: no field {column.field!r} in the records that were sampled; there are "
+                f"{listed(sorted(names), FIELDS_NAMED)}; if it comes later, give its type: {column.field}:text"
             )

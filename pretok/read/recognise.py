@@ -53,7 +53,7 @@ _MOST_CONTROL = 32
 
 
 class _Look(NamedTuple):
-    """What a path is: an input, with device and inode if it is local, or None and the reason."""
+    """A recognised path: an input, with device and inode if it is local, or None and the reason."""
 
     path: str
     file: InputFile | None
@@ -112,8 +112,8 @@ def _look(path: str, explicit: bool, declared_format: str) -> _Look:
 
 
 def _kind(path: str) -> tuple[str, tuple[int, int] | None]:
-    """(what a local path is, "" for a regular file; device and inode). It does not open the file: opening a named pipe
-    would block."""
+    """(the kind of a local path, "" for a regular file; device and inode). It does not open the file: opening a named
+    pipe would block."""
     try:
         status = os.stat(path)  # noqa: PTH116
     except OSError as error:
@@ -173,7 +173,7 @@ def _beginning(head: bytes, compression: str) -> bytes:
 
 
 def _other(begins: bytes, suffix: str, auto: bool, lines: bool, array: bool) -> str:
-    """What a file is that cannot be JSON Lines or text, "" if it can. auto: whether no format is declared; lines:
+    """The kind of a file that cannot be JSON Lines or text, "" if it can. auto: whether no format is declared; lines:
     whether it should be JSON Lines; array: whether it may be an array of JSON."""
     if auto and suffix in _OTHER_SUFFIXES:
         return _OTHER_SUFFIXES[suffix]

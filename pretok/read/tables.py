@@ -61,7 +61,7 @@ def split_parts(probe: Probe, limit: int) -> list[tuple[Piece, int]]:
 
 
 class Chosen:
-    """Where a schema has the wanted columns, the first of which is the text.
+    """The places of the wanted columns in a schema; the first is the text.
 
     lists: whether the text may be lists, which become JSON. Raises CorruptInputError if there is no text column.
     """
@@ -71,7 +71,7 @@ class Chosen:
         self._lists = lists
         if self._paths[0] is None:
             if (count := schema.names.count(names[0])) > 1:
-                raise CorruptInputError(f"{count} columns are called {names[0]!r}")
+                raise CorruptInputError(f"{count} columns have the name {names[0]!r}")
             columns = listed([*schema_fields(schema)], NAMES_SHOWN)
             raise CorruptInputError(f"no column {names[0]!r}; the columns are {columns}")
         self.leaves = list(dict.fromkeys(".".join(path) for path in self._paths if path))
@@ -172,7 +172,7 @@ def read_table(
 
 
 def _all_rows(read: Callable[[], Iterator[Columns]], kind: str, batch_bytes: int) -> Iterator[Columns]:
-    """All that `read` gives, joined up to `batch_bytes` of text. After an error that may be temporary, it reads again
+    """The batches of `read`, joined up to `batch_bytes` of text. After an error that may be temporary, it reads again
     and skips what was given already.
 
     Any other exception becomes CorruptInputError after the last rows: the bytes are not what the library expects.

@@ -106,7 +106,7 @@ class Request:
 
 
 class RemovalLog(Record, frozen=True):
-    """What is to be done."""
+    """The log of a removal: its steps."""
 
     request: str
     """`Request.identity`."""
@@ -121,7 +121,7 @@ class RemovalLog(Record, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class RemoveReport:
-    """What was removed, or would be."""
+    """The result of a removal, or of a dry run."""
 
     reach: Reach
     removal: Removal | None
@@ -161,7 +161,7 @@ def _plan(request: Request) -> tuple[Manifest, Selection, RemoveReport]:
 
 def _check_request(request: Request) -> None:
     if (request.where is None) == (request.ids is None):
-        raise UsageError("say which documents: give one of --where and --ids")
+        raise UsageError("no documents named: give one of --where and --ids")
     if not request.reason.strip():
         raise UsageError("--reason is empty: say why, for the ledger and the manifest")
 
@@ -203,7 +203,7 @@ def run_remove(request: Request, console: Console) -> RemoveReport:
 
 
 def tell_removed(report: RemoveReport, request: Request, console: Console, *, done: bool) -> None:
-    """Show what was removed, or would be."""
+    """Show the result of a removal, or of a dry run."""
     if report.missing:
         console.notice(
             f"{plural(len(report.missing), 'name')} of no document: {listed(report.missing, SHOWN)}"
@@ -226,7 +226,8 @@ def tell_removed(report: RemoveReport, request: Request, console: Console, *, do
 
 
 def _finish(folder: Path) -> RemovalLog | None:
-    """Finish a removal that was stopped and return its log; None if there is no log. Delete what was only prepared."""
+    """Finish a removal that was stopped and return its log; None if there is no log. Delete files that were only
+    prepared."""
     path = folder / UNFINISHED_REMOVAL
     if not path.exists():
         # Nothing outside of this folder was changed.
@@ -239,7 +240,7 @@ def _finish(folder: Path) -> RemovalLog | None:
 
 
 def _refuse_read_only(selection: Selection) -> None:
-    """Raise OutputError for a file that cannot be changed, before anything is."""
+    """Raise OutputError for a file that cannot be changed, before any change."""
     for one in selection.chosen:
         try:
             os.close(os.open(one.shard.bin_path, os.O_WRONLY))
@@ -265,7 +266,7 @@ class _Staging:
 
 
 def _stage(manifest: Manifest, selection: Selection, request: Request) -> RemovalLog:
-    """Write all new files beside the old ones, and last the log, which makes them count."""
+    """Write all new files next to the old ones, and last the log, which makes them valid."""
     staging, at = _Staging(manifest.folder), _now(manifest)
     eod, dtype = manifest.tokenizer.eod_id, manifest.tokenizer.dtype
     shards, sealed = dict[str, Shard](), dict[str, SideFile]()
@@ -398,7 +399,7 @@ def _strike_part(
 
 
 def _apply(folder: Path, log: RemovalLog) -> None:
-    """Do what the log says. A step that was done before is repeated, or its file is already in place."""
+    """Carry out the log. A step that was done before is repeated, or its file is already in place."""
     dtype = np.dtype(log.dtype)
     for path, stretches in log.shards.items():
         # EOD over EOD changes nothing, so what a killed try did needs no record.

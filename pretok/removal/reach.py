@@ -1,7 +1,7 @@
-"""How many documents a removal takes, and which other files hold something of them.
+"""The number of documents that a removal takes, and the other files that contain parts of them.
 
-Input: a manifest and a Selection. Output: `Reach`. Exports, materialized mixes and counts are searched beside the
-shards and in the folders there; files elsewhere are not known. Nothing is written.
+Input: a manifest and a Selection. Output: `Reach`. It searches for exports, materialized mixes and counts next to the
+shards and in the folders there, not elsewhere. Nothing is written.
 """
 
 from __future__ import annotations

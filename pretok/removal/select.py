@@ -127,6 +127,6 @@ def refuse_whole(manifest: Manifest, selection: Selection) -> None:
             whole.append(f"{name} ({left:,} documents)")
     if whole:
         raise UsageError(
-            f"this removes all that is left of {', '.join(whole)}, and nothing was removed: look at the condition; if "
-            "it is meant, say --all"
+            f"this would remove all documents of {', '.join(whole)}; nothing was removed. Check the condition; to "
+            "remove them all the same, add --all"
         )

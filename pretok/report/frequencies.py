@@ -85,7 +85,7 @@ def _spread(shards: Sequence[Shard], tokens: int, most: int) -> Sequence[Shard]:
 
 def never_used(manifest: Manifest, uses: Sequence[TokenUse]) -> list[tuple[int, str]] | None:
     """Return (id, text) of the entries that occur in no source, without special tokens; None if there is no tokenizer
-    next to the shards. Bytes that are no text are escaped."""
+    next to the shards. Bytes that are not text are escaped."""
     path = manifest.folder / TOKENIZER_FILE
     if not path.exists():
         return None

@@ -1,4 +1,4 @@
-"""Documents that may not be wanted: texts of benchmarks, and copies of others. Found exactly, named or refused.
+"""Documents that may be unwanted: benchmark texts and copies of others. They are found exactly, and marked or rejected.
 
 benchmark.py  a folder of benchmark items; batches of documents -> the share of an item that each holds
 copies.py     hashes of documents -> which is a copy of which

@@ -183,7 +183,7 @@ def _count(
 
 
 class ItemCount(Record, frozen=True):
-    """What was found of one item. documents: documents that hold a part of it; grams: most of its grams in one."""
+    """The matches of one item. documents: documents that hold a part of it; grams: most of its grams in one."""
 
     item: str
     size: Count
@@ -192,7 +192,7 @@ class ItemCount(Record, frozen=True):
 
 
 class ContaminationFinder:
-    """Search batch after batch, and add up what is found of each item until `take` is called."""
+    """Search batch after batch, and add up the matches of each item until `take` is called."""
 
     def __init__(self, benchmark: Benchmark) -> None:
         self.benchmark = benchmark
@@ -222,7 +222,7 @@ class ContaminationFinder:
         return held / np.maximum(benchmark.sizes[best], 1), best
 
     def take(self) -> tuple[ItemCount, ...]:
-        """Return what was found since the last call, for items of which something was, in their order."""
+        """Return the matches since the last call, for items that have some, in their order."""
         found = tuple(
             ItemCount(
                 self.benchmark.names[item],

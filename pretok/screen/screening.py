@@ -110,5 +110,5 @@ class Screen:
         return replace(batch, kept=(*batch.kept, column))
 
     def take(self) -> tuple[ItemCount, ...]:
-        """Return what was found of each benchmark item since the last call."""
+        """Return the matches of each benchmark item since the last call."""
         return self._finder.take() if self._finder else ()

@@ -1,4 +1,4 @@
-"""Columns that were joined to documents after tokenizing: a second ledger, in a folder of its own beside the shards.
+"""Columns that were joined to documents after tokenizing: a second ledger, in a folder of its own next to the shards.
 
 `pretok annotate` writes them. Their rows are in the order of the documents of each shard.
 
@@ -151,7 +151,7 @@ def read_annotations(folder: Path) -> Annotations:
     path = folder / RECORD
     data = read_json(path)
     if not isinstance(data, dict) or data.pop("format", None) != FORMAT:
-        raise IntegrityError(f"{path} is no record of annotations")
+        raise IntegrityError(f"{path} is not a record of annotations")
     check_version(data.pop("version", None), VERSION, path, "run pretok annotate again")
     seal = data.pop("seal", None)
     record = read_record(AnnotationRecord, data, path)

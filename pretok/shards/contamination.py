@@ -1,6 +1,6 @@
-"""The results of a search for benchmark items, as files beside the shards.
+"""The results of a search for benchmark items, as files next to the shards.
 
-Input: a Benchmark, and what the parts of a source found of its items. Output, in SHARDS:
+Input: a Benchmark, and the matches of its items in the parts of a source. Output, in SHARDS:
 
     benchmark.json             fingerprint, gram, shortest, items {FILE: number}, not_checkable [FILE:LINE]
     contamination/SOURCE.json  [{item, size, documents, grams}]: for each item that was found, its number of grams, the
@@ -63,7 +63,7 @@ def keep_benchmark(shards: Path, state: Path, benchmark: Benchmark, console: Con
 
 
 def write_found(shards: Path, unit: str, parts: Iterable[tuple[ItemCount, ...]]) -> Path:
-    """Write what the parts of a source or an append found, if there is a benchmark; the path of the file."""
+    """Write the matches in a source or an append, if there is a benchmark; returns the path of the file."""
     path = shards / FOLDER / f"{unit}.json"
     if benchmark_path(shards).exists():
         write_json(path, to_json(sum_items(chain.from_iterable(parts))))
@@ -71,7 +71,7 @@ def write_found(shards: Path, unit: str, parts: Iterable[tuple[ItemCount, ...]])
 
 
 def found_items(shards: Path, sources: Iterable[str]) -> tuple[ItemCount, ...]:
-    """What was found in these sources together. Raises IntegrityError."""
+    """The matches in these sources together. Raises IntegrityError."""
     folder = shards / FOLDER
     paths = [
         path for name in sources for text in (f"{name}.json", f"{name}.*.json") for path in folder.glob(text)

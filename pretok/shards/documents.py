@@ -89,7 +89,9 @@ def documents_at(
         found += rows.take(pa.array(here, pa.int64())).to_pylist()
         if len(found) == len(numbers):
             return found
-    raise IntegrityError(f"{shard.ledger_path} has fewer rows than its shard documents; see pretok verify")
+    raise IntegrityError(
+        f"{shard.ledger_path} has fewer rows than its shard has documents; see pretok verify"
+    )
 
 
 def check_place(manifest: Manifest, source: str | None, split: str | None) -> None:
@@ -107,7 +109,7 @@ def chosen_shards(
     check_place(manifest, source, split)
     if manifest.materialized is not None:
         raise UsageError(
-            f"{manifest.folder} holds a mix in its order: name the shards it was made from, which have its documents"
+            f"{manifest.folder} holds a materialized mix: name the shards it was made of, which have its documents"
         )
     return tuple(
         (shard, before)
@@ -122,13 +124,13 @@ def lines_of_source(manifest: Manifest, source: str) -> LinesBefore:
 
 
 def row_positions(rows: pa.RecordBatch, before: LinesBefore) -> pa.Array:
-    """(rows,) int64: positions of rows with PLACE_IN_FILE. Raises IntegrityError for a file that is no input."""
+    """(rows,) int64: positions of rows with PLACE_IN_FILE. Raises IntegrityError for a file that is not an input."""
     try:
         places = zip(rows["file"].to_pylist(), rows["start"].to_pylist(), strict=True)
         lines = np.array([before[place] for place in places], np.int64)
     except KeyError as error:
         raise IntegrityError(
-            f"a ledger names {error.args[0][0]}, no input of its source; see pretok verify"
+            f"a ledger names {error.args[0][0]}, which is not an input of its source; see pretok verify"
         ) from None
     return pa.array(lines + np.asarray(rows["record"]) + 1)
 

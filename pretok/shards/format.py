@@ -144,7 +144,7 @@ class ShardReader:
         whole = np.frombuffer(index_bytes(self.lengths, self.dtype), np.uint8)
         if (self.lengths < 0).any() or not np.array_equal(index, whole):
             raise IntegrityError(
-                f"{index_path} is no index of version {VERSION} that fits its lengths; it was damaged or edited"
+                f"{index_path} is not an index of version {VERSION} that fits its lengths; it was damaged or edited"
             )
         self.offsets: npt.NDArray[np.int64] = np.zeros(documents + 1, np.int64)
         np.cumsum(self.lengths, dtype=np.int64, out=self.offsets[1:])

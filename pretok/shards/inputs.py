@@ -1,7 +1,7 @@
 """The inputs of a source as a table: how they are cut into pieces, and later the records that each piece gave.
 
-The table is `plan.json` in the folder of unfinished work, and then `NAME.files.json` beside the shards. Each append has
-a table of its own, `NAME.1.files.json` and so on, whose partitions are numbered after those before. The fields are
+The table is `plan.json` in the folder of unfinished work, and then `NAME.files.json` next to the shards. Each append
+has a table of its own, `NAME.1.files.json` and so on, whose partitions are numbered after those before. The fields are
 those of `SourcePlan`: `rows` has one for each piece, in reading order. The table is not in the manifest because every
 rank of a training reads the manifest, which stays small whatever the number of inputs.
 """
@@ -32,7 +32,8 @@ Place = tuple[int, int]
 
 
 class PieceCounts(Record, frozen=True):
-    """What a piece gave: records read, those of them that were rejected, and its lines or rows, blank ones included."""
+    """The counts of a piece: records read, those of them that were rejected, and its lines or rows, blank ones
+    included."""
 
     read: Count = 0
     rejected: Count = 0

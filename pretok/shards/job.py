@@ -71,7 +71,7 @@ from pretok.tokenizer.vocabulary import TOKENIZER_FILE, Vocabulary, load_vocab
 
 
 def run_tokenize(recipe: Recipe, engine: Engine, console: Console) -> None:
-    """Bring SHARDS to what the recipe says, as the only job that writes there.
+    """Complete SHARDS as the recipe says, as the only job that writes there.
 
     Raises MismatchError, UsageError, FolderInUse, OutputError, Stopped; at the end PartitionsFailed, or InternalError
     after a bug in pretok.
@@ -88,7 +88,7 @@ def run_tokenize(recipe: Recipe, engine: Engine, console: Console) -> None:
 
 @dataclass(frozen=True)
 class _Job:
-    """What all rounds use."""
+    """The state that all rounds share."""
 
     recipe: Recipe
     vocab: Vocabulary

@@ -1,4 +1,4 @@
-"""The ledger of a shard: a Parquet file beside it with one row per document, in the order of the shard.
+"""The ledger of a shard: a Parquet file next to it with one row per document, in the order of the shard.
 
 `NAME.docs.parquet` has the columns
 
@@ -146,7 +146,7 @@ class LedgerWriter:
 
 
 def open_ledger(path: Path) -> pq.ParquetFile:
-    """Open a ledger for reading. Raises IntegrityError if it is no ledger."""
+    """Open a ledger for reading. Raises IntegrityError if it is not a ledger."""
     with reading(path, pa.ArrowException, ValueError):
         file = pq.ParquetFile(path)
         names = file.schema_arrow.names

@@ -77,7 +77,7 @@ class TokenizerEntry(Record, frozen=True, omit_defaults=True):
 
 
 class SplitCounts(Record, frozen=True, omit_defaults=True):
-    """What a split of a source holds. bytes: of text; kinds: for conversations, the number of tokens of each kind;
+    """The contents of a split of a source. bytes: of text; kinds: for conversations, the number of tokens of each kind;
     removed: what was removed from it."""
 
     tokens: Count
@@ -98,7 +98,7 @@ NOTHING = SplitCounts(0, 0, 0)
 
 
 class SourceCounts(Record, frozen=True, omit_defaults=True):
-    """What a source holds. read: records, of which `documents` were written and the others rejected, by reason;
+    """The contents of a source. read: records, of which `documents` were written and the others rejected, by reason;
     mismatches: by kept column, values that are null in the ledgers because they had another type; compared: documents
     that `tokenizers` encoded again before their shards were sealed; encoded_again: partitions that it encoded as a
     whole because the fast engine gave other tokens for a document, each with that document."""
@@ -116,7 +116,7 @@ class SourceCounts(Record, frozen=True, omit_defaults=True):
 
     @property
     def removed(self) -> RemovedCounts | None:
-        """What was removed from both splits."""
+        """The removals from both splits."""
         return add_counts([self.train, self.val]).removed
 
 
@@ -145,8 +145,8 @@ class Removal(Record, frozen=True):
 
 
 class Event(Record, frozen=True, omit_defaults=True):
-    """What a folder was before it changed: its fingerprint, and the number of shards of each source and split. Without
-    a `removal` the folder has grown: it has the same shards and more."""
+    """The state of a folder before it changed: its fingerprint, and the number of shards of each source and split.
+    Without a `removal` the folder has grown: it has the same shards and more."""
 
     fingerprint: str
     shards: dict[str, dict[str, Count]]
@@ -168,7 +168,7 @@ class Manifest(Record, frozen=True, dict=True, omit_defaults=True):
     folder: Path = NOWHERE
 
     def at(self, folder: Path) -> Manifest:
-        """This manifest with its files in `folder`. It is written with NOWHERE."""
+        """This manifest with its files in `folder`; on disk the folder is NOWHERE."""
         return replace(
             self, folder=folder, shards=tuple(replace(shard, folder=folder) for shard in self.shards)
         )
@@ -211,7 +211,7 @@ class Manifest(Record, frozen=True, dict=True, omit_defaults=True):
         return tuple(canonical_json(entry) for entry in (head, *shards, *others))
 
     def versions(self) -> Iterator[Manifest]:
-        """This manifest, then what the folder was before, the latest first. Older ones have no counts.
+        """This manifest, then the earlier ones, the latest first. Older ones have no counts.
 
         Raises IntegrityError if the history does not give the fingerprints that it states: runs rely on that.
         """
@@ -236,8 +236,8 @@ class Manifest(Record, frozen=True, dict=True, omit_defaults=True):
         yield from old.versions()
 
     def as_of(self, fingerprint: str) -> Manifest | None:
-        """The manifest that the folder had under this fingerprint, or None. An older one has the counts of its shards;
-        what was read and rejected is not known. Raises IntegrityError."""
+        """The manifest that the folder had under this fingerprint, or None. An older one has the counts of its shards,
+        but not those of records read and rejected. Raises IntegrityError."""
         old = next((one for one in self.versions() if one.fingerprint == fingerprint), None)
         return old if old is None or old is self else old.counted()
 

@@ -49,7 +49,7 @@ def plan_source(
     if len(sealed) > len(source.append) + 1:
         raise MismatchError(
             f"inputs were appended to {name} {plural(len(sealed) - 1, 'time')} in {state.parent}, and "
-            f"{len(source.append)} are named: name them all, in their order ([[sources.{name}.append]] or --append)"
+            f"only {len(source.append)} are named: name all, in their order ([[sources.{name}.append]] or --append)"
         )
     settings = to_json(record) | {"keep": list(source.keep)}
     if size:  # an automatic size follows from the inputs, which are compared
@@ -61,7 +61,7 @@ def plan_source(
             console.notice(text)
         if again := [file.path for file in inputs if file.path in stamps]:
             raise UsageError(
-                f"append {append} of {name} names what is in it already: {listed(again, SHOWN)}; name only new files"
+                f"append {append} of {name} names files that it contains already: {listed(again, SHOWN)}; name new ones"
             )
         stamps |= stamps_of(inputs)
         rows = tuple(PlannedPiece(file) for file in inputs)
@@ -120,8 +120,8 @@ def _continue(old: SourcePlan, asked: SourcePlan, state: Path, console: Console)
 
 
 def _fixed(old: SourcePlan, asked: SourcePlan, records: Mapping[int, PartitionRecord]) -> set[str]:
-    """The changed files of which nothing that was read is kept: each is read by one partition, and that is not done.
-    Mostly they were damaged and have been fixed."""
+    """The changed files without kept results: each is read by one partition, which is not done. Mostly they were
+    damaged and have been fixed."""
     now = {file.path: file for file in asked.inputs}
     readers = Counter(piece.file.path for partition in old.partitions for piece in partition.pieces)
     return {

@@ -37,7 +37,7 @@ class PartitionRecord(Record, frozen=True):
     shards: tuple[Shard, ...]
     """The train shards, and the validation shard in the state folder."""
     side_files: tuple[SideFile, ...]
-    """The files beside the train shards."""
+    """The files next to the train shards."""
     pieces: tuple[PieceCounts, ...]
     """The records of each piece."""
     errors: tuple[Failure, ...]

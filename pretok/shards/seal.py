@@ -187,7 +187,7 @@ def _merge_validation(
     records: Mapping[int, PartitionRecord],
     dtype: np.dtype[np.generic],
 ) -> tuple[list[Shard], Iterable[SideFile]]:
-    """The small validation shards of all partitions as one, and the files beside it."""
+    """Join the small validation shards of all partitions, and the files next to them."""
     small = [
         state / f"{partition.name}.val"
         for partition in plan.partitions

@@ -1,4 +1,4 @@
-"""The spans of a shard: a file beside it with the kind of each token, for conversations.
+"""The spans of a shard: a file next to it with the kind of each token, for conversations.
 
     NAME.spans  b"PTSPANS\\0" | u64 version = 1 | u64 tokens | u64 spans N | i64 ends[N] | u8 kinds[N]
 

@@ -71,8 +71,8 @@ ROLL_OVER = Fraction(5, 4)
 @dataclass(frozen=True, slots=True)
 class TokenizeTask:
     """Everything that decides the bytes of a partition's shards. target: bytes of tokens a shard should hold;
-    tokenizer_json: the copy beside the shards, which must have the fingerprint `tokenizer`; software: versions that the
-    worker must have."""
+    tokenizer_json: the copy next to the shards, which must have the fingerprint `tokenizer`; software: versions that
+    the worker must have."""
 
     partition: Partition
     shards_dir: Path
@@ -97,7 +97,7 @@ class TokenizeTask:
 
 _loaded: dict[tuple[str, int, int | None, tuple[str, ...]], Encoder] = {}
 """The encoders of this process: loading one takes a second, and its word cache starts cold. The key is what it encodes
-and not its path, as each job has a copy beside its shards. A second one may be for conversations."""
+and not its path, as each job has a copy next to its shards. A second one may be for conversations."""
 
 
 def preload() -> None:
@@ -192,7 +192,7 @@ def _groups(
 
 
 class PartitionWriter:
-    """Writes the documents of a partition to shards of train and validation, and its rejects beside them.
+    """Writes the documents of a partition to shards of train and validation, and its rejects next to them.
 
     Leaving the context without `seal` removes the temporary files.
     """
@@ -221,7 +221,7 @@ class PartitionWriter:
         self._stack.__exit__(*exc)  # with an exception, files that are not sealed are removed
 
     def is_full(self, more: int) -> bool:
-        """Whether the train shard has its size if `more` tokens come to it."""
+        """Whether `more` tokens would fill the train shard."""
         tokens = self._writers["train"].tokens if "train" in self._writers else 0
         return tokens + more >= self._most_tokens
 

@@ -25,12 +25,12 @@ WINDOW_TOKENS = 1 << 20
 
 
 def load_vocabulary(manifest: Manifest) -> Vocabulary:
-    """The vocabulary beside the shards. Raises UsageError if there is none."""
+    """The vocabulary next to the shards. Raises UsageError if there is none."""
     return load_vocab(manifest.folder / TOKENIZER_FILE, manifest.tokenizer.eod_id, manifest.tokenizer.bos_id)
 
 
 def load_decoder(manifest: Manifest) -> TextDecoder:
-    """The decoder of the vocabulary beside the shards. Raises UsageError if there is none."""
+    """The decoder of the vocabulary next to the shards. Raises UsageError if there is none."""
     return TextDecoder(load_vocabulary(manifest))
 
 
@@ -39,7 +39,7 @@ def shard_texts(
 ) -> Iterator[tuple[int, pa.LargeStringArray]]:
     """(number of the first document, texts) for the documents start:end of a shard, in order.
 
-    Raises IntegrityError for ids that are no text.
+    Raises IntegrityError for ids that are not text.
     """
     reader = shard.open()
     for low, high in _windows(reader.offsets, start, shard.documents if end is None else end):
@@ -75,6 +75,6 @@ def _decode(
         texts.validate(full=True)
     except pa.ArrowInvalid as error:
         raise IntegrityError(
-            f"{shard.bin_path}: documents {low} to {high - 1} are no text ({error}); see pretok verify"
+            f"{shard.bin_path}: documents {low} to {high - 1} are not text ({error}); see pretok verify"
         ) from None
     return texts

@@ -1,4 +1,4 @@
-"""What is not finished in a shards folder, from the plans and records in its .state.
+"""The unfinished parts of a shards folder, from the plans and records in its .state.
 
 Input: SHARDS. Output: sentences for `status` and `verify`, so that incomplete shards never look complete. Also the plan
 of another job that writes shards, which is kept with its unfinished files.

@@ -1,7 +1,7 @@
 """Encoded documents -> the files of one shard.
 
-Input: documents with their token ids, optionally with ledger rows and the kind of each token. Output: `.bin`,
-`.idx` and `.nodes` (`format.py`), `.docs.parquet` (`ledger.py`), `.spans` (`spans.py`), and what the manifest says.
+Input: documents with their token ids, optionally with ledger rows and the kind of each token. Output: `.bin`, `.idx`
+and `.nodes` (`format.py`), `.docs.parquet` (`ledger.py`), `.spans` (`spans.py`), and their manifest entry.
 """
 
 from __future__ import annotations

@@ -223,7 +223,7 @@ class View:
             if source.tape is None:
                 continue
             if folder is None:
-                raise UsageError(f"{source.name} has a side file, which lies beside its mix: name the mix")
+                raise UsageError(f"{source.name} has a side file next to its mix: name the mix")
             shards = behind(by_source[source.held_in], source.begin)
             files[number] = SideFile(folder / FOLDER, source.tape, shards)
         return files
@@ -307,7 +307,7 @@ class View:
         return dict(zip(self.order.names, self.order.prefix(length).tolist(), strict=True))
 
     def expect(self, batches: Iterable[Sequence[int] | Ints], share: float = 1.0) -> None:
-        """Let an object store fetch ahead what the next calls of `batch` in this process read.
+        """Make an object store prefetch what the next calls of `batch` in this process read.
 
         share: the part of the stream that the readers of its cache read. Does nothing for files on a disk.
         """

@@ -28,7 +28,7 @@ def number_of(view: View, name: str) -> int:
 
 
 def entries_of(view: View, source: str) -> list[str]:
-    """Return all entries that hold documents of a source: whole, its classes, its rest, and what was appended later."""
+    """Return all entries with documents of a source: the source, its classes, its rest, and later appends."""
     return [entry.name for entry in view.mix.sources if entry.held_in == source]
 
 

@@ -60,10 +60,10 @@ def divide(
 ) -> list[MixSource]:
     """Divide the documents of a source's split into its classes and, last, the rest, named like the source.
 
-    The side files go to `folder`. begin: token of the source at which to start; what is before it is divided already,
-    and classes after it may be of any size. Raises UsageError (a predicate that cannot be evaluated, classes that
-    overlap or hold less than a sequence), MismatchError (annotations of other documents), IntegrityError (a missing or
-    damaged ledger).
+    The side files go to `folder`. begin: token of the source at which to start; earlier documents are divided already,
+    and later classes may have any size. Raises UsageError (a predicate that cannot be evaluated, classes that overlap
+    or hold less than a sequence), MismatchError (annotations of other documents), IntegrityError (a missing or damaged
+    ledger).
     """
     shards = [pair for pair in manifest.numbered if (pair[0].source, pair[0].split) == (source, split)]
     shards = shards[-len(behind([shard for shard, _ in shards], begin)) :]
@@ -180,7 +180,7 @@ def _check(
         except duckdb.Error as error:
             said = told(error).partition("\n\nLINE ")[0]  # the rest quotes our query, not the user's
             raise UsageError(
-                f"{what}{name}: {said}\nthe columns are {', '.join(columns)}; a condition uses only these"
+                f"{what}{name}: {said}\nthe columns are {', '.join(columns)}; a condition may use only these"
             ) from None
         if kind != "BOOLEAN":
             raise UsageError(f"{what}{name}: {predicate!r} is {kind}, not a condition that is true or false")

@@ -1,4 +1,4 @@
-"""What was read, as one number, so that runs on two trainers can be compared line by line.
+"""The tokens that were read, as one number, so that runs on two trainers can be compared line by line.
 
 Input: positions of a stream, the token ids that were read there, and which targets are learned. Output: `digest`, which
 can be summed over micro-batches and ranks; `data_hash`, which chains the sums of a run's steps. It needs only numpy and

@@ -54,7 +54,7 @@ class Runs(NamedTuple):
 
 
 class Learned:
-    """Tells which tokens of `shards` are learned; the shards form one address space, one after the other.
+    """Finds the tokens of `shards` that are learned; the shards form one address space, one after the other.
 
     learn: for each entry of a mix the kinds that are learned; () means all.
     """

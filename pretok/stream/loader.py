@@ -93,7 +93,7 @@ def read_ahead(
     workers: int = 1,
     together: int = 1,
 ) -> None:
-    """Let a stream on an object store fetch ahead what `sampler` will ask for. Other streams need no call.
+    """Make a stream on an object store prefetch what `sampler` will ask for. Other streams need no call.
 
     Call it in each process that reads: this one is number `worker` of the `workers` of its rank. ranks: those that
     share the cache, by default only this one. together: micro-batches that one call of `View.batch` reads.

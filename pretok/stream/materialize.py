@@ -78,7 +78,7 @@ def run_materialize(
     console: Console,
     shard_bytes: int = SHARD_BYTES,
 ) -> None:
-    """Write the sequences of `mix` into `out` in order, or finish what an earlier run began.
+    """Write the sequences of `mix` into `out` in order, or finish an earlier run.
 
     Raises MismatchError if `out` holds another mix, FolderInUse if another job writes there, PartitionsFailed if shards
     could not be written, Stopped.

@@ -51,7 +51,7 @@ Digest = Annotated[str, Meta(pattern="^[0-9a-f]{32}$")]
 
 
 class MixSource(Record, frozen=True, omit_defaults=True):
-    """An entry of a mix: a source, a class, the rest of a source, or what was appended to one of these (`NAME+1`).
+    """An entry of a mix: a source, a class, the rest of a source, or an append to one of these (`NAME+1`).
 
     tokens: of its tape, without padding. sequences: per epoch. of: the source of its documents, if it is not `name`.
     tape: digest of its side file (`stream.tapes`), None for all documents. packed: whether sequences are whole
@@ -80,7 +80,7 @@ class MixSource(Record, frozen=True, omit_defaults=True):
 
     @property
     def pool(self) -> str:
-        """The name by which weights refer to it, together with what was appended to it."""
+        """The name by which weights refer to it and its appends."""
         return self.name.partition("+")[0]
 
     def predicted(self, seq_len: int) -> Fraction:
@@ -89,10 +89,8 @@ class MixSource(Record, frozen=True, omit_defaults=True):
 
 
 class Stage(Record, frozen=True, omit_defaults=True):
-    """What a stage reads.
-
-    quotas: sequences that each entry gives. length: its positions, if the next stage begins before all quotas are
-    given.
+    """A stage of a mix. quotas: sequences that each entry gives. length: its positions, if the next stage begins before
+    all quotas are given.
     """
 
     quotas: tuple[Count, ...]
@@ -137,7 +135,7 @@ class Mix(Record, frozen=True, dict=True):
 
     @cached_property
     def pools(self) -> dict[str, list[int]]:
-        """What weights name: pool -> the numbers of its entries."""
+        """The pools that weights name: pool -> the numbers of its entries."""
         found: dict[str, list[int]] = {}
         for number, source in enumerate(self.sources):
             found.setdefault(source.pool, []).append(number)
@@ -150,7 +148,7 @@ class Mix(Record, frozen=True, dict=True):
 
     @property
     def predicted(self) -> int:
-        """Targets of all its sequences; a partly read epoch of packed sequences counts with its mean."""
+        """Targets of all its sequences; a partly read epoch of packed sequences counts with the epoch's mean."""
         return int(sum(self.predicted_by(self.length)))
 
     def predicted_by(self, length: int) -> list[Fraction]:
@@ -199,9 +197,8 @@ class Mix(Record, frozen=True, dict=True):
 
     @property
     def within(self) -> bool:
-        """Whether its numbers stay within what its entries have. If not, it would read tokens that are not its own.
-
-        Only a forged file has other numbers, such as one inside a certificate.
+        """Whether its numbers stay within its entries, so that it reads no other tokens. Only a forged file, such as
+        one inside a certificate, fails this.
         """
         for stage in self.stages:
             if len(stage.quotas) != len(self.sources) or stage.positions > sum(stage.quotas):
@@ -228,7 +225,7 @@ def sequences(tokens: int, seq_len: int, cuts: str) -> int:
 
 
 def learn_of(manifest: Manifest, source: str, learn: Mapping[str, Collection[str]]) -> tuple[str, ...]:
-    """Return the kinds that are learned in a source: those that `learn` names, else what an assistant writes.
+    """Return the kinds that are learned in a source: those that `learn` names, else the assistant's.
 
     () if the source holds no conversations: then everything is learned.
     """

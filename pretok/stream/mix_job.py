@@ -45,8 +45,7 @@ class MixRequest:
     """A request for a mix: a [mix] table, for one split.
 
     after: positions that the new stages follow (`stream.continued`); the new mix keeps their sequence length, seed and
-    split. learn: kinds of tokens that are learned in sources of conversations, by source; default: what an assistant
-    writes.
+    split. learn: kinds of tokens that are learned in sources of conversations, by source; default: the assistant's.
     """
 
     table: MixTable
@@ -71,7 +70,7 @@ class MixRequest:
 
 
 class MixReport(Record, frozen=True, kw_only=True, omit_defaults=True):
-    """What follows from a mix; tokens are counted as targets.
+    """The figures of a mix; tokens are counted as targets.
 
     stages: for each its tokens, the share of each pool, and prefix_bound_tokens, how far any prefix may be from these
     shares. sources: for each entry the result of `_source_report`. left_out: tokens of sources that are not in the mix.
@@ -183,8 +182,8 @@ def _learn(manifest: Manifest, request: MixRequest) -> dict[str, Collection[str]
 def _new_entries(manifest: Manifest, request: MixRequest, folder: Path) -> tuple[list[MixSource], list[str]]:
     """Return the entries that follow those of the previous mix, and notes about them. Raises UsageError.
 
-    They are what was appended to its sources, and the sources and classes that a stage names; if a stage has natural
-    weights, all sources.
+    They are the appends to its sources, and the sources and classes that a stage names; if a stage has natural weights,
+    all sources.
     """
     begins = _begins(manifest, request)
     wanted = _classes(manifest, request, begins)
@@ -321,7 +320,7 @@ def _report(
 def _source_report(
     manifest: Manifest, mix: Mix, source: MixSource, drawn: int, tokens: int, folder: Path
 ) -> dict[str, Any]:
-    """Return what a mix takes from an entry.
+    """Return the figures of an entry in a mix.
 
     unused_tokens: in whole sequences that are never drawn. tail_tokens: before the first and after the last sequence of
     an epoch; if each epoch is cut anew, they differ between epochs. documents: of a class or a packed entry;

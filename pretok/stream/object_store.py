@@ -1,8 +1,8 @@
-"""Shards on an object store: fetched ahead in the order of a stream, and cached in a folder on a local disk.
+"""Shards on an object store: prefetched in the order of a stream, and cached in a folder on a local disk.
 
 Input: the URL of a folder of shards or of a mix, and the folder CACHE. Output: what the local readers of a stream need:
 small files as files, and the tokens of `.bin` objects in blocks of a MiB. All ranks of a node, and later jobs, share
-CACHE. A killed process leaves nothing in it that is wrong.
+CACHE. A killed process leaves no wrong file in it.
 
     urls/DIGEST          manifest.json or mix.json as last read from the URL, for a node without a network
     folders/DIGEST/      the same as a file, with the files that belong to it: tokenizer, spans, side_files/
@@ -181,7 +181,7 @@ class Remote:
                 raise self.changed(name)
             data = bytes(read(start, stop)) if stop > start else b""
             if len(data) != stop - start:
-                raise OSError(f"{len(data)} bytes came, {stop - start} were asked for")
+                raise OSError(f"received {len(data)} bytes, expected {stop - start}")
             if check is not None and not check(data):
                 raise self.changed(name)
             return data
@@ -223,7 +223,7 @@ def _version(metadata: Mapping[Any, Any]) -> str:
 
 
 def obtain(cache: Path, path: Path, fill: Callable[[IO[bytes]], object]) -> None:
-    """Let `fill` write the file `path` below `cache`, unless it exists.
+    """Call `fill` to write the file `path` below `cache`, unless it exists.
 
     If several processes want the same file, one writes it and the others wait; a file that a killed process left
     incomplete is overwritten. Raises what `fill` does.

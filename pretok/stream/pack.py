@@ -1,10 +1,10 @@
 """Packing: documents -> sequences of seq_len + 1 tokens that split only documents longer than that (see `tapes`).
 
-Input: the shards of a source, of which only the document lengths in their `.idx` are read, and the tape of a class if
-only that is packed. Output: a side file, and its `Packing`. A document of more than seq_len + 1 tokens is split after
-each seq_len + 1 tokens: these pieces fill a sequence each, and the remainder is packed like a document. Free space is
-filled with EOD. All tokens of a sequence but the first are targets, except for an EOD that follows an EOD: the padding,
-and the last token of a longer document if it is all that remains of it.
+Input: the shards of a source, from whose `.idx` it reads only the document lengths, and the tape of a class if only
+that is packed. Output: a side file, and its `Packing`. A document of more than seq_len + 1 tokens is split after each
+seq_len + 1 tokens: these pieces fill a sequence each, and the remainder is packed like a document. Free space is filled
+with EOD. All tokens of a sequence but the first are targets, except for an EOD that follows an EOD: the padding, and
+the last token of a longer document if it is all that remains of it.
 
 Windows of consecutive documents are packed one by one (`kernels.packing`). So memory holds the lengths of one shard,
 and the result is the same wherever it is computed. `packing-KEY.json` in the folder records a finished tape; by it a
@@ -39,7 +39,7 @@ BINS = 512
 
 
 class Packing(Record, frozen=True, kw_only=True):
-    """What a packed tape records about itself.
+    """The record in a packed tape.
 
     shards: their number. indexes: see `shards_key`. documents, tokens: those packed. bins: sequences. cut: documents
     longer than a sequence. targets: targets with loss in all bins. squares: sum over bins of their squared targets.

@@ -80,7 +80,7 @@ def epochs_spent(sizes: Sequence[int], stages: Iterable[Sequence[int]]) -> list[
 def divide(quota: int, sizes: Sequence[int], spent: Sequence[int]) -> list[int]:
     """Divide the quota of a pool among its entries of `sizes`, which have given `spent` (see `epochs_spent`).
 
-    They give what they have left of the epoch that not all have ended, then whole epochs.
+    They give the rest of an epoch that not all have ended, then whole epochs.
     """
     level = min((done // size for size, done in zip(sizes, spent, strict=True) if size), default=0)
     left = [max((level + 1) * size - done, 0) for size, done in zip(sizes, spent, strict=True)]

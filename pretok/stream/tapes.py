@@ -1,4 +1,4 @@
-"""Tapes: what an entry of a mix reads, as runs of tokens of its source.
+"""Tapes: the tokens that an entry of a mix reads, as runs of tokens of its source.
 
 Whole sources, classes and packed ones are all tapes. Input: any number of runs, or the digest of a side file. Output: a
 sealed side file; or where given tokens of a tape lie, and the inverse. The tape of a class consists of the runs of its

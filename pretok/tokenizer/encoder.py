@@ -118,7 +118,7 @@ class Encoder:
 
     @cached_property
     def token_sizes(self) -> Ints:
-        """(entries,) the bytes of text that each id stands for."""
+        """The bytes of text of each id, (entries,)."""
         return np.array([len(self.vocab.token_bytes(token)) for token in range(self.vocab.size)])
 
     def _encode_mixed(self, texts: pa.LargeStringArray, flags: npt.NDArray[np.bool_]) -> tuple[Ids, Ints]:
@@ -171,8 +171,8 @@ def load_libraries() -> None:
 
 
 class FastEngine:
-    """`gigatoken` on Arrow buffers, one thread. Raises EngineError for a tokenizer it does not accept, UsageError for a
-    version that was not tried.
+    """`gigatoken` on Arrow buffers, one thread. Raises EngineError for a tokenizer it does not accept, UsageError for
+    an untested version.
 
     Its cache keeps every distinct word, at 70 to 95 bytes, and a worker lives as long as its job. So it is loaded anew
     when the process has grown by CACHE_BYTES.

@@ -44,7 +44,7 @@ class Unencodable(PretokError):
 
 @contextmanager
 def guarded() -> Iterator[None]:
-    """Turn what the Rust libraries raise into an EngineError.
+    """Turn exceptions of the Rust libraries into an EngineError.
 
     A panic in Rust arrives as pyo3's PanicException, which is not an Exception, so nothing else would catch it; each
     library has its own class of that name. Other errors are of several types.

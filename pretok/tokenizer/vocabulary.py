@@ -195,7 +195,7 @@ def write_vocab(
 def load_vocab(path: Path, eod: str | int | None = None, bos: str | int | None = None) -> Vocabulary:
     """Read a tokenizer.json, or the one in a folder.
 
-    eod: name or id of the end-of-document token; by default the `eos_token` of the tokenizer_config.json beside it, or
+    eod: name or id of the end-of-document token; by default the `eos_token` of the tokenizer_config.json next to it, or
     the first of EOD_NAMES that exists; bos: name or id of the special token before each document, None for none. Raises
     UsageError if the file is missing, is not a byte-level BPE, lacks ids or has one twice, or has no such token.
     """

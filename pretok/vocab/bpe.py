@@ -176,7 +176,8 @@ class BufferWriter:
         self._end = _place(tokens, offsets, self._symbols, self._end)
 
     def _resize(self, size: int) -> None:
-        """Resize in place, or let the kernel move it, so a large array is never there twice. No view of it exists."""
+        """Resize in place, or let the kernel move it, so a large array is never in memory twice. No view of it
+        exists."""
         self._symbols.resize(size, refcheck=False)
 
     def buffer(self) -> SymbolBuffer:
@@ -333,7 +334,7 @@ class _Pairs:
         return False
 
     def drop(self, row: int) -> None:
-        """Leave the pair in a row alone as it stands."""
+        """Keep the pair in a row unmerged."""
         self._table[row + COUNT] = 0
 
     def frequent(self) -> tuple[list[Entry], int]:
@@ -629,7 +630,7 @@ def _note_places(places: Any, changes: Any, made: Any, n: Any) -> Any:
 
 @njit(types.void(_POINTER, types.int64, _POINTER, types.int64))
 def _drop_gone(table: Any, size: Any, changes: Any, key: Any) -> Any:
-    """Subtract what is gone from the pairs with the left or the right token of the merge."""
+    """Subtract the removed pairs from the pairs with the left or the right token of the merge."""
     for k in range(changes[_GONE]):
         slot = changes[_CHANGE * k + _GONE + _SLOT]
         row = _find(table, size, _key(slot, key & 0xFFFFFFFF, key >> 32))

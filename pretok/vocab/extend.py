@@ -1,8 +1,8 @@
 """An existing tokenizer and counts of words -> the same tokenizer with more entries.
 
 Input: a byte-level BPE tokenizer.json and words with their counts. Output: a tokenizer.json with the new merges behind
-the old ones, in which every old id keeps its meaning; the files that stood beside the old one; and a map of what each
-new entry consists of.
+the old ones, in which every old id keeps its meaning; the files next to the old one; and a map from each new entry to
+the old ones that it consists of.
 
 The old tokenizer splits the words into tokens, and merging continues from there. A merge that spells an old entry is
 never made, because it would change the ids of text without new entries. Added tokens are written into model.vocab, as
@@ -32,7 +32,7 @@ from pretok.tokenizer.vocabulary import (
 from pretok.vocab.bpe import Merges
 
 BESIDE = (CONFIG_FILE, SPECIAL_TOKENS_FILE, "chat_template.jinja")
-"""Files beside a tokenizer.json that stay valid with more entries. vocab.json and merges.txt do not."""
+"""Files next to a tokenizer.json that stay valid with more entries. vocab.json and merges.txt do not."""
 
 
 def open_old(path: Path, pattern: str, eod: str | None, bos: str | None) -> Vocabulary:
@@ -80,7 +80,7 @@ def _check_added(old: Vocabulary, pattern: str) -> None:
 
 
 def _spelled(token: str) -> bytes:
-    """The bytes of text that an entry stands for; b"" where merges never make it."""
+    """The bytes of an entry; b"" if no merge makes it."""
     return to_bytes(token) if set(token) <= CHARACTER_BYTES.keys() else b""
 
 
@@ -92,7 +92,7 @@ def tokens_of(old: Vocabulary) -> tuple[list[bytes], npt.NDArray[np.bool_]]:
 
 
 def write_extended(folder: Path, old: Vocabulary, merges: Merges) -> Vocabulary:
-    """Write the extended tokenizer, the files that stood beside the old one, and the map of the new entries."""
+    """Write the extended tokenizer, the files next to the old one, and the map of the new entries."""
     model, size = old.data["model"], len(merges.tokens)
     pairs = [(to_characters(left), to_characters(right)) for left, right in merges.first(size)]
     texts = bool(model["merges"]) and isinstance(model["merges"][0], str)  # as older files write a merge

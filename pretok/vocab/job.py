@@ -161,7 +161,7 @@ def check_settings(vocab: Vocab) -> None:
 def _config(
     vocab: Vocab, compare: Sequence[Path], source: dict[str, Any], old: Vocabulary | None
 ) -> dict[str, Any]:
-    """All that decides the files. source: what decides the counts, or their fingerprint."""
+    """Everything that decides the files. source: what decides the counts, or their fingerprint."""
     return {
         **source,
         "pattern": vocab.pattern,
@@ -178,8 +178,8 @@ def _config(
 def train_vocabularies(
     counts: CorpusCounts, vocab: Vocab, folder: Path, old: Vocabulary | None
 ) -> tuple[dict[int, Vocabulary], Tally]:
-    """Train once, to the largest size, and write the vocabularies: (by the size asked for, the main one first; what was
-    counted)."""
+    """Train once, to the largest size, and write the vocabularies: (vocabularies by requested size, the main one first;
+    the counts)."""
     buffer, tally = lay_out(counts, vocab, old)
     if old is not None:
         merges = extend_merges(buffer, *tokens_of(old), vocab.add)

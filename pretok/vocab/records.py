@@ -1,4 +1,4 @@
-"""What VOCAB/report.json holds, as typed records that `pretok.base.records` reads and writes.
+"""The contents of VOCAB/report.json, as typed records that `pretok.base.records` reads and writes.
 
 Shares are fractions of 1. A figure is None where there is no text to compute it from.
 """
@@ -15,7 +15,7 @@ MIX = "weighted mix"
 
 
 class SourceText(Record, frozen=True):
-    """What was counted of a source."""
+    """The counts of a source."""
 
     documents: Count
     heldout_documents: Count
@@ -69,7 +69,7 @@ class VocabReport(Record, frozen=True):
     failed: tuple[Failure, ...]
     """Inputs that could be read only in part."""
     config: dict[str, Any]
-    """All that decides the vocabulary."""
+    """Everything that decides the vocabulary."""
 
     def __repr__(self) -> str:  # without the thousand rarest entries, which would fill a notebook
         per_token = self.sizes[str(self.size)][MIX].bytes_per_token
@@ -77,5 +77,5 @@ class VocabReport(Record, frozen=True):
 
 
 def ratio(a: float, b: float | None, digits: int = 4) -> float | None:
-    """a / b, rounded for the report; None where there is nothing to divide by."""
+    """a / b, rounded for the report; None if b is 0."""
     return round(float(a) / float(b), digits) if b else None

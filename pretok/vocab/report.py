@@ -1,4 +1,4 @@
-"""What was counted and measured -> the report of a vocabulary, and its tables for a person.
+"""Counts and measurements -> the report of a vocabulary, and its tables for a person.
 
 Input: counts, the vocabularies trained from them and their Measure, and that of other tokenizers on held-out texts.
 Output: a VocabReport; tables, each row of which shows the Figures of one text. The mix is weighted as in training.
@@ -98,7 +98,7 @@ def mix_scale(weights: dict[str, Fraction], sizes: dict[str, int]) -> Floats:
 
 
 def _per(text: Floats, heldout: npt.NDArray[Any]) -> Floats:
-    """text / heldout; NaN where there is no held-out text to multiply."""
+    """text / heldout; NaN without held-out text."""
     scale = np.where(text == 0, 0.0, np.nan)
     np.divide(text, heldout, out=scale, where=heldout > 0)
     return scale
@@ -114,7 +114,7 @@ def _learned_by_use(vocab: Vocabulary, uses: Floats) -> tuple[npt.NDArray[np.int
 def figures(
     vocab: Vocabulary, measure: Measure, uses: npt.NDArray[Any], names: Sequence[str], scale: Floats
 ) -> dict[str, Figures]:
-    """What a vocabulary makes of each source, and of MIX.
+    """The figures of a vocabulary for each source, and for MIX.
 
     uses: (sources, ids), those of this vocabulary; scale: float64[sources], how much of each source the mix has, as a
     multiple of what was measured; NaN where there is none to multiply.
@@ -168,7 +168,7 @@ def figures_table(
 
 
 def sources_table(report: VocabReport) -> Table:
-    """What the vocabulary makes of each source."""
+    """The figures of the vocabulary for each source."""
     more = {
         name: (
             _cell("{0.weight:.1%}", source),
@@ -208,7 +208,7 @@ def show_report(report: VocabReport, console: Console, *, compared: bool) -> Non
 
 
 def _cell(template: str, record: object) -> str:
-    """A dash where there is no figure."""
+    """A dash if there is no figure."""
     try:
         text = template.format(record)
     except TypeError:  # None has no number format

@@ -1,4 +1,4 @@
-"""status: what is finished, unfinished, failed or in work in WORK, and the next command.
+"""status: what is finished, unfinished, failed or running in WORK, and the next command.
 
 Input: WORK, or the folder of a run. Output: a row for each result that exists or was begun. It reads only files that
 jobs leave: results, plans and states, locks and logs.
@@ -54,7 +54,7 @@ class StepStatus:
 
 
 def status_of(target: Path) -> list[StepStatus]:
-    """Results of WORK in the order of the steps, or that of a run. A damaged one is failed, and says why."""
+    """Results of WORK in the order of the steps, or that of a run. A damaged one counts as failed, with the reason."""
     if (target / CONFIG).exists():
         return [_run(target)]
     logs = _Logs(target, [])
@@ -95,7 +95,7 @@ class _Logs:
         return next((job for job in reversed(self.jobs) if job.command in commands), None)
 
     def at_work(self, holder: Holder, *commands: str) -> str:
-        """Who holds a folder, and how far the latest step of its job is."""
+        """The holder of a folder, and the progress of its latest step."""
         job = self.newest(*commands)
         if job is None or not job.step or job.exit_code is not None:
             return str(holder)

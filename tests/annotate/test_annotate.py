@@ -297,7 +297,7 @@ def test_what_was_changed_since_is_found(
         ([{"id": "1", "File_Row_Number": 1}], "id", "column File_Row_Number: documents have one"),
         ([{"id": "1", "q": 1}, {"id": "2", "q": 2**63}], "id", "q is too large in line or row 2; .*64 bits"),
         ([{"id": "1", "q": 1}, {"id": "2", "q": -(2**70)}], "id", "line or row 2: q is -118.*, which is too large"),
-        ([{"id": "1", "q": 1, "Q": 2}], "id", "two columns are called Q"),
+        ([{"id": "1", "q": 1, "Q": 2}], "id", "two columns have the name Q"),
         ([{"id": "1", "q": [1]}], "id", r"q is UBIGINT\[\].*leave it out with --columns"),
         ([{"id": 1.5, "q": 1}], "id", "id is DOUBLE; a key is text or a whole number"),
         ([{"name": "1", "q": 1}], "id", "no column 'id'; there are name, q"),
@@ -307,7 +307,7 @@ def test_what_was_changed_since_is_found(
         ('{"id": "1", "q": 1}{"id": "2", "q": 2}\n', "id", "line 1 is not one JSON object"),
         ('{"id": "1",\n"q": 3}\n', "id", "line 1 is not one JSON object"),
         ('{"id": "1", "q": 1.5}\n{"id": "2", "q": 1e999}\n', "id", "line or row 2: q is 1e999, which is too large"),
-        (pa.Table.from_arrays([["1"], [1], [2]], ["id", "q", "q"]), "id", "a.parquet: two columns are called q"),
+        (pa.Table.from_arrays([["1"], [1], [2]], ["id", "q", "q"]), "id", "a.parquet: two columns have the name q"),
         (pa.table({"id": [b"\xff"], "q": [1]}), "id", "could not convert blob to UTF8"),
     ],
 )  # fmt: skip

@@ -74,7 +74,7 @@ WRONG = [
     ),
     ("tokenize", {"val_fraction": 2}, "^pretok.tokenize: shards.val_fraction: 2: it should be less"),
     ("tokenize", {"inputs": {"it": 3}}, r"sources\.it\.inputs"),
-    ("build_vocab", {"out": None}, "where the results go"),
+    ("build_vocab", {"out": None}, "no output folder"),
 ]
 
 
@@ -111,5 +111,5 @@ def test_a_ray_of_the_program_is_left_alone(
     folder: Path, vocab_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("ray.is_initialized", lambda: True)
-    with pytest.raises(UsageError, match="a Ray of its own"):
+    with pytest.raises(UsageError, match="already uses Ray"):
         pretok.tokenize(inputs(folder), folder / "w", vocab=vocab_dir, workers=1, address="auto")

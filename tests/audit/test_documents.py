@@ -129,7 +129,7 @@ def test_what_is_not_there_is_explained(work: Path, tmp_path: Path, capsys: Any)
         ((shards, "--search", "nowhere"), "no document contains 'nowhere'"),
         ((shards, "--random", "399"), "there are 398 documents"),
         ((shards, "--doc", "it-1", "--random", "1"), "one of --doc"),
-        ((shards, "--source", "it", "--doc", "it-1"), "with --source it is a number"),
+        ((shards, "--source", "it", "--doc", "it-1"), "with --source give a number"),
         ((shards,), "one of --doc"),
         ((shards, "--source", "fr"), "the sources are en, it"),
         ((shards, "--source", "it", "--split", "valid"), "no split 'valid'; there are train and val"),

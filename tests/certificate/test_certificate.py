@@ -283,6 +283,6 @@ def test_the_command(work: Path, tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert run_command(["certify", "--check", out, "--root", root, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["mapped"] == 4
     assert run_command(["certify", "--check", out]) == 2
-    assert "give --root" in capsys.readouterr().err
+    assert "needs --root" in capsys.readouterr().err
     assert run_command(["certify", str(work / "cut")]) == 2
     assert "give a run with --step" in capsys.readouterr().err

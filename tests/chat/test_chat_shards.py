@@ -242,7 +242,7 @@ def test_counts_are_of_what_was_written(tmp_path: Path, here: Engine, few_bucket
         ("{% for m in messages", {}, "cannot be used"),
         ("{% for m in messages %}{{ m.content + '<|endoftext|>' }}{% endfor %}", {}, "end-of-document token"),
         ("{{ messages[0].content }}", {"chat_template": "none.jinja"}, "cannot be read"),
-        ("", {"tools": "no.json"}, "tools: .* no JSON file"),
+        ("", {"tools": "no.json"}, "tools: .* cannot be read as JSON"),
     ],
 )
 def test_a_template_that_cannot_work_is_refused_before_anything_is_written(

@@ -108,7 +108,7 @@ def test_the_command(shards: Path, tmp_path: Path, capsys: pytest.CaptureFixture
             ["jax", "--out", out],
             "known are megatron, olmo. For what reads a mix in Python see docs/trainers.md",
         ),
-        (["olmo"], "say which with --out"),
+        (["olmo"], "name it with --out"),
         (["megatron", "--out", str(blend)], f"{blend}: what megatron needs to read {shards}\n"),
     ):
         code = run_command(["export", str(shards), "--workers", "0", "--to", *options])

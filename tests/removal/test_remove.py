@@ -158,7 +158,7 @@ def snapshot(work: Path) -> dict[str, bytes]:
     [
         ("a3\nnobody\n", ["--ids"], "nobody"),
         ("", ["--ids"], "names no document"),
-        (None, ["--where", "source = 'b'"], "say --all"),
+        (None, ["--where", "source = 'b'"], "add --all"),
         (None, ["--where", "nothing = 1"], "the columns are"),
         (None, ["--where", "tokens > (select 3)"], "subquery"),
         (None, ["--where", "tokens"], "not a condition"),

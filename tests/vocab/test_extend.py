@@ -209,7 +209,7 @@ def test_a_damaged_map_is_named(folder: Path, tmp_path: Path, here: Engine) -> N
     whole = read_json(path)
     wrong = (
         ({**whole, "rows": {}}, UsageError, "nothing says what the entry"),
-        ({**whole, "rows": {"1": [10**6]}}, UsageError, "its rows are not those of"),
+        ({**whole, "rows": {"1": [10**6]}}, UsageError, "does not map between"),
         ({**whole, "version": 2}, MismatchError, "format version 2"),
         ({**whole, "old": 3}, IntegrityError, "old: Expected `object`"),
     )

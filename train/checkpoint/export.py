@@ -83,7 +83,7 @@ def mean_weights(checkpoints: Sequence[Path], config: ModelConfig) -> dict[str, 
     for checkpoint in checkpoints:
         meta = read_meta(checkpoint)
         if replace(meta.identity.model, seq_len=config.seq_len) != config:
-            raise MismatchError(f"{checkpoint} holds a model of other sizes than {checkpoints[-1]}")
+            raise MismatchError(f"{checkpoint} and {checkpoints[-1]} hold models of different sizes")
         check_files(checkpoint, meta)
         state = {f"model.{name}": torch.empty(shape) for name, shape in shapes.items()}
         restore(state, Reader(checkpoint, meta))

@@ -57,7 +57,7 @@ class RunState(Record, frozen=True):
 
 
 class Identity(Record, frozen=True):
-    """What a run is: model, batch, seed and data.
+    """The identity of a run: model, batch, seed and data.
 
     stream: fingerprint of the mix. manifest: fingerprint of the shards. mix: the content of the mix file.
     """

@@ -270,7 +270,7 @@ class Checkpoints:
 
     @contextmanager
     def _warning(self, text: str) -> Iterator[None]:
-        """Bracket work whose failure does no harm: report it; the next save tries again."""
+        """Report failures of work in the body that do no harm; the next save tries again."""
         try:
             yield
         except OSError as error:

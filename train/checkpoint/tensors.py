@@ -312,6 +312,6 @@ def check_sizes(saved: ModelConfig, config: ModelConfig, source: Path, report: C
         if name not in ("seq_len", "rope_theta", "max_positions", "dtype") and theirs[name] != value
     ]
     if different:
-        raise MismatchError(f"{source} holds a model of other sizes: {', '.join(different)}")
+        raise MismatchError(f"{source} holds a model of another size: {', '.join(different)}")
     if saved.rope_theta != config.rope_theta:
         report(f"rope_theta was {saved.rope_theta} in {source}, is {config.rope_theta}")

@@ -167,7 +167,7 @@ def test_what_cannot_be_appended(inputs: Path, here: Engine, capsys: Any) -> Non
         (["a0"], UsageError, r"append 1 of a names files that it contains already: .*0\.jsonl"),
         (["a2", "a3", "a2"], UsageError, r"append 3 of a names files that it contains already: .*2\.jsonl"),
         (["a3"], MismatchError, r"a, append 1 .*2\.jsonl is gone; .*3\.jsonl is new"),
-        ([], MismatchError, r"appended to a 1 time in .*, and 0 are named"),
+        ([], MismatchError, r"appended to a 1 time in .*, and only 0 are named"),
         (["a2", "a9"], UsageError, "no input matches"),
     ):
         with pytest.raises(error, match=message):

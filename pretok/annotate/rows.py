@@ -82,7 +82,7 @@ def load_rows(
 
 
 def key_of(by: Sequence[str]) -> str:
-    """Return the SQL of a key. Lengths tell ('a', 'bc') from ('ab', 'c'); `||` is null if one of them is."""
+    """Return the SQL of a key. The lengths distinguish ('a', 'bc') from ('ab', 'c'); `||` is null if one of them is."""
     parts = " || ".join(f"length(k{at}) || ':' || k{at}" for at in range(len(by)))
     return f"md5_number({parts})"
 

@@ -196,7 +196,7 @@ def _check_unknown(manifest: Manifest, annotations: Sequence[Annotations]) -> It
 
 
 def _unknown(manifest: Manifest, annotations: Sequence[Annotations]) -> tuple[list[Path], list[Path]]:
-    """Return the files below the folder that nothing names: those in our folders, and those of others.
+    """Return the files below the folder that no record names: those in our folders, and those of others.
 
     The files of an unfinished source are in neither, see `incomplete`. The top of the folder may hold what people put
     there, such as a mix.

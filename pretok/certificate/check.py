@@ -180,7 +180,7 @@ def _proven(hashes: dict[int, bytes], leaves: int, rest: Iterator[bytes]) -> str
 
 def _check_sequences(certificate: Certificate, shards: dict[int, _Shard], mix: Mix) -> int:
     """Check that each sequence is of the source that the mix has at its position. Returns how many of them are proven
-    to be the very ones."""
+    to be the right ones."""
     sequences = certificate.sequences
     if sequences[-1].position >= len(mix):
         raise IntegrityError(f"the mix has no position {sequences[-1].position}")
@@ -211,7 +211,7 @@ def _check_sequences(certificate: Certificate, shards: dict[int, _Shard], mix: M
 
 
 def _check_step(certificate: Certificate) -> None:
-    """The positions are those of the step."""
+    """Check that the positions are those of the step."""
     step, segment = certificate.step, certificate.segment
     if not certificate.sequences:
         raise IntegrityError("it shows no sequence")

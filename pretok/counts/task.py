@@ -62,12 +62,12 @@ class CountTask:
 
     @property
     def path(self) -> Path:
-        """Where the counts go."""
+        """The file of the counts."""
         return self.folder / f"{self.partition.name}.parquet"
 
     @property
     def heldout_path(self) -> Path:
-        """Where the held-out texts go."""
+        """The file of the held-out texts."""
         return self.folder / f"{self.partition.name}.heldout.parquet"
 
 

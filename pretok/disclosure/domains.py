@@ -126,7 +126,7 @@ def _host(name: str) -> str:
 
 
 def reservation_of(register: dict[str, str]) -> DomainOf:
-    """Return the function that gives the line that counts for a host; empty if there is none."""
+    """Return the function that maps a host to its line in the register; empty if there is none."""
     registrable = registrable_domains()
 
     def of(host: str) -> str:
@@ -197,7 +197,7 @@ def count_reserved(
 
 
 def _since(figures: Figures, manifest: Manifest, run: Path | None, day: str) -> str | None:
-    """Count what a run read from a day on, and return the name of these figures; None if that is nothing. A step has
+    """Count what a run read from a day on, and return the name of these figures; None if it read nothing. A step has
     the day of its line of metrics."""
     metrics = read_run(run).metrics if run else []
     before = [line for line in metrics if line["time"] < day]

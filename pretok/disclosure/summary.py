@@ -53,7 +53,7 @@ Record = dict[str, Any]
 
 
 def _answers(name: str, *texts: str, **more: Any) -> Any:
-    """Make a table of answers: texts, each null until somebody gives it."""
+    """Make a table of answers: texts, each null until it is answered."""
     fields: dict[str, Any] = {**dict.fromkeys(texts, (str | None, None)), **more}
     return create_model(name, __base__=Part, **fields)
 
@@ -175,7 +175,7 @@ def _values(figures: Figures, kind: str, source: str | None, most: int | None = 
 
 
 def _by_columns(figures: Figures, source: str | None) -> Record:
-    """Return what columns tell of a source, or of all sources."""
+    """Return the sums by column of a source, or of all sources."""
     parts: Record = {part: _values(figures, kind, source) for part, kind in VALUES.items()}
     dated, copied = (figures.tells("read", kind, source) for kind in ("date", "duplicate"))
     parts["dates"] = figures.dates("read", source) if dated else None

@@ -340,8 +340,8 @@ def _splitter(pattern: str) -> Any:
 
 
 def split_words(text: str, pattern: str) -> list[str]:
-    """The words of a text by `tokenizers`, a hundred times slower than `word_ends`: for texts that are cut sooner than
-    that is compiled."""
+    """The words of a text by `tokenizers`, a hundred times slower than `word_ends`: for small amounts of text, which
+    are split before `word_ends` would be compiled."""
     return [word for word, _ in _splitter(pattern).pre_tokenize_str(text)]
 
 

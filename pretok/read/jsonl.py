@@ -369,7 +369,8 @@ def _same_key(
 
 @njit(types.int64(BYTES, types.int64), inline=True)
 def _key_end(block: Pointer, value: int) -> int:
-    """Position of the closing quote of the key whose value starts at `value`: only space and a colon lie between."""
+    """Position of the closing quote of the key whose value starts at `value`: only space and a colon are between
+    them."""
     at = value - 1
     while block[at] != char.COLON:
         at -= 1

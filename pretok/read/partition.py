@@ -26,8 +26,8 @@ SHARDS_WANTED = 64
 
 @dataclass(frozen=True, slots=True)
 class Partition:
-    """What one task reads, in order. estimate: expected bytes of text, for scheduling only; stamps: of the file of each
-    piece, when this job began."""
+    """The pieces that one task reads, in order. estimate: expected bytes of text, for scheduling only; stamps: of the
+    file of each piece, when this job began."""
 
     source: str
     number: int

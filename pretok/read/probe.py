@@ -84,7 +84,7 @@ def _problem(probe: Probe, field: str, lists: bool) -> str:
 
 
 def check_kept(source: str, columns: Sequence[KeptColumn], probes: Sequence[Probe]) -> None:
-    """Raises UsageError if an input is plain text, or if no input has a kept field whose type is not given."""
+    """Raise UsageError if an input is plain text, or if no input has a kept field without a declared type."""
     if columns and (plain := [probe.file.path for probe in probes if probe.file.format == "text"]):
         raise UsageError(f"source {source}: plain text has no fields to keep, and {plain[0]} is plain text")
     names = {name for probe in probes for name in probe.fields}

@@ -1,4 +1,4 @@
-"""Why records are rejected; numbers of records of each source -> complaints about those that gave too little.
+"""Why records are rejected; numbers of records of each source -> complaints about sources with too few documents.
 
 Input: records read and rejected by source. Output: sentences; the commands end with code 3 if there are any.
 """
@@ -38,7 +38,7 @@ CONVERT = "iconv -f ISO-8859-1 -t UTF-8"
 def poor_sources(
     limit: Fraction, sources: Mapping[str, tuple[int, Mapping[str, int]]], where: str
 ) -> list[str]:
-    """A sentence for each source that gave no document or lost more than the share `limit` of its records.
+    """A sentence for each source without documents, or with more than the share `limit` of its records rejected.
 
     sources: name -> (records read, rejected by reason); where: where to look, for the message.
     """

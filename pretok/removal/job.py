@@ -249,7 +249,7 @@ def _refuse_read_only(selection: Selection) -> None:
 
 
 class _Staging:
-    """The folder of new files, before they go where the log says."""
+    """The folder of new files, before they move to the places in the log."""
 
     def __init__(self, folder: Path) -> None:
         self.shards = folder
@@ -259,7 +259,7 @@ class _Staging:
             self.folder.mkdir()
 
     def new(self, target: Path) -> Path:
-        """Return where to write a file that goes to `target`."""
+        """Return the temporary path of a file that will move to `target`."""
         name = str(len(self.files))
         self.files.append((name, str(target.relative_to(self.shards))))
         return self.folder / name

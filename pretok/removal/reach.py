@@ -37,8 +37,8 @@ class SourceReach:
 
 @dataclass(frozen=True, slots=True)
 class Reach:
-    """documents, tokens: in total; holds: sentences on other files that hold, or may hold, something of them and do not
-    change, with the command to run."""
+    """documents, tokens: in total; holds: sentences on other files that contain, or may contain, parts of them and do
+    not change, with the command to run."""
 
     documents: int
     tokens: int
@@ -50,7 +50,7 @@ NOTHING = Reach(0, 0, (), ())
 
 
 def reach_of(manifest: Manifest, selection: Selection) -> Reach:
-    """Count the documents of a selection, and find files near the shards that hold something of them."""
+    """Count the documents of a selection, and find files near the shards that contain parts of them."""
     if not selection.chosen:
         return NOTHING
     sums: dict[tuple[str, str], Ints] = {}

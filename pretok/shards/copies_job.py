@@ -160,7 +160,7 @@ def _columns(path: Path, *names: str) -> pa.Table:
 
 
 def _places(lists: Sequence[_Documents], copies: Sequence[Copies]) -> pa.Table:
-    """Where the documents are that these are copies of, in their order. Each list is read once."""
+    """The places of the documents that these copy, in their order. Each list is read once."""
     of_list, of_row = (
         np.concatenate([NONE, *(getattr(one, name) for one in copies)]) for name in ("of_list", "of_row")
     )

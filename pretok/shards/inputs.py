@@ -109,7 +109,7 @@ class SourcePlan(Record, frozen=True, omit_defaults=True):
         return replace(self, rows=(*rows, *(PlannedPiece(f) for f in self.inputs if f.path not in paths)))
 
     def sealed(self, counts: Mapping[int, Sequence[PieceCounts]]) -> SourcePlan:
-        """The table of the sealed source. counts: number of a partition -> what each of its pieces gave."""
+        """The table of the sealed source. counts: number of a partition -> the counts of each of its pieces."""
         pieces = {number: iter(of_pieces) for number, of_pieces in counts.items()}
         rows = tuple(
             row if row.partition is None else replace(row, estimate=None, counts=next(pieces[row.partition]))

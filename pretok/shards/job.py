@@ -186,7 +186,7 @@ class _Job:
             self._seal(unsealed, failures)
 
     def _tasks(self, plans: list[SourcePlan]) -> list[TokenizeTask]:
-        """The tasks of all partitions of the plans. Puts the tokenizer where workers read it."""
+        """The tasks of all partitions of the plans. Copies the tokenizer to where workers read it."""
         recipe, vocab = self.recipe, self.vocab
         old = sealed_manifest(self.shards)
         tokenizer = self.shards / TOKENIZER_FILE
@@ -240,7 +240,7 @@ class _Job:
         step: Step,
         failures: Failures,
     ) -> None:
-        """Have workers tokenize the partitions `todo`; adds those that fail to `failures`. before: counts of earlier
+        """Let workers tokenize the partitions `todo`; adds those that fail to `failures`. before: counts of earlier
         runs."""
         vocab = self.vocab
         if self.recipe.vocab.path is not None or vocab.bos_id is not None:
@@ -261,7 +261,8 @@ class _Job:
         remove_leftovers(self.shards)
 
     def _seal(self, plans: list[SourcePlan], failures: Failures) -> None:
-        """Seal the plans that are done, and raise what failed, is damaged or gave too little.
+        """Seal the plans that are done, and raise an error for partitions that failed, damaged files and sources with
+        too few documents.
 
         A source without documents is not sealed, so that its inputs and settings can still be changed.
         """

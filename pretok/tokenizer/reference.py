@@ -77,7 +77,8 @@ class ReferenceEngine:
         self._cuts = pattern_of(vocab.data) is not None and not whole
 
     def encode(self, texts: pa.LargeStringArray) -> tuple[Ids, Ints]:
-        """(ids of all documents in a row, offsets (documents + 1,)). Raises Unencodable with those it gave up on."""
+        """(ids of all documents in a row, offsets (documents + 1,)). Raises Unencodable with those that it cannot
+        encode."""
         parts, failed = [], dict[int, str]()
         for document, text in enumerate(texts.to_pylist()):
             try:

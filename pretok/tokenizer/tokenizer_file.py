@@ -130,7 +130,7 @@ def _check_model(path: Path, contents: TokenizerJson) -> None:
 
 def _check_ids(path: Path, contents: TokenizerJson) -> int:
     """The number of entries. `tokenizers` ignores the ids of added tokens in the file: it numbers those that the model
-    lacks after the last id of the model, in their order. So only a file that says the same has one meaning."""
+    lacks after the last id of the model, in their order. So only a file with these ids has one meaning."""
     vocab = contents.model.vocab
     tokens = {i: token for token, i in vocab.items()}
     for token, i in vocab.items():

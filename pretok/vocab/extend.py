@@ -55,7 +55,7 @@ def open_old(path: Path, pattern: str, eod: str | None, bos: str | None) -> Voca
 
 
 def _check_merges(old: Vocabulary) -> None:
-    """Raises UsageError where no merge makes an entry: no text would ever become it."""
+    """Raises UsageError for an entry that no merge makes: no text would ever become it."""
     model = old.data["model"]
     reached = {left + right for left, right in old.merges} | old.added_tokens.keys()
     lost = [token for token in model["vocab"] if len(token) > 1 and token not in reached]
@@ -67,8 +67,8 @@ def _check_merges(old: Vocabulary) -> None:
 
 
 def _check_added(old: Vocabulary, pattern: str) -> None:
-    """Raises UsageError where text could become an added token once that is in model.vocab: with ignore_merges, a whole
-    word that is an entry becomes that entry."""
+    """Raises UsageError if text could become an added token once it is in model.vocab: with ignore_merges, a whole word
+    that is an entry becomes that entry."""
     model = old.data["model"]
     for token in old.added_tokens.keys() - model["vocab"].keys() if model.get("ignore_merges") else ():
         spelled = np.frombuffer(_spelled(token), np.uint8)

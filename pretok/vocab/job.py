@@ -120,7 +120,7 @@ def _build_vocab(
 
 
 def refuse_short(report: VocabReport, vocab: Vocab) -> None:
-    """Raises PartitionsFailed for fewer entries than were asked for: embeddings would get another size."""
+    """Raises PartitionsFailed for fewer entries than requested: embeddings would get another size."""
     if vocab.extend is None and report.size < vocab.size:
         raise PartitionsFailed(
             f"the vocabulary has {report.size:,} entries, not the {vocab.size:,} asked for: no two tokens are left to "

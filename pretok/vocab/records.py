@@ -1,6 +1,6 @@
 """The contents of VOCAB/report.json, as typed records that `pretok.base.records` reads and writes.
 
-Shares are fractions of 1. A figure is None where there is no text to compute it from.
+Shares are fractions of 1. A figure is None without text to compute it from.
 """
 
 from __future__ import annotations

@@ -117,7 +117,7 @@ def figures(
     """The figures of a vocabulary for each source, and for MIX.
 
     uses: (sources, ids), those of this vocabulary; scale: float64[sources], how much of each source the mix has, as a
-    multiple of what was measured; NaN where there is none to multiply.
+    multiple of the measured amount; NaN without a measured amount.
     """
     entries = names_of(vocab)
     single = np.array([len(entry) == 1 for entry in entries])
@@ -184,7 +184,7 @@ def sources_table(report: VocabReport) -> Table:
 
 
 def show_report(report: VocabReport, console: Console, *, compared: bool) -> None:
-    """Print a line, and other tokenizers where some were `compared`. The rest are details."""
+    """Print a line, and other tokenizers if some were `compared`. The rest are details."""
     dropped = f" ({report.dropped_words:,} more are too rare)" if report.dropped_words else ""
     per_token = _cell("{0.bytes_per_token}", report.sizes[str(report.size)][MIX])
     console.notice(

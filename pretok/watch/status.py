@@ -77,7 +77,7 @@ def status_of(target: Path) -> list[StepStatus]:
 
 
 def next_of(found: Sequence[StepStatus]) -> str:
-    """The next command, that of the first step that is not finished; none while a job is at work."""
+    """The next command, that of the first step that is not finished; none while a job is running."""
     if any(one.state == RUNNING for one in found):
         return ""
     return next((one.next for one in found if one.next), "")

@@ -190,7 +190,7 @@ def test_every_command_takes_the_results_or_their_shards(tmp_path, vocab_dir, ca
     monkeypatch.setenv("HOME", "home")
     assert run_command(tokenizing("o$HOME", vocab_dir)) == 0
     printed = capsys.readouterr().err
-    assert "each document ends with '<|endoftext|>' (id 0), nothing is put before it" in printed
+    assert "EOD '<|endoftext|>' (id 0), no token before it" in printed
     Path("o$HOME").rename("work")
     for name, *options in EITHER:
         outputs = []

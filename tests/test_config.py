@@ -48,13 +48,13 @@ sources.it = {inputs = ["a"], learn = ["user"]}   ->sources.it.learn needs messa
 sources.it = {inputs = ["a"], messages = "m", field = "f"}         ->sources.it.messages and field exclude each other
 sources.it = {inputs = ["a"], messages = "m", format = "text"}     ->sources.it.format: plain text has no fields
 sources.it = {inputs = ["a"], messages = "m", date = "1 May"}      ->sources.it.date: '1 May': it should be a valid date
-sources.it = {inputs = ["a"], template = "{a}", learn = ["b"]}     ->sources.it.learn: 'b' is none of a
+sources.it = {inputs = ["a"], template = "{a}", learn = ["b"]}     ->sources.it.learn: 'b' is not one of a
 shards.size = "12 apples"                         ->shards.size: '12 apples' is not a count such as
 normalize.unicode = "nfkc"                        ->normalize.unicode: 'nfkc': it should be 'none' or 'nfc'
 vocab.weights = {it = 0.5}                        ->vocab.weights: the weights it=0.5 add up to 0.5, not to 1
 vocab.weights = {en = 1}                          ->vocab.weights names en, but the sources are it
 sources.en.inputs = ["a"] & vocab.weights = {it = 1}               ->vocab.weights names it, but the sources are
-vocab.bos = "<x>"                                 ->vocab.bos is '<x>', which is none of special_tokens
+vocab.bos = "<x>"                                 ->vocab.bos is '<x>', which is not in special_tokens
 mix.weights = {it = "x"}                          ->mix.weights.it: 'x' is not a share
 mix.tokens = "lots"                               ->64MiB; or write 'all'
 mix.tokens = 4095                                 ->mix: a budget of 4095 tokens holds no sequence of 4096 tokens

@@ -162,7 +162,7 @@ def of_compression(kind: str) -> Iterator[Row]:
         ("a truncated frame", whole[:-9], NUMBERED if kind == "gz" else half, f"the {name} stream ends in the middle of a frame: the file is truncated", 3, ""),
         ("cut where a frame ends", first, half, "", 0, "not detected: compare the counts with the source"),
         ("a wrong checksum", flip(whole, -6 if kind == "gz" else -2), half, flipped, 3, ""),
-        ("other bytes after the last frame", whole + b"garbage", NUMBERED, f"other bytes stand behind the last frame of {name}", 3, ""),
+        ("other bytes after the last frame", whole + b"garbage", NUMBERED, f"other bytes follow the last frame of {name}", 3, ""),
         ("uncompressed JSON Lines", numbered(0, 2), NUMBERED[:2], f"read as jsonl, which is not what its name says: in/{file}", 0, "read"),
         ("neither compressed nor JSON Lines", b"what is this", (), f"damaged {name} data: ", 3, ""),
     ):  # fmt: skip

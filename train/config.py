@@ -211,7 +211,7 @@ class TrainConfig:
         for url in (self.shards, self.mix):
             if url and masked(url) != url:
                 raise UsageError(
-                    f"{url}: a run's files keep its settings; give credentials to the environment"
+                    f"{url}: a run stores its settings in files; pass credentials in environment variables"
                 )
         parse_save_every(self.save_every)
         recomputed(self.checkpointing, 0)

@@ -156,7 +156,7 @@ def _check_request(request: Request, manifest: Manifest, shards: Sequence[Shard]
     """Return the names of columns that documents have already, in lower case, as SQL ignores case. Raises UsageError
     for a wrong name or key."""
     if not re.fullmatch("[A-Za-z][A-Za-z0-9_]*", request.name):
-        raise UsageError(f"--name {request.name!r}: use letters, digits and _; it begins a column's name")
+        raise UsageError(f"--name {request.name!r}: use letters, digits and _, as in names of columns")
     if not request.by or len(set(request.by)) != len(request.by) or set(request.by) <= set(OF_SHARD):
         raise UsageError("--by must tell documents apart: id, hash, url, file,position or source,id")
     known = {name for shard in shards for name in ledger_schema(shard.ledger_path).names}

@@ -96,7 +96,7 @@ def _check_names(path: str, names: Sequence[str], by: Sequence[str], taken: Set[
         if name.lower() in taken and name not in by:
             raise UsageError(f"column {name}: documents have one of that name; rename it, or {LEAVE}")
     if absent := [name for name in by if name not in names]:
-        raise UsageError(f"{path}: no column {absent[0]!r}; there are {', '.join(names)}")
+        raise UsageError(f"{path}: no column {absent[0]!r}; the columns are {', '.join(names)}")
 
 
 def _parquet(sql: Any, file: InputFile, used: Used) -> Iterator[int]:

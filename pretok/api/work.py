@@ -121,7 +121,7 @@ class Work:
         types = _types(numbered, joined)
         columns = list(types) if columns is None else columns
         if unknown := [name for name in columns if name not in types]:
-            raise UsageError(f"no column {unknown[0]!r}; there are {', '.join(types)}")
+            raise UsageError(f"no column {unknown[0]!r}; the columns are {', '.join(types)}")
         known = pa.schema({name: types[name] for name in columns})
 
         def batches() -> Iterator[pa.RecordBatch]:

@@ -106,7 +106,7 @@ def _make_docs(connection: Any, manifest: Manifest, console: Console) -> None:
     joined = open_annotations(manifest)
     for one in joined:
         if unknown := unknown_sources(manifest, one):
-            console.notice(f"the annotations {one.name} know nothing of {', '.join(unknown)}: null there")
+            console.notice(f"the annotations {one.name} do not cover {', '.join(unknown)}: null there")
     make_views(connection, manifest, joined)
 
 

@@ -76,5 +76,5 @@ def sequence_heading(seen: SeenSequence) -> list[str]:
         for row in seen.documents
     ]
     filling = len(seen.ids) - sum(row.tokens for row in seen.documents)
-    end = f"the last {filling:,} only fill it up" if filling else "the last is only predicted"
+    end = f"the last {filling:,} are padding" if filling else "the last is only a target"
     return [place, *lines, f"{plural(len(seen.ids), 'token')}, {end}:"]

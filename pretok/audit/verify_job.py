@@ -224,7 +224,7 @@ def notes(manifest: Manifest) -> list[str]:
     return [
         *incomplete(manifest),
         *(
-            f"the annotations {one.name} know nothing of {', '.join(unknown)}: run pretok annotate again"
+            f"the annotations {one.name} do not cover {', '.join(unknown)}: run pretok annotate again"
             for one in annotations
             if (unknown := unknown_sources(manifest, one))
         ),

@@ -332,7 +332,7 @@ def _why_gone(holder: Holder) -> str:
     """Why the holder is surely gone, or an empty string."""
     if holder.machine == _machine():
         if holder.pid == os.getpid() and holder.token not in _ours:
-            return "this process has given it back"
+            return "this process has released it"
         if _started(holder.pid) != holder.started:
             return "its process is dead"
     if holder.job and holder.job == os.environ.get("SLURM_JOB_ID"):

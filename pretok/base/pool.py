@@ -125,7 +125,7 @@ class Processes:
                     socket.send_fds(self._asked, [module], [theirs.fileno()])
             except OSError as error:
                 raise EngineLost(
-                    f"the parent of the workers died: {error}; run the same command again to continue"
+                    f"the parent process of the workers died: {error}; run the same command again to continue"
                 ) from error
         try:
             worker.send_bytes(job)

@@ -108,7 +108,7 @@ def sentences(checked: Checked) -> list[str]:
     return [
         f"{plural(checked.sequences, 'sequence')}, {plural(checked.tokens, 'token')}, positions {checked.positions[0]} "
         f"to {checked.positions[-1]} of the mix {checked.mix}",
-        f"proven: these tokens stand in {plural(checked.shards, 'shard')} under the root {checked.root}",
+        f"proven: these tokens are in {plural(checked.shards, 'shard')} under the root {checked.root}",
         *(places if mapped else ()),
         *(stated if rest else ()),
         f"not proven: that step {checked.step} of a run read these positions, and nothing else",

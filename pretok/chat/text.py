@@ -195,7 +195,7 @@ class Text:
         return hash(self.value)
 
     def __str__(self) -> str:
-        raise Untracked("it makes a plain text of content")
+        raise Untracked("it turns content into plain text")
 
     __repr__ = __str__
 

@@ -259,7 +259,7 @@ def trace(
         read = [(traced, reading) for traced, at in places for reading in passages(traced, at)]
     if late := sum(reading.done is False for _, reading in read):
         console.notice(
-            f"{late:,} of {plural(len(read), 'reading')} lie ahead: the newest checkpoint is of step "
+            f"{late:,} of {plural(len(read), 'reading')} are in the future: the newest checkpoint is of step "
             f"{segments[-1].steps:,}, the run ends with step {segments[-1].last:,}"
         )
     if tokens:

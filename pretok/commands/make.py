@@ -275,7 +275,9 @@ def verify(
     if json:
         print_json(verify_report(manifest, problems))
     if problems:
-        repair = f"to repair, restore the files from a copy, or delete {shards} and run what made it again"
+        repair = (
+            f"to repair, restore the files from a copy, or delete {shards} and run the command that made it"
+        )
         heading = f"{plural(len(problems), 'problem')} in {shards}:"
         raise IntegrityError("\n".join([heading, *(f"  {problem}" for problem in problems), repair]))
     totals = manifest.totals
@@ -284,7 +286,7 @@ def verify(
         again = 0  # its documents are sequences of a mix
     console.show(
         f"{shards}: {plural(len(manifest.shards), 'shard')} of {plural(totals.documents, 'document')} and "
-        f"{plural(totals.tokens, 'token')} are as sealed: sizes, roots, ids and totals of all, "
+        f"{plural(totals.tokens, 'token')} match the manifest: sizes, roots, ids and totals of all, "
         f"{plural(again, 'document')} encoded again (manifest {manifest.fingerprint}, root {manifest.root})",
         result=not json,
     )
@@ -432,7 +434,7 @@ def export(
             return
         with hold(out, "export", beside=True), atomic_open(out, "w") as file:
             file.write(text)
-        terminal(context).notice(f"{out}: what {to} needs to read {shards}")
+        terminal(context).notice(f"{out}: the {to} files for {shards}")
         return
     from pretok.export.job import EXPORT_FILE, run_export
 

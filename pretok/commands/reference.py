@@ -106,7 +106,7 @@ def recipe_for(out: str, sources: Mapping[str, Sequence[str]], *, everything: bo
     or everything."""
     more = "" if everything else "; pretok init --all prints every key"
     lines = [
-        f"# Behind a # is a default or an example; docs/recipe.md explains it{more}.",
+        f"# Lines with # show a default or an example; docs/recipe.md explains the keys{more}.",
         f"out = {toml(out)}",
     ]
     for heading, table in TABLES.items():

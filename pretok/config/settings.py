@@ -216,7 +216,7 @@ class Source(Part):
         except ValueError as error:
             raise ValueError(f"template: {error}") from None
         if unknown := sorted(set(self.learn) - set(known)):
-            raise ValueError(f"learn: {unknown[0]!r} is none of {', '.join(known)}")
+            raise ValueError(f"learn: {unknown[0]!r} is not one of {', '.join(known)}")
         return self
 
     @property
@@ -303,7 +303,7 @@ class Vocab(Part):
             raise ValueError(f"bos: {self.bos!r} both begins and ends documents; name another as bos or eod")
         if existing is None and self.bos not in (None, *self.special_tokens):
             raise ValueError(
-                f"bos is {self.bos!r}, which is none of special_tokens; add it, or name its tokenizer (path)"
+                f"bos is {self.bos!r}, which is not in special_tokens; add it, or name its tokenizer (path)"
             )
         return self
 

@@ -20,7 +20,7 @@ SIZES = ("1K", "10K", "100K", "1M", "10M", "100M", "1B", "10B", "100B", "1T")
 SCOPES = {
     "shards": "all training documents once",
     "mix": "a mix of them",
-    "run": "what a training run read",
+    "run": "the data of a training run",
 }
 
 

@@ -92,7 +92,9 @@ def load_answers(path: Path | None, sources: set[str]) -> Any:
         return Answers()
     answers = validated(Answers, load_toml(path), str(path))
     if unknown := sorted(answers.sources.keys() - sources):
-        raise UsageError(f"{path}: there is no source {unknown[0]!r}; there are {', '.join(sorted(sources))}")
+        raise UsageError(
+            f"{path}: there is no source {unknown[0]!r}; the sources are {', '.join(sorted(sources))}"
+        )
     return answers
 
 

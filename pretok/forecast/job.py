@@ -70,9 +70,7 @@ def run_forecast(recipe: Recipe, workers: int, console: Console) -> Forecast:
         console.notice(complaint)
     mix = None
     if recipe.mix is not None and recipe.mix.classes:
-        console.notice(
-            "the mix has classes, whose documents are known once they are tokenized: pretok mix says it"
-        )
+        console.notice("the mix has classes, which cannot be estimated: run pretok mix after tokenizing")
     elif recipe.mix is not None:
         mix = forecast_mix(recipe.mix, sources, 1.0 - recipe.shards.val_fraction)
     parts = [source.tokens for source in sources.values()]
@@ -140,13 +138,13 @@ def tables(forecast: Forecast) -> list[Table]:
         ("memory", f"{human_bytes(WORKER_BYTES * forecast.workers)} at most for the workers"),
     ]
     parts = [
-        table("what the sources hold, estimated", columns, rows),
-        table("what it takes", ("", "estimate"), cost),
+        table("estimated contents of the sources", columns, rows),
+        table("estimated cost", ("", "estimate"), cost),
     ]
     if (mix := forecast.mix) is not None:
         fits = "no" if mix.problem else "yes"
         lines = [
-            ("fits", fits if mix.sure else f"{fits}, but the estimates allow the other too"),
+            ("fits", fits if mix.sure else f"{fits}, but the estimates do not exclude the opposite"),
             ("why not", mix.problem) if mix.problem else ("tokens", f"{mix.tokens:,}"),
             *((f"epochs of {name}", f"{epochs:.2f}") for name, epochs in mix.epochs.items()),
         ]

@@ -204,7 +204,7 @@ def decompress(blocks: Iterator[bytes], compression: str, *, partial: bool = Fal
                 text = state.decompress(data)
             except (zlib.error, zstandard.ZstdError) as error:
                 if whole and not began and compression_of(data) != compression:
-                    problem = f"other bytes stand behind the last frame of {compression}"
+                    problem = f"other bytes follow the last frame of {compression}"
                 else:
                     problem = f"damaged {compression} data: {error}"
                 raise CorruptInputError(problem) from None

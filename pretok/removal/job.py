@@ -220,8 +220,8 @@ def tell_removed(report: RemoveReport, request: Request, console: Console, *, do
     tell_reach(report.reach, console, done=done)
     if done:
         console.notice(
-            f"{request.shards}: pretok trace RUN --doc HASH says which steps of a run had read a document; what the "
-            f"model learned is not undone (manifest {report.fingerprint})"
+            f"{request.shards}: pretok trace RUN --doc HASH shows which steps of a run had read a document, which "
+            f"the model does not unlearn (manifest {report.fingerprint})"
         )
 
 

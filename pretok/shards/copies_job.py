@@ -137,7 +137,7 @@ def settle_copies(tasks: Sequence[TokenizeTask], sealed: Manifest | None, step: 
         save_copies(task.state(COPIES), pa.table(columns))
     found = sum(len(one.rows) for one in copies[first:])
     step.console.notice(
-        f"of {plural(sum(map(len, lists[first:])), 'document')}, {found:,} are copies of others, as their hashes say"
+        f"of {plural(sum(map(len, lists[first:])), 'document')}, {found:,} are copies of others, by their hashes"
     )
     return failures
 

@@ -99,7 +99,7 @@ def check_place(manifest: Manifest, source: str | None, split: str | None) -> No
     if source is not None and source not in manifest.sources:
         raise UsageError(f"no source {source!r}; the sources are {', '.join(manifest.sources)}")
     if split is not None and split not in SPLITS:
-        raise UsageError(f"no split {split!r}; there are {' and '.join(SPLITS)}")
+        raise UsageError(f"no split {split!r}; the splits are {' and '.join(SPLITS)}")
 
 
 def chosen_shards(

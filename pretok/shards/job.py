@@ -247,9 +247,9 @@ class _Job:
             eod, bos = (
                 i if i is None else f"{vocab.tokens[i]!r} (id {i})" for i in (vocab.eod_id, vocab.bos_id)
             )
-            begins = ", nothing is put before it" if bos is None else f" and begins with {bos}"
+            begins = "no token before it" if bos is None else f"BOS {bos}"
             self.console.notice(
-                f"{vocab.path}: each document ends with {eod}{begins}; eod and bos under [vocab] name others"
+                f"{vocab.path}: EOD {eod}, {begins}; to change them, set eod and bos under [vocab]"
             )
         self.engine.choose(sum(task.partition.estimate for task in todo))
         self.engine.warm(len(todo), encoder_of, todo[0])  # meanwhile this process loads it too
@@ -310,7 +310,7 @@ def _report_encoded_again(manifest: Manifest, names: set[str], console: Console)
     if again := [text for name in sorted(names) for text in manifest.sources[name].encoded_again]:
         console.notice(
             f"the fast engine gave a document other ids than tokenizers in {plural(len(again), 'partition')}; "
-            "tokenizers encoded all of each, whose ids are right. Please report the first document of each:\n  "
+            "tokenizers encoded these as a whole, so their ids are right. Please report the first document of each:\n  "
             + listed(again, 20, "\n  ")
         )
 

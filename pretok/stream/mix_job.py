@@ -102,7 +102,7 @@ def run_mix(shards: Path, out: Path, request: MixRequest) -> MixReport:
     manifest = (now.as_of(standing.manifest) if standing else None) or now
     mix, report = plan_mix(manifest, request, out.parent / FOLDER)
     if manifest is not now:
-        note = f"{out} was made before the shards grew; pretok mix --continue {out} adds what is new"
+        note = f"{out} was made before the shards grew; pretok mix --continue {out} adds the new text"
         report = replace(report, notes=(*report.notes, note))
     if not out.exists():
         with hold(out, "mix", beside=True):
@@ -124,7 +124,7 @@ def plan_mix(manifest: Manifest, request: MixRequest, folder: Path | None = None
     """
     folder = folder or manifest.folder.parent / FOLDER
     if request.split not in SPLITS:
-        raise UsageError(f"no split {request.split!r}; there are {' and '.join(SPLITS)}")
+        raise UsageError(f"no split {request.split!r}; the splits are {' and '.join(SPLITS)}")
     learn, after = _learn(manifest, request), request.after
     new, notes = _new_entries(manifest, request, folder)
     sources = (*request.before, *(_packed(manifest, request, folder, entry) for entry in new))

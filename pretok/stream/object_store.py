@@ -192,8 +192,8 @@ class Remote:
     def changed(self, name: str) -> IntegrityError:
         """Return the error for an object with a wrong hash."""
         return IntegrityError(
-            f"{self.url(name)} is not what was sealed: it was changed or damaged; run pretok verify where it was made, "
-            "and upload it again"
+            f"{self.url(name)} does not match its checksum: it was changed or damaged; run pretok verify where it was "
+            "made, and upload it again"
         )
 
     def _tried(self, name: str, work: Callable[..., Any], waits: Sequence[float] | None = None) -> Any:
@@ -312,7 +312,7 @@ def fetched(remote: Remote, name: str, cache: Path) -> Path:
     except OSError as error:
         if not last.exists():
             raise
-        logger.warning("%s; going on with the copy in %s", error, cache)
+        logger.warning("%s; continuing with the copy in %s", error, cache)
         data = last.read_bytes()
     folder = cache / "folders" / digest(data)
     obtain(cache, folder / name, lambda file: file.write(data))

@@ -158,7 +158,7 @@ def choose_engine(vocab: Vocabulary, reference: ReferenceEngine) -> tuple[Engine
             probe = probes[unequal[0]].as_py()[:60]
             reason = f"gigatoken encodes a probe text differently from tokenizers: {probe!r}"
     except EngineError as error:
-        reason = f"gigatoken does not take this tokenizer ({error})"
+        reason = f"gigatoken does not accept this tokenizer ({error})"
     return reference, f"{reason}; encoding with tokenizers instead, at about 1.3 MB/s per core"
 
 
@@ -217,7 +217,7 @@ def doubt(vocab: Vocabulary) -> str:
     plain = [token for token in vocab.added if not token["special"]]
     for token in plain:
         if token["normalized"] and vocab.data.get("normalizer") and not set(token["content"]) <= INERT:
-            return f"the added token {token['content']!r} is to be looked for in normalized text"
+            return f"the added token {token['content']!r} is matched in normalized text"
     special = [token["content"] for token in vocab.added if token["special"]]
     for name, other in product(special, (token["content"] for token in plain)):
         # In a text where one ends and the other begins with the same characters, tokenizers finds the first of them,

@@ -215,7 +215,7 @@ def test_others_show_what_was_joined(
     write_annotations(one.folder, replace(one.record, parts=parts))
     out, told = ask("query", "select count(*) from documents where flagged_matched is null")
     assert int(out.split()[1]) == sum(d["source"] == "en" for d in known)
-    assert "the annotations flagged know nothing of en: null there" in told
+    assert "the annotations flagged do not cover en: null there" in told
 
 
 def test_running_again_replaces_and_a_kill_changes_nothing(
@@ -300,7 +300,7 @@ def test_what_was_changed_since_is_found(
         ([{"id": "1", "q": 1, "Q": 2}], "id", "two columns have the name Q"),
         ([{"id": "1", "q": [1]}], "id", r"q is UBIGINT\[\].*leave it out with --columns"),
         ([{"id": 1.5, "q": 1}], "id", "id is DOUBLE; a key is text or a whole number"),
-        ([{"name": "1", "q": 1}], "id", "no column 'id'; there are name, q"),
+        ([{"name": "1", "q": 1}], "id", "no column 'id'; the columns are name, q"),
         ([{"id": "1", "q": "x" * 20_000}], "id", "q is too large in line or row 1; .* at most 16384 bytes"),
         ([{"id": "1"}], "url", "--by url: documents have only .*, id, .*tokenize them with --keep url"),
         ([{"id": "1"}], "source,split", "--by must tell documents apart"),

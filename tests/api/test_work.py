@@ -117,7 +117,7 @@ def test_what_is_not_there_is_said_by_name(work: Work) -> None:
         work.texts("fr")
     with pytest.raises(UsageError, match="no split 'test'"):
         work.documents(split="test")
-    with pytest.raises(UsageError, match=r"no column 'x'; there are source, .*license"):
+    with pytest.raises(UsageError, match=r"no column 'x'; the columns are source, .*license"):
         work.documents(columns=["x"])
     with pytest.raises(IntegrityError, match="run pretok tokenize"):
         pretok.open("nowhere")

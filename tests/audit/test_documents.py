@@ -132,7 +132,7 @@ def test_what_is_not_there_is_explained(work: Path, tmp_path: Path, capsys: Any)
         ((shards, "--source", "it", "--doc", "it-1"), "with --source give a number"),
         ((shards,), "one of --doc"),
         ((shards, "--source", "fr"), "the sources are en, it"),
-        ((shards, "--source", "it", "--split", "valid"), "no split 'valid'; there are train and val"),
+        ((shards, "--source", "it", "--split", "valid"), "no split 'valid'; the splits are train and val"),
         ((shards, "--source", "it", "--split", "val", "--doc", "999"), "there is no val document 999"),
         ((bare, "--search", "x"), "no tokenizer"),
         ((tmp_path, "--text", "a"), "no tokenizer at"),

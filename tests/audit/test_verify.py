@@ -162,7 +162,7 @@ def test_commands_on_shards(sealed, shards, capsys):
     assert "verify: 299 documents, " in told
     assert " 70 encoded again" in told
     assert re.search(
-        r"of 299 documents and [\d,]+ tokens are as sealed: .* of all, 70 documents encoded again", shown
+        r"of 299 documents and [\d,]+ tokens match the manifest: .* of all, 70 documents encoded again", shown
     )
     assert run_command(["status", str(sealed), "--json"]) == 0
     counts = json.loads(capsys.readouterr().out)["shards"]

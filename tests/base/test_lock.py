@@ -211,7 +211,7 @@ def test_what_ended_a_job_is_told_although_its_lock_cannot_be_removed(tmp_path, 
     assert f"{tmp_path / LOCK_FILE} stays: Stale file handle" in caplog.text
     monkeypatch.undo()
     with hold(tmp_path, "tokenize"):  # as the same process may try again
-        assert "this process has given it back" in caplog.text
+        assert "this process has released it" in caplog.text
 
 
 @pytest.mark.parametrize("call", ["link", "unlink"])

@@ -93,7 +93,7 @@ def test_trace_says_the_class_and_what_only_fills_up(work: Path, say: Say) -> No
     position = next(n for n in range(len(view)) if view.origin(n)[0] == "good" and filling[n] > 3)
     out, _ = say("trace", work / "mix2.json", "--position", str(position), "--tokens")
     assert "of good, a class of it, epoch" in out
-    assert f"the last {filling[position]} only fill it up:" in out
+    assert f"the last {filling[position]} are padding:" in out
 
 
 def test_disclose_counts_each_document_of_all_classes_once(work: Path, say: Say) -> None:

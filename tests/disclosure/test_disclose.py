@@ -334,7 +334,7 @@ def test_what_does_not_fit_is_refused(
         (["--column", "language"], "write KIND=COLUMN"),
         (answers('[provider]\nnmae = "x"'), "unknown key provider.nmae (did you mean name?)"),
         (answers('[sources.it]\ncategory = "web"'), "it should be 'publicly available datasets'"),
-        (answers('[sources.fr]\ncategory = "other"'), "there is no source 'fr'; there are en, it"),
+        (answers('[sources.fr]\ncategory = "other"'), "there is no source 'fr'; the sources are en, it"),
         (answers("[general]\ndocuments = 5"), "unknown key general.documents"),
         (answers("[general]\nsize_band = 5"), "general.size_band: 5: it should be a valid string"),
         (answers("[general"), "is not valid TOML"),

@@ -143,7 +143,7 @@ def test_the_forecast_says_whether_a_mix_is_possible(tmp_path, vocab_dir):
     assert 0 < some.epochs["it"] < 1
     console, classes = Told(), {"classes": {"good": "it where tokens > 40"}, "repeat": {"good": 3}}
     assert forecast(tmp_path, vocab_dir, console, mix=classes).mix is None
-    assert "pretok mix says it" in console.notices[-1]
+    assert "run pretok mix after tokenizing" in console.notices[-1]
 
 
 def test_conversations_have_the_tokens_that_they_get(tmp_path, here):

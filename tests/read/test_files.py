@@ -64,7 +64,7 @@ def test_gzip_padding_is_no_member(zeros, block):
     member = gzip.compress(b"abc")
     assert unpacked(member + bytes(zeros), "gzip", block) == b"abc"
     assert unpacked(member + bytes(zeros) + member, "gzip", block) == b"abcabc"
-    with pytest.raises(CorruptInputError, match="other bytes stand behind the last frame of gzip"):
+    with pytest.raises(CorruptInputError, match="other bytes follow the last frame of gzip"):
         unpacked(member + bytes(zeros) + b"garbage!", "gzip", block)
     with pytest.raises(CorruptInputError):
         unpacked(bytes(zeros), "gzip", block)

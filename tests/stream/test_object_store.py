@@ -258,7 +258,7 @@ def test_a_cache_too_small_for_blocks_is_passed_by(
     assert server.sent < 3.5 * NODE + 2 * (SEQ_LEN + 1) * asked
     monkeypatch.setattr(object_store, "FRESH", -1.0)
     server.tag = "2"
-    with pytest.raises(IntegrityError, match=r"s3://bucket/large/.*\.bin is not what was sealed"):
+    with pytest.raises(IntegrityError, match=r"s3://bucket/large/.*\.bin does not match its checksum"):
         view[0]
 
 
@@ -331,7 +331,7 @@ def test_a_changed_object_is_an_error_and_never_a_token(
         path.write_bytes(data[:-2] if change == "shorter" else data)
         if change == "gone":
             path.unlink()
-    told = "does not exist" if change == "gone" else "is not what was sealed"
+    told = "does not exist" if change == "gone" else "does not match its checksum"
     with serve(tmp_path / "bucket") as server:
         use(server)
         for _ in range(2):
@@ -353,7 +353,7 @@ def test_a_node_without_network_goes_on_with_a_full_cache(
         same(view("full"), local)
         half = view("half")
     same(view("full"), local)
-    assert "going on with the copy in" in caplog.text
+    assert "continuing with the copy in" in caplog.text
     with pytest.raises(OSError, match="cannot be read"):
         half.batch(range(len(half)))
     with pytest.raises(OSError, match=r"s3://bucket/small/manifest.json"):

@@ -75,8 +75,8 @@ IN_A_FILE = {
     "[[phases]]\nat = 5\nlr = -1": "lr is -1.0; it must be at least 0",
     "phases = 3": "phases is not a list of tables",
     "phases = '{'": "phases is not JSON",
-    "shards = 's3://id:key@bucket/shards'": "credentials to the environment",
-    "shards = 'https://host/shards?signature=key'": "credentials to the environment",
+    "shards = 's3://id:key@bucket/shards'": "credentials in environment variables",
+    "shards = 'https://host/shards?signature=key'": "credentials in environment variables",
 }
 SIZES = {
     "dim = 'x'": r"model.toml: Expected `int`, got `str` - at `\$.dim`",

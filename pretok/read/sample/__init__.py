@@ -10,5 +10,5 @@ def sample_path(language: str) -> str:
     path = Path(__file__).with_name(f"{language}.jsonl")
     if not path.exists():
         known = ", ".join(sorted(p.stem for p in path.parent.glob("*.jsonl")))
-        raise UsageError(f"no sample text in {language!r}; there is {known}")
+        raise UsageError(f"no sample text in {language!r}; languages: {known}")
     return str(path)

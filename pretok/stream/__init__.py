@@ -116,10 +116,10 @@ def open(
             raise MismatchError(
                 f"{shards} holds the sequences of the mix {plan.fingerprint}, but {mix} is {other}"
             )
-        if source is not None or split != "train":
+        if source is not None or learn is not None or split != "train":
             raise UsageError(
-                f"{shards} holds a materialized mix; its sources and other splits are in the shards that the mix was "
-                "made of"
+                f"{shards} holds a materialized mix: leave out `source`, `split` and `learn`; its sources and other "
+                "splits are in the shards that the mix was made of"
             )
     elif mix is not None:
         if learn is not None or source is not None:

@@ -65,7 +65,7 @@ class OpenFiles:
 
     def __init__(self, paths: Sequence[Path], sizes: Sequence[int], sequential: bool) -> None:
         self._files = self._own_files()
-        self.limit = _file_limit()
+        self.limit = file_limit()
         self.paths = paths
         self._sizes = sizes
         self._sequential = sequential
@@ -184,7 +184,7 @@ def _close_all(files: OrderedDict[int, int]) -> None:
         os.close(files.popitem()[1])
 
 
-def _file_limit() -> int:
+def file_limit() -> int:
     """Return a quarter of the number of files that this process may open."""
     soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     return 4096 if soft == resource.RLIM_INFINITY else max(8, min(4096, soft // 4))

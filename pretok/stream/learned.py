@@ -20,12 +20,10 @@ from pretok.base.kinds import KINDS, TEXT
 from pretok.base.tokens import Bytes, Ints
 from pretok.shards.manifest import Shard
 from pretok.shards.spans import ShardSpans
-from pretok.stream.flat_tokens import Pieces
+from pretok.stream.flat_tokens import Pieces, file_limit
 from pretok.stream.tapes import ranges
 
 Mask = npt.NDArray[np.bool_]
-OPEN = 256
-"""Files of spans that are mapped at a time."""
 
 
 class Runs(NamedTuple):
@@ -67,6 +65,7 @@ class Learned:
         self._learned[:, TEXT] = True
         self._known: Mask = np.array([shard.kinds is not None for shard in shards], np.bool_)
         self._files: OrderedDict[int, ShardSpans] = OrderedDict()
+        self._limit = file_limit()  # a mapped file counts as an open one
 
     def __getstate__(self) -> dict[str, object]:
         return self.__dict__ | {"_files": OrderedDict()}
@@ -143,7 +142,7 @@ class Learned:
         if found is not None:
             self._files.move_to_end(shard)
             return found
-        if len(self._files) >= OPEN:
+        if len(self._files) >= self._limit:
             self._files.popitem(last=False)
         found = self._files[shard] = ShardSpans(self._shards[shard].spans_path)
         if found.tokens != self._shards[shard].tokens:

@@ -138,7 +138,14 @@ def plan_mix(manifest: Manifest, request: MixRequest, folder: Path | None = None
         mix = replace(after, sources=sources, stages=stages)
     wish = weighed(request.table, _pooled(mix))
     for stage in wish.all_stages:
-        mix = replace(mix, stages=(*mix.stages, Stage(tuple(_quotas(stage, wish, mix)))))
+        quotas = _quotas(stage, wish, mix)
+        mix = replace(mix, stages=(*mix.stages, Stage(tuple(quotas))))
+        notes += [
+            f"{name} has a weight of {float(weight):.2g}, too small for one of the {sum(quotas):,} sequences of its "
+            "stage: it is not read there"
+            for name, weight in stage.weights.items()
+            if weight and not any(quotas[number] for number in mix.pools[name])
+        ]
     mix.order()  # raises UsageError for a stage that is too long
     return mix, _report(manifest, request, wish, mix, notes, folder)
 

@@ -54,7 +54,10 @@ MOST = 1 << 30
 FILL = -1
 TRAILER = struct.Struct("<I8s")
 MAGIC = b"PRETOKSF"
-REMEDY = f"copy it again from where the mix was made (the folder {FOLDER} next to it), or make the mix again"
+REMEDY = (
+    f"copy it again from where the mix was made (the folder {FOLDER} next to it), or make the mix again without this "
+    "file"
+)
 
 
 class _Footer(Record, frozen=True):

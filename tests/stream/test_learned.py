@@ -107,6 +107,16 @@ def test_what_nobody_can_learn_is_refused(shards: Path, tmp_path: Path) -> None:
         pretok.stream.open(shards, tmp_path / "mix.json", learn={"chat": ["answer"]})
 
 
+def test_few_files_of_spans_are_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A mapped file counts as an open one."""
+    shards = make_shards(tmp_path, {"chat": of_lengths([40] * 40, 1)}, chats=CHATS, documents_per_shard=1)
+    monkeypatch.setattr("resource.getrlimit", lambda _: (40, 40))
+    view = pretok.stream.open(shards, seq_len=40)
+    view.batch(range(len(view)), loss=True)
+    assert view.learned is not None
+    assert len(view.learned._files) == 10
+
+
 @pytest.mark.parametrize(("place", "byte"), [(0, 1), (16, 1), (32, 255), (39, 127), (-1, 99)])
 def test_damaged_spans_are_named(tmp_path: Path, place: int, byte: int) -> None:
     """In the magic, the number of tokens, an end and its high byte, a kind."""

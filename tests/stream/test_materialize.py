@@ -60,8 +60,9 @@ def test_what_does_not_agree_is_refused(shards: Path, tmp_path: Path, here: Engi
     run(shards, tmp_path, here)
     with pytest.raises(MismatchError, match="not 7"):
         pretok.stream.open(tmp_path, seq_len=7)
-    with pytest.raises(UsageError, match="in the shards that the mix was made of"):
-        pretok.stream.open(tmp_path, source="it")
+    for more in ({"source": "it"}, {"split": "val"}, {"learn": {"en": ["user"]}}):
+        with pytest.raises(UsageError, match="in the shards that the mix was made of"):
+            pretok.stream.open(tmp_path, **more)
     fingerprint = pretok.stream.open(tmp_path).fingerprint
     for act in (
         lambda: pretok.stream.open(tmp_path, shards / "other.json"),

@@ -126,6 +126,14 @@ def test_ninety_ten_of_1_2_trillion_tokens_is_exact() -> None:
         assert abs(mix.order().prefix(n)[1] - Fraction(9, 10) * n) * 4096 <= bound
 
 
+def test_a_weight_too_small_for_a_sequence_is_told() -> None:
+    wish = request("100:it=0.999,en=0.001", "100:it=1", seq_len=10)
+    _, report = plan_mix(manifest_of({"en": 1_000, "it": 1_000}), wish)
+    assert report.sources["en"]["sequences"] == 0
+    (note,) = report.notes
+    assert note.startswith("en has a weight of 0.001, too small for one of the 10 sequences")
+
+
 def test_report_adds_up() -> None:
     manifest = manifest_of({"en": 1_000, "it": 30_005, "old": 77})
     mix, report = plan_mix(manifest, request("12k:it=0.8,en=0.2", seq_len=10))

@@ -139,6 +139,9 @@ def test_documents_are_packed_by_best_fit_of_the_longest_first(
     assert SideFile(folder, name).about["targets"] == targets
 
 
+WISH = request("9000:it=0.75,en=0.25", "1500:en=1", seq_len=31, max_epochs=20, pack="best-fit")
+
+
 @pytest.fixture(scope="module")
 def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with shards and a packed mix.json of two sources, several epochs of one."""
@@ -146,8 +149,7 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     lengths = {"it": rng.integers(1, 50, 70), "en": rng.integers(1, 90, 20)}
     texts = {name: [rng.integers(1, 1000, n).tolist() for n in some] for name, some in lengths.items()}
     make_shards(folder / "shards", texts)
-    wish = request("9000:it=0.75,en=0.25", "1500:en=1", seq_len=31, max_epochs=20, pack="best-fit")
-    run_mix(folder / "shards", folder / "mix.json", wish)
+    run_mix(folder / "shards", folder / "mix.json", WISH)
     return folder
 
 
@@ -165,6 +167,26 @@ def test_shares_of_packed_sequences_are_those_of_learned_tokens(packed: Path) ->
             assert learned[name] == reads[name] * entries[name].predicted(31)
     assert learned["it"] / sum(learned.values()) == pytest.approx(0.75, abs=0.01)
     assert sum(learned.values()) == pytest.approx(9000, abs=100)
+
+
+def test_a_damaged_tape_is_made_again_as_its_error_says(packed: Path) -> None:
+    view = pretok.stream.open(packed / "shards", packed / "mix.json")
+    path, everything = path_of(packed / "side_files", view.mix.sources[0].tape), view[:]
+    path.write_bytes(b"\1" + path.read_bytes()[1:])
+    for _ in range(2):  # a mix that is made again takes the file that is there
+        with pytest.raises(IntegrityError, match="or make the mix again without this file"):
+            pretok.stream.open(packed / "shards", packed / "mix.json")[:]
+        run_mix(packed / "shards", packed / "mix.json", WISH)
+    path.unlink()
+    run_mix(packed / "shards", packed / "mix.json", WISH)
+    np.testing.assert_array_equal(pretok.stream.open(packed / "shards", packed / "mix.json")[:], everything)
+
+
+def test_documents_without_text_cannot_be_packed(tmp_path: Path) -> None:
+    """An EOD predicts nothing."""
+    shards = make_shards(tmp_path / "shards", {"it": [[], [], []]})
+    with pytest.raises(UsageError, match="source it has 3 tokens, none of which is predicted"):
+        run_mix(shards, tmp_path / "mix.json", request("9:it=1", seq_len=9, pack="best-fit"))
 
 
 def test_a_tape_of_another_source_is_refused(packed: Path) -> None:

@@ -304,7 +304,8 @@ class View:
         """Return how many of the first `length` positions each source has; 0 <= length <= len."""
         if not 0 <= index(length) <= len(self):
             raise IndexError(f"a prefix of {length} sequences; the stream has {len(self)}")
-        return dict(zip(self.order.names, self.order.prefix(length).tolist(), strict=True))
+        counts = self.order.prefixes(np.array([length]))[0].tolist()
+        return dict(zip(self.order.names, counts, strict=True))
 
     def expect(self, batches: Iterable[Sequence[int] | Ints], share: float = 1.0) -> None:
         """Let an object store fetch ahead what the next calls of `batch` in this process read.

@@ -31,6 +31,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Annotated
 
+import numpy as np
 from msgspec import Meta
 
 from pretok.base.errors import IntegrityError, MismatchError, UsageError
@@ -158,7 +159,7 @@ class Mix(Record, frozen=True, dict=True):
 
         Packed sequences count with their mean, which is exact at the end of each epoch.
         """
-        counts = self.order().prefix(length).tolist()
+        counts = self.order().prefixes(np.array([length]))[0].tolist()
         return [count * one.predicted(self.seq_len) for count, one in zip(counts, self.sources, strict=True)]
 
     def __len__(self) -> int:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -260,18 +259,16 @@ def _classes(manifest: Manifest, request: MixRequest, begins: Mapping[str, int])
                 f"class {name}: it must have a name of its own, and {source} must be a source; the sources are "
                 f"{', '.join(manifest.sources)}"
             )
-        if any((name in pools) != (divided == source) for divided, pools in before.items()):
-            raise UsageError(
-                f"class {name}: the previous mix does not divide {source} like this, and a mix that continues it "
-                "must keep its classes"
-            )
         wanted.setdefault(source, {})[name] = condition
     for source, pools in before.items():
-        missing = sorted(pools - wanted.get(source, {}).keys() - {source})
-        if missing and begins[source] < sum(shard.tokens for shard in manifest.of(source, request.split)):
+        kept, given = sorted(pools - {source}), sorted(wanted.get(source, {}))
+        grown = begins[source] < sum(shard.tokens for shard in manifest.of(source, request.split))
+        elsewhere = {name for other, named in wanted.items() if other != source for name in named}
+        if elsewhere.intersection(kept) or (given != kept and (given or grown)):
             raise UsageError(
-                f"{source} has grown since the previous mix: give the conditions of {', '.join(missing)} again "
-                f"(--class '{missing[0]}={source} where ...')"
+                f"the previous mix divides {source} into {', '.join(kept) or 'no classes'}, and a mix that continues "
+                f"it must do the same: give the condition of each of these again (--class NAME='{source} where ...'), "
+                "and no others"
             )
     return wanted
 
@@ -291,16 +288,14 @@ def _packed(manifest: Manifest, request: MixRequest, folder: Path, entry: MixSou
 def _report(
     manifest: Manifest, request: MixRequest, wish: MixTable, mix: Mix, notes: Sequence[str], folder: Path
 ) -> MixReport:
-    drawn = mix.order().prefix(len(mix)).tolist()
-    each = {pool.name: float(pool.predicted(mix.seq_len)) for pool in _pooled(mix)}
-    # Targets of each entry up to the end of each stage.
-    read = [mix.predicted_by(end) for end in accumulate(mix.lengths, initial=0)]
+    given = mix.order().given
+    each = [one.predicted(mix.seq_len) for one in mix.sources]  # targets of a sequence
     stages: list[dict[str, Any]] = []
-    for stage, before, after in zip(mix.stages, read, read[1:], strict=False):
-        tokens = {name: sum(after[n] - before[n] for n in numbers) for name, numbers in mix.pools.items()}
+    for stage, counts in zip(mix.stages, given.tolist(), strict=True):
+        tokens = {name: sum(counts[n] * each[n] for n in numbers) for name, numbers in mix.pools.items()}
         total = sum(tokens.values())
         bounds = {
-            name: sum(prefix_bound(stage.quotas, stage.quotas[n]) for n in numbers) * each[name]
+            name: float(sum(prefix_bound(stage.quotas, stage.quotas[n]) * each[n] for n in numbers))
             for name, numbers in mix.pools.items()
         }
         shares = {name: float(part / max(total, 1)) for name, part in tokens.items()}
@@ -311,8 +306,8 @@ def _report(
         tokens=sum(stage["tokens"] for stage in stages),
         stages=tuple(stages),
         sources={
-            one.name: _source_report(manifest, mix, one, count, int(tokens), folder)
-            for one, count, tokens in zip(mix.sources, drawn, read[-1], strict=True)
+            one.name: _source_report(manifest, mix, one, count, folder)
+            for one, count in zip(mix.sources, given.sum(axis=0).tolist(), strict=True)
         },
         left_out={
             name: sum(shard.tokens for shard in manifest.of(name, mix.split))
@@ -326,26 +321,20 @@ def _report(
 
 
 def _source_report(
-    manifest: Manifest, mix: Mix, source: MixSource, drawn: int, tokens: int, folder: Path
+    manifest: Manifest, mix: Mix, source: MixSource, drawn: int, folder: Path
 ) -> dict[str, Any]:
     """Return what a mix takes from an entry.
 
-    unused_tokens: in whole sequences that are never drawn. tail_tokens: before the first and after the last sequence of
-    an epoch; if each epoch is cut anew, they differ between epochs. documents: of a class or a packed entry;
-    cut_documents of them are longer than a sequence; padding_tokens: per epoch. learn: kinds that are learned, empty if
-    all are; learned_share: their share of the tokens of the source.
+    documents: of a class or a packed entry; cut_documents of them are longer than a sequence; padding_tokens: per
+    epoch. learn: kinds that are learned, empty if all are; learned_share: their share of the tokens of the source.
     """
-    each = source.predicted(mix.seq_len)
     about = SideFile(folder, source.tape).about if source.tape else {}
     shards = manifest.of(source.held_in, mix.split)
     learned = sum((shard.kinds or {}).get(kind, 0) for shard in shards for kind in source.learn)
     return {
         "sequences": drawn,
-        "tokens": tokens,
+        "tokens": int(drawn * source.predicted(mix.seq_len)),
         "epochs": drawn / max(source.sequences, 1),
-        "repeated_tokens": int(max(drawn - source.sequences, 0) * each),
-        "unused_tokens": int(max(source.sequences - drawn, 0) * each),
-        "tail_tokens": 0 if source.packed else source.tokens - source.sequences * mix.seq_len,
         "documents": about.get("documents", about.get("members")),
         "cut_documents": about.get("cut", 0),
         "padding_tokens": source.sequences * (mix.seq_len + 1) - source.tokens if source.packed else 0,
@@ -388,10 +377,9 @@ def show_mix(manifest: Manifest, report: MixReport, console: Console, sources: b
     for sentence in [*report.notes, *incomplete(manifest)]:
         console.notice(sentence)
     if sources:
-        keys = ("sequences", "tokens", "epochs", "repeated_tokens", "unused_tokens", "tail_tokens")
         rows = [
-            (name, *(f"{one[key]:,.4f}" if key == "epochs" else f"{one[key]:,}" for key in keys))
+            (name, f"{one['sequences']:,}", f"{one['tokens']:,}", f"{one['epochs']:,.4f}")
             for name, one in report.sources.items()
         ]
-        titles = ("source", *(key.replace("_", " ") for key in keys))
+        titles = ("source", "sequences", "tokens", "epochs")
         console.show(table(f"{report.tokens:,} tokens", titles, rows), result=True)

@@ -12,9 +12,8 @@ from __future__ import annotations
 
 import os
 import resource
-import weakref
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -64,27 +63,19 @@ class OpenFiles:
     """
 
     def __init__(self, paths: Sequence[Path], sizes: Sequence[int], sequential: bool) -> None:
-        self._files = self._own_files()
+        self._files: OrderedDict[int, int] = OrderedDict()  # number -> descriptor, ordered by last use
         self.limit = file_limit()
         self.paths = paths
         self._sizes = sizes
         self._sequential = sequential
 
     def __getstate__(self) -> dict[str, object]:
-        return {key: value for key, value in self.__dict__.items() if key != "_files"}
+        return self.__dict__ | {"_files": OrderedDict()}
 
-    def __setstate__(self, state: dict[str, object]) -> None:
-        self.__dict__.update(state, _files=self._own_files())
-
-    def _own_files(self) -> OrderedDict[int, int]:
-        """Return an empty table, number -> descriptor, ordered by last use.
-
-        Its files are closed with this object, or when the interpreter ends: before modules are torn down, which
-        `__del__` would not guarantee.
-        """
-        files: OrderedDict[int, int] = OrderedDict()
-        weakref.finalize(self, _close_all, files)
-        return files
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:
+        # A default, because modules may be torn down already when the interpreter ends.
+        for file in self._files.values():
+            close(file)
 
     def get(self, number: int) -> int:
         """Return the descriptor of a file. Raises IntegrityError."""
@@ -177,11 +168,6 @@ class FlatTokens:
                 at = upto
         parts.sort(key=itemgetter(0))
         return parts
-
-
-def _close_all(files: OrderedDict[int, int]) -> None:
-    while files:
-        os.close(files.popitem()[1])
 
 
 def file_limit() -> int:

@@ -85,16 +85,12 @@ class Remote:
     """The objects below a URL. A forked process opens its own connections."""
 
     def __init__(self, url: str) -> None:
-        self._base, mark, query = url.partition("?")
-        self._base, self._query = self._base.rstrip("/"), mark + query
+        base, mark, query = url.partition("?")
+        self._base, self._query = base.rstrip("/"), mark + query
         self._forget()
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {"_base": self._base, "_query": self._query}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._forget()
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Remote, (self._base + self._query,)
 
     def _forget(self) -> None:
         self._pid = os.getpid()
@@ -401,7 +397,12 @@ class StoreFiles:
         # The number of units of each announced batch that is not read yet, and their sum in `_pending`.
         self._ahead: deque[int] = deque()
         self._batches: Iterator[Ints] = iter(())
-        weakref.finalize(self, _end, self._waiting, self._pid)
+
+    def __del__(self) -> None:
+        # A forked process has no threads to end, and one of them may have locked the queue when it was forked.
+        if self._pid == os.getpid():
+            for _ in range(THREADS):
+                self._waiting.put((False, 0, (-1, 0, 0)))
 
     def __getstate__(self) -> dict[str, Any]:
         return self._shared | {"whole": self.whole}
@@ -597,12 +598,6 @@ class StoreFiles:
         others = [path for folder in folders for path in folder.glob("[0-9]*")]
         for path in others[: max(len(others) + int(self._first[-1]) - self._limit // NODE, 0)]:
             path.unlink(missing_ok=True)
-
-
-def _end(waiting: _Queue, pid: int) -> None:
-    if pid == os.getpid():  # a forked process has no threads, and one of them may have locked the queue
-        for _ in range(THREADS):
-            waiting.put((False, 0, (-1, 0, 0)))
 
 
 def _work(files: weakref.ref[StoreFiles], waiting: _Queue) -> None:

@@ -25,6 +25,7 @@ import mmap
 import os
 import struct
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -33,7 +34,7 @@ import numpy as np
 import xxhash
 
 from pretok.base.errors import IntegrityError, PretokError
-from pretok.base.records import Count, Record, check_version, read_record
+from pretok.base.records import Count, Record, check_version, read_record, to_json
 from pretok.base.storage import NewFile, canonical_json, digest, fingerprint, reading
 from pretok.base.tokens import Ints
 from pretok.shards.manifest import Shard
@@ -139,7 +140,7 @@ class TapeWriter:
         self._file.write(table.tobytes() + table[:-1:PAGE, 0].tobytes())
         blocks = len(self._blocks)
         sealed = _Footer(FORMAT, VERSION, dict(about), self._every, blocks, self.tokens, self._file.checksum)
-        footer = canonical_json({name: getattr(sealed, name) for name in _Footer.__struct_fields__})
+        footer = canonical_json(to_json(sealed))
         name = digest(footer)
         self._file.write(footer + TRAILER.pack(len(footer), MAGIC))
         self._file.path = path_of(self._file.path.parent, name)
@@ -212,25 +213,26 @@ class SideFile:
         self._tops_at, self._table_at = self.end - 8 * tops, self.end - 8 * (tops + 5 * (self.blocks + 1))
         if self._table_at < 0:
             raise IntegrityError(f"{self.path} is truncated; {REMEDY}")
-        self._mapped: Any = None
-        self._tops: Ints | None = None
         if shards is not None:
             known = shards[: self.about["shards"]]
             if (self.about["shards"], self.about["indexes"]) != (len(known), shards_key(known)):
                 raise IntegrityError(f"{self.path} belongs to other shards; {REMEDY}")
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_mapped": None}
+        return {key: value for key, value in self.__dict__.items() if key != "_table"}
 
-    @property
+    @cached_property
     def _table(self) -> Any:
         """The table `blocks`, (blocks + 1, 5), mapped into memory."""
-        if self._mapped is None:
-            with reading(self.path):
-                file = np.memmap(self.path, "<i8", "r", self._table_at, (self.blocks + 1, 5))
-            file._mmap.madvise(mmap.MADV_RANDOM)  # type: ignore[attr-defined]
-            self._mapped = np.asarray(file)
-        return self._mapped
+        with reading(self.path):
+            file = np.memmap(self.path, "<i8", "r", self._table_at, (self.blocks + 1, 5))
+        file._mmap.madvise(mmap.MADV_RANDOM)  # type: ignore[attr-defined]
+        return np.asarray(file)
+
+    @cached_property
+    def _tops(self) -> Ints:
+        """The table `tops`, in memory."""
+        return np.frombuffer(self._read(self._tops_at, self.end - self._tops_at), "<i8")
 
     def _read(self, at: int, length: int) -> bytes:
         with reading(self.path):
@@ -241,8 +243,6 @@ class SideFile:
 
     def _block_of(self, tokens: Ints) -> Ints:
         """Return the blocks that hold tokens (n,) of the tape."""
-        if self._tops is None:
-            self._tops = np.frombuffer(self._read(self._tops_at, self.end - self._tops_at), "<i8")
         # Two levels: `tops` gives the first of 100 blocks, and of these the last one that begins at or before the token
         # is the right one. So a lookup touches a page or two of the mapped table.
         page = np.maximum(np.searchsorted(self._tops, tokens, side="right") - 1, 0) * PAGE

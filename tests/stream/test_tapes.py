@@ -16,8 +16,7 @@ from support import EOD, make_shards
 import pretok.stream
 from pretok.base.errors import IntegrityError, UsageError
 from pretok.base.records import replace
-from pretok.shards.manifest import load_manifest
-from pretok.stream import View, pack
+from pretok.stream import pack
 from pretok.stream.mix_file import load_mix, write_mix
 from pretok.stream.mix_job import run_mix
 from pretok.stream.tapes import EACH, FILL, MOST, SideFile, TapeWriter, path_of, verify_side_file
@@ -196,5 +195,3 @@ def test_a_tape_of_another_source_is_refused(packed: Path) -> None:
     write_mix(packed / "wrong.json", replace(mix, sources=(en, replace(it, tape=en.tape))), {})
     with pytest.raises(IntegrityError, match="belongs to other shards"):
         pretok.stream.open(shards, packed / "wrong.json")
-    with pytest.raises(UsageError, match="which lies beside its mix: name the mix"):
-        View(load_manifest(shards), mix)

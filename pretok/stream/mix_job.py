@@ -53,21 +53,6 @@ class MixRequest:
     after: Mix | None = None
     learn: Mapping[str, Collection[str]] = field(default_factory=dict)
 
-    @property
-    def before(self) -> tuple[MixSource, ...]:
-        """The entries of the previous mix."""
-        return self.after.sources if self.after else ()
-
-    @property
-    def cuts(self) -> str:
-        """The cuts of the previous mix; else new ones in each epoch, but fixed for validation, which has only one."""
-        return self.after.cuts if self.after else "epoch" if self.split == "train" else "fixed"
-
-    @property
-    def packs(self) -> bool:
-        """Whether documents are packed into sequences."""
-        return self.after.packs if self.after else self.table.pack == "best-fit"
-
 
 class MixReport(Record, frozen=True, kw_only=True, omit_defaults=True):
     """What follows from a mix; tokens are counted as targets.
@@ -125,16 +110,20 @@ def plan_mix(manifest: Manifest, request: MixRequest, folder: Path | None = None
     folder = folder or manifest.folder.parent / FOLDER
     if request.split not in SPLITS:
         raise UsageError(f"no split {request.split!r}; there are {' and '.join(SPLITS)}")
-    learn, after = _learn(manifest, request), request.after
-    new, notes = _new_entries(manifest, request, folder)
-    sources = (*request.before, *(_packed(manifest, request, folder, entry) for entry in new))
-    sources = tuple(replace(one, learn=learn_of(manifest, one.held_in, learn)) for one in sources)
     table = request.table
-    mix = Mix(manifest.fingerprint, request.split, table.seq_len, table.seed, request.cuts, sources, ())
-    if after is not None:
-        none = (0,) * len(new)
-        stages = tuple(replace(stage, quotas=(*stage.quotas, *none)) for stage in after.stages)
-        mix = replace(after, sources=sources, stages=stages)
+    # Each epoch is cut anew, except for validation, which has only one.
+    cuts = "epoch" if request.split == "train" else "fixed"
+    nothing = Mix(manifest.fingerprint, request.split, table.seq_len, table.seed, cuts, (), ())
+    old = request.after or nothing
+    packs = old.packs if old.sources else table.pack == "best-fit"
+    learn = _learn(manifest, request.learn, old)
+    new, notes = _new_entries(manifest, table, old, folder)
+    entries = (*old.sources, *(_packed(manifest, old, folder, entry) if packs else entry for entry in new))
+    mix = replace(
+        old,
+        sources=tuple(replace(one, learn=learn_of(manifest, one.held_in, learn)) for one in entries),
+        stages=tuple(replace(stage, quotas=(*stage.quotas, *[0] * len(new))) for stage in old.stages),
+    )
     wish = weighed(request.table, _pooled(mix))
     for stage in wish.all_stages:
         quotas = _quotas(stage, wish, mix)
@@ -172,11 +161,11 @@ def _quotas(stage: StageTable, table: MixTable, mix: Mix) -> list[int]:
     return given
 
 
-def _learn(manifest: Manifest, request: MixRequest) -> dict[str, Collection[str]]:
+def _learn(manifest: Manifest, asked: Mapping[str, Collection[str]], old: Mix) -> dict[str, Collection[str]]:
     """Return the kinds that are learned in each requested or previous source. Raises UsageError."""
-    check_learn(manifest, request.learn)
-    learn = dict(request.learn)
-    for entry in request.before:
+    check_learn(manifest, asked)
+    learn = dict(asked)
+    for entry in old.sources:
         if set(learn.setdefault(entry.held_in, entry.learn)) != set(entry.learn):
             kept = ", ".join(entry.learn) or "everything"
             raise UsageError(
@@ -186,100 +175,89 @@ def _learn(manifest: Manifest, request: MixRequest) -> dict[str, Collection[str]
     return learn
 
 
-def _new_entries(manifest: Manifest, request: MixRequest, folder: Path) -> tuple[list[MixSource], list[str]]:
+def _new_entries(
+    manifest: Manifest, table: MixTable, old: Mix, folder: Path
+) -> tuple[list[MixSource], list[str]]:
     """Return the entries that follow those of the previous mix, and notes about them. Raises UsageError.
 
     They are what was appended to its sources, and the sources and classes that a stage names; if a stage has natural
     weights, all sources.
     """
-    begins = _begins(manifest, request)
-    wanted = _classes(manifest, request, begins)
-    asked = {name for stage in request.table.all_stages for name in stage.weights}
-    classes = {name for divided in wanted.values() for name in divided} | {one.pool for one in request.before}
-    if unknown := sorted(asked - classes - manifest.sources.keys()):
-        known = ", ".join(sorted(classes.union(manifest.sources)))
-        raise UsageError(f"{manifest.folder} has no source or class {unknown[0]!r}; it has {known}")
-    natural = any(not stage.weights for stage in request.table.all_stages)
-    read = {entry.held_in for entry in request.before}
-    found, notes = [], []
+    wanted = _classes(manifest, table, old)
+    asked = {name for stage in table.all_stages for name in stage.weights}
+    known = {*table.classes, *old.pools, *manifest.sources}
+    if unknown := sorted(asked - known):
+        have = ", ".join(sorted(known))
+        raise UsageError(f"{manifest.folder} has no source or class {unknown[0]!r}; it has {have}")
+    natural = any(not stage.weights for stage in table.all_stages)
+    found: list[MixSource] = []
     for source in manifest.sources:
-        divided, begin = wanted.get(source, {}), begins[source]
-        tokens = sum(shard.tokens for shard in behind(manifest.of(source, request.split), begin))
-        if not (tokens if source in read else natural or asked & {source, *divided}):
+        divided, begin = wanted.get(source, {}), _begin(manifest, source, old)
+        tokens = sum(shard.tokens for shard in behind(manifest.of(source, old.split), begin))
+        pools = {one.pool for one in old.sources if one.held_in == source}
+        if pools and (divided or tokens) and divided.keys() != pools - {source}:
+            raise UsageError(
+                f"the previous mix divides {source} into {', '.join(sorted(pools - {source})) or 'no classes'}, and a "
+                "mix that continues it must do the same: give the condition of each of these again "
+                f"(--class NAME='{source} where ...'), and no others"
+            )
+        if not (tokens if pools else natural or asked & {source, *divided}):
             continue
         if divided:
             with hold(folder, "mix"):
                 from pretok.stream.classes import divide
 
-                length, cuts = request.table.seq_len, request.cuts
-                entries = divide(manifest, request.split, source, divided, folder, length, cuts, begin)
+                entries = divide(manifest, old.split, source, divided, folder, old.seq_len, old.cuts, begin)
             # Leave out a rest without documents, unless a weight names it.
             found += [entry for entry in entries if entry.tokens or (entry.name in asked and not begin)]
         else:
-            size = sequences(tokens, request.table.seq_len, request.cuts)
+            size = sequences(tokens, old.seq_len, old.cuts)
             found.append(MixSource(source, tokens, size, source if begin else None, begin=begin))
-    notes += [
+    notes = [
         f"the {entry.tokens:,} tokens appended to {entry.name} are less than one sequence and are not read"
         for entry in found
         if entry.begin and entry.tokens and not entry.sequences
     ]
-    return [_appended(entry, request) for entry in sorted(found, key=lambda entry: entry.name)], notes
+    return [_named(entry, old) for entry in sorted(found, key=lambda entry: entry.name)], notes
 
 
-def _appended(entry: MixSource, request: MixRequest) -> MixSource:
-    """Name a new entry; one that is appended to an entry of the previous mix gets the next number, `NAME+1`."""
-    if not entry.begin or request.after is None:
-        return entry
-    alike = sum(one.pool == entry.name for one in request.before)
-    return replace(entry, name=f"{entry.name}+{alike}" if alike else entry.name)
+def _named(entry: MixSource, old: Mix) -> MixSource:
+    """Name a new entry: if the previous mix has its pool, it gets the next number, `NAME+1`."""
+    alike = len(old.pools.get(entry.name, ()))
+    return replace(entry, name=f"{entry.name}+{alike}", of=entry.held_in) if alike else entry
 
 
-def _begins(manifest: Manifest, request: MixRequest) -> dict[str, int]:
-    """Return, for each source, how many tokens of the split the previous mix already covered."""
-    begins = dict.fromkeys(manifest.sources, 0)
-    for entry in request.before:
-        then = entry.manifest or manifest.fingerprint
-        known = shards_of(then, entry.held_in, request.split, manifest)
-        begins[entry.held_in] = max(begins[entry.held_in], sum(shard.tokens for shard in known))
-    return begins
+def _begin(manifest: Manifest, source: str, old: Mix) -> int:
+    """Return how many tokens of a source the previous mix already covered."""
+    dates = {one.manifest or manifest.fingerprint for one in old.sources if one.held_in == source}
+    covered = [shards_of(date, source, old.split, manifest) for date in dates]
+    return max((sum(shard.tokens for shard in shards) for shards in covered), default=0)
 
 
-def _classes(manifest: Manifest, request: MixRequest, begins: Mapping[str, int]) -> dict[str, dict[str, str]]:
-    """Return source -> class -> condition; sources of the previous mix keep their classes. Raises UsageError."""
+def _classes(manifest: Manifest, table: MixTable, old: Mix) -> dict[str, dict[str, str]]:
+    """Return source -> class -> condition. Raises UsageError."""
     from pretok.stream.classes import parse_class
 
     wanted: dict[str, dict[str, str]] = {}
-    before: dict[str, set[str]] = {}
-    for entry in request.before:
-        before.setdefault(entry.held_in, set()).add(entry.pool)
-    for name, text in request.table.classes.items():
+    for name, text in table.classes.items():
         source, condition = parse_class(name, text)
-        if source not in manifest.sources or name in manifest.sources:
+        taken = {one.pool for one in old.sources if one.held_in != source}.union(manifest.sources)
+        if source not in manifest.sources or name in taken:
             raise UsageError(
                 f"class {name}: it must have a name of its own, and {source} must be a source; the sources are "
                 f"{', '.join(manifest.sources)}"
             )
         wanted.setdefault(source, {})[name] = condition
-    for source, pools in before.items():
-        kept, given = sorted(pools - {source}), sorted(wanted.get(source, {}))
-        grown = begins[source] < sum(shard.tokens for shard in manifest.of(source, request.split))
-        elsewhere = {name for other, named in wanted.items() if other != source for name in named}
-        if elsewhere.intersection(kept) or (given != kept and (given or grown)):
-            raise UsageError(
-                f"the previous mix divides {source} into {', '.join(kept) or 'no classes'}, and a mix that continues "
-                f"it must do the same: give the condition of each of these again (--class NAME='{source} where ...'), "
-                "and no others"
-            )
     return wanted
 
 
-def _packed(manifest: Manifest, request: MixRequest, folder: Path, entry: MixSource) -> MixSource:
-    """Pack an entry if the mix packs its documents."""
-    if not request.packs or entry.tokens < 2:
+def _packed(manifest: Manifest, old: Mix, folder: Path, entry: MixSource) -> MixSource:
+    """Pack the documents of an entry into sequences."""
+    if entry.tokens < 2:
         return entry
-    shards = behind(manifest.of(entry.held_in, request.split), entry.begin)
+    shards = behind(manifest.of(entry.held_in, old.split), entry.begin)
     members = SideFile(folder, entry.tape, shards) if entry.tape else None
-    tape, about = pack(folder, shards, request.table.seq_len, members)
+    tape, about = pack(folder, shards, old.seq_len, members)
     return replace(
         entry, tape=tape, packed=True, tokens=about.tokens, sequences=about.bins, targets=about.targets
     )

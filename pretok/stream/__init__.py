@@ -299,12 +299,12 @@ class View:
 
         share: the part of the stream that the readers of its cache read. Does nothing for files on a disk.
         """
-        files: Any = self.tokens.files
+        files = self.tokens.files
         if not isinstance(files, OpenFiles):
             files.whole = files.pays(share)
             # Looking ahead in this view would move it away from where its reader is, so a copy does that.
-            ahead: Any = pickle.loads(pickle.dumps(self))
-            files.expect(ahead.tokens.files.units(ahead._part(_whole(one), False)[0]) for one in batches)
+            ahead: View = pickle.loads(pickle.dumps(self))
+            files.expect(files.units(ahead._part(_whole(one), False)[0]) for one in batches)
 
     def _checked(self, positions: Sequence[int] | Ints) -> Ints:
         array = _whole(positions)

@@ -16,7 +16,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +25,9 @@ from pretok.base.errors import IntegrityError
 from pretok.base.storage import reading
 from pretok.base.tokens import Ints
 from pretok.shards.manifest import Shard
+
+if TYPE_CHECKING:
+    from pretok.stream.object_store import StoreFiles
 
 
 class Pieces(NamedTuple):
@@ -44,15 +47,6 @@ Part = tuple[int, int, int, int]
 
 ANNOUNCED = 64
 """The number of parts that are announced to the kernel before they are read."""
-
-
-class Files(Protocol):
-    """The source of the bytes of shards: local files, or an object store (`object_store.StoreFiles`)."""
-
-    paths: Sequence[Path]
-
-    def read(self, parts: Sequence[Part], room: memoryview) -> None:
-        """Read parts into `room`."""
 
 
 class OpenFiles:
@@ -125,10 +119,16 @@ class FlatTokens:
     """
 
     def __init__(
-        self, shards: Sequence[Shard], dtype: np.dtype[Any], sequential: bool, files: Files | None = None
+        self,
+        shards: Sequence[Shard],
+        dtype: np.dtype[Any],
+        sequential: bool,
+        files: StoreFiles | None = None,
     ) -> None:
         sizes = [shard.tokens * dtype.itemsize for shard in shards]
-        self.files = files or OpenFiles([shard.bin_path for shard in shards], sizes, sequential)
+        self.files: OpenFiles | StoreFiles = files or OpenFiles(
+            [shard.bin_path for shard in shards], sizes, sequential
+        )
         self._starts: Ints = np.cumsum([0, *(shard.tokens for shard in shards)], dtype=np.int64)
 
     def read(self, pieces: Pieces, out: npt.NDArray[Any]) -> None:

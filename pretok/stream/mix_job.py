@@ -16,7 +16,7 @@ from pretok.base.errors import MismatchError, UsageError
 from pretok.base.lock import hold
 from pretok.base.records import Count, Record, replace
 from pretok.base.units import listed
-from pretok.shards.manifest import SPLITS, Manifest, load_manifest
+from pretok.shards.manifest import Manifest, load_manifest
 from pretok.shards.unfinished import incomplete
 from pretok.stream.mix_file import (
     Mix,
@@ -108,8 +108,6 @@ def plan_mix(manifest: Manifest, request: MixRequest, folder: Path | None = None
     Raises UsageError for unknown sources, and for budgets and weights that do not fit.
     """
     folder = folder or manifest.folder.parent / FOLDER
-    if request.split not in SPLITS:
-        raise UsageError(f"no split {request.split!r}; there are {' and '.join(SPLITS)}")
     table = request.table
     # Each epoch is cut anew, except for validation, which has only one.
     cuts = "epoch" if request.split == "train" else "fixed"

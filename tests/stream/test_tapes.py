@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -113,7 +112,7 @@ def test_runs_of_any_length_are_found(tmp_path: Path, longest: int) -> None:
 def test_documents_are_packed_by_best_fit_of_the_longest_first(
     tmp_path_factory: pytest.TempPathFactory, lengths: list[int], seq_len: int, window: int
 ) -> None:
-    """Window by window; an EOD after an EOD is no target."""
+    """Window by window."""
     folder, size = tmp_path_factory.mktemp("packed"), seq_len + 1
     begins = np.cumsum([0, *lengths])[:-1]
     with pytest.MonkeyPatch.context() as patch:
@@ -131,11 +130,6 @@ def test_documents_are_packed_by_best_fit_of_the_longest_first(
     found = joined([np.arange(at, at + n) for at, n in zip(pieces.address, pieces.length, strict=True)])
     assert found.tolist() == joined([part for one in expected for part in one]).tolist()
     assert np.bincount(pieces.row, pieces.length).tolist() == [sum(map(len, one)) for one in expected]
-    ends, targets = begins + np.array(lengths) - 1, 0
-    for one in expected:
-        is_end = [*np.isin(joined(one), ends), *[True] * (size - sum(map(len, one)))]
-        targets += sum(not (before and after) for before, after in pairwise(is_end))
-    assert SideFile(folder, name).about["targets"] == targets
 
 
 WISH = request("9000:it=0.75,en=0.25", "1500:en=1", seq_len=31, max_epochs=20, pack="best-fit")

@@ -75,9 +75,8 @@ def test_a_mix_that_goes_on_keeps_its_classes(tmp_path: Path) -> None:
 
 def test_repeat_is_a_weight(shards: Path, tmp_path: Path) -> None:
     wish = request(seq_len=16, classes=CLASSES, repeat={"good": 3, "short": "1/2"})
-    report = run_mix(shards, tmp_path / "mix.json", wish)
-    epochs = {name: round(one["epochs"], 1) for name, one in report.sources.items()}
-    assert epochs == {"en": 1, "good": 3, "it": 1, "middle": 1, "short": 0.5}
+    sources = run_mix(shards, tmp_path / "mix.json", wish).sources
+    assert [round(one["epochs"], 1) for one in sources.values()] == [1, 3, 1, 1, 0.5]
     for table, told in (
         ({"repeat": {"good": 5}}, "more than max_epochs"),
         ({"repeat": {"good": 2}, "weights": {"good": 1}}, "repeat and weights exclude each other"),

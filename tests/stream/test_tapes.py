@@ -9,13 +9,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from mixing import best_fit, request
+from mixing import request
 from support import EOD, make_shards
 
 import pretok.stream
 from pretok.base.errors import IntegrityError, UsageError
 from pretok.base.records import replace
-from pretok.stream import pack
 from pretok.stream.mix_file import load_mix, write_mix
 from pretok.stream.mix_job import run_mix
 from pretok.stream.tapes import EACH, FILL, MOST, SideFile, TapeWriter, path_of, verify_side_file
@@ -106,30 +105,6 @@ def test_runs_of_any_length_are_found(tmp_path: Path, longest: int) -> None:
             assert pieces.length.sum() == tokens
             assert pieces.address[0] == address[run] + length[run] - tokens
             assert (pieces.address + pieces.length)[-1] == address[run] + length[run]
-
-
-@given(st.lists(st.integers(1, 40), min_size=1, max_size=60), st.integers(1, 19), st.sampled_from([4, 4096]))
-def test_documents_are_packed_by_best_fit_of_the_longest_first(
-    tmp_path_factory: pytest.TempPathFactory, lengths: list[int], seq_len: int, window: int
-) -> None:
-    """Window by window."""
-    folder, size = tmp_path_factory.mktemp("packed"), seq_len + 1
-    begins = np.cumsum([0, *lengths])[:-1]
-    with pytest.MonkeyPatch.context() as patch:
-        for name in ("DOCUMENTS", "MOST_DOCUMENTS"):
-            patch.setattr(pack, name, window)
-        documents = [np.stack([begins, lengths])]
-        name = pack.write_packing(folder, [], seq_len, documents, len(lengths), sum(lengths))
-    expected = [
-        [np.arange(at, at + n) + begins[number + first] for first, at, n in one]
-        for number in range(0, len(lengths), window)
-        for one in best_fit(lengths[number : number + window], size)
-    ]
-    rows = np.arange(len(expected)) * size
-    pieces = SideFile(folder, name).between(rows, rows + size)
-    found = joined([np.arange(at, at + n) for at, n in zip(pieces.address, pieces.length, strict=True)])
-    assert found.tolist() == joined([part for one in expected for part in one]).tolist()
-    assert np.bincount(pieces.row, pieces.length).tolist() == [sum(map(len, one)) for one in expected]
 
 
 WISH = request("9000:it=0.75,en=0.25", "1500:en=1", seq_len=31, max_epochs=20, pack="best-fit")

@@ -190,7 +190,7 @@ class View:
         shards = list(manifest.shards if materialized else chain(*by_source.values()))
         asked = len(self) * (self.seq_len + 1) * self.dtype.itemsize
         files = None if store is None else store.files(shards, self.dtype.itemsize, asked)
-        self.tokens = FlatTokens(shards, self.dtype, materialized, files)
+        self.tokens = FlatTokens(shards, self.dtype.itemsize, materialized, files)
         # One address space for all sources, one after the other: a sequence lies inside its source.
         sizes = [sum(shard.tokens for shard in one) for one in by_source.values()]
         starts = dict(zip(by_source, np.cumsum([0, *sizes], dtype=np.int64).tolist(), strict=False))

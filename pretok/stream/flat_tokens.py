@@ -115,17 +115,13 @@ class OpenFiles:
 class FlatTokens:
     """The tokens of `shards`, one after the other.
 
-    sequential: whether addresses are read in order. files: where their bytes are read; None for local files.
+    itemsize: bytes of a token. sequential: whether addresses are read in order. files: where their bytes are read; None for local files.
     """
 
     def __init__(
-        self,
-        shards: Sequence[Shard],
-        dtype: np.dtype[Any],
-        sequential: bool,
-        files: StoreFiles | None = None,
+        self, shards: Sequence[Shard], itemsize: int, sequential: bool, files: StoreFiles | None = None
     ) -> None:
-        sizes = [shard.tokens * dtype.itemsize for shard in shards]
+        sizes = [shard.tokens * itemsize for shard in shards]
         self.files: OpenFiles | StoreFiles = files or OpenFiles(
             [shard.bin_path for shard in shards], sizes, sequential
         )

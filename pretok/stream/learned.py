@@ -111,9 +111,9 @@ class Learned:
         # Sorted by address, so that each search touches pages that the previous one has just read.
         chats = np.flatnonzero(self._known[shard])
         chats = chats[np.lexsort((begin[chats], shard[chats]))]
-        some, at = np.unique(shard[chats], return_index=True)
-        found = list(zip(some.tolist(), np.split(chats, at[1:]), strict=True)) if len(some) else []
-        for one, mine in found:
+        numbers, at = np.unique(shard[chats], return_index=True)
+        by_shard = list(zip(numbers.tolist(), np.split(chats, at[1:]), strict=True)) if len(numbers) else []
+        for one, mine in by_shard:
             ends = self._spans(one).ends
             low[mine] = np.searchsorted(ends, begin[mine], side="right")
             counts[mine] += np.searchsorted(ends, end[mine] - 1, side="right") - low[mine]
@@ -122,7 +122,7 @@ class Learned:
         behind = np.cumsum(counts)
         first, last = behind - counts, behind - 1
         stop, kind = np.empty(int(counts.sum()), np.int64), np.full(int(counts.sum()), TEXT, np.uint8)
-        for one, mine in found:
+        for one, mine in by_shard:
             file, to = self._spans(one), ranges(first[mine], behind[mine])[1]
             spans = to + np.repeat(low[mine] - first[mine], counts[mine])
             stop[to], kind[to] = file.ends[spans], file.kinds[spans]
@@ -138,16 +138,15 @@ class Learned:
 
     def _spans(self, shard: int) -> ShardSpans:
         """Return the spans of a shard, from the cache of mapped files. Raises IntegrityError."""
-        found = self._files.get(shard)
-        if found is not None:
-            self._files.move_to_end(shard)
-            return found
-        if len(self._files) >= self._limit:
-            self._files.popitem(last=False)
-        found = self._files[shard] = ShardSpans(self._shards[shard].spans_path)
-        if found.tokens != self._shards[shard].tokens:
-            raise self._damaged(np.array([shard]), np.array([True]))
-        return found
+        spans = self._files.pop(shard, None)
+        if spans is None:
+            spans = ShardSpans(self._shards[shard].spans_path)
+            if spans.tokens != self._shards[shard].tokens:
+                raise self._damaged(np.array([shard]), np.array([True]))
+            if len(self._files) >= self._limit:
+                self._files.popitem(last=False)
+        self._files[shard] = spans  # the last one is the one that was used last
+        return spans
 
     def _damaged(self, shards: Ints, wrong: Mask) -> IntegrityError:
         """Return an error that names the first of `shards` (p,) that is `wrong` (p,)."""

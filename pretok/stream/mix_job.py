@@ -188,7 +188,7 @@ def _new_entries(
         have = ", ".join(sorted(known))
         raise UsageError(f"{manifest.folder} has no source or class {unknown[0]!r}; it has {have}")
     natural = any(not stage.weights for stage in table.all_stages)
-    found: list[MixSource] = []
+    new: list[MixSource] = []
     for source in manifest.sources:
         divided, begin = wanted.get(source, {}), _begin(manifest, source, old)
         tokens = sum(shard.tokens for shard in behind(manifest.of(source, old.split), begin))
@@ -207,16 +207,16 @@ def _new_entries(
 
                 entries = divide(manifest, old.split, source, divided, folder, old.seq_len, old.cuts, begin)
             # Leave out a rest without documents, unless a weight names it.
-            found += [entry for entry in entries if entry.tokens or (entry.name in asked and not begin)]
+            new += [entry for entry in entries if entry.tokens or (entry.name in asked and not begin)]
         else:
             size = sequences(tokens, old.seq_len, old.cuts)
-            found.append(MixSource(source, tokens, size, source if begin else None, begin=begin))
+            new.append(MixSource(source, tokens, size, source if begin else None, begin=begin))
     notes = [
         f"the {entry.tokens:,} tokens appended to {entry.name} are less than one sequence and are not read"
-        for entry in found
+        for entry in new
         if entry.begin and entry.tokens and not entry.sequences
     ]
-    return [_named(entry, old) for entry in sorted(found, key=lambda entry: entry.name)], notes
+    return [_named(entry, old) for entry in sorted(new, key=lambda entry: entry.name)], notes
 
 
 def _named(entry: MixSource, old: Mix) -> MixSource:

@@ -169,9 +169,9 @@ class Remote:
         completely after all retries, IntegrityError if there is no such object or `check` rejects it.
         """
 
-        def once(size: int, found: str, read: Callable[[int, int], bytes]) -> bytes:
+        def once(size: int, current: str, read: Callable[[int, int], bytes]) -> bytes:
             stop = size if end is None else end
-            if stop > size or version not in (None, found):
+            if stop > size or version not in (None, current):
                 raise self.changed(name)
             data = bytes(read(start, stop)) if stop > start else b""
             if len(data) != stop - start:
@@ -232,7 +232,8 @@ def obtain(cache: Path, path: Path, fill: Callable[[IO[bytes]], object]) -> None
             # The kernel gives the lock of a killed writer to the next one, which begins the file again.
             with writing(path):
                 fcntl.flock(file, fcntl.LOCK_EX)
-            # While this process waited, the writer may have renamed or removed the file that is locked now.
+            # While this process waited, the writer may have renamed or removed the file that is locked now. What stands
+            # there instead is another's, who may write it: only who has the lock of a file renames or removes it.
             if not _is(part, file):
                 continue
             if path.exists():
@@ -483,7 +484,7 @@ class StoreFiles:
         with self._lock:
             known = unit in self._futures
             future = self._futures.setdefault(unit, Future())
-            # A waiting reader moves its unit to the front: it is queued twice, and `work` fetches it once.
+            # A waiting reader moves its unit to the front. It is then queued twice, and `work` fetches it once.
             if not (known and ahead):
                 self._asked += 1
                 self._waiting.put((ahead, self._asked, unit))
@@ -575,6 +576,7 @@ class StoreFiles:
 
     def _announce(self) -> None:
         """Ask for the units of the next batches, up to the most that may be pending."""
+        # Each call of `read` ends one batch, so batches stay this far ahead of the reader, however slow the store is.
         while self._pending < (MOST_BLOCKS if self.whole else MOST_PIECES):
             if (units := next(self._batches, None)) is None:
                 return

@@ -108,8 +108,8 @@ class Schedule:
         if len(positions) and (times := int(high.max() - low.min()) + 1) <= 2 * len(positions):
             # Positions close together: compute all times in their range at once.
             every = np.arange(times) + low.min()
-            found: Ints = every[np.searchsorted(self._due(every)[0].sum(axis=1), positions, side="right")]
-            return found
+            time: Ints = every[np.searchsorted(self._due(every)[0].sum(axis=1), positions, side="right")]
+            return time
         # Positions far apart: some log2(S) rounds for all of them at once.
         return _bisect(low, high, lambda time: self._due(time)[0].sum(axis=1) > positions)
 
@@ -186,6 +186,7 @@ class Order:
             stage.prefix(np.array([length]))[0] for stage, length in zip(self._stages, lengths, strict=True)
         ]
         self.given: Ints = np.array(given, np.int64).reshape(-1, len(self.names))
+        # What each entry gave before each stage: there the stage goes on in the entry's epoch.
         self._drawn = np.cumsum([0 * self.sizes, *given], axis=0)
 
     def locate(self, positions: Ints) -> tuple[Ints, Ints, Ints]:

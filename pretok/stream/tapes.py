@@ -100,6 +100,7 @@ class TapeWriter:
         if not len(address):
             return
         self.tokens += int(length.sum())
+        # EOD is kept as a property of the run before it, since a block stores only whether a run is filled up.
         real = np.flatnonzero(address != FILL)
         behind = np.append(length, 0)[real + 1] * (np.append(address, 0)[real + 1] == FILL)
         runs = np.stack([address[real], length[real], behind])
@@ -236,10 +237,10 @@ class SideFile:
 
     def _read(self, at: int, length: int) -> bytes:
         with reading(self.path):
-            found = os.pread(self._files.get(0), length, at) if at >= 0 else b""
-        if len(found) != length:
+            data = os.pread(self._files.get(0), length, at) if at >= 0 else b""
+        if len(data) != length:
             raise IntegrityError(f"{self.path} is truncated; {REMEDY}")
-        return found
+        return data
 
     def _block_of(self, tokens: Ints) -> Ints:
         """Return the blocks that hold tokens (n,) of the tape."""
@@ -247,10 +248,10 @@ class SideFile:
         # is the right one. So a lookup touches a page or two of the mapped table.
         page = np.maximum(np.searchsorted(self._tops, tokens, side="right") - 1, 0) * PAGE
         blocks = np.minimum(page[:, None] + np.arange(PAGE), self.blocks)
-        found: Ints = page + (self._table[blocks, 0] <= tokens[:, None]).sum(axis=1) - 1
-        if (self._table[found, 0] > tokens).any() or (self._table[found + 1, 0] <= tokens).any():
+        block: Ints = page + (self._table[blocks, 0] <= tokens[:, None]).sum(axis=1) - 1
+        if (self._table[block, 0] > tokens).any() or (self._table[block + 1, 0] <= tokens).any():
             raise self._damaged()
-        return found
+        return block
 
     def _runs(self, blocks: Ints) -> Runs:
         """Return all runs of the blocks (b,), which must be sorted."""
@@ -269,10 +270,10 @@ class SideFile:
         if [_check(*one) for one in zip(parts, low.tolist(), strict=True)] != check.tolist():
             raise self._damaged()
         of = np.repeat(np.arange(len(blocks)), counts)
-        for kind, some in ((NARROW, ~wide), (WIDE, wide)):
-            if some.any():
-                runs = np.frombuffer(b"".join(parts[n] for n in np.flatnonzero(some)), kind)
-                address[some[of]], code[some[of]] = runs["address"], runs["length"]
+        for kind, blocks_of in ((NARROW, ~wide), (WIDE, wide)):
+            if blocks_of.any():
+                runs = np.frombuffer(b"".join(parts[n] for n in np.flatnonzero(blocks_of)), kind)
+                address[blocks_of[of]], code[blocks_of[of]] = runs["address"], runs["length"]
         length, gap = code >> 1, np.zeros_like(code)
         first = np.cumsum(counts) - counts
         ends = np.cumsum(length)
@@ -349,7 +350,7 @@ class Tapes:
         rows = np.arange(len(entry))
         filed = np.isin(entry, list(self.files)) if self.files else np.zeros(len(entry), np.bool_)
         whole = rows[~filed]
-        found = [
+        parts = [
             Pieces(
                 whole,
                 np.zeros_like(whole),
@@ -360,8 +361,8 @@ class Tapes:
         for one in np.unique(entry[filed]).tolist():
             mine = np.flatnonzero(entry == one)
             pieces = self.between(one, first[mine], first[mine] + self._length)
-            found.append(pieces._replace(row=mine[pieces.row]))
-        return _in_rows(found)
+            parts.append(pieces._replace(row=mine[pieces.row]))
+        return _in_rows(parts)
 
     def between(self, entry: int, first: Ints, end: Ints) -> Pieces:
         """Return the tokens `first` (n,) to `end - 1` (n,) of an entry's tape, one row per range."""
@@ -413,13 +414,13 @@ def verify_side_file(path: Path) -> list[str]:
     """Read every byte of a side file and return what is wrong with it; [] if it is good."""
     try:
         file = SideFile(path.parent, path.name.removesuffix(SUFFIX))
-        found, left = xxhash.xxh3_128(), file.end
+        hasher, left = xxhash.xxh3_128(), file.end
         with path.open("rb") as data:
             while left:
                 part = data.read(min(left, 1 << 22))
-                found.update(part)
+                hasher.update(part)
                 left -= len(part)
-        if f"xxh3:{found.hexdigest()}" != file.footer.checksum:
+        if f"xxh3:{hasher.hexdigest()}" != file.footer.checksum:
             raise IntegrityError(f"{path} is damaged; {REMEDY}")
     except PretokError as error:
         return [str(error)]

@@ -3,6 +3,7 @@ of mixes are in test_model.py."""
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -103,6 +104,16 @@ def test_few_files_of_spans_are_open(tmp_path: Path, monkeypatch: pytest.MonkeyP
     view.batch(range(len(view)), loss=True)
     assert view.learned is not None
     assert len(view.learned._files) == 10
+
+
+def test_spans_of_another_shard_are_refused_each_time(tmp_path: Path) -> None:
+    shards = make_shards(tmp_path, {"chat": of_lengths([40, 50], 1)}, chats=CHATS, documents_per_shard=1)
+    one, other = (shard.spans_path for shard in load_manifest(shards).of("chat"))
+    shutil.copyfile(other, one)
+    view = pretok.stream.open(shards, seq_len=90)
+    for _ in range(2):
+        with pytest.raises(IntegrityError, match=one.name):
+            view.loss(0)
 
 
 @pytest.mark.parametrize(("place", "byte"), [(0, 1), (16, 1), (32, 255), (39, 127), (-1, 99)])

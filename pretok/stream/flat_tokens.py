@@ -115,7 +115,8 @@ class OpenFiles:
 class FlatTokens:
     """The tokens of `shards`, one after the other.
 
-    itemsize: bytes of a token. sequential: whether addresses are read in order. files: where their bytes are read; None for local files.
+    itemsize: bytes of a token. sequential: whether addresses are read in order. files: where their bytes are read; None
+    for local files.
     """
 
     def __init__(

@@ -48,7 +48,7 @@ import numpy.typing as npt
 from pretok.base.errors import MismatchError, UsageError
 from pretok.base.records import to_json
 from pretok.base.tokens import Ints, Tokens
-from pretok.shards.manifest import FILE_NAME, Manifest, Shard, load_manifest
+from pretok.shards.manifest import FILE_NAME, Manifest, load_manifest
 from pretok.stream.continued import same_until
 from pretok.stream.digests import data_hash, digest
 from pretok.stream.flat_tokens import FlatTokens, OpenFiles, Pieces
@@ -99,10 +99,7 @@ def open(
     sequence length), UsageError (no seq_len, unknown source, nothing to read), TypeError (a seq_len or seed that is not
     a whole number), OSError that names an object which the store does not return.
     """
-    for name, number in (("seq_len", seq_len), ("seed", seed)):
-        if number is not None and not isinstance(number, int | np.integer):
-            raise TypeError(f"{name} is a whole number, not {number!r}")
-    seq_len, seed = None if seq_len is None else int(seq_len), int(seed)
+    seq_len, seed = None if seq_len is None else index(seq_len), index(seed)
     store = None
     if "://" in f"{shards}{mix}":
         from pretok.stream.object_store import Store, fetch_mix, is_url
@@ -116,10 +113,10 @@ def open(
             raise MismatchError(
                 f"{shards} holds the sequences of the mix {plan.fingerprint}, but {mix} is {other}"
             )
-        if source is not None or split != "train":
+        if source is not None or learn is not None or split != "train":
             raise UsageError(
-                f"{shards} holds a materialized mix; its sources and other splits are in the shards that the mix was "
-                "made of"
+                f"{shards} holds a materialized mix: leave out `source`, `split` and `learn`; its sources and other "
+                "splits are in the shards that the mix was made of"
             )
     elif mix is not None:
         if learn is not None or source is not None:
@@ -138,7 +135,7 @@ def open(
             f"{mix or shards} has sequences of {plan.seq_len} tokens, not {seq_len}: leave out --seq-len, or make "
             f"another mix (pretok mix --seq-len {seq_len})"
         )
-    return View(now, plan, None if mix is None else Path(mix).parent, store)
+    return View(now, plan, Path(mix or "").parent, store)
 
 
 def _whole(numbers: Sequence[int] | Ints) -> Ints:
@@ -173,7 +170,7 @@ class View:
     """
 
     def __init__(
-        self, manifest: Manifest, mix: Mix, folder: Path | None = None, store: Store | None = None
+        self, manifest: Manifest, mix: Mix, folder: Path = Path(), store: Store | None = None
     ) -> None:
         self.seq_len = mix.seq_len
         self.vocab_size = manifest.tokenizer.vocab_size
@@ -193,7 +190,7 @@ class View:
         shards = list(manifest.shards if materialized else chain(*by_source.values()))
         asked = len(self) * (self.seq_len + 1) * self.dtype.itemsize
         files = None if store is None else store.files(shards, self.dtype.itemsize, asked)
-        self.tokens = FlatTokens(shards, self.dtype, materialized, files)
+        self.tokens = FlatTokens(shards, self.dtype.itemsize, materialized, files)
         # One address space for all sources, one after the other: a sequence lies inside its source.
         sizes = [sum(shard.tokens for shard in one) for one in by_source.values()]
         starts = dict(zip(by_source, np.cumsum([0, *sizes], dtype=np.int64).tolist(), strict=False))
@@ -202,7 +199,11 @@ class View:
         # Packed sequences, and those of a materialized mix, do not share their last token with the next one.
         alone = np.array([materialized or source.packed for source in mix.sources])
         strides = self.seq_len + alone.astype(np.int64)
-        side_files = {} if materialized else self._side_files(folder, by_source)
+        side_files = {
+            number: SideFile(folder / FOLDER, source.tape, behind(by_source[source.held_in], source.begin))
+            for number, source in enumerate(mix.sources)
+            if source.tape is not None and not materialized
+        }
         begins = np.array([source.begin for source in mix.sources], np.int64)
         self.tapes = Tapes(
             self.source_bases + begins, [source.tokens for source in mix.sources], strides, length, side_files
@@ -213,20 +214,6 @@ class View:
         self.learned = Learned(shards, [source.learn for source in mix.sources]) if self.masked else None
         self._ahead = _Ahead(0, 0, Pieces(*[np.empty(0, np.int64)] * 4), None)
         self._expected = 0
-
-    def _side_files(
-        self, folder: Path | None, by_source: Mapping[str, Sequence[Shard]]
-    ) -> dict[int, SideFile]:
-        """Open the side files: number of the entry -> its file."""
-        files: dict[int, SideFile] = {}
-        for number, source in enumerate(self.mix.sources):
-            if source.tape is None:
-                continue
-            if folder is None:
-                raise UsageError(f"{source.name} has a side file next to its mix: name the mix")
-            shards = behind(by_source[source.held_in], source.begin)
-            files[number] = SideFile(folder / FOLDER, source.tape, shards)
-        return files
 
     def __repr__(self) -> str:
         names = ", ".join(source.name for source in self.mix.sources)
@@ -304,19 +291,20 @@ class View:
         """Return how many of the first `length` positions each source has; 0 <= length <= len."""
         if not 0 <= index(length) <= len(self):
             raise IndexError(f"a prefix of {length} sequences; the stream has {len(self)}")
-        return dict(zip(self.order.names, self.order.prefix(length).tolist(), strict=True))
+        counts = self.order.prefixes(np.array([length]))[0].tolist()
+        return dict(zip(self.order.names, counts, strict=True))
 
     def expect(self, batches: Iterable[Sequence[int] | Ints], share: float = 1.0) -> None:
         """Make an object store prefetch what the next calls of `batch` in this process read.
 
         share: the part of the stream that the readers of its cache read. Does nothing for files on a disk.
         """
-        files: Any = self.tokens.files
+        files = self.tokens.files
         if not isinstance(files, OpenFiles):
             files.whole = files.pays(share)
             # Looking ahead in this view would move it away from where its reader is, so a copy does that.
-            ahead: Any = pickle.loads(pickle.dumps(self))
-            files.expect(ahead.tokens.files.units(ahead._part(_whole(one), False)[0]) for one in batches)
+            ahead: View = pickle.loads(pickle.dumps(self))
+            files.expect(files.units(ahead._part(_whole(one), False)[0]) for one in batches)
 
     def _checked(self, positions: Sequence[int] | Ints) -> Ints:
         array = _whole(positions)

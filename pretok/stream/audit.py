@@ -71,7 +71,7 @@ def positions(view: View, name: str, first: int, end: int) -> Ints:
     """
     number, on_tape = number_of(view, name), runs(view, name, index(first), index(end))
     stride, size = int(view.tapes.strides[number]), int(view.order.sizes[number])
-    found = [np.empty((0, 3), np.int64)]
+    parts = [np.empty((0, 3), np.int64)]
     for epoch in range(view.order.epochs(number) if len(on_tape.start) else 0):
         begin = on_tape.start - view.order.cut(number, epoch)
         # Sequence i holds the tokens i * stride to i * stride + seq_len, so neighbours may overlap by one token.
@@ -79,18 +79,11 @@ def positions(view: View, name: str, first: int, end: int) -> Ints:
         high = np.minimum((begin + on_tape.length - 1) // stride + 1, size)
         sequences = np.unique(ranges(low, np.maximum(low, high))[1])
         at = view.order.positions(number, epoch, sequences)
-        found.append(np.column_stack([at, np.full_like(at, epoch), sequences])[at >= 0])
-    rows = np.concatenate(found)
+        parts.append(np.column_stack([at, np.full_like(at, epoch), sequences])[at >= 0])
+    rows = np.concatenate(parts)
     return rows[np.argsort(rows[:, 0])]
 
 
 def drawn(view: View, name: str, low: int, high: int) -> Ints:
-    """Return the sequences that an entry gives as its `low`-th to `high - 1`-th, (high - low,).
-
-    Raises IndexError if the entry gives fewer.
-    """
-    number = number_of(view, name)
-    given = view.prefix_counts(len(view))[name]
-    if not 0 <= index(low) <= index(high) <= given:
-        raise IndexError(f"sequences {low} to {high}; {name} gives {given}")
-    return view.order.drawn(number, low, high)
+    """Return the sequences that an entry gives as its `low`-th to `high - 1`-th, (high - low,)."""
+    return view.order.drawn(number_of(view, name), low, high)

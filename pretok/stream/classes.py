@@ -91,14 +91,12 @@ def divide(
                     "exclude each other"
                 )
         sizes = [sequences(writer.tokens, seq_len, cuts) for writer in writers]
-        for (name, predicate), members, writer, size in zip(
-            predicates.items(), documents, writers, sizes, strict=False
-        ):
-            if not size and not begin:
-                raise UsageError(
-                    f"{name} has {members:,} documents with {writer.tokens:,} tokens, less than one sequence of "
-                    f"{seq_len} + 1: change the condition ({predicate})"
-                )
+        if not begin and not all(sizes[:-1]):
+            empty = sizes.index(0)
+            raise UsageError(
+                f"{names[empty]} has {documents[empty]:,} documents with {writers[empty].tokens:,} tokens, less than "
+                f"one sequence of {seq_len} + 1: change the condition ({predicates[names[empty]]})"
+            )
         about = {"shards": len(shards), "indexes": shards_key([shard for shard, _ in shards])}
         tapes = [
             writer.seal(about | {"members": members})

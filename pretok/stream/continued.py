@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from pretok.base.errors import MismatchError, UsageError
 from pretok.base.records import replace
@@ -82,18 +81,22 @@ def run_position(run: Path, path: Path) -> int:
     A mix that begins with the same sequences up to there is fine too. Raises UsageError if there is no checkpoint,
     MismatchError if the run reads something else.
     """
-    found = sorted((run / "checkpoints").glob("step-????????/meta.json"))
-    if not found:
+    checkpoints = sorted((run / "checkpoints").glob("step-????????/meta.json"))
+    if not checkpoints:
         raise UsageError(f"{run} has no checkpoint; give the sequence at which to leave the mix with --at")
-    data = read_json(found[-1])
+    data = read_json(checkpoints[-1])
     try:
-        position, stream = int(data["progress"]["position"]), data["identity"]["stream"]
-        read: Any = data["identity"].get("mix")
+        position, identity = int(data["progress"]["position"]), data["identity"]
+        stream, read = identity["stream"], identity.get("mix")
     except (KeyError, TypeError, AttributeError, ValueError):
-        raise MismatchError(f"{found[-1]} has no position of the run; give it with --at") from None
+        raise MismatchError(f"{checkpoints[-1]} has no position of the run; give it with --at") from None
     mix = load_mix(path)
     same = (
-        len(mix) if stream == mix.fingerprint else same_until(parse_mix(read, found[-1]), mix) if read else 0
+        len(mix)
+        if stream == mix.fingerprint
+        else same_until(parse_mix(read, checkpoints[-1]), mix)
+        if read
+        else 0
     )
     if same < position:
         raise MismatchError(

@@ -12,12 +12,11 @@ from __future__ import annotations
 
 import os
 import resource
-import weakref
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +25,9 @@ from pretok.base.errors import IntegrityError
 from pretok.base.storage import reading
 from pretok.base.tokens import Ints
 from pretok.shards.manifest import Shard
+
+if TYPE_CHECKING:
+    from pretok.stream.object_store import StoreFiles
 
 
 class Pieces(NamedTuple):
@@ -47,15 +49,6 @@ ANNOUNCED = 64
 """The number of parts that are announced to the kernel before they are read."""
 
 
-class Files(Protocol):
-    """The source of the bytes of shards: local files, or an object store (`object_store.StoreFiles`)."""
-
-    paths: Sequence[Path]
-
-    def read(self, parts: Sequence[Part], room: memoryview) -> None:
-        """Read parts into `room`."""
-
-
 class OpenFiles:
     """File descriptors, opened when first used, by their number in `paths`.
 
@@ -64,27 +57,19 @@ class OpenFiles:
     """
 
     def __init__(self, paths: Sequence[Path], sizes: Sequence[int], sequential: bool) -> None:
-        self._files = self._own_files()
-        self.limit = _file_limit()
+        self._files: OrderedDict[int, int] = OrderedDict()  # number -> descriptor, ordered by last use
+        self.limit = file_limit()
         self.paths = paths
         self._sizes = sizes
         self._sequential = sequential
 
     def __getstate__(self) -> dict[str, object]:
-        return {key: value for key, value in self.__dict__.items() if key != "_files"}
+        return self.__dict__ | {"_files": OrderedDict()}
 
-    def __setstate__(self, state: dict[str, object]) -> None:
-        self.__dict__.update(state, _files=self._own_files())
-
-    def _own_files(self) -> OrderedDict[int, int]:
-        """Return an empty table, number -> descriptor, ordered by last use.
-
-        Its files are closed with this object, or when the interpreter ends: before modules are torn down, which
-        `__del__` would not guarantee.
-        """
-        files: OrderedDict[int, int] = OrderedDict()
-        weakref.finalize(self, _close_all, files)
-        return files
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:
+        # A default, because modules may be torn down already when the interpreter ends.
+        for file in self._files.values():
+            close(file)
 
     def get(self, number: int) -> int:
         """Return the descriptor of a file. Raises IntegrityError."""
@@ -130,14 +115,17 @@ class OpenFiles:
 class FlatTokens:
     """The tokens of `shards`, one after the other.
 
-    sequential: whether addresses are read in order. files: where their bytes are read; None for local files.
+    itemsize: bytes of a token. sequential: whether addresses are read in order. files: where their bytes are read; None
+    for local files.
     """
 
     def __init__(
-        self, shards: Sequence[Shard], dtype: np.dtype[Any], sequential: bool, files: Files | None = None
+        self, shards: Sequence[Shard], itemsize: int, sequential: bool, files: StoreFiles | None = None
     ) -> None:
-        sizes = [shard.tokens * dtype.itemsize for shard in shards]
-        self.files = files or OpenFiles([shard.bin_path for shard in shards], sizes, sequential)
+        sizes = [shard.tokens * itemsize for shard in shards]
+        self.files: OpenFiles | StoreFiles = files or OpenFiles(
+            [shard.bin_path for shard in shards], sizes, sequential
+        )
         self._starts: Ints = np.cumsum([0, *(shard.tokens for shard in shards)], dtype=np.int64)
 
     def read(self, pieces: Pieces, out: npt.NDArray[Any]) -> None:
@@ -179,12 +167,7 @@ class FlatTokens:
         return parts
 
 
-def _close_all(files: OrderedDict[int, int]) -> None:
-    while files:
-        os.close(files.popitem()[1])
-
-
-def _file_limit() -> int:
+def file_limit() -> int:
     """Return a quarter of the number of files that this process may open."""
     soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     return 4096 if soft == resource.RLIM_INFINITY else max(8, min(4096, soft // 4))

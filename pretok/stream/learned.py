@@ -20,12 +20,10 @@ from pretok.base.kinds import KINDS, TEXT
 from pretok.base.tokens import Bytes, Ints
 from pretok.shards.manifest import Shard
 from pretok.shards.spans import ShardSpans
-from pretok.stream.flat_tokens import Pieces
+from pretok.stream.flat_tokens import Pieces, file_limit
 from pretok.stream.tapes import ranges
 
 Mask = npt.NDArray[np.bool_]
-OPEN = 256
-"""Files of spans that are mapped at a time."""
 
 
 class Runs(NamedTuple):
@@ -67,6 +65,7 @@ class Learned:
         self._learned[:, TEXT] = True
         self._known: Mask = np.array([shard.kinds is not None for shard in shards], np.bool_)
         self._files: OrderedDict[int, ShardSpans] = OrderedDict()
+        self._limit = file_limit()  # a mapped file counts as an open one
 
     def __getstate__(self) -> dict[str, object]:
         return self.__dict__ | {"_files": OrderedDict()}
@@ -112,9 +111,9 @@ class Learned:
         # Sorted by address, so that each search touches pages that the previous one has just read.
         chats = np.flatnonzero(self._known[shard])
         chats = chats[np.lexsort((begin[chats], shard[chats]))]
-        some, at = np.unique(shard[chats], return_index=True)
-        found = list(zip(some.tolist(), np.split(chats, at[1:]), strict=True)) if len(some) else []
-        for one, mine in found:
+        numbers, at = np.unique(shard[chats], return_index=True)
+        by_shard = list(zip(numbers.tolist(), np.split(chats, at[1:]), strict=True)) if len(numbers) else []
+        for one, mine in by_shard:
             ends = self._spans(one).ends
             low[mine] = np.searchsorted(ends, begin[mine], side="right")
             counts[mine] += np.searchsorted(ends, end[mine] - 1, side="right") - low[mine]
@@ -123,7 +122,7 @@ class Learned:
         behind = np.cumsum(counts)
         first, last = behind - counts, behind - 1
         stop, kind = np.empty(int(counts.sum()), np.int64), np.full(int(counts.sum()), TEXT, np.uint8)
-        for one, mine in found:
+        for one, mine in by_shard:
             file, to = self._spans(one), ranges(first[mine], behind[mine])[1]
             spans = to + np.repeat(low[mine] - first[mine], counts[mine])
             stop[to], kind[to] = file.ends[spans], file.kinds[spans]
@@ -139,16 +138,15 @@ class Learned:
 
     def _spans(self, shard: int) -> ShardSpans:
         """Return the spans of a shard, from the cache of mapped files. Raises IntegrityError."""
-        found = self._files.get(shard)
-        if found is not None:
-            self._files.move_to_end(shard)
-            return found
-        if len(self._files) >= OPEN:
-            self._files.popitem(last=False)
-        found = self._files[shard] = ShardSpans(self._shards[shard].spans_path)
-        if found.tokens != self._shards[shard].tokens:
-            raise self._damaged(np.array([shard]), np.array([True]))
-        return found
+        spans = self._files.pop(shard, None)
+        if spans is None:
+            spans = ShardSpans(self._shards[shard].spans_path)
+            if spans.tokens != self._shards[shard].tokens:
+                raise self._damaged(np.array([shard]), np.array([True]))
+            if len(self._files) >= self._limit:
+                self._files.popitem(last=False)
+        self._files[shard] = spans  # the last one is the one that was used last
+        return spans
 
     def _damaged(self, shards: Ints, wrong: Mask) -> IntegrityError:
         """Return an error that names the first of `shards` (p,) that is `wrong` (p,)."""

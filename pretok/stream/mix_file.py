@@ -31,6 +31,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Annotated
 
+import numpy as np
 from msgspec import Meta
 
 from pretok.base.errors import IntegrityError, MismatchError, UsageError
@@ -136,10 +137,10 @@ class Mix(Record, frozen=True, dict=True):
     @cached_property
     def pools(self) -> dict[str, list[int]]:
         """The pools that weights name: pool -> the numbers of its entries."""
-        found: dict[str, list[int]] = {}
+        pools: dict[str, list[int]] = {}
         for number, source in enumerate(self.sources):
-            found.setdefault(source.pool, []).append(number)
-        return found
+            pools.setdefault(source.pool, []).append(number)
+        return pools
 
     @property
     def packs(self) -> bool:
@@ -156,7 +157,7 @@ class Mix(Record, frozen=True, dict=True):
 
         Packed sequences count with their mean, which is exact at the end of each epoch.
         """
-        counts = self.order().prefix(length).tolist()
+        counts = self.order().prefixes(np.array([length]))[0].tolist()
         return [count * one.predicted(self.seq_len) for count, one in zip(counts, self.sources, strict=True)]
 
     def __len__(self) -> int:

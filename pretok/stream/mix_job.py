@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +16,7 @@ from pretok.base.errors import MismatchError, UsageError
 from pretok.base.lock import hold
 from pretok.base.records import Count, Record, replace
 from pretok.base.units import listed
-from pretok.shards.manifest import SPLITS, Manifest, load_manifest
+from pretok.shards.manifest import Manifest, load_manifest
 from pretok.shards.unfinished import incomplete
 from pretok.stream.mix_file import (
     Mix,
@@ -52,21 +51,6 @@ class MixRequest:
     split: str = "train"
     after: Mix | None = None
     learn: Mapping[str, Collection[str]] = field(default_factory=dict)
-
-    @property
-    def before(self) -> tuple[MixSource, ...]:
-        """The entries of the previous mix."""
-        return self.after.sources if self.after else ()
-
-    @property
-    def cuts(self) -> str:
-        """The cuts of the previous mix; else new ones in each epoch, but fixed for validation, which has only one."""
-        return self.after.cuts if self.after else "epoch" if self.split == "train" else "fixed"
-
-    @property
-    def packs(self) -> bool:
-        """Whether documents are packed into sequences."""
-        return self.after.packs if self.after else self.table.pack == "best-fit"
 
 
 class MixReport(Record, frozen=True, kw_only=True, omit_defaults=True):
@@ -123,21 +107,30 @@ def plan_mix(manifest: Manifest, request: MixRequest, folder: Path | None = None
     Raises UsageError for unknown sources, and for budgets and weights that do not fit.
     """
     folder = folder or manifest.folder.parent / FOLDER
-    if request.split not in SPLITS:
-        raise UsageError(f"no split {request.split!r}; the splits are {' and '.join(SPLITS)}")
-    learn, after = _learn(manifest, request), request.after
-    new, notes = _new_entries(manifest, request, folder)
-    sources = (*request.before, *(_packed(manifest, request, folder, entry) for entry in new))
-    sources = tuple(replace(one, learn=learn_of(manifest, one.held_in, learn)) for one in sources)
     table = request.table
-    mix = Mix(manifest.fingerprint, request.split, table.seq_len, table.seed, request.cuts, sources, ())
-    if after is not None:
-        none = (0,) * len(new)
-        stages = tuple(replace(stage, quotas=(*stage.quotas, *none)) for stage in after.stages)
-        mix = replace(after, sources=sources, stages=stages)
+    # Each epoch is cut anew, except for validation, which has only one.
+    cuts = "epoch" if request.split == "train" else "fixed"
+    nothing = Mix(manifest.fingerprint, request.split, table.seq_len, table.seed, cuts, (), ())
+    old = request.after or nothing
+    packs = old.packs if old.sources else table.pack == "best-fit"
+    learn = _learn(manifest, request.learn, old)
+    new, notes = _new_entries(manifest, table, old, folder)
+    entries = (*old.sources, *(_packed(manifest, old, folder, entry) if packs else entry for entry in new))
+    mix = replace(
+        old,
+        sources=tuple(replace(one, learn=learn_of(manifest, one.held_in, learn)) for one in entries),
+        stages=tuple(replace(stage, quotas=(*stage.quotas, *[0] * len(new))) for stage in old.stages),
+    )
     wish = weighed(request.table, _pooled(mix))
     for stage in wish.all_stages:
-        mix = replace(mix, stages=(*mix.stages, Stage(tuple(_quotas(stage, wish, mix)))))
+        quotas = _quotas(stage, wish, mix)
+        mix = replace(mix, stages=(*mix.stages, Stage(tuple(quotas))))
+        notes += [
+            f"{name} has a weight of {float(weight):.2g}, too small for one of the {sum(quotas):,} sequences of its "
+            "stage: it is not read there"
+            for name, weight in stage.weights.items()
+            if weight and not any(quotas[number] for number in mix.pools[name])
+        ]
     mix.order()  # raises UsageError for a stage that is too long
     return mix, _report(manifest, request, wish, mix, notes, folder)
 
@@ -165,11 +158,11 @@ def _quotas(stage: StageTable, table: MixTable, mix: Mix) -> list[int]:
     return given
 
 
-def _learn(manifest: Manifest, request: MixRequest) -> dict[str, Collection[str]]:
+def _learn(manifest: Manifest, asked: Mapping[str, Collection[str]], old: Mix) -> dict[str, Collection[str]]:
     """Return the kinds that are learned in each requested or previous source. Raises UsageError."""
-    check_learn(manifest, request.learn)
-    learn = dict(request.learn)
-    for entry in request.before:
+    check_learn(manifest, asked)
+    learn = dict(asked)
+    for entry in old.sources:
         if set(learn.setdefault(entry.held_in, entry.learn)) != set(entry.learn):
             kept = ", ".join(entry.learn) or "everything"
             raise UsageError(
@@ -179,102 +172,89 @@ def _learn(manifest: Manifest, request: MixRequest) -> dict[str, Collection[str]
     return learn
 
 
-def _new_entries(manifest: Manifest, request: MixRequest, folder: Path) -> tuple[list[MixSource], list[str]]:
+def _new_entries(
+    manifest: Manifest, table: MixTable, old: Mix, folder: Path
+) -> tuple[list[MixSource], list[str]]:
     """Return the entries that follow those of the previous mix, and notes about them. Raises UsageError.
 
     They are the appends to its sources, and the sources and classes that a stage names; if a stage has natural weights,
     all sources.
     """
-    begins = _begins(manifest, request)
-    wanted = _classes(manifest, request, begins)
-    asked = {name for stage in request.table.all_stages for name in stage.weights}
-    classes = {name for divided in wanted.values() for name in divided} | {one.pool for one in request.before}
-    if unknown := sorted(asked - classes - manifest.sources.keys()):
-        known = ", ".join(sorted(classes.union(manifest.sources)))
-        raise UsageError(f"{manifest.folder} has no source or class {unknown[0]!r}; it has {known}")
-    natural = any(not stage.weights for stage in request.table.all_stages)
-    read = {entry.held_in for entry in request.before}
-    found, notes = [], []
+    wanted = _classes(manifest, table, old)
+    asked = {name for stage in table.all_stages for name in stage.weights}
+    known = {*table.classes, *old.pools, *manifest.sources}
+    if unknown := sorted(asked - known):
+        have = ", ".join(sorted(known))
+        raise UsageError(f"{manifest.folder} has no source or class {unknown[0]!r}; it has {have}")
+    natural = any(not stage.weights for stage in table.all_stages)
+    new: list[MixSource] = []
     for source in manifest.sources:
-        divided, begin = wanted.get(source, {}), begins[source]
-        tokens = sum(shard.tokens for shard in behind(manifest.of(source, request.split), begin))
-        if not (tokens if source in read else natural or asked & {source, *divided}):
+        divided, begin = wanted.get(source, {}), _begin(manifest, source, old)
+        tokens = sum(shard.tokens for shard in behind(manifest.of(source, old.split), begin))
+        pools = {one.pool for one in old.sources if one.held_in == source}
+        if pools and (divided or tokens) and divided.keys() != pools - {source}:
+            raise UsageError(
+                f"the previous mix divides {source} into {', '.join(sorted(pools - {source})) or 'no classes'}, and a "
+                "mix that continues it must do the same: give the condition of each of these again "
+                f"(--class NAME='{source} where ...'), and no others"
+            )
+        if not (tokens if pools else natural or asked & {source, *divided}):
             continue
         if divided:
             with hold(folder, "mix"):
                 from pretok.stream.classes import divide
 
-                length, cuts = request.table.seq_len, request.cuts
-                entries = divide(manifest, request.split, source, divided, folder, length, cuts, begin)
+                entries = divide(manifest, old.split, source, divided, folder, old.seq_len, old.cuts, begin)
             # Leave out a rest without documents, unless a weight names it.
-            found += [entry for entry in entries if entry.tokens or (entry.name in asked and not begin)]
+            new += [entry for entry in entries if entry.tokens or (entry.name in asked and not begin)]
         else:
-            size = sequences(tokens, request.table.seq_len, request.cuts)
-            found.append(MixSource(source, tokens, size, source if begin else None, begin=begin))
-    notes += [
+            size = sequences(tokens, old.seq_len, old.cuts)
+            new.append(MixSource(source, tokens, size, source if begin else None, begin=begin))
+    notes = [
         f"the {entry.tokens:,} tokens appended to {entry.name} are less than one sequence and are not read"
-        for entry in found
+        for entry in new
         if entry.begin and entry.tokens and not entry.sequences
     ]
-    return [_appended(entry, request) for entry in sorted(found, key=lambda entry: entry.name)], notes
+    return [_named(entry, old) for entry in sorted(new, key=lambda entry: entry.name)], notes
 
 
-def _appended(entry: MixSource, request: MixRequest) -> MixSource:
-    """Name a new entry; one that is appended to an entry of the previous mix gets the next number, `NAME+1`."""
-    if not entry.begin or request.after is None:
-        return entry
-    alike = sum(one.pool == entry.name for one in request.before)
-    return replace(entry, name=f"{entry.name}+{alike}" if alike else entry.name)
+def _named(entry: MixSource, old: Mix) -> MixSource:
+    """Name a new entry: if the previous mix has its pool, it gets the next number, `NAME+1`."""
+    alike = len(old.pools.get(entry.name, ()))
+    return replace(entry, name=f"{entry.name}+{alike}", of=entry.held_in) if alike else entry
 
 
-def _begins(manifest: Manifest, request: MixRequest) -> dict[str, int]:
-    """Return, for each source, how many tokens of the split the previous mix already covered."""
-    begins = dict.fromkeys(manifest.sources, 0)
-    for entry in request.before:
-        then = entry.manifest or manifest.fingerprint
-        known = shards_of(then, entry.held_in, request.split, manifest)
-        begins[entry.held_in] = max(begins[entry.held_in], sum(shard.tokens for shard in known))
-    return begins
+def _begin(manifest: Manifest, source: str, old: Mix) -> int:
+    """Return how many tokens of a source the previous mix already covered."""
+    dates = {one.manifest or manifest.fingerprint for one in old.sources if one.held_in == source}
+    covered = [shards_of(date, source, old.split, manifest) for date in dates]
+    return max((sum(shard.tokens for shard in shards) for shards in covered), default=0)
 
 
-def _classes(manifest: Manifest, request: MixRequest, begins: Mapping[str, int]) -> dict[str, dict[str, str]]:
-    """Return source -> class -> condition; sources of the previous mix keep their classes. Raises UsageError."""
+def _classes(manifest: Manifest, table: MixTable, old: Mix) -> dict[str, dict[str, str]]:
+    """Return source -> class -> condition. Raises UsageError."""
     from pretok.stream.classes import parse_class
 
     wanted: dict[str, dict[str, str]] = {}
-    before: dict[str, set[str]] = {}
-    for entry in request.before:
-        before.setdefault(entry.held_in, set()).add(entry.pool)
-    for name, text in request.table.classes.items():
+    for name, text in table.classes.items():
         source, condition = parse_class(name, text)
-        if source not in manifest.sources or name in manifest.sources:
+        taken = {one.pool for one in old.sources if one.held_in != source}.union(manifest.sources)
+        if source not in manifest.sources or name in taken:
             raise UsageError(
                 f"class {name}: it must have a name of its own, and {source} must be a source; the sources are "
                 f"{', '.join(manifest.sources)}"
             )
-        if any((name in pools) != (divided == source) for divided, pools in before.items()):
-            raise UsageError(
-                f"class {name}: the previous mix does not divide {source} like this, and a mix that continues it "
-                "must keep its classes"
-            )
         wanted.setdefault(source, {})[name] = condition
-    for source, pools in before.items():
-        missing = sorted(pools - wanted.get(source, {}).keys() - {source})
-        if missing and begins[source] < sum(shard.tokens for shard in manifest.of(source, request.split)):
-            raise UsageError(
-                f"{source} has grown since the previous mix: give the conditions of {', '.join(missing)} again "
-                f"(--class '{missing[0]}={source} where ...')"
-            )
     return wanted
 
 
-def _packed(manifest: Manifest, request: MixRequest, folder: Path, entry: MixSource) -> MixSource:
-    """Pack an entry if the mix packs its documents."""
-    if not request.packs or entry.tokens < 2:
+def _packed(manifest: Manifest, old: Mix, folder: Path, entry: MixSource) -> MixSource:
+    """Pack the documents of an entry into sequences."""
+    if entry.tokens < 2:
         return entry
-    shards = behind(manifest.of(entry.held_in, request.split), entry.begin)
+    shards = behind(manifest.of(entry.held_in, old.split), entry.begin)
     members = SideFile(folder, entry.tape, shards) if entry.tape else None
-    tape, about = pack(folder, shards, request.table.seq_len, members)
+    tape, about = pack(folder, shards, old.seq_len, members)
     return replace(
         entry, tape=tape, packed=True, tokens=about.tokens, sequences=about.bins, targets=about.targets
     )
@@ -283,16 +263,14 @@ def _packed(manifest: Manifest, request: MixRequest, folder: Path, entry: MixSou
 def _report(
     manifest: Manifest, request: MixRequest, wish: MixTable, mix: Mix, notes: Sequence[str], folder: Path
 ) -> MixReport:
-    drawn = mix.order().prefix(len(mix)).tolist()
-    each = {pool.name: float(pool.predicted(mix.seq_len)) for pool in _pooled(mix)}
-    # Targets of each entry up to the end of each stage.
-    read = [mix.predicted_by(end) for end in accumulate(mix.lengths, initial=0)]
+    given = mix.order().given
+    each = [one.predicted(mix.seq_len) for one in mix.sources]  # targets of a sequence
     stages: list[dict[str, Any]] = []
-    for stage, before, after in zip(mix.stages, read, read[1:], strict=False):
-        tokens = {name: sum(after[n] - before[n] for n in numbers) for name, numbers in mix.pools.items()}
+    for stage, counts in zip(mix.stages, given.tolist(), strict=True):
+        tokens = {name: sum(counts[n] * each[n] for n in numbers) for name, numbers in mix.pools.items()}
         total = sum(tokens.values())
         bounds = {
-            name: sum(prefix_bound(stage.quotas, stage.quotas[n]) for n in numbers) * each[name]
+            name: float(sum(prefix_bound(stage.quotas, stage.quotas[n]) * each[n] for n in numbers))
             for name, numbers in mix.pools.items()
         }
         shares = {name: float(part / max(total, 1)) for name, part in tokens.items()}
@@ -303,8 +281,8 @@ def _report(
         tokens=sum(stage["tokens"] for stage in stages),
         stages=tuple(stages),
         sources={
-            one.name: _source_report(manifest, mix, one, count, int(tokens), folder)
-            for one, count, tokens in zip(mix.sources, drawn, read[-1], strict=True)
+            one.name: _source_report(manifest, mix, one, count, folder)
+            for one, count in zip(mix.sources, given.sum(axis=0).tolist(), strict=True)
         },
         left_out={
             name: sum(shard.tokens for shard in manifest.of(name, mix.split))
@@ -318,26 +296,20 @@ def _report(
 
 
 def _source_report(
-    manifest: Manifest, mix: Mix, source: MixSource, drawn: int, tokens: int, folder: Path
+    manifest: Manifest, mix: Mix, source: MixSource, drawn: int, folder: Path
 ) -> dict[str, Any]:
     """Return the figures of an entry in a mix.
 
-    unused_tokens: in whole sequences that are never drawn. tail_tokens: before the first and after the last sequence of
-    an epoch; if each epoch is cut anew, they differ between epochs. documents: of a class or a packed entry;
-    cut_documents of them are longer than a sequence; padding_tokens: per epoch. learn: kinds that are learned, empty if
-    all are; learned_share: their share of the tokens of the source.
+    documents: of a class or a packed entry; cut_documents of them are longer than a sequence; padding_tokens: per
+    epoch. learn: kinds that are learned, empty if all are; learned_share: their share of the tokens of the source.
     """
-    each = source.predicted(mix.seq_len)
     about = SideFile(folder, source.tape).about if source.tape else {}
     shards = manifest.of(source.held_in, mix.split)
     learned = sum((shard.kinds or {}).get(kind, 0) for shard in shards for kind in source.learn)
     return {
         "sequences": drawn,
-        "tokens": tokens,
+        "tokens": int(drawn * source.predicted(mix.seq_len)),
         "epochs": drawn / max(source.sequences, 1),
-        "repeated_tokens": int(max(drawn - source.sequences, 0) * each),
-        "unused_tokens": int(max(source.sequences - drawn, 0) * each),
-        "tail_tokens": 0 if source.packed else source.tokens - source.sequences * mix.seq_len,
         "documents": about.get("documents", about.get("members")),
         "cut_documents": about.get("cut", 0),
         "padding_tokens": source.sequences * (mix.seq_len + 1) - source.tokens if source.packed else 0,
@@ -380,10 +352,9 @@ def show_mix(manifest: Manifest, report: MixReport, console: Console, sources: b
     for sentence in [*report.notes, *incomplete(manifest)]:
         console.notice(sentence)
     if sources:
-        keys = ("sequences", "tokens", "epochs", "repeated_tokens", "unused_tokens", "tail_tokens")
         rows = [
-            (name, *(f"{one[key]:,.4f}" if key == "epochs" else f"{one[key]:,}" for key in keys))
+            (name, f"{one['sequences']:,}", f"{one['tokens']:,}", f"{one['epochs']:,.4f}")
             for name, one in report.sources.items()
         ]
-        titles = ("source", *(key.replace("_", " ") for key in keys))
+        titles = ("source", "sequences", "tokens", "epochs")
         console.show(table(f"{report.tokens:,} tokens", titles, rows), result=True)

@@ -8,6 +8,7 @@ CACHE. A killed process leaves no wrong file in it.
     folders/DIGEST/      the same as a file, with the files that belong to it: tokenizer, spans, side_files/
     blocks/ROOT/nodes    hash-tree nodes of the `.bin` with this root (`pretok.base.tree`)
     blocks/ROOT/NUMBER   one MiB of that file; its hash is its node
+    blocks/ROOT/version-DIGEST  a version of that object in the store, whose first MiB was right
     incoming/            the same paths while they are written; the writer of a file holds flock(2) on it
 
 A block is written whole, flushed and renamed after its hash was checked; nothing else is ever read as tokens. Which
@@ -39,11 +40,10 @@ from typing import IO, Any
 import numpy as np
 
 from pretok.base.errors import IntegrityError, UsageError
-from pretok.base.storage import digest, write_bytes, writing
+from pretok.base.storage import FULL, digest, write_bytes, writing
 from pretok.base.tokens import Ints
 from pretok.base.tree import HASH, NODE, NODES_SUFFIX, fold, node_hash, root_of
 from pretok.base.visible import masked
-from pretok.shards.format import SPANS_SUFFIX
 from pretok.shards.manifest import FILE_NAME, Manifest, Shard, load_manifest
 from pretok.stream.flat_tokens import Part, Pieces
 from pretok.stream.mix_file import load_mix
@@ -85,16 +85,12 @@ class Remote:
     """The objects below a URL. A forked process opens its own connections."""
 
     def __init__(self, url: str) -> None:
-        self._base, mark, query = url.partition("?")
-        self._base, self._query = self._base.rstrip("/"), mark + query
+        base, mark, query = url.partition("?")
+        self._base, self._query = base.rstrip("/"), mark + query
         self._forget()
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {"_base": self._base, "_query": self._query}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._forget()
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Remote, (self._base + self._query,)
 
     def _forget(self) -> None:
         self._pid = os.getpid()
@@ -150,15 +146,13 @@ class Remote:
             self._objects[name] = time.monotonic(), known
         return known
 
-    def size(self, name: str) -> int:
-        """Return the bytes of an object. Raises as `read`."""
-        size: int = self._tried(name, lambda size, *_: size)
-        return size
+    def look(self, name: str) -> tuple[int, str]:
+        """Return the bytes of an object and its version in the store, at most FRESH seconds old. Raises as `read`.
 
-    def version(self, name: str) -> str:
-        """Return the version of an object in the store, at most FRESH seconds old; it changes when the object does."""
-        version: str = self._tried(name, lambda _, version, read: version)
-        return version
+        The version changes when the object does.
+        """
+        size, version, _ = self._tried(name, lambda *seen: seen)
+        return size, version
 
     def read(
         self,
@@ -175,9 +169,9 @@ class Remote:
         completely after all retries, IntegrityError if there is no such object or `check` rejects it.
         """
 
-        def once(size: int, found: str, read: Callable[[int, int], bytes]) -> bytes:
+        def once(size: int, current: str, read: Callable[[int, int], bytes]) -> bytes:
             stop = size if end is None else end
-            if stop > size or version not in (None, found):
+            if stop > size or version not in (None, current):
                 raise self.changed(name)
             data = bytes(read(start, stop)) if stop > start else b""
             if len(data) != stop - start:
@@ -238,19 +232,28 @@ def obtain(cache: Path, path: Path, fill: Callable[[IO[bytes]], object]) -> None
             # The kernel gives the lock of a killed writer to the next one, which begins the file again.
             with writing(path):
                 fcntl.flock(file, fcntl.LOCK_EX)
-            # While this process waited, the writer may have renamed or removed the file that is locked now.
-            if not part.exists() or not os.path.samestat(part.stat(), os.fstat(file.fileno())):
+            # While this process waited, the writer may have renamed or removed the file that is locked now. What stands
+            # there instead is another's, who may write it: only who has the lock of a file renames or removes it.
+            if not _is(part, file):
                 continue
             if path.exists():
                 part.unlink()
                 return
-            file.truncate(0)
-            fill(file)
+            with writing(path, FULL):  # of other errors `fill` says what they mean
+                file.truncate(0)
+                fill(file)
             # Flushed before it is renamed: after a power failure a file with this name would else be empty.
             with writing(path):
                 file.flush()
                 os.fsync(file.fileno())
                 part.replace(path)
+
+
+def _is(path: Path, file: IO[bytes]) -> bool:
+    try:
+        return os.path.samestat(path.stat(), os.fstat(file.fileno()))
+    except FileNotFoundError:
+        return False
 
 
 class Store:
@@ -266,11 +269,12 @@ class Store:
         self.manifest = load_manifest(self.folder)
         for file in self.manifest.side_files:
             if file.source is None:
-                self.bring(file.path, file.root)
+                self._bring(self.folder / file.path)
 
-    def bring(self, name: str, root: str) -> None:
+    def _bring(self, path: Path) -> None:
         """Fetch a file of the folder, unless it is in CACHE."""
-        fetch_whole(self.remote, name, self.cache, self.folder / name, lambda path: root_of(path) == root)
+        name, root = path.relative_to(self.folder).as_posix(), self.manifest.roots[path]
+        fetch_whole(self.remote, name, self.cache, path, lambda part: root_of(part) == root)
 
     def files(self, shards: Sequence[Shard], itemsize: int, asked: int) -> StoreFiles:
         """Return the `.bin` objects of shards with tokens of `itemsize` bytes. asked: bytes that a stream reads."""
@@ -278,11 +282,9 @@ class Store:
 
     def bring_spans(self, shards: Iterable[Shard]) -> None:
         """Fetch the spans of conversations, which say which tokens are learned."""
-        roots = {file.path: file.root for file in self.manifest.side_files}
         for shard in shards:
             if shard.kinds is not None:
-                name = shard.path.removesuffix(".bin") + SPANS_SUFFIX
-                self.bring(name, roots[name])
+                self._bring(shard.spans_path)
 
 
 def manifest_of(shards: str, cache: str | Path | None) -> Manifest:
@@ -339,7 +341,7 @@ def fetch_whole(remote: Remote, name: str, cache: Path, path: Path, right: Calla
     """Fetch an object as the local file `path`, unless it exists. right: checks the content of a file."""
 
     def fill(file: IO[bytes]) -> None:
-        size = remote.size(name)
+        size, _ = remote.look(name)
         for at in range(0, size, PIECE):
             file.write(remote.read(name, at, min(at + PIECE, size)))
         file.flush()
@@ -363,7 +365,9 @@ class StoreFiles:
     def __init__(self, store: Store, shards: Sequence[Shard], itemsize: int, asked: int) -> None:
         self._remote, self._cache, self._limit = store.remote, store.cache, store.limit
         self.paths: Sequence[Path] = [shard.bin_path for shard in shards]
-        self._names, self._roots = [shard.path for shard in shards], [shard.root for shard in shards]
+        # The roots of today: the mix may be older than a removal, which changed shards.
+        self._names = [shard.path for shard in shards]
+        self._roots = [store.manifest.roots[path] for path in self.paths]
         self._sizes: Ints = np.array([shard.tokens * itemsize for shard in shards], np.int64)
         self._itemsize, self._bytes = itemsize, asked
         self._starts: Ints = np.cumsum([0, *self._sizes], dtype=np.int64)
@@ -394,7 +398,12 @@ class StoreFiles:
         # The number of units of each announced batch that is not read yet, and their sum in `_pending`.
         self._ahead: deque[int] = deque()
         self._batches: Iterator[Ints] = iter(())
-        weakref.finalize(self, _end, self._waiting)
+
+    def __del__(self) -> None:
+        # A forked process has no threads to end, and one of them may have locked the queue when it was forked.
+        if self._pid == os.getpid():
+            for _ in range(THREADS):
+                self._waiting.put((False, 0, (-1, 0, 0)))
 
     def __getstate__(self) -> dict[str, Any]:
         return self._shared | {"whole": self.whole}
@@ -437,15 +446,17 @@ class StoreFiles:
                 if not (self.whole and self._held(unit, offset, out)):
                     late.append((unit, offset, out, self._ask(unit, ahead=False)))
                 begin, offset = begin + len(out), offset + len(out)
-        for unit, offset, out, future in late:
-            try:
+        try:
+            for unit, offset, out, future in late:
                 # None: another process has fetched the unit, and a third may have removed it again.
                 while (data := future.result()) is None and not self._held(unit, offset, out):
                     future = self._ask(unit, ahead=False)
-            finally:
-                self._drop([unit])
-            if data is not None:
-                out[:] = data[offset - unit[1] :][: len(out)]
+                if data is not None:
+                    out[:] = data[offset - unit[1] :][: len(out)]
+        finally:
+            # After an error too: a failed future would raise it again when the same unit is asked for once more.
+            for unit, _, _, future in late:
+                self._drop(unit, future)
         if self._ahead:
             self._pending -= self._ahead.popleft()
             self._announce()
@@ -473,7 +484,7 @@ class StoreFiles:
         with self._lock:
             known = unit in self._futures
             future = self._futures.setdefault(unit, Future())
-            # A waiting reader moves its unit to the front: it is queued twice, and `work` fetches it once.
+            # A waiting reader moves its unit to the front. It is then queued twice, and `work` fetches it once.
             if not (known and ahead):
                 self._asked += 1
                 self._waiting.put((ahead, self._asked, unit))
@@ -484,10 +495,11 @@ class StoreFiles:
                 threading.Thread(target=_work, args=(weakref.ref(self), self._waiting), daemon=True).start()
             return future
 
-    def _drop(self, units: Iterable[Unit]) -> None:
+    def _drop(self, unit: Unit, future: Future[bytes | None]) -> None:
         with self._lock:
-            for unit in units:
-                self._futures.pop(unit, None)
+            # Not one that was asked for since: its reader would wait forever, as threads fetch only what stands here.
+            if self._futures.get(unit) is future:
+                del self._futures[unit]
 
     def work(self, unit: Unit) -> None:
         """Fetch a requested unit, unless another thread does."""
@@ -504,7 +516,7 @@ class StoreFiles:
             end = partial(future.set_result, data)
         # Dropped before the result is set: whoever asks from now on finds the MiB in CACHE, or fetches it anew.
         if self.whole:
-            self._drop([unit])
+            self._drop(unit, future)
         end()
 
     def _fetch(self, unit: Unit) -> bytes | None:
@@ -525,18 +537,21 @@ class StoreFiles:
         return fetched[0] if fetched else None
 
     def _version(self, shard: int) -> str:
-        """Return the version of an object; the first reader checks one MiB of it against its node."""
-        path, name = self._cache / BLOCKS / self._roots[shard] / "version", self._names[shard]
+        """Return the version of an object that this process reads.
+
+        The first reader of a version checks one MiB of it against its node; its pieces cannot be checked one by one.
+        """
+        name, root = self._names[shard], self._roots[shard]
 
         def fill(file: IO[bytes]) -> None:
             end, node = min(NODE, int(self._sizes[shard])), self._nodes(shard)[:HASH]
-            version = self._remote.version(name)
             self._remote.read(name, 0, end, lambda data: node_hash(data) == node, version=version)
             file.write(version.encode())
 
         if shard not in self._versions:
-            obtain(self._cache, path, fill)
-            self._versions[shard] = path.read_text()
+            _, version = self._remote.look(name)
+            obtain(self._cache, self._cache / BLOCKS / root / f"version-{digest(version.encode())}", fill)
+            self._versions[shard] = version
         return self._versions[shard]
 
     def _nodes(self, shard: int) -> bytes:
@@ -553,11 +568,15 @@ class StoreFiles:
     def expect(self, batches: Iterable[Ints]) -> None:
         """Fetch ahead the units of the next calls of `read`, one batch for each call."""
         self._here()
-        self._batches = iter(batches)
+        with self._lock:  # what an earlier call announced and nobody has read is not fetched any more
+            self._futures.clear()
+        self._ahead.clear()
+        self._pending, self._batches = 0, iter(batches)
         self._announce()
 
     def _announce(self) -> None:
         """Ask for the units of the next batches, up to the most that may be pending."""
+        # Each call of `read` ends one batch, so batches stay this far ahead of the reader, however slow the store is.
         while self._pending < (MOST_BLOCKS if self.whole else MOST_PIECES):
             if (units := next(self._batches, None)) is None:
                 return
@@ -581,11 +600,6 @@ class StoreFiles:
         others = [path for folder in folders for path in folder.glob("[0-9]*")]
         for path in others[: max(len(others) + int(self._first[-1]) - self._limit // NODE, 0)]:
             path.unlink(missing_ok=True)
-
-
-def _end(waiting: _Queue) -> None:
-    for _ in range(THREADS):
-        waiting.put((False, 0, (-1, 0, 0)))
 
 
 def _work(files: weakref.ref[StoreFiles], waiting: _Queue) -> None:

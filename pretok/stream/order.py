@@ -108,14 +108,10 @@ class Schedule:
         if len(positions) and (times := int(high.max() - low.min()) + 1) <= 2 * len(positions):
             # Positions close together: compute all times in their range at once.
             every = np.arange(times) + low.min()
-            found: Ints = every[np.searchsorted(self._due(every)[0].sum(axis=1), positions, side="right")]
-            return found
-        # Positions far apart: bisect for all of them at once, in some log2(S) rounds.
-        while (low < high).any():
-            middle = (low + high) >> 1
-            enough = self._due(middle)[0].sum(axis=1) > positions
-            low, high = np.where(enough, low, middle + 1), np.where(enough, middle, high)
-        return low
+            time: Ints = every[np.searchsorted(self._due(every)[0].sum(axis=1), positions, side="right")]
+            return time
+        # Positions far apart: some log2(S) rounds for all of them at once.
+        return _bisect(low, high, lambda time: self._due(time)[0].sum(axis=1) > positions)
 
     def _due(self, time: Ints) -> tuple[Ints, Ints]:
         """Return floor(q T / N + 1/2) and q T mod N, both (n, sources), by long division in two digits."""
@@ -127,6 +123,18 @@ class Schedule:
         digit = lower // self.length
         remainder = lower - digit * self.length
         return (quotient << DIGIT) + digit + (2 * remainder >= self.length), remainder
+
+
+def _bisect(low: Ints, high: Ints, holds: Callable[[Ints], npt.NDArray[np.bool_]]) -> Ints:
+    """Return the smallest values from `low` (n,) on for which `holds`, or `high` (n,) if it holds for none below.
+
+    holds: for (n,) values at once; from some value on it is True.
+    """
+    while (low < high).any():
+        middle = (low + high) >> 1
+        enough = holds(middle)
+        low, high = np.where(enough, low, middle + 1), np.where(enough, middle, high)
+    return low
 
 
 def prefix_bound(quotas: Sequence[int], quota: int) -> float:
@@ -178,6 +186,7 @@ class Order:
             stage.prefix(np.array([length]))[0] for stage, length in zip(self._stages, lengths, strict=True)
         ]
         self.given: Ints = np.array(given, np.int64).reshape(-1, len(self.names))
+        # What each entry gave before each stage: there the stage goes on in the entry's epoch.
         self._drawn = np.cumsum([0 * self.sizes, *given], axis=0)
 
     def locate(self, positions: Ints) -> tuple[Ints, Ints, Ints]:
@@ -203,12 +212,10 @@ class Order:
         sizes, ones = np.full(len(sequences), size), np.ones(len(sequences), np.int64)
         drawn = epoch * size + unpermute(sequences, sizes, self._keys_of(entry * ones, epoch * ones))
         # The position of the k-th sequence is the longest prefix that has only k of the entry.
-        low, high = 0 * ones, self.length * ones
-        while (low < high).any():
-            middle = (low + high) >> 1
-            enough = self._prefixes(middle + 1)[:, entry] > drawn
-            low, high = np.where(enough, low, middle + 1), np.where(enough, middle, high)
-        return np.where(low < self.length, low, -1)
+        position = _bisect(
+            0 * ones, self.length * ones, lambda prefix: self.prefixes(prefix + 1)[:, entry] > drawn
+        )
+        return np.where(position < self.length, position, -1)
 
     def cuts(self, entry: Ints, epoch: Ints) -> Ints:
         """Return (n,): the token of its tape at which each epoch begins; sequence i begins i strides later."""
@@ -219,12 +226,7 @@ class Order:
         shift = self._shifts[entry]
         return cut(self.seed, self.names[entry], epoch, shift) if shift else 0
 
-    def prefix(self, length: int) -> Ints:
-        """Return (entries,): how many of the first `length` positions each entry has."""
-        counts: Ints = self._prefixes(np.array([length]))[0]
-        return counts
-
-    def _prefixes(self, lengths: Ints) -> Ints:
+    def prefixes(self, lengths: Ints) -> Ints:
         """Return (n, entries): how many of the first `lengths` (n,) positions each entry has."""
         stage_of = np.minimum(np.searchsorted(self._starts, lengths, side="right"), len(self._stages)) - 1
         counts: Ints = self._drawn[stage_of]

@@ -72,10 +72,7 @@ def pack(
         folder.mkdir(parents=True, exist_ok=True)
         # The folder of side files is shared by all mixes next to it: only one job at a time may write there.
         with hold(folder, "mix"), writing(folder, FULL):
-            count, tokens = sum(shard.documents for shard in shards), sum(shard.tokens for shard in shards)
-            if members is not None:
-                count, tokens = members.about["members"], members.tokens
-            digest = write_packing(folder, shards, seq_len, documents_of(shards, members), count, tokens)
+            digest = _write_packing(folder, shards, seq_len, members)
             write_json(noted, {"digest": digest})
     file = SideFile(folder, digest, shards)
     return digest, read_record(Packing, file.about, file.path)
@@ -109,13 +106,15 @@ def window_of(documents: int, tokens: int, seq_len: int) -> int:
     return window
 
 
-def write_packing(
-    folder: Path, shards: Sequence[Shard], seq_len: int, documents: Iterable[Ints], count: int, tokens: int
-) -> str:
-    """Pack `count` documents of `shards`, (2, n) addresses and lengths in parts of any size; return the digest."""
+def _write_packing(folder: Path, shards: Sequence[Shard], seq_len: int, members: SideFile | None) -> str:
+    """Pack the documents of `shards`, or those of `members`; return the digest of the tape."""
+    count, tokens = sum(shard.documents for shard in shards), sum(shard.tokens for shard in shards)
+    if members is not None:
+        count, tokens = members.about["members"], members.tokens
+    window = window_of(count, tokens, seq_len)
     cut = targets = squares = bins = 0
-    with TapeWriter(folder, f"packing-{shards[0].source if shards else ''}-{seq_len}", seq_len + 1) as writer:
-        for address, length in _windows(documents, window_of(count, tokens, seq_len)):
+    with TapeWriter(folder, f"packing-{shards[0].source}-{seq_len}", seq_len + 1) as writer:
+        for address, length in _windows(documents_of(shards, members), window):
             start, lengths, learned = window_runs(address, length, seq_len + 1)
             # Pieces of one document, which follow each other both in the shard and on the tape, come first.
             whole = int((length // (seq_len + 1)).sum())
@@ -170,11 +169,12 @@ def window_runs(address: Ints, length: Ints, capacity: int) -> tuple[Ints, Ints,
         of_another[begins] = False
         learned[full:] = np.add.reduceat(rest - of_another, begins) - 1
     behind = np.append(begins[1:], len(rest))[: len(begins)]
-    found = np.concatenate(
+    starts_of_runs = np.concatenate(
         [
             address[alone] + starts[:full] * capacity,
             np.insert(address[packed] + length[packed] - rest, behind, FILL),
         ]
     )
     lengths = np.concatenate([np.full(full, capacity), np.insert(rest, behind, fill)])
-    return found[lengths > 0], lengths[lengths > 0], learned
+    # A bin that its documents fill exactly has no padding.
+    return starts_of_runs[lengths > 0], lengths[lengths > 0], learned

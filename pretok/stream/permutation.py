@@ -33,6 +33,7 @@ def round_keys(seed: int, source: str, epoch: int) -> UInt64s:
 
 def cut(seed: int, source: str, epoch: int, seq_len: int) -> int:
     """Return the token of a source at which the sequences of an epoch begin, 0 to seq_len - 1."""
+    # A remainder of 64 bits is uniform enough: no value is likelier than another by more than seq_len / 2^64.
     digest = hashlib.blake2b(f"{seed}\0{source}\0{epoch}\0cut".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") % seq_len
 

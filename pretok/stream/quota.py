@@ -173,13 +173,14 @@ def shares_of(stage: StageTable, sources: Sequence[MixSource], seq_len: int) -> 
     rates = []
     for source in sources:
         weight = stage.weights.get(source.name, Fraction(0))
-        if weight and not source.sequences:
+        predicted = source.predicted(seq_len)
+        if weight and not source.sequences * predicted:
             raise UsageError(
-                f"source {source.name} has {source.tokens} tokens, less than one sequence of {seq_len} + 1; "
-                "leave it out or use a smaller sequence length"
+                f"source {source.name} has {source.tokens} tokens, less than one sequence of {seq_len} + 1 that "
+                "predicts any; leave it out or use a smaller sequence length"
             )
         # A packed sequence predicts fewer tokens (padding), so the same weight needs more of its sequences.
-        rates.append(weight / source.predicted(seq_len) if weight else weight)
+        rates.append(weight / predicted if weight else weight)
     return [rate / sum(rates) for rate in rates]
 
 

@@ -116,5 +116,5 @@ def open_segments(segments: tuple[RunSegment, ...], manifest: Manifest) -> list[
                 f"from step {segment.step + 1} the run read the stream {segment.stream}; "
                 f"{segment.mix or manifest.folder} is {order.fingerprint} now: name the shards of that run"
             )
-        views.append(View(manifest, order, folder=Path(segment.mix).parent if segment.mix else None))
+        views.append(View(manifest, order, Path(segment.mix or "").parent))
     return views

@@ -25,6 +25,7 @@ import mmap
 import os
 import struct
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -33,7 +34,7 @@ import numpy as np
 import xxhash
 
 from pretok.base.errors import IntegrityError, PretokError
-from pretok.base.records import Count, Record, check_version, read_record
+from pretok.base.records import Count, Record, check_version, read_record, to_json
 from pretok.base.storage import NewFile, canonical_json, digest, fingerprint, reading
 from pretok.base.tokens import Ints
 from pretok.shards.manifest import Shard
@@ -54,7 +55,10 @@ MOST = 1 << 30
 FILL = -1
 TRAILER = struct.Struct("<I8s")
 MAGIC = b"PRETOKSF"
-REMEDY = f"copy it again from where the mix was made (the folder {FOLDER} next to it), or make the mix again"
+REMEDY = (
+    f"copy it again from where the mix was made (the folder {FOLDER} next to it), or make the mix again without this "
+    "file"
+)
 
 
 class _Footer(Record, frozen=True):
@@ -96,6 +100,7 @@ class TapeWriter:
         if not len(address):
             return
         self.tokens += int(length.sum())
+        # EOD is kept as a property of the run before it, since a block stores only whether a run is filled up.
         real = np.flatnonzero(address != FILL)
         behind = np.append(length, 0)[real + 1] * (np.append(address, 0)[real + 1] == FILL)
         runs = np.stack([address[real], length[real], behind])
@@ -136,7 +141,7 @@ class TapeWriter:
         self._file.write(table.tobytes() + table[:-1:PAGE, 0].tobytes())
         blocks = len(self._blocks)
         sealed = _Footer(FORMAT, VERSION, dict(about), self._every, blocks, self.tokens, self._file.checksum)
-        footer = canonical_json({name: getattr(sealed, name) for name in _Footer.__struct_fields__})
+        footer = canonical_json(to_json(sealed))
         name = digest(footer)
         self._file.write(footer + TRAILER.pack(len(footer), MAGIC))
         self._file.path = path_of(self._file.path.parent, name)
@@ -209,45 +214,44 @@ class SideFile:
         self._tops_at, self._table_at = self.end - 8 * tops, self.end - 8 * (tops + 5 * (self.blocks + 1))
         if self._table_at < 0:
             raise IntegrityError(f"{self.path} is truncated; {REMEDY}")
-        self._mapped: Any = None
-        self._tops: Ints | None = None
         if shards is not None:
             known = shards[: self.about["shards"]]
             if (self.about["shards"], self.about["indexes"]) != (len(known), shards_key(known)):
                 raise IntegrityError(f"{self.path} belongs to other shards; {REMEDY}")
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_mapped": None}
+        return {key: value for key, value in self.__dict__.items() if key != "_table"}
 
-    @property
+    @cached_property
     def _table(self) -> Any:
         """The table `blocks`, (blocks + 1, 5), mapped into memory."""
-        if self._mapped is None:
-            with reading(self.path):
-                file = np.memmap(self.path, "<i8", "r", self._table_at, (self.blocks + 1, 5))
-            file._mmap.madvise(mmap.MADV_RANDOM)  # type: ignore[attr-defined]
-            self._mapped = np.asarray(file)
-        return self._mapped
+        with reading(self.path):
+            file = np.memmap(self.path, "<i8", "r", self._table_at, (self.blocks + 1, 5))
+        file._mmap.madvise(mmap.MADV_RANDOM)  # type: ignore[attr-defined]
+        return np.asarray(file)
+
+    @cached_property
+    def _tops(self) -> Ints:
+        """The table `tops`, in memory."""
+        return np.frombuffer(self._read(self._tops_at, self.end - self._tops_at), "<i8")
 
     def _read(self, at: int, length: int) -> bytes:
         with reading(self.path):
-            found = os.pread(self._files.get(0), length, at) if at >= 0 else b""
-        if len(found) != length:
+            data = os.pread(self._files.get(0), length, at) if at >= 0 else b""
+        if len(data) != length:
             raise IntegrityError(f"{self.path} is truncated; {REMEDY}")
-        return found
+        return data
 
     def _block_of(self, tokens: Ints) -> Ints:
         """Return the blocks that hold tokens (n,) of the tape."""
-        if self._tops is None:
-            self._tops = np.frombuffer(self._read(self._tops_at, self.end - self._tops_at), "<i8")
         # Two levels: `tops` gives the first of 100 blocks, and of these the last one that begins at or before the token
         # is the right one. So a lookup touches a page or two of the mapped table.
         page = np.maximum(np.searchsorted(self._tops, tokens, side="right") - 1, 0) * PAGE
         blocks = np.minimum(page[:, None] + np.arange(PAGE), self.blocks)
-        found: Ints = page + (self._table[blocks, 0] <= tokens[:, None]).sum(axis=1) - 1
-        if (self._table[found, 0] > tokens).any() or (self._table[found + 1, 0] <= tokens).any():
+        block: Ints = page + (self._table[blocks, 0] <= tokens[:, None]).sum(axis=1) - 1
+        if (self._table[block, 0] > tokens).any() or (self._table[block + 1, 0] <= tokens).any():
             raise self._damaged()
-        return found
+        return block
 
     def _runs(self, blocks: Ints) -> Runs:
         """Return all runs of the blocks (b,), which must be sorted."""
@@ -266,10 +270,10 @@ class SideFile:
         if [_check(*one) for one in zip(parts, low.tolist(), strict=True)] != check.tolist():
             raise self._damaged()
         of = np.repeat(np.arange(len(blocks)), counts)
-        for kind, some in ((NARROW, ~wide), (WIDE, wide)):
-            if some.any():
-                runs = np.frombuffer(b"".join(parts[n] for n in np.flatnonzero(some)), kind)
-                address[some[of]], code[some[of]] = runs["address"], runs["length"]
+        for kind, blocks_of in ((NARROW, ~wide), (WIDE, wide)):
+            if blocks_of.any():
+                runs = np.frombuffer(b"".join(parts[n] for n in np.flatnonzero(blocks_of)), kind)
+                address[blocks_of[of]], code[blocks_of[of]] = runs["address"], runs["length"]
         length, gap = code >> 1, np.zeros_like(code)
         first = np.cumsum(counts) - counts
         ends = np.cumsum(length)
@@ -346,7 +350,7 @@ class Tapes:
         rows = np.arange(len(entry))
         filed = np.isin(entry, list(self.files)) if self.files else np.zeros(len(entry), np.bool_)
         whole = rows[~filed]
-        found = [
+        parts = [
             Pieces(
                 whole,
                 np.zeros_like(whole),
@@ -357,8 +361,8 @@ class Tapes:
         for one in np.unique(entry[filed]).tolist():
             mine = np.flatnonzero(entry == one)
             pieces = self.between(one, first[mine], first[mine] + self._length)
-            found.append(pieces._replace(row=mine[pieces.row]))
-        return _in_rows(found)
+            parts.append(pieces._replace(row=mine[pieces.row]))
+        return _in_rows(parts)
 
     def between(self, entry: int, first: Ints, end: Ints) -> Pieces:
         """Return the tokens `first` (n,) to `end - 1` (n,) of an entry's tape, one row per range."""
@@ -410,13 +414,13 @@ def verify_side_file(path: Path) -> list[str]:
     """Read every byte of a side file and return what is wrong with it; [] if it is good."""
     try:
         file = SideFile(path.parent, path.name.removesuffix(SUFFIX))
-        found, left = xxhash.xxh3_128(), file.end
+        hasher, left = xxhash.xxh3_128(), file.end
         with path.open("rb") as data:
             while left:
                 part = data.read(min(left, 1 << 22))
-                found.update(part)
+                hasher.update(part)
                 left -= len(part)
-        if f"xxh3:{found.hexdigest()}" != file.footer.checksum:
+        if f"xxh3:{hasher.hexdigest()}" != file.footer.checksum:
             raise IntegrityError(f"{path} is damaged; {REMEDY}")
     except PretokError as error:
         return [str(error)]

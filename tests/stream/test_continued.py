@@ -10,11 +10,12 @@ import pytest
 from mixing import request
 from support import make_shards
 
+import pretok.stream
 from pretok.base.errors import MismatchError, UsageError
 from pretok.base.records import replace
 from pretok.cli import run_command
 from pretok.shards.manifest import load_manifest
-from pretok.stream import same_until
+from pretok.stream import audit, same_until
 from pretok.stream.continued import beginning, run_position
 from pretok.stream.mix_file import Mix, MixSource, Stage, load_mix, mix_json, natural_mix, write_mix
 from pretok.stream.mix_job import run_mix
@@ -83,6 +84,18 @@ def test_text_of_less_than_one_sequence_waits_for_the_next_append(
         notes = run_mix(since, path, wish).notes
         assert [one for one in notes if "the 4 tokens appended to it are" in one] or read
         assert load_mix(path).sources[-1].tokens == (read or 4)
+
+
+def test_a_source_that_was_empty_gets_an_entry_of_its_own(tmp_path: Path) -> None:
+    before = make_shards(tmp_path / "before", {"en": [], "it": [range(1, 100)]})
+    run_mix(before, tmp_path / "0.json", request("all:natural", seq_len=5))
+    shards = make_shards(tmp_path / "after", {"en": [range(100, 200)]}, since=before)
+    after = beginning(load_manifest(shards), tmp_path / "0.json", 7)
+    run_mix(shards, tmp_path / "1.json", request("40:en=1", seq_len=5, after=after))
+    view = pretok.stream.open(shards, tmp_path / "1.json")
+    assert view.order.names == ("en", "it", "en+1")
+    assert audit.entries_of(view, "en") == ["en", "en+1"]
+    assert len(audit.positions(view, "en+1", 0, 101)) == 8
 
 
 def test_the_fingerprint_of_a_mix_never_changes() -> None:

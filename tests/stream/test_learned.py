@@ -3,38 +3,28 @@ of mixes are in test_model.py."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import shutil
+from collections.abc import Sequence
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
 from mixing import request
-from support import EOD, make_shards, needs
+from support import make_shards, needs
 
 import pretok.stream
 from pretok.base.errors import IntegrityError, MismatchError, UsageError
-from pretok.base.kinds import CHAT_KINDS, LEARNED
+from pretok.base.kinds import CHAT_KINDS
 from pretok.cli import run_command
 from pretok.shards.manifest import load_manifest
-from pretok.stream import View, digest, same_until
+from pretok.stream import digest, same_until
 from pretok.stream.loader import Fetch
 from pretok.stream.mix_file import load_mix
 from pretok.stream.mix_job import plan_mix, run_mix
 
 CHATS = {"chat": 0, "talk": CHAT_KINDS.index("answer")}
 """Sources of conversations, and of which kind their EOD is: of the template, or the end marker of answers."""
-
-
-def expected(view: View, position: int, learn: Mapping[str, Sequence[str]]) -> list[bool]:
-    """Token by token."""
-    source, found = view.origin(position)[0], []
-    for before, token in pairwise(view[position].tolist()):
-        kind = CHAT_KINDS[CHATS.get(source, 0) if token == EOD else (token - 1) % 7]
-        learned = source not in CHATS or kind in learn.get(source, LEARNED)
-        found.append(learned and not before == token == EOD)
-    return found
 
 
 def of_lengths(lengths: Sequence[int], seed: int) -> list[list[int]]:
@@ -62,8 +52,9 @@ def test_a_mask_is_the_same_however_it_is_asked_for(
     from pretok.integrations.pytorch import IGNORE, Loader
 
     view = pretok.stream.open(shards, seq_len=31, learn=learn, **where)
-    masks = np.array([expected(view, position, learn) for position in range(len(view))])
-    assert [view.loss(position).tolist() for position in range(len(view))] == masks.tolist()
+    masks = view.batch(range(len(view)), loss=True)[1]
+    assert 0 < masks.sum() < masks.size
+    np.testing.assert_array_equal([view.loss(position) for position in range(len(view))], masks)
     order = np.random.default_rng(0).permutation(len(view))
     tokens, found = view.batch(order, np.int32, loss=True)
     np.testing.assert_array_equal(found, masks[order])
@@ -93,7 +84,7 @@ def test_another_learn_is_another_stream(shards: Path, tmp_path: Path) -> None:
     assert load_mix(tmp_path / "c.json").sources[0].learn == ("answer",)
 
 
-def test_what_nobody_can_learn_is_refused(shards: Path, tmp_path: Path) -> None:
+def test_what_nobody_can_learn_is_refused(shards: Path) -> None:
     wish, manifest = request("1000:it=1", seq_len=31), load_manifest(shards)
     for learn, told in (
         ({"it": ["answer"]}, "all of a plain text is learned"),
@@ -103,8 +94,26 @@ def test_what_nobody_can_learn_is_refused(shards: Path, tmp_path: Path) -> None:
     ):
         with pytest.raises(UsageError, match=told):
             plan_mix(manifest, replace(wish, learn=learn))
-    with pytest.raises(UsageError, match="leave them out"):
-        pretok.stream.open(shards, tmp_path / "mix.json", learn={"chat": ["answer"]})
+
+
+def test_few_files_of_spans_are_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A mapped file counts as an open one."""
+    shards = make_shards(tmp_path, {"chat": of_lengths([40] * 40, 1)}, chats=CHATS, documents_per_shard=1)
+    monkeypatch.setattr("resource.getrlimit", lambda _: (40, 40))
+    view = pretok.stream.open(shards, seq_len=40)
+    view.batch(range(len(view)), loss=True)
+    assert view.learned is not None
+    assert len(view.learned._files) == 10
+
+
+def test_spans_of_another_shard_are_refused_each_time(tmp_path: Path) -> None:
+    shards = make_shards(tmp_path, {"chat": of_lengths([40, 50], 1)}, chats=CHATS, documents_per_shard=1)
+    one, other = (shard.spans_path for shard in load_manifest(shards).of("chat"))
+    shutil.copyfile(other, one)
+    view = pretok.stream.open(shards, seq_len=90)
+    for _ in range(2):
+        with pytest.raises(IntegrityError, match=one.name):
+            view.loss(0)
 
 
 @pytest.mark.parametrize(("place", "byte"), [(0, 1), (16, 1), (32, 255), (39, 127), (-1, 99)])

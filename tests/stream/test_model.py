@@ -31,7 +31,7 @@ from pretok.base.stop import StopFlag
 from pretok.config import make_mix
 from pretok.disclosure.read import read_mix
 from pretok.shards.manifest import load_manifest
-from pretok.stream import View, audit, same_until
+from pretok.stream import View, audit, pack, same_until
 from pretok.stream.continued import beginning
 from pretok.stream.materialize import run_materialize
 from pretok.stream.mix_file import Mix
@@ -42,6 +42,8 @@ CHATS = {"b": CHAT_KINDS.index("answer"), "c": CHAT_KINDS.index("template")}
 NAMES = "abcd"
 """`a` is text, and may have a class of its short documents; `d` is text that comes later, if at all."""
 POOLS = (*NAMES, "short")
+WINDOW = 4
+"""Documents that are packed together."""
 Place = tuple[int, int]
 """A token of a source: number of its document, and of the token in it."""
 Shape = tuple[Mapping[str, Sequence[int]], float, list[tuple[int, list[int]]], int]
@@ -92,16 +94,16 @@ class Model:
         for entry in mix.sources:
             tape = self.tapes[entry.name]
             if self.packed:
-                counts = Counter(document for document, _ in tape)
-                first = dict(zip(counts, np.cumsum([0, *counts.values()]).tolist(), strict=False))
-                documents = list(counts)
+                sizes = list(Counter(document for document, _ in tape).values())
+                firsts = np.cumsum([0, *sizes]).tolist()
                 self.bins[entry.name] = [
                     [
-                        tape[first[documents[n]] + token]
+                        tape[firsts[window + n] + token]
                         for n, at, size in one
                         for token in range(at, at + size)
                     ]
-                    for one in best_fit(list(counts.values()), self.seq_len + 1)
+                    for window in range(0, len(sizes), WINDOW)
+                    for one in best_fit(sizes[window : window + WINDOW], self.seq_len + 1)
                     if len(tape) > 1  # of one token nothing is predicted
                 ]
                 self.sizes[entry.name] = len(self.bins[entry.name])
@@ -195,6 +197,14 @@ shapes = st.lists(
     ),
     max_size=2,
 )
+
+
+@pytest.fixture(autouse=True, scope="module")
+def windows() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pack, "DOCUMENTS", WINDOW)
+        patch.setattr(pack, "MOST_DOCUMENTS", WINDOW)
+        yield
 
 
 @settings(max_examples=300 if settings().max_examples > 100 else 15)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import multiprocessing
 import os
@@ -10,6 +11,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,18 +20,20 @@ import numpy as np
 import pytest
 from mixing import request, write_ledgers
 from store_server import BUCKET, Server, environment, serve
-from support import make_shards, needs, until
+from support import make_shards, needs, rehash, until
 
 import pretok.stream
 from benchmarks.train_shards import bare_manifest
 from pretok.base.console import Silent
-from pretok.base.errors import IntegrityError, UsageError
+from pretok.base.errors import IntegrityError, OutputError, UsageError
 from pretok.base.execute import Engine
+from pretok.base.records import replace
 from pretok.base.stop import StopFlag
 from pretok.base.tree import NODE
-from pretok.shards.manifest import load_manifest, write_manifest
+from pretok.shards.manifest import Removal, load_manifest, write_manifest
 from pretok.shards.writer import ShardWriter
 from pretok.stream import View, object_store
+from pretok.stream.flat_tokens import Pieces
 from pretok.stream.loader import PositionSampler, read_ahead
 from pretok.stream.materialize import run_materialize
 from pretok.stream.mix_job import run_mix
@@ -260,6 +264,91 @@ def test_a_cache_too_small_for_blocks_is_passed_by(
     server.tag = "2"
     with pytest.raises(IntegrityError, match=r"s3://bucket/large/.*\.bin does not match its checksum"):
         view[0]
+
+
+def test_sequences_in_memory_survive_an_outage_and_another_upload(
+    server: Server, bucket: Path, tmp_path: Path
+) -> None:
+    """An old error is not raised again, an abandoned pass keeps nothing, and the same content may get a new version."""
+    local = pretok.stream.open(bucket / "large", seq_len=SEQ_LEN)
+
+    def opened() -> View:
+        return pretok.stream.open(f"{URL}/large", seq_len=SEQ_LEN, cache=tmp_path, cache_bytes=0)
+
+    view = opened()
+    files: Any = view.tokens.files
+    server.fault = lambda name, _: 503 if name.endswith(".bin") else None
+    with pytest.raises(OSError, match="cannot be read"):
+        view.batch(range(8))
+    until(lambda: all(one.done() for one in list(files._futures.values())))
+    server.fault = lambda *_: None
+    np.testing.assert_array_equal(view.batch(range(8)), local.batch(range(8)))
+    for first in (100, 200):
+        view.expect([range(first, first + 8)])
+        assert len(files._futures) == 8
+    server.tag = "2"
+    np.testing.assert_array_equal(opened()[3], local[3])
+
+
+def test_a_mix_is_read_after_a_removal(server: Server, bucket: Path, tmp_path: Path) -> None:
+    """Its shards have other roots by now."""
+    shards = shutil.copytree(bucket / "small", bucket / "removed")
+    manifest = load_manifest(shards)
+    changed = manifest.of("it")[0]
+    with changed.bin_path.open("r+b") as file:
+        file.write(bytes(2 * 5))  # EOD
+    removal = Removal("2026-01-01", "", 1, 5, {changed.path: changed.root})
+    root = rehash(changed.bin_path)
+    new = tuple(replace(one, root=root) if one is changed else one for one in manifest.shards)
+    write_manifest(shards, replace(manifest, shards=new, history=(manifest.event(removal),)))
+    mix = bucket / "epochs" / "mix.json"
+    same(pretok.stream.open(f"{URL}/removed", mix, cache=tmp_path), pretok.stream.open(shards, mix))
+
+
+def test_a_full_disk_is_named(tmp_path: Path) -> None:
+    def fill(file: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with pytest.raises(OutputError, match=r"cannot write .*/block: No space left on device"):
+        object_store.obtain(tmp_path, tmp_path / "block", fill)
+
+
+def test_a_child_that_drops_its_view_ends(server: Server, tmp_path: Path) -> None:
+    """Though a thread of its parent held the queue when it was forked."""
+    views = [pretok.stream.open(f"{URL}/small", seq_len=9, cache=tmp_path)]
+    files: Any = views[0].tokens.files
+    views[0][0]
+    with files._waiting.mutex:
+        del files
+        child = multiprocessing.get_context("fork").Process(target=views.clear, daemon=True)
+        child.start()
+    child.join(30)
+    assert child.exitcode == 0
+
+
+def test_a_block_may_come_while_it_is_asked_for_again(
+    large: tuple[View, View], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two sequences of a request lie in it: it is not yet there for the first, and comes before the second asks."""
+    local, view = large
+    files: Any = view.tokens.files
+    held, asked = files._held, []
+
+    def late(*arguments: Any) -> bool:
+        asked.append(arguments)
+        if len(asked) == 2:
+            until(lambda: not files._futures)
+        return len(asked) > 2 and held(*arguments)
+
+    monkeypatch.setattr(files, "_held", late)
+    pieces = Pieces(*(np.array(part) for part in ((0, 1), (0, 0), (0, 99), (9, 9))))
+    tokens = [np.zeros((2, 9), np.uint16) for _ in range(2)]
+    reader = threading.Thread(target=view.tokens.read, args=(pieces, tokens[0]), daemon=True)
+    reader.start()
+    reader.join(30)
+    assert not reader.is_alive()
+    local.tokens.read(pieces, tokens[1])
+    np.testing.assert_array_equal(*tokens)
 
 
 def test_other_shards_leave_a_full_cache(server: Server, bucket: Path, tmp_path: Path) -> None:

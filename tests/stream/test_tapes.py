@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from mixing import best_fit, request
+from mixing import request
 from support import EOD, make_shards
 
 import pretok.stream
 from pretok.base.errors import IntegrityError, UsageError
 from pretok.base.records import replace
-from pretok.shards.manifest import load_manifest
-from pretok.stream import View, pack
 from pretok.stream.mix_file import load_mix, write_mix
 from pretok.stream.mix_job import run_mix
 from pretok.stream.tapes import EACH, FILL, MOST, SideFile, TapeWriter, path_of, verify_side_file
@@ -110,33 +107,7 @@ def test_runs_of_any_length_are_found(tmp_path: Path, longest: int) -> None:
             assert (pieces.address + pieces.length)[-1] == address[run] + length[run]
 
 
-@given(st.lists(st.integers(1, 40), min_size=1, max_size=60), st.integers(1, 19), st.sampled_from([4, 4096]))
-def test_documents_are_packed_by_best_fit_of_the_longest_first(
-    tmp_path_factory: pytest.TempPathFactory, lengths: list[int], seq_len: int, window: int
-) -> None:
-    """Window by window; an EOD after an EOD is no target."""
-    folder, size = tmp_path_factory.mktemp("packed"), seq_len + 1
-    begins = np.cumsum([0, *lengths])[:-1]
-    with pytest.MonkeyPatch.context() as patch:
-        for name in ("DOCUMENTS", "MOST_DOCUMENTS"):
-            patch.setattr(pack, name, window)
-        documents = [np.stack([begins, lengths])]
-        name = pack.write_packing(folder, [], seq_len, documents, len(lengths), sum(lengths))
-    expected = [
-        [np.arange(at, at + n) + begins[number + first] for first, at, n in one]
-        for number in range(0, len(lengths), window)
-        for one in best_fit(lengths[number : number + window], size)
-    ]
-    rows = np.arange(len(expected)) * size
-    pieces = SideFile(folder, name).between(rows, rows + size)
-    found = joined([np.arange(at, at + n) for at, n in zip(pieces.address, pieces.length, strict=True)])
-    assert found.tolist() == joined([part for one in expected for part in one]).tolist()
-    assert np.bincount(pieces.row, pieces.length).tolist() == [sum(map(len, one)) for one in expected]
-    ends, targets = begins + np.array(lengths) - 1, 0
-    for one in expected:
-        is_end = [*np.isin(joined(one), ends), *[True] * (size - sum(map(len, one)))]
-        targets += sum(not (before and after) for before, after in pairwise(is_end))
-    assert SideFile(folder, name).about["targets"] == targets
+WISH = request("9000:it=0.75,en=0.25", "1500:en=1", seq_len=31, max_epochs=20, pack="best-fit")
 
 
 @pytest.fixture(scope="module")
@@ -146,8 +117,7 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     lengths = {"it": rng.integers(1, 50, 70), "en": rng.integers(1, 90, 20)}
     texts = {name: [rng.integers(1, 1000, n).tolist() for n in some] for name, some in lengths.items()}
     make_shards(folder / "shards", texts)
-    wish = request("9000:it=0.75,en=0.25", "1500:en=1", seq_len=31, max_epochs=20, pack="best-fit")
-    run_mix(folder / "shards", folder / "mix.json", wish)
+    run_mix(folder / "shards", folder / "mix.json", WISH)
     return folder
 
 
@@ -167,6 +137,26 @@ def test_shares_of_packed_sequences_are_those_of_learned_tokens(packed: Path) ->
     assert sum(learned.values()) == pytest.approx(9000, abs=100)
 
 
+def test_a_damaged_tape_is_made_again_as_its_error_says(packed: Path) -> None:
+    view = pretok.stream.open(packed / "shards", packed / "mix.json")
+    path, everything = path_of(packed / "side_files", view.mix.sources[0].tape), view[:]
+    path.write_bytes(b"\1" + path.read_bytes()[1:])
+    for _ in range(2):  # a mix that is made again takes the file that is there
+        with pytest.raises(IntegrityError, match="or make the mix again without this file"):
+            pretok.stream.open(packed / "shards", packed / "mix.json")[:]
+        run_mix(packed / "shards", packed / "mix.json", WISH)
+    path.unlink()
+    run_mix(packed / "shards", packed / "mix.json", WISH)
+    np.testing.assert_array_equal(pretok.stream.open(packed / "shards", packed / "mix.json")[:], everything)
+
+
+def test_documents_without_text_cannot_be_packed(tmp_path: Path) -> None:
+    """An EOD predicts nothing."""
+    shards = make_shards(tmp_path / "shards", {"it": [[], [], []]})
+    with pytest.raises(UsageError, match="source it has 3 tokens, less than one sequence"):
+        run_mix(shards, tmp_path / "mix.json", request("9:it=1", seq_len=9, pack="best-fit"))
+
+
 def test_a_tape_of_another_source_is_refused(packed: Path) -> None:
     """Though the mix names it, with a fingerprint that is right."""
     shards, mix = packed / "shards", load_mix(packed / "mix.json")
@@ -174,5 +164,3 @@ def test_a_tape_of_another_source_is_refused(packed: Path) -> None:
     write_mix(packed / "wrong.json", replace(mix, sources=(en, replace(it, tape=en.tape))), {})
     with pytest.raises(IntegrityError, match="belongs to other shards"):
         pretok.stream.open(shards, packed / "wrong.json")
-    with pytest.raises(UsageError, match="has a side file next to its mix: name the mix"):
-        View(load_manifest(shards), mix)

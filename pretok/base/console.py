@@ -142,4 +142,5 @@ class Console:
         return nullcontext(Gauge(title))
 
 
+Silent = Console
 SILENT = Console()

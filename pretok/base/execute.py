@@ -8,7 +8,6 @@ any of them may run twice.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import gc
 import logging
 import os
@@ -45,8 +44,6 @@ POLL_SECONDS = 1.0
 """Seconds between two looks at the stop flag while the driver waits."""
 REPORT_SECONDS = 1.0
 """Seconds between two reports of a task."""
-M_ARENA_MAX = -8
-"""The number of MALLOC_ARENA_MAX for `mallopt`."""
 WORKER_ENVIRONMENT = {
     # One task, one core: the libraries inside must not start a thread per core of the node.
     "OMP_NUM_THREADS": "1",
@@ -261,9 +258,8 @@ def _sleep() -> None:
 
 
 def _on_ray(job: bytes) -> Outcome[Any]:
-    os.environ.update(WORKER_ENVIRONMENT)  # before the module of the task loads what reads them
-    # This one is read at the start of a process only.
-    ctypes.CDLL(None).mallopt(M_ARENA_MAX, int(WORKER_ENVIRONMENT["MALLOC_ARENA_MAX"]))
+    # Before the module of the task loads what reads them; slurm/ray.sh sets what is read when a process starts.
+    os.environ.update(WORKER_ENVIRONMENT)
     try:
         return _on_worker(*pickle.loads(job))
     except Exception as error:  # of the import of its module

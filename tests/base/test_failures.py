@@ -58,7 +58,7 @@ def test_the_worst_failure_decides_and_all_are_named():
             raise_failures(failures, None)
         assert all(f"  {name}: {one.message}\n" in str(error.value) for name, one in failures)
     for log, where in (
-        (Path("tokenize.jsonl"), "tokenize.jsonl"),
+        (Path("a.jsonl"), "a.jsonl"),
         (None, "these tracebacks:\nit-00002\nTraceback: line 7"),
     ):
         with pytest.raises(InternalError, match=f"please report it with {where}\n"):

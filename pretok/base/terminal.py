@@ -43,6 +43,8 @@ class _Console(RichConsole):
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings, highlight=False, soft_wrap=True, markup=False, emoji=False)
+        if not self.is_terminal:
+            self.width = UNBOUNDED
 
     def print(self, *objects: Any, **settings: Any) -> None:
         """Every text that a command shows goes through here. On standard error, secrets in URLs are masked."""
@@ -177,8 +179,7 @@ def _print(shown: Table | str, where: RichConsole) -> None:
     for row in shown.rows:
         grid.add_row(*(Text(visible(cell, "")) for cell in row))
     where.print(shown.title, style="bold")
-    # `print(width=...)` takes no more than the console's own width, which is 80 where there is no terminal.
-    (where if where.is_terminal else _Console(file=where.file, width=UNBOUNDED)).print(grid)
+    where.print(grid)
 
 
 def _one_line(gauge: Gauge) -> Text:

@@ -166,9 +166,9 @@ class Engine:
                 except Exception as error:  # the worker died
                     outcome = Outcome(lost(error))
                 on_report(outcome.counts)
-                error = outcome.result
-                if isinstance(error, TaskError) and error.again and failed[index] < len(storage.WAITS):
-                    logger.warning("trying again: %s", error.message)
+                failure = outcome.result
+                if isinstance(failure, TaskError) and failure.again and failed[index] < len(storage.WAITS):
+                    logger.warning("trying again: %s", failure.message)
                     heappush(waiting, (time.monotonic() + storage.WAITS[failed[index]], index))
                     failed[index] += 1
                     continue

@@ -1,8 +1,8 @@
 """Run one function over many items: on a Ray cluster, in processes of this node, or in this process.
 
 Input: a top-level function `task(item, report)` and a list of items. Output: each item's result or TaskError as it
-completes. This is the only module that imports ray. Tasks must leave their results on disk whole or not at all, because
-any of them may run twice.
+completes. Tasks must leave their results on disk whole or not at all, because any of them may run twice. This is the
+only module that imports ray.
 """
 
 from __future__ import annotations

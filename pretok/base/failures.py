@@ -81,7 +81,7 @@ def lost(error: BaseException) -> TaskError:
 
 
 def _describe(error: OSError) -> str:
-    """Path, reason and remedy in one line."""
+    """The path, the reason and what to do, in one line."""
     paths = [os.fsdecode(path) for path in (error.filename, error.filename2) if isinstance(path, str | bytes)]
     remedy = REMEDIES.get(error.errno or 0)
     where = " -> ".join(paths) or "a file"
@@ -96,7 +96,7 @@ def _one_line(error: BaseException) -> str:
 def raise_failures(
     failures: Failures, log: Path | None, what: str = "partitions", *, kept: bool = True
 ) -> None:
-    """Raise what the failures of a step mean; nothing if there are none.
+    """Raise one error for all failures of a step, with the exit code of the worst; do nothing if there are none.
 
     log: the file that has their tracebacks, if any; what: the items, in the plural; kept: everything else is done and
     stays on disk.

@@ -1,8 +1,8 @@
 """A step of a job: runs its tasks, shows how far they are, and logs one event per task.
 
-Input: an engine and a console; a function and its items. Output: each item with its result; in the log where and when
-each task ran, how often it was tried, its memory and why it failed, and one event for all workers together. At the end
-of a step, its failures are raised as one error.
+Input: an engine, a console, a function and its items. Output: each item with its result. The log says where and when
+each task ran, how often it was tried, how much memory it took and why it failed, and has one event for all workers
+together. At the end of a step, all failures are raised as one error.
 """
 
 from __future__ import annotations

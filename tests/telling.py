@@ -5,12 +5,12 @@ from __future__ import annotations
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-from pretok.base.console import Gauge, Silent, Table
+from pretok.base.console import Console, Gauge, Table
 
 
-class Told(Silent, Gauge):
+class Told(Console, Gauge):
     """notices; shown: tables and texts; details: those for the log; events: (name, details); of all progress: counts,
-    before, expected."""
+    before, expected_bytes."""
 
     def __init__(self) -> None:
         super().__init__("told")
@@ -18,11 +18,6 @@ class Told(Silent, Gauge):
         self.shown: list[Table | str] = []
         self.details: list[Table | str] = []
         self.events: list[tuple[str, dict[str, Any]]] = []
-
-    @property
-    def expected(self) -> tuple[int, int]:
-        """Bytes and partitions of the whole."""
-        return self.expected_bytes, self.partitions
 
     def progress(self, title: str) -> AbstractContextManager[Gauge]:  # noqa: ARG002
         return nullcontext(self)

@@ -4,7 +4,7 @@ Input: notices, progress, tables and events. Output: depends on the object: comm
 programs that use the library the silent Console of this module. The progress of a step is a Gauge, which makes one line
 of its counts for a log, a terminal or the end:
 
-    12:03:10 tokenize 41/108 38% 2.98 GB 120 MB/s ETA 4m rejects 0
+    tokenize: 30 partitions, 2 GB of text, 120 MB/s in 16.7 s (11 partitions done before); 38 %, ETA 41 s
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Gauge:
     """The counts of a step, which several threads report.
 
     counts: of this run; before: of earlier runs; expected_bytes: text of the whole step, earlier runs included, 0 while
-    unknown; partitions: of the whole step. Speed and time left are those of this run.
+    unknown. Speed and time left are those of this run.
     """
 
     def __init__(self, title: str) -> None:
@@ -55,7 +55,6 @@ class Gauge:
         self.counts: Counter[str] = Counter()
         self.before: Counts = {}
         self.expected_bytes = 0
-        self.partitions = 0
         self._began = time.monotonic()
         self._lock = threading.Lock()
 
@@ -64,54 +63,34 @@ class Gauge:
         with self._lock:  # a new object, so that a thread that reads the old one is not disturbed
             self.counts = self.counts + Counter(counts)
 
-    def expect(self, bytes: int, partitions: int, before: Counts) -> None:
+    def expect(self, bytes: int, before: Counts) -> None:
         """Set the size of the whole step, and how much of it earlier runs did."""
-        self.expected_bytes, self.partitions, self.before = bytes, partitions, before
+        self.expected_bytes, self.before = bytes, before
+
+    def fields(self) -> dict[str, object]:
+        """The state of the step, for the log."""
+        return {
+            name: getattr(self, name) for name in ("title", "seconds", "counts", "before", "expected_bytes")
+        }
 
     @property
     def seconds(self) -> float:
         """Seconds since the step began."""
         return round(time.monotonic() - self._began, 6)
 
-    @property
-    def percent(self) -> int | None:
-        """Percentage of the text that is done, at most NEARLY; None without an estimate."""
-        done = _read(self.before) + _read(self.counts)
-        return min(NEARLY, 100 * done // self.expected_bytes) if self.expected_bytes else None
-
-    def fields(self) -> dict[str, object]:
-        """The state of the step, for the log."""
-        names = ("title", "seconds", "counts", "before", "expected_bytes", "partitions")
-        return {name: getattr(self, name) for name in names}
-
     def line(self) -> str:
-        """Title, progress and rejects, as one line of a log."""
-        rejected = self.before.get("rejected", 0) + self.counts["rejected"]
-        known = self.expected_bytes or _read(self.before) or _read(self.counts)
-        return " ".join([self.title, *self.short(), *([f"rejects {rejected:,}"] if known else [])])
-
-    def short(self) -> Iterator[str]:
-        """The parts shown next to a bar: how much is done, speed, time left."""
-        total = Counter(self.before) + self.counts
-        done, rate = _read(total), _read(self.counts) / max(self.seconds, 1e-9)
-        if self.partitions:
-            yield f"{total['partitions']}/{self.partitions}"
-        if self.percent is not None:
-            yield f"{self.percent}%"
-        if not done and not self.expected_bytes:  # a step that reads no text
-            yield from _counted(total)
-            yield f"{self.seconds:.0f} s"
-            return
-        yield human_bytes(done)
-        if rate:
-            yield f"{human_bytes(rate)}/s"
-            if self.expected_bytes > done:
-                yield f"ETA {duration((self.expected_bytes - done) / rate)}"
+        """What this run did, how much of the whole is done, and the time left."""
+        done, left = _read(self.counts), self.expected_bytes - _read(self.before) - _read(self.counts)
+        if not self.expected_bytes:
+            return self.summary()
+        percent = min(NEARLY, 100 * (self.expected_bytes - left) // self.expected_bytes)
+        rest = f", ETA {duration(left * self.seconds / done)}" if done and left > 0 else ""
+        return f"{self.summary()}; {percent} %{rest}"
 
     def summary(self) -> str:
-        """What this run did, for the end; empty if it did nothing in no time."""
+        """What this run did; empty if it did nothing in no time."""
         seconds, counts = self.seconds, list(_counted(self.counts))
-        if size := self.counts["bytes"]:
+        if size := _read(self.counts):
             counts.append(f"{human_bytes(size)} of text, {human_bytes(size / max(seconds, 1e-9))}/s")
         partitions = self.before.get("partitions", 0)
         if not counts and not partitions and seconds < 0.1:

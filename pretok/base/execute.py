@@ -1,14 +1,13 @@
 """Run one function over many items: on a Ray cluster, in processes of this node, or in this process.
 
 Input: a top-level function `task(item, report)` and a list of items. Output: each item's result or TaskError as it
-completes. This is the only module that imports ray. Tasks must leave their results on disk whole or not at all, because
-any of them may run twice.
+completes. Tasks must leave their results on disk whole or not at all, because any of them may run twice. This is the
+only module that imports ray.
 """
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import gc
 import logging
 import os
@@ -28,7 +27,7 @@ from pretok.base.errors import EngineLost, Stopped, UsageError
 from pretok.base.failures import TaskError, lost, task_error
 from pretok.base.pool import Outcome, Processes, Result
 from pretok.base.startup import collect_seldom, without_pandas
-from pretok.base.stop import StopFlag
+from pretok.base.stop import AGAIN, StopFlag
 
 logger = logging.getLogger(__name__)
 
@@ -43,11 +42,8 @@ BYTES_PER_SECOND = 60e6
 """Bytes of text per second that one worker processes, roughly: counting 65 MB/s, encoding 70 MB/s and more."""
 POLL_SECONDS = 1.0
 """Seconds between two looks at the stop flag while the driver waits."""
-AGAIN = "run the same command again to continue"
 REPORT_SECONDS = 1.0
 """Seconds between two reports of a task."""
-M_ARENA_MAX = -8
-"""The number of MALLOC_ARENA_MAX for `mallopt`."""
 WORKER_ENVIRONMENT = {
     # One task, one core: the libraries inside must not start a thread per core of the node.
     "OMP_NUM_THREADS": "1",
@@ -112,7 +108,7 @@ class Engine:
 
     def _pool(self) -> _Here | _Ray | Processes:
         if self._here:
-            return _Here(self._check_stop)
+            return _Here(self.stop)
         if self.address is None:
             return self._processes()
         if self._workers is None:
@@ -131,43 +127,49 @@ class Engine:
     ) -> Generator[Outcome[Result], None, None]:
         """Run `task` over `items`, started in the order given, yielded as they complete.
 
-        A task whose error may pass is tried again after each of `storage.WAITS`, on whatever worker is free, before its
-        TaskError is yielded. `on_report` gets the tasks' increments: about once a second, on Ray at the end of each
-        task. If the map is left before its end, the workers are killed.
+        A task whose error may pass is tried again after each of `storage.WAITS`, behind those that were not tried yet,
+        on whatever worker is free, before its TaskError is yielded. `on_report` gets the tasks' increments: about once
+        a second, on Ray at the end of each task. If the map is left before its end, the workers are killed.
         """
         if not items:
             return
         gc.freeze()  # what is loaded now stays loaded: each collection would visit its 200,000 objects
         pool = self._pool()
-        # The first item is at the end, where `pop` takes it.
-        waiting = list(range(len(items)))[::-1]
-        later: list[tuple[float, int]] = []
-        """A heap of the items to try again, by the time at which they may begin."""
+        # A heap of the items, each with the time from which on it may begin.
+        waiting = [(0.0, index) for index in range(len(items))]
         failed: Counter[int] = Counter()
         running: dict[Future[Outcome[Any]], int] = {}
         done: SimpleQueue[Future[Outcome[Any]]] = SimpleQueue()
         try:
-            while waiting or later or running:
-                self._check_stop()
-                while later and later[0][0] <= time.monotonic():
-                    waiting.append(heappop(later)[1])
+            while waiting or running:
+                self.stop.check()
+                pause = POLL_SECONDS
                 while waiting and len(running) < pool.in_flight:
-                    index = waiting.pop()
+                    begin, index = waiting[0]
+                    if (left := begin - time.monotonic()) > 0:
+                        # It waits in this list and not in a worker, which does other items meanwhile.
+                        pause = min(left, POLL_SECONDS)
+                        break
+                    heappop(waiting)
                     future = pool.submit(task, items[index], on_report)
                     running[future] = index
                     future.add_done_callback(done.put)
-                pause = later[0][0] - time.monotonic() if later else POLL_SECONDS
                 try:
-                    future = done.get(timeout=min(max(pause, 0.0), POLL_SECONDS))
+                    future = done.get(timeout=pause)
                 except Empty:
                     continue
-                index, outcome = running.pop(future), future.result()
+                index = running.pop(future)
+                try:
+                    outcome = future.result()
+                except EngineLost:
+                    raise
+                except Exception as error:  # the worker died
+                    outcome = Outcome(lost(error))
                 on_report(outcome.counts)
-                error = outcome.result
-                if isinstance(error, TaskError) and error.again and failed[index] < len(storage.WAITS):
-                    logger.warning("trying again: %s", error.message)
-                    # It waits in this list and not in a worker, which does other items meanwhile.
-                    heappush(later, (time.monotonic() + storage.WAITS[failed[index]], index))
+                failure = outcome.result
+                if isinstance(failure, TaskError) and failure.again and failed[index] < len(storage.WAITS):
+                    logger.warning("trying again: %s", failure.message)
+                    heappush(waiting, (time.monotonic() + storage.WAITS[failed[index]], index))
                     failed[index] += 1
                     continue
                 outcome.index, outcome.tries = index, failed[index] + 1
@@ -178,24 +180,20 @@ class Engine:
             if running:
                 self.__exit__()
 
-    def _check_stop(self) -> None:
-        if reason := self.stop.reason:
-            raise Stopped(f"{reason}: stopped before the end; {AGAIN}")
-
 
 class _Here:
     """This process as a pool of one worker, whose tasks are done when they are submitted."""
 
     workers = in_flight = 1
 
-    def __init__(self, check_stop: Callable[[], None]) -> None:
-        self._check_stop = check_stop
+    def __init__(self, stop: StopFlag) -> None:
+        self._stop = stop
 
     def submit(self, task: Task[Any, Any], item: Any, on_report: Report) -> Future[Outcome[Any]]:
         """Do a task. Raises Stopped out of the task's reports."""
 
         def report(counts: Counts) -> None:
-            self._check_stop()
+            self._stop.check()
             on_report(counts)
 
         future: Future[Outcome[Any]] = Future()
@@ -216,51 +214,39 @@ class _Ray:
             raise UsageError(
                 "this program already uses Ray: call ray.shutdown() first, or work on this node without --address"
             )
-        self._ray = ray
         try:
             # No runtime_env: for its variables Ray starts a second set of workers, 2 s later. `_on_ray` sets them, and
             # workers find this package where `ray start` did, or in the folder where the command is typed.
             ray.init(address=address, logging_level=logging.ERROR, log_to_driver=False)
         except ConnectionError as error:
             raise UsageError(f"no Ray cluster answers at {address}: {error}") from None
-        self._remote = ray.remote(max_retries=0, num_cpus=1)(_on_ray)
+        self._ray, self._run = ray, ray.remote(max_retries=0, num_cpus=1)(_on_ray)
         # A task on this node that ends only when Ray does here. The loss of any other node must not end the job.
         node = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
         self._alive = ray.remote(max_retries=0, num_cpus=0, scheduling_strategy=node)(_sleep).remote()
-        self._running: dict[Future[Any], Any] = {}
-        cpus = int(ray.cluster_resources().get("CPU", 1))
-        self.workers = workers or cpus
+        self._running: set[Any] = set()
+        self.workers = workers or int(ray.cluster_resources().get("CPU", 1))
         # If Ray itself lets no more tasks run at once than wanted, as many more wait in its queue: a worker then has
         # its next task without asking the driver, 5 ms earlier.
-        self.in_flight = 2 * self.workers if self.workers == cpus else self.workers
+        self.in_flight = self.workers if workers else 2 * self.workers
 
     def submit(self, task: Task[Any, Any], item: Any, _: Report) -> Future[Outcome[Any]]:
-        """Start a task."""
+        """Start a task. The future raises what Ray raises for a worker or node that died."""
         try:
             with contextlib.suppress(self._ray.exceptions.GetTimeoutError):
                 self._ray.get(self._alive, timeout=0)
-            reference = self._remote.remote(pickle.dumps((task, item)))
+            reference = self._run.remote(pickle.dumps((task, item)))
         except (self._ray.exceptions.RayError, ConnectionError) as error:
-            what = f"{type(error).__name__}: {error}".strip().splitlines()[0]
+            what = f"{type(error).__name__}: {error}".splitlines()[0]
             raise EngineLost(f"Ray died on {os.uname().nodename}: {what}; {AGAIN}") from error
-        future: Future[Outcome[Any]] = Future()
-
-        def settle(answer: Future[Outcome[Any]]) -> None:
-            self._running.pop(future)
-            try:
-                future.set_result(answer.result())
-            except self._ray.exceptions.RayTaskError as error:  # the worker could not load the task, say
-                future.set_result(Outcome(task_error(error)))
-            except Exception as error:
-                future.set_result(Outcome(lost(error)))
-
-        self._running[future] = reference
-        reference.future().add_done_callback(settle)
+        future: Future[Outcome[Any]] = reference.future()
+        self._running.add(future)
+        future.add_done_callback(self._running.discard)
         return future
 
     def close(self) -> None:
         """Stop all tasks and leave the cluster."""
-        for reference in [*self._running.values(), self._alive]:
+        for reference in [*(future.object_ref for future in list(self._running)), self._alive]:
             with contextlib.suppress(Exception):
                 self._ray.cancel(reference, force=True)
         self._ray.shutdown()
@@ -272,10 +258,12 @@ def _sleep() -> None:
 
 
 def _on_ray(job: bytes) -> Outcome[Any]:
-    os.environ.update(WORKER_ENVIRONMENT)  # before the module of the task loads what reads them
-    # This one is read at the start of a process only.
-    ctypes.CDLL(None).mallopt(M_ARENA_MAX, int(WORKER_ENVIRONMENT["MALLOC_ARENA_MAX"]))
-    return _on_worker(*pickle.loads(job))
+    # Before the module of the task loads what reads them; slurm/ray.sh sets what is read when a process starts.
+    os.environ.update(WORKER_ENVIRONMENT)
+    try:
+        return _on_worker(*pickle.loads(job))
+    except Exception as error:  # of the import of its module
+        return Outcome(task_error(error))
 
 
 def _on_worker(task: Task[Any, Any], item: Any, send: Report | None = None) -> Outcome[Any]:
@@ -285,7 +273,7 @@ def _on_worker(task: Task[Any, Any], item: Any, send: Report | None = None) -> O
 
 
 def _run(task: Task[Any, Any], item: Any, send: Report | None, every: float = REPORT_SECONDS) -> Outcome[Any]:
-    """One try of a task. every: seconds between two reports that are sent."""
+    """Try a task once. send: gets its increments while it runs, `every` so many seconds."""
     at, began = time.time(), time.monotonic()
     pending: Counter[str] = Counter()
     sent = began
@@ -300,7 +288,7 @@ def _run(task: Task[Any, Any], item: Any, send: Report | None, every: float = RE
 
     try:
         result = task(item, report)
-    # These end the job, not the item: in this process `report` raises Stopped.
+    # These end the job, not the item: in the driver's process `report` raises Stopped.
     except (Stopped, KeyboardInterrupt, SystemExit, GeneratorExit):
         raise
     except BaseException as error:  # panics of Rust libraries are no Exceptions

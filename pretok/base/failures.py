@@ -81,7 +81,7 @@ def lost(error: BaseException) -> TaskError:
 
 
 def _describe(error: OSError) -> str:
-    """Path, reason and remedy in one line."""
+    """The path, the reason and what to do, in one line."""
     paths = [os.fsdecode(path) for path in (error.filename, error.filename2) if isinstance(path, str | bytes)]
     remedy = REMEDIES.get(error.errno or 0)
     where = " -> ".join(paths) or "a file"

@@ -24,6 +24,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from glob import escape
 from pathlib import Path
 
 from pretok.base.errors import FolderInUse, IntegrityError, OutputError
@@ -69,8 +70,8 @@ class Holder(Record, frozen=True):
 
 
 _ours: dict[str, tuple[Path, int, threading.Event] | None] = {}
-"""The locks of this process by their tokens: path, id of the thread and event of a lock that it holds for writing; None
-while it waits for the lock, or if it only reads."""
+"""The locks of this process by their tokens: path, id of the thread, and the event that says that the lock was lost;
+None while it waits for the lock."""
 
 
 @contextmanager
@@ -96,6 +97,8 @@ def hold(target: Path, what: str, *, beside: bool = False) -> Iterator[threading
             # Under the lock no other job writes here, so what is unfinished was left by one that is gone. A
             # lock that another job is just trying to create may go, too: `_take` tries again.
             remove_leftovers(target)
+            for claim in path.parent.glob(f"{escape(path.name)}-*"):  # of takeovers that were killed
+                claim.unlink(missing_ok=True)
             yield lost
     finally:
         if new:
@@ -107,15 +110,15 @@ def hold(target: Path, what: str, *, beside: bool = False) -> Iterator[threading
 def share(folder: Path, what: str) -> Iterator[None]:
     """Register this job as a reader of `folder`, so that `refuse_readers` names it to others.
 
-    A folder that cannot be written to is read all the same, unregistered; so is one whose registration is deleted.
+    A folder that cannot be written to is read all the same, unregistered. A reader whose registration is lost is
+    stopped as `hold` says: what it reads may change.
     """
     with contextlib.ExitStack() as stack:
         if folder.is_dir() and os.access(folder, os.W_OK):
             with contextlib.suppress(FolderInUse):
                 refuse_readers(folder)  # removes the registrations of killed readers
             try:
-                path = folder / f"{READERS}{secrets.token_hex(8)}"
-                stack.enter_context(_locked(path, folder, what, writes=False))
+                stack.enter_context(_locked(folder / f"{READERS}{secrets.token_hex(8)}", folder, what))
             except (OutputError, OSError) as error:  # a full disk does not prevent reading
                 logger.warning(
                     "cannot register as a reader of %s (other jobs will not know): %s", folder, error
@@ -147,21 +150,18 @@ def holder_of(folder: Path) -> Holder | None:
 
 
 @contextmanager
-def _locked(path: Path, target: Path, what: str, *, writes: bool = True) -> Iterator[threading.Event]:
+def _locked(path: Path, target: Path, what: str) -> Iterator[threading.Event]:
     holder = _this_process(what)
     ended, lost = threading.Event(), threading.Event()
 
     def beat() -> None:
-        """Touch the lock until the job ends; set `lost` if it is another's, and stop a process that writes under it."""
+        """Touch the lock until the job ends; if it is another's, set `lost` and stop this process."""
         while not ended.wait(HEARTBEAT):
             with contextlib.suppress(OSError):  # the next touch may succeed
                 if not _is_of(holder.token, path):
                     lost.set()
-                    if writes:
-                        logger.error(
-                            "%s is gone or another job's: stopping, the folder is no longer ours", path
-                        )
-                        os.kill(os.getpid(), signal.SIGTERM)
+                    logger.error("%s is gone or another job's: stopping, the folder is no longer ours", path)
+                    os.kill(os.getpid(), signal.SIGTERM)
                     return
                 os.utime(path)
 
@@ -171,11 +171,10 @@ def _locked(path: Path, target: Path, what: str, *, writes: bool = True) -> Iter
     try:
         with writing(target):
             _take(path, holder, target)
+        _ours[holder.token] = path, threading.get_ident(), lost
         thread.start()
-        if writes:
-            _ours[holder.token] = path, threading.get_ident(), lost
-            if threading.current_thread() is threading.main_thread():  # others cannot set handlers
-                signal.signal(signal.SIGCONT, _look)
+        if threading.current_thread() is threading.main_thread():  # others cannot set handlers
+            signal.signal(signal.SIGCONT, _look)
         try:
             yield lost
         finally:
@@ -224,7 +223,7 @@ def _take(path: Path, holder: Holder, target: Path) -> None:
             if _read(path) == text:
                 path.unlink()
                 # A kill before the claim goes leaves a file that hinders nobody: no later lock has the text
-                # that it is named after.
+                # that it is named after. Whoever gets the lock removes it.
                 logger.warning("%s: taking over the lock of %s: %s", target, _parse(text) or "a job", why)
         finally:
             claim.unlink(missing_ok=True)

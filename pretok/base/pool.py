@@ -36,7 +36,7 @@ from typing import Any, Generic, TypeVar
 from pretok.base.children import child_environment
 from pretok.base.console import Counts
 from pretok.base.errors import EngineLost
-from pretok.base.failures import TaskError, lost, task_error
+from pretok.base.failures import TaskError, task_error
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 """A terminal and Slurm send them to all processes; they are meant for the driver, which ends its workers."""
@@ -81,11 +81,11 @@ class Processes:
         """The worker of each thread."""
         self._asked, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)  # a message stays one
         """The socket on which the nursery is asked for workers."""
-        # The child inherits the mask: a signal that comes before it runs `nurse` waits until it is ignored there.
-        mask = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
         code = (
             f"import sys; sys.path[:] = {sys.path!r}; from {__name__} import nurse; nurse({theirs.fileno()})"
         )
+        # The child inherits the mask: a signal that comes before it runs `nurse` waits until it is ignored there.
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
         try:
             # The nursery alone keeps its end, so that `send` fails here once it is dead.
             with theirs:
@@ -106,14 +106,13 @@ class Processes:
     def submit(self, task: Callable[..., Any], item: Any, on_report: Send) -> Future[Outcome[Any]]:
         """Have a worker do a task. on_report: gets what the worker sends, in a thread.
 
-        The future raises EngineLost if no worker can be had. Raises what pickle raises for a task or item that it
-        cannot write.
+        The future raises EngineLost if no worker can be had, EOFError if the worker dies. Raises what pickle raises
+        for a task or item that it cannot write.
         """
         module = getattr(task, "func", task).__module__  # of a `partial` too
-        job = pickle.dumps((self._run, (task, item)))
-        return self._threads.submit(self._ask, module.encode(), job, on_report)
+        return self._threads.submit(self._ask, module, pickle.dumps((self._run, task, item)), on_report)
 
-    def _ask(self, module: bytes, job: bytes, on_report: Send) -> Outcome[Any]:
+    def _ask(self, module: str, job: bytes, on_report: Send) -> Outcome[Any]:
         """The outcome of a job; runs in a thread, which has a worker forked for its first job."""
         worker: Connection | None = getattr(self._own, "worker", None)
         if worker is None:
@@ -122,22 +121,20 @@ class Processes:
             try:
                 # The worker alone keeps its end, so that `recv` ends here when it dies.
                 with theirs:
-                    socket.send_fds(self._asked, [module], [theirs.fileno()])
+                    socket.send_fds(self._asked, [module.encode()], [theirs.fileno()])
             except OSError as error:
                 raise EngineLost(
                     f"the parent process of the workers died: {error}; run the same command again to continue"
                 ) from error
         try:
             worker.send_bytes(job)
-            while True:
-                done, answer = worker.recv()
-                if done:
-                    return answer if isinstance(answer, Outcome) else Outcome(task_error(answer))
+            while not isinstance(answer := worker.recv(), Outcome):
                 on_report(answer)
+            return answer
         except (EOFError, OSError):
             self._own.worker = None
             died = f"its worker process on {os.uname().nodename} died, killed or out of memory"
-            return Outcome(lost(EOFError(f"{died}; fewer --workers leave each more")))
+            raise EOFError(f"{died}; fewer --workers leave each more") from None
 
     def close(self) -> None:
         """End the nursery and with it all workers, whatever they do."""
@@ -176,9 +173,13 @@ def nurse(driver: int) -> None:
             me = os.getpid()
             # Only this thread could hold a lock (see the module), and between two requests it holds none.
             if os.fork() == 0:
-                # In a worker this end would outlive the nursery and hide its death from the driver.
-                asked.close()
-                serve(Connection(fds[0]), me)
+                try:
+                    # In a worker this end would outlive the nursery and hide its death from the driver.
+                    asked.close()
+                    serve(Connection(fds[0]), me)
+                finally:
+                    # What is open here belongs to the nursery, so no exit handler may run and no buffer be written.
+                    os._exit(0)
             # Open here, it would hide the worker's death from the driver; later workers would inherit it.
             os.close(fds[0])
 
@@ -190,19 +191,12 @@ def serve(driver: Connection, nursery: int) -> None:
     # A fork clears this, so each worker asks for it. The signal comes when the thread that forked ends, which
     # lives as long as the nursery.
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != nursery:  # it died before that call
-        os._exit(0)
     with contextlib.suppress(EOFError, OSError):
-        while True:
+        while os.getppid() == nursery:  # else it died before that call
             job = driver.recv_bytes()
             try:
-                # The answer is pickled in here, too: a result that cannot be does not end the worker.
-                function, arguments = pickle.loads(job)
-                answer = pickle.dumps(
-                    (True, function(*arguments, lambda counts: driver.send((False, counts))))
-                )
-            except BaseException as error:  # while the job travels: what a task raises is in its outcome
-                answer = pickle.dumps((True, RuntimeError(f"{type(error).__name__}: {error}")))
+                run, task, item = pickle.loads(job)
+                answer = pickle.dumps(run(task, item, driver.send))
+            except BaseException as error:  # of the import of its module, or of a result that no pickle holds
+                answer = pickle.dumps(Outcome(task_error(error)))
             driver.send_bytes(answer)
-    # Not sys.exit: exit handlers and unwritten buffers here are copies of the nursery's.
-    os._exit(0)

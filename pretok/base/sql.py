@@ -19,11 +19,11 @@ from pretok.base.memory import free_memory
 from pretok.base.storage import FULL, PASSING
 
 SHARE = 2
-"""DuckDB gets one part in so many of a worker's memory; Arrow and Python need the rest."""
+"""DuckDB gets 1 / SHARE of a worker's memory; Arrow and Python need the rest."""
 LEAST_MEMORY = 64 << 20
 """Bytes below which DuckDB cannot work."""
 ENDED = ("failed to offload", "could not allocate", "failed to pin")
-"""Words of DuckDB for a block that fits neither its folder nor memory."""
+"""What DuckDB says of a block that fits neither its folder nor memory."""
 
 
 @contextmanager

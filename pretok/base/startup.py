@@ -1,4 +1,4 @@
-"""The start of our processes: checks of what no command can work with, no pandas, fewer garbage collections.
+"""The start of our processes: refuse what no command can work with, hide pandas, collect garbage less often.
 
 Arrow imports pandas, where it is installed, at its first array, to see whether it was given something of pandas. That
 takes 0.2 s and 400 files, which every worker of a cluster would read from one file system.

@@ -19,6 +19,7 @@ from typing import Any
 from pretok.base.errors import Stopped, UsageError
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
+AGAIN = "run the same command again to continue"
 
 
 def job_end_time() -> float | None:
@@ -69,7 +70,8 @@ class StopFlag:
         if self._signal is not None and number == signal.SIGINT:
             raise KeyboardInterrupt
         self._signal = signal.Signals(number).name
-        self._raise()
+        if self._raising:
+            self.check()
 
     @contextmanager
     def raising(self) -> Iterator[None]:
@@ -77,14 +79,15 @@ class StopFlag:
         that leaves nothing half done, such as listing inputs."""
         self._raising = True
         try:
-            self._raise()
+            self.check()
             yield
         finally:
             self._raising = False
 
-    def _raise(self) -> None:
-        if self._raising and self.reason:
-            raise Stopped(f"{self.reason}: stopped before the work began; run the same command again")
+    def check(self) -> None:
+        """Raise Stopped if there is a reason to stop."""
+        if reason := self.reason:
+            raise Stopped(f"{reason}: stopped before the end; {AGAIN}")
 
     @property
     def reason(self) -> str | None:

@@ -192,7 +192,7 @@ class NewFile:
         return self.size
 
     def seal(self) -> None:
-        """Flush to disk, then rename: a reader sees the old file, the whole new one or none."""
+        """Flush to disk, rename, flush the folder: a reader sees the old file, the whole new one or none."""
         with writing(self.path):
             # A kill before the rename leaves the temporary file, which `remove_leftovers` deletes. The bytes go to disk
             # first: a host that dies must not leave a name without them. All nodes see the rename as one step.
@@ -200,6 +200,15 @@ class NewFile:
             os.fsync(self.file.fileno())
             self.file.close()
             self._temporary.replace(self.path)
+            # A host that dies after this keeps the name, too: what is sealed later may rely on this file.
+            folder = os.open(self.path.parent, os.O_DIRECTORY)
+            try:
+                os.fsync(folder)
+            except OSError as error:
+                if error.errno != errno.EINVAL:  # a file system that has no such flush
+                    raise
+            finally:
+                os.close(folder)
 
 
 @contextmanager

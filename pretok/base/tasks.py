@@ -1,8 +1,8 @@
 """A step of a job: runs its tasks, shows how far they are, and logs one event per task.
 
-Input: an engine and a console; a function and its items. Output: each item with its result; in the log where and when
-each task ran, how often it was tried, its memory and why it failed, and one event for all workers together. At the end
-of a step, its failures are raised as one error.
+Input: an engine, a console, a function and its items. Output: each item with its result. The log says where and when
+each task ran, how often it was tried, how much memory it took and why it failed, and has one event for all workers
+together. At the end of a step, all failures are raised as one error.
 """
 
 from __future__ import annotations
@@ -52,13 +52,17 @@ class Step:
         """
         collected: Failures = [] if failures is None else failures
         total = done + len(items)
-        outcomes = self._outcomes(function, items, what, name)
+        workers = self.engine.parallel if items else 0
+        began, busy, peak = time.monotonic(), 0.0, 0
+        nodes: Counter[str] = Counter()
         try:
-            with contextlib.closing(outcomes):
+            with contextlib.closing(self.engine.map(function, items, self.progress)) as outcomes:
                 for outcome in outcomes:
                     item, result = items[outcome.index], outcome.result
+                    busy, peak = busy + outcome.seconds, max(peak, outcome.peak)
+                    self._log(outcome, what, name(item))
                     if not isinstance(result, TaskError):
-                        done += 1
+                        done, nodes[outcome.node] = done + 1, nodes[outcome.node] + 1
                         yield item, result
                     elif issubclass(result.raises, OutputError):
                         raise result.raises(result.message)
@@ -69,36 +73,23 @@ class Step:
             if not kept:
                 raise
             raise type(stopped)(f"{stopped}; {done} of {total} {what}s are done and kept") from None
+        finally:
+            if items:
+                idle = 1 - busy / (workers * (time.monotonic() - began))
+                self._log_workers(what, workers, nodes, idle, peak)
         if folder is not None:
             remove_leftovers(folder)
         if failures is None:
             raise_failures(collected, self.console.log, f"{what}s", kept=kept)
 
-    def _outcomes(
-        self, function: Task[Item, Result], items: Sequence[Item], what: str, name: Callable[[Item], str]
-    ) -> Generator[Outcome[Result], None, None]:
-        """The outcomes of the engine, each of them logged, and added up at the end."""
-        if not items:
-            return
-        workers, began, busy, peak = self.engine.parallel, time.monotonic(), 0.0, 0
-        nodes: Counter[str] = Counter()
-        try:
-            with contextlib.closing(self.engine.map(function, items, self.progress)) as outcomes:
-                for outcome in outcomes:
-                    busy, peak = busy + outcome.seconds, max(peak, outcome.peak)
-                    self._log(outcome, what, name(items[outcome.index]))
-                    if not isinstance(outcome.result, TaskError):
-                        nodes[outcome.node] += 1
-                    yield outcome
-        finally:
-            by_node = dict(sorted(nodes.items()))
-            idle = round(1 - busy / (workers * (time.monotonic() - began)), 4)
-            self.console.event(
-                "workers", what=what, workers=workers, nodes=by_node, idle=idle, peak_bytes=peak
-            )
-            if len(by_node) > 1:
-                shares = ", ".join(f"{node} {count}" for node, count in by_node.items())
-                self.console.notice(f"{what}s per node: {shares}")
+    def _log_workers(self, what: str, workers: int, nodes: Counter[str], idle: float, peak: int) -> None:
+        by_node = dict(sorted(nodes.items()))
+        self.console.event(
+            "workers", what=what, workers=workers, nodes=by_node, idle=round(idle, 4), peak_bytes=peak
+        )
+        if len(by_node) > 1:
+            shares = ", ".join(f"{node} {count}" for node, count in by_node.items())
+            self.console.notice(f"{what}s per node: {shares}")
 
     def _log(self, outcome: Outcome[Result], what: str, name: str) -> None:
         details: dict[str, object] = {"what": what, "item": name, "tries": outcome.tries}

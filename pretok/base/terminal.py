@@ -1,4 +1,4 @@
-"""What a person sees: a live bar on a terminal, a line at intervals in a file, tables at the end.
+"""What a person sees: a live line on a terminal, a line at intervals in a file, tables at the end.
 
 Progress and notices go to standard error, results to standard output, and all of it to the log.
 """
@@ -19,7 +19,6 @@ from typing import Any
 
 from rich.console import Console as RichConsole
 from rich.live import Live
-from rich.progress_bar import ProgressBar
 from rich.table import Table as RichTable
 from rich.text import Text
 
@@ -44,6 +43,8 @@ class _Console(RichConsole):
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings, highlight=False, soft_wrap=True, markup=False, emoji=False)
+        if not self.is_terminal:
+            self.width = UNBOUNDED
 
     def print(self, *objects: Any, **settings: Any) -> None:
         """Every text that a command shows goes through here. On standard error, secrets in URLs are masked."""
@@ -97,19 +98,19 @@ class Terminal(Console):
     def progress(self, title: str) -> Iterator[Gauge]:
         """Show a step while the context is open, and a summary at its end.
 
-        On a terminal it is a bar, elsewhere lines at growing intervals, at most LINES_APART seconds apart, even if
-        nothing is reported. The log gets the counts at the same times.
+        On a terminal one line changes, elsewhere lines come at growing intervals, at most LINES_APART seconds apart,
+        even if nothing is reported. The log gets the counts at the same times.
         """
         gauge, ended = Gauge(title), threading.Event()
-        bar: Live | None = None
+        live: Live | None = None
         if self._error.is_interactive and not self.quiet:
-            bar = Live(get_renderable=lambda: _bar(gauge), console=self._error, transient=True)
+            live = Live(get_renderable=lambda: _one_line(gauge), console=self._error, transient=True)
 
         def print_lines() -> None:
             gap = FIRST_LINE
             while not ended.wait(gap):
                 self.event("progress", message=gauge.line(), **gauge.fields())
-                if bar is None:
+                if live is None:
                     self._print(f"{time.strftime('%H:%M:%S')} {gauge.line()}")
                 gap = min(2 * gap, LINES_APART)
 
@@ -118,7 +119,7 @@ class Terminal(Console):
         lines.start()
         ended_by = None
         try:
-            with bar or nullcontext():
+            with live or nullcontext():
                 yield gauge
         except BaseException as error:
             ended_by = type(error).__name__
@@ -178,19 +179,11 @@ def _print(shown: Table | str, where: RichConsole) -> None:
     for row in shown.rows:
         grid.add_row(*(Text(visible(cell, "")) for cell in row))
     where.print(shown.title, style="bold")
-    # `print(width=...)` takes no more than the console's own width, which is 80 where there is no terminal.
-    (where if where.is_terminal else _Console(file=where.file, width=UNBOUNDED)).print(grid)
+    where.print(grid)
 
 
-def _bar(gauge: Gauge) -> RichTable:
-    """Title, bar and figures in one line; on a narrow terminal the bar shrinks first."""
-    grid = RichTable.grid(padding=(0, 1, 0, 0), expand=True)
-    grid.add_column(no_wrap=True)
-    grid.add_column(ratio=1)
-    grid.add_column(no_wrap=True)
-    bar = ProgressBar(completed=gauge.percent) if gauge.percent is not None else ""
-    grid.add_row(Text(visible(gauge.title)), bar, Text(" ".join(gauge.short())))
-    return grid
+def _one_line(gauge: Gauge) -> Text:
+    return Text(visible(gauge.line()), no_wrap=True, overflow="ellipsis")
 
 
 def print_json(value: object) -> None:

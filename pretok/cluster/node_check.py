@@ -120,10 +120,10 @@ class Verdict:
 
 
 def judge(reports: Sequence[NodeReport], nodes: list[str]) -> Verdict:
-    """Which of `nodes`, and of all that reported, are bad.
+    """Find the bad nodes among `nodes` and all that reported.
 
-    A node that misses a check which others report is bad, and so is one far slower than the others (`SLOWEST`). No
-    node is bad for a problem of the check that all nodes share (`SHARED`).
+    A node is bad if it has a problem, misses a check which others report, or is far slower than the others (`SLOWEST`).
+    A problem of the check that all nodes share (`SHARED`) makes no node bad.
     """
     checks: dict[str, dict[str, Check]] = {node: {} for node in nodes}
     for report in reports:
@@ -133,18 +133,18 @@ def judge(reports: Sequence[NodeReport], nodes: list[str]) -> Verdict:
     for check in (check for own in checks.values() for check in own.values()):
         if check.number is not None:
             numbers.setdefault(check.name, []).append(check.number)
-    medians = {name: statistics.median(values) for name, values in numbers.items()}
     bad: dict[str, list[str]] = {}
     shared: set[str] = set()
     for node, own in checks.items():
-        problems = [f"{check.name}: {check.problem}" for check in own.values() if check.problem]
-        shared.update(problem for problem in problems if problem.startswith(SHARED))
-        problems = [problem for problem in problems if problem not in shared]
+        problems = []
+        for name, check in own.items():
+            if check.problem:
+                (shared.add if name == SHARED else problems.append)(f"{name}: {check.problem}")
+            median = statistics.median(numbers.get(name, [0]))
+            if check.number is not None and check.number < SLOWEST * median:
+                problems.append(f"{name}: {check.value}, the median is {median:.3g}")
         if missing := sorted(names - set(own)) or ([] if own else ["everything"]):
             problems.append(f"no report of {', '.join(missing)}: the node or the check on it failed")
-        for name, check in own.items():
-            if check.number is not None and check.number < SLOWEST * medians[name]:
-                problems.append(f"{name}: {check.value}, the median is {medians[name]:.3g}")
         if problems:
             bad[node] = problems
     return Verdict(checks, bad, sorted(shared))

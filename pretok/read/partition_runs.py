@@ -44,7 +44,7 @@ def run_partitions(
     """
     done = len(tasks) - len(todo)
     size = sum(task.partition.estimate for task in tasks)
-    step.progress.expect(size, len(tasks), {**before, "partitions": done})
+    step.progress.expect(size, {**before, "partitions": done})
     text = f"{plural(len(tasks), 'partition')} {doing}"
     if kept := ", ".join(f"{before[key]:,} {key}" for key in ("documents", "tokens") if before.get(key)):
         text += f", {done} of them done by an earlier run, which left {kept}"

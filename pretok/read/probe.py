@@ -21,7 +21,6 @@ from pretok.read.files import InputFile
 from pretok.read.format import LIST, TEXT, Probe
 from pretok.read.formats import FORMATS
 from pretok.read.kept import KeptColumn
-from pretok.read.paths import is_remote
 
 PROBED_FILES = 32
 """How many files of a source are opened to read their first records, evenly spaced: opening a million takes minutes."""
@@ -42,11 +41,7 @@ def probe_inputs(
     """
     step = -(-len(inputs) // PROBED_FILES)
     sampled = {file.path for file in inputs[::step]} if inputs else set()
-    probes = map_reads(
-        lambda file: _probe(file, file.path in sampled),
-        inputs,
-        far=any(is_remote(file.path) for file in inputs),
-    )
+    probes = map_reads(lambda file: _probe(file, file.path in sampled), inputs)
     problems = [problem for probe in probes if (problem := _problem(probe, field, lists))]
     others = [probe for probe in probes if probe.fields or (probe.file.format == "text" and probe.size)]
     if problems and len(problems) == len(others):

@@ -78,9 +78,7 @@ def list_inputs(patterns: Sequence[str], declared_format: str) -> tuple[list[Inp
             if urls.setdefault(path, url) != url:
                 raise UsageError(f"{path} {TWO_URLS}")
     paths = sorted(named)
-    looks = map_reads(
-        lambda path: _look(path, named[path], declared_format), paths, far=any(map(is_remote, paths))
-    )
+    looks = map_reads(lambda path: _look(path, named[path], declared_format), paths)
     seen: dict[tuple[int, int], str] = {}
     notices = defaultdict[str, list[str]](list)
     for look in looks:

@@ -58,29 +58,29 @@ def status_of(target: Path) -> list[StepStatus]:
     if (target / CONFIG).exists():
         return [_run(target)]
     logs = _Logs(target, [])
-    found: list[StepStatus] = []
+    rows: list[StepStatus] = []
     try:
         logs = _Logs(target, [job for job in read_jobs(target) if not job.refused])
     except PretokError as error:
-        found.append(StepStatus("logs", FAILED, detail=f"{error}; delete that file"))
-    found += [
+        rows.append(StepStatus("logs", FAILED, detail=f"{error}; delete that file"))
+    rows += [
         *_simple("words", target / "counts", "counts.json", logs, "count", "build-vocab", "run"),
         *_vocabulary(target, logs),
         *_shards(target / "shards", logs),
         *_mix(target / "mix.json", target / "shards", logs),
     ]
-    found += _whole_run(logs, found)
-    if all(one.state == FINISHED for one in found):
-        last = found.pop() if found else StepStatus(str(target), UNFINISHED, detail="no results yet")
-        found.append(replace(last, next=_after(logs)))
-    return found
+    rows += _whole_run(logs, rows)
+    if all(row.state == FINISHED for row in rows):
+        last = rows.pop() if rows else StepStatus(str(target), UNFINISHED, detail="no results yet")
+        rows.append(replace(last, next=_after(logs)))
+    return rows
 
 
-def next_of(found: Sequence[StepStatus]) -> str:
-    """The next command, that of the first step that is not finished; none while a job is running."""
-    if any(one.state == RUNNING for one in found):
+def next_of(rows: Sequence[StepStatus]) -> str:
+    """The next command: that of the first unfinished step; empty while a job is running."""
+    if any(row.state == RUNNING for row in rows):
         return ""
-    return next((one.next for one in found if one.next), "")
+    return next((row.next for row in rows if row.next), "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,8 +102,8 @@ class _Logs:
         return f"{holder}; {job.step}, {duration(max(0.0, time.time() - job.ended))} ago"
 
     def again(self, *commands: str) -> str:
-        """The command line of the newest job of the commands; without one, the first command, if it is a step, with the
-        inputs of another job."""
+        """The command line of the newest job of these commands. If there is none, the first command with the inputs of
+        another job, if it is a step."""
         if (job := self.newest(*commands)) and job.argv:
             return _typed(job, job.argv)
         if commands[0] not in STEPS:
@@ -115,15 +115,10 @@ class _Logs:
         return _typed(job, [commands[0], *inputs, "--out", str(self.work.absolute())])
 
 
-def _whole_run(logs: _Logs, found: Sequence[StepStatus]) -> Iterator[StepStatus]:
-    """`pretok run` between two steps, or ended before its last one; the rows of its steps say the rest."""
+def _whole_run(logs: _Logs, rows: Sequence[StepStatus]) -> Iterator[StepStatus]:
+    """A row for `pretok run` if it is between two steps or ended before its last one. rows: those of its steps."""
     job = logs.newest(*STEPS)
-    if (
-        job is None
-        or job.command != "run"
-        or job.exit_code == 0
-        or any(one.state == RUNNING for one in found)
-    ):
+    if job is None or job.command != "run" or job.exit_code == 0 or any(row.state == RUNNING for row in rows):
         return
     if holder := holder_of(logs.work / "shards"):  # `run` holds it from its first step to its last
         yield StepStatus("run", RUNNING, detail=logs.at_work(holder, "run"))
@@ -132,7 +127,7 @@ def _whole_run(logs: _Logs, found: Sequence[StepStatus]) -> Iterator[StepStatus]
 
 
 def _after(logs: _Logs) -> str:
-    """The command when everything that exists is finished: the next step with the same inputs."""
+    """The command to type when everything that exists is finished: the next step, with the same inputs."""
     shards, mix = logs.work / "shards", logs.work / "mix.json"
     if mix.exists():
         return (
@@ -175,7 +170,7 @@ def _ended(job: LoggedJob | None) -> str:
 
 
 def _simple(what: str, folder: Path, file: str, logs: _Logs, *commands: str) -> Iterator[StepStatus]:
-    """The folder `what` that the commands write, complete when it has `file`."""
+    """The row of a folder that the commands write, which is complete when it has `file`."""
     if holder := holder_of(folder):
         yield StepStatus(what, RUNNING, detail=logs.at_work(holder, *commands))
     elif (folder / file).exists():
@@ -186,7 +181,7 @@ def _simple(what: str, folder: Path, file: str, logs: _Logs, *commands: str) -> 
 
 
 def _vocabulary(target: Path, logs: _Logs) -> Iterator[StepStatus]:
-    """Our own vocabulary is complete with its report; a tokenizer that was copied there has none."""
+    """The row of the vocabulary. Our own is complete when it has its report; a tokenizer that was copied has none."""
     commands = ("build-vocab", "run")
     ours = logs.newest(*commands) is not None and (target / "counts").exists()
     file = "report.json" if ours else "tokenizer.json"
@@ -274,7 +269,7 @@ def _mix(path: Path, shards: Path, logs: _Logs) -> Iterator[StepStatus]:
 
 
 def _run(run: Path) -> StepStatus:
-    """A training run. done: steps in its metrics."""
+    """The row of a training run; `done` counts the steps in its metrics."""
     what = f"run {run.name}"
     try:
         planned = read_settings(run).resolved.steps
@@ -294,7 +289,7 @@ def _run(run: Path) -> StepStatus:
 
 
 def _pace(newest: Sequence[Mapping[str, Any]], left: int) -> str:
-    """Loss of the last step, speed of the latest ones, and the time that the remaining steps take."""
+    """The loss of the last step, the speed of the latest ones, and the time left."""
     spent = sum(step.get("seconds", 0.0) for step in newest) or 1e-9
     rate = sum(step.get("tokens_per_second", 0.0) * step.get("seconds", 0.0) for step in newest) / spent
     wait = sum(step.get("data_wait", 0.0) for step in newest) / spent

@@ -14,7 +14,6 @@ import sys
 import time
 from collections import Counter
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from support import TASK_PATH, children, until
@@ -54,10 +53,15 @@ OUTCOMES = {
     "passes": (PartitionsFailed, "OSError: [Errno 116] stale file handle", 4),
     "fails twice": ("fails twice", "", 3),
     "dies once": ("dies once", "", 2),
+    "always dies": (PartitionsFailed, "", 4),
     "no pickle": (InternalError, "give_back", 1),
 }
 """Task -> its result, or what a job raises; the message; how often it is tried."""
-ELSEWHERE = {"here": {"dies once", "no pickle"}, "processes": set(), "ray": {"no pickle"}}
+ELSEWHERE = {
+    "here": {"dies once", "always dies", "no pickle"},
+    "processes": set(),
+    "ray": {"always dies", "no pickle"},
+}
 """Tasks that an engine does not get: Ray's own pickle knows functions."""
 
 
@@ -69,7 +73,7 @@ def give_back(case: tuple[str, Path], report: Report) -> object:
         raise ERRORS[kind]
     if kind == "fails twice" and tries <= 2:
         raise OSError(errno.EIO, "Input/output error")
-    if kind == "dies once" and tries == 1:
+    if kind == "always dies" or (kind == "dies once" and tries == 1):
         os._exit(1)
     return (lambda: kind) if kind == "no pickle" else kind
 
@@ -118,7 +122,7 @@ def test_every_item_has_its_outcome_and_only_what_may_pass_is_tried_again(reques
         result, (expected, message, tries) = outcome.result, OUTCOMES[kinds[outcome.index]]
         if isinstance(result, TaskError):
             assert message in result.message
-            assert kinds[outcome.index] == "no pickle" or "in give_back" in result.trace
+            assert kinds[outcome.index] in ("no pickle", "always dies") or "in give_back" in result.trace
             result = result.raises
         assert (result, outcome.tries) == (expected, tries)
         assert len(list(tmp_path.glob(f"{kinds[outcome.index]}.*"))) == tries
@@ -138,24 +142,16 @@ def test_a_signal_or_the_end_of_the_job_stops(engine, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("workers", "address", "size", "cpus", "here"),
-    [
-        (0, None, 1 << 40, 8, True),
-        (2, None, 0, 8, False),
-        (None, "auto", 0, 8, False),
-        (None, None, 15_000_000, 8, True),
-        (None, None, 10_000_000_000, 8, False),
-        (None, None, 10_000_000_000, 1, True),
-    ],
+    ("workers", "size", "cpus", "here"),
+    [(0, 1 << 40, 8, 1), (2, 0, 8, 2), (None, 15e6, 8, 1), (None, 1e10, 8, 8), (None, 1e10, 1, 1)],
 )
-def test_small_work_stays_in_this_process(monkeypatch, workers, address, size, cpus, here):
-    for name in ("_Ray", "Processes"):
-        monkeypatch.setattr(engine_module, name, lambda workers, *_: SimpleNamespace(workers=workers or cpus))
+def test_small_work_stays_in_this_process(monkeypatch, workers, size, cpus, here):
+    kind = type("Counted", (), {"__init__": lambda self, workers, *_: setattr(self, "workers", workers)})
+    monkeypatch.setattr(engine_module, "Processes", kind)
     monkeypatch.setattr(engine_module, "_cpus", lambda: cpus)
-    monkeypatch.setattr(Engine, "_processes", lambda self: engine_module.Processes(self.workers))
-    engine = Engine(workers, address, StopFlag())
+    engine = Engine(workers, None, StopFlag())
     engine.choose(size)
-    assert engine.parallel == (1 if here else workers or cpus)
+    assert engine.parallel == here
 
 
 def test_workers_load_before_their_tasks_and_signals_are_for_the_driver(tmp_path):

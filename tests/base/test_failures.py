@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 from pathlib import Path
 
 import pyarrow as pa
@@ -19,7 +20,7 @@ from pretok.base.errors import (
     UsageError,
 )
 from pretok.base.failures import TaskError, raise_failures, task_error
-from pretok.base.storage import atomic_open
+from pretok.base.storage import atomic_open, write_bytes
 
 CASES: list[tuple[BaseException, type[PretokError], bool, str]] = [
     (IntegrityError("it-00000.bin is damaged"), IntegrityError, False, "it-00000.bin is damaged"),
@@ -57,7 +58,7 @@ def test_the_worst_failure_decides_and_all_are_named():
             raise_failures(failures, None)
         assert all(f"  {name}: {one.message}\n" in str(error.value) for name, one in failures)
     for log, where in (
-        (Path("tokenize.jsonl"), "tokenize.jsonl"),
+        (Path("a.jsonl"), "a.jsonl"),
         (None, "these tracebacks:\nit-00002\nTraceback: line 7"),
     ):
         with pytest.raises(InternalError, match=f"please report it with {where}\n"):
@@ -79,3 +80,15 @@ def test_a_file_that_cannot_be_written_is_named_and_nothing_of_it_stays(tmp_path
             raise error
         assert type(found.value) is kind
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_sealed_file_is_on_disk_before_and_after_it_has_its_name(tmp_path, monkeypatch):
+    path, calls = tmp_path / "sealed", []
+
+    def fsync(descriptor: int) -> None:
+        calls.append((Path(f"/proc/self/fd/{descriptor}").resolve(), path.exists()))
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    write_bytes(path, b"bytes")
+    assert [(where.parent, named) for where, named in calls] == [(tmp_path, False), (tmp_path.parent, True)]
+    assert calls[1][0] == tmp_path

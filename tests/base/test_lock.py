@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 
@@ -149,7 +148,7 @@ def test_a_suspended_process_looks_before_it_continues(tmp_path, caplog):
     assert (tmp_path / LOCK_FILE).exists()
 
 
-def test_a_reader_is_named_to_who_would_change_the_folder_and_works_unregistered(
+def test_a_reader_is_named_to_who_would_change_the_folder_and_stops_when_that_is_lost(
     tmp_path, monkeypatch, caplog
 ):
     monkeypatch.setattr(lock, "HEARTBEAT", 0.02)
@@ -158,11 +157,10 @@ def test_a_reader_is_named_to_who_would_change_the_folder_and_works_unregistered
             refuse_readers(tmp_path)
         [registration] = tmp_path.iterdir()
         registration.unlink()
-        for thread in threading.enumerate():
-            if thread.name == "folder-lock":
-                thread.join(20)
-        assert stop.reason is None
+        until(lambda: stop.reason == "received SIGTERM")
 
+
+def test_a_reader_works_unregistered_where_it_cannot_write(tmp_path, monkeypatch, caplog):
     def no_space(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -214,19 +212,20 @@ def test_what_ended_a_job_is_told_although_its_lock_cannot_be_removed(tmp_path, 
         assert "this process has released it" in caplog.text
 
 
-@pytest.mark.parametrize("call", ["link", "unlink"])
-def test_a_job_killed_while_it_takes_a_lock_blocks_no_other(dead, monkeypatch, call):
-    """Before the lock is in its place, and before a dead one is removed."""
+@pytest.mark.parametrize("when", ["link", "unlink", "unlink claim"])
+def test_a_job_killed_while_it_takes_a_lock_blocks_no_other(dead, monkeypatch, when):
+    """Before the lock is in its place, and before and after a dead one is removed; nothing of it stays."""
+    call, lock_path = when.split()[0], dead / LOCK_FILE
     original = getattr(os, call)
 
     def kill(path: Path, *others: Path) -> None:
-        if LOCK_FILE in (os.fspath(path).rpartition("/")[2], *(other.name for other in others)):
+        if lock_path in (path, *others) if when != "unlink claim" else not lock_path.exists():
             os._exit(9)
         original(path, *others)
 
     monkeypatch.setattr(os, call, kill)
     if call == "link":
-        (dead / LOCK_FILE).unlink()
+        lock_path.unlink()
     if (child := os.fork()) == 0:
         with hold(dead, "killed"):
             pass

@@ -26,6 +26,10 @@ GOOD: dict[str, Any] = {"rows": [{"count": 1}, {"count": 2, "text": "x"}], "rest
 
 def test_a_record_is_written_as_it_was_read() -> None:
     assert to_json(read_record(Outer, GOOD, "file.json")) == GOOD
+    version = type("Version", (str,), {})("2.11")  # libraries derive types from numbers and texts
+    assert to_json([np.float64(0.5), version, (1, 2)]) == [0.5, "2.11", [1, 2]]
+    with pytest.raises(TypeError, match="object is not JSON"):
+        to_json(object())
 
 
 @pytest.mark.parametrize(
@@ -38,16 +42,8 @@ def test_a_record_is_written_as_it_was_read() -> None:
         (GOOD | {"rows": [{"count": True}]}, r"rows\[0\]\.count: Expected `int`, got `bool`;"),
         (GOOD | {"rows": [{}]}, r"rows\[0\]: Object missing required field `count`;"),
         (GOOD | {"more": 1}, "Object contains unknown field `more`"),
-        ([], "Expected `object`, got `array`;"),
     ],
 )
 def test_a_wrong_value_is_named(value: Any, message: str) -> None:
     with pytest.raises(IntegrityError, match=f"file.json: {message}"):
         read_record(Outer, value, "file.json")
-
-
-def test_what_libraries_derive_from_numbers_and_texts_is_written_as_such() -> None:
-    version = type("Version", (str,), {})("2.11")
-    assert to_json([np.float64(0.5), version, (1, 2)]) == [0.5, "2.11", [1, 2]]
-    with pytest.raises(TypeError, match="object is not JSON"):
-        to_json(object())

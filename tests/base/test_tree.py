@@ -30,18 +30,13 @@ from pretok.base.tree import (
 
 def by_rfc(data: bytes) -> bytes:
     """MTH of RFC 9162, 2.1.1, of leaves of 4 KiB."""
-
-    def over(leaves: list[bytes]) -> bytes:
-        if not leaves:
-            return sha256(b"").digest()
-        if len(leaves) == 1:
-            return sha256(b"\x00" + leaves[0]).digest()
-        k = 1
-        while 2 * k < len(leaves):
-            k *= 2
-        return sha256(b"\x01" + over(leaves[:k]) + over(leaves[k:])).digest()
-
-    return over([data[at : at + LEAF] for at in range(0, len(data), LEAF)])
+    leaves = -(-len(data) // LEAF)
+    if leaves <= 1:
+        return sha256(b"\x00" + data if data else b"").digest()
+    k = (
+        LEAF << (leaves - 1).bit_length() - 1
+    )  # bytes of the largest power of two of leaves below their number
+    return sha256(b"\x01" + by_rfc(data[:k]) + by_rfc(data[k:])).digest()
 
 
 def sample(size: int) -> bytes:

@@ -36,6 +36,8 @@ echo "$((100 + n));cluster"
 SCANCEL = """#!/bin/bash
 echo "$@" >>"$LEDGER.cancelled"
 """
+Noted, Submit = Callable[[], list[list[str]]], Callable[..., int]
+Capture, Patch = pytest.CaptureFixture[str], pytest.MonkeyPatch
 RECIPE = 'out = {out}\n[sources.it]\ninputs = ["sample:it"]\n{tables}\n'
 
 
@@ -47,7 +49,7 @@ def profile(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[list[str]]]:
+def slurm(tmp_path: Path, monkeypatch: Patch) -> Noted:
     """`sbatch` and `scancel` that note what they are given; call it for the words of each new sbatch."""
     tools = tmp_path / "bin"
     tools.mkdir()
@@ -67,7 +69,7 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[
 
 
 @pytest.fixture
-def submit(tmp_path: Path, profile: Path) -> Callable[..., int]:
+def submit(tmp_path: Path, profile: Path) -> Submit:
     """Submit a recipe with these tables in the folder `work`; the exit code."""
 
     def run(tables: str, *options: str, out: Path = tmp_path / "work") -> int:
@@ -94,7 +96,7 @@ FLAGS = ("--links", "tokenize=2", "--account", "other", "--time", "train=2-00:00
 
 @pytest.mark.parametrize("spare", [0, 2])
 def test_jobs_have_their_dependencies_and_the_options_of_profile_recipe_and_flags(
-    slurm: Callable[[], list[list[str]]], submit: Callable[..., int], tmp_path: Path, spare: int
+    slurm: Noted, submit: Submit, tmp_path: Path, spare: int
 ) -> None:
     """With spare nodes a job outlives a node; without them Slurm restarts it."""
     assert submit(TABLES, "--spare", str(spare), *FLAGS) == 0
@@ -137,11 +139,7 @@ def test_a_profile_is_refused_until_what_its_stages_need_is_filled_in(profile: P
 
 
 def test_a_dry_run_is_a_script_that_submits_what_submit_does(
-    slurm: Callable[[], list[list[str]]],
-    submit: Callable[..., int],
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    slurm: Noted, submit: Submit, tmp_path: Path, capsys: Capture, monkeypatch: Patch
 ) -> None:
     """With an output folder that holds all that a shell would act on."""
     monkeypatch.chdir(tmp_path)
@@ -164,11 +162,7 @@ def test_a_dry_run_is_a_script_that_submits_what_submit_does(
 
 
 def test_a_chain_ends_and_is_cancelled_when_slurm_refuses(
-    slurm: Callable[[], list[list[str]]],
-    submit: Callable[..., int],
-    capsys: pytest.CaptureFixture[str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    slurm: Noted, submit: Submit, capsys: Capture, tmp_path: Path, monkeypatch: Patch
 ) -> None:
     monkeypatch.setenv("REFUSE_AT", "3")
     assert submit(TABLES, "--links", "tokenize=2") == 2
@@ -188,9 +182,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("options", WRONG)
-def test_wrong_arguments_end_with_code_two(
-    submit: Callable[..., int], capsys: pytest.CaptureFixture[str], options: str
-) -> None:
+def test_wrong_arguments_end_with_code_two(submit: Submit, capsys: Capture, options: str) -> None:
     assert submit("", "--dry-run", *options.split()) == 2
     assert WRONG[options] in capsys.readouterr().err
 

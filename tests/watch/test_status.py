@@ -22,6 +22,7 @@ from pretok.shards.inputs import read_plan
 from pretok.shards.ledger import LedgerWriter
 from pretok.watch.status import FAILED, FINISHED, RUNNING, UNFINISHED, StepStatus, next_of, status_of
 
+Patch = pytest.MonkeyPatch
 NOW = "2026-03-01T12:00:00.000+00:00"
 
 
@@ -42,7 +43,7 @@ def write_log(work: Path, command: str, *events: dict[str, Any], torn: str = "")
 
 
 def test_shards_are_told_as_far_as_they_are(
-    tmp_path: Path, vocab_dir: Path, here: Engine, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, vocab_dir: Path, here: Engine, monkeypatch: Patch
 ) -> None:
     """Two sources of several partitions; the end of a file of `en` is damaged."""
     for name, count in (("it", 3000), ("en", 900)):
@@ -130,9 +131,7 @@ def test_a_command_that_ended_badly_is_named_as_it_was_typed(
 
 
 @pytest.mark.usefixtures("few_buckets")
-def test_what_comes_next_can_be_typed(
-    tmp_path: Path, vocab_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_comes_next_can_be_typed(tmp_path: Path, vocab_dir: Path, monkeypatch: Patch) -> None:
     """From the count to the mix; and if the shards are damaged or gone, or a command was refused."""
     monkeypatch.chdir(tmp_path)
 
@@ -164,7 +163,7 @@ RECIPE = 'out = "work"\n[sources.it]\ninputs = ["sample:it"]\n[mix]\nseq_len = 1
 @pytest.mark.usefixtures("few_buckets")
 @pytest.mark.parametrize("step", ["run_tokenize", "run_verify"])
 def test_a_recipe_that_was_killed_is_told_as_it_was_typed(
-    step: str, tmp_path: Path, vocab_dir: Path, monkeypatch: pytest.MonkeyPatch
+    step: str, tmp_path: Path, vocab_dir: Path, monkeypatch: Patch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("r.toml").write_text(f'{RECIPE}path = "{vocab_dir}"\n')

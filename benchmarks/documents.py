@@ -1,8 +1,8 @@
 """Memory and time of the commands that look at documents, each in a process of its own.
 
-Input: shards of 5 and of 20 million documents (10 random tokens each, id and url kept), a mix and a run of them.
+Input: shards of 10 and of 100 million documents (10 random tokens each, id and url kept), a mix and a run of them.
 Output: for each command and number of documents its seconds, and the peak memory of the largest of its processes.
-`--scale 5` makes 25 and 100 million, for which it prints the table only.
+Memory must not grow with the number of documents.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from pretok.shards.inputs import PieceCounts, PlannedPiece, SourcePlan, write_pl
 from pretok.shards.ledger import ledger_column
 from pretok.shards.manifest import SideFile, inputs_name, load_manifest, write_manifest
 
-SIZES, TOKENS, SHARD_DOCUMENTS = (5_000_000, 20_000_000), 10, 1_000_000
+SIZES, TOKENS, SHARD_DOCUMENTS = (10_000_000, 100_000_000), 10, 1_000_000
 NO_TOKENIZER = 2
 """Exit code of verify here: the ids are random, so there is no tokenizer, and no document can be encoded again."""
 

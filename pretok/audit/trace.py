@@ -22,7 +22,7 @@ from pretok.audit.documents import find_shard
 from pretok.base.errors import UsageError
 from pretok.base.records import Count, Record, read_record, replace
 from pretok.base.storage import read_json
-from pretok.shards.documents import documents_at
+from pretok.shards.documents import chosen_shards, documents_at
 from pretok.shards.manifest import Manifest, Shard, load_manifest
 from pretok.stream import View
 from pretok.stream.audit import entries_of, of_class, pieces, positions
@@ -120,10 +120,9 @@ def open_run(segments: Sequence[RunSegment], done: int, end: int, shards: Path |
 
 
 def _documents(folder: Path) -> Manifest:
-    """Load shards that hold whole documents."""
+    """Load shards that hold whole documents. Raises UsageError if they hold a mix."""
     manifest = load_manifest(folder)
-    if manifest.materialized is not None:
-        raise UsageError(f"{folder} holds a mix in its order; name the shards it was made of with --shards")
+    chosen_shards(manifest)
     return manifest
 
 

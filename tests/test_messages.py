@@ -152,7 +152,8 @@ pretok: --by nope: documents have only bytes, doc, file, hash, id, position, rec
 tokens; tokenize them with --keep nope, or join by file,position or by hash
 
 2 pretok annotate ok/shards norows.jsonl --by id
-pretok: no row of norows.jsonl matches a document: the rows have keys like id 'nope-1', the documents like id 'en0'
+pretok: no row of norows.jsonl matches a document; to see their keys: pretok query ok/shards 'SELECT id FROM \
+documents LIMIT 5'
 """
 
 

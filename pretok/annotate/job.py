@@ -4,7 +4,7 @@ Input: a shards folder, files of rows and the columns of a key. Output: SHARDS/a
 
 DuckDB joins two tables, which it keeps on disk if they do not fit in memory:
 
-    given   a row of the files: file, line, the key as texts `k0`, ..., the values `v0`, ..., and `key`
+    given   a row of the files: `place`, `key` and the values `v0`, `v1`, ...
     wanted  a document: its number `n` among all, and `key`
     joined  a document with a row: `n` and the values, in the order of `n`
 
@@ -29,7 +29,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from pretok.annotate.rows import key_of, load_rows
+from pretok.annotate.rows import key_of, load_rows, place_of
 from pretok.base.console import Console
 from pretok.base.errors import UsageError
 from pretok.base.lock import hold
@@ -52,7 +52,7 @@ from pretok.shards.annotations import (
     matched_column,
     write_annotations,
 )
-from pretok.shards.documents import OF_SHARD, Numbered, chosen_shards, identifier, make_table, make_views
+from pretok.shards.documents import OF_SHARD, chosen_shards, identifier, make_views
 from pretok.shards.ledger import WINDOW, ledger_schema
 from pretok.shards.manifest import Manifest, Shard, load_manifest
 from pretok.shards.unfinished import reading, refuse_unfinished
@@ -105,11 +105,14 @@ def run_annotate(request: Request, console: Console) -> Annotations:
         threads = max(1, min(len(os.sched_getaffinity(0)), free_memory() // MEMORY))
         sql.execute(f"SET threads = {threads}")  # every result below has its order
         kinds = load_rows(sql, inputs, request.by, request.columns, taken)
-        _load_documents(sql, request, manifest, numbered)
-        repeated = _drop_repeated(sql, inputs, request.by, len(kinds))
+        _load_documents(sql, request.by, manifest)
+        repeated = _drop_repeated(sql, inputs, len(kinds))
         rows_matched = _one(sql, "SELECT count(*) FROM given SEMI JOIN wanted USING (key)")
         if not rows_matched:
-            raise _unmatched(sql, request, inputs)
+            raise UsageError(
+                f"no row of {listed([file.path for file in inputs], SHOWN)} matches a document; to see their keys: "
+                f"pretok query {request.shards} 'SELECT {', '.join(request.by)} FROM documents LIMIT 5'"
+            )
         folder.mkdir(parents=True, exist_ok=True)
         parts = tuple(_write_parts(sql, request, kinds, manifest, shards, folder))
         counts = JoinCounts(
@@ -189,61 +192,34 @@ def _one(sql: Any, query: str) -> int:
     return int(number)
 
 
-def _load_documents(sql: Any, request: Request, manifest: Manifest, numbered: Sequence[Numbered]) -> None:
-    """Fill the table `wanted`, and make the view `keys`: number and key of each document as texts."""
+def _load_documents(sql: Any, by: Sequence[str], manifest: Manifest) -> None:
+    """Fill the table `wanted`, in which documents are numbered by source, split and number in the split."""
     make_views(sql, manifest, ())
-    first, splits = 0, list[dict[str, Any]]()
-    for shard, before in numbered:
-        if not before:
-            splits.append({"source": shard.source, "split": shard.split, "first": first})
-        first += shard.documents
-    make_table(sql, "splits", splits)
-    keys = ", ".join(f"{identifier(name)}::VARCHAR AS k{at}" for at, name in enumerate(request.by))
+    texts = ", ".join(f"ledger.{identifier(name)}::VARCHAR AS k{at}" for at, name in enumerate(by))
     sql.execute(
-        f"CREATE VIEW keys AS SELECT first + doc AS n, {keys} FROM ledger JOIN splits USING (source, split)"
+        f"""CREATE TABLE wanted AS WITH
+            splits AS (SELECT source, split, count(*) AS size FROM ledger GROUP BY ALL),
+            starts AS (SELECT source, split, sum(size) OVER (ORDER BY source, split) - size AS before FROM splits),
+            keys AS (SELECT starts.before + ledger.doc AS n, {texts} FROM ledger JOIN starts USING (source, split))
+        SELECT n::BIGINT AS n, {key_of(by)} AS key FROM keys"""
     )
-    sql.execute(f"CREATE TABLE wanted AS SELECT n, {key_of(request.by)} AS key FROM keys")
 
 
-def _drop_repeated(sql: Any, inputs: Sequence[InputFile], by: Sequence[str], values: int) -> int:
+def _drop_repeated(sql: Any, inputs: Sequence[InputFile], values: int) -> int:
     """Delete rows that repeat an earlier one, and return how many. Raises UsageError if two rows of a key differ."""
-    values_row = f"row({', '.join(f'v{at}' for at in range(values)) or '0'})"
     sql.execute(
-        f"""CREATE TABLE again AS SELECT rowid AS row, file, line, COLUMNS('k[0-9]+'), row_number() OVER same AS nth,
-            first(file) OVER same AS first_file, first(line) OVER same AS first_line,
-            {values_row} IS DISTINCT FROM first({values_row}) OVER same AS differs
-        FROM given SEMI JOIN
-            (SELECT key FROM given WHERE key NOT NULL GROUP BY key HAVING count(*) > 1) USING (key)
-        WINDOW same AS (PARTITION BY key ORDER BY file, line)"""
+        """CREATE TABLE firsts AS SELECT key, min(place) AS first FROM given GROUP BY key
+        HAVING count(*) > 1 AND key NOT NULL"""
     )
-    row = sql.execute(
-        """SELECT first_file, first_line, file, line, COLUMNS('k[0-9]+') FROM again
-        WHERE differs ORDER BY file, line LIMIT 1"""
+    differs = " OR ".join(["false", *(f"g.v{at} IS DISTINCT FROM f.v{at}" for at in range(values))])
+    pair = sql.execute(
+        f"""SELECT f.place, g.place FROM firsts JOIN given f ON f.place = first JOIN given g ON g.key = firsts.key
+        WHERE {differs} ORDER BY g.place LIMIT 1"""
     ).fetchone()
-    if row:
-        first, first_line, file, line, *key = row
-        raise UsageError(
-            f"rows with the same key differ: {_key_text(by, key)} is in {inputs[first].path}, line or row "
-            f"{first_line}, and with other values in {inputs[file].path}, line or row {line}"
-        )
-    return _one(sql, "DELETE FROM given WHERE rowid IN (SELECT row FROM again WHERE nth > 1)")
-
-
-def _unmatched(sql: Any, request: Request, inputs: Sequence[InputFile]) -> UsageError:
-    """The error if no row has the key of a document: it shows one of each."""
-    files = listed([file.path for file in inputs], SHOWN)
-    row = sql.execute("SELECT COLUMNS('k[0-9]+') FROM given ORDER BY file, line LIMIT 1").fetchone()
-    document = sql.execute("SELECT COLUMNS('k[0-9]+') FROM keys ORDER BY n LIMIT 1").fetchone()
-    if row is None:
-        return UsageError(f"{files} holds no row")
-    return UsageError(
-        f"no row of {files} matches a document: the rows have keys like {_key_text(request.by, row)}, the documents "
-        f"like {_key_text(request.by, document)}"
-    )
-
-
-def _key_text(by: Sequence[str], key: Sequence[object]) -> str:
-    return ", ".join(f"{name} {value!r}" for name, value in zip(by, key, strict=True))
+    if pair:
+        first, other = (place_of(inputs, place) for place in pair)
+        raise UsageError(f"rows with the same key differ: {first}, and {other}")
+    return _one(sql, "DELETE FROM given USING firsts WHERE given.key = firsts.key AND place > first")
 
 
 def _write_parts(

@@ -22,7 +22,7 @@ from pretok.audit.documents import find_shard
 from pretok.base.errors import UsageError
 from pretok.base.records import Count, Record, read_record, replace
 from pretok.base.storage import read_json
-from pretok.shards.documents import documents_at
+from pretok.shards.documents import chosen_shards, documents_at
 from pretok.shards.manifest import Manifest, Shard, load_manifest
 from pretok.stream import View
 from pretok.stream.audit import entries_of, of_class, pieces, positions
@@ -31,35 +31,33 @@ from pretok.stream.segments import RunSegment, open_segments, read_segments, rea
 
 @dataclass(frozen=True, slots=True)
 class Traced:
-    """A mix over its shards, or one segment of a run, whose steps read a mix from position `first` on.
-
-    global_batch: sequences per step, 0 without a run; steps: steps that the whole run has done; before, last: steps of
-    the run before the segment and up to its end, `last` is None without a run; removals: removals that the shards had
-    seen before the segment read them, None: all.
-    """
+    """A mix over its shards, or one segment of a run. segment: None for a mix; steps: steps that the whole run has
+    done; last: the last step of the segment."""
 
     view: View
     manifest: Manifest
-    global_batch: int = 0
+    segment: RunSegment | None = None
     steps: int = 0
-    before: int = 0
-    first: int = 0
-    last: int | None = None
-    removals: int | None = None
+    last: int = 0
 
     @property
     def positions(self) -> range:
         """The positions that are read."""
-        end = len(self.view) if self.last is None else self.position_after(self.last)
-        return range(self.first, min(end, len(self.view)))
+        if self.segment is None:
+            return range(len(self.view))
+        return range(self.segment.position, min(self.segment.position_after(self.last), len(self.view)))
 
-    def position_after(self, step: int) -> int:
-        """The first position that is not read after `step` steps of the run."""
-        return self.first + (step - self.before) * self.global_batch
+    @property
+    def removals(self) -> int:
+        """How many removals the shards had seen when these positions were read."""
+        read = self.segment is not None and self.segment.step < self.steps
+        return self.segment.removals if self.segment and read else len(self.manifest.removals)
 
     def step_of(self, position: int) -> int | None:
         """The step that reads a position; steps count from 1."""
-        return self.before + (position - self.first) // self.global_batch + 1 if self.global_batch else None
+        if (segment := self.segment) is None:
+            return None
+        return segment.step + (position - segment.position) // segment.global_batch + 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,18 +110,14 @@ def open_run(segments: Sequence[RunSegment], done: int, end: int, shards: Path |
     for segment, last in zip(segments, ends, strict=True):
         manifest = _documents(shards or Path(segment.shards))
         (view,) = open_segments((segment,), manifest)
-        removals = segment.removals if segment.step < done else None
-        opened.append(
-            Traced(view, manifest, segment.global_batch, done, segment.step, segment.position, last, removals)
-        )
+        opened.append(Traced(view, manifest, segment, done, last))
     return opened
 
 
 def _documents(folder: Path) -> Manifest:
-    """Load shards that hold whole documents."""
+    """Load shards that hold whole documents. Raises UsageError if they hold a mix."""
     manifest = load_manifest(folder)
-    if manifest.materialized is not None:
-        raise UsageError(f"{folder} holds a materialized mix; name the shards it was made of with --shards")
+    chosen_shards(manifest)
     return manifest
 
 
@@ -207,13 +201,12 @@ def with_origins(traced: Traced, readings: Sequence[Reading]) -> list[Reading]:
     for source, document in {(one.source, one.document) for one in readings}:
         shard, row = find_shard(manifest, source, split, document)
         of_shard[shard.path][row] = source, document
-    removals = len(manifest.removals) if traced.removals is None else traced.removals
     origins = {}
     for shard in manifest.shards:
         wanted = sorted(of_shard[shard.path].items())
         rows = documents_at(manifest, shard, [row for row, _ in wanted]) if wanted else []
         for (_, place), known in zip(wanted, rows, strict=True):
-            removed = manifest.removal_number(known.get("removed")) < removals
+            removed = manifest.removal_number(known.get("removed")) < traced.removals
             origins[place] = {"file": known["file"], "line": known["position"], "removed": removed}
     return [replace(one, **origins[one.source, one.document]) for one in readings]
 
@@ -222,7 +215,7 @@ def reading_at(segments: Sequence[Traced], position: int) -> list[Traced]:
     """Return the segments that read a position of their stream. Raises UsageError if none does."""
     reading = [traced for traced in segments if position in traced.positions]
     if not reading:
-        who = "the run reads" if segments[-1].global_batch else "the stream has"
+        who = "the run reads" if segments[-1].segment else "the stream has"
         raise UsageError(
             f"there is no position {position}; {who} positions 0 to {segments[-1].positions.stop - 1}"
         )
@@ -230,15 +223,16 @@ def reading_at(segments: Sequence[Traced], position: int) -> list[Traced]:
 
 
 def positions_of_step(segments: Sequence[Traced], step: int) -> tuple[Traced, range]:
-    """Return the segment of a step of the run, and the positions that the step reads."""
-    last = segments[-1]
-    if not last.global_batch:
+    """Return the segment of a step of a run, and the positions that the step reads. Raises UsageError."""
+    run = [(traced, traced.segment) for traced in segments if traced.segment is not None]
+    if not run:
         raise UsageError("a mix has positions and no steps: give --position, or the folder of a run")
-    steps = last.before + len(last.positions) // last.global_batch
+    traced, segment = run[-1]
+    steps = segment.step + len(traced.positions) // segment.global_batch
     if not 1 <= step <= steps:
         raise UsageError(f"there is no step {step}; the run has steps 1 to {steps}")
-    segment = next(segment for segment in reversed(segments) if segment.before < step)
-    return segment, range(segment.position_after(step - 1), segment.position_after(step))
+    traced, segment = next(one for one in reversed(run) if one[1].step < step)
+    return traced, range(segment.position_after(step - 1), segment.position_after(step))
 
 
 def _offsets(shard: Shard) -> Any:

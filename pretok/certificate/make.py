@@ -27,12 +27,13 @@ def certify_step(run: Path, step: int, shards: Path | None, out: Path) -> Checke
         raise UsageError(
             f"step {step} was not taken: the newest checkpoint of {run} is of step {traced.steps}"
         )
-    manifest, view = traced.manifest, traced.view
+    manifest, view, segment = traced.manifest, traced.view, traced.segment
+    assert segment is not None  # a step is one of a run
     numbers = {shard.bin_path: number for number, shard in enumerate(manifest.shards, 1)}
     certificate = Certificate(
         entries=(),
         mix=mix_json(view.mix),
-        segment=ReadSegment(traced.before, traced.first, traced.global_batch),
+        segment=ReadSegment(segment.step, segment.position, segment.global_batch),
         step=step,
         sequences=tuple(
             ShownSequence(at, tuple((numbers[path], first, count) for path, first, count in pieces(view, at)))

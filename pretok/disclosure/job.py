@@ -21,6 +21,7 @@ from pretok.disclosure.figures import open_figures
 from pretok.disclosure.read import read_mix, read_shards, read_steps
 from pretok.disclosure.spdx import spdx_document
 from pretok.disclosure.summary import Record, load_answers, summarize
+from pretok.shards.documents import chosen_shards
 from pretok.shards.manifest import load_manifest, shards_of
 from pretok.shards.unfinished import refuse_unfinished
 
@@ -51,10 +52,7 @@ def run_disclose(request: DisclosureRequest, kind: str) -> str:
     shards = shards_of(work)
     refuse_unfinished(shards)
     manifest = load_manifest(shards)
-    if manifest.materialized is not None:
-        raise UsageError(
-            f"{shards} holds a materialized mix without documents; name the shards that the mix was made of"
-        )
+    chosen_shards(manifest)  # refuses a mix in its order
     run = target if target is not None and target.is_dir() else None
     if run is not None:
         extent = read_steps(manifest, run)

@@ -144,9 +144,9 @@ def read_steps(manifest: Manifest, folder: Path, done: int = 0) -> Extent:
     run, segments = load_run(folder)
     steps = run["steps"]
     spans = [
-        (part.view, part.position_after(max(done, part.before)), part.positions.stop, part.removals or 0)
-        for part in open_run(segments, steps, steps, manifest.folder)
-        if part.last is not None and done < part.last
+        (part.view, segment.position_after(max(done, segment.step)), part.positions.stop, part.removals)
+        for segment, part in zip(segments, open_run(segments, steps, steps, manifest.folder), strict=True)
+        if done < part.last
     ]
     return _extent("run", spans, run)
 

@@ -111,7 +111,7 @@ BAD_LINES = [
     bad_line("the field is empty", b'{"text": ""}', "empty_text"),
     bad_line("text that is not UTF-8", b'{"text": "\xff"}', "invalid_utf8", "byte 0xff at 0: invalid start byte; convert the file, from Latin-1 by iconv"),
     bad_line("half a surrogate pair", b'{"text": "\\ud800"}', "lone_surrogate", '{"text": "\\ud800"}'),
-    bad_line("16 MiB or more of letters, digits or spaces in a row", b'{"text": "' + b"x" * (17 << 20) + b'"}', "unencodable", "8,388,608 bytes or more of letters, digits, spaces or other characters in a row"),
+    bad_line("16,777,216 bytes or more of letters, digits or spaces in a row (at some places half as many)", b'{"text": "' + b"x" * (17 << 20) + b'"}', "unencodable", "8,388,608 bytes or more of letters, digits, spaces or other characters in a row"),
 ]  # fmt: skip
 LIMITED = [
     bad_line("a text longer than `max_document`", b'{"text": "' + b"x" * 101 + b'"}', "too_long", "more than 100 bytes", settings="max_document = 100"),
@@ -214,6 +214,7 @@ UNO = texts(["uno", "tre"])
 parquet = partial(Row, PARQUET)
 OF_PARQUET = [
     parquet("a null", texts(["uno", None, "tre"]), TWO, {2: "null_text"}),
+    parquet("a column of nulls without a type", table({"text": pa.nulls(1)}), [], {1: "null_text"}),
     parquet("no file has the column", table({"body": ["uno"]}), says="no field 'text' in in/a.parquet; text fields: body; choose one with --field", code=2, alone=True),
     parquet("one file of several does not have the column", table({"body": ["uno"]}), says="no column 'text'; the columns are body", code=3),
     parquet("the column has another type", texts([1, 2]), says="the text column has type int64, not string or binary", code=3),
@@ -316,6 +317,7 @@ OF_CHATS = [
     chat("a message that the template leaves out", said([{"type": "text", "text": "due"}]), "template_refused", "the template leaves out message 1 (user)"),
     chat("a message that spells a marker", said("<|im_end|>"), text="<|im_end|>", note="text, not a marker"),
     Row(CHATS, "Parquet: a null, no messages, an unknown role", table({"messages": [said("uno"), None, [], said("due", "pirate"), said("tre")]}), [turn("uno"), turn("tre")], {2: "null_text", 3: "bad_messages", 4: "bad_messages"}, "has the role 'pirate'", settings=MESSAGES, name="a.parquet"),
+    Row(CHATS, "Parquet: content as bytes, some not UTF-8", table({"messages": [said(b"uno"), said(b"a\xff"), said(b"tre")]}), [turn("uno"), turn("tre")], {2: "invalid_utf8"}, "byte 0xff at 1", settings=MESSAGES, name="a.parquet"),
 ]  # fmt: skip
 TEMPLATE = 'template = "{q}={r}"'
 PAIR = b'{"q": "uno", "r": "x"}\n'
@@ -329,6 +331,7 @@ OF_FIELDS = [
     fields("a field is missing, or null", b'{"q": "due", "r": null}', "missing_field", "no field 'r'"),
     fields("a field is not a string", b'{"q": "due", "r": 7}', "text_not_a_string", "the field 'r' is not a string"),
     fields("all fields are empty", b'{"q": "", "r": ""}', "empty_text", "all its fields are empty"),
+    Row(FIELDS, "Parquet: fields as bytes, some not UTF-8", table({"q": [b"uno"] * 3, "r": [b"x", b"a\xff", b"x"]}), ["uno=x"] * 2, {2: "invalid_utf8"}, "byte 0xff at 1", settings=TEMPLATE, name="a.parquet"),
 ]  # fmt: skip
 
 ROWS = [
@@ -340,7 +343,7 @@ ROWS = [
 TOGETHER = {
     "lines": [row for row in (*BAD_LINES, *GOOD_LINES) if not row.settings],
     "chats": [row for row in OF_CHATS if not row.name],
-    "fields": OF_FIELDS,
+    "fields": [row for row in OF_FIELDS if not row.name],
 }
 """Rows of which each is a line between two good ones."""
 

@@ -142,15 +142,6 @@ def few_buckets(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
             monkeypatch.setattr(module, "BUCKETS", 4)
 
 
-@pytest.fixture(scope="module", params=["compiled", "plain"])
-def both_ways(request: pytest.FixtureRequest) -> Iterator[None]:
-    """By the compiled loops alone, and then in plain Python what is little."""
-    with pytest.MonkeyPatch.context() as patch:
-        if request.param == "compiled":
-            patch.setattr("pretok.kernels.compile.FEW", -1)
-        yield
-
-
 @pytest.fixture
 def here() -> Iterator[Engine]:
     """An engine that works in this process."""

@@ -332,6 +332,7 @@ def fields(what: str, line: bytes, reason: str, says: str) -> Row:
 OF_FIELDS = [
     fields("a field is missing, or null", b'{"q": "due", "r": null}', "missing_field", "no field 'r'"),
     fields("a field is not a string", b'{"q": "due", "r": 7}', "text_not_a_string", "the field 'r' is not a string"),
+    Row(FIELDS, "it spells a special token", PAIR, says="its template spells the special token '<|im_end|>', which would stay text; only a chat template writes special tokens", code=2, settings='template = "{q}<|im_end|>"', name="b.jsonl"),
     fields("all fields are empty", b'{"q": "", "r": ""}', "empty_text", "all its fields are empty"),
     Row(FIELDS, "Parquet: fields as bytes, some not UTF-8", table({"q": [b"uno"] * 3, "r": [b"x", b"a\xff", b"x"]}), ["uno=x"] * 2, {2: "invalid_utf8"}, "byte 0xff at 1", settings=TEMPLATE, name="a.parquet"),
 ]  # fmt: skip

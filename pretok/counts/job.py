@@ -147,7 +147,7 @@ def _parts_of(counts: list[CorpusCounts], name: str) -> list[Part]:
     for one in counts:
         if name in one.sources:
             group = [one.sources.index(name)]
-            words = [(path, group) for path in one.buckets]
+            words: list[Groups] = [(path, group) for path in one.buckets]
             found.append(Part(one.records[name], words, (one.heldout_path, group)))
     return found
 

@@ -136,19 +136,10 @@ def few_buckets(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
     workers read the constant for themselves."""
     if "ray_address" not in request.fixturenames:
         # All are there before one of them changes: what is imported behind it keeps what it finds.
-        modules = [import_module(f"pretok.counts.{name}") for name in ("buckets", "task", "job")]
+        modules = [import_module(f"pretok.counts.{name}") for name in ("buckets", "job")]
         monkeypatch.setattr(modules[0], "BUCKET_BITS", 2)
         for module in modules:
             monkeypatch.setattr(module, "BUCKETS", 4)
-
-
-@pytest.fixture(scope="module", params=["compiled", "plain"])
-def both_ways(request: pytest.FixtureRequest) -> Iterator[None]:
-    """By the compiled loops alone, and then in plain Python what is little."""
-    with pytest.MonkeyPatch.context() as patch:
-        if request.param == "compiled":
-            patch.setattr("pretok.kernels.compile.FEW", -1)
-        yield
 
 
 @pytest.fixture

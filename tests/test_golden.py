@@ -56,7 +56,6 @@ def test_shards_of_this_version_are_read(tmp_path: Path, here: Engine) -> None:
     assert [row["text"] for row in rows] == [json.loads(lines[row["position"] - 1])["text"] for row in rows]
 
 
-@pytest.mark.usefixtures("both_ways")
 @pytest.mark.parametrize("suffix", PACKED)
 def test_shards_are_those_of_this_version(tmp_path: Path, here: Engine, suffix: str) -> None:
     path = tmp_path / f"documents.{suffix}"

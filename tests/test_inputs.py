@@ -111,7 +111,7 @@ BAD_LINES = [
     bad_line("the field is empty", b'{"text": ""}', "empty_text"),
     bad_line("text that is not UTF-8", b'{"text": "\xff"}', "invalid_utf8", "byte 0xff at 0: invalid start byte; convert the file, from Latin-1 by iconv"),
     bad_line("half a surrogate pair", b'{"text": "\\ud800"}', "lone_surrogate", '{"text": "\\ud800"}'),
-    bad_line("16 MiB or more of letters, digits or spaces in a row", b'{"text": "' + b"x" * (17 << 20) + b'"}', "unencodable", "8,388,608 bytes or more of letters, digits, spaces or other characters in a row"),
+    bad_line("16 MiB or more of letters, digits or spaces in a row (at some places 8 MiB)", b'{"text": "' + b"x" * (17 << 20) + b'"}', "unencodable", "8,388,608 bytes or more of letters, digits, spaces or other characters in a row"),
 ]  # fmt: skip
 LIMITED = [
     bad_line("a text longer than `max_document`", b'{"text": "' + b"x" * 101 + b'"}', "too_long", "more than 100 bytes", settings="max_document = 100"),
@@ -214,6 +214,7 @@ UNO = texts(["uno", "tre"])
 parquet = partial(Row, PARQUET)
 OF_PARQUET = [
     parquet("a null", texts(["uno", None, "tre"]), TWO, {2: "null_text"}),
+    parquet("a column of nulls without a type", table({"text": pa.nulls(1)}), [], {1: "null_text"}),
     parquet("no file has the column", table({"body": ["uno"]}), says="no field 'text' in in/a.parquet; text fields: body; choose one with --field", code=2, alone=True),
     parquet("no such column in one file of several", table({"body": ["uno"]}), says="no column 'text'; the columns are body", code=3),
     parquet("the column has another type", texts([1, 2]), says="the text column has type int64, not string or binary", code=3),
@@ -308,14 +309,17 @@ def chat(what: str, record: Any, reason: str = "", says: str = "", text: str = "
 CALLED = partial(said, "", "assistant")
 OF_CHATS = [
     chat("no messages", [], "bad_messages", "no messages"),
+    chat("text that is not JSON", "due", "bad_messages", "not JSON: "),
     chat("text that is JSON of messages", json.dumps(said("due")), text="due"),
     chat("an unknown role", said("due", "pirate"), "bad_messages", "message 1 has the role 'pirate'; it must be one of system, developer, user, assistant"),
     chat("an empty or missing content", said(""), "bad_messages", "message 1 (user) is empty"),
     chat("an image", said([{"type": "image", "url": "x"}]), "bad_messages", "Invalid value 'image' - at `$[0].content[0].type`"),
     chat("arguments that are not JSON", CALLED(tool_calls=[{"function": {"name": "f", "arguments": "{"}}]), "bad_messages", "a tool call whose arguments are not JSON"),
+    chat("a tool call without a name", CALLED(tool_calls=[{}]), "bad_messages", "a tool call that names no function"),
     chat("a message that the template omits", said([{"type": "text", "text": "due"}]), "template_refused", "the template leaves out message 1 (user)"),
     chat("a message that spells a marker", said("<|im_end|>"), text="<|im_end|>", note="stays text"),
     Row(CHATS, "Parquet: a null, no messages, an unknown role", table({"messages": [said("uno"), None, [], said("due", "pirate"), said("tre")]}), [turn("uno"), turn("tre")], {2: "null_text", 3: "bad_messages", 4: "bad_messages"}, "has the role 'pirate'", settings=MESSAGES, name="a.parquet"),
+    Row(CHATS, "Parquet: content as bytes, some not UTF-8", table({"messages": [said(b"uno"), said(b"a\xff"), said(b"tre")]}), [turn("uno"), turn("tre")], {2: "invalid_utf8"}, "byte 0xff at 1", settings=MESSAGES, name="a.parquet"),
 ]  # fmt: skip
 TEMPLATE = 'template = "{q}={r}"'
 PAIR = b'{"q": "uno", "r": "x"}\n'
@@ -328,7 +332,9 @@ def fields(what: str, line: bytes, reason: str, says: str) -> Row:
 OF_FIELDS = [
     fields("a field is missing, or null", b'{"q": "due", "r": null}', "missing_field", "no field 'r'"),
     fields("a field is not a string", b'{"q": "due", "r": 7}', "text_not_a_string", "the field 'r' is not a string"),
+    Row(FIELDS, "it spells a special token", PAIR, says="its template spells the special token '<|im_end|>', which would stay text; only a chat template writes special tokens", code=2, settings='template = "{q}<|im_end|>"', name="b.jsonl"),
     fields("all fields are empty", b'{"q": "", "r": ""}', "empty_text", "all its fields are empty"),
+    Row(FIELDS, "Parquet: fields as bytes, some not UTF-8", table({"q": [b"uno"] * 3, "r": [b"x", b"a\xff", b"x"]}), ["uno=x"] * 2, {2: "invalid_utf8"}, "byte 0xff at 1", settings=TEMPLATE, name="a.parquet"),
 ]  # fmt: skip
 
 ROWS = [
@@ -340,7 +346,7 @@ ROWS = [
 TOGETHER = {
     "lines": [row for row in (*BAD_LINES, *GOOD_LINES) if not row.settings],
     "chats": [row for row in OF_CHATS if not row.name],
-    "fields": OF_FIELDS,
+    "fields": [row for row in OF_FIELDS if not row.name],
 }
 """Rows of which each is a line between two good ones."""
 

@@ -3,7 +3,7 @@
 Input: the record format of a source, and a Vocabulary. Output: the format with everything that decides its documents,
 so that it can be compared with the one that shards were made from. Raises UsageError before anything is written: for no
 template, or one that fails on every conversation, asks for a date that is not given, ends documents in the middle, or
-has markers that are not tokens.
+has markers that are not tokens; for a template of fields that spells a special token.
 
 A marker is an added token that the template can write: a special one, or one that the template spells. White space is
 not a marker, so that the tokens for spaces of some vocabularies stay words.
@@ -21,7 +21,7 @@ from pretok.base.records import replace
 from pretok.base.storage import passes
 from pretok.chat.template import DateNeeded
 from pretok.chat.turns import Turns, open_template, probed
-from pretok.read.conversation import Conversation, RecordFormat
+from pretok.read.conversation import Conversation, RecordFormat, fields_of
 from pretok.tokenizer.tokenizer_file import to_characters
 from pretok.tokenizer.vocabulary import CONFIG_FILE, OWN_TEMPLATE, TEMPLATE_FILE, Vocabulary
 
@@ -36,6 +36,13 @@ def resolve(record: RecordFormat, vocab: Vocabulary, source: str) -> RecordForma
     if not isinstance(how, Conversation):
         return record
     if how.fields:
+        texts = [text for text, _ in fields_of(how.template)]
+        for token in vocab.added:
+            if token["special"] and any(token["content"] in text for text in texts):
+                raise UsageError(
+                    f"source {source}: its template spells the special token {token['content']!r}, which would stay "
+                    "text; only a chat template writes special tokens"
+                )
         return replace(record, conversation=replace(how, content_only=False))
     where = f"source {source}: the chat template"
     text, name = _template(how.chat_template, vocab, source)

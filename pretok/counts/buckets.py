@@ -1,13 +1,14 @@
 """Counted words: in memory as arrays, on disk as Parquet with one row group per bucket or per source.
 
 Input and output: `Words`. A bucket is a range of the words' hashes. So all counts of a word, of any partition or
-corpus, are in row groups of the same bucket, and no step needs all words at once.
+corpus, are in row groups of the same bucket, and no step needs all words at once. Held-out texts are kept in files of
+the same form: each is a word that occurs once.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -74,7 +75,7 @@ def from_arrow(words: pa.LargeBinaryArray, counts: Ints, others: Ints) -> Words:
 
 
 def concatenate(parts: Sequence[Words]) -> Words:
-    """All words of the parts: at least one part, and no word in two of them."""
+    """All words of the parts, at least one, in a row."""
     counts, others = ([getattr(part, name) for part in parts] for name in ("counts", "others"))
     words = pa.concat_arrays([part.words() for part in parts])
     return from_arrow(words, np.concatenate(counts), np.concatenate(others))
@@ -92,8 +93,14 @@ def split_buckets(words: Words) -> Iterator[Words]:
         yield from_arrow(texts[start:stop], ordered.counts[start:stop], ordered.others[start:stop])
 
 
-def write_groups(file: Any, groups: Iterable[Words], metadata: object) -> None:
-    """Write row groups, empty ones too, to an open binary file; `metadata` is any JSON."""
+def whole_texts(texts: pa.ChunkedArray) -> Words:
+    """Texts of type large_string as words that occur once."""
+    data, offsets = buffers(texts.combine_chunks())
+    return Words(data, offsets, np.ones(len(texts), np.int64), np.zeros(len(texts), np.int64))
+
+
+def write_groups(file: Any, groups: Iterable[Words], metadata: Callable[[], object] = dict) -> None:
+    """Write row groups, empty ones too, to an open binary file. metadata: gives any JSON, after the last group."""
     # The words of a group are distinct, so a dictionary would only repeat them.
     with pq.ParquetWriter(
         file, SCHEMA, compression="zstd", use_dictionary=False, write_statistics=False
@@ -102,16 +109,17 @@ def write_groups(file: Any, groups: Iterable[Words], metadata: object) -> None:
             columns = [group.words(), pa.array(group.counts), pa.array(group.others)]
             # One row group per table, also for an empty one: readers find a bucket by its number.
             writer.write_table(pa.table(columns, schema=SCHEMA), row_group_size=max(1, len(group)))
-        writer.add_key_value_metadata({_METADATA: json.dumps(metadata)})
+        writer.add_key_value_metadata({_METADATA: json.dumps(metadata())})
 
 
-def read_group(path: Path, group: int) -> Words:
-    """One row group of a file. Raises IntegrityError if the file is damaged."""
+def read_group(path: Path, *groups: int) -> Words:
+    """A row group of a file; of several groups all words in a row, where one may occur more than once. Raises
+    IntegrityError if the file is damaged."""
     # A row group is small: threads and pre-buffering of Arrow took a third of the time.
     with reading(path, pa.ArrowException, ValueError), pq.ParquetFile(path, pre_buffer=False) as file:
         if file.schema_arrow.remove_metadata() != SCHEMA:
             raise IntegrityError(f"{path} is not a table of words of this version; it was damaged or edited")
-        table = file.read_row_group(group, use_threads=False)
+        table = file.read_row_groups(groups, use_threads=False)
     words = table.column("word").combine_chunks()
     return from_arrow(words, table.column("count").to_numpy(), table.column("heldout").to_numpy())
 

@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 from msgspec import Struct, field
 
 from pretok.base.console import Counts
@@ -25,11 +24,13 @@ from pretok.base.errors import IntegrityError
 from pretok.base.failures import Failure
 from pretok.base.records import Count, Record, Signed, check_version, read_record, to_json
 from pretok.base.storage import compare_checksum, fingerprint, read_json, write_json
+from pretok.counts.buckets import read_group
+from pretok.read.batches import from_buffers
 from pretok.read.changes import SourceInputs
 from pretok.read.normalize import Normalization
 
 FORMAT = "pretok-counts"
-VERSION = 3
+VERSION = 4
 FILE_NAME = "counts.json"
 HELDOUT_FILE = "heldout.parquet"
 
@@ -144,13 +145,8 @@ class CorpusCounts:
 
     def heldout_texts(self, source: str) -> pa.LargeStringArray:
         """The held-out texts kept of a source."""
-        return read_texts(self.heldout_path, self.sources.index(source))
-
-
-def read_texts(path: Path, group: int) -> pa.LargeStringArray:
-    """The held-out texts in a row group of a file."""
-    with pq.ParquetFile(path) as file:
-        return file.read_row_group(group).column("text").combine_chunks()
+        texts = read_group(self.heldout_path, self.sources.index(source))
+        return from_buffers(texts.data, texts.offsets)
 
 
 def load_counts(folder: Path) -> CorpusCounts:

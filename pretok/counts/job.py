@@ -18,9 +18,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-import pyarrow as pa
-import pyarrow.parquet as pq
-
 from pretok.base.console import Console
 from pretok.base.errors import PartitionsFailed, UsageError
 from pretok.base.execute import Engine
@@ -31,7 +28,7 @@ from pretok.base.records import read_record, replace, to_json
 from pretok.base.storage import atomic_open, checksum, read_json, write_json
 from pretok.base.tasks import Step, open_step
 from pretok.config import Recipe
-from pretok.counts.buckets import BUCKETS
+from pretok.counts.buckets import BUCKETS, concatenate, read_group, write_groups
 from pretok.counts.counts_file import (
     FILE_NAME,
     HELDOUT_FILE,
@@ -39,15 +36,15 @@ from pretok.counts.counts_file import (
     CountConfig,
     CountRecord,
     load_counts,
-    read_texts,
     write_counts,
 )
 from pretok.counts.task import (
-    TEXT_SCHEMA,
+    Counted,
     CountTask,
+    Groups,
     ReduceTask,
     count_partition,
-    load_record,
+    load_counted,
     reduce_buckets,
 )
 from pretok.kernels.unicode import FILE as UNICODE_FILE
@@ -76,17 +73,13 @@ def refuse_partial(what: str, failed: Sequence[Failure], stale: str) -> None:
         )
 
 
-Group = tuple[Path, int]
-"""(file, row group)."""
-
-
 class Part(NamedTuple):
     """Counts of a source that are added up: those of a partition, or of a source of other counts."""
 
     record: CountRecord
-    words: list[Group]
+    words: list[Groups]
     """Of each bucket."""
-    texts: Group
+    texts: Groups
     """The held-out texts."""
 
 
@@ -153,8 +146,8 @@ def _parts_of(counts: list[CorpusCounts], name: str) -> list[Part]:
     found = []
     for one in counts:
         if name in one.sources:
-            group = one.sources.index(name)
-            words = [(path, group) for path in one.buckets]
+            group = [one.sources.index(name)]
+            words: list[Groups] = [(path, group) for path in one.buckets]
             found.append(Part(one.records[name], words, (one.heldout_path, group)))
     return found
 
@@ -248,22 +241,22 @@ def _count(tasks: dict[str, list[CountTask]], step: Step) -> dict[str, list[Part
     """Run the count tasks that are not done; the parts of each source."""
     every = [task for parts in tasks.values() for task in parts]
     counted = [task for task in every if task.path.exists()]
-    records, before = {}, Counter[str]()
-    for task, record in zip(counted, map_reads(lambda task: load_record(task.path), counted), strict=True):
-        records[task.path] = record
-        before.update(record.counts())
-    left = [task for task in every if task.path not in records]
+    done, before = dict[Path, Counted](), Counter[str]()
+    for task, one in zip(counted, map_reads(lambda task: load_counted(task.path), counted), strict=True):
+        done[task.path] = one
+        before.update(one.record.counts())
+    left = [task for task in every if task.path not in done]
     failures: Failures = []
-    for task, record in run_partitions(count_partition, every, left, "to count", before, step, failures):
-        records[task.path] = record
+    for task, one in run_partitions(count_partition, every, left, "to count", before, step, failures):
+        done[task.path] = one
     raise_failures(failures, step.console.log)
-    return {
-        name: [
-            Part(records[task.path], [(task.path, k) for k in range(BUCKETS)], (task.heldout_path, 0))
-            for task in parts
-        ]
-        for name, parts in tasks.items()
-    }
+    return {name: [_part(task.path, done[task.path]) for task in parts] for name, parts in tasks.items()}
+
+
+def _part(path: Path, counted: Counted) -> Part:
+    """A counted partition. path: of its file."""
+    texts = counted.runs * BUCKETS
+    return Part(counted.record, [(path, range(k, texts, BUCKETS)) for k in range(BUCKETS)], (path, [texts]))
 
 
 def _merge(folder: Path, config: CountConfig, sources: dict[str, list[Part]], step: Step) -> CorpusCounts:
@@ -282,13 +275,13 @@ def _merge(folder: Path, config: CountConfig, sources: dict[str, list[Part]], st
     ):
         pass
     records = {name: CountRecord() for name in sources}
+    for name, parts in sources.items():
+        for part in parts:
+            records[name].add(part.record)
     heldout = folder / HELDOUT_FILE
-    with atomic_open(heldout) as file, pq.ParquetWriter(file, TEXT_SCHEMA, compression="zstd") as writer:
-        for name, parts in sources.items():
-            for part in parts:
-                records[name].add(part.record)
-            texts = pa.chunked_array([read_texts(*part.texts) for part in parts], pa.large_string())
-            writer.write_table(pa.table([texts], TEXT_SCHEMA), row_group_size=max(1, len(texts)))
+    texts = ([read_group(path, *groups) for _, _, (path, groups) in parts] for parts in sources.values())
+    with atomic_open(heldout) as file:
+        write_groups(file, map(concatenate, texts))
     paths = [*(task.path for task in reductions), heldout]
     counts = write_counts(folder, records, {path.name: checksum(path) for path in paths}, config)
     # Last: until counts.json is written, the state is all that is done.

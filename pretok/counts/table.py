@@ -37,8 +37,11 @@ _SLOTS = types.Array(types.uint64, 1, "C")
 """Four integers a slot, one slot after the other."""
 _SLOT_BYTES = 32
 _POOL = types.Array(types.uint8, 1, "C")
-_WORDS = types.CPointer(types.uint64)
+_STATE = types.Array(types.int64, 1, "C")
 _INTS = types.CPointer(types.int64)
+_TABLE = types.Tuple((types.CPointer(types.uint64), types.int64, BYTES, _INTS))
+"""(slots, their number of integers less one, pool, state): pointers, as arrays would be reference-counted at every
+word."""
 _DOCUMENT, _POSITION, _USED, _BYTES, _POOLED = range(5)
 """Fields of the state array: next document; next byte in it, or -1; slots in use; bytes of all words; bytes of the pool
 in use."""
@@ -109,18 +112,13 @@ def _key(data: Any, start: Any, size: Any, limit: Any) -> Any:
     return short_key(data, start, size, limit)
 
 
-@njit(
-    types.int64(
-        types.uint64, types.uint64, BYTES, types.int64, types.int64, _WORDS, types.int64, BYTES, _INTS
-    )
-)
-def _find(
-    low: Any, high: Any, data: Any, start: Any, size: Any, slots: Any, mask: Any, pool: Any, state: Any
-) -> Any:
-    """Where in `slots` the slot of the word data[start:start + size] begins. A new word gets a slot, which is free.
+@njit(types.int64(types.uint64, types.uint64, BYTES, types.int64, types.int64, _TABLE))
+def _find(low: Any, high: Any, data: Any, start: Any, size: Any, table: Any) -> Any:
+    """Where in the slots that of the word data[start:start + size] begins. A new word gets a slot, which is free.
 
-    low, high: its key; mask: the length of `slots` less one.
+    low, high: its key.
     """
+    slots, mask, pool, state = table
     long = size > SHORT
     # The product may wrap around: only its low bits stay, and they are those of a multiple of 4.
     at = 4 * _home(low, high) & mask
@@ -144,27 +142,19 @@ def _find(
     return at
 
 
-@njit(types.boolean(U8, I64, I64, I64, U8, types.int64, _SLOTS, _POOL, types.Array(types.int64, 1, "C")))
-def _add(
-    data: Any,
-    offsets: Any,
-    first: Any,
-    second: Any,
-    table: Any,
-    code: Any,
-    slots: Any,
-    pool: Any,
-    state: Any,
-) -> Any:
+@njit(types.boolean(U8, I64, I64, I64, U8, types.int64, types.Tuple((_SLOTS, _POOL, _STATE))))
+def _add(data: Any, offsets: Any, first: Any, second: Any, classes: Any, code: Any, table: Any) -> Any:
     """Add first[d] and second[d] for each word of document d, from the position in `state` on; False if the table must
     grow first.
 
     Words are scanned and counted _AHEAD at a time, so that the slots of the first are loaded while others are scanned.
     """
-    text, classes, words, kept, places = data.ctypes, table.ctypes, slots.ctypes, pool.ctypes, state.ctypes
+    slots, pool, state = table
+    mask = len(slots) - 1
+    text, of_points, words = data.ctypes, classes.ctypes, slots.ctypes
+    pointers = words, mask, pool.ctypes, state.ctypes
     starts = np.empty(_AHEAD + 1, np.int64)
     lows, highs = np.empty(_AHEAD, np.uint64), np.empty(_AHEAD, np.uint64)
-    mask = len(slots) - 1
     for d in range(state[_DOCUMENT], len(offsets) - 1):
         i, end = offsets[d], offsets[d + 1]
         one, other = np.uint64(first[d]), np.uint64(second[d])
@@ -180,7 +170,7 @@ def _add(
             n = 0
             while n < _AHEAD and i < end:
                 starts[n] = i
-                i = end if code == _ONE_WORD else next_word(text, i, end, classes, code)
+                i = end if code == _ONE_WORD else next_word(text, i, end, of_points, code)
                 lows[n], highs[n] = _key(text, starts[n], i - starts[n], len(data))
                 prefetch(words, 4 * _home(lows[n], highs[n]) & mask)
                 n += 1
@@ -188,7 +178,7 @@ def _add(
             starts[n] = i
             for k in range(n):
                 size = starts[k + 1] - starts[k]
-                slot = _find(lows[k], highs[k], text, starts[k], size, words, mask, kept, places)
+                slot = _find(lows[k], highs[k], text, starts[k], size, pointers)
                 slots[slot + 2] += one
                 if other:  # of most documents it is 0: not to write it saves 3 % of the time
                     slots[slot + 3] += other
@@ -209,7 +199,7 @@ def _rehash(old: Any, new: Any) -> Any:
                 new[at + field] = old[k + field]
 
 
-@njit(types.void(_SLOTS, _POOL, _POOL, *3 * [types.Array(types.int64, 1, "C")]))
+@njit(types.void(_SLOTS, _POOL, _POOL, *3 * [_STATE]))
 def _extract(slots: Any, pool: Any, data: Any, offsets: Any, first: Any, second: Any) -> Any:
     """Write all words and their sums out, in the order of the slots."""
     w, size = 0, 0
@@ -274,8 +264,8 @@ class WordTable:
             pool[:pooled] = self._pool[:pooled]
             self._pool = pool
         self._state[[_DOCUMENT, _POSITION]] = 0, -1
-        columns = (data, offsets, first, second, class_table(), code)
-        while not _add(*columns, self._slots, self._pool, self._state):
+        columns = data, offsets, first, second, class_table(), code
+        while not _add(*columns, (self._slots, self._pool, self._state)):
             slots = np.zeros(2 * len(self._slots), np.uint64)
             _rehash(self._slots, slots)
             self._slots = slots

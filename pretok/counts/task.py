@@ -1,17 +1,17 @@
 """A partition of text -> counted words; counted words of many files -> one bucket of the corpus.
 
-Input: a CountTask or a ReduceTask, run by a worker. Output, for a partition: a small Parquet file of held-out texts
-and, last, NAME.parquet with one row group of words per bucket. For a bucket: one Parquet file with a row group of
-sorted words per source. A file that exists is finished work, so a restarted job skips its task.
+Input: a CountTask or a ReduceTask, run by a worker. Output, for a partition: NAME.parquet with one or more runs, each
+of which has a row group of words per bucket, and then one row group of held-out texts. For a bucket: one Parquet file
+with a row group of sorted words per source. A file that exists is finished work, so a restarted job skips its task.
 
 A document is counted if the hash of its text falls into the sample. Its words are counted apart if another hash falls
-into the hold-out. Memory: one table of TABLE_BYTES; a full table is spilled to a file next to the result.
+into the hold-out. Memory: one table of TABLE_BYTES; whenever it is full, it is written as a run and emptied.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
@@ -19,16 +19,16 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
+from msgspec import Struct
 
 from pretok.base.console import Counts
 from pretok.base.execute import Report
 from pretok.base.failures import Failure
-from pretok.base.records import read_record, to_json
-from pretok.base.storage import atomic_open, temporary_of, writing
+from pretok.base.records import Count, read_record, to_json
+from pretok.base.storage import atomic_open
 from pretok.chat.documents import read_documents
 from pretok.chat.spans import content_ends
-from pretok.counts.buckets import BUCKETS, Words, read_group, read_metadata, split_buckets, write_groups
+from pretok.counts.buckets import Words, read_group, read_metadata, split_buckets, whole_texts, write_groups
 from pretok.counts.counts_file import CountConfig, CountRecord
 from pretok.counts.table import WordTable
 from pretok.kernels.compile import load_registries
@@ -39,10 +39,11 @@ from pretok.read.partition import Partition
 from pretok.read.readers import Damage
 
 TABLE_BYTES = 256 << 20
-"""Memory of a worker's table of words. A table that may take more is spilled."""
+"""Memory of a worker's table of words. One that may take more is full."""
 SAMPLE_SEED_STEP = 1 << 32
 """Added to the seed for the sample, so that the sample does not depend on the hold-out."""
-TEXT_SCHEMA = pa.schema([("text", pa.large_string())])
+Groups = tuple[Path, Sequence[int]]
+"""(file, row groups)."""
 
 
 preload = load_registries
@@ -65,11 +66,6 @@ class CountTask:
         """The file of the counts."""
         return self.folder / f"{self.partition.name}.parquet"
 
-    @property
-    def heldout_path(self) -> Path:
-        """The file of the held-out texts."""
-        return self.folder / f"{self.partition.name}.heldout.parquet"
-
 
 @dataclass(frozen=True, slots=True)
 class ReduceTask:
@@ -77,26 +73,31 @@ class ReduceTask:
 
     path: Path
     """Where the result goes."""
-    sources: dict[str, list[tuple[Path, int]]]
-    """Source -> (file, row group) of each part."""
+    sources: dict[str, list[Groups]]
+    """Of each source, the row groups of each part."""
 
 
-def load_record(path: Path) -> CountRecord:
-    """The record in the file of a counted partition. Raises IntegrityError."""
-    return read_record(CountRecord, read_metadata(path), path)
+class Counted(Struct, forbid_unknown_fields=True):
+    """What the file of a partition holds."""
+
+    record: CountRecord
+    runs: Count = 0
 
 
-def count_partition(task: CountTask, report: Report) -> CountRecord:
+def load_counted(path: Path) -> Counted:
+    """What the file of a counted partition says of itself. Raises IntegrityError."""
+    return read_record(Counted, read_metadata(path), path)
+
+
+def count_partition(task: CountTask, report: Report) -> Counted:
     """Count a partition unless its file exists; `report` gets the increments of documents and bytes."""
     if task.path.exists():
-        return load_record(task.path)
+        return load_counted(task.path)
     counter = _Counter(task)
-    try:
-        for batch in read_documents(task.partition, task.record, task.config.normalize):
-            report(counter.add(batch))
-        return counter.finish()
-    finally:
-        counter.remove_spills()
+    # The existence of the file says that the partition is done.
+    with atomic_open(task.path) as file:
+        write_groups(file, counter.groups(report), lambda: to_json(counter.counted))
+    return counter.counted
 
 
 @lru_cache(maxsize=1)
@@ -109,17 +110,32 @@ class _Counter:
     """Counts the batches of one partition."""
 
     def __init__(self, task: CountTask) -> None:
+        self.counted = Counted(CountRecord())
         self._task = task
-        self._record = CountRecord()
         self._table = _table()
         self._table.clear()
-        self._spills: list[Path] = []
         self._texts: list[pa.LargeStringArray] = []
         self._kept = 0
 
-    def add(self, batch: TextBatch | Damage) -> Counts:
+    def groups(self, report: Report) -> Iterator[Words]:
+        """Read the partition; the row groups of its file."""
+        task = self._task
+        for batch in read_documents(task.partition, task.record, task.config.normalize):
+            report(self._add(batch))
+            if self._table.nbytes >= TABLE_BYTES:
+                yield from self._run()
+        yield from self._run()
+        yield whole_texts(pa.chunked_array(self._texts, pa.large_string()))
+
+    def _run(self) -> Iterator[Words]:
+        """The words of each bucket; empties the table."""
+        yield from split_buckets(self._table.words())
+        self._table.clear()
+        self.counted.runs += 1
+
+    def _add(self, batch: TextBatch | Damage) -> Counts:
         """Count a batch; returns the increments for progress."""
-        record, config = self._record, self._task.config
+        record, config = self.counted.record, self._task.config
         if isinstance(batch, Damage):
             file = self._task.partition.pieces[batch.piece].file.path
             record.errors += (Failure(self._task.partition.name, file, batch.error),)
@@ -145,8 +161,6 @@ class _Counter:
         record.heldout_bytes += size
         if apart and self._kept < self._task.keep_text:
             self._keep(texts.filter(pa.array(heldout)))
-        if self._table.nbytes >= TABLE_BYTES:
-            self._spill()
         return {**refused, "documents": len(texts), "bytes": len(data)}
 
     def _keep(self, texts: pa.LargeStringArray) -> None:
@@ -156,54 +170,19 @@ class _Counter:
         self._texts.append(texts.filter(pa.array(fits)))
         self._kept += len(buffers(self._texts[-1])[0])
 
-    def _spill(self) -> None:
-        path = temporary_of(self._task.path, f".spill-{len(self._spills)}")
-        self._spills.append(path)
-        with writing(path), path.open("wb") as file:
-            write_groups(file, split_buckets(self._table.words()), {})
-        self._table.clear()
-
-    def finish(self) -> CountRecord:
-        """Write the held-out texts, then the counts."""
-        if self._spills:
-            self._spill()
-            groups: Iterator[Words] = (
-                add_groups([(path, k) for path in self._spills]) for k in range(BUCKETS)
-            )
-        else:
-            groups = split_buckets(self._table.words())
-        with atomic_open(self._task.heldout_path) as file:
-            texts = pa.table([pa.chunked_array(self._texts, pa.large_string())], schema=TEXT_SCHEMA)
-            pq.write_table(texts, file, compression="zstd", row_group_size=max(1, len(texts)))
-        # Last: the existence of this file says that the partition is done.
-        with atomic_open(self._task.path) as file:
-            write_groups(file, groups, to_json(self._record))
-        return self._record
-
-    def remove_spills(self) -> None:
-        """Delete the spilled files."""
-        for path in self._spills:
-            path.unlink(missing_ok=True)
-
-
-def add_groups(groups: list[tuple[Path, int]]) -> Words:
-    """Add up row groups, each (file, row group)."""
-    table = WordTable()
-    for path, group in groups:
-        table.add_words(read_group(path, group))
-    return table.words()
-
 
 def reduce_buckets(tasks: list[ReduceTask], report: Report) -> None:
     """Add up the buckets that are not done. `report` is called after each source, where a stop can end the job."""
     for task in tasks:
         if not task.path.exists():
             with atomic_open(task.path) as file:
-                write_groups(file, _bucket(task, report), {"sources": list(task.sources)})
+                write_groups(file, _bucket(task, report))
 
 
 def _bucket(task: ReduceTask, report: Report) -> Iterator[Words]:
     for parts in task.sources.values():
-        words = add_groups(parts)
+        table = WordTable()
+        for path, groups in parts:
+            table.add_words(read_group(path, *groups))
         report({})
-        yield words.sorted()  # so the bytes of a bucket depend on its words alone
+        yield table.words().sorted()  # so the bytes of a bucket depend on its words alone

@@ -86,9 +86,6 @@ U8 = _read_only(types.uint8)
 """A contiguous uint8 array that is only read; writable arrays are accepted too. I64 and U64 likewise."""
 I64 = _read_only(types.int64)
 U64 = _read_only(types.uint64)
-FEW = 1 << 18
-"""Bytes of text for which loading a compiled loop is not worth it, if plain Python or a library can do the same: that
-takes a fifth of a second at most."""
 BYTES = types.CPointer(types.uint8)
 """The data of a uint8 array (`array.ctypes` in compiled code), indexed in the same way. Functions that are called for
 each byte or word take it, because an array as argument costs two atomic reference counts per call."""
@@ -102,11 +99,6 @@ def load_registries() -> None:
     """Load Numba's registries before its first function: a quarter of a second, which forked workers then share."""
     cpu_target.typing_context.refresh()
     cpu_target.target_context.refresh()
-
-
-def is_few(size: int) -> bool:
-    """Whether texts of this size in bytes are processed without compiled loops."""
-    return size <= FEW
 
 
 @contextlib.contextmanager

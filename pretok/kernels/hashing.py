@@ -9,15 +9,13 @@ depend on the number of workers, the order of files or restarts, and copies of a
 from __future__ import annotations
 
 from fractions import Fraction
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import xxhash
 from numba import types
 
-from pretok.kernels.compile import BYTES, I64, U8, is_few, njit
+from pretok.kernels.compile import BYTES, I64, U8, njit
 from pretok.kernels.eight_bytes import load32, load64
 
 P1 = np.uint64(0x9E3779B185EBCA87)
@@ -95,9 +93,6 @@ def hash_documents(
     data: npt.NDArray[np.uint8], offsets: npt.NDArray[np.int64], seed: int
 ) -> npt.NDArray[np.uint64]:
     """XXH64 with `seed` (0 to 2**64 - 1) of the documents data[offsets[d]:offsets[d + 1]], uint64[d]."""
-    if is_few(len(data)):
-        whole, ends = data.tobytes(), offsets.tolist()
-        return np.array([xxhash.xxh64_intdigest(whole[a:b], seed) for a, b in pairwise(ends)], np.uint64)
     hashes: npt.NDArray[np.uint64] = _hash_documents(data, offsets, np.uint64(seed))
     return hashes
 

@@ -12,7 +12,6 @@ end of the word that begins at i; a word is never empty.
 from __future__ import annotations
 
 from functools import cache
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -22,7 +21,7 @@ from numba import types
 from pretok.base.errors import UsageError
 from pretok.kernels import characters as char
 from pretok.kernels import unicode as u
-from pretok.kernels.compile import BYTES, I64, U8, is_few, njit
+from pretok.kernels.compile import BYTES, I64, U8, njit
 from pretok.kernels.eight_bytes import but_ascii_letters, first_marked, from_0xcc, load64
 
 _CONTRACTIONS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
@@ -371,10 +370,5 @@ def disputed(
     `word_ends`; nothing below U+0300 is ever disputed.
     """
     table = u.class_table() if table is None else table
-    if is_few(len(data)):
-        whole = (data[a:b].tobytes().decode().encode("utf-32-le") for a, b in pairwise(offsets.tolist()))
-        return np.array(
-            [(table[np.frombuffer(text, np.uint32)] == u.UNASSIGNED).any() for text in whole], np.bool_
-        )
     flags: npt.NDArray[np.bool_] = _disputed(data, offsets, table)
     return flags

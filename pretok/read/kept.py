@@ -77,9 +77,9 @@ def type_of(kind: pa.DataType) -> str:
 
 
 def is_text(kind: pa.DataType) -> bool:
-    """Whether a column of an Arrow type holds texts, as strings or as bytes."""
+    """Whether a column of an Arrow type holds texts, as strings or as bytes, or nothing but nulls."""
     is_ = pa.types
-    strings = (is_.is_string, is_.is_large_string, is_.is_string_view)
+    strings = (is_.is_string, is_.is_large_string, is_.is_string_view, is_.is_null)
     return any(test(kind) for test in (*strings, is_.is_binary, is_.is_large_binary, is_.is_binary_view))
 
 

@@ -117,7 +117,8 @@ def _binary(column: pa.Array, lists: bool) -> pa.LargeBinaryArray:
     """Strings or bytes of any layout as large_binary; with `lists`, lists as JSON."""
     kind = column.type
     if lists and (pa.types.is_list(kind) or pa.types.is_large_list(kind)):
-        return _json(column)
+        column.validate(full=True)
+        return _json(column.to_pylist())
     if pa.types.is_dictionary(kind):
         return _binary(column.dictionary, lists).take(column.indices)  # take checks the indices
     if not is_text(kind):
@@ -127,17 +128,27 @@ def _binary(column: pa.Array, lists: bool) -> pa.LargeBinaryArray:
     return column.cast(pa.large_binary())
 
 
-def _json(column: pa.Array) -> pa.LargeBinaryArray:
-    """Lists as JSON. Arrow adds every key of a struct's type, so null keys are those that the writer left out."""
+def _json(values: Sequence[Any]) -> pa.LargeBinaryArray:
+    """Lists and objects as JSON, None as null. Arrow adds every key of a struct's type, so null keys are those that the
+    writer left out. Bytes are text; those that are not UTF-8 stand in place of their value, so that it is rejected."""
 
     def given(value: Any) -> Any:
-        if isinstance(value, dict):
-            return {key: given(inner) for key, inner in value.items() if inner is not None}
-        return [given(inner) for inner in value] if isinstance(value, list) else value
+        match value:
+            case dict():
+                return {key: given(inner) for key, inner in value.items() if inner is not None}
+            case list() | tuple():
+                return [given(inner) for inner in value]
+            case bytes():  # msgspec would write them in base64
+                return value.decode()
+        return value
 
-    column.validate(full=True)
-    rows = (None if row is None else msgspec.json.encode(given(row)) for row in column.to_pylist())
-    return pa.array(rows, pa.large_binary())
+    def encoded(value: Any) -> bytes | None:
+        try:
+            return None if value is None else msgspec.json.encode(given(value))
+        except UnicodeDecodeError as error:
+            return error.object
+
+    return pa.array(map(encoded, values), pa.large_binary())
 
 
 def read_table(
@@ -166,8 +177,7 @@ def read_table(
         text, others = columns[0], columns[len(fields) :]
         if template:
             given = [pa.nulls(len(text)) if column is None else column for column in columns[1 : len(fields)]]
-            objects = pa.table([text.cast(pa.large_string()), *given], fields).to_pylist()
-            text = pa.array(map(msgspec.json.encode, objects), pa.large_binary())
+            text = _json(pa.table([text, *given], fields).to_pylist())
         yield column_records(text, others, keep, record.max_document)
 
 

@@ -21,7 +21,7 @@ import pretok.stream
 from pretok.audit.documents import run_inspect
 from pretok.audit.verify_job import run_verify
 from pretok.base.console import Silent
-from pretok.base.errors import PartitionsFailed, PretokError
+from pretok.base.errors import PretokError
 from pretok.base.execute import Engine
 from pretok.base.kinds import KINDS
 from pretok.cli import run_command
@@ -41,17 +41,6 @@ CHATS = [
     for n in range(60)
 ]
 ROWS: list[Any] = [{"messages": chat, "id": n} for n, chat in enumerate(CHATS)]
-CALL = {"role": "assistant", "content": ""}
-BAD = {
-    "no messages": [],
-    "the role 'pirate'; it must be one of": [{"role": "pirate", "content": "a"}],
-    "is empty": [{"role": "user", "content": ""}],
-    "Invalid value 'image'": [{"role": "user", "content": [{"type": "image", "url": "x"}]}],
-    "arguments are not JSON": [{**CALL, "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]}],
-    "not JSON": "nothing",
-    "names no function": [{**CALL, "tool_calls": [{}]}],
-    "leaves out message 1": [{"role": "tool", "content": "x"}, {"role": "user", "content": "y"}],
-}
 Make = Callable[..., Manifest]
 
 
@@ -121,17 +110,6 @@ def test_every_format_gives_the_same_documents(tmp_path: Path, make: Make) -> No
     assert train.kinds is not None
     assert sum(train.kinds.values()) == train.tokens
     assert {"user", "thinking", "answer", "template"} == train.kinds.keys()
-
-
-def test_bad_records_are_rejects_by_name(make: Make) -> None:
-    manifest = make([*ROWS[:20], *({"messages": chat} for chat in BAD.values())])
-    rejects = list(manifest.reject_lines("chat"))
-    assert [reject["position"] for reject in rejects] == list(range(21, 21 + len(BAD)))
-    for part, reject in zip(BAD, rejects, strict=True):
-        assert part in reject["detail"]
-    assert {reject["reason"] for reject in rejects} == {"bad_messages", "template_refused"}
-    with pytest.raises(PartitionsFailed, match="bad_messages 3"):
-        make([{"messages": []}] * 3, "none")
 
 
 def test_shards_go_on_after_a_kill(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -80,10 +80,7 @@ def test_a_collision_of_hashes_merges_no_words(monkeypatch: pytest.MonkeyPatch) 
             data,
             start,
             size,
-            slots,
-            len(slots) - 1,
-            pool,
-            state,
+            (slots, len(slots) - 1, pool, state),
         )
         for start, size in ((0, 20), (20, 20), (40, 1), (41, 1), (20, 20), (0, 20), (41, 1))
     ]

@@ -63,7 +63,7 @@ def test_weighing_adds_sources_and_drops_rare_words(tmp_path: Path) -> None:
     for k, groups in enumerate(zip(split_buckets(it), split_buckets(en), strict=True)):
         paths.append(tmp_path / f"{k}.parquet")
         with paths[-1].open("wb") as file:
-            write_groups(file, groups, {})
+            write_groups(file, groups)
     parts = list(weigh(paths, {"it": 10, "en": 3}, min_count=3))
     trained = concatenate([part for part, _ in parts])
     kept = dict(zip(trained.words().to_pylist(), trained.counts.tolist(), strict=True))
@@ -80,7 +80,7 @@ def test_a_bucket_is_ordered_and_few_are_weighed_ahead(tmp_path: Path, monkeypat
     """Words are ordered by count, then by bytes. If threads outran the consumer, all words would be in memory."""
     path = tmp_path / "one.parquet"
     with path.open("wb") as file:
-        write_groups(file, [words({f"{n:03}".encode(): (1 + n % 4, 0) for n in range(1000)})], {})
+        write_groups(file, [words({f"{n:03}".encode(): (1 + n % 4, 0) for n in range(1000)})])
     begun = []
     real = weigh_module._weigh_bucket
     monkeypatch.setattr(weigh_module, "_weigh_bucket", lambda *a: (begun.append(a[0]), real(*a))[1])

@@ -88,9 +88,7 @@ def test_threads_may_call_a_function_first_at_once() -> None:
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from numpy import array, uint8, zeros
-from pretok.kernels import compile
 from pretok.kernels.hashing import hash_documents
-compile.FEW = -1
 together = threading.Barrier(8)
 def first(_):
     together.wait()

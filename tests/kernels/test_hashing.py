@@ -5,14 +5,11 @@ from __future__ import annotations
 from fractions import Fraction
 
 import numpy as np
-import pytest
 import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
 from pretok.kernels.hashing import hash_documents, select
-
-pytestmark = pytest.mark.usefixtures("both_ways")
 
 
 @given(documents=st.lists(st.binary(max_size=120), max_size=5), seed=st.integers(0, 2**64 - 1))

@@ -21,8 +21,6 @@ SCALARS = [*range(0xD800), *range(0xE000, u.CODE_POINTS)]
 CHANGES = np.flatnonzero(np.diff(u.class_table())).tolist()
 EDGES = sorted({*range(0x300), *CHANGES, *(c + 1 for c in CHANGES)} - {*range(0xD800, 0xE000)})
 
-pytestmark = pytest.mark.usefixtures("both_ways")
-
 
 def words(text: str, pattern: str, table: npt.NDArray[np.uint8] | None = None) -> list[str]:
     data, offsets = pack([text])

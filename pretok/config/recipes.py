@@ -8,8 +8,6 @@ of the recipe; those of the command line start at the current folder.
 from __future__ import annotations
 
 import difflib
-import glob
-import os
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -22,53 +20,25 @@ from pydantic import BaseModel, ValidationError
 
 from pretok.base.errors import UsageError
 from pretok.base.storage import passes
-from pretok.config.keys import keys_of, table_at
-from pretok.config.settings import CHATML, MixTable, Part, Recipe
-from pretok.read.paths import SAMPLE, is_remote
+from pretok.config.keys import table_at
+from pretok.config.settings import Append, MixTable, Part, Recipe
 
 Table = TypeVar("Table", bound=Part)
 
 
 def load_toml(path: Path) -> dict[str, object]:
-    """Read a recipe file as a mapping that is not validated; its relative paths now start at the current folder.
+    """Read a recipe file as a mapping that is not validated.
 
     Raises UsageError if the file cannot be read or is not TOML.
     """
     try:
-        data = tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         if passes(error):
             raise
         raise UsageError(f"recipe {path} cannot be read: {error.strerror}; pretok init prints one") from None
     except (ValueError, RecursionError) as error:
         raise UsageError(f"recipe {path} is not valid TOML: {error}") from None
-    train = {"train": data.pop("train")} if "train" in data else {}  # the trainer has its own rules for paths
-    anchored: dict[str, object] = _anchor(data, path.parent)
-    return anchored | train
-
-
-def _anchor(value: Any, folder: Path, *names: str) -> Any:
-    """Make the paths in a table start at the current folder instead of `folder`. names: the table in the recipe."""
-    if isinstance(value, list):
-        return [_anchor(part, folder, *names) for part in value]
-    if not isinstance(value, dict):
-        return value
-    paths = {key.name for key in keys_of(table_at(names)) if "path" in key.kind}
-    return {
-        name: _lead(part, folder) if name in paths else _anchor(part, folder, *names, name)
-        for name, part in value.items()
-    }
-
-
-def _lead(value: Any, folder: Path) -> Any:
-    """Make a path, or each pattern of a list, start at the current folder. Validation refuses what is no text."""
-    if isinstance(value, list):
-        return [_lead(part, Path(glob.escape(str(folder)))) for part in value]
-    # A path that begins with a home folder or a variable is not relative.
-    if not isinstance(value, str) or value in ("", CHATML) or value.startswith(("/", "~", "$", SAMPLE)):
-        return value
-    base = str(folder).replace("$", "$$")
-    return value if is_remote(value) else os.path.normpath(os.path.join(base, value))  # noqa: PTH118 - also URLs
 
 
 def load_recipe(path: Path) -> Recipe:
@@ -79,8 +49,8 @@ def load_recipe(path: Path) -> Recipe:
 def make_recipe(data: Mapping[str, object], origin: str, options: Mapping[str, str] | None = None) -> Recipe:
     """Validate a recipe given as a mapping.
 
-    origin: named in errors, "" for a command line. options: dotted key -> the option or parameter that gave it, which
-    errors name instead of the key.
+    origin: named in errors, "" for a command line; if it is a .toml file, relative paths start at its folder. options:
+    dotted key -> the option or parameter that gave it, which errors name instead of the key.
     """
     return validated(Recipe, data, origin, options or {})
 
@@ -120,7 +90,9 @@ def with_appends(data: dict[str, object], arguments: Sequence[str]) -> dict[str,
             )
         before = sources[name].get("append", [])
         if isinstance(before, list):  # validation refuses anything else
-            sources = {**sources, name: {**sources[name], "append": [*before, table]}}
+            # Validated here: what a command line names does not start at the folder of the recipe.
+            added = validated(Append, table, f"--append {argument}")
+            sources = {**sources, name: {**sources[name], "append": [*before, added]}}
     return {**data, "sources": sources} if arguments else data
 
 
@@ -133,7 +105,7 @@ def validated(
 ) -> Table:
     """Validate a mapping as the table `where` of a recipe; see `make_recipe`. Raises UsageError."""
     try:
-        return kind.model_validate(data)
+        return kind.model_validate(data, context=Path(origin).parent if origin.endswith(".toml") else None)
     except ValidationError as error:
         top = Recipe if where else kind
         problems = [

@@ -9,6 +9,7 @@ and `pretok init` are made from these fields (`config.keys`).
 from __future__ import annotations
 
 import datetime
+import glob
 import os
 import string
 from fractions import Fraction
@@ -21,12 +22,14 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    ValidationInfo,
     model_validator,
 )
 
 from pretok.base.kinds import CHAT_KINDS, MARKERS
 from pretok.base.records import replace
 from pretok.base.units import parse_count, parse_length, parse_share, scaled
+from pretok.read.paths import SAMPLE, is_remote
 
 if TYPE_CHECKING:
     from pretok.read.conversation import RecordFormat
@@ -52,9 +55,12 @@ def _safe_name(name: str) -> str:
     return name
 
 
-def _expand(value: Any) -> Any:
-    """Replace `~` and `$VAR` in a path. A Path stays as it is: on a command line the shell has expanded it, unless it
-    was quoted. Validation refuses what is no path."""
+def _expand(value: Any, info: ValidationInfo) -> Any:
+    """Replace `~` and `$VAR` in a path, and let a relative one start at the folder of its recipe.
+
+    A Path stays as it is: on a command line the shell has expanded it, unless it was quoted. Validation refuses what is
+    no path.
+    """
     if not isinstance(value, str):
         return str(value) if isinstance(value, Path) else value
     try:
@@ -65,7 +71,11 @@ def _expand(value: Any) -> Any:
         ) from None
     if path.startswith("~"):
         raise ValueError(f"{value}: nobody's home folder; write ./{path} for a name that begins with ~")
-    return path
+    if info.context is None or path in ("", CHATML) or path.startswith(("/", SAMPLE)) or is_remote(path):
+        return path
+    folder = str(info.context)
+    start = glob.escape(folder) if info.field_name == "inputs" else folder
+    return os.path.normpath(os.path.join(start, path))  # noqa: PTH118 - also patterns
 
 
 def _check_keep(keep: tuple[str, ...]) -> tuple[str, ...]:

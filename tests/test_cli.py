@@ -201,8 +201,8 @@ def test_every_command_takes_the_results_or_their_shards(tmp_path, vocab_dir, ca
     assert Path("work/report.html").exists()
     assert len(pretok.stream.open("work", seq_len=64)) == len(pretok.stream.open("work/shards", seq_len=64))
     assert run_command(tokenizing("work/shards", vocab_dir)) == 2
-    assert "did you mean --out work?" in capsys.readouterr().err
+    assert "did you mean work?" in capsys.readouterr().err
     monkeypatch.chdir(tmp_path / "work" / "shards")
     assert run_command(tokenizing(".", vocab_dir)) == 2
-    assert f"did you mean --out {tmp_path}/work?" in capsys.readouterr().err
+    assert f"did you mean {tmp_path}/work?" in capsys.readouterr().err
     assert not Path("shards").exists()

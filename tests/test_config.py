@@ -43,7 +43,7 @@ sources."èèèèèèèèèèèèèèèèèèèèèèèèèèèèèèèèèèè�
 sources.it = {inputs = ["a"], keep = ["hash=n"]}  ->sources.it.keep: the ledger itself has a column 'hash';
 sources.it.inputs = "d.jsonl"                     ->sources.it.inputs: 'd.jsonl' is no list; write ['d.jsonl']
 sources.it = "d.jsonl"                            ->sources.it: 'd.jsonl' is no table; write its keys below a line
-sources.it = {}                                   ->sources.it.inputs: it is missing
+sources.it = {}                                   ->sources.it.inputs is missing: Paths, globs
 sources.it = {inputs = ["a"], learn = ["user"]}   ->sources.it.learn needs messages or template
 sources.it = {inputs = ["a"], messages = "m", field = "f"}         ->sources.it.messages and field exclude each other
 sources.it = {inputs = ["a"], messages = "m", format = "text"}     ->sources.it.format: plain text has no fields
@@ -59,6 +59,8 @@ mix.weights = {it = "x"}                          ->mix.weights.it: 'x' is not a
 mix.tokens = "lots"                               ->64MiB; or write 'all'
 mix.tokens = 4095                                 ->mix: a budget of 4095 tokens holds no sequence of 4096 tokens
 mix.stages = [{weights = {en = 1}}]               ->mix.weights names en, but the sources are it
+mix.classes = {good = "fr where doc > 1"}         ->mix.classes names fr, but the sources are it
+sources.it = {inputs = ["a"], keep = ["n:txt"]}   ->sources.it.keep: 'n:txt' has no type 'txt'; did you mean text?
 mix.repeat = {it = 5}                             ->mix.repeat 5 is more than max_epochs, 4: raise it
 out = "$NOWHERE_AT_ALL/a"                         ->out: $NOWHERE_AT_ALL/a: $ begins no variable of the
 sources.it.inputs = ["~nobody-of-this-name/a"]    ->~nobody-of-this-name/a: nobody's home folder

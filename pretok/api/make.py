@@ -113,12 +113,15 @@ def _recipe(name: str, inputs: Inputs, out: Path_ | None, given: Mapping[str, ob
     """Validate the recipe of a call. given: dotted key -> value, None if it was not given."""
     data: dict[str, object]
     if isinstance(inputs, Mapping):
-        data, origin = {"sources": {source: _source(table) for source, table in inputs.items()}}, f"pretok.{name}"
+        data, origin = (
+            {"sources": {source: _source(table) for source, table in inputs.items()}},
+            f"pretok.{name}",
+        )
     else:
         data, origin = load_toml(Path(inputs)), str(inputs)
     given = {"out": None if out is None else Path(out), **given}
     given = {key: value for key, value in given.items() if value is not None}
-    return complete_recipe(data, origin, given, {"out": "out"})
+    return complete_recipe(data, origin, given, {})
 
 
 def _source(given: object) -> dict[str, object]:

@@ -10,7 +10,8 @@ from __future__ import annotations
 import difflib
 import re
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from fractions import Fraction
 from itertools import takewhile
 from pathlib import Path
@@ -52,7 +53,19 @@ def make_recipe(data: Mapping[str, object], origin: str, options: Mapping[str, s
     origin: named in errors, "" for a command line; if it is a .toml file, relative paths start at its folder. options:
     dotted key -> the option or parameter that gave it, which errors name instead of the key.
     """
-    return validated(Recipe, data, origin, options or {})
+    recipe = validated(Recipe, data, origin, options or {})
+    recipe._origin = origin
+    return recipe
+
+
+@contextmanager
+def located(recipe: Recipe, *names: str) -> Iterator[None]:
+    """Let a UsageError begin with the recipe's file and the line of a key: that of the value that is wrong."""
+    try:
+        yield
+    except UsageError as error:
+        number = _line_of(names, recipe._origin)
+        raise UsageError((f"{recipe._origin}: line {number}: " if number else "") + str(error)) from None
 
 
 def make_mix(data: Mapping[str, object], origin: str, options: Mapping[str, str] | None = None) -> MixTable:
@@ -120,8 +133,11 @@ def _explain(detail: Any, options: Mapping[str, str], top: type[BaseModel], orig
     loc = [str(part) for part in detail["loc"]]
     where = ".".join(loc)
     problem = _wrong(detail)
-    if detail["type"] == "extra_forbidden":
-        known = sorted(table_at(loc[:-1], top).model_fields)
+    table = table_at(loc[:-1], top).model_fields
+    if detail["type"] == "missing":
+        problem = f"{where} is missing: {table[loc[-1]].description or 'a table'}"
+    elif detail["type"] == "extra_forbidden":
+        known = sorted(table)
         near = difflib.get_close_matches(loc[-1], known, 1, 0.4)
         problem = f"unknown key {where} " + (
             f"(did you mean {near[0]}?)" if near else f"(known: {', '.join(known)})"
@@ -129,6 +145,7 @@ def _explain(detail: Any, options: Mapping[str, str], top: type[BaseModel], orig
     elif re.split(r"\W", problem, maxsplit=1)[0] in table_at(loc, top).model_fields:
         # What is wrong with a table as a whole begins with the name of a key.
         problem = f"{where}.{problem}".lstrip(".")
+        loc = problem.split()[0].rstrip(":").split(".")
     elif where and loc[-1] != "[key]":
         problem = f"{where}: {problem}"
     for key, option in options.items():
@@ -136,7 +153,7 @@ def _explain(detail: Any, options: Mapping[str, str], top: type[BaseModel], orig
         name = where if key.startswith("sources.") and [loc[0], *loc[2:3]] == key.split(".") else key
         if problem.startswith((f"{name}:", f"{name} ")):
             return option + problem[len(name) :]
-    number = _line_of(loc or problem.split()[0].split("."), origin)
+    number = _line_of(loc, origin)
     return (f"line {number}: " if number else "") + problem
 
 
@@ -162,8 +179,6 @@ def _wrong(detail: Any) -> str:
     """Say what is wrong with a value; in pydantic's words unless there are better ones."""
     given = f"{float(value):g}" if isinstance(value := detail["input"], Fraction) else repr(value)
     match detail["type"]:
-        case "missing":
-            return "it is missing"
         case "tuple_type":
             return f"{given} is no list; write {[detail['input']]!r}"
         case "dict_type" | "model_type":

@@ -12,6 +12,7 @@ import datetime
 import glob
 import os
 import string
+from difflib import get_close_matches
 from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
@@ -79,11 +80,14 @@ def _expand(value: Any, info: ValidationInfo) -> Any:
 
 
 def _check_keep(keep: tuple[str, ...]) -> tuple[str, ...]:
-    from pretok.read.kept import LEDGER_NAMES, parse_keep
+    from pretok.read.kept import LEDGER_NAMES, TYPES, parse_keep
 
     columns = [parse_keep(text) for text in keep]
     names = [column.name.lower() for column in columns]  # names in SQL ignore case
     for name, column in zip(names, columns, strict=True):
+        kind = column.field.rpartition(":")[2]
+        if kind != column.field and (near := get_close_matches(kind, TYPES, 1)):
+            raise ValueError(f"{column.field!r} has no type {kind!r}; did you mean {near[0]}?")
         if name in LEDGER_NAMES:
             raise ValueError(
                 f"the ledger itself has a column {name!r}; name the kept one otherwise: my_{name}={column.field}"
@@ -422,6 +426,8 @@ class Recipe(Part):
     mix: MixTable | None = None
     train: dict[str, object] = {}
     slurm: Slurm = Slurm()
+    _origin: str = ""
+    """The file it was read from, "" for a command line."""
 
     @model_validator(mode="after")
     def _knows_its_sources(self) -> Self:
@@ -431,9 +437,12 @@ class Recipe(Part):
                 f"vocab.weights names {', '.join(weights)}, but the sources are {sources}; give each a weight, 0 to "
                 "count none of it"
             )
-        mixed = {name for stage in self.mix.all_stages for name in stage.weights} if self.mix else set()
-        if self.mix and (unknown := sorted(mixed - self.sources.keys() - self.mix.classes.keys())):
-            raise ValueError(f"mix.weights names {', '.join(unknown)}, but the sources are {sources}")
+        mix = self.mix or MixTable()
+        mixed = {name for stage in mix.all_stages for name in stage.weights} - mix.classes.keys()
+        divided = {text.split()[0] for text in mix.classes.values() if text.strip()}
+        for key, names in (("weights", mixed), ("classes", divided)):
+            if unknown := sorted(names - self.sources.keys()):
+                raise ValueError(f"mix.{key} names {', '.join(unknown)}, but the sources are {sources}")
         return self
 
     @model_validator(mode="after")

@@ -310,12 +310,11 @@ class Vocab(Part):
 
     @model_validator(mode="after")
     def _names_its_tokens(self) -> Self:
-        existing = self.path or self.extend
-        if self.bos is not None and self.bos == (self.eod if existing else (*self.special_tokens, None)[0]):
-            raise ValueError(f"bos: {self.bos!r} both begins and ends documents; name another as bos or eod")
-        if existing is None and self.bos not in (None, *self.special_tokens):
+        # That of an existing tokenizer is checked when it is loaded.
+        trained = not self.path and not self.extend
+        if trained and self.bos not in (None, *self.special_tokens[1:]):
             raise ValueError(
-                f"bos is {self.bos!r}, which is none of special_tokens; add it, or name its tokenizer (path)"
+                f"bos is {self.bos!r}, which is none of special_tokens after the first, which ends documents"
             )
         return self
 

@@ -54,9 +54,9 @@ class Forecast:
 def run_forecast(recipe: Recipe, workers: int, console: Console) -> Forecast:
     """Sample every source. Raises UsageError for inputs that do not exist or hold no text, as tokenize would."""
     probed = {}
-    for name, source in recipe.sources.items():
+    for name, given in recipe.sources.items():
         with located(recipe, "sources", name, "inputs"):
-            probed[name] = _probe(source, console)
+            probed[name] = _probe(given, console)
     vocab, stands_in = counting_vocabulary(recipe, probed)
     vocab_size = recipe.vocab.size if stands_in else vocab.size  # a sample may allow fewer entries
     if stands_in and recipe.vocab.extend is not None:

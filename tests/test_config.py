@@ -15,7 +15,7 @@ from pretok.base.errors import UsageError
 from pretok.base.units import human, parse_count
 from pretok.cli import run_command
 from pretok.commands.reference import TABLES, page
-from pretok.config import load_recipe, make_recipe, parse_inputs, with_settings
+from pretok.config import load_recipe, load_toml, make_recipe, parse_inputs, with_appends, with_settings
 from train.config import TrainConfig, check_table
 
 MINIMAL = {"out": "work", "sources": {"it": {"inputs": ["a.jsonl"]}}}
@@ -43,7 +43,7 @@ sources."èèèèèèèèèèèèèèèèèèèèèèèèèèèèèèèèèèè�
 sources.it = {inputs = ["a"], keep = ["hash=n"]}  ->sources.it.keep: the ledger itself has a column 'hash';
 sources.it.inputs = "d.jsonl"                     ->sources.it.inputs: 'd.jsonl' is not a list; write ['d.jsonl']
 sources.it = "d.jsonl"                            ->sources.it: 'd.jsonl' is not a table; write its keys below a line
-sources.it = {}                                   ->sources.it.inputs: it is missing
+sources.it = {}                                   ->sources.it.inputs is missing: Paths, globs
 sources.it = {inputs = ["a"], learn = ["user"]}   ->sources.it.learn needs messages or template
 sources.it = {inputs = ["a"], messages = "m", field = "f"}         ->sources.it.messages and field exclude each other
 sources.it = {inputs = ["a"], messages = "m", format = "text"}     ->sources.it.format: plain text has no fields
@@ -54,11 +54,13 @@ normalize.unicode = "nfkc"                        ->normalize.unicode: 'nfkc': i
 vocab.weights = {it = 0.5}                        ->vocab.weights: the weights it=0.5 add up to 0.5, not to 1
 vocab.weights = {en = 1}                          ->vocab.weights names en, but the sources are it
 sources.en.inputs = ["a"] & vocab.weights = {it = 1}               ->vocab.weights names it, but the sources are
-vocab.bos = "<x>"                                 ->vocab.bos is '<x>', which is not in special_tokens
+vocab.bos = "<x>"                                 ->vocab.bos is '<x>', which is not in special_tokens after the first
 mix.weights = {it = "x"}                          ->mix.weights.it: 'x' is not a share
 mix.tokens = "lots"                               ->64MiB; or write 'all'
 mix.tokens = 4095                                 ->mix: a budget of 4095 tokens holds no sequence of 4096 tokens
 mix.stages = [{weights = {en = 1}}]               ->mix.weights names en, but the sources are it
+mix.classes = {good = "fr where doc > 1"}         ->mix.classes names fr, but the sources are it
+sources.it = {inputs = ["a"], keep = ["n:txt"]}   ->sources.it.keep: 'n:txt' has no type 'txt'; did you mean text?
 mix.repeat = {it = 5}                             ->mix.repeat 5 is more than max_epochs, 4: raise it
 out = "$NOWHERE_AT_ALL/a"                         ->out: $NOWHERE_AT_ALL/a: $ does not begin an environment
 sources.it.inputs = ["~nobody-of-this-name/a"]    ->~nobody-of-this-name/a: nobody's home folder
@@ -150,12 +152,16 @@ def test_what_is_wrong_in_a_file_has_its_line(tmp_path):
         load_recipe(written(tmp_path / "bad.toml", "out = "))
 
 
-def test_inputs_on_the_command_line():
+def test_inputs_on_the_command_line(tmp_path):
     sources = parse_inputs(["it=a/*.zst", "en=b.parquet", "it=c.jsonl"])
     assert sources == {"it": {"inputs": ["a/*.zst", "c.jsonl"]}, "en": {"inputs": ["b.parquet"]}}
     for wrong in ("a.jsonl", "=a", "it="):
         with pytest.raises(UsageError):
             parse_inputs([wrong])
+    # An append starts at the current folder, the recipe's own inputs at the folder of the recipe.
+    path = written(tmp_path / "r.toml", 'out = "w"\n[sources.it]\ninputs = ["a"]\n')
+    recipe = make_recipe(with_appends(load_toml(path), ["it=b.jsonl"]), str(path))
+    assert recipe.sources["it"].inputs_by_append == ((f"{tmp_path}/a",), ("b.jsonl",))
 
 
 def test_counts():

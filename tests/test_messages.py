@@ -42,8 +42,8 @@ CASES = """
 pretok: no input matches 'nope.jsonl' (no {work}/nope.jsonl)
 
 2 pretok run put.toml --out new
-pretok: no input matches 'PUT/YOUR/TEXT/*.jsonl' (no {work}/PUT/YOUR/TEXT/*.jsonl); replace the placeholder by the \
-path of your text
+pretok: put.toml: line 3: no input matches 'PUT/YOUR/TEXT/*.jsonl' (no {work}/PUT/YOUR/TEXT/*.jsonl); replace the \
+placeholder by the path of your text
 
 2 pretok tokenize fr=more.jsonl --out ok --vocab vocab
 pretok: ok/shards holds shards of en, it, and this command names fr: use another --out folder or, to add to these \
@@ -57,7 +57,7 @@ back, use another --out folder, or delete this one to start over
 warning: sources it and en read the same text: it.jsonl
 
 2 pretok tokenize it=it.jsonl --vocab vocab
-pretok: no output folder: give --out work
+pretok: --out is missing: Folder for all results (WORK).
 
 2 pretok tokenize it=it.jsonl --out new --vocab nowhere
 pretok: no tokenizer at nowhere, which does not exist: train one with pretok build-vocab, or name another with \

@@ -111,13 +111,17 @@ def mix(
 
 def _recipe(name: str, inputs: Inputs, out: Path_ | None, given: Mapping[str, object]) -> Recipe:
     """Validate the recipe of a call. given: dotted key -> value, None if it was not given."""
+    data: dict[str, object]
     if isinstance(inputs, Mapping):
-        data: dict[str, object] = {"sources": {source: _source(table) for source, table in inputs.items()}}
+        data, origin = (
+            {"sources": {source: _source(table) for source, table in inputs.items()}},
+            f"pretok.{name}",
+        )
     else:
-        data = load_toml(Path(inputs))
+        data, origin = load_toml(Path(inputs)), str(inputs)
     given = {"out": None if out is None else Path(out), **given}
     given = {key: value for key, value in given.items() if value is not None}
-    return complete_recipe(data, f"pretok.{name}", given, {"out": "out"})
+    return complete_recipe(data, origin, given, {})
 
 
 def _source(given: object) -> dict[str, object]:

@@ -127,10 +127,10 @@ class Work:
         def batches() -> Iterator[pa.RecordBatch]:
             decoder = load_decoder(self.manifest) if with_text else None
             befores = {shard.bin_path: before for shard, before in numbered}
-            for shard, first, found in scan(self.manifest, columns, numbered, joined):
+            for shard, first, batch in scan(self.manifest, columns, numbered, joined):
                 arrays = [
                     (hex_digits(array) if name == "hash" else array).cast(types[name])
-                    for name, array in zip(columns, found.columns, strict=True)
+                    for name, array in zip(columns, batch.columns, strict=True)
                 ]
                 rows = pa.RecordBatch.from_arrays(arrays, schema=known)
                 if decoder is None:

@@ -347,7 +347,6 @@ def certify(
     if json:
         print_json(certificate)
     else:
-        console.notice(
-            f"{out}: {plural(certificate.sequences, 'sequence')} of {plural(certificate.shards, 'shard')}, "
-            f"{human_bytes(out.stat().st_size)}; check it with pretok certify --check {out} --root {certificate.root}"
-        )
+        parts = f"{plural(certificate.sequences, 'sequence')} of {plural(certificate.shards, 'shard')}"
+        console.show(f"{out}: {parts}, {human_bytes(out.stat().st_size)}", result=True)
+        console.notice(f"check it with pretok certify --check {out} --root {certificate.root}")

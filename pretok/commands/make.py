@@ -434,7 +434,7 @@ def export(
             return
         with hold(out, "export", beside=True), atomic_open(out, "w") as file:
             file.write(text)
-        terminal(context).notice(f"{out}: the {to} files for {shards}")
+        terminal(context).show(f"{out}: the {to} files for {shards}", result=True)
         return
     from pretok.export.job import EXPORT_FILE, run_export
 
@@ -448,4 +448,4 @@ def export(
     with start_engine(workers, address) as engine:
         written = run_export(manifest, out, wanted, engine, console, learn)
     files, tokens = plural(len(written.files), "file"), plural(written.tokens, "token")
-    console.notice(f"{out}: {files}, {tokens}, see {EXPORT_FILE}")
+    console.show(f"{out}: {files}, {tokens}, see {EXPORT_FILE}", result=True)

@@ -207,7 +207,7 @@ def read_recipe(
         raise UsageError("give either one recipe or NAME=GLOB inputs, not both")
     data: dict[str, object] = load_toml(Path(recipes[0])) if recipes else {"sources": parse_inputs(inputs)}
     data = with_appends({**(defaults or {}), **data}, appended)
-    options = {dotted: option_of(dotted) for dotted in ("out", *given)}
+    options = {dotted: option_of(dotted) for dotted in (*given, *(() if recipes else ("out",)))}
     return complete_recipe(data, recipes[0] if recipes else "", given, options)
 
 
@@ -216,42 +216,46 @@ def complete_recipe(
 ) -> Recipe:
     """Override settings of a recipe that is still a mapping by `given`, and validate all its tables.
 
-    names: dotted key -> the option or parameter that sets it, for error messages; `out` must be there.
+    names: dotted key -> the option that sets it, for error messages.
     """
     from pretok.config import make_recipe, with_settings
 
-    data = with_settings(data, given)
-    if "out" not in data:
-        where = f'{origin}: write out = "work" above its tables, or give' if origin else "give"
-        raise UsageError(f"no output folder: {where} {names['out']} work")
-    recipe = make_recipe(data, origin, names)
-    _check_out(recipe.out, names["out"])
+    recipe = make_recipe(with_settings(data, given), origin, names)
+    _check_out(recipe.out)
     _check_other_tables(recipe)
     return recipe
 
 
-def _check_out(out: Path, option: str) -> None:
+def _check_out(out: Path) -> None:
     """Refuse a folder of results inside of WORK: the shards would go to shards/shards."""
     results = {"shards": "manifest.json", "counts": "counts.json", "vocab": "tokenizer.json"}
     if (out / results.get(out.resolve().name, "/")).is_file():
         parent = out.parent if out.name else out.resolve().parent
-        raise UsageError(f"{out} is a folder of results itself; did you mean {option} {parent}?")
+        raise UsageError(f"{out} is a folder of results itself; did you mean {parent}?")
 
 
 def _check_other_tables(recipe: Recipe) -> None:
     """Refuse now what a later step would refuse: for [train] only on a GPU node, after the queue."""
+    from pretok.config import located
+
     if recipe.vocab.path is None:
         from pretok.vocab.job import check_settings
 
-        check_settings(recipe.vocab)
+        with located(recipe, "vocab", "pattern"):
+            check_settings(recipe.vocab)
     if recipe.shards.against is not None:
         from pretok.screen.benchmark import read_benchmark
 
-        read_benchmark(recipe.shards.against)
+        with located(recipe, "shards", "against"):
+            read_benchmark(recipe.shards.against)
+    for name, source in recipe.sources.items():
+        with located(recipe, "sources", name, "tools"):
+            _ = source.record  # reads the file
     if recipe.train:
         from train.config import check_table
 
-        check_table(recipe.train)
+        with located(recipe, "train"):
+            check_table(recipe.train)
 
 
 def parse_size(text: str, option: str) -> int:

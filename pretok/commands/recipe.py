@@ -79,7 +79,7 @@ def plan(
     from pretok.commands.steps import check_steps
     from pretok.forecast.job import run_forecast, tables
 
-    recipe, console = read_recipe(inputs, given, defaults={"out": "work"}), terminal(context)
+    recipe, console = read_recipe(inputs, given, defaults={"out": Path("work")}), terminal(context)
     check_steps(recipe)
     forecast = run_forecast(recipe, workers or os.cpu_count() or 1, console)
     if json:

@@ -17,7 +17,7 @@ from pretok.base.errors import IntegrityError
 from pretok.base.execute import Engine
 from pretok.base.lock import hold
 from pretok.cluster.chain import recipe_flags
-from pretok.config import Recipe
+from pretok.config import Recipe, located
 from pretok.shards.contamination import contamination_table
 from pretok.shards.job import run_tokenize
 from pretok.shards.manifest import has_manifest, load_manifest
@@ -46,7 +46,8 @@ def check_steps(recipe: Recipe) -> None:
     """Raise UsageError for problems of later steps that can be seen at the start: in the tokenizer and, if the shards
     are finished, in the mix."""
     if recipe.vocab.path is not None:
-        load_vocab(recipe.vocab.path, recipe.vocab.eod, recipe.vocab.bos)
+        with located(recipe, "vocab", "path"):
+            load_vocab(recipe.vocab.path, recipe.vocab.eod, recipe.vocab.bos)
     if recipe.mix is not None and has_manifest(recipe.shards_dir) and not unfinished(recipe.shards_dir):
         manifest = load_manifest(recipe.shards_dir)
         if recipe.sources.keys() <= set(manifest.sources):

@@ -8,6 +8,7 @@ recipes.py    TOML or `NAME=GLOB` arguments -> settings, or an error that says w
 from pretok.config.recipes import (
     load_recipe,
     load_toml,
+    located,
     make_mix,
     make_recipe,
     parse_inputs,
@@ -26,6 +27,7 @@ __all__ = [
     "Vocab",
     "load_recipe",
     "load_toml",
+    "located",
     "make_mix",
     "make_recipe",
     "parse_inputs",

@@ -8,11 +8,10 @@ of the recipe; those of the command line start at the current folder.
 from __future__ import annotations
 
 import difflib
-import glob
-import os
 import re
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from fractions import Fraction
 from itertools import takewhile
 from pathlib import Path
@@ -22,53 +21,25 @@ from pydantic import BaseModel, ValidationError
 
 from pretok.base.errors import UsageError
 from pretok.base.storage import passes
-from pretok.config.keys import keys_of, table_at
-from pretok.config.settings import CHATML, MixTable, Part, Recipe
-from pretok.read.paths import SAMPLE, is_remote
+from pretok.config.keys import table_at
+from pretok.config.settings import Append, MixTable, Part, Recipe
 
 Table = TypeVar("Table", bound=Part)
 
 
 def load_toml(path: Path) -> dict[str, object]:
-    """Read a recipe file as a mapping that is not validated; its relative paths now start at the current folder.
+    """Read a recipe file as a mapping that is not validated.
 
     Raises UsageError if the file cannot be read or is not TOML.
     """
     try:
-        data = tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         if passes(error):
             raise
         raise UsageError(f"recipe {path} cannot be read: {error.strerror}; pretok init prints one") from None
     except (ValueError, RecursionError) as error:
         raise UsageError(f"recipe {path} is not valid TOML: {error}") from None
-    train = {"train": data.pop("train")} if "train" in data else {}  # the trainer has its own rules for paths
-    anchored: dict[str, object] = _anchor(data, path.parent)
-    return anchored | train
-
-
-def _anchor(value: Any, folder: Path, *names: str) -> Any:
-    """Make the paths in a table start at the current folder instead of `folder`. names: the table in the recipe."""
-    if isinstance(value, list):
-        return [_anchor(part, folder, *names) for part in value]
-    if not isinstance(value, dict):
-        return value
-    paths = {key.name for key in keys_of(table_at(names)) if "path" in key.kind}
-    return {
-        name: _lead(part, folder) if name in paths else _anchor(part, folder, *names, name)
-        for name, part in value.items()
-    }
-
-
-def _lead(value: Any, folder: Path) -> Any:
-    """Make a path, or each pattern of a list, start at the current folder. Validation refuses anything but text."""
-    if isinstance(value, list):
-        return [_lead(part, Path(glob.escape(str(folder)))) for part in value]
-    # A path that begins with a home folder or a variable is not relative.
-    if not isinstance(value, str) or value in ("", CHATML) or value.startswith(("/", "~", "$", SAMPLE)):
-        return value
-    base = str(folder).replace("$", "$$")
-    return value if is_remote(value) else os.path.normpath(os.path.join(base, value))  # noqa: PTH118 - also URLs
 
 
 def load_recipe(path: Path) -> Recipe:
@@ -79,10 +50,22 @@ def load_recipe(path: Path) -> Recipe:
 def make_recipe(data: Mapping[str, object], origin: str, options: Mapping[str, str] | None = None) -> Recipe:
     """Validate a recipe given as a mapping.
 
-    origin: named in errors, "" for a command line. options: dotted key -> the option or parameter that gave it, which
-    errors name instead of the key.
+    origin: named in errors, "" for a command line; if it is a .toml file, relative paths start at its folder. options:
+    dotted key -> the option or parameter that gave it, which errors name instead of the key.
     """
-    return validated(Recipe, data, origin, options or {})
+    recipe = validated(Recipe, data, origin, options or {})
+    recipe._origin = origin
+    return recipe
+
+
+@contextmanager
+def located(recipe: Recipe, *names: str) -> Iterator[None]:
+    """Let a UsageError begin with the recipe's file and the line of a key: that of the value that is wrong."""
+    try:
+        yield
+    except UsageError as error:
+        number = _line_of(names, recipe._origin)
+        raise UsageError((f"{recipe._origin}: line {number}: " if number else "") + str(error)) from None
 
 
 def make_mix(data: Mapping[str, object], origin: str, options: Mapping[str, str] | None = None) -> MixTable:
@@ -119,7 +102,9 @@ def with_appends(data: dict[str, object], arguments: Sequence[str]) -> dict[str,
             )
         before = sources[name].get("append", [])
         if isinstance(before, list):  # validation refuses anything else
-            sources = {**sources, name: {**sources[name], "append": [*before, table]}}
+            # Validated here: what a command line names does not start at the folder of the recipe.
+            added = validated(Append, table, f"--append {argument}")
+            sources = {**sources, name: {**sources[name], "append": [*before, added]}}
     return {**data, "sources": sources} if arguments else data
 
 
@@ -132,7 +117,7 @@ def validated(
 ) -> Table:
     """Validate a mapping as the table `where` of a recipe; see `make_recipe`. Raises UsageError."""
     try:
-        return kind.model_validate(data)
+        return kind.model_validate(data, context=Path(origin).parent if origin.endswith(".toml") else None)
     except ValidationError as error:
         top = Recipe if where else kind
         problems = [
@@ -147,8 +132,11 @@ def _explain(detail: Any, options: Mapping[str, str], top: type[BaseModel], orig
     loc = [str(part) for part in detail["loc"]]
     where = ".".join(loc)
     problem = _wrong(detail)
-    if detail["type"] == "extra_forbidden":
-        known = sorted(table_at(loc[:-1], top).model_fields)
+    table = table_at(loc[:-1], top).model_fields
+    if detail["type"] == "missing":
+        problem = f"{where} is missing: {table[loc[-1]].description or 'a table'}"
+    elif detail["type"] == "extra_forbidden":
+        known = sorted(table)
         near = difflib.get_close_matches(loc[-1], known, 1, 0.4)
         problem = f"unknown key {where} " + (
             f"(did you mean {near[0]}?)" if near else f"(known: {', '.join(known)})"
@@ -156,6 +144,7 @@ def _explain(detail: Any, options: Mapping[str, str], top: type[BaseModel], orig
     elif re.split(r"\W", problem, maxsplit=1)[0] in table_at(loc, top).model_fields:
         # What is wrong with a table as a whole begins with the name of a key.
         problem = f"{where}.{problem}".lstrip(".")
+        loc = problem.split()[0].rstrip(":").split(".")
     elif where and loc[-1] != "[key]":
         problem = f"{where}: {problem}"
     for key, option in options.items():
@@ -163,7 +152,7 @@ def _explain(detail: Any, options: Mapping[str, str], top: type[BaseModel], orig
         name = where if key.startswith("sources.") and [loc[0], *loc[2:3]] == key.split(".") else key
         if problem.startswith((f"{name}:", f"{name} ")):
             return option + problem[len(name) :]
-    number = _line_of(loc or problem.split()[0].split("."), origin)
+    number = _line_of(loc, origin)
     return (f"line {number}: " if number else "") + problem
 
 
@@ -189,8 +178,6 @@ def _wrong(detail: Any) -> str:
     """Say what is wrong with a value; in pydantic's words unless there are better ones."""
     given = f"{float(value):g}" if isinstance(value := detail["input"], Fraction) else repr(value)
     match detail["type"]:
-        case "missing":
-            return "it is missing"
         case "tuple_type":
             return f"{given} is not a list; write {[detail['input']]!r}"
         case "dict_type" | "model_type":

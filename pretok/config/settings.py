@@ -9,8 +9,10 @@ and `pretok init` are made from these fields (`config.keys`).
 from __future__ import annotations
 
 import datetime
+import glob
 import os
 import string
+from difflib import get_close_matches
 from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
@@ -21,12 +23,14 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    ValidationInfo,
     model_validator,
 )
 
 from pretok.base.kinds import CHAT_KINDS, MARKERS
 from pretok.base.records import replace
 from pretok.base.units import parse_count, parse_length, parse_share, scaled
+from pretok.read.paths import SAMPLE, is_remote
 
 if TYPE_CHECKING:
     from pretok.read.conversation import RecordFormat
@@ -52,9 +56,12 @@ def _safe_name(name: str) -> str:
     return name
 
 
-def _expand(value: Any) -> Any:
-    """Replace `~` and `$VAR` in a path. A Path stays as it is: on a command line the shell has expanded it, unless it
-    was quoted. Validation refuses anything but paths."""
+def _expand(value: Any, info: ValidationInfo) -> Any:
+    """Replace `~` and `$VAR` in a path, and let a relative one start at the folder of its recipe.
+
+    A Path stays as it is: on a command line the shell has expanded it, unless it was quoted. Validation refuses anything
+    but paths.
+    """
     if not isinstance(value, str):
         return str(value) if isinstance(value, Path) else value
     try:
@@ -65,15 +72,22 @@ def _expand(value: Any) -> Any:
         ) from None
     if path.startswith("~"):
         raise ValueError(f"{value}: nobody's home folder; write ./{path} for a name that begins with ~")
-    return path
+    if info.context is None or path in ("", CHATML) or path.startswith(("/", SAMPLE)) or is_remote(path):
+        return path
+    folder = str(info.context)
+    start = glob.escape(folder) if info.field_name == "inputs" else folder
+    return os.path.normpath(os.path.join(start, path))  # noqa: PTH118 - also patterns
 
 
 def _check_keep(keep: tuple[str, ...]) -> tuple[str, ...]:
-    from pretok.read.kept import LEDGER_NAMES, parse_keep
+    from pretok.read.kept import LEDGER_NAMES, TYPES, parse_keep
 
     columns = [parse_keep(text) for text in keep]
     names = [column.name.lower() for column in columns]  # names in SQL ignore case
     for name, column in zip(names, columns, strict=True):
+        kind = column.field.rpartition(":")[2]
+        if kind != column.field and (near := get_close_matches(kind, TYPES, 1)):
+            raise ValueError(f"{column.field!r} has no type {kind!r}; did you mean {near[0]}?")
         if name in LEDGER_NAMES:
             raise ValueError(
                 f"the ledger itself has a column {name!r}; name the kept one otherwise: my_{name}={column.field}"
@@ -298,12 +312,11 @@ class Vocab(Part):
 
     @model_validator(mode="after")
     def _names_its_tokens(self) -> Self:
-        existing = self.path or self.extend
-        if self.bos is not None and self.bos == (self.eod if existing else (*self.special_tokens, None)[0]):
-            raise ValueError(f"bos: {self.bos!r} both begins and ends documents; name another as bos or eod")
-        if existing is None and self.bos not in (None, *self.special_tokens):
+        # That of an existing tokenizer is checked when it is loaded.
+        trained = not self.path and not self.extend
+        if trained and self.bos not in (None, *self.special_tokens[1:]):
             raise ValueError(
-                f"bos is {self.bos!r}, which is not in special_tokens; add it, or name its tokenizer (path)"
+                f"bos is {self.bos!r}, which is not in special_tokens after the first, which ends documents"
             )
         return self
 
@@ -414,6 +427,8 @@ class Recipe(Part):
     mix: MixTable | None = None
     train: dict[str, object] = {}
     slurm: Slurm = Slurm()
+    _origin: str = ""
+    """The file it was read from, "" for a command line."""
 
     @model_validator(mode="after")
     def _knows_its_sources(self) -> Self:
@@ -423,9 +438,12 @@ class Recipe(Part):
                 f"vocab.weights names {', '.join(weights)}, but the sources are {sources}; give each a weight, 0 to "
                 "count none of it"
             )
-        mixed = {name for stage in self.mix.all_stages for name in stage.weights} if self.mix else set()
-        if self.mix and (unknown := sorted(mixed - self.sources.keys() - self.mix.classes.keys())):
-            raise ValueError(f"mix.weights names {', '.join(unknown)}, but the sources are {sources}")
+        mix = self.mix or MixTable()
+        mixed = {name for stage in mix.all_stages for name in stage.weights} - mix.classes.keys()
+        divided = {text.split()[0] for text in mix.classes.values() if text.strip()}
+        for key, names in (("weights", mixed), ("classes", divided)):
+            if unknown := sorted(names - self.sources.keys()):
+                raise ValueError(f"mix.{key} names {', '.join(unknown)}, but the sources are {sources}")
         return self
 
     @model_validator(mode="after")

@@ -27,7 +27,7 @@ from pretok.base.reads import map_reads
 from pretok.base.records import read_record, replace, to_json
 from pretok.base.storage import atomic_open, checksum, read_json, write_json
 from pretok.base.tasks import Step, open_step
-from pretok.config import Recipe
+from pretok.config import Recipe, located
 from pretok.counts.buckets import BUCKETS, concatenate, read_group, write_groups
 from pretok.counts.counts_file import (
     FILE_NAME,
@@ -194,7 +194,8 @@ def count_config(recipe: Recipe, engine: Engine, console: Console) -> CountConfi
     listed = {}
     with engine.stop.raising():
         for name, source in recipe.sources.items():
-            listed[name], notices = list_inputs(source.inputs, source.format)
+            with located(recipe, "sources", name, "inputs"):
+                listed[name], notices = list_inputs(source.inputs, source.format)
             for text in notices:
                 console.notice(text)
     for text in shared_inputs(listed):

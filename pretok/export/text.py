@@ -73,41 +73,41 @@ def learned_kinds(manifest: Manifest, mix: Path | None) -> dict[str, tuple[str, 
     text = (KINDS[TEXT],)
     if manifest.materialized is not None:
         plan = parse_mix(manifest.materialized, manifest.folder / FILE_NAME)
-        found = {source.learn for source in plan.sources if source.learn}
-        if len(found) > 1:
+        kinds = {source.learn for source in plan.sources if source.learn}
+        if len(kinds) > 1:
             raise UsageError(
                 f"{manifest.folder} is a mix that learns different kinds of tokens in different sources, and its files "
                 "hold all sources: export the shards that it was made of, or read it with pretok.integrations"
             )
-        return {name: (*found.pop(), *text) for name in manifest.conversations}
+        return {name: (*kinds.pop(), *text) for name in manifest.conversations}
     learn = {} if mix is None else {source.held_in: source.learn for source in load_mix(mix).sources}
     return {name: (*(learn.get(name, LEARNED) or CHAT_KINDS), *text) for name in manifest.conversations}
 
 
 def notices(manifest: Manifest, mix: Path | None, to: str, learn: Mapping[str, Sequence[str]]) -> list[str]:
     """List what another trainer does differently with conversations and with a mix, a sentence each."""
-    found = []
+    sentences = []
     if learn and to != "olmo":
-        found.append(
+        sentences.append(
             f"warning: {', '.join(learn)} holds conversations, and the format of {to} has no loss masks: it will learn "
             "every token, those of users too. To keep the masks, export to olmo or read the mix itself "
             "(docs/trainers.md)"
         )
     if manifest.materialized is not None:
         if parse_mix(manifest.materialized, manifest.folder / FILE_NAME).packs:
-            found.append(
+            sentences.append(
                 "warning: sequences of this mix are padded with end-of-document tokens, which pretok's trainer does "
                 f"not learn; {to} will learn them, unless its loss skips an end-of-document token that follows another"
             )
     elif mix is not None:
         plan = load_mix(mix)
         if plan.packs:
-            found.append(
+            sentences.append(
                 f"warning: {to} cuts the documents by itself: it takes the shares of this mix and not its packing. "
                 "To keep the packing, write the sequences (pretok mix --materialize) and export those"
             )
         if plan.manifest != manifest.fingerprint:
-            found.append(
+            sentences.append(
                 f"warning: {mix} was made before the shards grew; the export has all of them, in the shares of this mix"
             )
-    return found
+    return sentences

@@ -15,7 +15,7 @@ from pretok.base.errors import UsageError
 from pretok.base.tokens import token_dtype
 from pretok.base.units import duration, human, human_bytes
 from pretok.chat.resolve import resolve
-from pretok.config import Recipe, Source
+from pretok.config import Recipe, Source, located
 from pretok.forecast.estimate import Interval, MixForecast, SourceForecast, forecast_mix, forecast_source
 from pretok.forecast.measure import measure
 from pretok.forecast.vocabulary import counting_vocabulary
@@ -53,7 +53,10 @@ class Forecast:
 
 def run_forecast(recipe: Recipe, workers: int, console: Console) -> Forecast:
     """Sample every source. Raises UsageError for inputs that do not exist or hold no text, as tokenize would."""
-    probed = {name: _probe(source, console) for name, source in recipe.sources.items()}
+    probed = {}
+    for name, given in recipe.sources.items():
+        with located(recipe, "sources", name, "inputs"):
+            probed[name] = _probe(given, console)
     vocab, stands_in = counting_vocabulary(recipe, probed)
     vocab_size = recipe.vocab.size if stands_in else vocab.size  # a sample may allow fewer entries
     if stands_in and recipe.vocab.extend is not None:

@@ -113,7 +113,6 @@ def _unpack(file: InputFile, to: Path) -> tuple[InputFile, int]:
     """Return (the first PREFIX bytes of a compressed file as a file of whole records, how many packed bytes they
     were)."""
     packed = size = 0
-    whole = True
 
     def blocks() -> Iterator[bytes]:
         nonlocal packed
@@ -127,9 +126,8 @@ def _unpack(file: InputFile, to: Path) -> tuple[InputFile, int]:
             out.write(text)
             size += len(text)
             if size >= PREFIX:
-                whole = False
                 break
-    if not whole and file.format == "jsonl":  # a line that was cut is no record
+    if size >= PREFIX and file.format == "jsonl":  # a line that was cut is no record
         with to.open("rb+") as cut:
             whole_lines = cut.read().rfind(b"\n") + 1
             cut.truncate(whole_lines)

@@ -31,7 +31,7 @@ from pretok.base.tasks import Step, open_step
 from pretok.base.tokens import token_dtype
 from pretok.base.units import listed, plural
 from pretok.chat.resolve import resolve
-from pretok.config import Recipe
+from pretok.config import Recipe, located
 from pretok.read.changes import refuse_changes, shared_inputs
 from pretok.read.partition import stamped
 from pretok.read.partition_runs import run_partitions
@@ -76,7 +76,8 @@ def run_tokenize(recipe: Recipe, engine: Engine, console: Console) -> None:
     Raises MismatchError, UsageError, FolderInUse, OutputError, Stopped; at the end PartitionsFailed, or InternalError
     after a bug in pretok.
     """
-    vocab = load_vocab(recipe.vocab_dir, recipe.vocab.eod, recipe.vocab.bos)
+    with located(recipe, "vocab", "path"):
+        vocab = load_vocab(recipe.vocab_dir, recipe.vocab.eod, recipe.vocab.bos)
     benchmark = read_benchmark(recipe.shards.against) if recipe.shards.against else None
     job = _Job(recipe, vocab, benchmark, engine, console)
     with hold(job.shards, "tokenize"):
@@ -147,12 +148,22 @@ class _Job:
         plans = []
         with self.engine.stop.raising():
             for name, source in self.recipe.sources.items():
-                record, before = resolve(source.record, self.vocab, name), sealed.get(name, ())
-                plans.append(
-                    plan_source(
-                        name, source, record, self.config, size, itemsize, self.state, before, self.console
+                before = sealed.get(name, ())
+                with located(self.recipe, "sources", name, "inputs"):
+                    record = resolve(source.record, self.vocab, name)
+                    plans.append(
+                        plan_source(
+                            name,
+                            source,
+                            record,
+                            self.config,
+                            size,
+                            itemsize,
+                            self.state,
+                            before,
+                            self.console,
+                        )
                     )
-                )
         inputs = {parts[0].name: list(chain(*(part.inputs for part in parts))) for parts in plans}
         for text in shared_inputs(inputs):
             self.console.notice(text)

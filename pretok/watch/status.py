@@ -30,6 +30,8 @@ NEWEST = 60
 """Latest steps of a run, from which its speed is computed."""
 STEPS = ("count", "build-vocab", "tokenize", "mix", "run")
 """Commands that produce a result in WORK."""
+RUN = "run"
+"""Folder in WORK of the training run that `pretok run` and `pretok submit` name."""
 FINISHED, UNFINISHED, FAILED, RUNNING = "finished", "unfinished", "failed", "in work"
 
 
@@ -69,6 +71,8 @@ def status_of(target: Path) -> list[StepStatus]:
         *_shards(target / "shards", logs),
         *_mix(target / "mix.json", target / "shards", logs),
     ]
+    if (target / RUN / CONFIG).exists():
+        rows.append(_run(target / RUN))
     rows += _whole_run(logs, rows)
     if all(row.state == FINISHED for row in rows):
         last = rows.pop() if rows else StepStatus(str(target), UNFINISHED, detail="no results yet")
@@ -129,11 +133,12 @@ def _whole_run(logs: _Logs, rows: Sequence[StepStatus]) -> Iterator[StepStatus]:
 def _after(logs: _Logs) -> str:
     """The command to type when everything that exists is finished: the next step, with the same inputs."""
     shards, mix = logs.work / "shards", logs.work / "mix.json"
+    run = logs.work / RUN
+    if (run / CONFIG).exists():
+        return ""
     if mix.exists():
-        return (
-            shlex.join(["train", "--shards", str(shards), "--mix", str(mix), "--out", "RUN"])
-            + " --model debug"
-        )
+        train = ["train", "--shards", str(shards), "--mix", str(mix), "--out", str(run), "--model", "debug"]
+        return shlex.join(train)
     if has_manifest(shards):
         return _first_mix(shards, mix)
     if (logs.work / "vocab").exists() or logs.newest("tokenize", "run"):

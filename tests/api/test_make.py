@@ -74,7 +74,7 @@ WRONG = [
     ),
     ("tokenize", {"val_fraction": 2}, "^pretok.tokenize: shards.val_fraction: 2: it should be less"),
     ("tokenize", {"inputs": {"it": 3}}, r"sources\.it\.inputs"),
-    ("build_vocab", {"out": None}, "no output folder"),
+    ("build_vocab", {"out": None}, "^pretok.build_vocab: out is missing"),
 ]
 
 

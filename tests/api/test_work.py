@@ -96,16 +96,8 @@ def test_joined_columns_stand_beside_the_documents(
     scores = {name: number / 8 for number, name in enumerate(hashes) if number % 3}
     lines = [json.dumps({"hash": name, "score": score}) for name, score in scores.items()]
     (tmp_path / "scores.jsonl").write_text("\n".join(lines) + "\n")
-    given = [
-        "annotate",
-        str(tmp_path / "work"),
-        str(tmp_path / "scores.jsonl"),
-        "--by",
-        "hash",
-        "--name",
-        "quality",
-    ]
-    assert run_command(given) == 0
+    folder, rows = str(tmp_path / "work"), str(tmp_path / "scores.jsonl")
+    assert run_command(["annotate", folder, rows, "--by", "hash", "--name", "quality"]) == 0
     again = pretok.open(tmp_path / "work")
     for row in again.texts("it", columns=["hash", "score", "quality_matched"]).read_all().to_pylist():
         assert (row["score"], row["quality_matched"]) == (scores.get(row["hash"]), row["hash"] in scores)
@@ -133,7 +125,5 @@ def test_damaged_tokens_are_named(work: Work, tmp_path: Path) -> None:
 
 
 def test_importing_pretok_loads_nothing_until_open_is_asked_for() -> None:
-    code = (
-        "import sys, pretok; assert 'numpy' not in sys.modules; pretok.open; assert 'pyarrow' in sys.modules"
-    )
+    code = "import sys, pretok; assert 'numpy' not in sys.modules; pretok.open; sys.modules['pyarrow']"
     subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)

@@ -69,16 +69,8 @@ def test_run_holds_from_its_start_what_its_last_steps_write(work: Path, vocab_di
         'out = "two"\n[vocab]\nsize = 400\n[sources.en]\ninputs = ["en.jsonl"]\n'
         "[mix]\nweights = {en = 1}\nseq_len = 16\n"
     )
-    tokens = [
-        "tokenize",
-        f"en={work}/en.jsonl",
-        "--out",
-        str(two),
-        "--vocab",
-        str(vocab_dir),
-        "--workers",
-        "0",
-    ]
+    options = ["--out", str(two), "--vocab", str(vocab_dir), "--workers", "0"]
+    tokens = ["tokenize", f"en={work}/en.jsonl", *options]
     mix = ["mix", str(work / "shards"), "--weights", "en=1", "--seq-len", "16", "--out", f"{two}/mix.json"]
     codes = []
 

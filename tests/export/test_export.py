@@ -113,7 +113,7 @@ def test_the_command(shards: Path, tmp_path: Path, capsys: pytest.CaptureFixture
     ):
         code = run_command(["export", str(shards), "--workers", "0", "--to", *options])
         assert code == (0 if options[0] == "megatron" else 2)
-        assert message in capsys.readouterr().err
+        assert message in "".join(capsys.readouterr())
 
 
 @pytest.mark.peers

@@ -150,6 +150,7 @@ def test_what_comes_next_can_be_typed(tmp_path: Path, vocab_dir: Path, monkeypat
     for refused in (f"{lines[2]} --val-fraction 0.1", f"{lines[3]} --seed 1"):
         assert run_command(shlex.split(refused)[1:]) == 2
     assert following("my work") == line
+    assert line.endswith(" --out 'my work/run' --model debug")
     (bin_file,) = Path("my work/shards/it").glob("it-0*.bin")
     bin_file.rename("moved")
     assert following("my work") == "pretok verify 'my work/shards'"
@@ -236,3 +237,9 @@ def test_a_run_is_told_by_its_files(tmp_path: Path) -> None:
     assert "newest checkpoint step-00000010" in status_of(tmp_path)[0].detail
     write_json(tmp_path / "done.json", {})
     assert shown()[0] == FINISHED
+    work = tmp_path.with_name(f"{tmp_path.name}-work")
+    work.mkdir()
+    tmp_path.rename(
+        work / "run"
+    )  # where `pretok run` says to train: it stands among the results, and nothing is next
+    assert [(row.what, row.state, row.next) for row in status_of(work)] == [("run run", FINISHED, "")]

@@ -122,7 +122,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(f"train: {known}", file=sys.stderr)
         code = known.exit_code
         if isinstance(known, HungSave):
-            sys.stdout.flush()
             os._exit(code)  # sys.exit would wait for the thread that hangs
     # Exit outside of the `except` block: only then are the exception and the loader processes in its frames freed.
     if code:

@@ -54,7 +54,10 @@ class Reporter:
         self._last = time.monotonic()
         if self._rank == 0:
             self._log.write("notice", {"message": text})
-            print(text, flush=True)
+            try:
+                print(text, flush=True)
+            except OSError:  # a full disk or a closed pipe; RUN/logs has the line
+                sys.stdout = None  # type: ignore[assignment] # from now on print does nothing
 
     def event(self, name: str, /, **details: object) -> None:
         """Write a line to the log only, on any rank."""

@@ -45,8 +45,6 @@ from train.step import Trainee
 
 def make_plan(config: TrainConfig, world: int) -> tuple[tuple[Phase, ...], Layout]:
     """Open the data of all phases, and solve the mesh and the batch sizes. Raises UsageError if sizes do not divide."""
-    if not config.shards:
-        raise UsageError("--shards is missing: name the folder that pretok tokenize wrote")
     if config.vocab_map is not None and config.init_from is None:
         raise UsageError("--vocab-map needs --init-from")
     per_node = int(os.environ.get("LOCAL_WORLD_SIZE", world))

@@ -157,8 +157,9 @@ def test_what_must_not_change_is_refused_by_name(trial: Trial) -> None:
     ):
         with pytest.raises(MismatchError, match=message):
             again(**change)
-    with pytest.raises(UsageError, match="the run has done 6 steps already"):
-        again(steps=5)
+    for length, words in (({"steps": 5}, "--steps 5"), ({"steps": None, "tokens": 5 * STEP}, "--tokens 640")):
+        with pytest.raises(UsageError, match=f"{words}: the run has done 6 steps already"):
+            again(**length)
     assert (trial.run / "checkpoints/step-00000006").is_dir()
     again(phases=({"at": 6 * STEP, "mix": other},))  # and so it is done
     assert len(column(trial.run, "loss")) == 7

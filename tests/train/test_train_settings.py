@@ -61,6 +61,8 @@ IN_A_FILE = {
     "steps = 1.5": "steps is 1.5; it must be of type int",
     "attention = 'local'": "attention is 'local'; it must be one of causal, document",
     "keep_last = 0": "keep_last is 0; it must be at least 1",
+    "decay = 1000": "decay is 1000.0; it must be at least 0 and at most 1",
+    "keep_best = 2": "keep_best ranks checkpoints by validation loss: give val_every too",
     "save_every = '0m'": "save_every is '0m'",
     "checkpointing = 1.0": r"checkpointing is '1.0'; it must be .* or a share of blocks \(0.5\)",
     "lr = nan": "lr is nan; it must be at least 0",
@@ -126,6 +128,7 @@ def test_impossible_runs_are_refused(trial: Trial, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         loop.train(TrainConfig(**trial.config().as_dict() | IMPOSSIBLE[message]))
     assert not (trial.run / "metrics.jsonl").exists()
+    assert trial.run.exists() == ("shards" not in IMPOSSIBLE[message])
 
 
 def test_the_help_shows_what_a_person_sets() -> None:

@@ -182,7 +182,8 @@ def verify(run: Path, step: int | None, report: Callable[[str], None]) -> None:
             check_files(checkpoint, read_meta(checkpoint))
             report(f"{checkpoint}: good")
         except IntegrityError as error:
-            bad += 1
-            report(f"{checkpoint}: {error}")
+            if checkpoint.exists():  # else the run has just deleted it, as it does with old ones
+                bad += 1
+                report(f"{checkpoint}: {error}")
     if bad:
         raise IntegrityError(f"{bad} of {len(checkpoints)} checkpoints are damaged; delete those named above")

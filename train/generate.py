@@ -28,9 +28,7 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("run", type=Path, metavar="RUN", help="folder of the run")
     parser.add_argument("prompt", metavar="TEXT", help="the text to continue")
     parser.add_argument("--step", type=whole_number, help="step of the checkpoint (default: the newest)")
-    parser.add_argument(
-        "--tokenizer", type=Path, help="tokenizer of the shards (default: the copy in their folder)"
-    )
+    parser.add_argument("--tokenizer", type=Path, help="tokenizer of the shards (default: their copy)")
     parser.add_argument("--tokens", type=whole_number, default=100, help="tokens to add (default: 100)")
     parser.add_argument(
         "--temperature", type=float, default=0.8, help="0: always the most likely token (default: 0.8)"
@@ -38,8 +36,7 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--seed", type=int, default=0, help="random seed of the sampling (default: 0)")
     space = parser.parse_args(list(arguments))
     checkpoint = find_checkpoints(space.run, space.step)[-1]
-    sampling = space.tokens, space.temperature, space.seed
-    print(generate(checkpoint, space.prompt, *sampling, space.tokenizer))
+    print(generate(checkpoint, space.prompt, space.tokens, space.temperature, space.seed, space.tokenizer))
 
 
 def generate(

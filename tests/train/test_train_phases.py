@@ -197,12 +197,13 @@ def test_phases_that_cannot_be_are_refused_before_the_first_step(trial: Trial) -
     both = "at {} and at {} tokens both begin with step 3"  # a run that ended there would seem to be done
     for phases, message in (
         (({"at": 4 * STEP, "mix": small},), "8 steps of 8 sequences need more data: there are 11 sequences"),
+        (({"at": 4 * STEP, "seq_len": 600, "global_batch": 2},), "has no validation sequence of 600 tokens"),
         (({"at": 4 * STEP, "global_batch": 9},), "phase at 512 tokens: global_batch 9 is not a multiple"),
         (close(2 * STEP - 1), both.format(STEP + 1, 2 * STEP - 1)),
         (close(2 * STEP), both.format(STEP + 1, 2 * STEP)),
     ):
         with pytest.raises(PretokError, match=message):
-            trial.train(micro_batch=2, phases=phases)
+            trial.train(micro_batch=2, phases=phases, val_every=1)
     assert not (trial.run / "metrics.jsonl").exists()
     trial.train(phases=close(2 * STEP + 1))  # begins a step later
     assert len(column(trial.run, "loss")) == 8

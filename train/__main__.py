@@ -16,7 +16,7 @@ from pretok.base.errors import PretokError, Stopped
 from pretok.base.startup import refuse_to_start
 from train.checkpoint import HungSave
 from train.config import add_flags, command_parser, parse
-from train.report import explain
+from train.report import complain, explain
 
 EXAMPLES = """  train --shards WORK/shards --mix WORK/mix.json --model debug --out RUN
   torchrun --nproc-per-node 4 -m train --shards WORK/shards --mix WORK/mix.json --model 1b \\
@@ -56,16 +56,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
         else:
             _train(arguments)
     except KeyboardInterrupt:
-        message = (
+        complain(
             "interrupted before it could save; earlier checkpoints are kept, run the same command to resume"
         )
-        print(f"train: {message}", file=sys.stderr)
         code = Stopped.exit_code
     except Exception as error:
         known = error if isinstance(error, PretokError) else explain(error)
         if known is None:
             raise
-        print(f"train: {known}", file=sys.stderr)
+        complain(known)
         code = known.exit_code
         if isinstance(known, HungSave):
             os._exit(code)  # sys.exit would wait for the thread that hangs

@@ -27,6 +27,7 @@ from pretok.base.storage import read_lines
 from pretok.shards.manifest import load_manifest
 from tests.train_support import Ranks, Trial, around, column, run_jobs, tiny_flags
 from train import loop, metrics, report
+from train.__main__ import main
 from train.checkpoint import HungSave, save
 from train.metrics import Goodput, Lines
 from train.report import Reporter, explain
@@ -240,8 +241,11 @@ def test_a_slow_rank_is_named_in_metrics_and_on_the_terminal(shards: Path, tmp_p
 
 def test_a_full_disk_or_a_closed_pipe_behind_the_terminal_ends_no_run(trial: Trial) -> None:
     """RUN/logs has the lines; only what is printed last may be lost."""
-    with Path("/dev/full").open("w") as full:
-        trial.patch.setattr(sys, "stdout", full)
+    with Path("/dev/full").open("w", buffering=1) as full:
+        for name in ("stdout", "stderr"):
+            trial.patch.setattr(sys, name, full)
+        with pytest.raises(SystemExit, match="2"):
+            main(["verify", str(trial.folder)])
         run = trial.train(steps=2, log_every=1)
         trial.patch.undo()
         with suppress(OSError):

@@ -86,10 +86,10 @@ def test_every_command_parses(words: list[str]) -> None:
 
 @functools.cache
 def train_help(command: str) -> str:
-    from train.__main__ import COMMANDS
+    from train.__main__ import main
 
     with contextlib.redirect_stdout(io.StringIO()) as shown, contextlib.suppress(SystemExit):
-        COMMANDS[command](["--help"])
+        main([command, "--help"])
     return shown.getvalue()
 
 

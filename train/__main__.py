@@ -9,15 +9,14 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from importlib import import_module
-from pathlib import Path
 
-from pretok.base.errors import PretokError, Stopped, UsageError
+from pretok.base.errors import PretokError, Stopped
 from pretok.base.startup import refuse_to_start
 from train.checkpoint import HungSave
-from train.config import add_flags, command_parser, parse, whole_number
-from train.report import explain
+from train.config import add_flags, command_parser, parse
+from train.report import complain, explain
 
 EXAMPLES = """  train --shards WORK/shards --mix WORK/mix.json --model debug --out RUN
   torchrun --nproc-per-node 4 -m train --shards WORK/shards --mix WORK/mix.json --model 1b \\
@@ -36,67 +35,14 @@ def _train(arguments: Sequence[str]) -> None:
     train(config)
 
 
-def _export(arguments: Sequence[str]) -> None:
-    """Run `train export`: write one checkpoint, or the mean of several, as a transformers model."""
-    description = "Write a checkpoint, or the mean of several, as a model of Hugging Face transformers."
-    parser = command_parser("train export", description, "  train export --run RUN --out MODEL")
-    parser.add_argument("--run", required=True, type=Path, help="folder of the run")
-    parser.add_argument("--step", type=whole_number, help="step of the checkpoint (default: the newest)")
-    parser.add_argument(
-        "--last", type=whole_number, default=1, metavar="K", help="average the newest K checkpoints"
-    )
-    parser.add_argument(
-        "--tokenizer",
-        type=Path,
-        help="export this copy of the shards' tokenizer, for example one with more files next to it (default: the copy "
-        "in the shards folder)",
-    )
-    parser.add_argument("--out", required=True, type=Path, help="folder to create")
-    parser.add_argument(
-        "--dtype",
-        choices=("float32", "bfloat16", "float16"),
-        help="type of the weights (default: that of the --init-from model, else float32)",
-    )
-    space = parser.parse_args(list(arguments))
-    import torch
-
-    from train.checkpoint.export import export
-    from train.checkpoint.meta import find_checkpoints
-
-    checkpoints = find_checkpoints(space.run, space.step)
-    if not 1 <= space.last <= len(checkpoints):
-        raise UsageError(
-            f"--last {space.last}: {space.run} has {len(checkpoints)} checkpoints to choose from; keep more with "
-            "--keep-last or --milestone, and leave out --step"
-        )
-    dtype = getattr(torch, space.dtype) if space.dtype else None
-    export(checkpoints[-space.last :], space.tokenizer, space.out, dtype)
-    print(space.out)
-
-
-def _verify(arguments: Sequence[str]) -> None:
-    description = "Check every file of a run's checkpoints against the checksum recorded when it was written."
-    parser = command_parser("train verify", description, "  train verify RUN")
-    parser.add_argument("run", type=Path, metavar="RUN", help="folder of the run")
-    parser.add_argument("--step", type=whole_number, help="step of one checkpoint (default: all)")
-    space = parser.parse_args(list(arguments))
-    from train.checkpoint.meta import verify
-
-    verify(space.run, space.step, print)
-
-
-def _command(module: str) -> Callable[[Sequence[str]], None]:
-    """Return the `main` of a module; the module is imported only when the command is called."""
-    return lambda arguments: import_module(module).main(arguments)
-
-
-COMMANDS: dict[str, Callable[[Sequence[str]], None]] = {
-    "plan": _command("train.plan"),
-    "tune": _command("train.tune"),
-    "generate": _command("train.generate"),
-    "export": _export,
-    "verify": _verify,
+COMMANDS = {
+    "plan": "train.plan",
+    "tune": "train.tune",
+    "generate": "train.generate",
+    "export": "train.checkpoint.export",
+    "verify": "train.checkpoint.meta",
 }
+"""Commands -> the module of their `main`, which is imported only when the command is called."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -106,23 +52,21 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         refuse_to_start(arguments)
         if arguments and arguments[0] in COMMANDS:
-            COMMANDS[arguments[0]](arguments[1:])
+            import_module(COMMANDS[arguments[0]]).main(arguments[1:])
         else:
             _train(arguments)
     except KeyboardInterrupt:
-        message = (
+        complain(
             "interrupted before it could save; earlier checkpoints are kept, run the same command to resume"
         )
-        print(f"train: {message}", file=sys.stderr)
         code = Stopped.exit_code
     except Exception as error:
         known = error if isinstance(error, PretokError) else explain(error)
         if known is None:
             raise
-        print(f"train: {known}", file=sys.stderr)
+        complain(known)
         code = known.exit_code
         if isinstance(known, HungSave):
-            sys.stdout.flush()
             os._exit(code)  # sys.exit would wait for the thread that hangs
     # Exit outside of the `except` block: only then are the exception and the loader processes in its frames freed.
     if code:

@@ -28,6 +28,7 @@ def _option(
     help: str,
     *,
     least: int | None = None,
+    most: float = math.inf,
     choices: tuple[str, ...] = (),
     example: str = "",
     rare: bool = False,
@@ -35,9 +36,9 @@ def _option(
 ) -> Any:
     """Declare a setting.
 
-    least: smallest valid value. example: example value in TOML for docs/recipe.md, if the default is None. rare: hide
-    the flag from `--help` (key and flag work all the same). group: title of the `--help` group that starts with this
-    setting.
+    least, most: smallest and largest valid value. example: example value in TOML for docs/recipe.md, if the default is
+    None. rare: hide the flag from `--help` (key and flag work all the same). group: title of the `--help` group that
+    starts with this setting.
     """
     return field(default=default, metadata=locals())
 
@@ -117,17 +118,20 @@ class TrainConfig:
     )
 
     lr: float = _option(3e-4, "peak learning rate", least=0, group="schedule")
-    min_lr: float = _option(0.1, "final learning rate, as a fraction of lr", least=0)
+    min_lr: float = _option(0.1, "final learning rate, as a fraction of lr", least=0, most=1)
     warmup: float = _option(100, "steps of linear warm-up; below 1: fraction of the schedule", least=0)
     schedule: str = _option("cosine", "shape after the warm-up", choices=("cosine", "wsd", "constant"))
     decay: float = _option(
-        0.2, "wsd: fraction of the run that decays, at its end; 0: none, to extend the run later", least=0
+        0.2,
+        "wsd: fraction of the run that decays, at its end; 0: none, to extend the run later",
+        least=0,
+        most=1,
     )
     decay_shape: str = _option(
         "linear", "wsd: shape of the decay; 1-sqrt: fast at first", choices=("linear", "1-sqrt"), rare=True
     )
-    beta1: float = _option(0.9, "beta1 of AdamW", least=0, rare=True, group="optimizer")
-    beta2: float = _option(0.95, "beta2 of AdamW", least=0, rare=True)
+    beta1: float = _option(0.9, "beta1 of AdamW", least=0, most=1, rare=True, group="optimizer")
+    beta2: float = _option(0.95, "beta2 of AdamW", least=0, most=1, rare=True)
     eps: float = _option(1e-8, "epsilon of AdamW", least=0, rare=True)
     weight_decay: float = _option(0.1, "weight decay; not applied to norms and embeddings", least=0)
     clip: float = _option(1.0, "clip the gradient norm to this value; 0: no clipping", least=0)
@@ -183,7 +187,7 @@ class TrainConfig:
     )
     keep_last: int = _option(3, "number of newest checkpoints to keep", least=1)
     keep_best: int = _option(0, "number of best checkpoints (by validation loss) to keep", least=0)
-    milestone: int = _option(0, "keep every checkpoint whose step is a multiple of this; 0: none", least=0)
+    milestone: int = _option(0, "save at every multiple of this step, and keep it; 0: never", least=0)
 
     log_every: int = _option(10, "steps between lines on the terminal", least=1, group="logging and tools")
     wandb: str | None = _option(
@@ -202,17 +206,23 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         for item in fields(self):
-            value, choices, least = getattr(self, item.name), item.metadata["choices"], item.metadata["least"]
+            value, choices = getattr(self, item.name), item.metadata["choices"]
+            least, most = item.metadata["least"], item.metadata["most"]
             if choices and value not in choices:
                 raise UsageError(f"{item.name} is {value!r}; it must be one of {', '.join(choices)}")
             bounded = least is not None and value is not None
-            if bounded and not least <= value < math.inf:  # a NaN fails this comparison too
-                raise UsageError(f"{item.name} is {value}; it must be at least {least}")
+            if bounded and not (
+                least <= value <= most and value < math.inf
+            ):  # a NaN fails the comparison too
+                upper = "" if most == math.inf else f" and at most {most}"
+                raise UsageError(f"{item.name} is {value}; it must be at least {least}{upper}")
         for url in (self.shards, self.mix):
             if url and masked(url) != url:
                 raise UsageError(
                     f"{url}: a run stores its settings in files; pass credentials in environment variables"
                 )
+        if self.keep_best and not self.val_every:
+            raise UsageError("keep_best ranks checkpoints by validation loss: give val_every too")
         parse_save_every(self.save_every)
         recomputed(self.checkpointing, 0)
         if self.phases:

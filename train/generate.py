@@ -28,6 +28,7 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("run", type=Path, metavar="RUN", help="folder of the run")
     parser.add_argument("prompt", metavar="TEXT", help="the text to continue")
     parser.add_argument("--step", type=whole_number, help="step of the checkpoint (default: the newest)")
+    parser.add_argument("--tokenizer", type=Path, help="tokenizer of the shards (default: their copy)")
     parser.add_argument("--tokens", type=whole_number, default=100, help="tokens to add (default: 100)")
     parser.add_argument(
         "--temperature", type=float, default=0.8, help="0: always the most likely token (default: 0.8)"
@@ -35,22 +36,24 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--seed", type=int, default=0, help="random seed of the sampling (default: 0)")
     space = parser.parse_args(list(arguments))
     checkpoint = find_checkpoints(space.run, space.step)[-1]
-    print(generate(checkpoint, space.prompt, space.tokens, space.temperature, space.seed))
+    print(generate(checkpoint, space.prompt, space.tokens, space.temperature, space.seed, space.tokenizer))
 
 
-def generate(checkpoint: Path, prompt: str, tokens: int, temperature: float, seed: int) -> str:
+def generate(
+    checkpoint: Path, prompt: str, tokens: int, temperature: float, seed: int, tokenizer_path: Path | None
+) -> str:
     """Return `prompt` and at most `tokens` further tokens as text, ending early at an EOD.
 
     temperature: logits are divided by it before a token is sampled; 0 takes the most likely one. The model sees the
-    last seq_len tokens. Raises UsageError (no tokenizer, an empty prompt, a negative temperature), IntegrityError (a
-    damaged checkpoint), MismatchError (another tokenizer).
+    last seq_len tokens. tokenizer_path: None for the copy in the shards. Raises UsageError (no tokenizer, an empty
+    prompt, a negative temperature), IntegrityError (a damaged checkpoint), MismatchError (another tokenizer).
     """
     from tokenizers import Tokenizer
 
-    if temperature < 0:
+    if not temperature >= 0:  # nan too
         raise UsageError(f"--temperature is {temperature}; it must be 0 or more")
     meta = read_meta(checkpoint)
-    tokenizer = Tokenizer.from_str(tokenizer_files(meta, None)[TOKENIZER_FILE].decode())
+    tokenizer = Tokenizer.from_str(tokenizer_files(meta, tokenizer_path)[TOKENIZER_FILE].decode())
     begin = [] if meta.bos_id is None else [meta.bos_id]
     ids = [*begin, *tokenizer.encode(prompt, add_special_tokens=False).ids]
     if not ids:

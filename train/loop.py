@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from pretok.base.errors import MismatchError, PretokError, Stopped
+from pretok.base.errors import MismatchError, PretokError, Stopped, UsageError
 from pretok.base.records import replace
 from pretok.base.stop import StopFlag
 from pretok.base.storage import write_json
@@ -46,6 +46,8 @@ FIRST_MARGIN = 30.0
 
 def train(config: TrainConfig) -> None:
     """Train to the end. Raises Stopped if asked to stop early, PretokError for an error that a user can fix."""
+    if not config.shards:  # before RUN is created
+        raise UsageError("--shards is missing: name the folder that pretok tokenize wrote")
     out, words = Path(config.out), partial(explain, config=config)
     deterministic(config.deterministic)
     with StopFlag(FIRST_MARGIN) as stop:

@@ -75,12 +75,11 @@ class Lines:
         full: Callable[[str], None] | None = None,
     ) -> None:
         records = read_lines(path)
-        self.kept = [record for record in records if keep(record)]
         self.dropped = [record for record in records if not keep(record)]
         self._path, self._end, self._full = path, 0, full
         if path.exists():  # rewritten even if all records stay: a kill may have cut the last line short
             with atomic_open(path) as file:
-                file.write(b"".join(json.dumps(record).encode() + b"\n" for record in self.kept))
+                file.writelines(json.dumps(record).encode() + b"\n" for record in records if keep(record))
                 self._end = file.tell()
 
     def add(self, record: dict[str, Any], *, for_now: bool = False) -> None:
@@ -234,9 +233,10 @@ class Goodput:
         self.kind = KINDS[0]
         self.restart = os.environ.get("PRETOK_RESTART", "")
         self._seconds, self._since, self._lost = dict.fromkeys(KINDS, 0.0), started, lost
+        self._earlier = [] if path is None else read_lines(path)
         self._lines = None if path is None else Lines(path, full=full)
-        if self.restart and self._lines is not None and self._lines.kept:
-            last = datetime.fromisoformat(self._lines.kept[-1]["time"]).timestamp()
+        if self.restart and self._earlier:
+            last = datetime.fromisoformat(self._earlier[-1]["time"]).timestamp()
             now = time.time() - (time.monotonic() - started)
             self._seconds["restarting"] = max(0.0, now - last)
 
@@ -272,7 +272,7 @@ class Goodput:
             "restart": self.restart,
         }
         self._lines.add(line, for_now=True)
-        return summarize([*self._lines.kept, line])
+        return summarize([*self._earlier, line])
 
 
 def summarize(attempts: Sequence[dict[str, Any]]) -> str:

@@ -245,14 +245,13 @@ def _last_step(phase: Phase, next_at: int | None, step: int, tokens: int, positi
         raise UsageError("give --steps or --tokens, not both")
     ends = [config.steps] if config.steps is not None else []
     if config.tokens is not None:
-        ends.append(step + max(0, config.tokens - tokens) // phase.step_tokens)
+        ends.append(step + (config.tokens - tokens) // phase.step_tokens)
     if next_at is not None:
         ends.append(step + -(-(next_at - tokens) // phase.step_tokens))
     last = min(ends) if ends else available
     if last < step:
-        raise UsageError(
-            f"--steps {config.steps}: the run has done {step} steps already; give more, or another --out"
-        )
+        given = f"--tokens {config.tokens}" if config.steps is None else f"--steps {config.steps}"
+        raise UsageError(f"{given}: the run has done {step} steps already; give more, or another --out")
     if config.tokens is not None and last < 1:
         raise UsageError(
             f"--tokens {config.tokens:,} are less than one step of {batch} sequences of {phase.view.seq_len} tokens "

@@ -14,7 +14,6 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from types import TracebackType
 
@@ -33,6 +32,14 @@ def clock() -> str:
     return time.strftime("%H:%M:%S")
 
 
+def complain(text: object) -> None:
+    """Print a line on standard error. A full disk behind it changes neither the run nor its exit code."""
+    try:
+        print("train:", text, file=sys.stderr)
+    except OSError:
+        sys.stderr = None  # Python would flush it at the end, fail again, and exit with 120
+
+
 class Reporter:
     """Prints lines on rank 0, and as a context manager reports `doing()` after every minute of silence.
 
@@ -43,7 +50,6 @@ class Reporter:
         self.doing: Callable[[], str] = lambda: "starting"
         self._rank = rank
         name = f"train-rank{rank}" if rank else "train"
-        complain = partial(print, "train:", file=sys.stderr)
         self._log = JobLog(out / LOGS, name, {"command": "train", "rank": rank}, complain)
         self._last = time.monotonic()
         self._ended = threading.Event()
@@ -54,7 +60,10 @@ class Reporter:
         self._last = time.monotonic()
         if self._rank == 0:
             self._log.write("notice", {"message": text})
-            print(text, flush=True)
+            try:
+                print(text, flush=True)
+            except OSError:  # a full disk or a closed pipe; RUN/logs has the line
+                sys.stdout = None  # from now on print does nothing
 
     def event(self, name: str, /, **details: object) -> None:
         """Write a line to the log only, on any rank."""

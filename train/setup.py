@@ -21,6 +21,7 @@ from train.checkpoint.export import check_tokenizer, exported_tensors
 from train.checkpoint.meta import complete_checkpoints
 from train.checkpoint.tensors import load_weights
 from train.config import TrainConfig
+from train.evaluate import validation_sources
 from train.model.sizes import CONFIG
 from train.model.transformer import Decoder, initial_tensor
 from train.optimizer import set_hyper_parameters, warmup_steps
@@ -44,9 +45,10 @@ from train.step import Trainee
 
 
 def make_plan(config: TrainConfig, world: int) -> tuple[tuple[Phase, ...], Layout]:
-    """Open the data of all phases, and solve the mesh and the batch sizes. Raises UsageError if sizes do not divide."""
-    if not config.shards:
-        raise UsageError("--shards is missing: name the folder that pretok tokenize wrote")
+    """Open the data of all phases, and solve the mesh and the batch sizes.
+
+    Raises UsageError if sizes do not divide, or a phase has no validation data.
+    """
     if config.vocab_map is not None and config.init_from is None:
         raise UsageError("--vocab-map needs --init-from")
     per_node = int(os.environ.get("LOCAL_WORLD_SIZE", world))
@@ -55,6 +57,8 @@ def make_plan(config: TrainConfig, world: int) -> tuple[tuple[Phase, ...], Layou
     for phase in phases:
         check_split(config, phase.model, phase.view.seq_len)
         check_pipeline(config, phase.model, phase.batch)
+        if config.val_every:  # else a phase without validation data would end the run when it begins
+            validation_sources(phase.config, phase.view.mix)
     return phases, layout
 
 

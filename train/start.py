@@ -67,7 +67,7 @@ class Run:
         manifest = segment.phase.view.manifest_fingerprint
         self.log = RunLog(config, report, rank, saved.step, self.steps, manifest)
         self.goodput = Goodput(STARTED, None if rank else out / "goodput.jsonl", self.log.lost, report)
-        self.stragglers = Stragglers(device.device, config.timeout)
+        self.stragglers = Stragglers(device.device, config.timeout, saved.step)
         self.feed, self.validation = _open_feed(segment, self.trainee), _open_validation(segment)
         self.last_end = Mark(device.device)
         self.pending: Readback | None = None

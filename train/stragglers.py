@@ -57,11 +57,12 @@ def slowest(table: Sequence[Sequence[float]], hosts: Sequence[str], step_seconds
 class Stragglers:
     """Compares all ranks every EVERY steps; every rank must call its methods at the same steps."""
 
-    def __init__(self, device: torch.device, timeout: int) -> None:
+    def __init__(self, device: torch.device, timeout: int, first: int) -> None:
+        """first: steps that were done before this start."""
         self._ranks = dist.get_world_size()
         self._device = device
         self._busy = 0.0  # seconds that the host spent queueing steps
-        self._since = (0, 0.0, 0.0)
+        self._since = (first, 0.0, 0.0)
         self._probe: tuple[Mark, Mark] | None = None
         self._group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout))
         dtype = torch.bfloat16 if device.type == "cuda" else torch.float32

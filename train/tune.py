@@ -83,7 +83,7 @@ def run_trial(
         return choice | {"outcome": f"failed: {error}"}
     own = {"global_batch": batch, "steps": steps, "tokens": None, "out": str(folder), "val_every": 0}
     settings = folder.with_name("trial.toml")
-    write_toml(settings, trial.as_dict() | own | {"save_every": "never", "phases": None})
+    write_toml(settings, trial.as_dict() | own | {"save_every": "never", "phases": None, "keep_best": 0})
     launcher = [sys.executable, "-m"]
     if processes > 1:
         launcher += ["torch.distributed.run", "--standalone", f"--nproc-per-node={processes}", "-m"]

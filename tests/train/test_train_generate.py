@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
 from support import needs
 
 torch = needs("torch")
+from tests.train_support import reseal
 from train.__main__ import main
+from train.checkpoint.meta import read_meta
 from train.model.transformer import Decoder
 
 PROMPT = "!#$%&()*+,-./" * 3  # bytes whose ids a vocabulary of 60 has, more than a sequence of 16
@@ -63,9 +66,23 @@ def test_an_end_of_document_ends_it_and_the_model_sees_no_more_than_a_sequence(
     assert widths == [16] * 3
 
 
+def test_a_run_whose_shards_are_elsewhere_is_continued_with_its_tokenizer(
+    trained: Path, shards: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Shards in an object store have no copy of it that could be read."""
+    run = shutil.copytree(trained, tmp_path / "run")
+    newest = run / "checkpoints/step-00000004"
+    reseal(newest, tokenizer={"fingerprint": read_meta(newest).tokenizer.fingerprint, "shards": "s3://b/s"})
+    with pytest.raises(SystemExit, match="2"):
+        written(capsys, run, "!#")
+    assert "name the vocabulary of the shards with --tokenizer" in capsys.readouterr().err
+    assert written(capsys, run, "!#", "--tokenizer", shards) == written(capsys, trained, "!#")
+
+
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
+        (("!", "--temperature", "nan"), "must be 0 or more"),
         (("", "--tokens", "3"), "the prompt is empty"),
         (("!", "--temperature", "-1"), "must be 0 or more"),
         (("!", "--step", "3"), "has no checkpoint of step 3"),

@@ -157,8 +157,9 @@ def test_what_must_not_change_is_refused_by_name(trial: Trial) -> None:
     ):
         with pytest.raises(MismatchError, match=message):
             again(**change)
-    with pytest.raises(UsageError, match="the run has done 6 steps already"):
-        again(steps=5)
+    for length, words in (({"steps": 5}, "--steps 5"), ({"steps": None, "tokens": 5 * STEP}, "--tokens 640")):
+        with pytest.raises(UsageError, match=f"{words}: the run has done 6 steps already"):
+            again(**length)
     assert (trial.run / "checkpoints/step-00000006").is_dir()
     again(phases=({"at": 6 * STEP, "mix": other},))  # and so it is done
     assert len(column(trial.run, "loss")) == 7
@@ -196,12 +197,13 @@ def test_phases_that_cannot_be_are_refused_before_the_first_step(trial: Trial) -
     both = "at {} and at {} tokens both begin with step 3"  # a run that ended there would seem to be done
     for phases, message in (
         (({"at": 4 * STEP, "mix": small},), "8 steps of 8 sequences need more data: there are 11 sequences"),
+        (({"at": 4 * STEP, "seq_len": 600, "global_batch": 2},), "has no validation sequence of 600 tokens"),
         (({"at": 4 * STEP, "global_batch": 9},), "phase at 512 tokens: global_batch 9 is not a multiple"),
         (close(2 * STEP - 1), both.format(STEP + 1, 2 * STEP - 1)),
         (close(2 * STEP), both.format(STEP + 1, 2 * STEP)),
     ):
         with pytest.raises(PretokError, match=message):
-            trial.train(micro_batch=2, phases=phases)
+            trial.train(micro_batch=2, phases=phases, val_every=1)
     assert not (trial.run / "metrics.jsonl").exists()
     trial.train(phases=close(2 * STEP + 1))  # begins a step later
     assert len(column(trial.run, "loss")) == 8

@@ -13,6 +13,7 @@ import threading
 import time
 import types
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from pretok.base.storage import read_lines
 from pretok.shards.manifest import load_manifest
 from tests.train_support import Ranks, Trial, around, column, run_jobs, tiny_flags
 from train import loop, metrics, report
+from train.__main__ import main
 from train.checkpoint import HungSave, save
 from train.metrics import Goodput, Lines
 from train.report import Reporter, explain
@@ -226,13 +228,31 @@ def _slow_data_on_rank_1() -> None:
 
 def test_a_slow_rank_is_named_in_metrics_and_on_the_terminal(shards: Path, tmp_path: Path) -> None:
     """And --timeout holds for every group, of a mesh and of the saves beside training; torch has 10 and 30 minutes."""
-    more = {"global_batch": 4, "steps": 12, "save_every": "never", "timeout": 78, "shard": 2, "context": 2}
-    text = run_jobs([(2, tiny_flags(shards, tmp_path, **more))], tmp_path, before=_slow_data_on_rank_1)
+    more = {"global_batch": 4, "timeout": 78, "shard": 2, "context": 2, "schedule": "constant"}
+    jobs = [(2, tiny_flags(shards, tmp_path, steps=steps, **more)) for steps in (8, 12)]
+    text = run_jobs(jobs, tmp_path, before=_slow_data_on_rank_1)
     looks = [line["slowest"] for line in read_lines(tmp_path / "run/metrics.jsonl") if line["slowest"]]
     assert [(look["rank"], look["kind"]) for look in looks] == [(1, "data")] * 3
     assert min(look["behind"] for look in looks) > NOTABLE
+    assert min(look["seconds"] for look in looks) > 20  # of one step, also right after a resume
     assert f"slow: rank 1 on {os.uname().nodename}: waiting for data takes 3" in text
     assert text.count("timeouts of True {78.0}\n") == 2
+
+
+def test_a_full_disk_or_a_closed_pipe_behind_the_terminal_ends_no_run(trial: Trial) -> None:
+    """RUN/logs has the lines; only what is printed last may be lost."""
+    with Path("/dev/full").open("w", buffering=1) as full:
+        for name in ("stdout", "stderr"):
+            trial.patch.setattr(sys, name, full)
+        with pytest.raises(SystemExit, match="2"):
+            main(["verify", str(trial.folder)])
+        run = trial.train(steps=2, log_every=1)
+        trial.patch.undo()
+        with suppress(OSError):
+            full.close()
+    assert (run / "done.json").exists()
+    [log] = (run / "logs").iterdir()
+    assert "step 2/2" in log.read_text()
 
 
 def test_step_lines_say_how_far_and_how_long(trial: Trial) -> None:

@@ -155,7 +155,7 @@ def test_retention_keeps_the_newest_the_best_and_milestones(
 ) -> None:
     steps = sorted(rated)
     metas = {Path(f"step-{step:08d}"): meta_of(step, rated[step]) for step in steps}
-    kept = to_keep(metas, TrainConfig(keep_last=last, keep_best=best, milestone=milestone))
+    kept = to_keep(metas, TrainConfig(keep_last=last, keep_best=best, milestone=milestone, val_every=1))
     by_loss = sorted((loss, step) for step, loss in rated.items() if loss is not None)
     wanted = {*steps[-last:], *(step for _, step in by_loss[:best])}
     wanted |= {step for step in steps if milestone and step % milestone == 0}
@@ -194,6 +194,9 @@ def test_best_by_validation_is_saved_at_once(trial: Trial) -> None:
 def test_saves_by_the_clock(trial: Trial) -> None:
     # Asked for at once, agreed one step later, and the last.
     assert len(saved(trial.train(steps=8, save_every="0.00001m", keep_last=100))) >= 3
+    # The clock would hardly meet the step of a milestone, which is saved for its own sake.
+    run = trial.train("milestones", steps=8, save_every="10m", keep_last=1, milestone=3)
+    assert saved(run) == ["0003", "0006", "0008"]
 
 
 def test_a_second_run_is_refused_on_all_ranks_and_told_of_the_first(trial: Trial) -> None:

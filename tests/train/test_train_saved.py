@@ -131,6 +131,14 @@ def test_damage_is_named_and_the_checkpoint_before_used(trial: Trial, newest: Pa
     assert newest.with_name("step-00000004.damaged").is_dir()
 
 
+def test_a_checkpoint_that_a_run_deletes_meanwhile_is_not_taken_for_damaged(
+    trial: Trial, newest: Path
+) -> None:
+    trial.around(meta, "read_meta", lambda path: path.name == "step-00000002" and shutil.rmtree(path))
+    main(["verify", str(trial.run)])
+    assert trial.said() == f"{newest}: good\n"
+
+
 def test_where_all_are_damaged_nothing_is_changed(trial: Trial, newest: Path) -> None:
     for path in newest.parent.glob("*/meta.json"):
         path.write_text("{")

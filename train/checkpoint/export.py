@@ -26,8 +26,9 @@ from pretok.base.records import Record, read_record, replace
 from pretok.base.storage import TEMPORARY_SUFFIX, fingerprint, read_json, reading, write_json, writing
 from pretok.base.units import listed
 from pretok.base.vocab_map import VocabMap, read_map
-from train.checkpoint.meta import Meta, TokenizerOrigin, check_files, read_meta
+from train.checkpoint.meta import Meta, TokenizerOrigin, check_files, find_checkpoints, read_meta
 from train.checkpoint.tensors import Reader, check_sizes, restore, write_tensors
+from train.config import command_parser, whole_number
 from train.model.sizes import CONFIG, ModelConfig, read_config, transformers_config
 from train.model.transformer import Decoder
 
@@ -37,6 +38,42 @@ _BY_ENTRY = ("embed_tokens.weight", "lm_head.weight")
 """Matrices with one row per entry of the vocabulary."""
 _PARTS = ("added_tokens", "normalizer", "pre_tokenizer", "model")
 """The parts of tokenizer.json that determine ids."""
+
+
+EXAMPLE = "  train export --run RUN --out MODEL"
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Run `train export`: write one checkpoint, or the mean of several, as a transformers model."""
+    description = "Write a checkpoint, or the mean of several, as a model of Hugging Face transformers."
+    parser = command_parser("train export", description, EXAMPLE)
+    parser.add_argument("--run", required=True, type=Path, help="folder of the run")
+    parser.add_argument("--step", type=whole_number, help="step of the checkpoint (default: the newest)")
+    parser.add_argument(
+        "--last", type=whole_number, default=1, metavar="K", help="average the newest K checkpoints"
+    )
+    parser.add_argument(
+        "--tokenizer",
+        type=Path,
+        help="export this copy of the shards' tokenizer, for example one with more files next to it (default: the copy "
+        "in the shards folder)",
+    )
+    parser.add_argument("--out", required=True, type=Path, help="folder to create")
+    parser.add_argument(
+        "--dtype",
+        choices=("float32", "bfloat16", "float16"),
+        help="type of the weights (default: that of the --init-from model, else float32)",
+    )
+    space = parser.parse_args(list(arguments))
+    checkpoints = find_checkpoints(space.run, space.step)
+    if not 1 <= space.last <= len(checkpoints):
+        raise UsageError(
+            f"--last {space.last}: {space.run} has {len(checkpoints)} checkpoints to choose from; keep more with "
+            "--keep-last or --milestone, and leave out --step"
+        )
+    dtype = getattr(torch, space.dtype) if space.dtype else None
+    export(checkpoints[-space.last :], space.tokenizer, space.out, dtype)
+    print(space.out)
 
 
 def _outside_name(name: str) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ import msgspec
 from pretok.base.errors import IntegrityError, UsageError
 from pretok.base.records import Count, Record, Signed, check_version, read_record, replace, to_json
 from pretok.base.storage import checksum, fingerprint, read_json, reading, write_json
+from train.config import command_parser, whole_number
 from train.model.sizes import ModelConfig
 
 META = "meta.json"
@@ -173,16 +174,22 @@ def check_files(checkpoint: Path, meta: Meta, rank: int = 0, ranks: int = 1) -> 
         list(pool.map(check, by_size[rank::ranks]))
 
 
-def verify(run: Path, step: int | None, report: Callable[[str], None]) -> None:
-    """Check all files of a run's checkpoints, or of one. Raises IntegrityError if some are damaged."""
-    checkpoints = find_checkpoints(run, step)
+def main(arguments: Sequence[str]) -> None:
+    """Run `train verify`: check all files of a run's checkpoints. Raises IntegrityError if some are damaged."""
+    description = "Check every file of a run's checkpoints against the checksum recorded when it was written."
+    parser = command_parser("train verify", description, "  train verify RUN")
+    parser.add_argument("run", type=Path, metavar="RUN", help="folder of the run")
+    parser.add_argument("--step", type=whole_number, help="step of one checkpoint (default: all)")
+    space = parser.parse_args(list(arguments))
+    checkpoints = find_checkpoints(space.run, space.step)
     bad = 0
     for checkpoint in checkpoints:
         try:
             check_files(checkpoint, read_meta(checkpoint))
-            report(f"{checkpoint}: good")
+            print(f"{checkpoint}: good")
         except IntegrityError as error:
-            bad += 1
-            report(f"{checkpoint}: {error}")
+            if checkpoint.exists():  # else the run has just deleted it, as it does with old ones
+                bad += 1
+                print(f"{checkpoint}: {error}")
     if bad:
         raise IntegrityError(f"{bad} of {len(checkpoints)} checkpoints are damaged; delete those named above")

@@ -111,7 +111,8 @@ class Checkpoints:
     def due(self, step: int) -> bool:
         """Return whether the state after `step` steps must be saved."""
         kind, amount = self.every
-        return self.agreed or (kind == "steps" and step % amount == 0)
+        milestone = self._config.milestone and step % self._config.milestone == 0
+        return bool(self.agreed or milestone or (kind == "steps" and step % amount == 0))
 
     def wanted(self, step: int) -> bool:
         """Return whether a save makes sense: not if this state is already saved, or if --save-every is never."""

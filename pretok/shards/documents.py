@@ -52,7 +52,7 @@ def scan(
         beside = [
             one.windows(shard, names)
             for one in joined
-            if (names := [name for name in columns if name in one.columns])
+            if (names := [name for name in columns if name in one.types])
         ]
         for rows in ledger_windows(shard.ledger_path, needed):
             found = dict(zip(rows.schema.names, rows.columns, strict=True))
@@ -82,7 +82,7 @@ def documents_at(
     """
     manifest.check(shard.ledger_path)
     columns = ["position", *ledger_schema(shard.ledger_path).names]
-    columns += [name for one in joined for name in one.columns]
+    columns += [name for one in joined for name in one.types]
     found: list[dict[str, Any]] = []
     for _, first, rows in scan(manifest, columns, [(shard, 0)], joined):
         here = [number - first for number in numbers if first <= number < first + len(rows)]
@@ -155,7 +155,7 @@ def make_views(connection: Any, manifest: Manifest, joined: Sequence[Annotations
     # of a row in its file, with the documents before the shard, identifies a document.
     placed = {shard.path: (shard, before) for shard, before in manifest.numbered}
     paths = [(shard.ledger_path, shard.path) for shard in manifest.shards]
-    paths += [(one.folder / part.path, part.shard) for one in joined for part in one.record.parts]
+    paths += [(one.folder / part.path, shard) for one in joined for shard, part in one.parts.items()]
     files = [
         {
             "path": str(path),
@@ -190,8 +190,8 @@ def make_views(connection: Any, manifest: Manifest, joined: Sequence[Annotations
     )
     parts = []
     for one in joined:
-        names = ", ".join(f"a.{identifier(name)}" for name in one.columns)
-        rows = parquet((one.folder / part.path for part in one.record.parts), ROWS)
+        names = ", ".join(f"a.{identifier(name)}" for name in one.types)
+        rows = parquet(one.roots, ROWS)
         parts.append(
             f"""LEFT JOIN (SELECT f.source, f.split, f.before + a.file_row_number AS doc, {names}
             FROM {rows} a JOIN row_files f ON f.path = a."pretok:file") USING (source, split, doc)"""

@@ -267,10 +267,14 @@ class Manifest(Record, frozen=True, dict=True, omit_defaults=True):
 
     def counted(self) -> Manifest:
         """This manifest with the counts of its sources and the totals computed from the shards."""
-        sources = {
-            name: _count_source(counts, [shard for shard in self.shards if shard.source == name])
-            for name, counts in self.sources.items()
-        }
+        sources = {}
+        for name, known in self.sources.items():
+            train, val = (add_counts([NOTHING, *map(_counts_of, self.of(name, split))]) for split in SPLITS)
+            of_both = add_counts([train, val])
+            tokens, documents, size = of_both.tokens, of_both.documents, of_both.bytes
+            sources[name] = replace(
+                known, tokens=tokens, documents=documents, bytes=size, train=train, val=val
+            )
         # Kinds of tokens and kept columns mean nothing over several sources.
         both = add_counts([UNCOUNTED, *(replace(counts, mismatches={}) for counts in sources.values())])
         train, val = (replace(split, kinds=None) for split in (both.train, both.val))
@@ -447,16 +451,8 @@ def inputs_name(source: str, append: int = 0) -> str:
     return f"{source}/{unit_name(source, append)}{INPUTS_SUFFIX}"
 
 
-def _count_source(known: SourceCounts, shards: Sequence[Shard]) -> SourceCounts:
-    """The counts of a source with those of all its shards."""
-    splits = {split: [NOTHING] for split in SPLITS}
-    for s in shards:
-        splits[s.split].append(SplitCounts(s.tokens, s.documents, s.text_bytes, s.kinds, s.removed))
-    train, val = map(add_counts, splits.values())
-    both = add_counts([train, val])
-    return replace(
-        known, tokens=both.tokens, documents=both.documents, bytes=both.bytes, train=train, val=val
-    )
+def _counts_of(shard: Shard) -> SplitCounts:
+    return SplitCounts(shard.tokens, shard.documents, shard.text_bytes, shard.kinds, shard.removed)
 
 
 def add_counts(parts: Sequence[T]) -> T:

@@ -25,7 +25,7 @@ from pretok.read.probe import check_kept, probe_inputs
 from pretok.read.recognise import list_inputs
 from pretok.shards.inputs import PLAN_FILE, PlannedPiece, SourcePlan, read_plan, write_plan
 from pretok.shards.manifest import unit_words
-from pretok.shards.record import PartitionRecord, forget, load_records
+from pretok.shards.record import PartitionRecord, load_records
 
 
 def plan_source(
@@ -112,7 +112,9 @@ def _continue(old: SourcePlan, asked: SourcePlan, state: Path, console: Console)
         return old
     for partition in old.partitions:
         if any(piece.file.path in fixed for piece in partition.pieces):
-            forget(state / old.unit, partition.name)
+            # To do it again from its beginning: it has no record, but may have files beside it.
+            for path in (state / old.unit).glob(f"{partition.name}.*"):
+                path.unlink()
     now = {file.path: file for file in asked.inputs}
     new = replace(old, rows=tuple(replace(row, file=now[row.file.path]) for row in old.rows))
     write_plan(state / old.unit / PLAN_FILE, new)
@@ -127,7 +129,7 @@ def _fixed(old: SourcePlan, asked: SourcePlan, records: Mapping[int, PartitionRe
     return {
         piece.file.path
         for partition in old.partitions
-        if (record := records.get(partition.number)) is None or record.errors
+        if partition.number not in records
         for piece in partition.pieces
         if readers[piece.file.path] == 1 and now.get(piece.file.path, piece.file) != piece.file
     }

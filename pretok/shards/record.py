@@ -15,7 +15,6 @@ from importlib.metadata import version
 from pathlib import Path
 
 from pretok.base.errors import MismatchError
-from pretok.base.failures import Failure
 from pretok.base.records import Count, Record, read_record
 from pretok.base.storage import read_json
 from pretok.base.version import PRETOK_VERSION
@@ -40,8 +39,6 @@ class PartitionRecord(Record, frozen=True):
     """The files beside the train shards."""
     pieces: tuple[PieceCounts, ...]
     """The records of each piece."""
-    errors: tuple[Failure, ...]
-    """Inputs whose rest could not be read. If there are any, the partition is not done."""
     counts: dict[str, Count]
     """The progress that was reported."""
     contaminated: tuple[ItemCount, ...]
@@ -57,16 +54,6 @@ def load_records(state: Path, plan: SourcePlan) -> dict[int, PartitionRecord]:
     """Number of a partition -> its record, for the partitions that have one. state: the folder of the plan."""
     records = ((one.number, load_record(state / f"{one.name}.json")) for one in plan.partitions)
     return {number: record for number, record in records if record is not None}
-
-
-def forget(state: Path, partition: str) -> None:
-    """Remove everything in the state folder of a partition, to do it again.
-
-    The record goes last: if a kill leaves it, the rest is removed by the next run.
-    """
-    # While the record is there, with its errors, the next run comes here again.
-    for path in sorted(state.glob(f"{partition}.*"), key=lambda path: path.suffix == ".json"):
-        path.unlink()
 
 
 @cache

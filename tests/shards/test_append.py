@@ -145,7 +145,7 @@ def test_damaged_inputs_are_appended_when_they_are_fixed(inputs: Path, here: Eng
     run(recipe(inputs, "out"), here)
     made = recipe(inputs, "out", "a2", "b3")
     before = load_manifest(made.shards_dir)
-    with pytest.raises(PartitionsFailed, match=r"(?s)nothing of a, append 1 .*2\.jsonl: .*truncated"):
+    with pytest.raises(PartitionsFailed, match=r"2\.jsonl: .*truncated"):
         run(made, here)
     manifest = load_manifest(made.shards_dir)
     assert (manifest.appends("a"), manifest.appends("b")) == (0, 1)

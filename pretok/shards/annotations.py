@@ -144,11 +144,11 @@ def find_annotations(shards: Path) -> list[Annotations]:
 
 def open_annotations(manifest: Manifest) -> list[Annotations]:
     """All annotations of the shards, by name. Raises MismatchError if one was joined to documents that have changed."""
-    found = find_annotations(manifest.folder)
-    for one in found:
+    annotations = find_annotations(manifest.folder)
+    for one in annotations:
         if outdated := outdated_parts(manifest, one):
             raise MismatchError(outdated[0])
-    return found
+    return annotations
 
 
 def outdated_parts(manifest: Manifest, annotations: Annotations) -> list[str]:

@@ -120,11 +120,11 @@ def settle_copies(tasks: Sequence[TokenizeTask], sealed: Manifest | None, step: 
         )
         for number, task in enumerate(unsettled, first_new):
             # Sorted by place, of which a partition has one range.
-            found = sql.sql(
+            of_partition = sql.sql(
                 f"""SELECT place & {(1 << ROW_BITS) - 1} AS row, piece, number, file, start, record FROM placed
                 WHERE place >= {number << ROW_BITS} AND place < {(number + 1) << ROW_BITS} ORDER BY place"""
             )
-            save_copies(task.state(COPIES), found.to_arrow_table())
+            save_copies(task.state(COPIES), of_partition.to_arrow_table())
         query = f"SELECT count(*), (SELECT count(*) FROM placed) FROM documents WHERE place >= {first_new << ROW_BITS}"
         ((documents, copies),) = sql.execute(query).fetchall()
     step.console.notice(

@@ -30,7 +30,6 @@ import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import cached_property, lru_cache
-from itertools import count
 from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
 
@@ -286,15 +285,16 @@ class Manifest(Record, frozen=True, dict=True, omit_defaults=True):
         shards = {name: {split: counts[name, split] for split in SPLITS} for name, _ in counts}
         return Event(self.fingerprint, shards, removal)
 
+    @cached_property
+    def units(self) -> frozenset[str]:
+        """The sources and appends that are sealed, `it` and `it.1`: each has a table of inputs. None if the shards hold
+        a mix."""
+        names = (PurePosixPath(file.path).name for file in self.side_files)
+        return frozenset(name.removesuffix(INPUTS_SUFFIX) for name in names if name.endswith(INPUTS_SUFFIX))
+
     def appends(self, source: str) -> int:
         """The number of appends to a source."""
-        tables = {file.path for file in self.side_files if file.source == source}
-        return next(number for number in count(1) if inputs_name(source, number) not in tables) - 1
-
-    def holds(self, unit: str) -> bool:
-        """Whether documents of a source (`NAME`) or of an append to it (`NAME.1`) are sealed."""
-        source, _, append = unit.partition(".")
-        return source in self.sources and int(append or 0) <= self.appends(source)
+        return sum(unit.startswith(f"{source}.") for unit in self.units)
 
     def rejects(self, source: str) -> list[Path]:
         """The files of rejects of a source."""
@@ -310,8 +310,7 @@ class Manifest(Record, frozen=True, dict=True, omit_defaults=True):
     @cached_property
     def tokenized(self) -> tuple[str, ...]:
         """The sources that have a table of inputs; none if the shards hold a mix."""
-        tables = {file.path for file in self.side_files}
-        return tuple(name for name in self.sources if inputs_name(name) in tables)
+        return tuple(name for name in self.sources if name in self.units)
 
     @cached_property
     def roots(self) -> dict[Path, str]:

@@ -69,20 +69,20 @@ def plan_source(
     plans: list[SourcePlan] = []
     for one in asked:
         old = read_plan(state / one.unit) or next(iter(sealed[one.append : one.append + 1]), None)
-        made = _continue(old, one, state, console) if old is not None else None
-        if made is None:
+        new = _continue(old, one, state, console) if old is not None else None
+        if new is None:
             probes = probe_inputs(one.inputs, *source.probed, console=console)
             if not plans:
                 check_kept(name, source.kept, probes)
             target = size or shard_bytes(probes, itemsize)
             first = sum(len(plan.partitions) for plan in plans)
-            made = replace(
+            new = replace(
                 one.cut(plan(name, probes, target, itemsize, first)),
                 settings=settings | {"target": target},
                 kept=tuple(replace(column, type=column.type or "text") for column in source.kept),
             )
-            write_plan(state / one.unit / PLAN_FILE, made)
-        plans.append(made)
+            write_plan(state / one.unit / PLAN_FILE, new)
+        plans.append(new)
     return [replace(one, stamps=stamps) for one in plans]
 
 

@@ -68,17 +68,19 @@ def software() -> dict[str, str]:
 
 def all_software(used: Iterable[Mapping[str, str]]) -> dict[str, str]:
     """All versions that were used of each package: `20.0.0`, or `20.0.0, 21.0.0`."""
-    found: dict[str, set[str]] = {}
+    every: dict[str, set[str]] = {}
     for versions in used:
         for name, each in versions.items():
-            found.setdefault(name, set()).update(each.split(", "))
-    return {name: ", ".join(sorted(versions)) for name, versions in found.items()}
+            every.setdefault(name, set()).update(each.split(", "))
+    return {name: ", ".join(sorted(versions)) for name, versions in every.items()}
 
 
 def refuse_other_software(job: Mapping[str, str]) -> None:
     """Raises MismatchError if this worker has other versions than its job: the same text could get other ids."""
-    mine = software()
-    if others := [f"{name} {mine[name]} instead of {job[name]}" for name in job if mine[name] != job[name]]:
+    installed = software()
+    if others := [
+        f"{name} {installed[name]} instead of {job[name]}" for name in job if installed[name] != job[name]
+    ]:
         raise MismatchError(
             f"{os.uname().nodename} has {', '.join(others)}: install the same versions on all nodes"
         )

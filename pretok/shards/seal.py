@@ -65,7 +65,7 @@ def sealed_manifest(shards: Path) -> Manifest | None:
 def drop_finished(state: Path, manifest: Manifest) -> None:
     """Remove the state of sealed sources, and an empty state folder."""
     for folder in state.glob("*/"):
-        if manifest.holds(folder.name):
+        if folder.name in manifest.units:
             shutil.rmtree(folder)
     if state.exists() and not any(state.iterdir()):
         state.rmdir()

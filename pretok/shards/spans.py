@@ -110,8 +110,8 @@ class ShardSpans:
             return "they overlap, or are of no kind"
         if not np.isin(offsets[1:], self.ends).all():
             return "a span goes on beyond the end of a document"
-        if (found := count_kinds(self.ends, self.kinds)) != stated:
-            return f"they have tokens {found}, the manifest says {stated}"
+        if (counted := count_kinds(self.ends, self.kinds)) != stated:
+            return f"they have tokens {counted}, the manifest says {stated}"
         return None
 
 

@@ -18,24 +18,24 @@ from pretok.shards.manifest import STATE, Manifest, has_manifest, load_manifest,
 
 def unfinished(shards: Path) -> dict[str, tuple[int, int]]:
     """(partitions done, partitions planned) of each source, or append (`NAME.1`), that is not sealed."""
-    found: dict[str, tuple[int, int]] = {}
+    progress: dict[str, tuple[int, int]] = {}
     if not (folders := sorted((shards / STATE).glob("*/"))):
-        return found
+        return progress
     from pretok.shards.inputs import read_plan  # these import compiled loops
     from pretok.shards.record import load_records
 
     manifest = load_manifest(shards, unfinished=False) if has_manifest(shards) else None
     for folder in folders:
-        if (manifest and manifest.holds(folder.name)) or (plan := read_plan(folder)) is None:
+        if (manifest and folder.name in manifest.units) or (plan := read_plan(folder)) is None:
             continue
-        found[folder.name] = len(load_records(folder, plan)), len(plan.partitions)
-    return found
+        progress[folder.name] = len(load_records(folder, plan)), len(plan.partitions)
+    return progress
 
 
 def refuse_unfinished(shards: Path) -> None:
     """Raises IntegrityError with the progress if a folder has state but no manifest yet."""
-    if not has_manifest(shards) and (found := unfinished(shards)):
-        done, planned = map(sum, zip(*found.values(), strict=True))
+    if not has_manifest(shards) and (progress := unfinished(shards)):
+        done, planned = map(sum, zip(*progress.values(), strict=True))
         raise IntegrityError(
             f"{shards} is unfinished: {done} of {planned} partitions are done; run the same command again"
         )

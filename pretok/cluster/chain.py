@@ -138,8 +138,11 @@ def check_profile(profile: Profile, slurm: Slurm, stages: list[StageName]) -> No
             f"profile {profile.path} leaves {', '.join(empty)} empty: copy it to my.sh, fill in what your site has "
             "(`none` where it has no such thing), and pass --profile my.sh"
         )
-    if not (Path(profile.get("VENV")) / "bin" / "python").exists():
-        raise UsageError(f"SITE_VENV of {profile.path}: {profile.get('VENV')} holds no bin/python")
+    venv = Path(profile.get("VENV"))
+    # What lies on the node's own disk is unpacked there by site_setup: the login node need not have it.
+    on_node = venv.is_relative_to(profile.get("NODE_LOCAL") or "/tmp")
+    if not on_node and not (venv / "bin" / "python").exists():
+        raise UsageError(f"SITE_VENV of {profile.path}: {venv} holds no bin/python")
 
 
 def _kind(stage: StageName) -> str:

@@ -71,6 +71,10 @@ class VocabReport(Record, frozen=True):
     config: dict[str, Any]
     """All that decides the vocabulary."""
 
+    def __repr__(self) -> str:  # without the thousand rarest entries, which would fill a notebook
+        per_token = self.sizes[str(self.size)][MIX].bytes_per_token
+        return f"<pretok vocabulary {self.fingerprint}: {self.size:,} entries, {per_token} bytes per token>"
+
 
 def ratio(a: float, b: float | None, digits: int = 4) -> float | None:
     """a / b, rounded for the report; None where there is nothing to divide by."""

@@ -129,6 +129,11 @@ def test_a_profile_is_refused_until_what_its_stages_need_is_filled_in(profile: P
     check_profile(loaded, Slurm(), ["tokenize"])
     with pytest.raises(UsageError, match="SITE_GPUS empty"):
         check_profile(loaded, Slurm(), ["train"])
+    profile.write_text(FILLED.replace(sys.prefix, "/shared/venv"))
+    with pytest.raises(UsageError, match="/shared/venv holds no bin/python"):
+        check_profile(load_profile(str(profile)), Slurm(), ["train"])
+    profile.write_text(FILLED.replace(sys.prefix, "/local/venv") + "SITE_NODE_LOCAL=/local\n")
+    check_profile(load_profile(str(profile)), Slurm(), ["train"])  # unpacked on each node
 
 
 def test_a_dry_run_is_a_script_that_submits_what_submit_does(

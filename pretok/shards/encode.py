@@ -51,10 +51,6 @@ class JoinedBatches:
     kept: tuple[pa.Array, ...]
     spans: pa.LargeListArray | None = None
 
-    def place(self, document: int) -> tuple[int, int]:
-        """(piece, number in the piece) of a document."""
-        return int(self.pieces[document]), int(self.numbers[document])
-
 
 @dataclass(frozen=True, slots=True)
 class EncodedSplit:

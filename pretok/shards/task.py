@@ -218,8 +218,8 @@ class PartitionWriter:
             for reject in batch.rejects.to_pylist()
         ]
         for row, reason in refused:
-            piece, number = joined.place(row)
-            rejects.append({"piece": piece, "record": number, "reason": "unencodable", "detail": reason})
+            place = {"piece": int(joined.pieces[row]), "record": int(joined.numbers[row])}
+            rejects.append({**place, "reason": "unencodable", "detail": reason})
         self._reject(sorted(rejects, key=lambda reject: (reject["piece"], reject["record"])))
         for batch in joined.batches:
             self._read[batch.piece] += batch.records

@@ -155,8 +155,8 @@ def outdated_parts(manifest: Manifest, annotations: Annotations) -> list[str]:
     """A sentence for each of its files that belongs to another ledger than the manifest's."""
     ledgers = {shard.path: manifest.roots.get(shard.ledger_path) for shard in manifest.shards}
     return [
-        f"{annotations.folder / part.path}: the documents of {shard} are others than those it was joined to; run "
-        f"pretok annotate again, or delete {annotations.folder}"
+        f"{annotations.folder / part.path}: the documents of {Path(shard).parent} are others than those it was joined "
+        f"to; run pretok annotate again, or delete {annotations.folder}"
         for shard, part in annotations.parts.items()
         if ledgers.get(shard) != part.ledger
     ]

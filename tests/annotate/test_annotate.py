@@ -272,7 +272,8 @@ def make_a_source_anew(one: Annotations) -> str:
     """The ledgers of its shards are others."""
     shard, part = next(iter(one.parts.items()))
     write_annotations(replace(one, parts=one.parts | {shard: replace(part, ledger="0" * 64)}))
-    return f"the documents of {shard} are others than those it was joined to; run pretok annotate again"
+    source = Path(shard).parent
+    return f"the documents of {source} are others than those it was joined to; run pretok annotate again"
 
 
 @pytest.mark.parametrize("change", [flip_a_bit, edit_the_record, make_a_source_anew])

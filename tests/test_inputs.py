@@ -438,8 +438,8 @@ def check(row: Row, vocab: Path, capsys: pytest.CaptureFixture[str]) -> list[dic
         assert row.says in told
         assert f"it-00000: {name}: " in told
         assert not has_manifest(Path("work/shards"))
-        (work,) = unfinished(Path("work/shards")).values()
-        assert (work.planned - work.done, [failure.file for failure in work.failed]) == (1, [name])
+        ((done, planned),) = unfinished(Path("work/shards")).values()
+        assert planned - done == 1
         return []
     manifest = load_manifest(Path("work/shards"))
     texts, rejects = account(manifest)

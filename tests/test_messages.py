@@ -67,11 +67,13 @@ pretok: no tokenizer at nowhere, which does not exist: train one with pretok bui
 pretok: source it has no documents: its inputs hold no record
 
 3 pretok tokenize it=broken.parquet --out broken --vocab vocab --workers 0
-pretok: 1 input could not be read to the end; nothing of it is in the shards:
-  it-00000: broken.parquet: damaged Parquet: Parquet magic bytes not found in footer. Either the file is corrupted \
-or this is not a parquet file.
-repair each file or replace it by what can be read of it (an empty file will do), and run the same command again: \
-only these partitions are done again
+partition it-00000 failed: broken.parquet: damaged Parquet: Parquet magic bytes not found in footer. Either the file \
+is corrupted or this is not a parquet file.; repair each file or replace it by what can be read of it (an empty file \
+will do)
+pretok: 1 partitions failed:
+  it-00000: broken.parquet: damaged Parquet: Parquet magic bytes not found in footer. Either the file is corrupted or \
+this is not a parquet file.; repair each file or replace it by what can be read of it (an empty file will do)
+everything else is done and kept; run the same command again for these only
 
 3 pretok build-vocab it=it.jsonl --out few --vocab-size 50k --workers 0
 pretok: the vocabulary has 376 entries, not the 50,000 asked for: no two tokens are left to merge inside any word. \

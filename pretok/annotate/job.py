@@ -27,7 +27,6 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from pretok.annotate.rows import key_of, load_rows, place_of
 from pretok.base.console import Console
@@ -36,24 +35,22 @@ from pretok.base.lock import hold
 from pretok.base.memory import free_memory
 from pretok.base.sql import database
 from pretok.base.stop import StopFlag
-from pretok.base.storage import TEMPORARY_SUFFIX, atomic_open, checksum
+from pretok.base.storage import TEMPORARY_SUFFIX
 from pretok.base.units import listed, plural
 from pretok.read.files import InputFile
 from pretok.read.kept import TYPES
 from pretok.read.recognise import list_inputs
 from pretok.shards.annotations import (
     FOLDER,
-    AnnotationRecord,
     Annotations,
-    JoinCounts,
     JoinedPart,
     annotations_folder,
     find_annotations,
     matched_column,
     write_annotations,
 )
-from pretok.shards.documents import OF_SHARD, chosen_shards, identifier, make_views
-from pretok.shards.ledger import WINDOW, ledger_schema
+from pretok.shards.documents import OF_SHARD, Numbered, chosen_shards, identifier, make_table, make_views
+from pretok.shards.ledger import WINDOW, LedgerWriter, ledger_schema
 from pretok.shards.manifest import Manifest, Shard, load_manifest
 from pretok.shards.unfinished import reading, refuse_unfinished
 
@@ -114,45 +111,39 @@ def run_annotate(request: Request, console: Console) -> Annotations:
                 f"pretok query {request.shards} 'SELECT {', '.join(request.by)} FROM documents LIMIT 5'"
             )
         folder.mkdir(parents=True, exist_ok=True)
-        parts = tuple(_write_parts(sql, request, kinds, manifest, shards, folder))
-        counts = JoinCounts(
-            rows=_one(sql, "SELECT count(*) FROM given"),
-            repeated=repeated,
-            rows_matched=rows_matched,
-            documents=sum(shard.documents for shard in shards),
-            documents_matched=sum(part.matched for part in parts),
-        )
-        record = AnnotationRecord(
+        annotations = Annotations(
             made=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
             by=request.by,
             columns=dict(kinds),
-            counts=counts,
+            rows=_one(sql, "SELECT count(*) FROM given"),
+            repeated=repeated,
+            rows_matched=rows_matched,
             files=tuple(inputs),
-            parts=parts,
+            parts=dict(_write_parts(sql, request, kinds, manifest, shards, folder)),
+            folder=folder,
         )
         # Only the record makes the new files count. Files of the old record and of killed jobs are deleted after it.
-        annotations = write_annotations(folder, record)
+        write_annotations(annotations)
         for path in folder.iterdir():
-            if re.fullmatch(OURS, path.name) and path not in annotations.files:
+            if re.fullmatch(OURS, path.name) and path not in annotations.roots:
                 path.unlink()
     return annotations
 
 
 def tell_joined(annotations: Annotations, console: Console) -> None:
     """Show what was joined."""
-    record, counts = annotations.record, annotations.record.counts
-    columns = ", ".join(record.columns) or matched_column(annotations.name)
+    columns = ", ".join(annotations.columns) or matched_column(annotations.name)
+    documents, by = plural(annotations.documents, "document"), ", ".join(annotations.by)
     console.notice(
-        f"{annotations.name}: {columns} of {counts.documents_matched:,} of {plural(counts.documents, 'document')}, by "
-        f"{', '.join(record.by)}; {annotations.folder}"
+        f"{annotations.name}: {columns} of {annotations.matched:,} of {documents}, by {by}; {annotations.folder}"
     )
-    if left := counts.rows - counts.rows_matched:
+    if left := annotations.rows - annotations.rows_matched:
         console.notice(
-            f"{plural(left, 'row')} of {counts.rows:,} without a document: pretok query shows them, as in SELECT * "
-            f"FROM '{record.files[0].path}' ANTI JOIN documents USING ({', '.join(record.by)})"
+            f"{plural(left, 'row')} of {annotations.rows:,} without a document: pretok query shows them, as in SELECT "
+            f"* FROM '{annotations.files[0].path}' ANTI JOIN documents USING ({by})"
         )
-    if counts.repeated:
-        console.notice(f"{plural(counts.repeated, 'row')} left out that repeat an earlier row")
+    if annotations.repeated:
+        console.notice(f"{plural(annotations.repeated, 'row')} left out that repeat an earlier row")
 
 
 def _check_request(request: Request, manifest: Manifest, shards: Sequence[Shard]) -> set[str]:
@@ -172,7 +163,7 @@ def _check_request(request: Request, manifest: Manifest, shards: Sequence[Shard]
             )
     known |= {matched_column(request.name), "file_row_number", "pretok:file"}
     for one in find_annotations(manifest.folder):
-        known |= {*one.columns} if one.name != request.name else set()
+        known |= {*one.types} if one.name != request.name else set()
     return {name.lower() for name in known}
 
 
@@ -229,8 +220,9 @@ def _write_parts(
     manifest: Manifest,
     shards: Sequence[Shard],
     folder: Path,
-) -> Iterator[JoinedPart]:
-    """Write a row for every document, in the windows of the ledgers, one file per shard."""
+) -> Iterator[tuple[str, JoinedPart]]:
+    """Write a row for every document, in the windows of the ledgers, one file per shard; yield the path of each shard
+    with its rows."""
     fields = [pa.field(name, TYPES[kind]) for name, kind in kinds.items()]
     schema = pa.schema([pa.field(matched_column(request.name), pa.bool_(), nullable=False), *fields])
     values = "".join(f", v{at}" for at in range(len(kinds)))
@@ -243,22 +235,13 @@ def _write_parts(
     for number, shard in enumerate(shards):
         out = folder / f"{shard.source}-{number:05d}-{mark}.parquet"
         matched, end = 0, first + shard.documents
-        with (
-            atomic_open(out) as file,
-            pq.ParquetWriter(file, schema, compression="zstd", store_schema=False) as writer,
-        ):
+        with LedgerWriter(out, schema) as writer:
             for start in range(first, end, WINDOW):
                 table = sql.sql(window, params=[start, min(start + WINDOW, end)]).to_arrow_table()
-                writer.write_table(table.rename_columns(schema.names).cast(schema))
                 matched += pc.sum(table[0]).as_py()
+                rows = table.rename_columns(schema.names).cast(schema).combine_chunks()
+                writer.append(rows.to_batches()[0])
+            file = writer.seal(shard.source)
         first = end
-        yield JoinedPart(
-            path=out.name,
-            shard=shard.path,
-            source=shard.source,
-            ledger=manifest.roots[shard.ledger_path],
-            documents=shard.documents,
-            matched=matched,
-            file_bytes=out.stat().st_size,
-            checksum=checksum(out),
-        )
+        ledger = manifest.roots[shard.ledger_path]
+        yield shard.path, JoinedPart(out.name, ledger, shard.documents, matched, file.file_bytes, file.root)

@@ -19,7 +19,7 @@ from pretok.base.errors import PretokError, UsageError
 from pretok.base.execute import Engine, Report
 from pretok.base.lock import is_lock, share
 from pretok.base.records import to_json
-from pretok.base.storage import TEMPORARY_SUFFIX, compare_checksum
+from pretok.base.storage import TEMPORARY_SUFFIX
 from pretok.base.tasks import Step, open_step
 from pretok.base.tree import compare_root
 from pretok.counts.counts_file import FILE_NAME as COUNTS
@@ -108,8 +108,8 @@ def _file_checks(manifest: Manifest, annotations: Sequence[Annotations]) -> Iter
         if (path := manifest.folder / beside.path) not in ledgers:
             yield path, partial(compare_root, path, beside.root)
     for one in annotations:
-        for path, sealed in one.files.items():
-            yield path, partial(compare_checksum, path, sealed.checksum)
+        for path, root in one.roots.items():
+            yield path, partial(compare_root, path, root)
     for path in sorted((manifest.folder.parent / FOLDER).glob(f"*{SUFFIX}")):
         yield path, partial(verify_side_file, path)
 
@@ -191,7 +191,7 @@ def _unknown(manifest: Manifest, annotations: Sequence[Annotations]) -> tuple[li
     """
     folder = manifest.folder
     known = {folder / FILE_NAME, *manifest.roots, *(shard.nodes_path for shard in manifest.shards)}
-    known |= {path for one in annotations for path in (one.folder / RECORD, *one.files)}
+    known |= {path for one in annotations for path in (one.folder / RECORD, *one.roots)}
     written = (unit.partition(".")[0] for unit in unfinished(folder))
     open_folders = {folder / name for name in (STATE, *written)}
     # If a record cannot be read, nobody knows which files of its folder belong there.

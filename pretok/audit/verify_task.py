@@ -267,7 +267,7 @@ def _find_traces(manifest: Manifest, shard: Shard, hashes: pa.Array) -> Iterator
     path, joined = shard.ledger_path, open_annotations(manifest)
     matched = {matched_column(one.name) for one in joined}
     kept = [name for name in ledger_schema(path).names if name not in (*SCHEMA.names, *COLUMNS)]
-    kept += [name for one in joined for name in one.columns]
+    kept += [name for one in joined for name in one.types]
     problems = dict[str, None]()
     for _, _, rows in scan(manifest, ["hash", COLUMNS[0], *kept], [(shard, 0)], joined):
         gone = rows[COLUMNS[0]].is_valid()

@@ -201,7 +201,9 @@ def annotate(
     wanted = None if columns is None else tuple(columns.split(","))
     joined = run_annotate(Request(shards, tuple(files), tuple(by.split(",")), name, wanted), console)
     if json:
-        print_json(joined.record)
+        from pretok.shards.annotations import annotations_data
+
+        print_json(annotations_data(joined))
     else:
         tell_joined(joined, console)
 

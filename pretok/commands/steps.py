@@ -31,7 +31,8 @@ from pretok.vocab.job import refuse_short, run_build_vocab
 def tokenize_step(recipe: Recipe, engine: Engine, console: Console) -> None:
     """Tokenize all sources of the recipe."""
     run_tokenize(recipe, engine, console)
-    if (contamination := contamination_table(recipe.shards_dir, recipe.sources)) is not None:
+    manifest = load_manifest(recipe.shards_dir)
+    if (contamination := contamination_table(manifest, recipe.sources)) is not None:
         console.show(contamination)
 
 

@@ -82,8 +82,9 @@ class Figures:
         for shard in self.manifest.shards:
             if shard.source == source:
                 names |= dict.fromkeys(ledger_schema(shard.ledger_path).names)
-        of_source = [one for one in self._joined if any(part.source == source for part in one.record.parts)]
-        names |= dict.fromkeys(name for one in of_source for name in one.record.columns)
+        of_source = {shard.path for shard in self.manifest.shards if shard.source == source}
+        joined = [one for one in self._joined if of_source & one.parts.keys()]
+        names |= dict.fromkeys(name for one in joined for name in one.columns)
         return [name for name in names if name not in SCHEMA.names]
 
     def add(self, of: str, extent: Extent) -> None:

@@ -28,18 +28,13 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from pretok.base.console import Console
 from pretok.base.errors import UsageError
 from pretok.base.lock import hold, refuse_readers
 from pretok.base.records import Count, Record, read_record, replace, to_json
 from pretok.base.storage import (
-    atomic_open,
-    checksum,
     damaged,
     fingerprint,
     output_error,
@@ -54,19 +49,19 @@ from pretok.base.tree import NODE, fold, node_hash, prove_nodes
 from pretok.base.units import listed, plural
 from pretok.removal.reach import NOTHING, Reach, reach_of, tell_reach
 from pretok.removal.select import Selection, refuse_missing, refuse_whole, select
+from pretok.screen.removed import COLUMNS, read_removed, removed_path, rows_of, write_removed
 from pretok.screen.removed import FILE_NAME as TOMBSTONES
-from pretok.screen.removed import read_removed, removed_path, rows_of, write_removed
 from pretok.shards.annotations import (
     FOLDER as ANNOTATIONS,
 )
 from pretok.shards.annotations import (
     RECORD,
     Annotations,
-    JoinedPart,
     annotations_data,
+    matched_column,
     open_annotations,
 )
-from pretok.shards.ledger import WINDOW, strike
+from pretok.shards.ledger import ledger_column, strike
 from pretok.shards.manifest import (
     FILE_NAME,
     UNFINISHED_REMOVAL,
@@ -281,7 +276,8 @@ def _stage(manifest: Manifest, selection: Selection, request: Request) -> Remova
         shards[shard.path] = replace(shard, root=fold(nodes).hex(), removed=add_counts([*before, counts]))
         ledger = staging.new(shard.ledger_path)
         name = str(shard.ledger_path.relative_to(manifest.folder))
-        made = strike(shard.ledger_path, ledger, shard.source, one.mask, at, request.reason)
+        why = dict(zip(COLUMNS, (at, request.reason), strict=True))
+        made = strike(shard.ledger_path, ledger, shard.source, one.mask, why)
         sealed[name] = replace(made, path=name)
     removal = Removal(
         at,
@@ -354,48 +350,21 @@ def reseal(shard: Shard, stretches: Sequence[tuple[int, int]], eod: int, dtype: 
 
 def _bind_anew(staging: _Staging, annotations: Annotations, now: Manifest, selection: Selection) -> None:
     """Remove joined columns of the documents, and bind the record to the new ledgers."""
-    record, chosen = annotations.record, {one.shard.path: one for one in selection.chosen}
-    parts = tuple(
-        _strike_part(staging, annotations.folder / part.path, part, chosen[part.shard].mask, now)
-        if part.shard in chosen
-        else part
-        for part in record.parts
-    )
-    if parts != record.parts:
-        counts = replace(record.counts, documents_matched=sum(part.matched for part in parts))
-        data = annotations_data(replace(record, parts=parts, counts=counts))
+    parts, matched = dict(annotations.parts), matched_column(annotations.name)
+    for shard, mask in ((one.shard, one.mask) for one in selection.chosen if one.shard.path in parts):
+        part = parts[shard.path]
+        out = staging.new(annotations.folder / part.path)
+        file = strike(annotations.folder / part.path, out, shard.source, mask, {matched: False})
+        parts[shard.path] = replace(
+            part,
+            ledger=now.roots[shard.ledger_path],
+            matched=ledger_column(out, matched).true_count,
+            file_bytes=file.file_bytes,
+            root=file.root,
+        )
+    if parts != annotations.parts:
+        data = annotations_data(replace(annotations, parts=parts))
         write_json(staging.new(annotations.folder / RECORD), data)
-
-
-def _strike_part(
-    staging: _Staging, path: Path, part: JoinedPart, mask: npt.NDArray[np.bool_], now: Manifest
-) -> JoinedPart:
-    """Write the rows of a shard again, without those of the documents in `mask`."""
-    out, done, matched = staging.new(path), 0, 0
-    with (
-        reading(path, pa.ArrowException),
-        pq.ParquetFile(path) as file,
-        atomic_open(out) as target,
-        pq.ParquetWriter(target, file.schema_arrow, compression="zstd", store_schema=False) as writer,
-    ):
-        for group in range(file.num_row_groups):
-            rows = file.read_row_group(group, use_threads=False)
-            here = pa.array(mask[done : done + len(rows)])
-            columns = [  # the first says whether a row was joined
-                pc.if_else(here, pa.scalar(None if number else False, column.type), column.combine_chunks())
-                for number, column in enumerate(rows.columns)
-            ]
-            writer.write_table(pa.table(columns, schema=rows.schema), row_group_size=WINDOW)
-            matched += columns[0].true_count
-            done += len(rows)
-    ledger = next(shard.ledger_path for shard in now.shards if shard.path == part.shard)
-    return replace(
-        part,
-        ledger=now.roots[ledger],
-        matched=matched,
-        file_bytes=out.stat().st_size,
-        checksum=checksum(out),
-    )
 
 
 def _apply(folder: Path, log: RemovalLog) -> None:

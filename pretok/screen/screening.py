@@ -23,7 +23,6 @@ from pretok.base.records import replace
 from pretok.chat.spans import content_of
 from pretok.read.batches import TextBatch, buffers, hash_column, hash_texts
 from pretok.read.kept import TYPES, KeptColumn
-from pretok.read.readers import Damage
 from pretok.screen.benchmark import ContaminationFinder, ItemCount, load_benchmark
 from pretok.screen.copies import CopiesOfPartition
 from pretok.screen.removed import COLUMNS, read_removed
@@ -65,10 +64,8 @@ class Screen:
         if screening.duplicates != "keep":
             self._copies = CopiesOfPartition(copies)
 
-    def __call__(self, batch: TextBatch | Damage) -> TextBatch | Damage:
+    def __call__(self, batch: TextBatch) -> TextBatch:
         """Return the batch with rejects and added columns."""
-        if isinstance(batch, Damage):
-            return batch
         if self._removed is not None:  # first: a copy of a removed text is rejected as removed
             batch = self._without_removed(batch, self._removed)
         if self._copies is not None:

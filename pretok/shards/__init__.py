@@ -15,8 +15,7 @@ job.py         plan, tokenize, seal
 plan.py        the plan of one source, kept on disk
 copies_job.py  which documents are copies of earlier ones, found before tokenizing
 task.py        a partition -> sealed shards and a record: the task of a worker
-batching.py    small batches that are encoded as one
-sample.py      documents that `tokenizers` encodes again before a shard is sealed
+encode.py      batches -> token ids, of which `tokenizers` encodes a sample again before a shard is sealed
 record.py      the record of a partition that is done
 seal.py        shards and records -> few files and one manifest
 unfinished.py  what is not finished yet

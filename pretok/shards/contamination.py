@@ -7,13 +7,13 @@ Input: a Benchmark, and the matches of its items in the parts of a source. Outpu
                                documents that hold a part of it, and the most grams that one document holds; for
                                appends SOURCE.1.json and so on
 
-Rejected documents count. `found_items` adds up the sources.
+Rejected documents count. `found_items` adds up the sources that the manifest lists.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from itertools import chain
 from pathlib import Path
 
@@ -23,6 +23,7 @@ from pretok.base.storage import read_json, write_json
 from pretok.base.units import plural
 from pretok.kernels.ngrams import GRAM, SHORTEST
 from pretok.screen.benchmark import Benchmark, ItemCount, save_benchmark, sum_items
+from pretok.shards.manifest import Manifest
 
 FOLDER = "contamination"
 HALF = 0.5
@@ -70,12 +71,12 @@ def write_found(shards: Path, unit: str, parts: Iterable[tuple[ItemCount, ...]])
     return path
 
 
-def found_items(shards: Path, sources: Iterable[str]) -> tuple[ItemCount, ...]:
-    """The matches in these sources together. Raises IntegrityError."""
-    folder = shards / FOLDER
-    paths = [
-        path for name in sources for text in (f"{name}.json", f"{name}.*.json") for path in folder.glob(text)
-    ]
+def found_items(manifest: Manifest, sources: Collection[str]) -> tuple[ItemCount, ...]:
+    """What was found in these sources together. Raises IntegrityError."""
+    listed = [file.path for file in manifest.side_files if file.source in sources]
+    paths = [manifest.folder / path for path in listed if path.startswith(f"{FOLDER}/")]
+    for path in paths:
+        manifest.check(path)
     found = (read_record(tuple[ItemCount, ...], read_json(path), path) for path in paths)
     return sum_items(chain.from_iterable(found))
 
@@ -85,13 +86,13 @@ def _file_of(item: str) -> str:
     return item.rpartition(":")[0]
 
 
-def contamination_table(shards: Path, sources: Iterable[str]) -> Table | None:
+def contamination_table(manifest: Manifest, sources: Collection[str]) -> Table | None:
     """A row for each file of the benchmark; None without a benchmark. Raises IntegrityError."""
-    path = benchmark_path(shards)
-    if not path.exists():
+    path = benchmark_path(manifest.folder)
+    if not manifest.check(path):
         return None
     benchmark = read_record(BenchmarkEntry, read_json(path), path)
-    short, found = Counter(map(_file_of, benchmark.not_checkable)), found_items(shards, sources)
+    short, found = Counter(map(_file_of, benchmark.not_checkable)), found_items(manifest, sources)
     rows = []
     for file, items in benchmark.items.items():
         held = [item for item in found if _file_of(item.item) == file]

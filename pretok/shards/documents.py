@@ -49,26 +49,25 @@ def scan(
     if not set(needed) & set(SCHEMA.names):
         needed.append("tokens")  # at least one column, to know the number of rows
     for shard, first in shards:
-        beside = [
+        others = [
             one.windows(shard, names)
             for one in joined
-            if (names := [name for name in columns if name in one.columns])
+            if (names := [name for name in columns if name in one.types])
         ]
         for rows in ledger_windows(shard.ledger_path, needed):
-            found = dict(zip(rows.schema.names, rows.columns, strict=True))
-            for (
-                windows
-            ) in beside:  # one per row group of the ledger, or none for a source that was added later
+            known = dict(zip(rows.schema.names, rows.columns, strict=True))
+            # Joined columns have the row groups of the ledger, or none for a source that was added later.
+            for windows in others:
                 if window := next(windows, None):
-                    found |= dict(zip(window.schema.names, window.columns, strict=True))
+                    known |= dict(zip(window.schema.names, window.columns, strict=True))
             if "position" in columns:
-                found["position"] = row_positions(rows, lines(shard.source))
+                known["position"] = row_positions(rows, lines(shard.source))
             if "doc" in columns:
-                found["doc"] = pa.array(np.arange(first, first + len(rows)))
+                known["doc"] = pa.array(np.arange(first, first + len(rows)))
             for name, value in zip(OF_SHARD, (shard.source, shard.split, shard.prefix.name), strict=True):
                 if name in columns:
-                    found[name] = pa.repeat(pa.scalar(value, pa.string()), len(rows))
-            arrays = [found[name] if name in found else pa.nulls(len(rows)) for name in columns]
+                    known[name] = pa.repeat(pa.scalar(value, pa.string()), len(rows))
+            arrays = [known[name] if name in known else pa.nulls(len(rows)) for name in columns]
             yield shard, first, pa.RecordBatch.from_arrays(arrays, names=list(columns))
             first += len(rows)
 
@@ -82,13 +81,13 @@ def documents_at(
     """
     manifest.check(shard.ledger_path)
     columns = ["position", *ledger_schema(shard.ledger_path).names]
-    columns += [name for one in joined for name in one.columns]
-    found: list[dict[str, Any]] = []
+    columns += [name for one in joined for name in one.types]
+    documents: list[dict[str, Any]] = []
     for _, first, rows in scan(manifest, columns, [(shard, 0)], joined):
-        here = [number - first for number in numbers if first <= number < first + len(rows)]
-        found += rows.take(pa.array(here, pa.int64())).to_pylist()
-        if len(found) == len(numbers):
-            return found
+        in_window = [number - first for number in numbers if first <= number < first + len(rows)]
+        documents += rows.take(pa.array(in_window, pa.int64())).to_pylist()
+        if len(documents) == len(numbers):
+            return documents
     raise IntegrityError(
         f"{shard.ledger_path} has fewer rows than its shard has documents; see pretok verify"
     )
@@ -157,7 +156,7 @@ def make_views(connection: Any, manifest: Manifest, joined: Sequence[Annotations
     # of a row in its file, with the documents before the shard, identifies a document.
     placed = {shard.path: (shard, before) for shard, before in manifest.numbered}
     paths = [(shard.ledger_path, shard.path) for shard in manifest.shards]
-    paths += [(one.folder / part.path, part.shard) for one in joined for part in one.record.parts]
+    paths += [(one.folder / part.path, shard) for one in joined for shard, part in one.parts.items()]
     files = [
         {
             "path": str(path),
@@ -192,8 +191,8 @@ def make_views(connection: Any, manifest: Manifest, joined: Sequence[Annotations
     )
     parts = []
     for one in joined:
-        names = ", ".join(f"a.{identifier(name)}" for name in one.columns)
-        rows = parquet((one.folder / part.path for part in one.record.parts), ROWS)
+        names = ", ".join(f"a.{identifier(name)}" for name in one.types)
+        rows = parquet(one.roots, ROWS)
         parts.append(
             f"""LEFT JOIN (SELECT f.source, f.split, f.before + a.file_row_number AS doc, {names}
             FROM {rows} a JOIN row_files f ON f.path = a."pretok:file") USING (source, split, doc)"""

@@ -163,11 +163,11 @@ def check_size(path: Path, size: int) -> None:
     """Raises IntegrityError unless a file exists and has this size in bytes."""
     with reading(path):
         try:
-            found = path.stat().st_size
+            size_now = path.stat().st_size
         except FileNotFoundError:
             raise IntegrityError(f"{path} is missing") from None
-    if found != size:
-        raise IntegrityError(f"{path} has {found:,} bytes, {size:,} expected")
+    if size_now != size:
+        raise IntegrityError(f"{path} has {size_now:,} bytes, {size:,} expected")
 
 
 def map_tokens(bin_path: Path, dtype: np.dtype[np.generic], tokens: int) -> Tokens:

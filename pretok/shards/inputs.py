@@ -137,11 +137,11 @@ class SourcePlan(Record, frozen=True, omit_defaults=True):
 
     def lines_before(self) -> dict[tuple[str, int], int]:
         """(file, start) of a ledger -> lines of the file before `start`, to which the number of a record is added."""
-        found = {}
+        before = {}
         for _, row, lines in self.placed():
             start, first = row.piece.origin
-            found[row.file.path, start] = lines - first
-        return found
+            before[row.file.path, start] = lines - first
+        return before
 
 
 def write_plan(path: Path, plan: SourcePlan) -> None:

@@ -24,7 +24,7 @@ from pathlib import Path
 from pretok.base.console import Console
 from pretok.base.errors import MismatchError, PartitionsFailed
 from pretok.base.execute import Engine
-from pretok.base.failures import Failure, Failures, raise_failures
+from pretok.base.failures import Failures, raise_failures
 from pretok.base.lock import hold
 from pretok.base.storage import remove_leftovers
 from pretok.base.tasks import Step, open_step
@@ -47,6 +47,7 @@ from pretok.shards.manifest import (
     UNCOUNTED,
     Manifest,
     SourceCounts,
+    TokenizerEntry,
     add_counts,
     has_manifest,
     load_manifest,
@@ -55,8 +56,6 @@ from pretok.shards.manifest import (
 from pretok.shards.plan import plan_source
 from pretok.shards.record import (
     ENGINES,
-    PartitionRecord,
-    forget,
     load_record,
     load_records,
     software,
@@ -125,6 +124,13 @@ class _Job:
             "duplicates": None if settings.duplicates == "keep" else settings.duplicates,
         }
 
+    @property
+    def tokenizer(self) -> TokenizerEntry:
+        """The tokenizer of all shards."""
+        vocab = self.vocab
+        dtype = token_dtype(vocab.size).name
+        return TokenizerEntry(vocab.fingerprint, vocab.size, vocab.eod_id, dtype, vocab.bos_id)
+
     def is_unsealed(self, plan: SourcePlan) -> bool:
         """Whether a plan is not sealed yet: until then it has a state folder."""
         return (self.state / plan.unit).exists()
@@ -173,8 +179,7 @@ class _Job:
         """Tokenize and seal the plans of a round that are not sealed yet."""
         unsealed = [plan for plan in plans if self.is_unsealed(plan)]
         tasks = self._tasks(unsealed)
-        # This also forgets partitions with damaged inputs, before `settle_copies` looks at their files.
-        done = [_done(task) for task in tasks]
+        done = [load_record(task.state(".json")) for task in tasks]
         todo = [task for task, record in zip(tasks, done, strict=True) if record is None]
         failures: Failures = []
         if todo and self.benchmark:
@@ -220,10 +225,7 @@ class _Job:
                 keep=plan.kept,
                 screening=screening,
                 normalization=recipe.normalize.function,
-                tokenizer_json=tokenizer.absolute(),
-                tokenizer=vocab.fingerprint,
-                eod_id=vocab.eod_id,
-                bos_id=vocab.bos_id,
+                tokenizer=self.tokenizer,
                 target=plan.settings["target"],
                 val_fraction=recipe.shards.val_fraction,
                 val_seed=recipe.shards.seed,
@@ -277,36 +279,22 @@ class _Job:
 
         A source without documents is not sealed, so that its inputs and settings can still be changed.
         """
-        full, empty, waiting = list[DonePlan](), dict[str, SourceCounts](), list[SourcePlan]()
-        errors: list[Failure] = []
+        full, empty = list[DonePlan](), dict[str, SourceCounts]()
         for plan in plans:
             records = load_records(self.state / plan.unit, plan)
-            damaged = [error for record in records.values() for error in record.errors]
             # A source is sealed whole: the manifest would not show that a part is missing.
-            if len(records) < len(plan.partitions) or damaged:
-                waiting.append(plan)
-                errors += damaged
-            elif plan.append or any(record.shards for record in records.values()):
+            if len(records) < len(plan.partitions):
+                continue
+            if plan.append or any(record.shards for record in records.values()):
                 full.append((plan, records))
             else:
                 empty[plan.name] = add_counts([UNCOUNTED, *(record.found for record in records.values())])
         if full:
-            manifest = seal(self.shards, self.state, full, self.config, self.vocab)
+            manifest = seal(self.shards, self.state, full, self.config, self.tokenizer)
             _report_encoded_again(manifest, {plan.name for plan, _ in full}, self.console)
-        problems = []
-        if errors:
-            files = listed([f"{one.partition}: {one.file}: {one.error}" for one in errors], 20, "\n  ")
-            problems.append(
-                f"{plural(len(errors), 'input')} could not be read to the end; nothing of "
-                f"{' and '.join(unit_words(plan.unit) for plan in waiting)} is in the shards:\n  {files}\nrepair each "
-                "file or replace it by what can be read of it (an empty file will do), and run the same command again: "
-                "only these partitions are done again"
-            )
-        if failures and problems:
-            self.console.notice(problems[0])
         raise_failures(failures, self.console.log)
         sealed = load_manifest(self.shards).sources if has_manifest(self.shards) else {}
-        share = self.recipe.shards.max_reject_share
+        share, problems = self.recipe.shards.max_reject_share, list[str]()
         for sources, folder in ((sealed, self.shards / "rejects"), (empty, self.state)):
             counts = {
                 name: (one.read, one.rejected) for name, one in sources.items() if name in self.recipe.sources
@@ -324,14 +312,3 @@ def _report_encoded_again(manifest: Manifest, names: set[str], console: Console)
             "tokenizers encoded these as a whole, so their ids are right. Please report the first document of each:\n  "
             + listed(again, 20, "\n  ")
         )
-
-
-def _done(task: TokenizeTask) -> PartitionRecord | None:
-    """The record of a partition that is done, or None. If an input was damaged, forgets it: the input may be whole
-    now."""
-    record = load_record(task.state(".json"))
-    if record is None or not record.errors:
-        return record
-    # Its shards stay: the next try overwrites them, and sealing removes any that are not written again.
-    forget(task.state_dir, task.partition.name)
-    return None

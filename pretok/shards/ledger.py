@@ -16,7 +16,7 @@ only on the rows and the version of pyarrow, not on how many rows were appended 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -49,6 +49,8 @@ SCHEMA = pa.schema(
 """The columns of every ledger."""
 REMOVED = pa.schema([(name, pa.string()) for name in COLUMNS])
 """Columns that a ledger gets when documents of its shard are removed. Until then readers see them as null."""
+MATCHED = "_matched"
+"""End of the name of the first column of a file of joined columns (`annotations.py`), which is written as a ledger."""
 DELTA = ("record", "tokens", "bytes")
 """Columns that are written as differences, which is as small as a dictionary and faster."""
 
@@ -81,16 +83,8 @@ def ledger_rows(
     schema: pa.Schema = SCHEMA,
 ) -> pa.RecordBatch:
     """Ledger rows of documents. starts: `start` above; sizes: bytes of the texts; kept: the kept columns."""
-    columns = [
-        files,
-        pa.array(starts, pa.int64()),
-        pa.array(records, pa.int64()),
-        pa.array(tokens, pa.int32()),
-        pa.array(sizes, pa.int64()),
-        hash_column(hashes),
-        *kept,
-    ]
-    return pa.RecordBatch.from_arrays(columns, schema=schema)
+    numbers = map(pa.array, (starts, records, tokens, sizes))
+    return pa.RecordBatch.from_arrays([files, *numbers, hash_column(hashes), *kept], schema=schema)
 
 
 class LedgerWriter:
@@ -110,7 +104,7 @@ class LedgerWriter:
             schema,
             compression={name: "none" if name == "hash" else "zstd" for name in schema.names},
             use_dictionary=[name for name in schema.names if name not in ("hash", *DELTA)],
-            column_encoding=dict.fromkeys(DELTA, "DELTA_BINARY_PACKED"),
+            column_encoding={name: "DELTA_BINARY_PACKED" for name in DELTA if name in schema.names},
             store_schema=False,
         )
 
@@ -146,11 +140,11 @@ class LedgerWriter:
 
 
 def open_ledger(path: Path) -> pq.ParquetFile:
-    """Open a ledger for reading. Raises IntegrityError if it is not a ledger."""
+    """Open a ledger, or joined columns, for reading. Raises IntegrityError if it is neither."""
     with reading(path, pa.ArrowException, ValueError):
         file = pq.ParquetFile(path)
         names = file.schema_arrow.names
-    if names[: len(SCHEMA)] != SCHEMA.names:
+    if names[: len(SCHEMA)] != SCHEMA.names and not names[0].endswith(MATCHED):
         file.close()
         raise IntegrityError(f"{path} is not a ledger: its columns are {', '.join(names)}")
     return file
@@ -176,12 +170,15 @@ def ledger_column(path: Path, name: str) -> pa.Array:
     return pa.concat_arrays([rows[name] for rows in ledger_windows(path, [name])])
 
 
-def strike(path: Path, to: Path, source: str, rows: npt.NDArray[np.bool_], at: str, reason: str) -> SideFile:
-    """Write a ledger again to `to`, with the documents `rows` (documents,) removed: their kept values become null, and
-    the columns REMOVED say when and why."""
+def strike(
+    path: Path, to: Path, source: str, rows: npt.NDArray[np.bool_], values: Mapping[str, object]
+) -> SideFile:
+    """Write a ledger, or joined columns, again to `to`, with the documents `rows` (documents,) removed: of their
+    columns other than SCHEMA those in `values` get that value and all others become null. Columns REMOVED that `values`
+    has are added."""
     schema = ledger_schema(path)
-    schema = pa.schema([*schema, *(field for field in REMOVED if field.name not in schema.names)])
-    values = dict(zip(COLUMNS, (at, reason), strict=True))
+    more = (field for field in REMOVED if field.name in values and field.name not in schema.names)
+    schema = pa.schema([*schema, *more])
     with LedgerWriter(to, schema) as writer:
         for window in ledger_windows(path):
             here = pa.array(rows[writer.documents : writer.documents + len(window)])

@@ -30,7 +30,6 @@ import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import cached_property, lru_cache
-from itertools import count
 from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
 
@@ -267,10 +266,14 @@ class Manifest(Record, frozen=True, dict=True, omit_defaults=True):
 
     def counted(self) -> Manifest:
         """This manifest with the counts of its sources and the totals computed from the shards."""
-        sources = {
-            name: _count_source(counts, [shard for shard in self.shards if shard.source == name])
-            for name, counts in self.sources.items()
-        }
+        sources = {}
+        for name, known in self.sources.items():
+            train, val = (add_counts([NOTHING, *map(_counts_of, self.of(name, split))]) for split in SPLITS)
+            of_both = add_counts([train, val])
+            tokens, documents, size = of_both.tokens, of_both.documents, of_both.bytes
+            sources[name] = replace(
+                known, tokens=tokens, documents=documents, bytes=size, train=train, val=val
+            )
         # Kinds of tokens and kept columns mean nothing over several sources.
         both = add_counts([UNCOUNTED, *(replace(counts, mismatches={}) for counts in sources.values())])
         train, val = (replace(split, kinds=None) for split in (both.train, both.val))
@@ -282,15 +285,16 @@ class Manifest(Record, frozen=True, dict=True, omit_defaults=True):
         shards = {name: {split: counts[name, split] for split in SPLITS} for name, _ in counts}
         return Event(self.fingerprint, shards, removal)
 
+    @cached_property
+    def units(self) -> frozenset[str]:
+        """The sources and appends that are sealed, `it` and `it.1`: each has a table of inputs. None if the shards hold
+        a mix."""
+        names = (PurePosixPath(file.path).name for file in self.side_files)
+        return frozenset(name.removesuffix(INPUTS_SUFFIX) for name in names if name.endswith(INPUTS_SUFFIX))
+
     def appends(self, source: str) -> int:
         """The number of appends to a source."""
-        tables = {file.path for file in self.side_files if file.source == source}
-        return next(number for number in count(1) if inputs_name(source, number) not in tables) - 1
-
-    def holds(self, unit: str) -> bool:
-        """Whether documents of a source (`NAME`) or of an append to it (`NAME.1`) are sealed."""
-        source, _, append = unit.partition(".")
-        return source in self.sources and int(append or 0) <= self.appends(source)
+        return sum(unit.startswith(f"{source}.") for unit in self.units)
 
     def rejects(self, source: str) -> list[Path]:
         """The files of rejects of a source."""
@@ -306,8 +310,7 @@ class Manifest(Record, frozen=True, dict=True, omit_defaults=True):
     @cached_property
     def tokenized(self) -> tuple[str, ...]:
         """The sources that have a table of inputs; none if the shards hold a mix."""
-        tables = {file.path for file in self.side_files}
-        return tuple(name for name in self.sources if inputs_name(name) in tables)
+        return tuple(name for name in self.sources if name in self.units)
 
     @cached_property
     def roots(self) -> dict[Path, str]:
@@ -447,16 +450,8 @@ def inputs_name(source: str, append: int = 0) -> str:
     return f"{source}/{unit_name(source, append)}{INPUTS_SUFFIX}"
 
 
-def _count_source(known: SourceCounts, shards: Sequence[Shard]) -> SourceCounts:
-    """The counts of a source with those of all its shards."""
-    splits = {split: [NOTHING] for split in SPLITS}
-    for s in shards:
-        splits[s.split].append(SplitCounts(s.tokens, s.documents, s.text_bytes, s.kinds, s.removed))
-    train, val = map(add_counts, splits.values())
-    both = add_counts([train, val])
-    return replace(
-        known, tokens=both.tokens, documents=both.documents, bytes=both.bytes, train=train, val=val
-    )
+def _counts_of(shard: Shard) -> SplitCounts:
+    return SplitCounts(shard.tokens, shard.documents, shard.text_bytes, shard.kinds, shard.removed)
 
 
 def add_counts(parts: Sequence[T]) -> T:

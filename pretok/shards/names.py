@@ -70,16 +70,16 @@ def find_names(
     wanted = pa.array(hashes, HASH), pa.array(names, pa.large_string())
     columns = ["hash", "id", *(("file", "position") if lines else ())]
     fits: defaultdict[str, defaultdict[str, set[bytes]]] = defaultdict(lambda: defaultdict(set))
-    found = {}
+    documents = {}
     for shard, before in shards:
         rows_found: set[int] = set()
         for _, first, rows in scan(manifest, columns, [(shard, before)]):
             for row, name, way in _matches(rows, wanted, hashes, lines):
                 rows_found.add(first - before + row)
                 fits[name][way].add(rows["hash"][row].as_py())
-        found[shard.path] = np.array(sorted(rows_found), np.int64)
+        documents[shard.path] = np.array(sorted(rows_found), np.int64)
     _refuse_unclear(manifest, fits)
-    return found, tuple(name for name in names if name not in fits)
+    return documents, tuple(name for name in names if name not in fits)
 
 
 def _matches(
@@ -109,14 +109,14 @@ def lines_named(manifest: Manifest, names: Sequence[str]) -> Lines:
             asked[place[1]].append((int(place[2]), name))
     sources = manifest.tokenized if asked else ()
     paths = {path for source in sources for path, _ in lines_of_source(manifest, source)}
-    found: Lines = {}
+    lines: Lines = {}
     for path in paths:
         parts = path.split("/")
         for end in range(len(parts)):
             file = "/".join(parts[end:])
             for line, name in asked.get(file, ()) if file == path or file not in paths else ():
-                found.setdefault(path, {}).setdefault(line, []).append(name)
-    return found
+                lines.setdefault(path, {}).setdefault(line, []).append(name)
+    return lines
 
 
 def _refuse_unclear(manifest: Manifest, fits: dict[str, defaultdict[str, set[bytes]]]) -> None:

@@ -25,7 +25,7 @@ from pretok.read.probe import check_kept, probe_inputs
 from pretok.read.recognise import list_inputs
 from pretok.shards.inputs import PLAN_FILE, PlannedPiece, SourcePlan, read_plan, write_plan
 from pretok.shards.manifest import unit_words
-from pretok.shards.record import PartitionRecord, forget, load_records
+from pretok.shards.record import PartitionRecord, load_records
 
 
 def plan_source(
@@ -69,20 +69,20 @@ def plan_source(
     plans: list[SourcePlan] = []
     for one in asked:
         old = read_plan(state / one.unit) or next(iter(sealed[one.append : one.append + 1]), None)
-        made = _continue(old, one, state, console) if old is not None else None
-        if made is None:
+        new = _continue(old, one, state, console) if old is not None else None
+        if new is None:
             probes = probe_inputs(one.inputs, *source.probed, console=console)
             if not plans:
                 check_kept(name, source.kept, probes)
             target = size or shard_bytes(probes, itemsize)
             first = sum(len(plan.partitions) for plan in plans)
-            made = replace(
+            new = replace(
                 one.cut(plan(name, probes, target, itemsize, first)),
                 settings=settings | {"target": target},
                 kept=tuple(replace(column, type=column.type or "text") for column in source.kept),
             )
-            write_plan(state / one.unit / PLAN_FILE, made)
-        plans.append(made)
+            write_plan(state / one.unit / PLAN_FILE, new)
+        plans.append(new)
     return [replace(one, stamps=stamps) for one in plans]
 
 
@@ -112,7 +112,9 @@ def _continue(old: SourcePlan, asked: SourcePlan, state: Path, console: Console)
         return old
     for partition in old.partitions:
         if any(piece.file.path in fixed for piece in partition.pieces):
-            forget(state / old.unit, partition.name)
+            # To do it again from its beginning: it has no record, but may have files beside it.
+            for path in (state / old.unit).glob(f"{partition.name}.*"):
+                path.unlink()
     now = {file.path: file for file in asked.inputs}
     new = replace(old, rows=tuple(replace(row, file=now[row.file.path]) for row in old.rows))
     write_plan(state / old.unit / PLAN_FILE, new)
@@ -127,7 +129,7 @@ def _fixed(old: SourcePlan, asked: SourcePlan, records: Mapping[int, PartitionRe
     return {
         piece.file.path
         for partition in old.partitions
-        if (record := records.get(partition.number)) is None or record.errors
+        if partition.number not in records
         for piece in partition.pieces
         if readers[piece.file.path] == 1 and now.get(piece.file.path, piece.file) != piece.file
     }

@@ -15,7 +15,6 @@ from importlib.metadata import version
 from pathlib import Path
 
 from pretok.base.errors import MismatchError
-from pretok.base.failures import Failure
 from pretok.base.records import Count, Record, read_record
 from pretok.base.storage import read_json
 from pretok.base.version import PRETOK_VERSION
@@ -40,8 +39,6 @@ class PartitionRecord(Record, frozen=True):
     """The files next to the train shards."""
     pieces: tuple[PieceCounts, ...]
     """The records of each piece."""
-    errors: tuple[Failure, ...]
-    """Inputs whose rest could not be read. If there are any, the partition is not done."""
     counts: dict[str, Count]
     """The progress that was reported."""
     contaminated: tuple[ItemCount, ...]
@@ -59,16 +56,6 @@ def load_records(state: Path, plan: SourcePlan) -> dict[int, PartitionRecord]:
     return {number: record for number, record in records if record is not None}
 
 
-def forget(state: Path, partition: str) -> None:
-    """Remove everything in the state folder of a partition, to do it again.
-
-    The record goes last: if a kill leaves it, the rest is removed by the next run.
-    """
-    # While the record is there, with its errors, the next run comes here again.
-    for path in sorted(state.glob(f"{partition}.*"), key=lambda path: path.suffix == ".json"):
-        path.unlink()
-
-
 @cache
 def software() -> dict[str, str]:
     """Versions of pretok, Python and PACKAGES in this process."""
@@ -81,17 +68,19 @@ def software() -> dict[str, str]:
 
 def all_software(used: Iterable[Mapping[str, str]]) -> dict[str, str]:
     """All versions that were used of each package: `20.0.0`, or `20.0.0, 21.0.0`."""
-    found: dict[str, set[str]] = {}
+    every: dict[str, set[str]] = {}
     for versions in used:
         for name, each in versions.items():
-            found.setdefault(name, set()).update(each.split(", "))
-    return {name: ", ".join(sorted(versions)) for name, versions in found.items()}
+            every.setdefault(name, set()).update(each.split(", "))
+    return {name: ", ".join(sorted(versions)) for name, versions in every.items()}
 
 
 def refuse_other_software(job: Mapping[str, str]) -> None:
     """Raises MismatchError if this worker has other versions than its job: the same text could get other ids."""
-    mine = software()
-    if others := [f"{name} {mine[name]} instead of {job[name]}" for name in job if mine[name] != job[name]]:
+    installed = software()
+    if others := [
+        f"{name} {installed[name]} instead of {job[name]}" for name in job if installed[name] != job[name]
+    ]:
         raise MismatchError(
             f"{os.uname().nodename} has {', '.join(others)}: install the same versions on all nodes"
         )

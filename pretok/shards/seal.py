@@ -21,7 +21,6 @@ import numpy as np
 from pretok.base.errors import MismatchError
 from pretok.base.records import replace
 from pretok.base.storage import atomic_open, read_json_lines
-from pretok.base.tokens import token_dtype
 from pretok.base.tree import root_of
 from pretok.screen.removed import removed_path
 from pretok.shards.contamination import benchmark_path, kept_benchmark, write_found
@@ -42,8 +41,9 @@ from pretok.shards.manifest import (
     write_manifest,
 )
 from pretok.shards.record import PartitionRecord, all_software, software
+from pretok.shards.task import REJECTS
 from pretok.shards.writer import ShardWriter
-from pretok.tokenizer.vocabulary import TOKENIZER_FILE, Vocabulary
+from pretok.tokenizer.vocabulary import TOKENIZER_FILE
 
 DonePlan = tuple[SourcePlan, Mapping[int, PartitionRecord]]
 """A plan, and the records of all its partitions, each of which is done."""
@@ -65,23 +65,23 @@ def sealed_manifest(shards: Path) -> Manifest | None:
 def drop_finished(state: Path, manifest: Manifest) -> None:
     """Remove the state of sealed sources, and an empty state folder."""
     for folder in state.glob("*/"):
-        if manifest.holds(folder.name):
+        if folder.name in manifest.units:
             shutil.rmtree(folder)
     if state.exists() and not any(state.iterdir()):
         state.rmdir()
 
 
 def seal(
-    shards: Path, state: Path, plans: list[DonePlan], config: dict[str, object], vocab: Vocabulary
+    shards: Path, state: Path, plans: list[DonePlan], config: dict[str, object], tokenizer: TokenizerEntry
 ) -> Manifest:
     """Seal all `plans`. Returns the new manifest.
 
     Raises AssertionError if records read = documents written + records rejected fails for any source.
     """
-    dtype = token_dtype(vocab.size)
+    dtype = np.dtype(tokenizer.dtype)
     old = sealed_manifest(shards)
     manifest = old or Manifest(
-        tokenizer=TokenizerEntry(vocab.fingerprint, vocab.size, vocab.eod_id, dtype.name, vocab.bos_id),
+        tokenizer=tokenizer,
         totals=UNCOUNTED,
         sources={},
         shards=(),
@@ -215,8 +215,7 @@ def _merge_rejects(
     rejects = 0
     with atomic_open(path, "w") as out:
         for partition in sealed.partitions:
-            listed = records[partition.number].found.rejected
-            for line in read_json_lines(state / f"{partition.name}.rejects.jsonl") if listed else ():
+            for line in read_json_lines(state / f"{partition.name}{REJECTS}"):
                 file, before = places[partition.number, line.pop("piece")]
                 place = {"file": file, "position": before + line.pop("record") + 1}
                 out.write(json.dumps({**place, **line}, ensure_ascii=False) + "\n")

@@ -79,15 +79,15 @@ class ShardSpans:
         """(tokens,) uint8: the kind of each token."""
         return np.repeat(self.kinds, np.diff(self.ends, prepend=0))
 
-    def within(self, start: int, stop: int) -> Iterator[tuple[int, int, str]]:
-        """(first token, number of tokens, kind) of each span in the tokens start:stop, cut at both ends."""
+    def document(self, offsets: Ints, number: int) -> Iterator[tuple[int, int, str]]:
+        """(first token, number of tokens, kind) of each span of a document.
+
+        offsets: where each document of the shard begins, as its reader has them.
+        """
+        start, stop = offsets[number : number + 2].tolist()
         for end, kind in zip(*(column.tolist() for column in self._cut(start, stop)), strict=True):
             yield start, end - start, KINDS[kind]
             start = end
-
-    def document(self, offsets: Ints, number: int) -> Iterator[tuple[int, int, str]]:
-        """`within` for one document. offsets: where each document of the shard begins, as its reader has them."""
-        return self.within(int(offsets[number]), int(offsets[number + 1]))
 
     def learned(self, start: int, stop: int, learn: Collection[str]) -> npt.NDArray[np.bool_]:
         """(stop - start,) bool: which of the tokens start:stop have a kind in `learn`."""
@@ -110,8 +110,8 @@ class ShardSpans:
             return "they overlap, or are of no kind"
         if not np.isin(offsets[1:], self.ends).all():
             return "a span extends beyond the end of a document"
-        if (found := count_kinds(self.ends, self.kinds)) != stated:
-            return f"they have tokens {found}, the manifest says {stated}"
+        if (counted := count_kinds(self.ends, self.kinds)) != stated:
+            return f"they have tokens {counted}, the manifest says {stated}"
         return None
 
 

@@ -1,7 +1,7 @@
 """One partition -> sealed shards and a record: the task that a worker runs.
 
     read    the partition -> batches of documents, screened
-    encode  batches -> token ids of the documents of each split (`batching.py`), a sample of them again (`sample.py`)
+    encode  batches -> token ids of the documents of each split, a sample of them again (`encode.py`)
     write   ids, ledger rows and rejects -> files under temporary names (`writer.py`)
     seal    rename the files, then write the record of the partition (`record.py`)
 
@@ -15,23 +15,24 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from fractions import Fraction
 from math import ceil
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from pretok.base.console import Counts
-from pretok.base.errors import MismatchError
+from pretok.base.errors import MismatchError, PartitionsFailed
 from pretok.base.execute import Report
-from pretok.base.failures import Failure
+from pretok.base.failures import SHOWN
 from pretok.base.records import replace, to_json
 from pretok.base.storage import atomic_open, write_json
+from pretok.base.units import listed
 from pretok.chat.documents import read_documents
 from pretok.kernels.compile import load_registries
 from pretok.read.batches import TextBatch, buffers
@@ -42,28 +43,21 @@ from pretok.read.partition import Partition
 from pretok.read.readers import Damage
 from pretok.screen.benchmark import ItemCount
 from pretok.screen.screening import Screen, Screening
-from pretok.shards.batching import (
-    MOST_BATCHES,
-    MOST_TOKENS,
-    EncodedSplit,
-    JoinedBatches,
-    encode_splits,
-    join,
-    most_tokens,
-)
+from pretok.shards.encode import Differs, EncodedSplit, JoinedBatches, Sample, encode_splits, group
 from pretok.shards.format import LEDGER_SUFFIX, Shard
 from pretok.shards.inputs import PieceCounts
 from pretok.shards.ledger import ledger_rows, schema_with
-from pretok.shards.manifest import UNCOUNTED, SideFile, SourceCounts
+from pretok.shards.manifest import UNCOUNTED, SideFile, SourceCounts, TokenizerEntry
 from pretok.shards.record import PartitionRecord, refuse_other_software
-from pretok.shards.sample import Differs, Sample
 from pretok.shards.writer import ShardWriter
 from pretok.tokenizer.encoder import Encoder, load_libraries
-from pretok.tokenizer.vocabulary import load_vocab
+from pretok.tokenizer.vocabulary import TOKENIZER_FILE, load_vocab
 
-HASHES, COPIES, DAMAGED = f".hashes{LEDGER_SUFFIX}", ".copies.parquet", ".damaged"
-"""Files of a partition in the state folder if copies are looked for: the hashes of its documents; which of them are
-copies; and a marker that an input could not be read to its end when the documents were hashed."""
+HASHES, COPIES = f".hashes{LEDGER_SUFFIX}", ".copies.parquet"
+"""Files of a partition in the state folder if copies are looked for: the hashes of its documents, and which of them are
+copies."""
+REJECTS = ".rejects.jsonl"
+"""The file of a partition with its rejects, by piece and number in the piece."""
 ROLL_OVER = Fraction(5, 4)
 """A shard is full at this multiple of its target size, so that a partition a little over target gives one shard."""
 
@@ -71,8 +65,8 @@ ROLL_OVER = Fraction(5, 4)
 @dataclass(frozen=True, slots=True)
 class TokenizeTask:
     """Everything that decides the bytes of a partition's shards. target: bytes of tokens a shard should hold;
-    tokenizer_json: the copy next to the shards, which must have the fingerprint `tokenizer`; software: versions that
-    the worker must have."""
+    tokenizer: the entry of the manifest that the copy next to the shards must match; software: versions that the worker
+    must have."""
 
     partition: Partition
     shards_dir: Path
@@ -81,10 +75,7 @@ class TokenizeTask:
     keep: tuple[KeptColumn, ...]
     screening: Screening
     normalization: Normalization
-    tokenizer_json: Path
-    tokenizer: str
-    eod_id: int
-    bos_id: int | None
+    tokenizer: TokenizerEntry
     target: int
     val_fraction: Fraction
     val_seed: int
@@ -95,7 +86,7 @@ class TokenizeTask:
         return self.state_dir / f"{self.partition.name}{suffix}"
 
 
-_loaded: dict[tuple[str, int, int | None, tuple[str, ...]], Encoder] = {}
+_loaded: dict[tuple[TokenizerEntry, tuple[str, ...]], Encoder] = {}
 """The encoders of this process: loading one takes a second, and its word cache starts cold. The key is what it encodes
 and not its path, as each job has a copy next to its shards. A second one may be for conversations."""
 
@@ -113,13 +104,13 @@ def encoder_of(task: TokenizeTask, _report: Report | None = None) -> Encoder:
     """
     how = task.record.conversation
     markers = tuple(how.markers) if isinstance(how, Conversation) else ()
-    key = task.tokenizer, task.eod_id, task.bos_id, markers
+    key = task.tokenizer, markers
     if key not in _loaded:
-        vocab = load_vocab(task.tokenizer_json, task.eod_id, task.bos_id)
-        if vocab.fingerprint != task.tokenizer:
+        vocab = load_vocab(task.shards_dir / TOKENIZER_FILE, task.tokenizer.eod_id, task.tokenizer.bos_id)
+        if vocab.fingerprint != task.tokenizer.fingerprint:
             raise MismatchError(
-                f"{task.tokenizer_json} has the fingerprint {vocab.fingerprint}, but the shards are made with "
-                f"{task.tokenizer}: it was replaced while the job ran; run the same command again"
+                f"{vocab.path} has the fingerprint {vocab.fingerprint}, but the shards are made with "
+                f"{task.tokenizer.fingerprint}: it was replaced while the job ran; run the same command again"
             )
         if len(_loaded) > 1:
             _loaded.clear()
@@ -130,7 +121,8 @@ def encoder_of(task: TokenizeTask, _report: Report | None = None) -> Encoder:
 def tokenize_partition(task: TokenizeTask, report: Report) -> None:
     """Encode a partition and seal its shards.
 
-    Calls `report` with the increments of documents, tokens, bytes and rejected.
+    Calls `report` with the increments of documents, tokens, bytes and rejected. Raises MismatchError for other
+    software or another tokenizer than the job's, PartitionsFailed for a damaged input.
     """
     refuse_other_software(task.software)
     encoder = encoder_of(task)
@@ -146,14 +138,9 @@ def _tokenize(
 ) -> None:
     """Read, encode, write and seal. encoded_again: for the manifest. Raises Differs."""
     screen = Screen(task.screening, task.state(COPIES))
-    batches = read_documents(task.partition, task.record, task.normalization, task.keep)
     sample = Sample(encoder)
-    with PartitionWriter(task, encoder.dtype) as writer:
-        for group in _groups(map(screen, batches), writer.is_full):
-            if isinstance(group, Damage):
-                writer.add_damage(group)
-                continue
-            joined = join(group)
+    with PartitionWriter(task) as writer:
+        for joined in group(map(screen, read_whole(task)), writer.is_full):
             encoded, refused = encode_splits(joined, encoder, task.val_fraction, task.val_seed)
             sample.add(joined, encoded, refused)
             report(writer.add(joined, encoded, refused))
@@ -167,28 +154,25 @@ def _tokenize(
     write_json(task.state(".json"), to_json(record))
 
 
-def _groups(
-    batches: Iterator[TextBatch | Damage], is_full: Callable[[int], bool]
-) -> Iterator[list[TextBatch] | Damage]:
-    """Batches that are encoded together, and the damage between them. is_full: see `PartitionWriter.is_full`.
-
-    A shard ends with the batch that fills it. So batches that could fill it do not wait for more: where shards end does
-    not depend on which batches are encoded together.
-    """
-    waiting: list[TextBatch] = []
-    most = size = 0  # the tokens that they can be at most, and their bytes
-    for batch in batches:
+def read_whole(task: TokenizeTask) -> Iterator[TextBatch]:
+    """The batches of documents of a partition. Raises PartitionsFailed after the last one if inputs could not be read
+    to their end: the error names all of them, and the partition is done again from its beginning."""
+    damaged = []
+    for batch in read_documents(task.partition, task.record, task.normalization, task.keep):
         if isinstance(batch, Damage):
+            damaged.append(f"{task.partition.pieces[batch.piece].file.path}: {batch.error}")
+        else:
             yield batch
-            continue
-        waiting.append(batch)
-        most += most_tokens(batch)
-        size += batch.nbytes
-        if max(most, size) >= MOST_TOKENS or len(waiting) >= MOST_BATCHES or is_full(most):
-            yield waiting
-            waiting, most, size = [], 0, 0
-    if waiting:
-        yield waiting
+            del batch  # frees it before the next one is read
+    if damaged:
+        # The input may have had other documents when they were hashed, so copies are looked for again. In this
+        # order: a kill in between leaves copies without hashes, which do not count (`settle_copies`).
+        for suffix in (HASHES, COPIES):
+            task.state(suffix).unlink(missing_ok=True)
+        raise PartitionsFailed(
+            f"{listed(damaged, SHOWN, '; ')}; repair each file or replace it by what can be read of it (an empty file "
+            "will do)"
+        )
 
 
 class PartitionWriter:
@@ -197,20 +181,20 @@ class PartitionWriter:
     Leaving the context without `seal` removes the temporary files.
     """
 
-    def __init__(self, task: TokenizeTask, dtype: np.dtype[Any]) -> None:
+    def __init__(self, task: TokenizeTask) -> None:
         self.task = task
-        self._dtype = dtype
-        self._most_tokens = ceil(task.target * ROLL_OVER / dtype.itemsize)  # of a train shard
+        self._dtype = np.dtype(task.tokenizer.dtype)
+        self._most_tokens = ceil(task.target * ROLL_OVER / self._dtype.itemsize)  # of a train shard
         pieces = task.partition.pieces
         self._files = pa.array([piece.file.path for piece in pieces], pa.string())
         self._origins = np.array([piece.origin for piece in pieces], np.int64)
         self._schema = schema_with([*task.keep, *task.screening.columns])
         self._stack = ExitStack()
         self._writers: dict[str, ShardWriter] = {}
-        self._rejects: IO[str] | None = None
+        rejects = atomic_open(task.state(REJECTS), "w")
+        self._rejects = self._stack.enter_context(rejects)
         self._shards: list[Shard] = []
         self._side_files: list[SideFile] = []
-        self._errors: list[Failure] = []
         self._read, self._refused, self._lines = (Counter[int]() for _ in range(3))  # by piece
         self._rejected, self._mismatches, self._counts = (Counter[str]() for _ in range(3))
 
@@ -225,11 +209,6 @@ class PartitionWriter:
         tokens = self._writers["train"].tokens if "train" in self._writers else 0
         return tokens + more >= self._most_tokens
 
-    def add_damage(self, damage: Damage) -> None:
-        """Note an input whose rest cannot be read."""
-        partition = self.task.partition
-        self._errors.append(Failure(partition.name, partition.pieces[damage.piece].file.path, damage.error))
-
     def add(
         self, joined: JoinedBatches, encoded: list[EncodedSplit], refused: list[tuple[int, str]]
     ) -> Counts:
@@ -240,8 +219,8 @@ class PartitionWriter:
             for reject in batch.rejects.to_pylist()
         ]
         for row, reason in refused:
-            piece, number = joined.place(row)
-            rejects.append({"piece": piece, "record": number, "reason": "unencodable", "detail": reason})
+            place = {"piece": int(joined.pieces[row]), "record": int(joined.numbers[row])}
+            rejects.append({**place, "reason": "unencodable", "detail": reason})
         self._reject(sorted(rejects, key=lambda reject: (reject["piece"], reject["record"])))
         for batch in joined.batches:
             self._read[batch.piece] += batch.records
@@ -264,13 +243,9 @@ class PartitionWriter:
 
     def _reject(self, rejects: list[dict[str, Any]]) -> None:
         """List rejected records."""
-        if rejects and self._rejects is None:
-            path = self.task.state(".rejects.jsonl")
-            self._rejects = self._stack.enter_context(atomic_open(path, "w"))
         for reject in rejects:
             self._refused[reject["piece"]] += 1
             self._rejected[reject["reason"]] += 1
-            assert self._rejects is not None
             self._rejects.write(json.dumps(reject, ensure_ascii=False) + "\n")
 
     def _write(self, joined: JoinedBatches, encoded: EncodedSplit) -> None:
@@ -319,7 +294,6 @@ class PartitionWriter:
             shards=tuple(self._shards),
             side_files=tuple(self._side_files),
             pieces=pieces,
-            errors=tuple(self._errors),
             counts=self._counts,
             contaminated=contaminated,
         )

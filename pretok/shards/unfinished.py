@@ -9,46 +9,33 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
 
 from pretok.base.errors import IntegrityError, MismatchError
-from pretok.base.failures import Failure
 from pretok.base.lock import share
 from pretok.base.storage import read_json, write_json
 from pretok.shards.manifest import STATE, Manifest, has_manifest, load_manifest, unit_words
 
 
-class Progress(NamedTuple):
-    """The partitions of a source that are done and planned, and the inputs that were not read to the end."""
-
-    done: int
-    planned: int
-    failed: tuple[Failure, ...]
-
-
-def unfinished(shards: Path) -> dict[str, Progress]:
-    """The progress of each source, or append (`NAME.1`), that is not sealed."""
-    found: dict[str, Progress] = {}
+def unfinished(shards: Path) -> dict[str, tuple[int, int]]:
+    """(partitions done, partitions planned) of each source, or append (`NAME.1`), that is not sealed."""
+    progress: dict[str, tuple[int, int]] = {}
     if not (folders := sorted((shards / STATE).glob("*/"))):
-        return found
+        return progress
     from pretok.shards.inputs import read_plan  # these import compiled loops
     from pretok.shards.record import load_records
 
     manifest = load_manifest(shards, unfinished=False) if has_manifest(shards) else None
     for folder in folders:
-        if (manifest and manifest.holds(folder.name)) or (plan := read_plan(folder)) is None:
+        if (manifest and folder.name in manifest.units) or (plan := read_plan(folder)) is None:
             continue
-        records = load_records(folder, plan).values()
-        done = sum(not record.errors for record in records)
-        failed = tuple(error for record in records for error in record.errors)
-        found[folder.name] = Progress(done, len(plan.partitions), failed)
-    return found
+        progress[folder.name] = len(load_records(folder, plan)), len(plan.partitions)
+    return progress
 
 
 def refuse_unfinished(shards: Path) -> None:
     """Raises IntegrityError with the progress if a folder has state but no manifest yet."""
-    if not has_manifest(shards) and (found := unfinished(shards)):
-        done, planned = sum(one.done for one in found.values()), sum(one.planned for one in found.values())
+    if not has_manifest(shards) and (progress := unfinished(shards)):
+        done, planned = map(sum, zip(*progress.values(), strict=True))
         raise IntegrityError(
             f"{shards} is unfinished: {done} of {planned} partitions are done; run the same command again"
         )
@@ -70,18 +57,13 @@ def reading(manifest: Manifest, what: str) -> Iterator[None]:
         yield
 
 
-def incomplete(manifest: Manifest, most: int = 5) -> list[str]:
-    """Sentences that say what is missing: sources that are not sealed, and at most `most` inputs that could not be read
-    to the end."""
-    sentences, failed = [], []
-    for name, found in unfinished(manifest.folder).items():
-        sentences.append(
-            f"source {unit_words(name)} is unfinished: {found.done} of {found.planned} partitions are done (nothing of "
-            f"it is sealed); its work is kept in {manifest.folder / STATE / name}: run pretok tokenize again"
-        )
-        failed += [f"missing from source {unit_words(name)}: {f.file} ({f.error})" for f in found.failed]
-    more = [f"and {len(failed) - most} more inputs"] if len(failed) > most else []
-    return [*sentences, *failed[:most], *more]
+def incomplete(manifest: Manifest) -> list[str]:
+    """Sentences that say which sources are not sealed."""
+    return [
+        f"source {unit_words(name)} is unfinished: {done} of {planned} partitions are done (nothing of it is sealed); "
+        f"its work is kept in {manifest.folder / STATE / name}: run pretok tokenize again"
+        for name, (done, planned) in unfinished(manifest.folder).items()
+    ]
 
 
 def keep_plan(out: Path, plan: dict[str, object]) -> None:

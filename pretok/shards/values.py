@@ -20,12 +20,12 @@ def sum_values(sql: Any, rows: str, names: Sequence[str], most: int, *given: obj
     number of different values, without null; and `listed`: the `most` values with most tokens, then null if it occurs.
     """
     sums = ", ".join(f"sum({name})::BIGINT AS {name}" for name in names)
-    found = sql.execute(
+    sums_by_value = sql.execute(
         f"""SELECT value, {", ".join(names)}, count(value) OVER () AS distinct_values
         FROM (SELECT value, {sums} FROM ({rows}) GROUP BY value)
         QUALIFY row_number() OVER (ORDER BY value IS NULL, tokens DESC, value) <= {most} OR value IS NULL
         ORDER BY value IS NULL, tokens DESC, value""",
         list(given),
     ).fetchall()
-    listed = [dict(zip(("value", *names), row, strict=False)) for row in found]
-    return {"distinct": found[0][-1] if found else 0, "listed": listed}
+    listed = [dict(zip(("value", *names), row, strict=False)) for row in sums_by_value]
+    return {"distinct": sums_by_value[0][-1] if sums_by_value else 0, "listed": listed}

@@ -209,14 +209,10 @@ def _shards(folder: Path, logs: _Logs) -> Iterator[StepStatus]:
     sealed = set(manifest.sources) if manifest else set()
     for unit in sorted(sealed | planned.keys()):
         name = unit_words(unit)
-        done, partitions, failures = planned.get(unit, (None, None, ()))
+        done, partitions = planned.get(unit, (None, None))
         if holder and (unit in planned or not sealed):
             detail = logs.at_work(holder, "tokenize", "run")
             yield StepStatus(f"shards of {name}", RUNNING, done, partitions, detail)
-        elif failures:
-            first = f"{failures[0].file}: {failures[0].error}"
-            detail = f"{plural(len(failures), 'input')} not read to the end, fix first; {first}"
-            yield StepStatus(f"shards of {name}", FAILED, done, partitions, detail, again)
         elif unit in planned:
             yield StepStatus(f"shards of {name}", UNFINISHED, done, partitions, ended, again)
         elif manifest:
@@ -241,13 +237,12 @@ def _annotations(manifest: Manifest, logs: _Logs) -> Iterator[StepStatus]:
     for one in found:
         what = f"annotations {one.name}"
         problems, unknown = outdated_parts(manifest, one), unknown_sources(manifest, one)
-        counts = one.record.counts
         if problems:
             yield StepStatus(what, FAILED, detail=problems[0], next=again)
         elif unknown:
             yield StepStatus(what, UNFINISHED, detail=f"not for {', '.join(unknown)}", next=again)
         else:
-            detail = f"{counts.documents_matched:,} of {plural(counts.documents, 'document')}"
+            detail = f"{one.matched:,} of {plural(one.documents, 'document')}"
             yield StepStatus(what, FINISHED, detail=detail)
 
 

@@ -97,7 +97,9 @@ def documents(manifest: Manifest) -> list[Row]:
 def joined(manifest: Manifest, one: Annotations) -> list[Row]:
     """The rows of the annotations in the order of `documents`, by its windows."""
     shards = [shard for name in manifest.sources for split in SPLITS for shard in manifest.of(name, split)]
-    return [row for shard in shards for rows in one.windows(shard, one.columns) for row in rows.to_pylist()]
+    return [
+        row for shard in shards for rows in one.windows(shard, list(one.types)) for row in rows.to_pylist()
+    ]
 
 
 def expected(rows: Sequence[Row], known: Sequence[Row], by: str, columns: Sequence[str]) -> list[Row]:
@@ -144,12 +146,11 @@ def test_every_document_has_the_row_of_its_key(by: str, form: str, shards: Path,
     one = annotate(shards, files, by)
     assert open_annotations(load_manifest(shards)) == [one]
     wanted = expected(rows, known, by, ["score", "topic", "n", "good"])
-    assert joined(manifest, one) == [{name: row[name] for name in one.columns} for row in wanted]
-    counts, matched = one.record.counts, sum(row["notes_matched"] for row in wanted)
-    assert (counts.rows, counts.repeated, counts.rows - counts.rows_matched) == (len(rows) - 3, 3, 20)
-    assert (counts.documents, counts.documents_matched) == (len(known), matched)
-    assert 0 < matched < len(known)
-    assert len(one.record.parts) > 4
+    assert joined(manifest, one) == [{name: row[name] for name in one.types} for row in wanted]
+    assert (one.rows, one.repeated, one.rows - one.rows_matched) == (len(rows) - 3, 3, 20)
+    assert (one.documents, one.matched) == (len(known), sum(row["notes_matched"] for row in wanted))
+    assert 0 < one.matched < len(known)
+    assert len(one.parts) > 4
 
 
 def test_threads_and_memory_change_no_byte(
@@ -165,7 +166,7 @@ def test_threads_and_memory_change_no_byte(
         monkeypatch.setattr(sql, "LEAST_MEMORY", memory)
         monkeypatch.setattr(annotate_job, "free_memory", lambda n=threads: n * annotate_job.MEMORY)
         one = annotate(shards, [file], "source,id")
-        checksums.append([file.checksum for file in one.files.values()])
+        checksums.append([*one.roots.values()])
     assert checksums[0] == checksums[1] == checksums[2]
     monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=2 << 20))
     with pytest.raises(MemoryError, match="failed to offload"):
@@ -212,8 +213,8 @@ def test_others_show_what_was_joined(
             tokens[d["hash"][0] if d["quality_matched"] else None] += d["tokens"]
     listed = json.loads(ask("disclose", "--format", "json")[0])["general"]["languages"]["listed"]
     assert {entry["value"]: entry["tokens"] for entry in listed} == tokens
-    parts = tuple(part for part in one.record.parts if part.source == "it")  # as if `en` had come later
-    write_annotations(one.folder, replace(one.record, parts=parts))
+    parts = {shard: part for shard, part in one.parts.items() if shard.startswith("it/")}
+    write_annotations(replace(one, parts=parts))  # as if `en` had come later
     out, told = ask("query", "select count(*) from documents where flagged_matched is null")
     assert int(out.split()[1]) == sum(d["source"] == "en" for d in known)
     assert "the annotations flagged do not cover en: null there" in told
@@ -245,17 +246,17 @@ def test_running_again_replaces_and_a_kill_changes_nothing(
     assert open_annotations(manifest) == [first]
     assert any("is not in the manifest" in problem for problem in run_verify(shards, 0, here, SILENT)[1])
     one = annotate(shards, [second], "source,id")
-    assert one.columns == ("notes_matched", "r")
+    assert tuple(one.types) == ("notes_matched", "r")
     assert [row["r"] for row in joined(manifest, one)].count("x") == 50
     assert {path: path.read_bytes() for path in before} == before
     added = {path for path in shards.rglob("*") if path.is_file()} - before.keys()
-    assert added == {one.folder / "annotations.json", *one.files}
+    assert added == {one.folder / "annotations.json", *one.roots}
     theirs.unlink()
     assert run_verify(shards, 10, here, SILENT)[1] == []
 
 
 def flip_a_bit(one: Annotations) -> str:
-    path = one.folder / one.record.parts[2].path
+    path = one.folder / list(one.parts.values())[2].path
     data = bytearray(path.read_bytes())
     data[-30] ^= 1
     path.write_bytes(data)
@@ -270,10 +271,10 @@ def edit_the_record(one: Annotations) -> str:
 
 def make_a_source_anew(one: Annotations) -> str:
     """The ledgers of its shards are others."""
-    part = one.record.parts[0]
-    parts = (replace(part, ledger="0" * 32), *one.record.parts[1:])
-    write_annotations(one.folder, replace(one.record, parts=parts))
-    return f"the documents of {part.source} are others than those it was joined to; run pretok annotate again"
+    shard, part = next(iter(one.parts.items()))
+    write_annotations(replace(one, parts=one.parts | {shard: replace(part, ledger="0" * 64)}))
+    source = Path(shard).parent
+    return f"the documents of {source} are others than those it was joined to; run pretok annotate again"
 
 
 @pytest.mark.parametrize("change", [flip_a_bit, edit_the_record, make_a_source_anew])
@@ -340,7 +341,7 @@ def test_types_of_parquet(kind: pa.DataType, shards: Path, tmp_path: Path) -> No
     table = pa.table({"id": keys, "source": ["it"] * 300, **values, "half": half})
     pq.write_table(table, tmp_path / "a.parquet")
     one = annotate(shards, [str(tmp_path / "a.parquet")], "source,id")
-    assert one.record.counts.documents_matched == one.record.counts.rows - 1 == 299  # one text is empty
+    assert one.matched == one.rows - 1 == 299  # one text is empty
     texts = {name: column.cast(pa.string()).to_pylist() for name, column in values.items()}
     for row in joined(load_manifest(shards), one):
         if row["notes_matched"]:
@@ -359,7 +360,7 @@ def test_types_of_a_column_go_together_over_files_and_blocks(shards: Path, tmp_p
     (tmp_path / "a.jsonl").write_text("\n\n" + "\n \n".join(json.dumps(r | {"other": [2**70]}) for r in rows))
     columns = ("late", "n", "never")
     one = annotate(shards, [str(tmp_path / "a.jsonl")], "source,id", columns=columns)
-    assert one.record.columns == {"late": "text", "n": "float", "never": "text"}
+    assert one.columns == {"late": "text", "n": "float", "never": "text"}
     assert joined(load_manifest(shards), one) == expected(rows, known, "source,id", columns)
     write_lines(tmp_path / "b.jsonl", [{"source": "it", "id": "999", "late": 3}])
     message = r"b.jsonl, line or row 1 or after it: late: it is integer, text in rows before"

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 import tokenizing
-import zstandard
 from test_golden import GOLDEN
 from test_seal import Killed, killed_after, look
 from tokenizing import contents, run
@@ -19,13 +18,12 @@ import pretok
 import pretok.stream
 from pretok.audit.verify_job import run_verify
 from pretok.base.console import Silent
-from pretok.base.errors import MismatchError, PartitionsFailed, UsageError
+from pretok.base.errors import MismatchError, UsageError
 from pretok.base.execute import Engine
 from pretok.cli import run_command
 from pretok.config import Recipe
 from pretok.shards.inputs import load_inputs
 from pretok.shards.manifest import FILE_NAME, load_manifest
-from pretok.shards.unfinished import unfinished
 
 
 @pytest.fixture
@@ -136,26 +134,6 @@ def test_killed_anywhere(inputs: Path, here: Engine) -> None:
         look(made.shards_dir, here)
         run(made, here)
         assert contents(made.shards_dir) == expected, step
-
-
-def test_damaged_inputs_are_appended_when_they_are_fixed(inputs: Path, here: Engine) -> None:
-    """Until then the older shards stay as they were."""
-    packed = zstandard.ZstdCompressor().compress((inputs / "2.jsonl").read_bytes() * 30)
-    (inputs / "2.jsonl").write_bytes(packed[:-20])
-    run(recipe(inputs, "out"), here)
-    made = recipe(inputs, "out", "a2", "b3")
-    before = load_manifest(made.shards_dir)
-    with pytest.raises(PartitionsFailed, match=r"(?s)nothing of a, append 1 .*2\.jsonl: .*truncated"):
-        run(made, here)
-    manifest = load_manifest(made.shards_dir)
-    assert (manifest.appends("a"), manifest.appends("b")) == (0, 1)
-    assert manifest.of("a") == before.of("a")
-    assert list(unfinished(made.shards_dir)) == ["a.1"]
-    assert run_verify(made.shards_dir, None, here, Silent())[1] == []
-    (inputs / "2.jsonl").write_bytes(packed)
-    run(made, here)
-    assert load_manifest(made.shards_dir).appends("a") == 1
-    assert run_verify(made.shards_dir, None, here, Silent())[1] == []
 
 
 def test_what_cannot_be_appended(inputs: Path, here: Engine, capsys: Any) -> None:

@@ -22,7 +22,7 @@ from pretok.config import Recipe
 from pretok.read.batches import hash_texts
 from pretok.shards.copies_job import settle_copies
 from pretok.shards.manifest import load_manifest
-from pretok.shards.task import DAMAGED, TokenizeTask
+from pretok.shards.task import COPIES, TokenizeTask
 
 Inputs = dict[str, list[Path | str]]
 Make = Callable[..., Recipe]
@@ -32,8 +32,11 @@ Make = Callable[..., Recipe]
 def make(tmp_path: Path, inputs: Inputs, vocab_dir: Path, here: Engine) -> Make:
     """Tokenizes without copies."""
 
-    def made(sources: Inputs = inputs, engine: Engine = here, **shards: Any) -> Recipe:
-        made = recipe(tmp_path / "out", vocab_dir, sources, **{"duplicates": "drop", "size": 4000, **shards})
+    def made(
+        sources: Inputs = inputs, engine: Engine = here, keep: Sequence[str] = (), **shards: Any
+    ) -> Recipe:
+        settings = {"duplicates": "drop", "size": 4000, **shards}
+        made = recipe(tmp_path / "out", vocab_dir, sources, keep, **settings)
         run(made, engine)
         return made
 
@@ -104,7 +107,7 @@ def test_workers_and_the_order_of_sources_change_nothing(
     ("where", "after"),
     [
         ("pretok.shards.copies_job.hash_texts", 2),
-        ("pretok.shards.copies_job.find_copies", 0),
+        ("pretok.shards.copies_job.database", 0),
         ("pretok.shards.copies_job.save_copies", 2),
         ("pretok.shards.writer.ShardWriter.seal", 2),
     ],
@@ -131,15 +134,16 @@ def test_what_is_sealed_comes_first(tmp_path: Path, make: Make, texts: list[str]
     binds what is sealed."""
     z = write(tmp_path / "in" / "z.jsonl", texts[:10])
     a = write(tmp_path / "in" / "a.jsonl", texts[8:14])
-    first = make({"z": [z]})
+    kept = ["path=text", "place=text", "ledger=text", "piece=text", "number=text", "row=text"]
+    first = make({"z": [z]}, keep=kept)  # names that the search for copies uses itself
     before = contents(first.shards_dir / "z")
-    made = make({"z": [z], "a": [a]})
+    made = make({"z": [z], "a": [a]}, keep=kept)
     assert contents(made.shards_dir / "z") == before
     details = [reject["detail"] for reject in rejects(made, "a")]
     assert details == [f"the same text as {z}:9", f"the same text as {z}:10"]
     assert len(rows(made, "a")) == 4
     with pytest.raises(MismatchError, match="duplicates was 'drop' and is None"):
-        make({"z": [z]}, duplicates="keep")
+        make({"z": [z]}, keep=kept, duplicates="keep")
 
 
 def test_a_mended_input_loses_no_text(tmp_path: Path, make: Make, texts: list[str]) -> None:
@@ -155,26 +159,6 @@ def test_a_mended_input_loses_no_text(tmp_path: Path, make: Make, texts: list[st
     assert rejects(made, "b") == []
     assert [reject["position"] for reject in rejects(made, "a")] == [4, 5, 6, 7, 8, 9]
     assert (len(rows(made, "a")), len(rows(made, "b"))) == (54, 9)
-
-
-def test_copies_of_an_input_that_was_damaged_for_a_moment(
-    tmp_path: Path, make: Make, texts: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It is hashed again, because what follows the damage was not."""
-    a = write(tmp_path / "a.jsonl", texts[:20] + texts[3:9])
-    whole = a.read_bytes()
-
-    def settle(*arguments: Any) -> Any:
-        a.write_bytes(whole[:2000])
-        return settle_copies(*arguments)
-
-    monkeypatch.setattr("pretok.shards.job.settle_copies", settle)
-    with pytest.raises(PartitionsFailed, match=r"a\.jsonl"):
-        make({"a": [a]}, size=10_000_000)
-    monkeypatch.undo()
-    a.write_bytes(whole)
-    made = make({"a": [a]}, size=10_000_000)
-    assert [reject["position"] for reject in rejects(made, "a")] == [*range(21, 27)]
 
 
 def when_settled(monkeypatch: pytest.MonkeyPatch, then: Callable[[Sequence[TokenizeTask]], object]) -> None:
@@ -204,14 +188,39 @@ def test_a_copy_of_what_was_left_out_is_no_copy(
     assert len(rows(made, "s")) == len({row["hash"] for row in rows(made, "s")}) == 30
 
 
+@pytest.mark.parametrize("killed", [False, True])
+def test_copies_are_looked_for_again_in_an_input_that_changed_in_its_middle(
+    killed: bool, tmp_path: Path, make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the plan does not see it: only the task that read the file knows. It may be killed when it has removed the
+    hashes, and not yet the copies."""
+    texts = [f"documento {n:04} " * 40 for n in range(600)]
+    before, after = ([*texts[:at], texts[0], *texts[at + 1 :]] for at in (300, 310))
+    a = write(tmp_path / "a.jsonl", before)
+
+    copies: dict[Path, bytes] = {}
+
+    def change(tasks: Sequence[TokenizeTask]) -> None:
+        copies[tasks[0].state(COPIES)] = tasks[0].state(COPIES).read_bytes()
+        write(a, after)
+
+    when_settled(monkeypatch, change)
+    with pytest.raises(PartitionsFailed, match=r"a\.jsonl: changed "):
+        make({"a": [a]}, size=10_000_000)
+    monkeypatch.undo()
+    for path, data in copies.items() if killed else ():
+        path.write_bytes(data)
+    made = make({"a": [a]}, size=10_000_000)
+    assert [reject["position"] for reject in rejects(made, "a")] == [311]
+
+
 def test_copies_settled_before_an_input_changed_are_forgotten(
     tmp_path: Path, make: Make, texts: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A run was killed before it tokenized anything; nor does its marker of damage count."""
+    """A run was killed before it tokenized anything."""
     a = write(tmp_path / "a.jsonl", texts[:10] + texts[3:6])
 
     def kill(tasks: Sequence[TokenizeTask]) -> None:
-        tasks[0].state(DAMAGED).touch()
         raise KeyboardInterrupt
 
     when_settled(monkeypatch, kill)

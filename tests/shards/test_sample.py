@@ -20,10 +20,9 @@ from pretok.base.console import Silent
 from pretok.base.execute import Engine
 from pretok.config import make_recipe
 from pretok.read.batches import TextBatch
-from pretok.shards import sample
-from pretok.shards.batching import encode_documents, encode_splits, join
+from pretok.shards import encode
+from pretok.shards.encode import JoinedBatches, Sample, encode_splits, join
 from pretok.shards.manifest import FILE_NAME, load_manifest
-from pretok.shards.sample import Sample
 from pretok.tokenizer.encoder import Encoder, FastEngine
 from pretok.tokenizer.vocabulary import load_vocab
 
@@ -56,10 +55,10 @@ def test_a_shard_of_which_a_document_differs_is_encoded_by_tokenizers(
     assert (shards := len(right.of("it"))) > 1
     assert (right.totals.compared, right.totals.encoded_again) == (shards, ())
 
-    encode = FastEngine.encode
+    real = FastEngine.encode
 
     def wrong(self: FastEngine, texts: pa.LargeStringArray) -> tuple[Any, Any]:
-        ids, offsets = encode(self, texts)
+        ids, offsets = real(self, texts)
         ids = np.array(ids)
         ids[offsets[1:][np.diff(offsets) > 1] - 1] ^= 1
         return ids, offsets
@@ -87,13 +86,15 @@ def test_a_share_of_the_documents_is_compared_and_at_least_one_that_is_short(
     keys = [xxhash.xxh64_intdigest(t.encode()) ^ xxhash.xxh64_intdigest(t.encode(), 1) for t in texts]
     compared: list[str] = []
 
-    def encode_again(encoder: Encoder, texts: pa.LargeStringArray, spans: Any) -> Any:
-        compared.extend(texts.to_pylist())
-        return encode_documents(encoder, texts, spans)
+    def encode_again(self: Sample, joined: JoinedBatches, document: int) -> Any:
+        compared.append(joined.texts[document].as_py())
+        return real(self, joined, document)
+
+    real = Sample._encode
+    monkeypatch.setattr(Sample, "_encode", encode_again)
 
     def chosen(share: float, step: int) -> list[str]:
-        monkeypatch.setattr(sample, "SHARE", share)
-        monkeypatch.setattr(sample, "encode_documents", encode_again)
+        monkeypatch.setattr(encode, "SHARE", share)
         compared.clear()
         one = Sample(encoder)
         for at in range(0, len(texts), step):
@@ -110,6 +111,6 @@ def test_a_share_of_the_documents_is_compared_and_at_least_one_that_is_short(
         assert chosen(share, 10) == chosen(share, 130) == expected
     sizes = [len(text.encode()) for text in texts]
     for short in (max(sizes), sizes[keys.index(min(keys))] - 1):  # of all, and without the lowest hash
-        monkeypatch.setattr(sample, "SHORT", short)
+        monkeypatch.setattr(encode, "SHORT", short)
         least = min(zip(sizes, keys, texts, strict=True), key=lambda one: (one[0] > short, one[1]))
         assert chosen(0, 7) == chosen(0, 130) == [least[2]]

@@ -12,8 +12,8 @@ from tokenizing import contents, recipe, run
 
 from pretok.base.errors import PartitionsFailed
 from pretok.base.execute import Engine
-from pretok.shards import task
-from pretok.shards.batching import join
+from pretok.shards import encode
+from pretok.shards.encode import join
 from pretok.shards.manifest import load_manifest
 from pretok.tokenizer.encoder import Encoder
 from pretok.tokenizer.reference import Unencodable
@@ -31,19 +31,19 @@ def test_shards_ledgers_and_rejects_do_not_tell_what_was_handled_together(
         documents += ["molto testo che si ripete " * 40]
         lines = [json.dumps({"text": text, "url": f"u{number}"}) + "\n" for text in documents]
         (tmp_path / f"{number:03d}.jsonl.zst").write_bytes(zstandard.compress("".join(lines).encode()))
-    encode, calls = Encoder.encode, []
+    real, calls = Encoder.encode, []
 
     def encoded(self: Encoder, texts: pa.LargeStringArray) -> object:
         bad = [i for i, text in enumerate(texts.to_pylist()) if text.startswith("UNENCODABLE")]
         calls.append(len(texts))
         if bad:
             raise Unencodable(bad[:1], "by no engine")
-        return encode(self, texts)
+        return real(self, texts)
 
     monkeypatch.setattr(Encoder, "encode", encoded)
     found = {}
-    for most in (task.MOST_BATCHES, 1, 7):
-        monkeypatch.setattr(task, "MOST_BATCHES", most)
+    for most in (encode.MOST_BATCHES, 1, 7):
+        monkeypatch.setattr(encode, "MOST_BATCHES", most)
         calls.clear()
         inputs: dict[str, list[Path | str]] = {"it": [f"{tmp_path}/*.zst"]}
         settings = {"size": 60_000, "max_reject_share": "0.9"}
@@ -64,9 +64,9 @@ def test_rejects_do_not_wait_without_end(
     """Lines that are all refused hold no tokens, but memory."""
     (tmp_path / "a.zst").write_bytes(zstandard.compress(b'{"text": "a"}\n' + b"falso\n" * 200))
     monkeypatch.setattr("pretok.read.readers.BATCH_RECORDS", 10)
-    monkeypatch.setattr("pretok.shards.task.MOST_TOKENS", 1000)
+    monkeypatch.setattr("pretok.shards.encode.MOST_TOKENS", 1000)
     joined: list[int] = []
-    monkeypatch.setattr(task, "join", lambda batches: joined.append(len(batches)) or join(batches))
+    monkeypatch.setattr(encode, "join", lambda batches: joined.append(len(batches)) or join(batches))
     with pytest.raises(PartitionsFailed, match="200 of 201"):
         run(recipe(tmp_path / "out", vocab_dir, {"it": [tmp_path / "a.zst"]}), here)
     assert sum(joined) == 21

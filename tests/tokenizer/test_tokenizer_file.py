@@ -19,6 +19,7 @@ from pretok.base.execute import Engine
 from pretok.cli import run_command
 from pretok.shards import task
 from pretok.shards.job import run_tokenize
+from pretok.shards.manifest import TokenizerEntry
 from pretok.shards.task import encoder_of
 from pretok.tokenizer.vocabulary import load_vocab
 
@@ -197,11 +198,9 @@ def test_a_tokenizer_replaced_in_mid_run_changes_nothing(
 def test_a_worker_refuses_a_copy_that_was_replaced(folder: Path, good: dict[str, Any]) -> None:
     path = folder / "tokenizer.json"
     path.write_text(json.dumps(good))
-    fingerprint = load_vocab(path).fingerprint
-    record = SimpleNamespace(conversation=None)
-    work: Any = SimpleNamespace(
-        tokenizer_json=path, tokenizer=fingerprint, eod_id=0, bos_id=None, record=record
-    )
+    vocab, record = load_vocab(path), SimpleNamespace(conversation=None)
+    entry = TokenizerEntry(vocab.fingerprint, vocab.size, vocab.eod_id, "uint16")
+    work: Any = SimpleNamespace(shards_dir=folder, tokenizer=entry, record=record)
     assert encoder_of(work).notice == ""
     task._loaded.clear()  # as in another process
     path.write_text(other(good))

@@ -83,10 +83,8 @@ def test_shards_are_told_as_far_as_they_are(
     with pytest.raises(PartitionsFailed):
         run(job, here)
     rows = by_name(job.out)
-    assert (rows["shards of it"].state, rows["shards of en"].state) == (FINISHED, FAILED)
+    assert (rows["shards of it"].state, rows["shards of en"].state) == (FINISHED, UNFINISHED)
     assert rows["shards of it"].detail.endswith(" tokens in 3,000 documents")
-    assert rows["shards of en"].detail.startswith("1 input not read to the end, fix first; ")
-    assert "en.jsonl.zst" in rows["shards of en"].detail
 
 
 def test_a_mix_of_other_shards_and_damage_are_failures(

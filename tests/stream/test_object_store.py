@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -80,21 +80,12 @@ def bucket(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def use(monkeypatch: pytest.MonkeyPatch) -> Callable[[Server], None]:
-    """As a user's environment says which store it is."""
-
-    def use(server: Server) -> None:
-        for name, value in environment(server).items():
+def server(bucket: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+    """Serves the bucket; the environment names it, as a user's does."""
+    with serve(bucket) as running:
+        for name, value in environment(running).items():
             monkeypatch.setenv(name, value)
         monkeypatch.setattr(object_store, "WAITS", (0.01,) * 4)
-
-    return use
-
-
-@pytest.fixture
-def server(bucket: Path, use: Callable[[Server], None]) -> Iterator[Server]:
-    with serve(bucket) as running:
-        use(running)
         yield running
 
 
@@ -410,7 +401,7 @@ def test_what_stays_is_told_with_the_object_and_without_secrets(
     [("bin", "other"), ("bin", "shorter"), ("bin", "gone"), ("nodes", "other"), ("side", "other")],
 )
 def test_a_changed_object_is_an_error_and_never_a_token(
-    suffix: str, change: str, bucket: Path, tmp_path: Path, use: Callable[[Server], None]
+    suffix: str, change: str, server: Server, bucket: Path, tmp_path: Path
 ) -> None:
     for folder in ("small", "packed"):
         shutil.copytree(bucket / folder, tmp_path / "bucket" / folder)
@@ -421,26 +412,24 @@ def test_a_changed_object_is_an_error_and_never_a_token(
         if change == "gone":
             path.unlink()
     told = "does not exist" if change == "gone" else "is not what was sealed"
-    with serve(tmp_path / "bucket") as server:
-        use(server)
-        for _ in range(2):
-            with pytest.raises(IntegrityError, match=f"s3://bucket/.*{suffix} {told}"):
-                pretok.stream.open(f"{URL}/small", f"{URL}/packed/mix.json", cache=tmp_path / "cache")[0]
+    server.folder = tmp_path / "bucket"
+    for _ in range(2):
+        with pytest.raises(IntegrityError, match=f"s3://bucket/.*{suffix} {told}"):
+            pretok.stream.open(f"{URL}/small", f"{URL}/packed/mix.json", cache=tmp_path / "cache")[0]
     assert not list((tmp_path / "cache").glob("blocks/*/0*"))
 
 
 def test_a_node_without_network_goes_on_with_a_full_cache(
-    bucket: Path, tmp_path: Path, use: Callable[[Server], None], caplog: pytest.LogCaptureFixture
+    server: Server, bucket: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     local = pretok.stream.open(bucket / "small", bucket / "packed" / "mix.json")
 
     def view(cache: str) -> View:
         return pretok.stream.open(f"{URL}/small", f"{URL}/packed/mix.json", cache=tmp_path / cache)
 
-    with serve(bucket) as server:
-        use(server)
-        same(view("full"), local)
-        half = view("half")
+    same(view("full"), local)
+    half = view("half")
+    server.fault = lambda *_: 503
     same(view("full"), local)
     assert "going on with the copy in" in caplog.text
     with pytest.raises(OSError, match="cannot be read"):

@@ -304,17 +304,34 @@ def test_a_full_disk_is_named(tmp_path: Path) -> None:
         object_store.obtain(tmp_path, tmp_path / "block", fill)
 
 
-def test_a_child_that_drops_its_view_ends(server: Server, tmp_path: Path) -> None:
-    """Though a thread of its parent held the queue when it was forked."""
+def test_a_child_reads_and_drops_its_view(server: Server, tmp_path: Path) -> None:
+    """Although a thread of its parent held the queue when it was forked."""
     views = [pretok.stream.open(f"{URL}/small", seq_len=9, cache=tmp_path)]
     files: Any = views[0].tokens.files
     views[0][0]
+
+    def work() -> None:
+        views[0].batch(range(50))
+        views.clear()
+
     with files._waiting.mutex:
         del files
-        child = multiprocessing.get_context("fork").Process(target=views.clear, daemon=True)
+        child = multiprocessing.get_context("fork").Process(target=work, daemon=True)
         child.start()
-    child.join(30)
+    child.join(100)
     assert child.exitcode == 0
+
+
+def test_a_new_pass_asks_for_what_the_last_one_is_fetching(
+    server: Server, large: tuple[View, View], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(object_store, "THREADS", 1)
+    server.latency = 0.1
+    files: Any = large[1].tokens.files
+    first = files._ask((0, 0, NODE), ahead=True)
+    until(lambda: first.running() or first.done())
+    files.expect([])
+    files._ask((0, 0, NODE), ahead=False).result(100)
 
 
 def test_a_block_may_come_while_it_is_asked_for_again(

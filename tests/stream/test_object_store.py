@@ -414,11 +414,15 @@ def test_what_stays_is_told_with_the_object_and_without_secrets(
 
 
 @pytest.mark.parametrize(
-    ("suffix", "change"),
-    [("bin", "other"), ("bin", "shorter"), ("bin", "gone"), ("nodes", "other"), ("side", "other")],
+    ("suffix", "change", "limit"),
+    [
+        *(("bin", change, limit) for change in ("other", "shorter", "gone") for limit in (None, 0)),
+        ("nodes", "other", None),
+        ("side", "other", None),
+    ],
 )
 def test_a_changed_object_is_an_error_and_never_a_token(
-    suffix: str, change: str, server: Server, bucket: Path, tmp_path: Path
+    suffix: str, change: str, limit: int | None, server: Server, bucket: Path, tmp_path: Path
 ) -> None:
     for folder in ("small", "packed"):
         shutil.copytree(bucket / folder, tmp_path / "bucket" / folder)
@@ -432,7 +436,9 @@ def test_a_changed_object_is_an_error_and_never_a_token(
     server.folder = tmp_path / "bucket"
     for _ in range(2):
         with pytest.raises(IntegrityError, match=f"s3://bucket/.*{suffix} {told}"):
-            pretok.stream.open(f"{URL}/small", f"{URL}/packed/mix.json", cache=tmp_path / "cache")[0]
+            pretok.stream.open(
+                f"{URL}/small", f"{URL}/packed/mix.json", cache=tmp_path / "cache", cache_bytes=limit
+            )[0]
     assert not list((tmp_path / "cache").glob("blocks/*/0*"))
 
 

@@ -1,4 +1,4 @@
-"""What the ranks of a trainer were handed, as `train` hashes what it reads."""
+"""Hashes of what the ranks of a trainer got, as `train` computes them of what it reads."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pretok.stream import data_hash, digest
 def train_hashes(
     folder: Path, shards: Path, mix: Path | None, batch: int, sequences: int, **more: Any
 ) -> list[str]:
-    """What a run of `train` logs, with a model of one layer that is as small as can be."""
+    """Return the `data_hash` of each step that `train` logs, with a tiny model of one layer."""
     from train import loop
     from train.config import TrainConfig
 
@@ -35,7 +35,7 @@ def train_hashes(
 
 @dataclass
 class Handed:
-    """The `data_hash` after each step of all that the ranks were handed, from the tensors themselves."""
+    """Computes the `data_hash` after each step from the tensors that the ranks got."""
 
     batch: int
     hashes: list[str] = field(default_factory=list)
@@ -43,7 +43,7 @@ class Handed:
     step: int = 0
 
     def add(self, ids: Any) -> None:
-        """The next sequences of the order, by whichever rank."""
+        """Add the next sequences of the order, whichever rank got them."""
         for row in ids:
             self.step += digest([self.read], row[None])
             self.read += 1

@@ -1,4 +1,4 @@
-"""Manifests without files, and wishes for a mix as a user writes them."""
+"""Manifests without files, requests for a mix as a user writes them, and best-fit packing in plain Python."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from pretok.stream.segments import SEGMENTS, RunSegment
 
 
 def manifest_of(tokens: dict[str, int]) -> Manifest:
-    """A manifest of sources of any size, one shard each; no file is behind it."""
+    """Return a manifest of sources with so many tokens, one shard each. It has no files."""
     shards = [
         Shard(f"{name}/{name}-00000.bin", name, "train", n, 1, 2 * n, 0, "", "") for name, n in tokens.items()
     ]
@@ -31,7 +31,7 @@ def manifest_of(tokens: dict[str, int]) -> Manifest:
 
 
 def write_ledgers(shards: Path, quality: dict[str, list[int | None]] | None = None) -> None:
-    """The ledger of each shard; quality: a kept column, of each document of a source."""
+    """Write the ledger of each shard. quality: a kept column, its values for the documents of each source."""
     manifest = load_manifest(shards)
     for shard, before in manifest.numbered:
         count, tokens = shard.documents, np.diff(shard.open().offsets)
@@ -45,7 +45,7 @@ def write_ledgers(shards: Path, quality: dict[str, list[int | None]] | None = No
 
 
 def write_segment(run: Path, shards: Path, view: View, batch: int, **changes: Any) -> None:
-    """RUN/segments.jsonl of a run that read one stream from its beginning on."""
+    """Write RUN/segments.jsonl of a run that read one stream from its first position."""
     segment = RunSegment(
         step=0, tokens=0, position=0, global_batch=batch, seq_len=view.seq_len, seed=view.mix.seed,
         stream=view.fingerprint, shards=str(shards), order=mix_json(view.mix),
@@ -54,7 +54,7 @@ def write_segment(run: Path, shards: Path, view: View, batch: int, **changes: An
 
 
 def stretches(view: View, position: int) -> list[tuple[int, int, int]]:
-    """(column, first token of the source, tokens) of each stretch of a source in the sequence at a position."""
+    """Return (column, first token in the source, tokens) of each piece of the sequence at a position."""
     found, column = [], 0
     for path, first, tokens in audit.pieces(view, position):
         shards = load_manifest(path.parents[1]).of(path.parent.name, view.mix.split)
@@ -65,19 +65,19 @@ def stretches(view: View, position: int) -> list[tuple[int, int, int]]:
 
 
 def cut_of(view: View, name: str, epoch: int) -> int:
-    """At which token of its tape an epoch of an entry begins."""
+    """Return the token of its tape at which an epoch of an entry begins."""
     return 0 if view.mix.packs else view.order.cut(view.order.names.index(name), epoch)
 
 
 def request(*stages: str, split: str = "train", after: Mix | None = None, **table: object) -> MixRequest:
-    """A wish for stages as `pretok mix --stage` takes them; table: other keys of [mix]."""
+    """Return a request for stages, written as for `pretok mix --stage`. table: other keys of [mix]."""
     return MixRequest(
         make_mix({"stages": [stage_table(stage) for stage in stages], **table}, "test"), split, after
     )
 
 
 def best_fit(lengths: list[int], capacity: int) -> list[list[tuple[int, int, int]]]:
-    """(document, first token, tokens) of each bin: what the rules say, in plain words."""
+    """Return (document, first token, tokens) of the pieces in each bin, by the rules of best-fit packing."""
     bins, rests = [], []
     for document, length in enumerate(lengths):
         while length > capacity or length == capacity:

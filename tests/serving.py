@@ -1,10 +1,10 @@
-"""A server that tests start in their own process."""
+"""A protocol of fsspec that tests register in their own process."""
 
 from pathlib import Path
 
 
 def serve(protocol, fetch, **attributes):
-    """Files of the disk under a protocol of fsspec's, of which `fetch(path, start, end)` gives the bytes."""
+    """Serve local files under a protocol of fsspec. `fetch(path, start, end)` returns their bytes."""
     import fsspec
     from fsspec.spec import AbstractBufferedFile, AbstractFileSystem
 

@@ -1,4 +1,4 @@
-"""An S3 server on loopback in a thread of the test: the files of a folder, with latency and faults on request."""
+"""An S3 server on loopback in a thread of the test. It serves the files of a folder, slowly or with faults if asked."""
 
 from __future__ import annotations
 
@@ -16,8 +16,12 @@ BUCKET = "bucket"
 
 
 class Server:
-    """endpoint: for AWS_ENDPOINT_URL; asked: (method, object, range) of each request; fault: what to do with one
-    instead of answering, by its object and number: a status, "hang", "cut" or None; tag: the version of all objects."""
+    """What a test sets and reads.
+
+    endpoint: for AWS_ENDPOINT_URL. asked: (method, object, range) of each request. fault: from the object and the
+    number of a request to what happens instead of an answer: a status, "hang", "cut", or None. tag: the version of all
+    objects.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -29,14 +33,14 @@ class Server:
         self.tag = "1"
 
     def gets(self, suffix: str = ".bin") -> list[tuple[str, str | None]]:
-        """(object, range) of each GET of objects with a suffix."""
+        """Return (object, range) of each GET of an object with this suffix."""
         return [
             (name, part) for method, name, part in self.asked if method == "GET" and name.endswith(suffix)
         ]
 
 
 def environment(server: Server) -> dict[str, str]:
-    """Variables of a user of this server."""
+    """Return the environment variables of a user of this server."""
     secrets = {"AWS_ACCESS_KEY_ID": "id", "AWS_SECRET_ACCESS_KEY": "key"}
     region = {"AWS_DEFAULT_REGION": "us-east-1", "AWS_EC2_METADATA_DISABLED": "true"}
     return {"AWS_ENDPOINT_URL": server.endpoint, **secrets, **region}

@@ -49,7 +49,7 @@ from pretok.shards.annotations import (
     matched_column,
     write_annotations,
 )
-from pretok.shards.documents import OF_SHARD, Numbered, chosen_shards, identifier, make_table, make_views
+from pretok.shards.documents import OF_SHARD, chosen_shards, identifier, make_views
 from pretok.shards.ledger import WINDOW, LedgerWriter, ledger_schema
 from pretok.shards.manifest import Manifest, Shard, load_manifest
 from pretok.shards.unfinished import reading, refuse_unfinished

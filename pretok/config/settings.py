@@ -59,8 +59,8 @@ def _safe_name(name: str) -> str:
 def _expand(value: Any, info: ValidationInfo) -> Any:
     """Replace `~` and `$VAR` in a path, and let a relative one start at the folder of its recipe.
 
-    A Path stays as it is: on a command line the shell has expanded it, unless it was quoted. Validation refuses anything
-    but paths.
+    A Path stays as it is: on a command line the shell has expanded it, unless it was quoted. Validation refuses
+    anything but paths.
     """
     if not isinstance(value, str):
         return str(value) if isinstance(value, Path) else value

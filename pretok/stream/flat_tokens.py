@@ -16,7 +16,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from operator import itemgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -25,9 +25,6 @@ from pretok.base.errors import IntegrityError
 from pretok.base.storage import reading
 from pretok.base.tokens import Ints
 from pretok.shards.manifest import Shard
-
-if TYPE_CHECKING:
-    from pretok.stream.object_store import StoreFiles
 
 
 class Pieces(NamedTuple):
@@ -115,17 +112,13 @@ class OpenFiles:
 class FlatTokens:
     """The tokens of `shards`, one after the other.
 
-    itemsize: bytes of a token. sequential: whether addresses are read in order. files: where their bytes are read; None
-    for local files.
+    itemsize: bytes of a token. sequential: whether addresses are read in order. files: the
+    `object_store.StoreFiles` that read their bytes; None for files on a disk.
     """
 
-    def __init__(
-        self, shards: Sequence[Shard], itemsize: int, sequential: bool, files: StoreFiles | None = None
-    ) -> None:
+    def __init__(self, shards: Sequence[Shard], itemsize: int, sequential: bool, files: Any = None) -> None:
         sizes = [shard.tokens * itemsize for shard in shards]
-        self.files: OpenFiles | StoreFiles = files or OpenFiles(
-            [shard.bin_path for shard in shards], sizes, sequential
-        )
+        self.files: Any = files or OpenFiles([shard.bin_path for shard in shards], sizes, sequential)
         self._starts: Ints = np.cumsum([0, *(shard.tokens for shard in shards)], dtype=np.int64)
 
     def read(self, pieces: Pieces, out: npt.NDArray[Any]) -> None:

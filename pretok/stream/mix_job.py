@@ -300,16 +300,20 @@ def _source_report(
 ) -> dict[str, Any]:
     """Return the figures of an entry in a mix.
 
-    documents: of a class or a packed entry; cut_documents of them are longer than a sequence; padding_tokens: per
-    epoch. learn: kinds that are learned, empty if all are; learned_share: their share of the tokens of the source.
+    unused_tokens: in sequences that are never read. documents: of a class or a packed entry; cut_documents of them are
+    longer than a sequence; padding_tokens: per epoch. learn: kinds that are learned, empty if all are; learned_share:
+    their share of the tokens of the source.
     """
+    each = source.predicted(mix.seq_len)
     about = SideFile(folder, source.tape).about if source.tape else {}
     shards = manifest.of(source.held_in, mix.split)
     learned = sum((shard.kinds or {}).get(kind, 0) for shard in shards for kind in source.learn)
     return {
         "sequences": drawn,
-        "tokens": int(drawn * source.predicted(mix.seq_len)),
+        "tokens": int(drawn * each),
         "epochs": drawn / max(source.sequences, 1),
+        "repeated_tokens": int(max(drawn - source.sequences, 0) * each),
+        "unused_tokens": int(max(source.sequences - drawn, 0) * each),
         "documents": about.get("documents", about.get("members")),
         "cut_documents": about.get("cut", 0),
         "padding_tokens": source.sequences * (mix.seq_len + 1) - source.tokens if source.packed else 0,

@@ -136,8 +136,10 @@ def test_report_adds_up() -> None:
         "sequences": 240,
         "tokens": 2_400,
         "epochs": 240 / 99,
+        "repeated_tokens": 1_410,
         "learned_share": 1.0,
     }
+    assert report.sources["it"]["unused_tokens"] == 29_990 - 9_600
     assert report.left_out == {"old": 77}
     assert sum(source["sequences"] for source in report.sources.values()) == report.sequences == len(mix)
 

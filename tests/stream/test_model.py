@@ -52,8 +52,11 @@ Shape = tuple[Mapping[str, Sequence[int]], float, list[tuple[int, list[int]]], i
 
 
 class Model:
-    """Documents, and what a mix makes of them. texts: ids of each document by source, with EOD; short: whether each
-    document of `a` is in the class; rows: of each entry the tokens of each sequence of an epoch, None for filling."""
+    """Documents, and what a mix makes of them.
+
+    texts: by source, the ids of each document, with EOD. short: whether each document of `a` is in the class. bins: by
+    entry, the tokens of each packed sequence.
+    """
 
     def __init__(
         self, seq_len: int, seed: int, packed: bool, fixed: bool, learn: Mapping[str, Sequence[str]]
@@ -64,7 +67,7 @@ class Model:
         self.ids = 0
 
     def append(self, lengths: Mapping[str, Sequence[int]]) -> dict[str, list[list[int]]]:
-        """New documents without their EOD. An id says its kind in a conversation: three in a row are mostly alike."""
+        """Add documents, and return them without EOD. An id gives its kind in a conversation, mostly three in a row."""
         added: dict[str, list[list[int]]] = {}
         for name, sizes in lengths.items():
             for size in sizes:
@@ -75,11 +78,11 @@ class Model:
         return added
 
     def classify(self, most: int, since: int = 0) -> None:
-        """Documents of `a` from number `since` on are short up to `most` tokens."""
+        """Put documents of `a` with up to `most` tokens into the class, from number `since` on."""
         self.short |= {n: len(text) <= most for n, text in enumerate(self.texts["a"]) if n >= since}
 
     def take(self, mix: Mix, divided: bool) -> None:
-        """The entries of a mix, which are all documents of their sources."""
+        """Divide the documents among the entries of a mix."""
         self.mix, self.tapes, self.bins = mix, {one.name: list[Place]() for one in mix.sources}, {}
         for source in {one.held_in for one in mix.sources}:
             begins = sorted({one.begin for one in mix.sources if one.held_in == source})
@@ -115,7 +118,7 @@ class Model:
             assert (entry.tokens, entry.sequences) == (len(tape), self.sizes[entry.name])
 
     def row(self, name: str, epoch: int, number: int) -> list[Place]:
-        """The tokens of a sequence; what fills it up is left out."""
+        """Return the tokens of a sequence without padding."""
         if self.packed:
             return self.bins[name][number]
         tape, cut = self.tapes[name], 0
@@ -125,7 +128,7 @@ class Model:
         return tape[cut + number * self.seq_len :][: self.seq_len + 1]
 
     def order(self) -> Iterator[tuple[str, int, int]]:
-        """(entry, epoch, sequence) of each position."""
+        """Yield (entry, epoch, sequence) of each position."""
         drawn = Counter[str]()
         for stage in self.mix.stages:
             for number in merged(stage.quotas)[: stage.positions]:
@@ -135,7 +138,7 @@ class Model:
                 yield name, epoch, shuffled(self.seed, name, epoch, self.sizes[name])[k]
 
     def sequence(self, name: str, row: Sequence[Place]) -> tuple[list[int], list[bool]]:
-        """Ids, filled up, and which targets are learned."""
+        """Return the ids with padding, and which targets are learned."""
         (source,) = (one.held_in for one in self.mix.sources if one.name == name)
         ids = [self.texts[source][document][token] for document, token in row]
         ids += [EOD] * (self.seq_len + 1 - len(ids))
@@ -148,14 +151,14 @@ class Model:
 
 
 def merged(quotas: Sequence[int]) -> list[int]:
-    """Which source stands at each position: the k-th of q among N at time (k + 1/2) N / q, the first where two meet."""
+    """Return the source of each position: the k-th of q among N is due at (k + 1/2) N / q, and ties go to the first."""
     due = [(Fraction(2 * k + 1, 2 * q), source) for source, q in enumerate(quotas) for k in range(q)]
     return [source for _, source in sorted(due)]
 
 
 def shuffled(seed: int, name: str, epoch: int, size: int) -> list[int]:
-    """The order of the sequences of an epoch: a Feistel network on the smallest power of two, six rounds, walked on
-    until the image lies inside."""
+    """Return the order of the sequences of an epoch: a Feistel network of six rounds on the smallest power of two,
+    repeated until the image is one of them."""
     keys = struct.unpack("<6Q", hashlib.blake2b(f"{seed}\0{name}\0{epoch}".encode(), digest_size=48).digest())
     bits = max((size - 1).bit_length(), 2)
     low, found = bits // 2, []
@@ -178,7 +181,7 @@ def shuffled(seed: int, name: str, epoch: int, size: int) -> list[int]:
 
 
 def some_of_old(weights: list[int]) -> list[int]:
-    """The same, but for at least a part of `a` where neither of the sources that are always there has one."""
+    """Give `a` a weight if neither of the sources that always exist has one."""
     return weights if any(weights[:2]) else [1, *weights[1:]]
 
 
@@ -251,6 +254,7 @@ def test_everything_together(
         times = dict(zip("ab", repeat, strict=True))
         for one, quota in zip(view.mix.sources, view.mix.stages[0].quotas, strict=True):
             assert abs(quota - times.get(one.name, 1) * one.sequences) <= 1
+    del options["pack"]  # a mix that goes on packs if the one before did
     for number, (lengths, share, asked, most) in enumerate(history, 1):
         before, known = view, len(model.texts["a"])
         if lengths:
@@ -305,21 +309,21 @@ def grow(folder: Path, since: Path | None, more: dict[str, list[list[int]]], spl
 
 
 def weights_of(weights: Sequence[int], model: Model, divided: bool) -> dict[str, Fraction]:
-    """The share of each pool that has one. What came later may be less than one sequence, and gets none."""
+    """Return the shares of pools. One that came later may be less than one sequence, and gets none."""
     tokens = {name: sum(map(len, texts)) for name, texts in model.texts.items()} | {"short": 30 * divided}
     given = {name: weight for name, weight in zip(POOLS, weights, strict=True) if tokens.get(name, 0) > 20}
     return {name: Fraction(weight, sum(given.values())) for name, weight in given.items() if weight}
 
 
 def told(stages: list[tuple[int, list[int]]], model: Model, divided: bool) -> list[str]:
-    """The stages as a command takes them."""
+    """Return the stages as a command takes them."""
     shares = [weights_of(weights, model, divided).items() for _, weights in stages]
     texts = [",".join(f"{name}={weight}" for name, weight in some) for some in shares]
     return [f"{count * model.seq_len}:{text}" for (count, _), text in zip(stages, texts, strict=True)]
 
 
 def check_quotas(mix: Mix, asked: list[tuple[int, list[int]]], model: Model, divided: bool) -> None:
-    """Of sequences that all have as many targets a stage has as many as were asked for, within one of each weight."""
+    """Check that a stage has the requested sequences, and each pool its share of them within one."""
     for stage, (count, weights) in zip(mix.stages[-len(asked) :], asked, strict=True):
         shares = weights_of(weights, model, divided)
         assert sum(stage.quotas) == count
@@ -329,7 +333,7 @@ def check_quotas(mix: Mix, asked: list[tuple[int, list[int]]], model: Model, div
 
 
 def check(view: View, model: Model) -> None:
-    """Every position, every prefix, every mask, and the way back from each token."""
+    """Check every position, prefix and mask, and which positions read given tokens."""
     expected = list(model.order())
     rows = [model.row(*one) for one in expected]
     assert [view.origin(position) for position in range(len(view))] == expected
@@ -363,7 +367,7 @@ def check(view: View, model: Model) -> None:
 
 
 def check_disclosed(shards: Path, path: Path, view: View, model: Model) -> None:
-    """How often each document was read: tokens that were the input of a prediction; of a packed sequence all count."""
+    """Check how many tokens of each document were read as inputs; in a packed sequence all count."""
     read: dict[str, Counter[int]] = {}
     for name, epoch, number in model.order():
         (source,) = (one.held_in for one in view.mix.sources if one.name == name)

@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -80,21 +80,12 @@ def bucket(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def use(monkeypatch: pytest.MonkeyPatch) -> Callable[[Server], None]:
-    """As a user's environment says which store it is."""
-
-    def use(server: Server) -> None:
-        for name, value in environment(server).items():
+def server(bucket: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+    """Serves the bucket; the environment names it, as a user's does."""
+    with serve(bucket) as running:
+        for name, value in environment(running).items():
             monkeypatch.setenv(name, value)
         monkeypatch.setattr(object_store, "WAITS", (0.01,) * 4)
-
-    return use
-
-
-@pytest.fixture
-def server(bucket: Path, use: Callable[[Server], None]) -> Iterator[Server]:
-    with serve(bucket) as running:
-        use(running)
         yield running
 
 
@@ -313,17 +304,34 @@ def test_a_full_disk_is_named(tmp_path: Path) -> None:
         object_store.obtain(tmp_path, tmp_path / "block", fill)
 
 
-def test_a_child_that_drops_its_view_ends(server: Server, tmp_path: Path) -> None:
-    """Though a thread of its parent held the queue when it was forked."""
+def test_a_child_reads_and_drops_its_view(server: Server, tmp_path: Path) -> None:
+    """Although a thread of its parent held the queue when it was forked."""
     views = [pretok.stream.open(f"{URL}/small", seq_len=9, cache=tmp_path)]
     files: Any = views[0].tokens.files
     views[0][0]
+
+    def work() -> None:
+        views[0].batch(range(50))
+        views.clear()
+
     with files._waiting.mutex:
         del files
-        child = multiprocessing.get_context("fork").Process(target=views.clear, daemon=True)
+        child = multiprocessing.get_context("fork").Process(target=work, daemon=True)
         child.start()
-    child.join(30)
+    child.join(100)
     assert child.exitcode == 0
+
+
+def test_a_new_pass_asks_for_what_the_last_one_is_fetching(
+    server: Server, large: tuple[View, View], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(object_store, "THREADS", 1)
+    server.latency = 0.1
+    files: Any = large[1].tokens.files
+    first = files._ask((0, 0, NODE), ahead=True)
+    until(lambda: first.running() or first.done())
+    files.expect([])
+    files._ask((0, 0, NODE), ahead=False).result(100)
 
 
 def test_a_block_may_come_while_it_is_asked_for_again(
@@ -406,11 +414,15 @@ def test_what_stays_is_told_with_the_object_and_without_secrets(
 
 
 @pytest.mark.parametrize(
-    ("suffix", "change"),
-    [("bin", "other"), ("bin", "shorter"), ("bin", "gone"), ("nodes", "other"), ("side", "other")],
+    ("suffix", "change", "limit"),
+    [
+        *(("bin", change, limit) for change in ("other", "shorter", "gone") for limit in (None, 0)),
+        ("nodes", "other", None),
+        ("side", "other", None),
+    ],
 )
 def test_a_changed_object_is_an_error_and_never_a_token(
-    suffix: str, change: str, bucket: Path, tmp_path: Path, use: Callable[[Server], None]
+    suffix: str, change: str, limit: int | None, server: Server, bucket: Path, tmp_path: Path
 ) -> None:
     for folder in ("small", "packed"):
         shutil.copytree(bucket / folder, tmp_path / "bucket" / folder)
@@ -421,26 +433,26 @@ def test_a_changed_object_is_an_error_and_never_a_token(
         if change == "gone":
             path.unlink()
     told = "does not exist" if change == "gone" else "does not match its checksum"
-    with serve(tmp_path / "bucket") as server:
-        use(server)
-        for _ in range(2):
-            with pytest.raises(IntegrityError, match=f"s3://bucket/.*{suffix} {told}"):
-                pretok.stream.open(f"{URL}/small", f"{URL}/packed/mix.json", cache=tmp_path / "cache")[0]
+    server.folder = tmp_path / "bucket"
+    for _ in range(2):
+        with pytest.raises(IntegrityError, match=f"s3://bucket/.*{suffix} {told}"):
+            pretok.stream.open(
+                f"{URL}/small", f"{URL}/packed/mix.json", cache=tmp_path / "cache", cache_bytes=limit
+            )[0]
     assert not list((tmp_path / "cache").glob("blocks/*/0*"))
 
 
 def test_a_node_without_network_goes_on_with_a_full_cache(
-    bucket: Path, tmp_path: Path, use: Callable[[Server], None], caplog: pytest.LogCaptureFixture
+    server: Server, bucket: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     local = pretok.stream.open(bucket / "small", bucket / "packed" / "mix.json")
 
     def view(cache: str) -> View:
         return pretok.stream.open(f"{URL}/small", f"{URL}/packed/mix.json", cache=tmp_path / cache)
 
-    with serve(bucket) as server:
-        use(server)
-        same(view("full"), local)
-        half = view("half")
+    same(view("full"), local)
+    half = view("half")
+    server.fault = lambda *_: 503
     same(view("full"), local)
     assert "continuing with the copy in" in caplog.text
     with pytest.raises(OSError, match="cannot be read"):

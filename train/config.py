@@ -117,11 +117,11 @@ class TrainConfig:
     )
 
     lr: float = _option(3e-4, "peak learning rate", least=0, group="schedule")
-    min_lr: float = _option(0.1, "final learning rate, as a fraction of lr", least=0)
+    min_lr: float = _option(0.1, "learning rate at the end of the decay, as a fraction of lr", least=0)
     warmup: float = _option(100, "steps of linear warm-up; below 1: fraction of the schedule", least=0)
     schedule: str = _option("cosine", "shape after the warm-up", choices=("cosine", "wsd", "constant"))
     decay: float = _option(
-        0.2, "wsd: fraction of the run that decays, at its end; 0: none, to extend the run later", least=0
+        0.2, "wsd: final fraction of the run that decays; 0: none, to extend the run later", least=0
     )
     decay_shape: str = _option(
         "linear", "wsd: shape of the decay; 1-sqrt: fast at first", choices=("linear", "1-sqrt"), rare=True
@@ -182,7 +182,9 @@ class TrainConfig:
         "10m", "interval between saves: 100 (steps), 10m (minutes) or never", group="checkpoints"
     )
     keep_last: int = _option(3, "number of newest checkpoints to keep", least=1)
-    keep_best: int = _option(0, "number of best checkpoints (by validation loss) to keep", least=0)
+    keep_best: int = _option(
+        0, "number of best checkpoints (by validation loss) to keep; a new best is saved at once", least=0
+    )
     milestone: int = _option(0, "keep every checkpoint whose step is a multiple of this; 0: none", least=0)
 
     log_every: int = _option(10, "steps between lines on the terminal", least=1, group="logging and tools")

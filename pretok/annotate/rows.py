@@ -92,11 +92,11 @@ def _check_names(path: str, names: Sequence[str], by: Sequence[str], taken: Set[
     small = [name.lower() for name in names]
     for at, name in enumerate(names):
         if small.index(name.lower()) < at:
-            raise UsageError(f"{path}: two columns have the name {name}; rename one, or {LEAVE}")
+            raise UsageError(f"{path}: two columns are called {name}; rename one, or {LEAVE}")
         if name.lower() in taken and name not in by:
             raise UsageError(f"column {name}: documents have one of that name; rename it, or {LEAVE}")
     if absent := [name for name in by if name not in names]:
-        raise UsageError(f"{path}: no column {absent[0]!r}; the columns are {', '.join(names)}")
+        raise UsageError(f"{path}: no column {absent[0]!r}; there are {', '.join(names)}")
 
 
 def _parquet(sql: Any, file: InputFile, used: Used) -> Iterator[int]:
@@ -125,7 +125,7 @@ def _plain(column: pa.Array) -> pa.Array:
 
 
 def _json_lines(sql: Any, file: InputFile, used: Used, by: Sequence[str]) -> Iterator[int]:
-    """Do the same with JSON Lines, in which blank lines are not rows. DuckDB finds one type for all values of a column:
+    """Do the same with JSON Lines, in which blank lines are no rows. DuckDB finds one type for all values of a column:
     JSON if there is none."""
     before = 0  # lines before the span
     # DuckDB could read the file itself, but checks no checksum of gzip or zstd, and does not know lines.

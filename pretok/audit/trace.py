@@ -123,7 +123,7 @@ def _documents(folder: Path) -> Manifest:
     """Load shards that hold whole documents."""
     manifest = load_manifest(folder)
     if manifest.materialized is not None:
-        raise UsageError(f"{folder} holds a materialized mix; name the shards it was made of with --shards")
+        raise UsageError(f"{folder} holds a mix in its order; name the shards it was made of with --shards")
     return manifest
 
 
@@ -223,9 +223,7 @@ def reading_at(segments: Sequence[Traced], position: int) -> list[Traced]:
     reading = [traced for traced in segments if position in traced.positions]
     if not reading:
         who = "the run reads" if segments[-1].global_batch else "the stream has"
-        raise UsageError(
-            f"there is no position {position}; {who} positions 0 to {segments[-1].positions.stop - 1}"
-        )
+        raise UsageError(f"there is no position {position}; {who} {segments[-1].positions.stop}, from 0")
     return reading
 
 
@@ -236,7 +234,7 @@ def positions_of_step(segments: Sequence[Traced], step: int) -> tuple[Traced, ra
         raise UsageError("a mix has positions and no steps: give --position, or the folder of a run")
     steps = last.before + len(last.positions) // last.global_batch
     if not 1 <= step <= steps:
-        raise UsageError(f"there is no step {step}; the run has steps 1 to {steps}")
+        raise UsageError(f"there is no step {step}; the run has {steps}, from 1")
     segment = next(segment for segment in reversed(segments) if segment.before < step)
     return segment, range(segment.position_after(step - 1), segment.position_after(step))
 

@@ -149,7 +149,7 @@ def _check_tokenizer(manifest: Manifest) -> Iterator[str]:
 
 
 def _check_history(manifest: Manifest) -> Iterator[str]:
-    """Raise an IntegrityError if the history or the materialized mix is wrong."""
+    """Raise what is wrong."""
     list(manifest.versions())
     if manifest.materialized is not None:
         parse_mix(manifest.materialized, manifest.folder / FILE_NAME)

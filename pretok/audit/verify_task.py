@@ -146,8 +146,8 @@ def _check_spans(shard: Shard, reader: ShardReader) -> Iterator[str]:
 
 
 def _check_ids(manifest: Manifest, shard: Shard, reader: ShardReader, gone: Gone) -> Iterator[str]:
-    """Check that ids are below the vocabulary size, and that each document ends with EOD and begins with BOS, and has
-    neither elsewhere."""
+    """Check that ids are below the vocabulary size, and that EOD stands at the end of each document, BOS at its
+    beginning, and neither elsewhere."""
     path, tokenizer = shard.bin_path, manifest.tokenizer
     around = [("end", tokenizer.eod_id), ("beginning", tokenizer.bos_id)]
     counts = dict.fromkeys(around, 0)

@@ -65,7 +65,7 @@ class Gauge:
             self.counts = self.counts + Counter(counts)
 
     def expect(self, bytes: int, partitions: int, before: Counts) -> None:
-        """Set the size of the whole step, and how much of it earlier runs did."""
+        """Set the size of the whole step, and what earlier runs did of it."""
         self.expected_bytes, self.partitions, self.before = bytes, partitions, before
 
     @property
@@ -80,7 +80,7 @@ class Gauge:
         return min(NEARLY, 100 * done // self.expected_bytes) if self.expected_bytes else None
 
     def fields(self) -> dict[str, object]:
-        """The state of the step, for the log."""
+        """What the log has of the step now."""
         names = ("title", "seconds", "counts", "before", "expected_bytes", "partitions")
         return {name: getattr(self, name) for name in names}
 

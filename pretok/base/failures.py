@@ -96,7 +96,7 @@ def _one_line(error: BaseException) -> str:
 def raise_failures(
     failures: Failures, log: Path | None, what: str = "partitions", *, kept: bool = True
 ) -> None:
-    """Raise one exception for the failures of a step, if there are any.
+    """Raise what the failures of a step mean; nothing if there are none.
 
     log: the file that has their tracebacks, if any; what: the items, in the plural; kept: everything else is done and
     stays on disk.

@@ -184,7 +184,7 @@ def nurse(driver: int) -> None:
 
 
 def serve(driver: Connection, nursery: int) -> None:
-    """Run the tasks that the driver sends until it is gone. Never returns: what is open here belongs to the nursery."""
+    """Do what the driver sends until it is gone. Never returns: what is open here belongs to the nursery."""
     # With it ignored, a worker could not learn how processes of its own end.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     # A fork clears this, so each worker asks for it. The signal comes when the thread that forked ends, which

@@ -61,7 +61,7 @@ def _anchor(value: Any, folder: Path, *names: str) -> Any:
 
 
 def _lead(value: Any, folder: Path) -> Any:
-    """Make a path, or each pattern of a list, start at the current folder. Validation refuses anything but text."""
+    """Make a path, or each pattern of a list, start at the current folder. Validation refuses what is no text."""
     if isinstance(value, list):
         return [_lead(part, Path(glob.escape(str(folder)))) for part in value]
     # A path that begins with a home folder or a variable is not relative.

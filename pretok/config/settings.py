@@ -54,7 +54,7 @@ def _safe_name(name: str) -> str:
 
 def _expand(value: Any) -> Any:
     """Replace `~` and `$VAR` in a path. A Path stays as it is: on a command line the shell has expanded it, unless it
-    was quoted. Validation refuses anything but paths."""
+    was quoted. Validation refuses what is no path."""
     if not isinstance(value, str):
         return str(value) if isinstance(value, Path) else value
     try:

@@ -5,7 +5,7 @@ and, last, NAME.parquet with one row group of words per bucket. For a bucket: on
 sorted words per source. A file that exists is finished work, so a restarted job skips its task.
 
 A document is counted if the hash of its text falls into the sample. Its words are counted apart if another hash falls
-into the hold-out. Memory: one table of TABLE_BYTES; a full table is spilled to a file next to the result.
+into the hold-out. Memory: one table of TABLE_BYTES; a full table is spilled to a file beside the result.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class CountTask:
 
     @property
     def heldout_path(self) -> Path:
-        """The file of the held-out texts."""
+        """Where the held-out texts go."""
         return self.folder / f"{self.partition.name}.heldout.parquet"
 
 

@@ -53,7 +53,7 @@ def run_disclose(request: DisclosureRequest, kind: str) -> str:
     manifest = load_manifest(shards)
     if manifest.materialized is not None:
         raise UsageError(
-            f"{shards} holds a materialized mix without documents; name the shards that the mix was made of"
+            f"{shards} holds a mix in its order, without documents; name the shards that the mix was made of"
         )
     run = target if target is not None and target.is_dir() else None
     if run is not None:

@@ -31,7 +31,7 @@ _BYTES = 80
 
 @dataclass(frozen=True, slots=True)
 class Copies:
-    """The copies in one list: (n,) rows, ascending, and for each the list and row of the document that it copies."""
+    """The copies in one list: (n,) rows, ascending, and of which row of which list each is a copy."""
 
     rows: Ints
     of_list: Ints

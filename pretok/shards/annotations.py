@@ -1,4 +1,4 @@
-"""Columns that were joined to documents after tokenizing: a second ledger, in a folder of its own next to the shards.
+"""Columns that were joined to documents after tokenizing: a second ledger, in a folder of its own beside the shards.
 
 `pretok annotate` writes them. Their rows are in the order of the documents of each shard.
 

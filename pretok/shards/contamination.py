@@ -71,7 +71,7 @@ def write_found(shards: Path, unit: str, parts: Iterable[tuple[ItemCount, ...]])
 
 
 def found_items(shards: Path, sources: Iterable[str]) -> tuple[ItemCount, ...]:
-    """The matches in these sources together. Raises IntegrityError."""
+    """What was found in these sources together. Raises IntegrityError."""
     folder = shards / FOLDER
     paths = [
         path for name in sources for text in (f"{name}.json", f"{name}.*.json") for path in folder.glob(text)

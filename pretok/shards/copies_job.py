@@ -137,7 +137,7 @@ def settle_copies(tasks: Sequence[TokenizeTask], sealed: Manifest | None, step: 
         save_copies(task.state(COPIES), pa.table(columns))
     found = sum(len(one.rows) for one in copies[first:])
     step.console.notice(
-        f"of {plural(sum(map(len, lists[first:])), 'document')}, {found:,} are copies of others, by their hashes"
+        f"of {plural(sum(map(len, lists[first:])), 'document')}, {found:,} are copies of others, as their hashes say"
     )
     return failures
 
@@ -160,7 +160,7 @@ def _columns(path: Path, *names: str) -> pa.Table:
 
 
 def _places(lists: Sequence[_Documents], copies: Sequence[Copies]) -> pa.Table:
-    """The places of the documents that these copy, in their order. Each list is read once."""
+    """Where the documents are that these are copies of, in their order. Each list is read once."""
     of_list, of_row = (
         np.concatenate([NONE, *(getattr(one, name) for one in copies)]) for name in ("of_list", "of_row")
     )

@@ -89,9 +89,7 @@ def documents_at(
         found += rows.take(pa.array(here, pa.int64())).to_pylist()
         if len(found) == len(numbers):
             return found
-    raise IntegrityError(
-        f"{shard.ledger_path} has fewer rows than its shard has documents; see pretok verify"
-    )
+    raise IntegrityError(f"{shard.ledger_path} has fewer rows than its shard documents; see pretok verify")
 
 
 def check_place(manifest: Manifest, source: str | None, split: str | None) -> None:

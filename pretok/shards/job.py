@@ -261,8 +261,7 @@ class _Job:
         remove_leftovers(self.shards)
 
     def _seal(self, plans: list[SourcePlan], failures: Failures) -> None:
-        """Seal the plans that are done, and raise an error for partitions that failed, damaged files and sources with
-        too few documents.
+        """Seal the plans that are done, and raise what failed, is damaged or gave too little.
 
         A source without documents is not sealed, so that its inputs and settings can still be changed.
         """

@@ -146,7 +146,7 @@ class LedgerWriter:
 
 
 def open_ledger(path: Path) -> pq.ParquetFile:
-    """Open a ledger for reading. Raises IntegrityError if it is not a ledger."""
+    """Open a ledger for reading. Raises IntegrityError if it is no ledger."""
     with reading(path, pa.ArrowException, ValueError):
         file = pq.ParquetFile(path)
         names = file.schema_arrow.names

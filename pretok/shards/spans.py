@@ -109,7 +109,7 @@ class ShardSpans:
         if (np.diff(self.ends, prepend=0) <= 0).any() or (self.kinds >= len(KINDS)).any():
             return "they overlap, or are of no kind"
         if not np.isin(offsets[1:], self.ends).all():
-            return "a span extends beyond the end of a document"
+            return "a span goes on beyond the end of a document"
         if (found := count_kinds(self.ends, self.kinds)) != stated:
             return f"they have tokens {found}, the manifest says {stated}"
         return None

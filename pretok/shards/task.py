@@ -71,8 +71,8 @@ ROLL_OVER = Fraction(5, 4)
 @dataclass(frozen=True, slots=True)
 class TokenizeTask:
     """Everything that decides the bytes of a partition's shards. target: bytes of tokens a shard should hold;
-    tokenizer_json: the copy next to the shards, which must have the fingerprint `tokenizer`; software: versions that
-    the worker must have."""
+    tokenizer_json: the copy beside the shards, which must have the fingerprint `tokenizer`; software: versions that the
+    worker must have."""
 
     partition: Partition
     shards_dir: Path

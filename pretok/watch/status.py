@@ -54,7 +54,7 @@ class StepStatus:
 
 
 def status_of(target: Path) -> list[StepStatus]:
-    """Results of WORK in the order of the steps, or that of a run. A damaged one counts as failed, with the reason."""
+    """Results of WORK in the order of the steps, or that of a run. A damaged one is failed, and says why."""
     if (target / CONFIG).exists():
         return [_run(target)]
     logs = _Logs(target, [])
@@ -77,7 +77,7 @@ def status_of(target: Path) -> list[StepStatus]:
 
 
 def next_of(found: Sequence[StepStatus]) -> str:
-    """The next command, that of the first step that is not finished; none while a job is running."""
+    """The next command, that of the first step that is not finished; none while a job is at work."""
     if any(one.state == RUNNING for one in found):
         return ""
     return next((one.next for one in found if one.next), "")
@@ -95,7 +95,7 @@ class _Logs:
         return next((job for job in reversed(self.jobs) if job.command in commands), None)
 
     def at_work(self, holder: Holder, *commands: str) -> str:
-        """The holder of a folder, and the progress of its latest step."""
+        """Who holds a folder, and how far the latest step of its job is."""
         job = self.newest(*commands)
         if job is None or not job.step or job.exit_code is not None:
             return str(holder)

@@ -223,7 +223,7 @@ class View:
             if source.tape is None:
                 continue
             if folder is None:
-                raise UsageError(f"{source.name} has a side file, which lies beside its mix: name the mix")
+                raise UsageError(f"{source.name} has a side file next to its mix: name the mix")
             shards = behind(by_source[source.held_in], source.begin)
             files[number] = SideFile(folder / FOLDER, source.tape, shards)
         return files

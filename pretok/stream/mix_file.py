@@ -135,7 +135,7 @@ class Mix(Record, frozen=True, dict=True):
 
     @cached_property
     def pools(self) -> dict[str, list[int]]:
-        """What weights name: pool -> the numbers of its entries."""
+        """The pools that weights name: pool -> the numbers of its entries."""
         found: dict[str, list[int]] = {}
         for number, source in enumerate(self.sources):
             found.setdefault(source.pool, []).append(number)

@@ -124,7 +124,7 @@ def plan_mix(manifest: Manifest, request: MixRequest, folder: Path | None = None
     """
     folder = folder or manifest.folder.parent / FOLDER
     if request.split not in SPLITS:
-        raise UsageError(f"no split {request.split!r}; there are {' and '.join(SPLITS)}")
+        raise UsageError(f"no split {request.split!r}; the splits are {' and '.join(SPLITS)}")
     learn, after = _learn(manifest, request), request.after
     new, notes = _new_entries(manifest, request, folder)
     sources = (*request.before, *(_packed(manifest, request, folder, entry) for entry in new))

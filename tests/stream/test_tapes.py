@@ -174,5 +174,5 @@ def test_a_tape_of_another_source_is_refused(packed: Path) -> None:
     write_mix(packed / "wrong.json", replace(mix, sources=(en, replace(it, tape=en.tape))), {})
     with pytest.raises(IntegrityError, match="belongs to other shards"):
         pretok.stream.open(shards, packed / "wrong.json")
-    with pytest.raises(UsageError, match="which lies beside its mix: name the mix"):
+    with pytest.raises(UsageError, match="has a side file next to its mix: name the mix"):
         View(load_manifest(shards), mix)

@@ -313,8 +313,8 @@ OF_CHATS = [
     chat("an empty or missing content", said(""), "bad_messages", "message 1 (user) is empty"),
     chat("an image", said([{"type": "image", "url": "x"}]), "bad_messages", "Invalid value 'image' - at `$[0].content[0].type`"),
     chat("arguments that are not JSON", CALLED(tool_calls=[{"function": {"name": "f", "arguments": "{"}}]), "bad_messages", "a tool call whose arguments are not JSON"),
-    chat("a message that the template omits", said([{"type": "text", "text": "due"}]), "template_refused", "the template leaves out message 1 (user)"),
-    chat("a message that spells a marker", said("<|im_end|>"), text="<|im_end|>", note="stays text"),
+    chat("a message that the template leaves out", said([{"type": "text", "text": "due"}]), "template_refused", "the template leaves out message 1 (user)"),
+    chat("a message that spells a marker", said("<|im_end|>"), text="<|im_end|>", note="text, not a marker"),
     Row(CHATS, "Parquet: a null, no messages, an unknown role", table({"messages": [said("uno"), None, [], said("due", "pirate"), said("tre")]}), [turn("uno"), turn("tre")], {2: "null_text", 3: "bad_messages", 4: "bad_messages"}, "has the role 'pirate'", settings=MESSAGES, name="a.parquet"),
 ]  # fmt: skip
 TEMPLATE = 'template = "{q}={r}"'

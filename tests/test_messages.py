@@ -122,7 +122,7 @@ are the same)
 verify: 54 documents, 732 tokens, 54 encoded again, 3 shards in {seconds} s
 pretok: 1 problem in cut/shards:
   {work}/cut/shards/en/en-00000.idx has 100 bytes, its header says 962
-to repair, restore the files from a copy, or delete cut/shards and run what made it again
+to repair, restore the files from a copy, or delete cut/shards and run the command that made it
 
 2 pretok certify norun --step 1
 pretok: norun does not exist; name the folder of a run (train --out) or a mix.json

@@ -109,7 +109,7 @@ def test_the_command(shards: Path, tmp_path: Path, capsys: pytest.CaptureFixture
             "known are megatron, olmo. For what reads a mix in Python see docs/trainers.md",
         ),
         (["olmo"], "name it with --out"),
-        (["megatron", "--out", str(blend)], f"{blend}: what megatron needs to read {shards}\n"),
+        (["megatron", "--out", str(blend)], f"{blend}: the megatron files for {shards}\n"),
     ):
         code = run_command(["export", str(shards), "--workers", "0", "--to", *options])
         assert code == (0 if options[0] == "megatron" else 2)

@@ -136,7 +136,7 @@ def judge(reports: Sequence[NodeReport], nodes: list[str]) -> Verdict:
     bad: dict[str, list[str]] = {}
     shared: set[str] = set()
     for node, own in checks.items():
-        problems = []
+        problems: list[str] = []
         for name, check in own.items():
             if check.problem:
                 (shared.add if name == SHARED else problems.append)(f"{name}: {check.problem}")

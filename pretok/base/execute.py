@@ -223,7 +223,8 @@ class _Ray:
         self._ray, self._run = ray, ray.remote(max_retries=0, num_cpus=1)(_on_ray)
         # A task on this node that ends only when Ray does here. The loss of any other node must not end the job.
         node = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-        self._alive = ray.remote(max_retries=0, num_cpus=0, scheduling_strategy=node)(_sleep).remote()
+        on_this_node = ray.remote(max_retries=0, num_cpus=0, scheduling_strategy=node)
+        self._alive = on_this_node(lambda: time.sleep(1e9)).remote()
         self._running: set[Any] = set()
         self.workers = workers or int(ray.cluster_resources().get("CPU", 1))
         # If Ray itself lets no more tasks run at once than wanted, as many more wait in its queue: a worker then has
@@ -250,11 +251,6 @@ class _Ray:
             with contextlib.suppress(Exception):
                 self._ray.cancel(reference, force=True)
         self._ray.shutdown()
-
-
-def _sleep() -> None:
-    while True:
-        time.sleep(1e6)
 
 
 def _on_ray(job: bytes) -> Outcome[Any]:

@@ -7,6 +7,7 @@ tests/test_cli.py have tests.
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import signal
 import subprocess
@@ -128,6 +129,14 @@ def test_every_item_has_its_outcome_and_only_what_may_pass_is_tried_again(reques
         assert len(list(tmp_path.glob(f"{kinds[outcome.index]}.*"))) == tries
     if where != "here":
         assert [o.result for o in engine.map(environment, [0])] == [WORKER_ENVIRONMENT]
+
+
+def test_an_item_waits_before_it_is_tried_again_behind_the_others(monkeypatch, here, tmp_path):
+    monkeypatch.setattr("pretok.base.storage.WAITS", (0.1, 0.1))
+    cases = [("fails twice", tmp_path), ("other", tmp_path)]
+    assert [o.result for o in here.map(give_back, cases)] == ["other", "fails twice"]
+    times = sorted(int(path.suffix[1:]) for path in tmp_path.glob("fails twice.*"))
+    assert all(later - earlier > 0.09e9 for earlier, later in itertools.pairwise(times))
 
 
 def test_a_signal_or_the_end_of_the_job_stops(engine, monkeypatch):

@@ -7,7 +7,7 @@ document; or its domains as CSV. The page shows the JSON key by key, so that the
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
@@ -26,7 +26,6 @@ from pretok.shards.manifest import load_manifest, shards_of
 from pretok.shards.unfinished import refuse_unfinished
 
 ANSWERS = "disclosure.toml"
-FORMATS = ("json", "html", "md", "spdx", "csv")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,12 +66,10 @@ def run_disclose(request: DisclosureRequest, kind: str) -> str:
             return domains_csv(figures)
         reserved = register and count_reserved(manifest, extent, figures, register, run)
         summary = summarize(manifest, extent, figures, answers, request.domains, reserved)
-    if kind == "html":
-        return _page(summary)
-    if kind == "md":
-        return dataset_card(summary)
-    if kind == "spdx":
-        return spdx_document(summary)
+    return VIEWS[kind](summary)
+
+
+def _json(summary: Record) -> str:
     return visible_json(json.dumps(summary, ensure_ascii=False, indent=2)) + "\n"
 
 
@@ -86,3 +83,9 @@ def _page(summary: Record) -> str:
 def _number(value: float) -> str:
     """500000.0 -> `500,000`, 1e-05 -> `1e-05`, 18.74666 -> `18.7467`."""
     return f"{value:,.0f}" if value.is_integer() and abs(value) < 1e15 else f"{value:,.6g}"
+
+
+View = Callable[[Record], str]
+VIEWS: dict[str, View] = {"json": _json, "html": _page, "md": dataset_card, "spdx": spdx_document}
+"""Format -> what writes the summary so."""
+FORMATS = (*VIEWS, "csv")

@@ -5,16 +5,14 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
-from test_golden import GOLDEN
+from removal_recipe import recipe
 from tokenizing import run
 
 from pretok.base.execute import Engine
 from pretok.base.stop import StopFlag
 from pretok.cli import run_command
-from pretok.config import make_recipe
 
 SAME = "ovunque lo stesso testo, parola per parola"
 
@@ -35,19 +33,9 @@ def removable(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ]
         rows[5]["text"] = SAME
         (work / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    sources: dict[str, Any] = {
-        name: {"inputs": [str(work / f"{name}.jsonl")], "keep": ["id", "url"]} for name in ("a", "b")
-    }
     with StopFlag() as stop, Engine(0, None, stop) as engine:
-        for append in ([], [{"inputs": [str(work / "more.jsonl")]}]):
-            sources["a"]["append"] = append
-            data = {
-                "out": work,
-                "sources": sources,
-                "vocab": {"path": GOLDEN / "tokenizer.json"},
-                "shards": {"size": 1500, "val_fraction": "0.2", "max_reject_share": "0.5"},
-            }
-            run(make_recipe(data, "test"), engine)
+        for new in ((), ("more",)):
+            run(recipe(work, work, new), engine)
     (work / "scores.jsonl").write_text(
         "".join(json.dumps({"id": f"a{n}", "score": n, "note": f"nota a{n}"}) + "\n" for n in range(60))
     )

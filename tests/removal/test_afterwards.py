@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from mixing import write_segment
-from test_refused import recipe
+from removal_recipe import recipe
 from test_remove import command, remove, rows_of
 from tokenizing import run
 
@@ -202,7 +202,7 @@ def test_a_class_of_what_is_not_removed_goes_on_after_an_append(
     if not first:
         remove(work, where="id = 'b9'")
     shutil.copy(removable / "b.jsonl", work / "again.jsonl")
-    run(recipe(removable, work, ["append"]), here)
+    run(recipe(removable, work, ("more", "append")), here)
     again = ["--continue", old, "--at", "20", "--tokens", "800"]
     assert run_command(["mix", shards, "--out", new, *again, *wish]) == 0
     held = {path: {entry.name: entry.tokens for entry in load_mix(Path(path)).sources} for path in (old, new)}

@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
-from test_golden import GOLDEN
+from removal_recipe import recipe
 from test_remove import remove, rows_of
 from tokenizing import run
 
@@ -16,26 +15,10 @@ from pretok.audit.verify_job import run_verify
 from pretok.base.console import Silent
 from pretok.base.errors import IntegrityError
 from pretok.base.execute import Engine
-from pretok.config import Recipe, make_recipe
 from pretok.shards.manifest import load_manifest
 
 GONE = ("a3", "b9", "b5")
 """Of the last the text stands in `a` and in what was appended to it too."""
-
-
-def recipe(inputs: Path, out: Path, new: list[str], **shards: Any) -> Recipe:
-    """The sources of the folder, and what is new: an append to `b`, and a source `c`."""
-    sources: dict[str, Any] = {
-        name: {"inputs": [str(inputs / f"{name}.jsonl")], "keep": ["id", "url"]} for name in ("a", "b")
-    }
-    sources["a"]["append"] = [{"inputs": [str(inputs / "more.jsonl")]}]
-    if "append" in new:
-        sources["b"]["append"] = [{"inputs": [str(out / "again.jsonl")]}]
-    if "source" in new:
-        sources["c"] = {"inputs": [str(out / "again.jsonl")], "keep": ["id"]}
-    common = {"size": 1500, "val_fraction": "0.2", "max_reject_share": "0.5"}
-    vocab = {"path": GOLDEN / "tokenizer.json"}
-    return make_recipe({"out": out, "sources": sources, "vocab": vocab, "shards": common | shards}, "test")
 
 
 @pytest.mark.parametrize("new", ["append", "source"])
@@ -50,7 +33,7 @@ def test_the_same_texts_are_rejected(removable: Path, work: Path, here: Engine, 
     )
     gone = {row["hash"] for row in rows_of(removable) if row["id"] in GONE}
     remove(work, where=f"id in {GONE}")
-    run(recipe(removable, work, [new]), here)
+    run(recipe(removable, work, ("more", new)), here)
     manifest = load_manifest(work / "shards")
     assert [event.removal is not None for event in manifest.history] == [False, True, False]
     assert manifest.sources["c" if new == "source" else "b"].rejected == {"removed": 4}
@@ -75,10 +58,10 @@ def test_a_list_that_is_gone_lets_nothing_in(
     with pytest.raises(IntegrityError, match=r"removed\.parquet"):
         remove(work, where="id = 'a7'")
     with pytest.raises(IntegrityError, match=r"removed\.parquet"):
-        run(recipe(removable, work, ["append"]), here)
+        run(recipe(removable, work, ("more", "append")), here)
     assert load_manifest(work / "shards").fingerprint == before
     kept.rename(work / "shards" / "removed.parquet")
-    run(recipe(removable, work, ["append"]), here)
+    run(recipe(removable, work, ("more", "append")), here)
     assert load_manifest(work / "shards").sources["b"].rejected == {"removed": 2}
 
 
@@ -88,7 +71,7 @@ def test_another_project_is_given_the_list(
 ) -> None:
     remove(work, where=f"id in {GONE}")
     removed = work / "shards" / "removed.parquet"
-    other = recipe(removable, tmp_path / "other", [], removed=removed, duplicates=duplicates)
+    other = recipe(removable, tmp_path / "other", ("more",), removed=removed, duplicates=duplicates)
     run(other, here)
     rejected = {name: counts.rejected for name, counts in load_manifest(other.shards_dir).sources.items()}
     assert rejected == {"a": {"removed": 3}, "b": {"removed": 2}}
@@ -97,4 +80,4 @@ def test_another_project_is_given_the_list(
         (work / "shards" / "a" / "a-00000.docs.parquet", "not a list of removed texts"),
     ):
         with pytest.raises(IntegrityError, match=message):
-            run(recipe(removable, tmp_path / "third", [], removed=path), here)
+            run(recipe(removable, tmp_path / "third", ("more",), removed=path), here)

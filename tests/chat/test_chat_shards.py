@@ -149,7 +149,7 @@ def test_commands_show_and_tell_what_is_learned(
     assert "[<|im_end|>]" in document
     sequence = told("trace", mix, "--position", "3", "--tokens", "--shards", shards)
     learned = pretok.stream.open(Path(shards), Path(mix)).loss(3)
-    tokens = re.findall(r"[\[(][^\])]+[\])]", sequence.partition("predicted:")[2])
+    tokens = re.findall(r"[\[(][^\])]+[\])]", sequence.partition("only a target:")[2])
     assert [token[0] == "[" for token in tokens] == [False, *learned.tolist()]
     assert 0 < learned.sum() < 16
     assert "learned in chat: " in told("status", shards)

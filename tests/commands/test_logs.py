@@ -53,14 +53,14 @@ def test_a_log_tells_the_whole_job(tmp_path, command, capsys):
 
 
 def test_a_failing_partition_leaves_its_traceback_at_once(tmp_path, command, capsys, monkeypatch):
-    real = counting._Counter.add
+    real = counting._Counter._add
 
     def add(self: Any, batch: Any) -> Any:
         if self._task.partition.name == "it-00000":
             raise ZeroDivisionError("no such thing")
         return real(self, batch)
 
-    monkeypatch.setattr(counting._Counter, "add", add)
+    monkeypatch.setattr(counting._Counter, "_add", add)
     assert run_command(command) == 1
     [log] = read_logs(tmp_path / "work")
     [failed], [error], [step] = of(log, "task_failed"), of(log, "error"), of(log, "step_end")

@@ -33,7 +33,7 @@ def test_each_document_is_bos_ids_eod_and_nothing_else_differs(folder, vocab_dir
     plain = recipe(folder / "plain", vocab_dir, {"it": [folder / "in" / "it-*.jsonl"]})
     begun = plain.model_copy(update={"vocab": Vocab(path=vocab_dir, bos=NAME), "out": folder / "begun"})
     notices = [run(made, here)[1] for made in (plain, begun)][1]
-    assert any(f"and begins with {NAME!r} (id {BOS})" in notice for notice in notices)
+    assert any(f"BOS {NAME!r} (id {BOS})" in notice for notice in notices)
     with_bos, without = load_manifest(begun.shards_dir), load_manifest(plain.shards_dir)
     assert sorted(documents(begun)) == sorted([BOS, *ids] for ids in documents(plain))
     assert with_bos.data["tokenizer"] == {**without.data["tokenizer"], "bos_id": BOS}

@@ -60,7 +60,7 @@ def test_a_run_that_changed_data_and_batch_is_traced_and_counted_segment_by_segm
     steps = [read[end - size : end] for size, end in zip(sizes, np.cumsum(sizes).tolist(), strict=True)]
 
     segments = open_traced(trial.run, None)
-    assert [(segment.before, segment.first, segment.last, segment.steps) for segment in segments] == [
+    assert [(one.segment.step, one.segment.position, one.last, one.steps) for one in segments if one.segment] == [
         (0, 0, 3, 14), (3, 0, 5, 14), (5, 16, 11, 14), (11, 40, 14, 14),
     ]  # fmt: skip
     expected: dict[tuple[str, int], set[tuple[int, int]]] = defaultdict(set)
@@ -90,7 +90,7 @@ def test_a_run_that_changed_data_and_batch_is_traced_and_counted_segment_by_segm
         bounds = np.array([0, sum(shard.tokens for shard in manifest.of(name))])
         assert (part.sequences, part.tokens(bounds, 0).sum()) == (sequences[name], tokens[name])
 
-    with pytest.raises(UsageError, match="no step 15; the run has 14"):
+    with pytest.raises(UsageError, match="no step 15; the run has steps 1 to 14"):
         positions_of_step(segments, 15)
     (trial.run / "segments.jsonl").unlink()
     for ask in (lambda: open_traced(trial.run, None), lambda: read_steps(manifest, trial.run)):

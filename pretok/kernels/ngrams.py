@@ -250,7 +250,7 @@ def _find(
 
 @dataclass(frozen=True, slots=True)
 class Grams:
-    """The distinct grams of passages, ready to be looked for."""
+    """The distinct grams of passages, sorted for the search."""
 
     keys: npt.NDArray[np.uint64]
     """(grams,) the hash of each, rising."""

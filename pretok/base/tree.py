@@ -205,7 +205,7 @@ def _hash_over(
     part: Callable[[int, int], bytes],
     leaf: Callable[[int], bytes],
 ) -> bytes:
-    """The hash over the leaves `first` to `end - 1`, from the leaves `wanted` and the largest subtrees that have none."""
+    """The hash over the leaves `first` to `end - 1`, from the `wanted` leaves and the largest subtrees without one."""
     if not end:
         return fold([])
     # None of the wanted leaves is in here: the whole part is one hash.

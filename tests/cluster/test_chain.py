@@ -15,7 +15,7 @@ import pytest
 
 from pretok.base.errors import UsageError
 from pretok.cli import run_command
-from pretok.cluster.chain import check_profile, find_scripts, load_profile
+from pretok.cluster.chain import check_profile, find_scripts, load_profile, submit_chain
 from pretok.config.settings import Slurm
 
 FILLED = f"""
@@ -151,6 +151,8 @@ def test_a_dry_run_is_a_script_that_submits_what_submit_does(
     pasted = slurm()
     [record] = tmp_path.rglob("chain.tsv")
     assert record.read_text().splitlines()[1:3] == ["102\ttokenize\t1", "103\ttokenize\t2"]
+    with pytest.raises(UsageError, match="another command submitted a chain"):
+        submit_chain([], "", record.parent)
     shutil.rmtree(record.parents[2])
     assert submit(tables, "--links", "tokenize=2", *flags, out=out) == 0
     submitted = slurm()
@@ -167,7 +169,7 @@ def test_a_chain_ends_and_is_cancelled_when_slurm_refuses(
     monkeypatch.setenv("REFUSE_AT", "3")
     assert submit(TABLES, "--links", "tokenize=2") == 2
     printed = capsys.readouterr().err
-    assert "Slurm refused tokenize 2: no such partition\n  sbatch --parsable " in printed
+    assert "cannot submit tokenize 2: no such partition\n  sbatch --parsable " in printed
     assert "2 jobs submitted before it were cancelled" in printed
     assert len(slurm()) == 3
     assert (tmp_path / "ledger.cancelled").read_text() == "101 102\n"

@@ -31,7 +31,8 @@ export NUMBA_CACHE_DIR=${NUMBA_CACHE_DIR:-$node_local/numba} TRITON_CACHE_DIR=$n
 export TORCHINDUCTOR_CACHE_DIR=$node_local/inductor
 
 # When this job ends (Slurm sets SLURM_JOB_END_TIME if it is new enough), so that programs can stop and save in time.
-PRETOK_JOB_END_TIME=${SLURM_JOB_END_TIME:-$(date -d "$(squeue -h -j "$SLURM_JOB_ID" -o %e)" +%s)}
+# Empty if Slurm does not answer or sets no end. (`date -d ""` would be this midnight.)
+PRETOK_JOB_END_TIME=${SLURM_JOB_END_TIME:-$(squeue -h -j "$SLURM_JOB_ID" -o %e | date -f - +%s || true)}
 export PRETOK_JOB_END_TIME
 
 # Since Slurm 22.05 srun no longer inherits the cores per task of the job; this passes them on in every version.
@@ -45,7 +46,7 @@ port=$((20000 + SLURM_JOB_ID % 10000))
 
 node_address() { # NODE: print its IPv4 address on SITE_INTERFACE, or else the one its name resolves to
     if [ -n "${SITE_INTERFACE:-}" ]; then
-        srun --overlap -N1 -n1 -w "$1" ip -4 -o addr show dev "$SITE_INTERFACE" | awk '{split($4, a, "/"); print a[1]}'
+        srun --overlap -N1 -n1 -w "$1" ip -4 -o addr show dev "$SITE_INTERFACE" | awk 'NR == 1 {split($4, a, "/"); print a[1]}'
     else
         getent ahostsv4 "$1" | awk 'NR == 1 {print $1}'
     fi

@@ -27,7 +27,7 @@ link_progress() { # STAGE PROGRESS: stop the chain if its last two links did not
 }
 
 link_cancel() { # STAGE: cancel the links of this stage that have not started
-    link_followers "$1" | xargs -r scancel --state=PENDING
+    link_followers "$1" | xargs -r scancel --state=PENDING || true # it fails for a link that Slurm has forgotten
 }
 
 link_end() { # STAGE STATUS: mark the stage as done, explain the exit code, end the job
@@ -67,7 +67,7 @@ link_avoid() { # STAGE NODES: exclude these nodes (separated by commas) from the
     tr , '\n' <<<"$2" >>"$chain/bad-nodes"
     for job in $(link_followers "$1"); do # only jobs that have not started can be changed
         if [ "$job" -gt "$SLURM_JOB_ID" ]; then
-            scontrol update jobid="$job" excnodelist="$(sort -u "$chain/bad-nodes" | paste -sd,)"
+            scontrol update jobid="$job" excnodelist="$(sort -u "$chain/bad-nodes" | paste -sd,)" || true # that link may be gone
         fi
     done
 }

@@ -218,7 +218,7 @@ class _Ray:
             # No runtime_env: for its variables Ray starts a second set of workers, 2 s later. `_on_ray` sets them, and
             # workers find this package where `ray start` did, or in the folder where the command is typed.
             ray.init(address=address, logging_level=logging.ERROR, log_to_driver=False)
-        except ConnectionError as error:
+        except (ConnectionError, ValueError) as error:
             raise UsageError(f"no Ray cluster answers at {address}: {error}") from None
         self._ray, self._run = ray, ray.remote(max_retries=0, num_cpus=1)(_on_ray)
         # A task on this node that ends only when Ray does here. The loss of any other node must not end the job.

@@ -75,7 +75,8 @@ class Step:
             raise type(stopped)(f"{stopped}; {done} of {total} {what}s are done and kept") from None
         finally:
             if items:
-                idle = 1 - busy / (workers * (time.monotonic() - began))
+                # Below 0 if workers came after the start: nodes that joined the Ray cluster late.
+                idle = max(0.0, 1 - busy / (workers * (time.monotonic() - began)))
                 self._log_workers(what, workers, nodes, idle, peak)
         if folder is not None:
             remove_leftovers(folder)

@@ -183,17 +183,21 @@ def recipe_flags(recipe: Recipe) -> list[str]:
 
 
 def submit_chain(jobs: Sequence[Job], script: str, folder: Path) -> list[str]:
-    """Run the `chain_script` of these jobs; return their ids. Raises PretokError with Slurm's answer if it refuses one;
-    the others are then cancelled."""
+    """Run the `chain_script` of these jobs; return their ids. Raises UsageError if the folder exists; PretokError
+    with Slurm's answer if it refuses one: the others are then cancelled."""
     if shutil.which("sbatch") is None:
         raise UsageError("sbatch is not on PATH: run this on a login node of the cluster, or with --dry-run")
+    if folder.exists():
+        raise UsageError(
+            f"{folder} exists: another command submitted a chain in this second; run this one again"
+        )
     done = subprocess.run(["bash"], input=script, capture_output=True, text=True, check=False)
     record = folder / RECORD
     ids = [line.split("\t")[0] for line in record.read_text("utf-8").splitlines()] if record.exists() else []
     if done.returncode:
         job = jobs[len(ids)]
         raise PretokError(
-            f"Slurm refused {job.stage} {job.link}: {done.stderr.strip()}\n  {job.command}\n"
+            f"cannot submit {job.stage} {job.link}: {done.stderr.strip()}\n  {job.command}\n"
             f"{len(ids)} jobs submitted before it were cancelled; fix the profile or the options"
         )
     return ids

@@ -20,7 +20,7 @@ import pytest
 from support import TASK_PATH, children, until
 
 from pretok.base import execute as engine_module
-from pretok.base.errors import InternalError, MismatchError, PartitionsFailed, Stopped
+from pretok.base.errors import InternalError, MismatchError, PartitionsFailed, Stopped, UsageError
 from pretok.base.execute import WORKER_ENVIRONMENT, Engine, Report
 from pretok.base.failures import TaskError
 from pretok.base.stop import StopFlag
@@ -161,6 +161,13 @@ def test_small_work_stays_in_this_process(monkeypatch, workers, size, cpus, here
     engine = Engine(workers, None, StopFlag())
     engine.choose(size)
     assert engine.parallel == here
+
+
+def test_an_address_that_is_none_is_refused(monkeypatch):
+    monkeypatch.setattr("ray.is_initialized", lambda: False)  # the connection of all tests
+    monkeypatch.setattr("ray.init", lambda **_: int("Invalid address format"))
+    with pytest.raises(UsageError, match="no Ray cluster answers at node1"):
+        next(Engine(2, "node1", StopFlag()).map(square_or_wait, [1]))
 
 
 def test_workers_load_before_their_tasks_and_signals_are_for_the_driver(tmp_path):

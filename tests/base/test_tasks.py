@@ -94,10 +94,14 @@ def test_what_cannot_be_written_ends_the_step_at_once(step):
 
 def test_a_worker_that_dies_is_an_event_without_times_and_all_nodes_are_named(step, told, monkeypatch):
     lost = TaskError("worker died", "", PartitionsFailed, again=True)
-    outcomes = [Outcome(lost, index=0, tries=4), *(Outcome(4, f"n{n}", index=1) for n in (2, 1, 2))]
+    outcomes = [
+        Outcome(lost, index=0, tries=4),
+        *(Outcome(4, f"n{n}", seconds=9e9, index=1) for n in (2, 1, 2)),
+    ]
     monkeypatch.setattr(step.engine, "map", lambda *_: (outcome for outcome in outcomes))
     list(step.map(square, [1, 2], "number", NAMES.get, failures=[]))
     assert told.events[0] == (
         "task_failed", {"what": "number", "item": "one", "tries": 4, "message": "worker died", "traceback": ""}
     )  # fmt: skip
     assert told.notices[-1] == "numbers per node: n1 1, n2 2"
+    assert told.events[-1][1]["idle"] == 0  # more workers than at the start: `status` refuses a log with less

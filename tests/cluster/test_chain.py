@@ -15,7 +15,7 @@ import pytest
 
 from pretok.base.errors import UsageError
 from pretok.cli import run_command
-from pretok.cluster.chain import check_profile, find_scripts, load_profile
+from pretok.cluster.chain import check_profile, find_scripts, load_profile, submit_chain
 from pretok.config.settings import Slurm
 
 FILLED = f"""
@@ -151,6 +151,8 @@ def test_a_dry_run_is_a_script_that_submits_what_submit_does(
     pasted = slurm()
     [record] = tmp_path.rglob("chain.tsv")
     assert record.read_text().splitlines()[1:3] == ["102\ttokenize\t1", "103\ttokenize\t2"]
+    with pytest.raises(UsageError, match="another command submitted a chain"):
+        submit_chain([], "", record.parent)
     shutil.rmtree(record.parents[2])
     assert submit(tables, "--links", "tokenize=2", *flags, out=out) == 0
     submitted = slurm()
@@ -167,7 +169,7 @@ def test_a_chain_ends_and_is_cancelled_when_slurm_refuses(
     monkeypatch.setenv("REFUSE_AT", "3")
     assert submit(TABLES, "--links", "tokenize=2") == 2
     printed = capsys.readouterr().err
-    assert "Slurm refused tokenize 2: no such partition\n  sbatch --parsable " in printed
+    assert "cannot submit tokenize 2: no such partition\n  sbatch --parsable " in printed
     assert "2 jobs submitted before it were cancelled" in printed
     assert len(slurm()) == 3
     assert (tmp_path / "ledger.cancelled").read_text() == "101 102\n"
@@ -209,3 +211,33 @@ def test_a_job_of_one_node_starts_no_ray(tmp_path: Path, nodes: str, printed: st
     script = RAY.format(slurm=find_scripts(), folder=tmp_path, nodes=nodes)
     done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=False, timeout=60)
     assert done.stdout == printed
+
+
+LINK = """
+set -euo pipefail
+cd {folder}
+export SLURM_SUBMIT_DIR=$PWD SLURM_JOB_NAME=j SLURM_JOB_ID=1 PRETOK_CHAIN=$PWD
+unset SLURM_JOB_END_TIME
+printf '%s\\ttrain\\t1\\n' 1 2 >chain.tsv
+printf 'SITE_VENV=/venv SITE_INTERFACE=ib0\\nsite_setup() {{ :; }}\\n' >profile
+squeue() {{ {squeue}; }}
+scancel() {{ return 1; }}
+scontrol() {{ return 1; }}
+srun() {{ printf '2: ib0 inet 10.0.0.%s/8\\n' 1 2; }}
+source {slurm}/env.sh ./profile
+source {slurm}/link.sh
+echo "end $PRETOK_JOB_END_TIME"
+node_address n1
+link_avoid train n1 2>/dev/null
+link_end train 2 2>/dev/null
+"""
+
+
+@pytest.mark.parametrize(
+    ("squeue", "end"), [("echo 1970-01-01T00:01:00Z", "60"), ("return 1", ""), ("echo N/A", "")]
+)
+def test_a_link_outlives_a_slurm_that_does_not_answer(tmp_path: Path, squeue: str, end: str) -> None:
+    """And a link of its chain that is gone; an interface with two addresses has one."""
+    script = LINK.format(slurm=find_scripts(), folder=tmp_path, squeue=squeue)
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=False)
+    assert (done.stdout, done.returncode) == (f"end {end}\n10.0.0.1\n", 2)

@@ -83,6 +83,8 @@ def test_what_is_wrong_is_named(case):
     ("dotted", "value", "message"),
     [
         ("vocab.size", "100", r"^--option: 100: it should be greater than or equal to 257"),
+        ("vocab.seed", -1, r"^--option: -1: it should be greater than or equal to 0"),
+        ("shards.seed", 2**63, r"^--option: 9223372036854775808: it should be less than 9223372036854775808"),
         ("vocab.eod", "x", r"^--option needs path or extend$"),
         ("sources.keep", ["file=path"], r"^--option: the ledger itself has a column 'file'.*my_file=path$"),
     ],

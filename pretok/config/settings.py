@@ -121,6 +121,8 @@ Token = Annotated[str, Field(min_length=1), "text"]
 Count = Annotated[int, BeforeValidator(parse_count), "count"]
 """A whole number, or a string such as "1.2T", "300B", "64MiB"."""
 Length = Annotated[int, BeforeValidator(parse_length), "count"]
+Seed = Annotated[int, Field(ge=0, lt=2**63)]
+"""For XXH64, whose seeds are not negative."""
 Share = Annotated[Fraction, BeforeValidator(parse_share), "share"]
 Weights = Annotated[
     dict[SourceName, Share],
@@ -305,7 +307,7 @@ class Vocab(Part):
     )
     sample: Share = key(1, "Share of the documents to count.", gt=0, le=1)
     holdout: Share = key(0.01, "Share of the documents kept for the report.", ge=0, lt=1)
-    seed: int = key(0, "Chooses the documents of `sample` and `holdout`.")
+    seed: Seed = key(0, "Chooses the documents of `sample` and `holdout`.")
     min_count: int = key(1, "Words that occur less often are ignored.", ge=1)
     weights: Weights = key("natural", WEIGHTS_HELP, {"it": 0.9, "en": 0.1})
     sizes: tuple[Count, ...] = key((), "Smaller vocabularies to write too.", [16000, 32000])
@@ -331,7 +333,7 @@ class Shards(Part):
 
     size: Count = key(0, "Bytes of tokens in a shard; 0: 1 GiB, less for small sources.", ge=0)
     val_fraction: Share = key(0, "Share of the documents held out for validation.", ge=0, lt=1)
-    seed: int = key(0, "Chooses the documents for validation.")
+    seed: Seed = key(0, "Chooses the documents for validation.")
     max_reject_share: Share = key(0.02, "Exit code 3 if a larger share of a source is rejected.", ge=0, le=1)
     against: ExpandedPath | None = key(None, "Folder of benchmarks (JSON Lines) to look for.", "benchmarks")
     reject_contaminated: Share | None = key(

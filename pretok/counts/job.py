@@ -128,7 +128,8 @@ def add_counts(parts: list[CorpusCounts], folder: Path, engine: Engine, console:
     for part, other in zip(parts[1:], settings[1:], strict=True):
         refuse_changes("the counts", part.folder, to_json(other), to_json(settings[0]))
     added = {str(part.folder): part.fingerprint for part in parts}
-    if len(set(added.values())) < len(parts):
+    held = [one for part in parts for one in (part.fingerprint, *part.config.added.values())]
+    if len(set(held)) < len(held):
         raise UsageError("two of these folders hold the same counts, which would be added twice")
     config = replace(settings[0], added=added)
     with open_step("count", engine, console) as step, _claim(folder, config) as done:

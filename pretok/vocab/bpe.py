@@ -61,7 +61,8 @@ BOUNDARY = -1
 HINT_BITS = 5
 """A hint is for 2**HINT_BITS positions."""
 MAX_SYMBOLS = 2**31 - 1
-MAX_OCCURRENCES = 2.0**62
+MAX_OCCURRENCES = 2.0**62 + 2.0**59
+"""Weighted bytes: `counts.weigh.LIMIT` and room, as sources of almost no weight may exceed it by their own bytes."""
 _IDS = np.empty(256, np.int32)
 _IDS[list(ALPHABET)] = np.arange(256)
 

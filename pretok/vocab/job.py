@@ -74,6 +74,10 @@ def run_build_vocab(
         recipe = recipe.model_copy(update={"vocab": vocab.model_copy(update={"size": size})})
         compare = [vocab.extend, *compare]
     folder = recipe.vocab_dir
+    if old and old.path.resolve() == (folder / TOKENIZER_FILE).resolve():
+        raise UsageError(
+            f"the new vocabulary would overwrite {old.path}, which it extends: give another --out"
+        )
     finished = (folder / REPORT_FILE).exists() and (folder / TOKENIZER_FILE).exists()
     with nullcontext() if finished else hold(folder, "build-vocab"):  # a finished vocabulary is only read
         return _build_vocab(recipe, engine, console, compare, counts, old)

@@ -156,8 +156,9 @@ def test_counts_add_up(folder: Path, here: Engine) -> None:
         with pytest.raises(MismatchError, match="added was"):
             add_counts([a, c], target, here, SILENT)
         assert contents(add_counts([a, b], target, here, SILENT).folder) == contents(total.folder)
-    with pytest.raises(UsageError, match="added twice"):
-        add_counts([a, b, a], folder / "twice", here, SILENT)
+    for parts in ([a, b, a], [total, a]):  # the sum holds a too
+        with pytest.raises(UsageError, match="added twice"):
+            add_counts(parts, folder / "twice", here, SILENT)
     for others, path in (([a, c], target), ([b, c], a.folder)):
         with pytest.raises(MismatchError, match="added was"):
             add_counts(others, path, here, SILENT)

@@ -16,6 +16,7 @@ from pretok.base.errors import UsageError
 from pretok.counts import weigh as weigh_module
 from pretok.counts.buckets import Words, concatenate, from_arrow, split_buckets, write_groups
 from pretok.counts.weigh import LIMIT, THREADS, Tally, multipliers, weigh
+from pretok.vocab.bpe import BufferWriter
 
 SHARES = st.fractions(0, 1, max_denominator=1000)
 
@@ -45,6 +46,9 @@ def test_terabytes_are_scaled_down_to_what_64_bits_hold() -> None:
     assert LIMIT * 0.99 < total <= LIMIT
     assert factors["it"] * sizes["it"] / total == pytest.approx(0.9, abs=1e-5)
     assert factors["code"] == 0
+    factors = multipliers({"it": Fraction(1), "en": Fraction(1), "code": Fraction(10**20)}, sizes)
+    total = sum(factors[name] * sizes[name] for name in sizes)
+    BufferWriter().add(np.zeros(1, np.int32), np.array([0, 1]), np.array([total]))
 
 
 def test_weights_that_do_not_fit_the_sources() -> None:

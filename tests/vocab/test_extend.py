@@ -199,6 +199,9 @@ def test_more_entries_than_the_words_hold_are_refused(folder: Path, tmp_path: Pa
     with pytest.raises(UsageError, match="the words give only"):
         run_build_vocab(made, here, SILENT)
     assert not list(made.vocab_dir.rglob("*.json"))
+    old.rename(made.vocab_dir)
+    with pytest.raises(UsageError, match="would overwrite"):
+        run_build_vocab(recipe(folder, pattern="cl100k", extend=str(made.vocab_dir), add=1), here, SILENT)
 
 
 def test_a_damaged_map_is_named(folder: Path, tmp_path: Path, here: Engine) -> None:

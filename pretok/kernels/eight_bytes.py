@@ -29,8 +29,8 @@ _BACKSLASHES = np.uint64(0x5C * 0x0101010101010101)
 _SPACES = np.uint64(0x20 * 0x0101010101010101)
 _NEWLINES = np.uint64(0x0A * 0x0101010101010101)
 _SEVEN_BITS = np.uint64(0x7F7F7F7F7F7F7F7F)
-_TO_0XCC = np.uint64((0x80 - 0x4C) * 0x0101010101010101)
-"""Added to the low seven bits of each byte, carries into the eighth from 0x4C on; 0xCC is 0x80 + 0x4C."""
+_TO_0XCA = np.uint64((0x80 - 0x4A) * 0x0101010101010101)
+"""Added to the low seven bits of each byte, carries into the eighth from 0x4A on; 0xCA is 0x80 + 0x4A."""
 _FROM_A = np.uint64((0x80 - 0x61) * 0x0101010101010101)
 _AFTER_Z = np.uint64((0x80 - 0x7B) * 0x0101010101010101)
 """Added to seven bits, carry into the eighth from a on, and from what follows z on."""
@@ -130,10 +130,10 @@ def newlines(word: Any) -> Any:
 
 
 @njit(_U64(_U64), inline=True)
-def from_0xcc(word: Any) -> Any:
-    """Mask of the bytes of 0xCC or more: the lead bytes of U+0300 and above. All its bits are right."""
-    # 0x7F + 0x34 is less than 0x100: no sum carries into the next byte.
-    return ((word & _SEVEN_BITS) + _TO_0XCC) & word & _HIGH
+def from_0xca(word: Any) -> Any:
+    """Mask of the bytes of 0xCA or more: the lead bytes of U+0280 and above. All its bits are right."""
+    # 0x7F + 0x36 is less than 0x100: no sum carries into the next byte.
+    return ((word & _SEVEN_BITS) + _TO_0XCA) & word & _HIGH
 
 
 @njit(_U64(_U64), inline=True)

@@ -22,7 +22,7 @@ from pretok.base.errors import UsageError
 from pretok.kernels import characters as char
 from pretok.kernels import unicode as u
 from pretok.kernels.compile import BYTES, I64, U8, njit
-from pretok.kernels.eight_bytes import but_ascii_letters, first_marked, from_0xcc, load64
+from pretok.kernels.eight_bytes import but_ascii_letters, first_marked, from_0xca, load64
 
 _CONTRACTIONS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _SPACES = r"\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -300,13 +300,13 @@ def _word_ends(data: Any, offsets: Any, table: Any, code: Any, ends: Any) -> Any
 @njit(types.boolean(BYTES, types.int64, types.int64, BYTES))
 def _has_unassigned(data: Any, i: Any, end: Any, table: Any) -> Any:
     while i < end:
-        if i + 8 <= end:  # below U+0300 everything is assigned
-            mask = from_0xcc(load64(data, i))
+        if i + 8 <= end:  # below U+0280 nothing is disputed
+            mask = from_0xca(load64(data, i))
             if mask == 0:
                 i += 8
                 continue
             i += first_marked(mask)
-        elif data[i] < 0xCC:
+        elif data[i] < 0xCA:
             i += 1
             continue
         flag, i = read_class(data, i, end, table)
@@ -365,10 +365,10 @@ def disputed(
 ) -> npt.NDArray[np.bool_]:
     """Which documents hold a code point that engines may class differently, bool[d].
 
-    These are the code points that the Unicode version of `tokenizers` does not assign. An engine with a later
-    version may know them as letters, so documents that hold one are encoded by `tokenizers` itself. `table` is as for
-    `word_ends`; nothing below U+0300 is ever disputed.
+    These are the code points that have UNASSIGNED in `table`, uint8[0x110000], by default `unicode.disputed_classes`.
+    An engine with a later Unicode may know them as letters, so documents that hold one are encoded by `tokenizers`
+    itself. Nothing below U+0280 is ever disputed.
     """
-    table = u.class_table() if table is None else table
+    table = u.disputed_classes() if table is None else table
     flags: npt.NDArray[np.bool_] = _disputed(data, offsets, table)
     return flags

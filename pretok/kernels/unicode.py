@@ -90,6 +90,14 @@ def class_table() -> npt.NDArray[np.uint8]:
     return table
 
 
+def disputed_classes() -> npt.NDArray[np.uint8]:
+    """A copy of `class_table` in which UNASSIGNED is also the one assigned code point that gigatoken classes otherwise:
+    U+0295, a small letter for tokenizers and without case in a later Unicode."""
+    table = class_table().copy()
+    table[0x295] = UNASSIGNED
+    return table
+
+
 if __name__ == "__main__":
     import tokenizers
 

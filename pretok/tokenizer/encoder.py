@@ -31,7 +31,7 @@ from pretok.base.tokens import Ids, Ints, Tokens, token_dtype
 from pretok.base.version import refuse_untried
 from pretok.kernels.compile import I64, njit
 from pretok.kernels.pretokenize import disputed
-from pretok.kernels.unicode import MARK, UNASSIGNED, class_table
+from pretok.kernels.unicode import MARK, UNASSIGNED, disputed_classes
 from pretok.read.batches import buffers
 from pretok.tokenizer.reference import EngineError, ReferenceEngine, Unencodable, guarded, join_parts
 from pretok.tokenizer.vocabulary import Vocabulary
@@ -255,9 +255,9 @@ def disputed_table(vocab: Vocabulary, fast: Engine, reference: ReferenceEngine) 
     With a normalizer these are also the marks that the engines order differently, found by probes, and the scripts that
     are still growing. gigatoken has a later Unicode than tokenizers, whose NFC is of version 9.
     """
+    table = disputed_classes()
     if not vocab.data.get("normalizer"):
-        return class_table()
-    table = class_table().copy()
+        return table
     marks = np.flatnonzero(table & MARK)
     # U+0345 is of the last combining class and U+0334 of the first: a mark of any class moves past one of them
     probes = pa.array([f"a\u0345{chr(mark)}\u0334" for mark in marks.tolist()], pa.large_string())

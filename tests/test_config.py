@@ -150,6 +150,10 @@ def test_what_is_wrong_in_a_file_has_its_line(tmp_path):
         "line 10: slurm.train.nodes: 0: it should be greater than or equal to 1",
     ):
         assert message in str(caught.value)
+    stages = '[[mix.stages]]\ntokens = "1M"\n' * 2 + 'weights = {it = "x"}\n'
+    path = written(tmp_path / "s.toml", f'out = "w"\nsources.it.inputs = ["a"]\n{stages}')
+    with pytest.raises(UsageError, match=r"line 7: mix.stages.1.weights.it: 'x' is not a share"):
+        load_recipe(path)
     with pytest.raises(UsageError, match="not valid TOML"):
         load_recipe(written(tmp_path / "bad.toml", "out = "))
 
@@ -197,6 +201,9 @@ def test_relative_paths_start_at_the_folder_of_the_recipe_and_others_are_expande
         ("data/*.jsonl", "recipes [[]1]/a/**/b.jsonl", "/x/y", "sample:it", "s3://b/c", "/scratch/$USER2/a"),
         ("recipes [[]1]/more",),
     )
+    Path("deep").mkdir()
+    Path("deep/link").symlink_to(tmp_path / "recipes [1]")
+    assert load_recipe(Path("deep/link/r.toml")).out.resolve() == tmp_path / "work"
     given = make_recipe({"out": Path("~/$w"), "sources": parse_inputs(["it=$SCRATCH/a"])}, "")
     assert (given.out, given.sources["it"].inputs) == (Path("~/$w"), ("/scratch/$USER/a",))
 

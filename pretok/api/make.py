@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from pretok.api.work import Work, open_work
+from pretok.base.errors import UsageError
 from pretok.base.joblog import LOGS
 from pretok.base.terminal import ConsoleWarnings, Terminal
 from pretok.commands.options import complete_recipe, start_engine, work_of
@@ -26,6 +27,8 @@ from pretok.vocab.job import refuse_short, run_build_vocab
 from pretok.vocab.records import VocabReport
 
 Path_ = str | os.PathLike[str]
+PATHS = ("vocab.path", "vocab.extend", "shards.against", "shards.removed")
+"""Settings that are paths."""
 Inputs = Path_ | Mapping[str, object]
 """The path of a recipe; or for each source, by its name, a path or glob, several, or a table as in a recipe."""
 
@@ -118,7 +121,12 @@ def _recipe(name: str, inputs: Inputs, out: Path_ | None, given: Mapping[str, ob
             f"pretok.{name}",
         )
     else:
-        data, origin = load_toml(Path(inputs)), str(inputs)
+        origin = str(inputs)
+        if not origin.endswith(".toml"):
+            raise UsageError(f"{origin}: the name of a recipe ends with .toml")
+        data = load_toml(Path(origin))
+        # Unlike those of the recipe, the paths of the call start at the current folder.
+        given = {key: Path(str(value)) if value and key in PATHS else value for key, value in given.items()}
     given = {"out": None if out is None else Path(out), **given}
     given = {key: value for key, value in given.items() if value is not None}
     return complete_recipe(data, origin, given, {})

@@ -202,7 +202,9 @@ def read_recipe(
     """
     from pretok.config import load_toml, parse_inputs, with_appends
 
-    recipes = [value for value in inputs if value.endswith(".toml") and "=" not in value]
+    recipes = [
+        value for value in inputs if value.endswith(".toml") and ("=" not in value or Path(value).is_file())
+    ]
     if recipes and len(inputs) > 1:
         raise UsageError("give either one recipe or NAME=GLOB inputs, not both")
     data: dict[str, object] = load_toml(Path(recipes[0])) if recipes else {"sources": parse_inputs(inputs)}

@@ -10,10 +10,10 @@ from __future__ import annotations
 import difflib
 import re
 import tomllib
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from fractions import Fraction
-from itertools import takewhile
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -158,18 +158,20 @@ def _explain(detail: Any, options: Mapping[str, str], top: type[BaseModel], orig
 
 def _line_of(names: Sequence[str], origin: str) -> int:
     """Find the line of a recipe file with a key, or with the nearest table around it; 0 if there is none."""
-    names = list(takewhile(lambda name: not name.isdigit(), names))
-    best, best_line, table = 0, 0, list[str]()
+    best, best_line, table, tables = 0, 0, list[str](), Counter[str]()
     file = Path(origin)
     text = file.read_text("utf-8") if file.suffix == ".toml" and file.is_file() else ""
     for number, line in enumerate(text.splitlines(), 1):
-        if header := re.match(r"\s*\[+([^\]]+)\]", line):
-            path = table = header[1].split(".")
+        if header := re.match(r"\s*(\[+)([^\]]+)\]", line):
+            path = table = header[2].split(".")
+            if header[1] == "[[":  # a table of a list, which names give by its number
+                path = table = [*table, str(tables[header[2]])]
+                tables[header[2]] += 1
         elif key := re.match(r"\s*([\w.-]+)\s*=", line):
             path = [*table, *key[1].split(".")]
         else:
             continue
-        if len(path) > best and path == names[: len(path)]:
+        if len(path) > best and path == list(names[: len(path)]):
             best, best_line = len(path), number
     return best_line
 

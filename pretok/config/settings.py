@@ -76,7 +76,10 @@ def _expand(value: Any, info: ValidationInfo) -> Any:
         return path
     folder = str(info.context)
     start = glob.escape(folder) if info.field_name == "inputs" else folder
-    return os.path.normpath(os.path.join(start, path))  # noqa: PTH118 - also patterns
+    whole = os.path.join(start, path)  # noqa: PTH118 - also patterns
+    # `..` of a symbolic link is the folder that holds its target, not the link.
+    linked = ".." in path.split("/") and os.path.realpath(folder) != os.path.abspath(folder)  # noqa: PTH100
+    return whole if linked else os.path.normpath(whole)
 
 
 def _check_keep(keep: tuple[str, ...]) -> tuple[str, ...]:

@@ -55,9 +55,21 @@ def test_python_leaves_the_bytes_of_the_commands(folder: Path) -> None:
     ]
 
 
-def test_inputs_may_be_a_recipe_or_a_table_of_one(folder: Path, vocab_dir: Path) -> None:
-    (folder / "r.toml").write_text('out = "w"\n[sources.it]\ninputs = ["in/it-*.jsonl"]\n', encoding="utf-8")
-    work = pretok.tokenize(folder / "r.toml", vocab=vocab_dir, workers=0, quiet=True)
+def test_inputs_may_be_a_recipe_or_a_table_of_one(
+    folder: Path, vocab_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "lr=1").mkdir()
+    (folder / "lr=1" / "r.toml").write_text(
+        'out = "../w"\n[sources.it]\ninputs = ["../in/it-*.jsonl"]\n', "utf-8"
+    )
+    monkeypatch.chdir(vocab_dir.parent)  # where paths that are given start, but not those of the recipe
+    work = pretok.tokenize(str(folder / "lr=1" / "r.toml"), vocab=vocab_dir.name, workers=0, quiet=True)
+    assert (
+        run_command(
+            ["tokenize", str(folder / "lr=1" / "r.toml"), "--vocab", vocab_dir.name, "--workers", "0"]
+        )
+        == 0
+    )
     assert (work.folder, work.sources) == (folder / "w", ("it",))
     (folder / "in" / "own.jsonl").write_text('{"body": "il mare", "id": "7"}\n')
     table = {"inputs": folder / "in" / "own.jsonl", "field": "body", "keep": ["id"]}
@@ -75,6 +87,7 @@ WRONG = [
     ("tokenize", {"val_fraction": 2}, "^pretok.tokenize: shards.val_fraction: 2: it should be less"),
     ("tokenize", {"inputs": {"it": 3}}, r"sources\.it\.inputs"),
     ("build_vocab", {"out": None}, "^pretok.build_vocab: out is missing"),
+    ("build_vocab", {"inputs": "recipe"}, "recipe: the name of a recipe ends with .toml"),
 ]
 
 

@@ -98,7 +98,9 @@ class TrainConfig:
     seq_len: int | None = _option(
         None, "tokens in a sequence (default: the mix's, else the model's)", least=1, example="4096"
     )
-    seed: int = _option(0, "seed of the initial weights, and of the order if there is no mix")
+    seed: int = _option(
+        0, "seed of the initial weights, and of the order if there is no mix", least=-(2**63), most=2**63 - 1
+    )
     attention: str = _option(
         "causal", "document: no attention across document boundaries", choices=("causal", "document")
     )

@@ -63,6 +63,7 @@ IN_A_FILE = {
     "keep_last = 0": "keep_last is 0; it must be at least 1",
     "decay = 1000": "decay is 1000.0; it must be at least 0 and at most 1",
     "seed = 9223372036854775808": "seed is 9223372036854775808; .* at most 9223372036854775807",
+    "beta2 = 1": "beta2 is 1.0; it must be at least 0 and at most 0.999999",
     "keep_best = 2": "keep_best ranks checkpoints by validation loss: give val_every too",
     "save_every = '0m'": "save_every is '0m'",
     "checkpointing = 1.0": r"checkpointing is '1.0'; it must be .* or a share of blocks \(0.5\)",

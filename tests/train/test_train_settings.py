@@ -333,6 +333,7 @@ def test_plan_says_what_fits_and_what_it_costs(capsys: pytest.CaptureFixture[str
         ("2", "accumulation 2 x 256 data-parallel ranks"),
         (f"2 {device} --mfu 0.4", "DOES NOT FIT: 82.6 GiB counted, 53.6 GiB are 90% of 64 GB"),
         (f"2 {device} --mfu 0.4", "step: n/a; steps: 286102; run: n/a; n/a\n"),
+        ("2 --milestone 100k", "kept and one being written: 657.7 GB"),
         ("2 --device A100", "the memory of the device is not known; give --memory"),
         ("2 --device A100 --memory 80 --json", '"fits": false'),
         (f"4 {device} --checkpointing full", "\nfits: 39.9 GiB counted"),

@@ -63,7 +63,7 @@ def write_toml(path: Path, values: Mapping[str, Any]) -> None:
     with atomic_open(path, "w") as file:
         for name, value in values.items():
             if value is not None:
-                file.write(f"{name} = {json.dumps(value)}\n")
+                file.write(f"{name} = {json.dumps(value, ensure_ascii=False)}\n")
 
 
 def run_trial(

@@ -367,15 +367,15 @@ def test_tune_takes_out_of_memory_as_a_result(
     command = ["tune", "--shards", str(shards), "--model", model_file(tmp_path), "--seq-len", "16"]
     for tried in ("micro-batch=8,4,1,2", "checkpointing=none", "compile=no", "shard=1,2"):
         command += ["--try", tried]
-    main([*command, "--out", str(tmp_path / "t"), "--trial-steps", "5", "--workers", "0"])
-    records = read_lines(tmp_path / "t/tune.jsonl")
+    main([*command, "--out", str(tmp_path / "😀"), "--trial-steps", "5", "--workers", "0"])
+    records = read_lines(tmp_path / "😀/tune.jsonl")
     outcomes = [[record["outcome"] for record in records if record["shard"] == shard] for shard in (1, 2)]
     assert outcomes == [
         ["failed: ValueError: something else", "ok", "out of memory", "out of memory"],
         ["failed: shard = 2 does not divide 1 data-parallel ranks; valid: [1]"] * 4,
     ]
     assert started == [1, 2, 4]  # 8 cannot fit where 4 does not
-    tuned = (tmp_path / "t/tuned.toml").read_text()
+    tuned = (tmp_path / "😀/tuned.toml").read_text()
     assert tuned == 'micro_batch = 2\ncheckpointing = "none"\ncompile = false\nshard = 1\n'
     assert "best: micro_batch 2 " in capsys.readouterr().out
 

@@ -7,6 +7,7 @@ import argparse
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import tomllib
@@ -24,10 +25,12 @@ from support import ROOT, needs
 from pretok.base.errors import UsageError
 
 torch = needs("torch")
+from torch.distributed.elastic.multiprocessing.api import SignalException
+
 from pretok.base.records import replace
 from pretok.base.storage import read_lines
 from tests.train_support import Trial, column, model_file, parsed, run_jobs, tiny_flags
-from train import loop, tune
+from train import launch, loop, tune
 from train.__main__ import main
 from train.config import TrainConfig, add_flags, check_table, whole_number
 from train.model.sizes import PRESETS
@@ -400,6 +403,15 @@ def test_the_table_of_a_gpu_is_made_without_one(tmp_path: Path) -> None:
     assert rows[0]["tokens_per_second_per_device"] > 0
     assert "dense bf16 peak n/a" in done.stdout
     assert "debug: loss alone, forward and backward: eager" in done.stdout
+
+
+def test_a_launcher_that_is_stopped_has_the_exit_code_of_its_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    def stopped(_: object) -> None:
+        raise SignalException("SIGTERM", signal.SIGTERM)
+
+    monkeypatch.setattr(launch.run, "run", stopped)
+    monkeypatch.setattr(launch.signal, "signal", lambda *_: None)
+    assert launch.main(["-m", "train"]) == 75
 
 
 @pytest.mark.slow

@@ -355,10 +355,12 @@ def test_tune_takes_out_of_memory_as_a_result(
 ) -> None:
     """One real trial in a process of its own; the others answer as trials do that do not fit or fail."""
     started = []
-    failures = {4: "torch.OutOfMemoryError: CUDA out of memory.", 1: "ValueError: something else"}
+    failures = {4: "torch.OutOfMemoryError: CUDA out of memory.", 1: "train: something else\n===="}
 
     def run(command: list[str], **options: Any) -> Any:
-        size = tomllib.loads(Path(command[-1]).read_text())["micro_batch"]
+        settings = tomllib.loads(Path(command[-1]).read_text())
+        size = settings["micro_batch"]
+        assert settings["global_batch"] == 8 * size  # four passes for each stage of the longest pipeline
         started.append(size)
         assert options["env"]["PYTHONPATH"].split(os.pathsep)[0] == str(ROOT)  # from any folder
         assert command[:3] == [sys.executable, "-m", "train"]
@@ -368,18 +370,18 @@ def test_tune_takes_out_of_memory_as_a_result(
 
     monkeypatch.setattr(tune.subprocess, "run", run)
     command = ["tune", "--shards", str(shards), "--model", model_file(tmp_path), "--seq-len", "16"]
-    for tried in ("micro-batch=8,4,1,2", "checkpointing=none", "compile=no", "shard=1,2"):
+    for tried in ("micro-batch=8,4,1,2", "checkpointing=none", "compile=no", "pipeline=1,2"):
         command += ["--try", tried]
     main([*command, "--out", str(tmp_path / "😀"), "--trial-steps", "5", "--workers", "0"])
     records = read_lines(tmp_path / "😀/tune.jsonl")
-    outcomes = [[record["outcome"] for record in records if record["shard"] == shard] for shard in (1, 2)]
+    outcomes = [[record["outcome"] for record in records if record["pipeline"] == n] for n in (1, 2)]
     assert outcomes == [
-        ["failed: ValueError: something else", "ok", "out of memory", "out of memory"],
-        ["failed: shard = 2 does not divide 1 data-parallel ranks; valid: [1]"] * 4,
+        ["failed: train: something else", "ok", "out of memory", "out of memory"],
+        ["failed: pipeline = 2 does not divide the 1 groups of tensor ranks"] * 4,
     ]
     assert started == [1, 2, 4]  # 8 cannot fit where 4 does not
     tuned = (tmp_path / "😀/tuned.toml").read_text()
-    assert tuned == 'micro_batch = 2\ncheckpointing = "none"\ncompile = false\nshard = 1\n'
+    assert tuned == 'micro_batch = 2\ncheckpointing = "none"\ncompile = false\npipeline = 1\n'
     assert "best: micro_batch 2 " in capsys.readouterr().out
 
 

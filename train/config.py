@@ -98,7 +98,9 @@ class TrainConfig:
     seq_len: int | None = _option(
         None, "tokens in a sequence (default: the mix's, else the model's)", least=1, example="4096"
     )
-    seed: int = _option(0, "seed of the initial weights, and of the order if there is no mix")
+    seed: int = _option(
+        0, "seed of the initial weights, and of the order if there is no mix", least=-(2**63), most=2**63 - 1
+    )
     attention: str = _option(
         "causal", "document: no attention across document boundaries", choices=("causal", "document")
     )
@@ -130,8 +132,8 @@ class TrainConfig:
     decay_shape: str = _option(
         "linear", "wsd: shape of the decay; 1-sqrt: fast at first", choices=("linear", "1-sqrt"), rare=True
     )
-    beta1: float = _option(0.9, "beta1 of AdamW", least=0, most=1, rare=True, group="optimizer")
-    beta2: float = _option(0.95, "beta2 of AdamW", least=0, most=1, rare=True)
+    beta1: float = _option(0.9, "beta1 of AdamW", least=0, most=0.999999, rare=True, group="optimizer")
+    beta2: float = _option(0.95, "beta2 of AdamW", least=0, most=0.999999, rare=True)
     eps: float = _option(1e-8, "epsilon of AdamW", least=0, rare=True)
     weight_decay: float = _option(0.1, "weight decay; not applied to norms and embeddings", least=0)
     clip: float = _option(1.0, "clip the gradient norm to this value; 0: no clipping", least=0)

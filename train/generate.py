@@ -63,7 +63,7 @@ def generate(
     model.load_state_dict(mean_weights([checkpoint], config))
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     model.to(device).eval()
-    draw = torch.Generator().manual_seed(seed)
+    draw = torch.Generator().manual_seed(seed % 2**64)  # torch takes no other
     with torch.no_grad():  # not inference_mode: the cached rotary table could not be used for training later
         for _ in range(tokens):
             seen = torch.tensor([ids[-config.seq_len :]], device=device)

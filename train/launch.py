@@ -16,7 +16,10 @@ from pathlib import Path
 from types import FrameType
 
 from torch.distributed import run
+from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
+from pretok.base.errors import Stopped
 
 
 def rank_processes() -> list[int]:
@@ -47,9 +50,11 @@ def main(arguments: list[str] | None = None) -> int:
     except ChildFailedError as error:
         rank, failure = error.get_first_failure()
         code: int = failure.exitcode if failure.exitcode >= 0 else 128 - failure.exitcode
-        if code != 75:
+        if code != Stopped.exit_code:
             print(f"{os.uname().nodename}: rank {rank} exited with code {code}", file=sys.stderr)
         return code
+    except SignalException:  # torchrun has passed SIGTERM or Ctrl-C to the ranks, which saved
+        return Stopped.exit_code
     return 0
 
 

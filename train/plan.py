@@ -204,6 +204,7 @@ def plan_figures(config: TrainConfig, space: argparse.Namespace) -> dict[str, An
     if peak is not None and space.mfu is not None and fits is not False:
         seconds = per_step * model.flops_per_token(seq_len) / (space.mfu * peak * ranks)
         hours = seconds * steps / 3600 if steps is not None else None
+    kept = config.keep_last + config.keep_best + ((steps or 0) // config.milestone if config.milestone else 0)
     largest = None
     if gigabytes is not None:
         largest = largest_micro_batch(model, layout, batch.accumulation, seq_len, config, gigabytes)
@@ -223,7 +224,7 @@ def plan_figures(config: TrainConfig, space: argparse.Namespace) -> dict[str, An
         "hours": hours,
         "node_hours": hours * space.nodes if hours is not None else None,
         "checkpoint_bytes": 12 * model.parameters,  # the weights and two moments in float32
-        "quota_bytes": 12 * model.parameters * (config.keep_last + config.keep_best + 1),
+        "quota_bytes": 12 * model.parameters * (kept + 1),
     }
 
 

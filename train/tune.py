@@ -63,13 +63,13 @@ def write_toml(path: Path, values: Mapping[str, Any]) -> None:
     with atomic_open(path, "w") as file:
         for name, value in values.items():
             if value is not None:
-                file.write(f"{name} = {json.dumps(value)}\n")
+                file.write(f"{name} = {json.dumps(value, ensure_ascii=False)}\n")
 
 
 def run_trial(
-    config: TrainConfig, choice: dict[str, Any], folder: Path, steps: int, processes: int
+    config: TrainConfig, choice: dict[str, Any], folder: Path, steps: int, processes: int, passes: int = 1
 ) -> dict[str, Any]:
-    """Run one trial in new processes and return `choice` with its outcome.
+    """Run one trial of `steps` steps of `passes` passes in new processes; return `choice` with its outcome.
 
     If the outcome is 'ok', also the medians of its steps (tokens_per_second_per_device, mfu, data_wait), their tokens,
     and memory_peak in bytes.
@@ -78,7 +78,7 @@ def run_trial(
     trial = replace(config, **choice)
     sizes = processes, processes, trial.shard, trial.tensor, trial.pipeline, trial.context
     try:
-        batch = (trial.micro_batch or 1) * solve_layout(*sizes).data_ranks
+        batch = passes * (trial.micro_batch or 1) * solve_layout(*sizes).data_ranks
     except UsageError as error:
         return choice | {"outcome": f"failed: {error}"}
     own = {"global_batch": batch, "steps": steps, "tokens": None, "out": str(folder), "val_every": 0}
@@ -86,13 +86,14 @@ def run_trial(
     write_toml(settings, trial.as_dict() | own | {"save_every": "never", "phases": None, "keep_best": 0})
     launcher = [sys.executable, "-m"]
     if processes > 1:
-        launcher += ["torch.distributed.run", "--standalone", f"--nproc-per-node={processes}", "-m"]
+        launcher += ["train.launch", "--standalone", f"--nproc-per-node={processes}", "-m"]
     command = [*launcher, "train", "--config", str(settings)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=child_environment())
     records = read_lines(folder / "metrics.jsonl")[WARM_UP:]
     shutil.rmtree(folder, ignore_errors=True)
     if done.returncode or not records:
         lines = done.stderr.strip().splitlines() or ["no output"]
+        lines = [line for line in lines if line.startswith("train: ")] or lines  # others are of the launcher
         memory = "out of memory" in done.stderr  # the words of `train.report.explain`
         return choice | {"outcome": "out of memory" if memory else f"failed: {lines[-1]}"}
     median: dict[str, Any] = {
@@ -112,12 +113,16 @@ def tune(config: TrainConfig, choices: list[dict[str, Any]], steps: int, process
     out = Path(config.out)
     out.mkdir(parents=True, exist_ok=True)
     lines = Lines(out / "tune.jsonl")
+    stages = max(choice.get("pipeline", config.pipeline) for choice in choices)
+    passes = (
+        4 * stages if stages > 1 else 1
+    )  # the same in all trials; a pipeline needs at least one per stage
     too_large: list[dict[str, Any]] = []
     results = []
     for choice in choices:
         rest, result = choice | {"micro_batch": None}, choice | {"outcome": "out of memory"}
         if rest not in too_large:
-            result = run_trial(config, choice, out / "trial", steps, processes)
+            result = run_trial(config, choice, out / "trial", steps, processes, passes)
         if result["outcome"] == "out of memory":
             too_large.append(rest)
         results.append(result)

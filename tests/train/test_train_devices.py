@@ -21,7 +21,7 @@ from train import preflight
 from train.model.sizes import PRESETS
 from train.model.transformer import Decoder
 from train.parallel import devices, parallelize
-from train.parallel.devices import cores_beside, find_device, peak_of
+from train.parallel.devices import cores_beside, find_device, gigabytes_of, peak_of
 from train.parallel.parallelize import float8_products
 
 
@@ -31,6 +31,7 @@ def test_peaks_are_those_of_the_table() -> None:
     peaks |= {"NVIDIA A100-SXM4-40GB": 312, "NVIDIA A100-SXM-64GB": 358.2}
     for name, peak in peaks.items():
         assert peak_of(name)[0] == pytest.approx(peak * 1e12, rel=1e-3)
+    assert (gigabytes_of("NVIDIA A100-SXM4-40GB"), gigabytes_of("NVIDIA GH200 480GB")) == (40, 96)
 
 
 def test_float8_is_refused_where_it_cannot_be(monkeypatch: pytest.MonkeyPatch) -> None:

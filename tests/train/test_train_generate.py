@@ -45,7 +45,7 @@ def test_a_seed_gives_a_text_and_another_step_another(
 ) -> None:
     first = written(capsys, trained, "!#", "--tokens", 20)
     assert first.startswith("!#")
-    assert written(capsys, trained, "!#", "--tokens", 20) == first
+    assert written(capsys, trained, "!#", "--tokens", 20, "--seed", 2**64) == first
     assert written(capsys, trained, "!#", "--tokens", 20, "--seed", 1) != first
     steps = [written(capsys, trained, "!#", "--tokens", 99, "--step", step) for step in (2, 4)]
     assert steps[0] != steps[1]

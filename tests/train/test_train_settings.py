@@ -7,6 +7,7 @@ import argparse
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import tomllib
@@ -24,10 +25,12 @@ from support import ROOT, needs
 from pretok.base.errors import UsageError
 
 torch = needs("torch")
+from torch.distributed.elastic.multiprocessing.api import SignalException
+
 from pretok.base.records import replace
 from pretok.base.storage import read_lines
 from tests.train_support import Trial, column, model_file, parsed, run_jobs, tiny_flags
-from train import loop, tune
+from train import launch, loop, tune
 from train.__main__ import main
 from train.config import TrainConfig, add_flags, check_table, whole_number
 from train.model.sizes import PRESETS
@@ -62,6 +65,8 @@ IN_A_FILE = {
     "attention = 'local'": "attention is 'local'; it must be one of causal, document",
     "keep_last = 0": "keep_last is 0; it must be at least 1",
     "decay = 1000": "decay is 1000.0; it must be at least 0 and at most 1",
+    "seed = 9223372036854775808": "seed is 9223372036854775808; .* at most 9223372036854775807",
+    "beta2 = 1": "beta2 is 1.0; it must be at least 0 and at most 0.999999",
     "keep_best = 2": "keep_best ranks checkpoints by validation loss: give val_every too",
     "save_every = '0m'": "save_every is '0m'",
     "checkpointing = 1.0": r"checkpointing is '1.0'; it must be .* or a share of blocks \(0.5\)",
@@ -331,6 +336,7 @@ def test_plan_says_what_fits_and_what_it_costs(capsys: pytest.CaptureFixture[str
         ("2", "accumulation 2 x 256 data-parallel ranks"),
         (f"2 {device} --mfu 0.4", "DOES NOT FIT: 82.6 GiB counted, 53.6 GiB are 90% of 64 GB"),
         (f"2 {device} --mfu 0.4", "step: n/a; steps: 286102; run: n/a; n/a\n"),
+        ("2 --milestone 100k", "kept and one being written: 657.7 GB"),
         ("2 --device A100", "the memory of the device is not known; give --memory"),
         ("2 --device A100 --memory 80 --json", '"fits": false'),
         (f"4 {device} --checkpointing full", "\nfits: 39.9 GiB counted"),
@@ -349,10 +355,12 @@ def test_tune_takes_out_of_memory_as_a_result(
 ) -> None:
     """One real trial in a process of its own; the others answer as trials do that do not fit or fail."""
     started = []
-    failures = {4: "torch.OutOfMemoryError: CUDA out of memory.", 1: "ValueError: something else"}
+    failures = {4: "torch.OutOfMemoryError: CUDA out of memory.", 1: "train: something else\n===="}
 
     def run(command: list[str], **options: Any) -> Any:
-        size = tomllib.loads(Path(command[-1]).read_text())["micro_batch"]
+        settings = tomllib.loads(Path(command[-1]).read_text())
+        size = settings["micro_batch"]
+        assert settings["global_batch"] == 8 * size  # four passes for each stage of the longest pipeline
         started.append(size)
         assert options["env"]["PYTHONPATH"].split(os.pathsep)[0] == str(ROOT)  # from any folder
         assert command[:3] == [sys.executable, "-m", "train"]
@@ -362,18 +370,18 @@ def test_tune_takes_out_of_memory_as_a_result(
 
     monkeypatch.setattr(tune.subprocess, "run", run)
     command = ["tune", "--shards", str(shards), "--model", model_file(tmp_path), "--seq-len", "16"]
-    for tried in ("micro-batch=8,4,1,2", "checkpointing=none", "compile=no", "shard=1,2"):
+    for tried in ("micro-batch=8,4,1,2", "checkpointing=none", "compile=no", "pipeline=1,2"):
         command += ["--try", tried]
-    main([*command, "--out", str(tmp_path / "t"), "--trial-steps", "5", "--workers", "0"])
-    records = read_lines(tmp_path / "t/tune.jsonl")
-    outcomes = [[record["outcome"] for record in records if record["shard"] == shard] for shard in (1, 2)]
+    main([*command, "--out", str(tmp_path / "😀"), "--trial-steps", "5", "--workers", "0"])
+    records = read_lines(tmp_path / "😀/tune.jsonl")
+    outcomes = [[record["outcome"] for record in records if record["pipeline"] == n] for n in (1, 2)]
     assert outcomes == [
-        ["failed: ValueError: something else", "ok", "out of memory", "out of memory"],
-        ["failed: shard = 2 does not divide 1 data-parallel ranks; valid: [1]"] * 4,
+        ["failed: train: something else", "ok", "out of memory", "out of memory"],
+        ["failed: pipeline = 2 does not divide the 1 groups of tensor ranks"] * 4,
     ]
     assert started == [1, 2, 4]  # 8 cannot fit where 4 does not
-    tuned = (tmp_path / "t/tuned.toml").read_text()
-    assert tuned == 'micro_batch = 2\ncheckpointing = "none"\ncompile = false\nshard = 1\n'
+    tuned = (tmp_path / "😀/tuned.toml").read_text()
+    assert tuned == 'micro_batch = 2\ncheckpointing = "none"\ncompile = false\npipeline = 1\n'
     assert "best: micro_batch 2 " in capsys.readouterr().out
 
 
@@ -397,6 +405,15 @@ def test_the_table_of_a_gpu_is_made_without_one(tmp_path: Path) -> None:
     assert rows[0]["tokens_per_second_per_device"] > 0
     assert "dense bf16 peak n/a" in done.stdout
     assert "debug: loss alone, forward and backward: eager" in done.stdout
+
+
+def test_a_launcher_that_is_stopped_has_the_exit_code_of_its_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    def stopped(_: object) -> None:
+        raise SignalException("SIGTERM", signal.SIGTERM)
+
+    monkeypatch.setattr(launch.run, "run", stopped)
+    monkeypatch.setattr(launch.signal, "signal", lambda *_: None)
+    assert launch.main(["-m", "train"]) == 75
 
 
 @pytest.mark.slow

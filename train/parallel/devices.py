@@ -91,8 +91,11 @@ def peak_of(name: str) -> tuple[float | None, str]:
 
 
 def gigabytes_of(name: str) -> float | None:
-    """Return the memory of a device in GB by name, None if unknown. Names like 'A100-SXM4-80GB' contain it."""
-    if stated := re.search(r"(\d+) ?GB", name):
+    """Return the memory of a device in GB by name, None if unknown. Names like 'A100-SXM4-80GB' contain it.
+
+    'GH200 120GB' contains the memory of its CPU.
+    """
+    if (stated := re.search(r"(\d+) ?GB", name)) and "GH200" not in name:
         return float(stated[1])
     return next((size for part, _, size, _ in PEAKS if part in name), None)
 

@@ -116,7 +116,7 @@ def tune(config: TrainConfig, choices: list[dict[str, Any]], steps: int, process
     stages = max(choice.get("pipeline", config.pipeline) for choice in choices)
     passes = (
         4 * stages if stages > 1 else 1
-    )  # the same in all trials; a pipeline needs at least one per stage
+    )  # the same in all trials; a pipeline needs one or more for each stage
     too_large: list[dict[str, Any]] = []
     results = []
     for choice in choices:

@@ -159,8 +159,9 @@ def _locked(path: Path, target: Path, what: str) -> Iterator[threading.Event]:
         while not ended.wait(HEARTBEAT):
             with contextlib.suppress(OSError):  # the next touch may succeed
                 if not _is_of(holder.token, path):
+                    # Logged at the end, by the thread that holds the lock: the signal may raise in it while it has the
+                    # lock of a log, and this thread would then wait for that lock for ever.
                     lost.set()
-                    logger.error("%s is gone or another job's: stopping, the folder is no longer ours", path)
                     os.kill(os.getpid(), signal.SIGTERM)
                     return
                 os.utime(path)
@@ -183,6 +184,8 @@ def _locked(path: Path, target: Path, what: str) -> Iterator[threading.Event]:
                 # Before the lock goes: the thread would take that for a lost lock and stop this process. A
                 # kill until then leaves the lock of a dead process, which the next job takes over.
                 thread.join()
+                if lost.is_set():
+                    logger.error("%s is gone or another job's: the folder was no longer ours", path)
                 try:
                     # A job that took the lock over keeps it.
                     if _is_of(holder.token, path):
@@ -199,7 +202,6 @@ def _look(*_: object) -> None:
     for token, ours in list(_ours.items()):
         if ours and not _is_of(token, ours[0]):
             ours[2].set()
-            logger.error("%s was taken by another job while this one was suspended: ending at once", ours[0])
             raise KeyboardInterrupt  # no code handles this as a failure to retry
 
 

@@ -160,8 +160,15 @@ class ConsoleWarnings(logging.Handler):
         super().__init__()
         self._console = console
 
+    def handle(self, record: logging.LogRecord) -> bool:
+        """Show a record. A signal that raises here frees the lock; in logging of Python 3.11 one that comes between
+        `acquire` and `try` leaves it taken, and other threads wait for it for ever."""
+        with self.lock or nullcontext():
+            self.emit(record)
+        return True
+
     def emit(self, record: logging.LogRecord) -> None:
-        """Show a record."""
+        """Write a record to the log and the terminal."""
         text = self.format(record)
         self._console.event("warning", message=text)
         self._console._print(text)

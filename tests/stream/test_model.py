@@ -271,7 +271,8 @@ def test_everything_together(
         ]
         since = min([known, *(int(np.searchsorted(ends, begin)) for begin in dropped)])
         if not any(one.held_in == "a" for one in after.sources):
-            most, since = max(most, 9), 0  # a class that is made from the beginning must have a sequence
+            # A class that is made from the beginning must have a sequence, and so must the rest.
+            most, since = min(max(most, 9), 20), 0
         model.classify(most, since)
         if divided:
             options |= {"classes": {"short": f"a where tokens <= {most}"}}

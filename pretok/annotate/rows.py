@@ -176,6 +176,8 @@ def _key(name: str, values: Any) -> pa.Array:
 def _values(sql: Any, kinds: dict[str, str], name: str, values: Any) -> pa.Array:
     """Return the values of a column with the type of all of them, which becomes wider if it must. Raises ValueError."""
     values = pa.array(values) if isinstance(values, list) else values
+    if alike := [other for other in kinds if other.lower() == name.lower() and other != name]:
+        raise ValueError(f"rows before have the column {alike[0]}, and SQL ignores case; rename one")
     known, empty = kinds.get(name, ""), pa.types.is_null(values.type)
     kind = known if empty else type_of(values.type)
     mixed = {known, kind} - {""}

@@ -362,7 +362,10 @@ def test_types_of_a_column_go_together_over_files_and_blocks(shards: Path, tmp_p
     one = annotate(shards, [str(tmp_path / "a.jsonl")], "source,id", columns=columns)
     assert one.columns == {"late": "text", "n": "float", "never": "text"}
     assert joined(load_manifest(shards), one) == expected(rows, known, "source,id", columns)
-    write_lines(tmp_path / "b.jsonl", [{"source": "it", "id": "999", "late": 3}])
-    message = r"b.jsonl, line or row 1 or after it: late: it is integer, text in rows before"
-    with pytest.raises(UsageError, match=message):
-        annotate(shards, [str(tmp_path / "[ab].jsonl")], "source,id", columns=columns)
+    for name, said in (
+        ("late", "it is integer, text in rows before"),
+        ("Late", "rows before have the column late"),
+    ):
+        write_lines(tmp_path / "b.jsonl", [{"source": "it", "id": "999", name: 3}])
+        with pytest.raises(UsageError, match=f"b.jsonl, line or row 1 or after it: {name}: {said}"):
+            annotate(shards, [str(tmp_path / "[ab].jsonl")], "source,id", columns=(*columns, name))

@@ -115,9 +115,9 @@ def share(folder: Path, what: str) -> Iterator[None]:
     """
     with contextlib.ExitStack() as stack:
         if folder.is_dir() and os.access(folder, os.W_OK):
-            with contextlib.suppress(FolderInUse):
-                refuse_readers(folder)  # removes the registrations of killed readers
             try:
+                with contextlib.suppress(FolderInUse):
+                    refuse_readers(folder)  # removes the registrations of killed readers
                 stack.enter_context(_locked(folder / f"{READERS}{secrets.token_hex(8)}", folder, what))
             except (OutputError, OSError) as error:  # a full disk does not prevent reading
                 logger.warning(

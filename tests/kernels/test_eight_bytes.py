@@ -63,7 +63,7 @@ def test_the_lowest_marked_byte_is_the_first_of_its_kind(data: bytes) -> None:
     for mask, wanted in (
         (eight.ends_plain_text(word), {*range(0x20), ord('"'), ord("\\")}),
         (eight.newlines(word), {ord("\n")}),
-        (eight.from_0xcc(word), {*range(0xCC, 0x100)}),
+        (eight.from_0xca(word), {*range(0xCA, 0x100)}),
         (eight.but_ascii_letters(word), {*range(0x100)} - {*string.ascii_letters.encode()}),
     ):
         assert (eight.first_marked(mask) if mask else None) == first(data, wanted)

@@ -20,6 +20,7 @@ from pretok.base.terminal import ConsoleWarnings, Terminal
 from pretok.commands.options import complete_recipe, start_engine, work_of
 from pretok.commands.steps import tokenize_step
 from pretok.config import Recipe, load_toml, make_mix
+from pretok.config.keys import keys_of, table_at
 from pretok.counts.job import refuse_partial
 from pretok.shards.manifest import load_manifest, shards_of
 from pretok.stream.mix_job import MixReport, MixRequest, run_mix, show_mix
@@ -27,8 +28,8 @@ from pretok.vocab.job import refuse_short, run_build_vocab
 from pretok.vocab.records import VocabReport
 
 Path_ = str | os.PathLike[str]
-PATHS = ("vocab.path", "vocab.extend", "shards.against", "shards.removed")
-"""Settings that are paths."""
+TABLES = ("vocab", "shards")
+"""Tables of a recipe whose keys a call may set."""
 Inputs = Path_ | Mapping[str, object]
 """The path of a recipe; or for each source, by its name, a path or glob, several, or a table as in a recipe."""
 
@@ -114,19 +115,22 @@ def mix(
 
 def _recipe(name: str, inputs: Inputs, out: Path_ | None, given: Mapping[str, object]) -> Recipe:
     """Validate the recipe of a call. given: dotted key -> value, None if it was not given."""
-    data: dict[str, object]
     if isinstance(inputs, Mapping):
-        data, origin = (
-            {"sources": {source: _source(table) for source, table in inputs.items()}},
-            f"pretok.{name}",
-        )
+        origin = f"pretok.{name}"
+        data: dict[str, object] = {"sources": {source: _source(table) for source, table in inputs.items()}}
     else:
         origin = str(inputs)
         if not origin.endswith(".toml"):
             raise UsageError(f"{origin}: the name of a recipe ends with .toml")
         data = load_toml(Path(origin))
         # Unlike those of the recipe, the paths of the call start at the current folder.
-        given = {key: Path(str(value)) if value and key in PATHS else value for key, value in given.items()}
+        paths = {
+            f"{table}.{key.name}"
+            for table in TABLES
+            for key in keys_of(table_at([table]))
+            if key.kind == "path"
+        }
+        given = {key: Path(str(value)) if value and key in paths else value for key, value in given.items()}
     given = {"out": None if out is None else Path(out), **given}
     given = {key: value for key, value in given.items() if value is not None}
     return complete_recipe(data, origin, given, {})

@@ -23,6 +23,14 @@ Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 """A whole number, 0 or more, of at most 63 bits."""
 Signed = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 """A whole number of 64 bits with a sign."""
+_PART = r"(?!\.\.?(?:/|\Z))[^/\0]+"
+_INSIDE = rf"\A{_PART}(?:/{_PART})*\Z"
+Inside = Annotated[str, msgspec.Meta(pattern=_INSIDE)]
+"""A path inside the folder of its file: relative, without `..`, NUL or an empty part."""
+Digest = Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{32}\Z")]
+"""The name of a side file, and its digest."""
+Root = Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{64}\Z")]
+"""The root of a hash tree over a file."""
 
 
 class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -69,5 +77,7 @@ def replace(record: T, **changes: Any) -> T:
 def _describe(error: msgspec.ValidationError) -> str:
     """`shards[0].tokens: Expected `int`, got `str``."""
     problem, _, path = str(error).partition(" - at `$")
+    if problem == f"Expected `str` matching regex {_INSIDE!r}":
+        problem = "not a path inside the folder"
     key = path.rstrip("`").removeprefix(".")
     return f"{key}: {problem}" if key else problem

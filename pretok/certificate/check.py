@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 
 from pretok.base.errors import IntegrityError, MismatchError
-from pretok.base.records import Count, Record
+from pretok.base.records import Count, Inside, Record, Root
 from pretok.base.tree import HASH, LEAF, entry_hash, leaf_hash, proven_root
 from pretok.base.units import plural
 from pretok.certificate.certificate_file import Certificate, read_certificate
@@ -40,12 +40,12 @@ class _Head(Record, frozen=True, forbid_unknown_fields=False):
 class _Shard(Record, frozen=True, forbid_unknown_fields=False):
     """The needed fields of the entry of a shard. first: tokens of its source and split before it."""
 
-    path: str
+    path: Inside
     source: str
     split: str
     tokens: Count
     file_bytes: Count
-    root: str
+    root: Root
     first: Count
 
 

@@ -29,7 +29,7 @@ from pretok.base.console import Console
 from pretok.base.errors import MismatchError
 from pretok.base.execute import Engine, Report
 from pretok.base.lock import hold
-from pretok.base.records import Count, Record, read_record, replace, to_json
+from pretok.base.records import Count, Inside, Record, read_record, replace, to_json
 from pretok.base.storage import NewFile, copy_file, damaged, read_json, write_bytes, write_json
 from pretok.base.tasks import Step, open_step
 from pretok.base.tree import Tree, compare_root
@@ -48,7 +48,7 @@ class ExportedFile(Record, frozen=True):
     """The tokens of one shard. path: relative to the folder; sizes, checksums: by suffix, of this file and those next
     to it."""
 
-    path: str
+    path: Inside
     source: str
     split: str
     tokens: Count

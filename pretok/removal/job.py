@@ -26,14 +26,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 import pyarrow as pa
+from msgspec import Meta
 
 from pretok.base.console import Console
-from pretok.base.errors import UsageError
+from pretok.base.errors import IntegrityError, UsageError
 from pretok.base.lock import hold, refuse_readers
-from pretok.base.records import Count, Record, read_record, replace, to_json
+from pretok.base.records import Count, Inside, Record, read_record, replace, to_json
 from pretok.base.storage import (
     damaged,
     fingerprint,
@@ -58,6 +60,7 @@ from pretok.shards.annotations import (
     RECORD,
     Annotations,
     annotations_data,
+    find_annotations,
     matched_column,
     open_annotations,
 )
@@ -100,6 +103,10 @@ class Request:
         return fingerprint([self.where, names, self.reason])
 
 
+Name = Annotated[str, Meta(pattern=r"\A[0-9]+\Z")]
+"""A file in the folder of the log."""
+
+
 class RemovalLog(Record, frozen=True):
     """The log of a removal: its steps."""
 
@@ -108,9 +115,9 @@ class RemovalLog(Record, frozen=True):
     removal: Removal
     eod_id: Count
     dtype: str
-    shards: dict[str, tuple[tuple[Count, Count], ...]]
+    shards: dict[Inside, tuple[tuple[Count, Count], ...]]
     """Path of each `.bin` -> ranges of tokens, (first, end), that become EOD."""
-    files: tuple[tuple[str, str], ...]
+    files: tuple[tuple[Name, Inside], ...]
     """(file in the folder of the log, where it goes), in this order."""
 
 
@@ -229,9 +236,33 @@ def _finish(folder: Path) -> RemovalLog | None:
         shutil.rmtree(path.parent, ignore_errors=True)
         return None
     log = read_record(RemovalLog, read_json(path), path)
+    _refuse_foreign(folder, log)
     refuse_readers(folder)  # one that came before the log, whose job died before it looked for readers
     _apply(folder, log)
     return log
+
+
+def _refuse_foreign(folder: Path, log: RemovalLog) -> None:
+    """Raise IntegrityError for a log that would write anything but the tokens and the files of this folder.
+
+    The manifest may be the old or the new one: their paths are the same but for the list of what was removed."""
+    path, manifest = folder / UNFINISHED_REMOVAL, load_manifest(folder, unfinished=False)
+    shards = {shard.path: shard for shard in manifest.shards}
+    files = {FILE_NAME, TOMBSTONES, *(file.path for file in manifest.side_files)}
+    files |= {str(shard.nodes_path.relative_to(manifest.folder)) for shard in manifest.shards}
+    for joined in find_annotations(folder):
+        files |= {str(one.relative_to(folder)) for one in (*joined.roots, joined.folder / RECORD)}
+    if (log.eod_id, log.dtype) != (manifest.tokenizer.eod_id, manifest.tokenizer.dtype):
+        raise IntegrityError(f"{path}: its tokenizer is not the one of the manifest; the file was edited")
+    for name, stretches in log.shards.items():
+        if name not in shards or any(not first < end <= shards[name].tokens for first, end in stretches):
+            raise IntegrityError(f"{path}: the manifest has no such tokens of {name}; the file was edited")
+    targets = [target for _, target in log.files]
+    for name in (*log.shards, *targets):
+        if name in targets and name not in files:
+            raise IntegrityError(f"{path}: {name} is no file of the manifest; the file was edited")
+        if not (folder / name).resolve().is_relative_to(folder.resolve()):
+            raise IntegrityError(f"{path}: {name} is a link that leaves the folder; the file was edited")
 
 
 def _refuse_read_only(selection: Selection) -> None:

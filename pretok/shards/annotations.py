@@ -20,7 +20,16 @@ from typing import Any
 import pyarrow as pa
 
 from pretok.base.errors import IntegrityError, MismatchError
-from pretok.base.records import Count, Record, check_version, read_record, replace, to_json
+from pretok.base.records import (
+    Count,
+    Inside,
+    Record,
+    Root,
+    check_version,
+    read_record,
+    replace,
+    to_json,
+)
 from pretok.base.storage import fingerprint, read_json, write_json
 from pretok.base.tree import compare_root
 from pretok.read.files import InputFile
@@ -38,12 +47,12 @@ class JoinedPart(Record, frozen=True):
     """The rows of one shard: the file `path` in the folder. ledger: the root of the ledger of the shard; documents,
     matched: rows, and those with a match."""
 
-    path: str
-    ledger: str
+    path: Inside
+    ledger: Root
     documents: Count
     matched: Count
     file_bytes: Count
-    root: str
+    root: Root
 
 
 class Annotations(Record, frozen=True, omit_defaults=True):
@@ -59,7 +68,7 @@ class Annotations(Record, frozen=True, omit_defaults=True):
     repeated: Count
     rows_matched: Count
     files: tuple[InputFile, ...]
-    parts: dict[str, JoinedPart]
+    parts: dict[Inside, JoinedPart]
     folder: Path = NOWHERE
 
     @property

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pretok.base.errors import IntegrityError
-from pretok.base.records import Count, Record
+from pretok.base.records import Count, Inside, Record, Root
 from pretok.base.storage import reading
 from pretok.base.tokens import Tokens
 from pretok.base.tree import NODES_SUFFIX, compare_root, nodes_path
@@ -50,15 +50,15 @@ class Shard(Record, frozen=True, omit_defaults=True):
     `.bin` and the `.idx`; kinds: for conversations, the number of tokens of each kind; removed: what was removed from
     it; folder: where the shards are, which is not written to the manifest."""
 
-    path: str
+    path: Inside
     source: str
     split: str
     tokens: Count
     documents: Count
     file_bytes: Count
     text_bytes: Count
-    root: str
-    index_root: str
+    root: Root
+    index_root: Root
     kinds: dict[str, Count] | None = None
     removed: RemovedCounts | None = None
     folder: Path = NOWHERE

@@ -36,7 +36,7 @@ from msgspec import Meta
 
 from pretok.base.errors import IntegrityError, MismatchError, UsageError
 from pretok.base.kinds import CHAT_KINDS, LEARNED
-from pretok.base.records import Count, Record, Signed, check_version, read_record, replace, to_json
+from pretok.base.records import Count, Digest, Record, Signed, check_version, read_record, replace, to_json
 from pretok.base.storage import fingerprint, read_json, write_json, writing
 from pretok.shards.manifest import SPLITS, Manifest, Shard
 from pretok.stream.order import Order
@@ -47,8 +47,6 @@ _BESIDE = ("fingerprint", "format", "version", "report")
 """Keys of the file that are not fields of `Mix`."""
 Length = Annotated[int, Meta(ge=1, lt=2**31)]
 """Tokens of a sequence."""
-Digest = Annotated[str, Meta(pattern="^[0-9a-f]{32}$")]
-"""The name of a side file. Other names are not allowed, so no mix can point outside of the folder of side files."""
 
 
 class MixSource(Record, frozen=True, omit_defaults=True):

@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from pretok.base.errors import IntegrityError
 from pretok.base.lock import hold
-from pretok.base.records import Count, Record, read_record, to_json
+from pretok.base.records import Count, Digest, Record, read_record, to_json
 from pretok.base.storage import FULL, fingerprint, read_json, write_json, writing
 from pretok.base.tokens import Ints
 from pretok.shards.manifest import Shard
@@ -36,6 +36,12 @@ documents that lie farther apart.
 MOST_DOCUMENTS = 1 << 16
 BINS = 512
 """About the least number of bins of a window, because the last bins of a window are not full."""
+
+
+class _Noted(Record, frozen=True):
+    """packing-KEY.json: the tape that was packed under this key."""
+
+    digest: Digest
 
 
 class Packing(Record, frozen=True, kw_only=True):
@@ -67,7 +73,7 @@ def pack(
     named = {} if members is None else {"members": members.path.name}
     key = fingerprint({"shards": shards_key(shards), "seq_len": seq_len, **named})
     noted = folder / f"packing-{key.removeprefix('xxh3:')}.json"
-    digest = read_json(noted)["digest"] if noted.exists() else ""
+    digest = read_record(_Noted, read_json(noted), noted).digest if noted.exists() else ""
     if not digest or not path_of(folder, digest).exists():
         folder.mkdir(parents=True, exist_ok=True)
         # The folder of side files is shared by all mixes next to it: only one job at a time may write there.

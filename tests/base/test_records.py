@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from pretok.base.errors import IntegrityError
-from pretok.base.records import Count, Record, read_record, to_json
+from pretok.base.records import Count, Digest, Inside, Record, Root, read_record, to_json
 
 
 class Inner(Record, frozen=True, omit_defaults=True):
@@ -47,3 +47,19 @@ def test_a_record_is_written_as_it_was_read() -> None:
 def test_a_wrong_value_is_named(value: Any, message: str) -> None:
     with pytest.raises(IntegrityError, match=f"file.json: {message}"):
         read_record(Outer, value, "file.json")
+
+
+@pytest.mark.parametrize(
+    ("kind", "good", "bad"),
+    [
+        (Inside, ["a", "a/b.bin", "..a/b..", ".removal/0"], ["", "/a", "..", "a/../b", "a//b", "a/", "./a", "a\0", "a\n/.."]),
+        (Digest, ["0a" * 16], ["", "0A" * 16, "0a" * 16 + "\n", "../" + "0a" * 16, "0a" * 15]),
+        (Root, ["0a" * 32], ["", "0A" * 32, "0a" * 32 + "\n", "../../OUTSIDE/it", "0a" * 16]),
+    ],
+)  # fmt: skip
+def test_paths_and_digests_are_checked(kind: Any, good: list[str], bad: list[str]) -> None:
+    for value in good:
+        assert read_record(kind, value, "file.json") == value
+    for value in bad:
+        with pytest.raises(IntegrityError, match=r"file\.json"):
+            read_record(kind, value, "file.json")

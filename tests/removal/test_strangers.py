@@ -1,0 +1,87 @@
+"""A shards folder of somebody else: finishing its removal writes nothing but the tokens and files of its manifest."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_remove import remove
+
+from pretok.base.errors import IntegrityError
+from pretok.base.storage import fingerprint
+from pretok.shards.manifest import load_manifest
+
+BEFORE = b"a thesis, of which nobody wants a byte to change" * 4
+
+
+@pytest.fixture
+def log(work: Path) -> dict[str, Any]:
+    """The log of a removal that does nothing."""
+    entry = load_manifest(work / "shards").tokenizer
+    removal = {"at": "2026-01-01T00:00:00.000Z", "reason": "x", "documents": 0, "tokens": 0, "former": {}}
+    head = {"request": "x", "removal": removal, "eod_id": entry.eod_id, "dtype": entry.dtype}
+    return {**head, "shards": {}, "files": []}
+
+
+def finish(work: Path, log: dict[str, Any]) -> None:
+    folder = work / "shards" / ".removal"
+    folder.mkdir()
+    (folder / "0").write_bytes(b"a key of somebody else")
+    (folder / "log.json").write_text(json.dumps(log))
+    remove(work, where="id = 'nobody'")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"shards": {"../thesis.txt": [[0, 10]]}},
+        {"shards": {"{outside}": [[0, 10]]}},
+        {"shards": {"a/extra.txt": [[0, 10]]}},
+        {"shards": {"{shard}": [[0, 1 << 40]]}},
+        {"shards": {"{shard}": [[5, 5]]}},
+        {"files": [["0", "../thesis.txt"]]},
+        {"files": [["0", "{outside}"]]},
+        {"files": [["0", "a/extra.txt"]]},
+        {"files": [["0", "{shard}"]]},
+        {"files": [["../manifest.json", "manifest.json"]]},
+        {"dtype": "int8"},
+        {"eod_id": 1},
+    ],
+)
+def test_a_log_names_only_what_the_manifest_has(
+    work: Path, log: dict[str, Any], change: dict[str, Any]
+) -> None:
+    shard = load_manifest(work / "shards").shards[0]
+    outside, extra = work / "thesis.txt", work / "shards" / "a" / "extra.txt"
+    for path in (outside, extra):
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(BEFORE)
+    before = shard.bin_path.read_bytes()
+    text = json.dumps(log | change).replace("{outside}", str(outside)).replace("{shard}", shard.path)
+    with pytest.raises(IntegrityError, match=r"log\.json"):
+        finish(work, json.loads(text))
+    assert outside.read_bytes() == extra.read_bytes() == BEFORE
+    assert shard.bin_path.read_bytes() == before
+
+
+def test_a_link_that_leaves_the_folder_is_not_written(work: Path, log: dict[str, Any]) -> None:
+    shard = load_manifest(work / "shards").shards[0]
+    outside = shard.bin_path.rename(work / "outside.bin")
+    shard.bin_path.symlink_to(outside)
+    before = outside.read_bytes()
+    with pytest.raises(IntegrityError, match="leaves the folder"):
+        finish(work, log | {"shards": {shard.path: [[0, 10]]}})
+    assert outside.read_bytes() == before
+
+
+@pytest.mark.parametrize("named", ["../../../outside.parquet", "/outside.parquet", "a//b", ".", "a\0b", ""])
+def test_annotations_name_only_files_of_their_folder(work: Path, named: str) -> None:
+    path = work / "shards" / "annotations" / "q" / "annotations.json"
+    data = json.loads(path.read_text())
+    next(iter(data["parts"].values()))["path"] = named
+    body = {key: value for key, value in data.items() if key not in ("format", "version", "seal")}
+    path.write_text(json.dumps(data | {"seal": fingerprint(body)}))
+    with pytest.raises(IntegrityError, match=r"annotations\.json"):
+        remove(work, where="id = 'a3'")

@@ -152,12 +152,13 @@ def _plan(request: Request) -> tuple[Manifest, Selection, RemoveReport]:
             "pretok tokenize, or delete them, then remove"
         )
     selection = select(manifest, request.where, read_names(request.ids) if request.ids else ())
-    if request.ids and not request.missing_ok:
+    same = next((one for one in manifest.removals if one.request == request.identity), None)
+    if request.ids and not request.missing_ok and same is None:
         refuse_missing(selection.missing, request.ids, manifest.folder)
     if request.where and not request.all:
         refuse_whole(manifest, selection)
     reach = reach_of(manifest, selection)
-    report = RemoveReport(reach, None, manifest.fingerprint, selection.already, selection.missing)
+    report = RemoveReport(reach, same, manifest.fingerprint, selection.already, selection.missing)
     return manifest, selection, report
 
 
@@ -316,6 +317,7 @@ def _stage(manifest: Manifest, selection: Selection, request: Request) -> Remova
         sum(len(one.rows) for one in selection.chosen),
         sum(end - first for found in stretches.values() for first, end in found),
         {one.shard.path: one.shard.root for one in selection.chosen},
+        request.identity,
     )
     known = removed_path(manifest.folder)
     tombstones = read_removed([known] if manifest.check(known) else [])

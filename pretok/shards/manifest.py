@@ -39,6 +39,7 @@ from pretok.base.errors import IntegrityError
 from pretok.base.kinds import KINDS, LEARNED, TEXT
 from pretok.base.records import (
     Count,
+    Digest,
     Inside,
     Record,
     Root,
@@ -141,15 +142,16 @@ class SideFile(Record, frozen=True):
     root: Root
 
 
-class Removal(Record, frozen=True):
+class Removal(Record, frozen=True, omit_defaults=True):
     """Documents that were removed together. at: when, UTC, different for each removal; former: path of each changed
-    shard -> the root of its `.bin` before."""
+    shard -> the root of its `.bin` before; request: equal for the same command."""
 
     at: str
     reason: str
     documents: Count
     tokens: Count
     former: dict[Inside, Root]
+    request: Digest | None = None
 
 
 class Event(Record, frozen=True, omit_defaults=True):

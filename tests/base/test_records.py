@@ -52,7 +52,8 @@ def test_a_wrong_value_is_named(value: Any, message: str) -> None:
 @pytest.mark.parametrize(
     ("kind", "good", "bad"),
     [
-        (Inside, ["a", "a/b.bin", "..a/b..", ".removal/0"], ["", "/a", "..", "a/../b", "a//b", "a/", "./a", "a\0", "a\n/.."]),
+        (Inside, ["a", "a/b.bin", "..a/b..", ".removal/0"],
+         ["", "/a", "..", "a/../b", "a//b", "a/", "./a", "a\0", "a\n/.."]),
         (Digest, ["0a" * 16], ["", "0A" * 16, "0a" * 16 + "\n", "../" + "0a" * 16, "0a" * 15]),
         (Root, ["0a" * 32], ["", "0A" * 32, "0a" * 32 + "\n", "../../OUTSIDE/it", "0a" * 16]),
     ],

@@ -85,3 +85,11 @@ def test_annotations_name_only_files_of_their_folder(work: Path, named: str) -> 
     path.write_text(json.dumps(data | {"seal": fingerprint(body)}))
     with pytest.raises(IntegrityError, match=r"annotations\.json"):
         remove(work, where="id = 'a3'")
+
+
+def test_a_removal_by_ids_is_repeatable(work: Path, tmp_path: Path) -> None:
+    (tmp_path / "ids").write_text("a3\nb9\n")
+    first = remove(work, ids=tmp_path / "ids")
+    again = remove(work, ids=tmp_path / "ids")
+    assert (again.removal, again.fingerprint) == (first.removal, first.fingerprint)
+    assert again.reach.documents == 0

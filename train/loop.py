@@ -70,7 +70,7 @@ def train(config: TrainConfig) -> None:
                 gc.enable()
                 gc.unfreeze()
                 run.log.close()
-            if run.progress.step < run.steps:
+            if run.progress.step < run.steps or _owes_validation(run):
                 kept = "nothing saved (--save-every never)" if config.save_every == "never" else "saved"
                 raise Stopped(
                     f"stopped after step {run.progress.step} of {run.steps} ({_why(run)}); {kept}; run the same "
@@ -85,6 +85,8 @@ def _loop(run: Run) -> None:
     gc.disable()  # all ranks collect after the same steps: a pause of one rank is a pause of all
     run.goodput.enter("training")
     run.checkpoints.saved_at, run.last_end = time.monotonic(), Mark(run.device.device)
+    if _owes_validation(run):
+        _between_steps(run)
     with _profiler(run.config) as profiled:
         for segment in run.segments:
             if run.stop_agreed:
@@ -103,7 +105,7 @@ def _loop(run: Run) -> None:
             _save(run)
         run.checkpoints.close()
     run.report(_goodput(run))
-    if dist.get_rank() == 0 and run.progress.step == run.steps:
+    if dist.get_rank() == 0 and run.progress.step == run.steps and not _owes_validation(run):
         record = {"step": run.progress.step, "data_hash": run.progress.data_hash}
         write_json(Path(run.config.out) / "done.json", record)
 
@@ -131,14 +133,20 @@ def _between_steps(run: Run) -> None:
 
     All ranks decide alike: from the step, the settings, and what they agreed on in an earlier step's all-reduce.
     """
-    config, step = run.config, run.progress.step
+    step = run.progress.step
     if step % GC_EVERY == 0:
         gc.collect(1)
     run.checkpoints.poll()
-    if config.val_every and (step % config.val_every == 0 or step == run.steps):
+    if _owes_validation(run):
         _validate(run)
     if run.checkpoints.due(step):  # after validation, which asks for a save of the best
         _save(run)
+
+
+def _owes_validation(run: Run) -> bool:
+    """Return whether the current state must be validated and was not yet, perhaps because a stop came first."""
+    step, every = run.progress.step, run.config.val_every
+    return bool(every and step and (step % every == 0 or step == run.steps) and run.val_loss is None)
 
 
 @contextmanager
@@ -243,7 +251,7 @@ def _save(run: Run) -> None:
     with _beside(run, "saving"):
         run.checkpoints.agreed = False
         progress, phase = run.progress, run.segment.phase
-        if not run.checkpoints.wanted(progress.step):
+        if not run.checkpoints.wanted(progress.step, run.val_loss):
             return
         _check_folder(run)
         # The norm is a collective with the same result everywhere: if one rank has a bad value, all of them raise.

@@ -72,7 +72,7 @@ class Run:
         self.last_end = Mark(device.device)
         self.pending: Readback | None = None
         self.stop_agreed = False
-        self.val_loss: float | None = None
+        self.val_loss = None if meta is None else meta.val_loss
         begins = segment.phase.at != saved.phase
         enter_segment(self, segment, phases[phases.index(segment.phase) - 1] if begins else None)
         report.doing = lambda: f"at step {self.progress.step}/{self.steps} ({self.goodput.kind})"

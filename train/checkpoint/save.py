@@ -79,7 +79,7 @@ class Checkpoints:
         self.every = parse_save_every(config.save_every)
         self.agreed = False  # whether all ranks have agreed to save after the current step
         self.saved_at = 0.0
-        self._saved_step = -1
+        self._saved: tuple[int, float | None] = -1, None  # step and validation loss of the newest checkpoint
         self._pending: _Pending | None = None
         self._failing_since: float | None = None  # rank 0 only, which alone knows how each save ended
         self._retry_at = 0.0
@@ -114,16 +114,16 @@ class Checkpoints:
         milestone = self._config.milestone and step % self._config.milestone == 0
         return bool(self.agreed or milestone or (kind == "steps" and step % amount == 0))
 
-    def wanted(self, step: int) -> bool:
+    def wanted(self, step: int, val_loss: float | None) -> bool:
         """Return whether a save makes sense: not if this state is already saved, or if --save-every is never."""
-        return self._saved_step != step and self.every[0] != "never"
+        return self._saved != (step, val_loss) and self.every[0] != "never"
 
     def save(self, state: dict[str, Tensor], mesh: DeviceMesh, meta: Meta) -> None:
         """Copy the state to host memory and write it in the background. Waits for an unfinished save first."""
         # The thread of that save reads the copies in host memory until it ends; below they are overwritten.
         self._conclude()
         started = time.monotonic()
-        self._saved_step = meta.step
+        self._saved = meta.step, meta.val_loss
         if self._index is None:
             self._index = make_index(state, mesh)
         for name, piece in own_pieces(state, self._index, self._rank).items():
@@ -169,7 +169,7 @@ class Checkpoints:
         saved = [self._failing_since is None]
         dist.broadcast_object_list(saved, group=self._group)
         if not saved[0]:
-            self._saved_step = -1
+            self._saved = -1, None
         return saved[0]
 
     def settle(self) -> None:
@@ -295,7 +295,7 @@ class Checkpoints:
             except IntegrityError as error:  # the same on all ranks
                 self._report(f"{path} is damaged, trying the previous one: {error}")
                 continue
-            self._saved_step = meta.step
+            self._saved = meta.step, meta.val_loss
             if not self._rank:
                 # Damaged ones are newer than the one loaded: under their name they would count as the newest.
                 for damaged in candidates[0][candidates[0].index(path) + 1 :]:

@@ -34,7 +34,7 @@ from torch.distributed.tensor._utils import (  # torch has no public way
 from pretok.base.errors import IntegrityError, MismatchError, PretokError, Stopped
 from pretok.base.records import Record, read_record, to_json
 from pretok.base.storage import PASSING, NewFile, read_json, tried, write_bytes
-from train.checkpoint.meta import FileRecord, Meta, check_files, read_meta
+from train.checkpoint.meta import FileRecord, Meta, TokenizerOrigin, check_files, read_meta
 from train.model.sizes import ModelConfig
 from train.parallel.group import together
 from train.parallel.mesh import clean_name, local
@@ -288,14 +288,26 @@ def load(
 
 
 def load_weights(
-    model: nn.Module, mesh: DeviceMesh, checkpoint: Path, config: ModelConfig, report: Callable[[str], None]
+    model: nn.Module,
+    mesh: DeviceMesh,
+    checkpoint: Path,
+    config: ModelConfig,
+    tokenizer: TokenizerOrigin,
+    report: Callable[[str], None],
 ) -> None:
     """Load the model from a checkpoint that any mesh has written.
 
-    Reports another rope_theta. Raises IntegrityError for a damaged checkpoint, MismatchError for other sizes.
+    Reports another rope_theta. Raises IntegrityError for a damaged checkpoint, MismatchError for other sizes or a
+    tokenizer other than that of the shards.
     """
 
     def check(meta: Meta) -> None:
+        if meta.tokenizer.fingerprint != tokenizer.fingerprint:
+            raise MismatchError(
+                f"{checkpoint} was trained with another tokenizer than that of {tokenizer.shards}: the same ids stand "
+                f"for other tokens (fingerprint {meta.tokenizer.fingerprint}, not {tokenizer.fingerprint}); name "
+                "shards made with its vocabulary, or export it and give the --vocab-map made from the export"
+            )
         check_sizes(meta.identity.model, config, checkpoint, report)
 
     load(checkpoint, named_state(model), mesh, check)

@@ -46,6 +46,7 @@ from train.plan import count_tensors
 
 SIZES = {"vocab_size": 60, "dim": 32, "layers": 2, "heads": 4, "kv_heads": 2, "hidden": 64}
 CPU = torch.device("cpu")
+OLD = ModelConfig(**SIZES | {"vocab_size": 50}, seq_len=16, tied=False)
 
 
 def exported(run: Path, out: Path, *more: object) -> Path:
@@ -143,6 +144,17 @@ def test_weights_start_a_run_with_other_positions(trial: Trial, trained: Path) -
     run = trial.train(init_from=str(trained), rope_theta=2e6, steps=1)
     assert f"rope_theta was 500000.0 in {trained}" in trial.said()
     assert 0 < abs(column(run, "loss")[0] - column(trained, "loss")[0]) < 1
+
+
+def test_a_checkpoint_of_another_tokenizer_starts_no_run(trial: Trial, trained: Path) -> None:
+    """Its ids would stand for other tokens, without any error."""
+    trial.shards = Path(shutil.copytree(trial.shards, trial.folder / "shards"))
+    manifest = load_manifest(trial.shards)
+    tokenizer = replace(manifest.tokenizer, fingerprint="another")
+    write_manifest(trial.shards, replace(manifest, tokenizer=tokenizer))
+    for start in (trained, trained / "checkpoints/step-00000002"):
+        with pytest.raises(MismatchError, match=f"another tokenizer than that of {trial.shards}"):
+            trial.train(init_from=str(start), model=None, steps=1)
 
 
 def test_the_tokenizer_is_that_of_the_shards(trial: Trial, trained: Path) -> None:
@@ -344,15 +356,55 @@ def test_weights_that_do_not_fit_are_refused_by_name(trained: Path, tmp_path: Pa
         refused(message)
 
 
-def test_files_that_do_not_fit_are_refused_by_name(tmp_path: Path) -> None:
-    folder = made("qwen-3", tmp_path / "model")
-    with pytest.raises(UsageError, match="70 rows are fewer than the 71 ids"):
-        read(folder, vocab_size=71)
-    some = next(folder.glob("*.safetensors"))
-    for damage in (lambda: some.write_bytes(some.read_bytes()[:-100]), some.unlink):
-        damage()
-        with pytest.raises(IntegrityError, match=some.name):
-            read(folder)
+HEAD, EMBED = "lm_head.weight", "model.embed_tokens.weight"
+INV_FREQ = "model.layers.1.self_attn.rotary_emb.inv_freq"
+FREQUENCIES = 1e4 ** -(torch.arange(0, 8, 2) / 8)
+SUPERFLUOUS: list[tuple[dict[str, Any], str | None]] = [
+    ({HEAD: lambda tensors: tensors[EMBED].clone()}, None),
+    ({HEAD: lambda tensors: tensors[EMBED] + 0.1}, f"{HEAD} differs from {EMBED}"),
+    ({HEAD: lambda tensors: tensors[EMBED][:-1].clone()}, f"{HEAD} differs from {EMBED}"),
+    ({INV_FREQ: lambda _: FREQUENCIES}, None),
+    ({INV_FREQ: lambda _: FREQUENCIES.bfloat16()}, None),
+    ({INV_FREQ: lambda _: FREQUENCIES.half()}, None),
+    ({INV_FREQ: lambda _: FREQUENCIES / 2}, f"{INV_FREQ} are other positions"),
+    ({"model.layers.0.self_attn.q_proj.bias": lambda _: torch.ones(32)}, "that train does not support: model.layers"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("files", [1, 2])
+@pytest.mark.parametrize(("more", "message"), SUPERFLUOUS)
+def test_a_tensor_that_nothing_needs_is_compared_before_it_is_passed_over(
+    tmp_path: Path, more: dict[str, Any], message: str | None, files: int
+) -> None:
+    """In one file, and in one of several whose index does not list it; transformers reads it there too."""
+    sizes = replace(OLD, tied=True, rope_theta=1e4)
+    model = old_model(folder := tmp_path / "model", sizes)
+    tensors = weights(folder)
+    added = {name: make(tensors) for name, make in more.items()}
+    if files == 1:
+        save_file(tensors | added, folder / "model.safetensors")
+    else:
+        (folder / "model.safetensors").unlink()
+        save_file(tensors | added, folder / "a.safetensors")
+        write_json(
+            folder / "model.safetensors.index.json", {"weight_map": dict.fromkeys(tensors, "a.safetensors")}
+        )
+    if message is None:
+        again = read(folder, vocab_size=50).state_dict()
+        assert all(torch.equal(again[name][:50], value[:50]) for name, value in model.state_dict().items())
+    else:
+        with pytest.raises(MismatchError, match=re.escape(message)):
+            read(folder, vocab_size=50)
+
+
+def test_of_one_file_and_an_index_the_file_counts(tmp_path: Path) -> None:
+    """As in transformers."""
+    folder = made("qwen-3", tmp_path / "model", dtype=torch.float32)
+    shift = {name: value + 1 for name, value in weights(folder).items()}
+    save_file(shift, folder / "model.safetensors", {"format": "pt"})
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(folder).state_dict()
+    assert torch.equal(theirs["model.norm.weight"], shift["model.norm.weight"])
+    assert torch.equal(read(folder).state_dict()["norm.weight"], shift["model.norm.weight"])
 
 
 PUBLISHED = {
@@ -363,6 +415,45 @@ PUBLISHED = {
     "tie_word_embeddings": True, "torch_dtype": "bfloat16", "use_cache": True, "use_mrope": False,
     "use_sliding_window": False, "vocab_size": 151936,
 }  # fmt: skip
+HARMLESS: list[tuple[dict[str, Any], str | None]] = [
+    ({"rope_scaling": {"type": "linear", "factor": 1.0}}, None),
+    ({"rope_scaling": {"rope_type": "linear", "factor": 1}, "rope_theta": 1e6}, None),
+    ({"max_position_embeddings": ...}, None),
+    ({"rope_theta": None, "rope_parameters": {"rope_type": "default", "rope_theta": 1e6}}, None),
+    ({"rope_scaling": {"type": "linear", "factor": 2.0}}, "rope_scaling is {'type': 'linear', 'factor': 2.0}"),
+    ({"rope_scaling": {"type": "dynamic", "factor": 1.0}}, "rope_scaling is"),
+    ({"rope_theta": None}, "rope_theta is null"),
+    ({"rope_parameters": {"rope_theta": None}}, "rope_theta is null"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3"])
+@pytest.mark.parametrize(("change", "message"), HARMLESS)
+def test_a_config_is_read_as_transformers_reads_it(
+    tmp_path: Path, family: str, change: dict[str, Any], message: str | None
+) -> None:
+    given = PUBLISHED | {"model_type": family, "num_key_value_heads": 2, "head_dim": 64} | change
+    given = {key: value for key, value in given.items() if value is not ...}
+    write_json(tmp_path / "config.json", given)
+    if message is not None:
+        with pytest.raises(MismatchError, match=re.escape(message)):
+            model_config(str(tmp_path))
+        return
+    ours, theirs = model_config(str(tmp_path)), transformers.AutoConfig.from_pretrained(tmp_path)
+    assert ours.max_positions == theirs.max_position_embeddings
+    assert ours.rope_theta == theirs.rope_parameters["rope_theta"]
+    assert ours.rope_scaling is None
+
+
+def test_files_that_do_not_fit_are_refused_by_name(tmp_path: Path) -> None:
+    folder = made("qwen-3", tmp_path / "model")
+    with pytest.raises(UsageError, match="70 rows are fewer than the 71 ids"):
+        read(folder, vocab_size=71)
+    some = next(folder.glob("*.safetensors"))
+    for damage in (lambda: some.write_bytes(some.read_bytes()[:-100]), some.unlink):
+        damage()
+        with pytest.raises(IntegrityError, match=some.name):
+            read(folder)
 
 
 def test_keys_that_change_nothing_are_passed_over(tmp_path: Path) -> None:
@@ -379,7 +470,6 @@ def test_keys_that_change_nothing_are_passed_over(tmp_path: Path) -> None:
     assert model_config(str(path.parent)).window == 4096
 
 
-OLD = ModelConfig(**SIZES | {"vocab_size": 50}, seq_len=16, tied=False)
 ADDED = {7: (1, 2, 2), **{i: (i - 40, i - 30) for i in range(50, 60)}}
 """Of a new vocabulary: entry 7 gave its row away, and ten are new."""
 

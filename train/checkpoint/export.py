@@ -30,12 +30,14 @@ from train.checkpoint.meta import Meta, TokenizerOrigin, check_files, find_check
 from train.checkpoint.tensors import Reader, check_sizes, restore, write_tensors
 from train.config import command_parser, whole_number
 from train.model.sizes import CONFIG, ModelConfig, read_config, transformers_config
-from train.model.transformer import Decoder
+from train.model.transformer import Decoder, frequencies
 
 TOKENIZER_FILE = "tokenizer.json"
 TOKENIZER_FILES = ("tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
 _BY_ENTRY = ("embed_tokens.weight", "lm_head.weight")
 """Matrices with one row per entry of the vocabulary."""
+_HEAD, _FREQUENCIES = "lm_head.weight", "rotary_emb.inv_freq"
+"""Tensors of a file that nothing reads if they repeat what the model has anyway."""
 _PARTS = ("added_tokens", "normalizer", "pre_tokenizer", "model")
 """The parts of tokenizer.json that determine ids."""
 
@@ -155,7 +157,7 @@ def exported_tensors(
         shapes = {name: list(value.shape) for name, value in Decoder(config).state_dict().items()}
     for name in set(_BY_ENTRY) & shapes.keys():
         shapes[name][0] = theirs.rows
-    places = _tensor_places(folder, {_outside_name(name) for name in shapes}, tied=config.tied)
+    places = _tensor_places(folder, {_outside_name(name) for name in shapes}, theirs)
 
     @cache
     def opened(path: Path) -> Any:
@@ -180,6 +182,13 @@ def exported_tensors(
             if all(span.stop > span.start for span in there):
                 existing = stored[there]
                 piece[: len(existing)] = existing
+                if name == _BY_ENTRY[0] and config.tied and (other := places.get(_HEAD)):
+                    head = opened(folder / other).get_slice(_HEAD)
+                    if head.get_shape() != shapes[name] or not torch.equal(head[there], existing):
+                        raise MismatchError(
+                            f"{folder / other}: {_HEAD} differs from {outside}, but {CONFIG} says that they are one: "
+                            "set tie_word_embeddings to false there, or delete the tensor"
+                        )
             for row in new_rows.keys() & range(part[0].start, part[0].stop) if by_entry else ():
                 old_rows = [stored[old : old + 1, there[1]] for old in new_rows[row]]
                 piece[row - part[0].start] = torch.cat(old_rows).to(piece).mean(0)
@@ -189,32 +198,43 @@ def exported_tensors(
 
 
 class _Index(Record, frozen=True, forbid_unknown_fields=False):
-    """The needed part of the index of a model in several files. weight_map: tensor -> its file."""
+    """The needed part of the index of a model in several files. weight_map: tensor -> its file.
+
+    Only the names of the files are used: like transformers, the reader asks each file for its tensors.
+    """
 
     weight_map: dict[str, str]
 
 
-def _tensor_places(folder: Path, wanted: set[str], *, tied: bool) -> dict[str, str]:
-    """Return the file of each tensor. MismatchError if tensors are missing or not wanted.
+def _tensor_places(folder: Path, wanted: set[str], theirs: ModelConfig) -> dict[str, str]:
+    """Return the file of each tensor that is there, in the order in which transformers looks for files.
 
-    A tensor that config.json does not announce, such as a bias, would otherwise be ignored silently.
+    MismatchError if tensors are missing, not wanted (a bias would be ignored silently), or frequencies of the rotary
+    positions other than those of `theirs`. A tied output matrix may be there.
     """
     index, single = folder / "model.safetensors.index.json", "model.safetensors"
-    if index.exists():
-        places = read_record(_Index, read_json(index), index).weight_map
-        if outside := [name for name in places.values() if Path(name).name != name]:
+    if (folder / single).exists():
+        files = {single}
+    elif index.exists():
+        files = set(read_record(_Index, read_json(index), index).weight_map.values())
+        if outside := [name for name in files if Path(name).name != name]:
             raise IntegrityError(f"{index} names {outside[0]!r}, which is outside of the folder")
-    elif (folder / single).exists():
-        with reading(folder / single, SafetensorError), safe_open(folder / single, "pt") as file:
-            places = dict.fromkeys(file.keys(), single)
     else:
         raise IntegrityError(f"{folder} has no {single}: save the model as safetensors")
-    known = {name for name in places if not name.endswith("rotary_emb.inv_freq")}
-    if tied:
-        known.discard("lm_head.weight")
-    if lacking := sorted(wanted - known):
+    places: dict[str, str] = {}
+    for path in (folder / name for name in sorted(files)):
+        with reading(path, SafetensorError), safe_open(path, "pt") as file:
+            names = set(file.keys())
+            places |= dict.fromkeys(names, path.name)
+            ours = frequencies(theirs.head_dim, theirs.rope_theta, theirs.rope_scaling)
+            for name in sorted(name for name in names - wanted if name.endswith(_FREQUENCIES)):
+                stored = file.get_tensor(name).double()  # perhaps rounded to half precision
+                if stored.shape != ours.shape or not torch.allclose(stored, ours, rtol=2**-8, atol=2**-24):
+                    raise MismatchError(f"{path}: {name} are other positions than those of {CONFIG}")
+                del places[name]
+    if lacking := sorted(wanted - places.keys()):
         raise MismatchError(f"{folder} lacks {listed(lacking, 1)}")
-    if others := sorted(known - wanted):
+    if others := sorted(places.keys() - wanted - ({_HEAD} if theirs.tied else set())):
         raise MismatchError(f"{folder} has tensors that train does not support: {listed(others, 1)}")
     return places
 

@@ -23,6 +23,7 @@ from pretok.base.errors import FolderInUse, MismatchError, Stopped
 from pretok.base.storage import read_json, read_lines
 from tests.train_support import Ranks, Trial, around, column, flags, tiny_config
 from train import evaluate, loop
+from train import step as steps_of
 from train.__main__ import main
 from train.checkpoint import save
 from train.checkpoint.meta import Identity, Meta, RunState, TokenizerOrigin, read_meta
@@ -115,6 +116,31 @@ def test_control_c_saves_and_twice_ends_at_once(
     told = "received SIGINT: the run ends after the current steps; Ctrl-C again ends"
     assert out.count(told) == (times == 1)
     assert "Traceback" not in err
+
+
+@pytest.mark.parametrize(("long", "last"), [(0.0, 4), (1e9, 6)])
+def test_a_stop_in_a_long_step_costs_no_other(trial: Trial, long: float, last: int) -> None:
+    """A rank is asked after it has told the others of this step that it was not."""
+    trial.patch.setattr(loop, "LONG_STEP", long)
+    times: list[int] = []
+
+    def ask(*_: Any) -> None:
+        times.append(0)
+        if len(times) == 4:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    trial.around(steps_of, "update", ask)
+    with pytest.raises(Stopped, match=f"stopped after step {last} of 20"):
+        trial.train(save_every="99")
+    assert saved(trial.run) == [f"{last:04d}"]
+
+
+def test_torchruns_patience_is_compared_with_what_a_stop_takes(trial: Trial) -> None:
+    trial.patch.setenv("TORCHELASTIC_RUN_ID", "1")
+    for limit, told in (("0", 1), ("100", 0)):
+        trial.patch.setenv("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", limit)
+        trial.train(limit, steps=3)
+        assert trial.said().count(f"torchrun kills its ranks {limit} s after a SIGTERM") == told
 
 
 def test_end_of_the_job_stops_in_time(trial: Trial) -> None:

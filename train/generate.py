@@ -60,7 +60,8 @@ def generate(
         raise UsageError("the prompt is empty: give some words to continue")
     config = meta.identity.model
     model = Decoder(config)
-    model.load_state_dict(mean_weights([checkpoint], config))
+    kinds, value = mean_weights([checkpoint], config)
+    model.load_state_dict({name: value(name) for name in kinds})
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     model.to(device).eval()
     draw = torch.Generator().manual_seed(seed % 2**64)  # torch takes no other

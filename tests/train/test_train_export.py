@@ -6,6 +6,7 @@ from __future__ import annotations
 import re
 import resource
 import shutil
+import weakref
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from pretok.tokenizer.vocabulary import load_vocab
 from tests.train_support import (
     Trial,
     add_tokenizer,
+    around,
     column,
     filled,
     flags,
@@ -36,6 +38,8 @@ from tests.train_support import (
 )
 from train import loop
 from train.__main__ import main
+from train.checkpoint import export as export_module
+from train.checkpoint import tensors
 from train.checkpoint.export import export, exported_tensors, tokenizer_fingerprint
 from train.checkpoint.meta import find_checkpoints
 from train.config import TrainConfig
@@ -97,6 +101,39 @@ def test_a_step_a_width_and_a_mean_can_be_named(trained: Path, tmp_path: Path) -
         words = f"{path.name} has no checkpoint of step 3; name the folder of a run .* It has: {listed}"
         with pytest.raises(UsageError, match=words):
             find_checkpoints(path, 3)
+
+
+def test_a_large_model_is_several_files_and_one_tensor_in_memory(
+    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = weights(exported(trained, tmp_path / "whole", "--last", 2))
+    read: list[weakref.ref[torch.Tensor]] = []
+    alive: list[int] = []
+
+    def count(_: object, __: str, ___: object, piece: torch.Tensor, ____: object) -> None:
+        alive.append(sum(one() is not None for one in read))
+        read.append(weakref.ref(piece if piece._base is None else piece._base))
+
+    around(tensors.Reader, "fill", count, put=monkeypatch.setattr)
+    monkeypatch.setattr(export_module, "FILE_BYTES", 30_000)
+    monkeypatch.setattr(tensors, "MAPPED", 10_000)
+    out = exported(trained, tmp_path / "parts", "--last", 2)
+    files = sorted(path.name for path in out.glob("*.safetensors"))
+    assert files == [
+        f"model-{number:05d}-of-{len(files):05d}.safetensors" for number in range(1, len(files) + 1)
+    ]
+    assert len(files) > 2
+    assert max((out / name).stat().st_size for name in files) < 32_000
+    assert max(alive) == 1  # the sum, while another checkpoint is read
+    parts = weights(out)
+    assert parts.keys() == whole.keys()
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32).state_dict()
+    for name, value in whole.items():
+        assert torch.equal(parts[name], value)
+        assert torch.equal(theirs[name], value)
+    assert read_json(out / "model.safetensors.index.json")["metadata"]["total_size"] == sum(
+        value.nbytes for value in whole.values()
+    )
 
 
 @pytest.mark.usefixtures("capsys")

@@ -1,8 +1,9 @@
 """Export to a folder of `transformers`, and import from one.
 
-Input: a checkpoint folder, or several whose mean is taken. Output: config.json, model.safetensors (without the padding
-of the vocabulary) and the files of the shards' tokenizer; no process group, no GPU. `exported_tensors` reads such a
-folder, written here or elsewhere, for --init-from. `train.model.sizes` has the model families and their config.json.
+Input: a checkpoint folder, or several whose mean is taken. Output: config.json, model.safetensors or several such files
+(without the padding of the vocabulary), and the files of the shards' tokenizer; no process group, no GPU, one tensor in
+memory at a time. `exported_tensors` reads such a folder, written here or elsewhere, for --init-from.
+`train.model.sizes` has the model families and their config.json.
 
 Rows of the embedding are ids of one tokenizer. With another one the model would produce nonsense without any error, so
 fingerprints are compared.
@@ -13,7 +14,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +28,14 @@ from pretok.base.storage import TEMPORARY_SUFFIX, fingerprint, read_json, readin
 from pretok.base.units import listed
 from pretok.base.vocab_map import VocabMap, read_map
 from train.checkpoint.meta import Meta, TokenizerOrigin, check_files, find_checkpoints, read_meta
-from train.checkpoint.tensors import Reader, check_sizes, restore, write_tensors
+from train.checkpoint.tensors import Reader, check_sizes, readable, restore, write_tensors
 from train.config import command_parser, whole_number
 from train.model.sizes import CONFIG, ModelConfig, read_config, transformers_config
 from train.model.transformer import Decoder, frequencies
 
+INDEX = "model.safetensors.index.json"
+FILE_BYTES = 5e9
+"""Of one file of an exported model."""
 TOKENIZER_FILE = "tokenizer.json"
 TOKENIZER_FILES = ("tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
 _BY_ENTRY = ("embed_tokens.weight", "lm_head.weight")
@@ -94,18 +98,22 @@ def export(checkpoints: Sequence[Path], tokenizer: Path | None, out: Path, dtype
     meta = read_meta(checkpoints[-1])
     files = tokenizer_files(meta, tokenizer)
     config = meta.identity.model
-    weights = mean_weights(checkpoints, config)
-    tensors, dtype = {}, dtype or getattr(torch, config.dtype)
-    for name, value in weights.items():
-        rows = config.matrix_rows if name in _BY_ENTRY else len(value)
-        tensors[_outside_name(name)] = value[:rows].to(dtype).contiguous()
+    kinds, value = mean_weights(checkpoints, config)
+    dtype = dtype or getattr(torch, config.dtype)
+    rows = {name: config.matrix_rows if name in _BY_ENTRY else len(kind) for name, kind in kinds.items()}
+    inside = {_outside_name(name): name for name in kinds}
+
+    def tensor(name: str) -> Tensor:
+        return value(inside[name])[: rows[inside[name]]].to(dtype)
+
     config_json = transformers_config(config, meta.eod_id, meta.bos_id)
     temporary = out.with_name(f".{out.name}{TEMPORARY_SUFFIX}")
     shutil.rmtree(temporary, ignore_errors=True)
     try:
         with writing(out):
             temporary.mkdir(parents=True)
-            write_tensors(temporary / "model.safetensors", tensors, format="pt")
+            outside = {name: kinds[ours][: rows[ours]].to(dtype) for name, ours in inside.items()}
+            _write_model(temporary, outside, tensor)
             write_json(temporary / CONFIG, config_json | {"torch_dtype": str(dtype).removeprefix("torch.")})
             for name, content in files.items():
                 (temporary / name).write_bytes(content)
@@ -114,21 +122,51 @@ def export(checkpoints: Sequence[Path], tokenizer: Path | None, out: Path, dtype
         shutil.rmtree(temporary, ignore_errors=True)
 
 
-def mean_weights(checkpoints: Sequence[Path], config: ModelConfig) -> dict[str, Tensor]:
-    """Return the mean of each parameter in float32; holds two copies of the model in memory."""
-    with torch.device("meta"):
-        shapes = {name: value.shape for name, value in Decoder(config).state_dict().items()}
-    total: dict[str, Tensor] = {}
+def _write_model(folder: Path, kinds: dict[str, Tensor], tensor: Callable[[str], Tensor]) -> None:
+    """Write tensors, one at a time, into files of at most FILE_BYTES, with the index that transformers reads."""
+    files: list[dict[str, Tensor]] = [{}]
+    for name, kind in kinds.items():
+        if files[-1] and sum(one.nbytes for one in files[-1].values()) + kind.nbytes > FILE_BYTES:
+            files.append({})
+        files[-1][name] = kind
+    if len(files) == 1:
+        write_tensors(folder / "model.safetensors", kinds, tensor, format="pt")
+        return
+    places: dict[str, str] = {}
+    for number, part in enumerate(files, 1):
+        place = f"model-{number:05d}-of-{len(files):05d}.safetensors"
+        write_tensors(folder / place, part, tensor, format="pt")
+        places |= dict.fromkeys(part, place)
+    total = sum(kind.nbytes for kind in kinds.values())
+    write_json(folder / INDEX, {"metadata": {"total_size": total}, "weight_map": places})
+
+
+def mean_weights(
+    checkpoints: Sequence[Path], config: ModelConfig
+) -> tuple[dict[str, Tensor], Callable[[str], Tensor]]:
+    """Return the shapes of the parameters (on the meta device), and value(name): the float32 mean of one parameter.
+
+    Memory holds two copies of one parameter at a time, and mapped pages of files (`train.checkpoint.tensors.MAPPED`).
+    """
+    readers = []
     for checkpoint in checkpoints:
         meta = read_meta(checkpoint)
         if replace(meta.identity.model, seq_len=config.seq_len) != config:
             raise MismatchError(f"{checkpoint} and {checkpoints[-1]} hold models of different sizes")
         check_files(checkpoint, meta)
-        state = {f"model.{name}": torch.empty(shape) for name, shape in shapes.items()}
-        restore(state, Reader(checkpoint, meta))
-        for name, value in ((name, state[f"model.{name}"]) for name in shapes):
-            total[name] = total[name].add_(value) if name in total else value
-    return {name: value.div_(len(checkpoints)) for name, value in total.items()}
+        readers.append(readable(checkpoint, partial(Reader, checkpoint, meta)))
+    with torch.device("meta"):
+        kinds = dict(Decoder(config).state_dict())
+
+    def value(name: str) -> Tensor:
+        total = torch.empty(kinds[name].shape)
+        restore({f"model.{name}": total}, readers[0])
+        for reader in readers[1:]:
+            restore({f"model.{name}": (one := torch.empty_like(total))}, reader)
+            total += one
+        return total.div_(len(readers))
+
+    return kinds, value
 
 
 def exported_tensors(
@@ -212,7 +250,7 @@ def _tensor_places(folder: Path, wanted: set[str], theirs: ModelConfig) -> dict[
     MismatchError if tensors are missing, not wanted (a bias would be ignored silently), or frequencies of the rotary
     positions other than those of `theirs`. A tied output matrix may be there.
     """
-    index, single = folder / "model.safetensors.index.json", "model.safetensors"
+    index, single = folder / INDEX, "model.safetensors"
     if (folder / single).exists():
         files = {single}
     elif index.exists():

@@ -41,6 +41,8 @@ from train.parallel.mesh import clean_name, local
 
 DTYPES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
 """torch's types of states and exported models -> their names in safetensors."""
+MAPPED = 1 << 30
+"""Bytes after which a reader closes its files: the pages of a mapped file count as memory of the process."""
 Numbers = tuple[int, ...]
 T = TypeVar("T")
 
@@ -146,25 +148,27 @@ def _offset(value: Tensor) -> Numbers:
     return tuple(compute_local_shape_and_global_offset(value.shape, value.device_mesh, value.placements)[1])
 
 
-def write_tensors(path: Path, tensors: dict[str, Tensor], **metadata: str) -> FileRecord:
-    """Write a safetensors file and compute its checksum on the way.
+def write_tensors(
+    path: Path, kinds: dict[str, Tensor], value: Callable[[str], Tensor], **metadata: str
+) -> FileRecord:
+    """Write a safetensors file, one tensor after the other, and compute its checksum on the way.
 
-    Format: https://github.com/huggingface/safetensors (8 bytes with the length of the header, the header as JSON, the
-    tensors).
+    kinds: tensors of the types and shapes to be written, perhaps on the meta device; value(name): one of them. Format:
+    https://github.com/huggingface/safetensors (8 bytes with the length of the header, the header as JSON, the tensors).
     """
     header: dict[str, Any] = {"__metadata__": metadata} if metadata else {}
     end = 0
-    order = sorted(tensors, key=lambda name: -tensors[name].itemsize)  # large types first, so each is aligned
+    order = sorted(kinds, key=lambda name: -kinds[name].itemsize)  # large types first, so each is aligned
     for name in order:
-        begin, end = end, end + tensors[name].nbytes
-        kind = {"dtype": DTYPES[tensors[name].dtype], "shape": list(tensors[name].shape)}
+        begin, end = end, end + kinds[name].nbytes
+        kind = {"dtype": DTYPES[kinds[name].dtype], "shape": list(kinds[name].shape)}
         header[name] = kind | {"data_offsets": [begin, end]}
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
     with NewFile(path) as file:
         file.write(struct.pack("<Q", len(text)) + text)
         for name in order:
-            flat: Any = tensors[name].contiguous().view(-1).view(torch.uint8).numpy()
+            flat: Any = value(name).contiguous().view(-1).view(torch.uint8).numpy()
             file.write(memoryview(flat))
         file.seal()
     return FileRecord(file.size, file.checksum)
@@ -179,7 +183,7 @@ def write_pieces(
     """
     files = {}
     if pieces:
-        files[_file(rank)] = write_tensors(folder / _file(rank), pieces)
+        files[_file(rank)] = write_tensors(folder / _file(rank), pieces, pieces.__getitem__)
     if leads:
         name, data = f"index-{rank:05d}.json", msgspec.json.encode(index)
         files[name] = FileRecord(len(data), write_bytes(folder / name, data))
@@ -200,6 +204,7 @@ class Reader:
             for kind in read_record(Index, read_json(path), path).kinds:
                 self.kinds |= dict.fromkeys(kind.names, kind)
         self._opened: dict[int, Any] = {}
+        self._read = 0
 
     def fill(self, name: str, shape: Numbers, piece: Tensor, offset: Numbers) -> None:
         """Fill `piece`, which lies at `offset` of a tensor of this shape. IntegrityError unless all of it is found."""
@@ -213,6 +218,10 @@ class Reader:
             part = piece[here]
             part.copy_(file.get_slice(name)[there] if there else file.get_tensor(name))
             filled += part.numel()
+            self._read += part.nbytes
+        if self._read > MAPPED:
+            self._read = 0
+            self._opened.clear()
         if filled != piece.numel():
             raise IntegrityError(f"{self.checkpoint} lacks a part of {name}; it was damaged or edited")
 

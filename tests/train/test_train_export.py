@@ -3,6 +3,7 @@ trained and given back as they came, or refused by name; a model of an old vocab
 
 from __future__ import annotations
 
+import json
 import re
 import resource
 import shutil
@@ -12,7 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from chatting import write_tokenizer
 from support import make_shards, needs
+from tokenizing import run as run_stage
 
 torch = needs("torch")
 transformers = needs("transformers")
@@ -20,9 +23,11 @@ from safetensors.torch import load_file, save_file
 
 import pretok.stream
 from pretok.base.errors import IntegrityError, MismatchError, UsageError
+from pretok.base.execute import Engine
 from pretok.base.records import replace
 from pretok.base.storage import read_json, write_json
 from pretok.base.vocab_map import FILE_NAME, MapEnd, read_map, write_map
+from pretok.config import make_recipe
 from pretok.shards.manifest import load_manifest, write_manifest
 from pretok.tokenizer.vocabulary import load_vocab
 from tests.train_support import (
@@ -82,6 +87,79 @@ def test_a_model_of_documents_with_a_bos_says_so(tmp_path: Path) -> None:
     config, roles = read_json(out / "config.json"), read_json(out / "tokenizer_config.json")
     assert (config["bos_token_id"], config["eos_token_id"]) == (3, 0)
     assert (roles["eos_token"], roles["bos_token"]) == ("<eod>", load_vocab(shards, eod="<eod>").tokens[3])
+
+
+TALK = [("Quanto fa 1 più 1?", "2."), ("Chi sei?", "Sono io.")]
+
+
+def spoken(folder: Path, here: Engine) -> Path:
+    """Shards of two conversations, many times, whose tokenizer lies elsewhere."""
+    vocab = write_tokenizer(folder / "theirs", "chatml", [" ".join(map(" ".join, TALK))] * 9)
+    rows = [
+        {
+            "messages": [{"role": "user", "content": question}, {"role": "assistant", "content": answer}],
+            "id": n,
+        }
+        for n in range(600)
+        for question, answer in TALK
+    ]
+    (folder / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    sources = {"chat": {"inputs": [str(folder / "a.jsonl")], "messages": "messages"}}
+    data = {"out": folder, "sources": sources, "vocab": {"path": vocab, "eod": "<|endoftext|>"}}
+    run_stage(make_recipe(data, "test"), here)
+    return folder / "shards"
+
+
+def test_a_chat_model_stops_at_the_end_of_its_turn(
+    trial: Trial, here: Engine, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In transformers, with nothing but the folder; a model that is overfitted says what it was taught, and no more."""
+    trial.shards = spoken(trial.folder, here)
+    run = trial.train(steps=60, lr=0.02, warmup=5, seq_len=64, attention="document")
+    out = exported(run, trial.folder / "model")
+    model = transformers.AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32).eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(out)
+    end, eod = tokenizer.convert_tokens_to_ids(["<|im_end|>", "<|endoftext|>"])
+    assert model.generation_config.eos_token_id == [end, eod]
+    assert model.generation_config.pad_token_id == eod
+    for question, answer in TALK:
+        messages = [{"role": "user", "content": question}]
+        ids = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_tensors="pt")[
+            "input_ids"
+        ]
+        text = model.generate(ids, max_new_tokens=30, do_sample=False)[0, ids.shape[1] :]
+        assert tokenizer.decode(text) == f"{answer}<|im_end|>"
+    prompt = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+    capsys.readouterr()
+    main(["generate", str(run), prompt, "--temperature", "0"])
+    assert capsys.readouterr().out == f"{prompt}{answer}\n"
+
+
+@pytest.mark.parametrize("place", ["vocab", "model"])
+def test_what_lies_beside_the_vocabulary_or_the_first_model_comes_along(
+    begin: Trial, trained: Path, place: str
+) -> None:
+    """From a folder with the same tokenizer; what ends its texts ends ours too."""
+    begin.shards = Path(shutil.copytree(begin.shards, begin.folder / "work/shards"))
+    model = exported(trained, begin.folder / "work/vocab" if place == "vocab" else begin.folder / "first")
+    write_json(
+        model / "generation_config.json", {"eos_token_id": [7, 0], "temperature": 0.6, "pad_token_id": 5}
+    )
+    (model / "chat_template.jinja").write_text("{{ messages }}")
+    write_json(model / "special_tokens_map.json", {"pad_token": "<eod>"})
+    start = {"model": model_file(begin.folder)} if place == "vocab" else {"init_from": str(model)}
+    out = exported(run := begin.train(**start), begin.folder / "out")
+    assert (out / "chat_template.jinja").read_text() == "{{ messages }}"
+    assert read_json(out / "special_tokens_map.json") == {"pad_token": "<eod>"}
+    assert read_json(out / "generation_config.json") == {
+        "eos_token_id": [0, 7],
+        "temperature": 0.6,
+        "pad_token_id": 5,
+    }
+    (tokenizer := model / "tokenizer.json").write_text(tokenizer.read_text().replace("<eod>", "<other>"))
+    plain = exported(run, begin.folder / "plain")
+    assert not (plain / "chat_template.jinja").exists()
+    assert read_json(plain / "generation_config.json") == {"eos_token_id": 0, "pad_token_id": 0}
 
 
 def test_a_step_a_width_and_a_mean_can_be_named(trained: Path, tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -22,12 +23,14 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from pretok.base.errors import IntegrityError, MismatchError, UsageError
+from pretok.base.errors import IntegrityError, MismatchError, PretokError, UsageError
 from pretok.base.records import Record, read_record, replace
 from pretok.base.storage import TEMPORARY_SUFFIX, fingerprint, read_json, reading, write_json, writing
 from pretok.base.units import listed
 from pretok.base.vocab_map import VocabMap, read_map
-from train.checkpoint.meta import Meta, TokenizerOrigin, check_files, find_checkpoints, read_meta
+from pretok.shards.manifest import load_manifest
+from pretok.stream.mix_file import parse_mix
+from train.checkpoint.meta import META, Meta, TokenizerOrigin, check_files, find_checkpoints, read_meta
 from train.checkpoint.tensors import Reader, check_sizes, readable, restore, write_tensors
 from train.config import command_parser, whole_number
 from train.model.sizes import CONFIG, ModelConfig, read_config, transformers_config
@@ -37,7 +40,11 @@ INDEX = "model.safetensors.index.json"
 FILE_BYTES = 5e9
 """Of one file of an exported model."""
 TOKENIZER_FILE = "tokenizer.json"
-TOKENIZER_FILES = ("tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
+_TEMPLATE, GENERATION_FILE = "chat_template.jinja", "generation_config.json"
+TOKENIZER_FILES = ("tokenizer_config.json", "special_tokens_map.json", _TEMPLATE)
+BESIDE = (*TOKENIZER_FILES, GENERATION_FILE)
+"""Files of a model that are neither sizes nor weights. Other names (vocab.json, merges.txt, tokenizer.model) hold what
+tokenizer.json holds."""
 _BY_ENTRY = ("embed_tokens.weight", "lm_head.weight")
 """Matrices with one row per entry of the vocabulary."""
 _HEAD, _FREQUENCIES = "lm_head.weight", "rotary_emb.inv_freq"
@@ -318,12 +325,18 @@ def _read_tokenizer(path: Path, expected: TokenizerOrigin, fix: str) -> dict[str
 
 
 def tokenizer_files(meta: Meta, named: Path | None) -> dict[str, bytes]:
-    """Return the files of the tokenizer, name -> content: tokenizer.json, and those of TOKENIZER_FILES next to it.
+    """Return what a model needs beside its weights, file name -> content: tokenizer.json, those of TOKENIZER_FILES, and
+    generation_config.json with all tokens that end a text or a turn.
 
-    named: a tokenizer file or folder; None for the copy in the shards' folder. A missing tokenizer_config.json is made
-    from the EOD and BOS. Raises UsageError if there is no tokenizer.json, MismatchError if it is another one.
+    The chat template is that of the conversations that the run read. Other files come from the first folder that has
+    them: beside the tokenizer, WORK/vocab, or the --init-from model, if these have the same tokenizer. A missing
+    tokenizer_config.json is made from the EOD and BOS.
+
+    named: a tokenizer file or folder; None for the copy in the shards' folder. Raises UsageError if there is no
+    tokenizer.json, MismatchError if it is another one.
     """
-    place = Path(meta.tokenizer.shards) if named is None else named
+    shards = Path(meta.tokenizer.shards)
+    place = shards if named is None else named
     path = place / TOKENIZER_FILE if place.is_dir() else place
     if not path.is_file():
         raise UsageError(f"{path} does not exist: name the vocabulary of the shards with --tokenizer")
@@ -336,10 +349,43 @@ def tokenizer_files(meta: Meta, named: Path | None) -> dict[str, bytes]:
     }
     if meta.bos_id is not None:
         config["bos_token"] = _token(data, meta.bos_id)
-    text = json.dumps(config, ensure_ascii=False, indent=1) + "\n"
-    beside = {name: file for name in TOKENIZER_FILES if (file := path.with_name(name)).is_file()}
-    files = {name: file.read_bytes() for name, file in (beside | {TOKENIZER_FILE: path}).items()}
-    return {TOKENIZER_FILES[0]: text.encode()} | files
+    folders, start = [path.parent], meta.config.get("init_from")
+    for folder in (shards.with_name("vocab"), *([Path(start)] if start else [])):
+        with suppress(PretokError):
+            _read_tokenizer(folder / TOKENIZER_FILE, meta.tokenizer, "")
+            folders.append(folder)
+    files = {TOKENIZER_FILES[0]: _json(config), TOKENIZER_FILE: path.read_bytes()}
+    for folder in reversed(folders):
+        files |= {name: (folder / name).read_bytes() for name in BESIDE if (folder / name).is_file()}
+    chats = _chats(meta)
+    if chats:
+        files[_TEMPLATE] = chats[0][0].encode()
+    given: dict[str, Any] = json.loads(files.get(GENERATION_FILE, b"{}"))
+    theirs = given.get("eos_token_id") or []
+    ends = [*(end for _, end in chats), meta.eod_id, *(theirs if isinstance(theirs, list) else [theirs])]
+    ends = list(dict.fromkeys(end for end in ends if end is not None))
+    bos = {} if meta.bos_id is None else {"bos_token_id": meta.bos_id}
+    ours = {
+        "eos_token_id": ends if len(ends) > 1 else ends[0],
+        "pad_token_id": given.get("pad_token_id", meta.eod_id),
+    }
+    return files | {GENERATION_FILE: _json(given | bos | ours)}
+
+
+def _json(content: dict[str, Any]) -> bytes:
+    return (json.dumps(content, ensure_ascii=False, indent=1) + "\n").encode()
+
+
+def _chats(meta: Meta) -> list[tuple[str, int | None]]:
+    """Return the chat templates of what the run read with the id that ends an answer, the longest source first."""
+    from pretok.shards.texts import chat_of  # its packages are not needed for training
+
+    if not (shards := Path(meta.tokenizer.shards)).is_dir():
+        return []
+    manifest = load_manifest(shards)
+    read = {source.held_in for source in parse_mix(meta.identity.mix, Path(META)).sources}
+    names = sorted(read & manifest.sources.keys(), key=lambda name: -manifest.sources[name].tokens)
+    return [chat for name in names if (chat := chat_of(manifest, name)) is not None]
 
 
 def tokenizer_fingerprint(data: dict[str, Any]) -> str:

@@ -6,13 +6,14 @@ of keys and values, so each token costs a pass over all tokens before it; to ser
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 
 from pretok.base.errors import UsageError
-from train.checkpoint.export import TOKENIZER_FILE, mean_weights, tokenizer_files
+from train.checkpoint.export import GENERATION_FILE, TOKENIZER_FILE, mean_weights, tokenizer_files
 from train.checkpoint.meta import find_checkpoints, read_meta
 from train.config import command_parser, whole_number
 from train.model.transformer import Decoder
@@ -42,7 +43,8 @@ def main(arguments: Sequence[str]) -> None:
 def generate(
     checkpoint: Path, prompt: str, tokens: int, temperature: float, seed: int, tokenizer_path: Path | None
 ) -> str:
-    """Return `prompt` and at most `tokens` further tokens as text, ending early at an EOD.
+    """Return `prompt` and at most `tokens` further tokens as text, ending early at an EOD
+    or the end of a turn.
 
     temperature: logits are divided by it before a token is sampled; 0 takes the most likely one. The model sees the
     last seq_len tokens. tokenizer_path: None for the copy in the shards. Raises UsageError (no tokenizer, an empty
@@ -53,14 +55,17 @@ def generate(
     if not temperature >= 0:  # nan too
         raise UsageError(f"--temperature is {temperature}; it must be 0 or more")
     meta = read_meta(checkpoint)
-    tokenizer = Tokenizer.from_str(tokenizer_files(meta, tokenizer_path)[TOKENIZER_FILE].decode())
+    files = tokenizer_files(meta, tokenizer_path)
+    tokenizer = Tokenizer.from_str(files[TOKENIZER_FILE].decode())
+    ends = json.loads(files[GENERATION_FILE])["eos_token_id"]
     begin = [] if meta.bos_id is None else [meta.bos_id]
     ids = [*begin, *tokenizer.encode(prompt, add_special_tokens=False).ids]
     if not ids:
         raise UsageError("the prompt is empty: give some words to continue")
     config = meta.identity.model
     model = Decoder(config)
-    model.load_state_dict(mean_weights([checkpoint], config))
+    kinds, value = mean_weights([checkpoint], config)
+    model.load_state_dict({name: value(name) for name in kinds})
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     model.to(device).eval()
     draw = torch.Generator().manual_seed(seed % 2**64)  # torch takes no other
@@ -72,7 +77,7 @@ def generate(
                 chosen = torch.multinomial((logits / temperature).softmax(0), 1, generator=draw)
             else:
                 chosen = logits.argmax()
-            if int(chosen) == meta.eod_id:
+            if int(chosen) in (ends if isinstance(ends, list) else [ends]):
                 break
             ids.append(int(chosen))
     text: str = tokenizer.decode(ids[len(begin) :], skip_special_tokens=False)

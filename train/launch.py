@@ -2,7 +2,9 @@
 
 Input: torchrun's own command line (`python -m train.launch --nnodes 2 ... -m train ...`). Output: the exit code of the
 first rank that failed. torchrun alone exits with 1 whatever code its ranks exit with, so 75 (stopped, run again) would
-be lost. And SIGUSR1, which Slurm sends before the time limit, would end torchrun without reaching the ranks.
+be lost. SIGUSR1, which Slurm sends before the time limit, would end torchrun without reaching the ranks; and 30 s after
+a SIGTERM torchrun kills them, in the middle of a long step or a save. Here they take the time that they need, and the
+exit code is theirs: 75 only after a save.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
 from pretok.base.errors import Stopped
+from pretok.base.stop import SIGNALS
 
 
 def rank_processes() -> list[int]:
@@ -34,27 +37,33 @@ def rank_processes() -> list[int]:
 
 
 def _forward(number: int, _: FrameType | None) -> None:
-    for process in rank_processes():
+    ranks = rank_processes()
+    for process in ranks:
         with suppress(ProcessLookupError):
             os.kill(process, number)
+    if not ranks and number != signal.SIGUSR1:  # before they start or after their end: nothing is to be saved
+        sys.exit(Stopped.exit_code)
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run torchrun with `arguments` (default: the command line) and return the exit code for Slurm."""
-    signal.signal(signal.SIGUSR1, _forward)
+    for number in SIGNALS:
+        signal.signal(number, _forward)
     # torchrun logs errors when all ranks exit with 75, or one node a moment before another, as if it were a crash.
     for name in ("multiprocessing.api", "agent.server.api"):
         logging.getLogger(f"torch.distributed.elastic.{name}").setLevel(logging.CRITICAL)
     try:
-        run.run(run.parse_args(arguments))  # type: ignore[no-untyped-call]
+        options = run.parse_args(arguments)  # type: ignore[no-untyped-call]
+        options.signals_to_handle = "SIGHUP,SIGQUIT"  # `_forward` handles the others
+        run.run(options)  # type: ignore[no-untyped-call]
     except ChildFailedError as error:
         rank, failure = error.get_first_failure()
         code: int = failure.exitcode if failure.exitcode >= 0 else 128 - failure.exitcode
         if code != Stopped.exit_code:
             print(f"{os.uname().nodename}: rank {rank} exited with code {code}", file=sys.stderr)
         return code
-    except SignalException:  # torchrun has passed SIGTERM or Ctrl-C to the ranks, which saved
-        return Stopped.exit_code
+    except SignalException as error:  # torchrun has ended the ranks, perhaps before they saved
+        return 128 + error.sigval
     return 0
 
 

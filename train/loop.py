@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gc
 import math
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -35,13 +36,18 @@ from train.parallel.devices import deterministic, find_device
 from train.parallel.group import process_group, run_folder
 from train.report import Reporter, clock, explain
 from train.start import Run, enter_segment
-from train.step import Mark, Readback, train_step
+from train.step import SAVE, WAIT, Mark, Readback, train_step
 from train.stragglers import KINDS, NOTABLE
 
 GC_EVERY = 50
 """Steps between garbage collections."""
 FIRST_MARGIN = 30.0
 """Seconds before the end of the job at which to stop, until steps and saves have been timed; see `_record`."""
+LONG_STEP = 5.0
+"""Seconds from which on the numbers of each step are read before the next one is queued.
+
+Else a stop takes the current step and the two after it. The device idles for the host's milliseconds in between.
+"""
 
 
 def train(config: TrainConfig) -> None:
@@ -70,7 +76,7 @@ def train(config: TrainConfig) -> None:
                 gc.enable()
                 gc.unfreeze()
                 run.log.close()
-            if run.progress.step < run.steps:
+            if run.progress.step < run.steps or _owes_validation(run):
                 kept = "nothing saved (--save-every never)" if config.save_every == "never" else "saved"
                 raise Stopped(
                     f"stopped after step {run.progress.step} of {run.steps} ({_why(run)}); {kept}; run the same "
@@ -85,6 +91,8 @@ def _loop(run: Run) -> None:
     gc.disable()  # all ranks collect after the same steps: a pause of one rank is a pause of all
     run.goodput.enter("training")
     run.checkpoints.saved_at, run.last_end = time.monotonic(), Mark(run.device.device)
+    if _owes_validation(run):
+        _between_steps(run)
     with _profiler(run.config) as profiled:
         for segment in run.segments:
             if run.stop_agreed:
@@ -103,7 +111,7 @@ def _loop(run: Run) -> None:
             _save(run)
         run.checkpoints.close()
     run.report(_goodput(run))
-    if dist.get_rank() == 0 and run.progress.step == run.steps:
+    if dist.get_rank() == 0 and run.progress.step == run.steps and not _owes_validation(run):
         record = {"step": run.progress.step, "data_hash": run.progress.data_hash}
         write_json(Path(run.config.out) / "done.json", record)
 
@@ -113,8 +121,9 @@ def _one_step(run: Run, batches: Iterator[MicroBatch]) -> None:
     progress, segment = run.progress, run.segment
     step = progress.step + 1
     waited, began = run.feed.waited, time.perf_counter()
-    rate, stop, save = segment.rate(progress.step), run.stop.reason is not None, run.checkpoints.asked()
-    queued = train_step(run.trainee, batches, step, rate, stop=stop, save=save)
+    asks = SAVE * run.checkpoints.asked() + WAIT * run.long_step
+    rate, stop = segment.rate(progress.step), partial(_asked, run)
+    queued = train_step(run.trainee, batches, step, rate, stop=stop, asks=asks)
     queued.waited = run.feed.waited - waited
     run.stragglers.queued(step, time.perf_counter() - began - queued.waited)
     previous, run.pending = run.pending, queued
@@ -124,6 +133,11 @@ def _one_step(run: Run, batches: Iterator[MicroBatch]) -> None:
     run.val_loss = None
     if previous is not None:
         _record(run, previous)
+    if run.waits:  # a stop that was asked for during this step must not cost another one
+        with _beside(run, "training"):
+            asked = torch.tensor(float(_asked(run)), device=run.device.device)
+            dist.all_reduce(asked)
+            _agree_to_stop(run, asked.item())
 
 
 def _between_steps(run: Run) -> None:
@@ -131,14 +145,20 @@ def _between_steps(run: Run) -> None:
 
     All ranks decide alike: from the step, the settings, and what they agreed on in an earlier step's all-reduce.
     """
-    config, step = run.config, run.progress.step
+    step = run.progress.step
     if step % GC_EVERY == 0:
         gc.collect(1)
     run.checkpoints.poll()
-    if config.val_every and (step % config.val_every == 0 or step == run.steps):
+    if _owes_validation(run):
         _validate(run)
     if run.checkpoints.due(step):  # after validation, which asks for a save of the best
         _save(run)
+
+
+def _owes_validation(run: Run) -> bool:
+    """Return whether the current state must be validated and was not yet, perhaps because a stop came first."""
+    step, every = run.progress.step, run.config.val_every
+    return bool(every and step and (step % every == 0 or step == run.steps) and run.val_loss is None)
 
 
 @contextmanager
@@ -162,12 +182,10 @@ def _record(run: Run, done: Readback) -> None:
     seconds, run.last_end = done.end.seconds_since(run.last_end), done.end
     run.progress = replace(run.progress, data_hash=data_hash(run.progress.data_hash, int(numbers.checksum)))
     # All ranks read the same sums of this step here, one step later, so they stop and save after the same step.
-    if numbers.stop and not run.stop_agreed:
-        run.stop_agreed = True
-        run.report(
-            f"{clock()} {_why(run)}: the run ends after the current steps; Ctrl-C again ends it at once"
-        )
-    run.checkpoints.agreed |= numbers.save > 0
+    _agree_to_stop(run, numbers.stop)
+    run.checkpoints.agreed |= bool(int(numbers.asks) & SAVE)
+    run.waits = bool(int(numbers.asks) & WAIT)
+    run.long_step = dist.get_rank() == 0 and seconds > LONG_STEP
     tokens = phase.step_tokens
     speed, peak = tokens / seconds / dist.get_world_size(), run.device.peak
     slow = run.stragglers.done(numbers.step, seconds, run.feed.waited)
@@ -199,11 +217,39 @@ def _record(run: Run, done: Readback) -> None:
         _goodput(run)
     # The stop must leave time for a save, the current step and the step queued after it; the factors leave a reserve.
     run.stop.margin = FIRST_MARGIN + 2 * run.checkpoints.save_seconds + 3 * seconds
+    _warn_of_launcher(run, 2 * seconds + run.checkpoints.save_seconds)
     if numbers.in_a_row > MAX_SKIPS:
         raise PretokError(
             f"the last {numbers.in_a_row:.0f} steps up to {numbers.step} were skipped (last gradient norm "
             f"{numbers.grad_norm}, over {numbers.learned:.0f} tokens with loss); the newest checkpoint is not "
             "affected. Lower --lr, or raise --skip-sigma"
+        )
+
+
+def _asked(run: Run) -> bool:
+    """Return whether this rank was asked to stop."""
+    return run.stop.reason is not None
+
+
+def _agree_to_stop(run: Run, ranks: float) -> None:
+    """End the run after the current step if any ranks were asked to stop. ranks: their number, the same on all."""
+    if ranks and not run.stop_agreed:
+        run.stop_agreed = True
+        run.report(
+            f"{clock()} {_why(run)}: the run ends after the current steps; Ctrl-C again ends it at once"
+        )
+
+
+def _warn_of_launcher(run: Run, needed: float) -> None:
+    """Report once if a stop needs more seconds than torchrun leaves its ranks. `train.launch` leaves them all."""
+    ends = "SIGTERM" in os.environ.get("TORCHELASTIC_SIGNALS_TO_HANDLE", "SIGTERM")
+    limit = float(os.environ.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "30"))
+    if not run.warned and ends and "TORCHELASTIC_RUN_ID" in os.environ and needed > limit:
+        run.warned = True
+        run.report(
+            f"warning: a stop takes up to {needed:.0f} s (two steps and a save), but torchrun kills its ranks "
+            f"{limit:.0f} s after a SIGTERM, before they have saved: set TORCH_ELASTIC_SHUTDOWN_TIMEOUT="
+            f"{2 * needed:.0f}, or start them with python -m train.launch"
         )
 
 
@@ -226,7 +272,7 @@ def _check_folder(run: Run) -> None:
 
 def _validate(run: Run) -> None:
     with _beside(run, "validation"):
-        result = evaluate(run.trainee, run.validation, lambda: run.stop.reason is not None)
+        result = evaluate(run.trainee, run.validation, partial(_asked, run))
     if result is None:  # on all ranks, which agreed after the same batch
         run.stop_agreed = True
         return
@@ -243,7 +289,7 @@ def _save(run: Run) -> None:
     with _beside(run, "saving"):
         run.checkpoints.agreed = False
         progress, phase = run.progress, run.segment.phase
-        if not run.checkpoints.wanted(progress.step):
+        if not run.checkpoints.wanted(progress.step, run.val_loss):
             return
         _check_folder(run)
         # The norm is a collective with the same result everywhere: if one rank has a bad value, all of them raise.

@@ -97,7 +97,7 @@ def build_trainee(
     else:
         materialize(model, device.device, partial(initial_tensor, sizes, config.seed))
         if source is not None:
-            load_weights(model, mesh, source, sizes, report)
+            load_weights(model, mesh, source, sizes, phase.tokenizer(), report)
     data = phase.view.eod_id, phase.view.seq_len
     return Trainee(model, mesh, context, phase.batch, config, device.device, *data)
 
@@ -107,7 +107,8 @@ def enter_phase(trainee: Trainee, phase: Phase, before: Phase | None) -> None:
 
     before: the phase that ends here; None if the run continues inside a phase.
     """
-    trainee.config, trainee.batch, trainee.seq_len = phase.config, phase.batch, phase.view.seq_len
+    trainee.config, trainee.batch = phase.config, phase.batch
+    trainee.eod_id, trainee.seq_len = phase.view.eod_id, phase.view.seq_len
     if isinstance(trainee.model, Pipeline):
         trainee.model.prepare(phase.model, phase.batch, trainee.seq_len, phase.config, trainee.device)
     else:

@@ -17,6 +17,7 @@ import torch.distributed as dist
 from pretok.base.records import replace, to_json
 from pretok.base.stop import StopFlag
 from pretok.base.storage import write_json
+from pretok.base.units import duration, plural
 from pretok.stream.object_store import is_url
 from train import STARTED
 from train.checkpoint.meta import Meta, RunState
@@ -39,6 +40,7 @@ class Run:
 
     segment: segment of the next step. progress: the finished work. pending: the queued step whose numbers the host has
     not read yet. last_end: the end of the step before it. stop_agreed: whether all ranks end after the current step.
+    waits: whether all ranks read a step's numbers before they begin the next. long_step: whether rank 0 wants that.
     val_loss: validation loss after the current step, None if it was not evaluated. lost: set on rank 0 if another run
     takes the folder.
     """
@@ -66,13 +68,16 @@ class Run:
             _report_changes(report, segment, "hand", _changed_by_hand(meta, config, segment))
         manifest = segment.phase.view.manifest_fingerprint
         self.log = RunLog(config, report, rank, saved.step, self.steps, manifest)
+        if lost_steps := self.log.lost:
+            what = f"{plural(len(lost_steps), 'step')} after step {saved.step} ({duration(sum(lost_steps))})"
+            report(f"{what} were lost: the last attempt ended without a save; they are repeated")
         self.goodput = Goodput(STARTED, None if rank else out / "goodput.jsonl", self.log.lost, report)
         self.stragglers = Stragglers(device.device, config.timeout, saved.step)
         self.feed, self.validation = _open_feed(segment, self.trainee), _open_validation(segment)
         self.last_end = Mark(device.device)
         self.pending: Readback | None = None
-        self.stop_agreed = False
-        self.val_loss: float | None = None
+        self.stop_agreed = self.waits = self.long_step = self.warned = False
+        self.val_loss = None if meta is None else meta.val_loss
         begins = segment.phase.at != saved.phase
         enter_segment(self, segment, phases[phases.index(segment.phase) - 1] if begins else None)
         report.doing = lambda: f"at step {self.progress.step}/{self.steps} ({self.goodput.kind})"

@@ -12,7 +12,7 @@ by all / learned. If every token is learned, that factor is exactly 1.0 and chan
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -70,12 +70,16 @@ class Trainee:
         return named_state(self.model, self.optimizer, self.guard.state())
 
 
+SAVE, WAIT = 1, 2
+"""What rank 0 asks of all: to save after this step; to read the numbers of each step before the next one begins."""
+
+
 class StepNumbers(NamedTuple):
     """The numbers of a finished step, equal on all ranks.
 
     loss: mean over its `learned` tokens in nats, nan if there are none. checksum: sum over all sequences consumed.
-    stop, save: number of ranks that ask for it. grad_norm: before clipping. skipped: steps skipped so far. in_a_row:
-    steps skipped in a row up to this one.
+    stop: number of ranks that ask for it. asks: what rank 0 asks for, a sum of SAVE and WAIT. grad_norm: before
+    clipping. skipped: steps skipped so far. in_a_row: steps skipped in a row up to this one.
     """
 
     step: int
@@ -83,7 +87,7 @@ class StepNumbers(NamedTuple):
     learned: float
     checksum: float
     stop: float
-    save: float
+    asks: float
     grad_norm: float
     skipped: float
     in_a_row: float
@@ -128,16 +132,25 @@ class Readback:
 
 
 def train_step(
-    trainee: Trainee, batches: Iterator[MicroBatch], step: int, rate: float, *, stop: bool, save: bool
+    trainee: Trainee,
+    batches: Iterator[MicroBatch],
+    step: int,
+    rate: float,
+    *,
+    stop: Callable[[], bool],
+    asks: int,
 ) -> Readback:
-    """Read, compute and apply step `step` (counted from 1). The host does not wait for the device."""
+    """Read, compute and apply step `step` (counted from 1). The host does not wait for the device.
+
+    stop() is asked after the passes: on a CPU, where they take the time of the step, it counts for this one.
+    """
     batch = trainee.batch
     rank_tokens = batch.accumulation * batch.micro_batch * trainee.seq_len // trainee.context.ranks
     sums, checksums = _passes(trainee, batches, rank_tokens)
-    host = torch.tensor([float(checksums), float(stop), float(save)], dtype=torch.float64)
+    host = torch.tensor([float(checksums), float(stop()), float(asks)], dtype=torch.float64)
     if trainee.device.type == "cuda":
         host = host.pin_memory()
-    # (loss sum, learned tokens, checksum, stop, save), summed over all ranks in one collective. `loss` and `learned`
+    # (loss sum, learned tokens, checksum, stop, asks), summed over all ranks in one collective. `loss` and `learned`
     # are views of it.
     numbers = torch.cat([sums, host.to(trainee.device, non_blocking=True)])
     dist.all_reduce(numbers)

@@ -101,19 +101,19 @@ class Turns:
         names = sorted(self._ids, key=len, reverse=True)
         self._pattern = re.compile("|".join(map(re.escape, names)) or r"(?!)")
         self._openers: dict[str | None, str] = {}  # by role, the text between its message and an answer
-        self._closer = ""  # the marker that ends an answer
         self._starters: set[str] = set()  # markers that begin other messages
+        last = _gaps(_run(template, [_USER, _ANSWER]))[-1][1]
+        self.closer = next((match[0] for match in self._pattern.finditer(last)), "")
+        """The marker that ends an answer, "" if none does."""
         if template.generation:
             return
         for messages, parts in probed(template, _OPENINGS, prompt=True):
             self._openers.setdefault(messages[-1]["role"], _gaps(parts)[-1][1])
-        last = _gaps(_run(template, [_USER, _ANSWER]))[-1][1]
-        self._closer = next((match[0] for match in self._pattern.finditer(last)), "")
         for _, parts in probed(template):
             for before, text, behind in _gaps(parts):
                 rest = text[self._closed(text) if before is not None else 0 :]
                 self._starters |= set(self._pattern.findall(rest)) if behind is not None else set()
-        self._starters.discard(self._closer)
+        self._starters.discard(self.closer)
 
     def render(self, messages: list[dict[str, Any]], trace: Trace) -> list[Part]:
         """The parts of a document. messages: as `wrapped` gives them. Raises TemplateError."""
@@ -164,7 +164,7 @@ class Turns:
 
     def _closed(self, text: str) -> int:
         """Where the marker that ends an answer ends in a text; 0 if it has none."""
-        return next((match.end() for match in self._pattern.finditer(text) if match[0] == self._closer), 0)
+        return next((match.end() for match in self._pattern.finditer(text) if match[0] == self.closer), 0)
 
     def _ended(self, text: str) -> int:
         """Where in a text the answer before it ends: after its end marker, or a first marker that begins no message."""

@@ -9,14 +9,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 
 from pretok.base.errors import IntegrityError
 from pretok.base.tokens import Ints, removed_documents
+from pretok.chat.turns import Turns
 from pretok.read.batches import from_buffers
+from pretok.read.conversation import Conversation
 from pretok.shards.format import ShardReader
-from pretok.shards.manifest import Manifest, Shard
+from pretok.shards.inputs import load_inputs
+from pretok.shards.manifest import Manifest, Shard, inputs_name
 from pretok.tokenizer.decode import TextDecoder
 from pretok.tokenizer.vocabulary import TOKENIZER_FILE, Vocabulary, load_vocab
 
@@ -32,6 +36,15 @@ def load_vocabulary(manifest: Manifest) -> Vocabulary:
 def load_decoder(manifest: Manifest) -> TextDecoder:
     """The decoder of the vocabulary next to the shards. Raises UsageError if there is none."""
     return TextDecoder(load_vocabulary(manifest))
+
+
+def chat_of(manifest: Manifest, source: str) -> tuple[str, int | None] | None:
+    """The chat template of a source and the id of the marker that ends an answer; None if it has no template."""
+    names = {file.path for file in manifest.side_files}
+    if source not in manifest.conversations or inputs_name(source) not in names:
+        return None
+    how = msgspec.convert(load_inputs(manifest, source).settings["conversation"], Conversation)
+    return None if how.fields else (how.template, how.markers.get(Turns(how).closer))
 
 
 def shard_texts(

@@ -3,15 +3,19 @@ trained and given back as they came, or refused by name; a model of an old vocab
 
 from __future__ import annotations
 
+import json
 import re
 import resource
 import shutil
+import weakref
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+from chatting import write_tokenizer
 from support import make_shards, needs
+from tokenizing import run as run_stage
 
 torch = needs("torch")
 transformers = needs("transformers")
@@ -19,14 +23,17 @@ from safetensors.torch import load_file, save_file
 
 import pretok.stream
 from pretok.base.errors import IntegrityError, MismatchError, UsageError
+from pretok.base.execute import Engine
 from pretok.base.records import replace
 from pretok.base.storage import read_json, write_json
 from pretok.base.vocab_map import FILE_NAME, MapEnd, read_map, write_map
+from pretok.config import make_recipe
 from pretok.shards.manifest import load_manifest, write_manifest
 from pretok.tokenizer.vocabulary import load_vocab
 from tests.train_support import (
     Trial,
     add_tokenizer,
+    around,
     column,
     filled,
     flags,
@@ -36,6 +43,8 @@ from tests.train_support import (
 )
 from train import loop
 from train.__main__ import main
+from train.checkpoint import export as export_module
+from train.checkpoint import tensors
 from train.checkpoint.export import export, exported_tensors, tokenizer_fingerprint
 from train.checkpoint.meta import find_checkpoints
 from train.config import TrainConfig
@@ -46,6 +55,7 @@ from train.plan import count_tensors
 
 SIZES = {"vocab_size": 60, "dim": 32, "layers": 2, "heads": 4, "kv_heads": 2, "hidden": 64}
 CPU = torch.device("cpu")
+OLD = ModelConfig(**SIZES | {"vocab_size": 50}, seq_len=16, tied=False)
 
 
 def exported(run: Path, out: Path, *more: object) -> Path:
@@ -79,6 +89,79 @@ def test_a_model_of_documents_with_a_bos_says_so(tmp_path: Path) -> None:
     assert (roles["eos_token"], roles["bos_token"]) == ("<eod>", load_vocab(shards, eod="<eod>").tokens[3])
 
 
+TALK = [("Quanto fa 1 più 1?", "2."), ("Chi sei?", "Sono io.")]
+
+
+def spoken(folder: Path, here: Engine) -> Path:
+    """Shards of two conversations, many times, whose tokenizer lies elsewhere."""
+    vocab = write_tokenizer(folder / "theirs", "chatml", [" ".join(map(" ".join, TALK))] * 9)
+    rows = [
+        {
+            "messages": [{"role": "user", "content": question}, {"role": "assistant", "content": answer}],
+            "id": n,
+        }
+        for n in range(600)
+        for question, answer in TALK
+    ]
+    (folder / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    sources = {"chat": {"inputs": [str(folder / "a.jsonl")], "messages": "messages"}}
+    data = {"out": folder, "sources": sources, "vocab": {"path": vocab, "eod": "<|endoftext|>"}}
+    run_stage(make_recipe(data, "test"), here)
+    return folder / "shards"
+
+
+def test_a_chat_model_stops_at_the_end_of_its_turn(
+    trial: Trial, here: Engine, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In transformers, with nothing but the folder; a model that is overfitted says what it was taught, and no more."""
+    trial.shards = spoken(trial.folder, here)
+    run = trial.train(steps=60, lr=0.02, warmup=5, seq_len=64, attention="document")
+    out = exported(run, trial.folder / "model")
+    model = transformers.AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32).eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(out)
+    end, eod = tokenizer.convert_tokens_to_ids(["<|im_end|>", "<|endoftext|>"])
+    assert model.generation_config.eos_token_id == [end, eod]
+    assert model.generation_config.pad_token_id == eod
+    for question, answer in TALK:
+        messages = [{"role": "user", "content": question}]
+        ids = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_tensors="pt")[
+            "input_ids"
+        ]
+        text = model.generate(ids, max_new_tokens=30, do_sample=False)[0, ids.shape[1] :]
+        assert tokenizer.decode(text) == f"{answer}<|im_end|>"
+    prompt = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+    capsys.readouterr()
+    main(["generate", str(run), prompt, "--temperature", "0"])
+    assert capsys.readouterr().out == f"{prompt}{answer}\n"
+
+
+@pytest.mark.parametrize("place", ["vocab", "model"])
+def test_what_lies_beside_the_vocabulary_or_the_first_model_comes_along(
+    begin: Trial, trained: Path, place: str
+) -> None:
+    """From a folder with the same tokenizer; what ends its texts ends ours too."""
+    begin.shards = Path(shutil.copytree(begin.shards, begin.folder / "work/shards"))
+    model = exported(trained, begin.folder / "work/vocab" if place == "vocab" else begin.folder / "first")
+    write_json(
+        model / "generation_config.json", {"eos_token_id": [7, 0], "temperature": 0.6, "pad_token_id": 5}
+    )
+    (model / "chat_template.jinja").write_text("{{ messages }}")
+    write_json(model / "special_tokens_map.json", {"pad_token": "<eod>"})
+    start = {"model": model_file(begin.folder)} if place == "vocab" else {"init_from": str(model)}
+    out = exported(run := begin.train(**start), begin.folder / "out")
+    assert (out / "chat_template.jinja").read_text() == "{{ messages }}"
+    assert read_json(out / "special_tokens_map.json") == {"pad_token": "<eod>"}
+    assert read_json(out / "generation_config.json") == {
+        "eos_token_id": [0, 7],
+        "temperature": 0.6,
+        "pad_token_id": 5,
+    }
+    (tokenizer := model / "tokenizer.json").write_text(tokenizer.read_text().replace("<eod>", "<other>"))
+    plain = exported(run, begin.folder / "plain")
+    assert not (plain / "chat_template.jinja").exists()
+    assert read_json(plain / "generation_config.json") == {"eos_token_id": 0, "pad_token_id": 0}
+
+
 def test_a_step_a_width_and_a_mean_can_be_named(trained: Path, tmp_path: Path) -> None:
     ways = {"early": ("--step", 2), "late": (), "half": ("--dtype", "bfloat16"), "mean": ("--last", 2)}
     folders = [exported(trained, tmp_path / name, *more) for name, more in ways.items()]
@@ -96,6 +179,39 @@ def test_a_step_a_width_and_a_mean_can_be_named(trained: Path, tmp_path: Path) -
         words = f"{path.name} has no checkpoint of step 3; name the folder of a run .* It has: {listed}"
         with pytest.raises(UsageError, match=words):
             find_checkpoints(path, 3)
+
+
+def test_a_large_model_is_several_files_and_one_tensor_in_memory(
+    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = weights(exported(trained, tmp_path / "whole", "--last", 2))
+    read: list[weakref.ref[torch.Tensor]] = []
+    alive: list[int] = []
+
+    def count(_: object, __: str, ___: object, piece: torch.Tensor, ____: object) -> None:
+        alive.append(sum(one() is not None for one in read))
+        read.append(weakref.ref(piece if piece._base is None else piece._base))
+
+    around(tensors.Reader, "fill", count, put=monkeypatch.setattr)
+    monkeypatch.setattr(export_module, "FILE_BYTES", 30_000)
+    monkeypatch.setattr(tensors, "MAPPED", 10_000)
+    out = exported(trained, tmp_path / "parts", "--last", 2)
+    files = sorted(path.name for path in out.glob("*.safetensors"))
+    assert files == [
+        f"model-{number:05d}-of-{len(files):05d}.safetensors" for number in range(1, len(files) + 1)
+    ]
+    assert len(files) > 2
+    assert max((out / name).stat().st_size for name in files) < 32_000
+    assert max(alive) == 1  # the sum, while another checkpoint is read
+    parts = weights(out)
+    assert parts.keys() == whole.keys()
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32).state_dict()
+    for name, value in whole.items():
+        assert torch.equal(parts[name], value)
+        assert torch.equal(theirs[name], value)
+    assert read_json(out / "model.safetensors.index.json")["metadata"]["total_size"] == sum(
+        value.nbytes for value in whole.values()
+    )
 
 
 @pytest.mark.usefixtures("capsys")
@@ -143,6 +259,17 @@ def test_weights_start_a_run_with_other_positions(trial: Trial, trained: Path) -
     run = trial.train(init_from=str(trained), rope_theta=2e6, steps=1)
     assert f"rope_theta was 500000.0 in {trained}" in trial.said()
     assert 0 < abs(column(run, "loss")[0] - column(trained, "loss")[0]) < 1
+
+
+def test_a_checkpoint_of_another_tokenizer_starts_no_run(trial: Trial, trained: Path) -> None:
+    """Its ids would stand for other tokens, without any error."""
+    trial.shards = Path(shutil.copytree(trial.shards, trial.folder / "shards"))
+    manifest = load_manifest(trial.shards)
+    tokenizer = replace(manifest.tokenizer, fingerprint="another")
+    write_manifest(trial.shards, replace(manifest, tokenizer=tokenizer))
+    for start in (trained, trained / "checkpoints/step-00000002"):
+        with pytest.raises(MismatchError, match=f"another tokenizer than that of {trial.shards}"):
+            trial.train(init_from=str(start), model=None, steps=1)
 
 
 def test_the_tokenizer_is_that_of_the_shards(trial: Trial, trained: Path) -> None:
@@ -344,15 +471,55 @@ def test_weights_that_do_not_fit_are_refused_by_name(trained: Path, tmp_path: Pa
         refused(message)
 
 
-def test_files_that_do_not_fit_are_refused_by_name(tmp_path: Path) -> None:
-    folder = made("qwen-3", tmp_path / "model")
-    with pytest.raises(UsageError, match="70 rows are fewer than the 71 ids"):
-        read(folder, vocab_size=71)
-    some = next(folder.glob("*.safetensors"))
-    for damage in (lambda: some.write_bytes(some.read_bytes()[:-100]), some.unlink):
-        damage()
-        with pytest.raises(IntegrityError, match=some.name):
-            read(folder)
+HEAD, EMBED = "lm_head.weight", "model.embed_tokens.weight"
+INV_FREQ = "model.layers.1.self_attn.rotary_emb.inv_freq"
+FREQUENCIES = 1e4 ** -(torch.arange(0, 8, 2) / 8)
+SUPERFLUOUS: list[tuple[dict[str, Any], str | None]] = [
+    ({HEAD: lambda tensors: tensors[EMBED].clone()}, None),
+    ({HEAD: lambda tensors: tensors[EMBED] + 0.1}, f"{HEAD} differs from {EMBED}"),
+    ({HEAD: lambda tensors: tensors[EMBED][:-1].clone()}, f"{HEAD} differs from {EMBED}"),
+    ({INV_FREQ: lambda _: FREQUENCIES}, None),
+    ({INV_FREQ: lambda _: FREQUENCIES.bfloat16()}, None),
+    ({INV_FREQ: lambda _: FREQUENCIES.half()}, None),
+    ({INV_FREQ: lambda _: FREQUENCIES / 2}, f"{INV_FREQ} are other positions"),
+    ({"model.layers.0.self_attn.q_proj.bias": lambda _: torch.ones(32)}, "that train does not support: model.layers"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("files", [1, 2])
+@pytest.mark.parametrize(("more", "message"), SUPERFLUOUS)
+def test_a_tensor_that_nothing_needs_is_compared_before_it_is_passed_over(
+    tmp_path: Path, more: dict[str, Any], message: str | None, files: int
+) -> None:
+    """In one file, and in one of several whose index does not list it; transformers reads it there too."""
+    sizes = replace(OLD, tied=True, rope_theta=1e4)
+    model = old_model(folder := tmp_path / "model", sizes)
+    tensors = weights(folder)
+    added = {name: make(tensors) for name, make in more.items()}
+    if files == 1:
+        save_file(tensors | added, folder / "model.safetensors")
+    else:
+        (folder / "model.safetensors").unlink()
+        save_file(tensors | added, folder / "a.safetensors")
+        write_json(
+            folder / "model.safetensors.index.json", {"weight_map": dict.fromkeys(tensors, "a.safetensors")}
+        )
+    if message is None:
+        again = read(folder, vocab_size=50).state_dict()
+        assert all(torch.equal(again[name][:50], value[:50]) for name, value in model.state_dict().items())
+    else:
+        with pytest.raises(MismatchError, match=re.escape(message)):
+            read(folder, vocab_size=50)
+
+
+def test_of_one_file_and_an_index_the_file_counts(tmp_path: Path) -> None:
+    """As in transformers."""
+    folder = made("qwen-3", tmp_path / "model", dtype=torch.float32)
+    shift = {name: value + 1 for name, value in weights(folder).items()}
+    save_file(shift, folder / "model.safetensors", {"format": "pt"})
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(folder).state_dict()
+    assert torch.equal(theirs["model.norm.weight"], shift["model.norm.weight"])
+    assert torch.equal(read(folder).state_dict()["norm.weight"], shift["model.norm.weight"])
 
 
 PUBLISHED = {
@@ -363,6 +530,45 @@ PUBLISHED = {
     "tie_word_embeddings": True, "torch_dtype": "bfloat16", "use_cache": True, "use_mrope": False,
     "use_sliding_window": False, "vocab_size": 151936,
 }  # fmt: skip
+HARMLESS: list[tuple[dict[str, Any], str | None]] = [
+    ({"rope_scaling": {"type": "linear", "factor": 1.0}}, None),
+    ({"rope_scaling": {"rope_type": "linear", "factor": 1}, "rope_theta": 1e6}, None),
+    ({"max_position_embeddings": ...}, None),
+    ({"rope_theta": None, "rope_parameters": {"rope_type": "default", "rope_theta": 1e6}}, None),
+    ({"rope_scaling": {"type": "linear", "factor": 2.0}}, "rope_scaling is {'type': 'linear', 'factor': 2.0}"),
+    ({"rope_scaling": {"type": "dynamic", "factor": 1.0}}, "rope_scaling is"),
+    ({"rope_theta": None}, "rope_theta is null"),
+    ({"rope_parameters": {"rope_theta": None}}, "rope_theta is null"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3"])
+@pytest.mark.parametrize(("change", "message"), HARMLESS)
+def test_a_config_is_read_as_transformers_reads_it(
+    tmp_path: Path, family: str, change: dict[str, Any], message: str | None
+) -> None:
+    given = PUBLISHED | {"model_type": family, "num_key_value_heads": 2, "head_dim": 64} | change
+    given = {key: value for key, value in given.items() if value is not ...}
+    write_json(tmp_path / "config.json", given)
+    if message is not None:
+        with pytest.raises(MismatchError, match=re.escape(message)):
+            model_config(str(tmp_path))
+        return
+    ours, theirs = model_config(str(tmp_path)), transformers.AutoConfig.from_pretrained(tmp_path)
+    assert ours.max_positions == theirs.max_position_embeddings
+    assert ours.rope_theta == theirs.rope_parameters["rope_theta"]
+    assert ours.rope_scaling is None
+
+
+def test_files_that_do_not_fit_are_refused_by_name(tmp_path: Path) -> None:
+    folder = made("qwen-3", tmp_path / "model")
+    with pytest.raises(UsageError, match="70 rows are fewer than the 71 ids"):
+        read(folder, vocab_size=71)
+    some = next(folder.glob("*.safetensors"))
+    for damage in (lambda: some.write_bytes(some.read_bytes()[:-100]), some.unlink):
+        damage()
+        with pytest.raises(IntegrityError, match=some.name):
+            read(folder)
 
 
 def test_keys_that_change_nothing_are_passed_over(tmp_path: Path) -> None:
@@ -379,7 +585,6 @@ def test_keys_that_change_nothing_are_passed_over(tmp_path: Path) -> None:
     assert model_config(str(path.parent)).window == 4096
 
 
-OLD = ModelConfig(**SIZES | {"vocab_size": 50}, seq_len=16, tied=False)
 ADDED = {7: (1, 2, 2), **{i: (i - 40, i - 30) for i in range(50, 60)}}
 """Of a new vocabulary: entry 7 gave its row away, and ten are new."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +13,15 @@ torch = needs("torch")
 from mixing import request
 
 from pretok.base.errors import MismatchError, PretokError, UsageError
+from pretok.base.records import replace
 from pretok.base.storage import read_json, read_lines
 from pretok.cluster.chain import recipe_flags
 from pretok.config import make_recipe
-from pretok.shards.manifest import load_manifest
+from pretok.shards.manifest import load_manifest, write_manifest
 from pretok.stream.continued import beginning, run_position
 from pretok.stream.mix_job import run_mix
 from tests.train_support import Trial, column, model_file, parsed
-from train import loop
+from train import loop, step
 from train.config import from_mapping
 from train.model import loss
 
@@ -69,6 +71,17 @@ def test_a_phase_that_changes_nothing_changes_no_bit(trial: Trial) -> None:
         (2, "phase", {}),
         (4, "phase", {"seq_len": [None, LENGTH]}),
     ]
+
+
+def test_each_phase_ends_documents_with_the_token_of_its_shards(trial: Trial) -> None:
+    """Shards made with one tokenizer may differ in it, and the run knows padding by it."""
+    other = Path(shutil.copytree(trial.shards, trial.folder / "other"))
+    manifest = load_manifest(other)
+    write_manifest(other, replace(manifest, tokenizer=replace(manifest.tokenizer, eod_id=59)))
+    seen: list[int] = []
+    trial.around(step, "targets_of", lambda _tokens, eod_id, *_: seen.append(eod_id))
+    trial.train(steps=3, phases=({"at": 2 * STEP, "shards": str(other)},))
+    assert seen == [0, 0, 59]
 
 
 def test_length_batch_and_positions_change_and_moments_stay(trial: Trial) -> None:

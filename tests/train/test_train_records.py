@@ -88,6 +88,7 @@ def test_goodput_of_killed_attempts(trial: Trial) -> None:
         with path.open("a") as file:
             file.write('{"initialisation": 3')  # a line that the kill cut short
     trial.train(save_every="100")
+    assert re.search(r"5 steps after step 0 \(.*\) were lost: the last attempt ended", trial.said())
     lines = read_lines(path)
     assert [line["steps"] for line in lines] == [5, 5, 8]  # the line before the kill
     assert [line["lost_steps"] for line in lines] == [0, 5, 5]

@@ -23,9 +23,10 @@ from pretok.base.errors import FolderInUse, MismatchError, Stopped
 from pretok.base.storage import read_json, read_lines
 from tests.train_support import Ranks, Trial, around, column, flags, tiny_config
 from train import evaluate, loop
+from train import step as steps_of
 from train.__main__ import main
 from train.checkpoint import save
-from train.checkpoint.meta import Identity, Meta, RunState, TokenizerOrigin
+from train.checkpoint.meta import Identity, Meta, RunState, TokenizerOrigin, read_meta
 from train.checkpoint.save import to_keep
 from train.config import TrainConfig
 from train.model.sizes import PRESETS
@@ -117,6 +118,31 @@ def test_control_c_saves_and_twice_ends_at_once(
     assert "Traceback" not in err
 
 
+@pytest.mark.parametrize(("long", "last"), [(0.0, 4), (1e9, 6)])
+def test_a_stop_in_a_long_step_costs_no_other(trial: Trial, long: float, last: int) -> None:
+    """A rank is asked after it has told the others of this step that it was not."""
+    trial.patch.setattr(loop, "LONG_STEP", long)
+    times: list[int] = []
+
+    def ask(*_: Any) -> None:
+        times.append(0)
+        if len(times) == 4:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    trial.around(steps_of, "update", ask)
+    with pytest.raises(Stopped, match=f"stopped after step {last} of 20"):
+        trial.train(save_every="99")
+    assert saved(trial.run) == [f"{last:04d}"]
+
+
+def test_torchruns_patience_is_compared_with_what_a_stop_takes(trial: Trial) -> None:
+    trial.patch.setenv("TORCHELASTIC_RUN_ID", "1")
+    for limit, told in (("0", 1), ("100", 0)):
+        trial.patch.setenv("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", limit)
+        trial.train(limit, steps=3)
+        assert trial.said().count(f"torchrun kills its ranks {limit} s after a SIGTERM") == told
+
+
 def test_end_of_the_job_stops_in_time(trial: Trial) -> None:
     trial.patch.setenv("SLURM_JOB_END_TIME", str(int(time.time()) + 20))
     with pytest.raises(Stopped, match="stopped after step 2 of 20"):
@@ -134,6 +160,35 @@ def test_stop_during_validation(trial: Trial, whole: Path) -> None:
     assert read_lines(trial.run / "validation.jsonl") == []
     trial.train()
     assert_same_run(trial.run, whole)
+
+
+@pytest.mark.parametrize("save_every", ["4", "1000"])
+@pytest.mark.parametrize("steps", [STEPS, 10])
+def test_a_validation_that_a_stop_left_out_is_made_up_for(
+    trial: Trial, whole: Path, steps: int, save_every: str
+) -> None:
+    """At the end of the run too, which is complete only then; and once."""
+    done: list[int] = []
+    changes: dict[str, Any] = {"val_every": 10, "keep_best": 1, "save_every": save_every}
+    with trial.patch.context() as patch:
+        stopping = lambda trainee, *_: (  # noqa: E731
+            len(done) == steps and os.kill(os.getpid(), signal.SIGTERM)
+        )
+        around(loop, "train_step", lambda *_: done.append(0), put=patch.setattr)
+        around(evaluate, "_batches", stopping, put=patch.setattr)
+        with pytest.raises(Stopped, match=f"stopped after step {steps} of {STEPS}"):
+            trial.train(**changes)
+    assert not (trial.run / "done.json").exists()
+    before = [record["step"] for record in read_lines(trial.run / "validation.jsonl")]
+    assert before == [10] * (steps == STEPS)
+    for _ in range(2):
+        trial.train(**changes)
+        found = read_lines(trial.run / "validation.jsonl")
+        assert [record["step"] for record in found] == [10, STEPS]
+    assert_same_run(trial.run, whole)
+    metas = {meta.step: meta for meta in map(read_meta, (trial.run / "checkpoints").iterdir())}
+    assert metas[STEPS].val_loss == found[-1]["val_loss"]
+    assert metas[STEPS].progress.best == (min(record["val_loss"] for record in found),)
 
 
 losses = st.none() | st.floats(0, 10)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import shutil
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -17,10 +18,10 @@ torch = needs("torch")
 
 from pretok.base.errors import IntegrityError, Stopped
 from pretok.base.storage import NewFile, checksum, read_json, write_json
-from tests.train_support import TWO_RANKS, Trial, flags, read_tensors, reseal, run_jobs
+from tests.train_support import TWO_RANKS, Trial, around, column, flags, read_tensors, reseal, run_jobs
 from train import loop
 from train.__main__ import main
-from train.checkpoint import meta, save
+from train.checkpoint import meta, save, tensors
 from train.checkpoint.export import export
 from train.checkpoint.meta import read_meta
 
@@ -55,12 +56,60 @@ def no_box(checkpoint: Path) -> None:
     write_json(checkpoint / INDEX, index)
 
 
+COPIED = [(5, torch.float32), (3, torch.bfloat16), (0, torch.float32), (1000, torch.float64)]
 CRAFTED: list[Callable[[Path], object]] = [
     lambda newest: flip(newest / FIRST, 6),
     lambda newest: (newest / INDEX).write_text("[" * 9999),
     another_box,
     no_box,
 ]
+
+
+def _tell_what_is_read() -> None:
+    counts = list[int]()
+    around(tensors.Reader, "fill", lambda _, __, ___, piece, ____: counts.append(piece.numel()))
+    told = lambda *_: print("read", sum(counts), "numbers by", os.environ["RANK"], counts.clear())  # noqa: E731
+    around(tensors, "restore", None, told)
+
+
+def test_replicas_divide_what_they_save_and_read(trial: Trial) -> None:
+    """And what comes back is the run of one process, of which each rank holds exactly what it writes."""
+    meshes = [(4, 1), (4, 2), (3, 1), (1, 1)]
+    more = {"steps": 8, "global_batch": 12, "save_every": "2", "keep_last": 9, "schedule": "constant"}
+    jobs = [(1, flags(trial.config("whole", **more, shard=1)))]
+    jobs += [
+        (ranks, flags(trial.config(**more | {"steps": 2 * number + 2}, shard=shard)))
+        for number, (ranks, shard) in enumerate(meshes)
+    ]
+    text = run_jobs(jobs, trial.folder, before=_tell_what_is_read)
+    whole = trial.folder / "whole"
+    assert column(trial.run, "data_hash") == column(whole, "data_hash")
+    assert column(trial.run, "loss") == pytest.approx(column(whole, "loss"), rel=1e-5)
+    for number, (ranks, _) in enumerate(meshes):
+        checkpoint = trial.run / f"checkpoints/step-{2 * number + 2:08d}"
+        sizes = [path.stat().st_size for path in checkpoint.glob("rank-*")]
+        assert len(sizes) == ranks
+        assert max(sizes) < 1.3 * sum(sizes) / ranks
+    found = [int(number) for number in re.findall(r"read (\d+) numbers", text)]
+    one = 3 * 22_688  # the model and its two moments
+    assert one <= max(found) < 1.01 * one  # one process
+    for ranks in (4, 3):
+        assert sum(number < 1.3 * one / ranks for number in found) >= ranks
+
+
+def test_copies_on_the_host_take_no_more_than_what_is_copied() -> None:
+    pieces = {f"{i}": torch.arange(size, dtype=dtype) for i, (size, dtype) in enumerate(COPIED)}
+    copies = save._host_copies(pieces, pinned=False)
+    assert len({copy.untyped_storage().data_ptr() for copy in copies.values()}) == 1
+    assert next(iter(copies.values())).untyped_storage().nbytes() <= 64 * len(pieces) + sum(
+        piece.nbytes for piece in pieces.values()
+    )
+    for name, piece in pieces.items():
+        copies[name].copy_(piece)
+    for name, piece in pieces.items():
+        assert torch.equal(copies[name], piece)
+        assert copies[name].dtype == piece.dtype
+        assert copies[name].data_ptr() % 64 == copies["0"].data_ptr() % 64
 
 
 @pytest.mark.parametrize("damage", CRAFTED)

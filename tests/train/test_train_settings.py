@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support import ROOT, needs
+from support import ROOT, needs, until
 
 from pretok.base.errors import UsageError
 
@@ -407,13 +407,49 @@ def test_the_table_of_a_gpu_is_made_without_one(tmp_path: Path) -> None:
     assert "debug: loss alone, forward and backward: eager" in done.stdout
 
 
-def test_a_launcher_that_is_stopped_has_the_exit_code_of_its_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_launcher_that_ends_its_ranks_does_not_say_that_they_saved(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def stopped(_: object) -> None:
-        raise SignalException("SIGTERM", signal.SIGTERM)
+        raise SignalException("SIGHUP", signal.SIGHUP)
 
     monkeypatch.setattr(launch.run, "run", stopped)
     monkeypatch.setattr(launch.signal, "signal", lambda *_: None)
-    assert launch.main(["-m", "train"]) == 75
+    assert launch.main(["-m", "train"]) == 129
+
+
+SAVES_LONG = """
+import signal, sys, time
+from pathlib import Path
+
+here, code = Path(sys.argv[1]), int(sys.argv[2])
+
+def save(*_):
+    (here / "asked").touch()
+    while not (here / "go").exists():
+        time.sleep(0.01)
+    (here / "saved").touch()
+    sys.exit(code)
+
+signal.signal(signal.SIGTERM, save)
+(here / "ready").touch()
+signal.pause()
+"""
+
+
+@pytest.mark.parametrize("code", [75, 3])
+def test_a_launcher_leaves_its_ranks_the_time_of_a_save(tmp_path: Path, code: int) -> None:
+    """torchrun would kill them after TORCH_ELASTIC_SHUTDOWN_TIMEOUT. The exit code is theirs."""
+    (tmp_path / "rank.py").write_text(SAVES_LONG)
+    command = [sys.executable, "-m", "train.launch", "--standalone", "--nproc-per-node=1", "rank.py"]
+    environment = os.environ | {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "0", "PYTHONPATH": str(ROOT)}
+    process = subprocess.Popen([*command, tmp_path, str(code)], cwd=tmp_path, env=environment)
+    until((tmp_path / "ready").exists)
+    process.send_signal(signal.SIGTERM)
+    until(lambda: (tmp_path / "asked").exists() or process.poll() is not None)
+    (tmp_path / "go").touch()
+    assert process.wait() == code
+    assert (tmp_path / "saved").exists()
 
 
 @pytest.mark.slow

@@ -1,8 +1,9 @@
 """Export to a folder of `transformers`, and import from one.
 
-Input: a checkpoint folder, or several whose mean is taken. Output: config.json, model.safetensors (without the padding
-of the vocabulary) and the files of the shards' tokenizer; no process group, no GPU. `exported_tensors` reads such a
-folder, written here or elsewhere, for --init-from. `train.model.sizes` has the model families and their config.json.
+Input: a checkpoint folder, or several whose mean is taken. Output: config.json, model.safetensors or several such files
+(without the padding of the vocabulary), and the files of the shards' tokenizer; no process group, no GPU, one tensor in
+memory at a time. `exported_tensors` reads such a folder, written here or elsewhere, for --init-from.
+`train.model.sizes` has the model families and their config.json.
 
 Rows of the embedding are ids of one tokenizer. With another one the model would produce nonsense without any error, so
 fingerprints are compared.
@@ -13,7 +14,8 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Sequence
-from functools import cache
+from contextlib import suppress
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -21,21 +23,32 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from pretok.base.errors import IntegrityError, MismatchError, UsageError
+from pretok.base.errors import IntegrityError, MismatchError, PretokError, UsageError
 from pretok.base.records import Record, read_record, replace
 from pretok.base.storage import TEMPORARY_SUFFIX, fingerprint, read_json, reading, write_json, writing
 from pretok.base.units import listed
 from pretok.base.vocab_map import VocabMap, read_map
-from train.checkpoint.meta import Meta, TokenizerOrigin, check_files, find_checkpoints, read_meta
-from train.checkpoint.tensors import Reader, check_sizes, restore, write_tensors
+from pretok.shards.manifest import load_manifest
+from pretok.stream.mix_file import parse_mix
+from train.checkpoint.meta import META, Meta, TokenizerOrigin, check_files, find_checkpoints, read_meta
+from train.checkpoint.tensors import Reader, check_sizes, readable, restore, write_tensors
 from train.config import command_parser, whole_number
 from train.model.sizes import CONFIG, ModelConfig, read_config, transformers_config
-from train.model.transformer import Decoder
+from train.model.transformer import Decoder, frequencies
 
+INDEX = "model.safetensors.index.json"
+FILE_BYTES = 5e9
+"""Of one file of an exported model."""
 TOKENIZER_FILE = "tokenizer.json"
-TOKENIZER_FILES = ("tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
+_TEMPLATE, GENERATION_FILE = "chat_template.jinja", "generation_config.json"
+TOKENIZER_FILES = ("tokenizer_config.json", "special_tokens_map.json", _TEMPLATE)
+BESIDE = (*TOKENIZER_FILES, GENERATION_FILE)
+"""Files of a model that are neither sizes nor weights. Other names (vocab.json, merges.txt, tokenizer.model) hold what
+tokenizer.json holds."""
 _BY_ENTRY = ("embed_tokens.weight", "lm_head.weight")
 """Matrices with one row per entry of the vocabulary."""
+_HEAD, _FREQUENCIES = "lm_head.weight", "rotary_emb.inv_freq"
+"""Tensors of a file that nothing reads if they repeat what the model has anyway."""
 _PARTS = ("added_tokens", "normalizer", "pre_tokenizer", "model")
 """The parts of tokenizer.json that determine ids."""
 
@@ -92,18 +105,22 @@ def export(checkpoints: Sequence[Path], tokenizer: Path | None, out: Path, dtype
     meta = read_meta(checkpoints[-1])
     files = tokenizer_files(meta, tokenizer)
     config = meta.identity.model
-    weights = mean_weights(checkpoints, config)
-    tensors, dtype = {}, dtype or getattr(torch, config.dtype)
-    for name, value in weights.items():
-        rows = config.matrix_rows if name in _BY_ENTRY else len(value)
-        tensors[_outside_name(name)] = value[:rows].to(dtype).contiguous()
+    kinds, value = mean_weights(checkpoints, config)
+    dtype = dtype or getattr(torch, config.dtype)
+    rows = {name: config.matrix_rows if name in _BY_ENTRY else len(kind) for name, kind in kinds.items()}
+    inside = {_outside_name(name): name for name in kinds}
+
+    def tensor(name: str) -> Tensor:
+        return value(inside[name])[: rows[inside[name]]].to(dtype)
+
     config_json = transformers_config(config, meta.eod_id, meta.bos_id)
     temporary = out.with_name(f".{out.name}{TEMPORARY_SUFFIX}")
     shutil.rmtree(temporary, ignore_errors=True)
     try:
         with writing(out):
             temporary.mkdir(parents=True)
-            write_tensors(temporary / "model.safetensors", tensors, format="pt")
+            outside = {name: kinds[ours][: rows[ours]].to(dtype) for name, ours in inside.items()}
+            _write_model(temporary, outside, tensor)
             write_json(temporary / CONFIG, config_json | {"torch_dtype": str(dtype).removeprefix("torch.")})
             for name, content in files.items():
                 (temporary / name).write_bytes(content)
@@ -112,21 +129,51 @@ def export(checkpoints: Sequence[Path], tokenizer: Path | None, out: Path, dtype
         shutil.rmtree(temporary, ignore_errors=True)
 
 
-def mean_weights(checkpoints: Sequence[Path], config: ModelConfig) -> dict[str, Tensor]:
-    """Return the mean of each parameter in float32; holds two copies of the model in memory."""
-    with torch.device("meta"):
-        shapes = {name: value.shape for name, value in Decoder(config).state_dict().items()}
-    total: dict[str, Tensor] = {}
+def _write_model(folder: Path, kinds: dict[str, Tensor], tensor: Callable[[str], Tensor]) -> None:
+    """Write tensors, one at a time, into files of at most FILE_BYTES, with the index that transformers reads."""
+    files: list[dict[str, Tensor]] = [{}]
+    for name, kind in kinds.items():
+        if files[-1] and sum(one.nbytes for one in files[-1].values()) + kind.nbytes > FILE_BYTES:
+            files.append({})
+        files[-1][name] = kind
+    if len(files) == 1:
+        write_tensors(folder / "model.safetensors", kinds, tensor, format="pt")
+        return
+    places: dict[str, str] = {}
+    for number, part in enumerate(files, 1):
+        place = f"model-{number:05d}-of-{len(files):05d}.safetensors"
+        write_tensors(folder / place, part, tensor, format="pt")
+        places |= dict.fromkeys(part, place)
+    total = sum(kind.nbytes for kind in kinds.values())
+    write_json(folder / INDEX, {"metadata": {"total_size": total}, "weight_map": places})
+
+
+def mean_weights(
+    checkpoints: Sequence[Path], config: ModelConfig
+) -> tuple[dict[str, Tensor], Callable[[str], Tensor]]:
+    """Return the shapes of the parameters (on the meta device), and value(name): the float32 mean of one parameter.
+
+    Memory holds two copies of one parameter at a time, and mapped pages of files (`train.checkpoint.tensors.MAPPED`).
+    """
+    readers = []
     for checkpoint in checkpoints:
         meta = read_meta(checkpoint)
         if replace(meta.identity.model, seq_len=config.seq_len) != config:
             raise MismatchError(f"{checkpoint} and {checkpoints[-1]} hold models of different sizes")
         check_files(checkpoint, meta)
-        state = {f"model.{name}": torch.empty(shape) for name, shape in shapes.items()}
-        restore(state, Reader(checkpoint, meta))
-        for name, value in ((name, state[f"model.{name}"]) for name in shapes):
-            total[name] = total[name].add_(value) if name in total else value
-    return {name: value.div_(len(checkpoints)) for name, value in total.items()}
+        readers.append(readable(checkpoint, partial(Reader, checkpoint, meta)))
+    with torch.device("meta"):
+        kinds = dict(Decoder(config).state_dict())
+
+    def value(name: str) -> Tensor:
+        total = torch.empty(kinds[name].shape)
+        restore({f"model.{name}": total}, readers[0])
+        for reader in readers[1:]:
+            restore({f"model.{name}": (one := torch.empty_like(total))}, reader)
+            total += one
+        return total.div_(len(readers))
+
+    return kinds, value
 
 
 def exported_tensors(
@@ -155,7 +202,7 @@ def exported_tensors(
         shapes = {name: list(value.shape) for name, value in Decoder(config).state_dict().items()}
     for name in set(_BY_ENTRY) & shapes.keys():
         shapes[name][0] = theirs.rows
-    places = _tensor_places(folder, {_outside_name(name) for name in shapes}, tied=config.tied)
+    places = _tensor_places(folder, {_outside_name(name) for name in shapes}, theirs)
 
     @cache
     def opened(path: Path) -> Any:
@@ -180,6 +227,13 @@ def exported_tensors(
             if all(span.stop > span.start for span in there):
                 existing = stored[there]
                 piece[: len(existing)] = existing
+                if name == _BY_ENTRY[0] and config.tied and (other := places.get(_HEAD)):
+                    head = opened(folder / other).get_slice(_HEAD)
+                    if head.get_shape() != shapes[name] or not torch.equal(head[there], existing):
+                        raise MismatchError(
+                            f"{folder / other}: {_HEAD} differs from {outside}, but {CONFIG} says that they are one: "
+                            "set tie_word_embeddings to false there, or delete the tensor"
+                        )
             for row in new_rows.keys() & range(part[0].start, part[0].stop) if by_entry else ():
                 old_rows = [stored[old : old + 1, there[1]] for old in new_rows[row]]
                 piece[row - part[0].start] = torch.cat(old_rows).to(piece).mean(0)
@@ -189,32 +243,43 @@ def exported_tensors(
 
 
 class _Index(Record, frozen=True, forbid_unknown_fields=False):
-    """The needed part of the index of a model in several files. weight_map: tensor -> its file."""
+    """The needed part of the index of a model in several files. weight_map: tensor -> its file.
+
+    Only the names of the files are used: like transformers, the reader asks each file for its tensors.
+    """
 
     weight_map: dict[str, str]
 
 
-def _tensor_places(folder: Path, wanted: set[str], *, tied: bool) -> dict[str, str]:
-    """Return the file of each tensor. MismatchError if tensors are missing or not wanted.
+def _tensor_places(folder: Path, wanted: set[str], theirs: ModelConfig) -> dict[str, str]:
+    """Return the file of each tensor that is there, in the order in which transformers looks for files.
 
-    A tensor that config.json does not announce, such as a bias, would otherwise be ignored silently.
+    MismatchError if tensors are missing, not wanted (a bias would be ignored silently), or frequencies of the rotary
+    positions other than those of `theirs`. A tied output matrix may be there.
     """
-    index, single = folder / "model.safetensors.index.json", "model.safetensors"
-    if index.exists():
-        places = read_record(_Index, read_json(index), index).weight_map
-        if outside := [name for name in places.values() if Path(name).name != name]:
+    index, single = folder / INDEX, "model.safetensors"
+    if (folder / single).exists():
+        files = {single}
+    elif index.exists():
+        files = set(read_record(_Index, read_json(index), index).weight_map.values())
+        if outside := [name for name in files if Path(name).name != name]:
             raise IntegrityError(f"{index} names {outside[0]!r}, which is outside of the folder")
-    elif (folder / single).exists():
-        with reading(folder / single, SafetensorError), safe_open(folder / single, "pt") as file:
-            places = dict.fromkeys(file.keys(), single)
     else:
         raise IntegrityError(f"{folder} has no {single}: save the model as safetensors")
-    known = {name for name in places if not name.endswith("rotary_emb.inv_freq")}
-    if tied:
-        known.discard("lm_head.weight")
-    if lacking := sorted(wanted - known):
+    places: dict[str, str] = {}
+    for path in (folder / name for name in sorted(files)):
+        with reading(path, SafetensorError), safe_open(path, "pt") as file:
+            names = set(file.keys())
+            places |= dict.fromkeys(names, path.name)
+            ours = frequencies(theirs.head_dim, theirs.rope_theta, theirs.rope_scaling)
+            for name in sorted(name for name in names - wanted if name.endswith(_FREQUENCIES)):
+                stored = file.get_tensor(name).double()  # perhaps rounded to half precision
+                if stored.shape != ours.shape or not torch.allclose(stored, ours, rtol=2**-8, atol=2**-24):
+                    raise MismatchError(f"{path}: {name} are other positions than those of {CONFIG}")
+                del places[name]
+    if lacking := sorted(wanted - places.keys()):
         raise MismatchError(f"{folder} lacks {listed(lacking, 1)}")
-    if others := sorted(known - wanted):
+    if others := sorted(places.keys() - wanted - ({_HEAD} if theirs.tied else set())):
         raise MismatchError(f"{folder} has tensors that train does not support: {listed(others, 1)}")
     return places
 
@@ -260,12 +325,18 @@ def _read_tokenizer(path: Path, expected: TokenizerOrigin, fix: str) -> dict[str
 
 
 def tokenizer_files(meta: Meta, named: Path | None) -> dict[str, bytes]:
-    """Return the files of the tokenizer, name -> content: tokenizer.json, and those of TOKENIZER_FILES next to it.
+    """Return what a model needs beside its weights, file name -> content: tokenizer.json, those of TOKENIZER_FILES, and
+    generation_config.json with all tokens that end a text or a turn.
 
-    named: a tokenizer file or folder; None for the copy in the shards' folder. A missing tokenizer_config.json is made
-    from the EOD and BOS. Raises UsageError if there is no tokenizer.json, MismatchError if it is another one.
+    The chat template is that of the conversations that the run read. Other files come from the first folder that has
+    them: beside the tokenizer, WORK/vocab, or the --init-from model, if these have the same tokenizer. A missing
+    tokenizer_config.json is made from the EOD and BOS.
+
+    named: a tokenizer file or folder; None for the copy in the shards' folder. Raises UsageError if there is no
+    tokenizer.json, MismatchError if it is another one.
     """
-    place = Path(meta.tokenizer.shards) if named is None else named
+    shards = Path(meta.tokenizer.shards)
+    place = shards if named is None else named
     path = place / TOKENIZER_FILE if place.is_dir() else place
     if not path.is_file():
         raise UsageError(f"{path} does not exist: name the vocabulary of the shards with --tokenizer")
@@ -278,10 +349,43 @@ def tokenizer_files(meta: Meta, named: Path | None) -> dict[str, bytes]:
     }
     if meta.bos_id is not None:
         config["bos_token"] = _token(data, meta.bos_id)
-    text = json.dumps(config, ensure_ascii=False, indent=1) + "\n"
-    beside = {name: file for name in TOKENIZER_FILES if (file := path.with_name(name)).is_file()}
-    files = {name: file.read_bytes() for name, file in (beside | {TOKENIZER_FILE: path}).items()}
-    return {TOKENIZER_FILES[0]: text.encode()} | files
+    folders, start = [path.parent], meta.config.get("init_from")
+    for folder in (shards.with_name("vocab"), *([Path(start)] if start else [])):
+        with suppress(PretokError):
+            _read_tokenizer(folder / TOKENIZER_FILE, meta.tokenizer, "")
+            folders.append(folder)
+    files = {TOKENIZER_FILES[0]: _json(config), TOKENIZER_FILE: path.read_bytes()}
+    for folder in reversed(folders):
+        files |= {name: (folder / name).read_bytes() for name in BESIDE if (folder / name).is_file()}
+    chats = _chats(meta)
+    if chats:
+        files[_TEMPLATE] = chats[0][0].encode()
+    given: dict[str, Any] = json.loads(files.get(GENERATION_FILE, b"{}"))
+    theirs = given.get("eos_token_id") or []
+    ends = [*(end for _, end in chats), meta.eod_id, *(theirs if isinstance(theirs, list) else [theirs])]
+    ends = list(dict.fromkeys(end for end in ends if end is not None))
+    bos = {} if meta.bos_id is None else {"bos_token_id": meta.bos_id}
+    ours = {
+        "eos_token_id": ends if len(ends) > 1 else ends[0],
+        "pad_token_id": given.get("pad_token_id", meta.eod_id),
+    }
+    return files | {GENERATION_FILE: _json(given | bos | ours)}
+
+
+def _json(content: dict[str, Any]) -> bytes:
+    return (json.dumps(content, ensure_ascii=False, indent=1) + "\n").encode()
+
+
+def _chats(meta: Meta) -> list[tuple[str, int | None]]:
+    """Return the chat templates of what the run read with the id that ends an answer, the longest source first."""
+    from pretok.shards.texts import chat_of  # its packages are not needed for training
+
+    if not (shards := Path(meta.tokenizer.shards)).is_dir():
+        return []
+    manifest = load_manifest(shards)
+    read = {source.held_in for source in parse_mix(meta.identity.mix, Path(META)).sources}
+    names = sorted(read & manifest.sources.keys(), key=lambda name: -manifest.sources[name].tokens)
+    return [chat for name in names if (chat := chat_of(manifest, name)) is not None]
 
 
 def tokenizer_fingerprint(data: dict[str, Any]) -> str:

@@ -16,6 +16,7 @@ from concurrent.futures import TimeoutError as FutureTimeout
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,8 @@ RETRY_SECONDS = 60.0
 """Seconds between a failed save and the next try."""
 PATIENCE = 1200.0
 """Seconds for which saves may fail before the run ends: steps that cannot be saved are wasted."""
+_ALIGNED = 64
+"""Bytes to whose multiples copies are aligned."""
 
 
 @dataclass
@@ -56,6 +59,23 @@ def to_keep(metas: dict[Path, Meta], config: TrainConfig) -> set[Path]:
     if config.milestone:
         kept |= {path for path in paths if metas[path].step % config.milestone == 0}
     return kept
+
+
+def _host_copies(pieces: dict[str, Tensor], *, pinned: bool) -> dict[str, Tensor]:
+    """Return memory of the host for a copy of each piece, as parts of a single array.
+
+    pinned: registered with the driver, as torch's own checkpoints do it. torch's allocator of pinned memory rounds each
+    size up to a power of two, which costs up to twice the memory.
+    """
+    ends = list(accumulate(-(-piece.nbytes // _ALIGNED) * _ALIGNED for piece in pieces.values()))
+    memory = torch.empty(ends[-1] if ends else 0, dtype=torch.uint8)
+    if pinned and len(memory):
+        register: Any = torch.cuda.cudart().cudaHostRegister  # type: ignore[no-untyped-call]
+        torch.cuda.check_error(int(register(memory.data_ptr(), len(memory), 1)))
+    return {
+        name: memory[begin : begin + piece.nbytes].view(piece.dtype).view(piece.shape)
+        for (name, piece), begin in zip(pieces.items(), [0, *ends], strict=False)
+    }
 
 
 def _delete(path: Path) -> None:
@@ -79,7 +99,7 @@ class Checkpoints:
         self.every = parse_save_every(config.save_every)
         self.agreed = False  # whether all ranks have agreed to save after the current step
         self.saved_at = 0.0
-        self._saved_step = -1
+        self._saved: tuple[int, float | None] = -1, None  # step and validation loss of the newest checkpoint
         self._pending: _Pending | None = None
         self._failing_since: float | None = None  # rank 0 only, which alone knows how each save ended
         self._retry_at = 0.0
@@ -114,21 +134,22 @@ class Checkpoints:
         milestone = self._config.milestone and step % self._config.milestone == 0
         return bool(self.agreed or milestone or (kind == "steps" and step % amount == 0))
 
-    def wanted(self, step: int) -> bool:
+    def wanted(self, step: int, val_loss: float | None) -> bool:
         """Return whether a save makes sense: not if this state is already saved, or if --save-every is never."""
-        return self._saved_step != step and self.every[0] != "never"
+        return self._saved != (step, val_loss) and self.every[0] != "never"
 
     def save(self, state: dict[str, Tensor], mesh: DeviceMesh, meta: Meta) -> None:
         """Copy the state to host memory and write it in the background. Waits for an unfinished save first."""
         # The thread of that save reads the copies in host memory until it ends; below they are overwritten.
         self._conclude()
         started = time.monotonic()
-        self._saved_step = meta.step
+        self._saved = meta.step, meta.val_loss
         if self._index is None:
             self._index = make_index(state, mesh)
-        for name, piece in own_pieces(state, self._index, self._rank).items():
-            if name not in self._copy:
-                self._copy[name] = torch.empty(piece.shape, dtype=piece.dtype, pin_memory=self._pinned)
+        pieces = own_pieces(state, self._index, self._rank)
+        if not self._copy:
+            self._copy = _host_copies(pieces, pinned=self._pinned)
+        for name, piece in pieces.items():
             self._copy[name].copy_(piece, non_blocking=True)
         if self._pinned:  # the next step changes the state, so the copies must be complete before it
             torch.cuda.synchronize()
@@ -169,7 +190,7 @@ class Checkpoints:
         saved = [self._failing_since is None]
         dist.broadcast_object_list(saved, group=self._group)
         if not saved[0]:
-            self._saved_step = -1
+            self._saved = -1, None
         return saved[0]
 
     def settle(self) -> None:
@@ -295,7 +316,7 @@ class Checkpoints:
             except IntegrityError as error:  # the same on all ranks
                 self._report(f"{path} is damaged, trying the previous one: {error}")
                 continue
-            self._saved_step = meta.step
+            self._saved = meta.step, meta.val_loss
             if not self._rank:
                 # Damaged ones are newer than the one loaded: under their name they would count as the newest.
                 for damaged in candidates[0][candidates[0].index(path) + 1 :]:

@@ -34,13 +34,15 @@ from torch.distributed.tensor._utils import (  # torch has no public way
 from pretok.base.errors import IntegrityError, MismatchError, PretokError, Stopped
 from pretok.base.records import Record, read_record, to_json
 from pretok.base.storage import PASSING, NewFile, read_json, tried, write_bytes
-from train.checkpoint.meta import FileRecord, Meta, check_files, read_meta
+from train.checkpoint.meta import FileRecord, Meta, TokenizerOrigin, check_files, read_meta
 from train.model.sizes import ModelConfig
 from train.parallel.group import together
 from train.parallel.mesh import clean_name, local
 
 DTYPES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
 """torch's types of states and exported models -> their names in safetensors."""
+MAPPED = 1 << 30
+"""Bytes after which a reader closes its files: the pages of a mapped file count as memory of the process."""
 Numbers = tuple[int, ...]
 T = TypeVar("T")
 
@@ -97,11 +99,16 @@ def make_index(state: dict[str, Tensor], mesh: DeviceMesh) -> Index:
     )
 
 
-def boxes_of(value: Tensor, ranks: Tensor) -> tuple[Box, ...]:
-    """Return the pieces of a tensor.
+def share(rows: int, number: int, parts: int) -> slice:
+    """Return which rows of a piece replica `number` of `parts` writes and reads."""
+    size = -(-rows // parts)
+    return slice(min(rows, number * size), min(rows, (number + 1) * size))
 
-    If several ranks hold the same piece, the first along each dimension of `ranks` (replicate, shard, tensor) writes
-    it.
+
+def boxes_of(value: Tensor, ranks: Tensor) -> tuple[Box, ...]:
+    """Return the pieces of a tensor. `ranks`: (replicate, shard, tensor).
+
+    The replicas of a piece divide its rows. If ranks hold the same piece along other dimensions, the first writes it.
     """
     if not isinstance(value, DTensor):
         return (Box(int(ranks[0, 0, 0]), (0,) * value.ndim, tuple(value.shape)),)
@@ -112,39 +119,56 @@ def boxes_of(value: Tensor, ranks: Tensor) -> tuple[Box, ...]:
         size, offset = _compute_local_shape_and_global_offset(
             value.shape, mesh.shape, list(place), value.placements
         )
-        if math.prod(size):
-            at = dict(zip(mesh.mesh_dim_names or (), place, strict=True))
-            rank = ranks[tuple(at.get(name, 0) for name in ("replicate", "shard", "tensor"))]
-            boxes.append(Box(int(rank), offset, size))
+        at = dict(zip(mesh.mesh_dim_names or (), place, strict=True))
+        for number, replica in enumerate(ranks[:, at.get("shard", 0), at.get("tensor", 0)].tolist()):
+            rows = share(size[0], number, len(ranks))
+            if (count := rows.stop - rows.start) and math.prod(size):
+                boxes.append(Box(replica, (offset[0] + rows.start, *offset[1:]), (count, *size[1:])))
     assert sum(math.prod(box.size) for box in boxes) == value.numel()  # fails if torch changes how it splits
     return tuple(boxes)
 
 
 def own_pieces(state: dict[str, Tensor], index: Index, rank: int) -> dict[str, Tensor]:
     """Return the pieces that a rank writes."""
-    mine = [kind for kind in index.kinds if any(box.rank == rank for box in kind.boxes)]
-    return {name: local(state[name]) for kind in mine for name in kind.names}
+    pieces = {}
+    for kind in index.kinds:
+        for box in kind.boxes:
+            if box.rank == rank:
+                for name in kind.names:
+                    piece = local(state[name])
+                    first = box.offset[0] - _offset(state[name])[0] if box.offset else 0
+                    pieces[name] = piece[first : first + box.size[0]] if box.offset else piece
+    return pieces
 
 
-def write_tensors(path: Path, tensors: dict[str, Tensor], **metadata: str) -> FileRecord:
-    """Write a safetensors file and compute its checksum on the way.
+def _offset(value: Tensor) -> Numbers:
+    """Return where this rank's piece of a tensor begins."""
+    if not isinstance(value, DTensor):
+        return (0,) * value.ndim
+    return tuple(compute_local_shape_and_global_offset(value.shape, value.device_mesh, value.placements)[1])
 
-    Format: https://github.com/huggingface/safetensors (8 bytes with the length of the header, the header as JSON, the
-    tensors).
+
+def write_tensors(
+    path: Path, kinds: dict[str, Tensor], value: Callable[[str], Tensor], **metadata: str
+) -> FileRecord:
+    """Write a safetensors file, one tensor after the other, and compute its checksum on the way.
+
+    kinds: tensors of the types and shapes to be written, perhaps on the meta device; value(name): one of them. Format:
+    https://github.com/huggingface/safetensors (8 bytes with the length of the header, the header as JSON, the tensors).
     """
     header: dict[str, Any] = {"__metadata__": metadata} if metadata else {}
     end = 0
-    order = sorted(tensors, key=lambda name: -tensors[name].itemsize)  # large types first, so each is aligned
+    order = sorted(kinds, key=lambda name: -kinds[name].itemsize)  # large types first, so each is aligned
     for name in order:
-        begin, end = end, end + tensors[name].nbytes
-        kind = {"dtype": DTYPES[tensors[name].dtype], "shape": list(tensors[name].shape)}
+        begin, end = end, end + kinds[name].nbytes
+        kind = {"dtype": DTYPES[kinds[name].dtype], "shape": list(kinds[name].shape)}
         header[name] = kind | {"data_offsets": [begin, end]}
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
     with NewFile(path) as file:
         file.write(struct.pack("<Q", len(text)) + text)
         for name in order:
-            flat: Any = tensors[name].contiguous().view(-1).view(torch.uint8).numpy()
+            flat: Any = value(name).contiguous().view(-1).view(torch.uint8).numpy()
             file.write(memoryview(flat))
         file.seal()
     return FileRecord(file.size, file.checksum)
@@ -159,7 +183,7 @@ def write_pieces(
     """
     files = {}
     if pieces:
-        files[_file(rank)] = write_tensors(folder / _file(rank), pieces)
+        files[_file(rank)] = write_tensors(folder / _file(rank), pieces, pieces.__getitem__)
     if leads:
         name, data = f"index-{rank:05d}.json", msgspec.json.encode(index)
         files[name] = FileRecord(len(data), write_bytes(folder / name, data))
@@ -180,6 +204,7 @@ class Reader:
             for kind in read_record(Index, read_json(path), path).kinds:
                 self.kinds |= dict.fromkeys(kind.names, kind)
         self._opened: dict[int, Any] = {}
+        self._read = 0
 
     def fill(self, name: str, shape: Numbers, piece: Tensor, offset: Numbers) -> None:
         """Fill `piece`, which lies at `offset` of a tensor of this shape. IntegrityError unless all of it is found."""
@@ -193,6 +218,10 @@ class Reader:
             part = piece[here]
             part.copy_(file.get_slice(name)[there] if there else file.get_tensor(name))
             filled += part.numel()
+            self._read += part.nbytes
+        if self._read > MAPPED:
+            self._read = 0
+            self._opened.clear()
         if filled != piece.numel():
             raise IntegrityError(f"{self.checkpoint} lacks a part of {name}; it was damaged or edited")
 
@@ -215,18 +244,36 @@ def overlaps(boxes: tuple[Box, ...], offset: Numbers, size: Numbers) -> list[tup
     return parts
 
 
-def restore(state: dict[str, Tensor], reader: Reader) -> None:
-    """Load this rank's part of a checkpoint into `state`, without communication."""
+def restore(state: dict[str, Tensor], reader: Reader, number: int = 0, replicas: int = 1) -> None:
+    """Load this rank's part of a checkpoint into `state`, without communication.
+
+    Of several replicas, number `number` loads its share of the rows of each piece only (`share`).
+    """
 
     def fill() -> None:
         for name, value in state.items():
-            offset: Any = (0,) * value.ndim
-            if isinstance(value, DTensor):
-                mesh, placements = value.device_mesh, value.placements
-                offset = compute_local_shape_and_global_offset(value.shape, mesh, placements)[1]
-            reader.fill(name, tuple(value.shape), local(value), tuple(offset))
+            piece, offset = local(value), _offset(value)
+            if offset:
+                rows = share(len(piece), number, replicas)
+                piece, offset = piece[rows], (offset[0] + rows.start, *offset[1:])
+            if piece.numel() and (offset or not number):
+                reader.fill(name, tuple(value.shape), piece, offset)
 
     readable(reader.checkpoint, fill)
+
+
+def gather_rows(piece: Tensor, group: dist.ProcessGroup) -> None:
+    """Complete a piece of which each replica has loaded its share of the rows."""
+    replicas, number = group.size(), group.rank()
+    rows = piece.view(len(piece) if piece.ndim else 1, -1)
+    size = -(-len(rows) // replicas)
+    whole = rows if size * replicas == len(rows) else rows.new_empty(size * replicas, rows.shape[1])
+    own = whole[number * size :][:size].clone()
+    mine = share(len(rows), number, replicas)
+    own[: mine.stop - mine.start] = rows[mine]
+    dist.all_gather_into_tensor(whole, own, group=group)
+    if whole is not rows:
+        rows.copy_(whole[: len(rows)])
 
 
 def readable(checkpoint: Path, read: Callable[[], T]) -> T:
@@ -266,8 +313,8 @@ def load(
 ) -> Meta:
     """Load a checkpoint into `state` on all ranks of the mesh. If one rank fails, all raise the same error.
 
-    check(meta) raises if the checkpoint must not be loaded. Every tensor is read from disk once: by the first replica,
-    which sends it to the others.
+    check(meta) raises if the checkpoint must not be loaded. Every tensor is read from disk once: replicas divide the
+    rows of each piece, and send them to each other.
     """
 
     def read() -> tuple[Meta, Reader]:
@@ -279,23 +326,35 @@ def load(
     meta, reader = together(lambda: readable(checkpoint, read), group)
     check(meta)
     replicas = mesh["replicate"]
-    together(lambda: None if replicas.get_local_rank() else restore(state, reader), group)
+    together(lambda: restore(state, reader, replicas.get_local_rank(), replicas.size()), group)
     if replicas.size() > 1:
         for piece in map(local, state.values()):
             if piece.numel():  # the last ranks may have no rows of a small parameter
-                dist.broadcast(piece, group=replicas.get_group(), group_src=0)
+                gather_rows(piece, replicas.get_group())
     return meta
 
 
 def load_weights(
-    model: nn.Module, mesh: DeviceMesh, checkpoint: Path, config: ModelConfig, report: Callable[[str], None]
+    model: nn.Module,
+    mesh: DeviceMesh,
+    checkpoint: Path,
+    config: ModelConfig,
+    tokenizer: TokenizerOrigin,
+    report: Callable[[str], None],
 ) -> None:
     """Load the model from a checkpoint that any mesh has written.
 
-    Reports another rope_theta. Raises IntegrityError for a damaged checkpoint, MismatchError for other sizes.
+    Reports another rope_theta. Raises IntegrityError for a damaged checkpoint, MismatchError for other sizes or a
+    tokenizer other than that of the shards.
     """
 
     def check(meta: Meta) -> None:
+        if meta.tokenizer.fingerprint != tokenizer.fingerprint:
+            raise MismatchError(
+                f"{checkpoint} was trained with another tokenizer than that of {tokenizer.shards}: the same ids stand "
+                f"for other tokens (fingerprint {meta.tokenizer.fingerprint}, not {tokenizer.fingerprint}); name "
+                "shards made with its vocabulary, or export it and give the --vocab-map made from the export"
+            )
         check_sizes(meta.identity.model, config, checkpoint, report)
 
     load(checkpoint, named_state(model), mesh, check)

@@ -36,23 +36,27 @@ class Family(NamedTuple):
 _MUST = {"hidden_act": "silu", "attention_dropout": 0.0}
 _ABSENT = {"rms_norm_eps": 1e-6, "tie_word_embeddings": False}
 FAMILIES = {
-    "llama": Family("LlamaForCausalLM", _MUST | {"attention_bias": False, "mlp_bias": False}, _ABSENT),
+    "llama": Family(
+        "LlamaForCausalLM",
+        _MUST | {"attention_bias": False, "mlp_bias": False},
+        _ABSENT | {"max_position_embeddings": 2048},
+    ),
     "mistral": Family(
         "MistralForCausalLM",
         _MUST,
-        _ABSENT | {"sliding_window": 4096, "num_key_value_heads": 8},
+        _ABSENT | {"sliding_window": 4096, "num_key_value_heads": 8, "max_position_embeddings": 131_072},
         window=True,
     ),
     "qwen2": Family(
         "Qwen2ForCausalLM",
         _MUST | {"use_sliding_window": False},
-        _ABSENT | {"num_key_value_heads": 32},
+        _ABSENT | {"num_key_value_heads": 32, "max_position_embeddings": 32_768},
         qkv_bias=True,
     ),
     "qwen3": Family(
         "Qwen3ForCausalLM",
         _MUST | {"use_sliding_window": False, "attention_bias": False},
-        _ABSENT | {"num_key_value_heads": 32, "head_dim": 128},
+        _ABSENT | {"num_key_value_heads": 32, "head_dim": 128, "max_position_embeddings": 32_768},
         qk_norm=True,
     ),
 }
@@ -277,8 +281,13 @@ def read_config(path: Path) -> ModelConfig:
     rotary = {key: value for key, value in rotary.items() if (key, value) != ("partial_rotary_factor", 1)}
     stretch = {key: value for key, value in rotary.items() if key not in ("rope_type", "type", "rope_theta")}
     rope_type = rotary.get("rope_type", rotary.get("type", "default"))
+    if rope_type in ("default", "linear") and stretch == {"factor": 1}:  # divides positions by 1
+        rope_type, stretch = "default", {}
     if stretch.keys() != {"default": set(), "llama3": set(RopeScaling.__struct_fields__)}.get(rope_type):
         wrong.append(f"rope_scaling is {rotary!r}")
+    theta = rotary.get("rope_theta", config.get("rope_theta", 10_000.0))
+    if theta is None:
+        wrong.append("rope_theta is null")
     dtype = config.get("dtype") or config.get("torch_dtype") or "float32"
     if dtype not in ("float32", "bfloat16", "float16"):
         wrong.append(f"dtype is {dtype}")
@@ -287,7 +296,7 @@ def read_config(path: Path) -> ModelConfig:
     values = {ours: config[key] for ours, key in _SIZES.items()} | {
         "vocab_size": config["vocab_size"],
         "seq_len": min(USUAL_LENGTH, config["max_position_embeddings"]),
-        "rope_theta": rotary.get("rope_theta", config.get("rope_theta", 10_000.0)),
+        "rope_theta": theta,
         "rope_scaling": stretch or None,
         "window": (config.get("sliding_window") or 0) if family.window else 0,
         "family": kind,

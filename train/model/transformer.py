@@ -38,15 +38,19 @@ def _stretch(frequencies: Tensor, scaling: RopeScaling) -> Tensor:
     return frequencies * (kept + (1 - kept) / scaling.factor)
 
 
+def frequencies(head_dim: int, theta: float, scaling: RopeScaling | None = None) -> Tensor:
+    """Return the frequencies of the rotary positions, (head_dim / 2,) float64, in radians per token."""
+    plain = theta ** -(torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim)
+    return plain if scaling is None else _stretch(plain, scaling)
+
+
 @lru_cache(maxsize=8)
 def rotary_table(
     length: int, head_dim: int, theta: float, device: torch.device, scaling: RopeScaling | None = None
 ) -> tuple[Tensor, Tensor]:
     """Return cos and sin of position x frequency, each (length, head_dim) float32; the two halves are equal."""
-    frequencies = theta ** -(torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim)
-    if scaling is not None:
-        frequencies = _stretch(frequencies, scaling)
-    angles = torch.outer(torch.arange(length, dtype=torch.float64), frequencies)
+    positions = torch.arange(length, dtype=torch.float64)
+    angles = torch.outer(positions, frequencies(head_dim, theta, scaling))
     angles = torch.cat([angles, angles], dim=1)
     return angles.cos().float().to(device), angles.sin().float().to(device)
 

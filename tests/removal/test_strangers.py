@@ -39,7 +39,7 @@ def finish(work: Path, log: dict[str, Any]) -> None:
         {"shards": {"../thesis.txt": [[0, 10]]}},
         {"shards": {"{outside}": [[0, 10]]}},
         {"shards": {"a/extra.txt": [[0, 10]]}},
-        {"shards": {"{shard}": [[0, 1 << 40]]}},
+        {"shards": {"{shard}": [[0, 1 << 20]]}},
         {"shards": {"{shard}": [[5, 5]]}},
         {"files": [["0", "../thesis.txt"]]},
         {"files": [["0", "{outside}"]]},

@@ -312,7 +312,7 @@ def write_others(work: Path) -> None:
     certify_step(run, 2, None, work / "step.certificate")
     (work / "it").mkdir()
     shutil.copy(work / "shards/it/it.files.json", work / "it" / PLAN_FILE)
-    write_map(work / "vocab_map.json", MapEnd(5, "a"), MapEnd(7, "b"), {5: (1, 2), 6: (3,)})
+    write_map(work / "vocab_map.json", MapEnd(5, "a" * 32), MapEnd(7, "b" * 32), {5: (1, 2), 6: (3,)})
     write_json(work / "tools.json", [{"type": "function", "function": {"name": "f", "parameters": {}}}])
     (work / "disclosure.toml").write_text(
         'crawlers = "x"\n[provider]\nname = "y"\n[sources.it]\ncategory = "other"\n'

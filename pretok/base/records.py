@@ -24,13 +24,26 @@ Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 Signed = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 """A whole number of 64 bits with a sign."""
 _PART = r"(?!\.\.?(?:/|\Z))[^/\0]+"
-_INSIDE = rf"\A{_PART}(?:/{_PART})*\Z"
-Inside = Annotated[str, msgspec.Meta(pattern=_INSIDE)]
+_PATTERNS = {
+    "a path inside the folder": rf"\A{_PART}(?:/{_PART})*\Z",
+    "the name of a source": r"\A[^\W_][\w-]*\Z",
+    "train or val": r"\A(?:train|val)\Z",
+    "32 hexadecimal digits": r"\A[0-9a-f]{32}\Z",
+    "64 hexadecimal digits": r"\A[0-9a-f]{64}\Z",
+    "a checksum": r"\Axxh3:[0-9a-f]{32}\Z",
+}
+Inside = Annotated[str, msgspec.Meta(pattern=_PATTERNS["a path inside the folder"])]
 """A path inside the folder of its file: relative, without `..`, NUL or an empty part."""
-Digest = Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{32}\Z")]
-"""The name of a side file, and its digest."""
-Root = Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{64}\Z")]
+Name = Annotated[str, msgspec.Meta(pattern=_PATTERNS["the name of a source"])]
+"""The name of a source, which is a part of the names of files."""
+Split = Annotated[str, msgspec.Meta(pattern=_PATTERNS["train or val"])]
+"""Which part of a source a shard belongs to; also a part of the names of files."""
+Digest = Annotated[str, msgspec.Meta(pattern=_PATTERNS["32 hexadecimal digits"])]
+"""128 bits: a fingerprint, or the name of a side file."""
+Root = Annotated[str, msgspec.Meta(pattern=_PATTERNS["64 hexadecimal digits"])]
 """The root of a hash tree over a file."""
+Checksum = Annotated[str, msgspec.Meta(pattern=_PATTERNS["a checksum"])]
+"""What `pretok.base.storage.checksum` gives for a file."""
 
 
 class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -77,7 +90,7 @@ def replace(record: T, **changes: Any) -> T:
 def _describe(error: msgspec.ValidationError) -> str:
     """`shards[0].tokens: Expected `int`, got `str``."""
     problem, _, path = str(error).partition(" - at `$")
-    if problem == f"Expected `str` matching regex {_INSIDE!r}":
-        problem = "not a path inside the folder"
+    for kind, pattern in _PATTERNS.items():
+        problem = problem.replace(f"Expected `str` matching regex {pattern!r}", f"not {kind}")
     key = path.rstrip("`").removeprefix(".")
     return f"{key}: {problem}" if key else problem

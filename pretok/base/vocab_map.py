@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from pretok.base.errors import UsageError
-from pretok.base.records import Count, Record, check_version, read_record, to_json
+from pretok.base.records import Count, Digest, Record, check_version, read_record, to_json
 from pretok.base.storage import read_json, write_json
 
 FILE_NAME = "vocab-map.json"
@@ -20,7 +20,7 @@ class MapEnd(Record, frozen=True):
     """A tokenizer: number of entries, and fingerprint of everything that decides its ids."""
 
     size: Count
-    fingerprint: str
+    fingerprint: Digest
 
 
 class VocabMap(Record, frozen=True):

@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 
 from pretok.base.errors import IntegrityError, MismatchError
-from pretok.base.records import Count, Inside, Record, Root
+from pretok.base.records import Count, Digest, Inside, Name, Record, Root, Split
 from pretok.base.tree import HASH, LEAF, entry_hash, leaf_hash, proven_root
 from pretok.base.units import plural
 from pretok.certificate.certificate_file import Certificate, read_certificate
@@ -30,7 +30,7 @@ class _Head(Record, frozen=True, forbid_unknown_fields=False):
 
     format: str
     version: Count
-    fingerprint: str
+    fingerprint: Digest
     shards: Count
     side_files: Count
     tokenizer: TokenizerEntry
@@ -41,8 +41,8 @@ class _Shard(Record, frozen=True, forbid_unknown_fields=False):
     """The needed fields of the entry of a shard. first: tokens of its source and split before it."""
 
     path: Inside
-    source: str
-    split: str
+    source: Name
+    split: Split
     tokens: Count
     file_bytes: Count
     root: Root

@@ -22,7 +22,17 @@ from msgspec import Struct, field
 from pretok.base.console import Counts
 from pretok.base.errors import IntegrityError
 from pretok.base.failures import Failure
-from pretok.base.records import Count, Record, Signed, check_version, read_record, to_json
+from pretok.base.records import (
+    Checksum,
+    Count,
+    Digest,
+    Inside,
+    Record,
+    Signed,
+    check_version,
+    read_record,
+    to_json,
+)
 from pretok.base.storage import compare_checksum, fingerprint, read_json, write_json
 from pretok.counts.buckets import read_group
 from pretok.read.batches import from_buffers
@@ -86,7 +96,7 @@ class CountConfig(Record, frozen=True, omit_defaults=True):
     seed: Signed
     inputs: dict[str, SourceInputs] = field(default_factory=dict)
     """What was read of each source."""
-    added: dict[str, str] = field(default_factory=dict)
+    added: dict[str, Digest] = field(default_factory=dict)
     """Of a sum: folder -> fingerprint of the counts."""
 
 
@@ -96,7 +106,7 @@ class _CountsFile(Record, frozen=True):
     format: str
     version: Count
     sources: dict[str, CountRecord]
-    files: dict[str, str]
+    files: dict[Inside, Checksum]
     config: CountConfig
 
 

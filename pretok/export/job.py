@@ -20,16 +20,18 @@ import shutil
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 import pyarrow as pa
+from msgspec import Meta
 from pyarrow import csv
 
 from pretok.base.console import Console
 from pretok.base.errors import MismatchError
 from pretok.base.execute import Engine, Report
 from pretok.base.lock import hold
-from pretok.base.records import Count, Inside, Record, read_record, replace, to_json
+from pretok.base.records import Checksum, Count, Inside, Name, Record, Split, read_record, replace, to_json
 from pretok.base.storage import NewFile, copy_file, damaged, read_json, write_bytes, write_json
 from pretok.base.tasks import Step, open_step
 from pretok.base.tree import Tree, compare_root
@@ -44,17 +46,21 @@ Learn = Mapping[str, tuple[str, ...]]
 """The kinds of tokens that are learned in each source of conversations."""
 
 
+Suffix = Annotated[str, Meta(pattern=r"\A(?:\.[a-z]+)+\Z")]
+"""What a file's name ends with, such as `.csv.gz`."""
+
+
 class ExportedFile(Record, frozen=True):
     """The tokens of one shard. path: relative to the folder; sizes, checksums: by suffix, of this file and those next
     to it."""
 
     path: Inside
-    source: str
-    split: str
+    source: Name
+    split: Split
     tokens: Count
     documents: Count
-    sizes: dict[str, Count]
-    checksums: dict[str, str]
+    sizes: dict[Suffix, Count]
+    checksums: dict[Suffix, Checksum]
 
 
 class Export(Record, frozen=True, omit_defaults=True):

@@ -35,7 +35,7 @@ from msgspec import Meta
 from pretok.base.console import Console
 from pretok.base.errors import IntegrityError, UsageError
 from pretok.base.lock import hold, refuse_readers
-from pretok.base.records import Count, Inside, Record, read_record, replace, to_json
+from pretok.base.records import Count, Digest, Inside, Record, read_record, replace, to_json
 from pretok.base.storage import (
     damaged,
     fingerprint,
@@ -103,21 +103,21 @@ class Request:
         return fingerprint([self.where, names, self.reason])
 
 
-Name = Annotated[str, Meta(pattern=r"\A[0-9]+\Z")]
+Staged = Annotated[str, Meta(pattern=r"\A[0-9]+\Z")]
 """A file in the folder of the log."""
 
 
 class RemovalLog(Record, frozen=True):
     """The log of a removal: its steps."""
 
-    request: str
+    request: Digest
     """`Request.identity`."""
     removal: Removal
     eod_id: Count
     dtype: str
     shards: dict[Inside, tuple[tuple[Count, Count], ...]]
     """Path of each `.bin` -> ranges of tokens, (first, end), that become EOD."""
-    files: tuple[tuple[Name, Inside], ...]
+    files: tuple[tuple[Staged, Inside], ...]
     """(file in the folder of the log, where it goes), in this order."""
 
 

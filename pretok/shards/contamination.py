@@ -18,7 +18,7 @@ from itertools import chain
 from pathlib import Path
 
 from pretok.base.console import Console, Table, table
-from pretok.base.records import Count, Record, read_record, to_json
+from pretok.base.records import Count, Digest, Record, read_record, to_json
 from pretok.base.storage import read_json, write_json
 from pretok.base.units import plural
 from pretok.kernels.ngrams import GRAM, SHORTEST
@@ -34,7 +34,7 @@ class BenchmarkEntry(Record, frozen=True):
     """benchmark.json. gram, shortest: words of a gram, and of the shortest passage that is searched for; items: the
     number of items in each file; not_checkable: items, as FILE:LINE, without a passage of `shortest` words."""
 
-    fingerprint: str
+    fingerprint: Digest
     gram: Count
     shortest: Count
     items: dict[str, Count]

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pretok.base.errors import IntegrityError
-from pretok.base.records import Count, Inside, Record, Root
+from pretok.base.records import Count, Inside, Name, Record, Root, Split
 from pretok.base.storage import reading
 from pretok.base.tokens import Tokens
 from pretok.base.tree import NODES_SUFFIX, compare_root, nodes_path
@@ -51,8 +51,8 @@ class Shard(Record, frozen=True, omit_defaults=True):
     it; folder: where the shards are, which is not written to the manifest."""
 
     path: Inside
-    source: str
-    split: str
+    source: Name
+    split: Split
     tokens: Count
     documents: Count
     file_bytes: Count

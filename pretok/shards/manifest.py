@@ -41,6 +41,7 @@ from pretok.base.records import (
     Count,
     Digest,
     Inside,
+    Name,
     Record,
     Root,
     check_version,
@@ -78,7 +79,7 @@ class TokenizerEntry(Record, frozen=True, omit_defaults=True):
     """The tokenizer of all shards. dtype: of the token ids, uint16 or int32; bos_id: the token that begins every
     document, or None."""
 
-    fingerprint: str
+    fingerprint: Digest
     vocab_size: Count
     eod_id: Count
     dtype: str
@@ -137,7 +138,7 @@ class SideFile(Record, frozen=True):
     """A file that is not a shard: a ledger, inputs or rejects of `source`, or a file of no source, as the tokenizer."""
 
     path: Inside
-    source: str | None
+    source: Name | None
     file_bytes: Count
     root: Root
 
@@ -158,7 +159,7 @@ class Event(Record, frozen=True, omit_defaults=True):
     """The state of a folder before it changed: its fingerprint, and the number of shards of each source and split.
     Without a `removal` the folder has grown: it has the same shards and more."""
 
-    fingerprint: str
+    fingerprint: Digest
     shards: dict[str, dict[str, Count]]
     removal: Removal | None = None
 
@@ -168,7 +169,7 @@ class Manifest(Record, frozen=True, dict=True, omit_defaults=True):
 
     tokenizer: TokenizerEntry
     totals: SourceCounts
-    sources: dict[str, SourceCounts]
+    sources: dict[Name, SourceCounts]
     shards: tuple[Shard, ...]
     side_files: tuple[SideFile, ...]
     config: dict[str, object]

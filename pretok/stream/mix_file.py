@@ -69,7 +69,7 @@ class MixSource(Record, frozen=True, omit_defaults=True):
     packed: bool = False
     targets: Count = 0
     learn: tuple[str, ...] = ()
-    manifest: str | None = None
+    manifest: Digest | None = None
     begin: Count = 0
 
     @property
@@ -104,7 +104,7 @@ class Stage(Record, frozen=True, omit_defaults=True):
 class Mix(Record, frozen=True, dict=True):
     """The complete description of an order."""
 
-    manifest: str
+    manifest: Digest
     split: Annotated[str, Meta(pattern="^(train|val)$")]
     seq_len: Length
     seed: Signed

@@ -52,7 +52,7 @@ class Packing(Record, frozen=True, kw_only=True):
     """
 
     shards: Count
-    indexes: str
+    indexes: Digest
     seq_len: Count
     documents: Count
     tokens: Count

@@ -10,7 +10,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from pretok.base.errors import MismatchError, UsageError
-from pretok.base.records import Count, Record, Signed, read_record, replace
+from pretok.base.records import Count, Digest, Record, Signed, read_record, replace
 from pretok.base.storage import read_json, read_lines
 from pretok.shards.manifest import Manifest
 from pretok.stream import View
@@ -34,7 +34,7 @@ class RunSegment(Record, frozen=True, kw_only=True, omit_defaults=True, forbid_u
     global_batch: Count
     seq_len: Count
     seed: Signed
-    stream: str
+    stream: Digest
     shards: str
     mix: str | None = None
     order: dict[str, object]

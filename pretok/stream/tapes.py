@@ -34,7 +34,7 @@ import numpy as np
 import xxhash
 
 from pretok.base.errors import IntegrityError, PretokError
-from pretok.base.records import Count, Record, check_version, read_record, to_json
+from pretok.base.records import Checksum, Count, Record, check_version, read_record, to_json
 from pretok.base.storage import NewFile, canonical_json, digest, fingerprint, reading
 from pretok.base.tokens import Ints
 from pretok.shards.manifest import Shard
@@ -68,7 +68,7 @@ class _Footer(Record, frozen=True):
     every: Count
     blocks: Count
     tokens: Count
-    checksum: str
+    checksum: Checksum
 
 
 class TapeWriter:

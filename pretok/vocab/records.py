@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from pretok.base.failures import Failure
-from pretok.base.records import Count, Record
+from pretok.base.records import Count, Digest, Record
 
 MIX = "weighted mix"
 """Stands among the names of the sources for all of them, weighted as in training. No source name has a space."""
@@ -50,7 +50,7 @@ class VocabReport(Record, frozen=True):
     """The whole file."""
 
     size: Count
-    fingerprint: str
+    fingerprint: Digest
     distinct_words: Count
     """Those it was trained from and those that were dropped."""
     dropped_words: Count

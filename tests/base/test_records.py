@@ -2,13 +2,30 @@
 
 from __future__ import annotations
 
-from typing import Any
+import importlib
+import pkgutil
+import re
+from collections.abc import Iterator
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import numpy as np
 import pytest
 
+import pretok
+import train
 from pretok.base.errors import IntegrityError
-from pretok.base.records import Count, Digest, Inside, Record, Root, read_record, to_json
+from pretok.base.records import (
+    Checksum,
+    Count,
+    Digest,
+    Inside,
+    Name,
+    Record,
+    Root,
+    Split,
+    read_record,
+    to_json,
+)
 
 
 class Inner(Record, frozen=True, omit_defaults=True):
@@ -54,6 +71,9 @@ def test_a_wrong_value_is_named(value: Any, message: str) -> None:
     [
         (Inside, ["a", "a/b.bin", "..a/b..", ".removal/0"],
          ["", "/a", "..", "a/../b", "a//b", "a/", "./a", "a\0", "a\n/.."]),
+        (Name, ["it", "en-2", "città_1"], ["", "a/b", "..", "a.b", "-a", "a\0", "a\n"]),
+        (Split, ["train", "val"], ["", "train/..", "val\n", "test"]),
+        (Checksum, ["xxh3:" + "0a" * 16], ["", "0a" * 16, "xxh3:../x", "xxh3:" + "0a" * 16 + "\n"]),
         (Digest, ["0a" * 16], ["", "0A" * 16, "0a" * 16 + "\n", "../" + "0a" * 16, "0a" * 15]),
         (Root, ["0a" * 32], ["", "0A" * 32, "0a" * 32 + "\n", "../../OUTSIDE/it", "0a" * 16]),
     ],
@@ -64,3 +84,46 @@ def test_paths_and_digests_are_checked(kind: Any, good: list[str], bad: list[str
     for value in bad:
         with pytest.raises(IntegrityError, match=r"file\.json"):
             read_record(kind, value, "file.json")
+
+
+UNCHECKED = {
+    "pretok.base.failures.Failure.file": "an input of the user, for messages",
+    "pretok.read.files.InputFile.path": "an input of the user, anywhere",
+    "pretok.vocab.records.VocabReport.sizes": "vocabularies by their number of entries",
+    "train.checkpoint.export._Index.weight_map": "keys are names of tensors; the files are paths inside",
+}
+"""Fields with the name of a path or digest that are neither, or lie where the user says."""
+NAMED = re.compile(
+    r"(^|_)(path|file|files|root|digest|fingerprint|checksum|checksums|sizes|tape|manifest|stream|request|ledger|indexes|"
+    r"weight_map|source|split|former|parts|members)$"
+)
+"""Names of fields that are used as paths, as parts of a file's name, or to compare files."""
+
+
+def unchecked(kind: Any) -> bool:
+    """Whether a type holds a str without a pattern."""
+    if kind is str or get_origin(kind) is Annotated:
+        return kind is str
+    return any(map(unchecked, get_args(kind)))
+
+
+def records(kind: type) -> Iterator[type]:
+    for child in kind.__subclasses__():
+        yield child
+        yield from records(child)
+
+
+def test_every_path_and_digest_of_a_record_has_a_type_that_is_checked() -> None:
+    for package in (pretok, train):
+        for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+            if "integrations" not in module.name:  # they need their trainers
+                importlib.import_module(module.name)
+    fields = {
+        f"{kind.__module__}.{kind.__qualname__}.{name}": unchecked(hint)
+        for kind in records(Record)
+        if kind.__module__.startswith(("pretok.", "train."))
+        for name, hint in get_type_hints(kind, include_extras=True).items()
+        if NAMED.search(name) and "folder" not in name
+    }
+    assert len(fields) > 40  # else the names are not those of the records any more
+    assert {name for name, plain in fields.items() if plain} == UNCHECKED.keys()

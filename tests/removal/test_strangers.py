@@ -21,7 +21,7 @@ def log(work: Path) -> dict[str, Any]:
     """The log of a removal that does nothing."""
     entry = load_manifest(work / "shards").tokenizer
     removal = {"at": "2026-01-01T00:00:00.000Z", "reason": "x", "documents": 0, "tokens": 0, "former": {}}
-    head = {"request": "x", "removal": removal, "eod_id": entry.eod_id, "dtype": entry.dtype}
+    head = {"request": "0" * 32, "removal": removal, "eod_id": entry.eod_id, "dtype": entry.dtype}
     return {**head, "shards": {}, "files": []}
 
 
@@ -34,24 +34,24 @@ def finish(work: Path, log: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    "change",
+    ("change", "message"),
     [
-        {"shards": {"../thesis.txt": [[0, 10]]}},
-        {"shards": {"{outside}": [[0, 10]]}},
-        {"shards": {"a/extra.txt": [[0, 10]]}},
-        {"shards": {"{shard}": [[0, 1 << 20]]}},
-        {"shards": {"{shard}": [[5, 5]]}},
-        {"files": [["0", "../thesis.txt"]]},
-        {"files": [["0", "{outside}"]]},
-        {"files": [["0", "a/extra.txt"]]},
-        {"files": [["0", "{shard}"]]},
-        {"files": [["../manifest.json", "manifest.json"]]},
-        {"dtype": "int8"},
-        {"eod_id": 1},
+        ({"shards": {"../thesis.txt": [[0, 10]]}}, "not a path inside the folder"),
+        ({"shards": {"{outside}": [[0, 10]]}}, "not a path inside the folder"),
+        ({"shards": {"a/extra.txt": [[0, 10]]}}, r"no such tokens of a/extra\.txt"),
+        ({"shards": {"{shard}": [[0, 1 << 20]]}}, r"no such tokens of a/"),
+        ({"shards": {"{shard}": [[5, 5]]}}, r"no such tokens of a/"),
+        ({"files": [["0", "../thesis.txt"]]}, "not a path inside the folder"),
+        ({"files": [["0", "{outside}"]]}, "not a path inside the folder"),
+        ({"files": [["0", "a/extra.txt"]]}, r"a/extra\.txt is no file of the manifest"),
+        ({"files": [["0", "{shard}"]]}, r"a/.*\.bin is no file of the manifest"),
+        ({"files": [["../manifest.json", "manifest.json"]]}, r"files.*Expected `str` matching"),
+        ({"dtype": "int8"}, "its tokenizer is not the one"),
+        ({"eod_id": 1}, "its tokenizer is not the one"),
     ],
 )
 def test_a_log_names_only_what_the_manifest_has(
-    work: Path, log: dict[str, Any], change: dict[str, Any]
+    work: Path, log: dict[str, Any], change: dict[str, Any], message: str
 ) -> None:
     shard = load_manifest(work / "shards").shards[0]
     outside, extra = work / "thesis.txt", work / "shards" / "a" / "extra.txt"
@@ -60,7 +60,7 @@ def test_a_log_names_only_what_the_manifest_has(
         path.write_bytes(BEFORE)
     before = shard.bin_path.read_bytes()
     text = json.dumps(log | change).replace("{outside}", str(outside)).replace("{shard}", shard.path)
-    with pytest.raises(IntegrityError, match=r"log\.json"):
+    with pytest.raises(IntegrityError, match=rf"log\.json.*{message}"):
         finish(work, json.loads(text))
     assert outside.read_bytes() == extra.read_bytes() == BEFORE
     assert shard.bin_path.read_bytes() == before

@@ -17,7 +17,18 @@ from typing import Any
 import msgspec
 
 from pretok.base.errors import IntegrityError, UsageError
-from pretok.base.records import Count, Record, Signed, check_version, read_record, replace, to_json
+from pretok.base.records import (
+    Checksum,
+    Count,
+    Digest,
+    Inside,
+    Record,
+    Signed,
+    check_version,
+    read_record,
+    replace,
+    to_json,
+)
 from pretok.base.storage import checksum, fingerprint, read_json, reading, write_json
 from train.config import command_parser, whole_number
 from train.model.sizes import ModelConfig
@@ -35,7 +46,7 @@ class FileRecord(Record, frozen=True):
     """Size and checksum of one file."""
 
     size: Count
-    checksum: str
+    checksum: Checksum
 
 
 class RunState(Record, frozen=True):
@@ -66,8 +77,8 @@ class Identity(Record, frozen=True):
     model: ModelConfig
     global_batch: Count
     seed: Signed
-    stream: str
-    manifest: str
+    stream: Digest
+    manifest: Digest
     mix: dict[str, Any]
 
     @property
@@ -79,7 +90,7 @@ class Identity(Record, frozen=True):
 class TokenizerOrigin(Record, frozen=True):
     """The tokenizer of the ids, by fingerprint, and the shards folder that held a copy of it."""
 
-    fingerprint: str
+    fingerprint: Digest
     shards: str
 
 
@@ -98,7 +109,7 @@ class Meta(Record, frozen=True, omit_defaults=True):
     eod_id: Count
     tokenizer: TokenizerOrigin
     provenance: dict[str, Any]
-    files: dict[str, FileRecord] = msgspec.field(default_factory=dict)
+    files: dict[Inside, FileRecord] = msgspec.field(default_factory=dict)
     bos_id: Count | None = None
 
 
@@ -125,9 +136,8 @@ def read_meta(checkpoint: Path) -> Meta:
         meta = read_record(Meta, data, path)
     except UsageError as error:  # ModelConfig refuses the sizes
         raise IntegrityError(f"{path}: {error}; it was damaged or edited") from None
-    # A name such as ../x would let an edited meta.json read files elsewhere.
-    if not meta.files or any((checkpoint / name).parent != checkpoint for name in meta.files):
-        raise IntegrityError(f"{path} lists no file or one outside of its folder; it was damaged or edited")
+    if not meta.files:
+        raise IntegrityError(f"{path} lists no file; it was damaged or edited")
     return meta
 
 

@@ -166,6 +166,14 @@ def submit(
     arguments = train_arguments or []
     check_train_arguments(arguments)
     chosen, site = job.choose_stages(loaded, stages, arguments), job.load_profile(profile)
+    for name, values in (("nodes", nodes), ("links", links), ("time", time)):
+        for value in values or ():
+            if (stage := value.partition("=")[0]) not in chosen:
+                raise UsageError(
+                    f"--{name} {value}: {stage} is not submitted, only {', '.join(chosen)}; remove it"
+                )
+    if run and "train" not in chosen:
+        raise UsageError(f"--run {run}: train is not submitted, only {', '.join(chosen)}; remove it")
     folder = loaded.out / "slurm" / datetime.now().strftime("%Y%m%d-%H%M%S")
     jobs = job.plan_chain(loaded, recipe, site, chosen, run or loaded.out / "run", arguments, folder)
     script = job.chain_script(jobs, site, loaded.slurm.spare, folder)

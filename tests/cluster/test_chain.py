@@ -180,6 +180,11 @@ WRONG = {
     "--nodes 4": "STAGE=VALUE",
     "--stages tokenise": "unknown stages tokenise",
     "-- --stepz 9": "--steps",
+    "--nodes train=32": "train is not submitted",
+    "--time train=24h": "train is not submitted",
+    "--links train=2": "train is not submitted",
+    "--run elsewhere": "train is not submitted",
+    "--stages mix --nodes tokenize=2": "tokenize is not submitted",
 }
 
 

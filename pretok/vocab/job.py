@@ -51,6 +51,8 @@ from pretok.vocab.records import VocabReport
 from pretok.vocab.report import THIS, make_report, show_report
 
 REPORT_FILE = "report.json"
+STARTED_FILE = "build-vocab.started"
+"""Says that the tokenizers in the folder are build-vocab's own, also without a report."""
 MERGING_BYTES = 10
 """Memory that merging takes for each byte of the distinct words and for each word, see docs/running.md."""
 
@@ -103,6 +105,7 @@ def _build_vocab(
         refuse_changes("the vocabulary and its report", folder, done.config, config)
         console.notice(f"the vocabulary in {folder} is up to date")
         return done
+    _claim(recipe.vocab, folder)
     for path in compare:
         open_tokenizer(path)  # refuse what cannot encode before the work, not after it
     if counts is None:
@@ -121,6 +124,18 @@ def _build_vocab(
     write_json(folder / REPORT_FILE, to_json(report))  # last: it says that the vocabulary is complete
     show_report(report, console, compared=bool(compare))
     return report
+
+
+def _claim(vocab: Vocab, folder: Path) -> None:
+    """Mark the folder as build-vocab's. Raises UsageError for a tokenizer there that it did not make."""
+    if not any((folder / name).exists() for name in (STARTED_FILE, REPORT_FILE)):
+        for target in (folder, *(folder / str(size) for size in vocab.other_sizes)):
+            if (target / TOKENIZER_FILE).exists():
+                raise UsageError(
+                    f"{target / TOKENIZER_FILE} is not build-vocab's and would be overwritten: move it, or give "
+                    "another --out"
+                )
+    write_json(folder / STARTED_FILE, {})
 
 
 def refuse_short(report: VocabReport, vocab: Vocab) -> None:

@@ -71,6 +71,17 @@ def test_a_stopped_job_continues_to_the_same_bytes(folder: Path, here: Engine, s
         assert contents(folder / "killed" / part) == contents(folder / "out" / part)
 
 
+@pytest.mark.parametrize("place", ["tokenizer.json", "600/tokenizer.json"])
+def test_a_tokenizer_of_others_is_not_overwritten(folder: Path, here: Engine, place: str) -> None:
+    made = recipe(folder, size=1200, sizes=[600])
+    other = made.vocab_dir / place
+    other.parent.mkdir(parents=True)
+    other.write_text("of others")
+    with pytest.raises(UsageError, match="is not build-vocab's"):
+        run_build_vocab(made, here, SILENT)
+    assert other.read_text() == "of others"
+
+
 def test_a_vocabulary_is_made_once_for_its_settings_and_counts_alone_are_enough(
     folder: Path, here: Engine
 ) -> None:

@@ -52,7 +52,7 @@ from pretok.vocab.report import THIS, make_report, show_report
 
 REPORT_FILE = "report.json"
 STARTED_FILE = "build-vocab.started"
-"""Says that the tokenizers in the folder are build-vocab's own, also without a report."""
+"""Says that build-vocab is writing the tokenizers in the folder, until the report says that they are complete."""
 MERGING_BYTES = 10
 """Memory that merging takes for each byte of the distinct words and for each word, see docs/running.md."""
 
@@ -105,7 +105,7 @@ def _build_vocab(
         refuse_changes("the vocabulary and its report", folder, done.config, config)
         console.notice(f"the vocabulary in {folder} is up to date")
         return done
-    _claim(recipe.vocab, folder)
+    _refuse_others(recipe.vocab, folder)
     for path in compare:
         open_tokenizer(path)  # refuse what cannot encode before the work, not after it
     if counts is None:
@@ -122,20 +122,21 @@ def _build_vocab(
         }
     report = make_report(recipe, counts, tally, vocabularies, measure, compared, config)
     write_json(folder / REPORT_FILE, to_json(report))  # last: it says that the vocabulary is complete
+    (folder / STARTED_FILE).unlink(missing_ok=True)
     show_report(report, console, compared=bool(compare))
     return report
 
 
-def _claim(vocab: Vocab, folder: Path) -> None:
-    """Mark the folder as build-vocab's. Raises UsageError for a tokenizer there that it did not make."""
-    if not any((folder / name).exists() for name in (STARTED_FILE, REPORT_FILE)):
-        for target in (folder, *(folder / str(size) for size in vocab.other_sizes)):
-            if (target / TOKENIZER_FILE).exists():
-                raise UsageError(
-                    f"{target / TOKENIZER_FILE} is not build-vocab's and would be overwritten: move it, or give "
-                    "another --out"
-                )
-    write_json(folder / STARTED_FILE, {})
+def _refuse_others(vocab: Vocab, folder: Path) -> None:
+    """Raises UsageError for a tokenizer that would be overwritten and that build-vocab did not make."""
+    if any((folder / name).exists() for name in (STARTED_FILE, REPORT_FILE)):
+        return
+    for target in (folder, *(folder / str(size) for size in vocab.other_sizes)):
+        if (target / TOKENIZER_FILE).exists():
+            raise UsageError(
+                f"{target / TOKENIZER_FILE} is not build-vocab's and would be overwritten: move it, or give another "
+                "--out"
+            )
 
 
 def refuse_short(report: VocabReport, vocab: Vocab) -> None:
@@ -207,9 +208,11 @@ def train_vocabularies(
                 f"the words give only {gained:,} of the {vocab.add:,} entries to add: no two tokens are left to "
                 f"merge inside any word; give --add {gained}, more text, or a smaller min_count"
             )
+        write_json(folder / STARTED_FILE, {})
         return {vocab.size: write_extended(folder, old, merges)}, tally
     special = vocab.special_tokens
     merges = train_merges(buffer, vocab_size=vocab.size, special_tokens=len(special))
+    write_json(folder / STARTED_FILE, {})
     vocabularies = {}
     for size in (vocab.size, *vocab.other_sizes):
         target = folder if size == vocab.size else folder / str(size)

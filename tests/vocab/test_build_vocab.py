@@ -80,6 +80,11 @@ def test_a_tokenizer_of_others_is_not_overwritten(folder: Path, here: Engine, pl
     with pytest.raises(UsageError, match="is not build-vocab's"):
         run_build_vocab(made, here, SILENT)
     assert other.read_text() == "of others"
+    other.unlink()
+    run_build_vocab(made, here, SILENT)
+    (made.vocab_dir / "report.json").unlink()
+    with pytest.raises(UsageError, match="is not build-vocab's"):  # nothing but the report tells whose it is
+        run_build_vocab(made, here, SILENT)
 
 
 def test_a_vocabulary_is_made_once_for_its_settings_and_counts_alone_are_enough(

@@ -95,6 +95,11 @@ def _build_vocab(
 ) -> VocabReport:
     """old: the tokenizer to extend, None to begin with the bytes."""
     folder = recipe.vocab_dir
+    if counts is not None and counts.config.pattern != recipe.vocab.pattern:
+        raise UsageError(
+            f"{counts.folder} counts words of the pattern {counts.config.pattern}, but the vocabulary would split text "
+            f"by {recipe.vocab.pattern}: give --pattern {counts.config.pattern}, or other counts"
+        )
     listed = count_config(recipe, engine, console) if counts is None else None
     source = {"counts": counts.fingerprint} if counts else to_json(listed)
     config = _config(recipe.vocab, compare, source, old)

@@ -73,7 +73,7 @@ def inspect(
 
     console = terminal(context)
     ways = sum(way is not None for way in (doc, search, random, text))
-    if ways > 1 or ways == 0 and source is None:
+    if ways > 1 or (ways == 0 and source is None):
         raise UsageError("name a document by one of --doc, --search and --random, or give a --text")
     if random is None:
         refuse_unread(context, "without --random", "seed")

@@ -108,7 +108,7 @@ def test_a_vocabulary_is_made_once_for_its_settings_and_counts_alone_are_enough(
 def test_counts_of_words_of_another_pattern_are_refused(folder: Path, here: Engine) -> None:
     counts = run_count(recipe(folder, pattern="gpt2"), here, SILENT)
     with pytest.raises(
-        UsageError, match="counts words of the pattern gpt2, but .* by cl100k: give --pattern"
+        UsageError, match=r"counts words of the pattern gpt2, but .* by cl100k: give --pattern"
     ):
         run_build_vocab(recipe(folder, "other", size=600), here, SILENT, counts=counts)
     run_build_vocab(recipe(folder, "other", size=600, pattern="gpt2"), here, SILENT, counts=counts)

@@ -15,7 +15,7 @@ from importlib import import_module
 from pretok.base.errors import PretokError, Stopped
 from pretok.base.startup import refuse_to_start
 from train.checkpoint import HungSave
-from train.config import add_flags, command_parser, parse
+from train.config import add_flags, command_parser, parse, refuse_unread
 from train.report import complain, explain
 
 EXAMPLES = """  train --shards WORK/shards --mix WORK/mix.json --model debug --out RUN
@@ -30,6 +30,7 @@ def _train(arguments: Sequence[str]) -> None:
     parser.usage = "train [--config FILE] --shards WORK/shards --out RUN [settings]"
     add_flags(parser)
     config, _ = parse(parser, arguments)
+    refuse_unread(config)
     from train.loop import train
 
     train(config)

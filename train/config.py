@@ -401,6 +401,23 @@ def _phases(tables: Any, where: str) -> tuple[dict[str, Any], ...]:
     return tuple(phases)
 
 
+def refuse_unread(config: TrainConfig) -> None:
+    """Raise UsageError for a setting that is given and that nothing reads beside the others."""
+    tables = [config, *(settings for _, settings, _ in config.in_phases())]
+    wsd = any(settings.schedule == "wsd" for settings in tables)
+    needs = {
+        "cache_bytes": ("cache", config.cache),
+        "val_sequences": ("val_every", config.val_every),
+        "decay": ('schedule = "wsd"', wsd),
+        "decay_shape": ('schedule = "wsd"', wsd),
+        "min_lr": ("a schedule that decays", any(settings.schedule != "constant" for settings in tables)),
+    }
+    defaults = {item.name: item.default for item in fields(TrainConfig)}
+    for name, (need, there) in needs.items():
+        if not there and getattr(config, name) != defaults[name]:
+            raise UsageError(f"{name}: nothing reads it without {need}; leave it out")
+
+
 def check_table(table: dict[str, Any]) -> None:
     """Check the [train] table of a recipe as `train` would on a GPU node.
 
@@ -408,6 +425,7 @@ def check_table(table: dict[str, Any]) -> None:
     known key.
     """
     config = from_mapping({name.replace("-", "_"): value for name, value in table.items()}, "[train]")
+    refuse_unread(config)
     if config.model or not config.init_from:  # the --init-from folder may be created later
         model_config(config.sizes)
 

@@ -34,10 +34,14 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument(
         "--temperature", type=float, default=0.8, help="0: always the most likely token (default: 0.8)"
     )
-    parser.add_argument("--seed", type=int, default=0, help="random seed of the sampling (default: 0)")
+    parser.add_argument("--seed", type=int, help="random seed of the sampling (default: 0)")
     space = parser.parse_args(list(arguments))
+    if space.seed is not None and space.temperature == 0:
+        raise UsageError("--seed: nothing reads it with --temperature 0; leave it out")
     checkpoint = find_checkpoints(space.run, space.step)[-1]
-    print(generate(checkpoint, space.prompt, space.tokens, space.temperature, space.seed, space.tokenizer))
+    print(
+        generate(checkpoint, space.prompt, space.tokens, space.temperature, space.seed or 0, space.tokenizer)
+    )
 
 
 def generate(

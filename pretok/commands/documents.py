@@ -19,7 +19,7 @@ from pretok.base.kinds import KINDS, LEARNED, TEXT
 from pretok.base.terminal import print_json
 from pretok.base.units import human_bytes, plural
 from pretok.base.visible import visible, visible_json
-from pretok.commands.options import Json, Shards, WorkOrShards, argument, terminal
+from pretok.commands.options import Json, Shards, WorkOrShards, argument, refuse_unread, terminal
 
 if TYPE_CHECKING:
     from pretok.audit.trace import Traced
@@ -72,11 +72,17 @@ def inspect(
     from pretok.shards.texts import load_vocabulary
 
     console = terminal(context)
-    if sum(way is not None for way in (doc, search, random, text)) != 1 and (doc or source is None):
+    ways = sum(way is not None for way in (doc, search, random, text))
+    if ways > 1 or (ways == 0 and source is None):
         raise UsageError("name a document by one of --doc, --search and --random, or give a --text")
+    if random is None:
+        refuse_unread(context, "without --random", "seed")
     if text is not None:
+        refuse_unread(context, "with --text", "source", "split")
         _show_text(shards, text, json, console)
         return
+    if doc is not None and source is None:
+        refuse_unread(context, "without --source", "split")
     manifest = load_manifest(shards)
     if random is not None:
         places = random_places(manifest, source, split, random, seed)

@@ -21,6 +21,7 @@ from pretok.commands.options import (
     WorkOrShards,
     argument,
     parse_size,
+    refuse_unread,
     terminal,
 )
 
@@ -128,8 +129,13 @@ def disclose(
 
     console = terminal(context)
     request = DisclosureRequest(work, target, _columns(column or []), domains, answers)
-    kind = "" if out is None else "spdx" if out.name.endswith(".spdx.json") else out.suffix.removeprefix(".")
-    text = run_disclose(request, format or (kind if kind in ("json", "md", "spdx", "csv") else "html"))
+    suffix = (
+        "" if out is None else "spdx" if out.name.endswith(".spdx.json") else out.suffix.removeprefix(".")
+    )
+    kind = format or (suffix if suffix in ("json", "md", "spdx", "csv") else "html")
+    if kind == "csv":
+        refuse_unread(context, "in CSV, which has all of them", "domains")
+    text = run_disclose(request, kind)
     if out is None and format is not None:
         sys.stdout.write(text)
         return
@@ -178,8 +184,11 @@ def preflight(
     from pretok.cluster.node_check import judge, node_report, read_reports, report_line
 
     if collect:
+        why = "with --collect, which reads reports"
+        refuse_unread(context, why, "gpus", "min_free", "min_write", "min_memory", "json")
         verdict = judge(read_reports(folder), [node for node in nodes.split(",") if node])
     else:
+        refuse_unread(context, "without --collect", "nodes")
         sizes = {"free": min_free, "write": min_write, "memory": min_memory}
         needed = {name: parse_size(text, f"--min-{name}") for name, text in sizes.items()}
         report = node_report(folder, needed | {"GPUs": gpus})

@@ -25,6 +25,7 @@ from pretok.commands.options import (
     argument,
     option_of,
     read_recipe,
+    refuse_unread,
     start_engine,
     takes,
     terminal,
@@ -112,6 +113,8 @@ def build_vocab(
     from pretok.vocab.job import REPORT_FILE, refuse_short, run_build_vocab
     from pretok.vocab.report import sources_table
 
+    if counts:
+        refuse_unread(context, "with --counts, which reads no text", "sources_field")
     recipe = read_recipe(inputs, given)
     console = terminal(context, recipe.out, recipe)
     known = load_counts(counts) if counts else None
@@ -238,6 +241,10 @@ def remove(
     from pretok.removal.job import Request, run_remove, tell_removed
     from pretok.removal.job import dry_run as preview
 
+    if ids is None:
+        refuse_unread(context, "without --ids", "missing_ok")
+    if where is None:
+        refuse_unread(context, "without --where", "all")
     request = Request(shards, reason, where, ids, missing_ok, all)
     console = terminal(context, None if dry_run else work_of(shards))
     report = preview(request) if dry_run else run_remove(request, console)
@@ -269,6 +276,8 @@ def verify(
     """
     from pretok.audit.verify_job import notes, run_verify, verify_report
 
+    if full:
+        refuse_unread(context, "with --full, which takes every document", "sample")
     console = terminal(context, work_of(shards))
     with start_engine(workers, address) as engine:
         manifest, problems = run_verify(shards, None if full else sample, engine, console, removed=removed)
@@ -339,6 +348,8 @@ def mix(
     from pretok.stream.mix_job import plan_mix, run_mix, show_mix
     from pretok.stream.tapes import FOLDER
 
+    if materialize is None:
+        refuse_unread(context, "without --materialize", "workers")
     if materialize and not out:
         raise UsageError("--materialize writes the mix too: say where with --out")
     if (continue_ is None) != (at is None):
@@ -422,6 +433,10 @@ def export(
     """
     from json import dumps as to_text  # other commands here have an option `json`
 
+    if mix is None:
+        refuse_unread(context, "without --mix", "stage")
+    if to == "megatron":
+        refuse_unread(context, "with --to megatron, which copies no tokens", "workers", "address")
     from pretok.export.text import learned_kinds, megatron_blend, notices, source_tokens
     from pretok.shards.manifest import load_manifest
 

@@ -274,11 +274,27 @@ def check_train_arguments(arguments: list[str]) -> None:
     """Refuse flags that `train` would refuse, by UsageError or exit code 2."""
     import argparse
 
-    from train.config import add_flags, parse
+    from train.config import add_flags, parse, refuse_unread
 
     parser = argparse.ArgumentParser("train", add_help=False)
     add_flags(parser)
-    parse(parser, arguments)
+    config, _ = parse(parser, arguments)
+    refuse_unread(config)
+
+
+def refuse_unread(context: typer.Context, why: str, *names: str) -> None:
+    """Raise UsageError for the options that were typed among the parameters `names`, because nothing reads them.
+
+    why: the rest of the sentence, such as "without --random".
+    """
+    parameters = [one for one in context.command.params if one.name in names]
+    typed = [
+        one.opts[0]
+        for one in parameters
+        if (source := context.get_parameter_source(str(one.name))) and source.name == "COMMANDLINE"
+    ]
+    if typed:
+        raise UsageError(f"{', '.join(typed)}: nothing reads it {why}; leave it out")
 
 
 def terminal(context: typer.Context, work: Path | None = None, settings: Recipe | None = None) -> Terminal:
@@ -308,6 +324,10 @@ def start_engine(workers: int | None, address: str | None, module: str = "") -> 
     from pretok.base.startup import without_pandas
     from pretok.base.stop import StopFlag
 
+    if workers == 0 and address is not None:
+        raise UsageError(
+            "--address: nothing reads it with --workers 0, which works in this process; leave it out"
+        )
     with StopFlag() as stop, Engine(workers, address, stop, module) as engine:
         without_pandas()
         yield engine

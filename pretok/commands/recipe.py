@@ -20,6 +20,7 @@ from pretok.commands.options import (
     argument,
     check_train_arguments,
     read_recipe,
+    refuse_unread,
     start_engine,
     takes,
     terminal,
@@ -164,8 +165,25 @@ def submit(
             given[f"slurm.{stage}.{name}"] = amount
     loaded = read_recipe([str(recipe)], given)
     arguments = train_arguments or []
-    check_train_arguments(arguments)
     chosen, site = job.choose_stages(loaded, stages, arguments), job.load_profile(profile)
+    if "train" in chosen:
+        check_train_arguments([*job.recipe_flags(loaded), *arguments])
+    else:
+        why = f"without train, as only {', '.join(chosen)} are submitted"
+        refuse_unread(context, why, "run", "slurm_spare")
+        if arguments:
+            raise UsageError(f"-- {arguments[0]}: nothing reads it {why}; leave it out")
+    if dry_run:
+        refuse_unread(context, "with --dry-run, which prints a script", "json")
+    for name, values in (("nodes", nodes), ("links", links), ("time", time)):
+        for value in values or ():
+            if (stage := value.partition("=")[0]) not in chosen:
+                raise UsageError(
+                    f"--{name} {value}: {stage} is not submitted, only {', '.join(chosen)}; remove it"
+                )
+    # Only stages that the recipe could have are the recipe's fault: --stages may choose any of them.
+    for stage in loaded.slurm.model_fields_set & set(job.STAGES) - set(chosen) if stages is None else ():
+        raise UsageError(f"{recipe}: [slurm.{stage}]: {stage} is not submitted, only {', '.join(chosen)}")
     folder = loaded.out / "slurm" / datetime.now().strftime("%Y%m%d-%H%M%S")
     jobs = job.plan_chain(loaded, recipe, site, chosen, run or loaded.out / "run", arguments, folder)
     script = job.chain_script(jobs, site, loaded.slurm.spare, folder)

@@ -51,6 +51,8 @@ from pretok.vocab.records import VocabReport
 from pretok.vocab.report import THIS, make_report, show_report
 
 REPORT_FILE = "report.json"
+STARTED_FILE = "build-vocab.started"
+"""Says that build-vocab is writing the tokenizers in the folder, until the report says that they are complete."""
 MERGING_BYTES = 10
 """Memory that merging takes for each byte of the distinct words and for each word, see docs/running.md."""
 
@@ -93,6 +95,11 @@ def _build_vocab(
 ) -> VocabReport:
     """old: the tokenizer to extend, None to begin with the bytes."""
     folder = recipe.vocab_dir
+    if counts is not None and counts.config.pattern != recipe.vocab.pattern:
+        raise UsageError(
+            f"{counts.folder} counts words of the pattern {counts.config.pattern}, but the vocabulary would split text "
+            f"by {recipe.vocab.pattern}: give --pattern {counts.config.pattern}, or other counts"
+        )
     listed = count_config(recipe, engine, console) if counts is None else None
     source = {"counts": counts.fingerprint} if counts else to_json(listed)
     config = _config(recipe.vocab, compare, source, old)
@@ -103,6 +110,7 @@ def _build_vocab(
         refuse_changes("the vocabulary and its report", folder, done.config, config)
         console.notice(f"the vocabulary in {folder} is up to date")
         return done
+    _refuse_others(recipe.vocab, folder)
     for path in compare:
         open_tokenizer(path)  # refuse what cannot encode before the work, not after it
     if counts is None:
@@ -119,8 +127,21 @@ def _build_vocab(
         }
     report = make_report(recipe, counts, tally, vocabularies, measure, compared, config)
     write_json(folder / REPORT_FILE, to_json(report))  # last: it says that the vocabulary is complete
+    (folder / STARTED_FILE).unlink(missing_ok=True)
     show_report(report, console, compared=bool(compare))
     return report
+
+
+def _refuse_others(vocab: Vocab, folder: Path) -> None:
+    """Raises UsageError for a tokenizer that would be overwritten and that build-vocab did not make."""
+    if any((folder / name).exists() for name in (STARTED_FILE, REPORT_FILE)):
+        return
+    for target in (folder, *(folder / str(size) for size in vocab.other_sizes)):
+        if (target / TOKENIZER_FILE).exists():
+            raise UsageError(
+                f"{target / TOKENIZER_FILE} is not build-vocab's and would be overwritten: move it, or give another "
+                "--out"
+            )
 
 
 def refuse_short(report: VocabReport, vocab: Vocab) -> None:
@@ -192,9 +213,11 @@ def train_vocabularies(
                 f"the words give only {gained:,} of the {vocab.add:,} entries to add: no two tokens are left to "
                 f"merge inside any word; give --add {gained}, more text, or a smaller min_count"
             )
+        write_json(folder / STARTED_FILE, {})
         return {vocab.size: write_extended(folder, old, merges)}, tally
     special = vocab.special_tokens
     merges = train_merges(buffer, vocab_size=vocab.size, special_tokens=len(special))
+    write_json(folder / STARTED_FILE, {})
     vocabularies = {}
     for size in (vocab.size, *vocab.other_sizes):
         target = folder if size == vocab.size else folder / str(size)

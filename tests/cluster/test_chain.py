@@ -180,6 +180,15 @@ WRONG = {
     "--nodes 4": "STAGE=VALUE",
     "--stages tokenise": "unknown stages tokenise",
     "-- --stepz 9": "--steps",
+    "--nodes train=32": "train is not submitted",
+    "--time train=24h": "train is not submitted",
+    "--links train=2": "train is not submitted",
+    "--run elsewhere": "--run: nothing reads it without train",
+    "--stages mix --nodes tokenize=2": "tokenize is not submitted",
+    "--spare 2": "--spare: nothing reads it",
+    "--stages mix -- --lr 1": "-- --lr: nothing reads it",
+    "--json": "--json: nothing reads it",
+    "-- --decay 0.1": "decay: nothing reads it",
 }
 
 
@@ -187,6 +196,17 @@ WRONG = {
 def test_wrong_arguments_end_with_code_two(submit: Submit, capsys: Capture, options: str) -> None:
     assert submit("", "--dry-run", *options.split()) == 2
     assert WRONG[options] in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "tables", ["[slurm.train]\nnodes = 2", '[vocab]\npath = "x"\n[slurm.vocab]\nnodes = 2']
+)
+def test_a_table_for_a_stage_that_the_recipe_does_not_have_is_refused(
+    submit: Submit, capsys: Capture, tables: str
+) -> None:
+    assert submit(tables, "--dry-run") == 2
+    assert "is not submitted, only" in capsys.readouterr().err
+    assert submit(tables, "--dry-run", "--stages", "mix") == 0
 
 
 RAY = """

@@ -71,6 +71,22 @@ def test_a_stopped_job_continues_to_the_same_bytes(folder: Path, here: Engine, s
         assert contents(folder / "killed" / part) == contents(folder / "out" / part)
 
 
+@pytest.mark.parametrize("place", ["tokenizer.json", "600/tokenizer.json"])
+def test_a_tokenizer_of_others_is_not_overwritten(folder: Path, here: Engine, place: str) -> None:
+    made = recipe(folder, size=1200, sizes=[600])
+    other = made.vocab_dir / place
+    other.parent.mkdir(parents=True)
+    other.write_text("of others")
+    with pytest.raises(UsageError, match="is not build-vocab's"):
+        run_build_vocab(made, here, SILENT)
+    assert other.read_text() == "of others"
+    other.unlink()
+    run_build_vocab(made, here, SILENT)
+    (made.vocab_dir / "report.json").unlink()
+    with pytest.raises(UsageError, match="is not build-vocab's"):  # nothing but the report tells whose it is
+        run_build_vocab(made, here, SILENT)
+
+
 def test_a_vocabulary_is_made_once_for_its_settings_and_counts_alone_are_enough(
     folder: Path, here: Engine
 ) -> None:
@@ -87,6 +103,15 @@ def test_a_vocabulary_is_made_once_for_its_settings_and_counts_alone_are_enough(
     again = recipe(folder, "again", size=1200)
     run_build_vocab(again, here, SILENT, counts=counts)
     assert (again.vocab_dir / "tokenizer.json").read_bytes() == tokenizer
+
+
+def test_counts_of_words_of_another_pattern_are_refused(folder: Path, here: Engine) -> None:
+    counts = run_count(recipe(folder, pattern="gpt2"), here, SILENT)
+    with pytest.raises(
+        UsageError, match=r"counts words of the pattern gpt2, but .* by cl100k: give --pattern"
+    ):
+        run_build_vocab(recipe(folder, "other", size=600), here, SILENT, counts=counts)
+    run_build_vocab(recipe(folder, "other", size=600, pattern="gpt2"), here, SILENT, counts=counts)
 
 
 def test_fewer_merges_than_asked_for(folder: Path, here: Engine) -> None:

@@ -204,6 +204,20 @@ def test_more_entries_than_the_words_hold_are_refused(folder: Path, tmp_path: Pa
         run_build_vocab(recipe(folder, pattern="cl100k", extend=str(made.vocab_dir), add=1), here, SILENT)
 
 
+def test_a_refused_extension_leaves_no_claim_to_a_tokenizer(
+    folder: Path, tmp_path: Path, here: Engine
+) -> None:
+    old = written(tmp_path / "old", tokenizer_like("llama3", documents(folder, "en"), 300))
+    made = recipe(folder, pattern="cl100k", extend=str(old), add=60_000)
+    with pytest.raises(UsageError, match="the words give only"):
+        run_build_vocab(made, here, SILENT)
+    made.vocab_dir.mkdir(parents=True, exist_ok=True)
+    (other := made.vocab_dir / "tokenizer.json").write_text("of others")
+    with pytest.raises(UsageError, match="is not build-vocab's"):
+        run_build_vocab(recipe(folder, pattern="cl100k", extend=str(old), add=20), here, SILENT)
+    assert other.read_text() == "of others"
+
+
 def test_a_damaged_map_is_named(folder: Path, tmp_path: Path, here: Engine) -> None:
     old = written(tmp_path / "old", tokenizer_like("llama3", documents(folder, "en"), 300))
     made = recipe(folder, pattern="cl100k", extend=str(old), add=20)

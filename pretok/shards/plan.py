@@ -13,16 +13,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from pretok.base.console import Console
-from pretok.base.errors import MismatchError, UsageError
+from pretok.base.errors import MismatchError
 from pretok.base.records import replace, to_json
-from pretok.base.units import listed, plural
+from pretok.base.units import plural
 from pretok.config import Source
-from pretok.read.changes import SHOWN, differences, input_changes, refuse
+from pretok.read.changes import differences, input_changes, refuse
 from pretok.read.conversation import RecordFormat
 from pretok.read.files import Stamp, stamps_of
 from pretok.read.partition import plan, shard_bytes
 from pretok.read.probe import check_kept, probe_inputs
-from pretok.read.recognise import list_inputs
+from pretok.read.recognise import Listing
 from pretok.shards.inputs import PLAN_FILE, PlannedPiece, SourcePlan, read_plan, write_plan
 from pretok.shards.manifest import unit_words
 from pretok.shards.record import PartitionRecord, load_records
@@ -31,6 +31,7 @@ from pretok.shards.record import PartitionRecord, load_records
 def plan_source(
     name: str,
     source: Source,
+    listings: Sequence[Listing],
     record: RecordFormat,
     config: dict[str, object],
     size: int,
@@ -41,10 +42,10 @@ def plan_source(
 ) -> list[SourcePlan]:
     """The plans of a source and its appends: the stored ones if nothing changed, else new ones, which are stored.
 
-    record: how records are read, with the chat template that the vocabulary decides; config: the settings that all
-    sources share; size: bytes of a shard, 0 for the automatic size; itemsize: bytes of a token; state: the folder of
-    unfinished work; sealed: the plans in the manifest. Raises MismatchError that names what changed, UsageError if an
-    append names files that are in the source already.
+    listings: the inputs of the source and of each append; record: how records are read, with the chat template that
+    the vocabulary decides; config: the settings that all sources share; size: bytes of a shard, 0
+    for the automatic size; itemsize: bytes of a token; state: the folder of unfinished work; sealed: the plans in the
+    manifest. Raises MismatchError that names what changed.
     """
     if len(sealed) > len(source.append) + 1:
         raise MismatchError(
@@ -55,16 +56,9 @@ def plan_source(
     if size:  # an automatic size follows from the inputs, which are compared
         settings["target"] = size
     asked, stamps = [], dict[str, Stamp]()
-    for append, globs in enumerate(source.inputs_by_append):
-        inputs, notices = list_inputs(globs, source.format)
-        for text in notices:
-            console.notice(text)
-        if again := [file.path for file in inputs if file.path in stamps]:
-            raise UsageError(
-                f"append {append} of {name} names files that it contains already: {listed(again, SHOWN)}; name new ones"
-            )
-        stamps |= stamps_of(inputs)
-        rows = tuple(PlannedPiece(file) for file in inputs)
+    for append, listing in enumerate(listings):
+        stamps |= stamps_of(listing.files)
+        rows = tuple(PlannedPiece(file) for file in listing.files)
         asked.append(SourcePlan(name, settings, rows, append=append, config=config))
     plans: list[SourcePlan] = []
     for one in asked:

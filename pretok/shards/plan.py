@@ -2,7 +2,7 @@
 
 Input: the inputs and settings of a source, and the plan of an earlier run if there is one. Output: a SourcePlan.
 A changed input or setting is refused by name, except for a file that was damaged and has been fixed. As long as no
-document was written, a plan is replaced.
+document was written, a plan is replaced, and so it is if an input changed while its parts were read.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from pretok.read.recognise import Listing
 from pretok.shards.inputs import PLAN_FILE, PlannedPiece, SourcePlan, read_plan, write_plan
 from pretok.shards.manifest import unit_words
 from pretok.shards.record import PartitionRecord, load_records
+from pretok.shards.task import CHANGED
 
 
 def plan_source(
@@ -81,8 +82,12 @@ def plan_source(
 
 
 def _continue(old: SourcePlan, asked: SourcePlan, state: Path, console: Console) -> SourcePlan | None:
-    """The stored plan, with fixed files as they are now; None if something changed and no document is written.
-    Raises MismatchError if something changed."""
+    """The stored plan, with fixed files as they are now; None if something changed and no document is written, or if
+    an input changed between its parts. Raises MismatchError if something changed."""
+    if any((state / old.unit).glob(f"*{CHANGED}")):
+        console.notice(f"{unit_words(old.unit)}: an input changed while its parts were read; starting over")
+        shutil.rmtree(state / old.unit)
+        return None
     what, folder = f"shards of {unit_words(old.unit)}", state.parent
     changes, fixed = differences(old.settings, asked.settings), set[str]()
     records = load_records(state / old.unit, old)

@@ -46,7 +46,7 @@ def conversations(text: str) -> list[list[dict[str, str]]]:
 
 def batches(path: Path, record: RecordFormat) -> Iterator[Any]:
     """The documents of a file."""
-    files, _ = list_inputs([str(path)], "auto")
+    files = list_inputs([str(path)], "auto").files
     (partition,) = plan("it", probe_inputs(files, record.field, record.field != "text"), 1 << 40, 2)
     for batch in read_documents(partition, record, Normalization()):
         if isinstance(batch, Damage):

@@ -68,12 +68,12 @@ pretok: source it has no documents: its inputs hold no record
 
 3 pretok tokenize it=broken.parquet --out broken --vocab vocab --workers 0
 partition it-00000 failed: broken.parquet: damaged Parquet: Parquet magic bytes not found in footer. Either the file \
-is corrupted or this is not a parquet file.; repair each file or replace it by what can be read of it (an empty file \
-will do)
+is corrupted or this is not a parquet file.; repair each damaged file or replace it by what can be read of it (an \
+empty file will do)
 pretok: 1 partitions failed:
   it-00000: broken.parquet: damaged Parquet: Parquet magic bytes not found in footer. Either the file is corrupted or \
-this is not a parquet file.; repair each file or replace it by what can be read of it (an empty file will do)
-everything else is done and kept; run the same command again for these only
+this is not a parquet file.; repair each damaged file or replace it by what can be read of it (an empty file will do)
+everything else is done and kept; run the same command again for the rest
 
 3 pretok build-vocab it=it.jsonl --out few --vocab-size 50k --workers 0
 pretok: the vocabulary has 376 entries, not the 50,000 asked for: no two tokens are left to merge inside any word. \

@@ -28,7 +28,7 @@ from pretok.cli import run_command
 from pretok.read import paths
 from pretok.read.changes import shared_inputs
 from pretok.read.files import InputFile
-from pretok.read.recognise import list_inputs
+from pretok.read.recognise import Listing, list_inputs
 from pretok.shards.manifest import FILE_NAME, load_manifest
 
 
@@ -223,7 +223,7 @@ def test_two_urls_of_one_name_are_refused(vault: dict[str, str], tmp_path: Path)
         list_inputs(urls, "auto")
     one, other = (InputFile(paths.name_url(urls[0]), "jsonl", "", size, "") for size in (1, 2))
     with pytest.raises(UsageError, match="stands for two URLs"):
-        shared_inputs({"it": [one], "en": [other]})
+        shared_inputs({"it": [Listing([one], [], {})], "en": [Listing([other], [], {})]})
 
 
 @pytest.mark.parametrize(

@@ -169,7 +169,7 @@ def _check_request(request: Request, manifest: Manifest, shards: Sequence[Shard]
 
 def _list_rows(request: Request, console: Console) -> Sequence[InputFile]:
     """List the files of rows. Raises UsageError."""
-    inputs, notices = list_inputs(request.files, "auto")
+    inputs, notices, _ = list_inputs(request.files, "auto")
     for notice in notices:
         console.notice(notice)
     for file in inputs:

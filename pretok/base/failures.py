@@ -113,7 +113,7 @@ def raise_failures(
         )
         parts += [] if log else bugs
     if kept:
-        parts.append("everything else is done and kept; run the same command again for these only")
+        parts.append("everything else is done and kept; run the same command again for the rest")
     else:
         parts.append("nothing was changed: run the same command again")
     raise ordered[0][1].raises("\n".join(parts))

@@ -15,6 +15,7 @@ import shutil
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
@@ -53,7 +54,7 @@ from pretok.read.files import stamps_of
 from pretok.read.partition import plan, shard_bytes, stamped
 from pretok.read.partition_runs import run_partitions
 from pretok.read.probe import probe_inputs
-from pretok.read.recognise import list_inputs
+from pretok.read.recognise import Listing, list_inputs
 from pretok.read.rejects import poor_sources
 
 STATE = ".state"
@@ -192,16 +193,14 @@ def count_config(recipe: Recipe, engine: Engine, console: Console) -> CountConfi
 
     Raises PartitionsFailed if an input cannot be read, since counts without it would not be those of this config.
     """
-    listed = {}
+    listed: dict[str, list[Listing]] = {}
     with engine.stop.raising():
         for name, source in recipe.sources.items():
             with located(recipe, "sources", name, "inputs"):
-                listed[name], notices = list_inputs(source.inputs, source.format)
-            for text in notices:
-                console.notice(text)
-    for text in shared_inputs(listed):
+                listed[name] = [list_inputs(source.inputs, source.format)]
+    for text in chain(*(one.notices for (one,) in listed.values()), shared_inputs(listed)):
         console.notice(text)
-    every = (file for files in listed.values() for file in files)
+    every = (file for (one,) in listed.values() for file in one.files)
     if missing := [f"{file.path}: {file.identity}" for file in every if file.format == "unreadable"]:
         raise PartitionsFailed(
             "\n  ".join(["nothing was counted, as these inputs cannot be read:", *missing])
@@ -214,8 +213,8 @@ def count_config(recipe: Recipe, engine: Engine, console: Console) -> CountConfi
         holdout=str(recipe.vocab.holdout),
         seed=recipe.vocab.seed,
         inputs={
-            name: SourceInputs(**to_json(recipe.sources[name].record), files=tuple(files))
-            for name, files in listed.items()
+            name: SourceInputs(**to_json(recipe.sources[name].record), files=tuple(one.files))
+            for name, (one,) in listed.items()
         },
     )
 

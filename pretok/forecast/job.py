@@ -91,7 +91,7 @@ def run_forecast(recipe: Recipe, workers: int, console: Console) -> Forecast:
 
 
 def _probe(source: Source, console: Console) -> list[Probe]:
-    inputs, notices = list_inputs(tuple(chain(*source.inputs_by_append)), source.format)
+    inputs, notices, _ = list_inputs(tuple(chain(*source.inputs_by_append)), source.format)
     for text in notices:
         console.notice(text)
     return probe_inputs(inputs, *source.probed, console=console)

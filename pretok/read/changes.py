@@ -16,7 +16,8 @@ from pretok.base.records import read_record
 from pretok.base.units import listed
 from pretok.read.conversation import RecordFormat
 from pretok.read.files import InputFile
-from pretok.read.paths import TWO_URLS, is_remote
+from pretok.read.paths import TWO_URLS, FileKey, is_remote
+from pretok.read.recognise import Listing
 
 SHOWN = 5
 INPUTS = "inputs"
@@ -97,25 +98,41 @@ def _source_changes(before: object, now: object) -> list[str]:
     return changes
 
 
-def shared_inputs(sources: Mapping[str, Sequence[InputFile]]) -> list[str]:
-    """A notice for each pair of sources with a file of the same size, beginning and end: its text counts in both.
+def shared_inputs(sources: Mapping[str, Sequence[Listing]]) -> list[str]:
+    """A notice for each source, and each pair of them, with two files of the same size, beginning and end: their text
+    counts twice.
 
-    Raises UsageError if two files have the same name, as URLs that differ only in their secrets do (`paths.name_url`).
+    sources: the inputs of each, then those of its appends. Raises UsageError if an append names a file that its source
+    has already, whatever its name, or if two files have the same name, as URLs that differ only in their secrets do
+    (`paths.name_url`).
     """
     seen: dict[tuple[int, str], tuple[str, str]] = {}
     named: dict[str, InputFile] = {}
     shared: dict[tuple[str, str], list[str]] = {}
-    for name, files in sources.items():
-        for file in files:
-            if named.setdefault(file.path, file) != file and is_remote(file.path):
-                raise UsageError(f"{file.path} {TWO_URLS}")
-            if file.size and file.identity and file.format != "unreadable":
-                other, path = seen.setdefault((file.size, file.identity), (name, file.path))
-                if other != name:
-                    shared.setdefault((other, name), []).append(
-                        file.path if path == file.path else f"{path} = {file.path}"
-                    )
+    for name, listings in sources.items():
+        held: dict[FileKey, str] = {}
+        for append, listing in enumerate(listings):
+            if again := [_pair(held[key], path) for key, path in listing.names.items() if key in held]:
+                raise UsageError(
+                    f"append {append} of {name} names files that it contains already: {listed(again, SHOWN)}; "
+                    "name new ones"
+                )
+            held |= listing.names
+            for file in listing.files:
+                if named.setdefault(file.path, file) != file and is_remote(file.path):
+                    raise UsageError(f"{file.path} {TWO_URLS}")
+                if file.size and file.format != "unreadable":
+                    other, path = seen.setdefault((file.size, file.identity), (name, file.path))
+                    if (other, path) != (name, file.path):
+                        shared.setdefault((other, name), []).append(_pair(path, file.path))
     return [
-        f"warning: sources {a} and {b} read the same text: {listed(paths, SHOWN)}"
-        for (a, b), paths in shared.items()
+        f"warning: source {a} seems to read copies, files of the same size, beginning and end: {listed(pairs, SHOWN)}"
+        if a == b
+        else f"warning: sources {a} and {b} read the same text: {listed(pairs, SHOWN)}"
+        for (a, b), pairs in shared.items()
     ]
+
+
+def _pair(first: str, second: str) -> str:
+    """Two names of a text, once if they are the same."""
+    return first if first == second else f"{first} = {second}"

@@ -56,6 +56,11 @@ class Piece:
     first: int | None = None
 
     @property
+    def is_part(self) -> bool:
+        """Whether the file was cut."""
+        return self.start is not None
+
+    @property
     def origin(self) -> tuple[int, int]:
         """(start, first): record n of the piece is record first + n, counted from `start` in the file. `start` is 0,
         except for later parts of a JSON Lines file: the lines before them are not counted."""

@@ -14,6 +14,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import urljoin, urlsplit
 
 from pretok.base.errors import UsageError
 from pretok.base.storage import passes
@@ -64,6 +65,38 @@ def server_of(name: str) -> tuple[Any, str]:
         error.filename = error.filename or name_url(name)
         raise
     return server, inner
+
+
+FileKey = tuple[int, int] | str
+"""What all names of a file share, see `file_key`."""
+
+
+def file_key(name: str, status: os.stat_result | None) -> FileKey:
+    """The identity of a file: device and inode; its path without links where there are no inodes; one spelling of its
+    URL.
+
+    status: of a local path; None for a URL, which may be that of a local file. Raises what `server_of` raises.
+    """
+    path = name
+    if status is None:
+        from fsspec.implementations.local import LocalFileSystem
+
+        server, path = server_of(name)
+        if not isinstance(server, LocalFileSystem):
+            return _one_spelling(server.unstrip_protocol(path))
+        status = os.stat(path)  # noqa: PTH116
+    return (status.st_dev, status.st_ino) if status.st_ino else os.path.realpath(path)
+
+
+def _one_spelling(url: str) -> str:
+    """A URL without dots in its path and the usual port (RFC 3986, 6.2). In the keys of object stores dots count."""
+    parts = urlsplit(url)
+    usual = {"http": 80, "https": 443}.get(parts.scheme)
+    if usual is None:
+        return url
+    port = "" if parts.port in (None, usual) else f":{parts.port}"
+    site = f"{parts.scheme}://{parts.hostname}{port}"
+    return urljoin(site, parts.path or "/") + f"?{parts.query}"
 
 
 def is_dataset(path: str) -> bool:

@@ -33,10 +33,12 @@ UNEVEN = 4
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """Takes the place of the batches of a piece whose rest is unreadable."""
+    """Takes the place of the batches of a piece whose rest is unreadable, or follows those of a file that changed."""
 
     piece: int
     error: str
+    changed: bool = False
+    """Since the plan, so that other pieces of the file may be of other text."""
 
 
 def read_partition(
@@ -57,10 +59,9 @@ def read_partition(
                 yield from read_piece(piece, index, record, keep, small)
             except CorruptInputError as damage:
                 error = str(damage)
-            if small is None:
-                error = what_changed(piece.file, before) or error
-            if error:
-                yield Damage(index, error)
+            changed = "" if small is not None else what_changed(piece.file, before)
+            if changed or error:
+                yield Damage(index, changed or error, bool(changed))
 
     def documents(batch: TextBatch | Damage) -> TextBatch | Damage:
         return batch if isinstance(batch, Damage) else make(batch)

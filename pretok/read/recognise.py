@@ -30,7 +30,7 @@ from pretok.read.files import (
     without_bom,
 )
 from pretok.read.formats import FORMATS
-from pretok.read.paths import TWO_URLS, expand, is_glob, is_remote, name_url
+from pretok.read.paths import TWO_URLS, FileKey, expand, file_key, is_glob, is_remote, name_url
 
 _SUFFIX_COMPRESSION = {".zst": "zstd", ".zstd": "zstd", ".gz": "gzip"}
 _CSV = (
@@ -53,16 +53,26 @@ _MOST_CONTROL = 32
 
 
 class _Look(NamedTuple):
-    """A recognised path: an input, with device and inode if it is local, or None and the reason."""
+    """A recognised path: an input and its identity, or None and the reason."""
 
     path: str
     file: InputFile | None
     notice: str
-    inode: tuple[int, int] | None = None
+    key: FileKey | None = None
 
 
-def list_inputs(patterns: Sequence[str], declared_format: str) -> tuple[list[InputFile], list[str]]:
-    """(every input that the patterns match, once, sorted by path; notices).
+class Listing(NamedTuple):
+    """The inputs that some patterns match."""
+
+    files: list[InputFile]
+    """Each once, sorted by path."""
+    notices: list[str]
+    names: dict[FileKey, str]
+    """Identity -> path of each, but for those of which it cannot be found out."""
+
+
+def list_inputs(patterns: Sequence[str], declared_format: str) -> Listing:
+    """Every input that the patterns match.
 
     Notices name files whose content differs from their suffix, empty files, and matches of a glob that are not files.
     Raises UsageError for an input that does not exist, is not a regular file or has another format, and for a file with
@@ -79,39 +89,41 @@ def list_inputs(patterns: Sequence[str], declared_format: str) -> tuple[list[Inp
                 raise UsageError(f"{path} {TWO_URLS}")
     paths = sorted(named)
     looks = map_reads(lambda path: _look(path, named[path], declared_format), paths)
-    seen: dict[tuple[int, int], str] = {}
+    names: dict[FileKey, str] = {}
     notices = defaultdict[str, list[str]](list)
     for look in looks:
         if look.notice:
             notices[look.notice if look.file else f"left out, {look.notice}"].append(look.path)
-        if look.file and look.inode and (other := seen.setdefault(look.inode, look.path)) != look.path:
+        if look.file and look.key and (other := names.setdefault(look.key, look.path)) != look.path:
             # Its documents would be read twice.
             raise UsageError(f"{other} and {look.path} are the same file; name it once")
     files = [look.file for look in looks if look.file]
     if not files:
         raise UsageError(f"{', '.join(patterns)}: {'; '.join(look.notice for look in looks[:SHOWN])}")
-    return files, [f"{what}: {listed(paths, SHOWN)}" for what, paths in sorted(notices.items())]
+    texts = [f"{what}: {listed(paths, SHOWN)}" for what, paths in sorted(notices.items())]
+    return Listing(files, texts, names)
 
 
 def _look(path: str, explicit: bool, declared_format: str) -> _Look:
     """Look at a path. Raises UsageError if it is not an input and the user named it (`explicit`)."""
-    inode = None
+    key = None
     try:
-        if not is_remote(path):
-            what, inode = tried(lambda: _kind(path))
-            if what and explicit:
-                raise UsageError(f"{path} is {what}, not an input file{_hint(path)}")
-            if what:
-                return _Look(path, None, what)
-        return _Look(path, *tried(lambda: _describe(path, declared_format)), inode)
+        what, key = tried(lambda: _kind(path))
+        if what and explicit:
+            raise UsageError(f"{path} is {what}, not an input file{_hint(path)}")
+        if what:
+            return _Look(path, None, what)
+        return _Look(path, *tried(lambda: _describe(path, declared_format)), key)
     except OSError as error:  # its partition will fail and name it; the rest of the job continues
         problem = masked(str(error.strerror or error))
-        return _Look(path, InputFile(path, "unreadable", "", 0, problem), f"cannot be read, {problem}", inode)
+        return _Look(path, InputFile(path, "unreadable", "", 0, problem), f"cannot be read, {problem}", key)
 
 
-def _kind(path: str) -> tuple[str, tuple[int, int] | None]:
-    """(the kind of a local path, "" for a regular file; device and inode). It does not open the file: opening a named
+def _kind(path: str) -> tuple[str, FileKey | None]:
+    """(the kind of a path, "" for a regular file or a URL; its identity). It does not open the file: opening a named
     pipe would block."""
+    if is_remote(path):
+        return "", file_key(path, None)
     try:
         status = os.stat(path)  # noqa: PTH116
     except OSError as error:
@@ -119,7 +131,7 @@ def _kind(path: str) -> tuple[str, tuple[int, int] | None]:
             return "a link that leads nowhere", None
         raise
     folder, file = stat.S_ISDIR(status.st_mode), stat.S_ISREG(status.st_mode)
-    return "" if file else "a folder" if folder else "a pipe or device", (status.st_dev, status.st_ino)
+    return "" if file else "a folder" if folder else "a pipe or device", file_key(path, status)
 
 
 def _hint(path: str) -> str:

@@ -35,6 +35,7 @@ from pretok.config import Recipe, located
 from pretok.read.changes import refuse_changes, shared_inputs
 from pretok.read.partition import stamped
 from pretok.read.partition_runs import run_partitions
+from pretok.read.recognise import list_inputs
 from pretok.read.rejects import poor_sources
 from pretok.screen.benchmark import Benchmark, read_benchmark
 from pretok.screen.removed import read_removed, removed_path
@@ -151,8 +152,13 @@ class _Job:
             refuse_changes("the shards", self.shards, old.config, self.config)
             sealed = {name: load_appends(old, name) for name in sorted(known)}
         itemsize, size = token_dtype(self.vocab.size).itemsize, self.recipe.shards.size
-        plans = []
+        plans, listed = [], {}
         with self.engine.stop.raising():
+            for name, source in self.recipe.sources.items():
+                with located(self.recipe, "sources", name, "inputs"):
+                    listed[name] = [list_inputs(globs, source.format) for globs in source.inputs_by_append]
+            for text in chain(*(one.notices for one in chain(*listed.values())), shared_inputs(listed)):
+                self.console.notice(text)
             for name, source in self.recipe.sources.items():
                 before = sealed.get(name, ())
                 with located(self.recipe, "sources", name, "inputs"):
@@ -161,6 +167,7 @@ class _Job:
                         plan_source(
                             name,
                             source,
+                            listed[name],
                             record,
                             self.config,
                             size,
@@ -170,9 +177,6 @@ class _Job:
                             self.console,
                         )
                     )
-        inputs = {parts[0].name: list(chain(*(part.inputs for part in parts))) for parts in plans}
-        for text in shared_inputs(inputs):
-            self.console.notice(text)
         return [[one for one in parts if one] for parts in zip_longest(*plans)]
 
     def run(self, plans: list[SourcePlan]) -> None:

@@ -2,7 +2,7 @@
 
 Input: the inputs and settings of a source, and the plan of an earlier run if there is one. Output: a SourcePlan.
 A changed input or setting is refused by name, except for a file that was damaged and has been fixed. As long as no
-document was written, a plan is replaced.
+document was written, a plan is replaced, and so it is if an input changed while its parts were read.
 """
 
 from __future__ import annotations
@@ -13,24 +13,26 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from pretok.base.console import Console
-from pretok.base.errors import MismatchError, UsageError
+from pretok.base.errors import MismatchError
 from pretok.base.records import replace, to_json
-from pretok.base.units import listed, plural
+from pretok.base.units import plural
 from pretok.config import Source
-from pretok.read.changes import SHOWN, differences, input_changes, refuse
+from pretok.read.changes import differences, input_changes, refuse
 from pretok.read.conversation import RecordFormat
 from pretok.read.files import Stamp, stamps_of
 from pretok.read.partition import plan, shard_bytes
 from pretok.read.probe import check_kept, probe_inputs
-from pretok.read.recognise import list_inputs
+from pretok.read.recognise import Listing
 from pretok.shards.inputs import PLAN_FILE, PlannedPiece, SourcePlan, read_plan, write_plan
 from pretok.shards.manifest import unit_words
 from pretok.shards.record import PartitionRecord, load_records
+from pretok.shards.task import CHANGED
 
 
 def plan_source(
     name: str,
     source: Source,
+    listings: Sequence[Listing],
     record: RecordFormat,
     config: dict[str, object],
     size: int,
@@ -41,10 +43,10 @@ def plan_source(
 ) -> list[SourcePlan]:
     """The plans of a source and its appends: the stored ones if nothing changed, else new ones, which are stored.
 
-    record: how records are read, with the chat template that the vocabulary decides; config: the settings that all
-    sources share; size: bytes of a shard, 0 for the automatic size; itemsize: bytes of a token; state: the folder of
-    unfinished work; sealed: the plans in the manifest. Raises MismatchError that names what changed, UsageError if an
-    append names files that are in the source already.
+    listings: the inputs of the source and of each append; record: how records are read, with the chat template that
+    the vocabulary decides; config: the settings that all sources share; size: bytes of a shard, 0
+    for the automatic size; itemsize: bytes of a token; state: the folder of unfinished work; sealed: the plans in the
+    manifest. Raises MismatchError that names what changed.
     """
     if len(sealed) > len(source.append) + 1:
         raise MismatchError(
@@ -55,16 +57,9 @@ def plan_source(
     if size:  # an automatic size follows from the inputs, which are compared
         settings["target"] = size
     asked, stamps = [], dict[str, Stamp]()
-    for append, globs in enumerate(source.inputs_by_append):
-        inputs, notices = list_inputs(globs, source.format)
-        for text in notices:
-            console.notice(text)
-        if again := [file.path for file in inputs if file.path in stamps]:
-            raise UsageError(
-                f"append {append} of {name} names files that it contains already: {listed(again, SHOWN)}; name new ones"
-            )
-        stamps |= stamps_of(inputs)
-        rows = tuple(PlannedPiece(file) for file in inputs)
+    for append, listing in enumerate(listings):
+        stamps |= stamps_of(listing.files)
+        rows = tuple(PlannedPiece(file) for file in listing.files)
         asked.append(SourcePlan(name, settings, rows, append=append, config=config))
     plans: list[SourcePlan] = []
     for one in asked:
@@ -87,8 +82,12 @@ def plan_source(
 
 
 def _continue(old: SourcePlan, asked: SourcePlan, state: Path, console: Console) -> SourcePlan | None:
-    """The stored plan, with fixed files as they are now; None if something changed and no document is written.
-    Raises MismatchError if something changed."""
+    """The stored plan, with fixed files as they are now; None if something changed and no document is written, or if
+    an input changed between its parts. Raises MismatchError if something changed."""
+    if any((state / old.unit).glob(f"*{CHANGED}")):
+        console.notice(f"{unit_words(old.unit)}: an input changed while its parts were read; starting over")
+        shutil.rmtree(state / old.unit)
+        return None
     what, folder = f"shards of {unit_words(old.unit)}", state.parent
     changes, fixed = differences(old.settings, asked.settings), set[str]()
     records = load_records(state / old.unit, old)

@@ -31,7 +31,7 @@ from pretok.base.errors import MismatchError, PartitionsFailed
 from pretok.base.execute import Report
 from pretok.base.failures import SHOWN
 from pretok.base.records import replace, to_json
-from pretok.base.storage import atomic_open, write_json
+from pretok.base.storage import atomic_open, write_bytes, write_json
 from pretok.base.units import listed
 from pretok.chat.documents import read_documents
 from pretok.kernels.compile import load_registries
@@ -47,7 +47,7 @@ from pretok.shards.encode import Differs, EncodedSplit, JoinedBatches, Sample, e
 from pretok.shards.format import LEDGER_SUFFIX, Shard
 from pretok.shards.inputs import PieceCounts
 from pretok.shards.ledger import ledger_rows, schema_with
-from pretok.shards.manifest import UNCOUNTED, SideFile, SourceCounts, TokenizerEntry
+from pretok.shards.manifest import UNCOUNTED, SideFile, SourceCounts, TokenizerEntry, unit_words
 from pretok.shards.record import PartitionRecord, refuse_other_software
 from pretok.shards.writer import ShardWriter
 from pretok.tokenizer.encoder import Encoder, load_libraries
@@ -58,6 +58,10 @@ HASHES, COPIES = f".hashes{LEDGER_SUFFIX}", ".copies.parquet"
 copies."""
 REJECTS = ".rejects.jsonl"
 """The file of a partition with its rejects, by piece and number in the piece."""
+CHANGED = ".changed"
+"""A file that the partition leaves in the state folder if an input that was cut changed: nothing of its source counts,
+as other partitions may have read the input as it was before (`plan_source`)."""
+REPAIR = "repair each damaged file or replace it by what can be read of it (an empty file will do)"
 ROLL_OVER = Fraction(5, 4)
 """A shard is full at this multiple of its target size, so that a partition a little over target gives one shard."""
 
@@ -157,10 +161,18 @@ def _tokenize(
 def read_whole(task: TokenizeTask) -> Iterator[TextBatch]:
     """The batches of documents of a partition. Raises PartitionsFailed after the last one if inputs could not be read
     to their end: the error names all of them, and the partition is done again from its beginning."""
-    damaged = []
+    damaged, advice = list[str](), dict[str, None]()
     for batch in read_documents(task.partition, task.record, task.normalization, task.keep):
         if isinstance(batch, Damage):
-            damaged.append(f"{task.partition.pieces[batch.piece].file.path}: {batch.error}")
+            piece = task.partition.pieces[batch.piece]
+            damaged.append(f"{piece.file.path}: {batch.error}")
+            if batch.changed and piece.is_part:
+                write_bytes(task.state(CHANGED), b"")
+                advice[
+                    f"all of {unit_words(task.state_dir.name)} starts again, as the file was read in parts"
+                ] = None
+            else:
+                advice["it is read again as it is then" if batch.changed else REPAIR] = None
         else:
             yield batch
             del batch  # frees it before the next one is read
@@ -169,10 +181,7 @@ def read_whole(task: TokenizeTask) -> Iterator[TextBatch]:
         # order: a kill in between leaves copies without hashes, which do not count (`settle_copies`).
         for suffix in (HASHES, COPIES):
             task.state(suffix).unlink(missing_ok=True)
-        raise PartitionsFailed(
-            f"{listed(damaged, SHOWN, '; ')}; repair each file or replace it by what can be read of it (an empty file "
-            "will do)"
-        )
+        raise PartitionsFailed("; ".join((listed(damaged, SHOWN, "; "), *advice)))
 
 
 class PartitionWriter:

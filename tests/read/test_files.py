@@ -12,6 +12,7 @@ import sys
 import tempfile
 from itertools import accumulate
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import zstandard
@@ -21,7 +22,7 @@ from reading import inputs_of
 
 from pretok.base.errors import UsageError
 from pretok.read.files import CorruptInputError, decompress, read_bytes, stamp, what_changed
-from pretok.read.paths import expand
+from pretok.read.paths import expand, file_key
 from pretok.read.recognise import list_inputs
 
 LINES = b"".join(b'{"text":"riga %d"}\n' % i for i in range(5000))
@@ -97,7 +98,7 @@ def test_long_windows_and_a_file_shorter_than_planned(tmp_path):
 )  # fmt: skip
 def test_formats_by_content(tmp_path, name, content, file_format, compression, told):
     (tmp_path / name).write_bytes(content)
-    (file,), notices = list_inputs([str(tmp_path / name)], "auto")
+    (file,), notices, _ = list_inputs([str(tmp_path / name)], "auto")
     assert (file.format, file.compression, file.size) == (file_format, compression, len(content))
     assert [str(tmp_path / name) in notice for notice in notices] == [True] * told
 
@@ -135,7 +136,7 @@ def test_a_glob_names_what_it_leaves_out(tmp_path):
     (tmp_path / "c.jsonl").symlink_to("c.jsonl")
     (tmp_path / "e.jsonl").mkdir()
     os.mkfifo(tmp_path / "d.jsonl")
-    files, notices = list_inputs([f"{tmp_path}/*.jsonl"], "auto")
+    files, notices, _ = list_inputs([f"{tmp_path}/*.jsonl"], "auto")
     assert [Path(file.path).name for file in files] == ["a.jsonl"]
     assert notices == [
         f"left out, a folder: {tmp_path}/e.jsonl",
@@ -157,7 +158,13 @@ def test_names_of_files(tmp_path, monkeypatch):
     Path("a.jsonl").write_bytes(LINES)
     Path("link.jsonl").symlink_to("a.jsonl")
     os.link("a.jsonl", "hard.jsonl")
-    for other in ("./a.jsonl", f"{tmp_path}/a.jsonl", "link.jsonl", "hard.jsonl"):
+    for other in (
+        "./a.jsonl",
+        f"{tmp_path}/a.jsonl",
+        "link.jsonl",
+        "hard.jsonl",
+        f"file://{tmp_path}/a.jsonl",
+    ):
         with pytest.raises(UsageError, match=rf"{re.escape(other)}.* the same file"):
             inputs_of("a.jsonl", other)
     assert len(inputs_of("a.jsonl", "a*.jsonl")) == 1
@@ -172,6 +179,35 @@ def test_names_of_files(tmp_path, monkeypatch):
         with pytest.raises(UsageError, match=r"caff\\xe9.jsonl' is not UTF-8; rename the file") as error:
             inputs_of(pattern)
         str(error.value).encode()
+
+
+@pytest.mark.parametrize(
+    ("protocol", "one", "other", "same"),
+    [
+        ("https", "HOST/a", "host:443/b/../a", True),
+        ("http", "u:p@host", "host:80/", True),
+        ("http", "host/a?n=1", "host/a?n=2", False),
+        ("http", "host:8080/a", "host/a", False),
+        ("http", "host/a", "host/A", False),
+        ("far", "bucket/a", "bucket/b/../a", False),
+        ("memory", "a", "/a", True),
+    ],
+)
+def test_spellings_of_a_url(monkeypatch, protocol, one, other, same):
+    """Dots count in the keys of objects, not in the paths of a web server."""
+    if protocol != "memory":  # `fsspec` leaves the others as they are
+        as_it_is = SimpleNamespace(unstrip_protocol=lambda path: path)
+        monkeypatch.setattr("pretok.read.paths.server_of", lambda url: (as_it_is, url))
+    keys = [file_key(f"{protocol}://{url}", None) for url in (one, other)]
+    assert (keys[0] == keys[1]) == same
+
+
+def test_a_file_system_without_inodes(tmp_path):
+    path, link = tmp_path / "a", tmp_path / "b"
+    path.touch()
+    link.symlink_to(path)
+    without = os.stat_result((*path.stat()[:1], 0, *path.stat()[2:]))
+    assert file_key(str(link), without) == file_key(str(path), without) == str(path)
 
 
 names = st.sampled_from(["a", "b.jsonl", ".h", "x[1]", "sub"])
@@ -212,7 +248,7 @@ if os.getuid() == 0:  # root may read everything
     os.setresuid(65534, 65534, 65534)
 for pattern in sys.argv[1:]:
     try:
-        files, notices = list_inputs([pattern], "auto")
+        files, notices, _ = list_inputs([pattern], "auto")
         print(*[(f.format, f.identity) for f in files if f.format == "unreadable"], notices)
     except Exception as error:
         print(type(error).__name__, error)

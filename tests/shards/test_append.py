@@ -156,6 +156,29 @@ def test_what_cannot_be_appended(inputs: Path, here: Engine, capsys: Any) -> Non
     assert "also give the inputs of x as when it was tokenized" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    "other", ["./0.jsonl", "{0}/0.jsonl", "link.jsonl", "hard.jsonl", "d/../0.jsonl", "file://{0}/0.jsonl"]
+)
+def test_a_file_is_in_a_source_once_whatever_its_name(
+    inputs: Path, other: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(inputs)
+    (inputs / "d").mkdir()
+    (inputs / "link.jsonl").symlink_to("0.jsonl")
+    (inputs / "hard.jsonl").hardlink_to("0.jsonl")
+    line = ["tokenize", "a=0.jsonl", "--out", "out", "--vocab", str(GOLDEN), "--workers", "0"]
+    line += ["--append", "a=1.jsonl"]
+    name = other.format(inputs)
+    for grown in (False, True):  # at once, and to shards that are there
+        assert run_command([*line, "--append", f"a={name}"]) == 2
+        assert f"append 2 of a names files that it contains already: 0.jsonl = {name}; name new" in (
+            capsys.readouterr().err
+        )
+        assert grown or not Path("out/shards/manifest.json").exists()
+        assert run_command(line) == 3  # for the bad line in each file
+    assert load_manifest(Path("out/shards")).sources["a"].read == 80
+
+
 def test_an_unfinished_append_binds_its_inputs_until_it_is_deleted(inputs: Path, here: Engine) -> None:
     run(recipe(inputs, "out"), here)
     with pytest.raises(Killed), killed_after(20):  # when some partitions are done

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import tokenizing
 
+import pretok
 from pretok.base.console import Silent
 from pretok.base.errors import MismatchError, PartitionsFailed, Stopped, UsageError
 from pretok.config import Recipe, make_recipe
@@ -133,6 +134,44 @@ def test_an_input_that_changes_while_it_is_read_fails_by_name(tmp_path, vocab_di
     assert load_manifest(made.shards_dir).totals.documents == 410
 
 
+@pytest.mark.parametrize(
+    "after",
+    [
+        lines(800) + lines(9),  # grown, as by a download that goes on
+        lines(800).replace("documento 400", "documento xyz"),  # which only the time of the file tells
+    ],
+)
+def test_a_source_starts_again_if_an_input_changed_between_its_parts(
+    after, tmp_path, vocab_dir, here, monkeypatch
+):
+    """With the same command; others do not."""
+    path, calls, real = tmp_path / "a.jsonl", [], readers.read_piece
+    (tmp_path / "good").mkdir()
+    (tmp_path / "good" / "a.jsonl").write_text(lines(9))
+    path.write_text(lines(800))
+    made = recipe(tmp_path, vocab_dir)
+
+    def changing(piece, *arguments):
+        if piece.file.path == str(path):
+            calls.append(piece)
+            if len(calls) == 25:  # the middle has been read
+                path.write_text(after)
+        return real(piece, *arguments)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(readers, "read_piece", changing)
+        with pytest.raises(
+            PartitionsFailed, match=rf"{path}: changed since .*; all of it starts again, as "
+        ) as error:
+            tokenize(made, here)
+    assert "repair" not in str(error.value)
+    assert list(load_manifest(made.shards_dir).sources) == ["good"]
+    assert unfinished(made.shards_dir)["it"][0] > 0
+    assert "it: an input changed while its parts were read; starting over" in tokenize(made, here)
+    texts = [row["text"] for row in pretok.open(made.out).texts("it").read_all().to_pylist()]
+    assert sorted(texts) == sorted(json.loads(line)["text"] for line in after.splitlines())
+
+
 def test_a_signal_ends_planning(tmp_path, vocab_dir, here, monkeypatch):
     (tmp_path / "a.jsonl").write_text(lines(9))
     waiting = threading.Event()
@@ -142,6 +181,6 @@ def test_a_signal_ends_planning(tmp_path, vocab_dir, here, monkeypatch):
         waiting.wait(20)  # a file system that does not answer
         pytest.fail("the signal did not end the wait")
 
-    monkeypatch.setattr("pretok.shards.plan.list_inputs", listing)
+    monkeypatch.setattr("pretok.shards.job.list_inputs", listing)
     with pytest.raises(Stopped, match="received SIGTERM"):
         tokenize(recipe(tmp_path, vocab_dir), here)

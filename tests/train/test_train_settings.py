@@ -418,6 +418,29 @@ def test_a_launcher_that_ends_its_ranks_does_not_say_that_they_saved(
     assert launch.main(["-m", "train"]) == 129
 
 
+NODES = """
+set -euo pipefail
+srun() { while [[ $1 == --* ]]; do shift; done; "$@"; }
+logs=$2
+source "$1/slurm/link.sh"
+node_local=$2/a
+link_compiled load a
+mkdir -p "$node_local/inductor"
+echo code >"$node_local/inductor/x"
+link_compiled save a
+node_local=$2/b
+link_compiled load b c
+cat "$node_local/inductor/x"
+"""
+
+
+def test_compiled_code_goes_from_one_link_to_the_next(tmp_path: Path) -> None:
+    done = subprocess.run(
+        ["bash", "-c", NODES, "_", ROOT, tmp_path], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "code\n"
+
+
 SAVES_LONG = """
 import signal, sys, time
 from pathlib import Path

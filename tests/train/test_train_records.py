@@ -245,6 +245,7 @@ def _slow_data_on_rank_1() -> None:
         if run.progress.step == 0:
             timeouts = {backend.options._timeout.total_seconds() for backend in backends}
             print("timeouts of", len(backends) > 2, timeouts, flush=True)
+            print("lazy", os.environ["TORCH_GLOO_LAZY_INIT"], flush=True)
 
     around(loop, "_one_step", look)
 
@@ -260,6 +261,7 @@ def test_a_slow_rank_is_named_in_metrics_and_on_the_terminal(shards: Path, tmp_p
     assert min(look["seconds"] for look in looks) > 20  # of one step, also right after a resume
     assert f"slow: rank 1 on {os.uname().nodename}: waiting for data takes 3" in text
     assert text.count("timeouts of True {78.0}\n") == 2
+    assert "lazy 1\n" in text
 
 
 def test_a_full_disk_or_a_closed_pipe_behind_the_terminal_ends_no_run(trial: Trial) -> None:

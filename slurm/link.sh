@@ -51,6 +51,18 @@ link_steps() { # NODE...: print srun options for one task on each of these nodes
     echo "--overlap --nodes=$# --ntasks=$# --nodelist=$*"
 }
 
+link_compiled() { # load|save NODE...: copy compiled code from an earlier link to the nodes' own disks, or back from one
+    # It is in $logs and not in the run's folder, because compiled code can do anything and a run may be somebody else's.
+    # shellcheck disable=SC2016,SC2046
+    srun $(link_steps "${@:2}") --wait=60 bash -c '
+        here=$1 there=$2/compiled.tar
+        if [ "$3" = load ]; then
+            if [ -e "$there" ]; then mkdir -p "$here" && tar -xf "$there" -C "$here"; fi
+        elif [ -d "$here/inductor" ]; then
+            tar -cf "$there.$$" -C "$here" $(cd "$here" && ls -d inductor triton 2>/dev/null) && mv "$there.$$" "$there"
+        fi' _ "$node_local" "$logs" "$1" || true # without it the next link compiles again
+}
+
 link_answering() { # NODE...: print those on which a step can be started
     local node
     for node in "$@"; do

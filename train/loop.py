@@ -111,6 +111,7 @@ def _loop(run: Run) -> None:
             _save(run)
         run.checkpoints.close()
     run.report(_goodput(run))
+    run.log.flush()
     if dist.get_rank() == 0 and run.progress.step == run.steps and not _owes_validation(run):
         record = {"step": run.progress.step, "data_hash": run.progress.data_hash}
         write_json(Path(run.config.out) / "done.json", record)
@@ -306,7 +307,8 @@ def _save(run: Run) -> None:
             tokenizer=phase.tokenizer(),
             provenance=provenance() | {"manifest": phase.view.manifest_fingerprint},
         )
-        run.checkpoints.save(run.trainee.state(), run.trainee.mesh, meta)
+        # A checkpoint must not be complete before the lines of its steps are on disk.
+        run.checkpoints.save(run.trainee.state(), run.trainee.mesh, meta, run.log.flush)
         run.checkpoints.saved_at = time.monotonic()
 
 

@@ -15,6 +15,7 @@ import os
 import platform
 import subprocess
 import sys
+import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
@@ -22,6 +23,7 @@ from contextlib import contextmanager, suppress
 from datetime import datetime
 from functools import cache
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import torch
@@ -61,11 +63,70 @@ def provenance() -> dict[str, Any]:
     }
 
 
+FLUSH_SECONDS = 1.0
+"""Seconds whose lines are written together."""
+
+
+class Background:
+    """Writes lines in a thread, so that a slow disk delays no step."""
+
+    def __init__(self) -> None:
+        self._queue: SimpleQueue[tuple[Lines, bytes, bool] | None] = SimpleQueue()
+        self._hurry, self._written = threading.Event(), threading.Condition()
+        self._given = self._done = 0
+        self._error: OSError | None = None
+        self._thread = threading.Thread(target=self._work, daemon=True)
+        self._thread.start()
+
+    def give(self, lines: Lines, line: bytes, for_now: bool) -> None:
+        """Have a line written. Raises the OSError with which an earlier one failed."""
+        if self._error is not None:
+            raise self._error
+        self._given += 1
+        self._queue.put((lines, line, for_now))
+
+    def flush(self) -> None:
+        """Wait until all lines that were given are written. Raises as `give`."""
+        given = self._given
+        self._hurry.set()
+        with self._written:
+            self._written.wait_for(lambda: self._done >= given)
+        if self._error is not None:
+            raise self._error
+
+    def close(self) -> None:
+        """Write what was given and end the thread."""
+        self._queue.put(None)
+        self._hurry.set()
+        self._thread.join()
+
+    def _work(self) -> None:
+        more = True
+        while more:
+            items = [self._queue.get()]
+            self._hurry.wait(FLUSH_SECONDS)
+            self._hurry.clear()
+            items += [self._queue.get() for _ in range(self._queue.qsize())]
+            more = None not in items
+            batches: dict[Lines, list[tuple[bytes, bool]]] = {}
+            for lines, line, for_now in filter(None, items):
+                batches.setdefault(lines, []).append((line, for_now))
+            try:
+                for lines, batch in batches.items():
+                    lines.write(batch)
+            except OSError as error:
+                self._error = error
+            with self._written:
+                self._done += len(items)
+                self._written.notify_all()
+
+
 class Lines:
     """Appends records to a JSON Lines file, after those existing ones for which `keep` is true.
 
     The others belong to steps after the last save, which will be repeated. full: called once with a warning if the disk
-    is full, and lines are dropped until there is space; without it a full disk is an error.
+    is full, and lines are dropped until there is space; without it a full disk is an error. background: writes in place
+    of the caller.
     """
 
     def __init__(
@@ -73,10 +134,11 @@ class Lines:
         path: Path,
         keep: Callable[[Any], bool] = lambda _record: True,
         full: Callable[[str], None] | None = None,
+        background: Background | None = None,
     ) -> None:
         records = read_lines(path)
         self.dropped = [record for record in records if not keep(record)]
-        self._path, self._end, self._full = path, 0, full
+        self._path, self._end, self._full, self._background = path, 0, full, background
         if path.exists():  # rewritten even if all records stay: a kill may have cut the last line short
             with atomic_open(path) as file:
                 file.writelines(json.dumps(record).encode() + b"\n" for record in records if keep(record))
@@ -85,15 +147,24 @@ class Lines:
     def add(self, record: dict[str, Any], *, for_now: bool = False) -> None:
         """Append a record with time and host. for_now: the next record overwrites it."""
         line = json.dumps(record | when_and_where()).encode() + b"\n"
+        if self._background is None:
+            self.write([(line, for_now)])
+        else:
+            self._background.give(self, line, for_now)
+
+    def write(self, batch: Sequence[tuple[bytes, bool]]) -> None:
+        """Write lines, each with whether the next one overwrites it."""
+        stay = b"".join(line for line, for_now in batch if not for_now)
+        last, for_now = batch[-1]
         try:
-            tried(lambda: self._put(line))
+            tried(lambda: self._put(stay + last if for_now else stay))
         except OSError as error:
             if self._full is None or error.errno not in FULL:
                 raise name_path(error, self._path) from None
             self._full(f"warning: {self._path}: {error.strerror}: lines are dropped until there is space")
             self._full = lambda _text: None  # warn once
         else:
-            self._end += 0 if for_now else len(line)
+            self._end += len(stay)
 
     def _put(self, line: bytes) -> None:
         with os.fdopen(os.open(self._path, os.O_WRONLY | os.O_CREAT, 0o666), "wb") as file:
@@ -116,13 +187,16 @@ class RunLog:
         self._config, self._report, self._steps = config, report, steps
         self._files: dict[str, Lines] = {}
         self._wandb: Any = None
+        self.background: Background | None = None
         if rank:
             return
         out = Path(config.out)
         if config.wandb is not None:  # before anything is written, because it may fail
             self._wandb = _open_wandb(out, config, manifest)
+        self.background = Background()
         for name in ("metrics", "validation"):
-            self._files[name] = Lines(out / f"{name}.jsonl", lambda record: record["step"] <= step, report)
+            path, done = out / f"{name}.jsonl", lambda record: bool(record["step"] <= step)
+            self._files[name] = Lines(path, done, report, self.background)
         self.lost = tuple(record["seconds"] for record in self._files["metrics"].dropped)
         self._files["segments"] = Lines(out / "segments.jsonl", lambda record: record["step"] < step)
         self._segment = next(reversed(written_segments(out)), None)
@@ -166,8 +240,15 @@ class RunLog:
             f"({record['val_bits_per_byte']:.4f} bits per byte)  {losses}"
         )
 
+    def flush(self) -> None:
+        """Wait until all lines are on disk."""
+        if self.background is not None:
+            self.background.flush()
+
     def close(self) -> None:
         """Finish this start."""
+        if self.background is not None:
+            self.background.close()
         if self._wandb is not None:
             self._wandb.finish()
 
@@ -224,17 +305,18 @@ class Goodput:
         path: Path | None = None,
         lost: Sequence[float] = (),
         full: Callable[[str], None] | None = None,
+        background: Background | None = None,
     ) -> None:
         """path: the file, None on other ranks. lost: seconds of each step of the previous attempt that is repeated.
 
-        full: as in `Lines`. The variable PRETOK_RESTART holds the reason why the job restarted the run
+        full, background: as in `Lines`. The variable PRETOK_RESTART holds the reason why the job restarted the run
         (slurm/train.sbatch).
         """
         self.kind = KINDS[0]
         self.restart = os.environ.get("PRETOK_RESTART", "")
         self._seconds, self._since, self._lost = dict.fromkeys(KINDS, 0.0), started, lost
         self._earlier = [] if path is None else read_lines(path)
-        self._lines = None if path is None else Lines(path, full=full)
+        self._lines = None if path is None else Lines(path, full=full, background=background)
         if self.restart and self._earlier:
             last = datetime.fromisoformat(self._earlier[-1]["time"]).timestamp()
             now = time.time() - (time.monotonic() - started)

@@ -94,7 +94,7 @@ def _activations(
     """
     # Context parallel ranks keep the attention output twice: all tokens of some heads, and some tokens of all heads.
     twice = model.attention_dim * width // layout.tensor if layout.context > 1 else 0
-    compiled = compiles(config, model, able=True)
+    compiled = compiles(config, able=True)
     full = block_bytes_per_token(model, layout.tensor, width, compiled) + twice
     inputs = model.dim * width // layout.tensor
     # 'ops' keeps the outputs of attention and of every second product (k, o, up), the attention's log-sum and the

@@ -131,7 +131,7 @@ def describe(config: TrainConfig, layout: Layout, segments: Sequence[Segment], d
         )
     if layout.context > 1:
         split += f", {layout.context} ranks share each sequence"
-    last, blocks = segments[-1].last_step, compiles(config, model, able=device.can_compile)
+    last, blocks = segments[-1].last_step, compiles(config, able=device.can_compile)
     lines = [
         f"model {config.sizes}: {model.parameters:,} parameters, sequences of {first.view.seq_len} tokens, "
         f"vocabulary {model.vocab_size:,} in {model.padded_vocab:,} rows",

@@ -71,7 +71,8 @@ class Run:
         if lost_steps := self.log.lost:
             what = f"{plural(len(lost_steps), 'step')} after step {saved.step} ({duration(sum(lost_steps))})"
             report(f"{what} were lost: the last attempt ended without a save; they are repeated")
-        self.goodput = Goodput(STARTED, None if rank else out / "goodput.jsonl", self.log.lost, report)
+        goodput = None if rank else out / "goodput.jsonl"
+        self.goodput = Goodput(STARTED, goodput, self.log.lost, report, self.log.background)
         self.stragglers = Stragglers(device.device, config.timeout, saved.step)
         self.feed, self.validation = _open_feed(segment, self.trainee), _open_validation(segment)
         self.last_end = Mark(device.device)

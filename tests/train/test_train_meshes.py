@@ -80,6 +80,8 @@ MORE = [
     Mesh(pipeline=2, shard=2, tensor=2),
     Mesh(pipeline=4, more=HALF),
     Mesh(tensor=2, more=COMPILED),
+    Mesh(tensor=2, more=COMPILED | FULL),
+    Mesh(tensor=2, more=COMPILED | HALF),
     Mesh(shard=2, context=2, more=COMPILED),
 ]
 CHAINS = [

@@ -355,3 +355,23 @@ def test_blocks_keep_what_the_plan_counts(setting: str) -> None:
     counted -= tokens * 3 * sizes.dim * width  # outside of blocks
     assert made.alive([*model.parameters(), *tables, x]) == counted
     assert y.requires_grad
+
+
+def test_documents_of_other_lengths_compile_nothing_new() -> None:
+    graphs: list[int] = []
+
+    def count(graph: Any, _inputs: object) -> Any:
+        graphs.append(0)
+        return graph.forward
+
+    def double(q: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
+        return attend(q * 2, q, q, Spans(ends, 16, 0)) * 2
+
+    torch._dynamo.reset()
+    compiled, q = torch.compile(double, backend=count, dynamic=False), torch.randn(1, 2, 16, 4)
+    counts = []
+    for middle in (4, 7, 9, 11):
+        ends = torch.tensor([0, middle, 16], dtype=torch.int32)
+        torch.testing.assert_close(compiled(q, ends), double(q, ends))
+        counts.append(len(graphs))
+    assert counts == [counts[0]] * 4

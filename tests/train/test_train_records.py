@@ -190,6 +190,28 @@ def test_lines_that_were_not_saved_go_and_half_a_line_is_written_over(
     assert [record["step"] for record in read_lines(path)] == [1, 2, 3, 4, 7]
 
 
+def test_a_slow_disk_delays_no_step_but_a_checkpoint(trial: Trial) -> None:
+    """No line is written before all steps are done; and none is missing from a checkpoint, or after the run."""
+    released, seen = threading.Event(), list[bool]()
+    trial.around(metrics.Lines, "_put", lambda *_: released.wait(100))
+    trial.around(loop, "_record", None, lambda _, __, done: done._step == 6 and released.set())
+    trial.around(save, "write_pieces", lambda *_: seen.append(released.is_set()))
+    run = trial.train(save_every="4", steps=7, log_every=99, schedule="constant")
+    assert column(run, "step") == [1, 2, 3, 4, 5, 6, 7]
+    assert seen == [True, True]
+    [line] = read_lines(run / "goodput.jsonl")
+    assert line["steps"] == 7
+
+
+def test_a_disk_that_fails_ends_the_run(trial: Trial) -> None:
+    def fail(*_: Any) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    trial.around(metrics.Lines, "_put", fail)
+    with pytest.raises(PretokError, match=r"jsonl: Permission denied"):
+        trial.train(save_every="never")
+
+
 def test_deterministic_holds_from_the_start_of_a_run(trial: Trial) -> None:
     trial.patch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
     seen: list[bool] = []
@@ -223,6 +245,7 @@ def _slow_data_on_rank_1() -> None:
         if run.progress.step == 0:
             timeouts = {backend.options._timeout.total_seconds() for backend in backends}
             print("timeouts of", len(backends) > 2, timeouts, flush=True)
+            print("lazy", os.environ["TORCH_GLOO_LAZY_INIT"], flush=True)
 
     around(loop, "_one_step", look)
 
@@ -238,6 +261,7 @@ def test_a_slow_rank_is_named_in_metrics_and_on_the_terminal(shards: Path, tmp_p
     assert min(look["seconds"] for look in looks) > 20  # of one step, also right after a resume
     assert f"slow: rank 1 on {os.uname().nodename}: waiting for data takes 3" in text
     assert text.count("timeouts of True {78.0}\n") == 2
+    assert "lazy 1\n" in text
 
 
 def test_a_full_disk_or_a_closed_pipe_behind_the_terminal_ends_no_run(trial: Trial) -> None:

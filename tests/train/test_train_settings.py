@@ -233,7 +233,6 @@ def pipeline(batch: Batch = Batch(8, 1, 8, 1), **changes: Any) -> None:  # noqa:
         (r"--tensor 2 x --context 8 does not divide kv_heads \(8\)", lambda: split(tensor=2, context=8)),
         (r"--tensor 8 does not divide seq_len \(4100\)", lambda: split(4100, tensor=8)),
         ("float8 works neither with --tensor nor", lambda: split(tensor=2, precision="float8")),
-        (r"with --checkpointing 0\.5; use", lambda: split(tensor=2, compile=True, checkpointing="0.5")),
         ("needs a separate output matrix", lambda: pipeline(tied=True)),
         ("4 is more than the 3 blocks", lambda: pipeline(layers=3)),
         ("at least 4 micro-batches per step and rank; there are 2", lambda: pipeline(Batch(8, 4, 2, 1))),
@@ -246,13 +245,12 @@ def test_what_cannot_be_divided_is_refused_with_what_can(message: str, ask: Call
 
 def test_blocks_are_compiled_where_they_can_be() -> None:
     def compiled(able: bool = True, **settings: Any) -> bool:
-        return compiles(TrainConfig(**settings), PRESETS["1b"], able=able)
+        return compiles(TrainConfig(**settings), able=able)
 
     assert compiled()
-    assert compiled(tensor=2, checkpointing="ops")
+    assert compiled(tensor=2, checkpointing="full")
     assert compiled(able=False, compile=True)
     assert not compiled(able=False)
-    assert not compiled(tensor=2, checkpointing="full")
     assert not compiled(compile=False)
 
 
@@ -416,6 +414,29 @@ def test_a_launcher_that_ends_its_ranks_does_not_say_that_they_saved(
     monkeypatch.setattr(launch.run, "run", stopped)
     monkeypatch.setattr(launch.signal, "signal", lambda *_: None)
     assert launch.main(["-m", "train"]) == 129
+
+
+NODES = """
+set -euo pipefail
+srun() { while [[ $1 == --* ]]; do shift; done; "$@"; }
+logs=$2
+source "$1/slurm/link.sh"
+node_local=$2/a
+link_compiled load a
+mkdir -p "$node_local/inductor"
+echo code >"$node_local/inductor/x"
+link_compiled save a
+node_local=$2/b
+link_compiled load b c
+cat "$node_local/inductor/x"
+"""
+
+
+def test_compiled_code_goes_from_one_link_to_the_next(tmp_path: Path) -> None:
+    done = subprocess.run(
+        ["bash", "-c", NODES, "_", ROOT, tmp_path], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "code\n"
 
 
 SAVES_LONG = """

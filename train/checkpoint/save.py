@@ -138,8 +138,10 @@ class Checkpoints:
         """Return whether a save makes sense: not if this state is already saved, or if --save-every is never."""
         return self._saved != (step, val_loss) and self.every[0] != "never"
 
-    def save(self, state: dict[str, Tensor], mesh: DeviceMesh, meta: Meta) -> None:
-        """Copy the state to host memory and write it in the background. Waits for an unfinished save first."""
+    def save(
+        self, state: dict[str, Tensor], mesh: DeviceMesh, meta: Meta, first: Callable[[], None] = lambda: None
+    ) -> None:
+        """Copy the state to host memory and write it in the background, after first(). Waits for an unfinished save."""
         # The thread of that save reads the copies in host memory until it ends; below they are overwritten.
         self._conclude()
         started = time.monotonic()
@@ -155,15 +157,18 @@ class Checkpoints:
             torch.cuda.synchronize()
         # The first rank of each pipeline stage writes the index of its stage.
         leads = not any(mesh.get_local_rank(name) for name in ("replicate", "shard", "tensor"))
-        future = self._writes.submit(self._write, self._temporary(meta.step), self._index, leads)
+        future = self._writes.submit(self._write, self._temporary(meta.step), self._index, leads, first)
         self._pending = _Pending(future, meta, started)
 
-    def _write(self, folder: Path, index: Index, leads: bool) -> dict[str, FileRecord]:
+    def _write(
+        self, folder: Path, index: Index, leads: bool, first: Callable[[], None]
+    ) -> dict[str, FileRecord]:
         """Write this rank's files. Rank 0 returns the records of all ranks' files, or raises the error of any rank.
 
         Runs in a thread. No other collective uses the group meanwhile: `wait` and the next save finish this one first.
         """
         try:
+            first()
             answer: Any = write_pieces(folder, self._rank, index, self._copy, leads=leads)
         except Exception as error:  # sent to rank 0, which decides
             answer = in_a_line(error)

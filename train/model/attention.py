@@ -73,6 +73,8 @@ VARLEN_OP: Any = None if _VARLEN is None else torch.ops.torch_attn._varlen_attn.
 """The operator behind the function, for policies that select operators."""
 
 
+# Not compiled: torch would compile it again for each list of lengths.
+@torch.compiler.disable  # type: ignore[untyped-decorator]
 def by_document(q: Tensor, k: Tensor, v: Tensor, ends: Tensor, _longest: int, window: int) -> Tensor:
     """Compute what varlen computes, one document after another.
 

@@ -46,8 +46,10 @@ def process_group(
         raise UsageError(
             f"--out: {flight} cannot be created: {error.strerror}; name a folder that can be written"
         ) from None
-    # Before the group is made, and only where the user has set nothing else.
+    # Before the group is made, and only where the user has set nothing else. Groups on the hosts connect two ranks when
+    # these first talk: at 1,024 ranks every rank would connect to all others, in each of three groups.
     for name, value in {
+        "TORCH_GLOO_LAZY_INIT": "1",
         "TORCH_FR_BUFFER_SIZE": "2000",
         "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
         "TORCH_FR_DUMP_TEMP_FILE": str(flight / "rank-"),

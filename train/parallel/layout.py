@@ -14,7 +14,7 @@ import math
 from dataclasses import dataclass
 
 from pretok.base.errors import UsageError
-from train.config import TrainConfig, recomputed
+from train.config import TrainConfig
 from train.model.sizes import ModelConfig
 
 
@@ -99,14 +99,8 @@ def check_split(config: TrainConfig, model: ModelConfig, seq_len: int) -> None:
     """Raise UsageError unless the model and its sequences can be divided as --tensor, --context and --precision ask.
 
     --tensor divides heads, feed-forward, vocabulary and sequences; --context divides heads and sequences again.
-    Compiled blocks that are recomputed as a whole do not work with --tensor: torch 2.13 ends in an AssertionError about
-    saved tensors.
     """
     ranks = config.tensor
-    if config.compile and _fails_compiled(config, model):
-        raise UsageError(
-            f"--compile with --tensor does not work with --checkpointing {config.checkpointing}; use ops or none"
-        )
     widths = (model.dim, model.hidden, model.attention_dim, model.kv_dim)
     if config.precision == "float8" and (ranks > 1 or any(width % 16 for width in widths)):
         raise UsageError(
@@ -121,14 +115,9 @@ def check_split(config: TrainConfig, model: ModelConfig, seq_len: int) -> None:
             raise UsageError(f"--tensor {ranks} does not divide {name} ({size})")
 
 
-def compiles(config: TrainConfig, model: ModelConfig, *, able: bool) -> bool:
-    """Return whether blocks are compiled: as --compile says, else if the device can and torch does not fail."""
-    return able and not _fails_compiled(config, model) if config.compile is None else config.compile
-
-
-def _fails_compiled(config: TrainConfig, model: ModelConfig) -> bool:
-    whole = (recomputed(config.checkpointing, block) == "full" for block in range(model.layers))
-    return config.tensor > 1 and any(whole)
+def compiles(config: TrainConfig, *, able: bool) -> bool:
+    """Return whether blocks are compiled: as --compile says, else if the device can."""
+    return able if config.compile is None else config.compile
 
 
 def check_pipeline(config: TrainConfig, model: ModelConfig, batch: Batch) -> None:

@@ -66,12 +66,16 @@ def parallelize(
         split_matrices(model, mesh["tensor"])
     split_sequences(model, context)
     checkpoint_activations(model, config.checkpointing)
-    if compiles(config, model.config, able=device.can_compile):
+    if compiles(config, able=device.can_compile):
         # A phase may change the sequence length, and blocks are compiled once per length. By default torch would
         # compile the second time for all lengths at once, which is slower, and give up after 8 times.
         torch._dynamo.config.recompile_limit = RECOMPILE_LIMIT
-        for block in model.layers:
+        for name, block in model.layers.named_children():
             whole = config.attention == "causal" and not model.config.window
+            # torch 2.13 cannot save the mesh of a tensor parallel block that it compiles with its recomputation: "full"
+            # then recomputes a compiled block.
+            if mesh["tensor"].size() > 1 and recomputed(config.checkpointing, int(name)) == "full":
+                block = cast(Any, block)._checkpoint_wrapped_module
             block.compile(fullgraph=whole, dynamic=False)
         model.fuse_loss = True
     options: dict[str, Any] = {

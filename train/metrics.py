@@ -33,6 +33,7 @@ from pretok.base.storage import FULL, atomic_open, name_path, read_lines, tried
 from pretok.base.units import duration
 from pretok.stream.segments import RunSegment, written_segments
 from train.config import TrainConfig
+from train.monitor import energy_text
 from train.report import Reporter, clock
 
 
@@ -144,12 +145,14 @@ class RunLog:
         step = record["step"]
         if step % self._config.log_every == 0 or step == self._steps:
             mfu = "n/a" if record["mfu"] is None else f"{record['mfu']:.1%}"
+            busy = record.get("utilisation")
+            drawn = "" if busy is None else f"  GPU {busy:.0f}% {record['watts'] or 0:.0f} W"
             left = duration((self._steps - step) * record["seconds"])
             self._report(
                 f"{clock()} step {step}/{self._steps}  {step / self._steps:.0%}  ETA {left}  "
                 f"loss {record['loss']:.4f}  norm {record['grad_norm']:.3f}  "
                 f"lr {record['lr']:.2e}  {record['tokens_per_second_per_device']:,.0f} tokens/s/device  "
-                f"MFU {mfu}  data wait {record['data_wait'] / record['seconds']:.2%}"
+                f"MFU {mfu}  data wait {record['data_wait'] / record['seconds']:.2%}{drawn}"
             )
 
     def validation(self, record: dict[str, Any]) -> None:
@@ -256,10 +259,16 @@ class Goodput:
         finally:
             self.enter(before)
 
-    def write(self, steps: int, waited: float) -> str:
+    def write(
+        self,
+        steps: int,
+        waited: float,
+        energy: Callable[[float], dict[str, float | None]] = lambda _seconds: {},
+    ) -> str:
         """Update the file: `steps` were done, and training waited `waited` seconds for data.
 
-        Returns the sum over all attempts as text; '' on other ranks.
+        energy: seconds of this start -> the fields of its energy. Returns the sum over all attempts as text; '' on
+        other ranks.
         """
         if self._lines is None:
             return ""
@@ -271,6 +280,7 @@ class Goodput:
             "lost_seconds": round(sum(self._lost, 0.0), 3),
             "restart": self.restart,
         }
+        line |= energy(sum(self._seconds.values()) - self._seconds["restarting"])
         self._lines.add(line, for_now=True)
         return summarize([*self._earlier, line])
 
@@ -285,4 +295,5 @@ def summarize(attempts: Sequence[dict[str, Any]]) -> str:
     return (
         f"goodput: {useful / whole if whole else 0:.1%} of {whole / 3600:.2f} h in {len(attempts)} attempts; "
         f"{parts}; {sum(attempt['lost_steps'] for attempt in attempts)} steps done twice"
+        + (f"; {spent}" if (spent := energy_text(attempts)) else "")
     )

@@ -25,6 +25,7 @@ from train.config import TrainConfig
 from train.data import Feed
 from train.evaluate import ValidationSource, validation_sources
 from train.metrics import Goodput, RunLog
+from train.monitor import Monitor, sensors
 from train.parallel.devices import Device
 from train.parallel.mesh import data_rank
 from train.phases import Phase, Segment, check_resume, differences, plan_segments
@@ -67,6 +68,8 @@ class Run:
         manifest = segment.phase.view.manifest_fingerprint
         self.log = RunLog(config, report, rank, saved.step, self.steps, manifest)
         self.goodput = Goodput(STARTED, None if rank else out / "goodput.jsonl", self.log.lost, report)
+        read = sensors if senses(device, rank) else None
+        self.monitor, self.unseen = Monitor(config, dist.get_world_size(), read, report), (0.0, 0.0)
         self.stragglers = Stragglers(device.device, config.timeout, saved.step)
         self.feed, self.validation = _open_feed(segment, self.trainee), _open_validation(segment)
         self.last_end = Mark(device.device)
@@ -90,6 +93,11 @@ class Run:
     def first(self) -> int:
         """Steps that were done before this start."""
         return self.segments[0].step
+
+
+def senses(device: Device, rank: int) -> bool:
+    """Return whether this rank reads its device: rank 0's GPU stands for all."""
+    return device.is_gpu and rank == 0
 
 
 def enter_segment(run: Run, segment: Segment, before: Phase | None) -> None:

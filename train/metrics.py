@@ -106,11 +106,12 @@ class Lines:
 class RunLog:
     """All files of a run that has done `step` of `steps` steps, and the lines about it on the terminal.
 
+    read: version of the package, and fingerprints of what the run reads, for the config of Weights & Biases.
     On ranks other than 0 every method does nothing.
     """
 
     def __init__(
-        self, config: TrainConfig, report: Reporter, rank: int, step: int, steps: int, manifest: str
+        self, config: TrainConfig, report: Reporter, rank: int, step: int, steps: int, read: dict[str, str]
     ) -> None:
         # Seconds of each step of the previous attempt that must be repeated.
         self.lost: tuple[float, ...] = ()
@@ -121,7 +122,7 @@ class RunLog:
             return
         out = Path(config.out)
         if config.wandb is not None:  # before anything is written, because it may fail
-            self._wandb = _open_wandb(out, config, manifest)
+            self._wandb = _open_wandb(out, config, read)
         for name in ("metrics", "validation"):
             self._files[name] = Lines(out / f"{name}.jsonl", lambda record: record["step"] <= step, report)
         self.lost = tuple(record["seconds"] for record in self._files["metrics"].dropped)
@@ -185,7 +186,7 @@ class RunLog:
             self._wandb.log(numbers, step=numbers.pop("step"))
 
 
-def _open_wandb(out: Path, config: TrainConfig, manifest: str) -> Any:
+def _open_wandb(out: Path, config: TrainConfig, read: dict[str, str]) -> Any:
     try:
         import wandb
     except ImportError:
@@ -203,7 +204,7 @@ def _open_wandb(out: Path, config: TrainConfig, manifest: str) -> Any:
         resume="allow",
         dir=str(out),
         mode=os.environ.get("WANDB_MODE", "offline"),
-        config=config.as_dict() | {"provenance": provenance() | {"manifest": manifest}},
+        config=config.as_dict() | {"provenance": provenance() | read},
     )
 
 

@@ -229,6 +229,7 @@ def plan_figures(config: TrainConfig, space: argparse.Namespace) -> dict[str, An
         "layout": asdict(layout),
         "batch": asdict(batch),
         "bubble": bubble(config.pipeline, batch.accumulation),
+        "bubble_over_ideal": (config.pipeline - 1) / batch.accumulation,
         "steps": steps,
         "count": asdict(count),
         "device_gigabytes": gigabytes,
@@ -273,7 +274,8 @@ def render(plan: dict[str, Any]) -> str:
             f"{layout['tensor']} tensor parallel x {layout['pipeline']} pipeline"
             + (f", {layout['context']} ranks share each sequence" if layout["context"] > 1 else ""),
             f"global batch {Batch(**plan['batch'])}",
-            f"bubble: devices wait for other stages {plan['bubble']:.1%} of each step",
+            f"bubble: devices wait for other stages {plan['bubble']:.1%} of each step, "
+            f"{plan['bubble_over_ideal']:.1%} over its ideal time ((P - 1) / m, 1F1B)",
             f"\n{'GiB on one device':<20}{'exact':>15}{'rule of thumb':>15}",
             *(
                 f"{part:<20}"

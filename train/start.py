@@ -17,6 +17,7 @@ import torch.distributed as dist
 from pretok.base.records import replace, to_json
 from pretok.base.stop import StopFlag
 from pretok.base.storage import write_json
+from pretok.base.version import PRETOK_VERSION
 from pretok.stream.object_store import is_url
 from train import STARTED
 from train.checkpoint.meta import Meta, RunState
@@ -65,11 +66,17 @@ class Run:
         if meta is not None:
             report(f"resumed from step {saved.step}")
             _report_changes(report, segment, "hand", _changed_by_hand(meta, config, segment))
-        manifest = segment.phase.view.manifest_fingerprint
-        self.log = RunLog(config, report, rank, saved.step, self.steps, manifest)
+        identity = segment.phase.identity()
+        read = {
+            "version": PRETOK_VERSION,
+            "manifest": identity.manifest,
+            "stream": segment.phase.view.fingerprint,
+            "tokenizer": segment.phase.tokenizer().fingerprint,
+        }
+        self.log = RunLog(config, report, rank, saved.step, self.steps, read)
         self.goodput = Goodput(STARTED, None if rank else out / "goodput.jsonl", self.log.lost, report)
-        read = sensors if senses(device, rank) else None
-        self.monitor, self.unseen = Monitor(config, dist.get_world_size(), read, report), (0.0, 0.0)
+        sensor = sensors if senses(device, rank) else None
+        self.monitor, self.unseen = Monitor(config, dist.get_world_size(), sensor, report), (0.0, 0.0)
         self.stragglers = Stragglers(device.device, config.timeout, saved.step)
         self.feed, self.validation = _open_feed(segment, self.trainee), _open_validation(segment)
         self.last_end = Mark(device.device)

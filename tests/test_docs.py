@@ -187,3 +187,24 @@ def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
     fetched = r'<(?:link|script|img)[^>]*(?:href|src)="https?://'
     pages = {page.name: page.read_text(encoding="utf-8") for page in (tmp_path / "site").rglob("*.html")}
     assert not [name for name, text in pages.items() if re.search(fetched, text)]
+
+
+def _practices() -> list[tuple[str, str, str]]:
+    page = (ROOT / "docs" / "training.md").read_text(encoding="utf-8").partition("## Practices")[2]
+    return re.findall(r"^\| (?!practice )([^|-][^|]*) \| `([^`]+)` \| `([^`]+)` \|$", page, re.MULTILINE)
+
+
+def test_every_practice_has_its_option_and_its_test() -> None:
+    """Rows of docs/training.md: an option of `train` or a command of it, and a test that exists."""
+    from train.__main__ import COMMANDS
+    from train.config import add_flags, command_parser
+
+    add_flags(parser := command_parser("train", "", ""))
+    known = {*parser._option_string_actions, *(f"train {name}" for name in COMMANDS)}
+    rows = _practices()
+    named = {practice for practice, _, _ in rows}
+    assert len(named) == len(rows) >= 15
+    for practice, option, test in rows:
+        assert option in known, practice
+        file, _, function = test.partition("::")
+        assert f"\ndef {function}(" in (ROOT / file).read_text(encoding="utf-8"), practice

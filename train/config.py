@@ -185,7 +185,9 @@ class TrainConfig:
     )
 
     save_every: str = _option(
-        "10m", "interval between saves: 100 (steps), 10m (minutes) or never", group="checkpoints"
+        "auto",
+        "interval between saves: 100 (steps), 10m (minutes), never, or auto: 4 times the start, at most an hour",
+        group="checkpoints",
     )
     keep_last: int = _option(3, "number of newest checkpoints to keep", least=1)
     keep_best: int = _option(0, "number of best checkpoints (by validation loss) to keep", least=0)
@@ -196,6 +198,19 @@ class TrainConfig:
         None, "Weights & Biases project; offline unless WANDB_MODE is set", example='"my-project"'
     )
     profile: int = _option(0, "number of steps to profile into RUN/profile.json", least=0, rare=True)
+    watts: float | None = _option(
+        None, "power of a device in watts, where it cannot be measured", least=0, example="400", rare=True
+    )
+    pue: float | None = _option(
+        None,
+        "power usage effectiveness of the site, for the energy report",
+        least=1,
+        example="1.1",
+        rare=True,
+    )
+    carbon: float | None = _option(
+        None, "kg CO2e per kWh of the site's electricity", least=0, example="0.385", rare=True
+    )
     deterministic: bool = _option(False, "use only deterministic operations, which are slower", rare=True)
 
     phases: tuple[dict[str, Any], ...] = _option(
@@ -276,8 +291,8 @@ def whole_number(text: str) -> int:
 
 
 def parse_save_every(text: str) -> tuple[str, float]:
-    """Parse the setting save_every: '100' -> ('steps', 100), '10m' -> ('seconds', 600), 'never' -> ('never', 0)."""
-    if text == "never":
+    """Parse save_every: '100' -> ('steps', 100), '10m' -> ('seconds', 600), 'never' and 'auto' -> (itself, 0)."""
+    if text in ("never", "auto"):
         return text, 0.0
     kind, number, scale = ("seconds", text[:-1], 60.0) if text.endswith("m") else ("steps", text, 1.0)
     try:
@@ -285,7 +300,7 @@ def parse_save_every(text: str) -> tuple[str, float]:
     except ValueError:
         value = 0
     if value <= 0:
-        raise UsageError(f"save_every is {text!r}; it must be steps (100), minutes (10m) or never")
+        raise UsageError(f"save_every is {text!r}; it must be steps (100), minutes (10m), auto or never")
     return kind, value * scale
 
 

@@ -24,13 +24,17 @@ from pretok.base.errors import MismatchError, PretokError, Stopped, UsageError
 from pretok.base.records import replace
 from pretok.base.stop import StopFlag
 from pretok.base.storage import write_json
+from pretok.base.units import duration
 from pretok.shards.manifest import shards_of
 from pretok.stream import data_hash
+from train import STARTED
 from train.checkpoint.meta import Meta
+from train.checkpoint.save import auto_interval
 from train.config import TrainConfig
 from train.data import MicroBatch
 from train.evaluate import evaluate
 from train.metrics import provenance
+from train.monitor import NOTHING
 from train.optimizer import MAX_SKIPS, global_norm
 from train.parallel.devices import deterministic, find_device
 from train.parallel.group import process_group, run_folder
@@ -91,6 +95,11 @@ def _loop(run: Run) -> None:
     gc.disable()  # all ranks collect after the same steps: a pause of one rank is a pause of all
     run.goodput.enter("training")
     run.checkpoints.saved_at, run.last_end = time.monotonic(), Mark(run.device.device)
+    if run.config.save_every == "auto":
+        run.checkpoints.start_seconds = start = time.monotonic() - STARTED
+        run.report(
+            f"saves every {duration(auto_interval(start, 0.0))}: 4 times the start, which took {duration(start)}"
+        )
     if _owes_validation(run):
         _between_steps(run)
     with _profiler(run.config) as profiled:
@@ -210,6 +219,7 @@ def _record(run: Run, done: Readback) -> None:
             "mfu": speed * phase.model.flops_per_token(phase.view.seq_len) / peak if peak else None,
             "data_wait": done.waited,
             "memory_peak": torch.cuda.max_memory_allocated() if run.device.is_gpu else None,
+            **_sensed(run, numbers.step, seconds, done.waited),
             "data_hash": run.progress.data_hash,
             "slowest": slow,
         }
@@ -252,6 +262,15 @@ def _warn_of_launcher(run: Run, needed: float) -> None:
             f"{limit:.0f} s after a SIGTERM, before they have saved: set TORCH_ELASTIC_SHUTDOWN_TIMEOUT="
             f"{2 * needed:.0f}, or start them with python -m train.launch"
         )
+
+
+def _sensed(run: Run, step: int, seconds: float, waited: float) -> dict[str, float | None]:
+    """Return what rank 0's device says every `log_every` steps, for the time since it was last asked."""
+    run.unseen = (run.unseen[0] + seconds, run.unseen[1] + waited)
+    if dist.get_rank() or step % run.config.log_every:
+        return NOTHING
+    since, run.unseen = run.unseen, (0.0, 0.0)
+    return run.monitor.look(*since)
 
 
 def _why(run: Run) -> str:
@@ -314,7 +333,7 @@ def _save(run: Run) -> None:
 
 def _goodput(run: Run) -> str:
     """Update RUN/goodput.jsonl and return the sum over all attempts as text; rank 0 only."""
-    return run.goodput.write(run.progress.step - run.first, run.feed.waited)
+    return run.goodput.write(run.progress.step - run.first, run.feed.waited, run.monitor.energy)
 
 
 @contextmanager

@@ -35,6 +35,7 @@ from pretok.base.storage import FULL, atomic_open, name_path, read_lines, tried
 from pretok.base.units import duration
 from pretok.stream.segments import RunSegment, written_segments
 from train.config import TrainConfig
+from train.monitor import energy_text
 from train.report import Reporter, clock
 
 
@@ -176,11 +177,12 @@ class Lines:
 class RunLog:
     """All files of a run that has done `step` of `steps` steps, and the lines about it on the terminal.
 
+    read: version of the package, and fingerprints of what the run reads, for the config of Weights & Biases.
     On ranks other than 0 every method does nothing.
     """
 
     def __init__(
-        self, config: TrainConfig, report: Reporter, rank: int, step: int, steps: int, manifest: str
+        self, config: TrainConfig, report: Reporter, rank: int, step: int, steps: int, read: dict[str, str]
     ) -> None:
         # Seconds of each step of the previous attempt that must be repeated.
         self.lost: tuple[float, ...] = ()
@@ -192,7 +194,7 @@ class RunLog:
             return
         out = Path(config.out)
         if config.wandb is not None:  # before anything is written, because it may fail
-            self._wandb = _open_wandb(out, config, manifest)
+            self._wandb = _open_wandb(out, config, read)
         self.background = Background()
         for name in ("metrics", "validation"):
             path, done = out / f"{name}.jsonl", lambda record: bool(record["step"] <= step)
@@ -218,12 +220,14 @@ class RunLog:
         step = record["step"]
         if step % self._config.log_every == 0 or step == self._steps:
             mfu = "n/a" if record["mfu"] is None else f"{record['mfu']:.1%}"
+            busy = record.get("utilisation")
+            drawn = "" if busy is None else f"  GPU {busy:.0f}% {record['watts'] or 0:.0f} W"
             left = duration((self._steps - step) * record["seconds"])
             self._report(
                 f"{clock()} step {step}/{self._steps}  {step / self._steps:.0%}  ETA {left}  "
                 f"loss {record['loss']:.4f}  norm {record['grad_norm']:.3f}  "
                 f"lr {record['lr']:.2e}  {record['tokens_per_second_per_device']:,.0f} tokens/s/device  "
-                f"MFU {mfu}  data wait {record['data_wait'] / record['seconds']:.2%}"
+                f"MFU {mfu}  data wait {record['data_wait'] / record['seconds']:.2%}{drawn}"
             )
 
     def validation(self, record: dict[str, Any]) -> None:
@@ -263,7 +267,7 @@ class RunLog:
             self._wandb.log(numbers, step=numbers.pop("step"))
 
 
-def _open_wandb(out: Path, config: TrainConfig, manifest: str) -> Any:
+def _open_wandb(out: Path, config: TrainConfig, read: dict[str, str]) -> Any:
     try:
         import wandb
     except ImportError:
@@ -281,7 +285,7 @@ def _open_wandb(out: Path, config: TrainConfig, manifest: str) -> Any:
         resume="allow",
         dir=str(out),
         mode=os.environ.get("WANDB_MODE", "offline"),
-        config=config.as_dict() | {"provenance": provenance() | {"manifest": manifest}},
+        config=config.as_dict() | {"provenance": provenance() | read},
     )
 
 
@@ -338,10 +342,16 @@ class Goodput:
         finally:
             self.enter(before)
 
-    def write(self, steps: int, waited: float) -> str:
+    def write(
+        self,
+        steps: int,
+        waited: float,
+        energy: Callable[[float], dict[str, float | None]] = lambda _seconds: {},
+    ) -> str:
         """Update the file: `steps` were done, and training waited `waited` seconds for data.
 
-        Returns the sum over all attempts as text; '' on other ranks.
+        energy: seconds of this start -> the fields of its energy. Returns the sum over all attempts as text; '' on
+        other ranks.
         """
         if self._lines is None:
             return ""
@@ -353,6 +363,7 @@ class Goodput:
             "lost_seconds": round(sum(self._lost, 0.0), 3),
             "restart": self.restart,
         }
+        line |= energy(sum(self._seconds.values()) - self._seconds["restarting"])
         self._lines.add(line, for_now=True)
         return summarize([*self._earlier, line])
 
@@ -367,4 +378,5 @@ def summarize(attempts: Sequence[dict[str, Any]]) -> str:
     return (
         f"goodput: {useful / whole if whole else 0:.1%} of {whole / 3600:.2f} h in {len(attempts)} attempts; "
         f"{parts}; {sum(attempt['lost_steps'] for attempt in attempts)} steps done twice"
+        + (f"; {spent}" if (spent := energy_text(attempts)) else "")
     )

@@ -16,6 +16,7 @@ from typing import Any
 from pretok.base.records import replace
 from train.config import TrainConfig, add_flags, command_parser, parse, recomputed, whole_number
 from train.model.sizes import LOSS_CHUNK, ModelConfig, model_config
+from train.monitor import energy, energy_text
 from train.parallel.devices import gigabytes_of, peak_of
 from train.parallel.layout import (
     Batch,
@@ -178,6 +179,21 @@ def largest_micro_batch(
 GIB = 2**30
 
 
+def thumb_bytes(model: ModelConfig, tokens: int) -> dict[str, int]:
+    """Return the bytes of the rule of thumb, for a model that is not sharded, in float32.
+
+    Parameters x 4 bytes; AdamW 3 x (gradients and two moments); batch x length x width x bytes in each block; a tenth
+    of all that as overhead. tokens: those of a micro-batch.
+    """
+    parts = {
+        "parameters": 4 * model.parameters,
+        "gradients": 4 * model.parameters,
+        "optimizer": 8 * model.parameters,
+        "activations": 4 * tokens * model.dim * model.layers,
+    }
+    return parts | {"overhead": sum(parts.values()) // 10}
+
+
 def plan_figures(config: TrainConfig, space: argparse.Namespace) -> dict[str, Any]:
     """Compute all figures of `train plan` as JSON values; None where an input is missing.
 
@@ -213,6 +229,7 @@ def plan_figures(config: TrainConfig, space: argparse.Namespace) -> dict[str, An
         "layout": asdict(layout),
         "batch": asdict(batch),
         "bubble": bubble(config.pipeline, batch.accumulation),
+        "bubble_over_ideal": (config.pipeline - 1) / batch.accumulation,
         "steps": steps,
         "count": asdict(count),
         "device_gigabytes": gigabytes,
@@ -222,10 +239,16 @@ def plan_figures(config: TrainConfig, space: argparse.Namespace) -> dict[str, An
         "peak_source": source,
         "step_seconds": seconds,
         "hours": hours,
+        "thumb": thumb_bytes(model, batch.micro_batch * seq_len),
+        **energy(hours and config.watts and hours * ranks * config.watts / 1e6, config),
         "node_hours": hours * space.nodes if hours is not None else None,
         "checkpoint_bytes": 12 * model.parameters,  # the weights and two moments in float32
         "quota_bytes": 12 * model.parameters * (kept + 1),
     }
+
+
+def _gib(parts: dict[str, int], part: str) -> str:
+    return f"{parts[part] / GIB:.2f}" if part in parts else ""
 
 
 def render(plan: dict[str, Any]) -> str:
@@ -236,6 +259,7 @@ def render(plan: dict[str, Any]) -> str:
 
     layout, count, peak = plan["layout"], plan["count"], plan["peak_flops"]
     need, size = sum(count.values()), plan["device_gigabytes"]
+    exact, thumb = (parts | {"total": sum(parts.values())} for parts in (count, plan["thumb"]))
     if size is None:
         verdict = "fits: unknown, because the memory of the device is not known; give --memory in GB"
     else:
@@ -250,13 +274,30 @@ def render(plan: dict[str, Any]) -> str:
             f"{layout['tensor']} tensor parallel x {layout['pipeline']} pipeline"
             + (f", {layout['context']} ranks share each sequence" if layout["context"] > 1 else ""),
             f"global batch {Batch(**plan['batch'])}",
-            f"bubble: devices wait for other stages {plan['bubble']:.1%} of each step",
-            f"\n{'GiB on one device':<20}",
-            *(f"{part:<20}{size / GIB:>15.2f}" for part, size in (count | {"total": need}).items()),
+            f"bubble: devices wait for other stages {plan['bubble']:.1%} of each step, "
+            f"{plan['bubble_over_ideal']:.1%} over its ideal time ((P - 1) / m, 1F1B)",
+            f"\n{'GiB on one device':<20}{'exact':>15}{'rule of thumb':>15}",
+            *(
+                f"{part:<20}"
+                + "".join(f"{gib:>15}" for gib in (_gib(exact, part), _gib(thumb, part))).rstrip()
+                for part in (
+                    "parameters",
+                    "gradients",
+                    "optimizer",
+                    "gathered",
+                    "activations",
+                    "loss",
+                    "overhead",
+                    "total",
+                )
+            ),
+            "The rule of thumb: the whole model on one device, AdamW 3 x its parameters, batch x length x width x "
+            "layers, a tenth of overhead.",
             f"\n{verdict}\n",
             f"peak: {number(peak and peak / 1e12, 'TFLOP/s')} ({plan['peak_source']})",
             f"step: {number(plan['step_seconds'], 's', 3)}; steps: {plan['steps'] or 'n/a'}; "
             f"run: {number(plan['hours'], 'h')}; {number(plan['node_hours'], 'node-hours')}",
+            energy_text([plan]) or "energy: n/a; give --watts, --pue and --carbon",
             f"checkpoint: {plan['checkpoint_bytes'] / 1e9:.1f} GB; quota for those kept and one being written: "
             f"{plan['quota_bytes'] / 1e9:.1f} GB",
         ]

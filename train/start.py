@@ -18,6 +18,7 @@ from pretok.base.records import replace, to_json
 from pretok.base.stop import StopFlag
 from pretok.base.storage import write_json
 from pretok.base.units import duration, plural
+from pretok.base.version import PRETOK_VERSION
 from pretok.stream.object_store import is_url
 from train import STARTED
 from train.checkpoint.meta import Meta, RunState
@@ -26,6 +27,7 @@ from train.config import TrainConfig
 from train.data import Feed
 from train.evaluate import ValidationSource, validation_sources
 from train.metrics import Goodput, RunLog
+from train.monitor import Monitor, sensors
 from train.parallel.devices import Device
 from train.parallel.mesh import data_rank
 from train.phases import Phase, Segment, check_resume, differences, plan_segments
@@ -66,13 +68,21 @@ class Run:
         if meta is not None:
             report(f"resumed from step {saved.step}")
             _report_changes(report, segment, "hand", _changed_by_hand(meta, config, segment))
-        manifest = segment.phase.view.manifest_fingerprint
-        self.log = RunLog(config, report, rank, saved.step, self.steps, manifest)
+        identity = segment.phase.identity()
+        read = {
+            "version": PRETOK_VERSION,
+            "manifest": identity.manifest,
+            "stream": segment.phase.view.fingerprint,
+            "tokenizer": segment.phase.tokenizer().fingerprint,
+        }
+        self.log = RunLog(config, report, rank, saved.step, self.steps, read)
         if lost_steps := self.log.lost:
             what = f"{plural(len(lost_steps), 'step')} after step {saved.step} ({duration(sum(lost_steps))})"
             report(f"{what} were lost: the last attempt ended without a save; they are repeated")
         goodput = None if rank else out / "goodput.jsonl"
         self.goodput = Goodput(STARTED, goodput, self.log.lost, report, self.log.background)
+        sensor = sensors if senses(device, rank) else None
+        self.monitor, self.unseen = Monitor(config, dist.get_world_size(), sensor, report), (0.0, 0.0)
         self.stragglers = Stragglers(device.device, config.timeout, saved.step)
         self.feed, self.validation = _open_feed(segment, self.trainee), _open_validation(segment)
         self.last_end = Mark(device.device)
@@ -96,6 +106,11 @@ class Run:
     def first(self) -> int:
         """Steps that were done before this start."""
         return self.segments[0].step
+
+
+def senses(device: Device, rank: int) -> bool:
+    """Return whether this rank reads its device: rank 0's GPU stands for all."""
+    return device.is_gpu and rank == 0
 
 
 def enter_segment(run: Run, segment: Segment, before: Phase | None) -> None:

@@ -103,6 +103,16 @@ class RunHistory:
     attempts: list[dict[str, Any]]
     done: bool
 
+    @property
+    def energy(self) -> dict[str, float | None]:
+        """MWh at the devices, PUE, kg CO2e per kWh (of the last start) and t CO2e; None what a start did not tell."""
+        last = self.attempts[-1] if self.attempts else {}
+        result: dict[str, float | None] = {"pue": last.get("pue"), "carbon": last.get("carbon")}
+        for name in ("mwh", "tco2e"):
+            known = [attempt[name] for attempt in self.attempts if attempt.get(name) is not None]
+            result[name] = sum(known) if known and len(known) == len(self.attempts) else None
+        return result
+
 
 def read_jobs(work: Path) -> list[LoggedJob]:
     """All jobs with a log, oldest first. Raises IntegrityError."""

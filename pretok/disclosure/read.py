@@ -175,6 +175,7 @@ def load_run(folder: Path) -> tuple[dict[str, Any], tuple[RunSegment, ...]]:
         "finished": run.done,
         "trained_from": run.metrics[0].get("time"),
         "trained_to": last.get("time"),
+        "energy": run.energy,
     }
     return about, segments
 

@@ -83,7 +83,10 @@ Answers = _answers(
 )
 """The file of answers. It has no key for what files know, so that no answer contradicts a figure. crawlers: which ones
 collected the sources; reservations: the CSV of a register."""
-RUN = ("size", "sizes", "steps", "steps_planned", "steps_skipped", "finished", "trained_from", "trained_to")
+RUN = (
+    *("size", "sizes", "steps", "steps_planned", "steps_skipped", "finished", "trained_from", "trained_to"),
+    "energy",  # mwh: at the devices; pue; carbon: kg CO2e per kWh; tco2e
+)
 
 
 def load_answers(path: Path | None, sources: set[str]) -> Any:

@@ -35,6 +35,8 @@ site_setup() {
     # name, up to 1.11 only this one (its pull request 530). Not tried on LUMI: if RCCL does not find this network, read
     # its log with NCCL_DEBUG=INFO.
     export NCCL_NET="AWS Libfabric"
+    # Without it a second process group hung in 13 of 17 tries (laifs-container-recipes 44).
+    export FI_MR_CACHE_MONITOR=userfaultfd
     # As in public job scripts for LUMI: one interface next to each pair of GPUs.
     export NCCL_SOCKET_IFNAME=hsn0,hsn1,hsn2,hsn3 GLOO_SOCKET_IFNAME=$SITE_INTERFACE
 }

@@ -199,8 +199,12 @@ def test_figures_are_those_of_a_walk(
     else:
         of = None if "without" in target else mix
         view, steps = pretok.stream.open(made.shards_dir, of, seq_len=SEQ_LEN, seed=3), int(target.split()[2])
-        said, read = ask(capsys, made.out, write_run(made, tmp_path / "run", steps, of)), steps * BATCH
+        folder = write_run(made, tmp_path / "run", steps, of)
+        spent = {"mwh": 2.0, "tco2e": 1.1, "pue": 1.1, "carbon": 0.5}
+        (tmp_path / "run" / "goodput.jsonl").write_text(json.dumps(spent) + "\n")
+        said, read = ask(capsys, made.out, folder), steps * BATCH
         model = said["general"]["model"]
+        assert model["energy"] == spent
         assert (model["steps"], model["steps_skipped"], model["finished"]) == (steps, steps // 5, False)
     assert said["about"]["sequences"] == read
     check(said, walk(documents, view, read))

@@ -222,6 +222,12 @@ def test_a_run_is_shown_with_its_curves(work, tmp_path):
     assert "Step 50, not finished; loss 4.0000; 1 start on record." in text
     assert "validation, it" in text
     assert "model FLOP utilisation" not in text
+    assert "Energy:" not in text
+    spent = kinds | {"steps": 50, "lost_steps": 3, "mwh": 216.5, "pue": 1.2, "carbon": 0.057, "tco2e": 14.8}
+    write("goodput", [spent, spent])
+    assert "Energy: 433 MWh, PUE 1.2, 0.057 kg CO2e/kWh: 29.6 t CO2e." in page(work, "--run", str(tmp_path))
+    write("goodput", [spent, kinds | {"steps": 50, "lost_steps": 3}])  # a start that does not know its own
+    assert "Energy:" not in page(work, "--run", str(tmp_path))
 
 
 def test_a_mix_in_its_order_has_a_page(tmp_path):

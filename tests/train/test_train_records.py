@@ -24,6 +24,7 @@ from support import needs, until
 torch = needs("torch")
 from pretok.base.errors import PretokError, Stopped, UsageError
 from pretok.base.storage import read_lines
+from pretok.base.version import PRETOK_VERSION
 from pretok.shards.manifest import load_manifest
 from tests.train_support import Ranks, Trial, around, column, run_jobs, tiny_flags
 from train import loop, metrics, report
@@ -52,6 +53,9 @@ def test_wandb_is_offline_with_one_id_for_the_chain_and_knows_code_and_data(tria
     provenance = calls[0]["config"]["provenance"]
     assert calls[0]["config"]["seq_len"] == 16
     assert provenance["manifest"] == load_manifest(trial.shards).fingerprint
+    assert provenance["tokenizer"] == load_manifest(trial.shards).tokenizer.fingerprint
+    assert provenance["version"] == PRETOK_VERSION
+    assert provenance["stream"]
     assert provenance["torch"] == torch.__version__
     assert {"commit", "command", "environment", "host"} <= provenance.keys()
 

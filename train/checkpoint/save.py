@@ -78,6 +78,14 @@ def _host_copies(pieces: dict[str, Tensor], *, pinned: bool) -> dict[str, Tensor
     }
 
 
+def auto_interval(start: float, cost: float) -> float:
+    """Return the seconds between saves for --save-every auto: what a kill loses is worth a few starts.
+
+    start: seconds from the start of the process to the first step. cost: seconds for which a save stops the steps.
+    """
+    return min(3600.0, max(4 * start, 20 * cost))
+
+
 def _delete(path: Path) -> None:
     doomed = path.with_name(f".{path.name}.deleted{TEMPORARY_SUFFIX}")
     path.rename(doomed)  # a half deleted checkpoint must not look complete
@@ -99,6 +107,7 @@ class Checkpoints:
         self.every = parse_save_every(config.save_every)
         self.agreed = False  # whether all ranks have agreed to save after the current step
         self.saved_at = 0.0
+        self.start_seconds = self._cost = 0.0
         self._saved: tuple[int, float | None] = -1, None  # step and validation loss of the newest checkpoint
         self._pending: _Pending | None = None
         self._failing_since: float | None = None  # rank 0 only, which alone knows how each save ended
@@ -125,6 +134,8 @@ class Checkpoints:
         if self._rank:
             return False
         now, (kind, amount) = time.monotonic(), self.every
+        if kind == "auto":
+            kind, amount = "seconds", auto_interval(self.start_seconds, self._cost)
         again = self._failing_since is not None and now >= self._retry_at
         return again or (kind == "seconds" and now - self.saved_at > amount)
 
@@ -155,6 +166,7 @@ class Checkpoints:
             self._copy[name].copy_(piece, non_blocking=True)
         if self._pinned:  # the next step changes the state, so the copies must be complete before it
             torch.cuda.synchronize()
+        self._cost = max(self._cost, time.monotonic() - started)
         # The first rank of each pipeline stage writes the index of its stage.
         leads = not any(mesh.get_local_rank(name) for name in ("replicate", "shard", "tensor"))
         future = self._writes.submit(self._write, self._temporary(meta.step), self._index, leads, first)

@@ -7,13 +7,13 @@ hold. They are far above what a template needs, so no document depends on the sp
 
 from __future__ import annotations
 
+import os
 import resource
 import signal
 import threading
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 from pretok.base.errors import UsageError
 from pretok.base.units import human_bytes
@@ -36,8 +36,7 @@ def limited(seconds: int, memory: int) -> Iterator[None]:
 
     timed = threading.current_thread() is threading.main_thread()
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
-    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
-    most = pages * resource.getpagesize() + memory
+    most = _addresses() + memory
     handler = signal.getsignal(signal.SIGPROF)
     try:
         if soft == resource.RLIM_INFINITY or most < soft:
@@ -56,6 +55,15 @@ def limited(seconds: int, memory: int) -> Iterator[None]:
             signal.setitimer(signal.ITIMER_PROF, 0)
             signal.signal(signal.SIGPROF, handler)
         resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+
+
+def _addresses() -> int:
+    """Bytes of address space that this process has. Without Path, which takes half of the time of `limited`."""
+    descriptor = os.open("/proc/self/statm", os.O_RDONLY)
+    try:
+        return int(os.read(descriptor, 64).split()[0]) * resource.getpagesize()
+    finally:
+        os.close(descriptor)
 
 
 def _place(error: BaseException) -> str:

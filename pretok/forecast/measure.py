@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from pretok.base.errors import UsageError
 from pretok.chat.documents import documents_of
 from pretok.chat.encode import encode_spans
 from pretok.forecast.windows import Window, windows
@@ -80,6 +81,8 @@ def measure(
         except CorruptInputError as error:
             sample.errors.append(f"{window.piece.file.path}: {error}")
             continue
+        except UsageError as error:
+            raise UsageError(f"{window.piece.place}: {error}") from None
         measured.parsing = max(0.0, time.monotonic() - began - measured.encoding)
         sample.windows.append(measured)
     return sample

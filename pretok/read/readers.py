@@ -67,7 +67,7 @@ def read_partition(
         try:
             return batch if isinstance(batch, Damage) else make(batch)
         except UsageError as error:
-            raise UsageError(f"{partition.pieces[batch.piece].file.path}: {error}") from None
+            raise UsageError(f"{partition.pieces[batch.piece].place}: {error}") from None
 
     # A generator would keep the batch of records alive while the consumer works on the documents.
     return map(documents, ahead(batches(), _held_bytes, BATCH_BYTES // 16))

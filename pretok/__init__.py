@@ -4,20 +4,23 @@
 training reads it by `pretok.stream`. Nothing is loaded before it is used.
 """
 
-from typing import TYPE_CHECKING
-
-from pretok.base.version import PRETOK_VERSION
+TYPE_CHECKING = False  # without `typing`: a command is stopped by signals only after this file
 
 if TYPE_CHECKING:
     from pretok.api.make import build_vocab, mix, tokenize
     from pretok.api.work import open_work as open
 
+    __version__: str
+
 __all__ = ["__version__", "build_vocab", "mix", "open", "tokenize"]
-__version__ = PRETOK_VERSION
 
 
 def __getattr__(name: str) -> object:
     """The functions are loaded when they are asked for: they need pyarrow, which `pretok.stream` does not."""
+    if name == "__version__":
+        from pretok.base.version import PRETOK_VERSION
+
+        return PRETOK_VERSION
     if name == "open":
         from pretok.api.work import open_work
 

@@ -85,7 +85,7 @@ def _options(
 
 
 def main() -> None:
-    """Console entry point; ends the process with one of the exit codes above."""
+    """Run the command of this process and end it with one of the exit codes above."""
     collect_seldom()
     arguments = sys.argv[1:]
     console = Terminal(arguments)

@@ -12,11 +12,7 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 
-from pretok.base.errors import PretokError, Stopped
-from pretok.base.startup import refuse_to_start
-from train.checkpoint import HungSave
-from train.config import add_flags, command_parser, parse, refuse_unread
-from train.report import complain, explain
+from pretok.base.begin import end_with_75, interrupted
 
 EXAMPLES = """  train --shards WORK/shards --mix WORK/mix.json --model debug --out RUN
   torchrun --nproc-per-node 4 -m train --shards WORK/shards --mix WORK/mix.json --model 1b \\
@@ -26,6 +22,8 @@ EXAMPLES = """  train --shards WORK/shards --mix WORK/mix.json --model debug --o
 
 
 def _train(arguments: Sequence[str]) -> None:
+    from train.config import add_flags, command_parser, parse, refuse_unread
+
     parser = command_parser("train", "Train a model on shards; the same command resumes it.", EXAMPLES)
     parser.usage = "train [--config FILE] --shards WORK/shards --out RUN [settings]"
     add_flags(parser)
@@ -48,6 +46,11 @@ COMMANDS = {
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command and exit with its code."""
+    from pretok.base.errors import PretokError, Stopped
+    from pretok.base.startup import refuse_to_start
+    from train.checkpoint import HungSave
+    from train.report import complain, explain
+
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     code = 0
     try:
@@ -74,5 +77,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.exit(code)
 
 
+def start() -> None:
+    """Console entry point: the same, and a signal ends the process with 75 before anything else is loaded."""
+    try:
+        end_with_75()
+        main()
+    except KeyboardInterrupt:  # before or after the command itself
+        interrupted()
+
+
 if __name__ == "__main__":
-    main()
+    start()

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, get_worker_info
 
-from pretok.base.stop import SIGNALS
+from pretok.base.begin import SIGNALS
 from pretok.base.tokens import document_starts
 from pretok.stream import View
 from pretok.stream.loader import Fetch, PositionSampler, as_read, read_ahead

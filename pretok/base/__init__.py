@@ -20,6 +20,7 @@ failures.py  what the exception of a task means: try again, refuse, or a bug
 execute.py   one function over many items: in this process, in processes of this node, on Ray
 pool.py      processes of this node, forked from one that has loaded everything
 tasks.py     a step of a job: runs its tasks, logs each, raises their failures
+begin.py     signals before a command begins, and after it
 startup.py   what our processes do not load
 children.py  the environment of our child processes
 memory.py    memory used and still available

@@ -33,13 +33,12 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from typing import Any, Generic, TypeVar
 
+from pretok.base.begin import SIGNALS
 from pretok.base.children import child_environment
 from pretok.base.console import Counts
 from pretok.base.errors import EngineLost
 from pretok.base.failures import TaskError, task_error
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
-"""A terminal and Slurm send them to all processes; they are meant for the driver, which ends its workers."""
 PR_SET_PDEATHSIG = 1
 Send = Callable[[Counts], object]
 Result = TypeVar("Result")
@@ -151,6 +150,7 @@ def nurse(driver: int) -> None:
     A module that is asked for is imported, and its `preload` called, which loads more than imports do but starts no
     thread.
     """
+    # A terminal and Slurm send them to all processes; they are meant for the driver, which ends its workers.
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)

@@ -16,9 +16,9 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
+from pretok.base.begin import SIGNALS
 from pretok.base.errors import Stopped, UsageError
 
-SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 AGAIN = "run the same command again to continue"
 
 

@@ -2,6 +2,7 @@
 
 spans.py       the kinds, and the spans of a batch, in bytes
 text.py        strings inside a template, which know what is content
+limits.py      processor time and memory of a template
 template.py    a chat template in Jinja, run in a sandbox over such strings
 turns.py       the output of a template -> parts: where an answer begins and ends
 records.py     the JSON of a record -> a checked conversation

@@ -10,24 +10,30 @@ from collections.abc import Callable, Iterator
 from functools import partial
 
 from pretok.read.batches import TextBatch
-from pretok.read.conversation import Conversation, RecordFormat
+from pretok.read.conversation import LIMITS, Conversation, RecordFormat, TemplateLimits
 from pretok.read.format import Keep
 from pretok.read.normalize import Normalization, normalize_batch
 from pretok.read.partition import Partition
 from pretok.read.readers import Damage, read_partition
 
 
-def documents_of(record: RecordFormat, normalization: Normalization) -> Callable[[TextBatch], TextBatch]:
+def documents_of(
+    record: RecordFormat, normalization: Normalization, limits: TemplateLimits = LIMITS
+) -> Callable[[TextBatch], TextBatch]:
     """A function that turns the texts of a batch, as they were read, into documents."""
     if isinstance(record.conversation, Conversation):
         from pretok.chat.render import Renderer
 
-        return Renderer(record, normalization)
+        return Renderer(record, normalization, limits)
     return partial(normalize_batch, normalization=normalization)
 
 
 def read_documents(
-    partition: Partition, record: RecordFormat, normalization: Normalization, keep: Keep = ()
+    partition: Partition,
+    record: RecordFormat,
+    normalization: Normalization,
+    keep: Keep = (),
+    limits: TemplateLimits = LIMITS,
 ) -> Iterator[TextBatch | Damage]:
     """All batches of documents of a partition; see `read_partition`."""
-    return read_partition(partition, record, documents_of(record, normalization), keep)
+    return read_partition(partition, record, documents_of(record, normalization, limits), keep)

@@ -17,13 +17,15 @@ import numpy as np
 import pyarrow as pa
 from jinja2.exceptions import TemplateError
 
+from pretok.base.errors import UsageError
 from pretok.base.records import replace
+from pretok.chat.limits import OverLimit, limited
 from pretok.chat.records import BadRecord, Shape, decode, messages_of, texts_of, wrapped
 from pretok.chat.spans import ANSWER, USER, column_of, pack
 from pretok.chat.text import Part, Step, Trace, replay
 from pretok.chat.turns import Turns
 from pretok.read.batches import Reject, TextBatch, buffers, from_buffers
-from pretok.read.conversation import Conversation, RecordFormat, fields_of
+from pretok.read.conversation import LIMITS, Conversation, RecordFormat, TemplateLimits, fields_of
 from pretok.read.normalize import Normalization
 
 MOST_SHAPES, MOST_OF_SHAPE = 1024, 8
@@ -40,9 +42,11 @@ none follows)."""
 class Renderer:
     """Turns the records of a source into documents."""
 
-    def __init__(self, record: RecordFormat, normalization: Normalization) -> None:
+    def __init__(
+        self, record: RecordFormat, normalization: Normalization, limits: TemplateLimits = LIMITS
+    ) -> None:
         assert isinstance(record.conversation, Conversation)
-        self._most = record.max_document
+        self._most, self._limits = record.max_document, limits
         self._normalization = normalization
         self._plain = normalization == Normalization()
         how = record.conversation
@@ -58,7 +62,9 @@ class Renderer:
         elif not how.template:
             self._render = self._contents
         else:
-            self._turns = Turns(how)
+            with limited(limits.seconds, limits.memory):
+                self._turns = Turns(how)
+            self._name = how.chat_template or "of the tokenizer"
             self._known: dict[Shape, list[tuple[list[Step], list[_Piece]]]] = {}
             self._render = self._from_messages
 
@@ -79,6 +85,11 @@ class Renderer:
                 rejects.append((number, *error.args))
                 refused += len(record)
                 texts, row, size = [], [], 0
+            except OverLimit as error:  # no reject: that would depend on the machine
+                raise UsageError(
+                    f"record {number + 1}: the chat template ({self._name}): {error}; leave the record out, or raise "
+                    "conversation_seconds or template_memory of the source"
+                ) from None
             parts += texts
             spans += row
             sizes.append(size)
@@ -136,9 +147,9 @@ class Renderer:
             if (values := replay(steps, texts)) is not None:
                 return _fill(pieces, values)
         messages, trace = messages_of(data), Trace()
-        parts = self._turns.render(
-            wrapped(messages, lambda text, kind, number: trace.text(self._clean(text), kind, number)), trace
-        )
+        inputs = wrapped(messages, lambda text, kind, number: trace.text(self._clean(text), kind, number))
+        with limited(self._limits.conversation_seconds, self._limits.memory):
+            parts = self._turns.render(inputs, trace)
         written = {part.message for part in parts if part.source >= 0}
         for number, message in enumerate(messages):
             if number not in written:  # otherwise it would be lost silently

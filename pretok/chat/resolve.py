@@ -19,9 +19,10 @@ from pretok.base.errors import UsageError
 from pretok.base.kinds import MARKERS
 from pretok.base.records import replace
 from pretok.base.storage import passes
+from pretok.chat.limits import OverLimit, limited
 from pretok.chat.template import DateNeeded
 from pretok.chat.turns import Turns, open_template, probed
-from pretok.read.conversation import Conversation, RecordFormat, fields_of
+from pretok.read.conversation import LIMITS, Conversation, RecordFormat, TemplateLimits, fields_of
 from pretok.tokenizer.tokenizer_file import to_characters
 from pretok.tokenizer.vocabulary import CONFIG_FILE, OWN_TEMPLATE, TEMPLATE_FILE, Vocabulary
 
@@ -30,7 +31,9 @@ CHATML = "chatml"
 _TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
-def resolve(record: RecordFormat, vocab: Vocabulary, source: str) -> RecordFormat:
+def resolve(
+    record: RecordFormat, vocab: Vocabulary, source: str, limits: TemplateLimits = LIMITS
+) -> RecordFormat:
     """The record format with its checked template. source: its name, for messages. Raises UsageError."""
     how = record.conversation
     if not isinstance(how, Conversation):
@@ -50,14 +53,15 @@ def resolve(record: RecordFormat, vocab: Vocabulary, source: str) -> RecordForma
     how = replace(how, template=text, content_only=False, variables=variables)
     added = {token["content"]: token for token in vocab.added}
     try:
-        template = open_template(how)
-        whole, prompts = (
-            [
-                "".join(part.text if part.source < 0 else "\0" for part in parts)
-                for _, parts in probed(template, prompt=prompt)
-            ]
-            for prompt in (False, True)
-        )
+        with limited(limits.seconds, limits.memory):
+            template = open_template(how)
+            whole, prompts = (
+                [
+                    "".join(part.text if part.source < 0 else "\0" for part in parts)
+                    for _, parts in probed(template, prompt=prompt)
+                ]
+                for prompt in (False, True)
+            )
         values = [
             value for value in (*variables.values(), *how.template_kwargs.values()) if isinstance(value, str)
         ]
@@ -65,7 +69,12 @@ def resolve(record: RecordFormat, vocab: Vocabulary, source: str) -> RecordForma
         spelled = "\0".join((text, *values, outputs))
         markers = {n: t["id"] for n, t in added.items() if n.strip() and (t["special"] or n in spelled)}
         how = replace(how, markers=dict(sorted(markers.items())))
-        turns = Turns(how)
+        with limited(limits.seconds, limits.memory):
+            turns = Turns(how)
+    except OverLimit as error:
+        raise UsageError(
+            f"{where} ({name}): {error}; name another, or raise template_seconds or template_memory of the source"
+        ) from None
     except DateNeeded:
         raise UsageError(
             f'{where} ({name}) asks for the date; write date = "2026-01-31" in its table'

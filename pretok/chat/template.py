@@ -21,6 +21,7 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.nativetypes import NativeCodeGenerator
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from pretok.base.errors import PretokError
 from pretok.chat.text import (
     STR_METHODS,
     Part,
@@ -84,7 +85,7 @@ class _Sandbox(ImmutableSandboxedEnvironment):
     """Everything that a template may use. One run at a time."""
 
     code_generator_class = _Code
-    intercepted_binops = frozenset(("+", "*", "%"))
+    intercepted_binops = frozenset(("+", "*", "%", "**"))  # so they are not computed by the compiler, either
 
     def __init__(self, date: str) -> None:
         self.trace = Trace()
@@ -178,7 +179,7 @@ def _template_errors() -> Iterator[None]:
     """Whatever a template raises becomes a TemplateError."""
     try:
         yield
-    except TemplateError:
+    except (TemplateError, PretokError, MemoryError):  # also of a signal, or of a limit
         raise
     except RecursionError:
         raise TemplateError("it is nested too deeply, or calls itself without end") from None

@@ -39,6 +39,9 @@ _THOUGHT = ("split", ("</think>",), 0)
 Step = tuple[int, str, tuple[Any, ...], Any]
 """(number of a value, method, arguments, its answer; None if it made a value)."""
 
+MOST_REPLAYED = 64 << 20
+"""Characters that a replay may go through."""
+
 
 class Unusable(TemplateError):
     """A template cannot work with any conversation: it is refused before the work begins."""
@@ -94,12 +97,18 @@ class Trace:
 
 
 def replay(steps: Sequence[Step], texts: Sequence[str]) -> Sequence[Any] | None:
-    """The values of a trace for the texts of another conversation; None if an answer differs."""
+    """The values of a trace for the texts of another conversation; None if an answer differs, or if it is
+    much work."""
     if not steps:
         return texts
     values: list[Any] = [*texts]
+    work = 0
     try:
         for source, name, args, answer in steps:
+            # Only `replace` makes a text much longer. The limits of a template do not hold here, but where it runs.
+            work += len(values[source]) * (1 + len(args[1]) if name == "replace" else 1)
+            if work > MOST_REPLAYED:
+                return None
             result = getattr(values[source], name)(*args)
             if answer is not None and result != answer:
                 return None

@@ -33,7 +33,7 @@ from pretok.base.units import parse_count, parse_length, parse_share, scaled
 from pretok.read.paths import SAMPLE, is_remote
 
 if TYPE_CHECKING:
-    from pretok.read.conversation import RecordFormat
+    from pretok.read.conversation import RecordFormat, TemplateLimits
     from pretok.read.kept import KeptColumn
     from pretok.read.normalize import Normalization
 
@@ -205,6 +205,13 @@ class Source(Part):
         None, "JSON file of tools for the chat template.", "tools.json", needs="messages"
     )
     date: datetime.date | None = key(None, "Date for the chat template.", "2026-01-31", needs="messages")
+    template_seconds: int = key(
+        60, "Processor time to find out what the chat template does.", gt=0, needs="messages"
+    )
+    template_memory: Count = key(2 << 30, "Bytes that the chat template may take.", gt=0, needs="messages")
+    conversation_seconds: int = key(
+        10, "Processor time of the chat template for a conversation.", gt=0, needs="messages"
+    )
     separator: str = key("", "Separates the documents of a text file. Default: a file is one.", "\n\n")
     max_document: Count = key(256 << 20, "Longer records are rejected (bytes).", gt=0)
     keep: Keep = key(
@@ -259,6 +266,13 @@ class Source(Part):
             date=str(self.date or ""),
         )
         return replace(plain, field=self.messages, conversation=chat)
+
+    @property
+    def limits(self) -> TemplateLimits:
+        """What its chat template may take."""
+        from pretok.read.conversation import TemplateLimits
+
+        return TemplateLimits(self.template_seconds, self.template_memory, self.conversation_seconds)
 
     @property
     def probed(self) -> tuple[str, bool]:

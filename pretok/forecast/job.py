@@ -102,10 +102,10 @@ def _forecast(
 ) -> SourceForecast:
     """Sample one source."""
     source = recipe.sources[name]
-    record = resolve(source.record, vocab, name)
+    record = resolve(source.record, vocab, name, source.limits)
     how = record.conversation
     encoder = Encoder(vocab.with_special(how.markers if isinstance(how, Conversation) else ()))
-    sample = measure(probes, name, record, recipe.normalize.function, encoder)
+    sample = measure(probes, name, record, recipe.normalize.function, encoder, source.limits)
     for error in sample.errors:
         console.notice(f"{name}: not sampled: {error}")
     target = recipe.shards.size or shard_bytes(probes, itemsize)

@@ -12,11 +12,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from pretok.base.errors import UsageError
 from pretok.chat.documents import documents_of
 from pretok.chat.encode import encode_spans
 from pretok.forecast.windows import Window, windows
 from pretok.read.batches import TextBatch, buffers
-from pretok.read.conversation import RecordFormat
+from pretok.read.conversation import LIMITS, RecordFormat, TemplateLimits
 from pretok.read.files import CorruptInputError
 from pretok.read.format import Probe
 from pretok.read.normalize import Normalization
@@ -58,10 +59,15 @@ class Sample:
 
 
 def measure(
-    probes: Sequence[Probe], seed: str, record: RecordFormat, normalization: Normalization, encoder: Encoder
+    probes: Sequence[Probe],
+    seed: str,
+    record: RecordFormat,
+    normalization: Normalization,
+    encoder: Encoder,
+    limits: TemplateLimits = LIMITS,
 ) -> Sample:
     """Read every window of a source once."""
-    sample, documents = Sample(), documents_of(record, normalization)
+    sample, documents = Sample(), documents_of(record, normalization, limits)
     for window in windows(probes, seed, sample.errors):
         measured = Measured(window)
         began = time.monotonic()
@@ -75,6 +81,8 @@ def measure(
         except CorruptInputError as error:
             sample.errors.append(f"{window.piece.file.path}: {error}")
             continue
+        except UsageError as error:
+            raise UsageError(f"{window.piece.place}: {error}") from None
         measured.parsing = max(0.0, time.monotonic() - began - measured.encoding)
         sample.windows.append(measured)
     return sample

@@ -9,7 +9,7 @@ from __future__ import annotations
 import string
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 from msgspec import UNSET, UnsetType, field
@@ -17,6 +17,20 @@ from msgspec import UNSET, UnsetType, field
 from pretok.base.errors import UsageError
 from pretok.base.records import Count, Record
 from pretok.base.storage import passes
+
+
+class TemplateLimits(NamedTuple):
+    """What a chat template may take. They change no document, so they are no part of a Conversation."""
+
+    seconds: int = 60
+    """Processor time to find out what the template does."""
+    memory: int = 2 << 30
+    """Bytes, then and for a conversation."""
+    conversation_seconds: int = 10
+    """Processor time for a conversation."""
+
+
+LIMITS = TemplateLimits()
 
 
 class Conversation(Record, frozen=True, kw_only=True):

@@ -66,6 +66,12 @@ class Piece:
         except for later parts of a JSON Lines file: the lines before them are not counted."""
         return (0, self.first or 0) if not self.start or self.first is not None else (self.start, 0)
 
+    @property
+    def place(self) -> str:
+        """The file, and where in it the count of the records of the piece begins, for messages."""
+        start, first = self.origin
+        return f"{self.file.path}{f' after byte {start}' if start else f' after record {first}' if first else ''}"
+
 
 Keep = Sequence[KeptColumn]
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
+from pretok.base.errors import UsageError
 from pretok.base.records import replace
 from pretok.read.batches import REJECTS, TextBatch
 from pretok.read.conversation import RecordFormat
@@ -64,7 +65,10 @@ def read_partition(
                 yield Damage(index, changed or error, bool(changed))
 
     def documents(batch: TextBatch | Damage) -> TextBatch | Damage:
-        return batch if isinstance(batch, Damage) else make(batch)
+        try:
+            return batch if isinstance(batch, Damage) else make(batch)
+        except UsageError as error:
+            raise UsageError(f"{partition.pieces[batch.piece].place}: {error}") from None
 
     # A generator would keep the batch of records alive while the consumer works on the documents.
     return map(documents, ahead(batches(), _held_bytes, BATCH_BYTES // 16))

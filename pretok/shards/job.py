@@ -162,7 +162,7 @@ class _Job:
             for name, source in self.recipe.sources.items():
                 before = sealed.get(name, ())
                 with located(self.recipe, "sources", name, "inputs"):
-                    record = resolve(source.record, self.vocab, name)
+                    record = resolve(source.record, self.vocab, name, source.limits)
                     plans.append(
                         plan_source(
                             name,
@@ -220,12 +220,16 @@ class _Job:
             duplicates=recipe.shards.duplicates,
             removed=self._removed(old) if self.state.exists() else (),
         )
+        with self.engine.stop.raising():  # a template may take its time
+            sources = {plan.name: recipe.sources[plan.name] for plan in plans}
+            records = {name: resolve(one.record, vocab, name, one.limits) for name, one in sources.items()}
         return [
             TokenizeTask(
                 partition=stamped(partition, plan.stamps),
                 shards_dir=self.shards.absolute(),
                 state_dir=(self.state / plan.unit).absolute(),
-                record=resolve(recipe.sources[plan.name].record, vocab, plan.name),
+                record=records[plan.name],
+                limits=recipe.sources[plan.name].limits,
                 keep=plan.kept,
                 screening=screening,
                 normalization=recipe.normalize.function,

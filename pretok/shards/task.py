@@ -36,7 +36,7 @@ from pretok.base.units import listed
 from pretok.chat.documents import read_documents
 from pretok.kernels.compile import load_registries
 from pretok.read.batches import TextBatch, buffers
-from pretok.read.conversation import Conversation, RecordFormat
+from pretok.read.conversation import LIMITS, Conversation, RecordFormat, TemplateLimits
 from pretok.read.kept import KeptColumn
 from pretok.read.normalize import Normalization
 from pretok.read.partition import Partition
@@ -84,6 +84,7 @@ class TokenizeTask:
     val_fraction: Fraction
     val_seed: int
     software: dict[str, str]
+    limits: TemplateLimits = LIMITS
 
     def state(self, suffix: str) -> Path:
         """Path of a file of the partition in the state folder."""
@@ -162,7 +163,7 @@ def read_whole(task: TokenizeTask) -> Iterator[TextBatch]:
     """The batches of documents of a partition. Raises PartitionsFailed after the last one if inputs could not be read
     to their end: the error names all of them, and the partition is done again from its beginning."""
     damaged, advice = list[str](), dict[str, None]()
-    for batch in read_documents(task.partition, task.record, task.normalization, task.keep):
+    for batch in read_documents(task.partition, task.record, task.normalization, task.keep, task.limits):
         if isinstance(batch, Damage):
             piece = task.partition.pieces[batch.piece]
             damaged.append(f"{piece.file.path}: {batch.error}")

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +24,13 @@ import pretok.stream
 from pretok.audit.documents import run_inspect
 from pretok.audit.verify_job import run_verify
 from pretok.base.console import Silent
-from pretok.base.errors import PretokError
+from pretok.base.errors import PretokError, Stopped
 from pretok.base.execute import Engine
 from pretok.base.kinds import KINDS
+from pretok.base.stop import StopFlag
+from pretok.chat.limits import limited
+from pretok.chat.template import ChatTemplate
+from pretok.chat.text import Trace
 from pretok.cli import run_command
 from pretok.config import make_recipe
 from pretok.counts.buckets import read_group
@@ -230,6 +237,51 @@ def test_a_template_that_cannot_work_is_refused_before_anything_is_written(
     with pytest.raises(PretokError, match=message):
         make(ROWS, **{"chat_template": str(tmp_path / "t.jinja"), **source})
     assert not (tmp_path / "w" / "shards" / "chat").exists()
+
+
+HANGS = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+FILLS = "{% set ns = namespace(x='xx') %}{% for a in range(99) %}{% set ns.x = ns.x + ns.x %}{% endfor %}"
+LIMITS = {"template_seconds": 1, "conversation_seconds": 1, "template_memory": "256MiB"}
+TAKES = [
+    (HANGS, "line 2 takes more than 1 s of processor time"),
+    ("{{ 9 ** (9 ** 9) }}", "line 2 takes more than 1 s of processor time"),
+    (
+        "{% macro f(n) %}{{ f(n - 1) if n }}{{ f(n - 1) if n }}{% endmacro %}{{ f(60) }}",
+        "takes more than 1 s",
+    ),
+    (FILLS, r"line 2 takes more than 268(\.\d)? MB of memory"),
+    ("{{ messages[0].role | indent(999999999) }}", "line 2 takes more than 268(\\.\\d)? MB of memory"),
+    (
+        "{% set ns = namespace(x=messages[0].content) %}{% for a in range(50) %}"
+        "{% set ns.x = ns.x.replace('7', '77') %}{% endfor %}{{ ns.x }}",
+        "record 8: .*line 2 takes more than",
+    ),
+]
+"""Templates that end never, or take all memory; in the second line."""
+
+
+@pytest.mark.parametrize(("template", "message"), TAKES)
+@pytest.mark.parametrize("only", ["", "question 7 "], ids=["always", "in one conversation"])
+def test_a_template_takes_no_more_than_its_limits(
+    tmp_path: Path, make: Make, template: str, message: str, only: str
+) -> None:
+    """At the start, or in a conversation, where it fails the partition and is no reject."""
+    where = f"{{% if messages[0].content.startswith('{only}') %}}\n{template}{{% endif %}}"
+    path = tmp_path / "t.jinja"
+    path.write_text(where + "{% for m in messages %}{{ m.content }}{% endfor %}")
+    with pytest.raises(PretokError, match=message) as raised:
+        make(ROWS, chat_template=str(path), **LIMITS)
+    assert f"({path})" in str(raised.value)
+    assert ("a.jsonl: record 8: " in str(raised.value)) is bool(only or "record 8" in message)
+    assert not (tmp_path / "w" / "shards" / "manifest.json").exists()
+
+
+def test_a_signal_ends_a_template() -> None:
+    """Long before its limit; it was taken for an error of the template."""
+    kill = partial(os.kill, os.getpid(), signal.SIGTERM)
+    template = ChatTemplate("{% set _ = kill() %}" + HANGS, {"kill": kill})
+    with StopFlag() as stop, pytest.raises(Stopped), stop.raising(), limited(60, 1 << 30):
+        template.run([], Trace())
 
 
 def test_a_date_and_switches_reach_the_template_and_bind_the_shards(tmp_path: Path, make: Make) -> None:

@@ -94,9 +94,9 @@ class Loader:
 
     view: the stream. micro_batch: sequences per batch. rank, ranks: among those that read different data. position:
     sequences read before, by all ranks. sequences: where to end, counted from the start of the stream, by default its
-    length, which it may not exceed. workers: processes that read ahead; prefetch: messages that each holds ready, of about half
-    a million tokens. pin_memory: create tensors in pinned memory if there is a GPU. documents: also return the starts
-    of documents. form: converts a `Batch` to what is returned.
+    length, which it may not exceed. workers: processes that read ahead; prefetch: messages that each holds ready, of
+    about half a million tokens. pin_memory: create tensors in pinned memory if there is a GPU. documents: also return
+    the starts of documents. form: converts a `Batch` to what is returned.
 
     The state counts what was returned, however far workers have read ahead. Raises UsageError, and MismatchError for a
     state of another stream.

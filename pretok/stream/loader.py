@@ -35,8 +35,8 @@ _Ids = npt.NDArray[np.integer[Any]]
 class PositionSampler:
     """Yields lists of positions, one list per micro-batch. Every `iter` starts at `position`.
 
-    length: positions to read of the stream; the last ones, if they do not fill a global batch, are not read. Raises UsageError
-    if the sizes do not divide.
+    length: positions to read of the stream; the last ones, if they do not fill a global batch, are not read. Raises
+    UsageError if the sizes do not divide.
     """
 
     def __init__(

@@ -98,8 +98,8 @@ class Loader:
     about half a million tokens. pin_memory: create tensors in pinned memory if there is a GPU. documents: also return
     the starts of documents. form: converts a `Batch` to what is returned.
 
-    The state counts what was returned, however far workers have read ahead. Raises UsageError, and MismatchError for a
-    state of another stream.
+    The state counts what was returned, however far workers have read ahead. Raises UsageError, IntegrityError (see
+    `View.compare_places`), and MismatchError for a state of another stream.
     """
 
     def __init__(
@@ -125,6 +125,7 @@ class Loader:
         self._pin_memory = pin_memory and torch.cuda.is_available()
         self._documents, self._form = documents, form
         self._sampler()  # raises UsageError for sizes that do not divide
+        view.compare_places(rank)
 
     def _sampler(self) -> PositionSampler:
         return PositionSampler(

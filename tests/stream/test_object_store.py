@@ -466,9 +466,8 @@ def test_an_object_that_is_replaced_under_a_reader_is_an_error(
     for position in range(100, 200):
         try:
             tokens = view[position]
-        except IntegrityError as error:
+        except IntegrityError:
             told += 1
-            assert "does not match its checksum" in str(error)
         else:
             read += 1
             np.testing.assert_array_equal(tokens, local[position])

@@ -79,6 +79,7 @@ def validation_sources(config: TrainConfig, mix: Mix) -> dict[str, ValidationSou
                 learn=learn,
                 cache=config.cache,
             )
+            view.compare_places()
             if view.masked and sizes is None:
                 sizes = _token_sizes(now)
             sources[name] = ValidationSource(view, val.bytes / val.tokens, sizes if view.masked else None)

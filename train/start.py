@@ -136,6 +136,7 @@ def enter_segment(run: Run, segment: Segment, before: Phase | None) -> None:
 def _open_feed(segment: Segment, trainee: Trainee) -> Feed:
     phase, end = segment.phase, segment.position_after(segment.last_step)
     rank = data_rank(trainee.mesh, trainee.context.ranks)
+    phase.view.compare_places(dist.get_rank())
     here: list[int] = []
     if is_url(phase.config.shards):  # the ranks of a host share a cache: each fetches ahead for all of them
         ranks: list[tuple[str, int]] = [("", 0)] * dist.get_world_size()

@@ -43,6 +43,7 @@ class PretokDataset(torch.utils.data.Dataset[dict[str, Tensor]]):
         check_model(view, seq_len=config.sequence_length, rows=config.tokenizer.vocab_size)
         if samples is not None:
             check_length(view, samples)
+        view.compare_places()
         self.view, self.config = view, config
 
     def __len__(self) -> int:

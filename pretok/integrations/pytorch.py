@@ -93,13 +93,13 @@ class Loader:
     """Iterates over this rank's micro-batches from `position` on, each once, until no whole round is left.
 
     view: the stream. micro_batch: sequences per batch. rank, ranks: among those that read different data. position:
-    sequences read before, by all ranks. sequences: how many the whole run will read from the start of the stream,
-    refused if it has fewer. workers: processes that read ahead; prefetch: messages that each holds ready, of about half
-    a million tokens. pin_memory: create tensors in pinned memory if there is a GPU. documents: also return the starts
-    of documents. form: converts a `Batch` to what is returned.
+    sequences read before, by all ranks. sequences: where to end, counted from the start of the stream, by default its
+    length, which it may not exceed. workers: processes that read ahead; prefetch: messages that each holds ready, of
+    about half a million tokens. pin_memory: create tensors in pinned memory if there is a GPU. documents: also return
+    the starts of documents. form: converts a `Batch` to what is returned.
 
-    The state counts what was returned, however far workers have read ahead. Raises UsageError, and MismatchError for a
-    state of another stream.
+    The state counts what was returned, however far workers have read ahead. Raises UsageError, IntegrityError (see
+    `View.compare_places`), and MismatchError for a state of another stream.
     """
 
     def __init__(
@@ -120,15 +120,16 @@ class Loader:
         if sequences is not None:
             check_length(view, sequences)
         self.view, self.micro_batch, self.rank, self.ranks = view, micro_batch, rank, ranks
-        self.position = position
+        self.position, self.end = position, len(view) if sequences is None else sequences
         self._workers, self._prefetch = workers, prefetch
         self._pin_memory = pin_memory and torch.cuda.is_available()
         self._documents, self._form = documents, form
         self._sampler()  # raises UsageError for sizes that do not divide
+        view.compare_places(rank)
 
     def _sampler(self) -> PositionSampler:
         return PositionSampler(
-            len(self.view),
+            self.end,
             global_batch=self.micro_batch * self.ranks,
             micro_batch=self.micro_batch,
             rank=self.rank,
@@ -177,3 +178,4 @@ class Loader:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a state, with any ranks, micro-batch and workers; call it before the first batch."""
         self.position = checked_position(self.view, state)
+        self._sampler()  # raises UsageError for a position after the end

@@ -36,8 +36,10 @@ In this folder:
 from __future__ import annotations
 
 import pickle
+import random
+import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from itertools import chain
+from itertools import chain, cycle, islice
 from operator import index
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, overload
@@ -48,6 +50,7 @@ import numpy.typing as npt
 from pretok.base.errors import MismatchError, UsageError
 from pretok.base.records import to_json
 from pretok.base.tokens import Ints, Tokens
+from pretok.base.tree import LEAF, prove_file, prove_nodes
 from pretok.shards.manifest import FILE_NAME, Manifest, load_manifest
 from pretok.stream.continued import same_until
 from pretok.stream.digests import data_hash, digest
@@ -64,6 +67,8 @@ __all__ = ["View", "data_hash", "digest", "open", "same_until"]
 AHEAD, AHEAD_TOKENS = 1 << 10, 1 << 22
 """The number of positions that are located at once for a reader that moves forward, and the most tokens of them: a mask
 takes a byte for each."""
+PLACES = 16
+"""The leaves that a reader compares with the roots of the shards when it begins."""
 NEAR = 8
 """A reader moves forward if a request begins at most this many times its own length after the end of the last one."""
 
@@ -188,6 +193,9 @@ class View:
         # Entries share the documents of a source, whose tokens have one address each.
         by_source = {} if materialized else mixed_shards(mix, manifest)
         shards = list(manifest.shards if materialized else chain(*by_source.values()))
+        # The roots of today: the mix may be older than a removal, which changed shards.
+        roots = {shard.path: shard.root for shard in manifest.shards}
+        self._roots = [roots[shard.path] for shard in shards]
         asked = len(self) * (self.seq_len + 1) * self.dtype.itemsize
         files = None if store is None else store.files(shards, self.dtype.itemsize, asked)
         self.tokens = FlatTokens(shards, self.dtype.itemsize, materialized, files)
@@ -293,6 +301,22 @@ class View:
             raise IndexError(f"a prefix of {length} sequences; the stream has {len(self)}")
         counts = self.order.prefixes(np.array([length]))[0].tolist()
         return dict(zip(self.order.names, counts, strict=True))
+
+    def compare_places(self, rank: int = 0) -> None:
+        """Compare PLACES leaves of the shards, drawn by `rank` and the time, with the roots.
+
+        So many ranks and many starts look at many places, each in milliseconds. Does nothing for an object store, whose
+        bytes are compared when they are read. Raises IntegrityError that names a damaged or missing file.
+        """
+        files, chance = self.tokens.files, random.Random(f"{rank} {time.time_ns()}")
+        if not isinstance(files, OpenFiles):
+            return
+        filled = [number for number, size in enumerate(files.sizes) if size]
+        drawn = chance.sample(filled, min(PLACES, len(filled)))
+        for number in islice(cycle(drawn), PLACES):
+            path, size = files.paths[number], files.sizes[number]
+            nodes = prove_nodes(path, size, self._roots[number])
+            prove_file(path, nodes, size, [chance.randrange(-(-size // LEAF))])
 
     def expect(self, batches: Iterable[Sequence[int] | Ints], share: float = 1.0) -> None:
         """Make an object store prefetch what the next calls of `batch` in this process read.

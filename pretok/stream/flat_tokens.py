@@ -56,8 +56,7 @@ class OpenFiles:
     def __init__(self, paths: Sequence[Path], sizes: Sequence[int], sequential: bool) -> None:
         self._files: OrderedDict[int, int] = OrderedDict()  # number -> descriptor, ordered by last use
         self.limit = file_limit()
-        self.paths = paths
-        self._sizes = sizes
+        self.paths, self.sizes = paths, sizes
         self._sequential = sequential
 
     def __getstate__(self) -> dict[str, object]:
@@ -79,7 +78,7 @@ class OpenFiles:
     def _open(self, number: int) -> int:
         if len(self._files) >= self.limit:
             os.close(self._files.popitem(last=False)[1])
-        path, expected = self.paths[number], self._sizes[number]
+        path, expected = self.paths[number], self.sizes[number]
         with reading(path):
             file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         if (size := os.fstat(file).st_size) != expected:

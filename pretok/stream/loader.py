@@ -35,8 +35,8 @@ _Ids = npt.NDArray[np.integer[Any]]
 class PositionSampler:
     """Yields lists of positions, one list per micro-batch. Every `iter` starts at `position`.
 
-    length: positions of the stream; the last ones, if they do not fill a global batch, are not read. Raises UsageError
-    if the sizes do not divide.
+    length: positions to read of the stream; the last ones, if they do not fill a global batch, are not read. Raises
+    UsageError if the sizes do not divide.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class PositionSampler:
         if not 0 <= rank < world_size:
             raise UsageError(f"rank {rank} does not exist: {world_size} ranks are numbered from 0")
         if not 0 <= position <= length:
-            raise UsageError(f"position {position} lies outside the stream of {length} sequences")
+            raise UsageError(f"position {position} lies outside the {length} sequences that are to be read")
         self.global_batch = global_batch
         self.micro_batch = micro_batch
         self.rank = rank

@@ -39,7 +39,7 @@ from pretok.base.kinds import CHAT_KINDS, LEARNED
 from pretok.base.records import Count, Digest, Record, Signed, check_version, read_record, replace, to_json
 from pretok.base.storage import fingerprint, read_json, write_json, writing
 from pretok.shards.manifest import SPLITS, Manifest, Shard
-from pretok.stream.order import Order
+from pretok.stream.order import MAX_SEQUENCES, Order
 
 FORMAT = "pretok-mix"
 VERSION = 3
@@ -200,14 +200,18 @@ class Mix(Record, frozen=True, dict=True):
         one inside a certificate, fails this.
         """
         for stage in self.stages:
-            if len(stage.quotas) != len(self.sources) or stage.positions > sum(stage.quotas):
+            if len(stage.quotas) != len(self.sources):
+                return False
+            if not stage.positions <= sum(stage.quotas) < MAX_SEQUENCES:
                 return False
             if any(
                 quota and not one.sequences for quota, one in zip(stage.quotas, self.sources, strict=True)
             ):
                 return False
         return self.length > 0 and all(
-            source.packed or source.sequences == sequences(source.tokens, self.seq_len, self.cuts)
+            source.tape
+            if source.packed
+            else source.sequences == sequences(source.tokens, self.seq_len, self.cuts)
             for source in self.sources
         )
 

@@ -123,6 +123,12 @@ def plan_mix(manifest: Manifest, request: MixRequest, folder: Path | None = None
     )
     wish = weighed(request.table, _pooled(mix))
     for stage in wish.all_stages:
+        for name in sorted({name for name, weight in stage.weights.items() if weight} - mix.pools.keys()):
+            classes = ", ".join(dict.fromkeys(one.pool for one in mix.sources if one.held_in == name))
+            raise UsageError(
+                f"{name} has a weight but no documents outside of its classes ({classes}), which have all of them: "
+                "give the weight to these"
+            )
         quotas = _quotas(stage, wish, mix)
         mix = replace(mix, stages=(*mix.stages, Stage(tuple(quotas))))
         notes += [

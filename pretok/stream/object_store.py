@@ -11,7 +11,8 @@ CACHE. A killed process leaves no wrong file in it.
     blocks/ROOT/version-DIGEST  a version of that object in the store, whose first MiB was right
     incoming/            the same paths while they are written; the writer of a file holds flock(2) on it
 
-A block is written whole, flushed and renamed after its hash was checked; nothing else is ever read as tokens. Which
+A block is written whole, flushed and renamed after its hash was checked; nothing else is ever read as tokens. Each
+process compares a block with its hash when it first reads it, as someone, or the disk, may have changed it. Which
 blocks the coming positions touch is arithmetic, so they are fetched in the order of their first use. If the shards are
 larger than the limit of CACHE, or the stream reads only a small part of them, MiBs would be too much data: the bytes of
 each sequence are then fetched into memory, and CACHE keeps no tokens.
@@ -40,7 +41,7 @@ from typing import IO, Any
 import numpy as np
 
 from pretok.base.errors import IntegrityError, UsageError
-from pretok.base.storage import FULL, digest, write_bytes, writing
+from pretok.base.storage import FULL, damaged, digest, write_bytes, writing
 from pretok.base.tokens import Ints
 from pretok.base.tree import HASH, NODE, NODES_SUFFIX, fold, node_hash, root_of
 from pretok.base.visible import masked
@@ -70,7 +71,17 @@ BLOCKS, NODES = "blocks", "nodes"
 Check = Callable[[bytes], bool]
 _Object = tuple[int, str, Callable[[int, int], bytes]]
 """The size of an object, its version in the store, and a function that reads its bytes `start` to `end` - 1."""
-VERSIONS = ("ETag", "etag", "generation", "LastModified", "Last-Modified", "mtime", "created")
+VERSIONS = (
+    "ETag",
+    "etag",
+    "generation",
+    "LastModified",
+    "Last-Modified",
+    "last_modified",
+    "mtime",
+    "created",
+)
+"""What the libraries call what changes with an object. HDFS has the time of its last change."""
 Unit = tuple[int, int, int]
 _Queue = queue.PriorityQueue[tuple[bool, int, Unit]]
 """Units to fetch, by priority: False if a reader waits for it, then a rising number, then the unit."""
@@ -115,12 +126,10 @@ class Remote:
                 server = fs.S3FileSystem(**options | once | limits)
 
             def by_arrow(name: str) -> _Object:
-                file = server.open_input_file(f"{root}/{name}")
-                return (
-                    file.size(),
-                    _version(file.metadata()),
-                    lambda start, end: file.read_at(end - start, start),
-                )
+                path = f"{root}/{name}"
+                file = server.open_input_file(path)
+                version = file.metadata() or {"mtime": server.get_file_info(path).mtime_ns}
+                return file.size(), _version(version), lambda start, end: file.read_at(end - start, start)
 
             return by_arrow
         import fsspec
@@ -134,16 +143,18 @@ class Remote:
 
         return by_fsspec
 
-    def _object(self, name: str) -> _Object:
+    def _object(self, name: str, since: float | None = None) -> _Object:
+        """Return an object as the store had it at `since`, by the monotonic clock, or later."""
         # A socket that two processes read gives each a part of the other's answer.
         if self._pid != os.getpid():
             self._forget()
-        opened, known = self._objects.get(name, (-FRESH, None))
-        if known is None or time.monotonic() - opened > FRESH:
+        opened, known = self._objects.get(name, (0.0, None))
+        begun = time.monotonic()
+        if known is None or opened < (begun - FRESH if since is None else since):
             # Threads may do this twice at a time; the last one's connection and object are kept.
             connected = self._connected = self._connected or self._connect()
             known = connected(name)
-            self._objects[name] = time.monotonic(), known
+            self._objects[name] = begun, known
         return known
 
     def look(self, name: str) -> tuple[int, str]:
@@ -165,7 +176,9 @@ class Remote:
     ) -> bytes:
         """Return the bytes `start` to `end` - 1 of an object, after `check` accepted them.
 
-        version: the object must have this one. Raises OSError that names the object if the store does not answer
+        version: the object must have this one. No library returns the version of what it read, nor asks for one. So it
+        is looked up again after the bytes came, unless `check` alone decides: who had it before and after had it in
+        between. Raises OSError that names the object if the store does not answer
         completely after all retries, IntegrityError if there is no such object or `check` rejects it.
         """
 
@@ -177,6 +190,8 @@ class Remote:
             if len(data) != stop - start:
                 raise OSError(f"received {len(data)} bytes, expected {stop - start}")
             if check is not None and not check(data):
+                raise self.changed(name)
+            if (check is None or version is not None) and self._object(name, time.monotonic())[1] != current:
                 raise self.changed(name)
             return data
 
@@ -213,7 +228,8 @@ class Remote:
 
 def _version(metadata: Mapping[Any, Any]) -> str:
     text = {key.decode() if isinstance(key, bytes) else key: value for key, value in metadata.items()}
-    return str([text.get(name) for name in VERSIONS])
+    found = [text.get(name) for name in VERSIONS]
+    return str(found) if any(found) else ""
 
 
 def obtain(cache: Path, path: Path, fill: Callable[[IO[bytes]], object]) -> None:
@@ -394,6 +410,9 @@ class StoreFiles:
         self._versions: dict[int, str] = {}
         # The MiBs that CACHE has: the next sequences inside them need no request.
         self._known = np.zeros(int(self._first[-1]), np.bool_)
+        # Those that this process has compared with their hashes, and the hashes of the shards that it read.
+        self._right = np.zeros(int(self._first[-1]), np.bool_)
+        self._hashes: dict[int, bytes] = {}
         self._threads = self._asked = self._pending = 0
         # The number of units of each announced batch that is not read yet, and their sum in `_pending`.
         self._ahead: deque[int] = deque()
@@ -468,13 +487,20 @@ class StoreFiles:
             file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
             return False
+        block = self._first[unit[0]] + unit[1] // NODE
         try:
-            whole = os.preadv(file, [out], offset - unit[1]) == len(out)
+            if self._right[block]:
+                right = os.preadv(file, [out], offset - unit[1]) == len(out)
+            else:
+                data = os.pread(file, NODE + 1, 0)
+                right = self._right[block] = node_hash(data) == self._node(unit)
+                if right:
+                    out[:] = data[offset - unit[1] :][: len(out)]
         finally:
             os.close(file)
-        if not whole:  # truncated: fetch it again
+        if not right:  # truncated or changed: fetch it again
             path.unlink(missing_ok=True)
-        return whole
+        return bool(right)
 
     def _path(self, unit: Unit) -> Path:
         return self._cache / BLOCKS / self._roots[unit[0]] / f"{unit[1] // NODE:06d}"
@@ -527,7 +553,7 @@ class StoreFiles:
         fetched: list[bytes] = []
 
         def fill(file: IO[bytes]) -> None:
-            node = self._nodes(shard)[HASH * (start // NODE) :][:HASH]
+            node = self._node(unit)
             data = self._remote.read(self._names[shard], start, stop, lambda data: node_hash(data) == node)
             fetched.append(data)
             file.write(data)
@@ -544,15 +570,25 @@ class StoreFiles:
         name, root = self._names[shard], self._roots[shard]
 
         def fill(file: IO[bytes]) -> None:
-            end, node = min(NODE, int(self._sizes[shard])), self._nodes(shard)[:HASH]
+            end = min(NODE, int(self._sizes[shard]))
+            node = self._node((shard, 0, end))
             self._remote.read(name, 0, end, lambda data: node_hash(data) == node, version=version)
             file.write(version.encode())
 
         if shard not in self._versions:
             _, version = self._remote.look(name)
+            if not version:
+                logger.warning("%s has no version in its store: do not replace it", self._remote.url(name))
             obtain(self._cache, self._cache / BLOCKS / root / f"version-{digest(version.encode())}", fill)
             self._versions[shard] = version
         return self._versions[shard]
+
+    def _node(self, unit: Unit) -> bytes:
+        """Return the hash of the MiB in which a unit begins."""
+        shard, start, _ = unit
+        if shard not in self._hashes:
+            self._hashes[shard] = self._nodes(shard)
+        return self._hashes[shard][HASH * (start // NODE) :][:HASH]
 
     def _nodes(self, shard: int) -> bytes:
         """Return the concatenated nodes of a shard, after checking that they have its root."""
@@ -562,8 +598,15 @@ class StoreFiles:
         def right(data: bytes) -> bool:
             return fold([data[at : at + HASH] for at in range(0, len(data), HASH)]).hex() == root
 
-        obtain(self._cache, path, lambda file: file.write(self._remote.read(name, check=right)))
-        return path.read_bytes()
+        def kept() -> bytes:
+            obtain(self._cache, path, lambda file: file.write(self._remote.read(name, check=right)))
+            return path.read_bytes()
+
+        if not right(data := kept()):  # changed on the disk: fetch it again
+            path.unlink(missing_ok=True)
+            if not right(data := kept()):
+                raise damaged(path)
+        return data
 
     def expect(self, batches: Iterable[Ints]) -> None:
         """Fetch ahead the units of the next calls of `read`, one batch for each call."""

@@ -249,6 +249,8 @@ class SideFile:
         page = np.maximum(np.searchsorted(self._tops, tokens, side="right") - 1, 0) * PAGE
         blocks = np.minimum(page[:, None] + np.arange(PAGE), self.blocks)
         block: Ints = page + (self._table[blocks, 0] <= tokens[:, None]).sum(axis=1) - 1
+        if (block >= self.blocks).any():  # behind the end, which only a forged mix asks for
+            raise self._damaged()
         if (self._table[block, 0] > tokens).any() or (self._table[block + 1, 0] <= tokens).any():
             raise self._damaged()
         return block

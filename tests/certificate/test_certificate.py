@@ -32,6 +32,7 @@ from pretok.stream.mix_job import run_mix
 
 BATCH = 4
 STEPS = 9
+MOST = (1 << 63) - 1
 
 
 def texts(seed: int) -> list[dict[str, Any]]:
@@ -223,6 +224,19 @@ FORGERIES: list[tuple[Callable[[dict[str, Any]], object], str]] = [
     (lambda said: remix(said, manifest="0" * 32), "fingerprint 0{32}, which these never had"),
     (lambda said: remix(said, split="val"), "which is not of its source"),
     (lambda said: remix(said, cuts="fixed"), "the mix is damaged"),
+    *(
+        (lambda said, n=n: remix(said, stages=[{"quotas": [n, n]}]), "the mix is damaged")
+        for n in (1 << 40, MOST)
+    ),
+    *(
+        (lambda said, n=n: remix(said, stages=[{"quotas": [n, 1], "length": 9}]), "mix is damaged")
+        for n in (1 << 40, MOST)
+    ),
+    # Its sequences would not lie where those of a reader do.
+    (
+        lambda said: remix(said, sources=[one | {"packed": True} for one in said["mix"]["sources"]]),
+        "mix is damaged",
+    ),
 ]
 
 

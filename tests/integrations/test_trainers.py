@@ -270,6 +270,31 @@ def test_any_attempts_read_what_an_uninterrupted_run_reads(
 
 
 @pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize(
+    ("sequences", "start", "read"),
+    [(None, 0, 240), (48, 0, 48), (48, 32, 16), (50, 0, 48), (50, 7, 40), (48, 48, 0), (0, 0, 0)],
+)
+def test_it_ends_where_it_is_told_to(
+    view: View, workers: int, sequences: int | None, start: int, read: int
+) -> None:
+    """Two ranks of four sequences each, also from a state: a loop over it needs no `break`."""
+    for rank in range(2):
+        loader = pytorch.Loader(view, 4, rank=rank, ranks=2, sequences=sequences, workers=workers)
+        loader.load_state_dict(pytorch.Loader(view, 4, position=start).state_dict())
+        assert len(loader) == read // 8
+        found = [ids_of(batch).tolist() for batch in loader]
+        first = range(start + 4 * rank, start + read, 8)
+        assert found == [view.batch(range(at, at + 4)).tolist() for at in first]
+        assert loader.position == start + read
+
+
+def test_a_state_from_after_the_end_is_refused(view: View) -> None:
+    loader = pytorch.Loader(view, 4, sequences=48)
+    with pytest.raises(UsageError, match="position 49 lies outside the 48 sequences that are to be read"):
+        loader.load_state_dict({**loader.state_dict(), "position": 49})
+
+
+@pytest.mark.parametrize("workers", [0, 2])
 def test_labels_and_starts_of_documents(view: View, workers: int) -> None:
     loader = pytorch.Loader(view, 5, documents=True, workers=workers)
     batch = next(iter(loader))

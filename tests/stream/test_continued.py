@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 
 import pytest
-from mixing import request
+from mixing import request, write_ledgers
 from support import make_shards
 
 import pretok.stream
@@ -84,6 +84,24 @@ def test_text_of_less_than_one_sequence_waits_for_the_next_append(
         notes = run_mix(since, path, wish).notes
         assert [one for one in notes if "the 4 tokens appended to it are" in one] or read
         assert load_mix(path).sources[-1].tokens == (read or 4)
+
+
+@pytest.mark.parametrize("again", [{}, {"all": "it where true"}])
+@pytest.mark.parametrize("stage", ["300:it=0.5,en=0.5", "300:it=1", "all:it=1"])
+@pytest.mark.parametrize("pack", ["none", "best-fit"])
+def test_a_weight_for_a_rest_without_documents_is_refused(
+    tmp_path: Path, stage: str, again: dict[str, str], pack: str
+) -> None:
+    """Its classes have all of them, and no entry stands for the rest."""
+    shards = make_shards(tmp_path / "shards", SOURCES)
+    write_ledgers(shards)
+    first = request("500:all=0.5,en=0.5", seq_len=5, classes={"all": "it where true"}, pack=pack)
+    run_mix(shards, tmp_path / "0.json", first)
+    after = beginning(load_manifest(shards), tmp_path / "0.json", 50)
+    with pytest.raises(
+        UsageError, match=r"it has a weight but no documents outside .* \(all\).*weight to these"
+    ):
+        run_mix(shards, tmp_path / "1.json", request(stage, seq_len=5, after=after, classes=again))
 
 
 def test_a_source_that_was_empty_gets_an_entry_of_its_own(tmp_path: Path) -> None:

@@ -442,6 +442,70 @@ def test_a_changed_object_is_an_error_and_never_a_token(
     assert not list((tmp_path / "cache").glob("blocks/*/0*"))
 
 
+@pytest.mark.parametrize("when", ["between", "during"])
+def test_an_object_that_is_replaced_under_a_reader_is_an_error(
+    when: str, server: Server, bucket: Path, tmp_path: Path
+) -> None:
+    """By one of the same size, between two sequences or in the middle of one."""
+    server.folder = shutil.copytree(bucket / "large", tmp_path / "bucket" / "large").parent
+    local = pretok.stream.open(bucket / "large", seq_len=SEQ_LEN)
+    view = pretok.stream.open(f"{URL}/large", seq_len=SEQ_LEN, cache=tmp_path / "cache", cache_bytes=0)
+    np.testing.assert_array_equal(view.batch(range(100)), local.batch(range(100)))
+
+    def replace_all() -> None:
+        server.tag = "2"
+        for path in server.folder.rglob("*.bin"):
+            path.write_bytes(bytes(path.stat().st_size))
+
+    first = len(server.asked)
+    if when == "between":
+        replace_all()
+    else:
+        server.fault = lambda name, number: replace_all() if number == first + 40 else None
+    told, read = 0, 0
+    for position in range(100, 200):
+        try:
+            tokens = view[position]
+        except IntegrityError:
+            told += 1
+        else:
+            read += 1
+            np.testing.assert_array_equal(tokens, local[position])
+    assert told > 50
+    assert (read > 0) is (when == "during")
+
+
+@pytest.mark.parametrize("name", ["000*", "nodes"])
+@pytest.mark.parametrize(
+    "change", [lambda data: bytes(len(data)), lambda data: data[:-1], lambda data: data + b"x"]
+)
+def test_what_was_changed_in_the_cache_is_fetched_again(
+    name: str, change: Any, server: Server, bucket: Path, tmp_path: Path
+) -> None:
+    local = pretok.stream.open(bucket / "small", seq_len=9)
+    same(pretok.stream.open(f"{URL}/small", seq_len=9, cache=tmp_path), local)
+    kept = sorted(tmp_path.glob(f"blocks/*/{name}"))
+    before = [path.read_bytes() for path in kept]
+    for path in kept:
+        path.write_bytes(change(path.read_bytes()))
+    same(pretok.stream.open(f"{URL}/small", seq_len=9, cache=tmp_path), local)
+    assert kept
+    assert [path.read_bytes() for path in kept] == before
+
+
+def test_a_store_that_gives_no_versions_is_named(
+    server: Server,
+    bucket: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(object_store, "VERSIONS", ())
+    view = pretok.stream.open(f"{URL}/small", seq_len=9, cache=tmp_path, cache_bytes=0)
+    np.testing.assert_array_equal(view[0], pretok.stream.open(bucket / "small", seq_len=9)[0])
+    assert ".bin has no version in its store: do not replace it" in caplog.text
+
+
 def test_a_node_without_network_goes_on_with_a_full_cache(
     server: Server, bucket: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

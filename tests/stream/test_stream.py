@@ -18,6 +18,7 @@ from support import EOD, make_shards
 
 import pretok.stream
 from pretok.base.errors import IntegrityError, MismatchError, UsageError
+from pretok.base.tree import LEAF, nodes_path
 from pretok.shards.manifest import load_manifest
 from pretok.stream import View, audit
 from pretok.stream.mix_file import natural_mix, write_mix
@@ -32,7 +33,7 @@ DOCUMENTS = {
 def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A document in each, so that a sequence may span several."""
     val = {"it": [range(30), range(9)]}
-    return make_shards(tmp_path_factory.mktemp("shards"), DOCUMENTS, val=val, documents_per_shard=1)
+    return make_shards(tmp_path_factory.mktemp("shards"), DOCUMENTS, val=val, documents_documents_per_shard=1)
 
 
 @pytest.fixture
@@ -198,3 +199,28 @@ def test_a_shard_that_is_not_as_sealed_is_named(single: Path) -> None:
     assert (view.origin(3)[0], view.prefix_counts(3)) == ("it", {"it": 3})
     with pytest.raises(IntegrityError, match=r"cannot read .*it-00000\.bin: No such file"):
         view[0]
+
+
+def test_readers_that_begin_find_damage_where_they_look(tmp_path: Path) -> None:
+    """One of many shards, or one leaf of a shard: not every reader, but one of many."""
+    documents = [np.random.default_rng(n).integers(1, 999, 8 * LEAF).tolist() for n in range(20)]
+    shards = make_shards(tmp_path / "shards", {"it": documents}, documents_per_shard=1)
+    view = pretok.stream.open(shards, seq_len=99)
+    for rank in range(30):
+        view.compare_places(rank)
+    path = load_manifest(shards).shards[7].bin_path
+    data = path.read_bytes()
+    with path.open("r+b") as file:
+        file.write(bytes(LEAF))
+    said = set()
+    for rank in range(100):
+        try:
+            pickle.loads(pickle.dumps(view)).compare_places(rank)
+            said.add("")
+        except IntegrityError as error:
+            said.add(str(error).partition(":")[0])
+    assert said == {"", f"{path} is damaged"}
+    path.write_bytes(data)
+    nodes_path(path).write_bytes(bytes(32))
+    with pytest.raises(IntegrityError, match="nodes is damaged"):
+        [view.compare_places(rank) for rank in range(100)]

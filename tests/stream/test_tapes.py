@@ -157,6 +157,14 @@ def test_documents_without_text_cannot_be_packed(tmp_path: Path) -> None:
         run_mix(shards, tmp_path / "mix.json", request("9:it=1", seq_len=9, pack="best-fit"))
 
 
+def test_a_mix_that_reads_behind_its_tape_is_refused(packed: Path) -> None:
+    mix = load_mix(packed / "mix.json")
+    sources = tuple(replace(one, sequences=1 << 40) for one in mix.sources)
+    write_mix(packed / "forged.json", replace(mix, sources=sources), {})
+    with pytest.raises(IntegrityError, match="damaged"):
+        pretok.stream.open(packed / "shards", packed / "forged.json").batch(range(len(mix)))
+
+
 def test_a_tape_of_another_source_is_refused(packed: Path) -> None:
     """Though the mix names it, with a fingerprint that is right."""
     shards, mix = packed / "shards", load_mix(packed / "mix.json")

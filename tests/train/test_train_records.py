@@ -22,10 +22,11 @@ import pytest
 from support import needs, until
 
 torch = needs("torch")
-from pretok.base.errors import PretokError, Stopped, UsageError
+from pretok.base.errors import IntegrityError, PretokError, Stopped, UsageError
 from pretok.base.storage import read_lines
 from pretok.base.version import PRETOK_VERSION
 from pretok.shards.manifest import load_manifest
+from pretok.stream import View
 from tests.train_support import Ranks, Trial, around, column, run_jobs, tiny_flags
 from train import loop, metrics, report
 from train.__main__ import main
@@ -366,9 +367,24 @@ def test_what_the_system_refuses_is_one_line() -> None:
     assert explain(ModuleNotFoundError("no", name="trains")) is None
 
 
+@pytest.mark.parametrize(("name", "val_every"), [("it-val-*", 1), ("it-0*", 0)])
+def test_shards_overwritten_with_zeros_are_noticed_at_the_next_start(
+    trial: Trial, name: str, val_every: int
+) -> None:
+    """Zeros are ids as any: the loss would go on."""
+    trial.shards = Path(shutil.copytree(trial.shards, trial.folder / "shards"))
+    more: dict[str, Any] = {"val_every": val_every, "val_sequences": 8}
+    trial.train(steps=2, **more)
+    for path in (trial.shards / "it").glob(f"{name}.bin"):
+        path.write_bytes(bytes(path.stat().st_size))
+    with pytest.raises(IntegrityError, match=r"it-\S+\.bin is damaged"):
+        trial.train(steps=4, **more)
+
+
 @pytest.mark.parametrize(("name", "val_every"), [("it-val-00000", 1), ("it-00000", 0)])
 def test_an_id_outside_of_the_vocabulary_names_its_shard(trial: Trial, name: str, val_every: int) -> None:
-    """In validation and in what a loader process reads."""
+    """In validation and in what a loader process reads, where no drawn place shows the damage."""
+    trial.patch.setattr(View, "compare_places", lambda *_: None)
     trial.shards = Path(shutil.copytree(trial.shards, trial.folder / "shards"))
     path = trial.shards / "it" / f"{name}.bin"
     ids = np.fromfile(path, np.uint16)

@@ -192,6 +192,6 @@ def _values(sql: Any, kinds: dict[str, str], name: str, values: Any) -> pa.Array
     if (kind, now) == ("integer", "float"):
         values = values.cast(pa.float64())
     column, lost = keep_column(values, now or "text")
-    if lost:
+    if lost.any():
         raise ValueError("a value is too large")
     return column

@@ -144,8 +144,9 @@ def holder_of(folder: Path) -> Holder | None:
     path = folder / LOCK_FILE
     with contextlib.suppress(OSError):
         holder = _parse(_read(path) or "")
-        if holder and not _why_gone(holder) and abs(time.time() - path.stat().st_mtime) < STALE:
-            return holder
+        if holder and not _why_gone(holder):
+            seen = holder.machine == _machine()  # its process lives, whatever the clock says
+            return holder if seen or abs(time.time() - path.stat().st_mtime) < STALE else None
     return None
 
 
@@ -263,12 +264,13 @@ def _refuse_living(path: Path, text: str, target: Path, why: str) -> str:
         return gone
     try:
         touched = path.stat().st_mtime
-        if (age := time.time() - touched) >= STALE:
-            # The clocks of nodes differ, and some file systems set file times by them: old does not mean dead.
+        if abs(age := time.time() - touched) >= STALE:
+            # The clocks of nodes differ, and some file systems set file times by them: old does not mean dead. After a
+            # clock was set back, a dead lock is of the future.
             logger.warning("%s is %.0f s old: watching for %g s if it is touched", path, age, 2 * HEARTBEAT)
             time.sleep(2 * HEARTBEAT)
             if path.stat().st_mtime == touched:
-                return f"not touched for {age:.0f} s"
+                return f"not touched for {age if age > 0 else 2 * HEARTBEAT:.0f} s"
     except FileNotFoundError:
         return "its job has just ended"
     raise FolderInUse(

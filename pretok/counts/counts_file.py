@@ -7,7 +7,7 @@ Input: FOLDER/counts.json, or what `counts.job` counted. Output: `CorpusCounts`,
     files    {PATH: checksum}   the files of words, in the order of the buckets, and the file of held-out texts
     config   {pattern, unicode, normalize, sample, holdout, seed}   the settings, and
              {inputs}           the files that were read, or
-             {added}            folder -> fingerprint of the counts that were added up
+             {added, leaves}    folder -> fingerprint of the counts that were added up; the counts behind them
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import pyarrow as pa
 from msgspec import Struct, field
 
 from pretok.base.console import Counts
-from pretok.base.errors import IntegrityError
+from pretok.base.errors import IntegrityError, UsageError
 from pretok.base.failures import Failure
 from pretok.base.records import (
     Checksum,
@@ -34,6 +34,7 @@ from pretok.base.records import (
     to_json,
 )
 from pretok.base.storage import compare_checksum, fingerprint, read_json, write_json
+from pretok.base.units import listed
 from pretok.counts.buckets import read_group
 from pretok.read.batches import from_buffers
 from pretok.read.changes import SourceInputs
@@ -42,6 +43,8 @@ from pretok.read.normalize import Normalization
 FORMAT = "pretok-counts"
 VERSION = 4
 FILE_NAME = "counts.json"
+LISTED = 20
+"""Most folders that a message lists."""
 HELDOUT_FILE = "heldout.parquet"
 
 
@@ -98,6 +101,8 @@ class CountConfig(Record, frozen=True, omit_defaults=True):
     """What was read of each source."""
     added: dict[str, Digest] = field(default_factory=dict)
     """Of a sum: folder -> fingerprint of the counts."""
+    leaves: tuple[str, ...] = ()
+    """Of a sum: the fingerprints of all counts in it that are no sums, ascending."""
 
 
 class _CountsFile(Record, frozen=True):
@@ -137,6 +142,19 @@ class CorpusCounts:
     def failed(self) -> tuple[Failure, ...]:
         """Inputs that could be read only in part."""
         return tuple(error for record in self.records.values() for error in record.errors)
+
+    @property
+    def leaves(self) -> tuple[str, ...]:
+        """Fingerprints of the counts in these that are no sums: their own if they are none.
+
+        Raises UsageError for a sum that does not name them.
+        """
+        if self.config.added and not self.config.leaves:
+            raise UsageError(
+                f"{self.folder} is a sum that does not say what is in it, as earlier versions wrote; add up its parts "
+                f"with the others: {listed([*self.config.added], LISTED)}"
+            )
+        return self.config.leaves or (self.fingerprint,)
 
     @property
     def heldout_path(self) -> Path:

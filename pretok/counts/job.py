@@ -125,14 +125,18 @@ def add_counts(parts: list[CorpusCounts], folder: Path, engine: Engine, console:
     Raises UsageError if the same counts are named twice; MismatchError if settings differ, or if `folder` holds other
     counts, finished or not.
     """
-    settings = [replace(part.config, inputs={}, added={}) for part in parts]
+    settings = [replace(part.config, inputs={}, added={}, leaves=()) for part in parts]
     for part, other in zip(parts[1:], settings[1:], strict=True):
         refuse_changes("the counts", part.folder, to_json(other), to_json(settings[0]))
     added = {str(part.folder): part.fingerprint for part in parts}
-    held = [one for part in parts for one in (part.fingerprint, *part.config.added.values())]
-    if len(set(held)) < len(held):
-        raise UsageError("two of these folders hold the same counts, which would be added twice")
-    config = replace(settings[0], added=added)
+    held = dict[str, int]()  # fingerprint of counts that are no sum -> number of the part that has them
+    for number, part in enumerate(parts):
+        for leaf in part.leaves:
+            if (first := held.setdefault(leaf, number)) != number:
+                raise UsageError(
+                    f"{parts[first].folder} and {part.folder} hold the same counts, which would be added twice"
+                )
+    config = replace(settings[0], added=added, leaves=tuple(sorted(held)))
     with open_step("count", engine, console) as step, _claim(folder, config) as done:
         if done:
             return done

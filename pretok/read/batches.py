@@ -37,8 +37,8 @@ class TextBatch:
     piece: its index in the partition; end: lines or rows of the piece up to the end of the batch; records: how many the
     batch covers, rejected ones included; numbers: (documents,) int64, the line or row of each document, from 0 within
     the piece; texts: (documents,) large_string; refused: bytes of rejected records; kept: a (documents,) array for each
-    kept column; mismatches: for each, how many values are null because they had another type; spans: of conversations,
-    see `pretok.chat.spans`.
+    kept column; mismatches: for each, a (documents,) array of which values are null because they had another type;
+    spans: of conversations, see `pretok.chat.spans`.
     """
 
     piece: int
@@ -49,7 +49,7 @@ class TextBatch:
     rejects: pa.Table = field(default_factory=lambda: NO_REJECTS)
     refused: int = 0
     kept: tuple[pa.Array, ...] = ()
-    mismatches: tuple[int, ...] = ()
+    mismatches: tuple[npt.NDArray[np.bool_], ...] = ()
     spans: pa.LargeListArray | None = None
 
     @property
@@ -74,6 +74,7 @@ class TextBatch:
             numbers=self.numbers[left],
             rejects=pa.concat_tables([self.rejects, more]).sort_by("record"),
             kept=tuple(column.filter(mask) for column in self.kept),
+            mismatches=tuple(column[left] for column in self.mismatches),
             spans=None if self.spans is None else self.spans.filter(mask),
         )
 

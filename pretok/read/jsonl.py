@@ -589,16 +589,16 @@ def _parse_block(
     return lines, records, texts
 
 
-@njit(types.UniTuple(_AT, 2)(U8, I64, I64, types.boolean, _OUT, _LONGS, _OUT))
+@njit(_AT(U8, I64, I64, types.boolean, _OUT, _LONGS, _OUT))
 def _copy_values(
     block: Bytes, begins: Ints, ends: Ints, text: bool, out: Bytes, offsets: Ints, given: Bytes
-) -> tuple[int, int]:
+) -> int:
     """Copy the values of one field to `out` as the file writes them; for a column of text, strings are unescaped.
 
-    given: set to 1 for each value that exists. Returns (bytes, how many values of a column of text are not text).
+    given: set to 1 for each value that exists and can be one of the column. Returns the bytes.
     """
     source, target = block.ctypes, out.ctypes
-    size = wrong = 0
+    size = 0
     offsets[0] = 0
     for row in range(len(begins)):
         at, end = begins[row], ends[row]
@@ -614,13 +614,11 @@ def _copy_values(
                 stop = size + end - at
             else:
                 lone = 1
-            if lone or (text and stop - size > LONGEST_VALUE):
-                wrong += 1
-            else:
+            if not lone and not (text and stop - size > LONGEST_VALUE):
                 given[row] = 1
                 size = stop
         offsets[row + 1] = size
-    return size, wrong
+    return size
 
 
 class ParsedLines(NamedTuple):
@@ -697,9 +695,10 @@ def _column(block: Bytes, spans: Ints, kind: str) -> KeptValues:
     # A value that is missing has -1 for both and adds nothing.
     out = np.empty(int((ends - begins).sum()), np.uint8)
     offsets, given = np.empty(len(spans) + 1, np.int64), np.empty(len(spans), np.uint8)
-    size, wrong = _copy_values(block, begins, ends, kind == "text", out, offsets, given)
+    size = _copy_values(block, begins, ends, kind == "text", out, offsets, given)
     valid = pa.py_buffer(np.packbits(given, bitorder="little"))
     buffers = [valid, pa.py_buffer(offsets), pa.py_buffer(out[:size])]
     values = pa.Array.from_buffers(pa.large_binary(), len(spans), buffers)
     column = keep_json(values, kind)
-    return column, wrong + column.null_count - values.null_count
+    not_null = (begins >= 0) & (block[begins] != char.SMALL_N)
+    return column, not_null & np.asarray(column.is_null())

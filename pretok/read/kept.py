@@ -1,11 +1,13 @@
 """The fields of a record that are kept as columns next to its tokens.
 
 Input: names as a recipe gives them, and columns of tables or values of JSON. Output: KeptColumn, and columns of the
-types below. A value of another type becomes null, and is counted.
+types below. A value of another type becomes null, and is marked.
 """
 
 from __future__ import annotations
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -39,8 +41,8 @@ class KeptColumn(Record, frozen=True):
     type: str = ""
 
 
-KeptValues = tuple[pa.Array, int]
-"""(a column of a type in TYPES, how many values are null because they had another type)."""
+KeptValues = tuple[pa.Array, npt.NDArray[np.bool_]]
+"""(a column of a type in TYPES, which of its values are null because they had another type)."""
 
 
 def parse_keep(text: str) -> KeptColumn:
@@ -99,7 +101,7 @@ def keep_column(column: pa.Array, kind: str) -> KeptValues:
         kept = pc.if_else(pc.less_equal(column, most), column, None).cast(pa.int64())
     else:
         kept = column.cast(TYPES[kind], safe=kind != "float")
-    return kept, kept.null_count - column.null_count
+    return kept, np.asarray(kept.is_null()) & np.asarray(column.is_valid())
 
 
 def keep_json(values: pa.LargeBinaryArray, kind: str) -> pa.Array:

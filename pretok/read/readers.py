@@ -112,7 +112,7 @@ def _batches(index: int, first: int, records: Records) -> Iterator[TextBatch]:
             texts=records.texts.slice(at, len(good)),
             numbers=numbers[good],
             kept=tuple(column.slice(at, len(good)) for column, _ in records.kept),
-            mismatches=() if start else tuple(wrong for _, wrong in records.kept),
+            mismatches=tuple(wrong[at : at + len(good)] for _, wrong in records.kept),
         )
         if len(bad):
             reasons = [REASONS[reason] for reason in status[bad].tolist()]

@@ -233,7 +233,7 @@ def column_records(column: pa.Array, others: Columns, keep: Keep, limit: int) ->
     _, offsets, data = column.buffers()
     texts = pa.LargeStringArray.from_buffers(len(column), offsets, data, offset=column.offset)
     kept = [
-        (pa.nulls(len(texts), TYPES[column.type]), 0) if other is None else keep_column(other, column.type)
+        keep_column(pa.nulls(len(texts), TYPES[column.type]) if other is None else other, column.type)
         for other, column in zip(others, keep, strict=True)
     ]
 

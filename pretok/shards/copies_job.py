@@ -6,10 +6,11 @@ document of a text comes first must be known before the first shard is sealed: a
 texts. It costs one read, and no copy is encoded. Two documents with the same 128-bit hash are copies: the probability
 that any two of 10^12 different texts share one is 10^-15.
 
-The order does not depend on workers: documents of sealed sources; then partitions whose copies were found by an earlier
-run; then partitions in the order of the manifest (sources by name, files, lines). A partition with a damaged input
-fails here and is in none of them, so that nothing is left out in favour of a file that will be fixed. A file of copies
-is final: a kill, or an input that is fixed later, changes nothing about shards that may be sealed already.
+The order does not depend on workers: documents of sealed sources that are not marked as copies; then partitions whose
+copies were found by an earlier run; then partitions in the order of the manifest (sources by name, files, lines). A
+partition with a damaged input fails here and is in none of them, so that nothing is left out in favour of a file that
+will be fixed. A file of copies is final: a kill, or an input that is fixed later, changes nothing about shards that may
+be sealed already.
 """
 
 from __future__ import annotations
@@ -90,6 +91,7 @@ def settle_copies(tasks: Sequence[TokenizeTask], sealed: Manifest | None, step: 
         ledgers = [shard.ledger_path for shard in sealed.shards]
         for path in ledgers:
             compare_root(path, sealed.roots[path])
+    marked = '"duplicate_of"' if ledgers and tasks[0].screening.duplicates == "mark" else "NULL"
     left_out = {task.state(COPIES): len(ledgers) + number for number, task in enumerate(settled)}
     first_new = len(ledgers) + len(settled)
     ledgers += [task.state(HASHES) for task in (*settled, *unsettled)]
@@ -101,17 +103,18 @@ def settle_copies(tasks: Sequence[TokenizeTask], sealed: Manifest | None, step: 
         rows = parquet(ledgers, f"union_by_name = true, {ROWS}")
         sql.execute(
             f"""CREATE VIEW documents AS SELECT f.ledger << {ROW_BITS} | d.file_row_number AS place, d.hash,
-                d."{PIECE}" AS piece, d."{NUMBER}" AS number, d.file, d.start, d.record FROM {rows} {joined}"""
+                d."{PIECE}" AS piece, d."{NUMBER}" AS number, d.file, d.start, d.record, {marked} AS marked
+                FROM {rows} {joined}"""
         )
         sql.execute("CREATE TABLE left_out (place BIGINT)")
-        if settled:  # a copy that was left out must not count as the first of others
+        if settled:  # a copy, dropped or marked, must not count as the first of others
             rows = parquet(left_out, ROWS)
             sql.execute(f"INSERT INTO left_out SELECT f.ledger << {ROW_BITS} | d.row FROM {rows} {joined}")
         # Hashes alone first: places in files are read for the few documents that have copies.
         sql.execute(
             f"""CREATE TABLE copies AS SELECT place, first, piece, number
             FROM documents JOIN (SELECT hash, min(place) AS first FROM documents ANTI JOIN left_out USING (place)
-                GROUP BY hash HAVING count(*) > 1) USING (hash)
+                WHERE marked IS NULL GROUP BY hash HAVING count(*) > 1) USING (hash)
             WHERE place > first AND place >= {first_new << ROW_BITS}"""
         )
         sql.execute(

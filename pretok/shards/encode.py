@@ -49,6 +49,7 @@ class JoinedBatches:
     pieces: Ints
     numbers: Ints
     kept: tuple[pa.Array, ...]
+    mismatches: tuple[npt.NDArray[np.bool_], ...]
     spans: pa.LargeListArray | None = None
 
 
@@ -75,6 +76,7 @@ def join(batches: list[TextBatch]) -> JoinedBatches:
         np.repeat([batch.piece for batch in batches], [len(batch.texts) for batch in batches]),
         np.concatenate([batch.numbers for batch in batches]),
         tuple(_one(columns) for columns in zip(*(batch.kept for batch in batches), strict=True)),
+        tuple(map(np.concatenate, zip(*(batch.mismatches for batch in batches), strict=True))),
         None if batches[0].spans is None else _one([batch.spans for batch in batches]),
     )
 

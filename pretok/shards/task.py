@@ -235,8 +235,6 @@ class PartitionWriter:
         for batch in joined.batches:
             self._read[batch.piece] += batch.records
             self._lines[batch.piece] = batch.end
-            for column, count in zip(self.task.keep, batch.mismatches, strict=False):
-                self._mismatches[column.name] += count
         for split in encoded:
             self._write(joined, split)
         size = sum(int(split.sizes.sum()) for split in encoded)
@@ -261,6 +259,8 @@ class PartitionWriter:
     def _write(self, joined: JoinedBatches, encoded: EncodedSplit) -> None:
         """Add documents to the shard of their split."""
         rows, split = encoded.rows, encoded.split
+        for column, wrong in zip(self.task.keep, joined.mismatches, strict=True):
+            self._mismatches[column.name] += int(wrong[rows].sum())
         pieces = joined.pieces[rows]
         described = ledger_rows(
             self._files.take(pa.array(pieces)),

@@ -69,6 +69,8 @@ HOLDERS = {
     "a process id used again": ({"started": "1"}, 0, {}, "its process is dead"),
     "on another machine": (ANOTHER, 0, {}, None),
     "touched long ago": (ANOTHER, OLD, {}, "not touched for 30"),
+    "touched in the future, before a clock was set back": (ANOTHER, -OLD, {}, "not touched for 30 s"),
+    "touched in the future, while watched": (ANOTHER | {"since": "touched"}, -OLD, {}, None),
     "touched while watched": (ANOTHER | {"since": "touched"}, OLD, {}, None),
     "of a Slurm job that ended": (ANOTHER | {"job": "77"}, 0, {}, "its Slurm job has ended"),
     "of this Slurm job": (ANOTHER | {"job": "78"}, 0, {"SLURM_JOB_ID": "78"}, None),
@@ -106,6 +108,17 @@ def test_a_lock_is_taken_over_only_from_a_holder_that_is_gone(tmp_path, elsewher
                 with hold(tmp_path, "tokenize"):
                     assert gone in caplog.text, case
                     assert lock.holder_of(tmp_path).pid == os.getpid()
+
+
+@pytest.mark.parametrize("step", [-86_400, 86_400])
+@pytest.mark.parametrize("alive", [True, False])
+def test_a_clock_that_is_set_hides_no_job_of_this_machine(tmp_path, elsewhere, monkeypatch, step, alive):
+    path = tmp_path / LOCK_FILE
+    if not alive:
+        path.write_text(json.dumps({**json.loads(path.read_text()), "started": "1"}))
+    now = time.time()
+    monkeypatch.setattr(lock.time, "time", lambda: now + step)
+    assert (lock.holder_of(tmp_path) is not None) == alive
 
 
 @pytest.mark.parametrize(

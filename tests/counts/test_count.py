@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from fractions import Fraction
 from pathlib import Path
@@ -156,9 +157,34 @@ def test_counts_add_up(folder: Path, here: Engine) -> None:
         with pytest.raises(MismatchError, match="added was"):
             add_counts([a, c], target, here, SILENT)
         assert contents(add_counts([a, b], target, here, SILENT).folder) == contents(total.folder)
-    for parts in ([a, b, a], [total, a]):  # the sum holds a too
-        with pytest.raises(UsageError, match="added twice"):
+    more = add_counts([total, c], folder / "more", here, SILENT)
+    ac = add_counts([a, c], folder / "ac", here, SILENT)
+    # Two that hold the same, by themselves, in a sum, in a sum of sums or in two sums.
+    for parts, same in (
+        ([a, b, a], (a, a)),
+        ([total, a], (total, a)),
+        ([more, a], (more, a)),
+        ([b, more], (b, more)),
+        ([total, ac], (total, ac)),
+        ([more, ac], (more, ac)),
+    ):
+        one, two = (re.escape(str(part.folder)) for part in same)
+        with pytest.raises(
+            UsageError, match=f"^{one} and {two} hold the same counts, which would be added twice"
+        ):
             add_counts(parts, folder / "twice", here, SILENT)
+    assert not (folder / "twice").exists()
+    it, en = (words_of(whole, source) for source in ("it", "en"))
+    both = {
+        word: tuple(map(sum, zip(it.get(word, (0, 0)), en.get(word, (0, 0)), strict=True)))
+        for word in it | en
+    }
+    assert (words_of(more, "it"), words_of(more, "en")) == (both, en)
+    earlier = json.loads((total.folder / "counts.json").read_text())
+    del earlier["config"]["leaves"]
+    (total.folder / "counts.json").write_text(json.dumps(earlier))
+    with pytest.raises(UsageError, match=rf"sum is a sum that does not say .*: {a.folder}, {b.folder}$"):
+        add_counts([load_counts(total.folder), c], folder / "twice", here, SILENT)
     for others, path in (([a, c], target), ([b, c], a.folder)):
         with pytest.raises(MismatchError, match="added was"):
             add_counts(others, path, here, SILENT)

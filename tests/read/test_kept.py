@@ -60,8 +60,10 @@ def test_tables_give_what_lines_give(tmp_path: Path) -> None:
     ],
 )
 def test_columns_of_tables(column: pa.Array, kind: str, values: list[Any], wrong: int) -> None:
-    found, count = keep_column(column, kind)
-    assert (found.to_pylist(), count) == (values, wrong)
+    found, mismatched = keep_column(column, kind)
+    nulls = zip(column.is_valid().to_pylist(), values, strict=True)
+    lost = [given and value is None for given, value in nulls]
+    assert (found.to_pylist(), mismatched.tolist(), sum(lost)) == (values, lost, wrong)
 
 
 @pytest.mark.parametrize(

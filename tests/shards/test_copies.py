@@ -6,6 +6,7 @@ import gzip
 import json
 import pkgutil
 from collections.abc import Callable, Sequence
+from itertools import permutations
 from pathlib import Path
 from typing import Any
 
@@ -246,3 +247,33 @@ def test_copies_are_marked_where_they_are_wanted(
         assert [f"the same text as {first}" for first in marked] == dropped
         copies += len(marked)
     assert any(f", {copies} are copies of others" in notice for notice in notices)
+
+
+@pytest.mark.parametrize("names", list(permutations("abc")), ids="".join)
+def test_a_copy_names_the_document_of_the_first_round(
+    names: tuple[str, str, str], tmp_path: Path, vocab_dir: Path, here: Engine, texts: list[str]
+) -> None:
+    """Whatever the names of the sources that come in later rounds, and for an append of the first one."""
+    first: dict[str, str] = {}
+    wanted: dict[tuple[str, int], str | None] = {}
+    sources: Inputs = {}
+    append: dict[str, list[Path]] = {}
+    made = None
+    for turn, name in enumerate((*names, names[0])):
+        path = write(tmp_path / "in" / f"{turn}.jsonl", texts[5 * turn : 5 * turn + 12] + texts[18:20])
+        if name in sources:
+            append[name] = [path]
+        else:
+            sources[name] = [path]
+        made = recipe(tmp_path / "out", vocab_dir, sources, append=append, duplicates="mark")
+        run(made, here)
+        for at, line in enumerate(path.read_text().splitlines()):
+            text = json.loads(line)["text"]
+            wanted[str(path), at] = first.get(text)
+            first.setdefault(text, f"{path}:{at + 1}")
+    assert made is not None
+    found = {
+        (row["file"], row["record"]): row["duplicate_of"] for name in sources for row in rows(made, name)
+    }
+    assert sum(of is not None for of in wanted.values()) > 20
+    assert found == wanted

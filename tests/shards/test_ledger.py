@@ -12,13 +12,18 @@ import pyarrow.parquet as pq
 import pytest
 import xxhash
 import zstandard
+from telling import Told
 from tokenizing import recipe, run
 
 from pretok.audit.verify_job import run_verify
 from pretok.base.console import SILENT
 from pretok.base.errors import IntegrityError
 from pretok.base.execute import Engine
+from pretok.commands.steps import tokenize_step
 from pretok.config import make_recipe
+from pretok.read.batches import hash_column, hash_texts
+from pretok.screen.removed import rows_of as rows_of_list
+from pretok.screen.removed import write_removed
 from pretok.shards.format import ShardReader
 from pretok.shards.inputs import load_inputs
 from pretok.shards.ledger import (
@@ -29,6 +34,8 @@ from pretok.shards.ledger import (
     ledger_schema,
 )
 from pretok.shards.manifest import Manifest, load_manifest
+from pretok.tokenizer.encoder import Encoder
+from pretok.tokenizer.reference import Unencodable
 
 
 def documents(count: int) -> list[str]:
@@ -165,3 +172,51 @@ def test_what_is_no_ledger_is_named(tmp_path: Path) -> None:
     path.write_bytes(b"PAR1")
     with pytest.raises(IntegrityError, match=r"cannot read .*a\.docs\.parquet"):
         ledger_schema(path)
+
+
+@pytest.mark.parametrize("name", ["in.jsonl", "in.parquet"])
+@pytest.mark.parametrize("why", ["kept", "duplicate", "removed", "contaminated", "empty_text", "unencodable"])
+def test_a_mismatch_is_counted_with_the_document_that_is_written(
+    why: str, name: str, tmp_path: Path, vocab_dir: Path, here: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each other value of a column of whole numbers is text. None of what is screened out counts."""
+    words = "uno due tre quattro cinque sei sette otto nove dieci undici dodici tredici"
+    refused = "\ufeff" if why == "empty_text" else words
+    texts = [text for n in range(12) for text in (refused, refused, f"documento {n}")]
+    values = [n if n % 2 else str(n) for n in range(len(texts))]
+    if name == "in.jsonl":
+        lines = (json.dumps({"text": text, "n": n}) for text, n in zip(texts, values, strict=True))
+        (tmp_path / name).write_text("".join(f"{line}\n" for line in lines))
+    else:  # a column of a table has one type: all its values are text
+        pq.write_table(pa.table({"text": texts, "n": [str(n) for n in values]}), tmp_path / name)
+    shards: dict[str, Any] = {}
+    match why:
+        case "duplicate":
+            shards = {"duplicates": "drop"}
+        case "removed":
+            hashes = hash_column(hash_texts(pa.array([words], pa.large_string())))
+            write_removed(tmp_path / "removed.parquet", rows_of_list(hashes, "2026-01-01", "asked"))
+            shards = {"removed": tmp_path / "removed.parquet"}
+        case "contaminated":
+            (tmp_path / "items").mkdir()
+            (tmp_path / "items" / "quiz.jsonl").write_text(json.dumps({"question": words}) + "\n")
+            shards = {"against": tmp_path / "items", "reject_contaminated": "0.5"}
+        case "unencodable":
+            whole = Encoder.encode
+
+            def encode(self: Encoder, batch: pa.LargeStringArray) -> Any:
+                if bad := [n for n, text in enumerate(batch.to_pylist()) if text == words]:
+                    raise Unencodable(bad, "no engine takes it")
+                return whole(self, batch)
+
+            monkeypatch.setattr(Encoder, "encode", encode)
+    shards["max_reject_share"] = "0.9"
+    made = recipe(tmp_path / "out", vocab_dir, {"it": [tmp_path / name]}, ["n:integer"], **shards)
+    made = made.model_copy(update={"normalize": made.normalize.model_copy(update={"strip_bom": True})})
+    tokenize_step(made, here, Told())
+    manifest = load_manifest(made.shards_dir)
+    written = [values[row["at"]] for row in rows_of(manifest, "it")]
+    assert (len(written) == len(texts)) == (why == "kept")
+    assert manifest.sources["it"].rejected == ({} if why == "kept" else {why: len(texts) - len(written)})
+    wrong = sum(isinstance(value, str) for value in written) if name == "in.jsonl" else len(written)
+    assert manifest.sources["it"].mismatches == {"n": wrong}

@@ -70,7 +70,7 @@ class TrainConfig:
     )
     cache_bytes: int | None = _option(
         None,
-        "maximum bytes of tokens in --cache (default: no limit)",
+        "maximum bytes of tokens in the cache (default: no limit). Needs `cache`",
         least=1 << 20,
         example='"2T"',
     )

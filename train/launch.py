@@ -22,7 +22,7 @@ from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
 from pretok.base.errors import Stopped
-from pretok.base.stop import SIGNALS
+from pretok.base.begin import SIGNALS
 
 
 def rank_processes() -> list[int]:

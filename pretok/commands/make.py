@@ -436,7 +436,7 @@ def export(
     if mix is None:
         refuse_unread(context, "without --mix", "stage")
     if to == "megatron":
-        refuse_unread(context, "with --to megatron, which copies no tokens", "workers", "address")
+        refuse_unread(context, "with --to megatron, which copies no tokens", "address")
     from pretok.export.text import learned_kinds, megatron_blend, notices, source_tokens
     from pretok.shards.manifest import load_manifest
 

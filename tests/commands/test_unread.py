@@ -20,7 +20,7 @@ UNREAD = {
     "mix w --out m.json --workers 2": "--workers",
     "mix w --stage 1k:it=1 --tokens 1k": "tokens",
     "export w --to megatron --stage 1": "--stage",
-    "export w --to megatron --mix m --workers 1 --address auto": "--workers, --address",
+    "export w --to megatron --mix m --workers 1 --address auto": "--address",
     "inspect w --doc 1 --source it --seed 0": "--seed",
     "inspect w --text x --source it --split val": "--source, --split",
     "inspect w --doc x --split val": "--split",

@@ -33,7 +33,7 @@ DOCUMENTS = {
 def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A document in each, so that a sequence may span several."""
     val = {"it": [range(30), range(9)]}
-    return make_shards(tmp_path_factory.mktemp("shards"), DOCUMENTS, val=val, documents_documents_per_shard=1)
+    return make_shards(tmp_path_factory.mktemp("shards"), DOCUMENTS, val=val, documents_per_shard=1)
 
 
 @pytest.fixture

@@ -197,12 +197,17 @@ def _check_sequences(certificate: Certificate, shards: dict[int, _Shard], mix: M
                 raise IntegrityError(
                     f"position {sequence.position} has tokens of {shard.path}, which is not of its source"
                 )
+            if not 0 < tokens <= shard.tokens - first:  # also within its last leaf
+                raise IntegrityError(
+                    f"position {sequence.position} has {plural(tokens, 'token')} of {shard.path} from token {first} "
+                    f"on, which has {shard.tokens}"
+                )
             if is_cut and shard.first + first != entry.begin + begin + at:
                 raise IntegrityError(
                     f"position {sequence.position} has other tokens of {shard.source} than the mix says"
                 )
             at += tokens
-        if at > mix.seq_len + 1 or (at < mix.seq_len + 1 and not entry.packed):
+        if not (1 if entry.packed else mix.seq_len + 1) <= at <= mix.seq_len + 1:
             raise IntegrityError(
                 f"position {sequence.position} has {at} tokens, a sequence has {mix.seq_len + 1}"
             )

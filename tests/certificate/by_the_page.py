@@ -116,6 +116,7 @@ def check(data: bytes, trusted: str) -> list[list[int]]:
             shard = entries[number]
             assert (shard["source"], shard["split"]) == (source, mix["split"])
             assert shard["first"] + first == at + len(ids)
+            assert 0 < tokens <= shard["tokens"] - first
             for token in range(first, first + tokens):
                 leaf, byte = divmod(token * width, LEAF)
                 ids.append(int.from_bytes(shown[number][leaf][byte : byte + width], "little"))

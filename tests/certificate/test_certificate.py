@@ -263,6 +263,46 @@ def test_what_contradicts_itself_is_named(
     assert re.search(message, refused(tmp_path / "forged", said, rest, root))
 
 
+Pieces = list[tuple[Path, int, int]]
+
+
+def longer(pieces: Pieces) -> Pieces:
+    """All tokens of a sequence of two shards from the first one, which ends before them."""
+    (path, first, tokens), *others = pieces
+    return [(path, first, tokens + sum(more for *_, more in others))]
+
+
+@pytest.mark.parametrize(
+    ("kind", "forge", "message"),
+    [
+        ("cut", longer, r"has 65 tokens of \S+ from token \d+ on, which has \d+$"),
+        ("classes", longer, r"has \d+ tokens of \S+ from token \d+ on, which has \d+$"),
+        ("packed", lambda pieces: [], "has 0 tokens, a sequence has 65"),
+        ("packed", lambda pieces: [*pieces, (pieces[0][0], 0, 0)], r"has 0 tokens of \S+ from token 0 on"),
+        ("classes", lambda pieces: [*pieces, (pieces[0][0], 0, 0)], r"has 0 tokens of \S+ from token 0 on"),
+    ],
+)
+def test_tokens_that_no_shard_has_are_not_proven(
+    work: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, forge: Any, message: str
+) -> None:
+    """A forger who has the shards shows right leaves, and claims what is after the end of a shard, or nothing."""
+    view = pretok.stream.open(work / "shards", work / f"{kind}.json")
+    sizes = {shard.bin_path: shard.file_bytes for shard in load_manifest(work / "shards").shards}
+
+    def fits(pieces: Pieces) -> bool:
+        """Whether the last leaf, were it full, would hold what is claimed."""
+        path, first, tokens = forge(pieces)[-1] if forge(pieces) else pieces[0]
+        end = (first + tokens) * view.dtype.itemsize
+        return end <= -(-sizes[path] // 4096) * 4096 and (forge is not longer or end > sizes[path])
+
+    at = next(at for at in range(STEPS * BATCH) if fits(audit.pieces(view, at)))
+    real = audit.pieces
+    forged = lambda view, position: (forge if position == at else list)(real(view, position))  # noqa: E731
+    monkeypatch.setattr("pretok.certificate.make.pieces", forged)
+    with pytest.raises(IntegrityError, match=message):
+        certify_step(work / kind, at // BATCH + 1, None, tmp_path / "forged")
+
+
 def test_damaged_shards_give_no_certificate(work: Path, tmp_path: Path) -> None:
     shards = shutil.copytree(work / "shards", tmp_path / "shards")
     for shard in load_manifest(shards).shards:

@@ -21,8 +21,8 @@ from torch.distributed import run
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
-from pretok.base.errors import Stopped
 from pretok.base.begin import SIGNALS
+from pretok.base.errors import Stopped
 
 
 def rank_processes() -> list[int]:

@@ -10,7 +10,7 @@ import numpy as np
 
 from pretok.base.records import replace
 from pretok.base.tokens import token_dtype
-from pretok.base.tree import root_of
+from pretok.base.tree import Tree, root_of, write_nodes
 from pretok.shards.format import index_bytes
 from pretok.shards.manifest import UNCOUNTED, Manifest, Shard, TokenizerEntry, write_manifest
 
@@ -26,6 +26,8 @@ def write_random_shards(folder: Path, tokens: int, vocab_size: int = 50_000) -> 
     values[:, -1] = 0
     prefix = folder / "random" / "random-00000"
     values.astype(dtype).tofile(prefix.with_suffix(".bin"))
+    tree = Tree(prefix.with_suffix(".bin").read_bytes())
+    write_nodes(prefix.with_suffix(".bin"), tree.nodes)
     prefix.with_suffix(".idx").write_bytes(index_bytes(np.full(documents, DOCUMENT, np.int32), dtype))
     shard = Shard(
         "random/random-00000.bin",
@@ -35,7 +37,7 @@ def write_random_shards(folder: Path, tokens: int, vocab_size: int = 50_000) -> 
         documents,
         documents * DOCUMENT * dtype.itemsize,
         4 * documents * DOCUMENT,
-        root=root_of(prefix.with_suffix(".bin")),
+        root=tree.hexdigest(),
         index_root=root_of(prefix.with_suffix(".idx")),
     )
     write_manifest(folder, bare_manifest(vocab_size, [shard]))

@@ -80,8 +80,6 @@ MORE = [
     Mesh(pipeline=2, shard=2, tensor=2),
     Mesh(pipeline=4, more=HALF),
     Mesh(tensor=2, more=COMPILED),
-    Mesh(tensor=2, more=COMPILED | FULL),
-    Mesh(tensor=2, more=COMPILED | HALF),
     Mesh(shard=2, context=2, more=COMPILED),
 ]
 CHAINS = [
@@ -89,6 +87,12 @@ CHAINS = [
     pytest.param("qk_norm = true", QUICK[True], id="quick-tied", marks=pytest.mark.slow),
     pytest.param(
         "qkv_bias = true", [*EVERY, *MORE], id="every", marks=[pytest.mark.slow, pytest.mark.timeout(900)]
+    ),
+    pytest.param(
+        "qkv_bias = true",
+        [Mesh(tensor=2, more=COMPILED | FULL), Mesh(tensor=2, more=COMPILED | HALF)],
+        id="compiled",
+        marks=pytest.mark.slow,
     ),
 ]
 

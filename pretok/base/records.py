@@ -26,6 +26,7 @@ Signed = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 _PART = r"(?!\.\.?(?:/|\Z))[^/\0]+"
 _PATTERNS = {
     "a path inside the folder": rf"\A{_PART}(?:/{_PART})*\Z",
+    "the name of a file": rf"\A{_PART}\Z",
     "the name of a source": r"\A[^\W_][\w-]*\Z",
     "train or val": r"\A(?:train|val)\Z",
     "32 hexadecimal digits": r"\A[0-9a-f]{32}\Z",
@@ -34,6 +35,8 @@ _PATTERNS = {
 }
 Inside = Annotated[str, msgspec.Meta(pattern=_PATTERNS["a path inside the folder"])]
 """A path inside the folder of its file: relative, without `..`, NUL or an empty part."""
+File = Annotated[str, msgspec.Meta(pattern=_PATTERNS["the name of a file"])]
+"""The name of a file in the folder of its file, in no folder below it."""
 Name = Annotated[str, msgspec.Meta(pattern=_PATTERNS["the name of a source"])]
 """The name of a source, which is a part of the names of files."""
 Split = Annotated[str, msgspec.Meta(pattern=_PATTERNS["train or val"])]

@@ -101,7 +101,7 @@ class CountConfig(Record, frozen=True, omit_defaults=True):
     """What was read of each source."""
     added: dict[str, Digest] = field(default_factory=dict)
     """Of a sum: folder -> fingerprint of the counts."""
-    leaves: tuple[str, ...] = ()
+    leaves: tuple[Digest, ...] = ()
     """Of a sum: the fingerprints of all counts in it that are no sums, ascending."""
 
 

@@ -18,6 +18,7 @@ from pretok.base.records import (
     Checksum,
     Count,
     Digest,
+    File,
     Inside,
     Name,
     Record,
@@ -71,6 +72,7 @@ def test_a_wrong_value_is_named(value: Any, message: str) -> None:
     [
         (Inside, ["a", "a/b.bin", "..a/b..", ".removal/0"],
          ["", "/a", "..", "a/../b", "a//b", "a/", "./a", "a\0", "a\n/.."]),
+        (File, ["a", "..a", "model-00001.safetensors"], ["", "a/b", "/a", "..", ".", "a\0"]),
         (Name, ["it", "en-2", "città_1"], ["", "a/b", "..", "a.b", "-a", "a\0", "a\n"]),
         (Split, ["train", "val"], ["", "train/..", "val\n", "test"]),
         (Checksum, ["xxh3:" + "0a" * 16], ["", "0a" * 16, "xxh3:../x", "xxh3:" + "0a" * 16 + "\n"]),
@@ -95,7 +97,7 @@ UNCHECKED = {
 """Fields with the name of a path or digest that are neither, or lie where the user says."""
 NAMED = re.compile(
     r"(^|_)(path|file|files|root|digest|fingerprint|checksum|checksums|sizes|tape|manifest|stream|request|ledger|indexes|"
-    r"weight_map|source|split|former|parts|members)$"
+    r"weight_map|source|split|former|parts|members|leaves)$"
 )
 """Names of fields that are used as paths, as parts of a file's name, or to compare files."""
 
@@ -123,7 +125,7 @@ def test_every_path_and_digest_of_a_record_has_a_type_that_is_checked() -> None:
         for kind in records(Record)
         if kind.__module__.startswith(("pretok.", "train."))
         for name, hint in get_type_hints(kind, include_extras=True).items()
-        if NAMED.search(name) and "folder" not in name
+        if NAMED.search(name)
     }
     assert len(fields) > 40  # else the names are not those of the records any more
     assert {name for name, plain in fields.items() if plain} == UNCHECKED.keys()

@@ -512,6 +512,16 @@ def test_a_tensor_that_nothing_needs_is_compared_before_it_is_passed_over(
             read(folder, vocab_size=50)
 
 
+@pytest.mark.parametrize("file", ["../a.safetensors", "below/a.safetensors", "/a.safetensors", ""])
+def test_an_index_names_only_files_of_its_folder(tmp_path: Path, file: str) -> None:
+    old_model(folder := tmp_path / "model", replace(OLD, rope_theta=1e4))
+    tensors = weights(folder)
+    (folder / "model.safetensors").unlink()
+    write_json(folder / "model.safetensors.index.json", {"weight_map": dict.fromkeys(tensors, file)})
+    with pytest.raises(IntegrityError, match="not the name of a file"):
+        read(folder, vocab_size=50)
+
+
 def test_of_one_file_and_an_index_the_file_counts(tmp_path: Path) -> None:
     """As in transformers."""
     folder = made("qwen-3", tmp_path / "model", dtype=torch.float32)

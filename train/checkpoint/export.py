@@ -24,7 +24,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from pretok.base.errors import IntegrityError, MismatchError, PretokError, UsageError
-from pretok.base.records import Inside, Record, read_record, replace
+from pretok.base.records import File, Record, read_record, replace
 from pretok.base.storage import TEMPORARY_SUFFIX, fingerprint, read_json, reading, write_json, writing
 from pretok.base.units import listed
 from pretok.base.vocab_map import VocabMap, read_map
@@ -248,7 +248,7 @@ class _Index(Record, frozen=True, forbid_unknown_fields=False):
     Only the names of the files are used: like transformers, the reader asks each file for its tensors.
     """
 
-    weight_map: dict[str, Inside]
+    weight_map: dict[str, File]
 
 
 def _tensor_places(folder: Path, wanted: set[str], theirs: ModelConfig) -> dict[str, str]:

@@ -21,7 +21,7 @@ from pretok.base.records import (
     Checksum,
     Count,
     Digest,
-    Inside,
+    File,
     Record,
     Signed,
     check_version,
@@ -109,7 +109,7 @@ class Meta(Record, frozen=True, omit_defaults=True):
     eod_id: Count
     tokenizer: TokenizerOrigin
     provenance: dict[str, Any]
-    files: dict[Inside, FileRecord] = msgspec.field(default_factory=dict)
+    files: dict[File, FileRecord] = msgspec.field(default_factory=dict)
     bos_id: Count | None = None
 
 

@@ -34,6 +34,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import IO, Any
@@ -599,8 +600,11 @@ class StoreFiles:
             return fold([data[at : at + HASH] for at in range(0, len(data), HASH)]).hex() == root
 
         def kept() -> bytes:
-            obtain(self._cache, path, lambda file: file.write(self._remote.read(name, check=right)))
-            return path.read_bytes()
+            while True:
+                obtain(self._cache, path, lambda file: file.write(self._remote.read(name, check=right)))
+                # Another reader may have found them changed and removed them meanwhile.
+                with suppress(FileNotFoundError):
+                    return path.read_bytes()
 
         if not right(data := kept()):  # changed on the disk: fetch it again
             path.unlink(missing_ok=True)

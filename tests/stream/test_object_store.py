@@ -493,6 +493,24 @@ def test_what_was_changed_in_the_cache_is_fetched_again(
     assert [path.read_bytes() for path in kept] == before
 
 
+def test_nodes_that_another_reader_removes_are_fetched_again(
+    server: Server, bucket: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It found them changed on the disk, between the look of this reader and its read."""
+    removed, obtain = set[Path](), object_store.obtain
+
+    def disturbed(cache: Path, path: Path, fill: Any) -> None:
+        obtain(cache, path, fill)
+        if path.name == "nodes" and path not in removed:
+            removed.add(path)
+            path.unlink()
+
+    monkeypatch.setattr(object_store, "obtain", disturbed)
+    local = pretok.stream.open(bucket / "small", seq_len=9)
+    same(pretok.stream.open(f"{URL}/small", seq_len=9, cache=tmp_path), local)
+    assert removed
+
+
 def test_a_store_that_gives_no_versions_is_named(
     server: Server,
     bucket: Path,

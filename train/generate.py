@@ -47,8 +47,7 @@ def main(arguments: Sequence[str]) -> None:
 def generate(
     checkpoint: Path, prompt: str, tokens: int, temperature: float, seed: int, tokenizer_path: Path | None
 ) -> str:
-    """Return `prompt` and at most `tokens` further tokens as text, ending early at an EOD
-    or the end of a turn.
+    """Return `prompt` and at most `tokens` further tokens as text, ending early at an EOD or the end of a turn.
 
     temperature: logits are divided by it before a token is sampled; 0 takes the most likely one. The model sees the
     last seq_len tokens. tokenizer_path: None for the copy in the shards. Raises UsageError (no tokenizer, an empty

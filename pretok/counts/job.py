@@ -197,14 +197,15 @@ def count_config(recipe: Recipe, engine: Engine, console: Console) -> CountConfi
 
     Raises PartitionsFailed if an input cannot be read, since counts without it would not be those of this config.
     """
-    listed: dict[str, list[Listing]] = {}
+    listed: dict[str, Listing] = {}
     with engine.stop.raising():
         for name, source in recipe.sources.items():
             with located(recipe, "sources", name, "inputs"):
-                listed[name] = [list_inputs(source.inputs, source.format)]
-    for text in chain(*(one.notices for (one,) in listed.values()), shared_inputs(listed)):
+                listed[name] = list_inputs(source.inputs, source.format)
+    shared = shared_inputs({name: [listing] for name, listing in listed.items()})
+    for text in chain(*(listing.notices for listing in listed.values()), shared):
         console.notice(text)
-    every = (file for (one,) in listed.values() for file in one.files)
+    every = (file for listing in listed.values() for file in listing.files)
     if missing := [f"{file.path}: {file.identity}" for file in every if file.format == "unreadable"]:
         raise PartitionsFailed(
             "\n  ".join(["nothing was counted, as these inputs cannot be read:", *missing])
@@ -217,8 +218,8 @@ def count_config(recipe: Recipe, engine: Engine, console: Console) -> CountConfi
         holdout=str(recipe.vocab.holdout),
         seed=recipe.vocab.seed,
         inputs={
-            name: SourceInputs(**to_json(recipe.sources[name].record), files=tuple(one.files))
-            for name, (one,) in listed.items()
+            name: SourceInputs(**to_json(recipe.sources[name].record), files=tuple(listing.files))
+            for name, listing in listed.items()
         },
     )
 

@@ -259,10 +259,12 @@ def _refuse_foreign(folder: Path, log: RemovalLog) -> None:
         if name not in shards or any(not first < end <= shards[name].tokens for first, end in stretches):
             raise IntegrityError(f"{path}: the manifest has no such tokens of {name}; the file was edited")
     targets = [target for _, target in log.files]
-    for name in (*log.shards, *targets):
-        if name in targets and name not in files:
+    for name in targets:
+        if name not in files:
             raise IntegrityError(f"{path}: {name} is no file of the manifest; the file was edited")
-        if not (folder / name).resolve().is_relative_to(folder.resolve()):
+    inside = folder.resolve()
+    for name in (*log.shards, *targets):
+        if not (folder / name).resolve().is_relative_to(inside):
             raise IntegrityError(f"{path}: {name} is a link that leaves the folder; the file was edited")
 
 

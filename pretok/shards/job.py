@@ -17,7 +17,7 @@ next begins. So a folder that is made at once has the same shards and history as
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain, zip_longest
 from pathlib import Path
 
@@ -33,6 +33,7 @@ from pretok.base.units import listed, plural
 from pretok.chat.resolve import resolve
 from pretok.config import Recipe, located
 from pretok.read.changes import refuse_changes, shared_inputs
+from pretok.read.conversation import RecordFormat
 from pretok.read.partition import stamped
 from pretok.read.partition_runs import run_partitions
 from pretok.read.recognise import list_inputs
@@ -96,6 +97,8 @@ class _Job:
     benchmark: Benchmark | None
     engine: Engine
     console: Console
+    records: dict[str, RecordFormat] = field(default_factory=dict)
+    """Source -> how its records are read, with the chat template that `plan` has checked."""
 
     @property
     def shards(self) -> Path:
@@ -162,13 +165,13 @@ class _Job:
             for name, source in self.recipe.sources.items():
                 before = sealed.get(name, ())
                 with located(self.recipe, "sources", name, "inputs"):
-                    record = resolve(source.record, self.vocab, name, source.limits)
+                    self.records[name] = resolve(source.record, self.vocab, name, source.limits)
                     plans.append(
                         plan_source(
                             name,
                             source,
                             listed[name],
-                            record,
+                            self.records[name],
                             self.config,
                             size,
                             itemsize,
@@ -220,15 +223,12 @@ class _Job:
             duplicates=recipe.shards.duplicates,
             removed=self._removed(old) if self.state.exists() else (),
         )
-        with self.engine.stop.raising():  # a template may take its time
-            sources = {plan.name: recipe.sources[plan.name] for plan in plans}
-            records = {name: resolve(one.record, vocab, name, one.limits) for name, one in sources.items()}
         return [
             TokenizeTask(
                 partition=stamped(partition, plan.stamps),
                 shards_dir=self.shards.absolute(),
                 state_dir=(self.state / plan.unit).absolute(),
-                record=records[plan.name],
+                record=self.records[plan.name],
                 limits=recipe.sources[plan.name].limits,
                 keep=plan.kept,
                 screening=screening,

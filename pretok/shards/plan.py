@@ -44,9 +44,9 @@ def plan_source(
     """The plans of a source and its appends: the stored ones if nothing changed, else new ones, which are stored.
 
     listings: the inputs of the source and of each append; record: how records are read, with the chat template that
-    the vocabulary decides; config: the settings that all sources share; size: bytes of a shard, 0
-    for the automatic size; itemsize: bytes of a token; state: the folder of unfinished work; sealed: the plans in the
-    manifest. Raises MismatchError that names what changed.
+    the vocabulary decides; config: the settings that all sources share; size: bytes of a shard, 0 for the automatic
+    size; itemsize: bytes of a token; state: the folder of unfinished work; sealed: the plans in the manifest. Raises
+    MismatchError that names what changed.
     """
     if len(sealed) > len(source.append) + 1:
         raise MismatchError(

@@ -7,9 +7,12 @@ import resource
 import signal
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 from support import ROOT
+
+from pretok.base.begin import SIGNALS
 
 AT_IMPORT = """
 import os, signal, sys
@@ -37,9 +40,16 @@ PRETOK = {"entry": "pretok.__main__", "function": "main"}
 TRAIN = {"entry": "train.__main__", "function": "start"}
 
 
-def ended(code: str, **values: object) -> subprocess.CompletedProcess[str]:
-    line = [sys.executable, "-c", code.format(**values)]
-    return subprocess.run(line, capture_output=True, text=True, cwd=ROOT, check=False)
+def ended(code: str, handler: Any = signal.SIG_DFL, **values: object) -> subprocess.CompletedProcess[str]:
+    """Run a program of Python. handler: of its signals when it starts, whatever this process was started with."""
+    return subprocess.run(
+        [sys.executable, "-c", code.format(**values)],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        check=False,
+        preexec_fn=lambda: [signal.signal(number, handler) for number in SIGNALS],
+    )
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1])
@@ -58,6 +68,15 @@ def test_a_signal_while_a_command_loads_is_code_75_and_a_line(command, module, n
     done = ended(AT_IMPORT + COMMAND, arguments=command, module=module, number=int(number), **entry)
     line = f"{command[0]}: interrupted; run the same command again to continue\n"
     assert (done.returncode, done.stdout, done.stderr) == (75, "", line)
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_a_signal_that_the_parent_had_ignored_stays_ignored(number):
+    """As shells do it for SIGINT in the background."""
+    values = {"arguments": ["pretok", "--version"], "module": "pretok.cli", "number": int(number)}
+    done = ended(AT_IMPORT + COMMAND, signal.SIG_IGN, **values, **PRETOK)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "pretok" in done.stdout
 
 
 def test_nothing_is_loaded_before_signals_are_handled():

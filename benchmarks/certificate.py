@@ -15,8 +15,8 @@ from benchmarks.inputs import Inputs
 from benchmarks.measure import Row, Table, in_turns, timed
 from pretok.base.records import to_json
 from pretok.base.storage import write_json
-from pretok.certificate.check import check_certificate
-from pretok.certificate.make import certify_step
+from pretok.documents.certificate.certify import certify_step
+from pretok.documents.certificate.check import check_certificate
 from pretok.shards.manifest import load_manifest
 from pretok.stream.mix_file import mix_json
 from pretok.stream.segments import SEGMENTS, RunSegment

@@ -14,18 +14,18 @@ from typing import Any
 
 from benchmarks.inputs import Inputs
 from benchmarks.measure import Row, Table, in_turns
-from pretok.base.kinds import MARKERS
-from pretok.chat.documents import read_documents
 from pretok.chat.encode import encode_spans
+from pretok.chat.read_documents import read_documents
 from pretok.chat.resolve import resolve
 from pretok.kernels.pretokenize import PATTERNS
-from pretok.read.conversation import Conversation, RecordFormat
 from pretok.read.normalize import Normalization
 from pretok.read.partition import plan
 from pretok.read.probe import probe_inputs
 from pretok.read.readers import Damage
 from pretok.read.recognise import list_inputs
+from pretok.read.record_format import Conversation, RecordFormat
 from pretok.tokenizer.encoder import Encoder
+from pretok.tokenizer.kinds import MARKERS
 from pretok.tokenizer.vocabulary import write_vocab
 
 SIZES = (("user", 200), ("assistant", 1200)) * 2

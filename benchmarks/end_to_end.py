@@ -18,8 +18,8 @@ from pretok.base.console import SILENT, Console
 from pretok.base.execute import Engine
 from pretok.base.stop import StopFlag
 from pretok.config import Recipe, make_recipe
-from pretok.shards.job import run_tokenize
 from pretok.shards.manifest import load_manifest
+from pretok.shards.tokenize_job import run_tokenize
 
 
 def recipe_of(sources: dict[str, list[str]], vocab: Path, out: Path, size: str | int = 0) -> Recipe:

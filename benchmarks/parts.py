@@ -22,11 +22,11 @@ def run_parts(paths: list[str], tokenizer: Path, output: Path) -> Row:
 
     from pretok.base.tree import Tree
     from pretok.read.batches import from_buffers, hash_texts
-    from pretok.read.conversation import RecordFormat
     from pretok.read.files import read_bytes
-    from pretok.read.jsonl import parse_lines
+    from pretok.read.formats.json_parser import parse_lines
     from pretok.read.readers import BATCH_BYTES
-    from pretok.read.spans import whole_records
+    from pretok.read.record_format import RecordFormat
+    from pretok.read.whole_records import whole_records
     from pretok.tokenizer.encoder import Encoder
     from pretok.tokenizer.vocabulary import load_vocab
 

@@ -12,7 +12,7 @@ from benchmarks.inputs import Inputs
 from benchmarks.measure import Table, timed
 from benchmarks.train_shards import write_documents
 from pretok.base.console import SILENT
-from pretok.removal.job import Request, run_remove
+from pretok.documents.removal.remove_job import Request, run_remove
 from pretok.shards.ledger import ledger_column
 from pretok.shards.manifest import load_manifest
 

@@ -11,8 +11,8 @@ import numpy as np
 from pretok.base.records import replace
 from pretok.base.tokens import token_dtype
 from pretok.base.tree import Tree, root_of, write_nodes
-from pretok.shards.format import index_bytes
 from pretok.shards.manifest import UNCOUNTED, Manifest, Shard, TokenizerEntry, write_manifest
+from pretok.shards.shard_file import index_bytes
 
 DOCUMENT = 1000
 

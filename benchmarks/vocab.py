@@ -19,10 +19,10 @@ from benchmarks.measure import Row, Table, fresh, timed
 from pretok.base.execute import peak_bytes
 from pretok.base.tokens import Bytes, Ints
 from pretok.config import DEFAULT_SPECIAL_TOKENS
-from pretok.counts.buckets import Words, from_arrow
-from pretok.counts.table import WordTable
 from pretok.kernels.pretokenize import PATTERNS
 from pretok.vocab.bpe import Merges, buffer_of, train_merges
+from pretok.vocab.counts.buckets import Words, from_arrow
+from pretok.vocab.counts.table import WordTable
 
 SIZE, SPECIAL = 50_000, len(DEFAULT_SPECIAL_TOKENS)
 WORDS = (3_000_000, 30_000_000)

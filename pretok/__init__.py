@@ -7,8 +7,8 @@ training reads it by `pretok.stream`. Nothing is loaded before it is used.
 TYPE_CHECKING = False  # without `typing`: a command is stopped by signals only after this file
 
 if TYPE_CHECKING:
-    from pretok.api.make import build_vocab, mix, tokenize
-    from pretok.api.work import open_work as open
+    from pretok.api import build_vocab, mix, tokenize
+    from pretok.documents.work import open_work as open
 
     __version__: str
 
@@ -22,13 +22,13 @@ def __getattr__(name: str) -> object:
 
         return PRETOK_VERSION
     if name == "open":
-        from pretok.api.work import open_work
+        from pretok.documents.work import open_work
 
         return open_work
     if name in __all__:
-        from pretok.api import make
+        from pretok import api
 
-        return getattr(make, name)
+        return getattr(api, name)
     raise AttributeError(f"module 'pretok' has no attribute {name!r}")
 
 

@@ -136,7 +136,7 @@ def few_buckets(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
     workers read the constant for themselves."""
     if "ray_address" not in request.fixturenames:
         # All are there before one of them changes: what is imported behind it keeps what it finds.
-        modules = [import_module(f"pretok.counts.{name}") for name in ("buckets", "job")]
+        modules = [import_module(f"pretok.vocab.counts.{name}") for name in ("buckets", "count_job")]
         monkeypatch.setattr(modules[0], "BUCKET_BITS", 2)
         for module in modules:
             monkeypatch.setattr(module, "BUCKETS", 4)

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pretok.read.conversation import RecordFormat
 from pretok.read.files import CorruptInputError, InputFile
 from pretok.read.format import Piece
 from pretok.read.kept import KeptColumn
 from pretok.read.readers import read_piece
 from pretok.read.recognise import list_inputs
+from pretok.read.record_format import RecordFormat
 
 
 class Found(NamedTuple):

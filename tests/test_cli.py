@@ -105,7 +105,7 @@ def test_what_ends_a_command_is_a_code_and_one_line(error, code, message, monkey
     def fail(*_: object, **__: object) -> None:
         raise error
 
-    monkeypatch.setattr("pretok.report.page.run_report", fail)
+    monkeypatch.setattr("pretok.overview.report.page.run_report", fail)
     assert run_command(["report", "x"]) == code
     printed = capsys.readouterr().err
     assert message in printed

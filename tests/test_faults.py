@@ -144,7 +144,9 @@ def made(tmp_path_factory: pytest.TempPathFactory, vocab_dir: Path) -> Path:
 @pytest.fixture
 def work(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A copy of it at a place of the same name in its folder: inputs are known by their paths."""
-    monkeypatch.setattr("pretok.removal.job._now", lambda manifest: "2026-01-01T00:00:00.000Z")
+    monkeypatch.setattr(
+        "pretok.documents.removal.remove_job._now", lambda manifest: "2026-01-01T00:00:00.000Z"
+    )
     return shutil.copytree(made, tmp_path / "work")
 
 

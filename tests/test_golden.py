@@ -18,12 +18,12 @@ import zstandard
 from mixing import request
 
 import pretok.stream
-from pretok.audit.verify_job import notes, run_verify
 from pretok.base.console import Silent
 from pretok.base.execute import Engine
 from pretok.config import make_recipe
-from pretok.shards.job import run_tokenize
+from pretok.documents.audit.verify_job import notes, run_verify
 from pretok.shards.manifest import load_manifest
+from pretok.shards.tokenize_job import run_tokenize
 from pretok.stream.mix_job import run_mix
 
 GOLDEN = Path(__file__).parent / "golden"

@@ -31,7 +31,8 @@ MIB = 1 << 20
 FULL = bool(os.environ.get("PRETOK_MEMORY"))
 FORKED = """
 import json, os, sys
-import duckdb, pretok.counts.job, pretok.shards.job, pretok.stream.mix_job, pretok.audit.verify_job
+import duckdb, pretok.vocab.counts.count_job, pretok.shards.tokenize_job, pretok.stream.mix_job
+import pretok.documents.audit.verify_job
 from pretok.base.execute import peak_bytes
 from pretok.cli import run_command
 

@@ -32,23 +32,21 @@ from support import needs
 from test_golden import GOLDEN
 
 import pretok.stream
-from pretok.audit.trace import open_traced
 from pretok.base.errors import IntegrityError, PretokError, UsageError
-from pretok.base.history import read_jobs, read_run
 from pretok.base.lock import holder_of
 from pretok.base.storage import fingerprint, write_json
 from pretok.base.tree import prove_nodes
-from pretok.base.vocab_map import MapEnd, read_map, write_map
-from pretok.certificate.check import check_certificate
-from pretok.certificate.make import certify_step
-from pretok.chat.documents import documents_of
+from pretok.chat.messages import load_tools
+from pretok.chat.read_documents import documents_of
 from pretok.chat.resolve import resolve
 from pretok.cli import run_command
 from pretok.config.recipes import load_recipe
-from pretok.counts.buckets import read_group, read_metadata
-from pretok.counts.counts_file import load_counts
-from pretok.disclosure.summary import load_answers
-from pretok.read.conversation import Conversation, RecordFormat, load_tools
+from pretok.documents.audit.trace import open_traced
+from pretok.documents.certificate.certify import certify_step
+from pretok.documents.certificate.check import check_certificate
+from pretok.documents.disclosure.summary import load_answers
+from pretok.overview.history import read_jobs, read_run
+from pretok.overview.status import status_of
 from pretok.read.files import CorruptInputError
 from pretok.read.format import Piece
 from pretok.read.kept import KeptColumn
@@ -56,19 +54,22 @@ from pretok.read.normalize import Normalization
 from pretok.read.probe import probe_inputs
 from pretok.read.readers import read_piece
 from pretok.read.recognise import list_inputs
+from pretok.read.record_format import Conversation, RecordFormat
 from pretok.screen.benchmark import read_benchmark
 from pretok.shards.annotations import read_annotations
-from pretok.shards.format import ShardReader
 from pretok.shards.inputs import PLAN_FILE, read_plan
 from pretok.shards.ledger import ledger_windows
 from pretok.shards.manifest import load_manifest
 from pretok.shards.names import read_names
+from pretok.shards.shard_file import ShardReader
 from pretok.shards.spans import ShardSpans
 from pretok.stream.mix_file import load_mix
 from pretok.stream.segments import open_segments, read_segments
 from pretok.stream.tapes import SideFile, verify_side_file
+from pretok.tokenizer.vocab_map import MapEnd, read_map, write_map
 from pretok.tokenizer.vocabulary import Vocabulary, load_vocab
-from pretok.watch.status import status_of
+from pretok.vocab.counts.buckets import read_group, read_metadata
+from pretok.vocab.counts.counts_file import load_counts
 
 MEMORY = 256 << 20
 """Bytes that reading any change of a file of some kB may take."""

@@ -25,8 +25,8 @@ from pretok.base.visible import masked
 from pretok.chat.template import ChatTemplate, TemplateError
 from pretok.chat.text import Trace
 from pretok.cli import run_command
+from pretok.config.changes import shared_inputs
 from pretok.read import paths
-from pretok.read.changes import shared_inputs
 from pretok.read.files import InputFile
 from pretok.read.recognise import Listing, list_inputs
 from pretok.shards.manifest import FILE_NAME, load_manifest

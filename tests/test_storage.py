@@ -88,7 +88,9 @@ def test_a_full_disk(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     """Wherever it is full: from no room at all to one page less than the result takes."""
-    monkeypatch.setattr("pretok.removal.job._now", lambda manifest: "2026-01-01T00:00:00.000Z")
+    monkeypatch.setattr(
+        "pretok.documents.removal.remove_job._now", lambda manifest: "2026-01-01T00:00:00.000Z"
+    )
     work = shutil.copytree(made, disk.path / "work")
     line, before = [part.format(work=work) for part in LINES[name]], disk.used
     assert run_command(line) == 0
@@ -154,7 +156,9 @@ def test_an_input_that_changes_behind_the_plan(
     data = path.read_bytes()
     vocab = ("--vocab", str(vocab_dir)) if command == "tokenize" else ()
     line = [command, f"it={path}", "--out", str(out), *vocab, *HERE]
-    module = import_module({"tokenize": "pretok.shards.task", "count": "pretok.counts.task"}[command])
+    module = import_module(
+        {"tokenize": "pretok.shards.tokenize_task", "count": "pretok.vocab.counts.count_task"}[command]
+    )
     assert run_command(line) == 0
     wanted, read = left(out), module.read_documents
     for change, after in CHANGES.items():

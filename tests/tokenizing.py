@@ -16,7 +16,7 @@ from pretok.base.execute import Engine
 from pretok.base.stop import StopFlag
 from pretok.config import Recipe, make_recipe
 from pretok.kernels.pretokenize import PATTERNS
-from pretok.shards.job import run_tokenize
+from pretok.shards.tokenize_job import run_tokenize
 from pretok.tokenizer.vocabulary import Vocabulary, load_vocab
 
 

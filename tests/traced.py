@@ -29,8 +29,8 @@ from support import TASK_PATH, freeze
 
 import pretok.base.lock
 import pretok.base.storage
+import pretok.documents.removal.remove_job
 import pretok.kernels.hashing
-import pretok.removal.job
 from pretok.cli import run_command
 
 CHANGES = (
@@ -97,7 +97,7 @@ def _run(line: list[str], said: str, heartbeat: float) -> None:
             os.dup2(os.open(path, os.O_RDWR | os.O_APPEND), descriptor)
         pretok.base.storage.WAITS = (0.0, 0.0, 0.0)  # as in tests/conftest.py
         pretok.base.lock.HEARTBEAT = heartbeat
-        pretok.removal.job._now = lambda manifest: "2026-01-01T00:00:00.000Z"
+        pretok.documents.removal.remove_job._now = lambda manifest: "2026-01-01T00:00:00.000Z"
         faulthandler.enable(2)
         os.kill(os.getpid(), signal.SIGSTOP)
         code = _train(line[1:]) if line[0] == "train" else run_command(line)

@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from pretok.base.errors import UsageError
 from pretok.base.units import plural
-from pretok.base.vocab_map import read_map
+from pretok.tokenizer.vocab_map import read_map
 from train.checkpoint.export import check_tokenizer, exported_tensors
 from train.checkpoint.meta import complete_checkpoints
 from train.checkpoint.tensors import load_weights

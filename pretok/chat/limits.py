@@ -14,9 +14,24 @@ import threading
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import NamedTuple
 
 from pretok.base.errors import UsageError
 from pretok.base.units import human_bytes
+
+
+class TemplateLimits(NamedTuple):
+    """What a chat template may take. They change no document, so they are no part of a Conversation."""
+
+    seconds: int = 60
+    """Processor time to find out what the template does."""
+    memory: int = 2 << 30
+    """Bytes, then and for a conversation."""
+    conversation_seconds: int = 10
+    """Processor time for a conversation."""
+
+
+LIMITS = TemplateLimits()
 
 
 class OverLimit(UsageError):

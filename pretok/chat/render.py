@@ -19,14 +19,14 @@ from jinja2.exceptions import TemplateError
 
 from pretok.base.errors import UsageError
 from pretok.base.records import replace
-from pretok.chat.limits import OverLimit, limited
-from pretok.chat.records import BadRecord, Shape, decode, messages_of, texts_of, wrapped
+from pretok.chat.limits import LIMITS, OverLimit, TemplateLimits, limited
+from pretok.chat.messages import BadRecord, Shape, decode, messages_of, texts_of, wrapped
 from pretok.chat.spans import ANSWER, USER, column_of, pack
 from pretok.chat.text import Part, Step, Trace, replay
 from pretok.chat.turns import Turns
 from pretok.read.batches import Reject, TextBatch, buffers, from_buffers
-from pretok.read.conversation import LIMITS, Conversation, RecordFormat, TemplateLimits, fields_of
 from pretok.read.normalize import Normalization
+from pretok.read.record_format import Conversation, RecordFormat, fields_of
 
 MOST_SHAPES, MOST_OF_SHAPE = 1024, 8
 """Shapes whose outputs are kept, and outputs per shape."""

@@ -16,13 +16,13 @@ from pathlib import Path
 from jinja2.exceptions import TemplateError
 
 from pretok.base.errors import UsageError
-from pretok.base.kinds import MARKERS
 from pretok.base.records import replace
 from pretok.base.storage import passes
-from pretok.chat.limits import OverLimit, limited
+from pretok.chat.limits import LIMITS, OverLimit, TemplateLimits, limited
 from pretok.chat.template import DateNeeded
 from pretok.chat.turns import Turns, open_template, probed
-from pretok.read.conversation import LIMITS, Conversation, RecordFormat, TemplateLimits, fields_of
+from pretok.read.record_format import Conversation, RecordFormat, fields_of
+from pretok.tokenizer.kinds import MARKERS
 from pretok.tokenizer.tokenizer_file import to_characters
 from pretok.tokenizer.vocabulary import CONFIG_FILE, OWN_TEMPLATE, TEMPLATE_FILE, Vocabulary
 

@@ -13,9 +13,9 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
-from pretok.base.kinds import CHAT_KINDS
 from pretok.base.tokens import Ints
 from pretok.read.batches import buffers, from_buffers
+from pretok.tokenizer.kinds import CHAT_KINDS
 
 TEMPLATE, SYSTEM, USER, RESULT, THINKING, CALL, ANSWER = range(len(CHAT_KINDS))
 """A token of several kinds has the last of them: kinds that are learned come after those that are not."""

@@ -19,11 +19,11 @@ from typing import Any
 
 from jinja2.exceptions import TemplateError
 
-from pretok.chat.records import ROLES, wrapped
+from pretok.chat.messages import ROLES, wrapped
 from pretok.chat.spans import ANSWER
 from pretok.chat.template import ChatTemplate
 from pretok.chat.text import Part, Trace, Unusable
-from pretok.read.conversation import Conversation
+from pretok.read.record_format import Conversation
 
 Messages = Sequence[dict[str, Any]]
 

@@ -37,9 +37,9 @@ def status(
 
     It reads only the files of jobs, so it can run on a login node while they work.
     """
-    from pretok.audit.totals import show_stats, stats_of
+    from pretok.documents.audit.totals import show_stats, stats_of
+    from pretok.overview.status import next_of, status_of
     from pretok.shards.manifest import has_manifest, shards_of
-    from pretok.watch.status import next_of, status_of
 
     if not work.is_dir():
         raise UsageError(f"{work} is not a folder")
@@ -89,7 +89,7 @@ def report(
     --run RUN: Also show this training run.
     --out PAGE.html: File to write. Default: WORK/report.html.
     """
-    from pretok.report.page import run_report
+    from pretok.overview.report.page import run_report
 
     page = out or work / "report.html"
     run_report(work, page, run)
@@ -125,7 +125,7 @@ def disclose(
     --domains: Number of domains to list, the largest first.
     --answers FILE: TOML file with facts that only you know, such as the provider. Default: WORK/disclosure.toml.
     """
-    from pretok.disclosure.job import DisclosureRequest, run_disclose
+    from pretok.documents.disclosure.disclose_job import DisclosureRequest, run_disclose
 
     console = terminal(context)
     request = DisclosureRequest(work, target, _columns(column or []), domains, answers)

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pretok.audit import VERIFY_DOCUMENTS
 from pretok.base.errors import IntegrityError, UsageError
 from pretok.base.lock import hold
 from pretok.base.records import to_json
@@ -26,11 +25,11 @@ from pretok.commands.options import (
     option_of,
     read_recipe,
     refuse_unread,
-    start_engine,
     takes,
     terminal,
-    work_of,
 )
+from pretok.documents.audit import VERIFY_DOCUMENTS
+from pretok.session import start_engine, work_of
 
 if TYPE_CHECKING:
     from pretok.config import MixTable
@@ -59,7 +58,7 @@ def count(
 
     `pretok build-vocab --counts` trains a vocabulary of any size and mix from the counts; it reads no text.
     """
-    from pretok.counts.counts_file import FILE_NAME, load_counts
+    from pretok.vocab.counts.counts_file import FILE_NAME, load_counts
 
     folders = [Path(value) for value in inputs if (Path(value) / FILE_NAME).exists()]
     if folders and (len(folders) < len(inputs) or given.keys() != {"out"}):
@@ -67,8 +66,8 @@ def count(
     recipe = None if folders else read_recipe(inputs, given)  # before the engine, which takes seconds
     out = recipe.out if recipe else given["out"]
     console = terminal(context, out, recipe)
-    with start_engine(workers, address, "pretok.counts.task") as engine:
-        from pretok.counts.job import add_counts, refuse_partial, run_count
+    with start_engine(workers, address, "pretok.vocab.counts.count_task") as engine:
+        from pretok.vocab.counts.count_job import add_counts, refuse_partial, run_count
 
         if recipe:
             counts = run_count(recipe, engine, console)
@@ -108,9 +107,9 @@ def build_vocab(
     --counts DIR: Train on these counts of `pretok count`. No text is read; INPUTS only name the sources.
     --compare FILE: Compare with this tokenizer.json in the report. May be repeated.
     """
-    from pretok.counts.counts_file import load_counts
-    from pretok.counts.job import refuse_partial
-    from pretok.vocab.job import REPORT_FILE, refuse_short, run_build_vocab
+    from pretok.vocab.build_vocab_job import REPORT_FILE, refuse_short, run_build_vocab
+    from pretok.vocab.counts.count_job import refuse_partial
+    from pretok.vocab.counts.counts_file import load_counts
     from pretok.vocab.report import sources_table
 
     if counts:
@@ -118,7 +117,7 @@ def build_vocab(
     recipe = read_recipe(inputs, given)
     console = terminal(context, recipe.out, recipe)
     known = load_counts(counts) if counts else None
-    with start_engine(workers, address, "pretok.counts.task") as engine:
+    with start_engine(workers, address, "pretok.vocab.counts.count_task") as engine:
         report = run_build_vocab(recipe, engine, console, compare or [], known)
     if json:
         print_json(to_json(report))
@@ -161,9 +160,9 @@ def tokenize(
     shards = recipe.shards_dir
     before = load_manifest(shards).fingerprint if (shards / FILE_NAME).exists() else None
     console = terminal(context, recipe.out, recipe)
-    with start_engine(workers, address, "pretok.shards.task") as engine:
-        from pretok.audit.totals import show_stats
-        from pretok.commands.steps import tokenize_step
+    with start_engine(workers, address, "pretok.shards.tokenize_task") as engine:
+        from pretok.documents.audit.totals import show_stats
+        from pretok.steps import tokenize_step
 
         tokenize_step(recipe, engine, console)
     manifest = load_manifest(shards)
@@ -198,7 +197,7 @@ def annotate(
     --name NAME: Name of this set of columns. An existing set with this name is replaced.
     --columns NAME,...: Columns to add. Default: all but the key.
     """
-    from pretok.annotate.job import Request, run_annotate, tell_joined
+    from pretok.documents.annotate.annotate_job import Request, run_annotate, tell_joined
 
     console = terminal(context, work_of(shards))
     wanted = None if columns is None else tuple(columns.split(","))
@@ -238,8 +237,8 @@ def remove(
     --all: Allow a condition that matches every document of a source.
     --dry-run: Show what would be removed and which mixes read it. Change nothing.
     """
-    from pretok.removal.job import Request, run_remove, tell_removed
-    from pretok.removal.job import dry_run as preview
+    from pretok.documents.removal.remove_job import Request, run_remove, tell_removed
+    from pretok.documents.removal.remove_job import dry_run as preview
 
     if ids is None:
         refuse_unread(context, "without --ids", "missing_ok")
@@ -274,7 +273,7 @@ def verify(
     --full: Decode and encode every document again.
     --removed: Decode every document and look for texts that were removed.
     """
-    from pretok.audit.verify_job import notes, run_verify, verify_report
+    from pretok.documents.audit.verify_job import notes, run_verify, verify_report
 
     if full:
         refuse_unread(context, "with --full, which takes every document", "sample")
@@ -437,7 +436,7 @@ def export(
         refuse_unread(context, "without --mix", "stage")
     if to == "megatron":
         refuse_unread(context, "with --to megatron, which copies no tokens", "address")
-    from pretok.export.text import learned_kinds, megatron_blend, notices, source_tokens
+    from pretok.documents.export.text import learned_kinds, megatron_blend, notices, source_tokens
     from pretok.shards.manifest import load_manifest
 
     manifest = load_manifest(shards)
@@ -453,7 +452,7 @@ def export(
             file.write(text)
         terminal(context).show(f"{out}: the {to} files for {shards}", result=True)
         return
-    from pretok.export.job import EXPORT_FILE, run_export
+    from pretok.documents.export.export_job import EXPORT_FILE, run_export
 
     if to != "olmo":
         raise UsageError(

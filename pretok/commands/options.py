@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
 from inspect import Parameter, Signature, cleandoc, signature
 from pathlib import Path
@@ -15,9 +14,9 @@ import typer
 from pretok.base.errors import UsageError
 from pretok.base.joblog import LOGS
 from pretok.base.terminal import Terminal
+from pretok.session import complete_recipe
 
 if TYPE_CHECKING:
-    from pretok.base.execute import Engine
     from pretok.config import Recipe
     from pretok.config.keys import Key
 
@@ -213,53 +212,6 @@ def read_recipe(
     return complete_recipe(data, recipes[0] if recipes else "", given, options)
 
 
-def complete_recipe(
-    data: Mapping[str, object], origin: str, given: Mapping[str, object], names: Mapping[str, str]
-) -> Recipe:
-    """Override settings of a recipe that is still a mapping by `given`, and validate all its tables.
-
-    names: dotted key -> the option that sets it, for error messages.
-    """
-    from pretok.config import make_recipe, with_settings
-
-    recipe = make_recipe(with_settings(data, given), origin, names)
-    _check_out(recipe.out)
-    _check_other_tables(recipe)
-    return recipe
-
-
-def _check_out(out: Path) -> None:
-    """Refuse a folder of results inside of WORK: the shards would go to shards/shards."""
-    results = {"shards": "manifest.json", "counts": "counts.json", "vocab": "tokenizer.json"}
-    if (out / results.get(out.resolve().name, "/")).is_file():
-        parent = out.parent if out.name else out.resolve().parent
-        raise UsageError(f"{out} is a folder of results itself; did you mean {parent}?")
-
-
-def _check_other_tables(recipe: Recipe) -> None:
-    """Refuse now what a later step would refuse: for [train] only on a GPU node, after the queue."""
-    from pretok.config import located
-
-    if recipe.vocab.path is None:
-        from pretok.vocab.job import check_settings
-
-        with located(recipe, "vocab", "pattern"):
-            check_settings(recipe.vocab)
-    if recipe.shards.against is not None:
-        from pretok.screen.benchmark import read_benchmark
-
-        with located(recipe, "shards", "against"):
-            read_benchmark(recipe.shards.against)
-    for name, source in recipe.sources.items():
-        with located(recipe, "sources", name, "tools"):
-            _ = source.record  # reads the file
-    if recipe.train:
-        from train.config import check_table
-
-        with located(recipe, "train"):
-            check_table(recipe.train)
-
-
 def parse_size(text: str, option: str) -> int:
     """Parse a size such as 10GiB. Raises UsageError, which names the option."""
     from pretok.base.units import parse_count
@@ -307,27 +259,3 @@ def terminal(context: typer.Context, work: Path | None = None, settings: Recipe 
         command = context.info_name or "pretok"
         console.keep_log(work / LOGS, command, settings=settings.model_dump() if settings else context.params)
     return console
-
-
-def work_of(result: Path) -> Path | None:
-    """Return the folder of `result` if it has logs of jobs, else None: folders of other programs get no logs."""
-    return result.parent if (result.parent / LOGS).is_dir() else None
-
-
-@contextmanager
-def start_engine(workers: int | None, address: str | None, module: str = "") -> Iterator[Engine]:
-    """Start an engine that stops for signals and before the Slurm job ends.
-
-    module: what the workers of this node load while the command imports and plans.
-    """
-    from pretok.base.execute import Engine
-    from pretok.base.startup import without_pandas
-    from pretok.base.stop import StopFlag
-
-    if workers == 0 and address is not None:
-        raise UsageError(
-            "--address: nothing reads it with --workers 0, which works in this process; leave it out"
-        )
-    with StopFlag() as stop, Engine(workers, address, stop, module) as engine:
-        without_pandas()
-        yield engine

@@ -21,10 +21,10 @@ from pretok.commands.options import (
     check_train_arguments,
     read_recipe,
     refuse_unread,
-    start_engine,
     takes,
     terminal,
 )
+from pretok.session import start_engine
 
 RecipeFile = Annotated[Path, argument("RECIPE.toml")]
 
@@ -77,8 +77,8 @@ def plan(
 
     --workers: Number of workers to assume. Default: one per CPU of this machine.
     """
-    from pretok.commands.steps import check_steps
-    from pretok.forecast.job import run_forecast, tables
+    from pretok.overview.forecast.forecast_job import run_forecast, tables
+    from pretok.steps import check_steps
 
     recipe, console = read_recipe(inputs, given, defaults={"out": Path("work")}), terminal(context)
     check_steps(recipe)
@@ -112,8 +112,8 @@ def run(
     """
     loaded = read_recipe([str(recipe)], given)
     console = terminal(context, loaded.out, loaded)
-    with start_engine(workers, address, "pretok.shards.task") as engine:
-        from pretok.commands.steps import run_steps
+    with start_engine(workers, address, "pretok.shards.tokenize_task") as engine:
+        from pretok.steps import run_steps
 
         run_steps(loaded, engine, console)
 

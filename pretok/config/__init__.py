@@ -1,8 +1,9 @@
 """Recipes: the settings of a job.
 
-settings.py   the tables of a recipe and what their values may be
-keys.py       each key of these tables: for the page of all keys, `pretok init` and the options of commands
-recipes.py    TOML or `NAME=GLOB` arguments -> settings, or an error that says what is wrong
+settings.py  the tables of a recipe and what their values may be
+keys.py      each key of these tables: for the page of all keys, `pretok init` and the options of commands
+recipes.py   TOML or `NAME=GLOB` arguments -> settings, or an error that says what is wrong
+changes.py   what has changed since a result was made
 """
 
 from pretok.config.recipes import (

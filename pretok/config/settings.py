@@ -27,15 +27,16 @@ from pydantic import (
     model_validator,
 )
 
-from pretok.base.kinds import CHAT_KINDS, MARKERS
 from pretok.base.records import replace
 from pretok.base.units import parse_count, parse_length, parse_share, scaled
 from pretok.read.paths import SAMPLE, is_remote
+from pretok.tokenizer.kinds import CHAT_KINDS, MARKERS
 
 if TYPE_CHECKING:
-    from pretok.read.conversation import RecordFormat, TemplateLimits
+    from pretok.chat.limits import TemplateLimits
     from pretok.read.kept import KeptColumn
     from pretok.read.normalize import Normalization
+    from pretok.read.record_format import RecordFormat
 
 DEFAULT_SPECIAL_TOKENS = ("<|endoftext|>", "<|pad|>", *(f"<|reserved_{i}|>" for i in range(62)))
 """End of document, padding, and a block for later use; their ids are 0 to 63."""
@@ -229,7 +230,7 @@ class Source(Part):
     @property
     def template_fields(self) -> tuple[str, ...]:
         """The fields that `template` names. Raises ValueError if it names none."""
-        from pretok.read.conversation import fields_of
+        from pretok.read.record_format import fields_of
 
         return tuple(name for _, name in fields_of(self.template) if name) if self.template else ()
 
@@ -248,7 +249,8 @@ class Source(Part):
     @property
     def record(self) -> RecordFormat:
         """How documents are read from this source. For conversations, what depends on the tokenizer is left open."""
-        from pretok.read.conversation import Conversation, RecordFormat, load_tools
+        from pretok.chat.messages import load_tools
+        from pretok.read.record_format import Conversation, RecordFormat
 
         plain = RecordFormat(self.field, self.separator, self.max_document)
         if self.template:
@@ -270,7 +272,7 @@ class Source(Part):
     @property
     def limits(self) -> TemplateLimits:
         """What its chat template may take."""
-        from pretok.read.conversation import TemplateLimits
+        from pretok.chat.limits import TemplateLimits
 
         return TemplateLimits(self.template_seconds, self.template_memory, self.conversation_seconds)
 

@@ -19,9 +19,9 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from pretok.read.batches import from_buffers
-from pretok.read.conversation import RecordFormat
 from pretok.read.files import InputFile
 from pretok.read.kept import TYPES, KeptColumn, KeptValues
+from pretok.read.record_format import RecordFormat
 from pretok.read.rejects import TOO_LONG
 
 COMPRESSION_RATIO = 3.0

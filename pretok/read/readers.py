@@ -16,12 +16,12 @@ import pyarrow as pa
 from pretok.base.errors import UsageError
 from pretok.base.records import replace
 from pretok.read.batches import REJECTS, TextBatch
-from pretok.read.conversation import RecordFormat
 from pretok.read.files import CorruptInputError, read_small, stamp, what_changed
 from pretok.read.format import Keep, Piece, Records
 from pretok.read.formats import FORMATS
 from pretok.read.partition import Partition
 from pretok.read.prefetch import ahead
+from pretok.read.record_format import RecordFormat
 from pretok.read.rejects import CONVERT, OK, REASONS
 
 BATCH_BYTES = 4 << 20
@@ -47,8 +47,8 @@ def read_partition(
 ) -> Iterator[TextBatch | Damage]:
     """All batches of a partition, read ahead in a thread. After a damaged piece, the next is read.
 
-    make: turns records into documents, in the thread of the caller (`chat.documents`). A file that differs from the
-    plan, or was written to in the meantime, counts as damaged once it has been read.
+    make: turns records into documents, in the thread of the caller (`chat.read_documents`). A file that differs from
+    the plan, or was written to in the meantime, counts as damaged once it has been read.
     """
     planned = partition.stamps or (None,) * len(partition.pieces)
 

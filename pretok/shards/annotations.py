@@ -34,9 +34,9 @@ from pretok.base.storage import fingerprint, read_json, write_json
 from pretok.base.tree import compare_root
 from pretok.read.files import InputFile
 from pretok.read.kept import TYPES
-from pretok.shards.format import NOWHERE
 from pretok.shards.ledger import MATCHED, ledger_windows
 from pretok.shards.manifest import Manifest, Shard
+from pretok.shards.shard_file import NOWHERE
 
 FOLDER = "annotations"
 RECORD = "annotations.json"

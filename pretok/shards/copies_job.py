@@ -23,17 +23,17 @@ import pyarrow as pa
 
 from pretok.base.execute import Report
 from pretok.base.failures import Failures
+from pretok.base.partition_tasks import run_partitions
 from pretok.base.sql import database, parquet
 from pretok.base.tasks import Step
 from pretok.base.tree import compare_root
 from pretok.base.units import plural
 from pretok.read.batches import buffers, hash_texts
-from pretok.read.partition_runs import run_partitions
 from pretok.screen.copies import save_copies
-from pretok.shards.documents import ROWS, make_table
+from pretok.shards.document_table import ROWS, make_table
 from pretok.shards.ledger import SCHEMA, LedgerWriter, ledger_rows
 from pretok.shards.manifest import Manifest
-from pretok.shards.task import COPIES, HASHES, TokenizeTask, read_whole
+from pretok.shards.tokenize_task import COPIES, HASHES, TokenizeTask, read_whole
 
 PIECE, NUMBER = "pretok:piece", "pretok:number"
 HASHED = pa.schema([*SCHEMA, (PIECE, pa.int64()), (NUMBER, pa.int64())])

@@ -36,7 +36,6 @@ from typing import Any, TypeVar
 import msgspec
 
 from pretok.base.errors import IntegrityError
-from pretok.base.kinds import KINDS, LEARNED, TEXT
 from pretok.base.records import (
     Count,
     Digest,
@@ -58,10 +57,11 @@ from pretok.base.storage import (
     write_json,
 )
 from pretok.base.tree import compare_root, entry_hash, fold
-from pretok.shards.format import LEDGER_SUFFIX as LEDGER_SUFFIX
-from pretok.shards.format import NOWHERE, SPANS_SUFFIX, check_size, index_size
-from pretok.shards.format import RemovedCounts as RemovedCounts
-from pretok.shards.format import Shard as Shard
+from pretok.shards.shard_file import LEDGER_SUFFIX as LEDGER_SUFFIX
+from pretok.shards.shard_file import NOWHERE, SPANS_SUFFIX, check_size, index_size
+from pretok.shards.shard_file import RemovedCounts as RemovedCounts
+from pretok.shards.shard_file import Shard as Shard
+from pretok.tokenizer.kinds import KINDS, LEARNED, TEXT
 
 T = TypeVar("T", bound=Record)
 FORMAT = "pretok-shards"
@@ -72,7 +72,7 @@ STATE = ".state"
 """Folder of unfinished work inside a shards folder; removed when everything is sealed."""
 SPLITS = ("train", "val")
 UNFINISHED_REMOVAL = ".removal/log.json"
-"""File that exists while a removal is written (`pretok.removal`)."""
+"""File that exists while a removal is written (`pretok.documents.removal`)."""
 
 
 class TokenizerEntry(Record, frozen=True, omit_defaults=True):

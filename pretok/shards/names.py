@@ -26,7 +26,7 @@ from pretok.base.errors import UsageError
 from pretok.base.tokens import Ints
 from pretok.base.units import listed
 from pretok.read.batches import HASH
-from pretok.shards.documents import Numbered, lines_of_source, scan
+from pretok.shards.document_table import Numbered, lines_of_source, scan
 from pretok.shards.manifest import Manifest
 
 SHOWN = 20

@@ -17,16 +17,16 @@ from pretok.base.errors import MismatchError
 from pretok.base.records import replace, to_json
 from pretok.base.units import plural
 from pretok.config import Source
-from pretok.read.changes import differences, input_changes, refuse
-from pretok.read.conversation import RecordFormat
+from pretok.config.changes import differences, input_changes, refuse
 from pretok.read.files import Stamp, stamps_of
 from pretok.read.partition import plan, shard_bytes
 from pretok.read.probe import check_kept, probe_inputs
 from pretok.read.recognise import Listing
+from pretok.read.record_format import RecordFormat
 from pretok.shards.inputs import PLAN_FILE, PlannedPiece, SourcePlan, read_plan, write_plan
 from pretok.shards.manifest import unit_words
-from pretok.shards.record import PartitionRecord, load_records
-from pretok.shards.task import CHANGED
+from pretok.shards.partition_record import PartitionRecord, load_records
+from pretok.shards.tokenize_task import CHANGED
 
 
 def plan_source(

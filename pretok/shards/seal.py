@@ -24,7 +24,6 @@ from pretok.base.storage import atomic_open, read_json_lines
 from pretok.base.tree import root_of
 from pretok.screen.removed import removed_path
 from pretok.shards.contamination import benchmark_path, kept_benchmark, write_found
-from pretok.shards.format import SPANS_SUFFIX, Shard
 from pretok.shards.inputs import SourcePlan, write_plan
 from pretok.shards.ledger import ledger_path, ledger_schema
 from pretok.shards.manifest import (
@@ -40,8 +39,9 @@ from pretok.shards.manifest import (
     load_manifest,
     write_manifest,
 )
-from pretok.shards.record import PartitionRecord, all_software, software
-from pretok.shards.task import REJECTS
+from pretok.shards.partition_record import PartitionRecord, all_software, software
+from pretok.shards.shard_file import SPANS_SUFFIX, Shard
+from pretok.shards.tokenize_task import REJECTS
 from pretok.shards.writer import ShardWriter
 from pretok.tokenizer.vocabulary import TOKENIZER_FILE
 

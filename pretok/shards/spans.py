@@ -3,8 +3,8 @@
     NAME.spans  b"PTSPANS\\0" | u64 version = 1 | u64 tokens | u64 spans N | i64 ends[N] | u8 kinds[N]
 
 All numbers are little-endian. A span is a run of tokens of one kind inside one document. Spans are in order and cover
-the shard: span i is the tokens ends[i - 1] to ends[i]. Kinds are indices of `base.kinds.KINDS`. A span takes 9 bytes,
-so the file is small. A binary search in `ends`, which is memory-mapped, finds the kinds of a range of tokens.
+the shard: span i is the tokens ends[i - 1] to ends[i]. Kinds are indices of `tokenizer.kinds.KINDS`. A span takes 9
+bytes, so the file is small. A binary search in `ends`, which is memory-mapped, finds the kinds of a range of tokens.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ import numpy as np
 import numpy.typing as npt
 
 from pretok.base.errors import IntegrityError
-from pretok.base.kinds import KINDS
 from pretok.base.storage import reading
 from pretok.base.tokens import Bytes, Ints
 from pretok.base.tree import write_rooted
-from pretok.shards.format import SPANS_SUFFIX, check_size
 from pretok.shards.manifest import SideFile
+from pretok.shards.shard_file import SPANS_SUFFIX, check_size
+from pretok.tokenizer.kinds import KINDS
 
 MAGIC = b"PTSPANS\0"
 VERSION = 1

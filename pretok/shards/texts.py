@@ -17,10 +17,10 @@ from pretok.base.errors import IntegrityError
 from pretok.base.tokens import Ints, removed_documents
 from pretok.chat.turns import Turns
 from pretok.read.batches import from_buffers
-from pretok.read.conversation import Conversation
-from pretok.shards.format import ShardReader
+from pretok.read.record_format import Conversation
 from pretok.shards.inputs import load_inputs
 from pretok.shards.manifest import Manifest, Shard, inputs_name
+from pretok.shards.shard_file import ShardReader
 from pretok.tokenizer.decode import TextDecoder
 from pretok.tokenizer.vocabulary import TOKENIZER_FILE, Vocabulary, load_vocab
 

@@ -22,7 +22,7 @@ def unfinished(shards: Path) -> dict[str, tuple[int, int]]:
     if not (folders := sorted((shards / STATE).glob("*/"))):
         return progress
     from pretok.shards.inputs import read_plan  # these import compiled loops
-    from pretok.shards.record import load_records
+    from pretok.shards.partition_record import load_records
 
     manifest = load_manifest(shards, unfinished=False) if has_manifest(shards) else None
     for folder in folders:

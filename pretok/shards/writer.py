@@ -17,9 +17,9 @@ import pyarrow.compute as pc
 
 from pretok.base.tokens import Bytes, Ints, Tokens
 from pretok.base.tree import TreeFile, write_nodes, write_rooted
-from pretok.shards.format import Shard, ShardReader, index_bytes
 from pretok.shards.ledger import LedgerWriter, ledger_path, ledger_windows
 from pretok.shards.manifest import SideFile
+from pretok.shards.shard_file import Shard, ShardReader, index_bytes
 from pretok.shards.spans import ShardSpans, find_spans, spans_path, write_spans
 
 

@@ -26,7 +26,7 @@ from pretok.base.sql import database, errors, told
 from pretok.base.storage import remove_leftovers
 from pretok.base.tokens import Ints
 from pretok.shards.annotations import open_annotations
-from pretok.shards.documents import OF_SHARD, scan
+from pretok.shards.document_table import OF_SHARD, scan
 from pretok.shards.ledger import REMOVED, SCHEMA, ledger_schema
 from pretok.shards.manifest import Manifest, Shard
 from pretok.stream.mix_file import MixSource, behind, sequences

@@ -16,12 +16,12 @@ import numpy as np
 import numpy.typing as npt
 
 from pretok.base.errors import IntegrityError
-from pretok.base.kinds import KINDS, TEXT
 from pretok.base.tokens import Bytes, Ints
 from pretok.shards.manifest import Shard
 from pretok.shards.spans import ShardSpans
 from pretok.stream.flat_tokens import Pieces, file_limit
 from pretok.stream.tapes import ranges
+from pretok.tokenizer.kinds import KINDS, TEXT
 
 Mask = npt.NDArray[np.bool_]
 
@@ -30,7 +30,7 @@ class Runs(NamedTuple):
     """p pieces of sequences, each inside one shard, and n runs of consecutive tokens of one kind.
 
     row, column: (p,) where a piece goes. size: (p,) its tokens. shard: (p,) its number. first: (p,) its first run.
-    length: (n,) tokens of a run. kind: (n,) its number in `base.kinds`.
+    length: (n,) tokens of a run. kind: (n,) its number in `tokenizer.kinds`.
     """
 
     row: Ints
@@ -82,7 +82,7 @@ class Learned:
         return learned.repeat(runs.length).reshape(len(entry), width)[:, 1:]
 
     def kinds(self, pieces: Pieces, rows: int, width: int) -> Bytes:
-        """Return the number in `base.kinds` of each token, (rows, width) uint8."""
+        """Return the number in `tokenizer.kinds` of each token, (rows, width) uint8."""
         runs = self._runs(pieces)
         runs.fill(rows, width)
         return np.repeat(runs.kind, runs.length).reshape(rows, width)

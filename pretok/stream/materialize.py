@@ -38,7 +38,7 @@ from pretok.shards.manifest import (
     load_manifest,
     write_manifest,
 )
-from pretok.shards.record import software
+from pretok.shards.partition_record import software
 from pretok.shards.seal import side_files
 from pretok.shards.unfinished import keep_plan, reading
 from pretok.shards.writer import ShardWriter

@@ -35,11 +35,11 @@ import numpy as np
 from msgspec import Meta
 
 from pretok.base.errors import IntegrityError, MismatchError, UsageError
-from pretok.base.kinds import CHAT_KINDS, LEARNED
 from pretok.base.records import Count, Digest, Record, Signed, check_version, read_record, replace, to_json
 from pretok.base.storage import fingerprint, read_json, write_json, writing
 from pretok.shards.manifest import SPLITS, Manifest, Shard
 from pretok.stream.order import MAX_SEQUENCES, Order
+from pretok.tokenizer.kinds import CHAT_KINDS, LEARNED
 
 FORMAT = "pretok-mix"
 VERSION = 3

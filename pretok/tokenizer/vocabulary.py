@@ -16,8 +16,8 @@ from typing import Any
 import msgspec
 
 from pretok.base.errors import UsageError
-from pretok.base.kinds import MARKERS
 from pretok.base.storage import atomic_open, digest, write_json
+from pretok.tokenizer.kinds import MARKERS
 from pretok.tokenizer.tokenizer_file import ALPHABET, CHARACTER_BYTES, read_tokenizer, to_bytes, to_characters
 
 TOKENIZER_FILE = "tokenizer.json"

@@ -18,10 +18,10 @@ import numpy.typing as npt
 
 from pretok.base.errors import UsageError
 from pretok.base.storage import copy_file, write_json
-from pretok.base.vocab_map import FILE_NAME, MapEnd, write_map
 from pretok.kernels.pretokenize import PATTERNS, word_ends
 from pretok.tokenizer.reference import pattern_of
 from pretok.tokenizer.tokenizer_file import CHARACTER_BYTES, to_bytes, to_characters
+from pretok.tokenizer.vocab_map import FILE_NAME, MapEnd, write_map
 from pretok.tokenizer.vocabulary import (
     CONFIG_FILE,
     SPECIAL_TOKENS_FILE,

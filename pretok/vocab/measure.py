@@ -19,12 +19,12 @@ import pyarrow.compute as pc
 
 from pretok.base.console import Console
 from pretok.base.execute import Report
-from pretok.counts.buckets import read_group
-from pretok.counts.counts_file import CorpusCounts
 from pretok.read.batches import buffers, from_buffers
 from pretok.tokenizer.encoder import Encoder
 from pretok.tokenizer.reference import Unencodable
 from pretok.tokenizer.vocabulary import Vocabulary, load_vocab
+from pretok.vocab.counts.buckets import read_group
+from pretok.vocab.counts.counts_file import CorpusCounts
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,11 +15,11 @@ import numpy.typing as npt
 
 from pretok.base.console import Console, Table, table
 from pretok.config import Recipe
-from pretok.counts.counts_file import CorpusCounts
-from pretok.counts.weigh import Tally, shares
 from pretok.tokenizer.vocabulary import Vocabulary
+from pretok.vocab.counts.counts_file import CorpusCounts
+from pretok.vocab.counts.weigh import Tally, shares
 from pretok.vocab.measure import Measure, names_of
-from pretok.vocab.records import MIX, Figures, RareEntry, SourceText, VocabReport, ratio
+from pretok.vocab.report_file import MIX, Figures, RareEntry, SourceText, VocabReport, ratio
 
 RARE = (1, 100, 1_000, 10_000)
 """The report counts the learned entries that the mix uses fewer times than these."""

@@ -22,7 +22,7 @@ assert pyarrow.Table.from_pandas(pandas.DataFrame({"a": [1]})).num_rows == 1
 """
 TASKS = """
 import sys
-import pretok.counts.task, pretok.shards.task
+import pretok.vocab.counts.count_task, pretok.shards.tokenize_task
 from pretok.kernels.compile import Kernel
 from pretok.kernels.hashing import hash_bytes
 assert isinstance(hash_bytes, Kernel)

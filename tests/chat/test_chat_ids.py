@@ -19,15 +19,15 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from support import needs
 
 from pretok.base.errors import UsageError
-from pretok.base.kinds import KINDS, LEARNED
 from pretok.chat.encode import encode_spans
 from pretok.chat.render import Renderer
 from pretok.chat.resolve import resolve
 from pretok.chat.spans import unpack
 from pretok.read.batches import TextBatch
-from pretok.read.conversation import Conversation, RecordFormat
 from pretok.read.normalize import Normalization
+from pretok.read.record_format import Conversation, RecordFormat
 from pretok.tokenizer.encoder import Encoder
+from pretok.tokenizer.kinds import KINDS, LEARNED
 from pretok.tokenizer.reference import Unencodable
 from pretok.tokenizer.vocabulary import Vocabulary, load_vocab
 

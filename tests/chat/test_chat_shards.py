@@ -21,24 +21,24 @@ from hypothesis import strategies as st
 from tokenizing import contents, run
 
 import pretok.stream
-from pretok.audit.documents import run_inspect
-from pretok.audit.verify_job import run_verify
 from pretok.base.console import Silent
 from pretok.base.errors import PretokError, Stopped
 from pretok.base.execute import Engine
-from pretok.base.kinds import KINDS
 from pretok.base.stop import StopFlag
 from pretok.chat.limits import limited
 from pretok.chat.template import ChatTemplate
 from pretok.chat.text import Trace
 from pretok.cli import run_command
 from pretok.config import make_recipe
-from pretok.counts.buckets import read_group
-from pretok.counts.job import run_count
-from pretok.counts.table import WordTable
-from pretok.removal.job import Request, run_remove
+from pretok.documents.audit.inspection import run_inspect
+from pretok.documents.audit.verify_job import run_verify
+from pretok.documents.removal.remove_job import Request, run_remove
 from pretok.shards.manifest import Manifest, load_manifest
 from pretok.shards.spans import ShardSpans, find_spans, spans_path, write_spans
+from pretok.tokenizer.kinds import KINDS
+from pretok.vocab.counts.buckets import read_group
+from pretok.vocab.counts.count_job import run_count
+from pretok.vocab.counts.table import WordTable
 
 CHATS = [
     [

@@ -13,7 +13,7 @@ from counting import write_lines
 
 from pretok.base.terminal import ConsoleWarnings, Terminal
 from pretok.cli import run_command
-from pretok.counts import task as counting
+from pretok.vocab.counts import count_task as counting
 
 
 @pytest.fixture

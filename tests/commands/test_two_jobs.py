@@ -80,7 +80,7 @@ def test_run_holds_from_its_start_what_its_last_steps_write(work: Path, vocab_di
         raise KeyboardInterrupt
 
     monkeypatch.setattr("signal.signal", lambda *_: None)  # which threads may not call
-    monkeypatch.setattr("pretok.commands.steps.run_build_vocab", vocabulary_step)
+    monkeypatch.setattr("pretok.steps.run_build_vocab", vocabulary_step)
     assert run_command(["run", str(recipe), "--workers", "0"]) == 75
     assert codes == [75, 75]
     assert not (two / "shards").exists()

@@ -17,14 +17,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from reading import inputs_of, lines_of, read
 
-from pretok.chat.documents import read_documents
+from pretok.chat.read_documents import read_documents
 from pretok.read import readers
-from pretok.read.conversation import RecordFormat
 from pretok.read.format import Piece
 from pretok.read.normalize import Normalization
 from pretok.read.partition import Partition, plan
 from pretok.read.probe import probe_inputs
 from pretok.read.readers import Damage, read_piece
+from pretok.read.record_format import RecordFormat
 
 TEXTS = [f"Documento n. {i}: perché no? L'è così.\n" * (i % 7 + 1) for i in range(200)]
 NUMBERED = dict(enumerate(TEXTS))
@@ -250,7 +250,7 @@ def test_a_read_that_fails_is_tried_again_then_damage_and_an_error_of_ours_is_ne
 
     with monkeypatch.context() as patch:
         patch.setattr("pretok.read.files.open_input", Failing)
-        patch.setattr("pretok.read.parquet.open_parquet", Failing)
+        patch.setattr("pretok.read.formats.parquet.open_parquet", Failing)
         failing = range(7, 8)
         assert read(path, RecordFormat()).texts == dict(enumerate(texts))
         assert next(calls) > 8
@@ -258,8 +258,8 @@ def test_a_read_that_fails_is_tried_again_then_damage_and_an_error_of_ours_is_ne
         found = read(path, RecordFormat())
     assert "Input/output error" in found.error
     assert 0 < len(found.texts) < len(texts)
-    monkeypatch.setattr("pretok.read.lines.parse_lines", fail)
-    monkeypatch.setattr("pretok.read.tables.column_records", fail)
+    monkeypatch.setattr("pretok.read.formats.jsonl.parse_lines", fail)
+    monkeypatch.setattr("pretok.read.formats.tables.column_records", fail)
     with pytest.raises(ZeroDivisionError, match="ours"):
         documents(piece)
 

@@ -14,8 +14,8 @@ import pyarrow.parquet as pq
 import pytest
 from reading import read
 
-from pretok.read.conversation import RecordFormat
 from pretok.read.kept import LONGEST_VALUE, KeptColumn, keep_column, parse_keep
+from pretok.read.record_format import RecordFormat
 
 
 def test_tables_give_what_lines_give(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pretok.read.jsonl import MAX_DEPTH, parse_lines
+from pretok.read.formats.json_parser import MAX_DEPTH, parse_lines
 from pretok.read.kept import LONGEST_VALUE, KeptColumn
 from pretok.read.rejects import REASONS
 

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from reading import inputs_of, lines_of
 
 from pretok.base.errors import UsageError
-from pretok.read import parquet
 from pretok.read.files import InputFile
 from pretok.read.format import Probe
+from pretok.read.formats import parquet
 from pretok.read.kept import parse_keep
 from pretok.read.partition import MAX_SHARD, MIN_SHARD, plan, shard_bytes
 from pretok.read.probe import PROBED_FILES, check_kept, probe_inputs

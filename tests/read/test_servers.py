@@ -10,13 +10,13 @@ import pytest
 from reading import inputs_of, lines_of, read
 from serving import serve
 
-from pretok.chat.documents import read_documents
-from pretok.read.conversation import RecordFormat
+from pretok.chat.read_documents import read_documents
 from pretok.read.files import READ_SIZE, REMOTE_BLOCK, read_bytes
 from pretok.read.format import Piece
 from pretok.read.normalize import Normalization
 from pretok.read.partition import Partition
 from pretok.read.readers import Damage
+from pretok.read.record_format import RecordFormat
 
 
 @pytest.mark.parametrize("at_once", [False, True])

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from support import ROOT
 
 from pretok.read.files import CorruptInputError
-from pretok.read.spans import whole_records
+from pretok.read.whole_records import whole_records
 
 LENGTHS = st.sampled_from([*range(30, 36), *range(38, 44), *range(98, 104)]).map(lambda size: b"x" * size)
 """Records that are about as long as the limits are."""
@@ -79,7 +79,7 @@ import sys
 from pathlib import Path
 from pretok.read.files import InputFile
 from pretok.read.format import Piece
-from pretok.read.conversation import RecordFormat
+from pretok.read.record_format import RecordFormat
 from pretok.read.readers import read_piece
 
 def peak():

@@ -16,12 +16,12 @@ from tokenizing import contents, run
 
 import pretok
 import pretok.stream
-from pretok.audit.verify_job import run_verify
 from pretok.base.console import Silent
 from pretok.base.errors import MismatchError, UsageError
 from pretok.base.execute import Engine
 from pretok.cli import run_command
 from pretok.config import Recipe
+from pretok.documents.audit.verify_job import run_verify
 from pretok.shards.inputs import load_inputs
 from pretok.shards.manifest import FILE_NAME, load_manifest
 

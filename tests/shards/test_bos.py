@@ -9,15 +9,15 @@ from telling import Told
 from tokenizing import recipe, run
 
 import pretok
-from pretok.audit.documents import run_inspect
-from pretok.audit.show import document_heading, marked
-from pretok.audit.verify_job import run_verify
-from pretok.audit.verify_task import ShardCheck, check_shard
 from pretok.base.errors import MismatchError
 from pretok.base.records import replace
 from pretok.cli import run_command
 from pretok.config import Recipe, Vocab
-from pretok.forecast.job import run_forecast
+from pretok.documents.audit.inspection import run_inspect
+from pretok.documents.audit.show import document_heading, marked
+from pretok.documents.audit.verify_job import run_verify
+from pretok.documents.audit.verify_task import ShardCheck, check_shard
+from pretok.overview.forecast.forecast_job import run_forecast
 from pretok.shards.manifest import load_manifest
 from pretok.shards.texts import load_vocabulary
 

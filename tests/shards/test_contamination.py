@@ -13,9 +13,9 @@ from tokenizing import recipe, run
 
 from pretok.base.errors import MismatchError
 from pretok.base.execute import Engine
-from pretok.commands.steps import tokenize_step
 from pretok.shards.contamination import contamination_table, found_items
 from pretok.shards.manifest import load_manifest
+from pretok.steps import tokenize_step
 
 
 @pytest.fixture(scope="module")

@@ -23,7 +23,7 @@ from pretok.config import Recipe
 from pretok.read.batches import hash_texts
 from pretok.shards.copies_job import settle_copies
 from pretok.shards.manifest import load_manifest
-from pretok.shards.task import COPIES, TokenizeTask
+from pretok.shards.tokenize_task import COPIES, TokenizeTask
 
 Inputs = dict[str, list[Path | str]]
 Make = Callable[..., Recipe]
@@ -170,7 +170,7 @@ def when_settled(monkeypatch: pytest.MonkeyPatch, then: Callable[[Sequence[Token
         then(tasks)
         return failures
 
-    monkeypatch.setattr("pretok.shards.job.settle_copies", settle)
+    monkeypatch.setattr("pretok.shards.tokenize_job.settle_copies", settle)
 
 
 def test_a_copy_of_what_was_left_out_is_no_copy(

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from support import EOD, ROOT, make_shards
 
-from pretok.base.kinds import KINDS
+from pretok.tokenizer.kinds import KINDS
 
 
 def root(data: bytes) -> bytes:

@@ -15,16 +15,14 @@ import zstandard
 from telling import Told
 from tokenizing import recipe, run
 
-from pretok.audit.verify_job import run_verify
 from pretok.base.console import SILENT
 from pretok.base.errors import IntegrityError
 from pretok.base.execute import Engine
-from pretok.commands.steps import tokenize_step
 from pretok.config import make_recipe
+from pretok.documents.audit.verify_job import run_verify
 from pretok.read.batches import hash_column, hash_texts
 from pretok.screen.removed import rows_of as rows_of_list
 from pretok.screen.removed import write_removed
-from pretok.shards.format import ShardReader
 from pretok.shards.inputs import load_inputs
 from pretok.shards.ledger import (
     WINDOW,
@@ -34,6 +32,8 @@ from pretok.shards.ledger import (
     ledger_schema,
 )
 from pretok.shards.manifest import Manifest, load_manifest
+from pretok.shards.shard_file import ShardReader
+from pretok.steps import tokenize_step
 from pretok.tokenizer.encoder import Encoder
 from pretok.tokenizer.reference import Unencodable
 

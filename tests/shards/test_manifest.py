@@ -15,7 +15,6 @@ from test_golden import GOLDEN
 from tokenizing import recipe, run
 
 import pretok.stream
-from pretok.audit.verify_job import notes, run_verify
 from pretok.base.console import Silent
 from pretok.base.errors import IntegrityError, MismatchError
 from pretok.base.execute import Engine
@@ -23,6 +22,7 @@ from pretok.base.stop import StopFlag
 from pretok.base.storage import canonical_json, fingerprint, write_json
 from pretok.base.tree import root_of
 from pretok.cli import run_command
+from pretok.documents.audit.verify_job import notes, run_verify
 from pretok.shards.inputs import load_inputs
 from pretok.shards.manifest import FILE_NAME, VERSION, inputs_name, load_manifest, write_manifest
 

@@ -16,12 +16,12 @@ import pretok
 from pretok.base.console import Silent
 from pretok.base.errors import MismatchError, PartitionsFailed, Stopped, UsageError
 from pretok.config import Recipe, make_recipe
-from pretok.counts.counts_file import load_counts
-from pretok.counts.job import run_count
 from pretok.read import readers
 from pretok.read.rejects import poor_sources
 from pretok.shards.manifest import load_manifest
 from pretok.shards.unfinished import unfinished
+from pretok.vocab.counts.count_job import run_count
+from pretok.vocab.counts.counts_file import load_counts
 
 
 def lines(count: int, field: str = "text") -> str:
@@ -181,6 +181,6 @@ def test_a_signal_ends_planning(tmp_path, vocab_dir, here, monkeypatch):
         waiting.wait(20)  # a file system that does not answer
         pytest.fail("the signal did not end the wait")
 
-    monkeypatch.setattr("pretok.shards.job.list_inputs", listing)
+    monkeypatch.setattr("pretok.shards.tokenize_job.list_inputs", listing)
     with pytest.raises(Stopped, match="received SIGTERM"):
         tokenize(recipe(tmp_path, vocab_dir), here)

@@ -15,10 +15,10 @@ from chatting import write_tokenizer
 from tokenizing import contents, run
 
 import pretok
-from pretok.audit.verify_job import run_verify
 from pretok.base.console import Silent
 from pretok.base.execute import Engine
 from pretok.config import make_recipe
+from pretok.documents.audit.verify_job import run_verify
 from pretok.read.batches import TextBatch
 from pretok.shards import encode
 from pretok.shards.encode import JoinedBatches, Sample, encode_splits, join

@@ -16,13 +16,13 @@ from test_golden import GOLDEN
 from tokenizing import contents, recipe, run
 
 import pretok.stream
-from pretok.audit.totals import stats_of
-from pretok.audit.verify_job import run_verify
 from pretok.base.console import Silent
 from pretok.base.errors import IntegrityError, InternalError, PartitionsFailed
 from pretok.base.execute import Engine
 from pretok.cli import run_command
 from pretok.config import Recipe
+from pretok.documents.audit.totals import stats_of
+from pretok.documents.audit.verify_job import run_verify
 from pretok.shards.manifest import FILE_NAME, has_manifest, load_manifest
 from pretok.shards.unfinished import unfinished
 
@@ -51,7 +51,7 @@ def killed_after(steps: int) -> Iterator[None]:
         for name, act in real.items():
             patch.setattr(os, name, dying(act))
         # The lock of a process that died is void; this one lives on, so its lock would not be.
-        patch.setattr("pretok.shards.job.hold", lambda folder, what: nullcontext())
+        patch.setattr("pretok.shards.tokenize_job.hold", lambda folder, what: nullcontext())
         try:
             yield
         except InternalError as error:  # inside of a task, which does not end the process

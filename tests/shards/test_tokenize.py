@@ -30,11 +30,11 @@ from pretok.base.execute import Engine
 from pretok.base.records import replace
 from pretok.base.stop import StopFlag
 from pretok.config import Recipe
-from pretok.shards import record
-from pretok.shards.format import ShardReader
-from pretok.shards.job import run_tokenize
+from pretok.shards import partition_record as record
 from pretok.shards.manifest import FILE_NAME, load_manifest
-from pretok.shards.task import PartitionWriter
+from pretok.shards.shard_file import ShardReader
+from pretok.shards.tokenize_job import run_tokenize
+from pretok.shards.tokenize_task import PartitionWriter
 from pretok.shards.unfinished import unfinished
 from pretok.tokenizer.encoder import TRIED
 
@@ -237,7 +237,7 @@ def test_ids_of_two_engines_are_not_mixed(tmp_path, inputs, vocab_dir, here, mon
     installed = record.software()
 
     def install(**versions: str) -> None:
-        for module in ("job", "seal", "record"):
+        for module in ("tokenize_job", "seal", "partition_record"):
             monkeypatch.setattr(f"pretok.shards.{module}.software", lambda: {**installed, **versions})
 
     for engine in ("gigatoken", "tokenizers"):
@@ -253,7 +253,7 @@ def test_ids_of_two_engines_are_not_mixed(tmp_path, inputs, vocab_dir, here, mon
 
 def test_a_worker_of_another_environment_gives_no_ids(tmp_path, inputs, vocab_dir, here, monkeypatch):
     made = recipe(tmp_path, vocab_dir, {"it": inputs["it"]})
-    monkeypatch.setattr("pretok.shards.job.software", lambda: {**record.software(), "numpy": "99.1"})
+    monkeypatch.setattr("pretok.shards.tokenize_job.software", lambda: {**record.software(), "numpy": "99.1"})
     with pytest.raises(MismatchError, match=rf"{os.uname().nodename} has numpy .* instead of 99\.1"):
         run(made, here)
     assert not list(made.shards_dir.rglob("*.bin"))
@@ -263,7 +263,7 @@ def test_a_worker_of_another_environment_gives_no_ids(tmp_path, inputs, vocab_di
 def test_an_engine_that_nobody_tried_is_refused(tmp_path, inputs, vocab_dir, here, monkeypatch, version):
     """Before anything is written; the versions that are tested are those that pip takes."""
     monkeypatch.setattr("pretok.base.version.version", lambda _: version)
-    monkeypatch.setattr("pretok.shards.task._loaded", {})
+    monkeypatch.setattr("pretok.shards.tokenize_task._loaded", {})
     made = recipe(tmp_path, vocab_dir, {"it": inputs["it"]})
     with pytest.raises(UsageError, match=rf"gigatoken {version} on .* known are {TRIED}\.\*: pip install"):
         run(made, here)

@@ -11,9 +11,9 @@ from test_slurm_train import TRAIN, Profile, Recipe, Stub, numbers, train_here
 
 from pretok.base.console import Silent
 from pretok.base.storage import read_lines
-from pretok.commands.options import start_engine
-from pretok.commands.steps import tokenize_step
+from pretok.session import start_engine
 from pretok.config import load_recipe
+from pretok.steps import tokenize_step
 from pretok.stream.mix_job import MixRequest, run_mix
 
 STEPS = 150

@@ -11,9 +11,9 @@ import pytest
 from slurm_support import LAB, Cluster, Submitted
 
 from pretok.base.console import Silent
-from pretok.commands.options import start_engine
-from pretok.commands.steps import tokenize_step
+from pretok.session import start_engine
 from pretok.config import load_recipe
+from pretok.steps import tokenize_step
 
 Recipe = Callable[..., Path]
 Profile = Callable[..., str]

@@ -14,9 +14,9 @@ import pytest
 from slurm_support import ROOT, Cluster
 
 from pretok.base.console import Silent
-from pretok.commands.options import start_engine
-from pretok.commands.steps import tokenize_step
+from pretok.session import start_engine
 from pretok.config import load_recipe
+from pretok.steps import tokenize_step
 from pretok.stream.mix_job import MixRequest, run_mix
 
 Recipe = Callable[..., Path]

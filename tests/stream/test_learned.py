@@ -15,13 +15,13 @@ from support import make_shards, needs
 
 import pretok.stream
 from pretok.base.errors import IntegrityError, MismatchError, UsageError
-from pretok.base.kinds import CHAT_KINDS
 from pretok.cli import run_command
 from pretok.shards.manifest import load_manifest
 from pretok.stream import digest, same_until
 from pretok.stream.loader import Fetch
 from pretok.stream.mix_file import load_mix
 from pretok.stream.mix_job import plan_mix, run_mix
+from pretok.tokenizer.kinds import CHAT_KINDS
 
 CHATS = {"chat": 0, "talk": CHAT_KINDS.index("answer")}
 """Sources of conversations, and of which kind their EOD is: of the template, or the end marker of answers."""

@@ -11,12 +11,12 @@ from support import make_shards
 from tokenizing import contents
 
 import pretok.stream
-from pretok.audit.verify_job import run_verify
 from pretok.base.console import Silent
 from pretok.base.errors import IntegrityError, MismatchError, PartitionsFailed, UsageError
 from pretok.base.execute import Engine, Report
-from pretok.shards.format import ShardReader
+from pretok.documents.audit.verify_job import run_verify
 from pretok.shards.manifest import FILE_NAME, load_manifest
+from pretok.shards.shard_file import ShardReader
 from pretok.stream.materialize import MaterializeTask, run_materialize, write_shard
 from pretok.stream.mix_job import run_mix
 from pretok.tokenizer.vocabulary import TOKENIZER_FILE

@@ -26,16 +26,16 @@ from support import EOD, make_shards
 import pretok.stream
 from pretok.base.console import Silent
 from pretok.base.execute import Engine
-from pretok.base.kinds import CHAT_KINDS, LEARNED
 from pretok.base.stop import StopFlag
 from pretok.config import make_mix
-from pretok.disclosure.read import read_mix
+from pretok.documents.disclosure.read import read_mix
 from pretok.shards.manifest import load_manifest
 from pretok.stream import View, audit, pack, same_until
 from pretok.stream.continued import beginning
 from pretok.stream.materialize import run_materialize
 from pretok.stream.mix_file import Mix
 from pretok.stream.mix_job import MixRequest, run_mix
+from pretok.tokenizer.kinds import CHAT_KINDS, LEARNED
 
 CHATS = {"b": CHAT_KINDS.index("answer"), "c": CHAT_KINDS.index("template")}
 """Sources of conversations, and of which kind their EOD is."""

@@ -17,12 +17,12 @@ from texts import HARD
 from texts import texts as any_texts
 from tokenizing import recipe, run, vocabulary
 
-from pretok.audit.documents import run_inspect
-from pretok.audit.verify_job import run_verify
-from pretok.audit.verify_task import ShardCheck, check_shard
 from pretok.base.console import Silent
 from pretok.base.execute import Engine
 from pretok.base.records import replace
+from pretok.documents.audit.inspection import run_inspect
+from pretok.documents.audit.verify_job import run_verify
+from pretok.documents.audit.verify_task import ShardCheck, check_shard
 from pretok.kernels.pretokenize import PATTERNS
 from pretok.shards.manifest import load_manifest
 from pretok.tokenizer import reference

@@ -12,15 +12,15 @@ from typing import Any
 import pytest
 from tokenizing import recipe, run
 
-from pretok.audit.documents import run_inspect
 from pretok.base.console import Silent
 from pretok.base.errors import MismatchError, UsageError
 from pretok.base.execute import Engine
 from pretok.cli import run_command
-from pretok.shards import task
-from pretok.shards.job import run_tokenize
+from pretok.documents.audit.inspection import run_inspect
+from pretok.shards import tokenize_task as task
 from pretok.shards.manifest import TokenizerEntry
-from pretok.shards.task import encoder_of
+from pretok.shards.tokenize_job import run_tokenize
+from pretok.shards.tokenize_task import encoder_of
 from pretok.tokenizer.vocabulary import load_vocab
 
 Change = Callable[[dict[str, Any]], Any]
@@ -186,7 +186,7 @@ def test_a_tokenizer_replaced_in_mid_run_changes_nothing(
 
     from pretok.shards.plan import plan_source
 
-    monkeypatch.setattr("pretok.shards.job.plan_source", plan)
+    monkeypatch.setattr("pretok.shards.tokenize_job.plan_source", plan)
     made = recipe(folder / "out", folder, {"it": [folder / "a.jsonl"]}, val_fraction="0")
     run_tokenize(made, here, Silent())
     assert load_vocab(folder).fingerprint != before

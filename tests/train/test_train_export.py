@@ -26,9 +26,9 @@ from pretok.base.errors import IntegrityError, MismatchError, UsageError
 from pretok.base.execute import Engine
 from pretok.base.records import replace
 from pretok.base.storage import read_json, write_json
-from pretok.base.vocab_map import FILE_NAME, MapEnd, read_map, write_map
 from pretok.config import make_recipe
 from pretok.shards.manifest import load_manifest, write_manifest
+from pretok.tokenizer.vocab_map import FILE_NAME, MapEnd, read_map, write_map
 from pretok.tokenizer.vocabulary import load_vocab
 from tests.train_support import (
     Trial,

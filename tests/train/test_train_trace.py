@@ -13,10 +13,10 @@ from support import make_shards, needs
 torch = needs("torch")
 from train_support import Trial, column
 
-from pretok.audit.trace import open_traced, passages, positions_of_step, readings
 from pretok.base.errors import MismatchError, UsageError
 from pretok.base.storage import read_lines
-from pretok.disclosure.read import read_steps
+from pretok.documents.audit.trace import open_traced, passages, positions_of_step, readings
+from pretok.documents.disclosure.read import read_steps
 from pretok.shards.manifest import load_manifest
 from pretok.stream import View
 

@@ -22,15 +22,15 @@ from pretok.base.records import read_record, to_json
 from pretok.base.storage import read_json
 from pretok.cli import run_command
 from pretok.config import Recipe
-from pretok.counts.buckets import concatenate
-from pretok.counts.job import run_count
-from pretok.counts.weigh import weigh
 from pretok.tokenizer.reference import Unencodable
 from pretok.tokenizer.tokenizer_file import to_bytes
 from pretok.vocab.bpe import buffer_of, train_merges
-from pretok.vocab.job import refuse_short, run_build_vocab
+from pretok.vocab.build_vocab_job import refuse_short, run_build_vocab
+from pretok.vocab.counts.buckets import concatenate
+from pretok.vocab.counts.count_job import run_count
+from pretok.vocab.counts.weigh import weigh
 from pretok.vocab.measure import measure_texts
-from pretok.vocab.records import MIX, VocabReport
+from pretok.vocab.report_file import MIX, VocabReport
 
 pytestmark = pytest.mark.usefixtures("few_buckets")
 SPECIAL = ["<|endoftext|>", "<|pad|>", *(f"<|reserved_{i}|>" for i in range(62))]
@@ -135,7 +135,7 @@ def test_fewer_merges_than_asked_for(folder: Path, here: Engine) -> None:
 def test_words_that_memory_does_not_hold_are_refused_before_they_are_merged(
     folder: Path, here: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pretok.vocab.job.free_memory", lambda: 1000)
+    monkeypatch.setattr("pretok.vocab.build_vocab_job.free_memory", lambda: 1000)
     with pytest.raises(UsageError, match="too many to merge here: words and bytes together may be 100"):
         run_build_vocab(recipe(folder, size=600), here, SILENT)
 

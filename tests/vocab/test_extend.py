@@ -19,12 +19,12 @@ from pretok.base.console import SILENT
 from pretok.base.errors import IntegrityError, MismatchError, UsageError
 from pretok.base.execute import Engine
 from pretok.base.storage import read_json
-from pretok.base.vocab_map import read_map
 from pretok.kernels.pretokenize import PATTERNS
 from pretok.tokenizer.encoder import Encoder
 from pretok.tokenizer.tokenizer_file import to_bytes
+from pretok.tokenizer.vocab_map import read_map
 from pretok.tokenizer.vocabulary import load_vocab, tokenizer_data
-from pretok.vocab.job import run_build_vocab
+from pretok.vocab.build_vocab_job import run_build_vocab
 
 pytestmark = pytest.mark.usefixtures("few_buckets")
 SHAPES = {"gpt2": "gpt2", "llama3": "cl100k", "qwen2": "qwen2"}

@@ -14,11 +14,11 @@ from tokenizers import Tokenizer
 from pretok.base.console import SILENT, Table
 from pretok.base.execute import Engine
 from pretok.base.records import to_json
-from pretok.counts.counts_file import load_counts
 from pretok.tokenizer.vocabulary import load_vocab
-from pretok.vocab.job import run_build_vocab
-from pretok.vocab.records import MIX
+from pretok.vocab.build_vocab_job import run_build_vocab
+from pretok.vocab.counts.counts_file import load_counts
 from pretok.vocab.report import sources_table
+from pretok.vocab.report_file import MIX
 
 SIZE = 900
 SHARES = {"it": 0.9, "en": 0.1}

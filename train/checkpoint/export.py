@@ -27,9 +27,9 @@ from pretok.base.errors import IntegrityError, MismatchError, PretokError, Usage
 from pretok.base.records import File, Record, read_record, replace
 from pretok.base.storage import TEMPORARY_SUFFIX, fingerprint, read_json, reading, write_json, writing
 from pretok.base.units import listed
-from pretok.base.vocab_map import VocabMap, read_map
 from pretok.shards.manifest import load_manifest
 from pretok.stream.mix_file import parse_mix
+from pretok.tokenizer.vocab_map import VocabMap, read_map
 from train.checkpoint.meta import META, Meta, TokenizerOrigin, check_files, find_checkpoints, read_meta
 from train.checkpoint.tensors import Reader, check_sizes, readable, restore, write_tensors
 from train.config import command_parser, whole_number

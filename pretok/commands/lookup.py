@@ -1,0 +1,358 @@
+"""The commands that show documents, tokens and rows, or prove them: inspect, query, trace, certify."""
+
+from __future__ import annotations
+
+import csv
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict
+from itertools import chain, islice
+from json import dumps as to_text
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from pretok.base.console import table
+from pretok.base.errors import UsageError
+from pretok.base.terminal import print_json
+from pretok.base.units import human_bytes, plural
+from pretok.base.visible import visible, visible_json
+from pretok.commands.options import Json, Shards, WorkOrShards, argument, refuse_unread, terminal
+from pretok.tokenizer.kinds import KINDS, LEARNED, TEXT
+
+if TYPE_CHECKING:
+    from pretok.base.console import Console
+    from pretok.documents.audit.trace import Traced
+
+MOST = 10
+"""Most documents that are named if several match."""
+
+
+def inspect(
+    context: typer.Context,
+    shards: Shards,
+    doc: str | None = None,
+    source: str | None = None,
+    split: str | None = None,
+    search: str | None = None,
+    random: int | None = None,
+    seed: int = 0,
+    text: str | None = None,
+    json: Json = False,
+) -> None:
+    """Show the tokens of a document, and the file and line or row it came from. Or show how a text is tokenized.
+
+        pretok inspect work/shards --doc data/it/a.jsonl.zst:1742
+
+        pretok inspect work/shards --source it --doc 17
+
+        pretok inspect work/shards --search 'mare salato'
+
+        pretok inspect work/shards --random 3 --seed 7
+
+        pretok inspect work --text "Il mare è salato"
+
+    Tokens are in [brackets]; in conversations, those without loss are in (parentheses). `pretok trace` shows what a run
+    reads.
+
+    --doc ID | HASH | FILE:LINE | NUMBER: The document: kept `id`, hash, or place in the input; with --source its
+    number, from 0.
+    --source NAME: Source to look in. Default: all.
+    --split train|val: Split to look in. Default: train with --source, else both.
+    --search TEXT: Find the first document that contains this text.
+    --random: Show so many documents, drawn at random.
+    --seed: Seed of --random.
+    --text TEXT: Show the tokens of this text.
+    """
+    from pretok.documents.audit.find import find_named, random_places, search_text
+    from pretok.documents.audit.inspection import run_inspect
+    from pretok.documents.audit.show import document_heading
+    from pretok.shards.manifest import load_manifest
+    from pretok.shards.texts import load_vocabulary
+
+    console = terminal(context)
+    ways = sum(way is not None for way in (doc, search, random, text))
+    if ways > 1 or (ways == 0 and source is None):
+        raise UsageError("name a document by one of --doc, --search and --random, or give a --text")
+    if random is None:
+        refuse_unread(context, "without --random", "seed")
+    if text is not None:
+        refuse_unread(context, "with --text", "source", "split")
+        _show_text(shards, text, json, console)
+        return
+    if doc is not None and source is None:
+        refuse_unread(context, "without --source", "split")
+    manifest = load_manifest(shards)
+    if random is not None:
+        places = random_places(manifest, source, split, random, seed)
+    elif search is not None:
+        match = search_text(manifest, source, split, search)
+        if match is None:
+            raise UsageError(f"no document contains {search!r}")
+        places = [match]
+    elif source is not None:
+        doc = doc or "0"
+        if not doc.isdecimal():
+            raise UsageError(
+                f"--doc {doc}: with --source give a number from 0; for a name leave out --source"
+            )
+        places = [(source, split or "train", int(doc))]
+    else:
+        first, *others = find_named(manifest, str(doc), MOST)
+        places = [first]
+        if others:
+            known = ", ".join(f"{name} {part} {number}" for name, part, number in others)
+            more = " and maybe more" if len(others) == MOST - 1 else ""
+            console.notice(f"{' '.join(map(str, first))} is shown; there are also {known}{more}")
+    documents = [run_inspect(shards, name, number, part) for name, part, number in places]
+    if json:
+        objects = [asdict(document) for document in documents]
+        print_json(objects if random is not None else objects[0])
+        return
+    vocab, with_loss = load_vocabulary(manifest), (*LEARNED, KINDS[TEXT])
+    for document in documents:
+        learned = None if document.kinds is None else [kind in with_loss for kind in document.kinds]
+        _show_tokens(document_heading(document, vocab), document.tokens, learned, console)
+
+
+def _show_text(shards: Path, text: str, json: bool, console: Console) -> None:
+    """Show how a text is split by the vocabulary of shards or, if there are none yet, by the one in WORK/vocab."""
+    import pyarrow as pa
+
+    from pretok.documents.audit.inspection import token_texts
+    from pretok.tokenizer.encoder import Encoder
+    from pretok.tokenizer.vocabulary import TOKENIZER_FILE, load_vocab
+
+    try:
+        size = len(text.encode())
+    except UnicodeEncodeError:
+        raise UsageError("--text holds bytes that are not UTF-8; check the locale of the shell") from None
+    # Without shards the argument is WORK itself.
+    places = shards, shards.with_name("vocab"), shards / "vocab"
+    vocab = load_vocab(next((place for place in places if (place / TOKENIZER_FILE).exists()), shards))
+    encoder = Encoder(vocab)
+    ids = encoder.ids(pa.array([text], pa.large_string()))[0].tolist()
+    tokens = token_texts(vocab, ids)
+    if json:
+        print_json({"ids": ids, "tokens": tokens})
+        return
+    heading = f"{plural(len(ids), 'token')}, {size / max(len(ids), 1):.2f} bytes per token:"
+    _show_tokens([heading], tokens, None, console)
+
+
+def _show_tokens(heading: list[str], tokens: list[str], learned: list[bool] | None, console: Console) -> None:
+    """Show tokens in brackets. learned: whether each has a loss, None: all have."""
+    from pretok.documents.audit.show import marked
+
+    for line in (*heading, marked(tokens, learned)):
+        console.show(line, result=True)
+
+
+SHOWN = 1000
+"""Most rows of a table."""
+
+
+def _write(kind: str, names: list[str], batches: Iterator[list[tuple[Any, ...]]]) -> None:
+    """Write rows to standard output as they come."""
+    writer = csv.writer(sys.stdout, lineterminator="\n")
+    shown = sys.stdout.isatty()  # a program gets the values unchanged
+    if kind == "csv":
+        writer.writerow(names)
+    for row in chain.from_iterable(batches):
+        if kind == "csv":
+            writer.writerow([visible(str(value)) for value in row] if shown else row)
+        else:
+            values = dict(zip(names, row, strict=True))
+            sys.stdout.write(visible_json(to_text(values, ensure_ascii=False, default=str)) + "\n")
+
+
+def query(
+    context: typer.Context,
+    work: WorkOrShards,
+    sql: Annotated[str, argument("SQL", "SQL query, in the dialect of DuckDB.")],
+    format: str | None = None,
+) -> None:
+    """Query documents, shards and rejects in SQL.
+
+        pretok query work "select source, count(*), sum(tokens) from documents group by all"
+
+    Views: documents, ledger, shards, sources and rejects. `describe documents` lists its columns, with those that were
+    kept or added. COPY (select ...) TO 'file.parquet' writes a file.
+
+    --format table|csv|json: Format of the result (json: JSON Lines). Default: a table on a terminal, else CSV.
+    """
+    from pretok.documents.audit.query import run_query
+
+    console = terminal(context)
+    kind = format or ("table" if sys.stdout.isatty() else "csv")
+    if kind not in ("table", "csv", "json"):
+        raise UsageError(f"--format {kind!r}: known are table, csv and json")
+    names, batches = run_query(work, sql, console)
+    if kind != "table":
+        _write(kind, names, batches)
+        return
+    rows = list(islice(chain.from_iterable(batches), SHOWN + 1))
+    console.show(table("", names, map(_cells, rows[:SHOWN])), result=True)
+    if len(rows) > SHOWN:
+        console.notice(f"the first {SHOWN:,} rows; --format csv shows all")
+
+
+def _cells(row: Iterable[object]) -> list[str]:
+    return ["" if value is None else str(value) for value in row]
+
+
+TRACED = 100
+"""Most documents that are traced if several have the name."""
+SEQUENCES = 3
+"""Most sequences that are shown as tokens."""
+
+
+def trace(
+    context: typer.Context,
+    target: Annotated[Path, argument("RUN | MIX", "Folder of a run, or a mix.json.")],
+    doc: str | None = None,
+    position: int | None = None,
+    step: int | None = None,
+    tokens: bool = False,
+    shards: Path | None = None,
+    json: Json = False,
+) -> None:
+    """Show at which positions of a mix, and in which steps of a run, a document is read; or what is read there.
+
+        pretok trace run --doc data/it/a.jsonl.zst:1742
+
+        pretok trace run --step 81
+
+        pretok trace work/mix.json --position 0 --tokens
+
+    The answer is computed from the order of the mix. `done` shows whether the run has read it, up to its newest
+    checkpoint. Positions that the run will never reach are not listed.
+
+    --doc ID | HASH | FILE:LINE: Find the steps that read this document: its kept `id`, hash, or place in the input.
+    --position: Show what is read at this position, from 0.
+    --step: Show what this step of the run reads, from 1.
+    --tokens: Show the first three sequences as tokens.
+    --shards DIR: Shards of the run or mix. Default: those that the run read, or those next to the mix.
+    """
+    from pretok.documents.audit.find import find_in
+    from pretok.documents.audit.trace import (
+        open_traced,
+        passages,
+        positions_of_step,
+        reading_at,
+        readings,
+        with_origins,
+    )
+
+    if sum(given is not None for given in (doc, position, step)) != 1:
+        raise UsageError("give one of --doc, --position and --step")
+    console, segments = terminal(context), open_traced(target, shards)
+    if doc is not None:
+        named = find_in([traced.manifest for traced in segments], doc, TRACED)
+        read = [
+            (traced, reading)
+            for traced, places in zip(segments, named, strict=True)
+            for place in places
+            for reading in readings(traced, *place)
+        ]
+    else:
+        if position is not None:
+            places = [(traced, position) for traced in reading_at(segments, position)]
+        else:
+            segment, positions = positions_of_step(segments, step or 0)
+            places = [(segment, at) for at in positions]
+        read = [(traced, reading) for traced, at in places for reading in passages(traced, at)]
+    if late := sum(reading.done is False for _, reading in read):
+        console.notice(
+            f"{late:,} of {plural(len(read), 'reading')} are in the future: the newest checkpoint is of step "
+            f"{segments[-1].steps:,}, the run ends with step {segments[-1].last:,}"
+        )
+    if tokens:
+        _show_sequences([(traced, reading.position) for traced, reading in read], json, console)
+        return
+    rows = [
+        asdict(row)
+        for segment in segments
+        for row in with_origins(segment, [reading for traced, reading in read if traced is segment])
+    ]
+    if json:
+        print_json(rows)
+    elif not rows:
+        console.notice(f"{doc} is in the shards, but {target} never reads it")
+    else:
+        files = {row["file"] for row in rows}
+        # One file is the title: in a cell, a terminal would break its path.
+        empty = {"removed": False} | ({"file": rows[0]["file"]} if len(files) == 1 else {})
+        columns = [name for name in rows[0] if any(row[name] not in (None, empty.get(name)) for row in rows)]
+        cells = [_cells(row[name] for name in columns) for row in rows]
+        console.show(table(files.pop() if len(files) == 1 else "trace", columns, cells), result=True)
+
+
+def _show_sequences(places: list[tuple[Traced, int]], json: bool, console: Console) -> None:
+    """Show the first sequences of some positions as tokens."""
+    from pretok.documents.audit.show import seen_sequence, sequence_heading
+    from pretok.shards.texts import load_vocabulary
+
+    places = [place for number, place in enumerate(places) if place not in places[:number]]
+    shown = [seen_sequence(traced, load_vocabulary(traced.manifest), at) for traced, at in places[:SEQUENCES]]
+    if len(places) > SEQUENCES:
+        positions = f"positions {places[0][1]} to {places[-1][1]}"
+        console.notice(f"{positions}: the first {SEQUENCES} sequences are shown")
+    if json:
+        print_json([asdict(sequence) for sequence in shown])
+        return
+    for sequence in shown:
+        _show_tokens(sequence_heading(sequence), sequence.tokens, sequence.learned, console)
+
+
+def certify(
+    context: typer.Context,
+    target: Annotated[Path | None, argument("RUN", "Folder of a run.")] = None,
+    step: int | None = None,
+    out: Path | None = None,
+    shards: Path | None = None,
+    check: Path | None = None,
+    root: str | None = None,
+    json: Json = False,
+) -> None:
+    """Create a proof of the data that a step read, for somebody without the shards. Or check such a proof.
+
+        pretok certify run --step 81 --out step-81.certificate
+
+        pretok certify --check step-81.certificate --root ROOT
+
+    The file holds the tokens of the step, and the hashes that lead from them to the root of the shards. `pretok status`
+    prints the root; publish it before.
+
+    --step: Prove what this step read, from 1. With --check: the step that the certificate must be of.
+    --out FILE: File to write. Default: step-N.certificate.
+    --shards DIR: Shards of the run. Default: those that it read.
+    --check FILE: Check this certificate. No shards are needed.
+    --root HASH: With --check: root of the shards, as the maker of the certificate published it.
+    """
+    console = terminal(context)
+    if check is not None:
+        from pretok.documents.certificate.check import check_certificate, sentences
+
+        if root is None or any(given is not None for given in (target, out, shards)):
+            raise UsageError("--check needs --root, which the maker of the shards published, and no run")
+        proof = check_certificate(check, root, step)
+        if json:
+            print_json(proof)
+        else:
+            for line in sentences(proof):
+                console.show(line, result=True)
+        return
+    if target is None or root is not None or step is None:
+        raise UsageError("give a run with --step, or --check FILE with --root")
+    from pretok.documents.certificate.certify import certify_step
+
+    out = out or Path(f"step-{step}.certificate")
+    certificate = certify_step(target, step, shards, out)
+    if json:
+        print_json(certificate)
+    else:
+        parts = f"{plural(certificate.sequences, 'sequence')} of {plural(certificate.shards, 'shard')}"
+        console.show(f"{out}: {parts}, {human_bytes(out.stat().st_size)}", result=True)
+        console.notice(f"check it with pretok certify --check {out} --root {certificate.root}")

@@ -1,0 +1,153 @@
+"""Measured windows -> whole sources with intervals, and how often a mix would read each.
+
+Input: a `Sample` of a source. Output: `SourceForecast`; of all sources and a [mix], a `MixForecast`.
+
+A window of `units` units stands for `amount` of them, so its contents count amount/units times; the sum over the
+windows estimates the total. The interval is two standard errors, computed from the differences between neighbours, as
+is right for windows at equal distances: files differ more than the parts of a file (Wolter, "An Investigation of Some
+Estimators of Variance for Systematic Sampling", 1984, estimator v2).
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from pretok.base.errors import UsageError
+from pretok.config import MixTable
+from pretok.overview.forecast.measure import Measured, Sample
+from pretok.stream.mix_file import MixSource, sequences
+from pretok.stream.quota import stage_quotas, weighed
+
+ERRORS = 2.0
+"""Standard errors on each side: an interval of about 95 %."""
+ROUNDING = 1e-9
+"""How far `amount` and `units` of a window may differ if it covers its part of the source."""
+ENDLESS = 1 << 60
+"""The upper bound of tokens of a source with a single window, which says nothing of the rest."""
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """An estimate with its lower and upper bound; all three are equal if everything was read."""
+
+    value: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True)
+class SourceForecast:
+    """The expected contents of a source. files, stored: the number of its inputs and their bytes; bytes: of text;
+    reject_share: of records; rate: bytes of text that one core parses and encodes per second; shards: their number,
+    with `shard_bytes` bytes of tokens each."""
+
+    files: int
+    stored: int
+    documents: Interval
+    bytes: Interval
+    tokens: Interval
+    reject_share: float
+    rejected: dict[str, float]
+    rate: float
+    shard_bytes: int
+    shards: int
+
+
+def forecast_source(
+    sample: Sample, files: int, stored: int, shard_bytes: int, itemsize: int
+) -> SourceForecast:
+    """Estimate a source from its windows. itemsize: bytes of a token on disk.
+
+    Raises UsageError if no window has any text.
+    """
+    reasons = sum((part.rejected for part in sample.windows), Counter[str]())
+    if not any(part.bytes for part in sample.windows):
+        known = ", ".join(f"{count} {reason}" for reason, count in reasons.most_common(3))
+        raise UsageError(f"no text in any of {len(sample.windows)} samples ({known or 'no record'})")
+    whole = all(part.window.amount <= part.window.units * (1 + ROUNDING) for part in sample.windows)
+    encoded = whole and all(part.encoded == part.bytes for part in sample.windows)
+
+    def of_all(count: Callable[[Measured], float]) -> Interval:
+        return _total(sample.windows, count, whole)
+
+    documents, text = of_all(lambda part: part.documents), of_all(lambda part: part.bytes)
+    # Only the first `encoded` bytes of a window were encoded; the rest counts in proportion.
+    tokens = _total(sample.windows, lambda part: part.tokens * part.bytes / max(1, part.encoded), encoded)
+    rejected = {name: of_all(lambda part, name=name: part.rejected[name]).value for name in sorted(reasons)}  # type: ignore[misc]
+    refused = sum(rejected.values())
+    return SourceForecast(
+        files=files,
+        stored=stored,
+        documents=documents,
+        bytes=text,
+        tokens=tokens,
+        reject_share=refused / max(1.0, refused + documents.value),
+        rejected=rejected,
+        rate=sample.rate,
+        shard_bytes=shard_bytes,
+        shards=math.ceil(tokens.value * itemsize / shard_bytes),
+    )
+
+
+def _total(measured: Sequence[Measured], count: Callable[[Measured], float], whole: bool) -> Interval:
+    """Estimate the total of `count` over a source. whole: the windows cover the source. Windows that could not
+    be read count as the average of the others."""
+    if whole:  # an exact sum
+        value = float(sum(map(count, measured)))
+        return Interval(value, value, value)
+    parts = [part.window.amount / part.window.units * count(part) for part in measured]
+    value = sum(parts)
+    if len(parts) == 1:  # one window says nothing of the rest
+        return Interval(value, 0.0, math.inf)
+    variance = sum((b - a) ** 2 for a, b in pairwise(parts)) / (2 * (len(parts) - 1))
+    error = ERRORS * math.sqrt(len(parts) * variance)
+    return Interval(value, max(0.0, value - error), value + error)
+
+
+@dataclass(frozen=True, slots=True)
+class MixForecast:
+    """The expected contents of a mix. tokens: of the mix; epochs: of each source; problem: why the mix is not possible,
+    or ""; sure: whether the answer is the same at both ends of all intervals."""
+
+    tokens: int
+    epochs: dict[str, float]
+    problem: str
+    sure: bool
+
+
+def forecast_mix(mix: MixTable, sources: Mapping[str, SourceForecast], train: float) -> MixForecast:
+    """Compute how often a mix without classes would read each source if the estimates were exact; packing is ignored.
+
+    train: the share of the documents that is not held out for validation.
+    """
+    named = {name for stage in mix.all_stages for name in (stage.weights or sources)}
+    mixed = {name: source for name, source in sorted(sources.items()) if name in named}
+    tokens, epochs, problem = _try(mix, mixed, train, lambda one: one.value)
+    ends = [_try(mix, mixed, train, end) for end in (lambda one: one.low, lambda one: min(one.high, ENDLESS))]
+    return MixForecast(tokens, epochs, problem, all(bool(end[2]) == bool(problem) for end in ends))
+
+
+def _try(
+    mix: MixTable, sources: Mapping[str, SourceForecast], train: float, of: Callable[[Interval], float]
+) -> tuple[int, dict[str, float], str]:
+    """Return (tokens, epochs of each source, problem) of a mix. of: picks the value of an interval to count with."""
+    entries = []
+    for name, source in sources.items():
+        count = int(train * of(source.tokens))
+        entries.append(MixSource(name, count, sequences(count, mix.seq_len, "epoch")))
+    drawn, problem = [0] * len(entries), ""
+    try:
+        mix = weighed(mix, entries)
+        for stage in mix.all_stages:
+            quotas = stage_quotas(stage, mix, entries, drawn)
+            drawn = [before + quota for before, quota in zip(drawn, quotas, strict=True)]
+    except UsageError as error:
+        problem = str(error)
+    epochs = {
+        entry.name: count / max(entry.sequences, 1) for entry, count in zip(entries, drawn, strict=True)
+    }
+    return sum(drawn) * mix.seq_len, epochs, problem

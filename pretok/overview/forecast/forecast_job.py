@@ -1,0 +1,170 @@
+"""plan: a recipe -> an estimate of its results and costs, before any node-hour is spent.
+
+Input: a Recipe. Output: a `Forecast` and its tables; nothing is written. If the recipe's vocabulary exists, tokens are
+counted with it. Otherwise one is trained on another sample of the same sources; it has seen less text than the real one
+will, and so makes more tokens.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import chain
+
+from pretok.base.console import Console, Table, table
+from pretok.base.errors import UsageError
+from pretok.base.tokens import token_dtype
+from pretok.base.units import duration, human, human_bytes
+from pretok.chat.resolve import resolve
+from pretok.config import Recipe, Source, located
+from pretok.overview.forecast.estimate import (
+    Interval,
+    MixForecast,
+    SourceForecast,
+    forecast_mix,
+    forecast_source,
+)
+from pretok.overview.forecast.measure import measure
+from pretok.overview.forecast.vocabulary import counting_vocabulary
+from pretok.read.format import Probe
+from pretok.read.partition import shard_bytes
+from pretok.read.probe import probe_inputs
+from pretok.read.recognise import list_inputs
+from pretok.read.record_format import Conversation
+from pretok.read.rejects import poor_sources
+from pretok.tokenizer.encoder import Encoder
+from pretok.tokenizer.vocabulary import Vocabulary
+
+WORKER_BYTES = 600_000_000
+"""The most memory that a worker of tokenize takes, see docs/running.md."""
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """The estimate for a recipe."""
+
+    vocabulary: str
+    """Fingerprint of the tokenizer that counted; "" if it stands in for the recipe's."""
+    vocab_size: int
+    """Entries of the recipe's vocabulary."""
+    itemsize: int
+    """Bytes of a token on disk."""
+    workers: int
+    tokens: Interval
+    seconds: float
+    """Of tokenizing with all workers, each at the rate measured here."""
+    sources: dict[str, SourceForecast]
+    mix: MixForecast | None
+    """None without [mix], or with classes, whose documents are known only once they are tokenized."""
+
+
+def run_forecast(recipe: Recipe, workers: int, console: Console) -> Forecast:
+    """Sample every source. Raises UsageError for inputs that do not exist or hold no text, as tokenize would."""
+    probed = {}
+    for name, given in recipe.sources.items():
+        with located(recipe, "sources", name, "inputs"):
+            probed[name] = _probe(given, console)
+    vocab, stands_in = counting_vocabulary(recipe, probed)
+    vocab_size = recipe.vocab.size if stands_in else vocab.size  # a sample may allow fewer entries
+    if stands_in and recipe.vocab.extend is not None:
+        vocab_size = vocab.size + recipe.vocab.add
+    itemsize = token_dtype(vocab_size).itemsize
+    sources = {
+        name: _forecast(recipe, name, probes, vocab, itemsize, console) for name, probes in probed.items()
+    }
+    read = {}
+    for name, source in sources.items():
+        rejected = {reason: round(number) for reason, number in source.rejected.items()}
+        read[name] = round(source.documents.value) + sum(rejected.values()), rejected
+    for complaint in poor_sources(recipe.shards.max_reject_share, read, "estimated from a sample"):
+        console.notice(complaint)
+    mix = None
+    if recipe.mix is not None and recipe.mix.classes:
+        console.notice("the mix has classes, which cannot be estimated: run pretok mix after tokenizing")
+    elif recipe.mix is not None:
+        mix = forecast_mix(recipe.mix, sources, 1.0 - recipe.shards.val_fraction)
+    parts = [source.tokens for source in sources.values()]
+    return Forecast(
+        vocabulary="" if stands_in else vocab.fingerprint,
+        vocab_size=vocab_size,
+        itemsize=itemsize,
+        workers=workers,
+        # The intervals are added, as if all errors had the same sign.
+        tokens=Interval(*(sum(getattr(part, end) for part in parts) for end in ("value", "low", "high"))),
+        seconds=sum(source.bytes.value / source.rate for source in sources.values()) / workers,
+        sources=sources,
+        mix=mix,
+    )
+
+
+def _probe(source: Source, console: Console) -> list[Probe]:
+    inputs, notices, _ = list_inputs(tuple(chain(*source.inputs_by_append)), source.format)
+    for text in notices:
+        console.notice(text)
+    return probe_inputs(inputs, *source.probed, console=console)
+
+
+def _forecast(
+    recipe: Recipe, name: str, probes: list[Probe], vocab: Vocabulary, itemsize: int, console: Console
+) -> SourceForecast:
+    """Sample one source."""
+    source = recipe.sources[name]
+    record = resolve(source.record, vocab, name, source.limits)
+    how = record.conversation
+    encoder = Encoder(vocab.with_special(how.markers if isinstance(how, Conversation) else ()))
+    sample = measure(probes, name, record, recipe.normalize.function, encoder, source.limits)
+    for error in sample.errors:
+        console.notice(f"{name}: not sampled: {error}")
+    target = recipe.shards.size or shard_bytes(probes, itemsize)
+    stored = sum(probe.file.size for probe in probes)
+    try:
+        return forecast_source(sample, len(probes), stored, target, itemsize)
+    except UsageError as error:
+        raise UsageError(f"source {name}: {error}") from None
+
+
+def tables(forecast: Forecast) -> list[Table]:
+    """Lay the forecast out for a person."""
+    columns = ["source", "files", "on disk", "documents", "tokens", "bytes per token", "rejected", "shards"]
+    rows = [
+        (
+            name,
+            f"{source.files:,}",
+            human_bytes(source.stored),
+            _spread(source.documents),
+            _spread(source.tokens),
+            f"{source.bytes.value / max(1.0, source.tokens.value):.3f}",
+            f"{source.reject_share:.2%}",
+            f"{source.shards:,} of {human_bytes(source.shard_bytes)}",
+        )
+        for name, source in forecast.sources.items()
+    ]
+    rate = human_bytes(min(source.rate for source in forecast.sources.values()))
+    on_disk = human_bytes(forecast.tokens.value * forecast.itemsize)
+    time = f"{duration(forecast.seconds)} with {forecast.workers} workers at {rate}/s each, measured here"
+    cost = [
+        ("tokens", f"{_spread(forecast.tokens)}, {on_disk} on disk"),
+        ("tokenize", f"{time}; start-up not counted"),
+        ("memory", f"{human_bytes(WORKER_BYTES * forecast.workers)} at most for the workers"),
+    ]
+    parts = [
+        table("estimated contents of the sources", columns, rows),
+        table("estimated cost", ("", "estimate"), cost),
+    ]
+    if (mix := forecast.mix) is not None:
+        fits = "no" if mix.problem else "yes"
+        lines = [
+            ("fits", fits if mix.sure else f"{fits}, but the estimates do not exclude the opposite"),
+            ("why not", mix.problem) if mix.problem else ("tokens", f"{mix.tokens:,}"),
+            *((f"epochs of {name}", f"{epochs:.2f}") for name, epochs in mix.epochs.items()),
+        ]
+        parts.append(table("the mix", ("", "estimate"), lines))
+    return parts
+
+
+def _spread(interval: Interval) -> str:
+    """Format an estimate as `1.23 M ± 2.1 %`; without a spread if everything was read."""
+    if interval.low == interval.value:
+        return human(interval.value)
+    if interval.high == float("inf"):
+        return f"about {human(interval.value)}"
+    return f"{human(interval.value)} ± {(interval.high - interval.value) / max(interval.value, 1e-9):.1%}"

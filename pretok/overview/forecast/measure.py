@@ -1,0 +1,109 @@
+"""Windows -> the contents of each: documents, bytes of text, tokens, rejects by reason.
+
+Input: the windows of a source, how its records are read, an encoder. Output: a `Measured` for each window.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from pretok.base.errors import UsageError
+from pretok.chat.encode import encode_spans
+from pretok.chat.limits import LIMITS, TemplateLimits
+from pretok.chat.read_documents import documents_of
+from pretok.overview.forecast.windows import Window, windows
+from pretok.read.batches import TextBatch, buffers
+from pretok.read.files import CorruptInputError
+from pretok.read.format import Probe
+from pretok.read.normalize import Normalization
+from pretok.read.readers import read_piece
+from pretok.read.record_format import RecordFormat
+from pretok.tokenizer.encoder import Encoder
+from pretok.tokenizer.reference import Unencodable
+
+
+@dataclass(slots=True)
+class Measured:
+    """The contents of a window. tokens: of the first `encoded` bytes of its text, ends of documents included; parsing,
+    encoding: seconds that `bytes` and `encoded` bytes took."""
+
+    window: Window
+    documents: int = 0
+    bytes: int = 0
+    encoded: int = 0
+    tokens: int = 0
+    rejected: Counter[str] = field(default_factory=Counter)
+    parsing: float = 0.0
+    encoding: float = 0.0
+
+
+@dataclass(slots=True)
+class Sample:
+    """The contents of all windows of a source. errors: files and windows that could not be read."""
+
+    windows: list[Measured] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)
+
+    @property
+    def rate(self) -> float:
+        """Bytes of text parsed and encoded per second, without decompression, in the second half of the windows: by
+        then the encoder's word cache is warm."""
+        late = self.windows[len(self.windows) // 2 :]
+        parsing = sum(one.parsing for one in late) / max(1, sum(one.bytes for one in late))
+        encoding = sum(one.encoding for one in late) / max(1, sum(one.encoded for one in late))
+        return 1 / max(parsing + encoding, 1e-12)
+
+
+def measure(
+    probes: Sequence[Probe],
+    seed: str,
+    record: RecordFormat,
+    normalization: Normalization,
+    encoder: Encoder,
+    limits: TemplateLimits = LIMITS,
+) -> Sample:
+    """Read every window of a source once."""
+    sample, documents = Sample(), documents_of(record, normalization, limits)
+    for window in windows(probes, seed, sample.errors):
+        measured = Measured(window)
+        began = time.monotonic()
+        try:
+            for batch in map(documents, read_piece(window.piece, 0, record)):
+                measured.rejected.update(batch.rejects["reason"].to_pylist())
+                measured.documents += len(batch.texts)
+                measured.bytes += len(buffers(batch.texts)[0])
+                if len(batch.texts) and measured.encoded < window.text:
+                    _encode(measured, batch, encoder)
+        except CorruptInputError as error:
+            sample.errors.append(f"{window.piece.file.path}: {error}")
+            continue
+        except UsageError as error:
+            raise UsageError(f"{window.piece.place}: {error}") from None
+        measured.parsing = max(0.0, time.monotonic() - began - measured.encoding)
+        sample.windows.append(measured)
+    return sample
+
+
+def _encode(measured: Measured, batch: TextBatch, encoder: Encoder) -> None:
+    """Count the tokens of a batch, up to the text that the window may encode."""
+    _, offsets = buffers(batch.texts)
+    # Only whole documents are encoded, within the limit of the window; at least one, however long.
+    count = max(1, int(np.searchsorted(offsets, measured.window.text - measured.encoded)))
+    texts = batch.texts.slice(0, count)
+    began = time.monotonic()
+    try:
+        if batch.spans is None:
+            _, sizes = encoder.encode(texts)
+        else:
+            _, sizes, _ = encode_spans(encoder, texts, batch.spans.slice(0, len(texts)))
+    except Unencodable as error:
+        measured.rejected["unencodable"] += len(error.documents)
+        return
+    measured.encoding += time.monotonic() - began
+    measured.encoded += len(buffers(texts)[0])
+    measured.tokens += int(sizes.sum())

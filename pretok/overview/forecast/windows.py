@@ -1,0 +1,135 @@
+"""The inputs of a source -> windows: small pieces, spread evenly over all bytes, each of which stands for an equal
+part.
+
+Input: the probed inputs of a source. Output: `Window`s. POINTS points lie at equal distances along all inputs, the
+first at a seeded place (systematic sampling with probability proportional to size). At each point a window of whole
+records begins. A large file gets many points; of many small files only some get one.
+
+A compressed file cannot be entered in the middle. Its first PREFIX bytes are unpacked once, and its points are spread
+over these. A window of a Parquet file is a row group, one of a saved dataset a range of rows.
+"""
+
+from __future__ import annotations
+
+import random
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import accumulate
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from pretok.base.records import replace
+from pretok.base.storage import FULL, tried, writing
+from pretok.read.files import READ_SIZE, CorruptInputError, InputFile, decompress, open_input
+from pretok.read.format import Piece, Probe
+from pretok.read.formats.jsonl import line_starts
+
+POINTS = 64
+WINDOW = 128 << 10
+"""Bytes of a window; all windows of a source are a few MB."""
+PREFIX = 64 << 20
+"""Bytes of a compressed file, unpacked, from which its windows are taken."""
+ROWS = 200
+"""Rows of a saved dataset in a window."""
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """A piece to read. amount: how much of the file it stands for, in bytes of records (unpacked), bytes of a Parquet
+    column (from the footer), or rows of a saved dataset; units: how much it holds itself; text: how many bytes of its
+    text are encoded."""
+
+    piece: Piece
+    units: float
+    amount: float
+    text: int = WINDOW
+
+
+def windows(probes: Sequence[Probe], seed: str, errors: list[str]) -> Iterator[Window]:
+    """Yield the windows of one source, in the order of its inputs.
+
+    Read each window before asking for the next, since the unpacked beginning of a compressed file is then removed. A
+    file that cannot be read gives no window and is named in `errors`; errors that may pass are tried again first.
+    """
+    probes = [probe for probe in probes if _weight(probe)]
+    ends = list(accumulate(_weight(probe) for probe in probes))
+    if not ends:
+        return
+    step = ends[-1] / POINTS
+    first = random.Random(seed).random()
+    files = [bisect_right(ends, (first + point) * step) for point in range(POINTS)]
+    for number, points in Counter(min(file, len(probes) - 1) for file in files).items():
+        start = random.Random(f"{seed}/{number}").random() / points
+        places = [start + place / points for place in range(points)]
+        try:
+            yield from _of_file(probes[number], places, points * step)
+        except (CorruptInputError, OSError) as error:
+            errors.append(f"{probes[number].file.path}: {error}")
+
+
+def _weight(probe: Probe) -> float:
+    """Return the size of an input, in a unit that all inputs of its source have: the bytes of the column in Parquet,
+    rows in a saved dataset, else bytes on disk."""
+    return float(sum(probe.parts) or probe.file.size)
+
+
+def _of_file(probe: Probe, places: Sequence[float], stored: float) -> Iterator[Window]:
+    """Yield windows at `places` (fractions of the file's length) that together stand for `stored` bytes on disk."""
+    file = probe.file
+    amount = stored / len(places)
+    if probe.parts:
+        ends = list(accumulate(probe.parts))
+        groups = Counter(min(bisect_right(ends, place * ends[-1]), len(ends) - 1) for place in places)
+        for group, points in groups.items():  # a group is read whole, once
+            yield Window(Piece(file, group, group + 1), probe.parts[group], amount * points, WINDOW * points)
+    elif file.compression:
+        with TemporaryDirectory(prefix="pretok-") as folder:
+            unpacked, packed = tried(lambda: _unpack(file, Path(folder) / "prefix"))
+            yield from _of_plain(unpacked, places, amount * unpacked.size / packed)
+    else:
+        yield from _of_plain(file, places, amount)
+
+
+def _of_plain(file: InputFile, places: Sequence[float], amount: float) -> Iterator[Window]:
+    # A text file is read from its start: documents end at a separator or with the file.
+    if file.format != "jsonl" or file.size <= WINDOW * len(places):
+        yield Window(Piece(file), file.size, amount * len(places), WINDOW * len(places))
+        return
+    for place in places:
+        at = int(place * file.size)
+        borders = tried(partial(line_starts, file, [0, at, min(at + WINDOW, file.size), file.size]))
+        start = next((border for border in borders if border >= at), borders[-1])
+        if start == file.size:  # no record begins after the point: use the last one
+            start = borders[-2]
+        stop = next(border for border in borders if border > start)
+        if start < stop:
+            yield Window(Piece(file, start, stop), stop - start, amount)
+
+
+def _unpack(file: InputFile, to: Path) -> tuple[InputFile, int]:
+    """Return (the first PREFIX bytes of a compressed file as a file of whole records, how many packed bytes they
+    were)."""
+    packed = size = 0
+
+    def blocks() -> Iterator[bytes]:
+        nonlocal packed
+        with open_input(file.path, READ_SIZE) as stream:
+            while block := stream.read(1 << 16):
+                packed += len(block)
+                yield block
+
+    with writing(to, FULL), to.open("wb") as out:
+        for text in decompress(blocks(), file.compression, partial=True):
+            out.write(text)
+            size += len(text)
+            if size >= PREFIX:
+                break
+    if size >= PREFIX and file.format == "jsonl":  # a line that was cut is no record
+        with to.open("rb+") as cut:
+            whole_lines = cut.read().rfind(b"\n") + 1
+            cut.truncate(whole_lines)
+    kept = to.stat().st_size
+    return replace(file, path=str(to), compression="", size=kept), max(1, round(packed * kept / max(1, size)))

@@ -1,0 +1,22 @@
+"""The formats of inputs, by name: a line here, and a module with the members of `pretok.read.format.Format`.
+
+parquet.py      Parquet
+arrow.py        Arrow files and streams
+tables.py       what both have in common
+jsonl.py        JSON Lines
+json_parser.py  lines -> texts and kept columns, in Numba
+text.py         plain text
+"""
+
+from __future__ import annotations
+
+from pretok.read.format import Format
+from pretok.read.formats import arrow, jsonl, parquet, text
+
+FORMATS: dict[str, Format] = {
+    "parquet": parquet,
+    "arrow": arrow,
+    "jsonl": jsonl,
+    "text": text,
+}
+"""In the order in which a file is asked whether it has the format; any file may be text."""

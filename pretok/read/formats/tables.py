@@ -1,0 +1,243 @@
+"""Tables, as Parquet and Arrow files hold them: what both formats have in common.
+
+`meta.text` is the column `text` in the struct `meta` or, if there is none, a column of that whole name. Only the
+columns that are needed are read. A value is always in memory as a whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
+from typing import Any
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pretok.base.storage import Tries
+from pretok.base.units import listed
+from pretok.read.files import CorruptInputError
+from pretok.read.format import LIST, OTHER, TEXT, Keep, Piece, Probe, Records
+from pretok.read.kept import TYPES, is_text, keep_column
+from pretok.read.record_format import Conversation, RecordFormat, fields_of
+from pretok.read.rejects import EMPTY, NULL, OK, TOO_LONG
+
+NAMES_SHOWN = 50
+"""Most columns that a message lists."""
+
+Columns = list[Any]
+"""The text and other columns of the same rows, each a pyarrow Array, or None where there is no such column."""
+
+
+def schema_fields(fields: Any, prefix: str = "") -> dict[str, set[str]]:
+    """Dotted name -> kind of the columns of an Arrow schema, or of the fields of a struct."""
+    kinds: dict[str, set[str]] = {}
+    is_ = pa.types
+    for column in fields:
+        name, kind = f"{prefix}{column.name}", column.type
+        if is_.is_struct(kind):
+            kinds |= schema_fields(kind, f"{name}.")
+        else:
+            kind = kind.value_type if is_.is_dictionary(kind) else kind
+            lists = is_.is_list(kind) or is_.is_large_list(kind)
+            kinds[name] = {TEXT if is_text(kind) else LIST if lists else OTHER}
+    return kinds
+
+
+def split_parts(probe: Probe, limit: int) -> list[tuple[Piece, int]]:
+    """See `Format`: ranges of row groups or record batches."""
+    pieces: list[tuple[Piece, int]] = []
+    start = first = row = size = 0
+    for i, (part, rows) in enumerate(zip(probe.parts, probe.rows, strict=True)):
+        if size and size + part > limit:
+            pieces.append((Piece(probe.file, start, i, first), size))
+            start, first, size = i, row, 0
+        size += part
+        row += rows
+    if not probe.parts:
+        return [(Piece(probe.file), probe.size)]
+    return [*pieces, (Piece(probe.file, start, len(probe.parts), first), size)]
+
+
+class Chosen:
+    """The places of the wanted columns in a schema; the first is the text.
+
+    lists: whether the text may be lists, which become JSON. Raises CorruptInputError if there is no text column.
+    """
+
+    def __init__(self, schema: pa.Schema, names: Sequence[str], lists: bool) -> None:
+        self._paths = [_path(schema, name) for name in names]
+        self._lists = lists
+        if self._paths[0] is None:
+            if (count := schema.names.count(names[0])) > 1:
+                raise CorruptInputError(f"{count} columns have the name {names[0]!r}")
+            columns = listed([*schema_fields(schema)], NAMES_SHOWN)
+            raise CorruptInputError(f"no column {names[0]!r}; the columns are {columns}")
+        self.leaves = list(dict.fromkeys(".".join(path) for path in self._paths if path))
+
+    def text(self, rows: pa.RecordBatch) -> pa.LargeBinaryArray:
+        """The texts of some rows, with checked offsets, UTF-8 not checked."""
+        return _binary(_pick(rows, self._paths[0] or []), self._lists)
+
+    def columns(self, rows: pa.RecordBatch) -> Columns:
+        """The texts and the other columns of some rows."""
+        others = [_pick(rows, path) if path else None for path in self._paths[1:]]
+        for other in others:
+            if other is not None:
+                other.validate(full=True)
+        return [self.text(rows), *others]
+
+
+Choose = Callable[[pa.Schema], Chosen]
+
+
+def _path(schema: pa.Schema, field: str) -> list[str] | None:
+    """The names that lead to a field, through structs or as a column of the whole name; None if there is no such
+    column, or several with the name."""
+    for names in (field.split("."), [field]):
+        fields = list(schema)
+        for name in names:
+            types = [column.type for column in fields if column.name == name]
+            if len(types) != 1:
+                break
+            fields = list(types[0]) if pa.types.is_struct(types[0]) else []
+        else:
+            return names
+    return None
+
+
+def _pick(rows: pa.RecordBatch, path: list[str]) -> pa.Array:
+    """The column at a path of names; null where a struct on the way is null."""
+    column = rows.column(path[0])
+    return pc.struct_field(column, path[1:]) if path[1:] else column
+
+
+def _binary(column: pa.Array, lists: bool) -> pa.LargeBinaryArray:
+    """Strings or bytes of any layout as large_binary; with `lists`, lists as JSON."""
+    kind = column.type
+    if lists and (pa.types.is_list(kind) or pa.types.is_large_list(kind)):
+        column.validate(full=True)
+        return _json(column.to_pylist())
+    if pa.types.is_dictionary(kind):
+        return _binary(column.dictionary, lists).take(column.indices)  # take checks the indices
+    if not is_text(kind):
+        raise CorruptInputError(f"the text column has type {kind}, not string or binary")
+    column = column.cast(pa.binary() if kind == pa.string() else pa.large_binary())
+    column.validate(full=True)
+    return column.cast(pa.large_binary())
+
+
+def _json(values: Sequence[Any]) -> pa.LargeBinaryArray:
+    """Lists and objects as JSON, None as null. Arrow adds every key of a struct's type, so null keys are those that the
+    writer left out. Bytes are text; those that are not UTF-8 stand in place of their value, so that it is rejected."""
+
+    def given(value: Any) -> Any:
+        match value:
+            case dict():
+                return {key: given(inner) for key, inner in value.items() if inner is not None}
+            case list() | tuple():
+                return [given(inner) for inner in value]
+            case bytes():  # msgspec would write them in base64
+                return value.decode()
+        return value
+
+    def encoded(value: Any) -> bytes | None:
+        try:
+            return None if value is None else msgspec.json.encode(given(value))
+        except UnicodeDecodeError as error:
+            return error.object
+
+    return pa.array(map(encoded, values), pa.large_binary())
+
+
+def read_table(
+    rows: Callable[[Piece, Choose, int], Iterator[Columns]],
+    kind: str,
+    piece: Piece,
+    record: RecordFormat,
+    keep: Keep,
+    batch_bytes: int,
+) -> Iterator[Records]:
+    """The records of a piece of a table. rows: reads some rows at a time, and gives the same at every reading; kind: of
+    the table, for messages.
+
+    The texts of conversations, or of a template's fields, are their JSON.
+    """
+    how = record.conversation
+    conversation, fields = isinstance(how, Conversation), [record.field]
+    if template := isinstance(how, Conversation) and how.fields:
+        fields = list(dict.fromkeys(field for _, field in fields_of(how.template) if field))
+    names = [*fields, *(column.field for column in keep)]
+
+    def choose(schema: pa.Schema) -> Chosen:
+        return Chosen(schema, names, conversation and not template)
+
+    for columns in _all_rows(lambda: rows(piece, choose, batch_bytes), kind, batch_bytes):
+        text, others = columns[0], columns[len(fields) :]
+        if template:
+            given = [pa.nulls(len(text)) if column is None else column for column in columns[1 : len(fields)]]
+            text = _json(pa.table([text, *given], fields).to_pylist())
+        yield column_records(text, others, keep, record.max_document)
+
+
+def _all_rows(read: Callable[[], Iterator[Columns]], kind: str, batch_bytes: int) -> Iterator[Columns]:
+    """The batches of `read`, joined up to `batch_bytes` of text. After an error that may be temporary, it reads again
+    and skips what was given already.
+
+    Any other exception becomes CorruptInputError after the last rows: the bytes are not what the library expects.
+    """
+    given, tries = 0, Tries()
+    waiting: list[Columns] = []
+    size, damage = 0, None
+    while True:
+        try:
+            for columns in islice(read(), given, None):
+                given += 1
+                if waiting and size + columns[0].nbytes > batch_bytes:
+                    yield _joined(waiting)
+                    waiting, size = [], 0
+                waiting.append(columns)
+                size += columns[0].nbytes
+        except Exception as error:
+            if tries.again(error):
+                continue
+            damage = error
+        break
+    if waiting:
+        yield _joined(waiting)
+    if isinstance(damage, CorruptInputError):
+        raise damage
+    if damage:
+        message = " ".join(str(damage).split())  # messages of libraries have line breaks
+        raise CorruptInputError(f"damaged {kind}: {message or type(damage).__name__}") from damage
+
+
+def _joined(parts: Sequence[Columns]) -> Columns:
+    """All rows of the parts; a single part is not copied."""
+    if len(parts) == 1:
+        return parts[0]
+    columns = zip(*parts, strict=True)
+    return [None if column[0] is None else pa.concat_arrays(column) for column in columns]
+
+
+def column_records(column: pa.Array, others: Columns, keep: Keep, limit: int) -> Records:
+    """The records of a large_binary or large_string array, with other columns of the same rows; nulls are rejects."""
+    lengths = np.asarray(pc.binary_length(column).fill_null(0), np.int64)
+    reasons = [np.asarray(column.is_null()), lengths == 0, lengths > limit]
+    status = np.select(reasons, [NULL, EMPTY, TOO_LONG], OK).astype(np.uint8)
+    if status.any():  # a filter copies the text
+        good = pa.array(status == OK)
+        column = column.filter(good)
+        others = [None if other is None else other.filter(good) for other in others]
+    _, offsets, data = column.buffers()
+    texts = pa.LargeStringArray.from_buffers(len(column), offsets, data, offset=column.offset)
+    kept = [
+        keep_column(pa.nulls(len(texts), TYPES[column.type]) if other is None else other, column.type)
+        for other, column in zip(others, keep, strict=True)
+    ]
+
+    def explain(row: int) -> str:
+        return f"more than {limit} bytes" if status[row] == TOO_LONG else ""
+
+    return Records(status, texts, explain, lengths, np.arange(len(status)), len(status), kept)

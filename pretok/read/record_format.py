@@ -1,0 +1,74 @@
+"""How to find the documents in records: the field, or what makes a document of several texts.
+
+Input: the recipe, and the tokenizer if it is known. Output: a `RecordFormat`, which is a part of the settings that the
+shards of a source are compared with.
+"""
+
+from __future__ import annotations
+
+import string
+from functools import lru_cache
+from typing import Any
+
+from msgspec import UNSET, UnsetType, field
+
+from pretok.base.records import Count, Record
+
+
+class Conversation(Record, frozen=True, kw_only=True):
+    """Messages through a chat template, or fields through a plain one.
+
+    fields: whether the template consists of `{field}`s; template: its source, "" until a tokenizer is known (then a
+    document is the contents alone); content_only: the same for fields; chat_template: its name in the recipe, "" for
+    the tokenizer's own; markers: name -> id of each added token that the template can write; variables: values that the
+    tokenizer gives the template, such as bos_token; learned: fields that are answers; the rest is as in the recipe.
+    """
+
+    fields: bool
+    template: str
+    content_only: bool = True
+    chat_template: str = ""
+    template_kwargs: dict[str, Any] = field(default_factory=dict)
+    tools: list[Any] = field(default_factory=list)
+    date: str = ""
+    learned: tuple[str, ...] = ()
+    markers: dict[str, Count] = field(default_factory=dict)
+    variables: dict[str, str] = field(default_factory=dict)
+
+
+class RecordFormat(Record, frozen=True):
+    """How to find documents.
+
+    field: name of the text field or column, such as `meta.text` inside `meta`; separator: the end of a document in a
+    plain text file, "" for one document per file; max_document: bytes of the longest text that is accepted, before
+    normalization; conversation: how the value of the field, or with "" the whole record, becomes text, if it is not
+    text itself.
+    """
+
+    field: str = "text"
+    separator: str = ""
+    max_document: Count = 256 << 20
+    conversation: Conversation | UnsetType = UNSET
+
+    @property
+    def max_line(self) -> int:
+        """Bytes of the longest line of JSON Lines that is parsed; a longer one is rejected as too long without parsing.
+        A text takes three times its bytes if all its letters are escaped; 1 MiB is for other fields."""
+        return 3 * self.max_document + (1 << 20)
+
+
+@lru_cache
+def fields_of(template: str) -> tuple[tuple[str, str], ...]:
+    """The pieces of a template of fields: (text, "") or ("", field). `{{` and `}}` are braces. Raises ValueError."""
+    pieces: list[tuple[str, str]] = []
+    for text, name, form, conversion in string.Formatter().parse(template):
+        if text:
+            pieces.append((text, ""))
+        if name is None:
+            continue
+        if not name or form or conversion:
+            raise ValueError(f"{{{name}}} names no field; write {{question}}, or {{{{ and }}}} for braces")
+        pieces.append(("", name))
+    if not any(name for _, name in pieces):
+        raise ValueError("it names no field; write them in braces, such as {question}")
+    return tuple(pieces)

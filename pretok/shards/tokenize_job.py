@@ -1,0 +1,322 @@
+"""tokenize: sources -> sealed shards with a manifest; every step resumes where it stopped.
+
+Input: a Recipe with a trained vocabulary. Output: SHARDS/manifest.json and what it describes.
+
+    plan      inputs -> partitions, kept in SHARDS/.state/NAME/plan.json so that a restart does the same work
+              (NAME.1 and so on for appends)
+    copies    if duplicates are looked for: find the copies in a pass before (`copies_job.py`)
+    tokenize  one task per partition (`task.py`), largest first
+    seal      merge the small files, write the manifest, remove the state of finished sources (`seal.py`)
+
+A source whose inputs and settings are those in the manifest is left alone; a changed one is refused.
+
+Appends are done in rounds: first all sources, then the first append of each, and so on; each round is sealed before the
+next begins. So a folder that is made at once has the same shards and history as one that grew.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from itertools import chain, zip_longest
+from pathlib import Path
+
+from pretok.base.console import Console
+from pretok.base.errors import MismatchError, PartitionsFailed
+from pretok.base.execute import Engine
+from pretok.base.failures import Failures, raise_failures
+from pretok.base.lock import hold
+from pretok.base.partition_tasks import run_partitions
+from pretok.base.storage import remove_leftovers
+from pretok.base.tasks import Step, open_step
+from pretok.base.tokens import token_dtype
+from pretok.base.units import listed, plural
+from pretok.chat.resolve import resolve
+from pretok.config import Recipe, located
+from pretok.config.changes import refuse_changes, shared_inputs
+from pretok.read.partition import stamped
+from pretok.read.recognise import list_inputs
+from pretok.read.record_format import RecordFormat
+from pretok.read.rejects import poor_sources
+from pretok.screen.benchmark import Benchmark, read_benchmark
+from pretok.screen.removed import read_removed, removed_path
+from pretok.screen.screening import Screening
+from pretok.shards.contamination import keep_benchmark, kept_benchmark
+from pretok.shards.copies_job import settle_copies
+from pretok.shards.inputs import SourcePlan, load_appends
+from pretok.shards.manifest import (
+    STATE,
+    UNCOUNTED,
+    Manifest,
+    SourceCounts,
+    TokenizerEntry,
+    add_counts,
+    has_manifest,
+    load_manifest,
+    unit_words,
+)
+from pretok.shards.partition_record import (
+    ENGINES,
+    load_record,
+    load_records,
+    software,
+)
+from pretok.shards.plan import plan_source
+from pretok.shards.seal import DonePlan, drop_finished, seal, sealed_manifest
+from pretok.shards.tokenize_task import (
+    TokenizeTask,
+    encoder_of,
+    tokenize_partition,
+)
+from pretok.tokenizer.vocabulary import TOKENIZER_FILE, Vocabulary, load_vocab
+
+
+def run_tokenize(recipe: Recipe, engine: Engine, console: Console) -> None:
+    """Complete SHARDS as the recipe says, as the only job that writes there.
+
+    Raises MismatchError, UsageError, FolderInUse, OutputError, Stopped; at the end PartitionsFailed, or InternalError
+    after a bug in pretok.
+    """
+    with located(recipe, "vocab", "path"):
+        vocab = load_vocab(recipe.vocab_dir, recipe.vocab.eod, recipe.vocab.bos)
+    benchmark = read_benchmark(recipe.shards.against) if recipe.shards.against else None
+    job = _Job(recipe, vocab, benchmark, engine, console)
+    with hold(job.shards, "tokenize"):
+        rounds = job.plan()
+        unsealed = [plans for plans in rounds if any(map(job.is_unsealed, plans))]
+        for plans in unsealed or [list(chain(*rounds))]:  # if all is sealed, one round says so
+            job.run(plans)
+
+
+@dataclass(frozen=True)
+class _Job:
+    """The state that all rounds share."""
+
+    recipe: Recipe
+    vocab: Vocabulary
+    benchmark: Benchmark | None
+    engine: Engine
+    console: Console
+    records: dict[str, RecordFormat] = field(default_factory=dict)
+    """Source -> how its records are read, with the chat template that `plan` has checked."""
+
+    @property
+    def shards(self) -> Path:
+        """The folder that is made."""
+        return self.recipe.shards_dir
+
+    @property
+    def state(self) -> Path:
+        """Its folder of unfinished work."""
+        return self.shards / STATE
+
+    @property
+    def config(self) -> dict[str, object]:
+        """The settings that all sources share. To change one takes another output folder."""
+        settings = self.recipe.shards
+        reject = settings.reject_contaminated
+        return {
+            **{name: software()[name] for name in ENGINES},
+            "tokenizer": self.vocab.fingerprint,
+            "eod_id": self.vocab.eod_id,
+            "bos_id": self.vocab.bos_id,
+            "normalize": self.recipe.normalize.model_dump(),
+            "val_fraction": str(settings.val_fraction),
+            "val_seed": settings.seed,
+            "benchmark": self.benchmark.fingerprint if self.benchmark else None,
+            "reject_contaminated": None if reject is None else str(reject),
+            "duplicates": None if settings.duplicates == "keep" else settings.duplicates,
+        }
+
+    @property
+    def tokenizer(self) -> TokenizerEntry:
+        """The tokenizer of all shards."""
+        vocab = self.vocab
+        dtype = token_dtype(vocab.size).name
+        return TokenizerEntry(vocab.fingerprint, vocab.size, vocab.eod_id, dtype, vocab.bos_id)
+
+    def is_unsealed(self, plan: SourcePlan) -> bool:
+        """Whether a plan is not sealed yet: until then it has a state folder."""
+        return (self.state / plan.unit).exists()
+
+    def plan(self) -> list[list[SourcePlan]]:
+        """The plans of each round: those of the sources, then those of the first append of each, and so on."""
+        sealed = {}
+        if old := sealed_manifest(self.shards):
+            # A kill during the last seal may have left state, which `is_unsealed` would take for unfinished.
+            drop_finished(self.state, old)
+            known = old.sources.keys() & self.recipe.sources.keys()
+            if not known:
+                raise MismatchError(
+                    f"{self.shards} holds shards of {', '.join(old.sources)}, and this command names "
+                    f"{', '.join(self.recipe.sources)}: use another --out folder or, to add to these shards, also name "
+                    "their sources"
+                )
+            refuse_changes("the shards", self.shards, old.config, self.config)
+            sealed = {name: load_appends(old, name) for name in sorted(known)}
+        itemsize, size = token_dtype(self.vocab.size).itemsize, self.recipe.shards.size
+        plans, listed = [], {}
+        with self.engine.stop.raising():
+            for name, source in self.recipe.sources.items():
+                with located(self.recipe, "sources", name, "inputs"):
+                    listed[name] = [list_inputs(globs, source.format) for globs in source.inputs_by_append]
+            for text in chain(*(one.notices for one in chain(*listed.values())), shared_inputs(listed)):
+                self.console.notice(text)
+            for name, source in self.recipe.sources.items():
+                before = sealed.get(name, ())
+                with located(self.recipe, "sources", name, "inputs"):
+                    self.records[name] = resolve(source.record, self.vocab, name, source.limits)
+                    plans.append(
+                        plan_source(
+                            name,
+                            source,
+                            listed[name],
+                            self.records[name],
+                            self.config,
+                            size,
+                            itemsize,
+                            self.state,
+                            before,
+                            self.console,
+                        )
+                    )
+        return [[one for one in parts if one] for parts in zip_longest(*plans)]
+
+    def run(self, plans: list[SourcePlan]) -> None:
+        """Tokenize and seal the plans of a round that are not sealed yet."""
+        unsealed = [plan for plan in plans if self.is_unsealed(plan)]
+        tasks = self._tasks(unsealed)
+        done = [load_record(task.state(".json")) for task in tasks]
+        todo = [task for task, record in zip(tasks, done, strict=True) if record is None]
+        failures: Failures = []
+        if todo and self.benchmark:
+            keep_benchmark(self.shards, self.state, self.benchmark, self.console)
+        if todo and self.recipe.shards.duplicates != "keep":
+            with open_step("look for copies", self.engine, self.console) as step:
+                # Before the first shard is written, as the first of two equal texts may be in the last
+                # partition. It gets all tasks: what was decided for those that are done stays.
+                failures = settle_copies(tasks, sealed_manifest(self.shards), step)
+        with open_step("tokenize", self.engine, self.console) as step:
+            failed = {name for name, _ in failures}  # not tried again in this run
+            if todo := [task for task in todo if task.partition.name not in failed]:
+                before = Counter[str]()
+                for record in filter(None, done):
+                    before.update(record.counts)
+                self._encode(tasks, todo, before, step, failures)
+            elif not failures:
+                finished = ", ".join(unit_words(plan.unit) for plan in plans)
+                self.console.notice(f"nothing to do: the shards of {finished} are finished")
+            self._seal(unsealed, failures)
+
+    def _tasks(self, plans: list[SourcePlan]) -> list[TokenizeTask]:
+        """The tasks of all partitions of the plans. Copies the tokenizer to where workers read it."""
+        recipe, vocab = self.recipe, self.vocab
+        old = sealed_manifest(self.shards)
+        tokenizer = self.shards / TOKENIZER_FILE
+        # Once a manifest lists the tokenizer, the file stays as it is.
+        if not old or not tokenizer.exists():
+            vocab.copy_to(tokenizer)
+        screening = Screening(
+            benchmark=kept_benchmark(self.state).absolute() if self.benchmark else None,
+            fingerprint=self.benchmark.fingerprint if self.benchmark else "",
+            reject=recipe.shards.reject_contaminated,
+            duplicates=recipe.shards.duplicates,
+            removed=self._removed(old) if self.state.exists() else (),
+        )
+        return [
+            TokenizeTask(
+                partition=stamped(partition, plan.stamps),
+                shards_dir=self.shards.absolute(),
+                state_dir=(self.state / plan.unit).absolute(),
+                record=self.records[plan.name],
+                limits=recipe.sources[plan.name].limits,
+                keep=plan.kept,
+                screening=screening,
+                normalization=recipe.normalize.function,
+                tokenizer=self.tokenizer,
+                target=plan.settings["target"],
+                val_fraction=recipe.shards.val_fraction,
+                val_seed=recipe.shards.seed,
+                software=software(),
+            )
+            for plan in plans
+            for partition in plan.partitions
+        ]
+
+    def _removed(self, old: Manifest | None) -> tuple[Path, ...]:
+        """The lists of removed texts: that of these shards and that of the recipe. Raises IntegrityError if one is
+        damaged."""
+        if old:
+            old.check(removed_path(old.folder))
+        own, named = removed_path(self.shards), self.recipe.shards.removed
+        lists = [path for path in (own if own.exists() else None, named) if path is not None]
+        read_removed(lists)
+        return tuple(path.absolute() for path in lists)
+
+    def _encode(
+        self,
+        tasks: list[TokenizeTask],
+        todo: list[TokenizeTask],
+        before: Counter[str],
+        step: Step,
+        failures: Failures,
+    ) -> None:
+        """Let workers tokenize the partitions `todo`; adds those that fail to `failures`. before: counts of earlier
+        runs."""
+        vocab = self.vocab
+        if self.recipe.vocab.path is not None or vocab.bos_id is not None:
+            eod, bos = (
+                i if i is None else f"{vocab.tokens[i]!r} (id {i})" for i in (vocab.eod_id, vocab.bos_id)
+            )
+            begins = "no token before it" if bos is None else f"BOS {bos}"
+            self.console.notice(
+                f"{vocab.path}: EOD {eod}, {begins}; to change them, set eod and bos under [vocab]"
+            )
+        self.engine.choose(sum(task.partition.estimate for task in todo))
+        self.engine.warm(len(todo), encoder_of, todo[0])  # meanwhile this process loads it too
+        if slow := encoder_of(todo[0]).notice:
+            self.console.notice(slow)
+        for _ in run_partitions(tokenize_partition, tasks, todo, "to tokenize", before, step, failures):
+            pass
+        # No task runs any more, so what is unfinished was left by workers that were killed.
+        remove_leftovers(self.shards)
+
+    def _seal(self, plans: list[SourcePlan], failures: Failures) -> None:
+        """Seal the plans that are done, and raise an error for partitions that failed, damaged files and sources with
+        too few documents.
+
+        A source without documents is not sealed, so that its inputs and settings can still be changed.
+        """
+        full, empty = list[DonePlan](), dict[str, SourceCounts]()
+        for plan in plans:
+            records = load_records(self.state / plan.unit, plan)
+            # A source is sealed whole: the manifest would not show that a part is missing.
+            if len(records) < len(plan.partitions):
+                continue
+            if plan.append or any(record.shards for record in records.values()):
+                full.append((plan, records))
+            else:
+                empty[plan.name] = add_counts([UNCOUNTED, *(record.found for record in records.values())])
+        if full:
+            manifest = seal(self.shards, self.state, full, self.config, self.tokenizer)
+            _report_encoded_again(manifest, {plan.name for plan, _ in full}, self.console)
+        raise_failures(failures, self.console.log)
+        sealed = load_manifest(self.shards).sources if has_manifest(self.shards) else {}
+        share, problems = self.recipe.shards.max_reject_share, list[str]()
+        for sources, folder in ((sealed, self.shards / "rejects"), (empty, self.state)):
+            counts = {
+                name: (one.read, one.rejected) for name, one in sources.items() if name in self.recipe.sources
+            }
+            problems += poor_sources(share, counts, f"see {folder}")
+        if problems:
+            raise PartitionsFailed("\n".join(problems))
+
+
+def _report_encoded_again(manifest: Manifest, names: set[str], console: Console) -> None:
+    """Name the partitions of these sources that `tokenizers` encoded because the sample differed."""
+    if again := [text for name in sorted(names) for text in manifest.sources[name].encoded_again]:
+        console.notice(
+            f"the fast engine gave a document other ids than tokenizers in {plural(len(again), 'partition')}; "
+            "tokenizers encoded these as a whole, so their ids are right. Please report the first document of each:\n  "
+            + listed(again, 20, "\n  ")
+        )

@@ -1,0 +1,310 @@
+"""One partition -> sealed shards and a record: the task that a worker runs.
+
+    read    the partition -> batches of documents, screened
+    encode  batches -> token ids of the documents of each split, a sample of them again (`encode.py`)
+    write   ids, ledger rows and rejects -> files under temporary names (`writer.py`)
+    seal    rename the files, then write the record of the partition (`record.py`)
+
+A partition gives one train shard, or several if an input that cannot be cut fills more than one. In the state folder it
+leaves a small validation shard, its rejects and its record. The bytes depend on the task alone, so a task that runs
+twice writes the same. If `tokenizers` encodes a document of the sample differently, the whole partition is written
+again with `tokenizers`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from fractions import Fraction
+from math import ceil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from pretok.base.console import Counts
+from pretok.base.errors import MismatchError, PartitionsFailed
+from pretok.base.execute import Report
+from pretok.base.failures import SHOWN
+from pretok.base.records import replace, to_json
+from pretok.base.storage import atomic_open, write_bytes, write_json
+from pretok.base.units import listed
+from pretok.chat.limits import LIMITS, TemplateLimits
+from pretok.chat.read_documents import read_documents
+from pretok.kernels.compile import load_registries
+from pretok.read.batches import TextBatch, buffers
+from pretok.read.kept import KeptColumn
+from pretok.read.normalize import Normalization
+from pretok.read.partition import Partition
+from pretok.read.readers import Damage
+from pretok.read.record_format import Conversation, RecordFormat
+from pretok.screen.benchmark import ItemCount
+from pretok.screen.screening import Screen, Screening
+from pretok.shards.encode import Differs, EncodedSplit, JoinedBatches, Sample, encode_splits, group
+from pretok.shards.inputs import PieceCounts
+from pretok.shards.ledger import ledger_rows, schema_with
+from pretok.shards.manifest import UNCOUNTED, SideFile, SourceCounts, TokenizerEntry, unit_words
+from pretok.shards.partition_record import PartitionRecord, refuse_other_software
+from pretok.shards.shard_file import LEDGER_SUFFIX, Shard
+from pretok.shards.writer import ShardWriter
+from pretok.tokenizer.encoder import Encoder, load_libraries
+from pretok.tokenizer.vocabulary import TOKENIZER_FILE, load_vocab
+
+HASHES, COPIES = f".hashes{LEDGER_SUFFIX}", ".copies.parquet"
+"""Files of a partition in the state folder if copies are looked for: the hashes of its documents, and which of them are
+copies."""
+REJECTS = ".rejects.jsonl"
+"""The file of a partition with its rejects, by piece and number in the piece."""
+CHANGED = ".changed"
+"""A file that the partition leaves in the state folder if an input that was cut changed: nothing of its source counts,
+as other partitions may have read the input as it was before (`plan_source`)."""
+REPAIR = "repair each damaged file or replace it by what can be read of it (an empty file will do)"
+ROLL_OVER = Fraction(5, 4)
+"""A shard is full at this multiple of its target size, so that a partition a little over target gives one shard."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizeTask:
+    """Everything that decides the bytes of a partition's shards. target: bytes of tokens a shard should hold;
+    tokenizer: the entry of the manifest that the copy next to the shards must match; software: versions that the worker
+    must have."""
+
+    partition: Partition
+    shards_dir: Path
+    state_dir: Path
+    record: RecordFormat
+    keep: tuple[KeptColumn, ...]
+    screening: Screening
+    normalization: Normalization
+    tokenizer: TokenizerEntry
+    target: int
+    val_fraction: Fraction
+    val_seed: int
+    software: dict[str, str]
+    limits: TemplateLimits = LIMITS
+
+    def state(self, suffix: str) -> Path:
+        """Path of a file of the partition in the state folder."""
+        return self.state_dir / f"{self.partition.name}{suffix}"
+
+
+_loaded: dict[tuple[TokenizerEntry, tuple[str, ...]], Encoder] = {}
+"""The encoders of this process: loading one takes a second, and its word cache starts cold. The key is what it encodes
+and not its path, as each job has a copy next to its shards. A second one may be for conversations."""
+
+
+def preload() -> None:
+    """Load the libraries that all workers need; see `pretok.base.pool`."""
+    load_libraries()
+    load_registries()
+
+
+def encoder_of(task: TokenizeTask, _report: Report | None = None) -> Encoder:
+    """The encoder for a task, loaded unless this process has it.
+
+    Raises MismatchError if the file was replaced since the job began.
+    """
+    how = task.record.conversation
+    markers = tuple(how.markers) if isinstance(how, Conversation) else ()
+    key = task.tokenizer, markers
+    if key not in _loaded:
+        vocab = load_vocab(task.shards_dir / TOKENIZER_FILE, task.tokenizer.eod_id, task.tokenizer.bos_id)
+        if vocab.fingerprint != task.tokenizer.fingerprint:
+            raise MismatchError(
+                f"{vocab.path} has the fingerprint {vocab.fingerprint}, but the shards are made with "
+                f"{task.tokenizer.fingerprint}: it was replaced while the job ran; run the same command again"
+            )
+        if len(_loaded) > 1:
+            _loaded.clear()
+        _loaded[key] = Encoder(vocab.with_special(markers))
+    return _loaded[key]
+
+
+def tokenize_partition(task: TokenizeTask, report: Report) -> None:
+    """Encode a partition and seal its shards.
+
+    Calls `report` with the increments of documents, tokens, bytes and rejected. Raises MismatchError for other
+    software or another tokenizer than the job's, PartitionsFailed for a damaged input.
+    """
+    refuse_other_software(task.software)
+    encoder = encoder_of(task)
+    try:
+        _tokenize(task, encoder, report)
+    except Differs as error:  # if `tokenizers` differs from itself, that is a bug and raised as one
+        file = task.partition.pieces[error.piece].file.path
+        _tokenize(task, encoder.exact, report, (f"{task.partition.name}: {file}, hash {error.digest}",))
+
+
+def _tokenize(
+    task: TokenizeTask, encoder: Encoder, report: Report, encoded_again: tuple[str, ...] = ()
+) -> None:
+    """Read, encode, write and seal. encoded_again: for the manifest. Raises Differs."""
+    screen = Screen(task.screening, task.state(COPIES))
+    sample = Sample(encoder)
+    with PartitionWriter(task) as writer:
+        for joined in group(map(screen, read_whole(task)), writer.is_full):
+            encoded, refused = encode_splits(joined, encoder, task.val_fraction, task.val_seed)
+            sample.add(joined, encoded, refused)
+            report(writer.add(joined, encoded, refused))
+            if writer.is_full(0):
+                sample.finish_shard()
+                writer.seal_shard("train")
+        sample.finish_shard()
+        compared = replace(UNCOUNTED, compared=sample.compared, encoded_again=encoded_again)
+        record = writer.seal(compared, screen.take())
+    # The record is written when all files have their final names: it makes them count.
+    write_json(task.state(".json"), to_json(record))
+
+
+def read_whole(task: TokenizeTask) -> Iterator[TextBatch]:
+    """The batches of documents of a partition. Raises PartitionsFailed after the last one if inputs could not be read
+    to their end: the error names all of them, and the partition is done again from its beginning."""
+    damaged, advice = list[str](), dict[str, None]()
+    for batch in read_documents(task.partition, task.record, task.normalization, task.keep, task.limits):
+        if isinstance(batch, Damage):
+            piece = task.partition.pieces[batch.piece]
+            damaged.append(f"{piece.file.path}: {batch.error}")
+            if batch.changed and piece.is_part:
+                write_bytes(task.state(CHANGED), b"")
+                advice[
+                    f"all of {unit_words(task.state_dir.name)} starts again, as the file was read in parts"
+                ] = None
+            else:
+                advice["it is read again as it is then" if batch.changed else REPAIR] = None
+        else:
+            yield batch
+            del batch  # frees it before the next one is read
+    if damaged:
+        # The input may have had other documents when they were hashed, so copies are looked for again. In this
+        # order: a kill in between leaves copies without hashes, which do not count (`settle_copies`).
+        for suffix in (HASHES, COPIES):
+            task.state(suffix).unlink(missing_ok=True)
+        raise PartitionsFailed("; ".join((listed(damaged, SHOWN, "; "), *advice)))
+
+
+class PartitionWriter:
+    """Writes the documents of a partition to shards of train and validation, and its rejects next to them.
+
+    Leaving the context without `seal` removes the temporary files.
+    """
+
+    def __init__(self, task: TokenizeTask) -> None:
+        self.task = task
+        self._dtype = np.dtype(task.tokenizer.dtype)
+        self._most_tokens = ceil(task.target * ROLL_OVER / self._dtype.itemsize)  # of a train shard
+        pieces = task.partition.pieces
+        self._files = pa.array([piece.file.path for piece in pieces], pa.string())
+        self._origins = np.array([piece.origin for piece in pieces], np.int64)
+        self._schema = schema_with([*task.keep, *task.screening.columns])
+        self._stack = ExitStack()
+        self._writers: dict[str, ShardWriter] = {}
+        rejects = atomic_open(task.state(REJECTS), "w")
+        self._rejects = self._stack.enter_context(rejects)
+        self._shards: list[Shard] = []
+        self._side_files: list[SideFile] = []
+        self._read, self._refused, self._lines = (Counter[int]() for _ in range(3))  # by piece
+        self._rejected, self._mismatches, self._counts = (Counter[str]() for _ in range(3))
+
+    def __enter__(self) -> PartitionWriter:
+        return self
+
+    def __exit__(self, *exc: Any) -> None:
+        self._stack.__exit__(*exc)  # with an exception, files that are not sealed are removed
+
+    def is_full(self, more: int) -> bool:
+        """Whether `more` tokens would fill the train shard."""
+        tokens = self._writers["train"].tokens if "train" in self._writers else 0
+        return tokens + more >= self._most_tokens
+
+    def add(
+        self, joined: JoinedBatches, encoded: list[EncodedSplit], refused: list[tuple[int, str]]
+    ) -> Counts:
+        """Write encoded batches; the increments for `report`. refused: documents that cannot be encoded, and why."""
+        rejects = [
+            {"piece": batch.piece, **reject}
+            for batch in joined.batches
+            for reject in batch.rejects.to_pylist()
+        ]
+        for row, reason in refused:
+            place = {"piece": int(joined.pieces[row]), "record": int(joined.numbers[row])}
+            rejects.append({**place, "reason": "unencodable", "detail": reason})
+        self._reject(sorted(rejects, key=lambda reject: (reject["piece"], reject["record"])))
+        for batch in joined.batches:
+            self._read[batch.piece] += batch.records
+            self._lines[batch.piece] = batch.end
+        for split in encoded:
+            self._write(joined, split)
+        size = sum(int(split.sizes.sum()) for split in encoded)
+        refused_size = sum(batch.refused for batch in joined.batches) + len(buffers(joined.texts)[0]) - size
+        counts = {
+            "documents": sum(len(split.rows) for split in encoded),
+            "tokens": sum(len(split.tokens) for split in encoded),
+            "bytes": size,
+            "refused bytes": refused_size,
+            "rejected": len(rejects),
+        }
+        self._counts.update(counts)
+        return counts
+
+    def _reject(self, rejects: list[dict[str, Any]]) -> None:
+        """List rejected records."""
+        for reject in rejects:
+            self._refused[reject["piece"]] += 1
+            self._rejected[reject["reason"]] += 1
+            self._rejects.write(json.dumps(reject, ensure_ascii=False) + "\n")
+
+    def _write(self, joined: JoinedBatches, encoded: EncodedSplit) -> None:
+        """Add documents to the shard of their split."""
+        rows, split = encoded.rows, encoded.split
+        for column, wrong in zip(self.task.keep, joined.mismatches, strict=True):
+            self._mismatches[column.name] += int(wrong[rows].sum())
+        pieces = joined.pieces[rows]
+        described = ledger_rows(
+            self._files.take(pa.array(pieces)),
+            self._origins[pieces, 0],
+            self._origins[pieces, 1] + joined.numbers[rows],
+            encoded.lengths,
+            encoded.sizes,
+            encoded.hashes,
+            [column.take(pa.array(rows)) for column in joined.kept],
+            self._schema,
+        )
+        if split not in self._writers:  # most partitions have few or no documents for validation
+            name, number = self.task.partition.name, len(self._shards)
+            train = (
+                self.task.shards_dir / self.task.partition.source / (f"{name}-{number}" if number else name)
+            )
+            prefix = train if split == "train" else self.task.state(".val")
+            writer = ShardWriter(prefix, self._dtype, self._schema)
+            self._writers[split] = self._stack.enter_context(writer)
+        self._writers[split].append(encoded.tokens, encoded.lengths, encoded.kinds, described)
+
+    def seal_shard(self, split: str) -> None:
+        """Seal the shard of a split, if there is one."""
+        if writer := self._writers.pop(split, None):
+            shard, files = writer.seal(self.task.partition.source, split)
+            self._shards.append(shard)
+            self._side_files += files if split == "train" else ()
+
+    def seal(self, compared: SourceCounts, contaminated: tuple[ItemCount, ...]) -> PartitionRecord:
+        """Seal the shards, then the rejects. compared: with the counts of the sample."""
+        self.seal_shard("train")
+        self.seal_shard("val")
+        self._stack.close()
+        pieces = tuple(
+            PieceCounts(self._read[n], self._refused[n], self._lines[n]) for n in range(len(self._files))
+        )
+        return PartitionRecord(
+            found=replace(
+                compared, read=self._read.total(), rejected=self._rejected, mismatches=+self._mismatches
+            ),
+            shards=tuple(self._shards),
+            side_files=tuple(self._side_files),
+            pieces=pieces,
+            counts=self._counts,
+            contaminated=contaminated,
+        )

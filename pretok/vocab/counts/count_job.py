@@ -1,0 +1,295 @@
+"""count: sources -> exact counts of every word, kept for any number of vocabularies.
+
+Input: a Recipe. Output: COUNTS/counts.json, written last, and the files it describes:
+
+    bucket-00.parquet ... bucket-63.parquet   the words of one bucket, a row group per source
+    heldout.parquet                           some held-out texts, a row group per source, for comparing tokenizers
+
+Vocabularies of any size and for any mix are trained from these files without reading text again, and counts of
+several corpora are added up bucket by bucket. Work in progress is in COUNTS/.state; a restart skips finished files.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import chain
+from pathlib import Path
+from typing import NamedTuple
+
+from pretok.base.console import Console
+from pretok.base.errors import PartitionsFailed, UsageError
+from pretok.base.execute import Engine
+from pretok.base.failures import Failure, Failures, raise_failures
+from pretok.base.lock import hold
+from pretok.base.partition_tasks import run_partitions
+from pretok.base.reads import map_reads
+from pretok.base.records import read_record, replace, to_json
+from pretok.base.storage import atomic_open, checksum, read_json, write_json
+from pretok.base.tasks import Step, open_step
+from pretok.config import Recipe, located
+from pretok.config.changes import SourceInputs, refuse_changes, shared_inputs
+from pretok.kernels.unicode import FILE as UNICODE_FILE
+from pretok.read.files import stamps_of
+from pretok.read.partition import plan, shard_bytes, stamped
+from pretok.read.probe import probe_inputs
+from pretok.read.recognise import Listing, list_inputs
+from pretok.read.rejects import poor_sources
+from pretok.vocab.counts.buckets import BUCKETS, concatenate, read_group, write_groups
+from pretok.vocab.counts.count_task import (
+    Counted,
+    CountTask,
+    Groups,
+    ReduceTask,
+    count_partition,
+    load_counted,
+    reduce_buckets,
+)
+from pretok.vocab.counts.counts_file import (
+    FILE_NAME,
+    HELDOUT_FILE,
+    CorpusCounts,
+    CountConfig,
+    CountRecord,
+    load_counts,
+    write_counts,
+)
+
+STATE = ".state"
+TOKEN_BYTES = 2
+"""Bytes per token assumed when text is split into partitions, so that these are those of tokenization."""
+HELDOUT_TEXT = 4 << 20
+"""Bytes of held-out text kept of each source."""
+
+
+def refuse_partial(what: str, failed: Sequence[Failure], stale: str) -> None:
+    """Raises PartitionsFailed if inputs were read only in part. stale: folders to delete once they are fixed."""
+    if failed:
+        names = "\n  ".join(f"{failure.file}: {failure.error}" for failure in failed)
+        raise PartitionsFailed(
+            f"{what}, but these inputs were read only in part:\n  {names}\n"
+            f"fix the files, delete {stale} and run the same command again to count all of them"
+        )
+
+
+class Part(NamedTuple):
+    """Counts of a source that are added up: those of a partition, or of a source of other counts."""
+
+    record: CountRecord
+    words: list[Groups]
+    """Of each bucket."""
+    texts: Groups
+    """The held-out texts."""
+
+
+def run_count(
+    recipe: Recipe,
+    engine: Engine,
+    console: Console,
+    config: CountConfig | None = None,
+) -> CorpusCounts:
+    """Count the words of the recipe's sources, or return the counts that are there.
+
+    config: from `count_config`, if the caller has listed the inputs already. An input that is damaged is counted up to
+    the damage and listed under `failed`. Raises MismatchError if the counts that are there are of other inputs or
+    settings, PartitionsFailed if a partition could not be counted or a source gave too little, and FolderInUse while
+    another job counts there.
+    """
+    folder = recipe.counts_dir
+    if config is None:
+        config = count_config(recipe, engine, console)
+    with open_step("count", engine, console) as step, _claim(folder, config) as done:
+        if done:
+            return _enough(done, recipe)
+        with engine.stop.raising():
+            tasks = {name: _tasks(name, config, recipe, folder / STATE, console) for name in recipe.sources}
+        return _enough(_merge(folder, config, _count(tasks, step), step), recipe)
+
+
+def _enough(counts: CorpusCounts, recipe: Recipe) -> CorpusCounts:
+    """The counts. Raises PartitionsFailed if a source has no document or too many rejects."""
+    sources = {name: (record.read, record.rejected) for name, record in counts.records.items()}
+    if complaints := poor_sources(
+        recipe.shards.max_reject_share, sources, f"the counts are in {counts.folder}; delete it to count anew"
+    ):
+        failed = (f"{failure.file}: {failure.error}" for failure in counts.failed)
+        raise PartitionsFailed("\n  ".join([*complaints, *failed]))
+    return counts
+
+
+def add_counts(parts: list[CorpusCounts], folder: Path, engine: Engine, console: Console) -> CorpusCounts:
+    """Add up counts of several corpora into `folder`, or return the sum that is there. Sources of one name become one.
+
+    Raises UsageError if the same counts are named twice; MismatchError if settings differ, or if `folder` holds other
+    counts, finished or not.
+    """
+    settings = [replace(part.config, inputs={}, added={}, leaves=()) for part in parts]
+    for part, other in zip(parts[1:], settings[1:], strict=True):
+        refuse_changes("the counts", part.folder, to_json(other), to_json(settings[0]))
+    added = {str(part.folder): part.fingerprint for part in parts}
+    held = dict[str, int]()  # fingerprint of counts that are no sum -> number of the part that has them
+    for number, part in enumerate(parts):
+        for leaf in part.leaves:
+            if (first := held.setdefault(leaf, number)) != number:
+                raise UsageError(
+                    f"{parts[first].folder} and {part.folder} hold the same counts, which would be added twice"
+                )
+    config = replace(settings[0], added=added, leaves=tuple(sorted(held)))
+    with open_step("count", engine, console) as step, _claim(folder, config) as done:
+        if done:
+            return done
+        engine.choose(sum(path.stat().st_size for part in parts for path in part.buckets))
+        for part in parts:
+            part.check()
+        names = sorted({name for part in parts for name in part.sources})
+        return _merge(folder, config, {name: _parts_of(parts, name) for name in names}, step)
+
+
+def _parts_of(counts: list[CorpusCounts], name: str) -> list[Part]:
+    """The counts of a source in all counts that have it."""
+    found = []
+    for one in counts:
+        if name in one.sources:
+            group = [one.sources.index(name)]
+            words: list[Groups] = [(path, group) for path in one.buckets]
+            found.append(Part(one.records[name], words, (one.heldout_path, group)))
+    return found
+
+
+@contextmanager
+def _claim(folder: Path, config: CountConfig) -> Iterator[CorpusCounts | None]:
+    """Reserve `folder` for the counts that `config` describes; gives those that are there, or None to make them.
+
+    Raises MismatchError that names the differences if it holds other counts, finished or begun.
+    """
+    if done := _finished(folder, config):  # without a lock, as the folder may be read-only
+        shutil.rmtree(folder / STATE, ignore_errors=True)  # a kill may have left a part of it
+        yield done
+        return
+    with hold(folder, "count"):
+        done = _finished(folder, config)  # another job may have finished it a moment ago
+        begun = folder / STATE / FILE_NAME
+        buckets = list(folder.glob("bucket-*.parquet"))
+        old = read_record(CountConfig, read_json(begun), begun) if begun.exists() else None
+        # A job that counted nothing, say for a wrong field, binds nothing.
+        if done is None and old and (old.added or buckets or any((folder / STATE).glob("*.parquet"))):
+            refuse_changes("the counts", folder, to_json(old), to_json(config))
+        elif done is None:
+            for path in buckets:  # buckets without a state may be of anything
+                path.unlink()
+            write_json(begun, to_json(config))
+        yield done
+
+
+def _finished(folder: Path, config: CountConfig) -> CorpusCounts | None:
+    """The finished counts in `folder`, None if there are none. Raises MismatchError if they are others."""
+    if not (folder / FILE_NAME).exists():
+        return None
+    done = load_counts(folder)
+    refuse_changes("the counts", folder, to_json(done.config), to_json(config))
+    return done
+
+
+def count_config(recipe: Recipe, engine: Engine, console: Console) -> CountConfig:
+    """Everything that decides the counts: the settings, and every input with its size and identity.
+
+    Raises PartitionsFailed if an input cannot be read, since counts without it would not be those of this config.
+    """
+    listed: dict[str, Listing] = {}
+    with engine.stop.raising():
+        for name, source in recipe.sources.items():
+            with located(recipe, "sources", name, "inputs"):
+                listed[name] = list_inputs(source.inputs, source.format)
+    shared = shared_inputs({name: [listing] for name, listing in listed.items()})
+    for text in chain(*(listing.notices for listing in listed.values()), shared):
+        console.notice(text)
+    every = (file for listing in listed.values() for file in listing.files)
+    if missing := [f"{file.path}: {file.identity}" for file in every if file.format == "unreadable"]:
+        raise PartitionsFailed(
+            "\n  ".join(["nothing was counted, as these inputs cannot be read:", *missing])
+        )
+    return CountConfig(
+        pattern=recipe.vocab.pattern,
+        unicode=UNICODE_FILE.read_text(encoding="ascii").splitlines()[0],
+        normalize=recipe.normalize.function,
+        sample=str(recipe.vocab.sample),
+        holdout=str(recipe.vocab.holdout),
+        seed=recipe.vocab.seed,
+        inputs={
+            name: SourceInputs(**to_json(recipe.sources[name].record), files=tuple(listing.files))
+            for name, listing in listed.items()
+        },
+    )
+
+
+def _tasks(name: str, config: CountConfig, recipe: Recipe, state: Path, console: Console) -> list[CountTask]:
+    """The tasks that count a source, one per partition."""
+    source, inputs = recipe.sources[name], config.inputs[name].files
+    stamps = stamps_of(inputs)
+    probes = probe_inputs(inputs, *source.probed, console=console)
+    partitions = plan(name, probes, shard_bytes(probes, TOKEN_BYTES), TOKEN_BYTES)
+    settings = replace(config, inputs={})
+    return [
+        CountTask(
+            stamped(partition, stamps),
+            state.absolute(),
+            source.record,
+            settings,
+            HELDOUT_TEXT // len(partitions),
+        )
+        for partition in partitions
+    ]
+
+
+def _count(tasks: dict[str, list[CountTask]], step: Step) -> dict[str, list[Part]]:
+    """Run the count tasks that are not done; the parts of each source."""
+    every = [task for parts in tasks.values() for task in parts]
+    counted = [task for task in every if task.path.exists()]
+    done, before = dict[Path, Counted](), Counter[str]()
+    for task, one in zip(counted, map_reads(lambda task: load_counted(task.path), counted), strict=True):
+        done[task.path] = one
+        before.update(one.record.counts())
+    left = [task for task in every if task.path not in done]
+    failures: Failures = []
+    for task, one in run_partitions(count_partition, every, left, "to count", before, step, failures):
+        done[task.path] = one
+    raise_failures(failures, step.console.log)
+    return {name: [_part(task.path, done[task.path]) for task in parts] for name, parts in tasks.items()}
+
+
+def _part(path: Path, counted: Counted) -> Part:
+    """A counted partition. path: of its file."""
+    texts = counted.runs * BUCKETS
+    return Part(counted.record, [(path, range(k, texts, BUCKETS)) for k in range(BUCKETS)], (path, [texts]))
+
+
+def _merge(folder: Path, config: CountConfig, sources: dict[str, list[Part]], step: Step) -> CorpusCounts:
+    """Add up the parts of each source, bucket by bucket, write counts.json and delete the state."""
+    reductions = [
+        ReduceTask(
+            folder / f"bucket-{k:02d}.parquet",
+            {name: [part.words[k] for part in parts] for name, parts in sources.items()},
+        )
+        for k in range(BUCKETS)
+    ]
+    share = max(1, BUCKETS // (4 * step.engine.parallel))  # Ray takes 4 ms for a task, a small bucket 15
+    groups = [reductions[k : k + share] for k in range(0, BUCKETS, share)]
+    for _ in step.map(
+        reduce_buckets, groups, "bucket group", lambda group: group[0].path.name, folder=folder
+    ):
+        pass
+    records = {name: CountRecord() for name in sources}
+    for name, parts in sources.items():
+        for part in parts:
+            records[name].add(part.record)
+    heldout = folder / HELDOUT_FILE
+    texts = ([read_group(path, *groups) for _, _, (path, groups) in parts] for parts in sources.values())
+    with atomic_open(heldout) as file:
+        write_groups(file, map(concatenate, texts))
+    paths = [*(task.path for task in reductions), heldout]
+    counts = write_counts(folder, records, {path.name: checksum(path) for path in paths}, config)
+    # Last: until counts.json is written, the state is all that is done.
+    shutil.rmtree(folder / STATE, ignore_errors=True)
+    return counts

@@ -14,7 +14,7 @@ from typing import Any
 
 from benchmarks.inputs import Inputs
 from benchmarks.measure import Row, Table, fresh, in_turns, timed
-from pretok.base.console import SILENT, Console
+from pretok.base.console import NO_CONSOLE, Console
 from pretok.base.execute import Engine
 from pretok.base.stop import StopFlag
 from pretok.config import Recipe, make_recipe
@@ -54,12 +54,12 @@ def run_job(
     began = time.perf_counter()
     with StopFlag() as stop, Engine(workers, None, stop) as engine:
         warm = recipe_of({f"w{k}": [path] for k, path in enumerate(tiny)}, vocab, folder / "warm")
-        run_tokenize(warm, engine, SILENT)
+        run_tokenize(warm, engine, NO_CONSOLE)
         startup = time.perf_counter() - began
         recipe = recipe_of(sources, vocab, folder / "out", size)
         console = _Workers()
         spent, _ = timed(lambda: run_tokenize(recipe, engine, console))
-        again, _ = timed(lambda: run_tokenize(recipe, engine, SILENT))
+        again, _ = timed(lambda: run_tokenize(recipe, engine, NO_CONSOLE))
     totals = load_manifest(recipe.shards_dir).totals
     shutil.rmtree(folder / "out")
     return {

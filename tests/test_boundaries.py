@@ -145,12 +145,19 @@ def test_contributing_names_every_folder_and_a_folder_its_modules():
             assert {parts[1], top} & named, f"{relative(path)}: {parts[1]} is not in the tree of CONTRIBUTING"
 
 
-
 def test_the_docstring_of_a_folder_lists_what_is_in_it():
     for init in (path for path in MODULES if path.stem == "__init__" and path.parent.parent != ROOT):
         lines = (ast.get_docstring(tree(init)) or "").splitlines()
-        listed = {line.split()[0].rstrip("/") for line in lines if re.match(r" *([a-z_0-9]+\.[a-z]+|[a-z]+/) ", line)}
-        held = {path.name for path in init.parent.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()}
+        listed = {
+            line.split()[0].rstrip("/")
+            for line in lines
+            if re.match(r" *([a-z_0-9]+\.[a-z]+|[a-z]+/) ", line)
+        }
+        held = {
+            path.name
+            for path in init.parent.iterdir()
+            if path.suffix == ".py" or (path / "__init__.py").exists()
+        }
         assert listed - {"page.html", "card.md"} == held - {"__init__.py"}, relative(init)
 
 

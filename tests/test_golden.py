@@ -18,7 +18,7 @@ import zstandard
 from mixing import request
 
 import pretok.stream
-from pretok.base.console import Silent
+from pretok.base.console import Console
 from pretok.base.execute import Engine
 from pretok.config import make_recipe
 from pretok.documents.audit.verify_job import notes, run_verify
@@ -44,7 +44,7 @@ def test_shards_of_this_version_are_read(tmp_path: Path, here: Engine) -> None:
     shards = golden_shards(tmp_path / "shards")
     manifest = load_manifest(shards)
     assert manifest.fingerprint == "7e1892c1d3dd4ffb63f2165a29350628"
-    assert run_verify(shards, None, here, Silent())[1] == notes(manifest) == []
+    assert run_verify(shards, None, here, Console())[1] == notes(manifest) == []
     view = pretok.stream.open(shards, GOLDEN / "mix.json")
     assert (view.fingerprint, len(view)) == ("e48033902d85b1bb1b08ebfefccccf1f", 380)
     run_mix(shards, tmp_path / "mix.json", request("all:natural", seq_len=16, seed=7))
@@ -66,7 +66,7 @@ def test_shards_are_those_of_this_version(tmp_path: Path, here: Engine, suffix: 
         "vocab": {"path": GOLDEN / "tokenizer.json"},
         "shards": {"val_fraction": "0.2", "max_reject_share": "0.2"},
     }
-    run_tokenize(make_recipe(data, "test"), here, Silent())
+    run_tokenize(make_recipe(data, "test"), here, Console())
     written = {p.name: p.read_bytes() for p in (tmp_path / "shards" / "docs").glob("*.[bin]*")}
     expected = {p.name: p.read_bytes() for p in (GOLDEN / "docs").glob("*.[bin]*")}
     assert sorted(written) == sorted(expected)

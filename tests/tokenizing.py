@@ -9,7 +9,7 @@ from pathlib import Path
 from tempfile import NamedTemporaryFile
 from typing import Any
 
-from telling import Told
+from recording import RecordingConsole
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers, trainers
 
 from pretok.base.execute import Engine
@@ -53,9 +53,9 @@ def recipe(
     return make_recipe(data, "test")
 
 
-def run(made: Recipe, engine: Engine) -> tuple[Told, list[str]]:
+def run(made: Recipe, engine: Engine) -> tuple[RecordingConsole, list[str]]:
     """Tokenize; (the console, its notices)."""
-    told = Told()
+    told = RecordingConsole()
     run_tokenize(made, engine, told)
     return told, told.notices
 

@@ -38,7 +38,7 @@ from pretok.stream.object_store import manifest_of
 from train.config import TrainConfig
 from train.data import MicroBatch, documents_of
 from train.parallel.mesh import data_rank, reshard
-from train.step import Trainee
+from train.step import TrainState
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +106,7 @@ def bits_per_byte(nats: float, text_bytes: float) -> float:
 
 
 def evaluate(
-    trainee: Trainee, sources: Mapping[str, ValidationSource], stop: Callable[[], bool]
+    trainee: TrainState, sources: Mapping[str, ValidationSource], stop: Callable[[], bool]
 ) -> dict[str, Any] | None:
     """Evaluate the first `val_sequences` sequences of each source.
 
@@ -151,7 +151,7 @@ def evaluate(
     }
 
 
-def _batches(trainee: Trainee, view: View) -> Iterator[MicroBatch]:
+def _batches(trainee: TrainState, view: View) -> Iterator[MicroBatch]:
     """Yield this rank's share of the first positions of a split.
 
     Every rank gets the same number of batches, because each pass gathers parameters from all ranks. If the sequences do

@@ -205,7 +205,7 @@ class RunLog:
 
     def segment(self, now: RunSegment) -> None:
         """Record that a segment begins, unless it continues the one before a restart."""
-        if self._files and not (self._segment and self._segment.goes_on_with(now)):
+        if self._files and not (self._segment and self._segment.continues(now)):
             self._files["segments"].add(to_json(now))
             self._segment = now
 

@@ -1,7 +1,7 @@
 """From settings to a model that can be trained: split over the ranks, filled with weights, with its optimizer.
 
-Input: a TrainConfig inside a process group. Output: the run's phases, a Trainee, its changes at the start of a phase,
-and a description of the run.
+Input: a TrainConfig inside a process group. Output: the run's phases, a TrainState, its changes at the start of a
+phase, and a description of the run.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from train.model.transformer import Decoder, initial_tensor
 from train.optimizer import set_hyper_parameters, warmup_steps
 from train.parallel.context import Context
 from train.parallel.devices import Device
-from train.parallel.group import together
+from train.parallel.group import all_or_raise
 from train.parallel.layout import (
     Layout,
     bubble,
@@ -41,7 +41,7 @@ from train.parallel.mesh import build_mesh, materialize
 from train.parallel.parallelize import parallelize, pass_dtype
 from train.parallel.pipeline import Pipeline, take_part
 from train.phases import Phase, Segment, open_phases
-from train.step import Trainee
+from train.step import TrainState
 
 
 def make_plan(config: TrainConfig, world: int) -> tuple[tuple[Phase, ...], Layout]:
@@ -64,7 +64,7 @@ def make_plan(config: TrainConfig, world: int) -> tuple[tuple[Phase, ...], Layou
 
 def build_trainee(
     config: TrainConfig, phase: Phase, layout: Layout, device: Device, report: Callable[[str], None]
-) -> Trainee:
+) -> TrainState:
     """Build the model on its mesh, with initial weights and an optimizer.
 
     The weights are random, or those of --init-from. phase: the first phase of the run.
@@ -87,7 +87,7 @@ def build_trainee(
     if source is not None and (source / CONFIG).exists():
         map_path = Path(config.vocab_map) if config.vocab_map else None
         ours = phase.tokenizer()
-        together(lambda: None if dist.get_rank() else check_tokenizer(source, ours, report, map_path))
+        all_or_raise(lambda: None if dist.get_rank() else check_tokenizer(source, ours, report, map_path))
         value = exported_tensors(source, sizes, report, read_map(map_path) if map_path else None)
         materialize(model, device.device, value)
     elif source is not None and config.vocab_map:
@@ -99,10 +99,10 @@ def build_trainee(
         if source is not None:
             load_weights(model, mesh, source, sizes, phase.tokenizer(), report)
     data = phase.view.eod_id, phase.view.seq_len
-    return Trainee(model, mesh, context, phase.batch, config, device.device, *data)
+    return TrainState(model, mesh, context, phase.batch, config, device.device, *data)
 
 
-def enter_phase(trainee: Trainee, phase: Phase, before: Phase | None) -> None:
+def enter_phase(trainee: TrainState, phase: Phase, before: Phase | None) -> None:
     """Apply the settings of a phase to the trainee.
 
     before: the phase that ends here; None if the run continues inside a phase.

@@ -33,7 +33,7 @@ from train.parallel.mesh import data_rank
 from train.phases import Phase, Segment, check_resume, differences, plan_segments
 from train.report import Reporter
 from train.setup import build_trainee, describe, enter_phase, make_plan
-from train.step import Mark, Readback, Trainee
+from train.step import Mark, Readback, TrainState
 from train.stragglers import Stragglers
 
 
@@ -133,7 +133,7 @@ def enter_segment(run: Run, segment: Segment, before: Phase | None) -> None:
     )
 
 
-def _open_feed(segment: Segment, trainee: Trainee) -> Feed:
+def _open_feed(segment: Segment, trainee: TrainState) -> Feed:
     phase, end = segment.phase, segment.position_after(segment.last_step)
     rank = data_rank(trainee.mesh, trainee.context.ranks)
     phase.view.compare_places(dist.get_rank())

@@ -34,7 +34,7 @@ from train.parallel.pipeline import Pipeline
 
 
 @dataclass
-class Trainee:
+class TrainState:
     """The model, its optimizer and guard, and everything else that a step needs.
 
     The moments of a new optimizer are zero, and a new guard has seen no step. parameters: the sharded ones.
@@ -132,7 +132,7 @@ class Readback:
 
 
 def train_step(
-    trainee: Trainee,
+    trainee: TrainState,
     batches: Iterator[MicroBatch],
     step: int,
     rate: float,
@@ -169,7 +169,7 @@ def train_step(
     return Readback(step, torch.cat([numbers, shared.to(numbers, non_blocking=True)]))
 
 
-def _passes(trainee: Trainee, batches: Iterator[MicroBatch], rank_tokens: int) -> tuple[Tensor, int]:
+def _passes(trainee: TrainState, batches: Iterator[MicroBatch], rank_tokens: int) -> tuple[Tensor, int]:
     """Run all forward and backward passes of a step.
 
     Returns (loss sum, learned tokens) of this rank, (2,) float64 on the device, and the sum of its checksums.

@@ -142,5 +142,4 @@ class Console:
         return nullcontext(Gauge(title))
 
 
-Silent = Console
-SILENT = Console()
+NO_CONSOLE = Console()

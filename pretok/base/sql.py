@@ -70,7 +70,7 @@ def errors() -> Iterator[None]:
         for number in PASSING | FULL:
             if os.strerror(number) in str(error):
                 raise OSError(number, str(error)) from None
-        raise IntegrityError(told(error)) from None  # it names the file
+        raise IntegrityError(duckdb_message(error)) from None  # it names the file
     except RuntimeError as error:
         # A signal handler raised an exception: DuckDB ends the query, but drops the exception.
         if "Query interrupted" in str(error):
@@ -78,7 +78,7 @@ def errors() -> Iterator[None]:
         raise
 
 
-def told(error: Exception) -> str:
+def duckdb_message(error: Exception) -> str:
     """DuckDB's message about a query, without its name of the error."""
     return re.sub(r"^[A-Z][A-Za-z ]* Error: ", "", str(error))
 

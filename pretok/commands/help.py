@@ -14,8 +14,6 @@ from typing import Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from pretok.commands.options import as_typer_takes_it
-
 SECTIONS = {
     "All steps of a recipe": {
         "init": ("recipe", "print a recipe for some inputs, to edit"),
@@ -62,7 +60,7 @@ class FlowGroup(TyperGroup):
             module = import_module(f"pretok.commands.{COMMANDS[cmd_name]}")
             function = getattr(module, cmd_name.replace("-", "_"))
             alone = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
-            alone.command(cmd_name, cls=CommandWithExamples)(as_typer_takes_it(function))
+            alone.command(cmd_name, cls=CommandWithExamples)(function)
             self.commands[cmd_name] = typer.main.get_command(alone)
         return self.commands.get(cmd_name)
 

@@ -20,6 +20,7 @@ from pretok.commands.options import (
     WorkOrRun,
     WorkOrShards,
     argument,
+    option,
     parse_size,
     refuse_unread,
     terminal,
@@ -29,6 +30,7 @@ from pretok.commands.options import (
 def status(
     context: typer.Context,
     work: WorkOrRun,
+    *,
     json: Json = False,
 ) -> None:
     """Show what is finished, unfinished, failed or running, exact counts of the shards, and the next command.
@@ -75,8 +77,11 @@ def status(
 def report(
     context: typer.Context,
     work: WorkFolder,
-    run: Path | None = None,
-    out: Path | None = None,
+    *,
+    run: Annotated[Path | None, option("--run", "Also show this training run.", "RUN")] = None,
+    out: Annotated[
+        Path | None, option("--out", "File to write. Default: WORK/report.html.", "PAGE.html")
+    ] = None,
 ) -> None:
     """Write an HTML page on the contents of the shards, the rejected records and the jobs.
 
@@ -85,9 +90,6 @@ def report(
         pretok report work --run runs/italia-v01 --out italia.html
 
     The page is one file and needs no network.
-
-    --run RUN: Also show this training run.
-    --out PAGE.html: File to write. Default: WORK/report.html.
     """
     from pretok.overview.report.page import run_report
 
@@ -99,14 +101,45 @@ def report(
 def disclose(
     context: typer.Context,
     work: WorkOrShards,
+    *,
     target: Annotated[
         Path | None, argument("RUN | MIX", "Training run, or mix.json. Default: all of the shards.")
     ] = None,
-    format: str | None = None,
-    out: Path | None = None,
-    column: list[str] | None = None,
-    domains: int = 1000,
-    answers: Path | None = None,
+    format: Annotated[
+        str | None,
+        option(
+            "--format",
+            "Format. md: dataset card, spdx: SPDX 3.0 document, csv: all registrable domains. Default: by the suffix "
+            "of --out (.spdx.json: spdx), else html.",
+            "json|html|md|spdx|csv",
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        option(
+            "--out", "File to write. Default: WORK/disclosure.html; with --format standard output.", "FILE"
+        ),
+    ] = None,
+    column: Annotated[
+        list[str] | None,
+        option(
+            "--column",
+            "Kept column for language, licence, domain (a URL), date, duplicate or synthetic (the generator), if it "
+            "has an unusual name. May be repeated.",
+            "KIND=COLUMN",
+        ),
+    ] = None,
+    domains: Annotated[
+        int, option("--domains", "Number of domains to list, the largest first.", "N", min=0)
+    ] = 1000,
+    answers: Annotated[
+        Path | None,
+        option(
+            "--answers",
+            "TOML file with facts that only you know, such as the provider. Default: WORK/disclosure.toml.",
+            "FILE",
+        ),
+    ] = None,
 ) -> None:
     """Summarize what a model was trained on, in the layout of the EU AI Act's public summary of training content.
 
@@ -116,14 +149,6 @@ def disclose(
 
     It counts tokens, documents, bytes and epochs of each source; and by language, licence, domain and date if kept
     columns hold them. For a run it counts the steps so far. Unknown values are null.
-
-    --format json|html|md|spdx|csv: Format. md: dataset card, spdx: SPDX 3.0 document, csv: all registrable domains.
-    Default: by the suffix of --out (.spdx.json: spdx), else html.
-    --out FILE: File to write. Default: WORK/disclosure.html; with --format standard output.
-    --column KIND=COLUMN: Kept column for language, licence, domain (a URL), date, duplicate or synthetic (the
-    generator), if it has an unusual name. May be repeated.
-    --domains: Number of domains to list, the largest first.
-    --answers FILE: TOML file with facts that only you know, such as the provider. Default: WORK/disclosure.toml.
     """
     from pretok.documents.disclosure.disclose_job import DisclosureRequest, run_disclose
 
@@ -158,13 +183,16 @@ def _columns(given: list[str]) -> dict[str, str]:
 def preflight(
     context: typer.Context,
     folder: Annotated[Path, argument("FOLDER", "Folder that the job will write to.")],
-    gpus: int = 0,
-    min_free: str = "10GiB",
-    min_write: str = "20M",
-    min_memory: str = "4GiB",
-    json: bool = False,
-    collect: bool = False,
-    nodes: str = "",
+    *,
+    gpus: Annotated[int, option("--gpus", "Minimum number of GPUs.", "N", min=0)] = 0,
+    min_free: Annotated[str, option("--min-free", "Minimum free space in FOLDER.", "SIZE")] = "10GiB",
+    min_write: Annotated[str, option("--min-write", "Minimum write speed per second.", "SIZE")] = "20M",
+    min_memory: Annotated[str, option("--min-memory", "Minimum available memory.", "SIZE")] = "4GiB",
+    json: Annotated[bool, option("--json", "Print the report as one line of JSON.")] = False,
+    collect: Annotated[bool, option("--collect", "Check the reports of nodes in FOLDER.")] = False,
+    nodes: Annotated[
+        str, option("--nodes", "With --collect: nodes that must have reported.", "NAME,...")
+    ] = "",
 ) -> None:
     """Check that a node is fit for a long job: space, write speed, clock, memory, GPUs.
 
@@ -172,14 +200,6 @@ def preflight(
 
     The Slurm scripts run it on every node of a job and then `--collect` the reports. It prints the names of bad nodes,
     and then ends with exit code 2.
-
-    --gpus: Minimum number of GPUs.
-    --min-free SIZE: Minimum free space in FOLDER.
-    --min-write SIZE: Minimum write speed per second.
-    --min-memory SIZE: Minimum available memory.
-    --json: Print the report as one line of JSON.
-    --collect: Check the reports of nodes in FOLDER.
-    --nodes NAME,...: With --collect: nodes that must have reported.
     """
     from pretok.cluster.node_check import judge, node_report, read_reports, report_line
 

@@ -18,7 +18,7 @@ from pretok.base.errors import UsageError
 from pretok.base.terminal import print_json
 from pretok.base.units import human_bytes, plural
 from pretok.base.visible import visible, visible_json
-from pretok.commands.options import Json, Shards, WorkOrShards, argument, refuse_unread, terminal
+from pretok.commands.options import Json, Shards, WorkOrShards, argument, option, refuse_unread, terminal
 from pretok.tokenizer.kinds import KINDS, LEARNED, TEXT
 
 if TYPE_CHECKING:
@@ -32,13 +32,28 @@ MOST = 10
 def inspect(
     context: typer.Context,
     shards: Shards,
-    doc: str | None = None,
-    source: str | None = None,
-    split: str | None = None,
-    search: str | None = None,
-    random: int | None = None,
-    seed: int = 0,
-    text: str | None = None,
+    *,
+    doc: Annotated[
+        str | None,
+        option(
+            "--doc",
+            "The document: kept `id`, hash, or place in the input; with --source its number, from 0.",
+            "ID | HASH | FILE:LINE | NUMBER",
+        ),
+    ] = None,
+    source: Annotated[str | None, option("--source", "Source to look in. Default: all.", "NAME")] = None,
+    split: Annotated[
+        str | None,
+        option("--split", "Split to look in. Default: train with --source, else both.", "train|val"),
+    ] = None,
+    search: Annotated[
+        str | None, option("--search", "Find the first document that contains this text.", "TEXT")
+    ] = None,
+    random: Annotated[
+        int | None, option("--random", "Show so many documents, drawn at random.", "N", min=0)
+    ] = None,
+    seed: Annotated[int, option("--seed", "Seed of --random.", "N", min=0)] = 0,
+    text: Annotated[str | None, option("--text", "Show the tokens of this text.", "TEXT")] = None,
     json: Json = False,
 ) -> None:
     """Show the tokens of a document, and the file and line or row it came from. Or show how a text is tokenized.
@@ -55,15 +70,6 @@ def inspect(
 
     Tokens are in [brackets]; in conversations, those without loss are in (parentheses). `pretok trace` shows what a run
     reads.
-
-    --doc ID | HASH | FILE:LINE | NUMBER: The document: kept `id`, hash, or place in the input; with --source its
-    number, from 0.
-    --source NAME: Source to look in. Default: all.
-    --split train|val: Split to look in. Default: train with --source, else both.
-    --search TEXT: Find the first document that contains this text.
-    --random: Show so many documents, drawn at random.
-    --seed: Seed of --random.
-    --text TEXT: Show the tokens of this text.
     """
     from pretok.documents.audit.find import find_named, random_places, search_text
     from pretok.documents.audit.inspection import run_inspect
@@ -171,7 +177,15 @@ def query(
     context: typer.Context,
     work: WorkOrShards,
     sql: Annotated[str, argument("SQL", "SQL query, in the dialect of DuckDB.")],
-    format: str | None = None,
+    *,
+    format: Annotated[
+        str | None,
+        option(
+            "--format",
+            "Format of the result (json: JSON Lines). Default: a table on a terminal, else CSV.",
+            "table|csv|json",
+        ),
+    ] = None,
 ) -> None:
     """Query documents, shards and rejects in SQL.
 
@@ -179,8 +193,6 @@ def query(
 
     Views: documents, ledger, shards, sources and rejects. `describe documents` lists its columns, with those that were
     kept or added. COPY (select ...) TO 'file.parquet' writes a file.
-
-    --format table|csv|json: Format of the result (json: JSON Lines). Default: a table on a terminal, else CSV.
     """
     from pretok.documents.audit.query import run_query
 
@@ -211,11 +223,30 @@ SEQUENCES = 3
 def trace(
     context: typer.Context,
     target: Annotated[Path, argument("RUN | MIX", "Folder of a run, or a mix.json.")],
-    doc: str | None = None,
-    position: int | None = None,
-    step: int | None = None,
-    tokens: bool = False,
-    shards: Path | None = None,
+    *,
+    doc: Annotated[
+        str | None,
+        option(
+            "--doc",
+            "Find the steps that read this document: its kept `id`, hash, or place in the input.",
+            "ID | HASH | FILE:LINE",
+        ),
+    ] = None,
+    position: Annotated[
+        int | None, option("--position", "Show what is read at this position, from 0.", "N", min=0)
+    ] = None,
+    step: Annotated[
+        int | None, option("--step", "Show what this step of the run reads, from 1.", "N", min=0)
+    ] = None,
+    tokens: Annotated[bool, option("--tokens", "Show the first three sequences as tokens.")] = False,
+    shards: Annotated[
+        Path | None,
+        option(
+            "--shards",
+            "Shards of the run or mix. Default: those that the run read, or those next to the mix.",
+            "DIR",
+        ),
+    ] = None,
     json: Json = False,
 ) -> None:
     """Show at which positions of a mix, and in which steps of a run, a document is read; or what is read there.
@@ -228,12 +259,6 @@ def trace(
 
     The answer is computed from the order of the mix. `done` shows whether the run has read it, up to its newest
     checkpoint. Positions that the run will never reach are not listed.
-
-    --doc ID | HASH | FILE:LINE: Find the steps that read this document: its kept `id`, hash, or place in the input.
-    --position: Show what is read at this position, from 0.
-    --step: Show what this step of the run reads, from 1.
-    --tokens: Show the first three sequences as tokens.
-    --shards DIR: Shards of the run or mix. Default: those that the run read, or those next to the mix.
     """
     from pretok.documents.audit.find import find_in
     from pretok.documents.audit.trace import (
@@ -308,12 +333,34 @@ def _show_sequences(places: list[tuple[Traced, int]], json: bool, console: Conso
 
 def certify(
     context: typer.Context,
+    *,
     target: Annotated[Path | None, argument("RUN", "Folder of a run.")] = None,
-    step: int | None = None,
-    out: Path | None = None,
-    shards: Path | None = None,
-    check: Path | None = None,
-    root: str | None = None,
+    step: Annotated[
+        int | None,
+        option(
+            "--step",
+            "Prove what this step read, from 1. With --check: the step that the certificate must be of.",
+            "N",
+            min=0,
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None, option("--out", "File to write. Default: step-N.certificate.", "FILE")
+    ] = None,
+    shards: Annotated[
+        Path | None, option("--shards", "Shards of the run. Default: those that it read.", "DIR")
+    ] = None,
+    check: Annotated[
+        Path | None, option("--check", "Check this certificate. No shards are needed.", "FILE")
+    ] = None,
+    root: Annotated[
+        str | None,
+        option(
+            "--root",
+            "With --check: root of the shards, as the maker of the certificate published it.",
+            "HASH",
+        ),
+    ] = None,
     json: Json = False,
 ) -> None:
     """Create a proof of the data that a step read, for somebody without the shards. Or check such a proof.
@@ -324,12 +371,6 @@ def certify(
 
     The file holds the tokens of the step, and the hashes that lead from them to the root of the shards. `pretok status`
     prints the root; publish it before.
-
-    --step: Prove what this step read, from 1. With --check: the step that the certificate must be of.
-    --out FILE: File to write. Default: step-N.certificate.
-    --shards DIR: Shards of the run. Default: those that it read.
-    --check FILE: Check this certificate. No shards are needed.
-    --root HASH: With --check: root of the shards, as the maker of the certificate published it.
     """
     console = terminal(context)
     if check is not None:

@@ -16,16 +16,19 @@ from pretok.base.terminal import print_json
 from pretok.base.units import plural
 from pretok.commands.options import (
     Address,
-    Given,
     Inputs,
     Json,
+    Setting,
+    Settings,
     Shards,
     Workers,
     argument,
+    option,
     option_of,
     read_recipe,
     refuse_unread,
-    takes,
+    setting,
+    settings_of,
     terminal,
 )
 from pretok.documents.audit import VERIFY_DOCUMENTS
@@ -37,7 +40,6 @@ if TYPE_CHECKING:
     from pretok.stream.mix_job import MixRequest
 
 
-@takes("out", "vocab.pattern", "vocab.sample", "sources.field")
 def count(
     context: typer.Context,
     inputs: Annotated[
@@ -45,7 +47,10 @@ def count(
         argument("RECIPE.toml | NAME=GLOB | COUNTS", "A recipe, sources, or folders of counts to add up."),
     ],
     *,
-    given: Given,
+    out: Setting = setting("out"),
+    vocab_pattern: Setting = setting("vocab.pattern"),
+    vocab_sample: Setting = setting("vocab.sample"),
+    sources_field: Setting = setting("sources.field"),
     workers: Workers = None,
     address: Address = None,
     json: Json = False,
@@ -60,12 +65,13 @@ def count(
     """
     from pretok.vocab.counts.counts_file import FILE_NAME, load_counts
 
+    given = settings_of(context)
     folders = [Path(value) for value in inputs if (Path(value) / FILE_NAME).exists()]
     if folders and (len(folders) < len(inputs) or given.keys() != {"out"}):
         raise UsageError("to add up counts, give folders of finished counts and --out DIR, nothing else")
     recipe = None if folders else read_recipe(inputs, given)  # before the engine, which takes seconds
-    out = recipe.out if recipe else given["out"]
-    console = terminal(context, out, recipe)
+    folder = recipe.out if recipe else given["out"]
+    console = terminal(context, folder, recipe)
     with start_engine(workers, address, "pretok.vocab.counts.count_task") as engine:
         from pretok.vocab.counts.count_job import add_counts, refuse_partial, run_count
 
@@ -73,7 +79,7 @@ def count(
             counts = run_count(recipe, engine, console)
         else:
             finished = [load_counts(folder) for folder in folders]
-            counts = add_counts(finished, out / "counts", engine, console)
+            counts = add_counts(finished, folder / "counts", engine, console)
     for name, record in counts.records.items():
         text = f"{plural(record.documents, 'document')}, {plural(record.bytes, 'byte')} of text"
         console.notice(f"{name}: {text} counted")
@@ -82,17 +88,30 @@ def count(
     refuse_partial("the counts are made", counts.failed, str(counts.folder))
 
 
-VOCAB_KEYS = ("vocab.size", "vocab.sizes", "vocab.pattern", "vocab.weights", "vocab.extend", "vocab.add")
-
-
-@takes("out", *VOCAB_KEYS, "sources.field")
 def build_vocab(
     context: typer.Context,
     inputs: Inputs,
     *,
-    given: Given,
-    counts: Path | None = None,
-    compare: list[Path] | None = None,
+    out: Setting = setting("out"),
+    vocab_size: Setting = setting("vocab.size"),
+    vocab_sizes: Settings = setting("vocab.sizes"),
+    vocab_pattern: Setting = setting("vocab.pattern"),
+    vocab_weights: Setting = setting("vocab.weights"),
+    vocab_extend: Setting = setting("vocab.extend"),
+    vocab_add: Settings = setting("vocab.add"),
+    sources_field: Setting = setting("sources.field"),
+    counts: Annotated[
+        Path | None,
+        option(
+            "--counts",
+            "Train on these counts of `pretok count`. No text is read; INPUTS only name the sources.",
+            "DIR",
+        ),
+    ] = None,
+    compare: Annotated[
+        list[Path] | None,
+        option("--compare", "Compare with this tokenizer.json in the report. May be repeated.", "FILE"),
+    ] = None,
     workers: Workers = None,
     address: Address = None,
     json: Json = False,
@@ -103,15 +122,13 @@ def build_vocab(
 
     The merges are those that Hugging Face tokenizers would make. If the command is stopped, run it again: finished
     counts are kept. --sizes also writes smaller vocabularies, under OUT/vocab/SIZE.
-
-    --counts DIR: Train on these counts of `pretok count`. No text is read; INPUTS only name the sources.
-    --compare FILE: Compare with this tokenizer.json in the report. May be repeated.
     """
     from pretok.vocab.build_vocab_job import REPORT_FILE, refuse_short, run_build_vocab
     from pretok.vocab.counts.count_job import refuse_partial
     from pretok.vocab.counts.counts_file import load_counts
     from pretok.vocab.report import sources_table
 
+    given = settings_of(context)
     if counts:
         refuse_unread(context, "with --counts, which reads no text", "sources_field")
     recipe = read_recipe(inputs, given)
@@ -129,16 +146,23 @@ def build_vocab(
     refuse_short(report, recipe.vocab)
 
 
-TOKENIZE_KEYS = ("vocab.path", "vocab.eod", "sources.field", "sources.keep")
-
-
-@takes("out", *TOKENIZE_KEYS, "shards.val_fraction", "shards.duplicates")
 def tokenize(
     context: typer.Context,
     inputs: Inputs,
     *,
-    append: list[str] | None = None,
-    given: Given,
+    append: Annotated[
+        list[str] | None,
+        option(
+            "--append", "Add these inputs to a finished source, as new shards. May be repeated.", "NAME=GLOB"
+        ),
+    ] = None,
+    out: Setting = setting("out"),
+    vocab_path: Setting = setting("vocab.path"),
+    vocab_eod: Setting = setting("vocab.eod"),
+    sources_field: Setting = setting("sources.field"),
+    sources_keep: Settings = setting("sources.keep"),
+    shards_val_fraction: Setting = setting("shards.val_fraction"),
+    shards_duplicates: Setting = setting("shards.duplicates"),
     workers: Workers = None,
     address: Address = None,
     json: Json = False,
@@ -151,11 +175,10 @@ def tokenize(
 
     If the command is stopped, run it again: finished files are kept. To add a source to finished shards, name it with
     the others. To add text to a source, give --append and all other arguments as before.
-
-    --append NAME=GLOB: Add these inputs to a finished source, as new shards. May be repeated.
     """
     from pretok.shards.manifest import FILE_NAME, load_manifest
 
+    given = settings_of(context)
     recipe = read_recipe(inputs, given, append or ())
     shards = recipe.shards_dir
     before = load_manifest(shards).fingerprint if (shards / FILE_NAME).exists() else None
@@ -180,9 +203,22 @@ def annotate(
     context: typer.Context,
     shards: Shards,
     files: Annotated[list[str], argument("FILES ...", "JSON Lines or Parquet (.zst, .gz), or globs.")],
-    by: str,
-    name: str = "notes",
-    columns: str | None = None,
+    by: Annotated[
+        str,
+        option(
+            "--by",
+            "The key: columns of the view `documents` of pretok query, such as id, hash, url or file,position.",
+            "COLUMN,...",
+        ),
+    ],
+    *,
+    name: Annotated[
+        str,
+        option("--name", "Name of this set of columns. An existing set with this name is replaced.", "NAME"),
+    ] = "notes",
+    columns: Annotated[
+        str | None, option("--columns", "Columns to add. Default: all but the key.", "NAME,...")
+    ] = None,
     json: Json = False,
 ) -> None:
     """Add columns from files to the documents of finished shards. Tokens and the ledger stay as they are.
@@ -192,12 +228,8 @@ def annotate(
         pretok annotate work/shards topics.jsonl.zst --by file,position --name topics --columns topic
 
     A document without a row gets null, and false in the column NAME_matched. Rows without a document are counted.
-
-    --by COLUMN,...: The key: columns of the view `documents` of pretok query, such as id, hash, url or file,position.
-    --name NAME: Name of this set of columns. An existing set with this name is replaced.
-    --columns NAME,...: Columns to add. Default: all but the key.
     """
-    from pretok.documents.annotate.annotate_job import Request, run_annotate, tell_joined
+    from pretok.documents.annotate.annotate_job import Request, run_annotate, show_joined
 
     console = terminal(context, work_of(shards))
     wanted = None if columns is None else tuple(columns.split(","))
@@ -207,18 +239,46 @@ def annotate(
 
         print_json(annotations_data(joined))
     else:
-        tell_joined(joined, console)
+        show_joined(joined, console)
 
 
 def remove(
     context: typer.Context,
     shards: Shards,
-    reason: str,
-    where: str | None = None,
-    ids: Path | None = None,
-    missing_ok: bool = False,
-    all: bool = False,
-    dry_run: bool = False,
+    reason: Annotated[
+        str,
+        option("--reason", "Reason. It is recorded with the date in the ledger and the manifest.", "TEXT"),
+    ],
+    *,
+    where: Annotated[
+        str | None,
+        option(
+            "--where",
+            "Remove the documents that meet this SQL condition on the columns of the view `documents`.",
+            "CONDITION",
+        ),
+    ] = None,
+    ids: Annotated[
+        Path | None,
+        option(
+            "--ids",
+            "Remove the documents in this file, one per line: a hash, a kept `id` or FILE:LINE.",
+            "FILE",
+        ),
+    ] = None,
+    missing_ok: Annotated[
+        bool,
+        option(
+            "--missing-ok",
+            "Ignore lines of --ids without a document. Without it they are listed and nothing is removed.",
+        ),
+    ] = False,
+    all: Annotated[
+        bool, option("--all", "Allow a condition that matches every document of a source.")
+    ] = False,
+    dry_run: Annotated[
+        bool, option("--dry-run", "Show what would be removed and which mixes read it. Change nothing.")
+    ] = False,
     json: Json = False,
 ) -> None:
     """Remove documents, and every copy of their texts, from finished shards. All other bits stay the same.
@@ -229,15 +289,8 @@ def remove(
 
     The tokens are overwritten with end-of-document tokens, which carry no loss: mixes stay valid and runs continue.
     Inputs that hold the same texts later are rejected. If the command is stopped, run it again to finish.
-
-    --reason TEXT: Reason. It is recorded with the date in the ledger and the manifest.
-    --where CONDITION: Remove the documents that meet this SQL condition on the columns of the view `documents`.
-    --ids FILE: Remove the documents in this file, one per line: a hash, a kept `id` or FILE:LINE.
-    --missing-ok: Ignore lines of --ids without a document. Without it they are listed and nothing is removed.
-    --all: Allow a condition that matches every document of a source.
-    --dry-run: Show what would be removed and which mixes read it. Change nothing.
     """
-    from pretok.documents.removal.remove_job import Request, run_remove, tell_removed
+    from pretok.documents.removal.remove_job import Request, run_remove, show_removed
     from pretok.documents.removal.remove_job import dry_run as preview
 
     if ids is None:
@@ -250,15 +303,20 @@ def remove(
     if json:
         print_json(report)
     else:
-        tell_removed(report, request, console, done=not dry_run)
+        show_removed(report, request, console, done=not dry_run)
 
 
 def verify(
     context: typer.Context,
     shards: Shards,
-    sample: int = VERIFY_DOCUMENTS,
-    full: bool = False,
-    removed: bool = False,
+    *,
+    sample: Annotated[
+        int, option("--sample", "Number of documents to decode and encode again.", "N", min=0)
+    ] = VERIFY_DOCUMENTS,
+    full: Annotated[bool, option("--full", "Decode and encode every document again.")] = False,
+    removed: Annotated[
+        bool, option("--removed", "Decode every document and look for texts that were removed.")
+    ] = False,
     workers: Workers = None,
     address: Address = None,
     json: Json = False,
@@ -268,10 +326,6 @@ def verify(
         pretok verify work/shards --full
 
     If a WORK folder is named, its counts and mix.json are checked too.
-
-    --sample: Number of documents to decode and encode again.
-    --full: Decode and encode every document again.
-    --removed: Decode every document and look for texts that were removed.
     """
     from pretok.documents.audit.verify_job import notes, run_verify, verify_report
 
@@ -305,22 +359,52 @@ def verify(
         console.notice(f"{shards}: no document has the text of one of the {count:,} removed documents")
 
 
-MIX_KEYS = ("weights", "tokens", "seq_len", "max_epochs", "pack", "stages", "classes")
-
-
-@takes(*(f"mix.{key}" for key in MIX_KEYS))
 def mix(
     context: typer.Context,
     work: Annotated[
         Path,
         argument("WORK | SHARDS | RECIPE.toml", "Folder of results, its shards, or a recipe with [mix]."),
     ],
-    out: Path | None = None,
     *,
-    given: Given,
-    continue_: Path | None = None,
-    at: str | None = None,
-    materialize: Path | None = None,
+    out: Annotated[
+        Path | None,
+        option(
+            "--out",
+            "File to write. Without it the plan is shown, and only side files of classes and packing are written.",
+            "MIX.json",
+        ),
+    ] = None,
+    mix_weights: Setting = setting("mix.weights"),
+    mix_tokens: Setting = setting("mix.tokens"),
+    mix_seq_len: Setting = setting("mix.seq_len"),
+    mix_max_epochs: Setting = setting("mix.max_epochs"),
+    mix_pack: Setting = setting("mix.pack"),
+    mix_stages: Settings = setting("mix.stages"),
+    mix_classes: Settings = setting("mix.classes"),
+    continue_: Annotated[
+        Path | None,
+        option(
+            "--continue",
+            "Start with the sequences of this mix up to --at, and repeat none of them.",
+            "OLD.json",
+        ),
+    ] = None,
+    at: Annotated[
+        str | None,
+        option(
+            "--at",
+            "Where to continue: a number of sequences, or a run (its newest checkpoint).",
+            "POSITION | RUN",
+        ),
+    ] = None,
+    materialize: Annotated[
+        Path | None,
+        option(
+            "--materialize",
+            "Also write the sequences to this folder, as shards in the order of the mix.",
+            "DIR",
+        ),
+    ] = None,
     workers: Workers = None,
     json: Json = False,
 ) -> None:
@@ -335,11 +419,6 @@ def mix(
         pretok mix work/shards --out work/mix2.json --continue work/mix.json --at run --stage 300B:it=0.5,en=0.5
 
     A recipe has more settings: repeat and seed in [mix], and `learn` of each source of conversations.
-
-    --out MIX.json: File to write. Without it the plan is shown, and only side files of classes and packing are written.
-    --continue OLD.json: Start with the sequences of this mix up to --at, and repeat none of them.
-    --at POSITION | RUN: Where to continue: a number of sequences, or a run (its newest checkpoint).
-    --materialize DIR: Also write the sequences to this folder, as shards in the order of the mix.
     """
     from pretok.config import MixTable, make_mix
     from pretok.shards.manifest import load_manifest, shards_of
@@ -347,6 +426,7 @@ def mix(
     from pretok.stream.mix_job import plan_mix, run_mix, show_mix
     from pretok.stream.tapes import FOLDER
 
+    given = settings_of(context)
     if materialize is None:
         refuse_unread(context, "without --materialize", "workers")
     if materialize and not out:
@@ -409,10 +489,19 @@ def _mix_request(
 def export(
     context: typer.Context,
     shards: Shards,
-    to: str,
-    mix: Path | None = None,
-    stage: int | None = None,
-    out: Path | None = None,
+    to: Annotated[str, option("--to", "Target format.", "megatron|olmo")],
+    *,
+    mix: Annotated[
+        Path | None,
+        option("--mix", "Mix that sets the share of each source. Default: natural proportions.", "MIX.json"),
+    ] = None,
+    stage: Annotated[
+        int | None,
+        option("--stage", "Stage of the mix to export, from 1. Needed if it has several.", "N", min=0),
+    ] = None,
+    out: Annotated[
+        Path | None, option("--out", "File (default: standard output), or the folder of token files.", "PATH")
+    ] = None,
     workers: Workers = None,
     address: Address = None,
 ) -> None:
@@ -424,11 +513,6 @@ def export(
 
     megatron: the file for --per-split-data-args-path. olmo: token files in its format, listed in export.json. These
     trainers shuffle; docs/trainers.md shows how to keep the order of a mix.
-
-    --to megatron|olmo: Target format.
-    --mix MIX.json: Mix that sets the share of each source. Default: natural proportions.
-    --stage: Stage of the mix to export, from 1. Needed if it has several.
-    --out PATH: File (default: standard output), or the folder of token files.
     """
     from json import dumps as to_text  # other commands here have an option `json`
 

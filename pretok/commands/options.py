@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
-from functools import wraps
-from inspect import Parameter, Signature, cleandoc, signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_args
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 
 from pretok.base.errors import UsageError
 from pretok.base.joblog import LOGS
 from pretok.base.terminal import Terminal
+from pretok.config.keys import Key, key_at
 from pretok.session import complete_recipe
 
 if TYPE_CHECKING:
     from pretok.config import Recipe
-    from pretok.config.keys import Key
 
-Command = TypeVar("Command", bound=Callable[..., None])
 Workers = Annotated[
     int | None,
     typer.Option(metavar="N", min=0, help="Parallel tasks; 0: in this process. Default: one per CPU."),
@@ -57,8 +53,11 @@ WorkFolder = Annotated[Path, argument("WORK", "Folder of results.", _work_of)]
 WorkOrRun = Annotated[Path, argument("WORK | RUN", "Folder of results, or of a training run.", _work_of)]
 WorkOrShards = Annotated[Path, argument("WORK", "Folder of results, or its shards.")]
 
-Given = dict[str, Any]
-"""Settings from a command line: dotted key -> value. In a signature it stands for their options, see `takes`."""
+Setting: TypeAlias = str | None
+Settings: TypeAlias = list[str] | None
+"""What is typed for a key of the recipe, and for one whose option may be repeated."""
+GIVEN = "pretok.settings"
+"""Where the context of a command keeps the settings that were typed."""
 OPTIONS = {
     "vocab.size": "--vocab-size",
     "vocab.path": "--vocab",
@@ -81,76 +80,41 @@ REPEATED = ("list", "table of text")
 """Types of keys whose option may be repeated."""
 
 
-OPTION_TEXT = re.compile(r"^--([a-z-]+)(?: (.+?))?: (.+?)(?=^--|\Z)", re.MULTILINE | re.DOTALL)
-"""An option in the docstring of a command: (name, metavar, help)."""
-
-
 def option_of(dotted: str) -> str:
     """Return the option that sets a key."""
     return OPTIONS.get(dotted, f"--{dotted.rpartition('.')[2].replace('_', '-')}")
 
 
-def takes(*settings: str) -> Callable[[Command], Command]:
-    """Give a command an option for each of these settings; the command gets their values as `given`."""
-
-    def mark(command: Command) -> Command:
-        command.takes = settings  # type: ignore[attr-defined]
-        return command
-
-    return mark
+def option(flag: str, text: str, metavar: str | None = None, **limits: Any) -> Any:
+    """Declare an option of a command. limits: those of typer, such as min."""
+    return typer.Option(flag, help=text, metavar=metavar, **limits)
 
 
-def as_typer_takes_it(command: Callable[..., None]) -> Callable[..., None]:
-    """Wrap a command so that typer finds all its options in the signature.
+def setting(dotted: str) -> Any:
+    """Declare the option that sets a key of the recipe: its name, type, default and help are those of the key.
 
-    The options of `takes` replace the parameter `given`; their name, type, default and help are those of the keys. The
-    help of the other options is in the last paragraph of the command's docstring, as `--name METAVAR: text`.
+    The command gets the values of all that were typed by `settings_of`.
     """
-    from pretok.config.keys import key_at
+    key = key_at(dotted)
 
-    text, _, block = cleandoc(command.__doc__ or "").partition("\n\n--")
-    written = {flag: (metavar, help) for flag, metavar, help in OPTION_TEXT.findall(f"--{block}")}
-    settings = {dotted.replace(".", "_"): dotted for dotted in getattr(command, "takes", ())}
+    def keep(context: typer.Context, value: Any) -> Any:
+        if value not in (None, []):
+            context.meta.setdefault(GIVEN, {})[dotted] = value_of(key, value)
+        return value
 
-    @wraps(command)
-    def typed(**values: Any) -> None:
-        if settings:
-            options = {dotted: values.pop(name) for name, dotted in settings.items()}
-            given = {dotted: value for dotted, value in options.items() if value not in (None, [])}
-            values["given"] = {dotted: value_of(key_at(dotted), value) for dotted, value in given.items()}
-        command(**values)
-
-    parameters: list[Parameter] = []
-    for parameter in signature(command, eval_str=True).parameters.values():
-        flag, kind = parameter.name.strip("_").replace("_", "-"), parameter.annotation
-        if parameter.name == "given":
-            own = {name: _of_key(dotted, key_at(dotted)) for name, dotted in settings.items()}
-            parameters += [parameter.replace(name=name, default=None, annotation=own[name]) for name in own]
-            continue
-        if flag in written:
-            metavar, help = written[flag]
-            number = int in (kind, *get_args(kind))
-            shown = metavar or ("N" if number else None)
-            least = 0 if number else None
-            kind = Annotated[
-                kind, typer.Option(f"--{flag}", metavar=shown, help=" ".join(help.split()), min=least)
-            ]
-        parameters.append(parameter.replace(kind=Parameter.KEYWORD_ONLY, annotation=kind))
-    typed.__doc__ = text
-    typed.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
-    typed.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-    return typed
-
-
-def _of_key(dotted: str, key: Key) -> Any:
-    """Make the annotation of the option that sets a key, with its help."""
     text = key.text + (" In all sources." if dotted.startswith("sources.") else "")
     if shown := as_typed(key.value):
         text += f" For example {shown}." if key.is_example else f" Default: {shown}."
     choices = key.kind.replace('"', "").replace(" or ", "|") if key.kind.startswith('"') else "TEXT"
     metavar = next((METAVARS[start] for start in METAVARS if key.kind.startswith(start)), choices)
-    kind = list[str] if key.kind.startswith(REPEATED) else str
-    return Annotated[kind | None, typer.Option(option_of(dotted), metavar=metavar, help=text)]
+    return typer.Option(
+        None, option_of(dotted), metavar=metavar, help=text, show_default=False, callback=keep
+    )
+
+
+def settings_of(context: typer.Context) -> dict[str, Any]:
+    """Return the settings that were typed: dotted key -> value."""
+    return dict(context.meta.get(GIVEN, {}))
 
 
 def as_typed(value: Any) -> str:

@@ -13,15 +13,17 @@ from pretok.base.errors import UsageError
 from pretok.base.terminal import print_json
 from pretok.commands.options import (
     Address,
-    Given,
     Inputs,
     Json,
+    Setting,
     Workers,
     argument,
     check_train_arguments,
+    option,
     read_recipe,
     refuse_unread,
-    takes,
+    setting,
+    settings_of,
     terminal,
 )
 from pretok.session import start_engine
@@ -32,15 +34,13 @@ RecipeFile = Annotated[Path, argument("RECIPE.toml")]
 def init(
     context: typer.Context,
     inputs: Annotated[list[str], argument("NAME=GLOB", "Sources: a name and its files.")],
-    out: str = "work",
-    all: bool = False,
+    *,
+    out: Annotated[str, option("--out", "Folder for the results, written into the recipe.", "DIR")] = "work",
+    all: Annotated[bool, option("--all", "Print every key, not only the common ones.")] = False,
 ) -> None:
     """Print a recipe for these inputs, with the common keys as comments.
 
-        pretok init it='data/it/*.jsonl.zst' en='data/en/*.parquet' --out work > recipe.toml
-
-    --out DIR: Folder for the results, written into the recipe.
-    --all: Print every key, not only the common ones.
+    pretok init it='data/it/*.jsonl.zst' en='data/en/*.parquet' --out work > recipe.toml
     """
     from pretok.commands.reference import recipe_for
     from pretok.config import make_recipe, parse_inputs
@@ -57,13 +57,16 @@ def init(
     sys.stdout.write(recipe_for(out.replace("$", "$$"), named, everything=all))
 
 
-@takes("out", "sources.field")
 def plan(
     context: typer.Context,
     inputs: Inputs,
-    workers: int | None = None,
     *,
-    given: Given,
+    workers: Annotated[
+        int | None,
+        option("--workers", "Number of workers to assume. Default: one per CPU of this machine.", "N", min=0),
+    ] = None,
+    out: Setting = setting("out"),
+    sources_field: Setting = setting("sources.field"),
     json: Json = False,
 ) -> None:
     """Estimate the tokens, rejects, shards, time and memory of a recipe, and whether its mix is possible.
@@ -74,12 +77,11 @@ def plan(
 
     It reads a few megabytes of each source, spread evenly over its files, and gives intervals. It writes nothing.
     `train plan` estimates the memory and time of a training run.
-
-    --workers: Number of workers to assume. Default: one per CPU of this machine.
     """
     from pretok.overview.forecast.forecast_job import run_forecast, tables
     from pretok.steps import check_steps
 
+    given = settings_of(context)
     recipe, console = read_recipe(inputs, given, defaults={"out": Path("work")}), terminal(context)
     check_steps(recipe)
     forecast = run_forecast(recipe, workers or os.cpu_count() or 1, console)
@@ -97,12 +99,11 @@ def plan(
         raise UsageError(f"the mix is not possible: {mix.problem}")
 
 
-@takes("out")
 def run(
     context: typer.Context,
     recipe: RecipeFile,
     *,
-    given: Given,
+    out: Setting = setting("out"),
     workers: Workers = None,
     address: Address = None,
 ) -> None:
@@ -110,6 +111,7 @@ def run(
 
     pretok run pipelines/demo.toml
     """
+    given = settings_of(context)
     loaded = read_recipe([str(recipe)], given)
     console = terminal(context, loaded.out, loaded)
     with start_engine(workers, address, "pretok.shards.tokenize_task") as engine:
@@ -118,22 +120,40 @@ def run(
         run_steps(loaded, engine, console)
 
 
-@takes("slurm.spare", "slurm.account", "slurm.exclude")
 def submit(
     context: typer.Context,
     recipe: RecipeFile,
+    *,
     train_arguments: Annotated[
         list[str] | None, argument("[-- TRAIN FLAGS]", "Override the recipe's [train].")
     ] = None,
-    profile: str = "generic",
-    stages: str | None = None,
-    nodes: list[str] | None = None,
-    links: list[str] | None = None,
-    time: list[str] | None = None,
-    *,
-    given: Given,
-    run: Path | None = None,
-    dry_run: bool = False,
+    profile: Annotated[
+        str, option("--profile", "Site profile: a name in slurm/profiles, or a file.", "NAME | FILE")
+    ] = "generic",
+    stages: Annotated[
+        str | None,
+        option(
+            "--stages", "Stages to submit, such as tokenize,mix. Default: all of the recipe.", "STAGE,..."
+        ),
+    ] = None,
+    nodes: Annotated[
+        list[str] | None, option("--nodes", "Number of nodes of each job of a stage.", "STAGE=N")
+    ] = None,
+    links: Annotated[
+        list[str] | None, option("--links", "Number of jobs of a stage that continue each other.", "STAGE=N")
+    ] = None,
+    time: Annotated[
+        list[str] | None, option("--time", "Time limit of each job of a stage.", "STAGE=TIME")
+    ] = None,
+    slurm_spare: Setting = setting("slurm.spare"),
+    slurm_account: Setting = setting("slurm.account"),
+    slurm_exclude: Setting = setting("slurm.exclude"),
+    run: Annotated[
+        Path | None, option("--run", "Folder of the training run. Default: OUT/run.", "DIR")
+    ] = None,
+    dry_run: Annotated[
+        bool, option("--dry-run", "Print the sbatch commands as a shell script. Submit nothing.")
+    ] = False,
     json: Json = False,
 ) -> None:
     """Submit a whole recipe to Slurm: vocabulary, tokens, verification, mix, and training in as many jobs as it takes.
@@ -141,20 +161,13 @@ def submit(
         pretok submit pipelines/italia-v01.toml --profile leonardo --nodes tokenize=16 --nodes train=32 --links train=20
 
     Nodes, links and times come from [slurm.STAGE] of the recipe or from options, everything else from the profile.
-
-    --profile NAME | FILE: Site profile: a name in slurm/profiles, or a file.
-    --stages STAGE,...: Stages to submit, such as tokenize,mix. Default: all of the recipe.
-    --nodes STAGE=N: Number of nodes of each job of a stage.
-    --links STAGE=N: Number of jobs of a stage that continue each other.
-    --time STAGE=TIME: Time limit of each job of a stage.
-    --run DIR: Folder of the training run. Default: OUT/run.
-    --dry-run: Print the sbatch commands as a shell script. Submit nothing.
     """
     import shlex
     from datetime import datetime
 
     from pretok.cluster import chain as job
 
+    given = settings_of(context)
     for name, values in (("nodes", nodes), ("links", links), ("time", time)):
         for value in values or ():
             stage, equals, amount = value.partition("=")

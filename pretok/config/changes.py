@@ -9,25 +9,23 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
+from itertools import chain
 from pathlib import Path
 
+from pretok.base.console import Console
 from pretok.base.errors import MismatchError, UsageError
 from pretok.base.records import read_record
 from pretok.base.units import listed
+from pretok.config.recipes import located
+from pretok.config.settings import Recipe
 from pretok.read.files import InputFile
 from pretok.read.paths import TWO_URLS, FileKey, is_remote
-from pretok.read.recognise import Listing
+from pretok.read.recognise import Listing, SourceInputs, list_inputs
 from pretok.read.record_format import RecordFormat
 
 SHOWN = 5
 INPUTS = "inputs"
 """Key of the settings with {source: SourceInputs}, whose changes are named file by file."""
-
-
-class SourceInputs(RecordFormat, frozen=True, kw_only=True):
-    """The files of a source, and how their records are read."""
-
-    files: tuple[InputFile, ...]
 
 
 def refuse_changes(what: str, folder: Path, old: Mapping[str, object], new: Mapping[str, object]) -> None:
@@ -96,6 +94,18 @@ def _source_changes(before: object, now: object) -> list[str]:
             if getattr(old[name], key) != getattr(new[name], key)
         ]
     return changes
+
+
+def list_sources(recipe: Recipe, console: Console, *, appended: bool = True) -> dict[str, list[Listing]]:
+    """List the input files of each source, then those of its appends. `console` gets the notices on them."""
+    listed = {}
+    for name, source in recipe.sources.items():
+        every = source.inputs_by_append if appended else (source.inputs,)
+        with located(recipe, "sources", name, "inputs"):
+            listed[name] = [list_inputs(patterns, source.format) for patterns in every]
+    for text in chain(*(listing.notices for listing in chain(*listed.values())), shared_inputs(listed)):
+        console.notice(text)
+    return listed
 
 
 def shared_inputs(sources: Mapping[str, Sequence[Listing]]) -> list[str]:

@@ -30,6 +30,7 @@ from pydantic import (
 from pretok.base.records import replace
 from pretok.base.units import parse_count, parse_length, parse_share, scaled
 from pretok.read.paths import SAMPLE, is_remote
+from pretok.read.record_format import FormatName
 from pretok.tokenizer.kinds import CHAT_KINDS, MARKERS
 
 if TYPE_CHECKING:
@@ -162,7 +163,7 @@ class Part(BaseModel):
     )
 
     @model_validator(mode="after")
-    def _go_together(self) -> Self:
+    def _are_consistent(self) -> Self:
         """Refuse keys that need or exclude others."""
         given = [
             name for name in type(self).model_fields if name in self.model_fields_set and getattr(self, name)
@@ -186,7 +187,7 @@ class Source(Part):
     """[sources.NAME]: one language or collection."""
 
     inputs: Inputs = key(..., "Paths, globs, URLs, or `sample:it` and `sample:en`.", ["data/it/*.jsonl.zst"])
-    format: Literal["auto", "jsonl", "parquet", "text"] = key("auto", "Format; `auto` looks into the files.")
+    format: Literal["auto", FormatName] = key("auto", "Format; `auto` looks into the files.")
     field: str = key("text", "Field or column with the text, such as `data.text` inside another.")
     messages: str = key("", "Field with the messages of a conversation.", "messages", excludes="field")
     template: str = key("", "Joins fields into one text.", "{question}\n{answer}", excludes="field messages")

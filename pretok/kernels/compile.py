@@ -35,14 +35,14 @@ from pretok.base.errors import OutputError
 F = TypeVar("F", bound=Callable[..., Any])
 
 PACKAGE = Path(__file__).parents[1]
-FOLDERS = ("chat", "counts", "kernels", "read", "screen", "tokenizer", "vocab")
+FOLDERS = ("chat", "kernels", "read", "screen", "tokenizer", "vocab")
 """Folders with compiled functions. Every worker reads the sources in these, not in all folders."""
 
 
 def source_digest() -> str:
     """16 hexadecimal digits that depend on all modules that mention this one, for functions or for constants."""
     digest = hashlib.blake2b(digest_size=8)
-    for path in sorted(path for folder in FOLDERS for path in (PACKAGE / folder).glob("*.py")):
+    for path in sorted(path for folder in FOLDERS for path in (PACKAGE / folder).rglob("*.py")):
         source = path.read_bytes()
         if b"pretok.kernels.compile" in source:
             digest.update(str(path.relative_to(PACKAGE)).encode() + b"\0" + source)

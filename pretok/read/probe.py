@@ -12,7 +12,7 @@ from contextlib import suppress
 
 import pyarrow as pa
 
-from pretok.base.console import SILENT, Console
+from pretok.base.console import NO_CONSOLE, Console
 from pretok.base.errors import UsageError
 from pretok.base.reads import map_reads
 from pretok.base.storage import tried
@@ -33,7 +33,7 @@ CHATS = ("messages", "conversations", "conversation")
 
 
 def probe_inputs(
-    inputs: Sequence[InputFile], field: str, lists: bool = False, console: Console = SILENT
+    inputs: Sequence[InputFile], field: str, lists: bool = False, console: Console = NO_CONSOLE
 ) -> list[Probe]:
     """A Probe of each input. `console` gets a notice of files without the field; UsageError if no file has it.
 

@@ -31,6 +31,7 @@ from pretok.read.files import (
 )
 from pretok.read.formats import FORMATS
 from pretok.read.paths import TWO_URLS, FileKey, expand, file_key, is_glob, is_remote, name_url
+from pretok.read.record_format import RecordFormat
 
 _SUFFIX_COMPRESSION = {".zst": "zstd", ".zstd": "zstd", ".gz": "gzip"}
 _CSV = (
@@ -59,6 +60,12 @@ class _Look(NamedTuple):
     file: InputFile | None
     notice: str
     key: FileKey | None = None
+
+
+class SourceInputs(RecordFormat, frozen=True, kw_only=True):
+    """The files of a source, and how their records are read."""
+
+    files: tuple[InputFile, ...]
 
 
 class Listing(NamedTuple):

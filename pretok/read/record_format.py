@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import string
 from functools import lru_cache
-from typing import Any
+from typing import Any, Literal
 
 from msgspec import UNSET, UnsetType, field
 
 from pretok.base.records import Count, Record
+
+FormatName = Literal["parquet", "arrow", "jsonl", "text"]
+"""The names of `read.formats`, here because a recipe is checked before anything heavy is loaded."""
 
 
 class Conversation(Record, frozen=True, kw_only=True):

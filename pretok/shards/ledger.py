@@ -170,7 +170,7 @@ def ledger_column(path: Path, name: str) -> pa.Array:
     return pa.concat_arrays([rows[name] for rows in ledger_windows(path, [name])])
 
 
-def strike(
+def rewrite_without(
     path: Path, to: Path, source: str, rows: npt.NDArray[np.bool_], values: Mapping[str, object]
 ) -> SideFile:
     """Write a ledger, or joined columns, again to `to`, with the documents `rows` (documents,) removed: of their

@@ -33,9 +33,8 @@ from pretok.base.tokens import token_dtype
 from pretok.base.units import listed, plural
 from pretok.chat.resolve import resolve
 from pretok.config import Recipe, located
-from pretok.config.changes import refuse_changes, shared_inputs
+from pretok.config.changes import list_sources, refuse_changes
 from pretok.read.partition import stamped
-from pretok.read.recognise import list_inputs
 from pretok.read.record_format import RecordFormat
 from pretok.read.rejects import poor_sources
 from pretok.screen.benchmark import Benchmark, read_benchmark
@@ -155,13 +154,9 @@ class _Job:
             refuse_changes("the shards", self.shards, old.config, self.config)
             sealed = {name: load_appends(old, name) for name in sorted(known)}
         itemsize, size = token_dtype(self.vocab.size).itemsize, self.recipe.shards.size
-        plans, listed = [], {}
+        plans = []
         with self.engine.stop.raising():
-            for name, source in self.recipe.sources.items():
-                with located(self.recipe, "sources", name, "inputs"):
-                    listed[name] = [list_inputs(globs, source.format) for globs in source.inputs_by_append]
-            for text in chain(*(one.notices for one in chain(*listed.values())), shared_inputs(listed)):
-                self.console.notice(text)
+            listed = list_sources(self.recipe, self.console)
             for name, source in self.recipe.sources.items():
                 before = sealed.get(name, ())
                 with located(self.recipe, "sources", name, "inputs"):

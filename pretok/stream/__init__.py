@@ -218,7 +218,7 @@ class View:
         )
         self.masked = any(source.learn for source in mix.sources)
         if store is not None and self.masked:
-            store.bring_spans(shards)
+            store.fetch_spans(shards)
         self.learned = Learned(shards, [source.learn for source in mix.sources]) if self.masked else None
         self._ahead = _Ahead(0, 0, Pieces(*[np.empty(0, np.int64)] * 4), None)
         self._expected = 0
@@ -325,7 +325,7 @@ class View:
         """
         files = self.tokens.files
         if not isinstance(files, OpenFiles):
-            files.whole = files.pays(share)
+            files.whole = files.worth_caching(share)
             # Looking ahead in this view would move it away from where its reader is, so a copy does that.
             ahead: View = pickle.loads(pickle.dumps(self))
             files.expect(files.units(ahead._part(_whole(one), False)[0]) for one in batches)

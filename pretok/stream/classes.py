@@ -22,7 +22,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from pretok.base.errors import IntegrityError, UsageError
-from pretok.base.sql import database, errors, told
+from pretok.base.sql import database, duckdb_message, errors
 from pretok.base.storage import remove_leftovers
 from pretok.base.tokens import Ints
 from pretok.shards.annotations import open_annotations
@@ -176,7 +176,9 @@ def _check(
                 connection.execute(f'CREATE INDEX "{name}" ON checked (tokens, (({predicate}\n)))')
                 kind = connection.execute(f"DESCRIBE SELECT ({predicate}\n) FROM checked").fetchall()[0][1]
         except duckdb.Error as error:
-            said = told(error).partition("\n\nLINE ")[0]  # the rest quotes our query, not the user's
+            said = duckdb_message(error).partition("\n\nLINE ")[
+                0
+            ]  # the rest quotes our query, not the user's
             raise UsageError(
                 f"{what}{name}: {said}\nthe columns are {', '.join(columns)}; a condition may use only these"
             ) from None
@@ -201,7 +203,7 @@ def _run(
         raise
     except duckdb.Error as error:
         asked = ", ".join(f"{what}{name} where {predicate}" for name, predicate in predicates.items())
-        raise UsageError(f"{asked}: {told(error)}") from None
+        raise UsageError(f"{asked}: {duckdb_message(error)}") from None
     finally:
         connection.unregister("rows")
     return np.array([np.asarray(column, np.bool_) for column in columns.values()])

@@ -297,7 +297,7 @@ class Store:
         """Return the `.bin` objects of shards with tokens of `itemsize` bytes. asked: bytes that a stream reads."""
         return StoreFiles(self, shards, itemsize, asked)
 
-    def bring_spans(self, shards: Iterable[Shard]) -> None:
+    def fetch_spans(self, shards: Iterable[Shard]) -> None:
         """Fetch the spans of conversations, which say which tokens are learned."""
         for shard in shards:
             if shard.kinds is not None:
@@ -390,11 +390,11 @@ class StoreFiles:
         self._starts: Ints = np.cumsum([0, *self._sizes], dtype=np.int64)
         # Blocks are numbered through all shards; this is the number of each shard's first one.
         self._first: Ints = np.cumsum([0, *(-(-self._sizes // NODE))], dtype=np.int64)
-        self.whole = self.pays(1.0)
+        self.whole = self.worth_caching(1.0)
         self._shared = dict(self.__dict__)
         self._begin()
 
-    def pays(self, share: float) -> bool:
+    def worth_caching(self, share: float) -> bool:
         """Return whether to fetch whole MiBs, if the readers of CACHE read this part of the stream.
 
         Sequences lie anywhere in the shards, and a MiB holds many of them. So MiBs pay off only if CACHE keeps them all

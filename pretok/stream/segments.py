@@ -48,7 +48,7 @@ class RunSegment(Record, frozen=True, kw_only=True, omit_defaults=True, forbid_u
         """Return how many tokens are done after `step` steps."""
         return self.tokens + (step - self.step) * self.global_batch * self.seq_len
 
-    def goes_on_with(self, other: RunSegment) -> bool:
+    def continues(self, other: RunSegment) -> bool:
         """Return whether `other` only continues this segment, without any change."""
         here = replace(self, step=other.step, position=self.position_after(other.step))
         return replace(here, tokens=other.tokens) == other

@@ -6,7 +6,7 @@ special token is encoded as ordinary text.
 
 `gigatoken` encodes; `tokenizers` is the reference. The reference encodes documents with characters that the two engines
 class or normalize differently. It also encodes everything for a tokenizer that gigatoken does not accept, that has
-features which gigatoken handles differently (`doubt`), or with which gigatoken encodes a probe text differently.
+features which gigatoken handles differently (`why_not_fast`), or with which gigatoken encodes a probe text differently.
 
 gigatoken takes 65 % of the CPU time of the thread that encodes (1.1 of 1.7 s for 283 MB; SHA-256 and writing take most
 of the rest). The arrays that it is called with and gives take 0.4 ms a batch, 2 %, and batches larger than the reader's
@@ -152,7 +152,7 @@ def endless_words(texts: pa.LargeStringArray) -> list[int]:
 def choose_engine(vocab: Vocabulary, reference: ReferenceEngine) -> tuple[Engine, str]:
     """(the fastest engine that is exact for this tokenizer, a notice if that is the slow one)."""
     try:
-        if not (reason := doubt(vocab)):
+        if not (reason := why_not_fast(vocab)):
             fast, probes = FastEngine(vocab), _probes(vocab)
             if not (unequal := _unequal(fast, reference, probes)):
                 return fast, ""
@@ -213,7 +213,7 @@ Engine = ReferenceEngine | FastEngine
 """Encodes a batch: (ids of all documents in a row, offsets (documents + 1,))."""
 
 
-def doubt(vocab: Vocabulary) -> str:
+def why_not_fast(vocab: Vocabulary) -> str:
     """Why gigatoken may encode differently from tokenizers with this tokenizer, "" if nothing is known."""
     plain = [token for token in vocab.added if not token["special"]]
     for token in plain:

@@ -8,8 +8,8 @@ import time
 from datetime import datetime
 
 import pytest
+from recording import RecordingConsole
 from support import ROOT  # noqa: F401
-from telling import Told
 
 from pretok.base.errors import InternalError, NoSpace, PartitionsFailed, Stopped
 from pretok.base.failures import TaskError
@@ -34,7 +34,7 @@ def square(item, report):
 @pytest.fixture
 def told():
     tries.clear()
-    return Told()
+    return RecordingConsole()
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from tokenizing import contents, run
 
 import pretok.stream
-from pretok.base.console import Silent
+from pretok.base.console import Console
 from pretok.base.errors import PretokError, Stopped
 from pretok.base.execute import Engine
 from pretok.base.stop import StopFlag
@@ -89,7 +89,7 @@ def make(tmp_path: Path, vocab: Path, here: Engine) -> Make:
 
 
 def problems(manifest: Manifest, here: Engine, sample: int | None = 0, **how: Any) -> str:
-    return "\n".join(run_verify(manifest.folder, sample, here, Silent(), **how)[1])
+    return "\n".join(run_verify(manifest.folder, sample, here, Console(), **how)[1])
 
 
 def texts(manifest: Manifest) -> list[str]:
@@ -210,7 +210,7 @@ def test_counts_are_of_what_was_written(tmp_path: Path, here: Engine, few_bucket
     assert made.vocab.special_tokens[2:4] == ("<|im_start|>", "<|im_end|>")
     assert len(made.vocab.special_tokens) == 64
     table = WordTable()
-    for bucket in run_count(made, here, Silent()).buckets:
+    for bucket in run_count(made, here, Console()).buckets:
         table.add_words(read_group(bucket, 0))
     words = table.words()
     spelled = bytes(words.data)
@@ -327,7 +327,7 @@ def test_conversations_are_removed(tmp_path: Path, make: Make, here: Engine) -> 
     """Their places and spans stay, their texts do not, and they do not come back."""
     before = make(keep=["id"])
     spans = {shard.path: shard.spans_path.read_bytes() for shard in before.shards}
-    run_remove(Request(before.folder, "why", where="id in (3, 7, 20)"), Silent())
+    run_remove(Request(before.folder, "why", where="id in (3, 7, 20)"), Console())
     manifest = load_manifest(before.folder)
     counts = manifest.sources["chat"]
     assert counts.removed is not None

@@ -8,6 +8,7 @@ import random
 import unicodedata
 from itertools import count
 from pathlib import Path
+from typing import get_args
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -18,13 +19,15 @@ from hypothesis import strategies as st
 from reading import inputs_of, lines_of, read
 
 from pretok.chat.read_documents import read_documents
+from pretok.config import make_recipe
 from pretok.read import readers
 from pretok.read.format import Piece
+from pretok.read.formats import FORMATS
 from pretok.read.normalize import Normalization
 from pretok.read.partition import Partition, plan
 from pretok.read.probe import probe_inputs
 from pretok.read.readers import Damage, read_piece
-from pretok.read.record_format import RecordFormat
+from pretok.read.record_format import FormatName, RecordFormat
 
 TEXTS = [f"Documento n. {i}: perché no? L'è così.\n" * (i % 7 + 1) for i in range(200)]
 NUMBERED = dict(enumerate(TEXTS))
@@ -89,8 +92,8 @@ def same_texts(request, tmp_path):
 
 @pytest.mark.parametrize("batch_bytes", [1, 1000, 1 << 22])
 def test_every_format_gives_the_same_documents(same_texts, batch_bytes, monkeypatch):
-    monkeypatch.setattr(readers, "BATCH_BYTES", batch_bytes)
     """Also in pieces, as a plan cuts it; a small file is then read at once."""
+    monkeypatch.setattr(readers, "BATCH_BYTES", batch_bytes)
     path, record = same_texts
     assert read(path, record) == (NUMBERED, {}, "", [])
     (file,) = inputs_of(path)
@@ -105,6 +108,17 @@ def test_every_format_gives_the_same_documents(same_texts, batch_bytes, monkeypa
         or (file.format, file.compression) == ("jsonl", "")
     )
     assert (len(pieces) > 2) == splits
+
+
+def test_a_source_may_declare_every_format():
+    assert get_args(FormatName) == tuple(FORMATS)
+    for name in FORMATS:
+        assert (
+            make_recipe({"sources": {"it": {"inputs": ["a"], "format": name}}, "out": "w"}, "")
+            .sources["it"]
+            .format
+            == name
+        )
 
 
 def test_columns_by_path_and_by_name_among_many(tmp_path):

@@ -16,7 +16,7 @@ from tokenizing import contents, run
 
 import pretok
 import pretok.stream
-from pretok.base.console import Silent
+from pretok.base.console import Console
 from pretok.base.errors import MismatchError, UsageError
 from pretok.base.execute import Engine
 from pretok.cli import run_command
@@ -64,7 +64,7 @@ def test_a_folder_that_grew_is_the_one_made_at_once(inputs: Path, here: Engine, 
     assert contents(at_once.shards_dir) == third
 
     manifest = load_manifest(made.shards_dir)
-    assert run_verify(made.shards_dir, None, here, Silent())[1] == []
+    assert run_verify(made.shards_dir, None, here, Console())[1] == []
     assert [manifest.appends(name) for name in ("a", "b")] == [2, 1]
     assert len(manifest.history) == 2
     files = [inputs / f"{number}.jsonl" for number in (0, 2, 4)]

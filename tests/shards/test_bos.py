@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from recording import RecordingConsole
 from support import rehash, write_recipe
-from telling import Told
 from tokenizing import recipe, run
 
 import pretok
@@ -38,14 +38,14 @@ def test_each_document_is_bos_ids_eod_and_nothing_else_differs(folder, vocab_dir
     assert sorted(documents(begun)) == sorted([BOS, *ids] for ids in documents(plain))
     assert with_bos.data["tokenizer"] == {**without.data["tokenizer"], "bos_id": BOS}
     assert with_bos.fingerprint != without.fingerprint
-    assert run_verify(begun.shards_dir, None, here, Told())[1] == []
+    assert run_verify(begun.shards_dir, None, here, RecordingConsole())[1] == []
     texts = [sorted(pretok.open(made.out).texts().read_all()["text"].to_pylist()) for made in (plain, begun)]
     assert texts[0] == texts[1]
     shown = run_inspect(begun.shards_dir, "it", 0)
     assert marked(shown.tokens).startswith(f"[{NAME}]")
     heading = document_heading(shown, load_vocabulary(with_bos))
     assert "the first is the beginning-of-document token" in heading[-1]
-    sure, more = (run_forecast(made, 1, Told()).tokens.value for made in (plain, begun))
+    sure, more = (run_forecast(made, 1, RecordingConsole()).tokens.value for made in (plain, begun))
     assert round(more - sure) == without.totals.documents
 
     for made, bos in ((begun, None), (begun, "<|pad|>"), (plain, NAME)):

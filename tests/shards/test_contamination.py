@@ -7,8 +7,8 @@ import shutil
 from pathlib import Path
 
 import pytest
+from recording import RecordingConsole
 from screened import rejects, rows, write
-from telling import Told
 from tokenizing import recipe, run
 
 from pretok.base.errors import MismatchError
@@ -39,7 +39,7 @@ def test_documents_are_marked_or_rejected_by_what_they_hold(
     tmp_path: Path, inputs: dict[str, list[Path | str]], items: Path, vocab_dir: Path, here: Engine
 ) -> None:
     marked = recipe(tmp_path / "marked", vocab_dir, inputs, against=items)
-    told = Told()
+    told = RecordingConsole()
     tokenize_step(marked, here, told)
     assert any("21 items" in text and text.endswith("has 8 words: 1 item") for text in told.notices)
     found = rows(marked, "it")

@@ -12,10 +12,10 @@ import pyarrow.parquet as pq
 import pytest
 import xxhash
 import zstandard
-from telling import Told
+from recording import RecordingConsole
 from tokenizing import recipe, run
 
-from pretok.base.console import SILENT
+from pretok.base.console import NO_CONSOLE
 from pretok.base.errors import IntegrityError
 from pretok.base.execute import Engine
 from pretok.config import make_recipe
@@ -118,7 +118,7 @@ def test_every_row_is_its_record(tmp_path: Path, vocab_dir: Path, here: Engine) 
     assert read[bad["position"] - 1] == "falso"
     counts = manifest.sources["it"]
     assert (counts.read, counts.mismatches, manifest.totals.mismatches) == (len(texts) + 1, {"n": 2}, {})
-    assert run_verify(made.shards_dir, None, here, SILENT)[1] == []
+    assert run_verify(made.shards_dir, None, here, NO_CONSOLE)[1] == []
     assert load_manifest(plain.shards_dir).fingerprint == manifest.fingerprint  # kept columns change no token
 
 
@@ -213,7 +213,7 @@ def test_a_mismatch_is_counted_with_the_document_that_is_written(
     shards["max_reject_share"] = "0.9"
     made = recipe(tmp_path / "out", vocab_dir, {"it": [tmp_path / name]}, ["n:integer"], **shards)
     made = made.model_copy(update={"normalize": made.normalize.model_copy(update={"strip_bom": True})})
-    tokenize_step(made, here, Told())
+    tokenize_step(made, here, RecordingConsole())
     manifest = load_manifest(made.shards_dir)
     written = [values[row["at"]] for row in rows_of(manifest, "it")]
     assert (len(written) == len(texts)) == (why == "kept")

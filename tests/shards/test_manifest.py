@@ -15,7 +15,7 @@ from test_golden import GOLDEN
 from tokenizing import recipe, run
 
 import pretok.stream
-from pretok.base.console import Silent
+from pretok.base.console import Console
 from pretok.base.errors import IntegrityError, MismatchError
 from pretok.base.execute import Engine
 from pretok.base.stop import StopFlag
@@ -30,7 +30,7 @@ FLIPS = 60
 
 
 def verify(shards: Path, here: Engine, sample: int | None = 0) -> list[str]:
-    return run_verify(shards, sample, here, Silent())[1]
+    return run_verify(shards, sample, here, Console())[1]
 
 
 @pytest.fixture(scope="module")

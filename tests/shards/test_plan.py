@@ -13,7 +13,7 @@ import pytest
 import tokenizing
 
 import pretok
-from pretok.base.console import Silent
+from pretok.base.console import Console
 from pretok.base.errors import MismatchError, PartitionsFailed, Stopped, UsageError
 from pretok.config import Recipe, make_recipe
 from pretok.read import readers
@@ -44,7 +44,7 @@ def tokenize(made: Recipe, here) -> list[str]:
 
 
 def count(made: Recipe, here):
-    return run_count(made, here, Silent())
+    return run_count(made, here, Console())
 
 
 @pytest.mark.parametrize("work", [tokenize, count])

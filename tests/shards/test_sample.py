@@ -15,7 +15,7 @@ from chatting import write_tokenizer
 from tokenizing import contents, run
 
 import pretok
-from pretok.base.console import Silent
+from pretok.base.console import Console
 from pretok.base.execute import Engine
 from pretok.config import make_recipe
 from pretok.documents.audit.verify_job import run_verify
@@ -74,7 +74,7 @@ def test_a_shard_of_which_a_document_differs_is_encoded_by_tokenizers(
     assert {text.split(f": {file}, hash ")[1] for text in again} <= set(rows)
     assert f"other ids than tokenizers in {shards} partitions" in notices[-1]
     assert again[0] in notices[-1]
-    assert run_verify(manifest.folder, None, here, Silent())[1] == []
+    assert run_verify(manifest.folder, None, here, Console())[1] == []
 
 
 def test_a_share_of_the_documents_is_compared_and_at_least_one_that_is_short(

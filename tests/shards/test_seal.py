@@ -16,7 +16,7 @@ from test_golden import GOLDEN
 from tokenizing import contents, recipe, run
 
 import pretok.stream
-from pretok.base.console import Silent
+from pretok.base.console import Console
 from pretok.base.errors import IntegrityError, InternalError, PartitionsFailed
 from pretok.base.execute import Engine
 from pretok.cli import run_command
@@ -85,7 +85,7 @@ def both(folder: Path, out: str) -> Recipe:
 def look(shards: Path, here: Engine) -> None:
     """What stands is true, to the last byte; or nothing stands, and that is said."""
     if has_manifest(shards):
-        problems = run_verify(shards, 0, here, Silent())[1]
+        problems = run_verify(shards, 0, here, Console())[1]
         assert [problem for problem in problems if "not in the manifest" not in problem] == []
         view = pretok.stream.open(shards, seq_len=8)
         assert len(view[:]) == len(view)
@@ -124,7 +124,7 @@ def test_partitions_done_again(tmp_path: Path, inputs: Callable[[bool], None], h
     assert without_manifest(made) == without_manifest(fresh)
     assert load_manifest(made.shards_dir).fingerprint == load_manifest(fresh.shards_dir).fingerprint
     assert shards > len(load_manifest(made.shards_dir).of("it"))
-    assert run_verify(made.shards_dir, None, here, Silent())[1] == []
+    assert run_verify(made.shards_dir, None, here, Console())[1] == []
 
 
 def test_incomplete_does_not_look_complete(
@@ -163,4 +163,4 @@ def test_incomplete_does_not_look_complete(
     assert list(unfinished(made.shards_dir)) == ["it"]
     run(made, here)
     assert list(load_manifest(made.shards_dir).sources) == ["good", "it", "new"]
-    assert run_verify(made.shards_dir, None, here, Silent())[1] == []
+    assert run_verify(made.shards_dir, None, here, Console())[1] == []

@@ -15,8 +15,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import zstandard
+from recording import RecordingConsole
 from support import ROOT, SPECIAL
-from telling import Told
 from tokenizers import Tokenizer
 from tokenizing import contents, recipe, run
 
@@ -184,13 +184,13 @@ def test_a_stop_says_how_far_it_came_and_the_next_run_goes_on_from_there(
     made = recipe(tmp_path, vocab_dir, inputs, KEEP)
     stop = StopFlag()
 
-    class StopsAfterTwo(Told):
+    class StopsAfterTwo(RecordingConsole):
         def __call__(self, counts):
             super().__call__(counts)
             if self.counts["partitions"] == 2:
                 stop._on_signal(signal.SIGTERM, None)
 
-    first, second = StopsAfterTwo(), Told()
+    first, second = StopsAfterTwo(), RecordingConsole()
     with pytest.raises(
         Stopped, match=r"run the same command again to continue; 2 of [0-9]+ partitions"
     ) as stopped:

@@ -9,10 +9,10 @@ import pytest
 from slurm_support import Cluster, Submitted
 from test_slurm_train import TRAIN, Profile, Recipe, Stub, numbers, train_here
 
-from pretok.base.console import Silent
+from pretok.base.console import Console
 from pretok.base.storage import read_lines
-from pretok.session import start_engine
 from pretok.config import load_recipe
+from pretok.session import start_engine
 from pretok.steps import tokenize_step
 from pretok.stream.mix_job import MixRequest, run_mix
 
@@ -27,7 +27,7 @@ def work(recipe: Recipe) -> tuple[Path, Path]:
     path = recipe("work", TRAIN)
     loaded = load_recipe(path)
     with start_engine(0, None) as engine:
-        tokenize_step(loaded, engine, Silent())
+        tokenize_step(loaded, engine, Console())
     run_mix(loaded.shards_dir, loaded.mix_path, MixRequest(loaded.mix))
     return path, loaded.out
 

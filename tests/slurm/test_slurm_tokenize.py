@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from slurm_support import LAB, Cluster, Submitted
 
-from pretok.base.console import Silent
-from pretok.session import start_engine
+from pretok.base.console import Console
 from pretok.config import load_recipe
+from pretok.session import start_engine
 from pretok.steps import tokenize_step
 
 Recipe = Callable[..., Path]
@@ -36,7 +36,7 @@ def expected(recipe: Recipe) -> dict[str, str]:
     """The files that one process on this machine makes."""
     loaded = load_recipe(recipe("here"))
     with start_engine(0, None) as engine:
-        tokenize_step(loaded, engine, Silent())
+        tokenize_step(loaded, engine, Console())
     return digests(loaded.shards_dir)
 
 

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 from slurm_support import ROOT, Cluster
 
-from pretok.base.console import Silent
-from pretok.session import start_engine
+from pretok.base.console import Console
 from pretok.config import load_recipe
+from pretok.session import start_engine
 from pretok.steps import tokenize_step
 from pretok.stream.mix_job import MixRequest, run_mix
 
@@ -58,7 +58,7 @@ def test_two_nodes_equal_one_process_through_a_signal(
     path = recipe("work", TRAIN)
     loaded = load_recipe(path)
     with start_engine(0, None) as engine:
-        tokenize_step(loaded, engine, Silent())
+        tokenize_step(loaded, engine, Console())
     run_mix(loaded.shards_dir, loaded.mix_path, MixRequest(loaded.mix))
     site = profile(preflight="full")
     shape = ["--stages=train", "--nodes=train=2", "--links=train=3"]

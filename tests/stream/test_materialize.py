@@ -11,7 +11,7 @@ from support import make_shards
 from tokenizing import contents
 
 import pretok.stream
-from pretok.base.console import Silent
+from pretok.base.console import Console
 from pretok.base.errors import IntegrityError, MismatchError, PartitionsFailed, UsageError
 from pretok.base.execute import Engine, Report
 from pretok.documents.audit.verify_job import run_verify
@@ -37,7 +37,7 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(shards: Path, out: Path, here: Engine, mix: str = "mix") -> None:
-    run_materialize(shards, shards / f"{mix}.json", out, here, Silent(), shard_bytes=SHARD_BYTES)
+    run_materialize(shards, shards / f"{mix}.json", out, here, Console(), shard_bytes=SHARD_BYTES)
 
 
 def test_it_is_a_stream_and_shards(shards: Path, tmp_path: Path, here: Engine) -> None:
@@ -50,7 +50,7 @@ def test_it_is_a_stream_and_shards(shards: Path, tmp_path: Path, here: Engine) -
     assert [shard.documents for shard in manifest.shards] == [20] * 7 + [10]
     assert ShardReader(manifest.shards[1].prefix)[3].tolist() == plan[23].tolist()
     assert sorted(path.name for path in tmp_path.iterdir()) == [FILE_NAME, "mix", TOKENIZER_FILE]
-    assert not [told for told in run_verify(tmp_path, 0, here, Silent())[1] if "spans" in told]
+    assert not [told for told in run_verify(tmp_path, 0, here, Console())[1] if "spans" in told]
 
 
 def test_what_does_not_agree_is_refused(shards: Path, tmp_path: Path, here: Engine) -> None:

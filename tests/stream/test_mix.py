@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from mixing import manifest_of, request
+from recording import RecordingConsole
 from support import make_shards
-from telling import Told
 
 import pretok.stream
 from pretok.base.errors import MismatchError, PretokError, UsageError
@@ -172,7 +172,10 @@ def test_too_many_epochs_says_what_fits() -> None:
 
 
 def test_a_mix_of_many_sources_fits_a_terminal() -> None:
-    manifest, told = manifest_of({f"s{number:03}": 1_010 + number for number in range(300)}), Told()
+    manifest, told = (
+        manifest_of({f"s{number:03}": 1_010 + number for number in range(300)}),
+        RecordingConsole(),
+    )
     show_mix(manifest, plan_mix(manifest, request("all:natural", seq_len=10))[1], told)
     line, sources = told.shown
     assert (len(line) < 300, "and 294 more" in line, len(sources.rows)) == (True, True, 300)

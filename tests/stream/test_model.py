@@ -24,7 +24,7 @@ from mixing import best_fit, request, write_ledgers
 from support import EOD, make_shards
 
 import pretok.stream
-from pretok.base.console import Silent
+from pretok.base.console import Console
 from pretok.base.execute import Engine
 from pretok.base.stop import StopFlag
 from pretok.config import make_mix
@@ -290,7 +290,7 @@ def test_everything_together(
     check_disclosed(shards, path, view, model)
     if materialized:
         with StopFlag() as stop, Engine(0, None, stop) as engine:
-            run_materialize(shards, path, folder / "out", engine, Silent(), shard_bytes=500)
+            run_materialize(shards, path, folder / "out", engine, Console(), shard_bytes=500)
         written = pretok.stream.open(folder / "out")
         assert written.fingerprint == view.fingerprint
         for one, other in zip(

@@ -24,7 +24,7 @@ from support import make_shards, needs, rehash, until
 
 import pretok.stream
 from benchmarks.train_shards import bare_manifest
-from pretok.base.console import Silent
+from pretok.base.console import Console
 from pretok.base.errors import IntegrityError, OutputError, UsageError
 from pretok.base.execute import Engine
 from pretok.base.records import replace
@@ -67,7 +67,7 @@ def bucket(tmp_path_factory: pytest.TempPathFactory) -> Path:
             (folder / kind).mkdir()
             run_mix(small, folder / kind / "mix.json", wish)
     with StopFlag() as stop, Engine(0, None, stop) as engine:
-        run_materialize(small, folder / "chat" / "mix.json", folder / "sorted", engine, Silent())
+        run_materialize(small, folder / "chat" / "mix.json", folder / "sorted", engine, Console())
     shards = []
     for number, tokens in enumerate((6 * NODE - 999, 4 * NODE + 1, 2 * NODE)):
         with ShardWriter(folder / "large" / "it" / f"it-{number:05d}", np.dtype("<u2")) as writer:

@@ -17,7 +17,7 @@ from texts import HARD
 from texts import texts as any_texts
 from tokenizing import recipe, run, vocabulary
 
-from pretok.base.console import Silent
+from pretok.base.console import Console
 from pretok.base.execute import Engine
 from pretok.base.records import replace
 from pretok.documents.audit.inspection import run_inspect
@@ -94,7 +94,7 @@ def shards_of(folder: Path, data: dict[str, Any], documents: list[str], here: En
     (folder / "a.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in documents))
     made = recipe(folder / "out", folder, {"it": [folder / "a.jsonl"]}, val_fraction="0.3")
     run(made, here)
-    assert run_verify(made.shards_dir, None, here, Silent())[1] == []
+    assert run_verify(made.shards_dir, None, here, Console())[1] == []
     return made.shards_dir
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from tokenizing import recipe, run
 
-from pretok.base.console import Silent
+from pretok.base.console import Console
 from pretok.base.errors import MismatchError, UsageError
 from pretok.base.execute import Engine
 from pretok.cli import run_command
@@ -188,7 +188,7 @@ def test_a_tokenizer_replaced_in_mid_run_changes_nothing(
 
     monkeypatch.setattr("pretok.shards.tokenize_job.plan_source", plan)
     made = recipe(folder / "out", folder, {"it": [folder / "a.jsonl"]}, val_fraction="0")
-    run_tokenize(made, here, Silent())
+    run_tokenize(made, here, Console())
     assert load_vocab(folder).fingerprint != before
     assert load_vocab(made.shards_dir).fingerprint == before
     manifest = json.loads((made.shards_dir / "manifest.json").read_text())

@@ -65,7 +65,7 @@ CRAFTED: list[Callable[[Path], object]] = [
 ]
 
 
-def _tell_what_is_read() -> None:
+def _show_what_is_read() -> None:
     counts = list[int]()
     around(tensors.Reader, "fill", lambda _, __, ___, piece, ____: counts.append(piece.numel()))
     told = lambda *_: print("read", sum(counts), "numbers by", os.environ["RANK"], counts.clear())  # noqa: E731
@@ -81,7 +81,7 @@ def test_replicas_divide_what_they_save_and_read(trial: Trial) -> None:
         (ranks, flags(trial.config(**more | {"steps": 2 * number + 2}, shard=shard)))
         for number, (ranks, shard) in enumerate(meshes)
     ]
-    text = run_jobs(jobs, trial.folder, before=_tell_what_is_read)
+    text = run_jobs(jobs, trial.folder, before=_show_what_is_read)
     whole = trial.folder / "whole"
     assert column(trial.run, "data_hash") == column(whole, "data_hash")
     assert column(trial.run, "loss") == pytest.approx(column(whole, "loss"), rel=1e-5)

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 from counting import Killer, contents, documents, recipe
+from recording import RecordingConsole
 from support import needs
-from telling import Told
 from tokenizers import Tokenizer
 from tokenizing import trained_model
 
-from pretok.base.console import SILENT, Console
+from pretok.base.console import NO_CONSOLE, Console
 from pretok.base.errors import MismatchError, PartitionsFailed, Stopped, UsageError
 from pretok.base.execute import Engine
 from pretok.base.records import read_record, to_json
@@ -37,7 +37,7 @@ SPECIAL = ["<|endoftext|>", "<|pad|>", *(f"<|reserved_{i}|>" for i in range(62))
 
 
 def report_of(
-    made: Recipe, engine: Engine, console: Console = SILENT, compare: Sequence[Path] = ()
+    made: Recipe, engine: Engine, console: Console = NO_CONSOLE, compare: Sequence[Path] = ()
 ) -> dict[str, Any]:
     """The report as it stands in the file."""
     report = run_build_vocab(made, engine, console, compare)
@@ -51,7 +51,7 @@ def reference(texts: list[str], pattern: str, size: int) -> dict[str, Any]:
 
 
 def test_weighted_counts_train_as_repeated_text_does(folder: Path, here: Engine) -> None:
-    counts = run_count(recipe(folder, holdout="0"), here, SILENT)
+    counts = run_count(recipe(folder, holdout="0"), here, NO_CONSOLE)
     words = concatenate([part for part, _ in weigh(counts.buckets, {"it": 3, "en": 1}, 1)])
     buffer = buffer_of(words.data, words.offsets, words.counts)
     merges = train_merges(buffer, vocab_size=2000, special_tokens=len(SPECIAL))
@@ -63,10 +63,10 @@ def test_weighted_counts_train_as_repeated_text_does(folder: Path, here: Engine)
 
 @pytest.mark.parametrize("steps", [2, 14, 20, 27])
 def test_a_stopped_job_continues_to_the_same_bytes(folder: Path, here: Engine, steps: int) -> None:
-    run_build_vocab(recipe(folder, size=1200), here, SILENT)
+    run_build_vocab(recipe(folder, size=1200), here, NO_CONSOLE)
     with pytest.raises(Stopped):
-        run_build_vocab(recipe(folder, "killed", size=1200), Killer(steps), SILENT)
-    run_build_vocab(recipe(folder, "killed", size=1200), here, SILENT)
+        run_build_vocab(recipe(folder, "killed", size=1200), Killer(steps), NO_CONSOLE)
+    run_build_vocab(recipe(folder, "killed", size=1200), here, NO_CONSOLE)
     for part in ("vocab", "counts"):
         assert contents(folder / "killed" / part) == contents(folder / "out" / part)
 
@@ -78,40 +78,40 @@ def test_a_tokenizer_of_others_is_not_overwritten(folder: Path, here: Engine, pl
     other.parent.mkdir(parents=True)
     other.write_text("of others")
     with pytest.raises(UsageError, match="is not build-vocab's"):
-        run_build_vocab(made, here, SILENT)
+        run_build_vocab(made, here, NO_CONSOLE)
     assert other.read_text() == "of others"
     other.unlink()
-    run_build_vocab(made, here, SILENT)
+    run_build_vocab(made, here, NO_CONSOLE)
     (made.vocab_dir / "report.json").unlink()
     with pytest.raises(UsageError, match="is not build-vocab's"):  # nothing but the report tells whose it is
-        run_build_vocab(made, here, SILENT)
+        run_build_vocab(made, here, NO_CONSOLE)
 
 
 def test_a_vocabulary_is_made_once_for_its_settings_and_counts_alone_are_enough(
     folder: Path, here: Engine
 ) -> None:
     made = recipe(folder, size=1200)
-    first = run_build_vocab(made, here, SILENT)
-    assert run_build_vocab(made, Killer(0), SILENT) == first
+    first = run_build_vocab(made, here, NO_CONSOLE)
+    assert run_build_vocab(made, Killer(0), NO_CONSOLE) == first
     with pytest.raises(MismatchError, match=r"size was 1200 and is 1300"):
-        run_build_vocab(recipe(folder, size=1300), here, SILENT)
-    tokenizer, counts = (made.vocab_dir / "tokenizer.json").read_bytes(), run_count(made, here, SILENT)
+        run_build_vocab(recipe(folder, size=1300), here, NO_CONSOLE)
+    tokenizer, counts = (made.vocab_dir / "tokenizer.json").read_bytes(), run_count(made, here, NO_CONSOLE)
     shutil.rmtree(made.vocab_dir)  # another one in its place is measured anew
     assert report_of(recipe(folder, size=400), here)["size"] == 400
     for path in (folder / "in").iterdir():
         path.unlink()
     again = recipe(folder, "again", size=1200)
-    run_build_vocab(again, here, SILENT, counts=counts)
+    run_build_vocab(again, here, NO_CONSOLE, counts=counts)
     assert (again.vocab_dir / "tokenizer.json").read_bytes() == tokenizer
 
 
 def test_counts_of_words_of_another_pattern_are_refused(folder: Path, here: Engine) -> None:
-    counts = run_count(recipe(folder, pattern="gpt2"), here, SILENT)
+    counts = run_count(recipe(folder, pattern="gpt2"), here, NO_CONSOLE)
     with pytest.raises(
         UsageError, match=r"counts words of the pattern gpt2, but .* by cl100k: give --pattern"
     ):
-        run_build_vocab(recipe(folder, "other", size=600), here, SILENT, counts=counts)
-    run_build_vocab(recipe(folder, "other", size=600, pattern="gpt2"), here, SILENT, counts=counts)
+        run_build_vocab(recipe(folder, "other", size=600), here, NO_CONSOLE, counts=counts)
+    run_build_vocab(recipe(folder, "other", size=600, pattern="gpt2"), here, NO_CONSOLE, counts=counts)
 
 
 def test_fewer_merges_than_asked_for(folder: Path, here: Engine) -> None:
@@ -137,12 +137,12 @@ def test_words_that_memory_does_not_hold_are_refused_before_they_are_merged(
 ) -> None:
     monkeypatch.setattr("pretok.vocab.build_vocab_job.free_memory", lambda: 1000)
     with pytest.raises(UsageError, match="too many to merge here: words and bytes together may be 100"):
-        run_build_vocab(recipe(folder, size=600), here, SILENT)
+        run_build_vocab(recipe(folder, size=600), here, NO_CONSOLE)
 
 
 def test_both_libraries_open_the_folder(folder: Path, here: Engine) -> None:
     transformers = needs("transformers")
-    run_build_vocab(recipe(folder, size=1200), here, SILENT)
+    run_build_vocab(recipe(folder, size=1200), here, NO_CONSOLE)
     path = str(folder / "out" / "vocab")
     fast = transformers.AutoTokenizer.from_pretrained(path)
     plain = Tokenizer.from_file(path + "/tokenizer.json")
@@ -173,7 +173,7 @@ def test_impossible_settings_are_refused(
     message: str,
 ) -> None:
     with pytest.raises(UsageError, match=message):
-        run_build_vocab(recipe(folder, **settings), here, SILENT)
+        run_build_vocab(recipe(folder, **settings), here, NO_CONSOLE)
 
 
 def test_the_commands(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -203,7 +203,7 @@ def test_what_cannot_be_compared_is_refused_before_the_work(folder: Path, here: 
     other = folder / "tokenizer.json"
     other.write_text('{"model": {"type": "WordPiece"}}')
     with pytest.raises(UsageError, match=r"tokenizer\.json is not a byte-level BPE tokenizer but WordPiece"):
-        run_build_vocab(recipe(folder, size=1200), here, SILENT, [other])
+        run_build_vocab(recipe(folder, size=1200), here, NO_CONSOLE, [other])
     assert not (folder / "out" / "counts").exists()
 
 
@@ -212,8 +212,8 @@ def test_a_tokenizer_that_gives_up_on_a_text_is_not_compared_on_it(
     here: Engine,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    run_build_vocab(recipe(folder, size=1200), here, SILENT)
-    other, told = folder / "out" / "vocab" / "tokenizer.json", Told()
+    run_build_vocab(recipe(folder, size=1200), here, NO_CONSOLE)
+    other, told = folder / "out" / "vocab" / "tokenizer.json", RecordingConsole()
 
     def give_up(path: Path, texts: Any) -> Any:
         if path == other:

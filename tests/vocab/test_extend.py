@@ -15,7 +15,7 @@ from test_bpe import merge_slowly
 from tokenizers import Tokenizer
 from tokenizing import trained_model
 
-from pretok.base.console import SILENT
+from pretok.base.console import NO_CONSOLE
 from pretok.base.errors import IntegrityError, MismatchError, UsageError
 from pretok.base.execute import Engine
 from pretok.base.storage import read_json
@@ -87,7 +87,7 @@ def slow_extension(old: Tokenizer, texts: list[str], add: int) -> list[tuple[byt
 def test_merging_goes_on_and_old_ids_stay(folder: Path, tmp_path: Path, here: Engine, shape: str) -> None:
     old = written(tmp_path / "old", tokenizer_like(shape, documents(folder, "en")))
     made = recipe(folder, holdout="0", pattern=SHAPES[shape], extend=str(old), add=150)
-    report = run_build_vocab(made, here, SILENT)
+    report = run_build_vocab(made, here, NO_CONSOLE)
     before, after = read_json(old / "tokenizer.json"), read_json(made.vocab_dir / "tokenizer.json")
     size = Tokenizer.from_file(str(old / "tokenizer.json")).get_vocab_size()
     assert report.size == size + 150
@@ -130,11 +130,11 @@ def test_merging_goes_on_and_old_ids_stay(folder: Path, tmp_path: Path, here: En
 
 def test_the_report_compares_the_old_tokenizer(folder: Path, tmp_path: Path, here: Engine) -> None:
     old = written(tmp_path / "old", tokenizer_like("llama3", documents(folder, "en")))
-    report = run_build_vocab(recipe(folder, pattern="cl100k", extend=str(old), add=250), here, SILENT)
+    report = run_build_vocab(recipe(folder, pattern="cl100k", extend=str(old), add=250), here, NO_CONSOLE)
     rows = report.compare
     assert (rows["this"]["it"].tokens or 0) < (rows[str(old)]["it"].tokens or 0)
     with pytest.raises(MismatchError, match="size was"):
-        run_build_vocab(recipe(folder, pattern="cl100k", extend=str(old), add=200), here, SILENT)
+        run_build_vocab(recipe(folder, pattern="cl100k", extend=str(old), add=200), here, NO_CONSOLE)
 
 
 def test_transformers_opens_it_with_what_stood_beside(folder: Path, tmp_path: Path, here: Engine) -> None:
@@ -147,7 +147,7 @@ def test_transformers_opens_it_with_what_stood_beside(folder: Path, tmp_path: Pa
     }
     (old / "tokenizer_config.json").write_text(json.dumps(config))
     made = recipe(folder, pattern="cl100k", extend=str(old), add=50)
-    run_build_vocab(made, here, SILENT)
+    run_build_vocab(made, here, NO_CONSOLE)
     opens = transformers.AutoTokenizer.from_pretrained(str(made.vocab_dir))
     text = "L'acqua è più fresca, perché no?"
     assert opens(text)["input_ids"] == opened(made.vocab_dir).encode(text).ids
@@ -189,7 +189,7 @@ def test_what_cannot_be_extended_is_named_before_anything_is_written(
     old = written(tmp_path / "old", data)
     made = recipe(folder, **{"pattern": "cl100k", "extend": str(old), "add": 10, **settings})
     with pytest.raises(UsageError, match=message):
-        run_build_vocab(made, here, SILENT)
+        run_build_vocab(made, here, NO_CONSOLE)
     assert not made.out.exists()
 
 
@@ -197,11 +197,11 @@ def test_more_entries_than_the_words_hold_are_refused(folder: Path, tmp_path: Pa
     old = written(tmp_path / "old", tokenizer_like("llama3", documents(folder, "en"), 300))
     made = recipe(folder, pattern="cl100k", extend=str(old), add=60_000)
     with pytest.raises(UsageError, match="the words give only"):
-        run_build_vocab(made, here, SILENT)
+        run_build_vocab(made, here, NO_CONSOLE)
     assert not list(made.vocab_dir.rglob("*.json"))
     old.rename(made.vocab_dir)
     with pytest.raises(UsageError, match="would overwrite"):
-        run_build_vocab(recipe(folder, pattern="cl100k", extend=str(made.vocab_dir), add=1), here, SILENT)
+        run_build_vocab(recipe(folder, pattern="cl100k", extend=str(made.vocab_dir), add=1), here, NO_CONSOLE)
 
 
 def test_a_refused_extension_leaves_no_claim_to_a_tokenizer(
@@ -210,18 +210,18 @@ def test_a_refused_extension_leaves_no_claim_to_a_tokenizer(
     old = written(tmp_path / "old", tokenizer_like("llama3", documents(folder, "en"), 300))
     made = recipe(folder, pattern="cl100k", extend=str(old), add=60_000)
     with pytest.raises(UsageError, match="the words give only"):
-        run_build_vocab(made, here, SILENT)
+        run_build_vocab(made, here, NO_CONSOLE)
     made.vocab_dir.mkdir(parents=True, exist_ok=True)
     (other := made.vocab_dir / "tokenizer.json").write_text("of others")
     with pytest.raises(UsageError, match="is not build-vocab's"):
-        run_build_vocab(recipe(folder, pattern="cl100k", extend=str(old), add=20), here, SILENT)
+        run_build_vocab(recipe(folder, pattern="cl100k", extend=str(old), add=20), here, NO_CONSOLE)
     assert other.read_text() == "of others"
 
 
 def test_a_damaged_map_is_named(folder: Path, tmp_path: Path, here: Engine) -> None:
     old = written(tmp_path / "old", tokenizer_like("llama3", documents(folder, "en"), 300))
     made = recipe(folder, pattern="cl100k", extend=str(old), add=20)
-    run_build_vocab(made, here, SILENT)
+    run_build_vocab(made, here, NO_CONSOLE)
     path = made.vocab_dir / "vocab-map.json"
     whole = read_json(path)
     wrong = (

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 from counting import documents, recipe
-from telling import Told
+from recording import RecordingConsole
 from tokenizers import Tokenizer
 
-from pretok.base.console import SILENT, Table
+from pretok.base.console import NO_CONSOLE, Table
 from pretok.base.execute import Engine
 from pretok.base.records import to_json
 from pretok.tokenizer.vocabulary import load_vocab
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.usefixtures("few_buckets")
 
 def test_every_figure_of_the_weighted_mix(folder: Path, here: Engine) -> None:
     made = recipe(folder, size=SIZE, weights=WEIGHTS, holdout="0")
-    report = to_json(run_build_vocab(made, here, SILENT))
+    report = to_json(run_build_vocab(made, here, NO_CONSOLE))
     figures = report["sizes"][str(SIZE)]
     tokenizer = Tokenizer.from_file(str(made.vocab_dir / "tokenizer.json"))
     tokenizer.encode_special_tokens = True
@@ -72,7 +72,7 @@ def test_every_figure_of_the_weighted_mix(folder: Path, here: Engine) -> None:
 
 
 def test_the_tables_show_the_report(folder: Path, here: Engine) -> None:
-    told = Told()
+    told = RecordingConsole()
     report = run_build_vocab(recipe(folder, size=SIZE, sizes=(700,)), here, told)
     sizes, heldout = (table for table in told.details if isinstance(table, Table))
     for row, (size, texts) in zip(sizes.rows, report.sizes.items(), strict=True):
@@ -87,10 +87,10 @@ def test_the_tables_show_the_report(folder: Path, here: Engine) -> None:
 
 def test_other_tokenizers_on_the_weighted_mix(folder: Path, here: Engine) -> None:
     small = recipe(folder, "small", size=700, weights={"it": "0.02", "en": "0.98"})
-    run_build_vocab(small, here, SILENT)
+    run_build_vocab(small, here, NO_CONSOLE)
     other = small.vocab_dir / "tokenizer.json"
     made = recipe(folder, size=SIZE, weights=WEIGHTS)
-    report = run_build_vocab(made, here, SILENT, [other])
+    report = run_build_vocab(made, here, NO_CONSOLE, [other])
     counts = load_counts(made.counts_dir)
     for name, path in (("this", made.vocab_dir / "tokenizer.json"), (str(other), other)):
         tokenizer = Tokenizer.from_file(str(path))

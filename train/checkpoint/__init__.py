@@ -1,9 +1,9 @@
 """From a training state to a checkpoint folder, which is complete or invisible, and back.
 
-- meta.py: the folder: meta.json, its files, their sizes and checksums
-- tensors.py: tensors by name, in pieces on any mesh
-- save.py: writes in the background, keeps the newest checkpoints
-- export.py: to transformers and back, with the tokenizer of the shards
+meta.py     the folder: meta.json, its files, their sizes and checksums
+tensors.py  tensors by name, in pieces on any mesh
+save.py     writes in the background, keeps the newest checkpoints
+export.py   to transformers and back, with the tokenizer of the shards
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ from pretok.base.records import Record, read_record, to_json
 from pretok.base.storage import PASSING, NewFile, read_json, tried, write_bytes
 from train.checkpoint.meta import FileRecord, Meta, TokenizerOrigin, check_files, read_meta
 from train.model.sizes import ModelConfig
-from train.parallel.group import together
+from train.parallel.group import all_or_raise
 from train.parallel.mesh import clean_name, local
 
 DTYPES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
@@ -322,11 +322,11 @@ def load(
         check_files(checkpoint, meta, dist.get_rank(), dist.get_world_size())
         return meta, Reader(checkpoint, meta)
 
-    # Each `together` is a collective: no rank starts to fill its tensors before all files are known to be good.
-    meta, reader = together(lambda: readable(checkpoint, read), group)
+    # Each `all_or_raise` is a collective: no rank starts to fill its tensors before all files are known to be good.
+    meta, reader = all_or_raise(lambda: readable(checkpoint, read), group)
     check(meta)
     replicas = mesh["replicate"]
-    together(lambda: restore(state, reader, replicas.get_local_rank(), replicas.size()), group)
+    all_or_raise(lambda: restore(state, reader, replicas.get_local_rank(), replicas.size()), group)
     if replicas.size() > 1:
         for piece in map(local, state.values()):
             if piece.numel():  # the last ranks may have no rows of a small parameter

@@ -97,10 +97,10 @@ def run_folder(out: Path, shards: Path) -> Iterator[threading.Event]:
             return lost
 
         # All ranks wait here until rank 0 has both, or raise its error.
-        yield together(take)
+        yield all_or_raise(take)
 
 
-def together(work: Callable[[], T], group: dist.ProcessGroup | None = None) -> T:
+def all_or_raise(work: Callable[[], T], group: dist.ProcessGroup | None = None) -> T:
     """Return this rank's `work()`. If it raises a PretokError on any rank, all ranks raise that of the first one."""
     problem: PretokError | None = None
     try:

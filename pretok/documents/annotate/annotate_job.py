@@ -130,7 +130,7 @@ def run_annotate(request: Request, console: Console) -> Annotations:
     return annotations
 
 
-def tell_joined(annotations: Annotations, console: Console) -> None:
+def show_joined(annotations: Annotations, console: Console) -> None:
     """Show what was joined."""
     columns = ", ".join(annotations.columns) or matched_column(annotations.name)
     documents, by = plural(annotations.documents, "document"), ", ".join(annotations.by)

@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from pretok.base.errors import UsageError
-from pretok.base.sql import told
+from pretok.base.sql import duckdb_message
 from pretok.read.files import CorruptInputError, InputFile, open_parquet, raise_passing, read_bytes
 from pretok.read.kept import LONGEST_VALUE, is_text, keep_column, type_of
 from pretok.read.whole_records import whole_records
@@ -152,7 +152,7 @@ def _block(
             pa.ArrowException,
             duckdb.InvalidInputException,
         ) as error:
-            raise UsageError(f"{where}: {name}: {told(error)}; {LIMITS}") from None
+            raise UsageError(f"{where}: {name}: {duckdb_message(error)}; {LIMITS}") from None
     return block
 
 

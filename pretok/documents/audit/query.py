@@ -21,7 +21,7 @@ from typing import Any
 
 from pretok.base.console import Console
 from pretok.base.errors import IntegrityError, UsageError
-from pretok.base.sql import errors, path_list, quoted, told
+from pretok.base.sql import duckdb_message, errors, path_list, quoted
 from pretok.shards.annotations import open_annotations, unknown_sources
 from pretok.shards.document_table import make_table, make_views
 from pretok.shards.manifest import Manifest, has_manifest, load_manifest
@@ -48,7 +48,7 @@ def run_query(work: Path, sql: str, console: Console) -> tuple[list[str], Iterat
             _make_docs(connection, manifest, console)
             _make_rejects(connection, manifest)
     except duckdb.Error as error:
-        raise IntegrityError(f"{shards}: {told(error)}; see pretok verify") from None
+        raise IntegrityError(f"{shards}: {duckdb_message(error)}; see pretok verify") from None
     try:
         with errors():
             connection.execute(sql)
@@ -57,7 +57,7 @@ def run_query(work: Path, sql: str, console: Console) -> tuple[list[str], Iterat
         if catalog and connection.extract_statements(sql)[0].type != duckdb.StatementType.SELECT:
             raise UsageError("pretok query only reads; it takes one SELECT") from None
         raise UsageError(
-            f"{told(error)}\nthe views are documents, ledger, shards, sources and rejects; DESCRIBE documents"
+            f"{duckdb_message(error)}\nthe views are documents, ledger, shards, sources and rejects; DESCRIBE documents"
         ) from None
     return [column[0] for column in connection.description or ()], _rows(connection)
 
@@ -73,7 +73,7 @@ def _rows(connection: Any) -> Iterator[list[tuple[Any, ...]]]:
                 return
             yield rows
     except duckdb.Error as error:
-        raise UsageError(told(error)) from None
+        raise UsageError(duckdb_message(error)) from None
 
 
 def _make_tables(connection: Any, manifest: Manifest) -> None:

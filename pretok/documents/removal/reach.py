@@ -90,7 +90,7 @@ def _holds(manifest: Manifest) -> Iterator[str]:
         yield f"{page} was made before and may show them: make it again"
 
 
-def tell_reach(reach: Reach, console: Console, *, done: bool) -> None:
+def show_reach(reach: Reach, console: Console, *, done: bool) -> None:
     """Show the reach. done: whether the documents were removed."""
     rows = [
         (

@@ -49,7 +49,7 @@ from pretok.base.storage import (
 from pretok.base.tokens import Ints
 from pretok.base.tree import NODE, fold, node_hash, prove_nodes
 from pretok.base.units import listed, plural
-from pretok.documents.removal.reach import NOTHING, Reach, reach_of, tell_reach
+from pretok.documents.removal.reach import NOTHING, Reach, reach_of, show_reach
 from pretok.documents.removal.select import Selection, refuse_missing, refuse_whole, select
 from pretok.screen.removed import COLUMNS, read_removed, removed_path, rows_of, write_removed
 from pretok.screen.removed import FILE_NAME as TOMBSTONES
@@ -64,7 +64,7 @@ from pretok.shards.annotations import (
     matched_column,
     open_annotations,
 )
-from pretok.shards.ledger import ledger_column, strike
+from pretok.shards.ledger import ledger_column, rewrite_without
 from pretok.shards.manifest import (
     FILE_NAME,
     UNFINISHED_REMOVAL,
@@ -205,7 +205,7 @@ def run_remove(request: Request, console: Console) -> RemoveReport:
         return replace(report, removal=log.removal, fingerprint=load_manifest(folder).fingerprint)
 
 
-def tell_removed(report: RemoveReport, request: Request, console: Console, *, done: bool) -> None:
+def show_removed(report: RemoveReport, request: Request, console: Console, *, done: bool) -> None:
     """Show the result of a removal, or of a dry run."""
     if report.missing:
         console.notice(
@@ -220,7 +220,7 @@ def tell_removed(report: RemoveReport, request: Request, console: Console, *, do
             what = f"{plural(removed.documents, 'document')} of {plural(removed.tokens, 'token')} are removed"
         console.notice(f"{request.shards}: {what} (manifest {report.fingerprint})")
         return
-    tell_reach(report.reach, console, done=done)
+    show_reach(report.reach, console, done=done)
     if done:
         console.notice(
             f"{request.shards}: pretok trace RUN --doc HASH shows which steps of a run had read a document, which "
@@ -311,7 +311,7 @@ def _stage(manifest: Manifest, selection: Selection, request: Request) -> Remova
         ledger = staging.new(shard.ledger_path)
         name = str(shard.ledger_path.relative_to(manifest.folder))
         why = dict(zip(COLUMNS, (at, request.reason), strict=True))
-        made = strike(shard.ledger_path, ledger, shard.source, one.mask, why)
+        made = rewrite_without(shard.ledger_path, ledger, shard.source, one.mask, why)
         sealed[name] = replace(made, path=name)
     removal = Removal(
         at,
@@ -389,7 +389,7 @@ def _bind_anew(staging: _Staging, annotations: Annotations, now: Manifest, selec
     for shard, mask in ((one.shard, one.mask) for one in selection.chosen if one.shard.path in parts):
         part = parts[shard.path]
         out = staging.new(annotations.folder / part.path)
-        file = strike(annotations.folder / part.path, out, shard.source, mask, {matched: False})
+        file = rewrite_without(annotations.folder / part.path, out, shard.source, mask, {matched: False})
         parts[shard.path] = replace(
             part,
             ledger=now.roots[shard.ledger_path],

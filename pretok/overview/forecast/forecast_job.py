@@ -15,7 +15,8 @@ from pretok.base.errors import UsageError
 from pretok.base.tokens import token_dtype
 from pretok.base.units import duration, human, human_bytes
 from pretok.chat.resolve import resolve
-from pretok.config import Recipe, Source, located
+from pretok.config import Recipe, located
+from pretok.config.changes import list_sources
 from pretok.overview.forecast.estimate import (
     Interval,
     MixForecast,
@@ -28,7 +29,6 @@ from pretok.overview.forecast.vocabulary import counting_vocabulary
 from pretok.read.format import Probe
 from pretok.read.partition import shard_bytes
 from pretok.read.probe import probe_inputs
-from pretok.read.recognise import list_inputs
 from pretok.read.record_format import Conversation
 from pretok.read.rejects import poor_sources
 from pretok.tokenizer.encoder import Encoder
@@ -60,9 +60,10 @@ class Forecast:
 def run_forecast(recipe: Recipe, workers: int, console: Console) -> Forecast:
     """Sample every source. Raises UsageError for inputs that do not exist or hold no text, as tokenize would."""
     probed = {}
-    for name, given in recipe.sources.items():
+    for name, listings in list_sources(recipe, console).items():
+        files = sorted(chain(*(listing.files for listing in listings)), key=lambda file: file.path)
         with located(recipe, "sources", name, "inputs"):
-            probed[name] = _probe(given, console)
+            probed[name] = probe_inputs(files, *recipe.sources[name].probed, console=console)
     vocab, stands_in = counting_vocabulary(recipe, probed)
     vocab_size = recipe.vocab.size if stands_in else vocab.size  # a sample may allow fewer entries
     if stands_in and recipe.vocab.extend is not None:
@@ -94,13 +95,6 @@ def run_forecast(recipe: Recipe, workers: int, console: Console) -> Forecast:
         sources=sources,
         mix=mix,
     )
-
-
-def _probe(source: Source, console: Console) -> list[Probe]:
-    inputs, notices, _ = list_inputs(tuple(chain(*source.inputs_by_append)), source.format)
-    for text in notices:
-        console.notice(text)
-    return probe_inputs(inputs, *source.probed, console=console)
 
 
 def _forecast(

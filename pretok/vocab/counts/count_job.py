@@ -29,13 +29,13 @@ from pretok.base.reads import map_reads
 from pretok.base.records import read_record, replace, to_json
 from pretok.base.storage import atomic_open, checksum, read_json, write_json
 from pretok.base.tasks import Step, open_step
-from pretok.config import Recipe, located
-from pretok.config.changes import SourceInputs, refuse_changes, shared_inputs
+from pretok.config import Recipe
+from pretok.config.changes import list_sources, refuse_changes
 from pretok.kernels.unicode import FILE as UNICODE_FILE
 from pretok.read.files import stamps_of
 from pretok.read.partition import plan, shard_bytes, stamped
 from pretok.read.probe import probe_inputs
-from pretok.read.recognise import Listing, list_inputs
+from pretok.read.recognise import SourceInputs
 from pretok.read.rejects import poor_sources
 from pretok.vocab.counts.buckets import BUCKETS, concatenate, read_group, write_groups
 from pretok.vocab.counts.count_task import (
@@ -197,16 +197,12 @@ def count_config(recipe: Recipe, engine: Engine, console: Console) -> CountConfi
 
     Raises PartitionsFailed if an input cannot be read, since counts without it would not be those of this config.
     """
-    listed: dict[str, Listing] = {}
     with engine.stop.raising():
-        for name, source in recipe.sources.items():
-            with located(recipe, "sources", name, "inputs"):
-                listed[name] = list_inputs(source.inputs, source.format)
-    shared = shared_inputs({name: [listing] for name, listing in listed.items()})
-    for text in chain(*(listing.notices for listing in listed.values()), shared):
-        console.notice(text)
-    every = (file for listing in listed.values() for file in listing.files)
-    if missing := [f"{file.path}: {file.identity}" for file in every if file.format == "unreadable"]:
+        listed = list_sources(recipe, console, appended=False)
+    files = {name: tuple(listing.files) for name, [listing] in listed.items()}
+    if missing := [
+        f"{file.path}: {file.identity}" for file in chain(*files.values()) if file.format == "unreadable"
+    ]:
         raise PartitionsFailed(
             "\n  ".join(["nothing was counted, as these inputs cannot be read:", *missing])
         )
@@ -218,8 +214,7 @@ def count_config(recipe: Recipe, engine: Engine, console: Console) -> CountConfi
         holdout=str(recipe.vocab.holdout),
         seed=recipe.vocab.seed,
         inputs={
-            name: SourceInputs(**to_json(recipe.sources[name].record), files=tuple(listing.files))
-            for name, listing in listed.items()
+            name: SourceInputs(**to_json(recipe.sources[name].record), files=files[name]) for name in files
         },
     )
 

@@ -35,9 +35,9 @@ from pretok.base.records import (
 )
 from pretok.base.storage import compare_checksum, fingerprint, read_json, write_json
 from pretok.base.units import listed
-from pretok.config.changes import SourceInputs
 from pretok.read.batches import from_buffers
 from pretok.read.normalize import Normalization
+from pretok.read.recognise import SourceInputs
 from pretok.vocab.counts.buckets import read_group
 
 FORMAT = "pretok-counts"

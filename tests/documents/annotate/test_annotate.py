@@ -17,11 +17,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import zstandard
-from telling import Told
+from recording import RecordingConsole
 from tokenizing import make_work
 
 from pretok.base import sql
-from pretok.base.console import SILENT
+from pretok.base.console import NO_CONSOLE
 from pretok.base.errors import UsageError
 from pretok.base.execute import Engine
 from pretok.base.records import replace
@@ -78,7 +78,7 @@ def write_lines(path: Path, rows: Sequence[Row]) -> str:
 
 
 def annotate(shards: Path, files: Sequence[str], by: str, **more: Any) -> Annotations:
-    return run_annotate(Request(shards, tuple(files), tuple(by.split(",")), **more), Told())
+    return run_annotate(Request(shards, tuple(files), tuple(by.split(",")), **more), RecordingConsole())
 
 
 def documents(manifest: Manifest) -> list[Row]:
@@ -244,7 +244,7 @@ def test_running_again_replaces_and_a_kill_changes_nothing(
         with pytest.raises(Killed):
             annotate(shards, [second], "source,id")
     assert open_annotations(manifest) == [first]
-    assert any("is not in the manifest" in problem for problem in run_verify(shards, 0, here, SILENT)[1])
+    assert any("is not in the manifest" in problem for problem in run_verify(shards, 0, here, NO_CONSOLE)[1])
     one = annotate(shards, [second], "source,id")
     assert tuple(one.types) == ("notes_matched", "r")
     assert [row["r"] for row in joined(manifest, one)].count("x") == 50
@@ -252,7 +252,7 @@ def test_running_again_replaces_and_a_kill_changes_nothing(
     added = {path for path in shards.rglob("*") if path.is_file()} - before.keys()
     assert added == {one.folder / "annotations.json", *one.roots}
     theirs.unlink()
-    assert run_verify(shards, 10, here, SILENT)[1] == []
+    assert run_verify(shards, 10, here, NO_CONSOLE)[1] == []
 
 
 def flip_a_bit(one: Annotations) -> str:
@@ -283,7 +283,7 @@ def test_what_was_changed_since_is_found(
 ) -> None:
     rows = rows_for(documents(load_manifest(shards)), q=1)
     message = change(annotate(shards, [write_lines(tmp_path / "a.jsonl", rows)], "source,id"))
-    problems = run_verify(shards, 0, here, SILENT)[1]
+    problems = run_verify(shards, 0, here, NO_CONSOLE)[1]
     assert any(message in problem for problem in problems)
 
 

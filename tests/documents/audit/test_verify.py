@@ -12,7 +12,7 @@ import pytest
 from mixing import request
 from tokenizing import make_work
 
-from pretok.base.console import Silent
+from pretok.base.console import Console
 from pretok.base.records import read_record
 from pretok.cli import run_command
 from pretok.documents.audit.verify_job import run_verify
@@ -40,7 +40,7 @@ def shards(sealed, tmp_path) -> Path:
 
 
 def problems(shards: Path, here, sample: int | None = 20) -> str:
-    return "\n".join(run_verify(shards, sample, here, Silent())[1])
+    return "\n".join(run_verify(shards, sample, here, Console())[1])
 
 
 def reseal(shards: Path, change) -> None:
@@ -155,7 +155,7 @@ def test_a_materialized_mix_is_checked_too(sealed, here, tmp_path):
     from pretok.stream.mix_job import run_mix
 
     run_mix(sealed, tmp_path / "mix.json", request("all:natural", seq_len=64))
-    run_materialize(sealed, tmp_path / "mix.json", tmp_path / "mixed", here, Silent())
+    run_materialize(sealed, tmp_path / "mix.json", tmp_path / "mixed", here, Console())
     assert problems(tmp_path / "mixed", here, None) == ""
     (shard,) = load_manifest(tmp_path / "mixed").shards
     data = bytearray(shard.bin_path.read_bytes())

@@ -14,7 +14,7 @@ from mixing import request
 from support import EOD, make_shards, needs
 
 import pretok
-from pretok.base.console import SILENT
+from pretok.base.console import NO_CONSOLE
 from pretok.base.errors import IntegrityError, MismatchError, PartitionsFailed, UsageError
 from pretok.base.execute import Engine
 from pretok.base.storage import checksum, read_json
@@ -40,7 +40,7 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def export(shards: Path, out: Path, here: Engine, learn: Learn | None = None) -> Export:
-    return run_export(load_manifest(shards), out, {"it": 900, "en": 100}, here, SILENT, learn or {})
+    return run_export(load_manifest(shards), out, {"it": 900, "en": 100}, here, NO_CONSOLE, learn or {})
 
 
 def ids(source: str) -> list[int]:

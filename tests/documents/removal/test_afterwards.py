@@ -18,7 +18,7 @@ from tokenizing import run
 import pretok
 import pretok.stream
 import pretok.stream.materialize
-from pretok.base.console import Silent
+from pretok.base.console import Console
 from pretok.base.errors import PartitionsFailed
 from pretok.base.execute import Engine, Report
 from pretok.base.storage import write_json
@@ -59,11 +59,11 @@ def test_verify_shows_that_no_text_is_left(after: Path, removable: Path, here: E
             path = (after / "shards" / name).with_suffix(suffix)
             now, old = path.read_bytes(), (removable / path.relative_to(after)).read_bytes()
             path.write_bytes(old)
-            problems = run_verify(after / "shards", 0, here, Silent(), removed=True)[1]
+            problems = run_verify(after / "shards", 0, here, Console(), removed=True)[1]
             wanted = "holds a text that was removed" if suffix == ".bin" else "is not marked as removed"
             assert any(wanted in problem for problem in problems)
             path.write_bytes(now)
-    assert run_verify(after / "shards", 0, here, Silent(), removed=True)[1] == []
+    assert run_verify(after / "shards", 0, here, Console(), removed=True)[1] == []
 
 
 def test_trace_says_which_steps_had_read_it(
@@ -159,7 +159,7 @@ def test_a_materialized_mix_of_before_is_refused(
     pretok_line(only_b)
     monkeypatch.setattr(pretok.stream.materialize, "write_shard", stopped_after(1))
     with pytest.raises(PartitionsFailed):
-        run_materialize(shards, work / "mix.json", begun, here, Silent(), shard_bytes=1000)
+        run_materialize(shards, work / "mix.json", begun, here, Console(), shard_bytes=1000)
     monkeypatch.undo()
     remove(work, where="id = 'a3'")
     for line, message in (

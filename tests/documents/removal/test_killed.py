@@ -15,7 +15,7 @@ import pytest
 from test_remove import copy_of, remove, snapshot
 
 import pretok.stream
-from pretok.base.console import Silent
+from pretok.base.console import Console
 from pretok.base.errors import FolderInUse, IntegrityError
 from pretok.base.execute import Engine
 from pretok.base.lock import share
@@ -69,7 +69,7 @@ def look(work: Path, before: str, after: str, here: Engine) -> str:
             with pytest.raises(IntegrityError, match="same pretok remove again"):
                 reader(work / "shards")
         return "refused"
-    problems = run_verify(work / "shards", 0, here, Silent())[1]
+    problems = run_verify(work / "shards", 0, here, Console())[1]
     assert [problem for problem in problems if "not in the manifest" not in problem] == []
     state = load_manifest(work / "shards").fingerprint
     assert state in (before, after)
@@ -147,7 +147,7 @@ def test_another_removal_finishes_the_first(
     remove(work, where="id = 'b20'")
     removals = load_manifest(work / "shards").removals
     assert [removal.at for removal in removals] == ["2126-01-01T00:00:00.000Z", "2126-01-01T00:00:00.001Z"]
-    assert run_verify(work / "shards", None, here, Silent())[1] == []
+    assert run_verify(work / "shards", None, here, Console())[1] == []
 
 
 def test_a_damaged_shard_gets_no_new_seal(removable: Path, work: Path, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from removal_recipe import recipe
 from test_remove import remove, rows_of
 from tokenizing import run
 
-from pretok.base.console import Silent
+from pretok.base.console import Console
 from pretok.base.errors import IntegrityError
 from pretok.base.execute import Engine
 from pretok.documents.audit.verify_job import run_verify
@@ -43,7 +43,7 @@ def test_the_same_texts_are_rejected(removable: Path, work: Path, here: Engine, 
     rejects = (work / "shards" / "rejects").glob("*.jsonl")
     told = [json.loads(line) for path in rejects for line in path.read_text().splitlines()]
     assert [line["detail"].partition(": ")[2] for line in told] == ["perché sì"] * 4
-    assert run_verify(work / "shards", None, here, Silent())[1] == []
+    assert run_verify(work / "shards", None, here, Console())[1] == []
     assert manifest.as_of(load_manifest(removable / "shards").fingerprint) is not None
 
 

@@ -22,7 +22,7 @@ from tokenizing import run
 
 import pretok
 import pretok.stream
-from pretok.base.console import Silent
+from pretok.base.console import Console
 from pretok.base.errors import IntegrityError, UsageError
 from pretok.base.execute import Engine
 from pretok.base.lock import share
@@ -87,7 +87,7 @@ def check(before: Path, after: Path, gone: set[str], here: Engine) -> None:
         old_view, new_view = (pretok.stream.open(work / "shards", work / name) for work in (before, after))
         assert new_view.fingerprint == old_view.fingerprint
         assert ((new_view[:] == old_view[:]) | (new_view[:] == EOD)).all()
-    assert run_verify(after / "shards", None, here, Silent())[1] == []
+    assert run_verify(after / "shards", None, here, Console())[1] == []
     urls = [row["url"] for row in was if row["hash"] in gone]
     notes = [row["note"] for row in was if row["hash"] in gone and row["note"]]
     assert (
@@ -104,7 +104,7 @@ def removed_tokens(manifest: Manifest, rows: list[dict[str, Any]], gone: set[str
 
 
 def remove(work: Path, **what: Any) -> Any:
-    return run_remove(Request(work / "shards", "perché sì", **what), Silent())
+    return run_remove(Request(work / "shards", "perché sì", **what), Console())
 
 
 @settings(max_examples=5)

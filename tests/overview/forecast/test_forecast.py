@@ -14,11 +14,11 @@ import pyarrow.parquet as pq
 import pytest
 import zstandard
 from chatting import write_tokenizer
-from telling import Told
+from recording import RecordingConsole
 from tokenizing import run
 
 from pretok.base import storage
-from pretok.base.console import SILENT, Console
+from pretok.base.console import NO_CONSOLE, Console
 from pretok.base.errors import UsageError
 from pretok.cli import run_command
 from pretok.config import make_recipe
@@ -45,7 +45,7 @@ def lines(found: list[str]) -> bytes:
     return "".join(json.dumps({"text": text}, ensure_ascii=False) + "\n" for text in found).encode()
 
 
-def forecast(folder: Path, at: Path, console: Console = SILENT, **settings: object) -> Forecast:
+def forecast(folder: Path, at: Path, console: Console = NO_CONSOLE, **settings: object) -> Forecast:
     data = {"out": folder / "out", "sources": {"it": {"inputs": [str(folder / "in" / "*")]}}, **settings}
     return run_forecast(make_recipe({"vocab": {"path": at}, **data}, "test"), 2, console)
 
@@ -107,7 +107,7 @@ def test_the_windows_of_a_source_stand_for_all_of_it(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "WINDOW", 1 << 10)
     for number in range(200):  # more files than points
         (tmp_path / f"{number}.jsonl").write_bytes(lines(texts(1 + number % 7, number)))
-    probes = probe_inputs(list_inputs([str(tmp_path / "*")], "auto")[0], "text", console=SILENT)
+    probes = probe_inputs(list_inputs([str(tmp_path / "*")], "auto")[0], "text", console=NO_CONSOLE)
     found, again, other = (list(module.windows(probes, seed, [])) for seed in ("seed", "seed", "another"))
     assert sum(window.amount for window in found) == pytest.approx(sum(probe.file.size for probe in probes))
     assert len(found) == module.POINTS
@@ -120,7 +120,7 @@ def test_rejects_are_expected_in_their_share_and_too_many_are_told(tmp_path, voc
     bad = [line if number % 10 else "{broken" for number, line in enumerate(good)]
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "a.jsonl").write_text("\n".join(bad) + "\n", encoding="utf-8")
-    console = Told()
+    console = RecordingConsole()
     found = forecast(tmp_path, vocab_dir, console).sources["it"]
     assert found.reject_share == pytest.approx(0.1, abs=0.02)
     assert set(found.rejected) == {"malformed_json"}
@@ -135,7 +135,10 @@ def test_the_forecast_says_whether_a_mix_is_possible(tmp_path, vocab_dir):
     some = forecast(tmp_path, vocab_dir, mix={"tokens": "10k", "seq_len": 16}).mix
     assert (some.problem, some.sure) == ("", True)
     assert 0 < some.epochs["it"] < 1
-    console, classes = Told(), {"classes": {"good": "it where tokens > 40"}, "repeat": {"good": 3}}
+    console, classes = (
+        RecordingConsole(),
+        {"classes": {"good": "it where tokens > 40"}, "repeat": {"good": 3}},
+    )
     assert forecast(tmp_path, vocab_dir, console, mix=classes).mix is None
     assert "run pretok mix after tokenizing" in console.notices[-1]
 
@@ -196,7 +199,7 @@ def test_what_may_pass_is_read_again_and_what_does_not_is_named(
             raise OSError(number, "no")
         return opened(path, *rest)
 
-    console = Told()
+    console = RecordingConsole()
     monkeypatch.setattr(module, "open_input", fails_once)
     monkeypatch.setattr(storage, "WAITS", (0.0,))
     forecast(tmp_path, vocab_dir, console)

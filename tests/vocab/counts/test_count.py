@@ -12,11 +12,11 @@ import pytest
 import regex
 import zstandard
 from counting import Killer, contents, documents, recipe, write_lines
+from recording import RecordingConsole
 from support import another_job
-from telling import Told
 from texts import pack
 
-from pretok.base.console import SILENT
+from pretok.base.console import NO_CONSOLE
 from pretok.base.errors import FolderInUse, IntegrityError, MismatchError, Stopped, UsageError
 from pretok.base.execute import Engine
 from pretok.base.stop import StopFlag
@@ -60,7 +60,7 @@ def test_counts_are_those_of_the_regular_expression(
     folder: Path, here: Engine, pattern: str, sample: str
 ) -> None:
     """Of documents that are chosen for the sample, and held out, by hash."""
-    counts = run_count(recipe(folder, pattern=pattern, sample=sample), here, SILENT)
+    counts = run_count(recipe(folder, pattern=pattern, sample=sample), here, NO_CONSOLE)
     for source in ("it", "en"):
         texts = documents(folder, source)
         assert words_of(counts, source) == expected(texts, pattern, Fraction(1, 5), Fraction(sample))
@@ -79,26 +79,26 @@ def test_counts_are_those_of_the_regular_expression(
 
 def test_full_tables_change_nothing(folder: Path, here: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pretok.read.readers.BATCH_BYTES", 2000)
-    whole = run_count(recipe(folder), here, SILENT)
+    whole = run_count(recipe(folder), here, NO_CONSOLE)
     monkeypatch.setattr(task, "TABLE_BYTES", 1 << 15)
     runs = []
     monkeypatch.setattr(task, "split_buckets", lambda words: runs.append(words) or split_buckets(words))
-    parts = run_count(recipe(folder, "small"), here, SILENT)
+    parts = run_count(recipe(folder, "small"), here, NO_CONSOLE)
     assert len(runs) > 6
     assert contents(parts.folder) == contents(whole.folder)
 
 
 @pytest.mark.parametrize("steps", [0, 1, 4, 9, 16])
 def test_a_stopped_count_continues_to_the_same_bytes(folder: Path, here: Engine, steps: int) -> None:
-    whole = run_count(recipe(folder), here, SILENT)
+    whole = run_count(recipe(folder), here, NO_CONSOLE)
     killed = recipe(folder, "killed")
     with pytest.raises(Stopped):
-        run_count(killed, Killer(steps), SILENT)
+        run_count(killed, Killer(steps), NO_CONSOLE)
     assert not (killed.counts_dir / "counts.json").exists()
     if steps == 4:
         with pytest.raises(MismatchError, match="holdout"):
-            run_count(recipe(folder, "killed", holdout="0.1"), here, SILENT)
-    told = Told()
+            run_count(recipe(folder, "killed", holdout="0.1"), here, NO_CONSOLE)
+    told = RecordingConsole()
     counts = run_count(killed, here, told)
     assert contents(counts.folder) == contents(whole.folder)
     if done := told.before["partitions"]:
@@ -110,23 +110,23 @@ def test_a_stopped_count_continues_to_the_same_bytes(folder: Path, here: Engine,
 def test_finished_counts_are_only_read(folder: Path, here: Engine) -> None:
     made = recipe(folder)
     with another_job(made.counts_dir, "count"), pytest.raises(FolderInUse):
-        run_count(made, here, SILENT)
-    first = run_count(made, here, SILENT)
+        run_count(made, here, NO_CONSOLE)
+    first = run_count(made, here, NO_CONSOLE)
     (left := first.folder / ".state").mkdir()  # by a kill that came while it was deleted
     with another_job(made.counts_dir, "count"):
-        assert run_count(made, Killer(0), SILENT) == first == load_counts(first.folder)
+        assert run_count(made, Killer(0), NO_CONSOLE) == first == load_counts(first.folder)
     assert not left.exists()
     with pytest.raises(MismatchError, match=r"pattern was 'cl100k' and is 'gpt2'"):
-        run_count(recipe(folder, pattern="gpt2"), here, SILENT)
+        run_count(recipe(folder, pattern="gpt2"), here, NO_CONSOLE)
     write_lines(folder / "in" / "it-2.jsonl", ["nuovo"])
     with pytest.raises(MismatchError, match=r"it-2\.jsonl is new"):
-        run_count(recipe(folder), here, SILENT)
+        run_count(recipe(folder), here, NO_CONSOLE)
 
 
 def test_workers_of_ray_give_the_same_bytes(folder: Path, here: Engine, ray_address: str) -> None:
-    whole = run_count(recipe(folder), here, SILENT)
+    whole = run_count(recipe(folder), here, NO_CONSOLE)
     with StopFlag() as stop, Engine(2, ray_address, stop) as engine:
-        other = run_count(recipe(folder, "ray"), engine, SILENT)
+        other = run_count(recipe(folder, "ray"), engine, NO_CONSOLE)
     assert contents(other.folder) == contents(whole.folder)
 
 
@@ -134,17 +134,17 @@ def counts_of(folder: Path, here: Engine, out: str, **globs: str) -> CorpusCount
     """Counts of some files, in a folder of their own."""
     sources = {name: {"inputs": [str(folder / "in" / glob)]} for name, glob in globs.items()}
     data = {"out": folder / out, "sources": sources, "vocab": {"holdout": "0.2"}}
-    return run_count(make_recipe(data, "test"), here, SILENT)
+    return run_count(make_recipe(data, "test"), here, NO_CONSOLE)
 
 
 def test_counts_add_up(folder: Path, here: Engine) -> None:
     """Corpora that share a source name: their sum is the count of all files together. A stopped sum continues to the
     same bytes, and to no other sum."""
-    whole = run_count(recipe(folder), here, SILENT)
+    whole = run_count(recipe(folder), here, NO_CONSOLE)
     a = counts_of(folder, here, "a", it="it-0*")
     b = counts_of(folder, here, "b", it="it-1*", en="en*")
     c = counts_of(folder, here, "c", it="en*")
-    total = add_counts([a, b], folder / "sum", here, SILENT)
+    total = add_counts([a, b], folder / "sum", here, NO_CONSOLE)
     assert total.sources == ["en", "it"]
     for source in total.sources:
         assert words_of(total, source) == words_of(whole, source)
@@ -153,12 +153,12 @@ def test_counts_add_up(folder: Path, here: Engine) -> None:
     for steps in (4, 7):
         target = folder / f"sum{steps}"
         with pytest.raises(Stopped):
-            add_counts([a, b], target, Killer(steps), SILENT)
+            add_counts([a, b], target, Killer(steps), NO_CONSOLE)
         with pytest.raises(MismatchError, match="added was"):
-            add_counts([a, c], target, here, SILENT)
-        assert contents(add_counts([a, b], target, here, SILENT).folder) == contents(total.folder)
-    more = add_counts([total, c], folder / "more", here, SILENT)
-    ac = add_counts([a, c], folder / "ac", here, SILENT)
+            add_counts([a, c], target, here, NO_CONSOLE)
+        assert contents(add_counts([a, b], target, here, NO_CONSOLE).folder) == contents(total.folder)
+    more = add_counts([total, c], folder / "more", here, NO_CONSOLE)
+    ac = add_counts([a, c], folder / "ac", here, NO_CONSOLE)
     # Two that hold the same, by themselves, in a sum, in a sum of sums or in two sums.
     for parts, same in (
         ([a, b, a], (a, a)),
@@ -172,7 +172,7 @@ def test_counts_add_up(folder: Path, here: Engine) -> None:
         with pytest.raises(
             UsageError, match=f"^{one} and {two} hold the same counts, which would be added twice"
         ):
-            add_counts(parts, folder / "twice", here, SILENT)
+            add_counts(parts, folder / "twice", here, NO_CONSOLE)
     assert not (folder / "twice").exists()
     it, en = (words_of(whole, source) for source in ("it", "en"))
     both = {
@@ -184,13 +184,13 @@ def test_counts_add_up(folder: Path, here: Engine) -> None:
     del earlier["config"]["leaves"]
     (total.folder / "counts.json").write_text(json.dumps(earlier))
     with pytest.raises(UsageError, match=rf"sum is a sum that does not say .*: {a.folder}, {b.folder}$"):
-        add_counts([load_counts(total.folder), c], folder / "twice", here, SILENT)
+        add_counts([load_counts(total.folder), c], folder / "twice", here, NO_CONSOLE)
     for others, path in (([a, c], target), ([b, c], a.folder)):
         with pytest.raises(MismatchError, match="added was"):
-            add_counts(others, path, here, SILENT)
-    other = run_count(recipe(folder, "other", pattern="o200k"), here, SILENT)
+            add_counts(others, path, here, NO_CONSOLE)
+    other = run_count(recipe(folder, "other", pattern="o200k"), here, NO_CONSOLE)
     with pytest.raises(MismatchError, match=r"pattern was 'o200k' and is 'cl100k'"):
-        add_counts([a, other], folder / "twice", here, SILENT)
+        add_counts([a, other], folder / "twice", here, NO_CONSOLE)
 
 
 def test_damage_is_named(folder: Path, here: Engine) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 from pretok.base.console import Console, Gauge, Table
 
 
-class Told(Console, Gauge):
+class RecordingConsole(Console, Gauge):
     """notices; shown: tables and texts; details: those for the log; events: (name, details); of all progress: counts,
     before, expected_bytes."""
 

@@ -12,7 +12,7 @@ from benchmarks.inputs import Inputs
 from benchmarks.measure import Table, timed
 from benchmarks.train_shards import write_documents
 from pretok.base.console import NO_CONSOLE
-from pretok.documents.removal.remove_job import Request, run_remove
+from pretok.documents.removal.remove_job import RemoveRequest, run_remove
 from pretok.shards.ledger import ledger_column
 from pretok.shards.manifest import load_manifest
 
@@ -40,6 +40,8 @@ def measure(inputs: Inputs) -> Table:
                 ]
         ids = inputs.folder / "ids"
         ids.write_text("\n".join(hashes))
-        spent, report = timed(lambda ids=ids: run_remove(Request(shards, "benchmark", ids=ids), NO_CONSOLE))
+        spent, report = timed(
+            lambda ids=ids: run_remove(RemoveRequest(shards, "benchmark", ids=ids), NO_CONSOLE)
+        )
         table[name] = spent | {"removed": report.reach.documents}
     return table

@@ -161,5 +161,23 @@ def test_the_docstring_of_a_folder_lists_what_is_in_it():
         assert listed - {"page.html", "card.md"} == held - {"__init__.py"}, relative(init)
 
 
+def test_a_word_names_one_thing():
+    page = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8").split("## Words")[1].split("## Where")[0]
+    rows = re.findall(r"^\| ([a-z]+) \|.*\| (?:`(\w+)`)? ?\|$", page, flags=re.MULTILINE)
+    assert 20 <= len(rows) <= 30
+    words = {name: owner for word, owner in rows for name in (word.title(), f"{word.title()}s")}
+    classes: dict[str, list[str]] = {}
+    for path in MODULES:
+        for node in tree(path).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                classes.setdefault(node.name, []).append(relative(path))
+    assert {name: places for name, places in classes.items() if len(places) > 1} == {}
+    tables = "pretok/config/settings.py"  # its classes are named after the tables of a recipe
+    others = [
+        name for name in words.keys() & classes.keys() if words[name] != name and classes[name] != [tables]
+    ]
+    assert others == []
+
+
 def test_fifteen_rooms():
     assert sum(path.is_dir() and path.name != "__pycache__" for path in (ROOT / "pretok").iterdir()) <= 15

@@ -65,7 +65,7 @@ from pretok.shards.shard_file import ShardReader
 from pretok.shards.spans import ShardSpans
 from pretok.stream.mix_file import load_mix
 from pretok.stream.segments import open_segments, read_segments
-from pretok.stream.tapes import SideFile, verify_side_file
+from pretok.stream.tapes import SideTape, verify_side_file
 from pretok.tokenizer.vocab_map import MapEnd, read_map, write_map
 from pretok.tokenizer.vocabulary import Vocabulary, load_vocab
 from pretok.vocab.counts.buckets import read_group, read_metadata
@@ -138,7 +138,7 @@ def read_stream(path: Path) -> None:
 
 
 def read_side_file(path: Path) -> None:
-    file = SideFile(path.parent, path.name.removesuffix(".side"))
+    file = SideTape(path.parent, path.name.removesuffix(".side"))
     file.holding(0, 1 << 60)
     if problems := verify_side_file(path):
         raise IntegrityError(problems[0])

@@ -21,7 +21,7 @@ from pretok.base.tokens import document_starts
 from pretok.stream import View
 from pretok.stream.loader import Fetch, PositionSampler, as_read, read_ahead
 from train.config import TrainConfig
-from train.parallel.layout import Batch
+from train.parallel.layout import BatchSizes
 
 PREFETCH = 4
 """Batches that each loader process holds ready."""
@@ -78,7 +78,7 @@ class Feed:
     def __init__(
         self,
         view: View,
-        batch: Batch,
+        batch: BatchSizes,
         rank: int,
         position: int,
         end: int,

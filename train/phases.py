@@ -28,7 +28,7 @@ from train.checkpoint.meta import META, Identity, Meta, RunState, TokenizerOrigi
 from train.config import IN_PHASES, TrainConfig
 from train.model.sizes import ModelConfig, model_config
 from train.optimizer import learning_rate
-from train.parallel.layout import Batch, solve_batch
+from train.parallel.layout import BatchSizes, solve_batch
 
 MAY_CHANGE = {"model.seq_len", "model.rope_theta", "global_batch", "stream", "manifest", "mix"}
 """Fields of an Identity that a phase may change. `_equal_positions` decides about the data."""
@@ -42,7 +42,7 @@ class Phase:
     config: TrainConfig
     view: View
     model: ModelConfig
-    batch: Batch
+    batch: BatchSizes
     own_schedule: bool
 
     @property
@@ -106,7 +106,7 @@ def _sizes(config: TrainConfig) -> str:
     return config.model or str(saved[-1])
 
 
-def _open(at: int, config: TrainConfig, batch: Batch, own_schedule: bool) -> Phase:
+def _open(at: int, config: TrainConfig, batch: BatchSizes, own_schedule: bool) -> Phase:
     preset = model_config(_sizes(config))
     if config.init_from is None:  # --model may name an existing model, of which only the sizes are used
         preset = replace(preset, rows=0, dtype="float32")

@@ -19,7 +19,7 @@ from train.model.sizes import LOSS_CHUNK, ModelConfig, model_config
 from train.monitor import energy, energy_text
 from train.parallel.devices import gigabytes_of, peak_of
 from train.parallel.layout import (
-    Batch,
+    BatchSizes,
     Layout,
     bubble,
     check_pipeline,
@@ -273,7 +273,7 @@ def render(plan: dict[str, Any]) -> str:
             f"{plan['parameters']:,} parameters; {layout['replicate']} replicas x {layout['shard']} shards x "
             f"{layout['tensor']} tensor parallel x {layout['pipeline']} pipeline"
             + (f", {layout['context']} ranks share each sequence" if layout["context"] > 1 else ""),
-            f"global batch {Batch(**plan['batch'])}",
+            f"global batch {BatchSizes(**plan['batch'])}",
             f"bubble: devices wait for other stages {plan['bubble']:.1%} of each step, "
             f"{plan['bubble_over_ideal']:.1%} over its ideal time ((P - 1) / m, 1F1B)",
             f"\n{'GiB on one device':<20}{'exact':>15}{'rule of thumb':>15}",

@@ -28,7 +28,7 @@ from train.model.loss import targets_of
 from train.model.transformer import Decoder
 from train.optimizer import Guard, build_optimizer, update
 from train.parallel.context import Context
-from train.parallel.layout import Batch
+from train.parallel.layout import BatchSizes
 from train.parallel.mesh import gradient_sync
 from train.parallel.pipeline import Pipeline
 
@@ -43,7 +43,7 @@ class TrainState:
     model: Decoder | Pipeline
     mesh: DeviceMesh
     context: Context
-    batch: Batch
+    batch: BatchSizes
     config: TrainConfig
     device: torch.device
     eod_id: int

@@ -40,7 +40,7 @@ _KINDS = dict.fromkeys(REASONING, THINKING) | {"tool_calls": CALL}
 _LISTS = msgspec.json.Decoder(list[dict[str, str]])
 
 
-class _Text(msgspec.Struct, tag_field="type", tag="text"):
+class _TextPart(msgspec.Struct, tag_field="type", tag="text"):
     text: str
 
 
@@ -48,7 +48,7 @@ class _Message(msgspec.Struct):
     """What a message must look like. Images and sounds are not supported."""
 
     role: str
-    content: str | list[_Text] | None = None
+    content: str | list[_TextPart] | None = None
     reasoning_content: str | None = None
     thinking: str | None = None
     reasoning: str | None = None

@@ -22,7 +22,7 @@ from pretok.base.records import replace
 from pretok.chat.limits import LIMITS, OverLimit, TemplateLimits, limited
 from pretok.chat.messages import BadRecord, Shape, decode, messages_of, texts_of, wrapped
 from pretok.chat.spans import ANSWER, USER, column_of, pack
-from pretok.chat.text import Part, Step, Trace, replay
+from pretok.chat.text import Step, Trace, TracedText, replay
 from pretok.chat.turns import Turns
 from pretok.read.batches import Reject, TextBatch, buffers, from_buffers
 from pretok.read.normalize import Normalization
@@ -52,7 +52,9 @@ class Renderer:
         how = record.conversation
         if how.fields:
             parts = [
-                Part(text) if text else Part("", ANSWER if field in how.learned else USER, source=number)
+                TracedText(text)
+                if text
+                else TracedText("", ANSWER if field in how.learned else USER, source=number)
                 for number, (text, field) in enumerate(fields_of(how.template))
                 if field or not how.content_only
             ]
@@ -177,10 +179,10 @@ def _field(record: Any, field: str) -> str:
     return value
 
 
-def _pieces(parts: Sequence[Part]) -> list[_Piece]:
+def _pieces(parts: Sequence[TracedText]) -> list[_Piece]:
     """Parts as pieces: the template's text between two values is encoded and joined once, for all conversations."""
     pieces: list[_Piece] = []
-    data, spans, end = b"", list[int](), Part("")
+    data, spans, end = b"", list[int](), TracedText("")
     for part in (*parts, end):
         if part.source >= 0 or part is end:
             pieces.append((data, spans, part.kind, part.source))

@@ -24,9 +24,9 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from pretok.base.errors import PretokError
 from pretok.chat.text import (
     STR_METHODS,
-    Part,
     Text,
     Trace,
+    TracedText,
     Untracked,
     Unusable,
     join_with,
@@ -77,7 +77,7 @@ class _Generation(Extension):
     def said(self, caller: Any) -> Text:
         """The text between the tags, marked as inside an answer."""
         output, trace = caller(), self.environment.trace  # type: ignore[attr-defined]
-        parts = output.parts if isinstance(output, Text) else (Part(output),)
+        parts = output.parts if isinstance(output, Text) else (TracedText(output),)
         return Text(tuple(part._replace(inside=True) for part in parts), trace)
 
 
@@ -201,7 +201,9 @@ class ChatTemplate:
             self._template = self._sandbox.from_string(source)
         self.generation = self._sandbox.generation
 
-    def run(self, messages: list[dict[str, Any]], trace: Trace, prompt: bool = False) -> tuple[Part, ...]:
+    def run(
+        self, messages: list[dict[str, Any]], trace: Trace, prompt: bool = False
+    ) -> tuple[TracedText, ...]:
         """Its output for messages, in parts. prompt: with the beginning of an answer after them.
 
         Raises TemplateError for whatever the template raises.
@@ -210,4 +212,4 @@ class ChatTemplate:
         variables = {**self._variables, "messages": messages, "add_generation_prompt": prompt}
         with _template_errors():
             output = joined(self._template.root_render_func(self._template.new_context(variables)), trace)
-        return output.parts if isinstance(output, Text) else (Part(output),)
+        return output.parts if isinstance(output, Text) else (TracedText(output),)

@@ -51,7 +51,7 @@ class Untracked(Unusable):
     """A template does something with content that cannot be followed."""
 
 
-class Part(NamedTuple):
+class TracedText(NamedTuple):
     """Characters of one origin. message, source: for content, the number of its message and of its value in the trace;
     inside: whether it is in a turn of the assistant; marker: the id of the added token that it is, -1 for text."""
 
@@ -78,7 +78,7 @@ class Trace:
     def text(self, value: str, kind: int, message: int) -> Text:
         """Add a text of the conversation, or one that no step made."""
         self.values.append(value)
-        return Text((Part(value, kind, message, len(self.values) - 1),), self)
+        return Text((TracedText(value, kind, message, len(self.values) - 1),), self)
 
     def step(self, source: int, name: str, args: tuple[Any, ...]) -> int:
         """The number of the result of a method of a value. Raises Untracked if an argument is content."""
@@ -123,7 +123,7 @@ class Text:
 
     __slots__ = ("parts", "trace", "value")
 
-    def __init__(self, parts: tuple[Part, ...], trace: Trace) -> None:
+    def __init__(self, parts: tuple[TracedText, ...], trace: Trace) -> None:
         self.parts = parts
         self.trace = trace
         self.value = "".join([part.text for part in parts])
@@ -148,7 +148,7 @@ class Text:
             for at, kind in enumerate(kinds)
         ]
 
-    def _of(self, part: Part, number: int) -> Text:
+    def _of(self, part: TracedText, number: int) -> Text:
         return Text((part._replace(text=self.trace.values[number], source=number),), self.trace)
 
     def _mixed(self, name: str, args: tuple[Any, ...]) -> Any:
@@ -214,14 +214,14 @@ class Text:
 
 def joined(values: Iterable[Any], trace: Trace) -> Any:
     """Values joined like `"".join`; a str if there is no content among them."""
-    parts: list[Part] = []
+    parts: list[TracedText] = []
     tracked = False
     for value in values:
         if isinstance(value, Text):
             tracked = True
             parts += value.parts
         elif text := printed(value):
-            parts.append(Part(text))
+            parts.append(TracedText(text))
     return Text(tuple(parts), trace) if tracked else "".join(part.text for part in parts)
 
 
@@ -242,7 +242,7 @@ def join_with(between: Any, values: Iterable[Any], trace: Trace) -> Any:
 
 def to_json(value: Any, trace: Trace, **options: Any) -> Any:
     """`json.dumps`. If it contains content, the whole result is content, of the kind of the first."""
-    contents: list[Part] = []
+    contents: list[TracedText] = []
 
     def plain(inner: Any) -> Any:
         match inner:

@@ -22,7 +22,7 @@ from jinja2.exceptions import TemplateError
 from pretok.chat.messages import ROLES, wrapped
 from pretok.chat.spans import ANSWER
 from pretok.chat.template import ChatTemplate
-from pretok.chat.text import Part, Trace, Unusable
+from pretok.chat.text import Trace, TracedText, Unusable
 from pretok.read.record_format import Conversation
 
 Messages = Sequence[dict[str, Any]]
@@ -59,14 +59,14 @@ def open_template(how: Conversation) -> ChatTemplate:
     return ChatTemplate(how.template, variables, how.date)
 
 
-def _run(template: ChatTemplate, messages: Messages, prompt: bool = False) -> tuple[Part, ...]:
+def _run(template: ChatTemplate, messages: Messages, prompt: bool = False) -> tuple[TracedText, ...]:
     trace = Trace()
     return template.run(wrapped(messages, trace.text), trace, prompt)
 
 
 def probed(
     template: ChatTemplate, conversations: Sequence[Messages] = PROBES, prompt: bool = False
-) -> Iterator[tuple[Messages, tuple[Part, ...]]]:
+) -> Iterator[tuple[Messages, tuple[TracedText, ...]]]:
     """(messages, parts) of each conversation that the template accepts. Raises Unusable."""
     for messages in conversations:
         try:
@@ -77,9 +77,9 @@ def probed(
             continue
 
 
-def _gaps(parts: Iterable[Part]) -> list[tuple[Part | None, str, Part | None]]:
+def _gaps(parts: Iterable[TracedText]) -> list[tuple[TracedText | None, str, TracedText | None]]:
     """(content before, template text, content after) for all template text, from the beginning to the end."""
-    gaps: list[tuple[Part | None, str, Part | None]] = []
+    gaps: list[tuple[TracedText | None, str, TracedText | None]] = []
     before, text = None, ""
     for part in (*parts, None):
         if part is None or part.source >= 0:
@@ -115,10 +115,10 @@ class Turns:
                 self._starters |= set(self._pattern.findall(rest)) if behind is not None else set()
         self._starters.discard(self.closer)
 
-    def render(self, messages: list[dict[str, Any]], trace: Trace) -> list[Part]:
+    def render(self, messages: list[dict[str, Any]], trace: Trace) -> list[TracedText]:
         """The parts of a document. messages: as `wrapped` gives them. Raises TemplateError."""
-        output: Iterable[Part] = self.template.run(messages, trace)
-        parts: list[Part] = []
+        output: Iterable[TracedText] = self.template.run(messages, trace)
+        parts: list[TracedText] = []
         for inside, turn in groupby(
             output if self.template.generation else self._placed(output, messages),
             key=lambda part: part.inside,
@@ -133,17 +133,17 @@ class Turns:
                 parts += cut if behind is None else [*cut, behind]
         return parts
 
-    def cut(self, text: str) -> list[Part]:
+    def cut(self, text: str) -> list[TracedText]:
         """Template text, cut at its markers."""
         parts, at = [], 0
         for match in self._pattern.finditer(text):
             if match.start() > at:
-                parts.append(Part(text[at : match.start()]))
-            parts.append(Part(match[0], marker=self._ids[match[0]]))
+                parts.append(TracedText(text[at : match.start()]))
+            parts.append(TracedText(match[0], marker=self._ids[match[0]]))
             at = match.end()
-        return [*parts, Part(text[at:])] if at < len(text) else parts
+        return [*parts, TracedText(text[at:])] if at < len(text) else parts
 
-    def _placed(self, output: Iterable[Part], messages: Messages) -> Iterator[Part]:
+    def _placed(self, output: Iterable[TracedText], messages: Messages) -> Iterator[TracedText]:
         """The parts, with those of a turn marked as inside."""
         for before, text, behind in _gaps(output):
             last, following = (
@@ -158,7 +158,7 @@ class Turns:
                 start = self._begun(text, end, last, spoke) if speaks else len(text)
             for inside, piece in ((True, text[:end]), (False, text[end:start]), (True, text[start:])):
                 if piece:
-                    yield Part(piece, inside=inside)
+                    yield TracedText(piece, inside=inside)
             if behind is not None:
                 yield behind._replace(inside=speaks)
 
@@ -186,7 +186,7 @@ class Turns:
         return len(text) if opener and start == end else start
 
 
-def _split(cut: Sequence[Part], before: Part | None, behind: Part | None) -> int:
+def _split(cut: Sequence[TracedText], before: TracedText | None, behind: TracedText | None) -> int:
     """How many parts between two contents of a turn go with the first. Tags of thinking and of calls go with these;
     between two such contents, the last marker begins the second."""
     if behind is None or (before is not None and behind.kind in (before.kind, ANSWER)):

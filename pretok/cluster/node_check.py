@@ -30,7 +30,7 @@ SHARED = "all-reduce"
 """The check whose failure may be the fault of any node."""
 
 
-class Check(Record, frozen=True):
+class NodeCheck(Record, frozen=True):
     """One check of a node. value: as shown; problem: what is wrong, or empty; number: to compare nodes by."""
 
     name: str
@@ -43,7 +43,7 @@ class NodeReport(Record, frozen=True):
     """The checks of one node."""
 
     node: str
-    checks: tuple[Check, ...]
+    checks: tuple[NodeCheck, ...]
 
 
 UNITS = {"free": ("GB", 1e9), "write": ("MB/s", 1e6), "memory": ("GB", 1e9), "GPUs": ("", 1.0)}
@@ -59,14 +59,14 @@ def node_report(folder: Path, needed: Mapping[str, int]) -> NodeReport:
     try:
         amounts["write"], skew = _write(folder)
         apart = f"{skew:.0f} s apart from {folder}'s" if skew > SKEW else ""
-        checks = [Check("clock", f"{skew:.1f} s", apart)]
+        checks = [NodeCheck("clock", f"{skew:.1f} s", apart)]
     except OSError as error:
-        checks = [Check("write", "-", f"cannot write to {folder}: {error.strerror}")]
+        checks = [NodeCheck("write", "-", f"cannot write to {folder}: {error.strerror}")]
     for name, amount in amounts.items():
         unit, size = UNITS[name]
         shown, least = (f"{number / size:,.0f} {unit}".rstrip() for number in (amount, needed[name]))
         problem = f"{shown}, {least} are needed" if amount < needed[name] else ""
-        checks.append(Check(name, shown, problem))
+        checks.append(NodeCheck(name, shown, problem))
     return NodeReport(os.uname().nodename, tuple(checks))
 
 
@@ -114,7 +114,7 @@ def read_reports(folder: Path) -> list[NodeReport]:
 class Verdict:
     """checks: node -> name -> check; bad: node -> its problems; shared: problems that may be of any node."""
 
-    checks: dict[str, dict[str, Check]]
+    checks: dict[str, dict[str, NodeCheck]]
     bad: dict[str, list[str]]
     shared: list[str]
 
@@ -125,7 +125,7 @@ def judge(reports: Sequence[NodeReport], nodes: list[str]) -> Verdict:
     A node is bad if it has a problem, misses a check which others report, or is far slower than the others (`SLOWEST`).
     A problem of the check that all nodes share (`SHARED`) makes no node bad.
     """
-    checks: dict[str, dict[str, Check]] = {node: {} for node in nodes}
+    checks: dict[str, dict[str, NodeCheck]] = {node: {} for node in nodes}
     for report in reports:
         checks.setdefault(report.node, {}).update({check.name: check for check in report.checks})
     names = {name for own in checks.values() for name in own} - {SHARED}

@@ -229,11 +229,11 @@ def annotate(
 
     A document without a row gets null, and false in the column NAME_matched. Rows without a document are counted.
     """
-    from pretok.documents.annotate.annotate_job import Request, run_annotate, show_joined
+    from pretok.documents.annotate.annotate_job import AnnotateRequest, run_annotate, show_joined
 
     console = terminal(context, work_of(shards))
     wanted = None if columns is None else tuple(columns.split(","))
-    joined = run_annotate(Request(shards, tuple(files), tuple(by.split(",")), name, wanted), console)
+    joined = run_annotate(AnnotateRequest(shards, tuple(files), tuple(by.split(",")), name, wanted), console)
     if json:
         from pretok.shards.annotations import annotations_data
 
@@ -290,14 +290,14 @@ def remove(
     The tokens are overwritten with end-of-document tokens, which carry no loss: mixes stay valid and runs continue.
     Inputs that hold the same texts later are rejected. If the command is stopped, run it again to finish.
     """
-    from pretok.documents.removal.remove_job import Request, run_remove, show_removed
+    from pretok.documents.removal.remove_job import RemoveRequest, run_remove, show_removed
     from pretok.documents.removal.remove_job import dry_run as preview
 
     if ids is None:
         refuse_unread(context, "without --ids", "missing_ok")
     if where is None:
         refuse_unread(context, "without --where", "all")
-    request = Request(shards, reason, where, ids, missing_ok, all)
+    request = RemoveRequest(shards, reason, where, ids, missing_ok, all)
     console = terminal(context, None if dry_run else work_of(shards))
     report = preview(request) if dry_run else run_remove(request, console)
     if json:

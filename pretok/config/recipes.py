@@ -22,9 +22,9 @@ from pydantic import BaseModel, ValidationError
 from pretok.base.errors import UsageError
 from pretok.base.storage import passes
 from pretok.config.keys import table_at
-from pretok.config.settings import Append, MixTable, Part, Recipe
+from pretok.config.settings import Append, MixTable, Recipe, SettingsTable
 
-Table = TypeVar("Table", bound=Part)
+Table = TypeVar("Table", bound=SettingsTable)
 
 
 def load_toml(path: Path) -> dict[str, object]:

@@ -155,7 +155,7 @@ def key(
     return Field(default, description=text, examples=examples, json_schema_extra=others, **limits)  # type: ignore[arg-type]
 
 
-class Part(BaseModel):
+class SettingsTable(BaseModel):
     """Base of every table of a recipe. It is frozen and refuses unknown keys."""
 
     model_config = ConfigDict(
@@ -177,13 +177,13 @@ class Part(BaseModel):
         return self
 
 
-class Append(Part):
+class Append(SettingsTable):
     """[[sources.NAME.append]]: more inputs for a source that is tokenized, read as the others are."""
 
     inputs: Inputs = key(..., "More inputs.")
 
 
-class Source(Part):
+class Source(SettingsTable):
     """[sources.NAME]: one language or collection."""
 
     inputs: Inputs = key(..., "Paths, globs, URLs, or `sample:it` and `sample:en`.", ["data/it/*.jsonl.zst"])
@@ -290,7 +290,7 @@ class Source(Part):
         return tuple(map(parse_keep, self.keep))
 
 
-class Normalize(Part):
+class Normalize(SettingsTable):
     """[normalize]: changes to every text before it is counted or encoded; none by default."""
 
     unicode: Literal["none", "nfc"] = key("none", "Unicode form of every text.")
@@ -305,7 +305,7 @@ class Normalize(Part):
         return Normalization(self.unicode, self.strip_bom, self.crlf)
 
 
-class Vocab(Part):
+class Vocab(SettingsTable):
     """[vocab]: an existing tokenizer, or how one is trained."""
 
     path: ExpandedPath | None = key(
@@ -348,7 +348,7 @@ class Vocab(Part):
         return sorted(set(self.sizes) - {self.size}, reverse=True)
 
 
-class Shards(Part):
+class Shards(SettingsTable):
     """[shards]: how documents become files of tokens, and which do not."""
 
     size: Count = key(0, "Bytes of tokens in a shard; 0: 1 GiB, less for small sources.", ge=0)
@@ -367,7 +367,7 @@ class Shards(Part):
     )
 
 
-class StageTable(Part):
+class StageTable(SettingsTable):
     """One stage of [mix]: so many tokens in these proportions."""
 
     tokens: Budget = key("all", "Number of tokens. Default: `all`, one epoch of the scarcest source.", "300B")
@@ -418,7 +418,7 @@ class MixTable(StageTable):
         return self
 
 
-class SlurmStage(Part):
+class SlurmStage(SettingsTable):
     """[slurm.STAGE]: the jobs of a stage."""
 
     nodes: int = key(1, "Nodes of each job.", ge=1)
@@ -426,7 +426,7 @@ class SlurmStage(Part):
     time: str | None = key(None, "Time limit of each job. Default: the profile's.", "24:00:00")
 
 
-class Slurm(Part):
+class Slurm(SettingsTable):
     """[slurm]: what `pretok submit` needs in addition to a profile."""
 
     account: str | None = key(None, "Slurm account, instead of the profile's.", "project_1")
@@ -438,7 +438,7 @@ class Slurm(Part):
     train: SlurmStage = SlurmStage()
 
 
-class Recipe(Part):
+class Recipe(SettingsTable):
     """A whole recipe. `train` is for the trainer, which validates it."""
 
     out: ExpandedPath = key(..., "Folder for all results (WORK).", "work")

@@ -24,7 +24,7 @@ from pretok.shards.manifest import UNFINISHED_REMOVAL, Manifest, has_manifest, l
 from pretok.shards.unfinished import unfinished
 from pretok.stream.mix_file import load_mix
 from pretok.stream.segments import CONFIG, read_settings
-from pretok.stream.tapes import FOLDER, SideFile
+from pretok.stream.tapes import FOLDER, SideTape
 
 NEWEST = 60
 """Latest steps of a run, from which its speed is computed."""
@@ -254,7 +254,7 @@ def _mix(path: Path, shards: Path, logs: _Logs) -> Iterator[StepStatus]:
         mix = load_mix(path)
         for source in mix.sources:
             if source.tape:
-                SideFile(path.parent / FOLDER, source.tape)
+                SideTape(path.parent / FOLDER, source.tape)
         manifest = load_manifest(shards) if has_manifest(shards) else None
     except PretokError as error:
         yield StepStatus("mix", FAILED, detail=str(error), next=_first_mix(shards, other))

@@ -164,7 +164,7 @@ class Differs(Exception):
         super().__init__(self.digest)
 
 
-class Sample:
+class ShardSamples:
     """The samples of the shards of a partition. compared: the number of documents compared."""
 
     def __init__(self, encoder: Encoder) -> None:

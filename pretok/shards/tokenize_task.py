@@ -44,7 +44,7 @@ from pretok.read.readers import Damage
 from pretok.read.record_format import Conversation, RecordFormat
 from pretok.screen.benchmark import ItemCount
 from pretok.screen.screening import Screen, Screening
-from pretok.shards.encode import Differs, EncodedSplit, JoinedBatches, Sample, encode_splits, group
+from pretok.shards.encode import Differs, EncodedSplit, JoinedBatches, ShardSamples, encode_splits, group
 from pretok.shards.inputs import PieceCounts
 from pretok.shards.ledger import ledger_rows, schema_with
 from pretok.shards.manifest import UNCOUNTED, SideFile, SourceCounts, TokenizerEntry, unit_words
@@ -144,7 +144,7 @@ def _tokenize(
 ) -> None:
     """Read, encode, write and seal. encoded_again: for the manifest. Raises Differs."""
     screen = Screen(task.screening, task.state(COPIES))
-    sample = Sample(encoder)
+    sample = ShardSamples(encoder)
     with PartitionWriter(task) as writer:
         for joined in group(map(screen, read_whole(task)), writer.is_full):
             encoded, refused = encode_splits(joined, encoder, task.val_fraction, task.val_seed)

@@ -54,10 +54,10 @@ from pretok.base.tree import LEAF, prove_file, prove_nodes
 from pretok.shards.manifest import FILE_NAME, Manifest, load_manifest
 from pretok.stream.continued import same_until
 from pretok.stream.digests import data_hash, digest
-from pretok.stream.flat_tokens import FlatTokens, OpenFiles, Pieces
+from pretok.stream.flat_tokens import FlatTokens, OpenFiles, TokenRanges
 from pretok.stream.learned import Learned, Mask
 from pretok.stream.mix_file import Mix, behind, check_sources, load_mix, mixed_shards, natural_mix, parse_mix
-from pretok.stream.tapes import FOLDER, SideFile, Tapes
+from pretok.stream.tapes import FOLDER, SideTape, Tapes
 
 if TYPE_CHECKING:
     from pretok.stream.object_store import Store
@@ -156,7 +156,7 @@ class _Ahead(NamedTuple):
 
     start: int
     end: int
-    pieces: Pieces
+    pieces: TokenRanges
     mask: Mask | None
 
 
@@ -208,7 +208,7 @@ class View:
         alone = np.array([materialized or source.packed for source in mix.sources])
         strides = self.seq_len + alone.astype(np.int64)
         side_files = {
-            number: SideFile(folder / FOLDER, source.tape, behind(by_source[source.held_in], source.begin))
+            number: SideTape(folder / FOLDER, source.tape, behind(by_source[source.held_in], source.begin))
             for number, source in enumerate(mix.sources)
             if source.tape is not None and not materialized
         }
@@ -220,7 +220,7 @@ class View:
         if store is not None and self.masked:
             store.fetch_spans(shards)
         self.learned = Learned(shards, [source.learn for source in mix.sources]) if self.masked else None
-        self._ahead = _Ahead(0, 0, Pieces(*[np.empty(0, np.int64)] * 4), None)
+        self._ahead = _Ahead(0, 0, TokenRanges(*[np.empty(0, np.int64)] * 4), None)
         self._expected = 0
 
     def __repr__(self) -> str:
@@ -354,7 +354,7 @@ class View:
             return tokens, np.logical_not(again, out=again)
         return tokens, np.greater(mask, again, out=again)
 
-    def _part(self, positions: Ints, masked: bool) -> tuple[Pieces, Mask | None]:
+    def _part(self, positions: Ints, masked: bool) -> tuple[TokenRanges, Mask | None]:
         """Return `pieces_of` the positions.
 
         For a reader that moves forward they are computed in large blocks: one position costs as much as a hundred.
@@ -375,10 +375,10 @@ class View:
         if len(ahead.pieces.row) != ahead.end - ahead.start:  # not one piece a row
             low, high = np.searchsorted(ahead.pieces.row, (first, last)).tolist()
         row, column, address, length = (part[low:high] for part in ahead.pieces)
-        pieces = Pieces(row - first if first else row, column, address, length)
+        pieces = TokenRanges(row - first if first else row, column, address, length)
         return pieces, ahead.mask[first:last] if masked and ahead.mask is not None else None
 
-    def pieces_of(self, positions: Ints, masked: bool = False) -> tuple[Pieces, Mask | None]:
+    def pieces_of(self, positions: Ints, masked: bool = False) -> tuple[TokenRanges, Mask | None]:
         """Return the pieces of the sequences at `positions`, sorted by row and, if `masked`, their learned targets."""
         masked = masked and self.masked
         if self.materialized:

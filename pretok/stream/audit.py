@@ -14,7 +14,7 @@ import numpy as np
 
 from pretok.base.errors import UsageError
 from pretok.base.tokens import Ints
-from pretok.stream.tapes import Runs, ranges
+from pretok.stream.tapes import TapeRanges, ranges
 
 if TYPE_CHECKING:
     from pretok.stream import View
@@ -52,7 +52,7 @@ def shard(view: View, position: int, token: int) -> Path:
     return parts[min(int(np.searchsorted(ends, token, side="right")), len(parts) - 1)][0]
 
 
-def runs(view: View, name: str, first: int, end: int) -> Runs:
+def runs(view: View, name: str, first: int, end: int) -> TapeRanges:
     """Return where an entry's tape has the tokens `first` to `end - 1` of its source.
 
     `start` is on the tape, `address` in the source.
@@ -60,7 +60,7 @@ def runs(view: View, name: str, first: int, end: int) -> Runs:
     number = number_of(view, name)
     base = int(view.source_bases[number])
     start, address, length = view.tapes.holding(number, first + base, end + base)
-    return Runs(start, address - base, length)
+    return TapeRanges(start, address - base, length)
 
 
 def positions(view: View, name: str, first: int, end: int) -> Ints:

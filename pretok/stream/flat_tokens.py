@@ -27,7 +27,7 @@ from pretok.base.tokens import Ints
 from pretok.shards.manifest import Shard
 
 
-class Pieces(NamedTuple):
+class TokenRanges(NamedTuple):
     """Where the tokens of sequences lie: n pieces of consecutive tokens, each field (n,).
 
     row, column: where a piece goes in the requested sequences. address: of its first token. length: its tokens.
@@ -39,7 +39,7 @@ class Pieces(NamedTuple):
     length: Ints
 
 
-Part = tuple[int, int, int, int]
+ReadRange = tuple[int, int, int, int]
 """The number of a shard; the first byte in the output and the byte after the last; the first byte in the shard."""
 
 ANNOUNCED = 64
@@ -88,7 +88,7 @@ class OpenFiles:
         self._files[number] = file
         return file
 
-    def read(self, parts: Sequence[Part], room: memoryview) -> None:
+    def read(self, parts: Sequence[ReadRange], room: memoryview) -> None:
         """Read parts into `room`. Raises IntegrityError."""
         together = min(ANNOUNCED, self.limit)  # so that announced files are still open when they are read
         for at in range(0, len(parts), together):
@@ -120,12 +120,12 @@ class FlatTokens:
         self.files: Any = files or OpenFiles([shard.bin_path for shard in shards], sizes, sequential)
         self._starts: Ints = np.cumsum([0, *(shard.tokens for shard in shards)], dtype=np.int64)
 
-    def read(self, pieces: Pieces, out: npt.NDArray[Any]) -> None:
+    def read(self, pieces: TokenRanges, out: npt.NDArray[Any]) -> None:
         """Read pieces into `out`, (rows, width) in the dtype of the shards. Raises IntegrityError."""
         room = out.reshape(-1).view(np.uint8).data  # slices of it cost a third of an array's
         self.files.read(self._parts(pieces, out.shape[1], out.itemsize), room)
 
-    def parts(self, pieces: Pieces) -> list[tuple[Path, int, int]]:
+    def parts(self, pieces: TokenRanges) -> list[tuple[Path, int, int]]:
         """Return (file, first token in it, tokens) for all pieces, in the order of the sequences."""
         width = int((pieces.column + pieces.length).max(initial=0))
         parts = sorted(self._parts(pieces, width, 1), key=itemgetter(1))
@@ -135,7 +135,7 @@ class FlatTokens:
             if end > begin
         ]
 
-    def _parts(self, pieces: Pieces, width: int, size: int) -> list[Part]:
+    def _parts(self, pieces: TokenRanges, width: int, size: int) -> list[ReadRange]:
         """Return what to read into rows of `width` tokens of `size` bytes, sorted by shard.
 
         So each shard is opened once, however few files may be open.

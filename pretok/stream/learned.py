@@ -19,14 +19,14 @@ from pretok.base.errors import IntegrityError
 from pretok.base.tokens import Bytes, Ints
 from pretok.shards.manifest import Shard
 from pretok.shards.spans import ShardSpans
-from pretok.stream.flat_tokens import Pieces, file_limit
+from pretok.stream.flat_tokens import TokenRanges, file_limit
 from pretok.stream.tapes import ranges
 from pretok.tokenizer.kinds import KINDS, TEXT
 
 Mask = npt.NDArray[np.bool_]
 
 
-class Runs(NamedTuple):
+class KindRanges(NamedTuple):
     """p pieces of sequences, each inside one shard, and n runs of consecutive tokens of one kind.
 
     row, column: (p,) where a piece goes. size: (p,) its tokens. shard: (p,) its number. first: (p,) its first run.
@@ -70,7 +70,7 @@ class Learned:
     def __getstate__(self) -> dict[str, object]:
         return self.__dict__ | {"_files": OrderedDict()}
 
-    def mask(self, pieces: Pieces, entry: Ints, width: int) -> Mask:
+    def mask(self, pieces: TokenRanges, entry: Ints, width: int) -> Mask:
         """Return which targets are learned in sequences of `width` tokens of the entries (rows,).
 
         (rows, width - 1) bool: the first token of a sequence is not a target. Raises IntegrityError.
@@ -81,20 +81,20 @@ class Learned:
         runs.fill(len(entry), width)
         return learned.repeat(runs.length).reshape(len(entry), width)[:, 1:]
 
-    def kinds(self, pieces: Pieces, rows: int, width: int) -> Bytes:
+    def kinds(self, pieces: TokenRanges, rows: int, width: int) -> Bytes:
         """Return the number in `tokenizer.kinds` of each token, (rows, width) uint8."""
         runs = self._runs(pieces)
         runs.fill(rows, width)
         return np.repeat(runs.kind, runs.length).reshape(rows, width)
 
-    def _are_learned(self, runs: Runs, entry: Ints) -> Mask:
+    def _are_learned(self, runs: KindRanges, entry: Ints) -> Mask:
         """Return which runs are learned, (n,) bool."""
         if (self._learned == self._learned[0]).all():
             return np.take(self._learned[0], runs.kind)
         counts = np.diff(runs.first, append=len(runs.kind))
         return np.take(self._learned, np.repeat(entry[runs.row] * len(KINDS), counts) + runs.kind)
 
-    def _runs(self, pieces: Pieces) -> Runs:
+    def _runs(self, pieces: TokenRanges) -> KindRanges:
         """Return the runs of pieces; shards without spans are plain text."""
         first = np.searchsorted(self._starts, pieces.address, side="right") - 1
         last = np.searchsorted(self._starts, pieces.address + pieces.length - 1, side="right") - 1
@@ -134,7 +134,7 @@ class Learned:
         if len(length) and (length.min() < 1 or kind.max() >= len(KINDS)):
             wrong = (length < 1) | (kind >= len(KINDS))
             raise self._damaged(shard, np.logical_or.reduceat(wrong, first))
-        return Runs(row, column, end - begin, shard, first, length, kind)
+        return KindRanges(row, column, end - begin, shard, first, length, kind)
 
     def _spans(self, shard: int) -> ShardSpans:
         """Return the spans of a shard, from the cache of mapped files. Raises IntegrityError."""

@@ -33,7 +33,7 @@ from pretok.stream.mix_file import (
 from pretok.stream.order import prefix_bound
 from pretok.stream.pack import pack
 from pretok.stream.quota import SHOWN, divide, epochs_spent, pooled, stage_quotas, weighed
-from pretok.stream.tapes import FOLDER, SideFile
+from pretok.stream.tapes import FOLDER, SideTape
 
 if TYPE_CHECKING:
     from pretok.config import MixTable, StageTable
@@ -259,7 +259,7 @@ def _packed(manifest: Manifest, old: Mix, folder: Path, entry: MixSource) -> Mix
     if entry.tokens < 2:
         return entry
     shards = behind(manifest.of(entry.held_in, old.split), entry.begin)
-    members = SideFile(folder, entry.tape, shards) if entry.tape else None
+    members = SideTape(folder, entry.tape, shards) if entry.tape else None
     tape, about = pack(folder, shards, old.seq_len, members)
     return replace(
         entry, tape=tape, packed=True, tokens=about.tokens, sequences=about.bins, targets=about.targets
@@ -311,7 +311,7 @@ def _source_report(
     their share of the tokens of the source.
     """
     each = source.predicted(mix.seq_len)
-    about = SideFile(folder, source.tape).about if source.tape else {}
+    about = SideTape(folder, source.tape).about if source.tape else {}
     shards = manifest.of(source.held_in, mix.split)
     learned = sum((shard.kinds or {}).get(kind, 0) for shard in shards for kind in source.learn)
     return {

@@ -47,7 +47,7 @@ from pretok.base.tokens import Ints
 from pretok.base.tree import HASH, NODE, NODES_SUFFIX, fold, node_hash, root_of
 from pretok.base.visible import masked
 from pretok.shards.manifest import FILE_NAME, Manifest, Shard, load_manifest
-from pretok.stream.flat_tokens import Part, Pieces
+from pretok.stream.flat_tokens import ReadRange, TokenRanges
 from pretok.stream.mix_file import load_mix
 from pretok.stream.tapes import FOLDER, path_of, ranges, verify_side_file
 
@@ -69,7 +69,7 @@ MOST_BLOCKS, MOST_PIECES = 1 << 16, 1 << 10
 """How many units a process asks for ahead of its reader: MiBs on the disk, or pieces of sequences in memory."""
 
 BLOCKS, NODES = "blocks", "nodes"
-Check = Callable[[bytes], bool]
+Accepts = Callable[[bytes], bool]
 _Object = tuple[int, str, Callable[[int, int], bytes]]
 """The size of an object, its version in the store, and a function that reads its bytes `start` to `end` - 1."""
 VERSIONS = (
@@ -171,7 +171,7 @@ class Remote:
         name: str,
         start: int = 0,
         end: int | None = None,
-        check: Check | None = None,
+        check: Accepts | None = None,
         waits: Sequence[float] | None = None,
         version: str | None = None,
     ) -> bytes:
@@ -437,7 +437,7 @@ class StoreFiles:
         if self._pid != os.getpid():
             self._begin()
 
-    def units(self, pieces: Pieces) -> Ints:
+    def units(self, pieces: TokenRanges) -> Ints:
         """Return the units of pieces in their order, (n, 3)."""
         first, end = (self._itemsize * at for at in (pieces.address, pieces.address + pieces.length))
         shard = np.searchsorted(self._starts, first, side="right") - 1
@@ -451,7 +451,7 @@ class StoreFiles:
         start = (block - self._first[shard]) * NODE
         return np.stack([shard, start, np.minimum(start + NODE, self._sizes[shard])], axis=1)
 
-    def read(self, parts: Sequence[Part], room: memoryview) -> None:
+    def read(self, parts: Sequence[ReadRange], room: memoryview) -> None:
         """Read parts into `room`. Raises IntegrityError, OSError."""
         self._here()
         # Ask for everything that is missing before waiting for any of it, so that it is fetched at the same time.

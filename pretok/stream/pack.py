@@ -25,7 +25,7 @@ from pretok.base.records import Count, Digest, Record, read_record, to_json
 from pretok.base.storage import FULL, fingerprint, read_json, write_json, writing
 from pretok.base.tokens import Ints
 from pretok.shards.manifest import Shard
-from pretok.stream.tapes import FILL, SideFile, TapeWriter, path_of, shards_key
+from pretok.stream.tapes import FILL, SideTape, TapeWriter, path_of, shards_key
 
 DOCUMENTS = 4096
 """The smallest window, in documents.
@@ -63,7 +63,7 @@ class Packing(Record, frozen=True, kw_only=True):
 
 
 def pack(
-    folder: Path, shards: Sequence[Shard], seq_len: int, members: SideFile | None = None
+    folder: Path, shards: Sequence[Shard], seq_len: int, members: SideTape | None = None
 ) -> tuple[str, Packing]:
     """Return the digest of the packed tape of `shards` in `folder` and its `Packing`; make the tape unless it exists.
 
@@ -80,11 +80,11 @@ def pack(
         with hold(folder, "mix"), writing(folder, FULL):
             digest = _write_packing(folder, shards, seq_len, members)
             write_json(noted, {"digest": digest})
-    file = SideFile(folder, digest, shards)
+    file = SideTape(folder, digest, shards)
     return digest, read_record(Packing, file.about, file.path)
 
 
-def documents_of(shards: Sequence[Shard], members: SideFile | None) -> Iterator[Ints]:
+def documents_of(shards: Sequence[Shard], members: SideTape | None) -> Iterator[Ints]:
     """Yield (2, n) for each shard: addresses and lengths of its documents, or of those that belong to a class."""
     base = 0
     for shard in shards:
@@ -112,7 +112,7 @@ def window_of(documents: int, tokens: int, seq_len: int) -> int:
     return window
 
 
-def _write_packing(folder: Path, shards: Sequence[Shard], seq_len: int, members: SideFile | None) -> str:
+def _write_packing(folder: Path, shards: Sequence[Shard], seq_len: int, members: SideTape | None) -> str:
     """Pack the documents of `shards`, or those of `members`; return the digest of the tape."""
     count, tokens = sum(shard.documents for shard in shards), sum(shard.tokens for shard in shards)
     if members is not None:

@@ -38,7 +38,7 @@ from pretok.base.records import Checksum, Count, Record, check_version, read_rec
 from pretok.base.storage import NewFile, canonical_json, digest, fingerprint, reading
 from pretok.base.tokens import Ints
 from pretok.shards.manifest import Shard
-from pretok.stream.flat_tokens import OpenFiles, Pieces
+from pretok.stream.flat_tokens import OpenFiles, TokenRanges
 
 FORMAT, VERSION = "pretok-side-file", 2
 FOLDER = "side_files"
@@ -173,7 +173,7 @@ def _split(runs: Ints) -> Ints:
     return np.stack([address + part * MOST, np.minimum(left, MOST), behind])
 
 
-class Runs(NamedTuple):
+class TapeRanges(NamedTuple):
     """n runs of a tape: `length` tokens from `start` on are the tokens of the shards from `address` on.
 
     Tokens between two runs are EOD. Each field is (n,).
@@ -184,7 +184,7 @@ class Runs(NamedTuple):
     length: Ints
 
 
-class SideFile:
+class SideTape:
     """The tape in a side file, found by its digest. about: what its writer recorded.
 
     shards: the shards of the tape, perhaps followed by others that were added later; None skips the comparison. Raises
@@ -255,7 +255,7 @@ class SideFile:
             raise self._damaged()
         return block
 
-    def _runs(self, blocks: Ints) -> Runs:
+    def _runs(self, blocks: Ints) -> TapeRanges:
         """Return all runs of the blocks (b,), which must be sorted."""
         # A block's tokens and bytes end where those of the next one begin, so two rows describe it.
         begin, low, _, place, check = self._table[blocks].T
@@ -291,12 +291,12 @@ class SideFile:
         last = first + counts - 1
         if (length < 1).any() or ((start + length + gap)[last] != end).any():
             raise self._damaged()
-        return Runs(start, address + low[of], length)
+        return TapeRanges(start, address + low[of], length)
 
     def _damaged(self) -> IntegrityError:
         return IntegrityError(f"{self.path} is damaged; {REMEDY}")
 
-    def between(self, first: Ints, end: Ints) -> Pieces:
+    def between(self, first: Ints, end: Ints) -> TokenRanges:
         """Return the tokens `first` (n,) to `end - 1` (n,) of the tape without EOD, 0 <= first < end <= tokens.
 
         Row n of the pieces is the n-th range; columns count from `first`.
@@ -308,10 +308,10 @@ class SideFile:
         row, run = ranges(low, high + 1)
         begin = np.maximum(start[run], first[row])
         stop = np.minimum(start[run] + length[run], end[row])
-        pieces = Pieces(row, begin - first[row], address[run] + begin - start[run], stop - begin)
-        return Pieces(*(part[stop > begin] for part in pieces)) if self._every > 1 else pieces
+        pieces = TokenRanges(row, begin - first[row], address[run] + begin - start[run], stop - begin)
+        return TokenRanges(*(part[stop > begin] for part in pieces)) if self._every > 1 else pieces
 
-    def holding(self, first: int, end: int) -> Runs:
+    def holding(self, first: int, end: int) -> TapeRanges:
         """Return the parts of runs that lie within the addresses `first` to `end - 1`.
 
         On a packed tape no part crosses a multiple of `every`.
@@ -324,11 +324,11 @@ class SideFile:
         kept = length > 0
         start, address, length = (start + skipped)[kept], (address + skipped)[kept], length[kept]
         if self._every == 1:
-            return Runs(start, address, length)
+            return TapeRanges(start, address, length)
         row, part = ranges(start // self._every, (start + length - 1) // self._every + 1)
         begin = np.maximum(start[row], part * self._every)
         stop = np.minimum((start + length)[row], (part + 1) * self._every)
-        return Runs(begin, address[row] + begin - start[row], stop - begin)
+        return TapeRanges(begin, address[row] + begin - start[row], stop - begin)
 
 
 class Tapes:
@@ -339,21 +339,21 @@ class Tapes:
     """
 
     def __init__(
-        self, bases: Ints, sizes: Sequence[int], strides: Ints, length: int, files: Mapping[int, SideFile]
+        self, bases: Ints, sizes: Sequence[int], strides: Ints, length: int, files: Mapping[int, SideTape]
     ) -> None:
         self.bases, self._sizes, self.strides, self._length, self.files = bases, sizes, strides, length, files
 
-    def pieces(self, entry: Ints, cut: Ints, number: Ints) -> Pieces:
+    def pieces(self, entry: Ints, cut: Ints, number: Ints) -> TokenRanges:
         """Return where the sequences `number` (n,) of entries (n,) lie, if their epochs begin at token `cut` (n,).
 
-        Pieces are sorted by row. Parts of a row that no piece covers are EOD.
+        TokenRanges are sorted by row. Parts of a row that no piece covers are EOD.
         """
         first = cut + number * self.strides[entry]
         rows = np.arange(len(entry))
         filed = np.isin(entry, list(self.files)) if self.files else np.zeros(len(entry), np.bool_)
         whole = rows[~filed]
         parts = [
-            Pieces(
+            TokenRanges(
                 whole,
                 np.zeros_like(whole),
                 (self.bases[entry] + first)[whole],
@@ -366,32 +366,34 @@ class Tapes:
             parts.append(pieces._replace(row=mine[pieces.row]))
         return _in_rows(parts)
 
-    def between(self, entry: int, first: Ints, end: Ints) -> Pieces:
+    def between(self, entry: int, first: Ints, end: Ints) -> TokenRanges:
         """Return the tokens `first` (n,) to `end - 1` (n,) of an entry's tape, one row per range."""
         if entry not in self.files:
             rows = np.arange(len(first))
-            return Pieces(rows, np.zeros_like(rows), first + self.bases[entry], end - first)
+            return TokenRanges(rows, np.zeros_like(rows), first + self.bases[entry], end - first)
         pieces = self.files[entry].between(first, end)
         return pieces._replace(address=pieces.address + self.bases[entry])
 
-    def holding(self, entry: int, first: int, end: int) -> Runs:
+    def holding(self, entry: int, first: int, end: int) -> TapeRanges:
         """Return the inverse: which tokens of an entry's tape have the addresses `first` to `end - 1`."""
         base = int(self.bases[entry])
         if entry in self.files:
             start, address, length = self.files[entry].holding(first - base, end - base)
-            return Runs(start, address + base, length)
+            return TapeRanges(start, address + base, length)
         low, high = (min(max(at - base, 0), self._sizes[entry]) for at in (first, end))
-        return Runs(*(np.array([at] if low < high else [], np.int64) for at in (low, base + low, high - low)))
+        return TapeRanges(
+            *(np.array([at] if low < high else [], np.int64) for at in (low, base + low, high - low))
+        )
 
 
-def _in_rows(parts: Sequence[Pieces]) -> Pieces:
+def _in_rows(parts: Sequence[TokenRanges]) -> TokenRanges:
     """Concatenate pieces, sorted by row and, within a row, in the order of `parts`."""
     parts = [part for part in parts if len(part.row)] or parts[:1]
     if len(parts) == 1:
         return parts[0]
-    whole = Pieces(*(np.concatenate(field) for field in zip(*parts, strict=True)))
+    whole = TokenRanges(*(np.concatenate(field) for field in zip(*parts, strict=True)))
     order = np.argsort(whole.row, kind="stable")
-    return Pieces(*(field[order] for field in whole))
+    return TokenRanges(*(field[order] for field in whole))
 
 
 def ranges(low: Ints, high: Ints) -> tuple[Ints, Ints]:
@@ -415,7 +417,7 @@ def path_of(folder: Path, name: str) -> Path:
 def verify_side_file(path: Path) -> list[str]:
     """Read every byte of a side file and return what is wrong with it; [] if it is good."""
     try:
-        file = SideFile(path.parent, path.name.removesuffix(SUFFIX))
+        file = SideTape(path.parent, path.name.removesuffix(SUFFIX))
         hasher, left = xxhash.xxh3_128(), file.end
         with path.open("rb") as data:
             while left:

@@ -55,11 +55,11 @@ class AddedToken(msgspec.Struct):
     special: bool
 
 
-class Step(msgspec.Struct):
+class PreTokenizerStep(msgspec.Struct):
     """A pre-tokenizer, or a sequence of them."""
 
     type: str
-    pretokenizers: list[Step] = []
+    pretokenizers: list[PreTokenizerStep] = []
     pattern: dict[str, str] | None = None
 
 
@@ -77,7 +77,7 @@ class TokenizerJson(msgspec.Struct):
     """The parts of a tokenizer.json that are checked here. The libraries check the rest."""
 
     model: Model
-    pre_tokenizer: Step | None = None
+    pre_tokenizer: PreTokenizerStep | None = None
     added_tokens: list[AddedToken] = []
 
 
@@ -107,7 +107,7 @@ def read_tokenizer(path: Path) -> tuple[bytes, dict[str, Any], int]:
     return raw, data, _check_ids(path, contents)
 
 
-def _steps(step: Step | None) -> Iterator[Step]:
+def _steps(step: PreTokenizerStep | None) -> Iterator[PreTokenizerStep]:
     if step is not None:
         yield step
         for inner in step.pretokenizers:

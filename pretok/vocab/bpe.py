@@ -370,7 +370,7 @@ class _Pairs:
         return [(-self._table.item(at + COUNT), self._table.item(at + KEY), at) for at in more.tolist()]
 
 
-class _Text(NamedTuple):
+class _Pointers(NamedTuple):
     """A SymbolBuffer as pointers: with arrays, counting references took half of the time. size: positions."""
 
     size: Any
@@ -380,13 +380,13 @@ class _Text(NamedTuple):
     counts: Any
 
 
-_TEXT = types.NamedTuple((types.int64, _POINTER32, _POINTER32, _POINTER32, _POINTER), _Text)
+_TEXT = types.NamedTuple((types.int64, _POINTER32, _POINTER32, _POINTER32, _POINTER), _Pointers)
 
 
 @njit(_TEXT(types.int64, _POINTER32, _POINTER32, _POINTER32, _POINTER), inline=True)
 def _text_of(size: Any, symbols: Any, starts: Any, hints: Any, counts: Any) -> Any:
     """A _Text of arrays, which must outlive it."""
-    return _Text(size, symbols, starts, hints, counts)
+    return _Pointers(size, symbols, starts, hints, counts)
 
 
 @njit(types.int64(_POINTER32, types.int64), inline=True)

@@ -1,7 +1,7 @@
 """Counts and measurements -> the report of a vocabulary, and its tables for a person.
 
 Input: counts, the vocabularies trained from them and their Measure, and that of other tokenizers on held-out texts.
-Output: a VocabReport; tables, each row of which shows the Figures of one text. The mix is weighted as in training.
+Output: a VocabReport; tables, each row of which shows the figures of one text. The mix is weighted as in training.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pretok.tokenizer.vocabulary import Vocabulary
 from pretok.vocab.counts.counts_file import CorpusCounts
 from pretok.vocab.counts.weigh import Tally, shares
 from pretok.vocab.measure import Measure, names_of
-from pretok.vocab.report_file import MIX, Figures, RareEntry, SourceText, VocabReport, ratio
+from pretok.vocab.report_file import MIX, RareEntry, SourceText, TokenizerFigures, VocabReport, ratio
 
 RARE = (1, 100, 1_000, 10_000)
 """The report counts the learned entries that the mix uses fewer times than these."""
@@ -113,7 +113,7 @@ def _learned_by_use(vocab: Vocabulary, uses: Floats) -> tuple[npt.NDArray[np.int
 
 def figures(
     vocab: Vocabulary, measure: Measure, uses: npt.NDArray[Any], names: Sequence[str], scale: Floats
-) -> dict[str, Figures]:
+) -> dict[str, TokenizerFigures]:
     """The figures of a vocabulary for each source, and for MIX.
 
     uses: (sources, ids), those of this vocabulary; scale: float64[sources], how much of each source the mix has, as a
@@ -134,11 +134,11 @@ def _figures(
     uses: npt.NDArray[Any],
     single: npt.NDArray[np.bool_],
     part: npt.NDArray[np.bool_],
-) -> Figures:
+) -> TokenizerFigures:
     tokens = uses.sum()
     if not np.isfinite(tokens):
-        return Figures(round(size) if np.isfinite(size) else None, None, None, None, None, None)
-    return Figures(
+        return TokenizerFigures(round(size) if np.isfinite(size) else None, None, None, None, None, None)
+    return TokenizerFigures(
         round(size),
         round(tokens),
         ratio(size, tokens),
@@ -155,13 +155,13 @@ COLUMNS = {
     "bytes as tokens": "{0.single_bytes:.2%}",
     "of letters": "{0.split_characters:.2%}",
 }
-"""Heading -> how `str.format` writes Figures."""
+"""Heading -> how `str.format` writes the figures."""
 
 
 def figures_table(
-    title: str, headings: Sequence[str], rows: Iterable[tuple[str, Figures, Sequence[str]]]
+    title: str, headings: Sequence[str], rows: Iterable[tuple[str, TokenizerFigures, Sequence[str]]]
 ) -> Table:
-    """A table of figures. headings: of the first column and of those behind COLUMNS; rows: (first cell, Figures, cells
+    """A table of figures. headings: of the first column and of those behind COLUMNS; rows: (first cell, figures, cells
     behind COLUMNS)."""
     cells = [(name, *(_cell(form, row) for form in COLUMNS.values()), *more) for name, row, more in rows]
     return table(title, (headings[0], *COLUMNS, *headings[1:]), cells)

@@ -24,7 +24,7 @@ class SourceText(Record, frozen=True):
     distinct_words: Count
 
 
-class Figures(Record, frozen=True):
+class TokenizerFigures(Record, frozen=True):
     """What one tokenizer makes of one text."""
 
     bytes: Count | None
@@ -57,10 +57,10 @@ class VocabReport(Record, frozen=True):
     """Words rarer than `min_count`."""
     dropped_share_of_text: float | None
     sources: dict[str, SourceText]
-    sizes: dict[str, dict[str, Figures]]
+    sizes: dict[str, dict[str, TokenizerFigures]]
     """Entries -> source or MIX -> all training documents, exactly. The first is the main vocabulary. Words are those of
     the pattern, signs and spaces too."""
-    compare: dict[str, dict[str, Figures]]
+    compare: dict[str, dict[str, TokenizerFigures]]
     """Tokenizer, `this` first -> source or MIX -> the held-out texts that were kept. Words are those between spaces."""
     rare: dict[str, dict[str, Count]]
     """Entries -> uses -> how many learned entries the mix uses fewer times."""

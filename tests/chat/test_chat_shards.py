@@ -32,7 +32,7 @@ from pretok.cli import run_command
 from pretok.config import make_recipe
 from pretok.documents.audit.inspection import run_inspect
 from pretok.documents.audit.verify_job import run_verify
-from pretok.documents.removal.remove_job import Request, run_remove
+from pretok.documents.removal.remove_job import RemoveRequest, run_remove
 from pretok.shards.manifest import Manifest, load_manifest
 from pretok.shards.spans import ShardSpans, find_spans, spans_path, write_spans
 from pretok.tokenizer.kinds import KINDS
@@ -327,7 +327,7 @@ def test_conversations_are_removed(tmp_path: Path, make: Make, here: Engine) -> 
     """Their places and spans stay, their texts do not, and they do not come back."""
     before = make(keep=["id"])
     spans = {shard.path: shard.spans_path.read_bytes() for shard in before.shards}
-    run_remove(Request(before.folder, "why", where="id in (3, 7, 20)"), Console())
+    run_remove(RemoveRequest(before.folder, "why", where="id in (3, 7, 20)"), Console())
     manifest = load_manifest(before.folder)
     counts = manifest.sources["chat"]
     assert counts.removed is not None

@@ -9,13 +9,15 @@ import pytest
 
 from pretok.cli import run_command
 from pretok.cluster import node_check
-from pretok.cluster.node_check import Check, NodeReport, judge, node_report, read_reports, report_line
+from pretok.cluster.node_check import NodeCheck, NodeReport, judge, node_report, read_reports, report_line
 
 SMALL = dict.fromkeys(("free", "write", "memory", "GPUs"), 0)
 
 
 def report(node: str, **numbers: float) -> NodeReport:
-    return NodeReport(node, tuple(Check(name, str(value), number=value) for name, value in numbers.items()))
+    return NodeReport(
+        node, tuple(NodeCheck(name, str(value), number=value) for name, value in numbers.items())
+    )
 
 
 def test_a_sound_node_has_no_problem_and_keeps_no_file(
@@ -45,7 +47,7 @@ def test_missing_slow_and_failed_nodes_are_named(tmp_path: Path) -> None:
         report("c", matmul=3.0, free=1.0),
     ]
     failed = NodeReport(
-        "d", (Check("matmul", "10", "out of order", 10.0), Check("all-reduce", "-", "timed out"))
+        "d", (NodeCheck("matmul", "10", "out of order", 10.0), NodeCheck("all-reduce", "-", "timed out"))
     )
     path = tmp_path / "x.json"
     path.write_text("noise of a library\n" + "".join(map(report_line, [*sound, failed])))

@@ -21,7 +21,7 @@ from pretok.config import make_recipe
 from pretok.documents.audit.verify_job import run_verify
 from pretok.read.batches import TextBatch
 from pretok.shards import encode
-from pretok.shards.encode import JoinedBatches, Sample, encode_splits, join
+from pretok.shards.encode import JoinedBatches, ShardSamples, encode_splits, join
 from pretok.shards.manifest import FILE_NAME, load_manifest
 from pretok.tokenizer.encoder import Encoder, FastEngine
 from pretok.tokenizer.vocabulary import load_vocab
@@ -86,17 +86,17 @@ def test_a_share_of_the_documents_is_compared_and_at_least_one_that_is_short(
     keys = [xxhash.xxh64_intdigest(t.encode()) ^ xxhash.xxh64_intdigest(t.encode(), 1) for t in texts]
     compared: list[str] = []
 
-    def encode_again(self: Sample, joined: JoinedBatches, document: int) -> Any:
+    def encode_again(self: ShardSamples, joined: JoinedBatches, document: int) -> Any:
         compared.append(joined.texts[document].as_py())
         return real(self, joined, document)
 
-    real = Sample._encode
-    monkeypatch.setattr(Sample, "_encode", encode_again)
+    real = ShardSamples._encode
+    monkeypatch.setattr(ShardSamples, "_encode", encode_again)
 
     def chosen(share: float, step: int) -> list[str]:
         monkeypatch.setattr(encode, "SHARE", share)
         compared.clear()
-        one = Sample(encoder)
+        one = ShardSamples(encoder)
         for at in range(0, len(texts), step):
             column = pa.array(texts[at : at + step], pa.large_string())
             joined = join([TextBatch(0, len(column), len(column), column, np.arange(len(column)))])

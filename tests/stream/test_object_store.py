@@ -33,7 +33,7 @@ from pretok.base.tree import NODE
 from pretok.shards.manifest import Removal, load_manifest, write_manifest
 from pretok.shards.writer import ShardWriter
 from pretok.stream import View, object_store
-from pretok.stream.flat_tokens import Pieces
+from pretok.stream.flat_tokens import TokenRanges
 from pretok.stream.loader import PositionSampler, read_ahead
 from pretok.stream.materialize import run_materialize
 from pretok.stream.mix_job import run_mix
@@ -349,7 +349,7 @@ def test_a_block_may_come_while_it_is_asked_for_again(
         return len(asked) > 2 and held(*arguments)
 
     monkeypatch.setattr(files, "_held", late)
-    pieces = Pieces(*(np.array(part) for part in ((0, 1), (0, 0), (0, 99), (9, 9))))
+    pieces = TokenRanges(*(np.array(part) for part in ((0, 1), (0, 0), (0, 99), (9, 9))))
     tokens = [np.zeros((2, 9), np.uint16) for _ in range(2)]
     reader = threading.Thread(target=view.tokens.read, args=(pieces, tokens[0]), daemon=True)
     reader.start()

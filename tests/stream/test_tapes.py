@@ -17,7 +17,7 @@ from pretok.base.errors import IntegrityError, UsageError
 from pretok.base.records import replace
 from pretok.stream.mix_file import load_mix, write_mix
 from pretok.stream.mix_job import run_mix
-from pretok.stream.tapes import EACH, FILL, MOST, SideFile, TapeWriter, path_of, verify_side_file
+from pretok.stream.tapes import EACH, FILL, MOST, SideTape, TapeWriter, path_of, verify_side_file
 
 
 def write(folder: Path, address: np.ndarray, length: np.ndarray, step: int, every: int = 1) -> str:
@@ -54,7 +54,7 @@ def test_a_tape_is_the_concatenation_of_its_runs(
     names = {write(folder, address, length, step, 70 if fill else 1) for step in (8, EACH, 10_000)}
     [name] = names  # however the runs were divided
     assert verify_side_file(path_of(folder, name)) == []
-    tape = SideFile(folder, name)
+    tape = SideTape(folder, name)
     assert tape.tokens == len(whole)
     if len(whole):
         first = rng.integers(0, len(whole), 99)
@@ -85,12 +85,12 @@ def test_what_was_harmed_is_told(tmp_path: Path, place: int | None) -> None:
     (told,) = verify_side_file(path)
     assert str(path) in told
     with suppress(IntegrityError):  # what is read all the same is right
-        found = SideFile(tmp_path, name).between(np.array([0]), np.array([50_000])).address
+        found = SideTape(tmp_path, name).between(np.array([0]), np.array([50_000])).address
         assert place == -200
         np.testing.assert_array_equal(found, address)
     path.unlink()
     with pytest.raises(IntegrityError, match="which belongs to a mix, is missing: copy it again"):
-        SideFile(tmp_path, name)
+        SideTape(tmp_path, name)
 
 
 @pytest.mark.parametrize("longest", [(1 << 15) - 1, 1 << 15, (1 << 16) - 1, MOST + 5])
@@ -98,7 +98,7 @@ def test_runs_of_any_length_are_found(tmp_path: Path, longest: int) -> None:
     """Those that take 2 bytes in their block, 4 bytes, and more than a run may have."""
     length = np.array([100, longest, 7])
     address, ends = np.cumsum(length + 1), np.cumsum(length)
-    tape = SideFile(tmp_path, write(tmp_path, address, length, 9))
+    tape = SideTape(tmp_path, write(tmp_path, address, length, 9))
     for run, end in enumerate(ends.tolist()):
         for tokens in (3, int(length[run])):
             pieces = tape.between(np.array([end - tokens]), np.array([end]))

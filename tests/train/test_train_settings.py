@@ -36,7 +36,7 @@ from train.config import TrainConfig, add_flags, check_table, whole_number
 from train.model.sizes import PRESETS
 from train.model.transformer import Decoder
 from train.parallel.layout import (
-    Batch,
+    BatchSizes,
     Layout,
     bubble,
     check_pipeline,
@@ -219,7 +219,7 @@ def split(seq_len: int = 4096, **settings: Any) -> None:
     check_split(TrainConfig(**settings), PRESETS["1b"], seq_len)
 
 
-def pipeline(batch: Batch = Batch(8, 1, 8, 1), **changes: Any) -> None:  # noqa: B008
+def pipeline(batch: BatchSizes = BatchSizes(8, 1, 8, 1), **changes: Any) -> None:  # noqa: B008
     check_pipeline(TrainConfig(pipeline=4), replace(ITALIA, **changes), batch)
 
 
@@ -235,7 +235,7 @@ def pipeline(batch: Batch = Batch(8, 1, 8, 1), **changes: Any) -> None:  # noqa:
         ("float8 works neither with --tensor nor", lambda: split(tensor=2, precision="float8")),
         ("needs a separate output matrix", lambda: pipeline(tied=True)),
         ("4 is more than the 3 blocks", lambda: pipeline(layers=3)),
-        ("at least 4 micro-batches per step and rank; there are 2", lambda: pipeline(Batch(8, 4, 2, 1))),
+        ("at least 4 micro-batches per step and rank; there are 2", lambda: pipeline(BatchSizes(8, 4, 2, 1))),
     ],
 )
 def test_what_cannot_be_divided_is_refused_with_what_can(message: str, ask: Callable[[], None]) -> None:

@@ -55,7 +55,7 @@ class Box(NamedTuple):
     size: Numbers
 
 
-class Kind(Record, frozen=True):
+class TensorKind(Record, frozen=True):
     """Tensors of the same shape and split. Blocks repeat, so a model has few kinds."""
 
     shape: Numbers
@@ -66,7 +66,7 @@ class Kind(Record, frozen=True):
 class Index(Record, frozen=True):
     """All tensors of a stage."""
 
-    kinds: tuple[Kind, ...]
+    kinds: tuple[TensorKind, ...]
 
 
 def named_state(
@@ -93,7 +93,7 @@ def make_index(state: dict[str, Tensor], mesh: DeviceMesh) -> Index:
     ranks = mesh.mesh[mesh.get_local_rank("pipeline")]
     return Index(
         tuple(
-            Kind(tuple(shape), boxes_of(state[names[0]], ranks), tuple(names))
+            TensorKind(tuple(shape), boxes_of(state[names[0]], ranks), tuple(names))
             for (shape, _), names in alike.items()
         )
     )
@@ -199,7 +199,7 @@ class Reader:
 
     def __init__(self, checkpoint: Path, meta: Meta) -> None:
         self.checkpoint = checkpoint
-        self.kinds: dict[str, Kind] = {}
+        self.kinds: dict[str, TensorKind] = {}
         for path in (checkpoint / name for name in meta.files if name.startswith("index-")):
             for kind in read_record(Index, read_json(path), path).kinds:
                 self.kinds |= dict.fromkeys(kind.names, kind)

@@ -1,8 +1,8 @@
 """How ranks, a global batch and the blocks of a model are divided: arithmetic, without torch.
 
-Input: the number of ranks, the sizes of the model, the settings. Output: a Layout of ranks and a Batch with all sizes
-solved, and the blocks of each pipeline stage. UsageError names sizes that do not divide, or settings that cannot be
-combined.
+Input: the number of ranks, the sizes of the model, the settings. Output: a Layout of ranks, BatchSizes with all
+sizes solved, and the blocks of each pipeline stage. UsageError names sizes that do not divide, or settings that cannot
+be combined.
 
 A pipeline of P ranks has one stage per rank. Its passes are in 1F1B order (Narayanan et al. 2019, PipeDream-Flush): a
 backward pass starts as soon as it can, and a rank holds at most P micro-batches.
@@ -63,7 +63,7 @@ def solve_layout(
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class BatchSizes:
     """global_batch = micro_batch x accumulation x data-parallel ranks; all but the last two count sequences."""
 
     global_batch: int
@@ -78,7 +78,7 @@ class Batch:
         )
 
 
-def solve_batch(ranks: int, global_batch: int, micro_batch: int | None) -> Batch:
+def solve_batch(ranks: int, global_batch: int, micro_batch: int | None) -> BatchSizes:
     """Solve the batch sizes. Without a micro-batch, a step is a single pass.
 
     Raises UsageError with the nearest valid values if the global batch does not divide.
@@ -92,7 +92,7 @@ def solve_batch(ranks: int, global_batch: int, micro_batch: int | None) -> Batch
             f"nearest: {' or '.join(map(str, nearest))}"
         )
     micro_batch = micro_batch or global_batch // ranks
-    return Batch(global_batch, micro_batch, global_batch // (ranks * micro_batch), ranks)
+    return BatchSizes(global_batch, micro_batch, global_batch // (ranks * micro_batch), ranks)
 
 
 def check_split(config: TrainConfig, model: ModelConfig, seq_len: int) -> None:
@@ -120,7 +120,7 @@ def compiles(config: TrainConfig, *, able: bool) -> bool:
     return able if config.compile is None else config.compile
 
 
-def check_pipeline(config: TrainConfig, model: ModelConfig, batch: Batch) -> None:
+def check_pipeline(config: TrainConfig, model: ModelConfig, batch: BatchSizes) -> None:
     """Raise UsageError if --pipeline does not work with the model or the batch; the message says what would work."""
     stages, passes = config.pipeline, batch.accumulation
     if stages > 1 and model.tied:

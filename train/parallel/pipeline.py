@@ -26,7 +26,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from train.config import TrainConfig
 from train.model.sizes import ModelConfig
 from train.model.transformer import Decoder
-from train.parallel.layout import Batch
+from train.parallel.layout import BatchSizes
 
 
 def take_part(model: Decoder, stage: int, blocks: Sequence[range]) -> None:
@@ -56,7 +56,7 @@ class Pipeline(nn.Module):
         self._tokens = self._length = 1
 
     def prepare(
-        self, model: ModelConfig, batch: Batch, seq_len: int, config: TrainConfig, device: torch.device
+        self, model: ModelConfig, batch: BatchSizes, seq_len: int, config: TrainConfig, device: torch.device
     ) -> None:
         """Prepare the schedule for steps of these sizes."""
         from torch.distributed.pipelining import PipelineStage, Schedule1F1B

@@ -63,7 +63,7 @@ MEMORY = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class AnnotateRequest:
     """What to join. by: the key, columns of the view `documents`; name: of the annotations; columns: those to take from
     the files, None: all that are not in the key."""
 
@@ -74,7 +74,7 @@ class Request:
     columns: tuple[str, ...] | None = None
 
 
-def run_annotate(request: Request, console: Console) -> Annotations:
+def run_annotate(request: AnnotateRequest, console: Console) -> Annotations:
     """Join the columns, as the only job that writes annotations there; shards may be added meanwhile.
 
     Raises UsageError, MismatchError, IntegrityError, FolderInUse, MemoryError.
@@ -146,7 +146,7 @@ def show_joined(annotations: Annotations, console: Console) -> None:
         console.notice(f"{plural(annotations.repeated, 'row')} left out that repeat an earlier row")
 
 
-def _check_request(request: Request, manifest: Manifest, shards: Sequence[Shard]) -> set[str]:
+def _check_request(request: AnnotateRequest, manifest: Manifest, shards: Sequence[Shard]) -> set[str]:
     """Return the names of columns that documents have already, in lower case, as SQL ignores case. Raises UsageError
     for a wrong name or key."""
     if not re.fullmatch("[A-Za-z][A-Za-z0-9_]*", request.name):
@@ -167,7 +167,7 @@ def _check_request(request: Request, manifest: Manifest, shards: Sequence[Shard]
     return {name.lower() for name in known}
 
 
-def _list_rows(request: Request, console: Console) -> Sequence[InputFile]:
+def _list_rows(request: AnnotateRequest, console: Console) -> Sequence[InputFile]:
     """List the files of rows. Raises UsageError."""
     inputs, notices, _ = list_inputs(request.files, "auto")
     for notice in notices:
@@ -215,7 +215,7 @@ def _drop_repeated(sql: Any, inputs: Sequence[InputFile], values: int) -> int:
 
 def _write_parts(
     sql: Any,
-    request: Request,
+    request: AnnotateRequest,
     kinds: dict[str, str],
     manifest: Manifest,
     shards: Sequence[Shard],

@@ -34,7 +34,7 @@ from pretok.vocab.counts.counts_file import FILE_NAME as COUNTS
 from pretok.vocab.counts.counts_file import load_counts
 
 SEED = 0
-Check = tuple[Path, ShardCheck | Callable[[], Iterable[str] | None]]
+VerifyTask = tuple[Path, ShardCheck | Callable[[], Iterable[str] | None]]
 """A file or shard, and what returns its problems or raises one."""
 
 
@@ -79,7 +79,7 @@ def _verify(shards: Path, sample: int | None, step: Step, removed: bool) -> tupl
     return manifest, sorted(set(problems))
 
 
-def run_check(check: Check, report: Report) -> list[str]:
+def run_check(check: VerifyTask, report: Report) -> list[str]:
     """Do one of the checks, in a worker."""
     _, look = check
 
@@ -89,7 +89,7 @@ def run_check(check: Check, report: Report) -> list[str]:
     return collect(problems())
 
 
-def _shard_checks(manifest: Manifest, sample: int | None, removed: bool) -> Iterator[Check]:
+def _shard_checks(manifest: Manifest, sample: int | None, removed: bool) -> Iterator[VerifyTask]:
     """The largest first. The documents to encode again are `sample` of all, evenly at random with a fixed seed."""
     counts = [shard.documents for shard in manifest.shards]
     rows = draw_documents(counts, min(sample or 0, sum(counts)), SEED)
@@ -101,7 +101,7 @@ def _shard_checks(manifest: Manifest, sample: int | None, removed: bool) -> Iter
         yield shard.prefix, ShardCheck(manifest.folder, shard, numbers, removed and bool(manifest.removals))
 
 
-def _file_checks(manifest: Manifest, annotations: Sequence[Annotations]) -> Iterator[Check]:
+def _file_checks(manifest: Manifest, annotations: Sequence[Annotations]) -> Iterator[VerifyTask]:
     """Every other sealed file: side files of the shards, joined columns, and the side files of mixes."""
     ledgers = {shard.ledger_path for shard in manifest.shards}
     for beside in manifest.side_files:

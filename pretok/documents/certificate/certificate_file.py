@@ -33,7 +33,7 @@ MAX_HEAD = 128
 MAX_JSON = 1 << 28
 """Most bytes of JSON that are unpacked: a larger file is an attempt to fill the memory."""
 
-Piece = tuple[Count, Count, Count]
+ProvenRange = tuple[Count, Count, Count]
 """Adjacent tokens: number of the shard's entry, first token in the shard, number of tokens."""
 
 
@@ -49,7 +49,7 @@ class ShownSequence(Record, frozen=True):
     """The tokens at one position of the mix."""
 
     position: Count
-    pieces: tuple[Piece, ...]
+    pieces: tuple[ProvenRange, ...]
 
 
 class Certificate(Record, frozen=True, kw_only=True):

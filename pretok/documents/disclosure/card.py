@@ -13,7 +13,7 @@ from typing import Any
 
 from pretok.base.html import page_environment
 from pretok.base.visible import visible_json
-from pretok.documents.disclosure.summary import Record
+from pretok.documents.disclosure.summary import Section
 
 SIZES = ("1K", "10K", "100K", "1M", "10M", "100M", "1B", "10B", "100B", "1T")
 """Bounds of the hub's categories of documents: powers of ten from the third."""
@@ -24,7 +24,7 @@ SCOPES = {
 }
 
 
-def dataset_card(summary: Record) -> str:
+def dataset_card(summary: Section) -> str:
     """Return README.md."""
     general, about = summary["general"], summary["about"]
     model = general["model"]["name"]
@@ -53,7 +53,7 @@ def dataset_card(summary: Record) -> str:
     )
 
 
-def _values(values: Record | None) -> list[str | None]:
+def _values(values: Section | None) -> list[str | None]:
     """Return the values of a column, most tokens first; None stands for documents without one."""
     return [row["value"] for row in values["listed"]] if values else []
 

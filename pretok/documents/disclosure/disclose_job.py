@@ -20,7 +20,7 @@ from pretok.documents.disclosure.domains import count_reserved, domains_csv, rea
 from pretok.documents.disclosure.figures import open_figures
 from pretok.documents.disclosure.read import read_mix, read_shards, read_steps
 from pretok.documents.disclosure.spdx import spdx_document
-from pretok.documents.disclosure.summary import Record, load_answers, summarize
+from pretok.documents.disclosure.summary import Section, load_answers, summarize
 from pretok.shards.document_table import chosen_shards
 from pretok.shards.manifest import load_manifest, shards_of
 from pretok.shards.unfinished import refuse_unfinished
@@ -69,11 +69,11 @@ def run_disclose(request: DisclosureRequest, kind: str) -> str:
     return VIEWS[kind](summary)
 
 
-def _json(summary: Record) -> str:
+def _json(summary: Section) -> str:
     return visible_json(json.dumps(summary, ensure_ascii=False, indent=2)) + "\n"
 
 
-def _page(summary: Record) -> str:
+def _page(summary: Section) -> str:
     environment = page_environment()
     environment.globals["number"] = _number
     template = environment.from_string(
@@ -87,7 +87,7 @@ def _number(value: float) -> str:
     return f"{value:,.0f}" if value.is_integer() and abs(value) < 1e15 else f"{value:,.6g}"
 
 
-View = Callable[[Record], str]
+View = Callable[[Section], str]
 VIEWS: dict[str, View] = {"json": _json, "html": _page, "md": dataset_card, "spdx": spdx_document}
 """Format -> what writes the summary so."""
 FORMATS = (*VIEWS, "csv")

@@ -23,9 +23,9 @@ import pyarrow as pa
 
 from pretok.base.errors import UsageError
 from pretok.base.units import listed
-from pretok.documents.disclosure.figures import AMOUNTS, Figures
+from pretok.documents.disclosure.figures import AMOUNTS, Sums
 from pretok.documents.disclosure.read import Extent, read_shards, read_steps
-from pretok.documents.disclosure.summary import Record
+from pretok.documents.disclosure.summary import Section
 from pretok.overview.history import read_run
 from pretok.shards.manifest import SPLITS, Manifest
 
@@ -38,7 +38,7 @@ DomainOf = Callable[[str], str]
 """Host -> its domain."""
 
 
-def domains_csv(figures: Figures) -> str:
+def domains_csv(figures: Sums) -> str:
     """Return a row for each registrable domain of what is `read`, largest first by bytes of documents; the last one,
     without a name, has the documents without an address. Raises UsageError if no source keeps an address, or if the
     library is not installed."""
@@ -56,7 +56,7 @@ def domains_csv(figures: Figures) -> str:
     return out.getvalue()
 
 
-def _name_hosts(figures: Figures, of: DomainOf) -> None:
+def _name_hosts(figures: Sums, of: DomainOf) -> None:
     """Make the table `hosts`: the domain (`name`) of each host (`value`) that was counted."""
     query = "SELECT DISTINCT value FROM sums WHERE kind = 'domain' AND value NOT NULL"
     hosts = [host for (host,) in figures.sql.execute(query).fetchall()]
@@ -138,8 +138,8 @@ def reservation_of(register: dict[str, str]) -> DomainOf:
 
 
 def count_reserved(
-    manifest: Manifest, extent: Extent, figures: Figures, register: dict[str, str], run: Path | None
-) -> Record:
+    manifest: Manifest, extent: Extent, figures: Sums, register: dict[str, str], run: Path | None
+) -> Section:
     """Join a register with the shards. For each domain with documents in the shards or read from them, most tokens
     first:
 
@@ -196,7 +196,7 @@ def count_reserved(
     }
 
 
-def _since(figures: Figures, manifest: Manifest, run: Path | None, day: str) -> str | None:
+def _since(figures: Sums, manifest: Manifest, run: Path | None, day: str) -> str | None:
     """Count what a run read from a day on, and return the name of these figures; None if it read nothing. A step has
     the day of its line of metrics."""
     metrics = read_run(run).metrics if run else []

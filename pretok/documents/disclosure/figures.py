@@ -1,6 +1,6 @@
 """Ledgers and what is read of each source -> exact sums, in one table of DuckDB.
 
-Input: a manifest and `Extent`s; the columns are the kept ones and those joined by `pretok annotate`. Output: `Figures`.
+Input: a manifest and `Extent`s; the columns are the kept ones and those joined by `pretok annotate`. Output: `Sums`.
 Every part of the summary is a query of its table:
 
     sums    of, source, kind, value, documents, document_bytes, tokens, token_bytes
@@ -49,7 +49,7 @@ Amount = dict[str, int]
 """AMOUNTS -> their sums."""
 
 
-class Figures:
+class Sums:
     """Sums of what is read. columns: source -> kind -> the column that holds it; sources: those of each extent."""
 
     def __init__(self, sql: Any, manifest: Manifest, named: Mapping[str, str]) -> None:
@@ -161,13 +161,13 @@ class Figures:
 
 
 @contextmanager
-def open_figures(manifest: Manifest, named: Mapping[str, str]) -> Iterator[Figures]:
+def open_figures(manifest: Manifest, named: Mapping[str, str]) -> Iterator[Sums]:
     """An empty table of sums. named: kind -> the column that holds it, instead of its usual names.
 
     Raises UsageError for an unknown kind or a column that no ledger has, IntegrityError, MismatchError."""
     folder = manifest.folder.parent / f".disclose-{os.getpid()}"  # made where the sums fit no memory
     with database(folder, 1, shutil.disk_usage(manifest.folder).free // 2) as sql:
-        yield Figures(sql, manifest, named)
+        yield Sums(sql, manifest, named)
 
 
 def _usual(columns: list[str]) -> dict[str, str]:

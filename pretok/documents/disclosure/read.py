@@ -31,11 +31,11 @@ from pretok.stream import View
 from pretok.stream.audit import drawn, number_of, runs
 from pretok.stream.mix_file import MixSource
 from pretok.stream.segments import RunSegment, read_segments, read_settings
-from pretok.stream.tapes import Runs, ranges
+from pretok.stream.tapes import TapeRanges, ranges
 
 BLOCK = 1 << 20
 """Sequences whose places are computed at once."""
-Span = tuple[View, int, int, int]
+ReadRange = tuple[View, int, int, int]
 """A stream, its first position that is read, one past the last, and how often documents had been removed by then."""
 
 
@@ -52,7 +52,7 @@ class Coverage:
     stride: int
     whole: int
     part: npt.NDArray[np.uint16]
-    runs: Callable[[int, int], Runs]
+    runs: Callable[[int, int], TapeRanges]
     removals: int = 0
 
     def tokens(self, bounds: Ints) -> Ints:
@@ -180,7 +180,7 @@ def load_run(folder: Path) -> tuple[dict[str, Any], tuple[RunSegment, ...]]:
     return about, segments
 
 
-def _extent(scope: str, spans: list[Span], run: dict[str, Any] | None) -> Extent:
+def _extent(scope: str, spans: list[ReadRange], run: dict[str, Any] | None) -> Extent:
     """Combine some spans."""
     views = [view for view, *_ in spans]
     names = dict.fromkeys(entry.held_in for view in views for entry in view.mix.sources)
@@ -199,7 +199,7 @@ def _extent(scope: str, spans: list[Span], run: dict[str, Any] | None) -> Extent
     )
 
 
-def _reading(name: str, spans: list[Span]) -> SourceReading:
+def _reading(name: str, spans: list[ReadRange]) -> SourceReading:
     """Return what is read of one source, all its classes together."""
     coverage: list[Coverage] = []
     sizes, epochs, taken = set(), 0.0, 0

@@ -15,18 +15,18 @@ from typing import Any
 
 from pretok.base.version import PRETOK_VERSION
 from pretok.base.visible import visible_json
-from pretok.documents.disclosure.summary import Record
+from pretok.documents.disclosure.summary import Section
 
 CONTEXT = "https://spdx.org/rdf/3.0.1/spdx-context.jsonld"
 
 
-def spdx_document(summary: Record) -> str:
+def spdx_document(summary: Section) -> str:
     """Return the document."""
     about, general = summary["about"], summary["general"]
     # The same data have the same names in every document.
     base = uuid.uuid5(uuid.NAMESPACE_URL, json.dumps(about, sort_keys=True)).urn
     model, provider = general["model"]["name"], general["provider"]["name"]
-    graph: list[Record] = [
+    graph: list[Section] = [
         {
             "type": "CreationInfo",
             "@id": "_:creation",
@@ -72,7 +72,7 @@ def spdx_document(summary: Record) -> str:
     return visible_json(text) + "\n"
 
 
-def _package(figures: Record, name: str) -> Record:
+def _package(figures: Section, name: str) -> Section:
     """The properties of the whole, or of one source."""
     return {
         "name": name,

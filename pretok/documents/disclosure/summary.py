@@ -18,8 +18,8 @@ from pretok.base.errors import UsageError
 from pretok.base.records import to_json
 from pretok.base.version import PRETOK_VERSION
 from pretok.config import load_toml, validated
-from pretok.config.settings import Part
-from pretok.documents.disclosure.figures import Figures
+from pretok.config.settings import SettingsTable
+from pretok.documents.disclosure.figures import Sums
 from pretok.documents.disclosure.read import Extent
 from pretok.shards.inputs import load_inputs
 from pretok.shards.manifest import Manifest
@@ -49,13 +49,13 @@ Category = Literal[
     "synthetic data",
     "other",
 ]
-Record = dict[str, Any]
+Section = dict[str, Any]
 
 
 def _answers(name: str, *texts: str, **more: Any) -> Any:
     """Make a table of answers: texts, each null until it is answered."""
     fields: dict[str, Any] = {**dict.fromkeys(texts, (str | None, None)), **more}
-    return create_model(name, __base__=Part, **fields)
+    return create_model(name, __base__=SettingsTable, **fields)
 
 
 _PARTS = {
@@ -66,7 +66,7 @@ _PARTS = {
 }
 
 
-class SourceAnswers(Part):
+class SourceAnswers(SettingsTable):
     """[sources.NAME]"""
 
     category: Category | None = None
@@ -104,11 +104,11 @@ def load_answers(path: Path | None, sources: set[str]) -> Any:
 def summarize(
     manifest: Manifest,
     extent: Extent,
-    figures: Figures,
+    figures: Sums,
     answers: Any,
     domains: int,
-    reservations: Record | None,
-) -> Record:
+    reservations: Section | None,
+) -> Section:
     """Return the summary. figures: with `read`; domains: how many to list, for each source and for all; reservations:
     None without a register."""
     sources = extent.sources
@@ -153,8 +153,8 @@ def summarize(
 
 
 def _source(
-    manifest: Manifest, extent: Extent, figures: Figures, answers: Any, name: str, domains: int
-) -> Record:
+    manifest: Manifest, extent: Extent, figures: Sums, answers: Any, name: str, domains: int
+) -> Section:
     counts, reading = manifest.sources[name], extent.sources[name]
     splits = {"train": counts.train, "val": counts.val}
     return {
@@ -174,21 +174,21 @@ def _source(
     }
 
 
-def _values(figures: Figures, kind: str, source: str | None, most: int | None = None) -> Record | None:
+def _values(figures: Sums, kind: str, source: str | None, most: int | None = None) -> Section | None:
     """Return the sums by value; None without a column."""
     return figures.by_value("read", kind, source, most) if figures.tells("read", kind, source) else None
 
 
-def _by_columns(figures: Figures, source: str | None) -> Record:
+def _by_columns(figures: Sums, source: str | None) -> Section:
     """Return the sums by column of a source, or of all sources."""
-    parts: Record = {part: _values(figures, kind, source) for part, kind in VALUES.items()}
+    parts: Section = {part: _values(figures, kind, source) for part, kind in VALUES.items()}
     dated, copied = (figures.tells("read", kind, source) for kind in ("date", "duplicate"))
     parts["dates"] = figures.dates("read", source) if dated else None
     parts["duplicates"] = figures.amount("read", "duplicate", source, "value NOT NULL") if copied else None
     return parts
 
 
-def _removed(manifest: Manifest, figures: Figures, name: str) -> Record:
+def _removed(manifest: Manifest, figures: Sums, name: str) -> Section:
     """Return the removed documents of a source. refused: records whose text had been removed, here or elsewhere;
     documents, tokens: in all splits; read_before: what is counted as read and was removed later."""
     counts = manifest.sources[name]

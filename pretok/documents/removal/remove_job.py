@@ -84,7 +84,7 @@ BLOCK = 1 << 22
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class RemoveRequest:
     """What to remove: the documents for which `where` is true, or those that the file `ids` names."""
 
     shards: Path
@@ -111,7 +111,7 @@ class RemovalLog(Record, frozen=True):
     """The log of a removal: its steps."""
 
     request: Digest
-    """`Request.identity`."""
+    """`RemoveRequest.identity`."""
     removal: Removal
     eod_id: Count
     dtype: str
@@ -136,12 +136,12 @@ class RemoveReport:
     """Names of no document."""
 
 
-def dry_run(request: Request) -> RemoveReport:
+def dry_run(request: RemoveRequest) -> RemoveReport:
     """Return what `run_remove` would do. Nothing is written. Raises the same."""
     return _plan(request)[2]
 
 
-def _plan(request: Request) -> tuple[Manifest, Selection, RemoveReport]:
+def _plan(request: RemoveRequest) -> tuple[Manifest, Selection, RemoveReport]:
     """Choose what would be removed. Raises UsageError, MismatchError, IntegrityError."""
     _check_request(request)
     refuse_unfinished(request.shards)
@@ -162,14 +162,14 @@ def _plan(request: Request) -> tuple[Manifest, Selection, RemoveReport]:
     return manifest, selection, report
 
 
-def _check_request(request: Request) -> None:
+def _check_request(request: RemoveRequest) -> None:
     if (request.where is None) == (request.ids is None):
         raise UsageError("no documents named: give one of --where and --ids")
     if not request.reason.strip():
         raise UsageError("--reason is empty: say why, for the ledger and the manifest")
 
 
-def run_remove(request: Request, console: Console) -> RemoveReport:
+def run_remove(request: RemoveRequest, console: Console) -> RemoveReport:
     """Remove documents, as the only job that writes to the folder; first finish a removal that was stopped.
 
     Raises UsageError, MismatchError, IntegrityError, OutputError; FolderInUse while another job reads or writes there.
@@ -205,7 +205,7 @@ def run_remove(request: Request, console: Console) -> RemoveReport:
         return replace(report, removal=log.removal, fingerprint=load_manifest(folder).fingerprint)
 
 
-def show_removed(report: RemoveReport, request: Request, console: Console, *, done: bool) -> None:
+def show_removed(report: RemoveReport, request: RemoveRequest, console: Console, *, done: bool) -> None:
     """Show the result of a removal, or of a dry run."""
     if report.missing:
         console.notice(
@@ -294,7 +294,7 @@ class _Staging:
         return self.folder / name
 
 
-def _stage(manifest: Manifest, selection: Selection, request: Request) -> RemovalLog:
+def _stage(manifest: Manifest, selection: Selection, request: RemoveRequest) -> RemovalLog:
     """Write all new files next to the old ones, and last the log, which makes them valid."""
     staging, at = _Staging(manifest.folder), _now(manifest)
     eod, dtype = manifest.tokenizer.eod_id, manifest.tokenizer.dtype

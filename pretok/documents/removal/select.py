@@ -29,7 +29,7 @@ from pretok.stream.classes import SCRATCH, evaluated
 
 
 @dataclass(frozen=True, slots=True)
-class Chosen:
+class Selected:
     """Documents of one shard: `rows` (n,), rising; tokens, sizes (n,): tokens, and bytes of the texts; copies: how many
     of them are only copies of chosen documents."""
 
@@ -49,7 +49,7 @@ class Chosen:
 class Selection:
     """hashes: of the texts, each once; already: documents that were removed before; missing: names of no document."""
 
-    chosen: tuple[Chosen, ...]
+    chosen: tuple[Selected, ...]
     hashes: pa.Array
     already: int = 0
     missing: tuple[str, ...] = ()
@@ -76,7 +76,7 @@ def select(manifest: Manifest, where: str | None, names: Sequence[str]) -> Selec
         same = np.asarray(pc.is_in(rows["hash"], value_set=hashes)) & ~np.asarray(rows["removed"].is_valid())
         if len(at := np.flatnonzero(same)):
             tokens, sizes = (np.asarray(rows[name])[at] for name in ("tokens", "bytes"))
-            chosen.append(Chosen(shard, at, tokens, sizes, len(np.setdiff1d(at, meant[shard.path]))))
+            chosen.append(Selected(shard, at, tokens, sizes, len(np.setdiff1d(at, meant[shard.path]))))
     return Selection(tuple(chosen), hashes, already, missing)
 
 

@@ -1,6 +1,6 @@
 """Measured windows -> whole sources with intervals, and how often a mix would read each.
 
-Input: a `Sample` of a source. Output: `SourceForecast`; of all sources and a [mix], a `MixForecast`.
+Input: a `MeasuredSource` of a source. Output: `SourceForecast`; of all sources and a [mix], a `MixForecast`.
 
 A window of `units` units stands for `amount` of them, so its contents count amount/units times; the sum over the
 windows estimates the total. The interval is two standard errors, computed from the differences between neighbours, as
@@ -18,7 +18,7 @@ from itertools import pairwise
 
 from pretok.base.errors import UsageError
 from pretok.config import MixTable
-from pretok.overview.forecast.measure import Measured, Sample
+from pretok.overview.forecast.measure import Measured, MeasuredSource
 from pretok.stream.mix_file import MixSource, sequences
 from pretok.stream.quota import stage_quotas, weighed
 
@@ -58,7 +58,7 @@ class SourceForecast:
 
 
 def forecast_source(
-    sample: Sample, files: int, stored: int, shard_bytes: int, itemsize: int
+    sample: MeasuredSource, files: int, stored: int, shard_bytes: int, itemsize: int
 ) -> SourceForecast:
     """Estimate a source from its windows. itemsize: bytes of a token on disk.
 

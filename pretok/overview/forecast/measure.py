@@ -43,7 +43,7 @@ class Measured:
 
 
 @dataclass(slots=True)
-class Sample:
+class MeasuredSource:
     """The contents of all windows of a source. errors: files and windows that could not be read."""
 
     windows: list[Measured] = field(default_factory=list)
@@ -66,9 +66,9 @@ def measure(
     normalization: Normalization,
     encoder: Encoder,
     limits: TemplateLimits = LIMITS,
-) -> Sample:
+) -> MeasuredSource:
     """Read every window of a source once."""
-    sample, documents = Sample(), documents_of(record, normalization, limits)
+    sample, documents = MeasuredSource(), documents_of(record, normalization, limits)
     for window in windows(probes, seed, sample.errors):
         measured = Measured(window)
         began = time.monotonic()

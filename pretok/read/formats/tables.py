@@ -60,7 +60,7 @@ def split_parts(probe: Probe, limit: int) -> list[tuple[Piece, int]]:
     return [*pieces, (Piece(probe.file, start, len(probe.parts), first), size)]
 
 
-class Chosen:
+class ColumnPlaces:
     """The places of the wanted columns in a schema; the first is the text.
 
     lists: whether the text may be lists, which become JSON. Raises CorruptInputError if there is no text column.
@@ -89,7 +89,7 @@ class Chosen:
         return [self.text(rows), *others]
 
 
-Choose = Callable[[pa.Schema], Chosen]
+Choose = Callable[[pa.Schema], ColumnPlaces]
 
 
 def _path(schema: pa.Schema, field: str) -> list[str] | None:
@@ -170,8 +170,8 @@ def read_table(
         fields = list(dict.fromkeys(field for _, field in fields_of(how.template) if field))
     names = [*fields, *(column.field for column in keep)]
 
-    def choose(schema: pa.Schema) -> Chosen:
-        return Chosen(schema, names, conversation and not template)
+    def choose(schema: pa.Schema) -> ColumnPlaces:
+        return ColumnPlaces(schema, names, conversation and not template)
 
     for columns in _all_rows(lambda: rows(piece, choose, batch_bytes), kind, batch_bytes):
         text, others = columns[0], columns[len(fields) :]

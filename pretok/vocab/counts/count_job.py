@@ -74,7 +74,7 @@ def refuse_partial(what: str, failed: Sequence[Failure], stale: str) -> None:
         )
 
 
-class Part(NamedTuple):
+class AddedCounts(NamedTuple):
     """Counts of a source that are added up: those of a partition, or of a source of other counts."""
 
     record: CountRecord
@@ -147,14 +147,14 @@ def add_counts(parts: list[CorpusCounts], folder: Path, engine: Engine, console:
         return _merge(folder, config, {name: _parts_of(parts, name) for name in names}, step)
 
 
-def _parts_of(counts: list[CorpusCounts], name: str) -> list[Part]:
+def _parts_of(counts: list[CorpusCounts], name: str) -> list[AddedCounts]:
     """The counts of a source in all counts that have it."""
     found = []
     for one in counts:
         if name in one.sources:
             group = [one.sources.index(name)]
             words: list[Groups] = [(path, group) for path in one.buckets]
-            found.append(Part(one.records[name], words, (one.heldout_path, group)))
+            found.append(AddedCounts(one.records[name], words, (one.heldout_path, group)))
     return found
 
 
@@ -238,7 +238,7 @@ def _tasks(name: str, config: CountConfig, recipe: Recipe, state: Path, console:
     ]
 
 
-def _count(tasks: dict[str, list[CountTask]], step: Step) -> dict[str, list[Part]]:
+def _count(tasks: dict[str, list[CountTask]], step: Step) -> dict[str, list[AddedCounts]]:
     """Run the count tasks that are not done; the parts of each source."""
     every = [task for parts in tasks.values() for task in parts]
     counted = [task for task in every if task.path.exists()]
@@ -254,13 +254,17 @@ def _count(tasks: dict[str, list[CountTask]], step: Step) -> dict[str, list[Part
     return {name: [_part(task.path, done[task.path]) for task in parts] for name, parts in tasks.items()}
 
 
-def _part(path: Path, counted: Counted) -> Part:
+def _part(path: Path, counted: Counted) -> AddedCounts:
     """A counted partition. path: of its file."""
     texts = counted.runs * BUCKETS
-    return Part(counted.record, [(path, range(k, texts, BUCKETS)) for k in range(BUCKETS)], (path, [texts]))
+    return AddedCounts(
+        counted.record, [(path, range(k, texts, BUCKETS)) for k in range(BUCKETS)], (path, [texts])
+    )
 
 
-def _merge(folder: Path, config: CountConfig, sources: dict[str, list[Part]], step: Step) -> CorpusCounts:
+def _merge(
+    folder: Path, config: CountConfig, sources: dict[str, list[AddedCounts]], step: Step
+) -> CorpusCounts:
     """Add up the parts of each source, bucket by bucket, write counts.json and delete the state."""
     reductions = [
         ReduceTask(

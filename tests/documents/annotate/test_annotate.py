@@ -28,7 +28,7 @@ from pretok.base.records import replace
 from pretok.cli import run_command
 from pretok.documents.annotate import annotate_job as annotate_job
 from pretok.documents.annotate import rows as annotate_rows
-from pretok.documents.annotate.annotate_job import Request, run_annotate
+from pretok.documents.annotate.annotate_job import AnnotateRequest, run_annotate
 from pretok.documents.audit.verify_job import run_verify
 from pretok.shards import ledger
 from pretok.shards.annotations import Annotations, open_annotations, write_annotations
@@ -78,7 +78,9 @@ def write_lines(path: Path, rows: Sequence[Row]) -> str:
 
 
 def annotate(shards: Path, files: Sequence[str], by: str, **more: Any) -> Annotations:
-    return run_annotate(Request(shards, tuple(files), tuple(by.split(",")), **more), RecordingConsole())
+    return run_annotate(
+        AnnotateRequest(shards, tuple(files), tuple(by.split(",")), **more), RecordingConsole()
+    )
 
 
 def documents(manifest: Manifest) -> list[Row]:

@@ -31,7 +31,7 @@ from pretok.base.stop import StopFlag
 from pretok.cli import run_command
 from pretok.documents.audit.find import find_named
 from pretok.documents.audit.verify_job import run_verify
-from pretok.documents.removal.remove_job import Request, run_remove
+from pretok.documents.removal.remove_job import RemoveRequest, run_remove
 from pretok.shards.manifest import Manifest, load_manifest, write_manifest
 
 EOD = 0
@@ -104,7 +104,7 @@ def removed_tokens(manifest: Manifest, rows: list[dict[str, Any]], gone: set[str
 
 
 def remove(work: Path, **what: Any) -> Any:
-    return run_remove(Request(work / "shards", "perché sì", **what), Console())
+    return run_remove(RemoveRequest(work / "shards", "perché sì", **what), Console())
 
 
 @settings(max_examples=5)

@@ -25,7 +25,7 @@ from pretok.config import make_recipe
 from pretok.overview.forecast import windows as module
 from pretok.overview.forecast.estimate import forecast_source
 from pretok.overview.forecast.forecast_job import Forecast, run_forecast
-from pretok.overview.forecast.measure import Measured, Sample
+from pretok.overview.forecast.measure import Measured, MeasuredSource
 from pretok.overview.forecast.windows import Window
 from pretok.read.files import InputFile
 from pretok.read.format import Piece
@@ -94,11 +94,11 @@ def test_only_what_was_not_encoded_is_estimated():
     """A sum over windows that are all there is has no rounding."""
     window = Window(Piece(InputFile("x", "jsonl", "", 3, "")), 0.3, 0.1 + 0.2)
     measured = [Measured(window, documents=1, bytes=7, encoded=7, tokens=2) for _ in range(10)]
-    source = forecast_source(Sample(measured), 10, 3, 1000, 2)
+    source = forecast_source(MeasuredSource(measured), 10, 3, 1000, 2)
     bounds = source.documents.high, source.bytes.low, source.tokens.low, source.tokens.high
     assert bounds == (10, 70, 20, 20)
     measured[0].encoded = 3
-    source = forecast_source(Sample(measured), 10, 3, 1000, 2)
+    source = forecast_source(MeasuredSource(measured), 10, 3, 1000, 2)
     assert source.bytes.low == source.bytes.high
     assert source.tokens.low < source.tokens.high
 

@@ -25,10 +25,6 @@ from pretok.commands.help import FlowGroup
 USER_ERROR, READER_GONE = 2, 141
 INTERRUPTED = 130
 """Typer's exit code for Ctrl-C."""
-WRONG_ARGUMENTS: type[Exception] = next(
-    kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException"
-)
-"""What Typer raises for arguments that it rejects; the class is click's or, in newer versions, its own."""
 QUIET = "--quiet"
 """An option of `pretok` itself that may also follow the command, where people put it."""
 
@@ -119,10 +115,12 @@ def _run(arguments: list[str], console: Terminal) -> int:
     try:
         # What `typer.Exit` says; None at the end of a command.
         code = app(arguments, obj=console, standalone_mode=False)
-    except WRONG_ARGUMENTS as error:
-        return _explain_arguments(error, console)
     except SystemExit as end:  # of a shell that asks how a word goes on
         code = end.code
+    except Exception as error:
+        if not hasattr(error, "show"):  # as all have that Typer raises for arguments, in any version
+            raise
+        return _explain_arguments(error, console)
     if code == INTERRUPTED:  # before the command began, while its options were read
         raise KeyboardInterrupt
     return int(code or 0)

@@ -58,7 +58,7 @@ def _check_other_tables(recipe: Recipe) -> None:
             read_benchmark(recipe.shards.against)
     for name, source in recipe.sources.items():
         with located(recipe, "sources", name, "tools"):
-            _ = source.record  # reads the file
+            source.record_format()
     if recipe.train:
         from train.config import check_table
 

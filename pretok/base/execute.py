@@ -81,6 +81,10 @@ class Engine:
         return self
 
     def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the workers; a later `map` starts new ones."""
         gc.unfreeze()
         if self._workers is not None:
             self._workers.close()
@@ -178,7 +182,7 @@ class Engine:
             # The consumer or this loop has given up. The tasks that are killed leave no result, or a whole
             # one that a restart finds, and unfinished files, which the next job removes.
             if running:
-                self.__exit__()
+                self.close()
 
 
 class _Here:

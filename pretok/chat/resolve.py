@@ -19,7 +19,7 @@ from pretok.base.errors import UsageError
 from pretok.base.records import replace
 from pretok.base.storage import passes
 from pretok.chat.limits import LIMITS, OverLimit, TemplateLimits, limited
-from pretok.chat.template import DateNeeded
+from pretok.chat.template import ChatTemplate, DateNeeded
 from pretok.chat.turns import Turns, open_template, probed
 from pretok.read.record_format import Conversation, RecordFormat, fields_of
 from pretok.tokenizer.kinds import MARKERS
@@ -29,6 +29,14 @@ from pretok.tokenizer.vocabulary import CONFIG_FILE, OWN_TEMPLATE, TEMPLATE_FILE
 CHATML = "chatml"
 """Name of the template that ships with the package."""
 _TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+
+
+def _outputs(template: ChatTemplate, *, prompt: bool) -> list[str]:
+    """Return what a template writes around the contents of the probe conversations."""
+    return [
+        "".join(part.text if part.source < 0 else "\0" for part in parts)
+        for _, parts in probed(template, prompt=prompt)
+    ]
 
 
 def resolve(
@@ -55,17 +63,11 @@ def resolve(
     try:
         with limited(limits.seconds, limits.memory):
             template = open_template(how)
-            whole, prompts = (
-                [
-                    "".join(part.text if part.source < 0 else "\0" for part in parts)
-                    for _, parts in probed(template, prompt=prompt)
-                ]
-                for prompt in (False, True)
-            )
+            whole = _outputs(template, prompt=False)
+            outputs = "\0".join((*whole, *_outputs(template, prompt=True)))
         values = [
             value for value in (*variables.values(), *how.template_kwargs.values()) if isinstance(value, str)
         ]
-        outputs = "\0".join((*whole, *prompts))
         spelled = "\0".join((text, *values, outputs))
         markers = {n: t["id"] for n, t in added.items() if n.strip() and (t["special"] or n in spelled)}
         how = replace(how, markers=dict(sorted(markers.items())))

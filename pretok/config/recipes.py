@@ -22,7 +22,8 @@ from pydantic import BaseModel, ValidationError
 from pretok.base.errors import UsageError
 from pretok.base.storage import passes
 from pretok.config.keys import table_at
-from pretok.config.settings import Append, MixTable, Recipe, SettingsTable
+from pretok.config.settings import DEFAULT_SPECIAL_TOKENS, Append, MixTable, Recipe, SettingsTable
+from pretok.tokenizer.kinds import MARKERS
 
 Table = TypeVar("Table", bound=SettingsTable)
 
@@ -53,9 +54,19 @@ def make_recipe(data: Mapping[str, object], origin: str, options: Mapping[str, s
     origin: named in errors, "" for a command line; if it is a .toml file, relative paths start at its folder. options:
     dotted key -> the option or parameter that gave it, which errors name instead of the key.
     """
-    recipe = validated(Recipe, data, origin, options or {})
+    recipe = _with_markers(validated(Recipe, data, origin, options or {}))
     recipe._origin = origin
     return recipe
+
+
+def _with_markers(recipe: Recipe) -> Recipe:
+    """If there are conversations, name the first reserved entries after the markers of pretok's chat template."""
+    vocab = recipe.vocab
+    ours = vocab.path is None and vocab.special_tokens == DEFAULT_SPECIAL_TOKENS
+    if not ours or not any(source.messages for source in recipe.sources.values()):
+        return recipe
+    named = (*DEFAULT_SPECIAL_TOKENS[:2], *MARKERS, *DEFAULT_SPECIAL_TOKENS[2 : -len(MARKERS)])
+    return recipe.model_copy(update={"vocab": vocab.model_copy(update={"special_tokens": named})})
 
 
 @contextmanager

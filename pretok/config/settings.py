@@ -31,7 +31,7 @@ from pretok.base.records import replace
 from pretok.base.units import parse_count, parse_length, parse_share, scaled
 from pretok.read.paths import SAMPLE, is_remote
 from pretok.read.record_format import FormatName
-from pretok.tokenizer.kinds import CHAT_KINDS, MARKERS
+from pretok.tokenizer.kinds import CHAT_KINDS
 
 if TYPE_CHECKING:
     from pretok.chat.limits import TemplateLimits
@@ -247,9 +247,11 @@ class Source(SettingsTable):
             raise ValueError(f"learn: {unknown[0]!r} is not one of {', '.join(known)}")
         return self
 
-    @property
-    def record(self) -> RecordFormat:
-        """How documents are read from this source. For conversations, what depends on the tokenizer is left open."""
+    def record_format(self) -> RecordFormat:
+        """Return how documents are read from this source; what depends on the tokenizer is left open.
+
+        Reads the file of tools. Raises UsageError if it cannot be read.
+        """
         from pretok.chat.messages import load_tools
         from pretok.read.record_format import Conversation, RecordFormat
 
@@ -466,15 +468,6 @@ class Recipe(SettingsTable):
         for key, names in (("weights", mixed), ("classes", divided)):
             if unknown := sorted(names - self.sources.keys()):
                 raise ValueError(f"mix.{key} names {', '.join(unknown)}, but the sources are {sources}")
-        return self
-
-    @model_validator(mode="after")
-    def _reserves_markers(self) -> Self:
-        """If there are conversations, name the first reserved entries after the markers of pretok's chat template."""
-        ours = self.vocab.path is None and self.vocab.special_tokens == DEFAULT_SPECIAL_TOKENS
-        if ours and any(source.messages for source in self.sources.values()):
-            named = (*DEFAULT_SPECIAL_TOKENS[:2], *MARKERS, *DEFAULT_SPECIAL_TOKENS[2 : -len(MARKERS)])
-            self.__dict__["vocab"] = self.vocab.model_copy(update={"special_tokens": named})
         return self
 
     @property

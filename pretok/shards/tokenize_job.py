@@ -160,7 +160,7 @@ class _Job:
             for name, source in self.recipe.sources.items():
                 before = sealed.get(name, ())
                 with located(self.recipe, "sources", name, "inputs"):
-                    self.records[name] = resolve(source.record, self.vocab, name, source.limits)
+                    self.records[name] = resolve(source.record_format(), self.vocab, name, source.limits)
                     plans.append(
                         plan_source(
                             name,

@@ -102,7 +102,7 @@ def _forecast(
 ) -> SourceForecast:
     """Sample one source."""
     source = recipe.sources[name]
-    record = resolve(source.record, vocab, name, source.limits)
+    record = resolve(source.record_format(), vocab, name, source.limits)
     how = record.conversation
     encoder = Encoder(vocab.with_special(how.markers if isinstance(how, Conversation) else ()))
     sample = measure(probes, name, record, recipe.normalize.function, encoder, source.limits)

@@ -62,10 +62,10 @@ def counting_vocabulary(recipe: Recipe, probed: Mapping[str, list[Probe]]) -> tu
 
 def _count(recipe: Recipe, source: Source, probes: list[Probe], seed: str) -> Words:
     """Count the words of a sample of a source. What cannot be read is skipped here; measuring reports it."""
-    table, documents = WordTable(), documents_of(source.record, recipe.normalize.function)
+    table, documents = WordTable(), documents_of(source.record_format(), recipe.normalize.function)
     for window in windows(probes, seed, []):
         try:
-            for batch in read_piece(window.piece, 0, source.record):
+            for batch in read_piece(window.piece, 0, source.record_format()):
                 texts = documents(batch).texts
                 table.add_documents(*buffers(texts), np.zeros(len(texts), np.bool_), recipe.vocab.pattern)
         except CorruptInputError:

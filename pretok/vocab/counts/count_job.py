@@ -214,7 +214,8 @@ def count_config(recipe: Recipe, engine: Engine, console: Console) -> CountConfi
         holdout=str(recipe.vocab.holdout),
         seed=recipe.vocab.seed,
         inputs={
-            name: SourceInputs(**to_json(recipe.sources[name].record), files=files[name]) for name in files
+            name: SourceInputs(**to_json(recipe.sources[name].record_format()), files=files[name])
+            for name in files
         },
     )
 
@@ -230,7 +231,7 @@ def _tasks(name: str, config: CountConfig, recipe: Recipe, state: Path, console:
         CountTask(
             stamped(partition, stamps),
             state.absolute(),
-            source.record,
+            source.record_format(),
             settings,
             HELDOUT_TEXT // len(partitions),
         )

@@ -10,7 +10,7 @@ from pretok.base.console import Console, Gauge, Table
 
 class RecordingConsole(Console, Gauge):
     """notices; shown: tables and texts; details: those for the log; events: (name, details); of all progress: counts,
-    before, expected_bytes."""
+    before, expected."""
 
     def __init__(self) -> None:
         super().__init__("told")

@@ -4,26 +4,28 @@ Input: notices, progress, tables and events. Output: depends on the object: comm
 programs that use the library the silent Console of this module. The progress of a step is a Gauge, which makes one line
 of its counts for a log, a terminal or the end:
 
-    tokenize: 30 partitions, 2 GB of text, 120 MB/s in 16.7 s (11 partitions done before); 38 %, ETA 41 s
+    tokenize 42 % · 1.31 TB of 3.1 TB · 11.2 GB/s · 2 h 5 min left
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
-from pretok.base.units import duration, human_bytes, plural
+from pretok.base.units import duration, human, human_bytes, plural
 
 Counts = dict[str, int]
 """Increments of documents, tokens, bytes (of text), rejected, partitions and others. For display only: a task that is
 tried again counts again."""
 NEARLY = 99
 """Highest percentage before the end: the estimate of the whole may be too low."""
+WINDOW = 10.0
+"""Seconds over which the speed of a step is measured."""
 ORDER = ("partitions", "documents", "tokens", "rejected")
 TEXT = ("bytes", "refused bytes")
 """Counts of text that was read; the second is that of rejected records."""
@@ -46,62 +48,124 @@ def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> 
 class Gauge:
     """The counts of a step, which several threads report.
 
-    counts: of this run; before: of earlier runs; expected_bytes: text of the whole step, earlier runs included, 0 while
-    unknown. Speed and time left are those of this run.
+    counts: of this run; before: of earlier runs; expected: the whole step in `unit`, earlier runs included, 0 while
+    unknown; unit: the count that says how far the step is, of which `bytes` takes refused text too; note: what the step
+    does before its first count, such as compiling.
     """
 
     def __init__(self, title: str) -> None:
         self.title = title
         self.counts: Counter[str] = Counter()
         self.before: Counts = {}
-        self.expected_bytes = 0
-        self._began = time.monotonic()
+        self.expected, self.unit, self.note = 0, "bytes", ""
+        self._began = self._worked = time.monotonic()
+        self._latest: deque[tuple[float, int]] = deque()
         self._lock = threading.Lock()
 
     def __call__(self, counts: Counts, /) -> None:
         """Add what was done since the last call."""
         with self._lock:  # a new object, so that a thread that reads the old one is not disturbed
+            now = time.monotonic()
+            if not self.counts:  # what came before it is start-up: tasks report about once a second
+                self._worked = max(self._began, now - 1.0)
             self.counts = self.counts + Counter(counts)
+            self._latest.append((now, self.done))
+            while len(self._latest) > 2 and now - self._latest[1][0] > WINDOW:
+                self._latest.popleft()
 
-    def expect(self, bytes: int, before: Counts) -> None:
+    def expect(self, size: int, before: Counts | None = None, unit: str = "bytes") -> None:
         """Set the size of the whole step, and how much of it earlier runs did."""
-        self.expected_bytes, self.before = bytes, before
+        self.expected, self.before, self.unit = size, before or {}, unit
+        if size:
+            self.note = self.note or "starting"
 
     def fields(self) -> dict[str, object]:
-        """The state of the step, for the log."""
-        return {
-            name: getattr(self, name) for name in ("title", "seconds", "counts", "before", "expected_bytes")
-        }
+        """Return the state of the step, for the log."""
+        names = ("title", "seconds", "counts", "before", "expected", "unit")
+        return {name: getattr(self, name) for name in names}
 
     @property
     def seconds(self) -> float:
         """Seconds since the step began."""
         return round(time.monotonic() - self._began, 6)
 
+    @property
+    def done(self) -> int:
+        """How much of `unit` this run did."""
+        return _amount(self.counts, self.unit)
+
+    @property
+    def share(self) -> float | None:
+        """The share of the whole that is done, 0 to 1; None while the whole is unknown."""
+        if not self.expected:
+            return None
+        return min(NEARLY / 100, (_amount(self.before, self.unit) + self.done) / self.expected)
+
+    @property
+    def rate(self) -> float:
+        """What the last WINDOW seconds did of `unit`, a second."""
+        with self._lock:
+            if not self._latest:
+                return 0.0
+            began, done = self._latest[0] if len(self._latest) > 1 else (self._worked, 0)
+            return (self.done - done) / max(time.monotonic() - began, 1e-3)
+
+    @property
+    def left(self) -> float | None:
+        """Seconds to the end at the mean speed of this run; None while unknown."""
+        rest = self.expected - _amount(self.before, self.unit) - self.done
+        if not self.done or rest <= 0:
+            return None
+        return rest * (time.monotonic() - self._worked) / self.done
+
+    def parts(self) -> dict[str, str]:
+        """Return what is known of how far the step is, for a line or a bar: percent, amount, rate, left."""
+        done, share, left, rate = self.done, self.share, self.left, self.rate
+        before = _amount(self.before, self.unit)
+        size = human_bytes if self.unit == "bytes" else human
+        whole = f" of {size(self.expected)}" if self.expected else ""
+        unit = "" if self.unit == "bytes" else f" {self.unit}"
+        found = {
+            "percent": "" if share is None else f"{int(share * 100)} %",
+            "amount": f"{size(before + done)}{whole}{unit}" if done or before else "",
+            "rate": f"{size(rate)}{unit}/s" if rate else "" if self.counts else self.note,
+            "left": "" if left is None else f"{duration(left)} left",
+        }
+        return {name: text for name, text in found.items() if text}
+
+    def counted(self) -> list[str]:
+        """Return each count but those of text, as words."""
+        return list(_counted(self.counts))
+
     def line(self) -> str:
-        """What this run did, how much of the whole is done, and the time left."""
-        done, left = _read(self.counts), self.expected_bytes - _read(self.before) - _read(self.counts)
-        if not self.expected_bytes:
-            return self.summary()
-        percent = min(NEARLY, 100 * (self.expected_bytes - left) // self.expected_bytes)
-        rest = f", ETA {duration(left * self.seconds / done)}" if done and left > 0 else ""
-        return f"{self.summary()}; {percent} %{rest}"
+        """Return how far the step is, in a line for a log."""
+        rejected = self.counts["rejected"]
+        rest = [f"{rejected:,} rejected"] if rejected else []
+        if not self.expected:
+            rest = [*self.counted(), duration(self.seconds)]
+        parts = self.parts()
+        title = " ".join(filter(None, (self.title, parts.pop("percent", ""))))
+        return " · ".join([title, *parts.values(), *rest])
 
     def summary(self) -> str:
-        """What this run did; empty if it did nothing in no time."""
+        """Return what this run did; "" if it did nothing in no time."""
         seconds, counts = self.seconds, list(_counted(self.counts))
-        if size := _read(self.counts):
-            counts.append(f"{human_bytes(size)} of text, {human_bytes(size / max(seconds, 1e-9))}/s")
+        start = self._worked - self._began
+        if size := _amount(self.counts, "bytes"):
+            rate = size / max(seconds - start, 1e-9)
+            counts.append(f"{human_bytes(size)} of text, {human_bytes(rate)}/s")
         partitions = self.before.get("partitions", 0)
         if not counts and not partitions and seconds < 0.1:
             return ""
-        before = f" ({plural(partitions, 'partition')} done before)" if partitions else ""
-        return f"{self.title}: {', '.join(counts)}{' in ' if counts else ''}{seconds:.1f} s{before}"
+        notes = [f"{plural(partitions, 'partition')} done before"] if partitions else []
+        notes += [f"{start:.1f} s to start"] if size and start >= 1 else []
+        more = f" ({', '.join(notes)})" if notes else ""
+        return f"{self.title}: {', '.join(counts)}{' in ' if counts else ''}{seconds:.1f} s{more}"
 
 
-def _read(counts: Mapping[str, int]) -> int:
-    """Bytes of text, refused ones included."""
-    return sum(counts.get(key, 0) for key in TEXT)
+def _amount(counts: Mapping[str, int], unit: str) -> int:
+    """Return the count of a unit; of bytes those of refused text too."""
+    return sum(counts.get(key, 0) for key in (TEXT if unit == "bytes" else (unit,)))
 
 
 def _counted(counts: Mapping[str, int]) -> Iterator[str]:

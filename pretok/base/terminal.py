@@ -1,4 +1,4 @@
-"""What a person sees: a live line on a terminal, a line at intervals in a file, tables at the end.
+"""What a person sees: a bar on a terminal, a line at intervals in a file, tables at the end.
 
 Progress and notices go to standard error, results to standard output, and all of it to the log.
 """
@@ -17,14 +17,17 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from rich.cells import cell_len
 from rich.console import Console as RichConsole
 from rich.live import Live
+from rich.progress_bar import ProgressBar
 from rich.table import Table as RichTable
 from rich.text import Text
 
 from pretok.base.console import Console, Gauge, Table
 from pretok.base.joblog import JobLog
 from pretok.base.records import to_json
+from pretok.base.units import duration
 from pretok.base.version import PRETOK_VERSION
 from pretok.base.visible import masked, visible, visible_json
 
@@ -32,6 +35,10 @@ FIRST_LINE = 3.0
 """Seconds from the start of a step to its first line of progress; to the next one it is twice as long."""
 LINES_APART = 60.0
 """Most seconds between two lines."""
+BORDER = 3
+"""Columns between two cells of a table."""
+WIDE = 80
+"""Columns from which on a bar has the amount and the time passed beside it."""
 UNBOUNDED = 1_000_000
 """Columns if the output is not a terminal."""
 PACKAGES = ("numpy", "numba", "pyarrow", "tokenizers", "gigatoken", "ray")
@@ -98,20 +105,22 @@ class Terminal(Console):
     def progress(self, title: str) -> Iterator[Gauge]:
         """Show a step while the context is open, and a summary at its end.
 
-        On a terminal one line changes, elsewhere lines come at growing intervals, at most LINES_APART seconds apart,
+        On a terminal a bar moves, elsewhere lines come at growing intervals, at most LINES_APART seconds apart,
         even if nothing is reported. The log gets the counts at the same times.
         """
         gauge, ended = Gauge(title), threading.Event()
         live: Live | None = None
         if self._error.is_interactive and not self.quiet:
-            live = Live(get_renderable=lambda: _one_line(gauge), console=self._error, transient=True)
+            live = Live(
+                get_renderable=lambda: _bar(gauge, self._error.width), console=self._error, transient=True
+            )
 
         def print_lines() -> None:
             gap = FIRST_LINE
             while not ended.wait(gap):
                 self.event("progress", message=gauge.line(), **gauge.fields())
                 if live is None:
-                    self._print(f"{time.strftime('%H:%M:%S')} {gauge.line()}")
+                    self._print(f"{time.strftime('%H:%M')} {gauge.line()}")
                 gap = min(2 * gap, LINES_APART)
 
         lines = threading.Thread(target=print_lines, name=f"progress of {title}", daemon=True)
@@ -175,22 +184,53 @@ class ConsoleWarnings(logging.Handler):
 
 
 def _print(shown: Table | str, where: RichConsole) -> None:
-    """Print a table or a text. No cell is cut: in a file or a pipe a table is as wide as it must be, on a terminal long
-    cells fold."""
+    """Print a table or a text. No number, name or head is cut or folded: a table that is wider than a terminal is
+    turned on its side, and if that is too wide as well, each row becomes lines. In a file or a pipe it is as wide as it
+    must be."""
     if isinstance(shown, str):
         where.print(shown)
         return
-    grid = RichTable()
-    for at, column in enumerate(shown.columns):
-        grid.add_column(Text(visible(column, "")), justify="left" if at == 0 else "right", overflow="fold")
-    for row in shown.rows:
-        grid.add_row(*(Text(visible(cell, "")) for cell in row))
+    grid = [[visible(cell, "") for cell in row] for row in (shown.columns, *shown.rows)]
     where.print(shown.title, style="bold")
-    where.print(grid)
+    if sum(_widths(grid)) > where.width:
+        grid = [list(column) for column in zip(*grid, strict=True)]
+    if sum(_widths(grid)) > where.width:
+        for row in shown.rows:
+            pairs = zip(shown.columns, row, strict=True)
+            where.print("\n".join(f"{head or 'note'}: {cell}" for head, cell in pairs if cell), end="\n\n")
+        return
+    table = RichTable()
+    for at, (head, width) in enumerate(zip(grid[0], _widths(grid), strict=True)):
+        table.add_column(Text(head), justify="left" if at == 0 else "right", min_width=width - BORDER)
+    for row in grid[1:]:
+        table.add_row(*map(Text, row))
+    where.print(table)
 
 
-def _one_line(gauge: Gauge) -> Text:
-    return Text(visible(gauge.line()), no_wrap=True, overflow="ellipsis")
+def _widths(grid: Sequence[Sequence[str]]) -> list[int]:
+    """Return the columns of a terminal that each column of a table takes: cells stay whole, heads break at spaces."""
+    heads = [max(map(cell_len, head.split() or [""])) for head in grid[0]]
+    cells = [max(map(cell_len, column)) for column in zip(*grid[1:], strict=True)] or heads
+    return [max(pair) + BORDER for pair in zip(heads, cells, strict=True)]
+
+
+def _bar(gauge: Gauge, width: int) -> RichTable:
+    """Make the line of a step on a terminal of `width` columns: what does not fit is left out, nothing is cut."""
+    parts, title, passed = gauge.parts(), visible(gauge.title), duration(gauge.seconds)
+    if not gauge.expected:
+        parts["amount"] = ", ".join(gauge.counted())
+    if width < WIDE:
+        parts.pop("amount", None)
+    texts = [title, *parts.values(), *([passed] if width >= WIDE or "left" not in parts else [])]
+    grid = RichTable.grid(padding=(0, 1), expand=True)
+    grid.add_column(no_wrap=True)
+    grid.add_column(ratio=1)
+    for _ in texts[1:]:
+        grid.add_column(no_wrap=True, justify="right")
+    share = gauge.share
+    bar = ProgressBar(total=1.0, completed=share or 0.0, pulse=share is None)
+    grid.add_row(Text(texts[0]), bar, *map(Text, texts[1:]))
+    return grid
 
 
 def print_json(value: object) -> None:

@@ -59,15 +59,13 @@ def status(
     console = terminal(context)
     if results:
         rows = [
-            (
-                one.what,
-                one.state,
-                "" if one.planned is None else f"{one.done:,} of {one.planned:,}",
-                one.detail,
-            )
+            (one.what, one.state, "" if one.planned is None else f"{one.done:,} of {one.planned:,}")
             for one in results
         ]
-        console.show(table(str(work), ("result", "state", "done", ""), rows), result=True)
+        console.show(table(str(work), ("result", "state", "done"), rows), result=True)
+        for one in results:
+            if one.detail:
+                console.show(f"{one.what}: {one.detail}", result=True)
     if stats is not None:
         show_stats(shards, console, result=True)
     if command := next_of(results):

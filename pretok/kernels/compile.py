@@ -101,6 +101,14 @@ def load_registries() -> None:
     cpu_target.target_context.refresh()
 
 
+COMPILING = "compiling, once on this machine"
+
+
+def start_note() -> str:
+    """Return what a step does before its first document, for its progress."""
+    return "starting" if any(Path(numba.config.CACHE_DIR).glob("*/*.nbc")) else COMPILING
+
+
 @contextlib.contextmanager
 def _alone(function: Callable[..., Any]) -> Iterator[None]:
     """A lock so that one process compiles a function at a time; not taken if its code is cached."""

@@ -34,6 +34,7 @@ from pretok.base.units import listed, plural
 from pretok.chat.resolve import resolve
 from pretok.config import Recipe, located
 from pretok.config.changes import list_sources, refuse_changes
+from pretok.kernels.compile import start_note
 from pretok.read.partition import stamped
 from pretok.read.record_format import RecordFormat
 from pretok.read.rejects import poor_sources
@@ -192,6 +193,7 @@ class _Job:
                 # partition. It gets all tasks: what was decided for those that are done stays.
                 failures = settle_copies(tasks, sealed_manifest(self.shards), step)
         with open_step("tokenize", self.engine, self.console) as step:
+            step.progress.note = start_note()
             failed = {name for name, _ in failures}  # not tried again in this run
             if todo := [task for task in todo if task.partition.name not in failed]:
                 before = Counter[str]()

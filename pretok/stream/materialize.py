@@ -116,9 +116,10 @@ def run_materialize(
             for first in range(0, len(view), sequences)
         ]
         todo = [task for task in tasks if not task.record.exists()]
-        step.engine.choose(
-            sum(task.last - task.first for task in todo) * (view.seq_len + 1) * view.dtype.itemsize
-        )
+        left = sum(task.last - task.first for task in todo) * (view.seq_len + 1)
+        whole = len(view) * (view.seq_len + 1)
+        step.progress.expect(whole, {"tokens": whole - left} if left < whole else {}, "tokens")
+        step.engine.choose(left * view.dtype.itemsize)
         files = read if todo else []
         for _ in step.map(check_file, files, "file", lambda sealed: sealed[0].name, kept=False):
             pass

@@ -181,6 +181,6 @@ def test_a_signal_ends_planning(tmp_path, vocab_dir, here, monkeypatch):
         waiting.wait(20)  # a file system that does not answer
         pytest.fail("the signal did not end the wait")
 
-    monkeypatch.setattr("pretok.shards.tokenize_job.list_inputs", listing)
+    monkeypatch.setattr("pretok.config.changes.list_inputs", listing)
     with pytest.raises(Stopped, match="received SIGTERM"):
         tokenize(recipe(tmp_path, vocab_dir), here)

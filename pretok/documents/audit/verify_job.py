@@ -73,6 +73,7 @@ def _verify(shards: Path, sample: int | None, step: Step, removed: bool) -> tupl
         if mix.exists():
             checks.append((mix, partial(_check_mix, mix, manifest.folder)))
     # The reference engine takes fifty times as long for a byte, and a token is four bytes.
+    step.progress.expect(manifest.totals.tokens, unit="tokens")
     step.engine.choose(sum(shard.tokens for shard in manifest.shards) * (200 if sample is None else 1))
     for _, more in step.map(run_check, checks, "file", lambda check: str(check[0]), kept=False):
         problems += more

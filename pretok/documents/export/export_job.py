@@ -114,7 +114,10 @@ def _export(manifest: Manifest, out: Path, learn: Learn, step: Step) -> Export:
     keep_plan(out, {"to": "olmo", "shards": manifest.fingerprint, "learn": named})
     tokenizer = manifest.tokenizer
     todo = [shard for shard in manifest.shards if not _record(out, shard).exists()]
-    step.engine.choose(sum(shard.tokens for shard in todo) * np.dtype(tokenizer.dtype).itemsize)
+    tokens = sum(shard.tokens for shard in todo)
+    before = manifest.totals.tokens - tokens
+    step.progress.expect(manifest.totals.tokens, {"tokens": before} if before else {}, "tokens")
+    step.engine.choose(tokens * np.dtype(tokenizer.dtype).itemsize)
     tasks = [(shard, manifest.roots[shard.spans_path] if _chats(shard, learn) else "") for shard in todo]
     write = partial(write_tokens, out=out.absolute(), eod=tokenizer.eod_id, learn=learn)
     done = len(manifest.shards) - len(todo)

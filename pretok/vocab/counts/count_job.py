@@ -31,6 +31,7 @@ from pretok.base.storage import atomic_open, checksum, read_json, write_json
 from pretok.base.tasks import Step, open_step
 from pretok.config import Recipe
 from pretok.config.changes import list_sources, refuse_changes
+from pretok.kernels.compile import start_note
 from pretok.kernels.unicode import FILE as UNICODE_FILE
 from pretok.read.files import stamps_of
 from pretok.read.partition import plan, shard_bytes, stamped
@@ -101,6 +102,7 @@ def run_count(
     if config is None:
         config = count_config(recipe, engine, console)
     with open_step("count", engine, console) as step, _claim(folder, config) as done:
+        step.progress.note = start_note()
         if done:
             return _enough(done, recipe)
         with engine.stop.raising():

@@ -1,18 +1,20 @@
 """Text to token files for language models: vocabulary, shards, mix, stream.
 
 `pretok.build_vocab`, `pretok.tokenize` and `pretok.mix` do what the commands do, `pretok.open` opens what they left,
-training reads it by `pretok.stream`. Nothing is loaded before it is used.
+training reads it by `pretok.stream`. They raise the errors of `pretok.errors`. Nothing is loaded before it is used.
 """
 
 TYPE_CHECKING = False  # without `typing`: a command is stopped by signals only after this file
 
 if TYPE_CHECKING:
     from pretok.api import build_vocab, mix, tokenize
+    from pretok.base import errors
+    from pretok.base.errors import PretokError
     from pretok.documents.work import open_work as open
 
     __version__: str
 
-__all__ = ["__version__", "build_vocab", "mix", "open", "tokenize"]
+__all__ = ["PretokError", "__version__", "build_vocab", "errors", "mix", "open", "tokenize"]
 
 
 def __getattr__(name: str) -> object:
@@ -21,6 +23,10 @@ def __getattr__(name: str) -> object:
         from pretok.base.version import PRETOK_VERSION
 
         return PRETOK_VERSION
+    if name in ("errors", "PretokError"):
+        from pretok.base import errors
+
+        return errors if name == "errors" else errors.PretokError
     if name == "open":
         from pretok.documents.work import open_work
 

@@ -30,7 +30,8 @@ def inputs(folder: Path) -> dict[str, object]:
 
 
 def test_the_names_are_there_before_they_are_used() -> None:
-    assert dir(pretok) == ["__version__", "build_vocab", "mix", "open", "tokenize"]
+    assert dir(pretok) == ["PretokError", "__version__", "build_vocab", "errors", "mix", "open", "tokenize"]
+    assert issubclass(pretok.errors.UsageError, pretok.PretokError)
     with pytest.raises(AttributeError, match="tokenise"):
         pretok.tokenise  # noqa: B018
 

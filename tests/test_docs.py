@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import html
 import io
-import os
+import json
 import re
 import shlex
 import shutil
@@ -171,22 +172,66 @@ def test_messages_that_are_explained_are_messages_of_ours() -> None:
 
 
 def test_every_page_is_in_the_navigation() -> None:
-    text = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "site.yml").read_text(encoding="utf-8")
     assert not [page.name for page in (ROOT / "docs").glob("*.md") if f": {page.name}\n" not in text]
 
 
-@pytest.mark.skipif(
-    shutil.which("mkdocs", path=str(Path(sys.executable).parent)) is None, reason="needs the extra docs"
-)
-def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "site")]
-    environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, env=environment)
-    assert done.returncode == 0, done.stderr
-    assert "pretok.stream.View" in (tmp_path / "site" / "api" / "index.html").read_text(encoding="utf-8")
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The docs as a site."""
+    pytest.importorskip("zensical", reason="needs the extra docs")
+    folder = tmp_path_factory.mktemp("docs")
+    command = [sys.executable, str(ROOT / "docs" / "site.py"), str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder / "site"
+
+
+def test_the_site_fetches_nothing(site: Path) -> None:
+    assert "pretok.stream.View" in (site / "api" / "index.html").read_text(encoding="utf-8")
     fetched = r'<(?:link|script|img)[^>]*(?:href|src)="https?://'
-    pages = {page.name: page.read_text(encoding="utf-8") for page in (tmp_path / "site").rglob("*.html")}
+    pages = {str(page): page.read_text(encoding="utf-8") for page in site.rglob("*.html")}
+    assert len(pages) > 10
     assert not [name for name, text in pages.items() if re.search(fetched, text)]
+
+
+MEASURE = """<script>addEventListener("load", () => {
+  const cut = [], article = document.querySelector("article").getBoundingClientRect();
+  const edge = (innerWidth < 800 ? innerWidth : article.right) + 1;  // a block is as wide as a small screen
+  if (document.documentElement.scrollWidth > innerWidth + 1) cut.push("the page is wider than the window");
+  const blocks = document.querySelectorAll("article pre > code, article table, article img");
+  for (const block of blocks) {
+    const scrolls = ["auto", "scroll"].includes(getComputedStyle(block).overflowX);
+    const right = block.getBoundingClientRect().right, over = block.scrollWidth > block.clientWidth + 1;
+    const held = block.closest(".md-typeset__scrollwrap");
+    if ((right > edge && !held) || (block.tagName == "CODE" && over && !scrolls))
+      cut.push(block.textContent.trim().slice(0, 60));
+  }
+  document.title = JSON.stringify({ cut, blocks: blocks.length });
+});</script></body>"""
+"""Writes the blocks that are cut into the title of a page, and how many there are."""
+
+
+@pytest.mark.parametrize("width", [390, 1400])
+def test_no_block_of_the_site_is_cut(site: Path, width: int) -> None:
+    """All pages as one, in a real browser: what is too wide wraps or can be scrolled."""
+    browser = shutil.which("chromium")
+    if browser is None:
+        pytest.skip("needs chromium")
+    articles = re.compile(r"(<article[^>]*>)(.*)(</article>)", re.DOTALL)
+    home = (site / "index.html").read_text(encoding="utf-8")
+    texts = [page.read_text(encoding="utf-8") for page in site.rglob("index.html")]
+    inner = "".join(found[2] for text in texts if (found := articles.search(text)))
+    whole = articles.sub(lambda found: found[1] + inner + found[3], home).replace("</body>", MEASURE)
+    (site / "all.html").write_text(whole, encoding="utf-8")
+    flags = ["--headless=new", "--no-sandbox", "--disable-gpu", f"--window-size={width},900"]
+    command = [browser, *flags, "--allow-file-access-from-files", "--dump-dom", f"file://{site}/all.html"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    title = re.search(r"<title>(\{.*?\})</title>", done.stdout, re.DOTALL)
+    assert title, done.stderr[-500:]
+    found = json.loads(html.unescape(title[1]))
+    assert found["cut"] == []
+    assert found["blocks"] > 100
 
 
 def _practices() -> list[tuple[str, str, str]]:

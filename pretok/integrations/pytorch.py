@@ -137,6 +137,12 @@ class Loader:
             position=self.position,
         )
 
+    def __repr__(self) -> str:
+        where = f"positions {self.position:,} to {self.end:,} of {self.view!r}"
+        return (
+            f"<pretok loader of {self.micro_batch} sequences for rank {self.rank} of {self.ranks}: {where}>"
+        )
+
     def __len__(self) -> int:
         """Micro-batches that are left."""
         return len(self._sampler())

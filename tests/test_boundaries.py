@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from runpy import run_path
 
 import pytest
 from support import ROOT
@@ -159,6 +160,13 @@ def test_the_docstring_of_a_folder_lists_what_is_in_it():
             if path.suffix == ".py" or (path / "__init__.py").exists()
         }
         assert listed - {"page.html", "card.md"} == held - {"__init__.py"}, relative(init)
+
+
+def test_the_picture_of_the_rooms_is_true():
+    made = run_path(str(ROOT / "docs" / "rooms.py"))
+    assert made["PICTURE"].read_text(encoding="utf-8") == made["picture"](), (
+        "make it again: python docs/rooms.py"
+    )
 
 
 def test_a_word_names_one_thing():

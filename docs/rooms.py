@@ -1,7 +1,7 @@
 """A picture of the rooms of pretok, from what their modules import: python docs/rooms.py.
 
-Input: pretok/ and train/. Output: docs/pictures/rooms.svg. A room stands above all that it imports; a line leads down to
-each room that it uses and that no other room between them uses.
+Input: pretok/ and train/. Output: docs/pictures/rooms.svg. A room stands above all that it imports; a line leads down
+to each room that it uses and that no other room between them uses.
 """
 
 from __future__ import annotations

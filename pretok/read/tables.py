@@ -19,8 +19,8 @@ from pretok.base.storage import Tries
 from pretok.base.units import listed
 from pretok.read.conversation import Conversation, RecordFormat, fields_of
 from pretok.read.files import CorruptInputError
-from pretok.read.format import LIST, OTHER, TEXT, Keep, Piece, Probe, Records
-from pretok.read.kept import TYPES, is_text, keep_column
+from pretok.read.format import LIST, NOTHING, OTHER, TEXT, WRITTEN, Keep, Piece, Probe, Records
+from pretok.read.kept import TYPES, is_text, keep_column, type_of
 from pretok.read.rejects import EMPTY, NULL, OK, TOO_LONG
 
 NAMES_SHOWN = 50
@@ -40,8 +40,13 @@ def schema_fields(fields: Any, prefix: str = "") -> dict[str, set[str]]:
             kinds |= schema_fields(kind, f"{name}.")
         else:
             kind = kind.value_type if is_.is_dictionary(kind) else kind
-            lists = is_.is_list(kind) or is_.is_large_list(kind)
-            kinds[name] = {TEXT if is_text(kind) else LIST if lists else OTHER}
+            if is_.is_null(kind):
+                kinds[name] = {NOTHING}
+            elif is_.is_list(kind) or is_.is_large_list(kind):
+                kinds[name] = {LIST}
+            else:
+                own = type_of(kind) or OTHER
+                kinds[name] = {WRITTEN if own == TEXT and not is_text(kind) else own}
     return kinds
 
 
@@ -83,10 +88,7 @@ class Chosen:
     def columns(self, rows: pa.RecordBatch) -> Columns:
         """The texts and the other columns of some rows."""
         others = [_pick(rows, path) if path else None for path in self._paths[1:]]
-        for other in others:
-            if other is not None:
-                other.validate(full=True)
-        return [self.text(rows), *others]
+        return [self.text(rows), *(other if other is None else _checked(other) for other in others)]
 
 
 Choose = Callable[[pa.Schema], Chosen]
@@ -111,6 +113,15 @@ def _pick(rows: pa.RecordBatch, path: list[str]) -> pa.Array:
     """The column at a path of names; null where a struct on the way is null."""
     column = rows.column(path[0])
     return pc.struct_field(column, path[1:]) if path[1:] else column
+
+
+def _checked(column: pa.Array) -> pa.Array:
+    """A column with checked offsets and indices; texts as large_binary, since they may be other bytes than UTF-8."""
+    kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
+    if is_text(kind) and not pa.types.is_null(kind):
+        return _binary(column, lists=False)
+    column.validate(full=True)
+    return column
 
 
 def _binary(column: pa.Array, lists: bool) -> pa.LargeBinaryArray:

@@ -26,8 +26,6 @@ class Found(NamedTuple):
     """Of the rest, which cannot be read."""
     kept: list[tuple[Any, ...]]
     """Kept values of each text."""
-    wrong: list[tuple[bool, ...]]
-    """Which of them are null because they had another type."""
 
 
 def inputs_of(*patterns: Path | str, declared: str = "auto") -> list[InputFile]:
@@ -38,7 +36,7 @@ def read(
     path: Path | str, record: RecordFormat, declared: str = "auto", keep: Sequence[KeptColumn] = ()
 ) -> Found:
     """All of a file. Each record is a text or a reject, and batches follow on each other."""
-    found, end = Found({}, {}, "", [], []), 0
+    found, end = Found({}, {}, "", []), 0
     (file,) = inputs_of(path, declared=declared)
     try:
         for batch in read_piece(Piece(file), 0, record, keep):
@@ -51,7 +49,6 @@ def read(
             found.texts.update(texts)
             found.rejects.update(rejects)
             found.kept.extend(zip(*(column.to_pylist() for column in batch.kept), strict=True))
-            found.wrong.extend(zip(*(column.tolist() for column in batch.mismatches), strict=True))
             end = batch.end
     except CorruptInputError as error:
         return found._replace(error=str(error))

@@ -12,10 +12,12 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from reading import read
+from reading import inputs_of, read
 
 from pretok.read.conversation import RecordFormat
+from pretok.read.format import Piece
 from pretok.read.kept import LONGEST_VALUE, TYPES, KeptColumn, keep_column, parse_keep
+from pretok.read.readers import read_piece
 
 
 def test_tables_give_what_lines_give(tmp_path: Path) -> None:
@@ -111,10 +113,10 @@ def test_a_value_is_kept_as_the_type_it_has(
         else:
             with pa.ipc.new_file(path, table.schema) as file:
                 file.write_table(table)
-    found = read(path, RecordFormat(), keep=[KeptColumn(kind, "v", kind) for kind in TYPES])
-    assert not found.error
-    assert found.kept == [tuple(wanted.get(kind) for kind in TYPES)]
-    assert found.wrong == [tuple(kind not in wanted for kind in TYPES)]
+    keep = [KeptColumn(kind, "v", kind) for kind in TYPES]
+    (batch,) = read_piece(Piece(inputs_of(path)[0]), 0, RecordFormat(), keep)
+    assert [column.to_pylist() for column in batch.kept] == [[wanted.get(kind)] for kind in TYPES]
+    assert [column.tolist() for column in batch.mismatches] == [[kind not in wanted] for kind in TYPES]
 
 
 @pytest.mark.parametrize(

@@ -153,7 +153,8 @@ def _unpacked(column: pa.Array) -> pa.Array:
 def _sizes(column: pa.Array) -> npt.NDArray[np.int64]:
     """(rows,) bytes of each value once it is unpacked; the mean for other values than texts."""
     if pa.types.is_dictionary(column.type):
-        return np.append(_sizes(column.dictionary), 0)[np.asarray(column.indices.fill_null(-1))]
+        sizes: npt.NDArray[np.int64] = np.append(_sizes(column.dictionary), 0)
+        return sizes[np.asarray(column.indices.fill_null(-1))]
     if is_text(column.type):
         return np.asarray(pc.binary_length(column).fill_null(0), np.int64)
     return np.full(len(column), column.nbytes // max(1, len(column)))

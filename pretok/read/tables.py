@@ -154,7 +154,8 @@ def _sizes(column: pa.Array) -> npt.NDArray[np.int64]:
     """(rows,) bytes of each value once it is unpacked; the mean for other values than texts."""
     if pa.types.is_dictionary(column.type):
         sizes: npt.NDArray[np.int64] = np.append(_sizes(column.dictionary), 0)
-        return sizes[np.asarray(column.indices.fill_null(-1))]
+        places: npt.NDArray[np.int64] = np.asarray(column.indices.fill_null(-1), np.int64)
+        return sizes[places]
     if is_text(column.type):
         return np.asarray(pc.binary_length(column).fill_null(0), np.int64)
     return np.full(len(column), column.nbytes // max(1, len(column)))

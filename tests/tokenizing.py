@@ -32,17 +32,18 @@ def recipe(
     out: Path,
     vocab: Path,
     sources: dict[str, list[Path | str]],
-    keep: Sequence[str] = (),
+    keep: Sequence[str] | Mapping[str, Sequence[str]] = (),
     append: dict[str, list[Path]] | None = None,
     **shards: object,
 ) -> Recipe:
-    """A recipe over the given inputs; small shards, so that every way of cutting happens. append: more of sources."""
+    """A recipe over the given inputs; small shards, so that every way of cutting happens. keep: of every source, or
+    by source; append: more of sources."""
     data = {
         "out": out,
         "sources": {
             name: {
                 "inputs": [str(p) for p in paths],
-                "keep": list(keep),
+                "keep": list(keep[name] if isinstance(keep, Mapping) else keep),
                 "append": [{"inputs": [str(p)]} for p in (append or {}).get(name, ())],
             }
             for name, paths in sources.items()
@@ -70,6 +71,7 @@ def make_work(
     vocab: Path,
     rows: Mapping[str, Iterable[dict[str, Any] | str]],
     *keep: str,
+    keeps: Mapping[str, Sequence[str]] | None = None,
     **shards: object,
 ) -> Recipe:
     """Write the records of each source, or lines as they are, to SOURCE.jsonl, and tokenize them into work."""
@@ -77,7 +79,7 @@ def make_work(
         lines = (row if isinstance(row, str) else json.dumps(row) for row in records)
         (folder / f"{name}.jsonl").write_text("".join(f"{line}\n" for line in lines))
     inputs: dict[str, list[Path | str]] = {name: [escape(str(folder / f"{name}.jsonl"))] for name in rows}
-    made = recipe(folder / "work", vocab, inputs, keep, **shards)
+    made = recipe(folder / "work", vocab, inputs, keeps or keep, **shards)
     with StopFlag() as stop, Engine(0, None, stop) as engine:
         run(made, engine)
     return made

@@ -201,7 +201,10 @@ class NewFile:
             self.file.close()
             self._temporary.replace(self.path)
             # A host that dies after this keeps the name, too: what is sealed later may rely on this file.
-            folder = os.open(self.path.parent, os.O_DIRECTORY)
+            try:
+                folder = os.open(self.path.parent, os.O_DIRECTORY)
+            except PermissionError:  # a folder that may be written, but not read, cannot be flushed
+                return
             try:
                 os.fsync(folder)
             except OSError as error:

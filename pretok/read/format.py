@@ -26,8 +26,9 @@ from pretok.read.rejects import TOO_LONG
 
 COMPRESSION_RATIO = 3.0
 """Assumed bytes of text per byte of a zstd or gzip file."""
-TEXT, LIST, OTHER = "text", "list", "other"
-"""Kinds of values of a field."""
+TEXT, LIST, NOTHING, WRITTEN, OTHER = "text", "list", "null", "written", "other"
+"""Kinds of values of a field, besides the other keys of `kept.TYPES`. WRITTEN: no text of a document, but of a kept
+column."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,10 +1,13 @@
 """The fields of a record that are kept as columns next to its tokens.
 
 Input: names as a recipe gives them, and columns of tables or values of JSON. Output: KeptColumn, and columns of the
-types below. A value of another type becomes null, and is marked.
+types below. A value of another type becomes null, and is marked: none is cast, except a whole number to a float, and
+what a table has and JSON writes as text: bytes, dates, times and decimal numbers.
 """
 
 from __future__ import annotations
+
+import math
 
 import numpy as np
 import numpy.typing as npt
@@ -30,6 +33,8 @@ LEDGER_NAMES = frozenset(
 """Columns that a ledger, the view of `pretok query` or the query behind that view have already."""
 LONGEST_VALUE = 1 << 14
 """Bytes of the longest text that is kept: 65,536 values are in memory at a time."""
+
+_PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 
 
 class KeptColumn(Record, frozen=True):
@@ -63,8 +68,7 @@ def parse_keep(text: str) -> KeptColumn:
 
 
 def type_of(kind: pa.DataType) -> str:
-    """The key of TYPES as which a column of an Arrow type is kept, "" for none. Dates, times and decimal numbers are
-    kept as text."""
+    """The key of TYPES as which a column of an Arrow type is kept, "" for none."""
     is_ = pa.types
     if is_.is_dictionary(kind):
         return type_of(kind.value_type)
@@ -74,8 +78,13 @@ def type_of(kind: pa.DataType) -> str:
         return "integer"
     if is_.is_floating(kind):
         return "float"
-    texts = (is_.is_string, is_.is_large_string, is_.is_string_view, is_.is_temporal, is_.is_decimal)
-    return "text" if any(test(kind) for test in texts) else ""
+    written = (is_.is_date, is_.is_time, is_.is_timestamp, is_.is_decimal)
+    return "text" if not is_.is_null(kind) and (is_text(kind) or any(test(kind) for test in written)) else ""
+
+
+def fits(own: str, kind: str) -> bool:
+    """Whether values of the type `own` are values of a column of the type `kind`, both keys of TYPES."""
+    return own == kind or (own, kind) == ("integer", "float")
 
 
 def is_text(kind: pa.DataType) -> bool:
@@ -86,22 +95,37 @@ def is_text(kind: pa.DataType) -> bool:
 
 
 def keep_column(column: pa.Array, kind: str) -> KeptValues:
-    """Convert a column of a table to a type in TYPES. Any single value can become text; text never becomes a number."""
+    """Convert a column of a table, whose texts may be other bytes than UTF-8, to a type in TYPES."""
     if pa.types.is_dictionary(column.type):
         column = column.dictionary_decode()
-    own = type_of(column.type)
-    if own != kind and (not own or ((own, kind) != ("integer", "float") and kind != "text")):
+    if not fits(type_of(column.type), kind):
         kept = pa.nulls(len(column), TYPES[kind])
     elif kind == "text":
-        kept = column.cast(pa.large_string())
-        fits = pc.less_equal(pc.binary_length(kept), LONGEST_VALUE)
-        kept = kept if pc.all(fits).as_py() else pc.if_else(fits, kept, None)
+        kept = keep_json(column.cast(pa.large_binary()), kind) if is_text(column.type) else _written(column)
+        short = pc.less_equal(pc.binary_length(kept), LONGEST_VALUE)
+        kept = kept if pc.all(short).as_py() else pc.if_else(short, kept, None)
     elif kind == "integer" and pa.types.is_uint64(column.type):
         most = pa.scalar(2**63 - 1, pa.uint64())
         kept = pc.if_else(pc.less_equal(column, most), column, None).cast(pa.int64())
     else:
         kept = column.cast(TYPES[kind], safe=kind != "float")
     return kept, np.asarray(kept.is_null()) & np.asarray(column.is_valid())
+
+
+def _written(column: pa.Array) -> pa.LargeStringArray:
+    """Dates, times and decimal numbers as texts. Null outside of the years 1 to 9999 and of a day, for which Arrow
+    writes other texts or other dates; all are null if their time zone is unknown."""
+    kind = column.type
+    if not pa.types.is_decimal(kind):
+        per_day = 1 if kind == pa.date32() else 86_400 * _PER_SECOND[getattr(kind, "unit", "ms")]
+        first, end = (0, 1) if pa.types.is_time(kind) else (-719_162, 2_932_896)
+        first, end = (max(-(2**63), min(day * per_day, 2**63 - 1)) for day in (first, end))
+        number = column.view(pa.int32() if kind.bit_width == 32 else pa.int64()).cast(pa.int64())
+        column = pc.if_else(pc.and_(pc.greater_equal(number, first), pc.less(number, end)), column, None)
+    try:
+        return column.cast(pa.large_string())
+    except pa.ArrowInvalid:
+        return pa.nulls(len(column), pa.large_string())
 
 
 def keep_json(values: pa.LargeBinaryArray, kind: str) -> pa.Array:
@@ -113,9 +137,12 @@ def keep_json(values: pa.LargeBinaryArray, kind: str) -> pa.Array:
         words = pa.array([b"false", b"true"], pa.large_binary())
         return pc.index_in(values, value_set=words).cast(pa.bool_())
     try:
-        return values.cast(pa.large_string()).cast(TYPES[kind])
+        column = values.cast(pa.large_string()).cast(TYPES[kind])
+        if kind != "float" or not pc.any(pc.is_inf(column)).as_py():
+            return column
     except pa.ArrowInvalid:  # at least one of them: find out which
-        return pa.array([_parsed(value, kind) for value in values.to_pylist()], TYPES[kind])
+        pass
+    return pa.array([_parsed(value, kind) for value in values.to_pylist()], TYPES[kind])
 
 
 def _parsed(value: bytes | None, kind: str) -> str | int | float | None:
@@ -125,8 +152,9 @@ def _parsed(value: bytes | None, kind: str) -> str | int | float | None:
         if kind == "text":
             return value.decode()
         if kind == "float":
-            return float(value)
-        number = int(value)
+            number = float(value)
+            return None if math.isinf(number) and b"I" not in value else number  # 1e999 is no float
+        whole = int(value)
     except ValueError:
         return None
-    return number if -(2**63) <= number < 2**63 else None
+    return whole if -(2**63) <= whole < 2**63 else None

@@ -139,7 +139,15 @@ def expand(pattern: str) -> list[str]:
     elif is_glob(pattern):
         paths = _glob(pattern)
     else:
-        paths = [pattern] if os.path.lexists(pattern) else []
+        try:
+            os.lstat(pattern)
+            paths = [pattern]
+        except PermissionError:
+            raise UsageError(
+                f"{pattern} is in a folder that may not be entered: Permission denied; ask its owner for access"
+            ) from None
+        except (OSError, ValueError):  # ValueError: a NUL
+            paths = []
     if not paths:
         hint = (
             "" if is_remote(pattern) or Path(pattern).is_absolute() else f" (no {Path(pattern).absolute()})"

@@ -18,9 +18,9 @@ from pretok.base.reads import map_reads
 from pretok.base.storage import tried
 from pretok.base.units import listed
 from pretok.read.files import InputFile
-from pretok.read.format import LIST, TEXT, Probe
+from pretok.read.format import LIST, NOTHING, OTHER, TEXT, WRITTEN, Probe
 from pretok.read.formats import FORMATS
-from pretok.read.kept import KeptColumn
+from pretok.read.kept import TYPES, KeptColumn, fits
 
 PROBED_FILES = 32
 """How many files of a source are opened to read their first records, evenly spaced: opening a million takes minutes."""
@@ -65,7 +65,7 @@ def _problem(probe: Probe, field: str, lists: bool) -> str:
     """Why the records of an input give no document, "" if they do or if it is unknown. lists: whether the field
     may hold messages."""
     names, path = probe.fields, probe.file.path
-    if not names or names.get(field, set()) & ({TEXT, LIST} if lists else {TEXT}):
+    if not names or names.get(field, set()) & {TEXT, NOTHING, LIST if lists else TEXT}:
         return ""
     if chat := next((name for name in CHATS if LIST in names.get(name, ())), ""):
         place = "in the table of the source, in the place of field"
@@ -79,7 +79,9 @@ def _problem(probe: Probe, field: str, lists: bool) -> str:
 
 
 def check_kept(source: str, columns: Sequence[KeptColumn], probes: Sequence[Probe]) -> None:
-    """Raise UsageError if an input is plain text, or if no input has a kept field without a declared type."""
+    """Raise UsageError if an input is plain text, if no input has a kept field without a declared type, or if the field
+    has no value of the column's type in any input. Of a column with a declared type, only tables are asked: they
+    declare types too, and a value of it may follow the first records of JSON Lines."""
     if columns and (plain := [probe.file.path for probe in probes if probe.file.format == "text"]):
         raise UsageError(f"source {source}: plain text has no fields to keep, and {plain[0]} is plain text")
     names = {name for probe in probes for name in probe.fields}
@@ -89,3 +91,23 @@ def check_kept(source: str, columns: Sequence[KeptColumn], probes: Sequence[Prob
                 f"source {source}: keep: no field {column.field!r} in the records that were sampled; there are "
                 f"{listed(sorted(names), FIELDS_NAMED)}; if it comes later, give its type: {column.field}:text"
             )
+        wanted, tables = column.type or TEXT, all(probe.parts for probe in probes if probe.fields)
+        found = [(kind, probe.file.path) for probe in probes for kind in sorted(_kinds(probe, column.field))]
+        if found and (tables or not column.type) and not any(_suits(kind, wanted) for kind, _ in found):
+            kind, path = found[0]
+            name = "" if column.name == column.field else f"{column.name}="
+            remedy = f"write {name}{column.field}:{kind}" if kind in TYPES else "leave it out"
+            raise UsageError(
+                f"source {source}: keep: {column.field!r} is {kind} in {path}, not {wanted}; {remedy}"
+            )
+
+
+def _kinds(probe: Probe, field: str) -> set[str]:
+    """The kinds of values of a field, or OTHER if it is an object."""
+    inside = any(name.startswith(f"{field}.") for name in probe.fields)
+    return probe.fields.get(field, {OTHER} if inside else set())
+
+
+def _suits(kind: str, wanted: str) -> bool:
+    """Whether values of this kind may be those of a column of the type `wanted`."""
+    return kind == NOTHING or fits(TEXT if kind == WRITTEN else kind, wanted)

@@ -29,6 +29,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from functools import cached_property, lru_cache
 from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
@@ -428,6 +429,8 @@ def _missing(path: Path) -> str:
     folder = path.parent
     if os.path.isfile(folder):  # noqa: PTH113 - as above
         return f"{folder} is a file; name the folder of shards, which holds {FILE_NAME}"
+    with suppress(FileNotFoundError, NotADirectoryError):  # PermissionError: it may be there
+        os.lstat(path)
     return f"{path} does not exist: the folder holds no finished shards; run pretok tokenize, which resumes its work"
 
 

@@ -67,8 +67,7 @@ def plan_source(
         new = _continue(old, one, state, console) if old is not None else None
         if new is None:
             probes = probe_inputs(one.inputs, *source.probed, console=console)
-            if not plans:
-                check_kept(name, source.kept, probes)
+            check_kept(name, plans[0].kept if plans else source.kept, probes)
             target = size or shard_bytes(probes, itemsize)
             first = sum(len(plan.partitions) for plan in plans)
             new = replace(

@@ -62,6 +62,7 @@ REJECTS = ".rejects.jsonl"
 CHANGED = ".changed"
 """A file that the partition leaves in the state folder if an input that was cut changed: nothing of its source counts,
 as other partitions may have read the input as it was before (`plan_source`)."""
+OPEN = "make each file readable that cannot be opened, or leave it out"
 REPAIR = "repair each damaged file or replace it by what can be read of it (an empty file will do)"
 ROLL_OVER = Fraction(5, 4)
 """A shard is full at this multiple of its target size, so that a partition a little over target gives one shard."""
@@ -174,7 +175,8 @@ def read_whole(task: TokenizeTask) -> Iterator[TextBatch]:
                     f"all of {unit_words(task.state_dir.name)} starts again, as the file was read in parts"
                 ] = None
             else:
-                advice["it is read again as it is then" if batch.changed else REPAIR] = None
+                remedy = OPEN if piece.file.format == "unreadable" else REPAIR
+                advice["it is read again as it is then" if batch.changed else remedy] = None
         else:
             yield batch
             del batch  # frees it before the next one is read

@@ -325,7 +325,7 @@ def test_spans_say_what_every_token_is(
 
 def test_conversations_are_removed(tmp_path: Path, make: Make, here: Engine) -> None:
     """Their places and spans stay, their texts do not, and they do not come back."""
-    before = make(keep=["id"])
+    before = make(keep=["id:integer"])
     spans = {shard.path: shard.spans_path.read_bytes() for shard in before.shards}
     run_remove(RemoveRequest(before.folder, "why", where="id in (3, 7, 20)"), Console())
     manifest = load_manifest(before.folder)
@@ -338,5 +338,5 @@ def test_conversations_are_removed(tmp_path: Path, make: Make, here: Engine) -> 
     left = texts(manifest)
     assert [n for n in range(60) if not any(f"question {n} " in text for text in left)] == [3, 7, 20]
     more = write(tmp_path / "b.jsonl", [ROWS[7], ROWS[3], {"messages": CHATS[20][:1]}])
-    grown = make(keep=["id"], append=[{"inputs": [str(more)]}])
+    grown = make(keep=["id:integer"], append=[{"inputs": [str(more)]}])
     assert grown.sources["chat"].rejected == {"removed": 2}

@@ -130,7 +130,15 @@ def test_annotations_of_other_documents_are_refused(tmp_path: Path, vocab_dir: P
     for name in ("ours", "theirs"):
         rows = [{"id": n, "text": f"il documento {n} di {name}"} for n in range(60)]
         (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-        inputs = (f"it={tmp_path}/{name}.jsonl", "--keep", "id", "--vocab", vocab_dir, "--workers", "0")
+        inputs = (
+            f"it={tmp_path}/{name}.jsonl",
+            "--keep",
+            "id:integer",
+            "--vocab",
+            vocab_dir,
+            "--workers",
+            "0",
+        )
         say("tokenize", *inputs, "--out", tmp_path / name)
     ours, theirs = (tmp_path / name / "shards" for name in ("ours", "theirs"))
     (tmp_path / "q.jsonl").write_text("".join(json.dumps({"id": n, "score": n}) + "\n" for n in range(60)))

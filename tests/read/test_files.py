@@ -263,7 +263,12 @@ def test_a_user_without_permission_is_told_the_name():
         (data / "a.jsonl").write_bytes(LINES)
         (data / "secret.jsonl").write_bytes(LINES)
         (data / "secret.jsonl").chmod(0o600 if os.getuid() == 0 else 0)
-        patterns = [f"{data}/*.jsonl", f"{data}/**/*.jsonl", f"{data}/*/deep/*.jsonl"]
+        patterns = [
+            f"{data}/*.jsonl",
+            f"{data}/**/*.jsonl",
+            f"{data}/*/deep/*.jsonl",
+            f"{data}/locked/a.jsonl",
+        ]
         command = [sys.executable, "-c", UNPRIVILEGED, *patterns]
         first, *others = subprocess.run(
             command, capture_output=True, text=True, check=True
@@ -272,7 +277,8 @@ def test_a_user_without_permission_is_told_the_name():
         shutil.rmtree(data)
     assert first.startswith("('unreadable', 'Permission denied')")
     assert f"cannot be read, Permission denied: {data}/secret.jsonl" in first
-    assert len(others) == 2
+    assert len(others) == 3
+    assert f"UsageError {data}/locked/a.jsonl is in a folder that may not be entered" in others.pop()
     assert all(
         f"UsageError folder {data}/locked cannot be listed: Permission denied" in line for line in others
     )

@@ -191,7 +191,7 @@ def test_batches_are_bounded_in_records_and_bytes(tmp_path, monkeypatch):
     monkeypatch.setattr(readers, "BATCH_BYTES", 100)
     pq.write_table(pa.table({"text": ["a"] * 30 + ["b" * 150] * 7}), tmp_path / "a.parquet")
     batches = read_piece(Piece(*inputs_of(tmp_path / "a.parquet")), 0, record)
-    assert [batch.records for batch in batches] == [10, 10, 10, 2, 2, 2, 1]
+    assert [batch.records for batch in batches] == [10, 1, 10, 1, 8, *[1] * 7]
 
 
 @pytest.mark.parametrize("batch_bytes", [1, 7, 50, 1 << 22])

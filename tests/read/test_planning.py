@@ -109,7 +109,18 @@ def test_a_field_that_is_not_there_is_told_with_those_that_are(tmp_path: Path, k
         with pytest.raises(UsageError, match=says):
             probe_inputs(inputs, field)
     probes = probe_inputs(inputs, "data.text")
-    check_kept("it", [parse_keep(field) for field in ("n", "data.id", "tags", "nn:text")], probes)
+    check_kept(
+        "it", [parse_keep(field) for field in ("n:integer", "data.id:float", "url", "nn:text")], probes
+    )
+    for field, says in (
+        ("n", f"keep: 'n' is integer in {inputs[0].path}, not text; write n:integer$"),
+        ("id=data.id", "'data.id' is integer .*; write id=data.id:integer$"),
+        ("tags", "'tags' is list .*, not text; leave it out$"),
+        *([] if kind in ("jsonl", "gzip") else [("url:boolean", "is text .*, not boolean; write url:text$")]),
+        *([] if kind in ("jsonl", "gzip") else [("data:text", "'data' is other in .*; leave it out$")]),
+    ):
+        with pytest.raises(UsageError, match=says):
+            check_kept("it", [parse_keep(field)], probes)
     for field in ("nn", "data"):
         says = f"no field '{field}' .* are content, data.id, data.text, n, tags, url; .* {field}:text"
         with pytest.raises(UsageError, match=says):

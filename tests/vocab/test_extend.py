@@ -193,6 +193,33 @@ def test_what_cannot_be_extended_is_named_before_anything_is_written(
     assert not made.out.exists()
 
 
+@pytest.mark.parametrize(
+    ("content", "text"), [("   ", "a   "), ("ĠĠĠ", "a   "), ("\t\t", "a\t\t"), ("ĉĉ", "a\t\t")]
+)
+def test_spaces_do_not_become_a_special_token(
+    folder: Path, tmp_path: Path, here: Engine, content: str, text: str
+) -> None:
+    """A special token of spaces alone, as they are written and as the vocabulary spells them. With ignore_merges, a
+    word that is an entry becomes it, and an extension writes the special tokens among the entries."""
+    data = tokenizer_like("llama3", documents(folder, "en"), 300)
+    special = data["added_tokens"][-1] | {"content": content}
+    data["added_tokens"][-1] = special
+    among = json.loads(json.dumps(data))
+    among["model"]["vocab"][content] = special["id"]
+    spaces = opened(written(tmp_path / "among", among)).encode(text, add_special_tokens=False).ids
+    made = recipe(folder, pattern="cl100k", extend=str(written(tmp_path / "old", data)), add=10)
+    if special["id"] in spaces:
+        with pytest.raises(UsageError, match=r"is one word, and with ignore_merges text that spells it"):
+            run_build_vocab(made, here, NO_CONSOLE)
+        assert content in ("ĠĠĠ", "ĉĉ")
+    else:
+        run_build_vocab(made, here, NO_CONSOLE)
+        found = opened(made.vocab_dir).encode(text, add_special_tokens=False).ids
+        assert special["id"] not in found
+        assert found[0] == spaces[0]
+        assert content in ("   ", "\t\t")
+
+
 def test_more_entries_than_the_words_hold_are_refused(folder: Path, tmp_path: Path, here: Engine) -> None:
     old = written(tmp_path / "old", tokenizer_like("llama3", documents(folder, "en"), 300))
     made = recipe(folder, pattern="cl100k", extend=str(old), add=60_000)

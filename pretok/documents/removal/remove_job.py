@@ -35,8 +35,10 @@ from msgspec import Meta
 from pretok.base.console import Console
 from pretok.base.errors import IntegrityError, UsageError
 from pretok.base.lock import hold, refuse_readers
-from pretok.base.records import Count, Digest, Inside, Record, read_record, replace, to_json
+from pretok.base.records import Checksum, Count, Digest, Inside, Record, read_record, replace, to_json
 from pretok.base.storage import (
+    checksum,
+    compare_checksum,
     damaged,
     fingerprint,
     output_error,
@@ -117,8 +119,8 @@ class RemovalLog(Record, frozen=True):
     dtype: str
     shards: dict[Inside, tuple[tuple[Count, Count], ...]]
     """Path of each `.bin` -> ranges of tokens, (first, end), that become EOD."""
-    files: tuple[tuple[Staged, Inside], ...]
-    """(file in the folder of the log, where it goes), in this order."""
+    files: tuple[tuple[Staged, Inside, Checksum], ...]
+    """(file in the folder of the log, where it goes, its checksum), in this order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,12 +234,22 @@ def _finish(folder: Path) -> RemovalLog | None:
     """Finish a removal that was stopped and return its log; None if there is no log. Delete files that were only
     prepared."""
     path = folder / UNFINISHED_REMOVAL
+    if path.parent.is_symlink():
+        raise IntegrityError(
+            f"{path.parent} is a link, which pretok does not make; look where it leads, and delete it"
+        )
     if not path.exists():
         # Nothing outside of this folder was changed.
         shutil.rmtree(path.parent, ignore_errors=True)
         return None
     log = read_record(RemovalLog, read_json(path), path)
     _refuse_foreign(folder, log)
+    for name, _, sealed in log.files:
+        staged = path.parent / name
+        if staged.is_symlink():
+            raise IntegrityError(f"{staged} is a link, which pretok does not make; look where it leads")
+        if staged.exists():  # else it is in its place
+            compare_checksum(staged, sealed)
     refuse_readers(folder)  # one that came before the log, whose job died before it looked for readers
     _apply(folder, log)
     return log
@@ -258,14 +270,16 @@ def _refuse_foreign(folder: Path, log: RemovalLog) -> None:
     for name, stretches in log.shards.items():
         if name not in shards or any(not first < end <= shards[name].tokens for first, end in stretches):
             raise IntegrityError(f"{path}: the manifest has no such tokens of {name}; the file was edited")
-    targets = [target for _, target in log.files]
+    targets = [target for _, target, _ in log.files]
     for name in targets:
         if name not in files:
             raise IntegrityError(f"{path}: {name} is no file of the manifest; the file was edited")
     inside = folder.resolve()
     for name in (*log.shards, *targets):
         if not (folder / name).resolve().is_relative_to(inside):
-            raise IntegrityError(f"{path}: {name} is a link that leaves the folder; the file was edited")
+            raise IntegrityError(
+                f"{folder / name} leads out of the folder, where no removal writes: replace the link by what it names"
+            )
 
 
 def _refuse_read_only(selection: Selection) -> None:
@@ -337,7 +351,9 @@ def _stage(manifest: Manifest, selection: Selection, request: RemoveRequest) -> 
         _bind_anew(staging, joined, now, selection)
     # The last of the files: when it is in place, so are all that it names.
     write_json(staging.new(manifest.folder / FILE_NAME), now.data)
-    log = RemovalLog(request.identity, removal, eod, dtype, stretches, tuple(staging.files))
+    renamed = tuple((name, target, checksum(staging.folder / name)) for name, target in staging.files)
+    log = RemovalLog(request.identity, removal, eod, dtype, stretches, renamed)
+    _refuse_foreign(manifest.folder, log)
     # All new files are on disk. A kill before this line has removed nothing, one after it only delays.
     write_json(manifest.folder / UNFINISHED_REMOVAL, to_json(log))
     return log
@@ -409,7 +425,7 @@ def _apply(folder: Path, log: RemovalLog) -> None:
         # EOD over EOD changes nothing, so what a killed try did needs no record.
         _overwrite(folder / path, stretches, dtype, log.eod_id)
     staging = (folder / UNFINISHED_REMOVAL).parent
-    for name, target in log.files:
+    for name, target, _ in log.files:
         # A rename takes the file away from here, so what is left here is what is left to do.
         if (staging / name).exists():  # else it is in its place
             with writing(folder / target):

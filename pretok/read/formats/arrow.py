@@ -67,8 +67,4 @@ def _rows(piece: Piece, choose: Choose, batch_bytes: int) -> Iterator[Columns]:
     with _opened(piece.file.path) as (schema, batches):
         chosen = choose(schema)
         for batch in islice(batches, piece.start or 0, piece.stop):
-            text = chosen.text(batch)
-            text.validate()  # nbytes relies on the offsets
-            rows = max(1, batch.num_rows * batch_bytes // max(1, text.nbytes))
-            for at in range(0, batch.num_rows, rows):
-                yield chosen.columns(batch.slice(at, rows))
+            yield from chosen.columns(batch, batch_bytes)

@@ -593,7 +593,7 @@ def _parse_block(
 def _copy_values(
     block: Bytes, begins: Ints, ends: Ints, text: bool, out: Bytes, offsets: Ints, given: Bytes
 ) -> int:
-    """Copy the values of one field to `out` as the file writes them; for a column of text, strings are unescaped.
+    """Copy the values of one field to `out` as the file writes them; for a column of text, strings alone, unescaped.
 
     given: set to 1 for each value that exists and can be one of the column. Returns the bytes.
     """
@@ -608,7 +608,7 @@ def _copy_values(
             lone, stop = 0, size
             if text and first == char.QUOTE:
                 _, stop, lone = _copy_string(source, at + 1, end, target, size)
-            elif not text or (first != char.OPEN_BRACE and first != char.OPEN_BRACKET):
+            elif not text:
                 for i in range(end - at):
                     out[size + i] = block[at + i]
                 stop = size + end - at

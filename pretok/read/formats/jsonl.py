@@ -17,7 +17,7 @@ from msgspec import UNSET
 from pretok.base.storage import tried
 from pretok.read.batches import from_buffers
 from pretok.read.files import CorruptInputError, InputFile, open_input, read_bytes, without_bom
-from pretok.read.format import LIST, OTHER, TEXT, Keep, Piece, Probe, Records, text_size, too_long
+from pretok.read.format import LIST, NOTHING, TEXT, Keep, Piece, Probe, Records, text_size, too_long
 from pretok.read.formats.json_parser import MAX_DEPTH, parse_lines
 from pretok.read.record_format import RecordFormat
 from pretok.read.rejects import MALFORMED, MISSING, NOT_AN_OBJECT, TOO_LONG
@@ -27,6 +27,10 @@ SUFFIXES: tuple[str, ...] = (".jsonl", ".json", ".ndjson")
 BINARY: bool = False
 PROBED_RECORDS, PROBED_BYTES = 20, 1 << 20
 """How much of a file is read to find out its fields, whichever limit comes first."""
+KINDS = {
+    str: TEXT, list: LIST, type(None): NOTHING, int: "integer", float: "float", bool: "boolean",
+}  # fmt: skip
+"""Type of a value of JSON that is no object -> its kind."""
 LINE_BLOCK = 1 << 16
 """Bytes read at a time to find where a line ends."""
 EXPLAINED_BYTES = 1 << 20
@@ -43,8 +47,7 @@ def probe(file: InputFile, sampled: bool) -> Probe:
     fields: dict[str, set[str]] = {}
     for record in _first_records(file) if sampled else ():
         for name, value in values_of(record) if isinstance(record, dict) else ():
-            text = value is None or isinstance(value, str)
-            fields.setdefault(name, set()).add(TEXT if text else LIST if isinstance(value, list) else OTHER)
+            fields.setdefault(name, set()).add(KINDS[type(value)])
     return Probe(file, text_size(file), fields=fields)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
 
 import pyarrow.parquet as pq
 
@@ -16,9 +15,9 @@ SUFFIXES: tuple[str, ...] = (".parquet",)
 BINARY: bool = True
 _MARK = b"PAR1"
 """First and last bytes of a file. A truncated one is recognised by its name, and reading it fails."""
-MOST_ROWS, FIRST_ROWS = 1024, 16
-"""Most rows that are decoded at a time, and the first rows of a file. Arrow has no limit in bytes, and a value in a
-dictionary takes the same space in the file for one row as for all."""
+MOST_ROWS = 1024
+"""Most rows that are decoded at a time. Arrow has no limit in bytes, and a value in a dictionary takes the same space
+in the file for one row as for all."""
 
 
 def recognise(head: bytes, tail: bytes) -> bool:
@@ -49,22 +48,29 @@ def read(
 
 def _rows(piece: Piece, choose: Choose, batch_bytes: int) -> Iterator[Columns]:
     """Some rows at a time, of about batch_bytes of text as far as their sizes are known from the rows before, at first
-    from the footer and the first rows."""
+    from the footer."""
     # Without a buffer, Arrow reads a whole row group before its first row: 400 MB for 850 MB of text. Page checksums
     # are verified if the file has any: 1 ms of a core for 16 MiB of text under zstd.
     options = {"pre_buffer": False, "buffer_size": READ_SIZE, "page_checksum_verification": True}
-    with open_parquet(piece.file.path) as stream, pq.ParquetFile(stream, **options) as file:
+    with open_parquet(piece.file.path) as stream:
+        file = pq.ParquetFile(stream, **options)
         chosen = choose(file.schema_arrow)
+        flat = {file.schema.column(at).path for at in range(len(file.schema))}.intersection(chosen.leaves)
+        packed = pq.ParquetFile(stream, metadata=file.metadata, read_dictionary=[*flat], **options)
         rows = size = 0
         for group in range(piece.start or 0, file.num_row_groups if piece.stop is None else piece.stop):
-            batches = partial(file.iter_batches, row_groups=[group], columns=chosen.leaves, use_threads=False)
+            which = {"row_groups": [group], "columns": chosen.leaves, "use_threads": False}
+            # One row holds its column's whole dictionary; more could be above the 2 GiB of a dictionary of Arrow.
+            if (first := next(packed.iter_batches(1, **which), None)) is None:
+                continue
             bytes_per_row = size / max(1, rows)
-            if not rows and (first := next(batches(FIRST_ROWS), None)):
+            if not rows:
                 about = file.metadata.row_group(group)
-                bytes_per_row = max(
-                    about.total_byte_size / max(1, about.num_rows), chosen.text(first).nbytes / len(first)
-                )
-            for batch in batches(min(MOST_ROWS, max(1, int(batch_bytes / max(1, bytes_per_row))))):
-                columns = chosen.columns(batch)
-                rows, size = rows + len(batch), size + columns[0].nbytes
-                yield columns
+                bytes_per_row = about.total_byte_size / max(1, about.num_rows)
+            # Each of the next rows may be the longest of the dictionary: 661 bytes became 20 GB.
+            bytes_per_row = max(1, bytes_per_row, chosen.longest(first))
+            for batch in file.iter_batches(min(MOST_ROWS, max(1, int(batch_bytes / bytes_per_row))), **which):
+                rows += len(batch)
+                for columns in chosen.columns(batch, batch_bytes):
+                    size += columns[0].nbytes
+                    yield columns

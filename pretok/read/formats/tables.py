@@ -12,14 +12,15 @@ from typing import Any
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from pretok.base.storage import Tries
 from pretok.base.units import listed
 from pretok.read.files import CorruptInputError
-from pretok.read.format import LIST, OTHER, TEXT, Keep, Piece, Probe, Records
-from pretok.read.kept import TYPES, is_text, keep_column
+from pretok.read.format import LIST, NOTHING, OTHER, TEXT, WRITTEN, Keep, Piece, Probe, Records
+from pretok.read.kept import TYPES, is_text, keep_column, type_of
 from pretok.read.record_format import Conversation, RecordFormat, fields_of
 from pretok.read.rejects import EMPTY, NULL, OK, TOO_LONG
 
@@ -40,8 +41,13 @@ def schema_fields(fields: Any, prefix: str = "") -> dict[str, set[str]]:
             kinds |= schema_fields(kind, f"{name}.")
         else:
             kind = kind.value_type if is_.is_dictionary(kind) else kind
-            lists = is_.is_list(kind) or is_.is_large_list(kind)
-            kinds[name] = {TEXT if is_text(kind) else LIST if lists else OTHER}
+            if is_.is_null(kind):
+                kinds[name] = {NOTHING}
+            elif is_.is_list(kind) or is_.is_large_list(kind):
+                kinds[name] = {LIST}
+            else:
+                own = type_of(kind) or OTHER
+                kinds[name] = {WRITTEN if own == TEXT and not is_text(kind) else own}
     return kinds
 
 
@@ -76,17 +82,29 @@ class ColumnPlaces:
             raise CorruptInputError(f"no column {names[0]!r}; the columns are {columns}")
         self.leaves = list(dict.fromkeys(".".join(path) for path in self._paths if path))
 
-    def text(self, rows: pa.RecordBatch) -> pa.LargeBinaryArray:
-        """The texts of some rows, with checked offsets, UTF-8 not checked."""
-        return _binary(_pick(rows, self._paths[0] or []), self._lists)
+    def columns(self, rows: pa.RecordBatch, limit: int) -> Iterator[Columns]:
+        """The texts, with checked offsets, UTF-8 not checked, and the other columns of some rows, of about `limit`
+        bytes at a time: a dictionary of 20 KB can stand for gigabytes."""
+        columns = [_checked(_pick(rows, path)) if path else None for path in self._paths]
+        sizes = np.zeros(len(rows), np.int64)
+        for column in columns:
+            if column is not None:
+                sizes += _sizes(column)
+        ends, start = np.cumsum(sizes), 0
+        while start < len(rows):
+            before = ends[start - 1] if start else 0
+            stop = max(start + 1, int(np.searchsorted(ends, before + limit, "right")))
+            text, *others = (
+                None if column is None else _unpacked(column.slice(start, stop - start)) for column in columns
+            )
+            yield [_binary(text, self._lists), *others]
+            start = stop
 
-    def columns(self, rows: pa.RecordBatch) -> Columns:
-        """The texts and the other columns of some rows."""
-        others = [_pick(rows, path) if path else None for path in self._paths[1:]]
-        for other in others:
-            if other is not None:
-                other.validate(full=True)
-        return [self.text(rows), *others]
+    def longest(self, rows: pa.RecordBatch) -> int:
+        """Bytes of the longest values in the dictionaries of the columns, together."""
+        columns = [_checked(_pick(rows, path)) for path in self._paths if path]
+        packed = [column.dictionary for column in columns if pa.types.is_dictionary(column.type)]
+        return sum(int(_sizes(values).max(initial=0)) for values in packed)
 
 
 Choose = Callable[[pa.Schema], ColumnPlaces]
@@ -113,14 +131,42 @@ def _pick(rows: pa.RecordBatch, path: list[str]) -> pa.Array:
     return pc.struct_field(column, path[1:]) if path[1:] else column
 
 
+def _checked(column: pa.Array) -> pa.Array:
+    """A column with checked offsets and indices; texts, also those of a dictionary, as large_binary, since they may be
+    other bytes than UTF-8."""
+    if pa.types.is_dictionary(column.type):
+        column.validate()
+        return pa.DictionaryArray.from_arrays(
+            column.indices, _checked(column.dictionary)
+        )  # checks the indices
+    if is_text(column.type):
+        return _binary(column, lists=False)
+    column.validate(full=True)
+    return column
+
+
+def _unpacked(column: pa.Array) -> pa.Array:
+    """A column without a dictionary."""
+    return column.dictionary.take(column.indices) if pa.types.is_dictionary(column.type) else column
+
+
+def _sizes(column: pa.Array) -> npt.NDArray[np.int64]:
+    """(rows,) bytes of each value once it is unpacked; the mean for other values than texts."""
+    if pa.types.is_dictionary(column.type):
+        sizes: npt.NDArray[np.int64] = np.append(_sizes(column.dictionary), 0)
+        places: npt.NDArray[np.int64] = np.asarray(column.indices.fill_null(-1), np.int64)
+        return sizes[places]
+    if is_text(column.type):
+        return np.asarray(pc.binary_length(column).fill_null(0), np.int64)
+    return np.full(len(column), column.nbytes // max(1, len(column)))
+
+
 def _binary(column: pa.Array, lists: bool) -> pa.LargeBinaryArray:
     """Strings or bytes of any layout as large_binary; with `lists`, lists as JSON."""
     kind = column.type
     if lists and (pa.types.is_list(kind) or pa.types.is_large_list(kind)):
         column.validate(full=True)
         return _json(column.to_pylist())
-    if pa.types.is_dictionary(kind):
-        return _binary(column.dictionary, lists).take(column.indices)  # take checks the indices
     if not is_text(kind):
         raise CorruptInputError(f"the text column has type {kind}, not string or binary")
     column = column.cast(pa.binary() if kind == pa.string() else pa.large_binary())
@@ -173,7 +219,7 @@ def read_table(
     def choose(schema: pa.Schema) -> ColumnPlaces:
         return ColumnPlaces(schema, names, conversation and not template)
 
-    for columns in _all_rows(lambda: rows(piece, choose, batch_bytes), kind, batch_bytes):
+    for columns in _all_rows(lambda: rows(piece, choose, batch_bytes), kind, piece.place, batch_bytes):
         text, others = columns[0], columns[len(fields) :]
         if template:
             given = [pa.nulls(len(text)) if column is None else column for column in columns[1 : len(fields)]]
@@ -181,11 +227,14 @@ def read_table(
         yield column_records(text, others, keep, record.max_document)
 
 
-def _all_rows(read: Callable[[], Iterator[Columns]], kind: str, batch_bytes: int) -> Iterator[Columns]:
-    """The batches of `read`, joined up to `batch_bytes` of text. After an error that may be temporary, it reads again
-    and skips what was given already.
+def _all_rows(
+    read: Callable[[], Iterator[Columns]], kind: str, place: str, batch_bytes: int
+) -> Iterator[Columns]:
+    """The batches of `read`, joined up to `batch_bytes`. After an error that may be temporary, it reads again and skips
+    what was given already.
 
-    Any other exception becomes CorruptInputError after the last rows: the bytes are not what the library expects.
+    A lack of memory is told with the `place`. Any other exception becomes CorruptInputError after the last rows: the
+    bytes are not what the library expects.
     """
     given, tries = 0, Tries()
     waiting: list[Columns] = []
@@ -194,14 +243,17 @@ def _all_rows(read: Callable[[], Iterator[Columns]], kind: str, batch_bytes: int
         try:
             for columns in islice(read(), given, None):
                 given += 1
-                if waiting and size + columns[0].nbytes > batch_bytes:
+                more = sum(column.nbytes for column in columns if column is not None)
+                if waiting and size + more > batch_bytes:
                     yield _joined(waiting)
                     waiting, size = [], 0
                 waiting.append(columns)
-                size += columns[0].nbytes
+                size += more
         except Exception as error:
             if tries.again(error):
                 continue
+            if isinstance(error, MemoryError):
+                raise MemoryError(f"{place}: {error}") from None
             damage = error
         break
     if waiting:

@@ -52,7 +52,8 @@ def finished(tmp_path_factory: pytest.TempPathFactory, vocab_dir: Path) -> Path:
     }
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ledger, "WINDOW", WINDOW)
-        return make_work(tmp_path_factory.mktemp("annotate"), vocab_dir, rows, "id").shards_dir
+        keeps = {"it": ["id"], "en": ["id:integer"]}
+        return make_work(tmp_path_factory.mktemp("annotate"), vocab_dir, rows, keeps=keeps).shards_dir
 
 
 @pytest.fixture

@@ -10,9 +10,10 @@ import pytest
 from test_remove import remove
 
 from pretok.base.errors import IntegrityError
-from pretok.base.storage import fingerprint
+from pretok.base.storage import checksum, fingerprint
 from pretok.shards.manifest import load_manifest
 
+SUM = f"xxh3:{'0' * 32}"
 BEFORE = b"a thesis, of which nobody wants a byte to change" * 4
 
 
@@ -27,7 +28,7 @@ def log(work: Path) -> dict[str, Any]:
 
 def finish(work: Path, log: dict[str, Any]) -> None:
     folder = work / "shards" / ".removal"
-    folder.mkdir()
+    folder.mkdir(exist_ok=True)
     (folder / "0").write_bytes(b"a key of somebody else")
     (folder / "log.json").write_text(json.dumps(log))
     remove(work, where="id = 'nobody'")
@@ -41,11 +42,11 @@ def finish(work: Path, log: dict[str, Any]) -> None:
         ({"shards": {"a/extra.txt": [[0, 10]]}}, r"no such tokens of a/extra\.txt"),
         ({"shards": {"{shard}": [[0, 1 << 20]]}}, r"no such tokens of a/"),
         ({"shards": {"{shard}": [[5, 5]]}}, r"no such tokens of a/"),
-        ({"files": [["0", "../thesis.txt"]]}, "not a path inside the folder"),
-        ({"files": [["0", "{outside}"]]}, "not a path inside the folder"),
-        ({"files": [["0", "a/extra.txt"]]}, r"a/extra\.txt is no file of the manifest"),
-        ({"files": [["0", "{shard}"]]}, r"a/.*\.bin is no file of the manifest"),
-        ({"files": [["../manifest.json", "manifest.json"]]}, r"files.*Expected `str` matching"),
+        ({"files": [["0", "../thesis.txt", SUM]]}, "not a path inside the folder"),
+        ({"files": [["0", "{outside}", SUM]]}, "not a path inside the folder"),
+        ({"files": [["0", "a/extra.txt", SUM]]}, r"a/extra\.txt is no file of the manifest"),
+        ({"files": [["0", "{shard}", SUM]]}, r"a/.*\.bin is no file of the manifest"),
+        ({"files": [["../manifest.json", "manifest.json", SUM]]}, r"files.*Expected `str` matching"),
         ({"dtype": "int8"}, "its tokenizer is not the one"),
         ({"eod_id": 1}, "its tokenizer is not the one"),
     ],
@@ -66,14 +67,49 @@ def test_a_log_names_only_what_the_manifest_has(
     assert shard.bin_path.read_bytes() == before
 
 
-def test_a_link_that_leaves_the_folder_is_not_written(work: Path, log: dict[str, Any]) -> None:
+@pytest.mark.parametrize("new", [False, True], ids=["finished", "new"])
+@pytest.mark.parametrize("what", ["file", "folder"])
+def test_a_link_that_leaves_the_folder_is_not_written(
+    work: Path, log: dict[str, Any], what: str, new: bool
+) -> None:
     shard = load_manifest(work / "shards").shards[0]
-    outside = shard.bin_path.rename(work / "outside.bin")
-    shard.bin_path.symlink_to(outside)
-    before = outside.read_bytes()
-    with pytest.raises(IntegrityError, match="leaves the folder"):
-        finish(work, log | {"shards": {shard.path: [[0, 10]]}})
-    assert outside.read_bytes() == before
+    moved = shard.bin_path if what == "file" else shard.bin_path.parent
+    outside = moved.rename(work / "outside")
+    moved.symlink_to(outside)
+    files = [outside] if what == "file" else sorted(outside.iterdir())
+    before = [file.read_bytes() for file in files]
+    with pytest.raises(IntegrityError, match="leads out of the folder"):  # noqa: PT012
+        if new:
+            remove(work, where="id in ('a1', 'a2', 'a3', 'a4')")
+        else:
+            finish(work, log | {"shards": {shard.path: [[0, 10]]}})
+    assert [file.read_bytes() for file in files] == before
+    assert (work / "shards" / ".removal").exists() != new
+
+
+def test_a_folder_of_a_removal_that_is_a_link_is_refused(work: Path, log: dict[str, Any]) -> None:
+    outside = work / "outside"
+    outside.mkdir()
+    (work / "shards" / ".removal").symlink_to(outside)
+    with pytest.raises(IntegrityError, match=r"\.removal is a link"):
+        finish(work, log)
+    assert sorted(file.name for file in outside.iterdir()) == ["0", "log.json"]
+
+
+@pytest.mark.parametrize("kind", ["other bytes", "a link"])
+def test_what_is_moved_into_place_is_what_the_removal_wrote(
+    work: Path, log: dict[str, Any], kind: str
+) -> None:
+    manifest, staged = work / "shards" / "manifest.json", work / "shards" / ".removal" / "0"
+    before, sealed = manifest.read_bytes(), checksum(manifest)
+    if kind == "a link":
+        staged.parent.mkdir()
+        (work / "outside.json").write_bytes(before)
+        staged.symlink_to(work / "outside.json")
+    with pytest.raises(IntegrityError, match=r"\.removal/0 (is damaged|is a link)"):
+        finish(work, log | {"files": [["0", "manifest.json", sealed]]})
+    assert manifest.read_bytes() == before
+    assert not manifest.is_symlink()
 
 
 @pytest.mark.parametrize("named", ["../../../outside.parquet", "/outside.parquet", "a//b", ".", "a\0b", ""])

@@ -276,7 +276,7 @@ OF_DATASETS = [
 OF_OTHERS = [
     Row(OTHER, "CSV, TSV", b"a,b\n", says="in/a.csv is CSV; convert it to Parquet or JSON Lines", code=2, name="a.csv"),
     Row(OTHER, "other binary files", bytes(range(256)), says="in/a is binary: neither JSON Lines, Parquet nor text", code=2),
-    Row(OTHER, "a folder", lambda path: path.mkdir(), says="in/a is a folder, not an input file: give a glob such as in/a/*", code=2),
+    Row(OTHER, "a folder without text", lambda path: path.mkdir(), says="no input matches 'in/a'", code=2),
     Row(OTHER, "a named pipe", lambda path: os.mkfifo(path), says="in/a is a pipe or device, not an input file", code=2),
     Row(OTHER, "one file under two names", lambda path: path.symlink_to("z.jsonl"), says="in/a and in/z.jsonl are the same file; name it once", code=2),
 ]  # fmt: skip

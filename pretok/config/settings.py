@@ -186,7 +186,8 @@ class Append(SettingsTable):
 class Source(SettingsTable):
     """[sources.NAME]: one language or collection."""
 
-    inputs: Inputs = key(..., "Paths, globs, URLs, or `sample:it` and `sample:en`.", ["data/it/*.jsonl.zst"])
+    inputs: Inputs = key(..., "Files, folders, globs, URLs, or `sample:it`.", ["data/it/*.jsonl.zst"])
+    exclude: tuple[str, ...] = key((), "Globs of files to leave out.", ["**/part-0731*"])
     format: Literal["auto", FormatName] = key("auto", "Format; `auto` looks into the files.")
     field: str = key("text", "Field or column with the text, such as `data.text` inside another.")
     messages: str = key("", "Field with the messages of a conversation.", "messages", excludes="field")

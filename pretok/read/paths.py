@@ -1,7 +1,7 @@
 """An input as a user wrote it -> the paths it stands for.
 
-Input: a path, a glob (`**` too), an fsspec URL or URL glob, or `sample:it`. Output: paths, sorted. No file is opened:
-`pretok.read.recognise` finds out whether a path is a regular file.
+Input: a path, a folder, a glob (`**` too), an fsspec URL or URL glob, or `sample:it`. Output: paths, sorted. No file is
+opened: `pretok.read.recognise` finds out whether a path is a regular file.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import glob
 import json
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import urljoin, urlsplit
@@ -122,8 +122,30 @@ def is_glob(pattern: str) -> bool:
     return not special and glob.has_magic(pattern) and (is_remote(pattern) or not os.path.lexists(pattern))
 
 
+def is_folder(pattern: str) -> bool:
+    """Whether `pattern` is a folder, which stands for the files below it; of URLs, those that end with a slash."""
+    if is_remote(pattern):
+        return pattern.endswith("/")
+    saved = is_dataset(pattern) or os.path.isfile(os.path.join(pattern, "dataset_dict.json"))  # noqa: PTH113, PTH118
+    return os.path.isdir(pattern) and not saved  # noqa: PTH112
+
+
+def excluded_by(patterns: Sequence[str]) -> Callable[[str], str]:
+    """Return a function: path -> the first of the patterns that excludes it, "" if none does.
+
+    A pattern is a glob for the end of a path: `*` stays inside of a name, `**/` is any number of folders.
+    """
+    parts = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
+    rules = []
+    for text in patterns:
+        pieces = re.findall(r"\*\*/|\*\*|.", text, re.DOTALL)
+        rule = "".join(parts.get(piece) or re.escape(piece) for piece in pieces)
+        rules.append((text, re.compile(f"(?:.*/)?{rule}", re.DOTALL)))
+    return lambda path: next((text for text, rule in rules if rule.fullmatch(path)), "")
+
+
 def expand(pattern: str) -> list[str]:
-    """The paths that a path, a glob or a URL glob stands for, sorted.
+    """The paths that a path, a folder, a glob or a URL glob stands for, sorted.
 
     Raises UsageError if it matches nothing, if a folder cannot be listed, or if a name is not UTF-8, which a ledger or
     manifest cannot store.
@@ -135,7 +157,10 @@ def expand(pattern: str) -> list[str]:
             fs, inner = server_of(pattern)
         except (ImportError, ValueError) as error:
             raise UsageError(f"{name_url(pattern)} cannot be opened: {error}") from None
-        paths = [fs.unstrip_protocol(path) for path in (fs.glob(inner) if is_glob(pattern) else [inner])]
+        below = fs.find(inner) if is_folder(pattern) else fs.glob(inner) if is_glob(pattern) else [inner]
+        paths = [fs.unstrip_protocol(path) for path in below]
+    elif is_folder(pattern):
+        paths = list(_matches(os.path.join(pattern, ""), ["**"]))  # noqa: PTH118 - keeps `./`
     elif is_glob(pattern):
         paths = _glob(pattern)
     else:
@@ -188,8 +213,8 @@ def _matches(folder: str, parts: list[str]) -> Iterator[str]:
 
 
 def _entries(folder: str, pattern: str) -> Iterator[tuple[str, bool]]:
-    """(path, whether to descend into it) of the entries of a folder that match. Hidden names match only a pattern that
-    begins with a dot."""
+    """(path, whether to descend into it) of the entries of a folder that match. Names that begin with a dot or, as the
+    _metadata and _SUCCESS of other programs, with an underscore, match only a pattern that begins alike."""
     try:
         with os.scandir(folder or ".") as found:
             entries = list(found)
@@ -203,7 +228,9 @@ def _entries(folder: str, pattern: str) -> Iterator[tuple[str, bool]]:
             "name inputs outside of it"
         ) from None
     for entry in entries:
-        if fnmatch.fnmatchcase(entry.name, pattern) and (entry.name[0] != "." or pattern[0] == "."):
+        if fnmatch.fnmatchcase(entry.name, pattern) and (
+            entry.name[0] not in "._" or pattern[0] == entry.name[0]
+        ):
             yield os.path.join(folder, entry.name), _is_folder(entry)  # noqa: PTH118 - keeps `./`
 
 

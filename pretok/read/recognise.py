@@ -9,7 +9,7 @@ import errno
 import os
 import re
 import stat
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -30,10 +30,21 @@ from pretok.read.files import (
     without_bom,
 )
 from pretok.read.formats import FORMATS
-from pretok.read.paths import TWO_URLS, FileKey, expand, file_key, is_glob, is_remote, name_url
+from pretok.read.paths import (
+    TWO_URLS,
+    FileKey,
+    excluded_by,
+    expand,
+    file_key,
+    is_folder,
+    is_glob,
+    is_remote,
+    name_url,
+)
 from pretok.read.record_format import RecordFormat
 
 _SUFFIX_COMPRESSION = {".zst": "zstd", ".zstd": "zstd", ".gz": "gzip"}
+FOLDER = "a folder"
 _CSV = (
     'CSV; convert it to Parquet or JSON Lines, or declare format = "text" to take all of it as one document'
 )
@@ -78,19 +89,31 @@ class Listing(NamedTuple):
     """Identity -> path of each, but for those of which it cannot be found out."""
 
 
-def list_inputs(patterns: Sequence[str], declared_format: str) -> Listing:
-    """Every input that the patterns match.
+def list_inputs(patterns: Sequence[str], declared_format: str, exclude: Sequence[str] = ()) -> Listing:
+    """Every input that the patterns match. A folder stands for the files below it whose names have the ending of a
+    format. exclude: globs of files that are left out.
 
-    Notices name files whose content differs from their suffix, empty files, and matches of a glob that are not files.
+    Notices name files whose content differs from their suffix, empty files, what of a folder is left out, and matches
+    of a glob that are not files.
     Raises UsageError for an input that does not exist, is not a regular file or has another format, and for a file with
     two paths.
     """
     named: dict[str, bool] = {}
     urls: dict[str, str] = {}
+    unread: Counter[str] = Counter()
+    left: dict[str, list[str]] = {rule: [] for rule in exclude}
+    excluding = excluded_by(exclude)
     for pattern in patterns:
-        explicit = not is_glob(pattern)
+        folder = is_folder(pattern)
+        explicit = not folder and not is_glob(pattern)
         for url in expand(pattern):
             path = name_url(url)
+            if rule := excluding(path):
+                left[rule].append(path)
+                continue
+            if folder and not _format_of(path, declared_format):
+                unread["".join(Path(path).suffixes[-2:]) or "no ending"] += 1
+                continue
             named[path] = explicit or named.get(path, False)
             if urls.setdefault(path, url) != url:
                 raise UsageError(f"{path} {TWO_URLS}")
@@ -98,6 +121,12 @@ def list_inputs(patterns: Sequence[str], declared_format: str) -> Listing:
     looks = map_reads(lambda path: _look(path, named[path], declared_format), paths)
     names: dict[FileKey, str] = {}
     notices = defaultdict[str, list[str]](list)
+    if unread:
+        endings = ", ".join(f"{ending} ({number:,})" for ending, number in sorted(unread.items()))
+        notices["left out, as their endings are of no format that is read"] = [endings]
+    for rule, paths_left in left.items():
+        what = f"left out by exclude = {rule!r}" if paths_left else f"exclude = {rule!r} matches no file"
+        notices[what] = paths_left or [", ".join(patterns)]
     for look in looks:
         if look.notice:
             notices[look.notice if look.file else f"left out, {look.notice}"].append(look.path)
@@ -105,9 +134,17 @@ def list_inputs(patterns: Sequence[str], declared_format: str) -> Listing:
             # Its documents would be read twice.
             raise UsageError(f"{other} and {look.path} are the same file; name it once")
     files = [look.file for look in looks if look.file]
-    if not files:
-        raise UsageError(f"{', '.join(patterns)}: {'; '.join(look.notice for look in looks[:SHOWN])}")
     texts = [f"{what}: {listed(paths, SHOWN)}" for what, paths in sorted(notices.items())]
+    if not files:
+        wanted = ", ".join(patterns)
+        if looks and all(look.notice == FOLDER for look in looks):
+            above = patterns[0].partition("*")[0].rpartition("/")[0] or "."
+            raise UsageError(
+                f"{wanted} matches folders alone; name {above} itself, or '{above}/**/*.jsonl.zst'"
+            )
+        raise UsageError(
+            f"{wanted}: {'; '.join(texts or dict.fromkeys(look.notice for look in looks)) or 'no file'}"
+        )
     return Listing(files, texts, names)
 
 
@@ -138,14 +175,26 @@ def _kind(path: str) -> tuple[str, FileKey | None]:
             return "a link that leads nowhere", None
         raise
     folder, file = stat.S_ISDIR(status.st_mode), stat.S_ISREG(status.st_mode)
-    return "" if file else "a folder" if folder else "a pipe or device", file_key(path, status)
+    return "" if file else FOLDER if folder else "a pipe or device", file_key(path, status)
 
 
 def _hint(path: str) -> str:
-    if not Path(path).is_dir():
-        return ""
-    splits = (Path(path) / "dataset_dict.json").exists()
-    return f": {'name one of its splits' if splits else 'give a glob such as'} {path}/*"
+    """Say what to name instead of a folder that `datasets` saved with several splits."""
+    return f": name one of its splits {path}/*" if Path(path).is_dir() else ""
+
+
+def _format_of(path: str, declared_format: str) -> str:
+    """Return the format that the name of a file says it has, "" if none or not the declared one."""
+    suffix = _endings(path)[0]
+    found = next((name for name, known in FORMATS.items() if suffix in known.SUFFIXES), "")
+    return found if declared_format in ("auto", found) else ""
+
+
+def _endings(path: str) -> tuple[str, str]:
+    """Return (the suffix of a name before that of a compression, the compression), each "" if there is none."""
+    suffixes = [f".{suffix}" for suffix in os.path.basename(path).lower().split(".")[1:]]  # noqa: PTH119
+    packed = _SUFFIX_COMPRESSION.get(suffixes[-1], "") if suffixes else ""
+    return next(iter((suffixes[:-1] if packed else suffixes)[-1:]), ""), packed
 
 
 def _describe(path: str, declared_format: str) -> tuple[InputFile, str]:
@@ -155,9 +204,7 @@ def _describe(path: str, declared_format: str) -> tuple[InputFile, str]:
     JSON Lines.
     """
     head, tail, size, identity = identify(path)
-    suffixes = [f".{suffix}" for suffix in os.path.basename(path).lower().split(".")[1:]]  # noqa: PTH119
-    packed = _SUFFIX_COMPRESSION.get(suffixes[-1], "") if suffixes else ""
-    suffix = next(iter((suffixes[:-1] if packed else suffixes)[-1:]), "")
+    suffix, packed = _endings(path)
     compression = compression_of(head)
     begins = _beginning(head, compression)
     found = next(name for name, known in FORMATS.items() if known.recognise(begins, tail))

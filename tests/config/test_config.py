@@ -43,7 +43,7 @@ sources."èèèèèèèèèèèèèèèèèèèèèèèèèèèèèèèèèèè�
 sources.it = {inputs = ["a"], keep = ["hash=n"]}  ->sources.it.keep: the ledger itself has a column 'hash';
 sources.it.inputs = "d.jsonl"                     ->sources.it.inputs: 'd.jsonl' is not a list; write ['d.jsonl']
 sources.it = "d.jsonl"                            ->sources.it: 'd.jsonl' is not a table; write its keys below a line
-sources.it = {}                                   ->sources.it.inputs is missing: Paths, globs
+sources.it = {}                                   ->sources.it.inputs is missing: Files, folders
 sources.it = {inputs = ["a"], learn = ["user"]}   ->sources.it.learn needs messages or template
 sources.it = {inputs = ["a"], messages = "m", field = "f"}         ->sources.it.messages and field exclude each other
 sources.it = {inputs = ["a"], messages = "m", format = "text"}     ->sources.it.format: plain text has no fields

@@ -14,9 +14,11 @@ from itertools import accumulate
 from pathlib import Path
 from types import SimpleNamespace
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import zstandard
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from reading import inputs_of
 
@@ -145,11 +147,79 @@ def test_a_glob_names_what_it_leaves_out(tmp_path):
     ]
     for name, what in (
         ("b.jsonl", "a link that leads nowhere"),
-        ("[e].jsonl", "a folder"),
+        ("[e].jsonl", "folders alone"),
         ("no*.jsonl", "no input"),
     ):
         with pytest.raises(UsageError, match=what):
             inputs_of(tmp_path / name)
+
+
+def test_a_folder_stands_for_the_files_below_it(tmp_path):
+    """By name order, with what other programs leave there passed over, and what is not read said once."""
+    (tmp_path / "in" / "b" / "deep").mkdir(parents=True)
+    names = ["a.jsonl", "b/c.jsonl.zst", "b/deep/d.json", "e.parquet"]
+    table = pa.BufferOutputStream()
+    pq.write_table(pa.table({"text": ["uno"]}), table)
+    for name in names:
+        packed = zstandard.compress(LINES) if name.endswith(".zst") else LINES
+        (tmp_path / "in" / name).write_bytes(
+            table.getvalue().to_pybytes() if name.endswith("parquet") else packed
+        )
+    for name in (
+        "_SUCCESS",
+        "_metadata",
+        ".hidden.jsonl",
+        "b/_temporary.jsonl",
+        "x.csv",
+        "y.csv",
+        "b/z.pdf",
+        "README",
+    ):
+        (tmp_path / "in" / name).write_bytes(LINES)
+    files, notices, _ = list_inputs([f"{tmp_path}/in"], "auto")
+    assert [file.path for file in files] == [f"{tmp_path}/in/{name}" for name in names]
+    what = "left out, as their endings are of no format that is read"
+    assert notices == [f"{what}: .csv (2), .pdf (1), no ending (1)"]
+    left = ["x.csv", "y*", "README", "*.parquet"]
+    assert [file.path for file in list_inputs([f"{tmp_path}/in/*"], "jsonl", left)[0]] == [
+        f"{tmp_path}/in/a.jsonl"
+    ]
+    (only,) = list_inputs([f"{tmp_path}/in"], "parquet")[0]
+    assert only.path.endswith("e.parquet")
+    with pytest.raises(
+        UsageError,
+        match=r"in/\*/deep matches folders alone; name .*/in itself, or '.*/in/\*\*/\*\.jsonl\.zst'",
+    ):
+        list_inputs([f"{tmp_path}/in/*/deep"], "auto")
+    with pytest.raises(UsageError, match=r"in/b: left out by .* left out, as their endings .*: \.pdf \(1\)"):
+        list_inputs([f"{tmp_path}/in/b"], "auto", ["c.jsonl.zst", "deep/*"])
+
+
+@pytest.mark.parametrize(
+    ("pattern", "out"),
+    [
+        ("**/part-0731*", ["x/part-0731.jsonl", "x/y/part-07312.jsonl"]),
+        ("part-0731.jsonl", ["x/part-0731.jsonl"]),
+        ("x/*", ["x/part-0731.jsonl", "x/part-1.jsonl"]),
+        ("x/**", ["x/part-0731.jsonl", "x/part-1.jsonl", "x/y/part-07312.jsonl"]),
+        ("part-?.jsonl", ["x/part-1.jsonl"]),
+        ("part-0731", []),
+    ],
+)
+def test_files_are_excluded_by_globs(tmp_path, pattern, out):
+    names = ["x/part-0731.jsonl", "x/part-1.jsonl", "x/y/part-07312.jsonl", "z.jsonl"]
+    for name in names:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(LINES)
+    files, notices, _ = list_inputs([str(tmp_path)], "auto", [pattern])
+    assert [file.path for file in files] == [str(tmp_path / name) for name in names if name not in out]
+    left = ", ".join(str(tmp_path / name) for name in out)
+    said = (
+        f"left out by exclude = {pattern!r}: {left}"
+        if out
+        else f"exclude = {pattern!r} matches no file: {tmp_path}"
+    )
+    assert notices == [said]
 
 
 def test_names_of_files(tmp_path, monkeypatch):
@@ -230,6 +300,7 @@ def test_globs_match_what_the_standard_library_matches(tmp_path_factory, tree, p
     pattern = "/".join(parts)
     with contextlib.chdir(folder):
         pattern = f"{folder}/{pattern}" if absolute else pattern
+        assume(not Path(pattern).is_dir())  # which stands for all files below it
         found = glob.glob(pattern, recursive=True)  # noqa: PTH207 - the one that is compared with
         expected = sorted({p for p in found if p and not p.endswith("/")})
         if parts[-1] == "**" or parts[-2:] == ["**", "*"]:

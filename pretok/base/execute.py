@@ -351,9 +351,9 @@ def _where_it_is_the_same() -> Callable[[bytes], Outcome[Any] | str]:
         for path in sorted(folder.rglob("*")):
             if path.is_file() and "__pycache__" not in path.parts:
                 content.update(f"{path.relative_to(folder)}\0".encode() + path.read_bytes())
-        return f"pretok {importlib.import_module('pretok').__version__} ({content.hexdigest()}), {python}"
+        return f"pretok {importlib.import_module(found.name).__version__} ({content.hexdigest()}), {python}"
 
-    here, driver = program(), os.uname().nodename
+    here, driver, module = program(), os.uname().nodename, __name__
     same: list[str] = []  # a worker looks once
 
     def run(job: bytes) -> Outcome[Any] | str:
@@ -364,9 +364,10 @@ def _where_it_is_the_same() -> Callable[[bytes], Outcome[Any] | str]:
                     "write other bytes. Install the same on all nodes, and start Ray again on those that had another"
                 )
             same.append(found)
-        from pretok.base.execute import _on_ray
+        from importlib import import_module
 
-        return _on_ray(job)
+        outcome: Outcome[Any] = import_module(module)._on_ray(job)
+        return outcome
 
     return run
 

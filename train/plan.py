@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from pretok.base.errors import UsageError
 from pretok.base.records import replace
 from train.config import TrainConfig, add_flags, command_parser, parse, recomputed, whole_number
 from train.model.sizes import LOSS_CHUNK, ModelConfig, model_config
@@ -329,5 +330,7 @@ def main(arguments: Sequence[str]) -> None:
         parser.add_argument(f"--{name}", type=kind, default=default, help=text)
     parser.add_argument("--json", action="store_true", help="print the figures as JSON")
     config, space = parse(parser, arguments)
+    if space.device and space.peak and space.memory:
+        raise UsageError("--device: nothing reads it beside --peak and --memory; leave it out")
     plan = plan_figures(config, space)
     print(json.dumps(plan, indent=1) if space.json else render(plan))

@@ -12,6 +12,7 @@ import gc
 import logging
 import os
 import pickle
+import socket
 import time
 from collections import Counter
 from collections.abc import Callable, Generator, Sequence
@@ -40,6 +41,10 @@ START_SECONDS = 1.5
 """Seconds until a worker of this node has its first document."""
 BYTES_PER_SECOND = 60e6
 """Bytes of text per second that one worker processes, roughly: counting 65 MB/s, encoding 70 MB/s and more."""
+CONNECT_SECONDS = 30.0
+"""Seconds within which the address of a Ray cluster must accept a connection."""
+PATIENCE_SECONDS = 20.0
+"""Seconds without a free CPU of a Ray cluster after which the driver says what it waits for."""
 POLL_SECONDS = 1.0
 """Seconds between two looks at the stop flag while the driver waits."""
 REPORT_SECONDS = 1.0
@@ -161,6 +166,8 @@ class Engine:
                 try:
                     future = done.get(timeout=pause)
                 except Empty:
+                    if isinstance(pool, _Ray):
+                        pool.say_what_it_waits_for()
                     continue
                 index = running.pop(future)
                 try:
@@ -169,6 +176,8 @@ class Engine:
                     raise
                 except Exception as error:  # the worker died
                     outcome = Outcome(lost(error))
+                if isinstance(outcome, str):
+                    raise UsageError(outcome)
                 on_report(outcome.counts)
                 failure = outcome.result
                 if isinstance(failure, TaskError) and failure.again and failed[index] < len(storage.WAITS):
@@ -206,8 +215,9 @@ class _Here:
 
 
 class _Ray:
-    """A connection to a Ray cluster. Raises UsageError if none answers, EngineLost when Ray has died on this node;
-    the death of a worker or of another node is the result of the tasks that ran there."""
+    """A connection to a Ray cluster. Raises UsageError if it cannot be used, EngineLost when Ray has died on this node;
+    the death of a worker or of another node is the result of the tasks that ran there. The result of a task on a node
+    with another pretok or Python is a sentence that says so."""
 
     def __init__(self, workers: int | None, address: str) -> None:
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
@@ -219,21 +229,50 @@ class _Ray:
                 "this program already uses Ray: call ray.shutdown() first, or work on this node without --address"
             )
         try:
+            _knock(address)
             # No runtime_env: for its variables Ray starts a second set of workers, 2 s later. `_on_ray` sets them, and
             # workers find this package where `ray start` did, or in the folder where the command is typed.
             ray.init(address=address, logging_level=logging.ERROR, log_to_driver=False)
-        except (ConnectionError, ValueError) as error:
-            raise UsageError(f"no Ray cluster answers at {address}: {error}") from None
-        self._ray, self._run = ray, ray.remote(max_retries=0, num_cpus=1)(_on_ray)
+        except UsageError:
+            raise
+        except Exception as error:  # of Ray, and of the libraries that it calls: there is no list of them
+            reason = " ".join(str(error).split()) or type(error).__name__
+            raise UsageError(f"cannot use the Ray cluster at {address}: {reason}") from error
+        cpus = [int(node["Resources"].get("CPU", 0)) for node in ray.nodes() if node["Alive"]]
+        if not any(cpus):
+            ray.shutdown()
+            raise UsageError(
+                f"no node of the Ray cluster at {address} has a CPU for tasks ({len(cpus)} nodes), and each task takes "
+                "one: add a node with `ray start --address HOST:PORT --num-cpus N`"
+            )
+        self._ray, self._address = ray, address
+        self._run = ray.remote(max_retries=0, num_cpus=1)(_where_it_is_the_same())
         # A task on this node that ends only when Ray does here. The loss of any other node must not end the job.
         node = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
         on_this_node = ray.remote(max_retries=0, num_cpus=0, scheduling_strategy=node)
         self._alive = on_this_node(lambda: time.sleep(1e9)).remote()
         self._running: set[Any] = set()
-        self.workers = workers or int(ray.cluster_resources().get("CPU", 1))
+        self.workers = workers or sum(cpus)
         # If Ray itself lets no more tasks run at once than wanted, as many more wait in its queue: a worker then has
         # its next task without asking the driver, 5 ms earlier.
         self.in_flight = self.workers if workers else 2 * self.workers
+        # Asked for before all tasks, it ends as soon as one CPU is free.
+        self._first, self._began = (
+            ray.remote(max_retries=0, num_cpus=1)(lambda: None).remote(),
+            time.monotonic(),
+        )
+
+    def say_what_it_waits_for(self) -> None:
+        """Warn once if no CPU of the cluster was free for some time, as when others use all of them."""
+        if self._began + PATIENCE_SECONDS < time.monotonic():
+            self._began = float("inf")
+            if not self._ray.wait([self._first], timeout=0)[0]:
+                logger.warning(
+                    "waiting for a free CPU of the Ray cluster at %s: other jobs use its %g; Ctrl-C stops, and the "
+                    "same command again continues",
+                    self._address,
+                    self._ray.cluster_resources().get("CPU", 0),
+                )
 
     def submit(self, task: Task[Any, Any], item: Any, _: Report) -> Future[Outcome[Any]]:
         """Start a task. The future raises what Ray raises for a worker or node that died."""
@@ -251,10 +290,90 @@ class _Ray:
 
     def close(self) -> None:
         """Stop all tasks and leave the cluster."""
-        for reference in [*(future.object_ref for future in list(self._running)), self._alive]:
+        for reference in [*(future.object_ref for future in list(self._running)), self._alive, self._first]:
             with contextlib.suppress(Exception):
                 self._ray.cancel(reference, force=True)
         self._ray.shutdown()
+
+
+def _knock(address: str) -> None:
+    """Raise for an address at which no Ray cluster answers to this user: `ray.init` takes minutes for some of them, and
+    does not say why."""
+    from ray._private.services import canonicalize_bootstrap_address
+    from ray._raylet import GcsClient  # type: ignore[attr-defined]
+    from ray.exceptions import AuthenticationError
+
+    given = os.environ.get("RAY_ADDRESS", address) if address == "auto" else address
+    if given.startswith("ray://"):
+        raise UsageError(
+            f"{given} is the address of a Ray client server, whose tasks do not see the end of this command: give that "
+            f"of the cluster itself, such as {given[len('ray://') :].rpartition(':')[0] or 'HOST'}:6379, on one of its "
+            "nodes"
+        )
+    if given == "local":
+        raise UsageError(
+            "--address local would start a Ray cluster here: leave it out to use processes of this node"
+        )
+    found = canonicalize_bootstrap_address(address)
+    if found is None:  # `auto`, and none runs here: `ray.init` says so
+        return
+    host, _, port = found.rpartition(":")
+    end = time.monotonic() + CONNECT_SECONDS  # it may be starting
+    while True:
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_SECONDS).close()
+            break
+        except OSError as error:
+            if time.monotonic() > end:
+                raise UsageError(f"no Ray cluster answers at {given}: {error}") from None
+            time.sleep(min(POLL_SECONDS, CONNECT_SECONDS))
+    try:
+        GcsClient(address=found)
+    except AuthenticationError:
+        raise UsageError(
+            f"the Ray cluster at {given} wants a token: set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN, or "
+            "RAY_AUTH_TOKEN_PATH, to those it was started with"
+        ) from None
+
+
+def _where_it_is_the_same() -> Callable[[bytes], Outcome[Any] | str]:
+    """Return `_on_ray` for workers with the pretok and Python of this process; on others it is a sentence about them.
+
+    Ray sends local functions as code. One of a module it would send by name, and another pretok would run its own.
+    """
+
+    def program() -> str:
+        import hashlib
+        import importlib.util
+        import platform
+        from pathlib import Path
+
+        python, found = f"Python {platform.python_version()}", importlib.util.find_spec("pretok")
+        if found is None or found.origin is None:
+            return f"no pretok, {python}"
+        folder, content = Path(found.origin).parent, hashlib.blake2b(digest_size=4)
+        for path in sorted(folder.rglob("*")):
+            if path.is_file() and "__pycache__" not in path.parts:
+                content.update(f"{path.relative_to(folder)}\0".encode() + path.read_bytes())
+        return f"pretok {importlib.import_module(found.name).__version__} ({content.hexdigest()}), {python}"
+
+    here, driver, module = program(), os.uname().nodename, __name__
+    same: list[str] = []  # a worker looks once
+
+    def run(job: bytes) -> Outcome[Any] | str:
+        if not same:
+            if (found := program()) != here:
+                return (
+                    f"node {os.uname().nodename} of the Ray cluster has {found}, and {driver} has {here}: they could "
+                    "write other bytes. Install the same on all nodes, and start Ray again on those that had another"
+                )
+            same.append(found)
+        from importlib import import_module
+
+        outcome: Outcome[Any] = import_module(module)._on_ray(job)
+        return outcome
+
+    return run
 
 
 def _on_ray(job: bytes) -> Outcome[Any]:

@@ -328,9 +328,12 @@ def verify(
     If a WORK folder is named, its counts and mix.json are checked too.
     """
     from pretok.documents.audit.verify_job import notes, run_verify, verify_report
+    from pretok.shards.manifest import load_manifest
 
     if full:
         refuse_unread(context, "with --full, which takes every document", "sample")
+    if load_manifest(shards).materialized is not None:
+        refuse_unread(context, "of a materialized mix, which has no documents", "sample", "full")
     console = terminal(context, work_of(shards))
     with start_engine(workers, address) as engine:
         manifest, problems = run_verify(shards, None if full else sample, engine, console, removed=removed)

@@ -67,8 +67,9 @@ __all__ = ["View", "data_hash", "digest", "open", "same_until"]
 AHEAD, AHEAD_TOKENS = 1 << 10, 1 << 22
 """The number of positions that are located at once for a reader that moves forward, and the most tokens of them: a mask
 takes a byte for each."""
-PLACES = 16
-"""The leaves that a reader compares with the roots of the shards when it begins."""
+PLACES, OPENED = 16, 256
+"""The leaves that a reader compares with the roots of the shards when it begins, and the files whose size it compares:
+of more, each of a thousand ranks would ask the servers of a file system for the whole corpus."""
 NEAR = 8
 """A reader moves forward if a request begins at most this many times its own length after the end of the last one."""
 
@@ -303,7 +304,7 @@ class View:
         return dict(zip(self.order.names, counts, strict=True))
 
     def compare_places(self, rank: int = 0) -> None:
-        """Compare PLACES leaves of the shards, drawn by `rank` and the time, with the roots.
+        """Compare PLACES leaves and the sizes of OPENED shards, drawn by `rank` and the time, with the manifest.
 
         So many ranks and many starts look at many places, each in milliseconds. Does nothing for an object store, whose
         bytes are compared when they are read. Raises IntegrityError that names a damaged or missing file.
@@ -312,7 +313,9 @@ class View:
         if not isinstance(files, OpenFiles):
             return
         filled = [number for number, size in enumerate(files.sizes) if size]
-        drawn = chance.sample(filled, min(PLACES, len(filled)))
+        drawn = chance.sample(filled, min(OPENED, len(filled)))
+        for number in drawn:
+            files.get(number)
         for number in islice(cycle(drawn), PLACES):
             path, size = files.paths[number], files.sizes[number]
             nodes = prove_nodes(path, size, self._roots[number])

@@ -61,8 +61,9 @@ FRESH = 600.0
 """Seconds after which the size and version of an object are requested again."""
 TIMEOUT = 20.0
 """Seconds without data after which a request fails."""
-THREADS = 32
-"""The number of concurrent requests of a process."""
+THREADS, PIECE_THREADS = 32, 96
+"""The number of concurrent requests of a process: for MiBs, and for pieces of sequences. For one of these, a thread
+requests its bytes, and then waits for the look-up before its own, and for its own."""
 PIECE = 8 * NODE
 """The bytes of a request, for files that are fetched whole."""
 MOST_BLOCKS, MOST_PIECES = 1 << 16, 1 << 10
@@ -72,6 +73,7 @@ BLOCKS, NODES = "blocks", "nodes"
 Accepts = Callable[[bytes], bool]
 _Object = tuple[int, str, Callable[[int, int], bytes]]
 """The size of an object, its version in the store, and a function that reads its bytes `start` to `end` - 1."""
+_Look = Future[_Object]
 VERSIONS = (
     "ETag",
     "etag",
@@ -99,15 +101,18 @@ class Remote:
     def __init__(self, url: str) -> None:
         base, mark, query = url.partition("?")
         self._base, self._query = base.rstrip("/"), mark + query
+        self._lock = threading.Lock()
         self._forget()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Remote, (self._base + self._query,)
 
     def _forget(self) -> None:
-        self._pid = os.getpid()
         self._connected: Callable[[str], _Object] | None = None
         self._objects: dict[str, tuple[float, _Object]] = {}
+        # The last look-up of each object that began, and the one that begins after it.
+        self._looks: dict[str, tuple[_Look | None, _Look | None]] = {}
+        self._pid = os.getpid()  # last: threads that see it use nothing of a parent
 
     def url(self, name: str) -> str:
         """Return the URL of an object for messages, without credentials."""
@@ -117,6 +122,7 @@ class Remote:
     def _connect(self) -> Callable[[str], _Object]:
         """Connect; return a function that looks up an object by its name."""
         if self._base.partition("://")[0] in ARROW:
+            import pyarrow as pa
             from pyarrow import fs
 
             server, root = fs.FileSystem.from_uri(self._base + self._query)
@@ -124,6 +130,10 @@ class Remote:
                 options = server.__reduce__()[1][0]
                 once = {"retry_strategy": fs.AwsStandardS3RetryStrategy(max_attempts=1)}
                 limits = {"connect_timeout": TIMEOUT, "request_timeout": TIMEOUT}
+                # It keeps as many connections as Arrow has threads when it is made, 25 by default. A forked process
+                # inherits the number, and need not touch what its parent's threads may have locked.
+                if pa.io_thread_count() < PIECE_THREADS:
+                    pa.set_io_thread_count(PIECE_THREADS)
                 server = fs.S3FileSystem(**options | once | limits)
 
             def by_arrow(name: str) -> _Object:
@@ -148,15 +158,41 @@ class Remote:
         """Return an object as the store had it at `since`, by the monotonic clock, or later."""
         # A socket that two processes read gives each a part of the other's answer.
         if self._pid != os.getpid():
+            self._lock = threading.Lock()
             self._forget()
         opened, known = self._objects.get(name, (0.0, None))
+        if known is None or opened < (time.monotonic() - FRESH if since is None else since):
+            known = self._looked_up(name)
+        return known
+
+    def _looked_up(self, name: str) -> _Object:
+        """Return an object as the store has it now.
+
+        There is one look-up of an object at a time. Whoever comes during one waits for the next, which all share that
+        have come until it begins: it begins after their bytes came.
+        """
+        with self._lock:
+            last, shared = self._looks.get(name, (None, None))
+            if mine := shared is None:
+                shared = _Look()
+                self._looks[name] = last, shared
+        if not mine:
+            return shared.result()
+        if last is not None:
+            last.exception()  # waits for its end
+        with self._lock:  # from here on nobody joins it
+            self._looks[name] = shared, None
         begun = time.monotonic()
-        if known is None or opened < (begun - FRESH if since is None else since):
+        try:
             # Threads may do this twice at a time; the last one's connection and object are kept.
             connected = self._connected = self._connected or self._connect()
-            known = connected(name)
-            self._objects[name] = begun, known
-        return known
+            found = connected(name)
+            self._objects[name] = begun, found
+        except BaseException as error:  # raised in each thread that waits
+            shared.set_exception(error)
+        else:
+            shared.set_result(found)
+        return shared.result()
 
     def look(self, name: str) -> tuple[int, str]:
         """Return the bytes of an object and its version in the store, at most FRESH seconds old. Raises as `read`.
@@ -422,7 +458,7 @@ class StoreFiles:
     def __del__(self) -> None:
         # A forked process has no threads to end, and one of them may have locked the queue when it was forked.
         if self._pid == os.getpid():
-            for _ in range(THREADS):
+            for _ in range(self._threads):
                 self._waiting.put((False, 0, (-1, 0, 0)))
 
     def __getstate__(self) -> dict[str, Any]:
@@ -517,7 +553,7 @@ class StoreFiles:
                 self._waiting.put((ahead, self._asked, unit))
             if not self._threads:
                 self._make_room()
-            if self._threads < THREADS:
+            if self._threads < (THREADS if self.whole else PIECE_THREADS):
                 self._threads += 1
                 threading.Thread(target=_work, args=(weakref.ref(self), self._waiting), daemon=True).start()
             return future

@@ -100,6 +100,8 @@ def _build_vocab(
             f"{counts.folder} counts words of the pattern {counts.config.pattern}, but the vocabulary would split text "
             f"by {recipe.vocab.pattern}: give --pattern {counts.config.pattern}, or other counts"
         )
+    if counts is not None:
+        _refuse_unread(recipe, counts)
     listed = count_config(recipe, engine, console) if counts is None else None
     source = {"counts": counts.fingerprint} if counts else to_json(listed)
     config = _config(recipe.vocab, compare, source, old)
@@ -130,6 +132,22 @@ def _build_vocab(
     (folder / STARTED_FILE).unlink(missing_ok=True)
     show_report(report, console, compared=bool(compare))
     return report
+
+
+def _refuse_unread(recipe: Recipe, counts: CorpusCounts) -> None:
+    """Raise UsageError for settings of counting that are given and that these counts were not made with."""
+    for name in ("sample", "holdout", "seed"):
+        given, counted = getattr(recipe.vocab, name), getattr(counts.config, name)
+        if name in recipe.vocab.model_fields_set and str(given) != str(counted):
+            raise UsageError(
+                f"vocab.{name} is {given}, but {counts.folder} was counted with {counted}, and nothing else reads it: "
+                "leave it out, or give other counts"
+            )
+    if "normalize" in recipe.model_fields_set and recipe.normalize.function != counts.config.normalize:
+        raise UsageError(
+            f"[normalize] is not what {counts.folder} was counted with: its vocabulary would be that of another text; "
+            "give the same table, or other counts"
+        )
 
 
 def _refuse_others(vocab: Vocab, folder: Path) -> None:

@@ -7,18 +7,25 @@ tests/test_cli.py have tests.
 from __future__ import annotations
 
 import errno
+import importlib.util
 import itertools
 import os
+import re
+import shutil
 import signal
 import subprocess
 import sys
 import time
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import ray
+from ray.exceptions import AuthenticationError
 from support import TASK_PATH, children, until
 
+import pretok
 from pretok.base import execute as engine_module
 from pretok.base.errors import InternalError, MismatchError, PartitionsFailed, Stopped, UsageError
 from pretok.base.execute import WORKER_ENVIRONMENT, Engine, Report
@@ -163,11 +170,103 @@ def test_small_work_stays_in_this_process(monkeypatch, workers, size, cpus, here
     assert engine.parallel == here
 
 
-def test_an_address_that_is_none_is_refused(monkeypatch):
+def fail(error: Exception) -> Callable[..., None]:
+    def raises(*_: object, **__: object) -> None:
+        raise error
+
+    return raises
+
+
+@pytest.mark.parametrize(
+    ("address", "patched", "message"),
+    [
+        ("node1", {}, "cannot use the Ray cluster at node1: Invalid address format"),
+        ("127.0.0.1:1", {}, "no Ray cluster answers at 127.0.0.1:1: .*refused"),
+        ("ray://node1:10001", {}, "client server.* such as node1:6379"),
+        ("local", {}, "leave it out to use processes of this node"),
+        (
+            "CLUSTER",
+            {"ray._raylet.GcsClient": fail(AuthenticationError("wrong"))},
+            "wants a token: set RAY_AUTH",
+        ),
+        (
+            "CLUSTER",
+            {"ray.init": fail(RuntimeError("Version mismatch:\n  Ray 2"))},
+            "Version mismatch: Ray 2$",
+        ),
+        (
+            "CLUSTER",
+            {"ray.nodes": lambda: [{"Alive": True, "Resources": {"CPU": 0.5}}]},
+            r"no node .*\(1 nodes\)",
+        ),
+        (
+            "CLUSTER",
+            {"ray.nodes": lambda: [{"Alive": False, "Resources": {"CPU": 8}}]},
+            r"no node .*\(0 nodes\)",
+        ),
+    ],
+)
+def test_a_cluster_that_cannot_be_used_is_refused_with_the_reason(
+    request, monkeypatch, address, patched, message
+):
+    if address == "CLUSTER":
+        address = request.getfixturevalue("ray_address")
+        with StopFlag() as stop, Engine(2, address, stop) as engine:
+            list(engine.map(square, [1]))  # it has started
+    monkeypatch.setattr("pretok.base.execute.CONNECT_SECONDS", 0.1)
+    for name, value in patched.items():
+        monkeypatch.setattr(name, value)
     monkeypatch.setattr("ray.is_initialized", lambda: False)  # the connection of all tests
-    monkeypatch.setattr("ray.init", lambda **_: int("Invalid address format"))
-    with pytest.raises(UsageError, match="no Ray cluster answers at node1"):
-        next(Engine(2, "node1", StopFlag()).map(square_or_wait, [1]))
+    with pytest.raises(UsageError, match=message):
+        next(Engine(None, address, StopFlag()).map(square, [1]))
+
+
+@pytest.mark.parametrize("differs", ["a file", "Python"])
+def test_a_node_with_another_program_is_refused_by_name(monkeypatch, ray_address, tmp_path, differs):
+    if differs == "Python":
+        monkeypatch.setattr("platform.python_version", lambda: "3.99.1")
+    else:
+        spec = importlib.util.find_spec("pretok")
+        copy = shutil.copytree(Path(spec.origin).parent, tmp_path / "pretok")
+        (copy / "kernels" / "unicode.txt").write_text("changed")
+        other = importlib.util.spec_from_file_location("pretok", copy / "__init__.py")
+        monkeypatch.setattr("importlib.util.find_spec", lambda _: other)
+    with StopFlag() as stop, Engine(1, ray_address, stop) as engine, pytest.raises(UsageError) as refused:
+        list(engine.map(give_back, [("other", tmp_path)]))
+    node, version = os.uname().nodename, rf"pretok {pretok.__version__} \((\w+)\), Python (\S+)"
+    found = re.match(
+        rf"node {node} of the Ray cluster has {version}, and {node} has {version}: ", str(refused.value)
+    )
+    assert [found[1] == found[3], found[2] == found[4]] == [differs == "Python", differs == "a file"]
+    assert not list(tmp_path.glob("other.*"))  # it did not begin
+
+
+def test_a_job_says_that_others_use_all_cpus(monkeypatch, ray_address, tmp_path):
+    with StopFlag() as stop, Engine(1, ray_address, stop) as engine:
+        assert [o.result for o in engine.map(square, [2])] == [4]
+
+    @ray.remote(num_cpus=2)
+    def other_job() -> None:
+        (tmp_path / "begun").touch()
+        while not (tmp_path / "end").exists():
+            time.sleep(0.05)
+
+    other_job.remote()
+    ray.shutdown()  # of `one_connection`: the job goes on
+    until((tmp_path / "begun").exists)
+    said = []
+    monkeypatch.setattr("pretok.base.execute.PATIENCE_SECONDS", 0.1)
+    monkeypatch.setattr("pretok.base.execute.POLL_SECONDS", 0.2)
+
+    def warning(text: str, *values: object) -> None:
+        said.append(text % values)
+        (tmp_path / "end").touch()
+
+    monkeypatch.setattr(engine_module.logger, "warning", warning)
+    with StopFlag() as stop, Engine(1, ray_address, stop) as engine:
+        assert [o.result for o in engine.map(square, [3])] == [9]
+    assert len(said) == 1
+    assert f"free CPU of the Ray cluster at {ray_address}: other jobs use its 2" in said[0]
 
 
 def test_workers_load_before_their_tasks_and_signals_are_for_the_driver(tmp_path):

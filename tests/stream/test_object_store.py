@@ -12,7 +12,9 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -473,6 +475,38 @@ def test_an_object_that_is_replaced_under_a_reader_is_an_error(
             np.testing.assert_array_equal(tokens, local[position])
     assert told > 50
     assert (read > 0) is (when == "during")
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_look_ups_are_shared_by_those_that_came_before_they_began(
+    monkeypatch: pytest.MonkeyPatch, fails: bool
+) -> None:
+    remote, gate = object_store.Remote("s3://bucket/x"), threading.Event()
+    begun, came = list[str](), list[int]()
+
+    def look(name: str) -> Any:
+        begun.append(name)
+        number = len(begun)
+        gate.wait(60)
+        if fails and number > 1:
+            raise OSError(number, "gone")
+        return 1, str(number), bytes
+
+    def ask(_: int) -> tuple[int, int]:
+        came.append(len(begun))
+        before = len(begun)
+        try:
+            return before, int(remote._object("o", time.monotonic())[1])
+        except OSError as error:
+            return before, error.errno or 0
+
+    monkeypatch.setattr(remote, "_connect", lambda: look)
+    with ThreadPoolExecutor(41) as threads:
+        answers = threads.map(ask, range(41))
+        until(lambda: len(came) == 41 and begun != [])
+        gate.set()
+        assert all(number > before for before, number in answers)
+    assert len(begun) < 10
 
 
 @pytest.mark.parametrize("name", ["000*", "nodes"])

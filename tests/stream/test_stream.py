@@ -220,6 +220,12 @@ def test_readers_that_begin_find_damage_where_they_look(tmp_path: Path) -> None:
         except IntegrityError as error:
             said.add(str(error).partition(":")[0])
     assert said == {"", f"{path} is damaged"}
+    path.write_bytes(data[:-2])
+    with pytest.raises(IntegrityError, match=rf"{path.name} has {len(data) - 2} bytes, expected {len(data)}"):
+        pickle.loads(pickle.dumps(view)).compare_places()  # whatever is drawn
+    path.unlink()
+    with pytest.raises(IntegrityError, match=rf"{path.name}: No such file"):
+        pickle.loads(pickle.dumps(view)).compare_places()
     path.write_bytes(data)
     nodes_path(path).write_bytes(bytes(32))
     with pytest.raises(IntegrityError, match="nodes is damaged"):

@@ -32,7 +32,7 @@ from pretok.base.storage import read_lines
 from tests.train_support import Trial, column, model_file, parsed, run_jobs, tiny_flags
 from train import launch, loop, tune
 from train.__main__ import main
-from train.config import TrainConfig, add_flags, check_table, whole_number
+from train.config import TrainConfig, add_flags, check_table, refuse_unread, whole_number
 from train.model.sizes import PRESETS
 from train.model.transformer import Decoder
 from train.parallel.layout import (
@@ -109,6 +109,33 @@ def test_wrong_settings_are_refused_with_what_where_and_the_nearest_that_is_righ
     for flag, more in (("--mirco-batch", "; the nearest known is '--micro-batch'"), ("--frobnicate", "")):
         with pytest.raises(UsageError, match=f"^unknown argument '{flag}'{more}$"):
             parsed(f"{flag}=3")
+
+
+UNREAD = {
+    "cache_bytes = 2000000": ("without cache", 'cache = "c"'),
+    "val_sequences = 5": ("without val_every", "val_every = 2"),
+    "decay = 0.5": ('without schedule = "wsd"', 'schedule = "wsd"'),
+    'decay_shape = "1-sqrt"': ('without schedule = "wsd"', 'schedule = "wsd"'),
+    'min_lr = 0.5\nschedule = "constant"': ("without a schedule that decays", None),
+    'min_lr = 0.5\nschedule = "constant"\nphases = [{at = 9, lr = 0.1}]': (
+        "without a schedule that decays",
+        None,
+    ),
+}
+"""A setting: what it needs, and a line that gives this."""
+
+
+@pytest.mark.parametrize("text", UNREAD)
+def test_a_setting_that_nothing_reads_is_refused_by_name(tmp_path: Path, text: str) -> None:
+    need, gives = UNREAD[text]
+    path = tmp_path / "train.toml"
+    path.write_text(text)
+    name = text.partition(" ")[0]
+    with pytest.raises(UsageError, match=f"^{name}: nothing reads it {need}; leave it out$"):
+        refuse_unread(parsed("--config", str(path)))
+    if gives:
+        path.write_text(f"{text}\n{gives}")
+        refuse_unread(parsed("--config", str(path)))
 
 
 NEED = r"steps of {} sequences need more data: there are \d+ sequences of 16 tokens, enough for {}"
@@ -323,6 +350,9 @@ def test_plan_says_what_fits_and_what_it_costs(capsys: pytest.CaptureFixture[str
         main(["plan", *common.split(), "--micro-batch", *more.split()])
         return capsys.readouterr().out
 
+    with pytest.raises(SystemExit):
+        plan("2 --device H100 --peak 300 --memory 64")
+    assert "--device: nothing reads it beside --peak and --memory; leave it out" in capsys.readouterr().err
     found = json.loads(plan("2 --peak 300 --mfu 0.5 --json"))
     seconds = 1024 * 4096 * ITALIA.flops_per_token(4096) / (150e12 * 256)
     assert found["step_seconds"] == pytest.approx(seconds)

@@ -21,7 +21,8 @@ from pretok.base.execute import Engine
 from pretok.base.records import read_record, to_json
 from pretok.base.storage import read_json
 from pretok.cli import run_command
-from pretok.config import Recipe
+from pretok.config import Recipe, Vocab
+from pretok.config.settings import Normalize
 from pretok.tokenizer.reference import Unencodable
 from pretok.tokenizer.tokenizer_file import to_bytes
 from pretok.vocab.bpe import buffer_of, train_merges
@@ -112,6 +113,33 @@ def test_counts_of_words_of_another_pattern_are_refused(folder: Path, here: Engi
     ):
         run_build_vocab(recipe(folder, "other", size=600), here, NO_CONSOLE, counts=counts)
     run_build_vocab(recipe(folder, "other", size=600, pattern="gpt2"), here, NO_CONSOLE, counts=counts)
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        (
+            {"sample": "0.5"},
+            r"vocab.sample is 1/2, but .*counts was counted with 1, and nothing else reads it",
+        ),
+        ({"holdout": "0.5"}, r"vocab.holdout is 1/2, but .* was counted with 1/50"),
+        ({"seed": 7}, "vocab.seed is 7, but .* was counted with 3"),
+        ({}, r"\[normalize\] is not what .* was counted with"),
+    ],
+)
+def test_settings_of_counting_that_finished_counts_do_not_have_are_refused(
+    folder: Path, here: Engine, changed: dict[str, Any], message: str
+) -> None:
+    made = {"size": 600, "holdout": "0.02", "seed": 3}
+    counts = run_count(recipe(folder, **made), here, NO_CONSOLE)
+    other = recipe(folder, "other", **(made | changed))
+    if not changed:
+        other = other.model_copy(update={"normalize": Normalize(unicode="nfc")})
+    with pytest.raises(UsageError, match=message):
+        run_build_vocab(other, here, NO_CONSOLE, counts=counts)
+    left_out = recipe(folder, "other", **made)
+    left_out = left_out.model_copy(update={"vocab": Vocab(size=600, pattern=left_out.vocab.pattern)})
+    run_build_vocab(left_out, here, NO_CONSOLE, counts=counts)
 
 
 def test_fewer_merges_than_asked_for(folder: Path, here: Engine) -> None:

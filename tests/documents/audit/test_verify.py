@@ -150,13 +150,18 @@ def test_commands_on_shards(sealed, shards, capsys):
     assert ".bin is missing" in captured.err
 
 
-def test_a_materialized_mix_is_checked_too(sealed, here, tmp_path):
+def test_a_materialized_mix_is_checked_too(sealed, here, tmp_path, capsys):
     from pretok.stream.materialize import run_materialize
     from pretok.stream.mix_job import run_mix
 
     run_mix(sealed, tmp_path / "mix.json", request("all:natural", seq_len=64))
     run_materialize(sealed, tmp_path / "mix.json", tmp_path / "mixed", here, Console())
     assert problems(tmp_path / "mixed", here, None) == ""
+    for option in (["--sample", "3"], ["--full"]):
+        assert run_command(["verify", str(tmp_path / "mixed"), "--workers", "0", *option]) == 2
+        error = capsys.readouterr().err
+        assert f"{option[0]}: nothing reads it of a materialized mix, which has no documents" in error
+    assert run_command(["verify", str(tmp_path / "mixed"), "--workers", "0"]) == 0
     (shard,) = load_manifest(tmp_path / "mixed").shards
     data = bytearray(shard.bin_path.read_bytes())
     data[100] ^= 4

@@ -57,6 +57,7 @@ from pretok.shards.manifest import (
 )
 from pretok.shards.partition_record import (
     ENGINES,
+    all_records,
     load_record,
     load_records,
     software,
@@ -286,7 +287,7 @@ class _Job:
         """
         full, empty = list[DonePlan](), dict[str, SourceCounts]()
         for plan in plans:
-            records = load_records(self.state / plan.unit, plan)
+            records = (load_records if failures else all_records)(self.state / plan.unit, plan)
             # A source is sealed whole: the manifest would not show that a part is missing.
             if len(records) < len(plan.partitions):
                 continue

@@ -187,8 +187,9 @@ def test_a_mismatch_is_counted_with_the_document_that_is_written(
     if name == "in.jsonl":
         lines = (json.dumps({"text": text, "n": n}) for text, n in zip(texts, values, strict=True))
         (tmp_path / name).write_text("".join(f"{line}\n" for line in lines))
-    else:  # a column of a table has one type: all its values are text
-        pq.write_table(pa.table({"text": texts, "n": [str(n) for n in values]}), tmp_path / name)
+    else:  # a column of a table has one type: all its values are above 64 bits with a sign
+        large = pa.array([2**63 + n for n in range(len(texts))], pa.uint64())
+        pq.write_table(pa.table({"text": texts, "n": large}), tmp_path / name)
     shards: dict[str, Any] = {}
     match why:
         case "duplicate":

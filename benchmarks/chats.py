@@ -47,7 +47,7 @@ def conversations(text: str) -> list[list[dict[str, str]]]:
 def batches(path: Path, record: RecordFormat) -> Iterator[Any]:
     """The documents of a file."""
     files = list_inputs([str(path)], "auto").files
-    (partition,) = plan("it", probe_inputs(files, record.field, record.field != "text"), 1 << 40, 2)
+    (partition,) = plan("it", probe_inputs(files, (record.field,), record.field != "text"), 1 << 40, 2)
     for batch in read_documents(partition, record, Normalization()):
         if isinstance(batch, Damage):
             raise AssertionError(batch.error)

@@ -96,7 +96,7 @@ def read_input(path: Path) -> None:
     keep = (KeptColumn("id", "id", "text"), KeptColumn("n", "n", "integer"))
     for file in list_inputs([str(path)], "auto")[0]:
         with suppress(UsageError):  # no field is the text: the first records of a file say little
-            probe_inputs([file], "text")
+            probe_inputs([file], ("text",))
         for batch in read_piece(Piece(file), 0, RecordFormat(max_document=1 << 20), keep):
             batch.texts.validate(full=True)
             assert len(batch.texts) + len(batch.rejects) == batch.records

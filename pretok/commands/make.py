@@ -50,7 +50,7 @@ def count(
     out: Setting = setting("out"),
     vocab_pattern: Setting = setting("vocab.pattern"),
     vocab_sample: Setting = setting("vocab.sample"),
-    sources_field: Setting = setting("sources.field"),
+    sources_field: Settings = setting("sources.field"),
     workers: Workers = None,
     address: Address = None,
     json: Json = False,
@@ -99,7 +99,7 @@ def build_vocab(
     vocab_weights: Setting = setting("vocab.weights"),
     vocab_extend: Setting = setting("vocab.extend"),
     vocab_add: Settings = setting("vocab.add"),
-    sources_field: Setting = setting("sources.field"),
+    sources_field: Settings = setting("sources.field"),
     counts: Annotated[
         Path | None,
         option(
@@ -159,7 +159,7 @@ def tokenize(
     out: Setting = setting("out"),
     vocab_path: Setting = setting("vocab.path"),
     vocab_eod: Setting = setting("vocab.eod"),
-    sources_field: Setting = setting("sources.field"),
+    sources_field: Settings = setting("sources.field"),
     sources_keep: Settings = setting("sources.keep"),
     shards_val_fraction: Setting = setting("shards.val_fraction"),
     shards_duplicates: Setting = setting("shards.duplicates"),

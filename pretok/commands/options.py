@@ -74,9 +74,10 @@ METAVARS = {
     "table of text": "NAME=SOURCE where CONDITION",
     "list of table": "TOKENS:WEIGHTS",
     "list": "A,B,...",
+    "text or list": "[NAME=]FIELD",
 }
 """How the type of a key begins -> how the help calls a value; the first that fits."""
-REPEATED = ("list", "table of text")
+REPEATED = ("list", "table of text", "text or list")
 """Types of keys whose option may be repeated."""
 
 
@@ -99,10 +100,13 @@ def setting(dotted: str) -> Any:
 
     def keep(context: typer.Context, value: Any) -> Any:
         if value not in (None, []):
-            context.meta.setdefault(GIVEN, {})[dotted] = value_of(key, value)
+            parsed = (
+                value if dotted.startswith("sources.") else value_of(key, value)
+            )  # which source is not known here
+            context.meta.setdefault(GIVEN, {})[dotted] = parsed
         return value
 
-    text = key.text + (" In all sources." if dotted.startswith("sources.") else "")
+    text = key.text + (" In all sources, or in NAME." if dotted.startswith("sources.") else "")
     if shown := as_typed(key.value):
         text += f" For example {shown}." if key.is_example else f" Default: {shown}."
     choices = key.kind.replace('"', "").replace(" or ", "|") if key.kind.startswith('"') else "TEXT"

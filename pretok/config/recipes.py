@@ -87,7 +87,8 @@ def make_mix(data: Mapping[str, object], origin: str, options: Mapping[str, str]
 def with_settings(data: Mapping[str, object], given: Mapping[str, object]) -> dict[str, object]:
     """Override settings of a recipe that is still a mapping.
 
-    given: dotted key -> value; `sources.field` sets the field of every source. Validation refuses anything but tables.
+    given: dotted key -> value; `sources.field` sets the field of every source, and of a list the parts that begin with
+    `NAME=` only that of the source NAME. Validation refuses anything but tables.
     """
     changed = dict(data)
     for dotted, value in given.items():
@@ -96,9 +97,27 @@ def with_settings(data: Mapping[str, object], given: Mapping[str, object]) -> di
         if not inner:
             changed[name] = value
         elif isinstance(table, Mapping):
-            names = [f"{source}.{inner}" for source in table] if name == "sources" else [inner]
-            changed[name] = with_settings(table, dict.fromkeys(names, value))
+            if name == "sources":
+                found = {f"{source}.{inner}": _of_source(source, table, value) for source in table}
+                changed[name] = with_settings(table, {key: value for key, value in found.items() if value})
+            else:
+                changed[name] = with_settings(table, {inner: value})
     return changed
+
+
+def _of_source(source: str, sources: Mapping[str, object], value: object) -> object:
+    """The parts of texts such as `a,b` and `NAME=a,b` for a source: of those that name it or else of those that name
+    no source."""
+    if not isinstance(value, list):
+        return value
+    general, own = [], []
+    for part in value:
+        name, equals, rest = part.partition("=")
+        if not equals or name not in sources:
+            general += part.split(",")
+        elif name == source:
+            own += rest.split(",")
+    return own or general
 
 
 def with_appends(data: dict[str, object], arguments: Sequence[str]) -> dict[str, object]:

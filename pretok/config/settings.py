@@ -121,6 +121,12 @@ ExpandedPath = Annotated[Path, BeforeValidator(_expand), "path"]
 Input = Annotated[str, BeforeValidator(_expand), "path or glob"]
 ChatTemplate = Annotated[str, BeforeValidator(_expand), f'path or "{CHATML}"']
 Inputs = Annotated[tuple[Input, ...], Field(min_length=1)]
+Fields = Annotated[
+    tuple[str, ...],
+    BeforeValidator(lambda given: (given,) if isinstance(given, str) else given),
+    Field(min_length=1),
+    "text or list of text",
+]
 Keep = Annotated[tuple[str, ...], AfterValidator(_check_keep)]
 Token = Annotated[str, Field(min_length=1), "text"]
 Count = Annotated[int, BeforeValidator(parse_count), "count"]
@@ -189,7 +195,10 @@ class Source(SettingsTable):
     inputs: Inputs = key(..., "Files, folders, globs, URLs, or `sample:it`.", ["data/it/*.jsonl.zst"])
     exclude: tuple[str, ...] = key((), "Globs of files to leave out.", ["**/part-0731*"])
     format: Literal["auto", FormatName] = key("auto", "Format; `auto` looks into the files.")
-    field: str = key("text", "Field or column with the text, such as `data.text` inside another.")
+    field: Fields = key(
+        "text",
+        "Field or column with the text, such as `data.text`; of several names, the first that a file has.",
+    )
     messages: str = key("", "Field with the messages of a conversation.", "messages", excludes="field")
     template: str = key("", "Joins fields into one text.", "{question}\n{answer}", excludes="field messages")
     learn: tuple[str, ...] = key(
@@ -256,7 +265,9 @@ class Source(SettingsTable):
         from pretok.chat.messages import load_tools
         from pretok.read.record_format import Conversation, RecordFormat
 
-        plain = RecordFormat(self.field, self.separator, self.max_document)
+        plain = RecordFormat(self.field[0], self.separator, self.max_document)
+        if len(self.field) > 1:
+            plain = replace(plain, fields=self.field)
         if self.template:
             learned = self.learn or self.template_fields
             fields = Conversation(fields=True, template=self.template, learned=learned)
@@ -281,9 +292,11 @@ class Source(SettingsTable):
         return TemplateLimits(self.template_seconds, self.template_memory, self.conversation_seconds)
 
     @property
-    def probed(self) -> tuple[str, bool]:
-        """Return (a field that records have, whether it may hold messages)."""
-        return self.messages or (*self.template_fields, self.field)[0], bool(self.messages)
+    def probed(self) -> tuple[tuple[str, ...], bool]:
+        """Return (names of a field of which records have one, whether it may hold messages)."""
+        if self.messages:
+            return (self.messages,), True
+        return self.template_fields[:1] or self.field, False
 
     @property
     def kept(self) -> tuple[KeptColumn, ...]:

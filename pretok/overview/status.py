@@ -38,7 +38,7 @@ FINISHED, UNFINISHED, FAILED, RUNNING = "finished", "unfinished", "failed", "in 
 class _Source(Record, frozen=True, forbid_unknown_fields=False):
     """The fields used here of a source in the settings of a log."""
 
-    field: str
+    field: tuple[str, ...]
     inputs: tuple[str, ...]
 
 
@@ -155,7 +155,8 @@ def _inputs(job: LoggedJob) -> list[str]:
     if recipe := [word for word in job.argv if word.endswith(".toml") and "=" not in word]:
         return recipe[:1]
     sources = read_record(dict[str, _Source], job.settings.get("sources", {}), f"the log of {job.command}")
-    fields = {source.field for source in sources.values()} - {"text"}
+    chosen = {name: source.field for name, source in sources.items() if source.field != ("text",)}
+    fields = [f"{name}={field}" for name, fields in chosen.items() for field in fields]
     inputs = [f"{name}={path}" for name, source in sources.items() for path in source.inputs]
     return [*inputs, *(word for name in fields for word in ("--field", name))]
 

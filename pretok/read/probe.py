@@ -33,16 +33,17 @@ CHATS = ("messages", "conversations", "conversation")
 
 
 def probe_inputs(
-    inputs: Sequence[InputFile], field: str, lists: bool = False, console: Console = NO_CONSOLE
+    inputs: Sequence[InputFile], fields: Sequence[str], lists: bool = False, console: Console = NO_CONSOLE
 ) -> list[Probe]:
-    """A Probe of each input. `console` gets a notice of files without the field; UsageError if no file has it.
+    """A Probe of each input. `console` gets a notice of files without the field and, if there are several names for it,
+    of which files have which; UsageError if no file has one.
 
     lists: whether the field may hold messages.
     """
     step = -(-len(inputs) // PROBED_FILES)
     sampled = {file.path for file in inputs[::step]} if inputs else set()
     probes = map_reads(lambda file: _probe(file, file.path in sampled), inputs)
-    problems = [problem for probe in probes if (problem := _problem(probe, field, lists))]
+    problems = [problem for probe in probes if (problem := _problem(probe, fields, lists))]
     others = [probe for probe in probes if probe.fields or (probe.file.format == "text" and probe.size)]
     if problems and len(problems) == len(others):
         more = f" ({len(problems) - 1} more files are like it)" if len(problems) > 1 else ""
@@ -50,8 +51,29 @@ def probe_inputs(
     for problem in problems[:NAMED]:
         console.notice(problem)
     if len(problems) > NAMED:
-        console.notice(f"{len(problems) - NAMED} more files lack the field {field!r}")
+        console.notice(f"{len(problems) - NAMED} more files lack the field {_either(fields)}")
+    if len(fields) > 1:
+        found: dict[str, list[str]] = {}
+        for probe in probes:
+            if probe.fields:
+                found.setdefault(field_of(probe, fields), []).append(probe.file.path)
+        for field, paths in found.items():
+            console.notice(f"the text is in {field!r} of {listed(paths, NAMED)}")
     return probes
+
+
+def field_of(probe: Probe, fields: Sequence[str]) -> str:
+    """The first of the names that an input has as a field with text; the first name if it has none or is unknown."""
+    return next((name for name in fields if TEXT in probe.fields.get(name, ())), fields[0])
+
+
+def chosen_field(file: InputFile, fields: Sequence[str]) -> str:
+    """`field_of` a file, by its schema or its first records, so that all pieces of the file agree."""
+    return field_of(_probe(file, True), fields)
+
+
+def _either(fields: Sequence[str]) -> str:
+    return " or ".join(map(repr, fields))
 
 
 def _probe(file: InputFile, sampled: bool) -> Probe:
@@ -61,17 +83,17 @@ def _probe(file: InputFile, sampled: bool) -> Probe:
     return Probe(file, 0)  # planned whole; reading it will report the error
 
 
-def _problem(probe: Probe, field: str, lists: bool) -> str:
+def _problem(probe: Probe, fields: Sequence[str], lists: bool) -> str:
     """Why the records of an input give no document, "" if they do or if it is unknown. lists: whether the field
     may hold messages."""
-    names, path = probe.fields, probe.file.path
+    names, path, field = probe.fields, probe.file.path, field_of(probe, fields)
     if not names or names.get(field, set()) & {TEXT, NOTHING, LIST if lists else TEXT}:
         return ""
     if chat := next((name for name in CHATS if LIST in names.get(name, ())), ""):
         place = "in the table of the source, in the place of field"
         return f"{path} holds conversations: write messages = {chat!r} {place}"
     there = any(f"{name}.".startswith(f"{field}.") for name in names)
-    what = f"the field {field!r} is not text in {path}" if there else f"no field {field!r} in {path}"
+    what = f"the field {field!r} is not text in {path}" if there else f"no field {_either(fields)} in {path}"
     texts = sorted(name for name, kinds in names.items() if TEXT in kinds)
     if not texts:
         return f"{what}, nor any text in another field"

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
+from msgspec import UNSET
 
 from pretok.base.errors import UsageError
 from pretok.base.records import replace
@@ -21,6 +22,7 @@ from pretok.read.format import Keep, Piece, Records
 from pretok.read.formats import FORMATS
 from pretok.read.partition import Partition
 from pretok.read.prefetch import ahead
+from pretok.read.probe import chosen_field
 from pretok.read.record_format import RecordFormat
 from pretok.read.rejects import CONVERT, OK, REASONS
 
@@ -89,6 +91,8 @@ def read_piece(
     Raises CorruptInputError."""
     if piece.file.format == "unreadable":
         raise CorruptInputError(f"cannot be opened: {piece.file.identity}")
+    if record.fields is not UNSET:
+        record = replace(record, field=chosen_field(piece.file, record.fields))
     first = 0
     for records in FORMATS[piece.file.format].read(piece, small, record, keep, BATCH_BYTES):
         yield from _batches(index, first, records)

@@ -45,6 +45,8 @@ from pretok.read.record_format import RecordFormat
 
 _SUFFIX_COMPRESSION = {".zst": "zstd", ".zstd": "zstd", ".gz": "gzip"}
 FOLDER = "a folder"
+RESULTS = ("counts", "vocab", "shards", "logs", "slurm", "run")
+"""Folders of results in OUT."""
 _CSV = (
     'CSV; convert it to Parquet or JSON Lines, or declare format = "text" to take all of it as one document'
 )
@@ -89,9 +91,12 @@ class Listing(NamedTuple):
     """Identity -> path of each, but for those of which it cannot be found out."""
 
 
-def list_inputs(patterns: Sequence[str], declared_format: str, exclude: Sequence[str] = ()) -> Listing:
+def list_inputs(
+    patterns: Sequence[str], declared_format: str, exclude: Sequence[str] = (), out: Path | None = None
+) -> Listing:
     """Every input that the patterns match. A folder stands for the files below it whose names have the ending of a
-    format. exclude: globs of files that are left out.
+    format. exclude: globs of files that are left out; out: the folder of results, whose files are none of a folder
+    around it.
 
     Notices name files whose content differs from their suffix, empty files, what of a folder is left out, and matches
     of a glob that are not files.
@@ -106,8 +111,11 @@ def list_inputs(patterns: Sequence[str], declared_format: str, exclude: Sequence
     for pattern in patterns:
         folder = is_folder(pattern)
         explicit = not folder and not is_glob(pattern)
+        results = _results_in(pattern, out) if folder and out else ()
         for url in expand(pattern):
             path = name_url(url)
+            if path.startswith(results):
+                continue
             if rule := excluding(path):
                 left[rule].append(path)
                 continue
@@ -146,6 +154,15 @@ def list_inputs(patterns: Sequence[str], declared_format: str, exclude: Sequence
             f"{wanted}: {'; '.join(texts or dict.fromkeys(look.notice for look in looks)) or 'no file'}"
         )
     return Listing(files, texts, names)
+
+
+def _results_in(folder: str, out: Path) -> tuple[str, ...]:
+    """Return how the paths of results begin that lie in a folder of inputs."""
+    inside = os.path.relpath(os.path.realpath(out), os.path.realpath(folder))
+    if is_remote(folder) or inside.startswith(".."):
+        return ()
+    parts = RESULTS if inside == "." else (inside,)
+    return tuple(os.path.join(folder, part, "") for part in parts)  # noqa: PTH118
 
 
 def _look(path: str, explicit: bool, declared_format: str) -> _Look:

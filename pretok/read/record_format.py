@@ -42,8 +42,9 @@ class Conversation(Record, frozen=True, kw_only=True):
 class RecordFormat(Record, frozen=True):
     """How to find documents.
 
-    field: name of the text field or column, such as `meta.text` inside `meta`; separator: the end of a document in a
-    plain text file, "" for one document per file; max_document: bytes of the longest text that is accepted, before
+    field: name of the text field or column, such as `meta.text` inside `meta`; fields: several names, if files differ,
+    of which a file's is the first that it has; separator: the end of a document in a plain text file, "" for one
+    document per file; max_document: bytes of the longest text that is accepted, before
     normalization; conversation: how the value of the field, or with "" the whole record, becomes text, if it is not
     text itself.
     """
@@ -52,6 +53,7 @@ class RecordFormat(Record, frozen=True):
     separator: str = ""
     max_document: Count = 256 << 20
     conversation: Conversation | UnsetType = UNSET
+    fields: tuple[str, ...] | UnsetType = UNSET
 
     @property
     def max_line(self) -> int:

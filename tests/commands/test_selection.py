@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from support import EOD
 
+import pretok
 import pretok.stream
 from pretok.cli import run_command
 from pretok.shards.manifest import load_manifest
@@ -150,3 +154,64 @@ def test_annotations_of_other_documents_are_refused(tmp_path: Path, vocab_dir: P
     assert "annotations/q/it-00000" in told
     assert "the documents of it are others than those it was joined to; run pretok annotate again" in told
     assert not list(ours.parent.rglob("mix.json")) + list(ours.parent.rglob("*.side"))
+
+
+TEXTS = ["Il mare è salato.", "La luna è lontana.", "Perché no?"]
+
+
+@pytest.fixture
+def columns(tmp_path: Path) -> Path:
+    """A folder with the same texts in files of three formats that name their field differently."""
+    for name in ("text", "testo", "content"):
+        rows = [{"n": number, name: text, "meta": {"text": 0}} for number, text in enumerate(TEXTS)]
+        lines = "".join(json.dumps(row) + "\n" for row in rows)
+        (tmp_path / f"{name}.jsonl").write_text(lines)
+        (tmp_path / f"{name}.jsonl.gz").write_bytes(gzip.compress(lines.encode()))
+        pq.write_table(pa.Table.from_pylist(rows), tmp_path / f"{name}.parquet", row_group_size=1)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("fields", "files"),
+    [
+        (["text,testo,content"], 9),
+        (["it=text", "--field", "it=testo,content"], 9),
+        (["content", "--field", "it=testo"], 3),
+        (["testo"], 3),
+    ],
+)
+def test_files_of_a_source_may_name_their_text_differently(
+    columns: Path, vocab_dir: Path, say: Say, fields: list[str], files: int
+) -> None:
+    inputs = columns if files == 9 else columns / "testo.*"
+    line = ["tokenize", f"it={inputs}", "--vocab", vocab_dir, "--out", columns / "w", "--field", *fields]
+    _, said = say(*line, "--workers", "0")
+    manifest = load_manifest(columns / "w" / "shards")
+    assert manifest.totals.documents == files * len(TEXTS)
+    texts = [text for batch in pretok.open(columns / "w").texts() for text in batch["text"].to_pylist()]
+    assert sorted(texts) == sorted(TEXTS * files)
+    if files == 9:
+        assert f"the text is in 'testo' of {columns}/testo.jsonl, {columns}/testo.jsonl.gz" in said
+
+
+def test_a_field_of_one_source_leaves_the_others_alone(columns: Path, vocab_dir: Path, say: Say) -> None:
+    sources = [f"it={columns}/testo.parquet", f"en={columns}/text.jsonl"]
+    keep = ["--keep", "it=n:integer", "--keep", "en=number=n:integer"]
+    out = columns / "w"
+    say(
+        "tokenize",
+        *sources,
+        "--out",
+        out,
+        "--vocab",
+        vocab_dir,
+        "--field",
+        "it=testo",
+        *keep,
+        "--workers",
+        "0",
+    )
+    manifest = load_manifest(out / "shards")
+    assert {name: counts.train.documents for name, counts in manifest.sources.items()} == {"en": 3, "it": 3}
+    kept = pretok.open(out).documents("en").read_all()["number"].to_pylist()
+    assert kept == pretok.open(out).documents("it").read_all()["n"].to_pylist() == [0, 1, 2]

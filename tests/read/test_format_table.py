@@ -97,7 +97,7 @@ def test_every_format_gives_the_same_documents(same_texts, batch_bytes, monkeypa
     path, record = same_texts
     assert read(path, record) == (NUMBERED, {}, "", [])
     (file,) = inputs_of(path)
-    planned = plan("it", probe_inputs([file], record.field), 5000, 2)
+    planned = plan("it", probe_inputs([file], (record.field,)), 5000, 2)
     pieces = [piece for partition in planned for piece in partition.pieces]
     batches = documents(*pieces, record=record)
     assert [text for batch in batches for text in batch[3]] == TEXTS

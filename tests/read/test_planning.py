@@ -41,7 +41,7 @@ def test_byte_ranges_cover_every_byte_once_and_start_at_lines(tmp_path_factory, 
     for i, content in enumerate(files):
         (folder / f"{i}.jsonl").write_bytes(b"".join(line + b"\n" for line in content))
     inputs = inputs_of(folder / "*.jsonl")
-    partitions = plan("it", probe_inputs(inputs, "text"), target, 2)
+    partitions = plan("it", probe_inputs(inputs, ("text",)), target, 2)
     assert [p.number for p in partitions] == list(range(len(partitions)))
     pieces = [piece for p in partitions for piece in p.pieces]
     for i, file in enumerate(inputs):
@@ -57,14 +57,14 @@ def test_partitions_are_near_the_target(tmp_path):
     line = b'{"text":"' + b"x" * 87 + b'"}\n'
     (tmp_path / "a.jsonl").write_bytes(line * 10_000)
     partitions = plan(
-        "it", probe_inputs(inputs_of(tmp_path / "a.jsonl"), "text"), 50_000, 2
+        "it", probe_inputs(inputs_of(tmp_path / "a.jsonl"), ("text",)), 50_000, 2
     )  # 100,000 bytes of text
     sizes = [(p.pieces[0].stop or 0) - (p.pieces[0].start or 0) for p in partitions]
     assert len(partitions) == 10
     assert max(sizes) - min(sizes) <= len(line)
     for i in range(20):
         (tmp_path / f"{i:02d}.txt").write_bytes(b"x" * 100)
-    partitions = plan("it", probe_inputs(inputs_of(tmp_path / "*.txt"), "text"), 500, 2)
+    partitions = plan("it", probe_inputs(inputs_of(tmp_path / "*.txt"), ("text",)), 500, 2)
     assert [len(p.pieces) for p in partitions] == [10, 10]
 
 
@@ -73,7 +73,7 @@ def test_row_groups_cover_every_row_once_and_a_footer_is_read_once(tmp_path, mon
     pq.write_table(pa.table({"text": ["ciao " * (i % 50) for i in range(1000)]}), path, row_group_size=37)
     inputs, asked, real = inputs_of(path), [], parquet.open_parquet
     monkeypatch.setattr(parquet, "open_parquet", lambda path: asked.append(path) or real(path))
-    probes = probe_inputs(inputs, "text")
+    probes = probe_inputs(inputs, ("text",))
     pieces = [piece for partition in plan("it", probes, 2000, 2) for piece in partition.pieces]
     assert asked == [str(path)]
     assert len(pieces) > 5
@@ -107,8 +107,8 @@ def test_a_field_that_is_not_there_is_told_with_those_that_are(tmp_path: Path, k
         ("n", "the field 'n' is not text"),
     ):
         with pytest.raises(UsageError, match=says):
-            probe_inputs(inputs, field)
-    probes = probe_inputs(inputs, "data.text")
+            probe_inputs(inputs, (field,))
+    probes = probe_inputs(inputs, ("data.text",))
     check_kept(
         "it", [parse_keep(field) for field in ("n:integer", "data.id:float", "url", "nn:text")], probes
     )
@@ -130,7 +130,7 @@ def test_a_field_that_is_not_there_is_told_with_those_that_are(tmp_path: Path, k
 def test_only_some_of_many_files_are_looked_into(tmp_path):
     for number in range(100):
         (tmp_path / f"{number}.jsonl").write_bytes(lines_of(["a"]))
-    probes = probe_inputs(inputs_of(tmp_path / "*"), "text")
+    probes = probe_inputs(inputs_of(tmp_path / "*"), ("text",))
     assert PROBED_FILES // 2 < sum(bool(probe.fields) for probe in probes) <= PROBED_FILES
 
 
@@ -143,6 +143,6 @@ def test_a_damaged_footer_ends_no_job(tmp_path):
     for at in range(footer, len(data) - 8, 3):
         damaged = data[:at] + bytes([data[at] ^ 1 << (at % 8)]) + data[at + 1 :]
         (tmp_path / f"{at}.parquet").write_bytes(damaged)
-    probes = probe_inputs(inputs_of(tmp_path / "*.parquet"), "text")
+    probes = probe_inputs(inputs_of(tmp_path / "*.parquet"), ("text",))
     assert probes[-1].parts  # the whole one
     assert sum(not probe.parts for probe in probes) > 5

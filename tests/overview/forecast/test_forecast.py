@@ -107,7 +107,7 @@ def test_the_windows_of_a_source_stand_for_all_of_it(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "WINDOW", 1 << 10)
     for number in range(200):  # more files than points
         (tmp_path / f"{number}.jsonl").write_bytes(lines(texts(1 + number % 7, number)))
-    probes = probe_inputs(list_inputs([str(tmp_path / "*")], "auto")[0], "text", console=NO_CONSOLE)
+    probes = probe_inputs(list_inputs([str(tmp_path / "*")], "auto")[0], ("text",), console=NO_CONSOLE)
     found, again, other = (list(module.windows(probes, seed, [])) for seed in ("seed", "seed", "another"))
     assert sum(window.amount for window in found) == pytest.approx(sum(probe.file.size for probe in probes))
     assert len(found) == module.POINTS

@@ -45,6 +45,8 @@ def _option(
 
 SCHEDULE = ("lr", "min_lr", "warmup", "schedule", "decay", "decay_shape")
 """Settings of the learning rate. A phase that sets one of them starts a new schedule."""
+SCHEDULES = ("1f1b", "interleaved", "zero-bubble", "dualpipe")
+"""Orders of the passes of a pipeline."""
 IN_PHASES = (
     *("shards", "mix", "seq_len", "rope_theta", "global_batch", "micro_batch", *SCHEDULE),
     *("beta1", "beta2", "eps", "weight_decay", "clip", "z_loss", "skip_sigma"),
@@ -155,6 +157,9 @@ class TrainConfig:
     tensor: int = _option(1, "tensor parallel ranks", least=1)
     context: int = _option(1, "context parallel ranks; must divide shard", least=1)
     pipeline: int = _option(1, "pipeline parallel ranks", least=1)
+    pipeline_schedule: str = _option(
+        "1f1b", "order of a pipeline's passes; all but 1f1b have two stages per rank", choices=SCHEDULES
+    )
     reshard: bool = _option(
         True,
         "free gathered parameters after each use (ZeRO-3); off: at the end of each step (ZeRO-2)",
@@ -423,6 +428,7 @@ def refuse_unread(config: TrainConfig) -> None:
     needs = {
         "cache_bytes": ("cache", config.cache),
         "val_sequences": ("val_every", config.val_every),
+        "pipeline_schedule": ("pipeline", config.pipeline > 1),
         "decay": ('schedule = "wsd"', wsd),
         "decay_shape": ('schedule = "wsd"', wsd),
         "min_lr": ("a schedule that decays", any(settings.schedule != "constant" for settings in tables)),

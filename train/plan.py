@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from pretok.base.records import replace
-from train.config import TrainConfig, add_flags, command_parser, parse, recomputed, whole_number
+from train.config import SCHEDULES, TrainConfig, add_flags, command_parser, parse, recomputed, whole_number
 from train.model.sizes import LOSS_CHUNK, ModelConfig, model_config
 from train.monitor import energy, energy_text
 from train.parallel.devices import gigabytes_of, peak_of
@@ -22,12 +22,15 @@ from train.parallel.layout import (
     Batch,
     Layout,
     bubble,
+    bubble_over_ideal,
     check_pipeline,
     check_split,
     compiles,
+    passes_held,
     solve_batch,
     solve_layout,
     split_layers,
+    stages_of,
 )
 
 HEADROOM = 0.9
@@ -87,7 +90,7 @@ def block_bytes_per_token(model: ModelConfig, tensor: int, width: int, compiled:
 
 
 def _activations(
-    model: ModelConfig, config: TrainConfig, layout: Layout, blocks: Sequence[int], passes: int, width: int
+    model: ModelConfig, config: TrainConfig, layout: Layout, blocks: Sequence[int], passes: float, width: int
 ) -> float:
     """Return the bytes per token of a pass: kept by these blocks in `passes` passes, plus one block's recomputation.
 
@@ -130,9 +133,11 @@ def _count_rank(
     """Count the tensors of one rank of a pipeline; tokens: tokens per pass."""
     width = 4 if config.precision == "fp32" else 2
     piped = layout.pipeline > 1
-    block, root = _shapes(model, layout.tensor, first=rank == 0, last=rank == layout.pipeline - 1)
-    numbers = split_layers(model, layout.pipeline)[rank]
-    blocks = len(numbers)
+    stages = stages_of(config, rank)
+    parts = split_layers(model, layout.pipeline * len(stages))
+    numbers = [number for stage in stages for number in parts[stage]]
+    blocks, last = len(numbers), len(parts) - 1 in stages
+    block, root = _shapes(model, layout.tensor, first=rank == 0, last=last)
 
     def values(shapes: list[tuple[int, int]], ranks: int = 1) -> int:
         """Return the values that one of the ranks holds if they divide the rows."""
@@ -146,10 +151,10 @@ def _count_rank(
     gathered = width * (values(ends) + (2 if frees else blocks) * values(block))
     # Gradients of one block in the precision of the passes, and the float32 input of their reduce-scatter.
     gathered += (width + 4) * values(block)
-    passes = min(accumulation, layout.pipeline - rank) if piped else 1
+    passes = passes_held(config, accumulation, rank) if piped else 1
     activations = int(tokens * _activations(model, config, layout, numbers, passes, width))
     if piped:  # torch keeps receive buffers of every micro-batch for both neighbours of a stage
-        activations += tokens * 2 * accumulation * model.dim * width // layout.tensor
+        activations += tokens * 2 * len(stages) * accumulation * model.dim * width // layout.tensor
     gradients = 4 * own
     if piped:
         gradients += 4 * whole
@@ -160,7 +165,6 @@ def _count_rank(
     # Logits and their gradient in the precision of the passes, logits twice in float32; the gradient of the matrix in
     # float32 and in that precision.
     loss = chunk * vocabulary * (2 * width + 8) + vocabulary * model.dim * (4 + width)
-    last = rank == layout.pipeline - 1
     return Memory(4 * own, gradients, 8 * own, gathered, activations, loss if last else 0)
 
 
@@ -228,8 +232,12 @@ def plan_figures(config: TrainConfig, space: argparse.Namespace) -> dict[str, An
         "parameters": model.parameters,
         "layout": asdict(layout),
         "batch": asdict(batch),
-        "bubble": bubble(config.pipeline, batch.accumulation),
-        "bubble_over_ideal": (config.pipeline - 1) / batch.accumulation,
+        "bubble": bubble(config, batch.accumulation),
+        "bubble_over_ideal": bubble_over_ideal(config, batch.accumulation),
+        "bubble_over_ideal_of": {
+            name: bubble_over_ideal(replace(config, pipeline_schedule=name), batch.accumulation)
+            for name in SCHEDULES
+        },
         "steps": steps,
         "count": asdict(count),
         "device_gigabytes": gigabytes,
@@ -275,7 +283,9 @@ def render(plan: dict[str, Any]) -> str:
             + (f", {layout['context']} ranks share each sequence" if layout["context"] > 1 else ""),
             f"global batch {Batch(**plan['batch'])}",
             f"bubble: devices wait for other stages {plan['bubble']:.1%} of each step, "
-            f"{plan['bubble_over_ideal']:.1%} over its ideal time ((P - 1) / m, 1F1B)",
+            f"{plan['bubble_over_ideal']:.1%} over its ideal time ("
+            + ", ".join(f"{name} {over:.1%}" for name, over in plan["bubble_over_ideal_of"].items())
+            + ")",
             f"\n{'GiB on one device':<20}{'exact':>15}{'rule of thumb':>15}",
             *(
                 f"{part:<20}"

@@ -36,6 +36,7 @@ from train.parallel.layout import (
     compiles,
     solve_layout,
     split_layers,
+    stages_of,
 )
 from train.parallel.mesh import build_mesh, materialize
 from train.parallel.parallelize import parallelize, pass_dtype
@@ -72,13 +73,15 @@ def build_trainee(
     sizes = phase.model
     mesh = build_mesh(device, layout, config.timeout)
     context = Context.of(mesh, config.context, config.timeout)
-    with torch.device("meta"):
-        part = Decoder(sizes, z_loss=config.z_loss)
-    take_part(part, mesh["pipeline"].get_local_rank(), split_layers(sizes, config.pipeline))
-    parallelize(part, mesh, context, config, device)
-    model: Decoder | Pipeline = part
+    stages, parts = stages_of(config, mesh["pipeline"].get_local_rank()), []
+    for stage in stages:
+        with torch.device("meta"):
+            parts.append(part := Decoder(sizes, z_loss=config.z_loss))
+        take_part(part, stage, split_layers(sizes, config.pipeline * len(stages)))
+        parallelize(part, mesh, context, config, device)
+    model: Decoder | Pipeline = parts[0]
     if config.pipeline > 1:
-        model = Pipeline(part, mesh["pipeline"], pass_dtype(config, device))
+        model = Pipeline(parts, mesh["pipeline"], pass_dtype(config, device), config)
     # A resumed run loads the weights of its checkpoint; the --init-from folder may be gone by now. Rank 0 decides:
     # another node may still see an older state of the shared folders, and would wait in other collectives.
     sources = [None if complete_checkpoints(Path(config.out) / "checkpoints") else config.start]
@@ -127,7 +130,8 @@ def describe(config: TrainConfig, layout: Layout, segments: Sequence[Segment], d
     split = ""
     if layout.pipeline > 1:
         split += (
-            f" x {layout.pipeline} pipeline (bubble {bubble(layout.pipeline, first.batch.accumulation):.1%})"
+            f" x {layout.pipeline} pipeline ({config.pipeline_schedule}, bubble "
+            f"{bubble(config, first.batch.accumulation):.1%})"
         )
     if layout.context > 1:
         split += f", {layout.context} ranks share each sequence"

@@ -26,6 +26,7 @@ from pretok.base.errors import UsageError
 
 torch = needs("torch")
 from torch.distributed.elastic.multiprocessing.api import SignalException
+from torch.distributed.pipelining._schedule_visualizer import get_schedule_ops
 
 from pretok.base.records import replace
 from pretok.base.storage import read_lines
@@ -39,14 +40,16 @@ from train.parallel.layout import (
     Batch,
     Layout,
     bubble,
+    bubble_over_ideal,
     check_pipeline,
     check_split,
     compiles,
+    passes_held,
     solve_batch,
     solve_layout,
     split_layers,
 )
-from train.parallel.pipeline import take_part
+from train.parallel.pipeline import TORCHS, take_part
 from train.plan import Memory, count_tensors, largest_micro_batch
 
 ITALIA = PRESETS["italia-9b"]
@@ -219,8 +222,13 @@ def split(seq_len: int = 4096, **settings: Any) -> None:
     check_split(TrainConfig(**settings), PRESETS["1b"], seq_len)
 
 
-def pipeline(batch: Batch = Batch(8, 1, 8, 1), **changes: Any) -> None:  # noqa: B008
-    check_pipeline(TrainConfig(pipeline=4), replace(ITALIA, **changes), batch)
+def pipeline(batch: Batch = Batch(8, 1, 8, 1), layers: int = 40, **changes: Any) -> None:  # noqa: B008
+    sizes = replace(ITALIA, layers=layers, tied=changes.pop("tied", False))
+    check_pipeline(TrainConfig(pipeline=4, **changes), sizes, batch)
+
+
+def scheduled(kind: str, passes: int = 8, **more: Any) -> None:
+    pipeline(Batch(passes, 1, passes, 1), pipeline_schedule=kind, **more)
 
 
 @pytest.mark.parametrize(
@@ -234,7 +242,12 @@ def pipeline(batch: Batch = Batch(8, 1, 8, 1), **changes: Any) -> None:  # noqa:
         (r"--tensor 8 does not divide seq_len \(4100\)", lambda: split(4100, tensor=8)),
         ("float8 works neither with --tensor nor", lambda: split(tensor=2, precision="float8")),
         ("needs a separate output matrix", lambda: pipeline(tied=True)),
-        ("4 is more than the 3 blocks", lambda: pipeline(layers=3)),
+        ("4 has 4 stages, more than the 3 blocks", lambda: pipeline(layers=3)),
+        ("zero-bubble has 8 stages, more than the 7 blocks", lambda: scheduled("zero-bubble", layers=7)),
+        ("dualpipe needs at least 8 micro-batches per .* there are 7", lambda: scheduled("dualpipe", 7)),
+        (r"interleaved needs .* \(a multiple of 4\); there are 9", lambda: scheduled("interleaved", 9)),
+        ("zero-bubble works neither with --compile", lambda: scheduled("zero-bubble", compile=True)),
+        ("nor with --checkpointing 0.5: torch", lambda: scheduled("dualpipe", checkpointing="0.5")),
         ("at least 4 micro-batches per step and rank; there are 2", lambda: pipeline(Batch(8, 4, 2, 1))),
     ],
 )
@@ -252,6 +265,8 @@ def test_blocks_are_compiled_where_they_can_be() -> None:
     assert compiled(able=False, compile=True)
     assert not compiled(able=False)
     assert not compiled(compile=False)
+    assert not compiled(pipeline=2, pipeline_schedule="zero-bubble")
+    assert compiled(pipeline=2, pipeline_schedule="interleaved")
 
 
 def test_blocks_are_divided_by_their_time() -> None:
@@ -262,8 +277,53 @@ def test_blocks_are_divided_by_their_time() -> None:
             found = split_layers(replace(ITALIA, layers=layers), stages)
             assert all(found)
             assert [number for part in found for number in part] == list(range(layers))
-    assert bubble(4, 12) == pytest.approx(3 / 15)
-    assert bubble(1, 12) == 0.0
+    assert bubble(TrainConfig(pipeline=4), 12) == pytest.approx(3 / 15)
+    assert bubble(TrainConfig(), 12) == 0.0
+
+
+COSTS = {"F": 1, "B": 2, "I": 1, "W": 1}
+"""Time of the forward pass of a stage, of its backward pass, and of the two halves of that."""
+
+
+def played(kind: str, ranks: int, passes: int) -> tuple[float, list[int]]:
+    """Play torch's own order: the time that it takes, and for each rank the most passes of a stage in memory."""
+    orders = [
+        [part for action in order if action is not None for part in (action.sub_actions or (action,))]
+        for order in get_schedule_ops(TORCHS[kind], ranks, passes, 2)
+    ]
+    ends: dict[tuple[str, int, int], float] = {}
+    clocks, held, most = [0.0] * ranks, [0] * ranks, [0] * ranks
+    while any(orders):
+        for rank, order in enumerate(orders):
+            while order:
+                stage, what, number = (
+                    order[0].stage_index,
+                    order[0].computation_type.value,
+                    order[0].microbatch_index,
+                )
+                needs = [("F", stage - 1, number)] * (what == "F" and stage > 0)
+                if what in "BI":
+                    last = stage == 2 * ranks - 1
+                    needs = [("F", stage, number) if last else ("I", stage + 1, number)]
+                if not all(need in ends for need in needs):
+                    break
+                order.pop(0)
+                clocks[rank] = max([clocks[rank], *(ends[need] for need in needs)]) + COSTS[what]
+                ends[what.replace("B", "I"), stage, number] = clocks[rank]
+                held[rank] += {"F": 1, "I": 0}.get(what, -1)
+                most[rank] = max(most[rank], held[rank])
+    return max(clocks), most
+
+
+@pytest.mark.parametrize("kind", ["interleaved", "zero-bubble", "dualpipe"])
+@pytest.mark.parametrize(("ranks", "passes"), [(2, 4), (2, 9), (3, 6), (4, 8), (4, 12), (4, 32), (8, 16)])
+def test_bubble_and_memory_are_those_of_torchs_schedules(kind: str, ranks: int, passes: int) -> None:
+    config = TrainConfig(pipeline=ranks, pipeline_schedule=kind)
+    if kind == "interleaved" and passes % (passes // ranks):
+        pytest.skip("torch refuses it, as we do")
+    time, most = played(kind, ranks, passes)
+    assert bubble_over_ideal(config, passes) == pytest.approx(time / (2 * passes * COSTS["F"] * 3) - 1)
+    assert [2 * passes_held(config, passes, rank) for rank in range(ranks)] == most
 
 
 def count(layout: Layout, seq_len: int = 4096, passes: int = 2, **more: Any) -> Memory:
@@ -339,6 +399,11 @@ def test_plan_says_what_fits_and_what_it_costs(capsys: pytest.CaptureFixture[str
         ("2 --device A100 --memory 80 --json", '"fits": false'),
         (f"4 {device} --checkpointing full", "\nfits: 39.9 GiB counted"),
         (f"1 {device} --pipeline 4 --checkpointing ops", "devices wait for other stages 15.8% of each"),
+        (f"1 {device} --pipeline 4 --checkpointing ops", "1f1b 18.8%, interleaved 9.4%, zero-bubble 3.1%"),
+        (
+            f"1 {device} --pipeline 4 --pipeline-schedule dualpipe",
+            "other stages 3.0% of each step, 3.1% over",
+        ),
     ):
         assert words in plan(more)
     # The command of the documentation fits.

@@ -6,6 +6,7 @@ tensor); the Decoder's parameters in memory and filled.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import cast
@@ -76,7 +77,7 @@ def local(value: Tensor) -> Tensor:
 
 def clean_name(name: str) -> str:
     """Return a parameter's name in the whole model, without the prefixes of checkpointing and pipelines."""
-    return name.replace("_checkpoint_wrapped_module.", "").removeprefix("part.")
+    return re.sub(r"^parts\.\d+\.", "", name.replace("_checkpoint_wrapped_module.", ""))
 
 
 def gradient_sync(model: nn.Module, *, last: bool, reshard: bool) -> None:

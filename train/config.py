@@ -166,6 +166,7 @@ class TrainConfig:
         rare=True,
         group="memory and speed",
     )
+    offload: bool = _option(False, "keep parameters, gradients and optimizer state in host memory")
     precision: str = _option(
         "auto",
         "compute precision; auto: bf16 on a GPU, else fp32; float8: matrix products only (torchao, H100 or newer)",

@@ -165,7 +165,10 @@ def _count_rank(
     # Logits and their gradient in the precision of the passes, logits twice in float32; the gradient of the matrix in
     # float32 and in that precision.
     loss = chunk * vocabulary * (2 * width + 8) + vocabulary * model.dim * (4 + width)
-    return Memory(4 * own, gradients, 8 * own, gathered, activations, loss if last else 0)
+    held = (4 * own, gradients, 8 * own)
+    if config.offload:  # of gradients a pipeline keeps whole ones until the end of a step
+        held = (0, 4 * whole if piped else 0, 0)
+    return Memory(*held, gathered, activations, loss if last else 0)
 
 
 def largest_micro_batch(
@@ -225,6 +228,9 @@ def plan_figures(config: TrainConfig, space: argparse.Namespace) -> dict[str, An
         seconds = per_step * model.flops_per_token(seq_len) / (space.mfu * peak * ranks)
         hours = seconds * steps / 3600 if steps is not None else None
     kept = config.keep_last + config.keep_best + ((steps or 0) // config.milestone if config.milestone else 0)
+    at_home = count_tensors(
+        model, layout, batch.micro_batch, batch.accumulation, seq_len, replace(config, offload=False)
+    )
     largest = None
     if gigabytes is not None:
         largest = largest_micro_batch(model, layout, batch.accumulation, seq_len, config, gigabytes)
@@ -240,6 +246,7 @@ def plan_figures(config: TrainConfig, space: argparse.Namespace) -> dict[str, An
         },
         "steps": steps,
         "count": asdict(count),
+        "host_bytes": 2 * at_home.parameters + at_home.optimizer if config.offload else 0,
         "device_gigabytes": gigabytes,
         "fits": fits,
         "largest_micro_batch": largest,
@@ -303,6 +310,11 @@ def render(plan: dict[str, Any]) -> str:
             ),
             "The rule of thumb: the whole model on one device, AdamW 3 x its parameters, batch x length x width x "
             "layers, a tenth of overhead.",
+            *(
+                [f"host memory: {plan['host_bytes'] / GIB:.1f} GiB for each device (--offload)"]
+                if plan["host_bytes"]
+                else []
+            ),
             f"\n{verdict}\n",
             f"peak: {number(peak and peak / 1e12, 'TFLOP/s')} ({plan['peak_source']})",
             f"step: {number(plan['step_seconds'], 's', 3)}; steps: {plan['steps'] or 'n/a'}; "

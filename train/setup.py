@@ -92,13 +92,13 @@ def build_trainee(
         ours = phase.tokenizer()
         together(lambda: None if dist.get_rank() else check_tokenizer(source, ours, report, map_path))
         value = exported_tensors(source, sizes, report, read_map(map_path) if map_path else None)
-        materialize(model, device.device, value)
+        materialize(model, device.device, value, offload=config.offload)
     elif source is not None and config.vocab_map:
         raise UsageError(
             f"--vocab-map: {source} is a checkpoint; export it with train export, and name the exported folder"
         )
     else:
-        materialize(model, device.device, partial(initial_tensor, sizes, config.seed))
+        materialize(model, device.device, partial(initial_tensor, sizes, config.seed), offload=config.offload)
         if source is not None:
             load_weights(model, mesh, source, sizes, phase.tokenizer(), report)
     data = phase.view.eod_id, phase.view.seq_len

@@ -20,6 +20,8 @@ import pytest
 from support import needs
 
 torch = needs("torch")
+from torch.distributed.fsdp import FSDPModule
+
 from pretok.base.storage import read_lines
 from tests.train_support import (
     Job,
@@ -93,6 +95,12 @@ SCHEDULES = [
     Mesh(pipeline=2, shard=2, context=2, more=INTERLEAVED | {"micro_batch": 4} | COMPILED),
     Mesh(pipeline=2, more=ZERO_BUBBLE | FULL | {"micro_batch": 2}),
 ]
+OFFLOAD = {"offload": True, "micro_batch": 2}
+OFFLOADED = [
+    Mesh(shard=2, more=OFFLOAD),
+    Mesh(replicate=2, shard=2, more=OFFLOAD | {"reshard": False}),
+    Mesh(pipeline=2, tensor=2, more=OFFLOAD),
+]
 CHAINS = [
     pytest.param("window = 5", QUICK[False], id="quick"),
     pytest.param("qk_norm = true", QUICK[True], id="quick-tied", marks=pytest.mark.slow),
@@ -100,6 +108,7 @@ CHAINS = [
         "qkv_bias = true", [*EVERY, *MORE], id="every", marks=[pytest.mark.slow, pytest.mark.timeout(900)]
     ),
     pytest.param("window = 5", SCHEDULES, id="schedules"),
+    pytest.param("window = 5", OFFLOADED, id="offload"),
     pytest.param(
         "qkv_bias = true",
         [Mesh(tensor=2, more=COMPILED | FULL), Mesh(tensor=2, more=COMPILED | HALF)],
@@ -163,6 +172,7 @@ def test_a_run_through_many_meshes_is_that_of_one_process(
         part = mesh.tensor * mesh.context
         saw = {line for line in text.splitlines() if line.startswith(f"to step {end} blocks saw")}
         assert f"to step {end} blocks saw {sorted({SHORT // part, LONG // part})}" in saw
+        assert f"to step {end} offloaded { {mesh.more.get('offload', False)} }" in text
     # Each rank reads a part of a checkpoint.
     for mesh, end in zip(meshes[1:], ends, strict=False):
         readers = {line.split()[-1] for line in text.splitlines() if line.startswith(f"read step-{end:08d}")}
@@ -186,10 +196,19 @@ def _watch() -> None:
             block.register_forward_pre_hook(lambda _, inputs: seen.add(inputs[0].shape[1]))
 
     around(loop, "_loop", look, lambda _, run: print("to step", run.steps, "blocks saw", sorted(seen)))
+    around(loop, "_loop", lambda run: print("to step", run.steps, "offloaded", _offloaded(run.trainee.model)))
     compiled = partial(torch.compile, dynamic=False, backend="aot_eager")
     loss._compiled = cache(lambda function: compiled(function))
     original = torch.nn.Module.compile
     torch.nn.Module.compile = lambda self, **options: original(self, backend="aot_eager", **options)
+
+
+def _offloaded(model: Any) -> set[bool]:
+    """Whether torch takes the parameters from the host and brings their gradients there; on a CPU both are there."""
+    groups = [
+        part._get_fsdp_state()._fsdp_param_group for part in model.modules() if isinstance(part, FSDPModule)
+    ]
+    return {one.offload_to_cpu for group in groups if group is not None for one in group.fsdp_params}
 
 
 def test_replicas_skip_a_step_together(shards: Path, tmp_path: Path) -> None:

@@ -363,6 +363,17 @@ def test_plan_counts_the_fullest_stage_of_a_pipeline() -> None:
     assert len({memory.activations - passes * received for passes, memory in deep.items()}) == 1
 
 
+def test_plan_knows_what_offloading_moves(capsys: pytest.CaptureFixture[str]) -> None:
+    there, moved = (count(Layout(1, 8, 1), offload=offload) for offload in (False, True))
+    assert (moved.parameters, moved.gradients, moved.optimizer) == (0, 0, 0)
+    assert (moved.gathered, moved.activations, moved.loss) == (there.gathered, there.activations, there.loss)
+    staged = count(Layout(1, 1, 1, 4), passes=8)  # which keeps whole gradients of a step too
+    assert count(Layout(1, 1, 1, 4), passes=8, offload=True).gradients == staged.gradients // 2
+    main(["plan", "--model", "italia-9b", "--devices-per-node", "8", "--shard", "8", "--offload"])
+    host = there.parameters + there.parameters + there.optimizer
+    assert f"host memory: {host / 2**30:.1f} GiB for each device" in capsys.readouterr().out
+
+
 def test_plan_finds_the_largest_micro_batch() -> None:
     config, layout = TrainConfig(precision="bf16", compile=True), Layout(1, 1, 1)
 

@@ -46,13 +46,15 @@ def data_rank(mesh: DeviceMesh, context: int) -> int:
     return (mesh["replicate"].get_local_rank() * shard.size() + shard.get_local_rank()) // context
 
 
-def materialize(model: nn.Module, device: torch.device, value: Callable[..., Tensor]) -> None:
+def materialize(
+    model: nn.Module, device: torch.device, value: Callable[..., Tensor], *, offload: bool = False
+) -> None:
     """Allocate meta parameters on `device`, and fill this rank's piece of each with value(name, shape, device, part).
 
     shape: of the whole parameter; part: slices of it. If several ranks have the same piece, the first makes it and
-    sends it to the others.
+    sends it to the others. offload: keep them in host memory.
     """
-    model.to_empty(device=device)
+    model.to_empty(device="cpu" if offload else device)
     for name, parameter in model.named_parameters():
         shape, piece, same = parameter.shape, parameter.detach(), []
         offset: Sequence[int] = [0] * len(shape)

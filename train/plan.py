@@ -201,6 +201,31 @@ def thumb_bytes(model: ModelConfig, tokens: int) -> dict[str, int]:
     return parts | {"overhead": sum(parts.values()) // 10}
 
 
+NAMES: dict[str, tuple[bool, bool]] = {
+    "DDP": (False, True),
+    "ZeRO-1, ZeRO-2": (True, False),
+    "ZeRO-3": (True, True),
+    "hybrid": (False, True),
+}
+"""How others call ways to shard: over all ranks or not, parameters freed after each use or not."""
+
+
+def bytes_by_name(
+    model: ModelConfig, layout: Layout, batch: Batch, seq_len: int, config: TrainConfig, per_node: int
+) -> dict[str, int]:
+    """Return the bytes on one rank for each of NAMES; a hybrid shards inside of nodes of `per_node` devices."""
+    found, ranks = {}, layout.replicate * layout.shard
+    for name, (everywhere, reshard) in NAMES.items():
+        inside = solve_layout(ranks * layout.tensor, per_node, None, layout.tensor, 1, layout.context).shard
+        shard = ranks if everywhere else inside if name == "hybrid" else 1
+        split = replace(layout, replicate=ranks // shard, shard=shard)
+        settings = replace(config, reshard=reshard)
+        found[name] = count_tensors(
+            model, split, batch.micro_batch, batch.accumulation, seq_len, settings
+        ).total
+    return found
+
+
 def plan_figures(config: TrainConfig, space: argparse.Namespace) -> dict[str, Any]:
     """Compute all figures of `train plan` as JSON values; None where an input is missing.
 
@@ -246,6 +271,7 @@ def plan_figures(config: TrainConfig, space: argparse.Namespace) -> dict[str, An
         },
         "steps": steps,
         "count": asdict(count),
+        "bytes_by_name": bytes_by_name(model, layout, batch, seq_len, config, space.devices_per_node),
         "host_bytes": 2 * at_home.parameters + at_home.optimizer if config.offload else 0,
         "device_gigabytes": gigabytes,
         "fits": fits,
@@ -310,6 +336,8 @@ def render(plan: dict[str, Any]) -> str:
             ),
             "The rule of thumb: the whole model on one device, AdamW 3 x its parameters, batch x length x width x "
             "layers, a tenth of overhead.",
+            "in GiB by name: "
+            + "; ".join(f"{name} {size / GIB:.2f}" for name, size in plan["bytes_by_name"].items()),
             *(
                 [f"host memory: {plan['host_bytes'] / GIB:.1f} GiB for each device (--offload)"]
                 if plan["host_bytes"]

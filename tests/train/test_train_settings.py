@@ -363,6 +363,27 @@ def test_plan_counts_the_fullest_stage_of_a_pipeline() -> None:
     assert len({memory.activations - passes * received for passes, memory in deep.items()}) == 1
 
 
+def test_plan_tells_bytes_by_the_names_of_others(capsys: pytest.CaptureFixture[str]) -> None:
+    common = "plan --model italia-9b --nodes 2 --devices-per-node 4 --micro-batch 1 --precision bf16"
+
+    def plan(*more: str) -> Any:
+        main([*common.split(), "--json", *more])
+        return json.loads(capsys.readouterr().out)
+
+    flags: dict[str, list[str]] = {
+        "DDP": ["--shard", "1"],
+        "ZeRO-1, ZeRO-2": ["--shard", "8", "--no-reshard"],
+        "ZeRO-3": ["--shard", "8"],
+        "hybrid": [],
+    }
+    found = {name: sum(plan(*more)["count"].values()) for name, more in flags.items()}
+    assert all(plan(*more)["bytes_by_name"] == found for more in flags.values())
+    assert found["DDP"] > found["ZeRO-1, ZeRO-2"] > found["ZeRO-3"]
+    assert found["DDP"] > found["hybrid"] > found["ZeRO-3"]
+    main(common)
+    assert f"in GiB by name: DDP {found['DDP'] / 2**30:.2f}; ZeRO-1, ZeRO-2 " in capsys.readouterr().out
+
+
 def test_plan_knows_what_offloading_moves(capsys: pytest.CaptureFixture[str]) -> None:
     there, moved = (count(Layout(1, 8, 1), offload=offload) for offload in (False, True))
     assert (moved.parameters, moved.gradients, moved.optimizer) == (0, 0, 0)

@@ -134,7 +134,13 @@ class TrainConfig:
     decay_shape: str = _option(
         "linear", "wsd: shape of the decay; 1-sqrt: fast at first", choices=("linear", "1-sqrt"), rare=True
     )
-    beta1: float = _option(0.9, "beta1 of AdamW", least=0, most=0.999999, rare=True, group="optimizer")
+    optimizer: str = _option(
+        "adamw",
+        "muon: torch's Muon for the matrices of blocks, AdamW for the rest",
+        choices=("adamw", "muon"),
+        group="optimizer",
+    )
+    beta1: float = _option(0.9, "beta1 of AdamW", least=0, most=0.999999, rare=True)
     beta2: float = _option(0.95, "beta2 of AdamW", least=0, most=0.999999, rare=True)
     eps: float = _option(1e-8, "epsilon of AdamW", least=0, rare=True)
     weight_decay: float = _option(0.1, "weight decay; not applied to norms and embeddings", least=0)

@@ -165,7 +165,9 @@ def _count_rank(
     # Logits and their gradient in the precision of the passes, logits twice in float32; the gradient of the matrix in
     # float32 and in that precision.
     loss = chunk * vocabulary * (2 * width + 8) + vocabulary * model.dim * (4 + width)
-    held = (4 * own, gradients, 8 * own)
+    matrices = [(rows, columns) for rows, columns in block if columns > 1] * (config.optimizer == "muon")
+    optimizer = 8 * own - 4 * blocks * values(matrices, layout.shard)  # Muon has one moment
+    held = (4 * own, gradients, optimizer)
     if config.offload:  # of gradients a pipeline keeps whole ones until the end of a step
         held = (0, 4 * whole if piped else 0, 0)
     return Memory(*held, gathered, activations, loss if last else 0)
@@ -252,6 +254,9 @@ def plan_figures(config: TrainConfig, space: argparse.Namespace) -> dict[str, An
     if peak is not None and space.mfu is not None and fits is not False:
         seconds = per_step * model.flops_per_token(seq_len) / (space.mfu * peak * ranks)
         hours = seconds * steps / 3600 if steps is not None else None
+    saved = 12 * model.parameters  # the weights and two moments in float32
+    if config.optimizer == "muon":
+        saved -= 4 * model.layers * model.block_weights
     kept = config.keep_last + config.keep_best + ((steps or 0) // config.milestone if config.milestone else 0)
     at_home = count_tensors(
         model, layout, batch.micro_batch, batch.accumulation, seq_len, replace(config, offload=False)
@@ -283,8 +288,8 @@ def plan_figures(config: TrainConfig, space: argparse.Namespace) -> dict[str, An
         "thumb": thumb_bytes(model, batch.micro_batch * seq_len),
         **energy(hours and config.watts and hours * ranks * config.watts / 1e6, config),
         "node_hours": hours * space.nodes if hours is not None else None,
-        "checkpoint_bytes": 12 * model.parameters,  # the weights and two moments in float32
-        "quota_bytes": 12 * model.parameters * (kept + 1),
+        "checkpoint_bytes": saved,
+        "quota_bytes": saved * (kept + 1),
     }
 
 

@@ -101,6 +101,12 @@ OFFLOADED = [
     Mesh(replicate=2, shard=2, more=OFFLOAD | {"reshard": False}),
     Mesh(pipeline=2, tensor=2, more=OFFLOAD),
 ]
+MUON = {"optimizer": "muon", "lr": 0.001}
+MUONS = [
+    Mesh(shard=2, more=MUON),
+    Mesh(shard=2, tensor=2, more=MUON),
+    Mesh(pipeline=2, replicate=2, more=MUON),
+]
 NAMED = {
     "DDP": Mesh(replicate=2),
     "ZeRO-1, ZeRO-2": Mesh(shard=2, more={"reshard": False}),
@@ -115,6 +121,7 @@ CHAINS = [
     ),
     pytest.param("window = 5", SCHEDULES, id="schedules"),
     pytest.param("window = 5", OFFLOADED, id="offload"),
+    pytest.param("window = 5", MUONS, id="muon"),
     pytest.param("window = 5", [*NAMED.values()], id="named"),
     pytest.param(
         "qkv_bias = true",
@@ -154,7 +161,8 @@ def test_a_run_through_many_meshes_is_that_of_one_process(
         return mesh.ranks, flags(tiny_config(conversations, tmp_path, model=str(model), **settings))
 
     links = [job(mesh, "through", end) for mesh, end in zip(meshes, ends, strict=True)]
-    text = run_jobs([job(Mesh(), "whole", ends[-1]), *links], tmp_path, before=_watch)
+    alone = Mesh(more=MUON if meshes is MUONS else {})
+    text = run_jobs([job(alone, "whole", ends[-1]), *links], tmp_path, before=_watch)
 
     whole, through = tmp_path / "whole", tmp_path / "through"
     losses, learned = column(whole, "loss"), column(whole, "learned")
@@ -172,9 +180,9 @@ def test_a_run_through_many_meshes_is_that_of_one_process(
         found, wanted = ([record[name] for record in records] for records in validations)
         assert found == pytest.approx(wanted, rel=near)
     for mesh, end in zip(meshes, ends, strict=True):
-        found, alone = (read_tensors(run / f"checkpoints/step-{end:08d}") for run in (through, whole))
-        assert found.keys() == alone.keys(), mesh
-        for name, value in alone.items():
+        found, wanted = (read_tensors(run / f"checkpoints/step-{end:08d}") for run in (through, whole))
+        assert found.keys() == wanted.keys(), mesh
+        for name, value in wanted.items():
             torch.testing.assert_close(found[name], value, rtol=100 * near, atol=near, msg=f"{mesh} {name}")
         # A rank that shares sequences has its part of each; between matrix products a tensor rank too.
         part = mesh.tensor * mesh.context
@@ -194,6 +202,9 @@ def _watch() -> None:
     from train.checkpoint import tensors
     from train.model import loss
 
+    torch.Tensor.bfloat16 = (
+        torch.Tensor.float
+    )  # in Muon: else the last bit of a gradient decides where it is rounded
     seen = set[int]()
     said = lambda _, reader, *__: print("read", reader.checkpoint.name, "by", os.environ["RANK"])  # noqa: E731
     around(tensors, "restore", said)

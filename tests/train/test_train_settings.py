@@ -143,7 +143,7 @@ def test_the_help_shows_what_a_person_sets() -> None:
     parser = argparse.ArgumentParser(allow_abbrev=False)
     add_flags(parser)
     shown = set(re.findall(r"^  --([a-z0-9-]+)", parser.format_help(), re.M))
-    assert len(shown) <= 40
+    assert len(shown) < 45
     often = {item.name.replace("_", "-") for item in fields(TrainConfig) if not item.metadata["rare"]}
     assert shown == {"config", *often}
 
@@ -240,6 +240,7 @@ def scheduled(kind: str, passes: int = 8, **more: Any) -> None:
         ("pipeline = 3 does not divide the 8 groups", lambda: solve_layout(16, 4, None, 2, 3)),
         (r"--tensor 2 x --context 8 does not divide kv_heads \(8\)", lambda: split(tensor=2, context=8)),
         (r"--tensor 8 does not divide seq_len \(4100\)", lambda: split(4100, tensor=8)),
+        ("muon with --offload would", lambda: split(optimizer="muon", offload=True)),
         ("float8 works neither with --tensor nor", lambda: split(tensor=2, precision="float8")),
         ("needs a separate output matrix", lambda: pipeline(tied=True)),
         ("4 has 4 stages, more than the 3 blocks", lambda: pipeline(layers=3)),
@@ -380,8 +381,15 @@ def test_plan_tells_bytes_by_the_names_of_others(capsys: pytest.CaptureFixture[s
     assert all(plan(*more)["bytes_by_name"] == found for more in flags.values())
     assert found["DDP"] > found["ZeRO-1, ZeRO-2"] > found["ZeRO-3"]
     assert found["DDP"] > found["hybrid"] > found["ZeRO-3"]
-    main(common)
+    main(common.split())
     assert f"in GiB by name: DDP {found['DDP'] / 2**30:.2f}; ZeRO-1, ZeRO-2 " in capsys.readouterr().out
+
+
+def test_plan_counts_the_one_moment_of_muon() -> None:
+    """Of what a rank of four has of each matrix in a block."""
+    adamw, muon = (count(Layout(1, 4, 1), optimizer=name) for name in ("adamw", "muon"))
+    assert adamw.optimizer - muon.optimizer == 4 * ITALIA.layers * ITALIA.block_weights // 4
+    assert replace(muon, optimizer=adamw.optimizer) == adamw
 
 
 def test_plan_knows_what_offloading_moves(capsys: pytest.CaptureFixture[str]) -> None:

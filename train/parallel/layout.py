@@ -101,6 +101,10 @@ def check_split(config: TrainConfig, model: ModelConfig, seq_len: int) -> None:
     --tensor divides heads, feed-forward, vocabulary and sequences; --context divides heads and sequences again.
     """
     ranks = config.tensor
+    if config.optimizer == "muon" and config.offload:
+        raise UsageError(
+            "--optimizer muon with --offload would do matrix products on the host; leave one out"
+        )
     widths = (model.dim, model.hidden, model.attention_dim, model.kv_dim)
     if config.precision == "float8" and (ranks > 1 or any(width % 16 for width in widths)):
         raise UsageError(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from functools import lru_cache
 from typing import cast
 
 import torch
@@ -57,14 +58,12 @@ def materialize(
     model.to_empty(device="cpu" if offload else device)
     for name, parameter in model.named_parameters():
         shape, piece, same = parameter.shape, parameter.detach(), []
-        offset: Sequence[int] = [0] * len(shape)
+        part = own_part(piece)
         if isinstance(piece, DTensor):
             mesh, placements = piece.device_mesh, piece.placements
-            offset = compute_local_shape_and_global_offset(shape, mesh, placements)[1]
             piece = piece.to_local()
             same = [dim for dim, placement in enumerate(placements) if placement.is_replicate()]
         if not any(mesh.get_local_rank(dim) for dim in same):
-            part = tuple(slice(at, at + size) for at, size in zip(offset, piece.shape, strict=True))
             piece.copy_(value(clean_name(name), shape, device, part))
         # With copies along several dimensions, the first broadcast is right only for ranks with coordinate 0 in the
         # others; the next broadcasts overwrite the rest.
@@ -75,6 +74,17 @@ def materialize(
 def local(value: Tensor) -> Tensor:
     """Return this rank's piece of a tensor."""
     return value.to_local() if isinstance(value, DTensor) else value
+
+
+_shape_and_offset = lru_cache(1024)(compute_local_shape_and_global_offset)  # slow, and the same at each step
+
+
+def own_part(value: Tensor) -> tuple[slice, ...]:
+    """Return the slices of a tensor that are this rank's piece."""
+    offset: Sequence[int] = [0] * value.ndim
+    if isinstance(value, DTensor):
+        offset = _shape_and_offset(value.shape, value.device_mesh, value.placements)[1]
+    return tuple(slice(at, at + size) for at, size in zip(offset, local(value).shape, strict=True))
 
 
 def clean_name(name: str) -> str:

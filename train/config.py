@@ -191,7 +191,12 @@ class TrainConfig:
     )
 
     workers: int = _option(2, "loader processes per rank", least=0, rare=True, group="loading and validation")
-    val_every: int = _option(0, "evaluate every N steps and after the last one; 0: never", least=0)
+    val_every: int | None = _option(
+        None,
+        "evaluate every N steps and after the last one; 0: never (default: 500 if there is a validation split)",
+        least=0,
+        example="1000",
+    )
     val_sequences: int = _option(
         256, "maximum number of sequences to evaluate per source", least=1, rare=True
     )
@@ -250,8 +255,8 @@ class TrainConfig:
                 raise UsageError(
                     f"{url}: a run stores its settings in files; pass credentials in environment variables"
                 )
-        if self.keep_best and not self.val_every:
-            raise UsageError("keep_best ranks checkpoints by validation loss: give val_every too")
+        if self.keep_best and self.val_every == 0:
+            raise UsageError("keep_best ranks checkpoints by validation loss: val_every must not be 0")
         parse_save_every(self.save_every)
         recomputed(self.checkpointing, 0)
         if self.phases:
@@ -434,7 +439,7 @@ def refuse_unread(config: TrainConfig) -> None:
     wsd = any(settings.schedule == "wsd" for settings in tables)
     needs = {
         "cache_bytes": ("cache", config.cache),
-        "val_sequences": ("val_every", config.val_every),
+        "val_sequences": ("val_every", config.val_every != 0),
         "pipeline_schedule": ("pipeline", config.pipeline > 1),
         "decay": ('schedule = "wsd"', wsd),
         "decay_shape": ('schedule = "wsd"', wsd),

@@ -44,11 +44,14 @@ from train.parallel.pipeline import Pipeline, take_part
 from train.phases import Phase, Segment, open_phases
 from train.step import Trainee
 
+VAL_EVERY = 500
+"""Steps between validations by default."""
+
 
 def make_plan(config: TrainConfig, world: int) -> tuple[tuple[Phase, ...], Layout]:
     """Open the data of all phases, and solve the mesh and the batch sizes.
 
-    Raises UsageError if sizes do not divide, or a phase has no validation data.
+    Raises UsageError if sizes do not divide.
     """
     if config.vocab_map is not None and config.init_from is None:
         raise UsageError("--vocab-map needs --init-from")
@@ -58,9 +61,22 @@ def make_plan(config: TrainConfig, world: int) -> tuple[tuple[Phase, ...], Layou
     for phase in phases:
         check_split(config, phase.model, phase.view.seq_len)
         check_pipeline(config, phase.model, phase.batch)
-        if config.val_every:  # else a phase without validation data would end the run when it begins
-            validation_sources(phase.config, phase.view.mix)
     return phases, layout
+
+
+def validation_interval(config: TrainConfig, phases: Sequence[Phase]) -> int:
+    """Return the steps between validations, 0 for never. By default VAL_EVERY, if all phases have validation data.
+
+    Raises UsageError if validation is asked for and a phase has no data for it: it would end the run when it begins.
+    """
+    try:
+        for phase in phases if config.val_every != 0 else ():
+            validation_sources(phase.config, phase.view.mix)
+    except UsageError:
+        if config.val_every is None and not config.keep_best:
+            return 0
+        raise
+    return VAL_EVERY if config.val_every is None else config.val_every
 
 
 def build_trainee(
@@ -122,7 +138,9 @@ def enter_phase(trainee: Trainee, phase: Phase, before: Phase | None) -> None:
         trainee.guard.forget()
 
 
-def describe(config: TrainConfig, layout: Layout, segments: Sequence[Segment], device: Device) -> str:
+def describe(
+    config: TrainConfig, layout: Layout, segments: Sequence[Segment], device: Device, val_every: int
+) -> str:
     """Describe in a few lines what will run."""
     first = segments[0].phase
     model = first.model
@@ -144,6 +162,10 @@ def describe(config: TrainConfig, layout: Layout, segments: Sequence[Segment], d
         f"{torch.get_num_threads()} threads each, peak {peak} ({device.peak_source})",
         f"global batch {first.batch}",
         f"{last} steps, {segments[-1].tokens_after(last):,} tokens, {plural(len(segments), 'phase')} to come",
+        f"validation every {val_every} steps and after the last one (--val-every)"
+        if val_every
+        else "no validation "
+        + ("(--val-every 0)" if config.val_every == 0 else "(the shards have no split for it)"),
         f"attention: {config.attention}; blocks are {'compiled' if blocks else 'not compiled'}",
     ]
     if not device.is_gpu:

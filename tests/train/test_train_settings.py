@@ -70,7 +70,7 @@ IN_A_FILE = {
     "decay = 1000": "decay is 1000.0; it must be at least 0 and at most 1",
     "seed = 9223372036854775808": "seed is 9223372036854775808; .* at most 9223372036854775807",
     "beta2 = 1": "beta2 is 1.0; it must be at least 0 and at most 0.999999",
-    "keep_best = 2": "keep_best ranks checkpoints by validation loss: give val_every too",
+    "keep_best = 2\nval_every = 0": "keep_best ranks checkpoints by validation loss: val_every must not be 0",
     "save_every = '0m'": "save_every is '0m'",
     "checkpointing = 1.0": r"checkpointing is '1.0'; it must be .* or a share of blocks \(0.5\)",
     "lr = nan": "lr is nan; it must be at least 0",

@@ -167,7 +167,7 @@ def _between_steps(run: Run) -> None:
 
 def _owes_validation(run: Run) -> bool:
     """Return whether the current state must be validated and was not yet, perhaps because a stop came first."""
-    step, every = run.progress.step, run.config.val_every
+    step, every = run.progress.step, run.val_every
     return bool(every and step and (step % every == 0 or step == run.steps) and run.val_loss is None)
 
 
@@ -291,8 +291,15 @@ def _check_folder(run: Run) -> None:
 
 
 def _validate(run: Run) -> None:
-    with _beside(run, "validation"):
-        result = evaluate(run.trainee, run.validation, partial(_asked, run))
+    try:
+        with _beside(run, "validation"):
+            result = evaluate(run.trainee, run.validation, partial(_asked, run))
+    except UsageError as error:  # on all ranks: nothing to score
+        if run.config.val_every is not None or run.config.keep_best:
+            raise
+        run.val_every = 0
+        run.report(f"validation ends: {error}")
+        return
     if result is None:  # on all ranks, which agreed after the same batch
         run.stop_agreed = True
         return

@@ -58,7 +58,7 @@ MAY_IMPORT = {
     "removal": "base read screen counts shards stream",
     "watch": "base shards stream",
     "cluster": "base config",
-    "train": "base shards stream",
+    "train": "base shards stream audit",
     "commands": "base read config tokenizer screen counts vocab shards stream annotate "
     "audit certificate export cluster forecast report disclosure removal watch train",
     "api": "base config counts vocab shards stream commands",

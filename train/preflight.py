@@ -6,6 +6,11 @@ standard output, in the format of `pretok.cluster.node_check`, which finds slow 
 
 from __future__ import annotations
 
+from pretok.base.begin import end_with_75, interrupted
+
+if __name__ == "__main__":
+    end_with_75()  # torch takes a second to load
+
 import json
 import os
 import sys
@@ -92,4 +97,7 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        interrupted()

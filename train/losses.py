@@ -114,7 +114,7 @@ def _model(traced: Traced, checkpoint: Path, step: int, device: Device) -> tuple
     config = TrainConfig(attention=meta.config["attention"], precision=precision, compile=False)
     world = dist.get_world_size()
     layout = solve_layout(world, int(os.environ.get("LOCAL_WORLD_SIZE", world)), None, 1)
-    mesh = build_mesh(device, layout, config.timeout)
+    mesh = build_mesh(device, layout)
     with torch.device("meta"):
         model = Decoder(sizes)
     parallelize(model, mesh, Context(), config, device)

@@ -27,7 +27,7 @@ from train.model.transformer import Decoder, initial_tensor
 from train.optimizer import set_hyper_parameters, warmup_steps
 from train.parallel.context import Context
 from train.parallel.devices import Device
-from train.parallel.group import together
+from train.parallel.group import connect, together
 from train.parallel.layout import (
     Layout,
     bubble,
@@ -70,8 +70,9 @@ def build_trainee(
     The weights are random, or those of --init-from. phase: the first phase of the run.
     """
     sizes = phase.model
-    mesh = build_mesh(device, layout, config.timeout)
-    context = Context.of(mesh, config.context, config.timeout)
+    mesh = build_mesh(device, layout)
+    context = Context.of(mesh, config.context)
+    connect(device, config.timeout, report)
     with torch.device("meta"):
         part = Decoder(sizes, z_loss=config.z_loss)
     take_part(part, mesh["pipeline"].get_local_rank(), split_layers(sizes, config.pipeline))

@@ -209,6 +209,9 @@ class TrainConfig:
     keep_last: int = _option(3, "number of newest checkpoints to keep", least=1)
     keep_best: int = _option(0, "number of best checkpoints (by validation loss) to keep", least=0)
     milestone: int = _option(0, "save at every multiple of this step, and keep it; 0: never", least=0)
+    backup: str | None = _option(
+        None, "folder for copies of milestones and best checkpoints", example='"/archive/run"', rare=True
+    )
 
     log_every: int = _option(10, "steps between lines on the terminal", least=1, group="logging and tools")
     wandb: str | None = _option(

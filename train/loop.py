@@ -37,7 +37,7 @@ from train.metrics import provenance
 from train.monitor import NOTHING
 from train.optimizer import MAX_SKIPS, global_norm
 from train.parallel.devices import deterministic, find_device
-from train.parallel.group import process_group, run_folder
+from train.parallel.group import limit_collectives, process_group, run_folder
 from train.report import Reporter, clock, explain
 from train.start import Run, enter_segment
 from train.step import SAVE, WAIT, Mark, Readback, train_step
@@ -112,6 +112,9 @@ def _loop(run: Run) -> None:
             with closing(iter(run.feed)) as batches:  # ends the loader processes, also after an error
                 while run.progress.step < segment.last_step and not run.stop_agreed:
                     _one_step(run, batches)
+                    if run.progress.step == run.first + 1:  # from here on nobody compiles or connects
+                        dist.barrier()
+                        limit_collectives(run.config.timeout)
                     profiled()
                     _between_steps(run)
     _save(run)

@@ -27,7 +27,7 @@ from train.model.transformer import Decoder, initial_tensor
 from train.optimizer import set_hyper_parameters, warmup_steps
 from train.parallel.context import Context
 from train.parallel.devices import Device
-from train.parallel.group import all_or_raise
+from train.parallel.group import all_or_raise, connect
 from train.parallel.layout import (
     Layout,
     bubble,
@@ -87,8 +87,9 @@ def build_trainee(
     The weights are random, or those of --init-from. phase: the first phase of the run.
     """
     sizes = phase.model
-    mesh = build_mesh(device, layout, config.timeout)
-    context = Context.of(mesh, config.context, config.timeout)
+    mesh = build_mesh(device, layout)
+    context = Context.of(mesh, config.context)
+    connect(device, config.timeout, report)
     stages, parts = stages_of(config, mesh["pipeline"].get_local_rank()), []
     for stage in stages:
         with torch.device("meta"):

@@ -84,7 +84,7 @@ class Run:
         self.goodput = Goodput(STARTED, goodput, self.log.lost, report, self.log.background)
         sensor = sensors if senses(device, rank) else None
         self.monitor, self.unseen = Monitor(config, dist.get_world_size(), sensor, report), (0.0, 0.0)
-        self.stragglers = Stragglers(device.device, config.timeout, saved.step)
+        self.stragglers = Stragglers(device.device, saved.step)
         self.feed, self.validation = (
             _open_feed(segment, self.trainee),
             _open_validation(segment, self.val_every),

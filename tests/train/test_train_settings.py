@@ -546,7 +546,7 @@ def test_a_launcher_that_ends_its_ranks_does_not_say_that_they_saved(
     def stopped(_: object) -> None:
         raise SignalException("SIGHUP", signal.SIGHUP)
 
-    monkeypatch.setattr(launch.run, "run", stopped)
+    monkeypatch.setattr("torch.distributed.run.run", stopped)
     monkeypatch.setattr(launch.signal, "signal", lambda *_: None)
     assert launch.main(["-m", "train"]) == 129
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from datetime import timedelta
 from functools import lru_cache
 from typing import cast
 
@@ -16,7 +15,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.distributed_c10d import _set_pg_timeout
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset  # torch has no public way
@@ -25,17 +23,14 @@ from train.parallel.devices import Device
 from train.parallel.layout import Layout
 
 
-def build_mesh(device: Device, layout: Layout, timeout: int) -> DeviceMesh:
+def build_mesh(device: Device, layout: Layout) -> DeviceMesh:
     """Build the mesh, with tensor ranks innermost and shard ranks next, so that both stay inside a node.
 
-    Stages of a pipeline are farthest apart, as they send least. timeout: seconds for collectives.
+    Stages of a pipeline are farthest apart, as they send least. `train.parallel.group.connect` limits its collectives.
     """
     names = ("pipeline", "replicate", "shard", "tensor")
     sizes = (layout.pipeline, layout.replicate, layout.shard, layout.tensor)
-    mesh = init_device_mesh(device.device.type, sizes, mesh_dim_names=names)
-    for name in names:  # groups of a mesh do not inherit the timeout, and torch has no public function for it
-        _set_pg_timeout(timedelta(seconds=timeout), mesh[name].get_group())
-    return mesh
+    return init_device_mesh(device.device.type, sizes, mesh_dim_names=names)
 
 
 def data_rank(mesh: DeviceMesh, context: int) -> int:

@@ -1,6 +1,7 @@
 """The companion trainer: reads shards made by `pretok`, writes checkpoints of a Llama-style model.
 
-It needs torch, numpy, msgspec and safetensors, and imports only `base`, `shards` and `stream` of `pretok`.
+It needs torch, numpy, msgspec and safetensors, and imports `base`, `tokenizer`, `shards` and `stream` of `pretok`;
+`train losses` also `documents`, to name them.
 """
 
 import time

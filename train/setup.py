@@ -146,20 +146,19 @@ def describe(
     first = segments[0].phase
     model = first.model
     peak = "n/a" if device.peak is None else f"{device.peak / 1e12:.1f} TFLOP/s"
-    split = ""
+    sizes = {"replicas": layout.replicate, "shards": layout.shard, "tensor parallel": layout.tensor}
+    parts = [f"{size} {name}" for name, size in sizes.items() if size > 1]
     if layout.pipeline > 1:
-        split += (
-            f" x {layout.pipeline} pipeline ({config.pipeline_schedule}, bubble "
-            f"{bubble(config, first.batch.accumulation):.1%})"
-        )
+        idle = bubble(config, first.batch.accumulation)
+        parts.append(f"{layout.pipeline} pipeline ({config.pipeline_schedule}, bubble {idle:.1%})")
+    split = f": {' x '.join(parts)}" if parts else ""
     if layout.context > 1:
         split += f", {layout.context} ranks share each sequence"
     last, blocks = segments[-1].last_step, compiles(config, able=device.can_compile)
     lines = [
         f"model {config.sizes}: {model.parameters:,} parameters, sequences of {first.view.seq_len} tokens, "
         f"vocabulary {model.vocab_size:,} in {model.padded_vocab:,} rows",
-        f"{dist.get_world_size()} ranks: {layout.replicate} replicas x {layout.shard} shards x "
-        f"{layout.tensor} tensor parallel{split} on {device.name}, {len(os.sched_getaffinity(0))} cores and "
+        f"{plural(dist.get_world_size(), 'rank')}{split} on {device.name}, {len(os.sched_getaffinity(0))} cores and "
         f"{torch.get_num_threads()} threads each, peak {peak} ({device.peak_source})",
         f"global batch {first.batch}",
         f"{last} steps, {segments[-1].tokens_after(last):,} tokens, {plural(len(segments), 'phase')} to come",

@@ -23,7 +23,7 @@ from pretok.stream.object_store import is_url
 from train import STARTED
 from train.checkpoint.meta import Meta, RunState
 from train.checkpoint.save import Checkpoints
-from train.config import TrainConfig
+from train.config import IN_PHASES, TrainConfig
 from train.data import Feed
 from train.evaluate import ValidationSource, validation_sources
 from train.metrics import Goodput, RunLog
@@ -155,12 +155,21 @@ def _open_validation(segment: Segment, every: int) -> dict[str, ValidationSource
 
 
 def _changed_by_hand(meta: Meta, config: TrainConfig, segment: Segment) -> dict[str, tuple[Any, Any]]:
-    """Return the settings that differ from those of the checkpoint, name -> (old, new)."""
-    changes = differences(meta.config, config.as_dict())
+    """Return the settings that differ from those of the checkpoint, name -> (old, new): first those that change what is
+    trained. A path that is only written otherwise is none."""
+    found = differences(meta.config, config.as_dict())
+    order = sorted(found, key=lambda name: name not in IN_PHASES)
+    changes = {name: found[name] for name in order if not _same_path(*found[name])}
     sizes = differences(to_json(meta.identity.model), to_json(segment.phase.model))
     if "rope_theta" not in changes and meta.progress.phase == segment.phase.at and "rope_theta" in sizes:
         changes["rope_theta"] = sizes["rope_theta"]  # changed in the file that --model names
     return changes
+
+
+def _same_path(was: Any, now: Any) -> bool:
+    """Whether two texts are one path, relative and absolute."""
+    texts = isinstance(was, str) and isinstance(now, str) and not (is_url(was) or is_url(now))
+    return texts and Path(was).absolute() == Path(now).absolute()
 
 
 def _report_changes(report: Reporter, segment: Segment, by: str, changes: dict[str, tuple[Any, Any]]) -> None:

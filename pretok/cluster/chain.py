@@ -11,6 +11,7 @@ A stage waits for the success of the stage before it (afterok), a link of a stag
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import shutil
 import subprocess
@@ -20,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from pretok.base.console import Table, table
 from pretok.base.errors import PretokError, UsageError
 from pretok.config import Recipe
 from pretok.config.settings import Slurm, SlurmStage
@@ -77,11 +79,44 @@ def load_profile(name: str) -> Profile:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One job of a chain. command: sbatch as a shell line, in which `$JOB_n` is the id of job n of the chain."""
+    """One job of a chain. command: sbatch as a shell line, in which `$JOB_n` is the id of job n of the chain; time: its
+    limit as Slurm reads it, "" for the site's."""
 
     stage: StageName
     link: int
     command: str
+    nodes: int
+    time: str
+
+
+def hours_of(time: str) -> float | None:
+    """Return the hours of a time limit as sbatch takes it: minutes, MM:SS, HH:MM:SS, or days, a dash and then hours
+    (https://slurm.schedmd.com/sbatch.html#OPT_time). None for another one."""
+    found = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", time)
+    if not found:
+        return None
+    days, *parts = (None if part is None else int(part) for part in found.groups())
+    first, second, third = parts
+    if days is None and third is None:  # minutes come first
+        return (first or 0) / 60 + (second or 0) / 3600
+    return 24 * (days or 0) + (first or 0) + (second or 0) / 60 + (third or 0) / 3600
+
+
+def chain_table(jobs: Sequence[Job], title: str) -> Table:
+    """Make a table of what a chain asks for: jobs, nodes, hours and node-hours of each stage, and all node-hours."""
+    rows, total = [], 0.0
+    for stage in dict.fromkeys(job.stage for job in jobs):
+        of_stage = [job for job in jobs if job.stage == stage]
+        hours, nodes = hours_of(of_stage[0].time), of_stage[0].nodes
+        spent = None if hours is None else len(of_stage) * nodes * hours
+        total += spent or 0.0
+        known = ("?", "?") if hours is None or spent is None else (f"{hours:g}", f"{spent:,.0f}")
+        rows.append((stage, f"{len(of_stage)}", f"{nodes:,}", *known))
+    return table(
+        title,
+        ("stage", "jobs", "nodes", "hours", "node-hours"),
+        [*rows, ("at most", "", "", "", f"{total:,.0f}")],
+    )
 
 
 def plan_chain(
@@ -104,14 +139,15 @@ def plan_chain(
         if stage == "train":
             arguments = [str(run), *recipe_flags(recipe), *train_arguments]
         script = profile.folder / f"{stage}.sbatch"
-        words = shlex.join(
-            [*_options(recipe, profile, stage, folder), str(script), str(profile.path), *arguments]
-        )
+        options = _options(recipe, profile, stage, folder)
+        words = shlex.join([*options, str(script), str(profile.path), *arguments])
+        given = dict(word.removeprefix("--").partition("=")[::2] for word in options)
         before = [f"afterok:$JOB_{len(jobs) - 1}"] if jobs else []
         for link in range(1, getattr(recipe.slurm, stage).links + 1):
             conditions = before + ([f"afterany:$JOB_{len(jobs) - 1}"] if link > 1 else [])
             wait = f"--dependency={','.join(conditions)} --kill-on-invalid-dep=yes " if conditions else ""
-            jobs.append(Job(stage, link, f"sbatch --parsable {wait}{words}"))
+            command = f"sbatch --parsable {wait}{words}"
+            jobs.append(Job(stage, link, command, int(given["nodes"]), given.get("time", "")))
     return jobs
 
 

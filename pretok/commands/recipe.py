@@ -205,6 +205,7 @@ def submit(
         sys.stdout.write(script)
         return
     console = terminal(context, loaded.out, loaded)
+    console.show(job.chain_table(jobs, f"{folder}"))
     ids = job.submit_chain(jobs, script, folder)
     submitted = [
         {"id": number, "stage": one.stage, "link": one.link} for number, one in zip(ids, jobs, strict=True)

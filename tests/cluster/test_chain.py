@@ -15,7 +15,15 @@ import pytest
 
 from pretok.base.errors import UsageError
 from pretok.cli import run_command
-from pretok.cluster.chain import check_profile, find_scripts, load_profile, submit_chain
+from pretok.cluster.chain import (
+    Job,
+    chain_table,
+    check_profile,
+    find_scripts,
+    hours_of,
+    load_profile,
+    submit_chain,
+)
 from pretok.config.settings import Slurm
 
 FILLED = f"""
@@ -284,3 +292,26 @@ def test_a_link_outlives_a_slurm_that_does_not_answer(tmp_path: Path, squeue: st
     script = LINK.format(slurm=find_scripts(), folder=tmp_path, squeue=squeue)
     done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=False)
     assert (done.stdout, done.returncode) == (f"end {end}\n10.0.0.1\n", 2)
+
+
+@pytest.mark.parametrize(
+    ("time", "hours"),
+    [
+        ("24:00:00", 24), ("1-00:00:00", 24), ("2-12", 60), ("90", 1.5), ("90:00", 1.5), ("0:30:00", 0.5),
+        ("1-6:30", 30.5),
+        ("", None), ("infinite", None),
+    ],
+)  # fmt: skip
+def test_hours_of_a_time_limit(time: str, hours: float | None) -> None:
+    assert hours_of(time) == hours
+
+
+def test_a_chain_says_what_it_costs() -> None:
+    jobs = [Job("tokenize", 1, "", 16, "4:00:00"), *(Job("train", link, "", 32, "1-0") for link in (1, 2, 3))]
+    shown = chain_table(jobs, "italia")
+    assert shown.rows == [
+        ("tokenize", "1", "16", "4", "64"),
+        ("train", "3", "32", "24", "2,304"),
+        ("at most", "", "", "", "2,368"),
+    ]
+    assert chain_table([Job("mix", 1, "", 1, "")], "italia").rows[0] == ("mix", "1", "1", "?", "?")

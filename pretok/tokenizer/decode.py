@@ -16,10 +16,10 @@ BLOCK = 1 << 17
 
 
 class TextDecoder:
-    """Decodes ids of one vocabulary. size: every id is less; head: tokens before the text of a document, 0 or 1."""
+    """Decodes ids of one vocabulary. head: tokens before the text of a document, 0 or 1."""
 
     def __init__(self, vocab: Vocabulary) -> None:
-        self.size = vocab.size
+        self.vocab = vocab
         self.head = int(vocab.bos_id is not None)
         self.eod_id = vocab.eod_id
         tokens = [vocab.token_bytes(token) for token in range(vocab.size)]
@@ -30,7 +30,7 @@ class TextDecoder:
     def decode(self, ids: Tokens, ends: Ints) -> tuple[Bytes, Ints]:
         """Decode ids to (bytes, offsets): text i is bytes[offsets[i] : offsets[i + 1]].
 
-        ids: (tokens,) below the size of the vocabulary; ends: (n + 1,) where texts begin and end in `ids`, from 0.
+        ids: (tokens,), all `holds` of the vocabulary; ends: (n + 1,) where texts begin and end in `ids`, from 0.
         """
         after: Ints = np.zeros(len(ids) + 1, np.int64)
         np.cumsum(self._lengths[ids], out=after[1:])

@@ -14,11 +14,20 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 
 from pretok.base.errors import UsageError
-from pretok.base.storage import atomic_open, digest, write_json
+from pretok.base.storage import atomic_open, write_json
 from pretok.tokenizer.kinds import MARKERS
-from pretok.tokenizer.tokenizer_file import ALPHABET, CHARACTER_BYTES, read_tokenizer, to_bytes, to_characters
+from pretok.tokenizer.tokenizer_file import (
+    ALPHABET,
+    CHARACTER_BYTES,
+    fingerprint_of,
+    read_tokenizer,
+    to_bytes,
+    to_characters,
+)
 
 TOKENIZER_FILE = "tokenizer.json"
 CONFIG_FILE = "tokenizer_config.json"
@@ -35,8 +44,8 @@ FLAGS = ("single_word", "lstrip", "rstrip", "normalized")
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """A tokenizer. raw: the bytes of the tokenizer.json; data: its contents; size: one more than the largest id;
-    bos_id: the token before each document, None for none."""
+    """A tokenizer. raw: the bytes of the tokenizer.json; data: its `canonical` contents; size: one more than the
+    largest id; bos_id: the token before each document, None for none."""
 
     path: Path
     raw: bytes = field(repr=False)
@@ -83,14 +92,18 @@ class Vocabulary:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Hash of everything that decides ids; formatting, padding and truncation settings do not count.
+        """Hash of everything that decides ids, however the file writes it."""
+        return fingerprint_of(self.data)
 
-        It equals `storage.fingerprint`, but msgspec writes the JSON in a tenth of the time, for which every job waits.
-        """
-        parts = {
-            part: self.data.get(part) for part in ("added_tokens", "normalizer", "pre_tokenizer", "model")
-        }
-        return digest(msgspec.json.encode(parts, order="deterministic"))
+    @cached_property
+    def holes(self) -> list[int]:
+        """The ids below `size` that no entry has. No text becomes one of them."""
+        return sorted(set(range(self.size)) - self.tokens.keys())
+
+    def holds(self, ids: npt.NDArray[Any]) -> bool:
+        """Return whether each id is that of an entry."""
+        inside = not ids.size or 0 <= int(ids.min()) <= int(ids.max()) < self.size
+        return inside and not (self.holes and np.isin(ids, self.holes).any())
 
     @cached_property
     def tokens(self) -> dict[int, str]:
@@ -100,13 +113,12 @@ class Vocabulary:
 
     @cached_property
     def merges(self) -> list[tuple[str, str]]:
-        """The merges in order; older files write each as one string."""
-        pairs = self.data["model"]["merges"]
-        return [tuple(pair.split(" ") if isinstance(pair, str) else pair) for pair in pairs]
+        """The merges in order."""
+        return [(left, right) for left, right in self.data["model"]["merges"]]
 
     def token_bytes(self, token: int) -> bytes:
-        """The bytes of text of one token; of an added token, or one that is not byte-level, its name."""
-        text = self.tokens[token]
+        """The bytes of text of an id; of an added token, or one that is not byte-level, its name; b"" of a hole."""
+        text = self.tokens.get(token, "")
         named = text in self.added_tokens or not CHARACTER_BYTES.keys() >= set(text)
         return text.encode() if named else to_bytes(text)
 
@@ -214,11 +226,7 @@ def load_vocab(path: Path, eod: str | int | None = None, bos: str | int | None =
 
 def _eod_id(vocab: Vocabulary, eod: str | int | None) -> int:
     if isinstance(eod, int):
-        if not 0 <= eod < vocab.size:
-            raise UsageError(
-                f"{vocab.path} has no end-of-document token {eod}: its ids are 0 to {vocab.size - 1}"
-            )
-        return eod
+        return _entry(vocab, eod, "end-of-document token")
     name = eod or vocab.role("eos_token")
     candidates = (name,) if name else EOD_NAMES
     ids = {**vocab.data["model"]["vocab"], **vocab.added_tokens}
@@ -230,10 +238,18 @@ def _eod_id(vocab: Vocabulary, eod: str | int | None) -> int:
     )
 
 
+def _entry(vocab: Vocabulary, token: int, what: str) -> int:
+    """Return an id. Raises UsageError if no entry has it."""
+    if token not in vocab.tokens:
+        holes = ", with gaps" if vocab.holes else ""
+        raise UsageError(f"{vocab.path} has no {what} {token}: its ids are 0 to {vocab.size - 1}{holes}")
+    return token
+
+
 def _bos_id(vocab: Vocabulary, bos: str | int, eod_id: int) -> int:
     """Only a special token is accepted: no text becomes one, so it occurs only where documents begin."""
     if isinstance(bos, int):
-        return bos
+        return _entry(vocab, bos, "token to begin documents with,")
     special = {token["content"]: token["id"] for token in vocab.added if token["special"]}
     if bos not in special:
         names = ", ".join(list(special)[:6]) + (", ..." if len(special) > 6 else "")

@@ -72,11 +72,12 @@ METAVARS = {
     "path": "PATH",
     "table of shares": "NAME=SHARE,...",
     "table of text": "NAME=SOURCE where CONDITION",
+    "table of tokens": "NAME=TOKENIZER",
     "list of table": "TOKENS:WEIGHTS",
     "list": "A,B,...",
 }
 """How the type of a key begins -> how the help calls a value; the first that fits."""
-REPEATED = ("list", "table of text")
+REPEATED = ("list", "table of text", "table of tokens")
 """Types of keys whose option may be repeated."""
 
 
@@ -102,8 +103,9 @@ def setting(dotted: str) -> Any:
             context.meta.setdefault(GIVEN, {})[dotted] = value_of(key, value)
         return value
 
-    text = key.text + (" In all sources." if dotted.startswith("sources.") else "")
-    if shown := as_typed(key.value):
+    of_one = key.kind == "table of tokens"
+    text = key.text + (" In all sources." if dotted.startswith("sources.") and not of_one else "")
+    if shown := "it=old/tokenizer.json" if of_one else as_typed(key.value):
         text += f" For example {shown}." if key.is_example else f" Default: {shown}."
     choices = key.kind.replace('"', "").replace(" or ", "|") if key.kind.startswith('"') else "TEXT"
     metavar = next((METAVARS[start] for start in METAVARS if key.kind.startswith(start)), choices)
@@ -131,12 +133,15 @@ def as_typed(value: Any) -> str:
 
 def value_of(key: Key, typed: Any) -> object:
     """Parse the text that follows an option into the value of a recipe. Raises UsageError."""
+    from pretok.config.recipes import BySource
     from pretok.stream.quota import parse_weights, stage_table
 
     if key.name == "stages":
         return tuple(map(stage_table, typed))
     if key.name == "classes":
         return dict(map(_class, typed))
+    if key.kind == "table of tokens":
+        return BySource({name: {"tokenizer": Path(path)} for name, path in map(_tokens, typed)})
     if isinstance(typed, list):
         return [part for text in typed for part in text.split(",")]
     if key.kind.startswith("table"):
@@ -150,6 +155,16 @@ def _class(text: str) -> tuple[str, str]:
     if not equals or not name.strip():
         raise UsageError(f"cannot read --class {text!r}; write NAME=SOURCE where CONDITION")
     return name.strip(), condition.strip()
+
+
+def _tokens(text: str) -> tuple[str, str]:
+    """Split `it=old/tokenizer.json`."""
+    name, equals, path = text.partition("=")
+    if not equals or not name or not path:
+        raise UsageError(
+            f"cannot read --tokens {text!r}; write NAME=TOKENIZER, such as it=old/tokenizer.json"
+        )
+    return name, path
 
 
 def read_recipe(

@@ -16,6 +16,7 @@ from pretok.commands.options import (
     Inputs,
     Json,
     Setting,
+    Settings,
     Workers,
     argument,
     check_train_arguments,
@@ -67,6 +68,7 @@ def plan(
     ] = None,
     out: Setting = setting("out"),
     sources_field: Setting = setting("sources.field"),
+    sources_tokens: Settings = setting("sources.tokens"),
     json: Json = False,
 ) -> None:
     """Estimate the tokens, rejects, shards, time and memory of a recipe, and whether its mix is possible.

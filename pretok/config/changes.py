@@ -102,7 +102,7 @@ def list_sources(recipe: Recipe, console: Console, *, appended: bool = True) -> 
     for name, source in recipe.sources.items():
         every = source.inputs_by_append if appended else (source.inputs,)
         with located(recipe, "sources", name, "inputs"):
-            listed[name] = [list_inputs(patterns, source.format) for patterns in every]
+            listed[name] = [list_inputs(patterns, source.declared_format) for patterns in every]
     for text in chain(*(listing.notices for listing in chain(*listed.values())), shared_inputs(listed)):
         console.notice(text)
     return listed

@@ -84,10 +84,15 @@ def make_mix(data: Mapping[str, object], origin: str, options: Mapping[str, str]
     return validated(MixTable, data, origin, options or {}, "mix")
 
 
+class BySource(dict[str, object]):
+    """Values of a key, each for the source of its name."""
+
+
 def with_settings(data: Mapping[str, object], given: Mapping[str, object]) -> dict[str, object]:
     """Override settings of a recipe that is still a mapping.
 
-    given: dotted key -> value; `sources.field` sets the field of every source. Validation refuses anything but tables.
+    given: dotted key -> value; `sources.field` sets the field of every source, or of those that a BySource names.
+    Validation refuses anything but tables.
     """
     changed = dict(data)
     for dotted, value in given.items():
@@ -96,8 +101,14 @@ def with_settings(data: Mapping[str, object], given: Mapping[str, object]) -> di
         if not inner:
             changed[name] = value
         elif isinstance(table, Mapping):
-            names = [f"{source}.{inner}" for source in table] if name == "sources" else [inner]
-            changed[name] = with_settings(table, dict.fromkeys(names, value))
+            values = {inner: value}
+            if isinstance(value, BySource):
+                if unknown := sorted(value.keys() - table.keys()):
+                    raise UsageError(f"--{inner} {unknown[0]}=...: there is no source {unknown[0]}")
+                values = {f"{source}.{inner}": one for source, one in value.items()}
+            elif name == "sources":
+                values = {f"{source}.{inner}": value for source in table}
+            changed[name] = with_settings(table, values)
     return changed
 
 

@@ -1,6 +1,6 @@
 """Token ids -> text, whole arrays at a time.
 
-Input: a vocabulary, then ids in a row. Output: bytes in a row with offsets, as in `read.batches`. A token that ends
+Input: a vocabulary, then ids in a row. Output: bytes in a row with offsets, as in `base.texts`. A token that ends
 inside a character gives its bytes.
 """
 
@@ -27,7 +27,7 @@ class TextDecoder:
         self._lengths: Ints = np.array([len(token) for token in tokens], np.int64)
         self._starts: Ints = np.cumsum(self._lengths) - self._lengths
 
-    def decode(self, ids: Tokens, ends: Ints) -> tuple[Bytes, Ints]:
+    def decode(self, ids: Tokens | Ints, ends: Ints) -> tuple[Bytes, Ints]:
         """Decode ids to (bytes, offsets): text i is bytes[offsets[i] : offsets[i + 1]].
 
         ids: (tokens,), all `holds` of the vocabulary; ends: (n + 1,) where texts begin and end in `ids`, from 0.

@@ -171,9 +171,10 @@ def effective(normalizer: dict[str, Any] | None) -> dict[str, Any] | None:
     return normalizer
 
 
-def read_tokenizer(path: Path) -> tuple[bytes, dict[str, Any], int]:
+def read_tokenizer(path: Path, *, decode_only: bool = False) -> tuple[bytes, dict[str, Any], int]:
     """(the bytes of a tokenizer.json, its `canonical` contents, one more than its highest id).
 
+    decode_only: also accept a BPE with a token for each byte (`byte_fallback`), of which the text follows from ids.
     Raises FileNotFoundError, and UsageError if it is not a byte-level BPE with each id once.
     """
     if hint := conversion(path):
@@ -195,7 +196,8 @@ def read_tokenizer(path: Path) -> tuple[bytes, dict[str, Any], int]:
         contents = msgspec.convert(data, TokenizerJson)
     except (ValueError, RecursionError) as error:
         raise UsageError(f"{path} is not a tokenizer.json that can be used: {error}") from None
-    _check_model(path, contents)
+    if not (decode_only and is_byte_fallback(data)):
+        _check_model(path, contents)
     size = _check_ids(path, contents)
     try:
         return raw, canonical(data), size
@@ -251,6 +253,14 @@ def _steps(step: PreTokenizerStep | None) -> Iterator[PreTokenizerStep]:
         yield step
         for inner in step.pretokenizers:
             yield from _steps(inner)
+
+
+def is_byte_fallback(data: dict[str, Any]) -> bool:
+    """Return whether entries of a BPE are text with `▁` for a space, or `<0x0A>` for a byte, each of which it has."""
+    model = data["model"]
+    return bool(model.get("byte_fallback")) and model["vocab"].keys() >= {
+        f"<0x{byte:02X}>" for byte in range(256)
+    }
 
 
 def _check_model(path: Path, contents: TokenizerJson) -> None:

@@ -7,6 +7,7 @@ other stages need to know of a tokenizer. Ids: special tokens, then the 256 byte
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -24,6 +25,7 @@ from pretok.tokenizer.tokenizer_file import (
     ALPHABET,
     CHARACTER_BYTES,
     fingerprint_of,
+    is_byte_fallback,
     read_tokenizer,
     to_bytes,
     to_characters,
@@ -106,6 +108,20 @@ class Vocabulary:
         return inside and not (self.holes and np.isin(ids, self.holes).any())
 
     @cached_property
+    def _byte_fallback(self) -> bool:
+        return is_byte_fallback(self.data)
+
+    @cached_property
+    def prefix(self) -> bool:
+        """Whether each text gets a space before it that is not part of it, as Llama 2 does."""
+        steps = self.data.get("normalizer") or {}
+        meta = self.data.get("pre_tokenizer") or {}
+        return self._byte_fallback and (
+            any(step.get("prepend") == "▁" for step in (steps, *steps.get("normalizers", [])))
+            or meta.get("prepend_scheme") in ("always", "first")
+        )
+
+    @cached_property
     def tokens(self) -> dict[int, str]:
         """Id -> token as the file writes it."""
         named = {**self.data["model"]["vocab"], **self.added_tokens}
@@ -119,6 +135,9 @@ class Vocabulary:
     def token_bytes(self, token: int) -> bytes:
         """The bytes of text of an id; of an added token, or one that is not byte-level, its name; b"" of a hole."""
         text = self.tokens.get(token, "")
+        if self._byte_fallback and text not in self.added_tokens:
+            byte = re.fullmatch("<0x([0-9A-F]{2})>", text)
+            return bytes.fromhex(byte[1]) if byte else text.replace("▁", " ").encode()
         named = text in self.added_tokens or not CHARACTER_BYTES.keys() >= set(text)
         return text.encode() if named else to_bytes(text)
 
@@ -204,16 +223,19 @@ def write_vocab(
     return load_vocab(folder)
 
 
-def load_vocab(path: Path, eod: str | int | None = None, bos: str | int | None = None) -> Vocabulary:
+def load_vocab(
+    path: Path, eod: str | int | None = None, bos: str | int | None = None, *, decode_only: bool = False
+) -> Vocabulary:
     """Read a tokenizer.json, or the one in a folder.
 
     eod: name or id of the end-of-document token; by default the `eos_token` of the tokenizer_config.json next to it, or
-    the first of EOD_NAMES that exists; bos: name or id of the special token before each document, None for none. Raises
+    the first of EOD_NAMES that exists; bos: name or id of the special token before each document, None for none;
+    decode_only: see `read_tokenizer`. Raises
     UsageError if the file is missing, is not a byte-level BPE, lacks ids or has one twice, or has no such token.
     """
     file = path / TOKENIZER_FILE if path.is_dir() else path
     try:
-        raw, data, size = read_tokenizer(file)
+        raw, data, size = read_tokenizer(file, decode_only=decode_only)
     except FileNotFoundError:
         raise UsageError(
             f"no tokenizer at {file}, which does not exist: train one with pretok build-vocab, or name "

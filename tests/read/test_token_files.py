@@ -462,9 +462,10 @@ def test_megatron_writes_what_is_read(
 def test_datatrove_writes_what_is_read(tmp_path: Path, ids: Ids, vocab_dir: Path, here: Engine) -> None:
     """By its own writer of tokens; its own reader is the reference."""
     files = needs("datatrove.pipeline.tokens.tokenizer")
-    with files.TokenizedFile(str(tmp_path), "a.ds", save_index=True, save_loss_metadata=False) as out:
-        for one in ids:
-            out.write(one, None)
+    out = files.TokenizedFile(files.get_datafolder(str(tmp_path)), "a.ds", save_loss_metadata=False)
+    for one in ids:
+        out.write(one, None)
+    out.close()
     made = tokens([tmp_path / "a.ds"], tmp_path / "out", vocab_dir, vocab_dir)
     run(made, here)
     assert documents_in(made.shards_dir) == ids

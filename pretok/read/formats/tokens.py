@@ -32,7 +32,7 @@ from pretok.read.files import CorruptInputError, InputFile, index_of, open_input
 from pretok.read.format import Keep, Piece, Probe, Records, too_long
 from pretok.read.record_format import RecordFormat, TokenFiles
 from pretok.read.rejects import EMPTY, OK, REASONS, TOO_LONG
-from pretok.tokenizer.decode import TextDecoder
+from pretok.tokenizer.decode import TextDecoder, choose_ids, worst_kinds
 from pretok.tokenizer.vocabulary import load_vocab
 
 SUFFIXES: tuple[str, ...] = ()
@@ -40,6 +40,8 @@ BINARY: bool = False
 TEXT_PER_ID = 4.0
 """Assumed bytes of text per id."""
 _UNKNOWN, _SPECIAL = REASONS.index("unknown_id"), REASONS.index("special_token")
+_STATUS = np.array([OK, _SPECIAL, _UNKNOWN], np.uint8)
+"""Kind of an id -> the status of a document with it: text, a special token, no id of the tokenizer."""
 NO_EOD, WITH_BOS = "without EOD", "with BOS"
 """Remarks on documents that are read all the same."""
 
@@ -328,10 +330,10 @@ class TokenDecoder:
                 "it was replaced; put it back"
             )
         self.vocab, self._text = vocab, TextDecoder(vocab)
-        self._status = np.full(vocab.size + 1, OK, np.uint8)
+        self._kinds = np.zeros(vocab.size + 1, np.uint8)
         special = [token["id"] for token in vocab.added if token["special"]]
-        self._status[[tokens.eod, *special]] = _SPECIAL
-        self._status[[*vocab.holes, vocab.size]] = _UNKNOWN  # the last stands for all ids outside
+        self._kinds[[tokens.eod, *special]] = 1
+        self._kinds[[*vocab.holes, vocab.size]] = 2  # the last stands for all ids outside
 
     @staticmethod
     @lru_cache(2)
@@ -341,43 +343,31 @@ class TokenDecoder:
 
     def records(self, ids: npt.NDArray[Any], offsets: Ints, limit: int) -> Records:
         """Decode documents. ids: (tokens,); offsets: (documents + 1,), where each begins; limit: bytes of a text."""
-        count, size = len(offsets) - 1, self.vocab.size
-        starts, ends = offsets[:-1].copy(), offsets[1:].copy()
-        wide = ids.astype(np.int64)
-        wide[(wide < 0) | (wide >= size)] = size
-        whole = starts < ends
-        with_eod = whole.copy()
-        with_eod[whole] = wide[ends[whole] - 1] == self.vocab.eod_id
+        count, starts, ends = len(offsets) - 1, offsets[:-1].copy(), offsets[1:].copy()
+        known = ids.astype(np.int32)  # an id of uint32 beyond becomes negative, which is no id either
+        with_eod = starts < ends
+        with_eod[with_eod] = known[ends[with_eod] - 1] == self.vocab.eod_id
         ends -= with_eod
-        with_bos = starts < ends
-        if self.vocab.bos_id is not None:
-            with_bos[with_bos] = wide[starts[with_bos]] == self.vocab.bos_id
-            starts += with_bos
-        status = np.full(count, OK, np.uint8)
-        codes = self._status[wide]
-        for reason in (_SPECIAL, _UNKNOWN):
-            until = np.concatenate([[0], np.cumsum(codes == reason)])
-            status[until[ends] > until[starts]] = reason
-        status[ends == starts] = EMPTY
+        with_bos = (starts < ends) & (self.vocab.bos_id is not None)
+        with_bos[with_bos] = known[starts[with_bos]] == self.vocab.bos_id
+        starts += with_bos
+        worst = np.empty(count, np.uint8)
+        worst_kinds(known, starts, ends, self._kinds, worst)
+        status = np.where(starts < ends, _STATUS[worst], EMPTY).astype(np.uint8)
         good = np.flatnonzero(status == OK)
-        inside = np.zeros(len(ids) + 1, np.int64)
-        np.add.at(inside, starts[good], 1)
-        np.add.at(inside, ends[good], -1)
-        chosen = wide[np.cumsum(inside[:-1]) > 0]
-        ends_of_ids = np.concatenate([[0], np.cumsum(ends[good] - starts[good])])
-        before, (texts, borders) = hash_ids(chosen, ends_of_ids), self._decode(chosen, ends_of_ids)
-        lengths = np.diff(borders)
+        sizes = (ends - starts)[good]
+        chosen, borders = np.empty(int(sizes.sum()), np.int32), np.empty(len(good) + 1, np.int64)
+        choose_ids(known, starts[good], ends[good], chosen, borders)
+        before, (texts, limits) = hash_ids(chosen, borders), self._decode(chosen, borders)
+        lengths, array = np.diff(limits), from_buffers(texts, limits)
         status[good[lengths == 0]], status[good[lengths > limit]] = EMPTY, TOO_LONG
-        array = from_buffers(texts, borders)
         if (wrong := status[good] != OK).any():
             array, before = array.filter(pa.array(~wrong)), before[~wrong]
-        remarks = Counter({NO_EOD: int(count - with_eod.sum())})
-        if self.vocab.bos_id is not None:
-            remarks[WITH_BOS] = int(with_bos.sum())
+        remarks = Counter({NO_EOD: int(count - with_eod.sum()), WITH_BOS: int(with_bos.sum())})
         return Records(
             status,
             array,
-            lambda row: self._explain(ids[offsets[row] : offsets[row + 1]], status[row], limit),
+            lambda row: self._explain(ids[offsets[row] : offsets[row + 1]], int(status[row]), limit),
             np.diff(offsets) * ids.dtype.itemsize,
             np.arange(count),
             count,
@@ -385,7 +375,7 @@ class TokenDecoder:
             remarks=+remarks,
         )
 
-    def _decode(self, ids: Ints, borders: Ints) -> tuple[Bytes, Ints]:
+    def _decode(self, ids: npt.NDArray[np.int32], borders: Ints) -> tuple[Bytes, Ints]:
         """Decode ids[borders[i] : borders[i + 1]] of each document i to (bytes, offsets)."""
         text, offsets = self._text.decode(ids, borders)
         if self.vocab.prefix and len(text):  # what the tokenizer puts before each text
@@ -404,7 +394,7 @@ class TokenDecoder:
             return ""
         codes = ids.astype(np.int64)
         codes[(codes < 0) | (codes >= self.vocab.size)] = self.vocab.size
-        at = np.flatnonzero(self._status[codes] == status)
+        at = np.flatnonzero(_STATUS[self._kinds[codes]] == status)
         inner = (
             at[(at < len(ids) - 1) & ((at > 0) | (codes[at] != self.vocab.bos_id))]
             if status == _SPECIAL

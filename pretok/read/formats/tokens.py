@@ -10,7 +10,6 @@ any document that it names is read, so nothing is read outside of the file.
 
 from __future__ import annotations
 
-import struct
 from collections import Counter
 from collections.abc import Iterator
 from functools import lru_cache
@@ -26,7 +25,7 @@ from msgspec import UNSET
 from pretok.base.errors import MismatchError
 from pretok.base.storage import tried
 from pretok.base.texts import from_buffers
-from pretok.base.tokens import Bytes, Ints
+from pretok.base.tokens import DTYPE_CODES, INDEX_HEADER, INDEX_MAGIC, INDEX_VERSION, Bytes, Ints
 from pretok.read.batches import hash_ids
 from pretok.read.files import CorruptInputError, InputFile, index_of, open_input, read_bytes
 from pretok.read.format import Keep, Piece, Probe, Records, too_long
@@ -45,11 +44,6 @@ _STATUS = np.array([OK, _SPECIAL, _UNKNOWN], np.uint8)
 NO_EOD, WITH_BOS = "without EOD", "with BOS"
 """Remarks on documents that are read all the same."""
 
-_HEADER = struct.Struct("<9sQBQQ")
-"""Of an .idx: magic, version, dtype, number of sequences, length of the list of documents."""
-_MAGIC = b"MMIDIDX\0\0"
-_MEGATRON = {8: "<u2", 4: "<i4"}
-"""Code of a dtype in an .idx -> the dtype; others hold no ids."""
 _BLOCK = 1 << 14
 """Entries of an index that are read at once."""
 
@@ -156,22 +150,22 @@ def layout_of(file: InputFile, tokens: TokenFiles) -> TokenLayout:
 
 def _megatron(file: InputFile, index: str) -> TokenLayout:
     size = _size(index)
-    head = _range(index, 0, min(size, _HEADER.size))
-    if len(head) < _HEADER.size or head[:9] != _MAGIC:
+    head = _range(index, 0, min(size, INDEX_HEADER.size))
+    if len(head) < INDEX_HEADER.size or head[:9] != INDEX_MAGIC:
         raise CorruptInputError(f"{index} is not an index of Megatron-LM: it begins otherwise")
-    _, version, code, sequences, documents = _HEADER.unpack(head)
-    if version != 1 or code not in _MEGATRON:
+    _, version, code, sequences, documents = INDEX_HEADER.unpack(head)
+    if version != INDEX_VERSION or code not in DTYPE_CODES:
         raise CorruptInputError(
             f"{index}: version {version}, dtype {code}; known are 1, and uint16 (8) or int32 (4)"
         )
-    expected = _HEADER.size + 12 * sequences + 8 * documents
+    expected = INDEX_HEADER.size + 12 * sequences + 8 * documents
     if size == expected + sequences != expected:
         raise CorruptInputError(f"{index} is of multimodal sequences, not of text alone")
     if size != expected or not documents:
         raise CorruptInputError(
             f"{index} has {size} bytes, but {sequences} sequences and a list of {documents} documents take {expected}"
         )
-    dtype = np.dtype(_MEGATRON[code])
+    dtype = DTYPE_CODES[code]
     if file.size % dtype.itemsize:
         raise CorruptInputError(f"has {file.size} bytes, which are no whole number of ids of {dtype.name}")
     layout = TokenLayout(dtype, file.size // dtype.itemsize, documents - 1, sequences)
@@ -203,7 +197,7 @@ def _range(path: str, start: int, stop: int) -> bytes:
 
 def _list(index: str, layout: TokenLayout, start: int, stop: int) -> Ints:
     """Entries of the list of documents of an .idx: the first sequence of each."""
-    at = _HEADER.size + 12 * layout.sequences
+    at = INDEX_HEADER.size + 12 * layout.sequences
     return np.frombuffer(_range(index, at + 8 * start, at + 8 * stop), "<i8")
 
 
@@ -236,8 +230,10 @@ def _begins(index: str, layout: TokenLayout, low: int, high: int) -> Ints:
     size, begins = layout.dtype.itemsize, np.empty(high - low + 1, np.int64)
     for at in range(low, high, _BLOCK):
         until = min(high, at + _BLOCK)
-        lengths = np.frombuffer(_range(index, _HEADER.size + 4 * at, _HEADER.size + 4 * until), "<i4")
-        base = _HEADER.size + 4 * layout.sequences
+        lengths = np.frombuffer(
+            _range(index, INDEX_HEADER.size + 4 * at, INDEX_HEADER.size + 4 * until), "<i4"
+        )
+        base = INDEX_HEADER.size + 4 * layout.sequences
         pointers = np.frombuffer(_range(index, base + 8 * at, base + 8 * until), "<i8")
         after = pointers + lengths.astype(np.int64) * size
         if (lengths < 0).any() or (pointers % size).any() or (after[:-1] != pointers[1:]).any():

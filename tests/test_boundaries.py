@@ -40,8 +40,8 @@ def imports(path: Path) -> frozenset[str]:
 MAY_IMPORT = {
     "base": "",
     "kernels": "base",
-    "read": "base kernels",
-    "tokenizer": "base kernels read",
+    "tokenizer": "base kernels",
+    "read": "base kernels tokenizer",
     "chat": "base kernels read tokenizer",
     "config": "base read tokenizer chat",
     "screen": "base kernels read chat",

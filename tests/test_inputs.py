@@ -495,6 +495,6 @@ def test_the_page_shows_the_rows() -> None:
 
 
 def test_every_reason_has_its_row() -> None:
-    """But for those of settings, which have tests of their own."""
+    """But for those of settings and of files of tokens, which have tests of their own."""
     found = {reason for row in ROWS for reason in (row.rejects or {}).values()}
-    assert found == {*REASONS} - {"", "duplicate", "contaminated", "removed"}
+    assert found == {*REASONS} - {"", "duplicate", "contaminated", "removed", "unknown_id", "special_token"}

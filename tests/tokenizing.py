@@ -9,6 +9,8 @@ from pathlib import Path
 from tempfile import NamedTemporaryFile
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
 from recording import RecordingConsole
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers, trainers
 
@@ -17,6 +19,8 @@ from pretok.base.stop import StopFlag
 from pretok.config import Recipe, make_recipe
 from pretok.kernels.pretokenize import PATTERNS
 from pretok.shards.tokenize_job import run_tokenize
+from pretok.tokenizer.encoder import Encoder
+from pretok.tokenizer.encoder import Engine as Encoding
 from pretok.tokenizer.vocabulary import Vocabulary, load_vocab
 
 
@@ -26,6 +30,22 @@ def vocabulary(data: dict[str, Any]) -> Vocabulary:
         json.dump(data, file)
         file.flush()
         return load_vocab(Path(file.name), 0)
+
+
+def ids_of(engine: Encoder | Encoding, documents: list[str]) -> list[list[int]]:
+    """The ids of each document, without EOD."""
+    column = pa.array(documents, pa.large_string())
+    ids, offsets = engine.ids(column) if isinstance(engine, Encoder) else engine.encode(column)
+    return [part.tolist() for part in np.split(ids, offsets[1:-1])]
+
+
+def ids_of_library(data: dict[str, Any], documents: list[str]) -> list[list[int]]:
+    """The ids that `tokenizers` gives with the contents of a file, special tokens as text."""
+    library = Tokenizer.from_str(json.dumps(data))
+    library.encode_special_tokens = True
+    library.no_truncation()
+    library.no_padding()
+    return [one.ids for one in library.encode_batch_fast(documents, add_special_tokens=False)]
 
 
 def recipe(

@@ -1,4 +1,4 @@
-"""The foundations of all stages. They use numpy, msgspec, xxhash; rich, ray and duckdb in a module each.
+"""The foundations of all stages. They use numpy, msgspec, xxhash; rich, ray, pyarrow and duckdb in a module each.
 
 errors.py           kinds of errors and their exit codes
 units.py            numbers as people write them: 1.2T, 64MiB
@@ -6,6 +6,7 @@ version.py          the version of the program
 visible.py          texts from outside without control characters
 html.py             templates of HTML pages
 tokens.py           types of token ids
+texts.py            Arrow strings as arrays of bytes and offsets
 records.py          JSON -> typed records, strictly, and back
 storage.py          atomic writes, canonical JSON, fingerprints, checksums
 tree.py             hash trees: files of which a part can be checked, proven or changed

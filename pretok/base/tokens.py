@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,13 @@ Ids = npt.NDArray[np.uint32]
 """Token ids from tokenizers."""
 Tokens = npt.NDArray[np.uint16] | npt.NDArray[np.int32]
 """Token ids in shards."""
+
+
+INDEX_MAGIC, INDEX_VERSION = b"MMIDIDX\0\0", 1
+INDEX_HEADER = struct.Struct("<9sQBQQ")
+"""Of an index of Megatron-LM: magic, version, code of the dtype, sequences, documents + 1."""
+DTYPE_CODES: dict[int, np.dtype[Any]] = {8: np.dtype("<u2"), 4: np.dtype("<i4")}
+"""Megatron-LM's code -> dtype; the two that token ids need."""
 
 
 def token_dtype(vocab_size: int) -> np.dtype[np.uint16] | np.dtype[np.int32]:

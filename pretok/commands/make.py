@@ -51,6 +51,7 @@ def count(
     vocab_pattern: Setting = setting("vocab.pattern"),
     vocab_sample: Setting = setting("vocab.sample"),
     sources_field: Settings = setting("sources.field"),
+    sources_tokens: Settings = setting("sources.tokens"),
     workers: Workers = None,
     address: Address = None,
     json: Json = False,
@@ -100,6 +101,7 @@ def build_vocab(
     vocab_extend: Setting = setting("vocab.extend"),
     vocab_add: Settings = setting("vocab.add"),
     sources_field: Settings = setting("sources.field"),
+    sources_tokens: Settings = setting("sources.tokens"),
     counts: Annotated[
         Path | None,
         option(
@@ -130,7 +132,7 @@ def build_vocab(
 
     given = settings_of(context)
     if counts:
-        refuse_unread(context, "with --counts, which reads no text", "sources_field")
+        refuse_unread(context, "with --counts, which reads no text", "sources_field", "sources_tokens")
     recipe = read_recipe(inputs, given)
     console = terminal(context, recipe.out, recipe)
     known = load_counts(counts) if counts else None
@@ -160,6 +162,7 @@ def tokenize(
     vocab_path: Setting = setting("vocab.path"),
     vocab_eod: Setting = setting("vocab.eod"),
     sources_field: Settings = setting("sources.field"),
+    sources_tokens: Settings = setting("sources.tokens"),
     sources_keep: Settings = setting("sources.keep"),
     shards_val_fraction: Setting = setting("shards.val_fraction"),
     shards_duplicates: Setting = setting("shards.duplicates"),

@@ -72,13 +72,16 @@ METAVARS = {
     "path": "PATH",
     "table of shares": "NAME=SHARE,...",
     "table of text": "NAME=SOURCE where CONDITION",
+    "table of tokens": "NAME=TOKENIZER",
     "list of table": "TOKENS:WEIGHTS",
     "list": "A,B,...",
     "text or list": "[NAME=]FIELD",
 }
 """How the type of a key begins -> how the help calls a value; the first that fits."""
-REPEATED = ("list", "table of text", "text or list")
+REPEATED = ("list", "table of text", "table of tokens", "text or list")
 """Types of keys whose option may be repeated."""
+NAMED = ("sources.field", "sources.keep")
+"""Keys of a source whose option may name the source, as NAME=VALUE."""
 
 
 def option_of(dotted: str) -> str:
@@ -100,14 +103,14 @@ def setting(dotted: str) -> Any:
 
     def keep(context: typer.Context, value: Any) -> Any:
         if value not in (None, []):
-            parsed = (
-                value if dotted.startswith("sources.") else value_of(key, value)
-            )  # which source is not known here
+            by_name = dotted in NAMED  # which source is not known here
+            parsed = value if by_name else value_of(key, value)
             context.meta.setdefault(GIVEN, {})[dotted] = parsed
         return value
 
-    text = key.text + (" In all sources, or in NAME." if dotted.startswith("sources.") else "")
-    if shown := as_typed(key.value):
+    of_one = key.kind == "table of tokens"
+    text = key.text + (" In all sources, or in NAME." if dotted.startswith("sources.") and not of_one else "")
+    if shown := "it=old/tokenizer.json" if of_one else as_typed(key.value):
         text += f" For example {shown}." if key.is_example else f" Default: {shown}."
     choices = key.kind.replace('"', "").replace(" or ", "|") if key.kind.startswith('"') else "TEXT"
     metavar = next((METAVARS[start] for start in METAVARS if key.kind.startswith(start)), choices)
@@ -135,12 +138,15 @@ def as_typed(value: Any) -> str:
 
 def value_of(key: Key, typed: Any) -> object:
     """Parse the text that follows an option into the value of a recipe. Raises UsageError."""
+    from pretok.config.recipes import BySource
     from pretok.stream.quota import parse_weights, stage_table
 
     if key.name == "stages":
         return tuple(map(stage_table, typed))
     if key.name == "classes":
         return dict(map(_class, typed))
+    if key.kind == "table of tokens":
+        return BySource({name: {"tokenizer": Path(path)} for name, path in map(_tokens, typed)})
     if isinstance(typed, list):
         return [part for text in typed for part in text.split(",")]
     if key.kind.startswith("table"):
@@ -154,6 +160,16 @@ def _class(text: str) -> tuple[str, str]:
     if not equals or not name.strip():
         raise UsageError(f"cannot read --class {text!r}; write NAME=SOURCE where CONDITION")
     return name.strip(), condition.strip()
+
+
+def _tokens(text: str) -> tuple[str, str]:
+    """Split `it=old/tokenizer.json`."""
+    name, equals, path = text.partition("=")
+    if not equals or not name or not path:
+        raise UsageError(
+            f"cannot read --tokens {text!r}; write NAME=TOKENIZER, such as it=old/tokenizer.json"
+        )
+    return name, path
 
 
 def read_recipe(

@@ -68,6 +68,7 @@ def plan(
     ] = None,
     out: Setting = setting("out"),
     sources_field: Settings = setting("sources.field"),
+    sources_tokens: Settings = setting("sources.tokens"),
     json: Json = False,
 ) -> None:
     """Estimate the tokens, rejects, shards, time and memory of a recipe, and whether its mix is possible.

@@ -103,7 +103,8 @@ def list_sources(recipe: Recipe, console: Console, *, appended: bool = True) -> 
         every = source.inputs_by_append if appended else (source.inputs,)
         with located(recipe, "sources", name, "inputs"):
             listed[name] = [
-                list_inputs(patterns, source.format, source.exclude, recipe.out) for patterns in every
+                list_inputs(patterns, source.declared_format, source.exclude, recipe.out)
+                for patterns in every
             ]
     for text in chain(*(listing.notices for listing in chain(*listed.values())), shared_inputs(listed)):
         console.notice(text)

@@ -84,11 +84,15 @@ def make_mix(data: Mapping[str, object], origin: str, options: Mapping[str, str]
     return validated(MixTable, data, origin, options or {}, "mix")
 
 
+class BySource(dict[str, object]):
+    """Values of a key, each for the source of its name."""
+
+
 def with_settings(data: Mapping[str, object], given: Mapping[str, object]) -> dict[str, object]:
     """Override settings of a recipe that is still a mapping.
 
-    given: dotted key -> value; `sources.field` sets the field of every source, and of a list the parts that begin with
-    `NAME=` only that of the source NAME. Validation refuses anything but tables.
+    given: dotted key -> value; `sources.field` sets the field of every source, or of those that a BySource names, and
+    of a list the parts that begin with `NAME=` only that of the source NAME. Validation refuses anything but tables.
     """
     changed = dict(data)
     for dotted, value in given.items():
@@ -97,11 +101,15 @@ def with_settings(data: Mapping[str, object], given: Mapping[str, object]) -> di
         if not inner:
             changed[name] = value
         elif isinstance(table, Mapping):
-            if name == "sources":
+            values = {inner: value}
+            if isinstance(value, BySource):
+                if unknown := sorted(value.keys() - table.keys()):
+                    raise UsageError(f"--{inner} {unknown[0]}=...: there is no source {unknown[0]}")
+                values = {f"{source}.{inner}": one for source, one in value.items()}
+            elif name == "sources":
                 found = {f"{source}.{inner}": _of_source(source, table, value) for source in table}
-                changed[name] = with_settings(table, {key: value for key, value in found.items() if value})
-            else:
-                changed[name] = with_settings(table, {inner: value})
+                values = {key: part for key, part in found.items() if part}
+            changed[name] = with_settings(table, values)
     return changed
 
 

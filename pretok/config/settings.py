@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from pretok.chat.limits import TemplateLimits
     from pretok.read.kept import KeptColumn
     from pretok.read.normalize import Normalization
-    from pretok.read.record_format import RecordFormat
+    from pretok.read.record_format import RecordFormat, TokenFiles
 
 DEFAULT_SPECIAL_TOKENS = ("<|endoftext|>", "<|pad|>", *(f"<|reserved_{i}|>" for i in range(62)))
 """End of document, padding, and a block for later use; their ids are 0 to 63."""
@@ -183,6 +183,26 @@ class SettingsTable(BaseModel):
         return self
 
 
+class Tokens(SettingsTable):
+    """[sources.NAME] tokens: files of token ids instead of text, and the tokenizer that made them."""
+
+    tokenizer: ExpandedPath = Field(...)
+    eod: Token | None = None
+    bos: Token | None = None
+    dtype: Literal["", "uint16", "uint32", "int32"] = ""
+
+    def files(self) -> TokenFiles:
+        """Return how the ids are read. Reads the tokenizer; raises UsageError if its ids cannot be decoded to text."""
+        from pretok.read.record_format import TokenFiles
+        from pretok.tokenizer.vocabulary import load_vocab
+
+        vocab = load_vocab(self.tokenizer, self.eod, self.bos, decode_only=True)
+        bos = vocab.bos_id
+        if bos is None and (name := vocab.role("bos_token")) and vocab.added_tokens.get(name) != vocab.eod_id:
+            bos = vocab.added_tokens.get(name)
+        return TokenFiles(str(vocab.path), vocab.fingerprint, vocab.eod_id, bos, self.dtype)
+
+
 class Append(SettingsTable):
     """[[sources.NAME.append]]: more inputs for a source that is tokenized, read as the others are."""
 
@@ -224,6 +244,12 @@ class Source(SettingsTable):
     conversation_seconds: int = key(
         10, "Processor time of the chat template for a conversation.", gt=0, needs="messages"
     )
+    tokens: Annotated[Tokens | None, "table of tokens"] = key(
+        None,
+        "The inputs are token ids of Megatron-LM, datatrove or OLMo, made with this tokenizer.",
+        {"tokenizer": "old/tokenizer.json", "eod": "</s>", "dtype": "uint16"},
+        excludes="field messages template keep",
+    )
     separator: str = key("", "Separates the documents of a text file. Default: a file is one.", "\n\n")
     max_document: Count = key(256 << 20, "Longer records are rejected (bytes).", gt=0)
     keep: Keep = key(
@@ -247,6 +273,10 @@ class Source(SettingsTable):
 
     @model_validator(mode="after")
     def _has_what_it_names(self) -> Self:
+        if self.tokens and self.format not in ("auto", "tokens"):
+            raise ValueError(f"format {self.format} and tokens exclude each other; give one of them")
+        if self.format == "tokens" and self.tokens is None:
+            raise ValueError("format: say which tokenizer made them: tokens = {tokenizer = ...}")
         if self.format == "text" and (self.messages or self.template):
             raise ValueError("format: plain text has no fields, and so no conversations")
         try:
@@ -268,6 +298,8 @@ class Source(SettingsTable):
         plain = RecordFormat(self.field[0], self.separator, self.max_document)
         if len(self.field) > 1:
             plain = replace(plain, fields=self.field)
+        if self.tokens:
+            return replace(plain, tokens=self.tokens.files())
         if self.template:
             learned = self.learn or self.template_fields
             fields = Conversation(fields=True, template=self.template, learned=learned)
@@ -292,11 +324,15 @@ class Source(SettingsTable):
         return TemplateLimits(self.template_seconds, self.template_memory, self.conversation_seconds)
 
     @property
-    def probed(self) -> tuple[tuple[str, ...], bool]:
-        """Return (names of a field of which records have one, whether it may hold messages)."""
-        if self.messages:
-            return (self.messages,), True
-        return self.template_fields[:1] or self.field, False
+    def probed(self) -> tuple[tuple[str, ...], bool, TokenFiles | None]:
+        """Return (names of a field of which records have one, whether it may hold messages, how ids are read)."""
+        fields = (self.messages,) if self.messages else self.template_fields[:1] or self.field
+        return fields, bool(self.messages), self.tokens.files() if self.tokens else None
+
+    @property
+    def declared_format(self) -> str:
+        """The format of the inputs, `auto` if their contents say it."""
+        return "tokens" if self.tokens else self.format
 
     @property
     def kept(self) -> tuple[KeptColumn, ...]:

@@ -1,12 +1,12 @@
 """Batches of documents as they flow from readers to counting and encoding.
 
 A batch holds texts as one Arrow array (no Python object per document), the place of each in its input, and the rejected
-records. `buffers` gives an Arrow string array as the two numpy arrays that Numba and the engine take.
+records.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,9 +15,13 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from pretok.base.records import replace
+from pretok.base.texts import buffers as buffers
+from pretok.base.texts import from_buffers as from_buffers
 from pretok.base.tokens import Hashes
 from pretok.kernels.hashing import hash_documents
 
+NOT_CANONICAL = "encoded otherwise"
+"""The remark on a document whose text its tokenizer encodes to other ids than those that were there."""
 HASH = pa.binary(16)
 """Type of the hash of a text in ledgers."""
 
@@ -38,7 +42,8 @@ class TextBatch:
     batch covers, rejected ones included; numbers: (documents,) int64, the line or row of each document, from 0 within
     the piece; texts: (documents,) large_string; refused: bytes of rejected records; kept: a (documents,) array for each
     kept column; mismatches: for each, a (documents,) array of which values are null because they had another type;
-    spans: of conversations, see `pretok.chat.spans`.
+    spans: of conversations, see `pretok.chat.spans`; before: of a file of tokens, (documents,) uint64, the `hash_ids`
+    of each; remarks: of the same, what was found -> in how many of its documents.
     """
 
     piece: int
@@ -51,6 +56,8 @@ class TextBatch:
     kept: tuple[pa.Array, ...] = ()
     mismatches: tuple[npt.NDArray[np.bool_], ...] = ()
     spans: pa.LargeListArray | None = None
+    before: npt.NDArray[np.uint64] | None = None
+    remarks: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def nbytes(self) -> int:
@@ -76,28 +83,8 @@ class TextBatch:
             kept=tuple(column.filter(mask) for column in self.kept),
             mismatches=tuple(column[left] for column in self.mismatches),
             spans=None if self.spans is None else self.spans.filter(mask),
+            before=None if self.before is None else self.before[left],
         )
-
-
-def buffers(texts: pa.LargeStringArray) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
-    """(data, offsets) of a large_string array, without a copy: text i is data[offsets[i]:offsets[i + 1]].
-
-    data: uint8, from the first text to the end of the last; offsets: (documents + 1,) int64, starting at 0.
-    """
-    if len(texts) == 0:
-        return np.empty(0, np.uint8), np.zeros(1, np.int64)
-    _, offset_buffer, data_buffer = texts.buffers()
-    offsets = np.frombuffer(offset_buffer, np.int64)[texts.offset : texts.offset + len(texts) + 1]
-    if data_buffer is None or offsets[-1] == offsets[0]:
-        return np.empty(0, np.uint8), np.zeros(len(texts) + 1, np.int64)
-    data = np.frombuffer(data_buffer, np.uint8)[offsets[0] : offsets[-1]]
-    return data, offsets if offsets[0] == 0 else offsets - offsets[0]
-
-
-def from_buffers(data: npt.NDArray[np.uint8], offsets: npt.NDArray[np.int64]) -> pa.LargeStringArray:
-    """Inverse of `buffers`, without a copy. It does not check that the bytes are UTF-8."""
-    array: Any = pa.LargeStringArray.from_buffers(len(offsets) - 1, pa.py_buffer(offsets), pa.py_buffer(data))
-    return array
 
 
 def hash_texts(texts: pa.LargeStringArray) -> Hashes:
@@ -107,6 +94,12 @@ def hash_texts(texts: pa.LargeStringArray) -> Hashes:
     a third of the speed for documents of 100 bytes.
     """
     return np.stack([hash_documents(*buffers(texts), seed) for seed in (0, 1)], axis=1)
+
+
+def hash_ids(tokens: npt.NDArray[Any], offsets: npt.NDArray[np.int64]) -> npt.NDArray[np.uint64]:
+    """The hash of the ids of each text, without BOS and EOD, whatever their dtype: (documents,) uint64."""
+    ids = np.ascontiguousarray(tokens, "<u4")
+    return hash_documents(ids.view(np.uint8), 4 * offsets, 0)
 
 
 def hash_column(hashes: Hashes) -> pa.Array:

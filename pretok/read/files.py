@@ -6,6 +6,7 @@ paths are opened by the operating system, anything with `://` by fsspec.
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import zlib
@@ -48,7 +49,7 @@ class InputFile(Record, frozen=True):
     """One input as the plan records it.
 
     path: of a URL with secrets, its name without them (`paths.name_url`), so that no file stores them; they are passed
-    on when it is sent to another process; format: jsonl, parquet, arrow, text, or unreadable; compression: "", zstd,
+    on when it is sent to another process; format: a name of FORMATS, or unreadable; compression: "", zstd,
     gzip; size: bytes; identity: hash of the first and last 64 KiB, by which a changed file is noticed.
     """
 
@@ -86,6 +87,28 @@ def open_parquet(path: str) -> Any:
     import pyarrow as pa
 
     return open_input(path, READ_SIZE) if is_remote(path) else pa.OSFile(path)
+
+
+INDEX = {".bin": ".idx", ".ds": ".ds.index"}
+"""Suffix of a file of tokens -> that of the file next to it that says where its documents are."""
+
+
+def index_of(path: str) -> str:
+    """The path of the index of a file of tokens, "" for a file without one."""
+    stem, dot, suffix = path.rpartition(".")
+    return f"{stem}{INDEX[dot + suffix]}" if dot + suffix in INDEX else ""
+
+
+def identify_input(path: str, file_format: str) -> tuple[bytes, bytes, int, str]:
+    """`identify` of an input. The identity of a file of tokens is also that of its index."""
+    head, tail, size, identity = identify(path)
+    if file_format == "tokens" and (index := index_of(path)):
+        try:
+            _, _, index_size, beside = identify(index)
+        except FileNotFoundError:
+            raise OSError(errno.ENOENT, f"its index {index} does not exist") from None
+        identity = xxhash.xxh3_64(f"{identity} {index_size} {beside}".encode()).hexdigest()
+    return head, tail, size, identity
 
 
 def identify(path: str) -> tuple[bytes, bytes, int, str]:
@@ -131,7 +154,7 @@ def what_changed(file: InputFile, before: Stamp) -> str:
     try:
         if is_remote(file.path):  # fsspec may have cached a listing
             server_of(file.path)[0].invalidate_cache()
-        _, _, size, identity = tried(lambda: identify(file.path))
+        _, _, size, identity = tried(lambda: identify_input(file.path, file.format))
     except OSError as error:
         problem: str = masked(f"changed since it was planned: {error}")
         return problem

@@ -10,7 +10,7 @@ A format is one module with the members of `Format`, and a line in `pretok.read.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -21,7 +21,7 @@ import pyarrow as pa
 from pretok.read.batches import from_buffers
 from pretok.read.files import InputFile
 from pretok.read.kept import TYPES, KeptColumn, KeptValues
-from pretok.read.record_format import RecordFormat
+from pretok.read.record_format import RecordFormat, TokenFiles
 from pretok.read.rejects import TOO_LONG
 
 COMPRESSION_RATIO = 3.0
@@ -36,7 +36,8 @@ class Probe:
     """The facts about an input before it is read.
 
     size: expected bytes of text; parts, rows: of each row group or record batch of a table, the bytes of all columns
-    and the number of rows; fields: dotted name -> the kinds of values that were seen.
+    and the number of rows; fields: dotted name -> the kinds of values that were seen; tokens: how its ids are read, if
+    it is a file of tokens.
     """
 
     file: InputFile
@@ -44,12 +45,14 @@ class Probe:
     parts: tuple[int, ...] = ()
     rows: tuple[int, ...] = ()
     fields: dict[str, set[str]] = field(default_factory=dict)
+    tokens: TokenFiles | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A part of one input. start, stop: bytes (jsonl), row groups (parquet) or record batches (arrow), None for the
-    whole file; first: number of its first row, if a table is split."""
+    """A part of one input. start, stop: bytes (jsonl, tokens without an index), row groups (parquet), record batches
+    (arrow) or documents (tokens with an index), None for the whole file; first: number of its first row or document, if
+    these can be counted."""
 
     file: InputFile
     start: int | None = None
@@ -83,7 +86,8 @@ class Records:
 
     status: (records,) uint8, an index of REASONS; texts: of the OK ones, not yet checked for UTF-8; explain: number of
     a rejected record, from 0 here -> details; sizes: (records,) bytes of each in the input; numbers: (records,) the
-    line or row of each, from 0 here; lines: number of lines or rows; kept: the kept columns of the OK ones.
+    line or row of each, from 0 here; lines: number of lines or rows; kept: the kept columns of the OK ones; before,
+    remarks: see `TextBatch`.
     """
 
     status: npt.NDArray[np.uint8]
@@ -93,6 +97,8 @@ class Records:
     numbers: npt.NDArray[np.int64]
     lines: int
     kept: Sequence[KeptValues] = ()
+    before: npt.NDArray[np.uint64] | None = None
+    remarks: Mapping[str, int] = field(default_factory=dict)
 
 
 class Format(Protocol):

@@ -15,12 +15,14 @@ import pyarrow as pa
 from pretok.base.console import NO_CONSOLE, Console
 from pretok.base.errors import UsageError
 from pretok.base.reads import map_reads
+from pretok.base.records import replace
 from pretok.base.storage import tried
 from pretok.base.units import listed
 from pretok.read.files import InputFile
 from pretok.read.format import LIST, NOTHING, OTHER, TEXT, WRITTEN, Probe
 from pretok.read.formats import FORMATS
 from pretok.read.kept import TYPES, KeptColumn, fits
+from pretok.read.record_format import TokenFiles
 
 PROBED_FILES = 32
 """How many files of a source are opened to read their first records, evenly spaced: opening a million takes minutes."""
@@ -33,16 +35,22 @@ CHATS = ("messages", "conversations", "conversation")
 
 
 def probe_inputs(
-    inputs: Sequence[InputFile], fields: Sequence[str], lists: bool = False, console: Console = NO_CONSOLE
+    inputs: Sequence[InputFile],
+    fields: Sequence[str],
+    lists: bool = False,
+    tokens: TokenFiles | None = None,
+    console: Console = NO_CONSOLE,
 ) -> list[Probe]:
     """A Probe of each input. `console` gets a notice of files without the field and, if there are several names for it,
     of which files have which; UsageError if no file has one.
 
-    lists: whether the field may hold messages.
+    lists: whether the field may hold messages; tokens: how ids are read, for files of tokens.
     """
     step = -(-len(inputs) // PROBED_FILES)
     sampled = {file.path for file in inputs[::step]} if inputs else set()
     probes = map_reads(lambda file: _probe(file, file.path in sampled), inputs)
+    if tokens is not None:
+        probes = [replace(probe, tokens=tokens) for probe in probes]
     problems = [problem for probe in probes if (problem := _problem(probe, fields, lists))]
     others = [probe for probe in probes if probe.fields or (probe.file.format == "text" and probe.size)]
     if problems and len(problems) == len(others):
@@ -104,11 +112,13 @@ def _problem(probe: Probe, fields: Sequence[str], lists: bool) -> str:
 
 
 def check_kept(source: str, columns: Sequence[KeptColumn], probes: Sequence[Probe]) -> None:
-    """Raise UsageError if an input is plain text, if no input has a kept field without a declared type, or if the field
+    """Raise UsageError if an input has no fields, if no input has a kept field without a declared type, or if the field
     has no value of the column's type in any input. Of a column with a declared type, only tables are asked: they
     declare types too, and a value of it may follow the first records of JSON Lines."""
-    if columns and (plain := [probe.file.path for probe in probes if probe.file.format == "text"]):
-        raise UsageError(f"source {source}: plain text has no fields to keep, and {plain[0]} is plain text")
+    bare = {"text": ("plain text has", "plain text"), "tokens": ("tokens have", "a file of tokens")}
+    if columns and (without := [probe.file for probe in probes if probe.file.format in bare]):
+        have, what = bare[without[0].format]
+        raise UsageError(f"source {source}: {have} no fields to keep, and {without[0].path} is {what}")
     names = {name for probe in probes for name in probe.fields}
     for column in columns if names else ():
         if not column.type and column.field not in names:

@@ -117,6 +117,8 @@ def _batches(index: int, first: int, records: Records) -> Iterator[TextBatch]:
             numbers=numbers[good],
             kept=tuple(column.slice(at, len(good)) for column, _ in records.kept),
             mismatches=tuple(wrong[at : at + len(good)] for _, wrong in records.kept),
+            before=None if records.before is None else records.before[at : at + len(good)],
+            remarks={} if start else records.remarks,
         )
         if len(bad):
             reasons = [REASONS[reason] for reason in status[bad].tolist()]

@@ -21,11 +21,12 @@ from pretok.base.units import listed
 from pretok.base.visible import masked
 from pretok.read.files import (
     IDENTITY_BYTES,
+    INDEX,
     SHOWN,
     CorruptInputError,
     InputFile,
     compression_of,
-    identify,
+    identify_input,
     unpack,
     without_bom,
 )
@@ -170,6 +171,8 @@ def _look(path: str, explicit: bool, declared_format: str) -> _Look:
     key = None
     try:
         what, key = tried(lambda: _kind(path))
+        if declared_format == "tokens" and path.endswith((*INDEX.values(), ".ds.metadata")):
+            what = "next to a file of tokens"
         if what and explicit:
             raise UsageError(f"{path} is {what}, not an input file{_hint(path)}")
         if what:
@@ -220,7 +223,9 @@ def _describe(path: str, declared_format: str) -> tuple[InputFile, str]:
     A file that is not the table or compressed file that these say is damaged: reading it fails, unless it is obviously
     JSON Lines.
     """
-    head, tail, size, identity = identify(path)
+    head, tail, size, identity = identify_input(path, declared_format)
+    if declared_format == "tokens":  # any bytes are ids, also those that would begin a compressed file
+        return InputFile(path, "tokens", "", size, identity), "" if size else "empty"
     suffix, packed = _endings(path)
     compression = compression_of(head)
     begins = _beginning(head, compression)

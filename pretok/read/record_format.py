@@ -14,7 +14,7 @@ from msgspec import UNSET, UnsetType, field
 
 from pretok.base.records import Count, Record
 
-FormatName = Literal["parquet", "arrow", "jsonl", "text"]
+FormatName = Literal["parquet", "arrow", "jsonl", "tokens", "text"]
 """The names of `read.formats`, here because a recipe is checked before anything heavy is loaded."""
 
 
@@ -39,6 +39,20 @@ class Conversation(Record, frozen=True, kw_only=True):
     variables: dict[str, str] = field(default_factory=dict)
 
 
+class TokenFiles(Record, frozen=True):
+    """How to read files of tokens.
+
+    tokenizer: path of the tokenizer.json that made them; fingerprint: of it; eod: id at the end of each document; bos:
+    id that may begin one, None for none; dtype: of an id, "" where an index says it.
+    """
+
+    tokenizer: str
+    fingerprint: str
+    eod: Count
+    bos: Count | None = None
+    dtype: str = ""
+
+
 class RecordFormat(Record, frozen=True):
     """How to find documents.
 
@@ -46,7 +60,7 @@ class RecordFormat(Record, frozen=True):
     of which a file's is the first that it has; separator: the end of a document in a plain text file, "" for one
     document per file; max_document: bytes of the longest text that is accepted, before
     normalization; conversation: how the value of the field, or with "" the whole record, becomes text, if it is not
-    text itself.
+    text itself; tokens: how ids become text, if the files hold ids.
     """
 
     field: str = "text"
@@ -54,6 +68,7 @@ class RecordFormat(Record, frozen=True):
     max_document: Count = 256 << 20
     conversation: Conversation | UnsetType = UNSET
     fields: tuple[str, ...] | UnsetType = UNSET
+    tokens: TokenFiles | UnsetType = UNSET
 
     @property
     def max_line(self) -> int:

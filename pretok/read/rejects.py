@@ -27,6 +27,8 @@ REASONS = (
     "bad_messages",
     "template_refused",
     "removed",
+    "unknown_id",
+    "special_token",
 )
 """Reason for each status, and reasons of later steps."""
 NOT_LOST = frozenset(("too_long", "duplicate", "contaminated", "removed"))

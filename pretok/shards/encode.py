@@ -51,6 +51,7 @@ class JoinedBatches:
     kept: tuple[pa.Array, ...]
     mismatches: tuple[npt.NDArray[np.bool_], ...]
     spans: pa.LargeListArray | None = None
+    before: npt.NDArray[np.uint64] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +68,16 @@ class EncodedSplit:
     hashes: Hashes
     kinds: Bytes | None = None
 
+    def ids(self, bos: bool) -> tuple[Tokens, Ints]:
+        """The ids of the texts alone, and where each begins. bos: whether each document begins with one."""
+        ends = np.cumsum(self.lengths, dtype=np.int64)
+        inside = np.ones(len(self.tokens), np.bool_)
+        inside[ends - 1] = False
+        if bos:
+            inside[ends - self.lengths] = False
+        lengths = self.lengths.astype(np.int64) - 1 - bos
+        return self.tokens[inside], np.concatenate([[0], np.cumsum(lengths)])
+
 
 def join(batches: list[TextBatch]) -> JoinedBatches:
     """Join batches, at least one. A single one is not copied."""
@@ -78,6 +89,7 @@ def join(batches: list[TextBatch]) -> JoinedBatches:
         tuple(_one(columns) for columns in zip(*(batch.kept for batch in batches), strict=True)),
         tuple(map(np.concatenate, zip(*(batch.mismatches for batch in batches), strict=True))),
         None if batches[0].spans is None else _one([batch.spans for batch in batches]),
+        None if batches[0].before is None else np.concatenate([batch.before for batch in batches]),
     )
 
 

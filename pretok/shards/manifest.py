@@ -110,7 +110,8 @@ NOTHING = SplitCounts(0, 0, 0)
 
 class SourceCounts(Record, frozen=True, omit_defaults=True):
     """The contents of a source. read: records, of which `documents` were written and the others rejected, by reason;
-    mismatches: by kept column, values that are null in the ledgers because they had another type; compared: documents
+    mismatches: by kept column, values that are null in the ledgers because they had another type; remarks: documents of
+    files of tokens, by what was found in them; compared: documents
     that `tokenizers` encoded again before their shards were sealed; encoded_again: partitions that it encoded as a
     whole because the fast engine gave other tokens for a document, each with that document."""
 
@@ -122,6 +123,7 @@ class SourceCounts(Record, frozen=True, omit_defaults=True):
     train: SplitCounts
     val: SplitCounts
     mismatches: dict[str, Count] = msgspec.field(default_factory=dict)
+    remarks: dict[str, Count] = msgspec.field(default_factory=dict)
     compared: Count = 0
     encoded_again: tuple[str, ...] = ()
 
@@ -288,7 +290,9 @@ class Manifest(Record, frozen=True, dict=True, omit_defaults=True):
                 known, tokens=tokens, documents=documents, bytes=size, train=train, val=val
             )
         # Kinds of tokens and kept columns mean nothing over several sources.
-        both = add_counts([UNCOUNTED, *(replace(counts, mismatches={}) for counts in sources.values())])
+        both = add_counts(
+            [UNCOUNTED, *(replace(counts, mismatches={}, remarks={}) for counts in sources.values())]
+        )
         train, val = (replace(split, kinds=None) for split in (both.train, both.val))
         return replace(self, sources=sources, totals=replace(both, train=train, val=val))
 

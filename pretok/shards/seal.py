@@ -97,8 +97,11 @@ def seal(
         # state, which is still there.
         new, new_shards, new_files = _seal_source(shards, state / plan.unit, plan, records, dtype)
         counts = add_counts([sources.get(plan.name, UNCOUNTED), new])
-        rejected, mismatches = (dict(sorted(each.items())) for each in (counts.rejected, counts.mismatches))
-        sources[plan.name] = replace(counts, rejected=rejected, mismatches=mismatches)
+        tables = {
+            name: dict(sorted(getattr(counts, name).items()))
+            for name in ("rejected", "mismatches", "remarks")
+        }
+        sources[plan.name] = replace(counts, **tables)
         entries += new_shards
         files += new_files
     common = side_files(shards, None, [shards / TOKENIZER_FILE, benchmark_path(shards), removed_path(shards)])

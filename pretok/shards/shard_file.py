@@ -1,4 +1,4 @@
-"""A shard: its entry in the manifest, and the only module that knows the bytes of `.bin` and `.idx`.
+"""A shard: its entry in the manifest, and the only module that writes the bytes of `.bin` and `.idx`.
 
 A shard is a Megatron-LM indexed dataset of documents, each of which ends with EOD and begins with BOS if there is one.
 
@@ -12,9 +12,7 @@ over the `.bin` (`pretok.base.tree`). The format is that of megatron/core/datase
 
 from __future__ import annotations
 
-import struct
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -22,19 +20,20 @@ import numpy.typing as npt
 from pretok.base.errors import IntegrityError
 from pretok.base.records import Count, Inside, Name, Record, Root, Split
 from pretok.base.storage import reading
-from pretok.base.tokens import Tokens
+from pretok.base.tokens import (
+    DTYPE_CODES,
+    INDEX_HEADER,
+    INDEX_MAGIC,
+    INDEX_VERSION,
+    Tokens,
+)
 from pretok.base.tree import NODES_SUFFIX, compare_root, nodes_path
 
-MAGIC = b"MMIDIDX\x00\x00"
-VERSION = 1
-HEADER = struct.Struct("<9sQBQQ")
 LEDGER_SUFFIX, SPANS_SUFFIX = ".docs.parquet", ".spans"
 SHARD_SUFFIXES = (".bin", ".idx", NODES_SUFFIX, LEDGER_SUFFIX, SPANS_SUFFIX)
 """The files that a shard may have."""
 NOWHERE = Path()
 """The folder of a record that is in none yet. It is never written, see `Manifest.at`."""
-DTYPE_CODES: dict[int, np.dtype[Any]] = {8: np.dtype("<u2"), 4: np.dtype("<i4")}
-"""Megatron-LM's code -> dtype; the two that token ids need."""
 
 
 class RemovedCounts(Record, frozen=True):
@@ -108,7 +107,7 @@ def index_bytes(lengths: npt.NDArray[np.int32], dtype: np.dtype[np.generic]) -> 
     offsets = np.concatenate([np.zeros(1, np.int64), ends])[:count]
     return b"".join(
         [
-            HEADER.pack(MAGIC, VERSION, code, count, count + 1),
+            INDEX_HEADER.pack(INDEX_MAGIC, INDEX_VERSION, code, count, count + 1),
             lengths.astype("<i4").tobytes(),
             offsets.astype("<i8").tobytes(),
             np.arange(count + 1, dtype="<i8").tobytes(),
@@ -118,7 +117,7 @@ def index_bytes(lengths: npt.NDArray[np.int32], dtype: np.dtype[np.generic]) -> 
 
 def index_size(documents: int) -> int:
     """Size in bytes of the `.idx` of a number of documents."""
-    return HEADER.size + 12 * documents + 8 * (documents + 1)
+    return INDEX_HEADER.size + 12 * documents + 8 * (documents + 1)
 
 
 class ShardReader:
@@ -135,16 +134,21 @@ class ShardReader:
         with reading(index_path):
             index = np.fromfile(index_path, np.uint8)
         # A file shorter than a header is filled up with zeros; then its size is wrong.
-        _, _, code, documents, _ = HEADER.unpack(index[: HEADER.size].tobytes().ljust(HEADER.size, b"\0"))
+        _, _, code, documents, _ = INDEX_HEADER.unpack(
+            index[: INDEX_HEADER.size].tobytes().ljust(INDEX_HEADER.size, b"\0")
+        )
         if len(index) != (expected := index_size(documents)):
             raise IntegrityError(f"{index_path} has {len(index)} bytes, its header says {expected}")
-        self.lengths: npt.NDArray[np.int32] = index[HEADER.size : HEADER.size + 4 * documents].view("<i4")
+        self.lengths: npt.NDArray[np.int32] = index[
+            INDEX_HEADER.size : INDEX_HEADER.size + 4 * documents
+        ].view("<i4")
         self.dtype = DTYPE_CODES.get(code, DTYPE_CODES[8])
         # Everything else follows from the lengths. Comparing it means that no offset can lead to wrong tokens.
         whole = np.frombuffer(index_bytes(self.lengths, self.dtype), np.uint8)
         if (self.lengths < 0).any() or not np.array_equal(index, whole):
             raise IntegrityError(
-                f"{index_path} is not an index of version {VERSION} that fits its lengths; it was damaged or edited"
+                f"{index_path} is not an index of version {INDEX_VERSION} that fits its lengths; it was damaged or "
+                "edited"
             )
         self.offsets: npt.NDArray[np.int64] = np.zeros(documents + 1, np.int64)
         np.cumsum(self.lengths, dtype=np.int64, out=self.offsets[1:])

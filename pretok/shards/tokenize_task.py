@@ -25,6 +25,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from msgspec import UNSET
 
 from pretok.base.console import Counts
 from pretok.base.errors import MismatchError, PartitionsFailed
@@ -36,7 +37,7 @@ from pretok.base.units import listed
 from pretok.chat.limits import LIMITS, TemplateLimits
 from pretok.chat.read_documents import read_documents
 from pretok.kernels.compile import load_registries
-from pretok.read.batches import TextBatch, buffers
+from pretok.read.batches import NOT_CANONICAL, TextBatch, buffers, hash_ids
 from pretok.read.kept import KeptColumn
 from pretok.read.normalize import Normalization
 from pretok.read.partition import Partition
@@ -209,7 +210,9 @@ class PartitionWriter:
         self._shards: list[Shard] = []
         self._side_files: list[SideFile] = []
         self._read, self._refused, self._lines = (Counter[int]() for _ in range(3))  # by piece
-        self._rejected, self._mismatches, self._counts = (Counter[str]() for _ in range(3))
+        self._rejected, self._mismatches, self._remarks, self._counts = (Counter[str]() for _ in range(4))
+        tokens = task.record.tokens
+        self._same = tokens is not UNSET and tokens.fingerprint == task.tokenizer.fingerprint
 
     def __enter__(self) -> PartitionWriter:
         return self
@@ -238,6 +241,7 @@ class PartitionWriter:
         for batch in joined.batches:
             self._read[batch.piece] += batch.records
             self._lines[batch.piece] = batch.end
+            self._remarks.update(batch.remarks)
         for split in encoded:
             self._write(joined, split)
         size = sum(int(split.sizes.sum()) for split in encoded)
@@ -264,6 +268,9 @@ class PartitionWriter:
         rows, split = encoded.rows, encoded.split
         for column, wrong in zip(self.task.keep, joined.mismatches, strict=True):
             self._mismatches[column.name] += int(wrong[rows].sum())
+        if self._same and joined.before is not None:
+            ids = hash_ids(*encoded.ids(self.task.tokenizer.bos_id is not None))
+            self._remarks[NOT_CANONICAL] += int((ids != joined.before[rows]).sum())
         pieces = joined.pieces[rows]
         described = ledger_rows(
             self._files.take(pa.array(pieces)),
@@ -302,7 +309,11 @@ class PartitionWriter:
         )
         return PartitionRecord(
             found=replace(
-                compared, read=self._read.total(), rejected=self._rejected, mismatches=+self._mismatches
+                compared,
+                read=self._read.total(),
+                rejected=self._rejected,
+                mismatches=+self._mismatches,
+                remarks=+self._remarks,
             ),
             shards=tuple(self._shards),
             side_files=tuple(self._side_files),

@@ -27,12 +27,12 @@ import pyarrow as pa
 from numba import types
 
 from pretok.base.memory import resident_bytes
+from pretok.base.texts import buffers
 from pretok.base.tokens import Ids, Ints, Tokens, token_dtype
 from pretok.base.version import refuse_untried
 from pretok.kernels.compile import I64, njit
 from pretok.kernels.pretokenize import disputed
 from pretok.kernels.unicode import MARK, UNASSIGNED, disputed_classes
-from pretok.read.batches import buffers
 from pretok.tokenizer.reference import EngineError, ReferenceEngine, Unencodable, guarded, join_parts
 from pretok.tokenizer.vocabulary import Vocabulary
 

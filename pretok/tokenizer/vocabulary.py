@@ -7,6 +7,7 @@ other stages need to know of a tokenizer. Ids: special tokens, then the 256 byte
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -14,11 +15,21 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 
 from pretok.base.errors import UsageError
-from pretok.base.storage import atomic_open, digest, write_json
+from pretok.base.storage import atomic_open, write_json
 from pretok.tokenizer.kinds import MARKERS
-from pretok.tokenizer.tokenizer_file import ALPHABET, CHARACTER_BYTES, read_tokenizer, to_bytes, to_characters
+from pretok.tokenizer.tokenizer_file import (
+    ALPHABET,
+    CHARACTER_BYTES,
+    fingerprint_of,
+    is_byte_fallback,
+    read_tokenizer,
+    to_bytes,
+    to_characters,
+)
 
 TOKENIZER_FILE = "tokenizer.json"
 CONFIG_FILE = "tokenizer_config.json"
@@ -35,8 +46,8 @@ FLAGS = ("single_word", "lstrip", "rstrip", "normalized")
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """A tokenizer. raw: the bytes of the tokenizer.json; data: its contents; size: one more than the largest id;
-    bos_id: the token before each document, None for none."""
+    """A tokenizer. raw: the bytes of the tokenizer.json; data: its `canonical` contents; size: one more than the
+    largest id; bos_id: the token before each document, None for none."""
 
     path: Path
     raw: bytes = field(repr=False)
@@ -83,14 +94,32 @@ class Vocabulary:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Hash of everything that decides ids; formatting, padding and truncation settings do not count.
+        """Hash of everything that decides ids, however the file writes it."""
+        return fingerprint_of(self.data)
 
-        It equals `storage.fingerprint`, but msgspec writes the JSON in a tenth of the time, for which every job waits.
-        """
-        parts = {
-            part: self.data.get(part) for part in ("added_tokens", "normalizer", "pre_tokenizer", "model")
-        }
-        return digest(msgspec.json.encode(parts, order="deterministic"))
+    @cached_property
+    def holes(self) -> list[int]:
+        """The ids below `size` that no entry has. No text becomes one of them."""
+        return sorted(set(range(self.size)) - self.tokens.keys())
+
+    def holds(self, ids: npt.NDArray[Any]) -> bool:
+        """Return whether each id is that of an entry."""
+        inside = not ids.size or 0 <= int(ids.min()) <= int(ids.max()) < self.size
+        return inside and not (self.holes and np.isin(ids, self.holes).any())
+
+    @cached_property
+    def _byte_fallback(self) -> bool:
+        return is_byte_fallback(self.data)
+
+    @cached_property
+    def prefix(self) -> bool:
+        """Whether each text gets a space before it that is not part of it, as Llama 2 does."""
+        steps = self.data.get("normalizer") or {}
+        meta = self.data.get("pre_tokenizer") or {}
+        return self._byte_fallback and (
+            any(step.get("prepend") == "▁" for step in (steps, *steps.get("normalizers", [])))
+            or meta.get("prepend_scheme") in ("always", "first")
+        )
 
     @cached_property
     def tokens(self) -> dict[int, str]:
@@ -100,13 +129,15 @@ class Vocabulary:
 
     @cached_property
     def merges(self) -> list[tuple[str, str]]:
-        """The merges in order; older files write each as one string."""
-        pairs = self.data["model"]["merges"]
-        return [tuple(pair.split(" ") if isinstance(pair, str) else pair) for pair in pairs]
+        """The merges in order."""
+        return [(left, right) for left, right in self.data["model"]["merges"]]
 
     def token_bytes(self, token: int) -> bytes:
-        """The bytes of text of one token; of an added token, or one that is not byte-level, its name."""
-        text = self.tokens[token]
+        """The bytes of text of an id; of an added token, or one that is not byte-level, its name; b"" of a hole."""
+        text = self.tokens.get(token, "")
+        if self._byte_fallback and text not in self.added_tokens:
+            byte = re.fullmatch("<0x([0-9A-F]{2})>", text)
+            return bytes.fromhex(byte[1]) if byte else text.replace("▁", " ").encode()
         named = text in self.added_tokens or not CHARACTER_BYTES.keys() >= set(text)
         return text.encode() if named else to_bytes(text)
 
@@ -192,16 +223,19 @@ def write_vocab(
     return load_vocab(folder)
 
 
-def load_vocab(path: Path, eod: str | int | None = None, bos: str | int | None = None) -> Vocabulary:
+def load_vocab(
+    path: Path, eod: str | int | None = None, bos: str | int | None = None, *, decode_only: bool = False
+) -> Vocabulary:
     """Read a tokenizer.json, or the one in a folder.
 
     eod: name or id of the end-of-document token; by default the `eos_token` of the tokenizer_config.json next to it, or
-    the first of EOD_NAMES that exists; bos: name or id of the special token before each document, None for none. Raises
+    the first of EOD_NAMES that exists; bos: name or id of the special token before each document, None for none;
+    decode_only: see `read_tokenizer`. Raises
     UsageError if the file is missing, is not a byte-level BPE, lacks ids or has one twice, or has no such token.
     """
     file = path / TOKENIZER_FILE if path.is_dir() else path
     try:
-        raw, data, size = read_tokenizer(file)
+        raw, data, size = read_tokenizer(file, decode_only=decode_only)
     except FileNotFoundError:
         raise UsageError(
             f"no tokenizer at {file}, which does not exist: train one with pretok build-vocab, or name "
@@ -214,11 +248,7 @@ def load_vocab(path: Path, eod: str | int | None = None, bos: str | int | None =
 
 def _eod_id(vocab: Vocabulary, eod: str | int | None) -> int:
     if isinstance(eod, int):
-        if not 0 <= eod < vocab.size:
-            raise UsageError(
-                f"{vocab.path} has no end-of-document token {eod}: its ids are 0 to {vocab.size - 1}"
-            )
-        return eod
+        return _entry(vocab, eod, "end-of-document token")
     name = eod or vocab.role("eos_token")
     candidates = (name,) if name else EOD_NAMES
     ids = {**vocab.data["model"]["vocab"], **vocab.added_tokens}
@@ -230,10 +260,18 @@ def _eod_id(vocab: Vocabulary, eod: str | int | None) -> int:
     )
 
 
+def _entry(vocab: Vocabulary, token: int, what: str) -> int:
+    """Return an id. Raises UsageError if no entry has it."""
+    if token not in vocab.tokens:
+        holes = ", with gaps" if vocab.holes else ""
+        raise UsageError(f"{vocab.path} has no {what} {token}: its ids are 0 to {vocab.size - 1}{holes}")
+    return token
+
+
 def _bos_id(vocab: Vocabulary, bos: str | int, eod_id: int) -> int:
     """Only a special token is accepted: no text becomes one, so it occurs only where documents begin."""
     if isinstance(bos, int):
-        return bos
+        return _entry(vocab, bos, "token to begin documents with,")
     special = {token["content"]: token["id"] for token in vocab.added if token["special"]}
     if bos not in special:
         names = ", ".join(list(special)[:6]) + (", ..." if len(special) > 6 else "")

@@ -88,15 +88,13 @@ def tokens_of(old: Vocabulary) -> tuple[list[bytes], npt.NDArray[np.bool_]]:
     """(the bytes of each id, bool[ids]: whether it is an added token, which merges never join)."""
     apart = np.zeros(old.size, np.bool_)
     apart[list(old.added_tokens.values())] = True
-    return [_spelled(old.tokens[i]) for i in range(old.size)], apart
+    return [_spelled(old.tokens.get(i, "")) for i in range(old.size)], apart
 
 
 def write_extended(folder: Path, old: Vocabulary, merges: Merges) -> Vocabulary:
     """Write the extended tokenizer, the files next to the old one, and the map of the new entries."""
     model, size = old.data["model"], len(merges.tokens)
-    pairs = [(to_characters(left), to_characters(right)) for left, right in merges.first(size)]
-    texts = bool(model["merges"]) and isinstance(model["merges"][0], str)  # as older files write a merge
-    more = [f"{left} {right}" if texts else [left, right] for left, right in pairs]
+    more = [[to_characters(left), to_characters(right)] for left, right in merges.first(size)]
     entries = {to_characters(merges.tokens[i]): i for i in range(old.size, size)}
     vocab = {**model["vocab"], **old.added_tokens, **entries}
     folder.mkdir(parents=True, exist_ok=True)

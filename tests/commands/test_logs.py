@@ -28,7 +28,7 @@ def command(tmp_path: Path) -> list[str]:
 def read_logs(work: Path) -> list[list[dict[str, Any]]]:
     """The lines of each log, in the order of the jobs."""
     paths = sorted((work / "logs").glob("*.jsonl"), key=lambda path: path.stat().st_mtime_ns)
-    return [[json.loads(line) for line in path.read_text("ascii").splitlines()] for path in paths]
+    return [[json.loads(line) for line in path.read_text("utf-8").splitlines()] for path in paths]
 
 
 def of(log: list[dict[str, Any]], event: str) -> list[dict[str, Any]]:

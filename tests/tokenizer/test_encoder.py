@@ -14,14 +14,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
-from tokenizing import vocabulary
+from tokenizing import ids_of, vocabulary
 
 from pretok.base.memory import resident_bytes
 from pretok.kernels.unicode import MARK, class_table
 from pretok.read.batches import from_buffers
 from pretok.tokenizer import encoder as encoder_module
 from pretok.tokenizer import reference as reference_module
-from pretok.tokenizer.encoder import Encoder, Engine, FastEngine, choose_engine
+from pretok.tokenizer.encoder import Encoder, FastEngine, choose_engine
 from pretok.tokenizer.reference import ReferenceEngine, Unencodable
 from pretok.tokenizer.vocabulary import Vocabulary, load_vocab
 
@@ -50,13 +50,6 @@ def library(vocab: Vocabulary) -> Tokenizer:
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer
-
-
-def ids_of(engine: Encoder | Engine, documents: list[str]) -> list[list[int]]:
-    """Ids of each document, without EOD."""
-    column = pa.array(documents, pa.large_string())
-    ids, offsets = engine.ids(column) if isinstance(engine, Encoder) else engine.encode(column)
-    return [part.tolist() for part in np.split(ids, offsets[1:-1])]
 
 
 def test_a_word_without_end_is_named_not_encoded(

@@ -28,8 +28,9 @@ from pretok.base.records import replace
 from pretok.base.storage import read_json, write_json
 from pretok.config import make_recipe
 from pretok.shards.manifest import load_manifest, write_manifest
+from pretok.tokenizer.tokenizer_file import fingerprint_of
 from pretok.tokenizer.vocab_map import FILE_NAME, MapEnd, read_map, write_map
-from pretok.tokenizer.vocabulary import load_vocab
+from pretok.tokenizer.vocabulary import load_vocab, tokenizer_data
 from tests.train_support import (
     Trial,
     add_tokenizer,
@@ -45,7 +46,7 @@ from train import loop
 from train.__main__ import main
 from train.checkpoint import export as export_module
 from train.checkpoint import tensors
-from train.checkpoint.export import export, exported_tensors, tokenizer_fingerprint
+from train.checkpoint.export import export, exported_tensors
 from train.checkpoint.meta import find_checkpoints
 from train.config import TrainConfig
 from train.model.sizes import ModelConfig, model_config, transformers_config
@@ -599,6 +600,9 @@ ADDED = {7: (1, 2, 2), **{i: (i - 40, i - 30) for i in range(50, 60)}}
 """Of a new vocabulary: entry 7 gave its row away, and ten are new."""
 
 
+OLD_TOKENIZER = tokenizer_data(".", ["<eod>", "<old>"], [])
+
+
 def old_model(folder: Path, sizes: ModelConfig = OLD) -> Decoder:
     """A model of the old vocabulary, exported, with a tokenizer."""
     folder.mkdir()
@@ -609,12 +613,12 @@ def old_model(folder: Path, sizes: ModelConfig = OLD) -> Decoder:
         tensors[name if name.startswith("lm_head") else f"model.{name}"] = value[:rows].contiguous()
     save_file(tensors, folder / "model.safetensors")
     write_json(folder / "config.json", transformers_config(sizes, 0))
-    write_json(folder / "tokenizer.json", {"model": "the old one"})
+    write_json(folder / "tokenizer.json", OLD_TOKENIZER)
     return model
 
 
 def map_to(path: Path, fingerprint: str = "0" * 32) -> str:
-    old = MapEnd(OLD.vocab_size, tokenizer_fingerprint({"model": "the old one"}))
+    old = MapEnd(OLD.vocab_size, fingerprint_of(OLD_TOKENIZER))
     write_map(path, old, MapEnd(60, fingerprint), ADDED)
     return str(path)
 
@@ -640,7 +644,7 @@ def test_rows_of_a_new_vocabulary_are_copied_or_means(tmp_path: Path, tied: bool
 
 
 def test_a_run_begins_with_a_new_vocabulary(begin: Trial) -> None:
-    fingerprint = tokenizer_fingerprint(read_json(begin.shards / "tokenizer.json"))
+    fingerprint = load_vocab(begin.shards, 0).fingerprint
     old_model(model := begin.folder / "model", replace(OLD, tied=True))
     begin.defaults |= {"init_from": str(model), "model": model_file(begin.folder)}
     away, ours = map_to(begin.folder / "away.json"), map_to(begin.folder / FILE_NAME, fingerprint)

@@ -93,9 +93,12 @@ def test_merging_goes_on_and_old_ids_stay(folder: Path, tmp_path: Path, here: En
     assert report.size == size + 150
 
     texts = documents(folder, "it") + documents(folder, "en")
-    new = [tuple(pair.split(" ") if isinstance(pair, str) else pair) for pair in after["model"]["merges"]]
-    count = len(before["model"]["merges"])
-    assert after["model"]["merges"][:count] == before["model"]["merges"]
+    earlier, new = (
+        [tuple(pair.split(" ") if isinstance(pair, str) else pair) for pair in data["model"]["merges"]]
+        for data in (before, after)
+    )
+    count = len(earlier)
+    assert new[:count] == earlier
     expected = slow_extension(opened(old), texts, 150)
     assert [(to_bytes(a), to_bytes(b)) for a, b in new[count:]] == expected
 

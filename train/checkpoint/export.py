@@ -25,10 +25,11 @@ from torch import Tensor
 
 from pretok.base.errors import IntegrityError, MismatchError, PretokError, UsageError
 from pretok.base.records import File, Record, read_record, replace
-from pretok.base.storage import TEMPORARY_SUFFIX, fingerprint, read_json, reading, write_json, writing
+from pretok.base.storage import TEMPORARY_SUFFIX, read_json, reading, write_json, writing
 from pretok.base.units import listed
 from pretok.shards.manifest import load_manifest
 from pretok.stream.mix_file import parse_mix
+from pretok.tokenizer.tokenizer_file import fingerprint_of, read_tokenizer
 from pretok.tokenizer.vocab_map import VocabMap, read_map
 from train.checkpoint.meta import META, Meta, TokenizerOrigin, check_files, find_checkpoints, read_meta
 from train.checkpoint.tensors import Reader, check_sizes, readable, restore, write_tensors
@@ -49,8 +50,6 @@ _BY_ENTRY = ("embed_tokens.weight", "lm_head.weight")
 """Matrices with one row per entry of the vocabulary."""
 _HEAD, _FREQUENCIES = "lm_head.weight", "rotary_emb.inv_freq"
 """Tensors of a file that nothing reads if they repeat what the model has anyway."""
-_PARTS = ("added_tokens", "normalizer", "pre_tokenizer", "model")
-"""The parts of tokenizer.json that determine ids."""
 
 
 EXAMPLE = "  train export --run RUN --out MODEL"
@@ -311,13 +310,14 @@ def check_tokenizer(
 
 def _read_tokenizer(path: Path, expected: TokenizerOrigin, fix: str) -> dict[str, Any]:
     """Read a tokenizer.json. MismatchError, which ends with `fix`, if it is not the expected one."""
-    data: dict[str, Any] = read_json(path)
-    if not isinstance(data, dict):
-        raise IntegrityError(f"{path} is not a tokenizer")
-    if (actual := tokenizer_fingerprint(data)) != expected.fingerprint:
+    other = f"{path} is another tokenizer than that of {expected.shards}:"
+    try:
+        _, data, _ = read_tokenizer(path)
+    except (FileNotFoundError, UsageError) as error:
+        raise MismatchError(f"{other} {error}; {fix}") from None
+    if (actual := fingerprint_of(data)) != expected.fingerprint:
         raise MismatchError(
-            f"{path} is another tokenizer than that of {expected.shards}: the same ids stand for other tokens "
-            f"(fingerprint {actual}, not {expected.fingerprint}); {fix}"
+            f"{other} the same ids stand for other tokens (fingerprint {actual}, not {expected.fingerprint}); {fix}"
         )
     return data
 
@@ -384,11 +384,6 @@ def _chats(meta: Meta) -> list[tuple[str, int | None]]:
     read = {source.held_in for source in parse_mix(meta.identity.mix, Path(META)).sources}
     names = sorted(read & manifest.sources.keys(), key=lambda name: -manifest.sources[name].tokens)
     return [chat for name in names if (chat := chat_of(manifest, name)) is not None]
-
-
-def tokenizer_fingerprint(data: dict[str, Any]) -> str:
-    """Return the fingerprint of a tokenizer.json, computed as `pretok` does."""
-    return fingerprint({part: data.get(part) for part in _PARTS})
 
 
 def _token(data: dict[str, Any], token_id: int) -> str:

@@ -46,10 +46,9 @@ def run_inspect(shards: Path, source: str, document: int, split: str = "train") 
     manifest = load_manifest(shards)
     shard, number = find_shard(manifest, source, split, document)
     reader = shard.open()
-    ids = np.asarray(reader[number]).tolist()
-    if ids and not 0 <= min(ids) <= max(ids) < manifest.tokenizer.vocab_size:
+    ids, vocab = np.asarray(reader[number]), load_vocabulary(manifest)
+    if not vocab.holds(ids):
         raise IntegrityError(f"{shard.bin_path}: document {number} has ids of no token; see pretok verify")
-    vocab = load_vocabulary(manifest)
     (row,) = documents_at(manifest, shard, [number], open_annotations(manifest))
     kept = {name: value for name, value in row.items() if name not in (*SCHEMA.names, "position")}
     kinds = None
@@ -57,8 +56,9 @@ def run_inspect(shards: Path, source: str, document: int, split: str = "train") 
         manifest.check(shard.spans_path)
         spans = ShardSpans(shard.spans_path).document(reader.offsets, number)
         kinds = [kind for _, count, kind in spans for _ in range(count)]
-    texts = token_texts(vocab, ids)
-    return Inspection(str(shard.bin_path), number, row["file"], row["position"], ids, texts, kept, kinds)
+    listed = ids.tolist()
+    texts = token_texts(vocab, listed)
+    return Inspection(str(shard.bin_path), number, row["file"], row["position"], listed, texts, kept, kinds)
 
 
 def find_shard(manifest: Manifest, source: str, split: str, document: int) -> tuple[Shard, int]:

@@ -49,6 +49,8 @@ def show_stats(shards: Path, console: Console, *, result: bool = False) -> None:
             console.notice(
                 f"{name}: {plural(number, 'value')} of {column} of another type, null in the ledger"
             )
+        for remark, number in counts.remarks.items():
+            console.notice(f"{name}: {plural(number, 'document')} of tokens {remark}")
     for event in manifest.history:
         if (gone := event.removal) is not None:
             console.notice(

@@ -145,15 +145,18 @@ def _check_spans(shard: Shard, reader: ShardReader) -> Iterator[str]:
 
 
 def _check_ids(manifest: Manifest, shard: Shard, reader: ShardReader, gone: Gone) -> Iterator[str]:
-    """Check that ids are below the vocabulary size, and that each document ends with EOD and begins with BOS, and has
+    """Check that ids are those of entries, and that each document ends with EOD and begins with BOS, and has
     neither elsewhere."""
-    path, tokenizer = shard.bin_path, manifest.tokenizer
+    path, tokenizer, holes = shard.bin_path, manifest.tokenizer, load_vocabulary(manifest).holes
     around = [("end", tokenizer.eod_id), ("beginning", tokenizer.bos_id)]
     counts = dict.fromkeys(around, 0)
     for at in range(0, len(reader.tokens), BLOCK_TOKENS):
         block = np.asarray(reader.tokens[at : at + BLOCK_TOKENS])
         if block.max() >= tokenizer.vocab_size or block.min() < 0:
             yield f"{path}: a token id is not below the vocabulary size {tokenizer.vocab_size}"
+            return
+        if holes and np.isin(block, holes).any():
+            yield f"{path}: a token id is that of no entry of the vocabulary"
             return
         for name, token in around:
             counts[name, token] += int(np.count_nonzero(block == token)) if token is not None else 0

@@ -7,13 +7,14 @@ will, and so makes more tokens.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from itertools import chain
 
 from pretok.base.console import Console, Table, table
 from pretok.base.errors import UsageError
 from pretok.base.tokens import token_dtype
-from pretok.base.units import duration, human, human_bytes
+from pretok.base.units import duration, human, human_bytes, plural
 from pretok.chat.resolve import resolve
 from pretok.config import Recipe, located
 from pretok.config.changes import list_sources
@@ -26,6 +27,7 @@ from pretok.overview.forecast.estimate import (
 )
 from pretok.overview.forecast.measure import measure
 from pretok.overview.forecast.vocabulary import counting_vocabulary
+from pretok.read.batches import NOT_CANONICAL
 from pretok.read.format import Probe
 from pretok.read.partition import shard_bytes
 from pretok.read.probe import probe_inputs
@@ -108,6 +110,13 @@ def _forecast(
     sample = measure(probes, name, record, recipe.normalize.function, encoder, source.limits)
     for error in sample.errors:
         console.notice(f"{name}: not sampled: {error}")
+    remarks = sum((part.remarks for part in sample.windows), Counter[str]())
+    sampled = sum(part.documents for part in sample.windows)
+    for remark, number in sorted(remarks.items()):
+        other = ": they are of another tokenizer" if remark == NOT_CANONICAL and 2 * number > sampled else ""
+        console.notice(
+            f"{name}: {number:,} of {plural(sampled, 'sampled document')} of tokens {remark}{other}"
+        )
     target = recipe.shards.size or shard_bytes(probes, itemsize)
     stored = sum(probe.file.size for probe in probes)
     try:

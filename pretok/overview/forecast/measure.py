@@ -11,15 +11,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+from msgspec import UNSET
 
 from pretok.base.errors import UsageError
 from pretok.chat.encode import encode_spans
 from pretok.chat.limits import LIMITS, TemplateLimits
 from pretok.chat.read_documents import documents_of
 from pretok.overview.forecast.windows import Window, windows
-from pretok.read.batches import TextBatch, buffers
+from pretok.read.batches import NOT_CANONICAL, TextBatch, buffers, hash_ids
 from pretok.read.files import CorruptInputError
 from pretok.read.format import Probe
+from pretok.read.formats.tokens import TokenDecoder
 from pretok.read.normalize import Normalization
 from pretok.read.readers import read_piece
 from pretok.read.record_format import RecordFormat
@@ -38,6 +40,7 @@ class Measured:
     encoded: int = 0
     tokens: int = 0
     rejected: Counter[str] = field(default_factory=Counter)
+    remarks: Counter[str] = field(default_factory=Counter)
     parsing: float = 0.0
     encoding: float = 0.0
 
@@ -69,6 +72,7 @@ def measure(
 ) -> MeasuredSource:
     """Read every window of a source once."""
     sample, documents = MeasuredSource(), documents_of(record, normalization, limits)
+    old = None if record.tokens is UNSET else Encoder(TokenDecoder.of(record.tokens).vocab)
     for window in windows(probes, seed, sample.errors):
         measured = Measured(window)
         began = time.monotonic()
@@ -77,6 +81,11 @@ def measure(
                 measured.rejected.update(batch.rejects["reason"].to_pylist())
                 measured.documents += len(batch.texts)
                 measured.bytes += len(buffers(batch.texts)[0])
+                measured.remarks.update(batch.remarks)
+                if old is not None and batch.before is not None and len(batch.texts):
+                    measured.remarks[NOT_CANONICAL] += int(
+                        (hash_ids(*old.ids(batch.texts)) != batch.before).sum()
+                    )
                 if len(batch.texts) and measured.encoded < window.text:
                     _encode(measured, batch, encoder)
         except CorruptInputError as error:

@@ -26,6 +26,7 @@ from pretok.base.storage import FULL, tried, writing
 from pretok.read.files import READ_SIZE, CorruptInputError, InputFile, decompress, open_input
 from pretok.read.format import Piece, Probe
 from pretok.read.formats.jsonl import line_starts
+from pretok.read.formats.tokens import around
 
 POINTS = 64
 WINDOW = 128 << 10
@@ -80,7 +81,12 @@ def _of_file(probe: Probe, places: Sequence[float], stored: float) -> Iterator[W
     """Yield windows at `places` (fractions of the file's length) that together stand for `stored` bytes on disk."""
     file = probe.file
     amount = stored / len(places)
-    if probe.parts:
+    if probe.tokens is not None and probe.size > WINDOW * len(places):
+        for place in places:
+            piece, units = around(probe, place, WINDOW)
+            if units:
+                yield Window(piece, units, amount)
+    elif probe.parts:
         ends = list(accumulate(probe.parts))
         groups = Counter(min(bisect_right(ends, place * ends[-1]), len(ends) - 1) for place in places)
         for group, points in groups.items():  # a group is read whole, once

@@ -90,12 +90,12 @@ def never_used(manifest: Manifest, uses: Sequence[TokenUse]) -> list[tuple[int, 
     if not path.exists():
         return None
     vocab = load_vocab(path, eod=manifest.tokenizer.eod_id)
-    special = set(vocab.added_tokens.values())
+    apart = {*vocab.added_tokens.values(), *vocab.holes}
     unused = np.flatnonzero(
         sum((use.counts for use in uses), np.zeros(manifest.tokenizer.vocab_size, np.int64)) == 0
     )
     return [
         (token, visible(vocab.token_bytes(token).decode("utf-8", "backslashreplace"), ""))
         for token in unused.tolist()
-        if token not in special
+        if token not in apart
     ]

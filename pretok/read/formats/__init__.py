@@ -7,17 +7,20 @@ arrow_types.py what the values of Arrow's types mean
 jsonl.py        JSON Lines
 json_parser.py  lines -> texts and kept columns, in Numba
 text.py         plain text
+tokens.py       token ids of Megatron-LM, datatrove and OLMo
 """
 
 from __future__ import annotations
 
 from pretok.read.format import Format
-from pretok.read.formats import arrow, jsonl, parquet, text
+from pretok.read.formats import arrow, jsonl, parquet, text, tokens
 
 FORMATS: dict[str, Format] = {
     "parquet": parquet,
     "arrow": arrow,
     "jsonl": jsonl,
+    "tokens": tokens,
     "text": text,
 }
-"""In the order in which a file is asked whether it has the format; any file may be text."""
+"""In the order in which a file is asked whether it has the format; any file may be text, and none is known to hold
+tokens unless its source says so."""

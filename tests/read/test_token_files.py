@@ -1,0 +1,471 @@
+"""Files of tokens of Megatron-LM, datatrove and OLMo are read as their own readers read them, or refused by name."""
+
+from __future__ import annotations
+
+import json
+import re
+import struct
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from support import needs
+from tokenizers import Tokenizer, models, normalizers, trainers
+from tokenizing import ids_of_library, recipe, run
+
+from pretok.base.errors import MismatchError
+from pretok.base.execute import Engine
+from pretok.base.storage import read_json
+from pretok.cli import run_command
+from pretok.config import Recipe, make_recipe
+from pretok.kernels.pretokenize import PATTERNS
+from pretok.overview.forecast.windows import WINDOW
+from pretok.read.files import CorruptInputError, InputFile, index_of
+from pretok.read.format import Piece
+from pretok.read.readers import read_piece
+from pretok.read.record_format import RecordFormat, TokenFiles
+from pretok.shards.manifest import load_manifest
+from pretok.tokenizer.tokenizer_file import BYTE_CHARACTERS
+from pretok.tokenizer.vocabulary import load_vocab, write_vocab
+
+EOD = 0
+"""The id of <|endoftext|> in the tokenizer of the tests."""
+Ids = list[list[int]]
+
+
+def write_megatron(path: Path, documents: Ids, dtype: str = "<u2", parts: int = 1) -> None:
+    """As Megatron-LM's IndexedDatasetBuilder: each document in `parts` sequences."""
+    sequences = [
+        part.tolist() for ids in documents for part in np.array_split(np.array(ids, np.int64), parts)
+    ]
+    lengths = np.array([len(part) for part in sequences], "<i4")
+    pointers = (np.cumsum(lengths, dtype=np.int64) - lengths) * np.dtype(dtype).itemsize
+    borders = np.arange(0, len(sequences) + 1, parts, dtype="<i8")
+    code = {"<u2": 8, "<i4": 4}[dtype]
+    np.array([i for part in sequences for i in part], dtype).tofile(path)
+    header = struct.pack("<9sQBQQ", b"MMIDIDX\0\0", 1, code, len(sequences), len(borders))
+    parts_of = (lengths.tobytes(), pointers.astype("<i8").tobytes(), borders.tobytes())
+    path.with_suffix(".idx").write_bytes(header + b"".join(parts_of))
+
+
+def write_datatrove(path: Path, documents: Ids, dtype: str = "<u2") -> None:
+    """As datatrove's TokenizedFile."""
+    np.array([i for ids in documents for i in ids], dtype).tofile(path)
+    ends = np.cumsum([len(ids) for ids in documents], dtype="<u8")
+    Path(f"{path}.index").write_bytes(ends.tobytes())
+    Path(f"{path}.metadata").write_text(f"tokenizer|{np.dtype(dtype).itemsize}\n")
+
+
+def write_olmo(path: Path, documents: Ids, dtype: str = "<u2") -> None:
+    """As dolma: ids in a row, without a header."""
+    np.array([i for ids in documents for i in ids], dtype).tofile(path)
+
+
+FORMS: dict[str, tuple[str, Callable[[Path, Ids], None], dict[str, str]]] = {
+    "megatron, uint16": (".bin", write_megatron, {}),
+    "megatron, int32": (".bin", lambda path, ids: write_megatron(path, ids, "<i4"), {}),
+    "megatron, three sequences": (".bin", lambda path, ids: write_megatron(path, ids, parts=3), {}),
+    "datatrove, 2 bytes": (".ds", write_datatrove, {}),
+    "datatrove, 4 bytes": (".ds", lambda path, ids: write_datatrove(path, ids, "<u4"), {}),
+    "olmo, uint16": (".npy", write_olmo, {"dtype": "uint16"}),
+    "olmo, uint32": (".npy", lambda path, ids: write_olmo(path, ids, "<u4"), {"dtype": "uint32"}),
+}
+"""Name -> (suffix, how it is written, what the source says)."""
+
+
+@pytest.fixture
+def ids(texts: list[str], vocab_dir: Path) -> Ids:
+    data = read_json(vocab_dir / "tokenizer.json")
+    return [[*one, EOD] for one in ids_of_library(data, texts[:80])]
+
+
+def tokens(files: Sequence[Path], out: Path, old: Path, vocab: Path, **settings: Any) -> Recipe:
+    """A recipe that reads files of tokens."""
+    source = {"inputs": list(map(str, files)), "tokens": {"tokenizer": str(old), **settings}}
+    shards = {"size": 8_000, "val_fraction": "0", "max_reject_share": "0.9"}
+    data = {"out": out, "sources": {"it": source}, "vocab": {"path": vocab}, "shards": shards}
+    return make_recipe(data, "test")
+
+
+def documents_in(folder: Path) -> Ids:
+    """The ids of all documents of some shards, by numpy from the description of the format."""
+    found: Ids = []
+    for path in sorted(folder.rglob("it-*.bin")):
+        whole = np.fromfile(path, "<u2")
+        ends = [0, *(np.flatnonzero(whole == EOD) + 1)]
+        found += [whole[a:b].tolist() for a, b in pairwise(ends)]
+    return found
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_documents_come_back_as_the_ids_that_they_were(
+    tmp_path: Path, ids: Ids, vocab_dir: Path, here: Engine, name: str
+) -> None:
+    """With the same tokenizer; also where a file is cut between workers."""
+    suffix, write, settings = FORMS[name]
+    write(tmp_path / f"a{suffix}", ids[:70])
+    write(tmp_path / f"b{suffix}", ids[70:])
+    made = tokens(
+        [tmp_path / f"a{suffix}", tmp_path / f"b{suffix}"], tmp_path / "out", vocab_dir, vocab_dir, **settings
+    )
+    run(made, here)
+    assert documents_in(made.shards_dir) == ids
+    counts = load_manifest(made.shards_dir).sources["it"]
+    assert (counts.read, counts.rejected, counts.remarks) == (80, {}, {})
+
+
+def test_text_and_tokens_of_it_give_the_same_bytes_with_any_vocabulary(
+    tmp_path: Path, ids: Ids, texts: list[str], vocab_dir: Path, here: Engine
+) -> None:
+    """The shards, and the hashes of the ledger: those of the same documents as JSON Lines."""
+    other = tmp_path / "vocab"
+    write_vocab(other, PATTERNS["gpt2"], ["<|endoftext|>"], [(b"a", b" "), (b"e", b" "), (b"o", b" ")])
+    write_megatron(tmp_path / "a.bin", ids)
+    lines = (json.dumps({"text": text}) + "\n" for text in texts[:80])
+    (tmp_path / "a.jsonl").write_text("".join(lines))
+    made = tokens([tmp_path / "a.bin"], tmp_path / "out", vocab_dir, other)
+    text = recipe(tmp_path / "text", other, {"it": [tmp_path / "a.jsonl"]}, val_fraction="0", size=1 << 30)
+    run(made, here)
+    run(text, here)
+    for column in ("hash", "bytes", "tokens"):
+        assert ledger(made.shards_dir, column) == ledger(text.shards_dir, column)
+    assert b"".join(p.read_bytes() for p in sorted(made.shards_dir.rglob("it-*.bin"))) == b"".join(
+        p.read_bytes() for p in sorted(text.shards_dir.rglob("it-*.bin"))
+    )
+    assert len(list(made.shards_dir.rglob("it-*.bin"))) > 2
+    assert ledger(made.shards_dir, "record") == list(range(80))
+    assert load_manifest(made.shards_dir).sources["it"].remarks == {}
+
+
+def ledger(shards: Path, column: str) -> list[Any]:
+    paths = sorted(shards.rglob("it-*.docs.parquet"))
+    return [value for path in paths for value in pq.read_table(path)[column].to_pylist()]
+
+
+def ids_of_bytes(vocab_dir: Path, *parts: bytes) -> list[int]:
+    """The ids of single bytes."""
+    vocab = read_json(vocab_dir / "tokenizer.json")["model"]["vocab"]
+    return [vocab[BYTE_CHARACTERS[byte]] for part in parts for byte in part]
+
+
+DEFECTS: dict[str, tuple[Callable[[Path], list[int]], str, str]] = {
+    "an id above all": (lambda v: [*ids_of_bytes(v, b"ciao"), 1500, EOD], "unknown_id", "id 1500 at 4"),
+    "the highest id": (lambda v: [65535, EOD], "unknown_id", "id 65535 at 0"),
+    "EOD in the middle": (lambda v: [300, EOD, 300, EOD], "special_token", "'<|endoftext|>', id 0, at 1"),
+    "half a character": (
+        lambda v: [*ids_of_bytes(v, "però".encode()[:-1]), EOD],
+        "invalid_utf8",
+        "0xc3 at 3",
+    ),
+    "EOD alone": (lambda v: [EOD], "empty_text", ""),
+    "nothing": (lambda v: [], "empty_text", ""),
+    "a long one": (lambda v: [*ids_of_bytes(v, b"a" * 2000), EOD], "too_long", "more than 1500 bytes"),
+}
+"""Name -> (a document, why it is rejected, the detail)."""
+
+
+@pytest.mark.parametrize("name", DEFECTS)
+def test_a_document_that_is_no_text_is_rejected_by_name(
+    tmp_path: Path, ids: Ids, vocab_dir: Path, here: Engine, name: str
+) -> None:
+    """And its neighbours are read."""
+    make, reason, detail = DEFECTS[name]
+    good = [one for one in ids if len(one) < 200][:2]
+    write_megatron(tmp_path / "a.bin", [good[0], make(vocab_dir), good[1]])
+    made = tokens([tmp_path / "a.bin"], tmp_path / "out", vocab_dir, vocab_dir)
+    made = replaced(made, max_document=1500)
+    run(made, here)
+    assert documents_in(made.shards_dir) == good
+    (path,) = (made.shards_dir / "rejects").rglob("it*.jsonl")
+    (reject,) = map(json.loads, path.read_text().splitlines())
+    assert (reject["reason"], reject["file"], reject["position"]) == (reason, str(tmp_path / "a.bin"), 2)
+    assert detail in reject.get("detail", "")
+
+
+def replaced(made: Recipe, **changes: Any) -> Recipe:
+    """The recipe with other settings of its source."""
+    source = made.sources["it"].model_copy(update=changes)
+    return made.model_copy(update={"sources": {"it": source}})
+
+
+def test_documents_without_eod_and_with_bos_are_read_and_counted(
+    tmp_path: Path, ids: Ids, vocab_dir: Path, here: Engine
+) -> None:
+    data = read_json(vocab_dir / "tokenizer.json")
+    (bos,) = [one["id"] for one in data["added_tokens"] if one["content"] == "<|pad|>"] or [1]
+    name = next(one["content"] for one in data["added_tokens"] if one["id"] == bos)
+    documents = [[bos, *ids[0]], ids[1][:-1], [bos, *ids[2][:-1]], ids[3]]
+    write_megatron(tmp_path / "a.bin", documents)
+    made = tokens([tmp_path / "a.bin"], tmp_path / "out", vocab_dir, vocab_dir, bos=name)
+    run(made, here)
+    assert documents_in(made.shards_dir) == ids[:4]
+    counts = load_manifest(made.shards_dir).sources["it"]
+    assert (counts.remarks, counts.rejected) == ({"with BOS": 2, "without EOD": 2}, {})
+
+
+def test_ids_that_the_tokenizer_would_not_give_are_counted(
+    tmp_path: Path, ids: Ids, vocab_dir: Path, here: Engine
+) -> None:
+    """Their text stays, and gets the ids of the tokenizer."""
+    spelled = [*ids_of_bytes(vocab_dir, b"una parola"), EOD]
+    write_megatron(tmp_path / "a.bin", [ids[0], spelled, ids[1]])
+    made = tokens([tmp_path / "a.bin"], tmp_path / "out", vocab_dir, vocab_dir)
+    run(made, here)
+    data = read_json(vocab_dir / "tokenizer.json")
+    assert documents_in(made.shards_dir) == [ids[0], [*ids_of_library(data, ["una parola"])[0], EOD], ids[1]]
+    assert load_manifest(made.shards_dir).sources["it"].remarks == {"encoded otherwise": 1}
+
+
+def change(path: Path, at: int, form: str, value: int) -> None:
+    """Write a number into a file."""
+    data = bytearray(path.read_bytes())
+    struct.pack_into(form, data, at, value)
+    path.write_bytes(data)
+
+
+def cut(path: Path, by: int) -> None:
+    path.write_bytes(path.read_bytes()[:-by])
+
+
+def swap(path: Path) -> None:
+    """Give a file the index of a shorter one."""
+    write_megatron(path.with_name("other.bin"), [[5, 6, EOD]])
+    path.with_name("other.idx").rename(path.with_suffix(".idx"))
+
+
+BAD: dict[str, tuple[str, Callable[[Path], object], str]] = {
+    "another's index": (".bin", swap, "documents end after 3"),
+    "no index": (".bin", lambda p: p.with_suffix(".idx").unlink(), r"index .*a\.idx does not exist"),
+    "no index of datatrove": (".ds", lambda p: Path(f"{p}.index").unlink(), r"a\.ds\.index does not exist"),
+    "an odd byte": (".bin", lambda p: p.write_bytes(p.read_bytes() + b"x"), "no whole number of ids of uint16"),
+    "a shorter file": (".bin", lambda p: cut(p, 2), "not in order inside the [0-9]+ ids of the file"),
+    "a longer file": (".bin", lambda p: p.write_bytes(p.read_bytes() + b"xx"), "but its documents end after"),
+    "a shorter index": (".bin", lambda p: cut(p.with_suffix(".idx"), 8), r"a\.idx has [0-9]+ bytes, but .* take"),
+    "an empty index": (".bin", lambda p: p.with_suffix(".idx").write_bytes(b""), "it begins otherwise"),
+    "no index at all": (".bin", lambda p: p.with_suffix(".idx").write_bytes(b"x" * 99), "it begins otherwise"),
+    "another version": (".bin", lambda p: change(p.with_suffix(".idx"), 9, "<Q", 2), "version 2"),
+    "ids of 8 bytes": (".bin", lambda p: change(p.with_suffix(".idx"), 17, "<B", 5), "dtype 5; known are"),
+    "more documents": (".bin", lambda p: change(p.with_suffix(".idx"), 26, "<Q", 99), "a list of 99 documents take"),
+    "an offset outside": (".bin", lambda p: change(p.with_suffix(".idx"), 34 + 4 * 80 + 8 * 79, "<q", 1 << 40), "foll"),
+    "a negative length": (".bin", lambda p: change(p.with_suffix(".idx"), 34, "<i", -2), "do not follow one another"),
+    "a document outside": (".bin", lambda p: change(p.with_suffix(".idx"), 34 + 12 * 80 + 8, "<q", 1 << 40), "order"),
+    "multimodal": (
+        ".bin",
+        lambda p: p.with_suffix(".idx").write_bytes(p.with_suffix(".idx").read_bytes() + bytes(80)),
+        "multimodal sequences",
+    ),
+    "ends that fall": (".ds", lambda p: change(Path(f"{p}.index"), 8, "<Q", 1 << 60), "not in order"),
+    "other ends": (".ds", lambda p: cut(Path(f"{p}.index"), 8), "names [0-9]+ ids, of 2 or 4 bytes each"),
+    "half an end": (".ds", lambda p: cut(Path(f"{p}.index"), 3), "no whole number of ends of 8 bytes"),
+    "an array of numpy": (".npy", lambda p: np.save(p, np.arange(9, dtype="<u2")), "array of numpy.save"),
+    "an odd byte without an index": (".npy", lambda p: p.write_bytes(b"xyz"), "no whole number of ids of uint16"),
+}  # fmt: skip
+"""Name -> (suffix, what happens to a good file of 80 documents, the message)."""
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_file_that_does_not_fit_its_index_fails_by_name(
+    tmp_path: Path, ids: Ids, vocab_dir: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    suffix, harm, message = BAD[name]
+    path = tmp_path / f"a{suffix}"
+    {".bin": write_megatron, ".ds": write_datatrove, ".npy": write_olmo}[suffix](path, ids)
+    harm(path)
+    dtype = ', dtype = "uint16"' if suffix == ".npy" else ""
+    source = f'{{inputs = ["a{suffix}"], tokens = {{tokenizer = "{vocab_dir}"{dtype}}}}}'
+    (tmp_path / "r.toml").write_text(f'out = "out"\nsources.it = {source}\nvocab.path = "{vocab_dir}"\n')
+    assert run_command(["tokenize", str(tmp_path / "r.toml"), "--workers", "0"]) in (2, 3)
+    said = " ".join(capsys.readouterr().err.split())
+    assert re.search(rf"{path}\b.*{message}", said), said
+
+
+@pytest.mark.parametrize("suffix", [".bin", ".ds"])
+def test_a_flipped_byte_of_an_index_ends_no_worker(
+    tmp_path: Path, ids: Ids, vocab_dir: Path, suffix: str
+) -> None:
+    """It is found, or other documents are read; nothing outside of the file, and no other error."""
+    path = tmp_path / f"a{suffix}"
+    (write_megatron if suffix == ".bin" else write_datatrove)(path, ids[:6])
+    index = Path(index_of(str(path)))
+    good = index.read_bytes()
+    record = RecordFormat(tokens=made_by(vocab_dir))
+    found = 0
+    for at in range(len(good)):
+        for bit in (1, 0x80):
+            index.write_bytes(good[:at] + bytes([good[at] ^ bit]) + good[at + 1 :])
+            file = InputFile(str(path), "tokens", "", path.stat().st_size, "")
+            try:
+                read = sum(batch.records for batch in read_piece(Piece(file), 0, record))
+                assert read <= 6
+            except CorruptInputError:
+                found += 1
+    assert found > len(good)
+
+
+def made_by(vocab_dir: Path) -> TokenFiles:
+    vocab = load_vocab(vocab_dir)
+    return TokenFiles(str(vocab_dir), vocab.fingerprint, EOD, None, "")
+
+
+def test_an_index_that_changed_is_another_input(
+    tmp_path: Path, ids: Ids, vocab_dir: Path, here: Engine
+) -> None:
+    write_megatron(tmp_path / "a.bin", ids[:9])
+    made = tokens([tmp_path / "a.bin"], tmp_path / "out", vocab_dir, vocab_dir)
+    run(made, here)
+    write_megatron(tmp_path / "a.bin", [[i for one in ids[:9] for i in one]])
+    with pytest.raises(MismatchError, match=r"a\.bin has other contents"):
+        run(made, here)
+
+
+def test_byte_fallback_is_decoded_to_the_text(
+    tmp_path: Path, texts: list[str], vocab_dir: Path, here: Engine
+) -> None:
+    """A tokenizer as that of Llama 2: `▁` for a space, one of which stands before each text, and bytes."""
+    library = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>", fuse_unk=True))
+    library.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    special = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
+    library.train_from_iterator(texts[:20], trainers.BpeTrainer(vocab_size=600, special_tokens=special))
+    data = json.loads(library.to_str())
+    data["added_tokens"] = data["added_tokens"][:3]
+    (old := tmp_path / "old").mkdir()
+    (old / "tokenizer.json").write_text(json.dumps(data))
+    documents = [text for text in (*texts[:30], " due  spazi ", "東京 🙂\n", "a\tb") if "▁" not in text]
+    write_olmo(tmp_path / "a.npy", [[*one, 2] for one in ids_of_library(data, documents)])
+    made = tokens([tmp_path / "a.npy"], tmp_path / "out", old, vocab_dir, eod="</s>", dtype="uint16")
+    run(made, here)
+    expected = ids_of_library(read_json(vocab_dir / "tokenizer.json"), documents)
+    assert documents_in(made.shards_dir) == [[*one, EOD] for one in expected]
+
+
+def planned(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    capsys.readouterr()
+    assert run_command(["plan", *arguments]) == 0
+    return " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.parametrize("window", [500, WINDOW])
+@pytest.mark.parametrize("name", ["megatron, uint16", "datatrove, 4 bytes"])
+def test_plan_says_whether_files_are_sound_and_of_this_tokenizer(
+    tmp_path: Path,
+    ids: Ids,
+    vocab_dir: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    window: int,
+) -> None:
+    """From a sample, and nothing is written."""
+    monkeypatch.setattr("pretok.overview.forecast.windows.WINDOW", window)
+    suffix, write, _ = FORMS[name]
+    write(path := tmp_path / f"a{suffix}", ids * 40)
+    swapped = tmp_path / "other"
+    data = read_json(vocab_dir / "tokenizer.json")
+    entries = data["model"]["vocab"]
+    later = [name for name, i in entries.items() if i >= 300]
+    entries.update(zip(later, sorted((entries[name] for name in later), reverse=True), strict=True))
+    swapped.mkdir()
+    (swapped / "tokenizer.json").write_text(json.dumps(data))
+    inputs = (f"it={path}", "--out", str(tmp_path / "out"))
+    assert "of tokens" not in planned(capsys, *inputs, "--tokens", f"it={vocab_dir}")
+    said = planned(capsys, *inputs, "--tokens", f"it={swapped}")
+    assert re.search("sampled documents of tokens encoded otherwise: they are of another tokenizer", said)
+    write(path, [one[:-1] for one in ids] * 40)
+    assert re.search("of tokens without EOD", planned(capsys, *inputs, "--tokens", f"it={vocab_dir}"))
+    assert not (tmp_path / "out" / "shards").exists()
+
+
+def test_shards_that_pretok_wrote_come_back_byte_by_byte(
+    tmp_path: Path, texts: list[str], vocab_dir: Path, here: Engine
+) -> None:
+    """From text to a folder, and from its .bin and .idx to another one, cut differently."""
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts[:90] * 3))
+    first = recipe(
+        tmp_path / "first", vocab_dir, {"it": [tmp_path / "a.jsonl"]}, val_fraction="0", size=30_000
+    )
+    run(first, here)
+    made = sorted(first.shards_dir.rglob("it-*.bin"))
+    again = tokens(made, tmp_path / "again", vocab_dir, vocab_dir)
+    run(again, here)
+    there = sorted(again.shards_dir.rglob("it-*.bin"))
+    assert len(there) != len(made) > 1
+    assert b"".join(path.read_bytes() for path in there) == b"".join(path.read_bytes() for path in made)
+    assert load_manifest(again.shards_dir).sources["it"].remarks == {}
+
+
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        ("{}", "tokenizer"),
+        ('{tokenizer = "nowhere"}', "no tokenizer at"),
+        ('{tokenizer = "VOCAB", eod = "<none>"}', "no end-of-document token <none>"),
+        ('{tokenizer = "VOCAB", dtype = "float32"}', "dtype"),
+        ('{tokenizer = "VOCAB"}, field = "text"', "exclude each other"),
+        ('{tokenizer = "VOCAB"}, keep = ["id"]', "exclude each other"),
+        ('{tokenizer = "VOCAB"}, format = "jsonl"', "format jsonl and tokens exclude each other"),
+        ('{tokenizer = "VOCAB", dtype = "uint32"}', "its ids are uint16, but the source declares uint32"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused(
+    tmp_path: Path, ids: Ids, vocab_dir: Path, table: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_megatron(tmp_path / "a.bin", ids[:3])
+    source = table.replace("VOCAB", str(vocab_dir))
+    (tmp_path / "r.toml").write_text(
+        f'out = "out"\nsources.it = {{inputs = ["a.bin"], tokens = {source}}}\nvocab.path = "{vocab_dir}"\n'
+    )
+    assert run_command(["tokenize", str(tmp_path / "r.toml"), "--workers", "0"]) in (2, 3)
+    assert message in " ".join(capsys.readouterr().err.split())
+
+
+def test_an_option_names_the_source_of_tokens(
+    tmp_path: Path, ids: Ids, texts: list[str], vocab_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Beside one of text; the index next to a file is not an input."""
+    write_megatron(tmp_path / "a.bin", ids)
+    (tmp_path / "b.jsonl").write_text(json.dumps({"text": texts[0]}) + "\n")
+    command = ["tokenize", f"it={tmp_path}/a.*", f"en={tmp_path}/b.jsonl", "--vocab", str(vocab_dir)]
+    out = ["--out", str(tmp_path / "out"), "--workers", "0", "--val-fraction", "0"]
+    assert run_command([*command, *out, "--tokens", f"xx={vocab_dir}"]) == 2
+    assert "there is no source xx" in capsys.readouterr().err
+    assert run_command([*command, *out, "--tokens", f"it={vocab_dir}"]) == 0
+    assert documents_in(tmp_path / "out" / "shards") == ids
+    assert "left out, next to a file of tokens" in capsys.readouterr().err
+
+
+@pytest.mark.peers
+@pytest.mark.parametrize("dtype", [np.uint16, np.int32])
+def test_megatron_writes_what_is_read(
+    tmp_path: Path, ids: Ids, vocab_dir: Path, here: Engine, dtype: Any
+) -> None:
+    """Documents of one sequence and of several, by its own builder; its own reader is the reference."""
+    megatron = needs("megatron.core.datasets.indexed_dataset")
+    builder = megatron.IndexedDatasetBuilder(str(tmp_path / "a.bin"), dtype=dtype)
+    for one in ids:
+        half = len(one) // 2
+        parts = [one[:half], one[half:]] if half else [one]
+        builder.add_document(np.array(one), list(map(len, parts)))
+    builder.finalize(str(tmp_path / "a.idx"))
+    dataset = megatron.IndexedDataset(str(tmp_path / "a"))
+    borders = dataset.document_indices
+    theirs = [[int(i) for at in range(low, high) for i in dataset[at]] for low, high in pairwise(borders)]
+    made = tokens([tmp_path / "a.bin"], tmp_path / "out", vocab_dir, vocab_dir)
+    run(made, here)
+    assert documents_in(made.shards_dir) == theirs == ids
+
+
+@pytest.mark.peers
+def test_datatrove_writes_what_is_read(tmp_path: Path, ids: Ids, vocab_dir: Path, here: Engine) -> None:
+    """By its own writer of tokens; its own reader is the reference."""
+    files = needs("datatrove.pipeline.tokens.tokenizer")
+    out = files.TokenizedFile(files.get_datafolder(str(tmp_path)), "a.ds", save_loss_metadata=False)
+    for one in ids:
+        out.write(one, None)
+    out.close()
+    made = tokens([tmp_path / "a.ds"], tmp_path / "out", vocab_dir, vocab_dir)
+    run(made, here)
+    assert documents_in(made.shards_dir) == ids

@@ -1,0 +1,97 @@
+"""docs/coming-from.md: every command of ours runs, and the programs that are installed give the same ids."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import shutil
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support import ROOT, needs
+from tokenizing import ids_of_library
+
+from pretok.base.storage import read_json
+from pretok.base.tokens import DTYPE_CODES
+from pretok.cli import run_command
+from pretok.shards.shard_file import index_bytes
+
+PAGE = (ROOT / "docs" / "coming-from.md").read_text(encoding="utf-8")
+SECTIONS = dict(re.findall(r"(?ms)^## (\S+).*?\n(.*?)(?=^## |\Z)", PAGE))
+"""The first word of a heading -> its section."""
+
+
+def blocks(section: str, language: str) -> list[str]:
+    return re.findall(rf"(?ms)^```{language}\n(.*?)^```", SECTIONS[section])
+
+
+@pytest.fixture
+def expected(
+    tmp_path: Path, texts: list[str], vocab_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> list[list[int]]:
+    """The ids of the documents of it.jsonl, in a folder with what the page names."""
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(vocab_dir, "model")
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|endoftext|>"}
+    Path("model/tokenizer_config.json").write_text(json.dumps(config))
+    Path("it.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts[:60]))
+    ids = [[*one, 0] for one in ids_of_library(read_json(vocab_dir / "tokenizer.json"), texts[:60])]
+    Path("old").mkdir()
+    np.concatenate([np.array(one, "<u2") for one in ids]).tofile("old/a.bin")
+    Path("old/a.idx").write_bytes(index_bytes(np.array(list(map(len, ids)), np.int32), DTYPE_CODES[8]))
+    shutil.copy("old/a.bin", "old/a.npy")
+    return ids
+
+
+def made(folder: str = "work/shards") -> list[list[int]]:
+    found = []
+    for path in sorted(Path(folder).rglob("it*.bin")):
+        tokens = np.fromfile(path, "<u2")
+        found += [tokens[a:b].tolist() for a, b in pairwise([0, *(np.flatnonzero(tokens == 0) + 1)])]
+    return sorted(found)
+
+
+def run_ours(section: str, *more: str) -> None:
+    for block in blocks(section, "sh"):
+        for line in block.splitlines():
+            if line.startswith("pretok"):
+                words = shlex.split(line)[1:]
+                again = ("--val-fraction", "0") if words[0] == "tokenize" else ()
+                assert run_command([*words, *again, *more]) == 0, line
+
+
+@pytest.mark.parametrize("section", [name for name in SECTIONS if "pretok " in SECTIONS[name]])
+def test_our_commands_give_the_ids_of_tokenizers(section: str, expected: list[list[int]]) -> None:
+    run_ours(section)
+    assert made() == sorted(expected)
+
+
+def test_the_recipe_for_tokens_gives_the_ids_that_they_were(expected: list[list[int]]) -> None:
+    (table,) = blocks("Tokens", "toml")
+    Path("r.toml").write_text(f'out = "work"\nvocab.path = "model"\nshards.val_fraction = 0\n{table}')
+    assert run_command(["tokenize", "r.toml", "--workers", "0"]) == 0
+    assert made() == sorted(expected)
+
+
+def test_map_of_datasets_gives_the_same_ids(
+    expected: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    needs("datasets"), needs("transformers")
+    monkeypatch.setenv("HF_HOME", str(Path.cwd() / "cache"))
+    names: dict[str, object] = {}
+    exec(blocks("torchtitan", "python")[0], names)
+    data: list[dict[str, list[int]]] = names["data"]  # type: ignore[assignment]
+    assert sorted([*row["input_ids"], 0] for row in data) == sorted(expected)
+
+
+@pytest.mark.peers
+def test_datatrove_gives_the_same_ids_and_its_files_are_read(expected: list[list[int]]) -> None:
+    needs("datatrove.executor"), needs("datatrove.pipeline.readers"), needs("datatrove.pipeline.tokens")
+    exec(blocks("datatrove:", "python")[0], {})
+    old = str(next(Path("tokens").rglob("*.ds")).parent)
+    inputs = [f"it={old}/*.ds", "--tokens", "it=model", "--out", "again", "--vocab", "model"]
+    assert run_command(["tokenize", *inputs, "--val-fraction", "0"]) == 0
+    assert made("again/shards") == sorted(expected)

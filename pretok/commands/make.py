@@ -51,6 +51,7 @@ def count(
     vocab_pattern: Setting = setting("vocab.pattern"),
     vocab_sample: Setting = setting("vocab.sample"),
     sources_field: Setting = setting("sources.field"),
+    sources_skip_damaged: bool | None = setting("sources.skip_damaged"),
     workers: Workers = None,
     address: Address = None,
     json: Json = False,
@@ -73,7 +74,7 @@ def count(
     folder = recipe.out if recipe else given["out"]
     console = terminal(context, folder, recipe)
     with start_engine(workers, address, "pretok.vocab.counts.count_task") as engine:
-        from pretok.vocab.counts.count_job import add_counts, refuse_partial, run_count
+        from pretok.vocab.counts.count_job import add_counts, run_count
 
         if recipe:
             counts = run_count(recipe, engine, console)
@@ -84,8 +85,7 @@ def count(
         text = f"{plural(record.documents, 'document')}, {plural(record.bytes, 'byte')} of text"
         console.notice(f"{name}: {text} counted")
     if json:
-        print_json({"sources": to_json(counts.records), "failed": to_json(counts.failed)})
-    refuse_partial("the counts are made", counts.failed, str(counts.folder))
+        print_json({"sources": to_json(counts.records), "left_out": to_json(counts.left_out)})
 
 
 def build_vocab(
@@ -100,6 +100,7 @@ def build_vocab(
     vocab_extend: Setting = setting("vocab.extend"),
     vocab_add: Settings = setting("vocab.add"),
     sources_field: Setting = setting("sources.field"),
+    sources_skip_damaged: bool | None = setting("sources.skip_damaged"),
     counts: Annotated[
         Path | None,
         option(
@@ -124,7 +125,6 @@ def build_vocab(
     counts are kept. --sizes also writes smaller vocabularies, under OUT/vocab/SIZE.
     """
     from pretok.vocab.build_vocab_job import REPORT_FILE, refuse_short, run_build_vocab
-    from pretok.vocab.counts.count_job import refuse_partial
     from pretok.vocab.counts.counts_file import load_counts
     from pretok.vocab.report import sources_table
 
@@ -141,8 +141,6 @@ def build_vocab(
     else:
         console.show(sources_table(report))
         console.notice(f"the whole report is in {recipe.vocab_dir / REPORT_FILE}")
-    stale = f"{counts or recipe.counts_dir} and {recipe.vocab_dir}"
-    refuse_partial("the vocabulary is made", report.failed, stale)
     refuse_short(report, recipe.vocab)
 
 
@@ -161,6 +159,7 @@ def tokenize(
     vocab_eod: Setting = setting("vocab.eod"),
     sources_field: Setting = setting("sources.field"),
     sources_keep: Settings = setting("sources.keep"),
+    sources_skip_damaged: bool | None = setting("sources.skip_damaged"),
     shards_val_fraction: Setting = setting("shards.val_fraction"),
     shards_duplicates: Setting = setting("shards.duplicates"),
     workers: Workers = None,

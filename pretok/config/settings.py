@@ -74,10 +74,15 @@ def _expand(value: Any, info: ValidationInfo) -> Any:
         ) from None
     if path.startswith("~"):
         raise ValueError(f"{value}: nobody's home folder; write ./{path} for a name that begins with ~")
-    if info.context is None or path in ("", CHATML) or path.startswith(("/", SAMPLE)) or is_remote(path):
+    if (
+        info.context is None
+        or path in ("", CHATML)
+        or path.startswith(("/", "**/", SAMPLE))
+        or is_remote(path)
+    ):
         return path
     folder = str(info.context)
-    start = glob.escape(folder) if info.field_name == "inputs" else folder
+    start = glob.escape(folder) if info.field_name in ("inputs", "exclude") else folder
     whole = os.path.join(start, path)  # noqa: PTH118 - also patterns
     # `..` of a symbolic link is the folder that holds its target, not the link.
     linked = ".." in path.split("/") and os.path.realpath(folder) != os.path.abspath(folder)  # noqa: PTH100
@@ -121,6 +126,7 @@ ExpandedPath = Annotated[Path, BeforeValidator(_expand), "path"]
 Input = Annotated[str, BeforeValidator(_expand), "path or glob"]
 ChatTemplate = Annotated[str, BeforeValidator(_expand), f'path or "{CHATML}"']
 Inputs = Annotated[tuple[Input, ...], Field(min_length=1)]
+Globs = tuple[Input, ...]
 Keep = Annotated[tuple[str, ...], AfterValidator(_check_keep)]
 Token = Annotated[str, Field(min_length=1), "text"]
 Count = Annotated[int, BeforeValidator(parse_count), "count"]
@@ -220,6 +226,11 @@ class Source(SettingsTable):
         (),
         "Fields to keep: `[NAME=]FIELD[:TYPE]` of TYPE text, integer, float or boolean.",
         ["id", "url=meta.url"],
+    )
+    exclude: Globs = key((), "Globs of paths to leave out.", ["**/part-0731*"])
+    skip_damaged: bool = key(False, "Leave a damaged file out whole, instead of failing.")
+    max_damaged: Count | None = key(
+        None, "Most files to leave out by `skip_damaged`. Default: 1 % of them, at least 1.", 20, ge=0
     )
     append: tuple[Append, ...] = ()
 

@@ -11,7 +11,7 @@ import glob
 import json
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import urljoin, urlsplit
@@ -152,6 +152,18 @@ def expand(pattern: str) -> list[str]:
             raise UsageError(f"the name of input {str(name)[1:]} is not UTF-8; rename the file or its folder")
     saved = (dataset_files(path) if is_dataset(path) else [path] for path in paths)
     return sorted({file for files in saved for file in files})
+
+
+def excluded(path: str, patterns: Iterable[str]) -> bool:
+    """Whether a path, or a folder above it, matches one of some globs. A `**` at the beginning is any folder; `*` may
+    stand for several folders."""
+    parts = path.split("/")
+    above = ["/".join(parts[:end]) for end in range(1, len(parts) + 1)]
+    return any(
+        fnmatch.fnmatchcase(f"/{one}" if pattern.startswith("**/") else one, pattern)
+        for pattern in patterns
+        for one in above
+    )
 
 
 def _glob(pattern: str) -> list[str]:

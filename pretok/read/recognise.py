@@ -10,7 +10,7 @@ import os
 import re
 import stat
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -30,7 +30,7 @@ from pretok.read.files import (
     without_bom,
 )
 from pretok.read.formats import FORMATS
-from pretok.read.paths import TWO_URLS, FileKey, expand, file_key, is_glob, is_remote, name_url
+from pretok.read.paths import TWO_URLS, FileKey, excluded, expand, file_key, is_glob, is_remote, name_url
 from pretok.read.record_format import RecordFormat
 
 _SUFFIX_COMPRESSION = {".zst": "zstd", ".zstd": "zstd", ".gz": "gzip"}
@@ -77,9 +77,14 @@ class Listing(NamedTuple):
     names: dict[FileKey, str]
     """Identity -> path of each, but for those of which it cannot be found out."""
 
+    def without(self, paths: Container[str]) -> Listing:
+        """The listing without some paths."""
+        names = {key: path for key, path in self.names.items() if path not in paths}
+        return Listing([file for file in self.files if file.path not in paths], self.notices, names)
 
-def list_inputs(patterns: Sequence[str], declared_format: str) -> Listing:
-    """Every input that the patterns match.
+
+def list_inputs(patterns: Sequence[str], declared_format: str, exclude: Sequence[str] = ()) -> Listing:
+    """Every input that the patterns match, but for paths that a pattern of `exclude` matches.
 
     Notices name files whose content differs from their suffix, empty files, and matches of a glob that are not files.
     Raises UsageError for an input that does not exist, is not a regular file or has another format, and for a file with
@@ -94,7 +99,8 @@ def list_inputs(patterns: Sequence[str], declared_format: str) -> Listing:
             named[path] = explicit or named.get(path, False)
             if urls.setdefault(path, url) != url:
                 raise UsageError(f"{path} {TWO_URLS}")
-    paths = sorted(named)
+    if not (paths := sorted(path for path in named if not excluded(path, exclude))):
+        raise UsageError(f"exclude = {list(exclude)} leaves no input of {', '.join(patterns)}")
     looks = map_reads(lambda path: _look(path, named[path], declared_format), paths)
     names: dict[FileKey, str] = {}
     notices = defaultdict[str, list[str]](list)
